@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...results.console.text import counted
-from ..figures.canvas.drawing import shown_values
+from ..figures.canvas.drawing import level_label
 from ..number_format import NEEDLE, Column, format_number
 from ..stats.effects.needle_baseline import ceiling
 from ..stats.noise.run_noise import NEAR, is_loss_summed, is_regularizer_negligible
 from ..sweep_data import SweepData, cell_level
 from ..tables.paper_rows import printed_discrepancies
 
-DUST = 1e-9  # of a share
+ROUNDING_TOLERANCE = 1e-9  # of a share
 SURE_PROBABILITY = 0.95  # a probability of being the best from which on nothing is said of it
-NAMED = 3  # of a kind of line, before the rest is counted
+MAX_LISTED = 3  # of a kind of line, before the rest is counted
 NO_REGULARIZER = "baseline"  # the level without a regularizer
 
 
@@ -25,34 +25,34 @@ def sweep_caveats(data: SweepData, audit: Sequence[str], *, running: bool = Fals
     lines = [f"{line[:1].upper()}{line[1:]}." for line in audit]
     if running:
         lines.append("The sweep runs: what stands here is of the cells that are done by now.")
-    lines += _seeds(data)
+    lines += _seed_caveats(data)
     counts = Counter(data.word(cell) for cell in data.cells)
     lacking = {word: count for word, count in counts.items() if word != "done"}
     if lacking:
-        told = ", ".join(f"{count} {word}" for word, count in lacking.items())
-        lines.append(f"{sum(lacking.values())} of {counted(len(data.cells), 'cell')} lack numbers ({told}): pairs with them are left out of effects.")  # fmt: skip
+        lacking_counts = ", ".join(f"{count} {word}" for word, count in lacking.items())
+        lines.append(f"{sum(lacking.values())} of {counted(len(data.cells), 'cell')} lack numbers ({lacking_counts}): pairs with them are left out of effects.")  # fmt: skip
     if near := _negligible_regularizers(data):
-        where = _where_summed(data)
+        where = _summed_loss_suffix(data)
         lines.append(
             f"The loss{where} is a sum over tokens, regularizers are means: {', '.join(near)} weigh about a millionth of it"
             f"{', and' if where else ', so'} cells{' there' if where else ''} that differ in them alone, or have none, are runs of "
             "the same thing, no treatments."
         )
-    if found := printed_discrepancies(data):
-        lines.append(f"{len(found)} printed numbers contradict their authors\u2019 own logs; effects and intervals are of the logs.")  # fmt: skip
+    if discrepancies := printed_discrepancies(data):
+        lines.append(f"{len(discrepancies)} printed numbers contradict their authors\u2019 own logs; effects and intervals are of the logs.")  # fmt: skip
     return lines
 
 
 def _negligible_regularizers(data: SweepData) -> list[str]:
     """The regularizers whose weight is nearly nothing beside a loss that is a sum."""
-    found = {}
+    names_by_level = {}
     for cell in data.cells:
         if cell.levels[NEAR] != NO_REGULARIZER and is_regularizer_negligible(data, cell):
-            found[cell.levels[NEAR]] = shown_values(cell.levels[NEAR], NEAR)
-    return list(found.values())
+            names_by_level[cell.levels[NEAR]] = level_label(cell.levels[NEAR], NEAR)
+    return list(names_by_level.values())
 
 
-def _where_summed(data: SweepData) -> str:
+def _summed_loss_suffix(data: SweepData) -> str:
     """Of which cells the loss is a sum, where it is not of all: those of a level if there is such a level, else how many."""
     sums = [cell for cell in data.cells if is_loss_summed(data, cell)]
     if len(sums) == len(data.cells):
@@ -60,11 +60,11 @@ def _where_summed(data: SweepData) -> str:
     for axis in data.extra_axes():
         levels = {cell_level(cell, axis) for cell in sums}
         if not any(cell_level(cell, axis) in levels for cell in data.cells if not is_loss_summed(data, cell)):
-            return f" of {' and '.join(shown_values(level, axis) for level in sorted(levels))}"
+            return f" of {' and '.join(level_label(level, axis) for level in sorted(levels))}"
     return f" of {len(sums)} of {counted(len(data.cells), 'cell')}"
 
 
-def _seeds(data: SweepData) -> Iterator[str]:
+def _seed_caveats(data: SweepData) -> Iterator[str]:
     if data.printed_runs:
         yield f"Numbers are means over up to {counted(data.printed_runs, 'run')}, whose own numbers are not printed."
         return
@@ -93,47 +93,49 @@ def result_caveats(
 def _chance_level(data: SweepData, column: Column) -> Iterator[str]:
     """How many cells answer the needle no better than the best constant answer does."""
     level = ceiling(data, column.length)
-    known = data.numbers(data.cells, column)
-    below = sum(value <= level + DUST for value in known) if level is not None else 0
+    accuracies = data.numbers(data.cells, column)
+    below = sum(value <= level + ROUNDING_TOLERANCE for value in accuracies) if level is not None else 0
     if level is None or not below:
         return
-    what = f"get no more than the best constant answer ({format_number(level, 1, percent=True)}%)"
-    if below == len(known):
-        yield f"{column.heading}: all {counted(below, 'cell')} {what}: none is seen to retrieve anything."
+    description = f"get no more than the best constant answer ({format_number(level, 1, percent=True)}%)"
+    if below == len(accuracies):
+        yield f"{column.heading}: all {counted(below, 'cell')} {description}: none is seen to retrieve anything."
     else:
-        yield f"{column.heading}: {below} of {counted(len(known), 'cell')} {what}: differences between them are not of retrieval."
+        yield f"{column.heading}: {below} of {counted(len(accuracies), 'cell')} {description}: differences between them are not of retrieval."
 
 
 def _uncertain_winners(best: Mapping[str, Any]) -> Iterator[str]:
     """Firsts that are not surely the best."""
     firsts = [(measure["heading"], measure["rows"][0]["chance"]) for measure in best["measures"] if measure["rows"]]
-    told = [
+    uncertain_texts = [
         f"{heading} {100 * chance:.0f}%"
         for heading, chance in firsts
         if chance is not None and chance < SURE_PROBABILITY
     ]
-    if told:
-        yield f"The first of a ranking need not be the best; the probability that it is: {', '.join(told)}."
+    if uncertain_texts:
+        yield f"The first of a ranking need not be the best; the probability that it is: {', '.join(uncertain_texts)}."
 
 
 def _heterogeneous(forest: Mapping[str, Any]) -> Iterator[str]:
     """Rows over the whole sweep that average worlds that differ."""
-    told: dict[str, list[str]] = {}
+    texts_by_heading: dict[str, list[str]] = {}
     for row in forest["rows"]:
         if row["mixed"] and not row["where"]:
             heading = forest["measures"][row["measure"]]["heading"]
-            told.setdefault(heading, []).append(f"{row['level']} against {row['reference']} (I2 {row['i2']:.0%})")
-    for heading, rows in told.items():
+            texts_by_heading.setdefault(heading, []).append(
+                f"{row['level']} against {row['reference']} (I2 {row['i2']:.0%})"
+            )
+    for heading, rows in texts_by_heading.items():
         yield f"{heading}: {'; '.join(rows)}: here the average over mixers, or over memories, speaks of none of them; look at each."
 
 
 def _missing_diverged(forest: Mapping[str, Any]) -> Iterator[str]:
     """Effects that lack diverged runs, with what they would be at worst."""
-    told = [
+    worst_case_texts = [
         f"{forest['measures'][row['measure']]['heading']}, {row['level']} against {row['reference']}: {row['mean_text']}, at worst {row['worst']}"
         for row in forest["rows"]
         if row["worst"] is not None and not row["where"]
     ]
-    if told:
-        more = f"; and {len(told) - NAMED} more" if len(told) > NAMED else ""
-        yield f"Diverged runs are in no pair, which flatters their levels. With the worst number in their place: {'; '.join(told[:NAMED])}{more}."
+    if worst_case_texts:
+        more = f"; and {len(worst_case_texts) - MAX_LISTED} more" if len(worst_case_texts) > MAX_LISTED else ""
+        yield f"Diverged runs are in no pair, which flatters their levels. With the worst number in their place: {'; '.join(worst_case_texts[:MAX_LISTED])}{more}."

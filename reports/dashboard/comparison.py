@@ -17,8 +17,8 @@ from ..stats.significance.paired_tests import ALPHA
 from ..stats.sweep_differences import ComparedSweep
 from ..sweep_data import ReportError, SweepData, load_sweep_data
 from ..table_builder import difference
-from ..tables.compare import BEYOND, UNKNOWN, WITHIN, NumberComparison, compared, refused
-from .main_results import forest_of, json_fields, main_columns, needle_panels
+from ..tables.compare import BEYOND, UNKNOWN, WITHIN, NumberComparison, compared, not_judged_lines
+from .main_results import forest_json, json_fields, main_columns, needle_panels
 
 
 def comparison_block(store: Store, data: SweepData, reference: str) -> dict[str, Any]:
@@ -31,44 +31,51 @@ def comparison_block(store: Store, data: SweepData, reference: str) -> dict[str,
     """
     if reference == data.sweep:
         raise ReportError(f"--compare {reference}: that is the sweep of the page itself; name another one")
-    home = store_with_builtin(store, reference)
-    theirs = load_sweep_data(home, reference)
-    base = {"reference": reference, "source": printed_source(home.revision(reference, theirs.revision))}
+    reference_store = store_with_builtin(store, reference)
+    reference_data = load_sweep_data(reference_store, reference)
+    base = {
+        "reference": reference,
+        "source": printed_source(reference_store.revision(reference, reference_data.revision)),
+    }
     try:
-        both = compared(ComparedSweep(store, data), ComparedSweep(home, theirs))
+        both = compared(ComparedSweep(store, data), ComparedSweep(reference_store, reference_data))
     except ReportError as error:
         return base | {"why": f"{str(error).partition('; compare')[0].capitalize()}."}
-    columns = list(dict.fromkeys(one.column for one in both.numbers))
-    place = {cell.cell_id: index for index, cell in enumerate(data.cells)}
+    columns = list(dict.fromkeys(number.column for number in both.numbers))
+    cell_index = {cell.cell_id: index for index, cell in enumerate(data.cells)}
     return base | {
         "why": None,
-        "refused": list(refused(both.differences, both.numbers)),
+        "refused": list(not_judged_lines(both.differences, both.numbers)),
         "notes": [
-            *([f"Unlike {reference}: {'; '.join(one.text for one in both.differences)}."] if both.differences else []),
-            *(f"{one[0].upper()}{one[1:]}." for one in both.unrecorded),
+            *([f"Unlike {reference}: {'; '.join(recipe_difference.text for recipe_difference in both.differences)}."] if both.differences else []),
+            *(f"{sentence[0].upper()}{sentence[1:]}." for sentence in both.unrecorded),
             f"Limit: the largest difference that the spread between runs of the same mixer and memory explains (95%), at least a printed digit and what the trials of an accuracy explain. {'The authors’ logs are compared where there are any.' if base['source'] else ''}".strip(),
         ],
-        "measures": [json_fields(column) | {"probe": column.probe} | _counted([one for one in both.numbers if one.column == column]) for column in columns],
-        "rows": [_row(one, columns.index(one.column), place) for one in both.numbers],
+        "measures": [json_fields(column) | {"probe": column.probe} | _verdict_counts([number for number in both.numbers if number.column == column]) for column in columns],
+        "rows": [_number_row(number, columns.index(number.column), cell_index) for number in both.numbers],
         "words": [*AXIS_HEADINGS, *both.axes],
-        "effects": _effects(data, theirs),
-        "needle": _needles(store, data, home, theirs),
+        "effects": _effect_pairs(data, reference_data),
+        "needle": _needle_panels(store, data, reference_store, reference_data),
     }  # fmt: skip
 
 
-def comparison_summary(beside: Mapping[str, Any]) -> dict[str, Any]:
+def comparison_summary(comparison: Mapping[str, Any]) -> dict[str, Any]:
     """What the first page says of it."""
-    lines = [beside["why"]] if beside["why"] else [*beside["refused"], *_told(beside["measures"])]
-    return {"reference": beside["reference"], "lines": lines, "why": beside["why"]}
+    lines = (
+        [comparison["why"]] if comparison["why"] else [*comparison["refused"], *_measure_lines(comparison["measures"])]
+    )
+    return {"reference": comparison["reference"], "lines": lines, "why": comparison["why"]}
 
 
-def _told(measures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _measure_lines(measures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A line for every kind of number, all its lengths together."""
     for name in dict.fromkeys(measure["heading"].partition("@")[0] for measure in measures):
-        some = [measure for measure in measures if measure["heading"].partition("@")[0] == name]
-        within, beyond, unknown = (sum(measure[kind] for measure in some) for kind in ("within", "beyond", "unknown"))
+        lengths_of_measure = [measure for measure in measures if measure["heading"].partition("@")[0] == name]
+        within, beyond, unknown = (
+            sum(measure[kind] for measure in lengths_of_measure) for kind in ("within", "beyond", "unknown")
+        )
         judged, more = within + beyond, f"; {unknown} not judged" if unknown else ""
-        lengths = f" at {len(some)} lengths" if len(some) > 1 else ""
+        lengths = f" at {len(lengths_of_measure)} lengths" if len(lengths_of_measure) > 1 else ""
         if judged:
             chance = format_number(ALPHA * judged, 1)
             yield f"{name}: {beyond} of {counted(judged, 'number')}{lengths} differ by more than the known spread, where chance alone puts {chance}{more}."
@@ -78,41 +85,49 @@ def _told(measures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"{name}: no number on both sides."
 
 
-def _counted(some: Sequence[NumberComparison]) -> dict[str, Any]:
-    count = Counter(one.verdict for one in some)
-    alone = sum(one.difference is None for one in some)
-    told = {"within": count[WITHIN], "beyond": count[BEYOND], "unknown": count[UNKNOWN] - alone}
-    return told | {"matched": len(some) - alone, "chance": format_number(ALPHA * (count[WITHIN] + count[BEYOND]), 1)}
+def _verdict_counts(numbers: Sequence[NumberComparison]) -> dict[str, Any]:
+    count = Counter(number.verdict for number in numbers)
+    alone = sum(number.difference is None for number in numbers)
+    counts = {"within": count[WITHIN], "beyond": count[BEYOND], "unknown": count[UNKNOWN] - alone}
+    return counts | {
+        "matched": len(numbers) - alone,
+        "chance": format_number(ALPHA * (count[WITHIN] + count[BEYOND]), 1),
+    }
 
 
-def _row(one: NumberComparison, measure: int, place: Mapping[str, int]) -> dict[str, Any]:
-    column, scale = one.column, 100 if one.column.percent else 1
-    limit = "-" if one.limit is None else format_number(one.limit, column.decimals, percent=column.percent)
+def _number_row(number: NumberComparison, measure: int, cell_index: Mapping[str, int]) -> dict[str, Any]:
+    column, scale = number.column, 100 if number.column.percent else 1
+    limit = "-" if number.limit is None else format_number(number.limit, column.decimals, percent=column.percent)
     return {
         "measure": measure,
-        "words": [*one.levels, *one.further],
-        "cells": [place[cell] for cell in one.measured.cells],
-        "texts": [one.measured.text, one.published.text, difference(column, "", one.difference).text, limit],
-        "numbers": [None if value is None else round(scale * value, 9) for value in (one.measured.value, one.published.value)],
-        "verdict": {WITHIN: "within", BEYOND: "beyond"}.get(one.verdict, "not judged"),
-        "beware": list(one.flags),
+        "words": [*number.levels, *number.further],
+        "cells": [cell_index[cell] for cell in number.measured.cells],
+        "texts": [number.measured.text, number.published.text, difference(column, "", number.difference).text, limit],
+        "numbers": [None if value is None else round(scale * value, 9) for value in (number.measured.value, number.published.value)],
+        "verdict": {WITHIN: "within", BEYOND: "beyond"}.get(number.verdict, "not judged"),
+        "beware": list(number.flags),
     }  # fmt: skip
 
 
-def _effects(data: SweepData, theirs: SweepData) -> dict[str, Any]:
+def _effect_pairs(data: SweepData, reference_data: SweepData) -> dict[str, Any]:
     """What each level does in both, by rows that both have."""
-    known = {column.key for column in main_columns(theirs)}
-    columns = [column for column in main_columns(data) if column.key in known]
-    mine, other = (forest_of(one, columns)["rows"] for one in (data, theirs))
+    reference_keys = {column.key for column in main_columns(reference_data)}
+    columns = [column for column in main_columns(data) if column.key in reference_keys]
+    rows_of_sweep, reference_rows = (forest_json(sweep_data, columns)["rows"] for sweep_data in (data, reference_data))
 
     def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(row[name] for name in ("measure", "axis", "level", "reference", "where"))
 
-    found = {key(row): row for row in other}
-    rows = [{"here": row, "there": found[key(row)]} for row in mine if key(row) in found]
+    reference_by_key = {key(row): row for row in reference_rows}
+    rows = [{"here": row, "there": reference_by_key[key(row)]} for row in rows_of_sweep if key(row) in reference_by_key]
     return {"measures": [json_fields(column) for column in columns], "rows": rows}
 
 
-def _needles(store: Store, data: SweepData, home: Store, theirs: SweepData) -> list[dict[str, Any]]:
-    found = ((data.sweep, needle_panels(store, data)), (theirs.sweep, needle_panels(home, theirs)))
-    return [{"sweep": sweep, **needle} for sweep, needle in found]
+def _needle_panels(
+    store: Store, data: SweepData, reference_store: Store, reference_data: SweepData
+) -> list[dict[str, Any]]:
+    panels_by_sweep = (
+        (data.sweep, needle_panels(store, data)),
+        (reference_data.sweep, needle_panels(reference_store, reference_data)),
+    )
+    return [{"sweep": sweep, **needle} for sweep, needle in panels_by_sweep]

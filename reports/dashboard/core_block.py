@@ -19,13 +19,13 @@ from ..stats.significance.trial_intervals import DIGITS
 from ..sweep_data import SweepData, load_sweep_data, provenances_of_attempts
 from ..table import Table, TableEntry
 from ..tables.complete import table6
-from ..tables.run_records import failures, provenance
+from ..tables.run_records import failures_table, provenance_table
 from .caveats import sweep_caveats
 from .curves import CellCurves, curve_facts
 from .setup_and_progress import progress_json, setup_facts
 
 
-def core(
+def core_block(
     store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Mapping[str, CellCurves]
 ) -> dict[str, Any]:
     """Everything but what is worked out of the numbers, and curves. Cells stand by their place in `cells`, attempts by id, metrics by `keys`."""
@@ -35,32 +35,32 @@ def core(
     several = "Seeds" in table.columns
     keys = sorted({key[1:] for key in data.values})
     units = {key[1:]: value.unit for key, value in data.values.items() if value.unit}
-    origins = provenance(store, load_sweep_data(store, data.sweep))
+    origins = provenance_table(store, load_sweep_data(store, data.sweep))
     groups = {attempt: r for r, row in enumerate(origins.entries) for _, attempt in row[0].origins}
-    known = provenances_of_attempts(store, [attempt.id for attempt in attempts])
+    provenance_by_attempt = provenances_of_attempts(store, [attempt.id for attempt in attempts])
     audit = homogeneity(store, data.sweep, lengths=data.beyond)
     progress = progress_json(store, data)
     return {
         "sweep": data.sweep, "revision": data.revision, "version": __version__,
-        "launched": None if printed else _moment(launched.created_at), "printed": printed,
+        "launched": None if printed else _moment_text(launched.created_at), "printed": printed,
         "commit": launched.git_commit, "dirty": launched.git_dirty, "grid": launched.grid_text,
         "done": data.done, "asked": setup_facts(store, data, launched), "progress": progress,
         "care": sweep_caveats(data, audit, running=progress["runs"]), "audit": audit, "notes": list(table.notes),
-        "columns": _columns(data), "charts": _charts(data),
-        "tables": {"mean": _rows(data, table)} | ({"each": _rows(data, table6(store, data, seeds=True, has_chances=False))} if several else {}),
-        "keys": [_key(data, key, units.get(key, "")) for key in keys],
-        "cells": _cells(store, data, keys, curves),
-        "attempts": {attempt.id: _attempt(attempt, known.get(attempt.id), groups.get(attempt.id)) for attempt in attempts},
+        "columns": _column_facts(data), "charts": _chart_facts(data),
+        "tables": {"mean": _table_rows(data, table)} | ({"each": _table_rows(data, table6(store, data, seeds=True, has_chances=False))} if several else {}),
+        "keys": [_key_facts(data, key, units.get(key, "")) for key in keys],
+        "cells": _cell_facts(store, data, keys, curves),
+        "attempts": {attempt.id: _attempt_facts(attempt, provenance_by_attempt.get(attempt.id), groups.get(attempt.id)) for attempt in attempts},
         "origins": {"columns": origins.columns[: origins.text_columns], "rows": [r[: origins.text_columns] for r in origins.rows]},
-        "failures": _failures(failures(store, data)),
+        "failures": _failure_facts(failures_table(store, data)),
     }  # fmt: skip
 
 
-def _moment(moment: datetime | None) -> str | None:
+def _moment_text(moment: datetime | None) -> str | None:
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if moment is not None else None
 
 
-def _columns(data: SweepData) -> list[dict[str, Any]]:
+def _column_facts(data: SweepData) -> list[dict[str, Any]]:
     """The numbers of the complete results, as their headings."""
     return [
         {name: getattr(column, name) for name in ("heading", "probe", "metric", "length", "percent")}
@@ -78,62 +78,64 @@ CHARTS = {
 """The numbers that are drawn against the context length; after them the main ones of further probes."""
 
 
-def _charts(data: SweepData) -> list[dict[str, Any]]:
+def _chart_facts(data: SweepData) -> list[dict[str, Any]]:
     """One chart a probe."""
     titles = dict(CHARTS)
     if data.lengths(*SAME_TAIL):
         titles[SAME_TAIL] = "The same last tokens at every length"
-    for probe, about in extra_metrics(data):
-        if any(data.lengths(probe, about.name)) and probe not in {of for of, _ in titles}:
-            titles[probe, about.name] = f"{about.heading}: {about.words.partition('.')[0] or about.name}"
-    found = []
+    for probe, extra_metric in extra_metrics(data):
+        if any(data.lengths(probe, extra_metric.name)) and probe not in {of for of, _ in titles}:
+            titles[probe, extra_metric.name] = (
+                f"{extra_metric.heading}: {extra_metric.words.partition('.')[0] or extra_metric.name}"
+            )
+    charts = []
     for (probe, name), title in titles.items():
-        about = data.metric(probe, name)
-        unit = "%" if about.percent else about.unit
-        chart = {"title": title, "probe": probe, "metric": name, "unit": unit, "percent": about.percent}
-        found.append(chart | ({"hint": needle_caption(data)} if (probe, name) == DIGITS else {}))
-    return found
+        extra_metric = data.metric(probe, name)
+        unit = "%" if extra_metric.percent else extra_metric.unit
+        chart = {"title": title, "probe": probe, "metric": name, "unit": unit, "percent": extra_metric.percent}
+        charts.append(chart | ({"hint": needle_caption(data)} if (probe, name) == DIGITS else {}))
+    return charts
 
 
-def _key(data: SweepData, key: tuple[str, str, int], unit: str) -> dict[str, Any]:
+def _key_facts(data: SweepData, key: tuple[str, str, int], unit: str) -> dict[str, Any]:
     probe, metric, length = key
-    about = data.metric(probe, metric)
+    description = data.metric(probe, metric)
     if (probe, metric) == DIGITS:
         # what the very trials allow, rather than a guess of a digit
-        about = replace(about, chance=ceiling(data, length) or about.chance)
-    told = about.definition
-    return {"probe": probe, "metric": metric, "length": length, "unit": unit, "definition": told}
+        description = replace(description, chance=ceiling(data, length) or description.chance)
+    definition = description.definition
+    return {"probe": probe, "metric": metric, "length": length, "unit": unit, "definition": definition}
 
 
-def _rows(data: SweepData, table: Table) -> dict[str, Any]:
-    place = {cell.cell_id: index for index, cell in enumerate(data.cells)}
-    words = table.text_columns
+def _table_rows(data: SweepData, table: Table) -> dict[str, Any]:
+    cell_index = {cell.cell_id: index for index, cell in enumerate(data.cells)}
+    n_text_columns = table.text_columns
     return {
-        "words": table.columns[:words],
+        "words": table.columns[:n_text_columns],
         "rows": [
-            {"words": row[:words], "cells": [place[cell] for cell in entries[0].cells], "numbers": [_number(e) for e in entries]}
+            {"words": row[:n_text_columns], "cells": [cell_index[cell] for cell in entries[0].cells], "numbers": [_number_facts(e) for e in entries]}
             for row, entries in zip(table.rows, table.entries, strict=True)
         ],
     }  # fmt: skip
 
 
-def _number(one: TableEntry) -> list[Any]:
+def _number_facts(entry: TableEntry) -> list[Any]:
     """[printed, value, sd, seeds, best, attempt of every cell]."""
-    return [one.text, one.value, one.sd, one.seeds, one.best, [attempt for _, attempt in one.origins]]
+    return [entry.text, entry.value, entry.sd, entry.seeds, entry.best, [attempt for _, attempt in entry.origins]]
 
 
 MAX_SAMPLE_STEPS = 12  # steps of a cell whose samples a page has: evenly over the training, with the last
 
 
-def _cells(
+def _cell_facts(
     store: Store, data: SweepData, keys: Sequence[tuple[str, str, int]], curves: Mapping[str, CellCurves]
 ) -> list[dict[str, Any]]:
-    place = {key: index for index, key in enumerate(keys)}
+    key_index = {key: index for index, key in enumerate(keys)}
     values: dict[str, list[list[Any]]] = {}
     for v in data.values.values():
-        row = [place[(v.probe, v.metric, v.length)], v.value, v.n, v.low, v.high, v.attempt_id, v.reason]
+        row = [key_index[(v.probe, v.metric, v.length)], v.value, v.n, v.low, v.high, v.attempt_id, v.reason]
         values.setdefault(v.cell_id, []).append(row)
-    found = []
+    cells = []
     samples = store.samples([curve.attempt for curve in curves.values()])
     for cell in data.cells:
         curve = curves.get(cell.cell_id)
@@ -142,29 +144,33 @@ def _cells(
         numbers = sorted(values.get(cell.cell_id, []), key=lambda row: row[0])
         facts |= {"cause": cell.cause, "axes": {**cell.levels, **cell.axes}, "values": numbers}
         facts |= {"curve": curve_facts(curve) if curve else None}
-        found.append(facts | ({"samples": [[s.step, s.prompt, s.text] for s in written]} if written else {}))
-    return found
+        cells.append(facts | ({"samples": [[s.step, s.prompt, s.text] for s in written]} if written else {}))
+    return cells
 
 
 def _thinned(samples: Sequence[Sample]) -> list[Sample]:
     """Those of SAMPLED steps at most."""
-    steps = sorted({one.step for one in samples})
-    every = max(1, -(-len(steps) // MAX_SAMPLE_STEPS))
-    kept = set(steps[(len(steps) - 1) % every :: every])
-    return [one for one in samples if one.step in kept]
+    steps = sorted({sample.step for sample in samples})
+    stride = max(1, -(-len(steps) // MAX_SAMPLE_STEPS))
+    selected_steps = set(steps[(len(steps) - 1) % stride :: stride])
+    return [sample for sample in samples if sample.step in selected_steps]
 
 
-def _attempt(attempt: Attempt, known: Provenance | None, group: int | None) -> dict[str, Any]:
+def _attempt_facts(attempt: Attempt, recorded: Provenance | None, group: int | None) -> dict[str, Any]:
     # the moment at which a published number came into this database says nothing of its run
     ran = attempt.owner != OWNER
     facts: dict[str, Any] = {"printed": not ran, "number": attempt.number, "kind": attempt.kind, "state": attempt.state}
-    run = {"host": attempt.host, "started": _moment(attempt.started_at), "finished": _moment(attempt.finished_at)}
+    run = {
+        "host": attempt.host,
+        "started": _moment_text(attempt.started_at),
+        "finished": _moment_text(attempt.finished_at),
+    }
     facts |= run if ran else dict.fromkeys(run)
-    facts |= {"commit": known.git_commit if known else None, "dirty": known.git_dirty if known else None}
-    gpu = (known.gpu_name or known.device or None) if known else None
+    facts |= {"commit": recorded.git_commit if recorded else None, "dirty": recorded.git_dirty if recorded else None}
+    gpu = (recorded.gpu_name or recorded.device or None) if recorded else None
     return facts | {"gpu": gpu, "deviation": attempt.deviation, "origin": group}
 
 
-def _failures(table: Table) -> dict[str, Any]:
+def _failure_facts(table: Table) -> dict[str, Any]:
     tracebacks = [row["traceback"] for row in table.raw]
     return {"columns": table.columns, "rows": table.rows, "tracebacks": tracebacks, "notes": table.notes[1:]}

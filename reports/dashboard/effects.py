@@ -14,31 +14,31 @@ from ..tables.effects import build_effects_table
 from .main_results import json_fields
 
 
-def effects_block(data: SweepData, found: Sequence[Effect]) -> dict[str, Any]:
+def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, Any]:
     """The table of effects. A row: `measure` by its place, `axis`, `words` and printed numbers, `spot` (mean, low and high in
     the unit that is printed), whether it is sure, or averages what differs, its family, and the place of its pairs.
 
     Pairs are lists of cells by their place in the sweep, the levels first, then their references; many rows share one.
     """
-    table = build_effects_table(data, found)
-    place = {cell.cell_id: index for index, cell in enumerate(data.cells)}
+    table = build_effects_table(data, effect_list)
+    cell_index = {cell.cell_id: index for index, cell in enumerate(data.cells)}
     measures: dict[Key, int] = {}
     pairs: dict[tuple[int, ...], int] = {}
     rows = []
-    for one, row in zip(found, table.rows, strict=True):
-        column = one.measure
-        cells = tuple(place[cell] for cell, _ in one.origins)
+    for effect, row in zip(effect_list, table.rows, strict=True):
+        column = effect.measure
+        cells = tuple(cell_index[cell] for cell, _ in effect.origins)
         scale = 100 if column.percent else 1
-        spot = [None if math.isnan(v) else round(scale * v, 9) for v in (one.mean, one.low, one.high)]
-        facts = {"measure": measures.setdefault(column.key, len(measures)), "axis": one.axis}
+        spot = [None if math.isnan(v) else round(scale * v, 9) for v in (effect.mean, effect.low, effect.high)]
+        facts = {"measure": measures.setdefault(column.key, len(measures)), "axis": effect.axis}
         facts |= {"words": row[1 : table.text_columns], "numbers": row[table.text_columns :], "spot": spot}
-        facts |= {"sure": one.sure, "mixed": one.mixed, "family": one.family}
-        facts |= {"missing": ", ".join(f"{word} {count}" for word, count in one.missing.items())}
+        facts |= {"sure": effect.sure, "mixed": effect.mixed, "family": effect.family}
+        facts |= {"missing": ", ".join(f"{word} {count}" for word, count in effect.missing.items())}
         rows.append(facts | {"pairs": pairs.setdefault(cells, len(pairs))})
-    columns = {one.measure.key: one.measure for one in found}
+    columns = {effect.measure.key: effect.measure for effect in effect_list}
     keys = {key: {"probe": key[0], "metric": key[1], "length": key[2]} for key in measures}
     return {
-        "measures": [json_fields(columns[key]) | keys[key] | _averages(data, columns[key]) for key in measures],
+        "measures": [json_fields(columns[key]) | keys[key] | _length_means(data, columns[key]) for key in measures],
         "words": table.columns[1 : table.text_columns],
         "numbers": table.columns[table.text_columns :],
         "rows": rows,
@@ -47,7 +47,7 @@ def effects_block(data: SweepData, found: Sequence[Effect]) -> dict[str, Any]:
     }
 
 
-def _averages(data: SweepData, column: Column) -> dict[str, Any]:
+def _length_means(data: SweepData, column: Column) -> dict[str, Any]:
     """By cell, a number that no attempt recorded: a mean over lengths."""
     if not column.metric.endswith(WEIGHTED_SUFFIX):
         return {}

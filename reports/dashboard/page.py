@@ -29,7 +29,7 @@ from ...results.store.store import Store
 from ..stats.effects.effects import effects
 from ..sweep_data import ExtraLengths, cached_reads, load_sweep_data
 from .comparison import comparison_block, comparison_summary
-from .core_block import core
+from .core_block import core_block
 from .curves import load_curves, losses_block
 from .effects import effects_block
 from .main_results import answer_block
@@ -61,7 +61,7 @@ def dashboard(
     Raises SweepUnknown, ReportError.
     """
     title, blocks = build_blocks(store, sweep, lengths=lengths, compare=compare)
-    return build_page(title, [*blocks.items(), ("library", library().encode())])
+    return build_page(title, [*blocks.items(), ("library", plotly_source().encode())])
 
 
 def build_blocks(
@@ -69,25 +69,25 @@ def build_blocks(
 ) -> tuple[str, dict[str, bytes]]:
     """The title of a page and its blocks by id, as the page reads them: JSON, and the bytes of curves.
 
-    `core` has cells, numbers and attempts, `answer` what the first page works out of them; a page that is open takes newer
+    `core_block` has cells, numbers and attempts, `answer` what the first page works out of them; a page that is open takes newer
     ones of both by `refresh({core, answer})` of templates/dashboard.js. Raises as `dashboard` does.
     """
     with cached_reads():
         data = load_sweep_data(store, sweep, lengths=lengths)
         attempts = store.attempts_of([cell.cell_id for cell in data.cells])
         curves = load_curves(store, data, attempts)
-        found = effects(data)
-        beside = comparison_block(store, data, compare) if compare is not None else None
-        answer = answer_block(store, data, found) | (
-            {"beside": comparison_summary(beside)} if beside is not None else {}
+        computed_effects = effects(data)
+        comparison = comparison_block(store, data, compare) if compare is not None else None
+        answer = answer_block(store, data, computed_effects) | (
+            {"beside": comparison_summary(comparison)} if comparison is not None else {}
         )
         blocks = {
-            "core": as_json(core(store, data, attempts, curves)),
+            "core": as_json(core_block(store, data, attempts, curves)),
             "answer": as_json(answer),
-            "effects": as_json(effects_block(data, found)),
+            "effects": as_json(effects_block(data, computed_effects)),
             "losses": as_json(losses_block(data, curves)),
-            **({"beside": as_json(beside)} if beside is not None else {}),
-            **{f"curve-{cell}": curve.packed() for cell, curve in curves.items()},
+            **({"beside": as_json(comparison)} if comparison is not None else {}),
+            **{f"curve-{cell}": curve.to_bytes() for cell, curve in curves.items()},
         }
     return f"{data.sweep}, revision {data.revision}", blocks
 
@@ -95,23 +95,26 @@ def build_blocks(
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
-def build_page(title: str, blocks: Iterable[tuple[str, bytes]], *, more_script: str = "", connect: str = "") -> str:
-    """The page around these blocks. `more_script` joins the page's own script; `connect` is what the policy lets it fetch."""
+def build_page(
+    title: str, blocks: Iterable[tuple[str, bytes]], *, more_script: str = "", connect_sources: str = ""
+) -> str:
+    """The page around these blocks. `more_script` joins the page's own script; `connect_sources` is what the policy lets it fetch."""
     script = '"use strict";\n' + "\n".join([*map(_template, SCRIPTS), more_script])
     style = _template("dashboard.css")
     policy = "; ".join(
         [
             "default-src 'none'",
-            f"script-src {_hash(script)} {_hash(library())}",
-            f"style-src {_hash(style)} {_hash(EMPTY_STYLE)}",
+            f"script-src {_script_hash(script)} {_script_hash(plotly_source())}",
+            f"style-src {_script_hash(style)} {_script_hash(EMPTY_STYLE)}",
             "img-src data:",
             "base-uri 'none'",
             "form-action 'none'",
-            *([f"connect-src {connect}"] if connect else []),
+            *([f"connect-src {connect_sources}"] if connect_sources else []),
         ]
     )
     data = "\n".join(
-        f'<script type="application/octet-stream" id="{name}">{_deflated(block)}</script>' for name, block in blocks
+        f'<script type="application/octet-stream" id="{name}">{_encoded_block(block)}</script>'
+        for name, block in blocks
     )
     return Template(_template("dashboard.html")).substitute(
         title=html_escaped(title), policy=policy, style=style, script=script, data=data
@@ -122,17 +125,17 @@ def _template(name: str) -> str:
     return resources.files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def library() -> str:
+def plotly_source() -> str:
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())
 
 
-def _hash(text: str) -> str:
+def _script_hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _deflated(data: bytes) -> str:
+def _encoded_block(data: bytes) -> str:
     return base64.b64encode(zlib.compress(data, 9)).decode()
 
 

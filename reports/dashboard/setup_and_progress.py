@@ -10,7 +10,7 @@ from typing import Any
 from ...results.console.text import counted
 from ...results.store.records import RevisionRecord
 from ...results.store.store import Store
-from ..figures.canvas.drawing import axis_label, shown_values
+from ..figures.canvas.drawing import axis_label, level_label
 from ..live.status import format_duration, printed_source
 from ..live.watch import live_state
 from ..number_format import format_count, format_length
@@ -24,29 +24,29 @@ RECIPE_PHRASES = {"optimizer": "optimizer {}", "schedule": "{} schedule", "loss_
 def setup_facts(store: Store, data: SweepData, launched: RevisionRecord) -> dict[str, Any]:
     """The axes with their levels, and facts about model, training, evaluation and machine that hold for all cells."""
     axes = [
-        {"name": axis, "words": axis_label(axis), "levels": [shown_values(level, axis) for level in data.levels(axis)]}
+        {"name": axis, "words": axis_label(axis), "levels": [level_label(level, axis) for level in data.levels(axis)]}
         for axis in factors(data)
     ]
     configs = list(data.configs.values())
     seeds = sorted({cell.seed for cell in data.cells})
-    lengths = sorted({length for some in data.asked.values() for length in some})
+    lengths = sorted({length for probe_lengths in data.asked.values() for length in probe_lengths})
     printed = printed_source(launched)
     means = f"means over {counted(data.printed_runs, 'run')}, as printed"
     once = means if data.printed_runs else "one run of each configuration"
     facts = [
-        ("Cells", _cells(data, axes, len(seeds))),
-        ("Model", _model(data)),
-        ("Training", _training(data, configs)),
-        ("Recipe", _recipe(configs)),
+        ("Cells", _cells_text(data, axes, len(seeds))),
+        ("Model", _model_text(data)),
+        ("Training", _training_text(data, configs)),
+        ("Recipe", _recipe_text(configs)),
         ("Seeds", ", ".join(map(str, seeds)) if len(seeds) > 1 else once),
         ("Read at", f"{', '.join(map(format_length, lengths))} tokens of context" if lengths else ""),
-        ("GPU or device", _counted(source.gpu for source in data.sources.values() if source.gpu)),
+        ("GPU or device", _counted_texts(source.gpu for source in data.sources.values() if source.gpu)),
         ("Source", f"numbers printed in {printed}; nothing of it ran here" if printed else ""),
     ]
     return {"axes": axes, "facts": [[name, text] for name, text in facts if text]}
 
 
-def _cells(data: SweepData, axes: Sequence[Mapping[str, Any]], seeds: int) -> str:
+def _cells_text(data: SweepData, axes: Sequence[Mapping[str, Any]], seeds: int) -> str:
     sizes = [len(axis["levels"]) for axis in axes] + ([seeds] if seeds > 1 else [])
     count = len(data.cells)
     if len(sizes) > 1 and prod(sizes) == count:
@@ -54,7 +54,7 @@ def _cells(data: SweepData, axes: Sequence[Mapping[str, Any]], seeds: int) -> st
     return f"{count}, of {counted(prod(sizes), 'combination')}" if prod(sizes) > count else str(count)
 
 
-def _model(data: SweepData) -> str:
+def _model_text(data: SweepData) -> str:
     sizes = sorted({v.value for k, v in data.values.items() if k[1:3] == ("throughput", "parameters") and v.value})
     if not sizes:
         return ""
@@ -62,56 +62,58 @@ def _model(data: SweepData) -> str:
     return f"{' to '.join(ends)} parameters"
 
 
-def _shared(configs: Sequence[Mapping[str, Any]], section: str, name: str) -> Any:
+def _shared_setting(configs: Sequence[Mapping[str, Any]], section: str, name: str) -> Any:
     """The setting that all cells have in common, else None."""
-    found = {str(config.get(section, {}).get(name)): config.get(section, {}).get(name) for config in configs}
-    return next(iter(found.values())) if len(found) == 1 else None
+    settings = {str(config.get(section, {}).get(name)): config.get(section, {}).get(name) for config in configs}
+    return next(iter(settings.values())) if len(settings) == 1 else None
 
 
-def _training(data: SweepData, configs: Sequence[Mapping[str, Any]]) -> str:
+def _training_text(data: SweepData, configs: Sequence[Mapping[str, Any]]) -> str:
     tokens = sorted({cell.tokens_total for cell in data.cells})
-    told = (
+    phrases = (
         [f"{' to '.join(dict.fromkeys(format_count(t) for t in (tokens[0], tokens[-1])))} tokens each"]
         if tokens
         else []
     )
     paths = ("data", "corpus"), ("data", "tokenizer"), ("train", "seq_len")
-    corpus, tokenizer, row = (_shared(configs, *path) for path in paths)
-    told += [f"of {corpus}"] if corpus else []
-    told += [f"({tokenizer} tokenizer)"] if tokenizer else []
-    told += [f"in rows of {format_length(int(row))}"] if row else []
-    return " ".join(told)
+    corpus, tokenizer, row_tokens = (_shared_setting(configs, *path) for path in paths)
+    phrases += [f"of {corpus}"] if corpus else []
+    phrases += [f"({tokenizer} tokenizer)"] if tokenizer else []
+    phrases += [f"in rows of {format_length(int(row_tokens))}"] if row_tokens else []
+    return " ".join(phrases)
 
 
-def _recipe(configs: Sequence[Mapping[str, Any]]) -> str:
-    shared = {name: _shared(configs, "train", name) for name in RECIPE_PHRASES}
-    idle = "muon_lr" if shared["optimizer"] == "adamw" else "matrix_lr"
-    known = [name for name in RECIPE_PHRASES if shared[name] not in (None, {}) and name != idle]
-    return ", ".join(RECIPE_PHRASES[name].format(shared[name]) for name in known)
+def _recipe_text(configs: Sequence[Mapping[str, Any]]) -> str:
+    shared = {name: _shared_setting(configs, "train", name) for name in RECIPE_PHRASES}
+    unused_rate = "muon_lr" if shared["optimizer"] == "adamw" else "matrix_lr"
+    named = [name for name in RECIPE_PHRASES if shared[name] not in (None, {}) and name != unused_rate]
+    return ", ".join(RECIPE_PHRASES[name].format(shared[name]) for name in named)
 
 
-def _counted(words: Iterable[str]) -> str:
-    found = Counter(words)
-    if len(found) == 1:
-        return next(iter(found))
-    return ", ".join(f"{word} ({count})" for word, count in found.most_common())
+def _counted_texts(texts: Iterable[str]) -> str:
+    counts = Counter(texts)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{word} ({count})" for word, count in counts.most_common())
 
 
 def progress_json(store: Store, data: SweepData) -> dict[str, Any]:
     """How many cells stand where, in the order of the work, what runs, and the seconds that are left where that is known."""
-    seen = live_state(store, data.sweep)
+    state = live_state(store, data.sweep)
     counts = Counter(data.word(cell) for cell in data.cells)
-    first = [word for word in ("done", "running", "new") if counts[word]]
-    running = [{"slug": row["slug"], "doing": _doing(row), "left": _time_left(row)} for row in seen["running"]]
-    ordered = [[word, counts[word]] for word in [*first, *sorted(counts.keys() - set(first))]]
-    return {"counts": ordered, "running": running, "left": _time_left(seen), "runs": bool(seen["owned"])}
+    leading_states = [word for word in ("done", "running", "new") if counts[word]]
+    running = [
+        {"slug": row["slug"], "doing": _activity_text(row), "left": _remaining_time(row)} for row in state["running"]
+    ]
+    ordered = [[word, counts[word]] for word in [*leading_states, *sorted(counts.keys() - set(leading_states))]]
+    return {"counts": ordered, "running": running, "left": _remaining_time(state), "runs": bool(state["owned"])}
 
 
-def _time_left(row: Mapping[str, Any]) -> str | None:
+def _remaining_time(row: Mapping[str, Any]) -> str | None:
     return None if row["seconds_left"] is None else format_duration(row["seconds_left"])
 
 
-def _doing(row: Mapping[str, Any]) -> str:
+def _activity_text(row: Mapping[str, Any]) -> str:
     if row["kind"] != "train" or row["phase"] != "training":
         return str(row["phase"] or "starting")
     loss = f", loss {row['loss']:.3f}" if row["loss"] is not None else ""

@@ -55,11 +55,11 @@ def figure_name(name: str) -> str:
     from ...results.console.text import choices_hint
     from ..sweep_data import ReportError
 
-    numbers = {line.number: known for known, line in FIGURES.items() if line.number}
-    found = numbers.get(name.lower(), name.lower())
-    if found not in FIGURES:
-        raise ReportError(f"there is no figure {name}; {choices_hint(found, [*numbers, *FIGURES])}")
-    return found
+    numbers = {line.number: figure for figure, line in FIGURES.items() if line.number}
+    key = numbers.get(name.lower(), name.lower())
+    if key not in FIGURES:
+        raise ReportError(f"there is no figure {name}; {choices_hint(key, [*numbers, *FIGURES])}")
+    return key
 
 
 def make_figure(
@@ -83,25 +83,25 @@ def make_figure(
     from .. import cell_filter
     from ..sweep_data import ReportError, load_sweep_data
 
-    found = figure_name(name)
-    line = FIGURES[found]
+    figure = figure_name(name)
+    line = FIGURES[figure]
     if lengths and "lengths" not in line.takes:
-        raise ReportError(f"figure {found} is not about context lengths; leave --length out")
-    wanted = {option: value for option, value in (options or {}).items() if value}
-    for option in wanted:
+        raise ReportError(f"figure {figure} is not about context lengths; leave --length out")
+    set_options = {option: value for option, value in (options or {}).items() if value}
+    for option in set_options:
         if option not in line.takes:
-            having = [name for name, one in FIGURES.items() if option in one.takes]
-            told = f"those that do: {', '.join(having)}" if having else "none does"
-            raise ReportError(f"figure {found} takes no --{option}; {told}")
+            having = [name for name, spec in FIGURES.items() if option in spec.takes]
+            takers = f"those that do: {', '.join(having)}" if having else "none does"
+            raise ReportError(f"figure {figure} takes no --{option}; {takers}")
     if only and line.study:
-        raise ReportError(f"figure {found} is about all trials of a study together; leave --only out")
+        raise ReportError(f"figure {figure} is about all trials of a study together; leave --only out")
     try:
         with cell_filter.only(store.revision(sweep, revision).sweep, only):
             data = load_sweep_data(store, sweep, revision=revision, lengths=lengths)
-            made: FigureData = line.load(__package__).collect(store, data, **wanted)
+            figure_data: FigureData = line.load(__package__).collect(store, data, **set_options)
     except ReportError as error:
         if sweep is None or not is_published(sweep) or isinstance(error, cell_filter.CellFilterError):
             raise
         # nobody can launch or evaluate it
         raise ReportError(f"{str(error).partition(';')[0]}; it holds what is printed, and nothing else") from error
-    return made
+    return figure_data

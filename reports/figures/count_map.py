@@ -18,7 +18,7 @@ from ..sweep_data import ReportError, SweepData, cell_level
 from .canvas import drawing
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 
-MOST_COUNT = 1000
+MAX_COUNT = 1000
 BAND = "#dfe9f2"
 GUIDES = {"∝ m": 1.0, "∝ √m": 0.5}
 """What sums of m keys would come to: of keys that agree, and of keys that have nothing to do with each other."""
@@ -37,55 +37,55 @@ def collect(store: Store, data: SweepData) -> FigureData:
         {"source": "init", "cell": None, "attempt": None, "beta": BETA, "lowest": math.nan, "highest": math.nan}
     ]
     for cell in polar:
-        found = [
+        values = [
             data.values.get((cell.cell_id, "count_map", name, 0)) for name in ("beta", "beta_lowest", "beta_highest")
         ]
-        numbers = [value.value if value is not None else None for value in found]
-        if found[0] is not None and numbers[0] is not None:
+        numbers = [value.value if value is not None else None for value in values]
+        if values[0] is not None and numbers[0] is not None:
             mean, lowest, highest = (math.nan if number is None else number for number in numbers)
-            about = {"source": cell.slug, "cell": cell.cell_id, "attempt": found[0].attempt_id}
-            curves.append(about | {"beta": mean, "lowest": lowest, "highest": highest})
-    m = np.unique(np.concatenate([np.arange(0, 10), np.geomspace(10, MOST_COUNT, 60).round()]))
+            fields = {"source": cell.slug, "cell": cell.cell_id, "attempt": values[0].attempt_id}
+            curves.append(fields | {"beta": mean, "lowest": lowest, "highest": highest})
+    m = np.unique(np.concatenate([np.arange(0, 10), np.geomspace(10, MAX_COUNT, 60).round()]))
     rows = [
-        curve | {"m": float(one), "mag": mag}
+        curve | {"m": float(count), "mag": mag}
         for curve in curves
-        for one, mag in zip(m, magnitude(m, curve["beta"]).tolist(), strict=True)
+        for count, mag in zip(m, magnitude(m, curve["beta"]).tolist(), strict=True)
     ]
     frame = pd.DataFrame(rows)
     learned = len(curves) - 1
-    words = (
+    note_text = (
         f"mag = tanh(β ln(1 + m)), β = softplus(mag_beta); β starts at softplus(-1.5) = {BETA:.3f}. Grey: what a sum of keys "
         "would grow like that agree (m), or have nothing to do with each other (√m). "
     )
     if learned:
-        words += f"Learned: mean over all heads of {counted(learned, 'cell')}; shaded: from the flattest to the steepest head of any."
+        note_text += f"Learned: mean over all heads of {counted(learned, 'cell')}; shaded: from the flattest to the steepest head of any."
     elif is_published(data.sweep):
-        words += "Drawn from the formula: no weights of the published networks are at hand."
+        note_text += "Drawn from the formula: no weights of the published networks are at hand."
     else:
-        words += "No learned β is stored: evaluate a polar cell with --probe count_map."
+        note_text += "No learned β is stored: evaluate a polar cell with --probe count_map."
     origins: list[tuple[str, int | None]] = [(str(curve["cell"]), int(curve["attempt"])) for curve in curves[1:]]
     origins = origins or [(cell.cell_id, None) for cell in polar]
-    names = _names(data, {str(curve["cell"]) for curve in curves[1:]})
+    names = _cell_labels(data, {str(curve["cell"]) for curve in curves[1:]})
     return collected(
-        store, data, "count-map", "Count map of Polar attention", frame, origins, notes=[words], names=names
+        store, data, "count-map", "Count map of Polar attention", frame, origins, notes=[note_text], names=names
     )
 
 
-def _names(data: SweepData, cells: set[str]) -> dict[str, str]:
+def _cell_labels(data: SweepData, cells: set[str]) -> dict[str, str]:
     """By cell: the levels in which these cells differ, in words; of one alone its slug."""
     shown = [cell for cell in data.cells if cell.cell_id in cells]
     axes = [axis for axis in (*AXES, *data.extra_axes()) if len({cell_level(cell, axis) for cell in shown}) > 1]
     seeds = len({cell.seed for cell in shown}) > 1
-    found = {}
+    labels = {}
     for cell in shown:
-        words = [drawing.shown_values(cell_level(cell, axis), axis) for axis in axes]
-        found[cell.cell_id] = ", ".join([*words, *([f"seed {cell.seed}"] if seeds else [])]) or cell.slug
-    return found
+        level_labels = [drawing.level_label(cell_level(cell, axis), axis) for axis in axes]
+        labels[cell.cell_id] = ", ".join([*level_labels, *([f"seed {cell.seed}"] if seeds else [])]) or cell.slug
+    return labels
 
 
-def draw(made: FigureData, look: FigureOptions) -> Figure:
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """mag over ln(1 + m), one curve a slope, named at its end; guides for sums of m keys."""
-    frame = made.frame
+    frame = figure_data.frame
     figure = drawing.page(2.5, 4.6)
     (axes,) = drawing.panels(figure, [""])
     init = frame[frame["source"] == "init"]
@@ -107,34 +107,38 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
     else:
         corner: dict[str, Any] = {"ha": "right", "va": "top", "fontsize": drawing.size("legend.fontsize")}
         drawing.note(axes, start, (x[-1], init["mag"].iloc[-1]), (-3, -22), **corner)
-    several = len(learned) > len(drawing.COLOURS)
-    for place, curve in enumerate(learned):
-        how = drawing.look(place) | {"linestyle": drawing.DASHES[1 + place % 3], "markevery": 12 + place % 5}
-        if several:
-            how = {"color": drawing.COLOURS[0], "linewidth": drawing.line_width(0.7), "alpha": 0.6}
-        (line,) = axes.plot(np.log1p(curve["m"]), curve["mag"], zorder=3, **how)
-        name = f"learned, {counted(len(learned), 'cell')}" if several else _named(curve, made.about["names"])
+    draws_alike = len(learned) > len(drawing.COLOURS)
+    for index, curve in enumerate(learned):
+        style = drawing.look(index) | {"linestyle": drawing.DASHES[1 + index % 3], "markevery": 12 + index % 5}
+        if draws_alike:
+            style = {"color": drawing.COLOURS[0], "linewidth": drawing.line_width(0.7), "alpha": 0.6}
+        (line,) = axes.plot(np.log1p(curve["m"]), curve["mag"], zorder=3, **style)
+        name = (
+            f"learned, {counted(len(learned), 'cell')}"
+            if draws_alike
+            else _curve_label(curve, figure_data.draw_options["names"])
+        )
         handles[name] = line
-    shown = [0, 1, 3, 10, 30, 100, 300, MOST_COUNT]
+    shown = [0, 1, 3, 10, 30, 100, 300, MAX_COUNT]
     axes.set_xticks([math.log1p(m) for m in shown], [str(m) for m in shown])
-    axes.set_xlim(0, math.log1p(MOST_COUNT))
+    axes.set_xlim(0, math.log1p(MAX_COUNT))
     axes.set_ylim(0, 1)
-    for words, power in GUIDES.items():
-        _guide(axes, words, power, float(magnitude(1.0, init["beta"].iloc[0])))
+    for label, power in GUIDES.items():
+        _draw_guide(axes, label, power, float(magnitude(1.0, init["beta"].iloc[0])))
     axes.set_xlabel("keys that share the weight alike, m")
     axes.set_ylabel("what they come to, mag")
-    return drawing.finished(figure, made.title, made.notes, handles, columns=2)
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=2)
 
 
-def _named(curve: pd.DataFrame, names: Mapping[str, str]) -> str:
+def _curve_label(curve: pd.DataFrame, names: Mapping[str, str]) -> str:
     return f"{names[curve['cell'].iloc[0]]}: β {curve['beta'].iloc[0]:.3f}"
 
 
-def _guide(axes: Axes, words: str, power: float, first: float) -> None:
+def _draw_guide(axes: Axes, label: str, power: float, first: float) -> None:
     """A grey line of that power of m through the first key's magnitude, named where it leaves the picture."""
-    m = np.geomspace(1, MOST_COUNT, 200)
+    m = np.geomspace(1, MAX_COUNT, 200)
     heights = first * m**power
     inside = heights <= 1
     axes.plot(np.log1p(m[inside]), heights[inside], color=drawing.FAINT, linestyle=drawing.DASHES[1], zorder=2)
     look: dict[str, Any] = {"ha": "center", "va": "bottom", "color": drawing.GREY, "annotation_clip": False}
-    drawing.note(axes, words, (math.log1p(m[inside][-1]), 1.0), (0, 2), **look)
+    drawing.note(axes, label, (math.log1p(m[inside][-1]), 1.0), (0, 2), **look)

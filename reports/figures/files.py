@@ -25,26 +25,28 @@ from .canvas.figure_options import FigureOptions
 from .redraw import versions
 
 FORMATS = ("svg", "pdf", "png")
-PLACES = {"svg": "Description", "pdf": "Subject", "png": "Description"}
-DOTS = 300  # dots an inch of a PNG
+METADATA_KEYS = {"svg": "Description", "pdf": "Subject", "png": "Description"}
+PNG_DPI = 300  # dots an inch of a PNG
 TRACE = "atma-sweep-trace:"
 DESCRIPTION = "{http://purl.org/dc/elements/1.1/}description"
 PDF_ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 
 
-def trace_text(made: FigureData, look: FigureOptions) -> str:
+def trace_text(figure_data: FigureData, look: FigureOptions) -> str:
     """The trace, how it looks, and what the figure is drawn with, in one line of ASCII."""
-    told = {**made.trace, "look": look.as_json(), "drawn_with": versions()}
-    return f"{TRACE} {json.dumps(told, separators=(',', ':'), ensure_ascii=True, allow_nan=False)}"
+    trace = {**figure_data.trace, "look": look.as_json(), "drawn_with": versions()}
+    return f"{TRACE} {json.dumps(trace, separators=(',', ':'), ensure_ascii=True, allow_nan=False)}"
 
 
-def rendered(made: FigureData, format: str = "svg", *, look: FigureOptions | None = None, trace: bool = True) -> bytes:
+def rendered(
+    figure_data: FigureData, format: str = "svg", *, look: FigureOptions | None = None, trace: bool = True
+) -> bytes:
     """The picture as a file's content. Raises ReportError for an unknown format."""
-    return renderings(made, [format], look=look, trace=trace)[format]
+    return renderings(figure_data, [format], look=look, trace=trace)[format]
 
 
 def renderings(
-    made: FigureData, formats: Sequence[str] = FORMATS, *, look: FigureOptions | None = None, trace: bool = True
+    figure_data: FigureData, formats: Sequence[str] = FORMATS, *, look: FigureOptions | None = None, trace: bool = True
 ) -> dict[str, bytes]:
     """The picture as the content of a file of each of these formats, drawn once, each with the trace unless that is unwanted.
 
@@ -54,27 +56,31 @@ def renderings(
         if format not in FORMATS:
             raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {format!r}; give --out FILE.svg")
     look = look or FigureOptions()
-    told: dict[str, dict[str, Any]] = {
-        "svg": {"Title": plain(made.title), "Creator": "atma-sweep", "Date": None},
-        "pdf": {"Title": plain(made.title), "Creator": "atma-sweep", "CreationDate": None},
-        "png": {"Title": plain(made.title), "Software": "atma-sweep"},
+    metadata: dict[str, dict[str, Any]] = {
+        "svg": {"Title": plain(figure_data.title), "Creator": "atma-sweep", "Date": None},
+        "pdf": {"Title": plain(figure_data.title), "Creator": "atma-sweep", "CreationDate": None},
+        "png": {"Title": plain(figure_data.title), "Software": "atma-sweep"},
     }
     if trace:
-        for format, place in PLACES.items():
-            told[format][place] = trace_text(made, look)
-    found = {}
+        for format, metadata_key in METADATA_KEYS.items():
+            metadata[format][metadata_key] = trace_text(figure_data, look)
+    contents = {}
     with drawing.settings(look):
-        figure = drawn(made, look)
+        figure = drawn(figure_data, look)
         for format in formats:
             out = io.BytesIO()
-            figure.savefig(out, format=format, metadata=told[format], dpi=DOTS if format == "png" else 72)
-            found[format] = _with_families(out.getvalue(), look) if format == "svg" else out.getvalue()
-    return found
+            figure.savefig(out, format=format, metadata=metadata[format], dpi=PNG_DPI if format == "png" else 72)
+            contents[format] = _with_families(out.getvalue(), look) if format == "svg" else out.getvalue()
+    return contents
 
 
-def drawn(made: FigureData, look: FigureOptions | None = None) -> Any:
+def drawn(figure_data: FigureData, look: FigureOptions | None = None) -> Any:
     """The matplotlib Figure, laid out for good; to be called and used inside `style.settings(look)`."""
-    figure = FIGURES[made.name].load(str(__package__)).draw(_shown(made), look or drawing.current_options())
+    figure = (
+        FIGURES[figure_data.name]
+        .load(str(__package__))
+        .draw(_with_drawable_text(figure_data), look or drawing.current_options())
+    )
     # once: finding the places takes longer than drawing, and so they are the same in every format
     drawing.finalize_layout(figure)
     return figure
@@ -82,24 +88,26 @@ def drawn(made: FigureData, look: FigureOptions | None = None) -> Any:
 
 def _with_families(svg: bytes, look: FigureOptions) -> bytes:
     """The SVG with every font of the style named, for a reader's machine that lacks the one it is drawn with."""
-    fonts = dict.fromkeys((look.family(), *look.of.fonts))
-    families = ", ".join((*(f"'{font}'" for font in fonts), look.of.beside))
-    return svg.replace(f"font-family: '{look.family()}'".encode(), f"font-family: {families}".encode())
+    fonts = dict.fromkeys((look.font_family(), *look.preset.fonts))
+    families = ", ".join((*(f"'{font}'" for font in fonts), look.preset.fallback_fonts))
+    return svg.replace(f"font-family: '{look.font_family()}'".encode(), f"font-family: {families}".encode())
 
 
-def _drawable(text: str) -> str:
+def _drawable_text(text: str) -> str:
     # XML forbids control characters, and two dollars would begin a formula of matplotlib's
     return plain(text).replace("$", r"\$")
 
 
-def _shown(made: FigureData) -> FigureData:
+def _with_drawable_text(figure_data: FigureData) -> FigureData:
     """The figure with its words as they can be drawn."""
-    frame = made.frame.copy(deep=False)
+    frame = figure_data.frame.copy(deep=False)
     for name in frame.columns:
         if not pd.api.types.is_numeric_dtype(frame[name]):
-            frame[name] = frame[name].map(lambda one: sanitize_all(one, _drawable))
-    title, notes, about = sanitize_all((made.title, made.notes, dict(made.about)), _drawable)
-    return replace(made, title=title, notes=notes, frame=frame, about=about)
+            frame[name] = frame[name].map(lambda cell_value: sanitize_all(cell_value, _drawable_text))
+    title, notes, draw_options = sanitize_all(
+        (figure_data.title, figure_data.notes, dict(figure_data.draw_options)), _drawable_text
+    )
+    return replace(figure_data, title=title, notes=notes, frame=frame, draw_options=draw_options)
 
 
 def read_trace(content: bytes, format: str) -> dict[str, Any]:
@@ -109,12 +117,12 @@ def read_trace(content: bytes, format: str) -> dict[str, Any]:
         raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {format!r}")
     try:
         text = readers[format](content)
-        found = json.loads(text.removeprefix(TRACE)) if text is not None and text.startswith(TRACE) else None
+        trace = json.loads(text.removeprefix(TRACE)) if text is not None and text.startswith(TRACE) else None
     except (ValueError, zlib.error):
-        found = None
-    if not isinstance(found, dict):
+        trace = None
+    if not isinstance(trace, dict):
         raise ReportError(f"this {format} carries no trace of ours")
-    return found
+    return trace
 
 
 def _svg_text(content: bytes) -> str | None:
@@ -128,17 +136,17 @@ def _pdf_text(content: bytes) -> str | None:
     start = content.find(b"/Subject (")
     if start < 0:
         return None
-    found = re.match(rb"/Subject \(((?:\\.|[^\\()])*)\)", content[start:], re.DOTALL)
-    return PDF_ESCAPE.sub(rb"\1", found[1]).decode("ascii") if found else None
+    match = re.match(rb"/Subject \(((?:\\.|[^\\()])*)\)", content[start:], re.DOTALL)
+    return PDF_ESCAPE.sub(rb"\1", match[1]).decode("ascii") if match else None
 
 
 def _png_text(content: bytes) -> str | None:
-    place = 8
-    while place + 8 <= len(content):
-        size, kind = int.from_bytes(content[place : place + 4], "big"), content[place + 4 : place + 8]
-        data = content[place + 8 : place + 8 + size]
+    offset = 8
+    while offset + 8 <= len(content):
+        size, kind = int.from_bytes(content[offset : offset + 4], "big"), content[offset + 4 : offset + 8]
+        data = content[offset + 8 : offset + 8 + size]
         if kind in (b"tEXt", b"zTXt") and data.startswith(b"Description\0"):
             text = data.partition(b"\0")[2]
             return (zlib.decompress(text[1:]) if kind == b"zTXt" else text).decode("latin-1")
-        place += 12 + size
+        offset += 12 + size
     return None

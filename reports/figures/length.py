@@ -26,12 +26,12 @@ from .canvas.length_frames import (
     length_frame,
     length_label,
     line_means,
-    only,
+    single_value,
 )
 from .canvas.line_drawing import (
     draw_lines_with_means,
     legend,
-    looks,
+    line_styles,
     mark_out_of_range,
     mark_training_length,
     named_cells,
@@ -39,7 +39,7 @@ from .canvas.line_drawing import (
 )
 
 PROBES = ("clean", "junk", "same_tail")
-WORDS = {"same_tail": "same last tokens"}
+PROBE_LABELS = {"same_tail": "same last tokens"}
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -48,62 +48,62 @@ def collect(store: Store, data: SweepData) -> FigureData:
     trained = training_lengths(store, data)
     parts = [length_frame(data, trained, probe, "nats") for probe in PROBES[:2]]
     parts += [length_frame(data, trained, probe, "nats") for probe in PROBES[2:] if data.shows(probe)]
-    known = [part for part in parts if not part.empty]
-    if not known:
+    measured = [part for part in parts if not part.empty]
+    if not measured:
         raise ReportError(
             f"no cell of sweep {data.sweep} has losses over lengths; finish it, or evaluate with --probe clean --probe junk"
         )
-    frame = pd.concat(known, ignore_index=True)
+    frame = pd.concat(measured, ignore_index=True)
     means = line_means(frame)
-    words = f"{averaging_note(data)}{bar_note(means)}Clean: whole documents. Junk: the validation stream across document borders."
+    note_text = f"{averaging_note(data)}{bar_note(means)}Clean: whole documents. Junk: the validation stream across document borders."
     if (frame["probe"] == PROBES[2]).any():
-        words += " Same last tokens: what more context is worth, since what is scored stays the same."
-    notes = [words, *fewer_cells_note(means)]
+        note_text += " Same last tokens: what more context is worth, since what is scored stays the same."
+    notes = [note_text, *fewer_cells_note(means)]
     beyond = {
-        str(probe): int((part.groupby("cell")["value"].max() > limits(part, means)[1]).sum())
+        str(probe): int((part.groupby("cell")["value"].max() > y_limits(part, means)[1]).sum())
         for probe, part in frame.groupby("probe", sort=False)
     }
     if any(beyond.values()):
-        told = ", ".join(f"{count} of {WORDS.get(probe, probe)}" for probe, count in beyond.items() if count)
-        notes.append(f"Lines that leave the axes ({told}): an arrow says what they reach.")
+        counts = ", ".join(f"{count} of {PROBE_LABELS.get(probe, probe)}" for probe, count in beyond.items() if count)
+        notes.append(f"Lines that leave the axes ({counts}): an arrow says what they reach.")
     axes = axes_of_lines(data)
     return collected(
         store, data, "length", "Loss over context length", frame, frame_origins(frame), notes=notes,
-        trained=only(list(frame["trained"])), axes=axes, names=cell_labels(data, without=("attn_type", *axes)),
+        trained=single_value(list(frame["trained"])), axes=axes, names=cell_labels(data, without=("attn_type", *axes)),
     )  # fmt: skip
 
 
-def limits(part: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
+def y_limits(part: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
     """The vertical range of the panels of one probe: outliers among its cells do not flatten the rest."""
-    mine = means[means["probe"] == part["probe"].iloc[0]]
-    return robust_range(list(part["value"]), list(mine["value"]))
+    probe_means = means[means["probe"] == part["probe"].iloc[0]]
+    return robust_range(list(part["value"]), list(probe_means["value"]))
 
 
-def draw(made: FigureData, look: FigureOptions) -> Figure:
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """A row for clean and one for junk, a panel a mixer, a line a group of cells."""
-    frame, trained = made.frame, made.about["trained"]
+    frame, trained = figure_data.frame, figure_data.draw_options["trained"]
     names, probes = list(dict.fromkeys(frame["panel"])), list(dict.fromkeys(frame["probe"]))
-    figure = drawing.page(drawing.PANEL * len(probes) + 0.35, drawing.width_of(len(names)))
-    said = [WORDS.get(probe, probe) for probe in probes]
-    titles = [f"{drawing.shown_values(name)}, {probe}" for probe in said for name in names]
+    figure = drawing.page(drawing.PANEL_HEIGHT * len(probes) + 0.35, drawing.width_of(len(names)))
+    probe_labels = [PROBE_LABELS.get(probe, probe) for probe in probes]
+    titles = [f"{drawing.level_label(name)}, {probe}" for probe in probe_labels for name in names]
     columns = drawing.columns_of(figure, len(names))
     if columns < len(names):
         # a row would hold panels of both probes: each probe gets rows of its own
-        titles = [f"{drawing.shown_values(name)}, {probe}" for name in names for probe in said]
+        titles = [f"{drawing.level_label(name)}, {probe}" for name in names for probe in probe_labels]
     order = [(name, probe) for probe in probes for name in names]
     if columns < len(names):
         order = [(name, probe) for name in names for probe in probes]
     group = drawing.panels(figure, titles, columns=columns if columns == len(names) else len(probes), sharex=True)
-    means, found = line_means(frame), looks(frame, made.about["axes"])
-    named = named_cells(made, look)
+    means, styles = line_means(frame), line_styles(frame, figure_data.draw_options["axes"])
+    highlighted = named_cells(figure_data, look)
     handles: dict[str, Any] = {}
-    for place, (axes, (name, probe)) in enumerate(zip(group, order, strict=True)):
+    for index, (axes, (name, probe)) in enumerate(zip(group, order, strict=True)):
         part = frame[frame["probe"] == probe]
-        here, mean = (some[(some["panel"] == name) & (some["probe"] == probe)] for some in (frame, means))
-        handles |= draw_lines_with_means(axes, here, mean, found, 1, named=named)
+        panel_rows, mean = (rows[(rows["panel"] == name) & (rows["probe"] == probe)] for rows in (frame, means))
+        handles |= draw_lines_with_means(axes, panel_rows, mean, styles, 1, highlighted=highlighted)
         drawing.length_axis(axes, list(frame["length"]), trained, room=0.9)
-        axes.set_ylim(*limits(part, means))
-        mark_training_length(axes, trained, word=place == len(group) - 1)
-        mark_out_of_range(axes, here, 1)
+        axes.set_ylim(*y_limits(part, means))
+        mark_training_length(axes, trained, with_label=index == len(group) - 1)
+        mark_out_of_range(axes, panel_rows, 1)
     drawing.outer_labels(figure, length_label(trained), "loss, nats per token")
-    return drawing.finished(figure, made.title, made.notes, legend(handles, found))
+    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(handles, styles))

@@ -36,7 +36,7 @@ TIMES = (("hours of training", 3600.0), ("minutes of training", 60.0), ("seconds
 
 
 @dataclass(frozen=True)
-class _Curves:
+class _CurveSet:
     """The curves of a sweep as one frame; `longest` points of a curve at most were there, `widest` of them at most are smoothed over,
     and at most `most` are drawn."""
 
@@ -68,15 +68,15 @@ def collect(
     sweep, `first` being its name and `second` what tells its configurations apart.
     """
     x = CURVE_X_COLUMNS[against or "tokens"]
-    axes = _axes(data, by)
+    axes = _line_axes(data, by)
     curves = _curves(store, data, axes, ends=x == "wall_s")
     if curves.frame.empty:
         raise ReportError(f"no training curve of sweep {data.sweep} is stored; launch it, or wait for its first steps")
-    frame = own = _timed(curves.frame, x, data.sweep)
+    frame = own = _points_with_x(curves.frame, x, data.sweep)
     notes: list[str] = []
     if compare is not None:
-        theirs, notes = _published(compare, store, x)
-        frame = pd.concat([own, theirs], ignore_index=True)
+        reference_frame, notes = _reference_curves(compare, store, x)
+        frame = pd.concat([own, reference_frame], ignore_index=True)
     notes = [*_notes(frame, curves, log), *notes]
     if x == "wall_s":
         notes.append(
@@ -92,7 +92,7 @@ def collect(
     )  # fmt: skip
 
 
-def _curves(store: Store, data: SweepData, axes: Sequence[str], *, ends: bool) -> _Curves:
+def _curves(store: Store, data: SweepData, axes: Sequence[str], *, ends: bool) -> _CurveSet:
     """Return the curves of the newest training of every cell, with its levels of these axes; with `ends` also where a training ended of which no curve is
     recorded."""
     newest: dict[int, CellState] = {}
@@ -100,54 +100,57 @@ def _curves(store: Store, data: SweepData, axes: Sequence[str], *, ends: bool) -
         attempt = cell.trained_attempt_id or (cell.attempt_id if cell.kind == "train" else None)
         if attempt is not None:
             newest[attempt] = cell
-    most = max(FEWEST_POINTS, MOST_POINTS // max(1, len(newest)))
+    max_points = max(FEWEST_POINTS, MOST_POINTS // max(1, len(newest)))
     parts: dict[int, np.ndarray] = {}
     longest, widest = 0, 0
-    with store.snapshot() as seen:
-        for attempt, every in seen.curve_arrays(newest, CURVE):
-            points = every[~np.isnan(every[:, TRAIN]) | ~np.isnan(every[:, VAL])]
+    with store.snapshot() as snapshot:
+        for attempt, rows in snapshot.curve_arrays(newest, CURVE):
+            points = rows[~np.isnan(rows[:, TRAIN]) | ~np.isnan(rows[:, VAL])]
             if not len(points):
                 continue
             steps = int((~np.isnan(points[:, TRAIN])).sum())
             width = max(1, steps // SMOOTHED)
             longest, widest = max(longest, len(points)), max(widest, width if steps else 0)
-            kept_here = _kept(points, most)
-            parts[attempt] = np.column_stack([points[kept_here], smoothed(points[:, TRAIN], width)[kept_here]])
+            drawn_rows = _drawn_points(points, max_points)
+            parts[attempt] = np.column_stack(
+                [points[drawn_rows], exponential_mean(points[:, TRAIN], width)[drawn_rows]]
+            )
     for attempt, cell in newest.items() if ends else ():
-        values = (data.values.get((cell.cell_id, *one, 0)) for one in END)
-        loss, seconds = (None if one is None else one.value for one in values)
+        values = (data.values.get((cell.cell_id, *key, 0)) for key in END)
+        loss, seconds = (None if value is None else value.value for value in values)
         if attempt not in parts and loss is not None and seconds is not None:
             parts[attempt] = np.array([[0, 0, seconds, np.nan, loss, np.nan]])
-    return _Curves(_frame(data, newest, parts, axes), longest, widest, most)
+    return _CurveSet(_frame(data, newest, parts, axes), longest, widest, max_points)
 
 
-def _timed(frame: pd.DataFrame, x: str, sweep: str) -> pd.DataFrame:
+def _points_with_x(frame: pd.DataFrame, x: str, sweep: str) -> pd.DataFrame:
     """The points whose place on the x axis is known. Raises ReportError where there is none."""
-    known = frame[frame[x].notna()].reset_index(drop=True)
-    if known.empty:
+    timed = frame[frame[x].notna()].reset_index(drop=True)
+    if timed.empty:
         raise ReportError(f"no time of a training of sweep {sweep} is recorded; leave --against out")
-    return known
+    return timed
 
 
-def _published(sweep: str, store: Store, x: str) -> tuple[pd.DataFrame, list[str]]:
+def _reference_curves(sweep: str, store: Store, x: str) -> tuple[pd.DataFrame, list[str]]:
     """The curves of another sweep, and what is to be said of those that are left out. Raises SweepUnknown, ReportError."""
-    home = store_with_builtin(store, sweep)
-    data = load_sweep_data(home, sweep)
-    curves = _curves(home, data, (), ends=x == "wall_s")
+    reference_store = store_with_builtin(store, sweep)
+    data = load_sweep_data(reference_store, sweep)
+    curves = _curves(reference_store, data, (), ends=x == "wall_s")
     if curves.frame.empty:
         timed = "" if x == "wall_s" else " (--against time: where a training ended may be known)"
         raise ReportError(f"--compare {sweep}: no training curve of it is stored{timed}; leave it out")
-    frame = _timed(curves.frame, x, sweep)
+    frame = _points_with_x(curves.frame, x, sweep)
     vary = [axis for axis in (*AXES, *data.extra_axes()) if len(data.levels(axis)) > 1]
-    words = {
-        one.cell_id: ", ".join(drawing.shown_values(cell_level(one, axis), axis) for axis in vary) for one in data.cells
+    level_labels = {
+        cell.cell_id: ", ".join(drawing.level_label(cell_level(cell, axis), axis) for axis in vary)
+        for cell in data.cells
     }
-    frame["first"], frame["second"] = sweep, [words[cell] or "all cells" for cell in frame["cell"]]
+    frame["first"], frame["second"] = sweep, [level_labels[cell] or "all cells" for cell in frame["cell"]]
     lost, timed = len(data.cells) - frame["cell"].nunique(), " or time" if x == "wall_s" else ""
     return frame, [f"Of {counted(lost, 'cell')} of sweep {sweep} no curve{timed} is on record."] if lost else []
 
 
-def _axes(data: SweepData, by: str | None) -> tuple[str, ...]:
+def _line_axes(data: SweepData, by: str | None) -> tuple[str, ...]:
     """The axes that tell lines apart. Raises ReportError for one that is none, or stands still."""
     vary = [axis for axis in (*AXES, *data.extra_axes()) if len(data.levels(axis)) > 1]
     if by is not None and by not in vary:
@@ -163,35 +166,35 @@ def _axes(data: SweepData, by: str | None) -> tuple[str, ...]:
     return tuple(axis for axis in ("attn_type", *axes_of_lines(data)) if axis in vary)[:2]
 
 
-def _kept(points: np.ndarray, most: int) -> np.ndarray:
+def _drawn_points(points: np.ndarray, max_points: int) -> np.ndarray:
     """Which points are drawn: of many every k-th, and every validation, or every k-th of those."""
-    if len(points) <= most:
+    if len(points) <= max_points:
         return np.arange(len(points))
     validated = np.flatnonzero(~np.isnan(points[:, VAL]))
     trained = np.flatnonzero(~np.isnan(points[:, TRAIN]))
-    chosen = [which[kept(len(which), most // 2)] for which in (validated, trained) if len(which)]
+    chosen = [which[thinned_indices(len(which), max_points // 2)] for which in (validated, trained) if len(which)]
     return np.unique(np.concatenate(chosen))
 
 
-def kept(points: int, most: int) -> np.ndarray:
+def thinned_indices(points: int, max_points: int) -> np.ndarray:
     """Which of so many points are drawn, at most `most`: the first, and from the last on back every k-th."""
-    if points <= most:
+    if points <= max_points:
         return np.arange(points)
-    every = -(-(points - 1) // (most - 1))
-    return np.concatenate([[0], np.arange((points - 1) % every or every, points, every)])
+    stride = -(-(points - 1) // (max_points - 1))
+    return np.concatenate([[0], np.arange((points - 1) % stride or stride, points, stride)])
 
 
-def smoothed(values: Sequence[float] | np.ndarray, width: int) -> np.ndarray:
+def exponential_mean(values: Sequence[float] | np.ndarray, width: int) -> np.ndarray:
     """Exponential mean of span `width` (weights fall by 1 - 2 / (width + 1) a point), of what came before alone, so that no
     point knows the future; NaN where there is no value. A width of 1 changes nothing."""
-    given = pd.Series(values, dtype=float)
-    return given.ewm(span=width, ignore_na=True).mean().where(given.notna()).to_numpy()
+    series = pd.Series(values, dtype=float)
+    return series.ewm(span=width, ignore_na=True).mean().where(series.notna()).to_numpy()
 
 
 def _frame(
     data: SweepData, newest: Mapping[int, CellState], parts: Mapping[int, np.ndarray], axes: Sequence[str]
 ) -> pd.DataFrame:
-    """Points of CURVE and `smoothed`, by attempt, as one frame that says whose each is."""
+    """Points of CURVE and `exponential_mean`, by attempt, as one frame that says whose each is."""
     if not parts:
         return pd.DataFrame()
     configuration, rows = configuration_of(data), []
@@ -207,7 +210,7 @@ def _frame(
     return frame.join(numbers.astype({"step": np.int64, "tokens": np.int64}))
 
 
-def _notes(frame: pd.DataFrame, curves: _Curves, log: bool) -> list[str]:
+def _notes(frame: pd.DataFrame, curves: _CurveSet, log: bool) -> list[str]:
     width, longest, most = curves.widest, curves.longest, curves.most
     validated, trained = frame["val_loss"].notna().any(), frame["train_loss"].notna().any()
     notes = []
@@ -231,161 +234,163 @@ def _notes(frame: pd.DataFrame, curves: _Curves, log: bool) -> list[str]:
     return notes
 
 
-def group_means(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataFrame:
+def mean_curves(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataFrame:
     """One row a group (first, second) and place on the x axis (`tokens`, or another column of the frame): value (mean over configurations, the seeds of each averaged first), sd (between
     configurations, or the seeds where there is one), cells. Curves that were not measured at the same tokens are read
     between their points; each counts as far as it reaches."""
     rows = []
-    known = frame[frame[column].notna()]
-    for (first, second), group in known.groupby(["first", "second"], sort=False):
+    measured = frame[frame[column].notna()]
+    for (first, second), group in measured.groupby(["first", "second"], sort=False):
         curves = {
-            (one["configuration"].iloc[0], cell): one[[x, column]].to_numpy(dtype=float).T
-            for cell, one in group.groupby("cell", sort=False)
+            (curve["configuration"].iloc[0], cell): curve[[x, column]].to_numpy(dtype=float).T
+            for cell, curve in group.groupby("cell", sort=False)
         }
-        grid = np.unique(np.concatenate([places for places, _ in curves.values()]))
-        if any(len(places) != len(grid) for places, _ in curves.values()) and len(grid) > GRID:
+        grid = np.unique(np.concatenate([x_values for x_values, _ in curves.values()]))
+        if any(len(x_values) != len(grid) for x_values, _ in curves.values()) and len(grid) > GRID:
             grid = np.linspace(grid[0], grid[-1], GRID)
         table = pd.DataFrame(
-            {key: np.interp(grid, one[0], one[1], np.nan, np.nan) for key, one in curves.items()}, index=grid
+            {key: np.interp(grid, curve[0], curve[1], np.nan, np.nan) for key, curve in curves.items()}, index=grid
         )
         if x != "tokens":
             table = table.dropna()  # else its steps would be those of cells that end
-        each = table.T.groupby([one for one, _ in curves]).mean().T
+        each = table.T.groupby([configuration for configuration, _ in curves]).mean().T
         spread = each.std(axis=1) if each.shape[1] > 1 else table.std(axis=1)
-        told = {"first": first, "second": second, x: table.index, "value": each.mean(axis=1).to_numpy()}
-        rows.append(pd.DataFrame(told | {"sd": spread.to_numpy(), "cells": table.notna().sum(axis=1).to_numpy()}))
+        columns = {"first": first, "second": second, x: table.index, "value": each.mean(axis=1).to_numpy()}
+        rows.append(pd.DataFrame(columns | {"sd": spread.to_numpy(), "cells": table.notna().sum(axis=1).to_numpy()}))
     empty = pd.DataFrame(columns=["first", "second", x, "value", "sd", "cells"])
     return pd.concat(rows, ignore_index=True) if rows else empty
 
 
-def draw(made: FigureData, look: FigureOptions) -> Figure:
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """The whole training, and its last half closer; a line a group, in the order of their last loss."""
-    frame, x = made.frame, made.about["x"]
+    frame, x = figure_data.frame, figure_data.draw_options["x"]
     column = "val_loss" if frame["val_loss"].notna().any() else "smoothed"
     sound = frame[~frame["diverged"]]
-    means, behind = group_means(sound, column, x), group_means(sound, "smoothed", x)
+    means, behind = mean_curves(sound, column, x), mean_curves(sound, "smoothed", x)
     units = UNITS if x == "tokens" else TIMES
-    unit, scale = next((one for one in units if frame[x].max() >= one[1]), units[-1])
-    found = looks(frame, made.about["axes"], made.about["beside"])
-    handles, top = _handles(means, found), _top(frame, column)
+    unit, scale = next((candidate for candidate in units if frame[x].max() >= candidate[1]), units[-1])
+    styles = group_styles(frame, figure_data.draw_options["axes"], figure_data.draw_options["beside"])
+    handles, y_top = _legend_handles(means, styles), _y_top(frame, column)
     end = float(frame[x].max())
     figure = drawing.page(2.5)
     group = drawing.panels(figure, ["whole training", "its last half"] if end else [""], columns=2)
-    for place, axes in enumerate(group):
-        begin = 0.0 if place == 0 else (1 - LAST) * end
-        _draw_cells(axes, frame, x, column, found, scale, look.highlight)
+    for index, axes in enumerate(group):
+        begin = 0.0 if index == 0 else (1 - LAST) * end
+        _draw_cells(axes, frame, x, column, styles, scale, look.highlight)
         if column == "val_loss":
-            _draw_behind(axes, behind, x, found, scale)
-        _draw_means(axes, means, x, found, scale)
-        named = named_cells(made, look)
-        _draw_named(axes, frame, x, column, scale, named, words=place == len(group) - 1)
-        if top is not None:
-            axes.set_ylim(0, top)
-        if place:
+            _draw_training_loss(axes, behind, x, styles, scale)
+        _draw_means(axes, means, x, styles, scale)
+        highlighted = named_cells(figure_data, look)
+        _draw_highlighted(axes, frame, x, column, scale, highlighted, with_labels=index == len(group) - 1)
+        if y_top is not None:
+            axes.set_ylim(0, y_top)
+        if index:
             axes.set_xlim((begin - 0.02 * (end - begin)) / scale, (end + 0.04 * (end - begin)) / scale)
             later = sound[(sound[x] >= begin) & sound[column].notna()]
             if len(later):
                 axes.set_ylim(*robust_range(list(later[column]), list(means[means[x] >= begin]["value"])))
-        elif made.about["log"]:
+        elif figure_data.draw_options["log"]:
             axes.set(xscale="log", yscale="log")
             drawing.log_ticks(axes.xaxis, 5)
             drawing.log_ticks(axes.yaxis, 8)
         axes.set_xlabel(unit)
-    words = "validation loss, nats per token" if column == "val_loss" else "training loss, smoothed, nats per token"
-    drawing.vertical_label(figure, words)
-    return drawing.finished(figure, made.title, made.notes, handles, columns=3)
+    y_label = "validation loss, nats per token" if column == "val_loss" else "training loss, smoothed, nats per token"
+    drawing.vertical_label(figure, y_label)
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=3)
 
 
-def _top(frame: pd.DataFrame, column: str) -> float | None:
+def _y_top(frame: pd.DataFrame, column: str) -> float | None:
     """Where an axis ends that cells which diverged would flatten: a tenth above the other losses, or above where all began; None
     where nothing diverged."""
-    known = frame[frame[column].notna()]
-    if not known["diverged"].any():
+    measured = frame[frame[column].notna()]
+    if not measured["diverged"].any():
         return None
-    sound = known[~known["diverged"]]
-    values = sound[column] if len(sound) else known.drop_duplicates("cell")[column]
+    sound = measured[~measured["diverged"]]
+    values = sound[column] if len(sound) else measured.drop_duplicates("cell")[column]
     return 1.1 * float(values.max())
 
 
-Looks = Mapping[tuple[str, str], tuple[str, dict[str, Any]]]
+GroupStyles = Mapping[tuple[str, str], tuple[str, dict[str, Any]]]
 """By group (first, second): its words, and how it is drawn."""
 
 
-def looks(frame: pd.DataFrame, axes: Sequence[str], beside: str | None = None) -> Looks:
+def group_styles(frame: pd.DataFrame, axes: Sequence[str], reference_sweep: str | None = None) -> GroupStyles:
     """By group: colour by the first axis, dashes by the second. `beside` is the other sweep of which some are, whose words are its name
     and what tells them apart."""
     groups = list(frame[["first", "second"]].drop_duplicates().itertuples(index=False, name=None))
-    firsts, seconds = (list(dict.fromkeys(one)) for one in zip(*groups, strict=True))
-    seconds = sorted(seconds, key=lambda one: -drawing.off_first(one))
-    found = {}
+    firsts, seconds = (list(dict.fromkeys(levels)) for levels in zip(*groups, strict=True))
+    seconds = sorted(seconds, key=lambda level: -drawing.off_first(level))
+    styles = {}
     for first, second in groups:
-        words = [drawing.shown_values(one, axis) for one, axis in zip((first, second), axes, strict=False)]
-        words = [first, second] if first == beside else words
+        labels = [drawing.level_label(level, axis) for level, axis in zip((first, second), axes, strict=False)]
+        labels = [first, second] if first == reference_sweep else labels
         how = drawing.look(firsts.index(first), seconds.index(second))
-        found[first, second] = ", ".join(words) or "all cells", how
-    return found
+        styles[first, second] = ", ".join(labels) or "all cells", how
+    return styles
 
 
-def _ends(means: pd.DataFrame) -> dict[tuple[str, str], float]:
+def _final_means(means: pd.DataFrame) -> dict[tuple[str, str], float]:
     """By group: its last mean."""
     last = means.drop_duplicates(["first", "second"], keep="last")
-    return {(str(one["first"]), str(one["second"])): float(one["value"]) for one in last.to_dict("records")}
+    return {(str(row["first"]), str(row["second"])): float(row["value"]) for row in last.to_dict("records")}
 
 
-def _handles(means: pd.DataFrame, found: Looks) -> dict[str, Any]:
+def _legend_handles(means: pd.DataFrame, styles: GroupStyles) -> dict[str, Any]:
     """For the legend: a line a group with its last mean loss, lowest first."""
-    ends, handles = _ends(means), {}
+    ends, handles = _final_means(means), {}
     for key in sorted(ends, key=ends.__getitem__):
-        handles[f"{found[key][0]}: {format_number(ends[key], 3)}"] = drawing.key(**found[key][1])
-    for words, how in (one for key, one in found.items() if key not in ends):
-        handles[f"{words}: diverged"] = drawing.key(color=how["color"], linewidth=drawing.line_width(0.4))
+        handles[f"{styles[key][0]}: {format_number(ends[key], 3)}"] = drawing.key(**styles[key][1])
+    for label, how in (style for key, style in styles.items() if key not in ends):
+        handles[f"{label}: diverged"] = drawing.key(color=how["color"], linewidth=drawing.line_width(0.4))
     return handles
 
 
-def _draw_means(axes: Axes, means: pd.DataFrame, x: str, found: Looks, scale: float) -> None:
+def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, scale: float) -> None:
     # the lowest on top
-    ends = _ends(means)
-    for place, key in enumerate(sorted(found, key=lambda key: -ends.get(key, 0.0))):
-        how = found[key][1]
+    ends = _final_means(means)
+    for rank, key in enumerate(sorted(styles, key=lambda key: -ends.get(key, 0.0))):
+        how = styles[key][1]
         line = means[(means["first"] == key[0]) & (means["second"] == key[1])]
         at, y, sd = line[x] / scale, line["value"], line["sd"].fillna(0)
         if (sd > 0).any():
             axes.fill_between(at, y - sd, y + sd, color=how["color"], alpha=0.16, linewidth=0, zorder=2)
-        every = max(1, len(line) // 6)
-        axes.plot(at, y, **how, markevery=(place % every, every), zorder=3, linewidth=drawing.line_width(1.2))
+        stride = max(1, len(line) // 6)
+        axes.plot(at, y, **how, markevery=(rank % stride, stride), zorder=3, linewidth=drawing.line_width(1.2))
 
 
 def _draw_cells(
-    axes: Axes, frame: pd.DataFrame, x: str, column: str, found: Looks, scale: float, named: Sequence[str]
+    axes: Axes, frame: pd.DataFrame, x: str, column: str, styles: GroupStyles, scale: float, named: Sequence[str]
 ) -> None:
     """Every cell's own curve, thin; those of a group together, which takes a hundredth of the time."""
     from matplotlib.collections import LineCollection
 
-    known = frame[frame[column].notna()]
-    for (first, second), group in known.groupby(["first", "second"], sort=False):
-        curves = [one[[x, column]].to_numpy(dtype=float) / (scale, 1) for _, one in group.groupby("cell", sort=False)]
+    measured = frame[frame[column].notna()]
+    for (first, second), group in measured.groupby(["first", "second"], sort=False):
+        curves = [
+            curve[[x, column]].to_numpy(dtype=float) / (scale, 1) for _, curve in group.groupby("cell", sort=False)
+        ]
         thin = {"linewidths": drawing.line_width(0.4), "alpha": 0.15 if named else 0.3, "zorder": 1.5}
-        ink = found[str(first), str(second)][1]["color"]
+        ink = styles[str(first), str(second)][1]["color"]
         axes.add_collection(LineCollection(curves, colors=ink, **thin), autolim=True)
     axes.autoscale_view()
 
 
-def _draw_behind(axes: Axes, behind: pd.DataFrame, x: str, found: Looks, scale: float) -> None:
+def _draw_training_loss(axes: Axes, behind: pd.DataFrame, x: str, styles: GroupStyles, scale: float) -> None:
     """The smoothed training loss of every group, dotted and faint."""
     for (first, second), line in behind.groupby(["first", "second"], sort=False):
-        how = {"color": found[str(first), str(second)][1]["color"], "linestyle": (0, (1, 1.5)), "alpha": 0.55}
+        how = {"color": styles[str(first), str(second)][1]["color"], "linestyle": (0, (1, 1.5)), "alpha": 0.55}
         axes.plot(line[x] / scale, line["value"], **how, linewidth=drawing.line_width(0.8), zorder=1)
 
 
-def _draw_named(
-    axes: Axes, frame: pd.DataFrame, x: str, column: str, scale: float, named: dict[str, str], *, words: bool
+def _draw_highlighted(
+    axes: Axes, frame: pd.DataFrame, x: str, column: str, scale: float, named: dict[str, str], *, with_labels: bool
 ) -> None:
     """The curves that are to stand out, with their words where they end."""
-    told = []
+    labels = []
     for cell, label in named.items():
-        one = frame[(frame["cell"] == cell) & frame[column].notna()]
-        if len(one):
-            axes.plot(one[x] / scale, one[column], color="#000000", linewidth=drawing.line_width(1.1), zorder=3.5)
-            told.append((float(one[x].iloc[-1]) / scale, float(one[column].iloc[-1]), label))
-    if words and told:
-        label_line_ends(axes, told)
+        curve = frame[(frame["cell"] == cell) & frame[column].notna()]
+        if len(curve):
+            axes.plot(curve[x] / scale, curve[column], color="#000000", linewidth=drawing.line_width(1.1), zorder=3.5)
+            labels.append((float(curve[x].iloc[-1]) / scale, float(curve[column].iloc[-1]), label))
+    if with_labels and labels:
+        label_line_ends(axes, labels)

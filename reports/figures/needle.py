@@ -29,9 +29,9 @@ from .canvas.length_frames import (
     length_frame,
     length_label,
     line_means,
-    only,
+    single_value,
 )
-from .canvas.line_drawing import draw_lines_with_means, legend, looks, mark_baseline, mark_training_length
+from .canvas.line_drawing import draw_lines_with_means, legend, line_styles, mark_baseline, mark_training_length
 
 HEADROOM = 132  # percent at the top of the axes: room for words above the best line
 
@@ -46,14 +46,17 @@ def collect(store: Store, data: SweepData) -> FigureData:
     means = line_means(frame)
     axes = axes_of_lines(data)
     ceilings = {length: ceiling(data, length) for length in sorted(set(frame["length"]))}
-    known = {length: value for length, value in ceilings.items() if value is not None}
+    measured_ceilings = {length: value for length, value in ceilings.items() if value is not None}
     best = _best(frame)
-    notes = [f"{averaging_note(data)}{bar_note(means)}{_ceiling_note(known)}", *_best_note(frame, best, data)]
+    notes = [
+        f"{averaging_note(data)}{bar_note(means)}{_ceiling_note(measured_ceilings)}",
+        *_best_note(frame, best, data),
+    ]
     if frame["line"].nunique() > 1:
         notes.append("Marks stand a little aside of their length, so that none hides another.")
     return collected(
         store, data, "needle", "Needle accuracy over context length", frame, frame_origins(frame),
-        notes=[*notes, *fewer_cells_note(means)], trained=only(list(frame["trained"])), axes=axes, ceilings=known, best=best,
+        notes=[*notes, *fewer_cells_note(means)], trained=single_value(list(frame["trained"])), axes=axes, ceilings=measured_ceilings, best=best,
         names=cell_labels(data, without=("attn_type", *axes)),
     )  # fmt: skip
 
@@ -76,28 +79,32 @@ def _best_note(frame: pd.DataFrame, best: str | None, data: SweepData) -> list[s
     ]
 
 
-def _ceiling_note(known: Mapping[int, float]) -> str:
-    if not known:
+def _ceiling_note(ceilings: Mapping[int, float]) -> str:
+    if not ceilings:
         return "What the best constant answer scores is not recorded."
-    told = sorted({format_number(value, 1, percent=True) for value in known.values()}, key=float)
-    ends = f"{told[0]}%" if len(told) == 1 else f"{told[0]} to {told[-1]}%"
+    percentages = sorted({format_number(value, 1, percent=True) for value in ceilings.values()}, key=float)
+    ends = f"{percentages[0]}%" if len(percentages) == 1 else f"{percentages[0]} to {percentages[-1]}%"
     return f"Dotted: the best constant answer on these trials, always the same digit, {ends}."
 
 
-def draw(made: FigureData, look: FigureOptions) -> Figure:
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """A panel a mixer, a line a group of cells, the best cell and the highlighted ones by themselves."""
-    frame, trained, ceilings = made.frame, made.about["trained"], made.about["ceilings"]
+    frame, trained, ceilings = (
+        figure_data.frame,
+        figure_data.draw_options["trained"],
+        figure_data.draw_options["ceilings"],
+    )
     names = list(dict.fromkeys(frame["panel"]))
-    figure = drawing.page(drawing.PANEL * drawing.rows_of(len(names)) + 0.35, drawing.width_of(len(names)))
-    means, found = line_means(frame), looks(frame, made.about["axes"])
-    named = _named(made, look)
+    figure = drawing.page(drawing.PANEL_HEIGHT * drawing.rows_of(len(names)) + 0.35, drawing.width_of(len(names)))
+    means, styles = line_means(frame), line_styles(frame, figure_data.draw_options["axes"])
+    highlighted = _highlighted_labels(figure_data, look)
     handles: dict[str, Any] = {}
-    group = drawing.panels(figure, [drawing.shown_values(name) for name in names], sharex=True, sharey=True)
-    for place, (axes, name) in enumerate(zip(group, names, strict=True)):
-        here, mean = (some[some["panel"] == name] for some in (frame, means))
-        handles |= draw_lines_with_means(axes, here, mean, found, 100, named=named)
+    group = drawing.panels(figure, [drawing.level_label(name) for name in names], sharex=True, sharey=True)
+    for index, (axes, name) in enumerate(zip(group, names, strict=True)):
+        panel_rows, mean = (rows[rows["panel"] == name] for rows in (frame, means))
+        handles |= draw_lines_with_means(axes, panel_rows, mean, styles, 100, highlighted=highlighted)
         drawing.length_axis(axes, list(frame["length"]), trained, room=0.9)
-        mark_training_length(axes, trained, word=place == 0)
+        mark_training_length(axes, trained, with_label=index == 0)
         axes.set_yticks(range(0, 101, 20 if look.scale >= 0.8 else 25))
         axes.set_ylim(-5, HEADROOM)
         axes.spines["left"].set_bounds(0, 100)
@@ -106,18 +113,22 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
         highest = max(levels, key=float)
         mark_baseline(group, levels[highest], f"constant answer\n{highest}%")
     drawing.outer_labels(figure, length_label(trained), "digits recalled, %")
-    return drawing.finished(figure, made.title, made.notes, legend(handles, found))
+    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(handles, styles))
 
 
-def _named(made: FigureData, look: FigureOptions) -> dict[str, str]:
+def _highlighted_labels(figure_data: FigureData, look: FigureOptions) -> dict[str, str]:
     """The cells that are drawn by themselves, with their words: the best, or those that are to stand out."""
-    wanted = look.highlight or ((made.about["best"],) if made.about["best"] else ())
-    ends = made.frame.sort_values("length").drop_duplicates("cell", keep="last").set_index("cell")["value"]
-    found = {}
-    for cell in wanted:
+    drawn_cells = look.highlight or ((figure_data.draw_options["best"],) if figure_data.draw_options["best"] else ())
+    ends = figure_data.frame.sort_values("length").drop_duplicates("cell", keep="last").set_index("cell")["value"]
+    labels = {}
+    for cell in drawn_cells:
         if cell in ends.index:
-            first = "best cell" if cell == made.about["best"] else made.about["names"][cell] or "this cell"
-            second = made.about["names"][cell] if cell == made.about["best"] else ""
+            first = (
+                "best cell"
+                if cell == figure_data.draw_options["best"]
+                else figure_data.draw_options["names"][cell] or "this cell"
+            )
+            second = figure_data.draw_options["names"][cell] if cell == figure_data.draw_options["best"] else ""
             number = f"{format_number(ends[cell], 1, percent=True)}%"
-            found[cell] = f"{first}: {number}" + (f"\n{second}" if second else "")
-    return found
+            labels[cell] = f"{first}: {number}" + (f"\n{second}" if second else "")
+    return labels

@@ -14,15 +14,15 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from xml.etree import ElementTree
 
-CLOSE = 0.01  # points that a coordinate may be off, 1/7200 inch
-SHADE = 8  # of 255: how much a dot's colour may be off
+MAX_COORDINATE_DIFFERENCE = 0.01  # points that a coordinate may be off, 1/7200 inch
+MAX_COLOUR_DIFFERENCE = 8  # of 255: how much a dot's colour may be off
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 SVG_ID = re.compile(r"(?<=#)[\w-]+")
 METADATA = "{http://www.w3.org/2000/svg}metadata"
 PROCESSING = re.compile(rb"<\?.*?\?>|<!DOCTYPE[^>\[]*(?:\[.*?\])?[^>]*>", re.DOTALL)
 PDF_OBJECT = re.compile(rb"(\d+) 0 obj\s(.*?)endobj", re.DOTALL)
 PDF_STREAM = re.compile(rb"(.*?)stream\r?\n(.*)endstream", re.DOTALL)
-SHOWN = 60  # characters of a difference
+MAX_SHOWN_CHARS = 60  # characters of a difference
 
 Part = tuple[str, str]
 """A piece of a picture: where it stands, and what stands there."""
@@ -41,8 +41,8 @@ def difference(written: bytes, drawn: bytes, format: str) -> str | None:
     if written == drawn:
         return None
     if format == "png":
-        return _dots(written, drawn)
-    read = {"svg": _svg, "pdf": _pdf}[format]
+        return _png_difference(written, drawn)
+    read = {"svg": _svg_parts, "pdf": _pdf_parts}[format]
     try:
         parts = list(read(written))
     except (ElementTree.ParseError, zlib.error) as error:
@@ -54,27 +54,27 @@ def difference(written: bytes, drawn: bytes, format: str) -> str | None:
             return f"{old[0]} is in the file alone"
         if old[0] != new[0]:
             return f"the file has {old[0]} where {new[0]} is drawn now"
-        apart = _apart(old[1], new[1])
-        if apart is not None:
-            return f"{old[0]}: the file has {apart[0]}, drawn now is {apart[1]}"
+        mismatch = _first_mismatch(old[1], new[1])
+        if mismatch is not None:
+            return f"{old[0]}: the file has {mismatch[0]}, drawn now is {mismatch[1]}"
     return None
 
 
-def _apart(old: str, new: str) -> tuple[str, str] | None:
+def _first_mismatch(old: str, new: str) -> tuple[str, str] | None:
     """Where two texts part, numbers with decimals only if they are not close; None where they are alike."""
     if old == new:
         return None
     if NUMBER.split(old) != NUMBER.split(new):
         at = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
-        start = max(0, at - SHOWN // 2)
-        return repr(old[start : start + SHOWN]), repr(new[start : start + SHOWN])
+        start = max(0, at - MAX_SHOWN_CHARS // 2)
+        return repr(old[start : start + MAX_SHOWN_CHARS]), repr(new[start : start + MAX_SHOWN_CHARS])
     for a, b in zip(NUMBER.findall(old), NUMBER.findall(new), strict=True):
-        if a != b and ("." not in a + b or abs(float(a) - float(b)) > CLOSE):
+        if a != b and ("." not in a + b or abs(float(a) - float(b)) > MAX_COORDINATE_DIFFERENCE):
             return a, b
     return None
 
 
-def _svg(content: bytes) -> Iterator[Part]:
+def _svg_parts(content: bytes) -> Iterator[Part]:
     # what stands beside the elements may change how they look: a style sheet, an entity
     yield "the head of the file", repr(PROCESSING.findall(content))
     root = ElementTree.fromstring(content)
@@ -82,42 +82,42 @@ def _svg(content: bytes) -> Iterator[Part]:
     for element in root.iter():
         if "id" in element.attrib:
             names.setdefault(element.attrib["id"], f"id{len(names)}")
-    yield from _elements(root, names, "the picture")
+    yield from _element_parts(root, names, "the picture")
 
 
-def _elements(element: ElementTree.Element, names: dict[str, str], place: str) -> Iterator[Part]:
+def _element_parts(element: ElementTree.Element, names: dict[str, str], group: str) -> Iterator[Part]:
     if element.tag == METADATA:
         return
     kind = element.tag.rpartition("}")[2]
     # matplotlib's own names say more than the kind of an element does
-    place = element.attrib.get("id", place) if kind == "g" else place
-    here = f"{kind} of {place}"
-    yield here, element.tag
+    group = element.attrib.get("id", group) if kind == "g" else group
+    location = f"{kind} of {group}"
+    yield location, element.tag
     for name, value in sorted(element.attrib.items()):
-        known = names[value] if name == "id" else SVG_ID.sub(lambda found: names.get(found[0], found[0]), value)
-        yield f"{name.rpartition('}')[2]} of {here}", known
-    yield f"words of {here}", (element.text or "").strip()
+        normalized = names[value] if name == "id" else SVG_ID.sub(lambda match: names.get(match[0], match[0]), value)
+        yield f"{name.rpartition('}')[2]} of {location}", normalized
+    yield f"words of {location}", (element.text or "").strip()
     for child in element:
-        yield from _elements(child, names, place)
-        yield f"words after {child.tag.rpartition('}')[2]} of {place}", (child.tail or "").strip()
+        yield from _element_parts(child, names, group)
+        yield f"words after {child.tag.rpartition('}')[2]} of {group}", (child.tail or "").strip()
 
 
-def _pdf(content: bytes) -> Iterator[Part]:
+def _pdf_parts(content: bytes) -> Iterator[Part]:
     for number, body in PDF_OBJECT.findall(content):
         # the description of the file, and lengths, which packing decides
         if b"/Producer" in body or body.strip().isdigit():
             continue
-        found = PDF_STREAM.match(body)
-        head, stream = (found[1], found[2].rstrip(b"\r\n")) if found else (body, b"")
+        match = PDF_STREAM.match(body)
+        head, stream = (match[1], match[2].rstrip(b"\r\n")) if match else (body, b"")
         if b"/FlateDecode" in head:
             stream = zlib.decompressobj().decompress(stream)
         head = re.sub(rb"/Length \d+(?! 0 R)", b"", head)
-        place = f"object {number.decode()}"
-        yield f"the head of {place}", head.decode("latin-1")
-        yield f"the content of {place}", stream.decode("latin-1")
+        location = f"object {number.decode()}"
+        yield f"the head of {location}", head.decode("latin-1")
+        yield f"the content of {location}", stream.decode("latin-1")
 
 
-def _dots(written: bytes, drawn: bytes) -> str | None:
+def _png_difference(written: bytes, drawn: bytes) -> str | None:
     import numpy as np
     from matplotlib.image import imread
 
@@ -128,8 +128,8 @@ def _dots(written: bytes, drawn: bytes) -> str | None:
     new = imread(io.BytesIO(drawn), format="png")
     if old.shape != new.shape:
         return f"the file has {old.shape[1]} x {old.shape[0]} dots, drawn now are {new.shape[1]} x {new.shape[0]}"
-    other = (np.abs(old - new) > SHADE / 255).any(axis=-1)
-    if not other.any():
+    differs = (np.abs(old - new) > MAX_COLOUR_DIFFERENCE / 255).any(axis=-1)
+    if not differs.any():
         return None
-    y, x = np.argwhere(other)[0]
-    return f"{int(other.sum())} dots have another colour, the first at column {x}, row {y}"
+    y, x = np.argwhere(differs)[0]
+    return f"{int(differs.sum())} dots have another colour, the first at column {x}, row {y}"

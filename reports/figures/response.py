@@ -16,34 +16,34 @@ from ..sweep_data import ReportError, SweepData, cell_level
 from .canvas import drawing
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
 from .canvas.length_frames import bar_note, line_means
-from .canvas.line_drawing import draw_lines_with_means, legend, looks, named_cells, robust_range
-from .canvas.scales import of_numbers, words
-from .comparisons.forest import default_columns, measure_words
+from .canvas.line_drawing import draw_lines_with_means, legend, line_styles, named_cells, robust_range
+from .canvas.scales import scale_for_values, tick_label
+from .comparisons.forest import default_columns, measure_label
 
 LINES = ("attn_type", "memory")
 """The axes that tell lines apart; over the others means are taken."""
-LEAST = 2
+MIN_LEVELS = 2
 """Levels that an axis has at least."""
 
 
-def numeric_axes(data: SweepData) -> dict[str, dict[str, float]]:
+def axes_with_numeric_levels(data: SweepData) -> dict[str, dict[str, float]]:
     """By axis, the number of each of its levels, in the grid's order; those of which every level is a finite number."""
-    found = {}
+    numbers_by_axis = {}
     for axis in data.extra_axes():
-        levels = {level: number(level) for level in data.levels(axis)}
-        known = {level: value for level, value in levels.items() if value is not None}
-        if len(known) == len(levels) and len(set(known.values())) >= LEAST:
-            found[axis] = known
-    return found
+        levels = {level: level_as_number(level) for level in data.levels(axis)}
+        numbers_by_level = {level: value for level, value in levels.items() if value is not None}
+        if len(numbers_by_level) == len(levels) and len(set(numbers_by_level.values())) >= MIN_LEVELS:
+            numbers_by_axis[axis] = numbers_by_level
+    return numbers_by_axis
 
 
-def number(level: str) -> float | None:
+def level_as_number(level: str) -> float | None:
     """The number that a level is; None for a word."""
     try:
-        found = float(level.replace("_", ""))
+        value = float(level.replace("_", ""))
     except ValueError:
         return None
-    return found if math.isfinite(found) else None
+    return value if math.isfinite(value) else None
 
 
 def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureData:
@@ -57,20 +57,20 @@ def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureDa
         raise ReportError(
             f"the trials of sweep {data.sweep} differ in all that is searched, so that none is a mean of others; ask for --figure slices"
         )
-    numeric = numeric_axes(data)
-    axis = _axis(data, numeric, by)
-    lines = tuple(one for one in LINES if len(data.levels(one)) > 1)
+    numeric = axes_with_numeric_levels(data)
+    axis = _chosen_axis(data, numeric, by)
+    lines = tuple(line_axis for line_axis in LINES if len(data.levels(line_axis)) > 1)
     rows = [row for column in default_columns(data) for row in _rows(data, column, axis, numeric[axis], lines)]
     if not rows:
         raise ReportError(f"no cell of sweep {data.sweep} has a number to draw over {axis}; finish it")
     frame = pd.DataFrame(rows).astype({"value": float, "low": float, "high": float})
     means = _means(frame)
-    others = [one for one in numeric if one != axis]
-    notes = [f"{_averaged(data, axis, lines)}{bar_note(means, 'Band')}"]
+    unused_axes = [candidate for candidate in numeric if candidate != axis]
+    notes = [f"{_averaging_note(data, axis, lines)}{bar_note(means, 'Band')}"]
     if (means["cells"] < means["of"]).any():
         notes.append("n=k: a mean over k cells, fewer than the line has at other levels.")
-    if others:
-        notes.append(f"Other axes of numbers, for --by: {', '.join(others)}.")
+    if unused_axes:
+        notes.append(f"Other axes of numbers, for --by: {', '.join(unused_axes)}.")
     return collected(
         store, data, "response", f"Response to {drawing.axis_label(axis)}", frame, frame_origins(frame),
         notes=[note.strip() for note in notes if note], options={"by": by} if by else None, axis=axis, axes=lines,
@@ -78,10 +78,10 @@ def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureDa
     )  # fmt: skip
 
 
-def _axis(data: SweepData, numeric: dict[str, dict[str, float]], by: str | None) -> str:
+def _chosen_axis(data: SweepData, numeric: dict[str, dict[str, float]], by: str | None) -> str:
     if by is not None and by not in numeric:
-        known = choices_hint(by, list(numeric)) if numeric else "no axis of this sweep has numbers for levels"
-        raise ReportError(f"--by {by[:60]}: that is no axis of sweep {data.sweep} whose levels are numbers; {known}")
+        hint = choices_hint(by, list(numeric)) if numeric else "no axis of this sweep has numbers for levels"
+        raise ReportError(f"--by {by[:60]}: that is no axis of sweep {data.sweep} whose levels are numbers; {hint}")
     if not numeric:
         raise ReportError(
             f"sweep {data.sweep} has no axis whose levels are numbers; give its grid one, such as train.muon_lr: [0.01, 0.02, 0.04]"
@@ -91,65 +91,78 @@ def _axis(data: SweepData, numeric: dict[str, dict[str, float]], by: str | None)
 
 def _means(frame: pd.DataFrame) -> pd.DataFrame:
     """The lines of a frame, each mean held against the most cells that its line has at one level."""
-    found = line_means(frame)
-    return found.assign(of=found.groupby(["panel", "line"])["cells"].transform("max"))
+    means = line_means(frame)
+    return means.assign(of=means.groupby(["panel", "line"])["cells"].transform("max"))
 
 
 def _rows(
     data: SweepData, column: Column, axis: str, levels: dict[str, float], lines: Sequence[str]
 ) -> list[dict[str, Any]]:
     unit = "%" if column.percent else column.unit
-    about: dict[str, Any] = {"panel": column.heading, "words": measure_words(column), "unit": unit}
-    about |= {"better": column.direction, "percent": column.percent, "probe": column.probe, "metric": column.metric}
-    found = []
+    column_fields: dict[str, Any] = {"panel": column.heading, "words": measure_label(column), "unit": unit}
+    column_fields |= {
+        "better": column.direction,
+        "percent": column.percent,
+        "probe": column.probe,
+        "metric": column.metric,
+    }
+    rows = []
     for key, cells in data.configurations().items():
         for cell in cells:
             value = data.given(cell, column)
             if value is None or value.value is None:
                 continue
-            mine = [cell_level(cell, one) for one in lines]
-            first, second = [*mine, "", ""][:2]
-            row = {"cell": cell.cell_id, "attempt": value.attempt_id, "configuration": ", ".join(key)} | about
-            row |= {"first": first, "second": second, "line": ", ".join(mine) or "all cells", "axis": axis}
+            line_levels = [cell_level(cell, line_axis) for line_axis in lines]
+            first, second = [*line_levels, "", ""][:2]
+            row = {"cell": cell.cell_id, "attempt": value.attempt_id, "configuration": ", ".join(key)} | column_fields
+            row |= {"first": first, "second": second, "line": ", ".join(line_levels) or "all cells", "axis": axis}
             row |= {"length": levels[cell_level(cell, axis)], "value": value.value}
-            found.append(row | {"low": value.low, "high": value.high})
-    return found
+            rows.append(row | {"low": value.low, "high": value.high})
+    return rows
 
 
-def _averaged(data: SweepData, axis: str, lines: Sequence[str]) -> str:
-    told = (axis, *lines)
+def _averaging_note(data: SweepData, axis: str, lines: Sequence[str]) -> str:
+    shown_axes = (axis, *lines)
     ranked = ("attn_type", "distractor", "reg_mode", "memory", "window", *data.extra_axes())
-    names = [drawing.axis_label(one) for one in ranked if one not in told and len(data.levels(one)) > 1]
+    names = [
+        drawing.axis_label(candidate)
+        for candidate in ranked
+        if candidate not in shown_axes and len(data.levels(candidate)) > 1
+    ]
     names += ["seed"] if len({cell.seed for cell in data.cells}) > 1 else []
     return f"Lines: means over {', '.join(names)}; dots: single cells. " if names else ""
 
 
-def draw(made: FigureData, look: FigureOptions) -> Figure:
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """A panel a number, a line a mixer (and memory) with its band, single cells faint behind it."""
-    frame = made.frame
+    frame = figure_data.frame
     titles = list(dict.fromkeys(frame["panel"]))
-    told = frame.drop_duplicates("panel").set_index("panel")["words"]
-    figure = drawing.page(drawing.PANEL + 0.35, drawing.width_of(len(titles), 3.0) if len(titles) > 1 else 4.6)
-    columns = 3 if figure.get_figwidth() > drawing.NARROW else 2
-    grid = drawing.panels(figure, [told[title] for title in titles], columns=columns)
-    means, found = _means(frame), looks(frame, made.about["axes"])
-    named = named_cells(made, look)
+    measure_labels = frame.drop_duplicates("panel").set_index("panel")["words"]
+    figure = drawing.page(drawing.PANEL_HEIGHT + 0.35, drawing.width_of(len(titles), 3.0) if len(titles) > 1 else 4.6)
+    columns = 3 if figure.get_figwidth() > drawing.NARROW_WIDTH else 2
+    grid = drawing.panels(figure, [measure_labels[title] for title in titles], columns=columns)
+    means, styles = _means(frame), line_styles(frame, figure_data.draw_options["axes"])
+    highlighted = named_cells(figure_data, look)
     handles: dict[str, Any] = {}
     for axes, title in zip(grid, titles, strict=True):
-        here, mean = (some[some["panel"] == title].reset_index(drop=True) for some in (frame, means))
-        handles |= _panel(axes, here, mean, found, named)
-    return drawing.finished(figure, made.title, made.notes, legend(handles, found))
+        panel_rows, mean = (rows[rows["panel"] == title].reset_index(drop=True) for rows in (frame, means))
+        handles |= _draw_panel(axes, panel_rows, mean, styles, highlighted)
+    return drawing.finished(figure, figure_data.title, figure_data.notes, legend(handles, styles))
 
 
-def _panel(
-    axes: Axes, here: pd.DataFrame, mean: pd.DataFrame, found: dict[str, dict[str, Any]], named: dict[str, str]
+def _draw_panel(
+    axes: Axes,
+    panel_rows: pd.DataFrame,
+    mean: pd.DataFrame,
+    styles: dict[str, dict[str, Any]],
+    highlighted: dict[str, str],
 ) -> dict[str, Any]:
-    percent = bool(here["percent"].iloc[0])
+    percent = bool(panel_rows["percent"].iloc[0])
     scale = 100.0 if percent else 1.0
     # seeds of a level stand over each other: as dots they are seen where lines of theirs would cross
-    single = here.groupby(["line", "length"])["cell"].transform("size") > 1
-    for name, how in found.items():
-        dots = here[(here["line"] == name) & single]
+    single = panel_rows.groupby(["line", "length"])["cell"].transform("size") > 1
+    for name, how in styles.items():
+        dots = panel_rows[(panel_rows["line"] == name) & single]
         look: dict[str, Any] = {
             "markersize": 2.4,
             "alpha": 0.4,
@@ -158,19 +171,19 @@ def _panel(
             "zorder": 2.4,
         }
         drawing.points(axes, dots["length"], scale * dots["value"], **look)
-    handles = draw_lines_with_means(axes, here, mean, found, scale, named=named, banded=True)
+    handles = draw_lines_with_means(axes, panel_rows, mean, styles, scale, highlighted=highlighted, banded=True)
     if percent:
         axes.set_ylim(-3, 104)
     else:
-        low, high = robust_range(list(here["value"]), list(mean["value"]))
+        low, high = robust_range(list(panel_rows["value"]), list(mean["value"]))
         room = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
         axes.set_ylim(low - room, high + room)
-    levels = sorted(set(here["length"]))
-    of_numbers(levels).dress(axes, "x")
-    if len(levels) <= drawing.MOST_TICKS:
-        drawing.put_ticks(axes.xaxis, {level: words(level) for level in levels})
-    axes.set_xlabel(drawing.axis_label(str(here["axis"].iloc[0])))
-    side = {1: "more is better", -1: "less is better"}.get(int(here["better"].iloc[0]), "")
-    unit = str(here["unit"].iloc[0])
+    levels = sorted(set(panel_rows["length"]))
+    scale_for_values(levels).apply_to_axis(axes, "x")
+    if len(levels) <= drawing.MAX_TICKS:
+        drawing.put_ticks(axes.xaxis, {level: tick_label(level) for level in levels})
+    axes.set_xlabel(drawing.axis_label(str(panel_rows["axis"].iloc[0])))
+    side = {1: "more is better", -1: "less is better"}.get(int(panel_rows["better"].iloc[0]), "")
+    unit = str(panel_rows["unit"].iloc[0])
     axes.set_ylabel(f"{'nats per token' if unit == 'nats/token' else unit}{f' ({side})' if side else ''}")
     return handles

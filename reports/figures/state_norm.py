@@ -14,11 +14,11 @@ from ..stats.untrained_formulas import HEAD_SIZE, state_norms
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins, training_lengths
-from .canvas.labels import at_ends
-from .canvas.length_frames import count_fewer, fewer_cells_note, length_frame, length_label, only
+from .canvas.labels import label_ends
+from .canvas.length_frames import count_fewer, fewer_cells_note, length_frame, length_label, single_value
 
 NORMS = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
-NORM_WORDS = {
+NORM_LABELS = {
     "delta_norm": "the memory",
     "hebbian_norm": "Hebbian writes",
     "delta_norm_kept": "the memory, γ = 1",
@@ -38,32 +38,32 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """
     trained = training_lengths(store, data)
     parts = [length_frame(data, trained, "state_norm", metric) for metric in NORMS]
-    known = [part for part in parts if not part.empty]
-    if known:
-        return _measured(store, data, pd.concat(known, ignore_index=True))
+    measured = [part for part in parts if not part.empty]
+    if measured:
+        return _measured_figure(store, data, pd.concat(measured, ignore_index=True))
     remembering = [cell for cell in data.cells if cell.levels["memory"] == "on"]
     if not is_published(data.sweep) or not remembering:
         raise ReportError(
             f"no cell of sweep {data.sweep} has norms of its memory's state; evaluate cells with memory: --probe state_norm"
         )
-    words = (
+    note_text = (
         f"By the formulas of the memory, for independent keys and values in heads of {HEAD_SIZE} and gates as the published networks "
         "start, γ about 0.98 and β about 0.5; no weights of the trained networks are at hand. Hebbian: the same writes without "
         "erasing. γ = 1: nothing decays. "
     )
-    frame = _started(min(trained.values(), default=2048))
+    frame = _initial_norms(min(trained.values(), default=2048))
     origins = [(cell.cell_id, None) for cell in remembering]
     title = "State of the memory before training"
-    return collected(store, data, "state-norm", title, frame, origins, notes=[words + GUIDE_WORDS], trained=None)
+    return collected(store, data, "state-norm", title, frame, origins, notes=[note_text + GUIDE_NOTE], trained=None)
 
 
-GUIDE_WORDS = (
+GUIDE_NOTE = (
     "Grey: growth as N, of one write again and again, and as √N, of independent writes, where nothing is forgotten."
 )
 
 
-def _measured(store: Store, data: SweepData, frame: pd.DataFrame) -> FigureData:
-    words = (
+def _measured_figure(store: Store, data: SweepData, frame: pd.DataFrame) -> FigureData:
+    note_text = (
         "Mean Frobenius norm over documents, layers, heads and cells. Hebbian: the memory's keys, values and gates, written "
         "without erasing. γ = 1: nothing decays. "
     )
@@ -72,24 +72,24 @@ def _measured(store: Store, data: SweepData, frame: pd.DataFrame) -> FigureData:
         # states of different memories have no mean
         cells = zip(frame["panel"], frame["cell"], strict=True)
         frame["panel"] = [
-            f"{drawing.shown_values(mixer)}, {drawing.memory_label(memory[cell])}" for mixer, cell in cells
+            f"{drawing.level_label(mixer)}, {drawing.memory_label(memory[cell])}" for mixer, cell in cells
         ]
-    notes = [words + GUIDE_WORDS, *fewer_cells_note(norm_means(frame))]
+    notes = [note_text + GUIDE_NOTE, *fewer_cells_note(norm_means(frame))]
     return collected(
         store, data, "state-norm", "State of the memory over context length", frame, frame_origins(frame), notes=notes,
-        trained=only(list(frame["trained"])),
+        trained=single_value(list(frame["trained"])),
     )  # fmt: skip
 
 
-def _started(trained: int) -> pd.DataFrame:
+def _initial_norms(trained: int) -> pd.DataFrame:
     """The norms before training, as `length_frame` has them, of no cell."""
     lengths = [2**power for power in range(SHORTEST.bit_length() - 1, LONGEST.bit_length())]
     rows: list[dict[str, Any]] = []
     for metric in NORMS:
         norms = state_norms(lengths, erases=metric.startswith("delta"), keeps=metric.endswith("_kept"))
-        about = {"cell": None, "attempt": None, "panel": START, "probe": "state_norm", "metric": metric}
+        fields = {"cell": None, "attempt": None, "panel": START, "probe": "state_norm", "metric": metric}
         rows += [
-            about | {"length": length, "trained": trained, "ratio": length / trained, "value": value}
+            fields | {"length": length, "trained": trained, "ratio": length / trained, "value": value}
             for length, value in zip(lengths, norms.tolist(), strict=True)
         ]
     return pd.DataFrame(rows)
@@ -97,45 +97,45 @@ def _started(trained: int) -> pd.DataFrame:
 
 def norm_means(frame: pd.DataFrame) -> pd.DataFrame:
     """One row a panel, metric and length of the state norms: value (mean over cells), cells, of (cells at any length)."""
-    whole = frame.groupby(["panel", "metric"])["cell"].nunique().reset_index(name="of")
+    cell_counts = frame.groupby(["panel", "metric"])["cell"].nunique().reset_index(name="of")
     grouped = frame.groupby(["panel", "metric", "length"], sort=False)
     means = grouped.agg(value=("value", "mean"), cells=("cell", "size")).reset_index()
-    return means.merge(whole, on=["panel", "metric"], how="left")
+    return means.merge(cell_counts, on=["panel", "metric"], how="left")
 
 
-def draw(made: FigureData, look: FigureOptions) -> Figure:
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """A panel a mixer; delta and Hebbian writes, with the trained retention and with none; both axes in logs, with guides."""
-    frame, trained = made.frame, made.about["trained"]
+    frame, trained = figure_data.frame, figure_data.draw_options["trained"]
     means = norm_means(frame)
     names = list(dict.fromkeys(frame["panel"]))
     single = len(names) == 1
     figure = drawing.page(
         2.2 * drawing.rows_of(len(names)) + 0.35, drawing.width_of(len(names)) if len(names) > 1 else 4.6
     )
-    titles = ["" if single else drawing.shown_values(name) for name in names]
+    titles = ["" if single else drawing.level_label(name) for name in names]
     handles: dict[str, Any] = {}
     grid = drawing.panels(figure, titles, sharex=True, sharey=True)
     for axes, name in zip(grid, names, strict=True):
-        _lines(axes, frame[frame["panel"] == name], means[means["panel"] == name], handles)
+        _draw_lines(axes, frame[frame["panel"] == name], means[means["panel"] == name], handles)
         drawing.length_axis(axes, list(frame["length"]), trained)
-        _heights(axes, frame["value"])
+        _set_y_axis(axes, frame["value"])
     for axes, name in zip(grid, names, strict=True):
-        _guides(axes, means[means["panel"] == name])
+        _draw_guides(axes, means[means["panel"] == name])
     drawing.outer_labels(figure, length_label(trained), "norm of the state")
     if single:
         last = means[means["length"] == means["length"].max()].set_index("metric")["value"]
         if set(last.index) == set(means["metric"]):
-            at_ends(grid[0], [(NORM_WORDS[name], value, handles[name].get_color()) for name, value in last.items()])
+            label_ends(grid[0], [(NORM_LABELS[name], value, handles[name].get_color()) for name, value in last.items()])
             handles = {}
-    ordered = {NORM_WORDS[metric]: handles[metric] for metric in NORMS if metric in handles}
-    return drawing.finished(figure, made.title, made.notes, ordered)
+    ordered = {NORM_LABELS[metric]: handles[metric] for metric in NORMS if metric in handles}
+    return drawing.finished(figure, figure_data.title, figure_data.notes, ordered)
 
 
-def _lines(axes: Axes, here: pd.DataFrame, means: pd.DataFrame, handles: dict[str, Any]) -> None:
+def _draw_lines(axes: Axes, panel_rows: pd.DataFrame, means: pd.DataFrame, handles: dict[str, Any]) -> None:
     """The means of every metric, thick, over thin lines of single cells."""
-    for place, metric in enumerate(NORMS):
-        part = here[here["metric"] == metric]
-        how = drawing.look(place % 2, place // 2)
+    for index, metric in enumerate(NORMS):
+        part = panel_rows[panel_rows["metric"] == metric]
+        how = drawing.look(index % 2, index // 2)
         if part["cell"].nunique() > 1:
             thin = {name: how[name] for name in ("color", "linestyle")}
             for _, cell in part.groupby("cell", sort=False):
@@ -146,7 +146,7 @@ def _lines(axes: Axes, here: pd.DataFrame, means: pd.DataFrame, handles: dict[st
             count_fewer(axes, mean, how["color"])
 
 
-def _heights(axes: Axes, values: pd.Series) -> None:
+def _set_y_axis(axes: Axes, values: pd.Series) -> None:
     """A vertical axis in steps of two that holds all values, and three ticks at least."""
     above = values[values > 0]
     if above.empty:
@@ -159,23 +159,26 @@ def _heights(axes: Axes, values: pd.Series) -> None:
     drawing.log_ticks(axes.yaxis, 6, (1,), base=2)
 
 
-def _guides(axes: Axes, means: pd.DataFrame) -> None:
+def _draw_guides(axes: Axes, means: pd.DataFrame) -> None:
     """Grey lines that grow as N and as its root from the first point of what neither decays nor is erased, named at their ends."""
-    kept = means[means["metric"] == NORMS[-1]]
+    hebbian_without_decay = means[means["metric"] == NORMS[-1]]
     lengths = np.sort(means["length"].unique().astype(float))
-    start = (kept if len(kept) else means).sort_values("length").iloc[0]
+    start = (hebbian_without_decay if len(hebbian_without_decay) else means).sort_values("length").iloc[0]
     if len(lengths) < 2 or start["value"] <= 0:
         return
     low, high = axes.get_ylim()
-    for words, power in GUIDES.items():
+    for label, power in GUIDES.items():
         x = np.geomspace(start["length"], lengths[-1], 100)
         y = start["value"] * (x / start["length"]) ** power
-        seen = y <= high
-        axes.plot(x[seen], y[seen], color=drawing.FAINT, alpha=0.6, linewidth=drawing.line_width(4), zorder=1)
+        visible = y <= high
+        axes.plot(x[visible], y[visible], color=drawing.FAINT, alpha=0.6, linewidth=drawing.line_width(4), zorder=1)
         # the steeper one is named above its line, at the end; the other below its own, from the middle on
         steep = power == max(GUIDES.values())
-        place = int(np.flatnonzero(seen)[-1]) if steep else len(x) // 2
-        offset = (-4, 2) if seen.all() else (-10, -2)
-        look: dict[str, Any] = {"ha": "right" if steep else "left", "va": "bottom" if steep and seen.all() else "top"}
-        drawing.note(axes, words, (x[place], y[place]), offset if steep else (4, -4), color=drawing.GREY, **look)
+        index = int(np.flatnonzero(visible)[-1]) if steep else len(x) // 2
+        offset = (-4, 2) if visible.all() else (-10, -2)
+        look: dict[str, Any] = {
+            "ha": "right" if steep else "left",
+            "va": "bottom" if steep and visible.all() else "top",
+        }
+        drawing.note(axes, label, (x[index], y[index]), offset if steep else (4, -4), color=drawing.GREY, **look)
     axes.set_ylim(low, high)

@@ -1,6 +1,7 @@
-"""A table as text: terminal, Markdown, CSV, LaTeX, HTML or JSON, a file each. Text from a grid may hold anything: it is escaped.
+"""Renderers of a table: terminal, Markdown, CSV, LaTeX, HTML and JSON, one file each.
 
-Every rendering but the terminal's carries the table's trace, from which `check.check_file` makes the table again.
+Text from a grid may hold anything, so every renderer escapes it. Every rendering except the terminal's carries the
+table's trace, from which `check.check_file` builds the table again.
 
 Imports nothing of the package but reports/table.py and results/console. Start at markdown.py.
 """
@@ -24,20 +25,32 @@ RENDERERS: dict[str, ModuleType] = {
     "html": html_renderer,
     "json": json_renderer,
 }
-"""By format: the file, whose `text` writes a table, and whose `rows` and `trace_of` read it back (but from a terminal)."""
+"""Module by format: its `text` renders a table, its `rows` and `trace_of` read a rendering back (not from a
+terminal).
+"""
 FORMATS = tuple(RENDERERS)
 SUFFIXES = {f".{format}": format for format in FORMATS if format != "terminal"}
-"""By ending of a file: the format it holds."""
+"""Format by file extension."""
 
 
 def render(
     table: Table, format: str = "terminal", *, trace: bool = True, color: bool = False, width: int | None = None
 ) -> str:
-    """The table as text that ends with a newline. Raises ReportError for an unknown format.
+    """Return the table as text that ends with a newline.
 
-    `csv` has one header line and the printed values, never a trace; `json` is a list of objects, one a row, with the database's column
-    names, the unrounded values and the printed ones. `trace=False` leaves the trace out; `color` lets the terminal show
-    the best values in bold, and has lines of at most `width` signs.
+    `csv` has one header line and the printed values, never a trace. `json` is a list of objects, one per row, with
+    the
+    database's column names, the unrounded values and the printed ones.
+
+    Args:
+        table: The table.
+        format: A key of RENDERERS.
+        trace: Whether the text carries the table's trace.
+        color: Whether the terminal shows the best values in bold.
+        width: Maximum characters per line in a terminal; None for no limit.
+
+    Raises:
+        ReportError: The format is unknown.
     """
     if format not in RENDERERS:
         raise ReportError(f"there is no format {format!r}; {choices_hint(format, FORMATS)}")
@@ -47,17 +60,19 @@ def render(
 
 
 def trace_path(path: Path) -> Path:
-    """Where the trace of a written CSV lies: beside it."""
+    """Return the path of the trace file of a CSV: `table.csv.trace.json` next to `table.csv`."""
     return path.with_name(f"{path.name}.trace.json")
 
 
 def rendered_files(table: Table, path: Path, format: str, *, trace: bool = True) -> dict[Path, str]:
-    """By file, what is to be written for a table at `path`: the rendering, and beside a CSV its trace (beside no pipe or
-    device).
+    """Return the text of each file that belongs to a table, by path: the rendering, and for a CSV its trace file.
 
-    Raises ReportError for an unknown format.
+    A CSV that goes to a pipe or device has no trace file. Nothing is written here.
+
+    Raises:
+        ReportError: The format is unknown.
     """
-    found = {path: render(table, format, trace=trace)}
+    texts_by_path = {path: render(table, format, trace=trace)}
     if format == "csv" and trace and not is_stream(path):
-        found[trace_path(path)] = csv_renderer.trace_file_text(table)
-    return found
+        texts_by_path[trace_path(path)] = csv_renderer.trace_file_text(table)
+    return texts_by_path

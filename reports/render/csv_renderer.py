@@ -1,4 +1,4 @@
-"""A table as CSV: one header line and the printed values. CSV knows no comment: its trace is a file beside it."""
+"""Table as CSV: one header line and the printed values. CSV has no comments, so the trace is a file next to it."""
 
 from __future__ import annotations
 
@@ -12,25 +12,38 @@ from ..table import Table
 
 
 def text(table: Table, *, trace: bool = True) -> str:
+    """Return the headings and the printed rows as CSV; `trace` has no effect, since CSV has no comments."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(map(csv_field, row) for row in (table.columns, *table.rows))
     return out.getvalue()
 
 
 def trace_file_text(table: Table) -> str:
-    """What the file beside it holds: the trace, and by column how probable it is that each row's number is the best."""
+    """Return the trace file of a CSV as JSON: the table's trace and, where known, the probabilities of being best.
+
+    The key `p_best` maps a column heading to one probability per row (None where unknown). Columns without any
+    probability are left out, and so is the key where no column has one.
+    """
     columns = zip(table.columns[table.text_columns :], zip(*table.entries, strict=True), strict=False)
-    chances = {heading: [one.p_best for one in column] for heading, column in columns}
-    known = {heading: some for heading, some in chances.items() if any(p is not None for p in some)}
-    told = {**table.trace, "p_best": known} if known else table.trace
-    return json.dumps(told, indent=1, allow_nan=False) + "\n"
+    chances = {heading: [entry.p_best for entry in column] for heading, column in columns}
+    p_best = {
+        heading: probabilities
+        for heading, probabilities in chances.items()
+        if any(p is not None for p in probabilities)
+    }
+    fields = {**table.trace, "p_best": p_best} if p_best else table.trace
+    return json.dumps(fields, indent=1, allow_nan=False) + "\n"
 
 
 def rows(written: str) -> list[list[str]]:
-    """The headings and the rows."""
+    """Return the parsed CSV: the headings, then the rows."""
     return list(csv.reader(io.StringIO(written)))
 
 
 def trace_of(written: str) -> Any:
-    """The trace, of what the file beside it holds. Raises ValueError where it is no JSON."""
+    """Return the trace from the text of a trace file.
+
+    Raises:
+        ValueError: The text is not JSON.
+    """
     return json.loads(written)

@@ -1,4 +1,4 @@
-"""A table as an HTML page, with what is behind every number in data- attributes; and the rows of one that was written."""
+"""Table as an HTML page, with the origin of every number in data- attributes; and a parser that reads a page back."""
 
 from __future__ import annotations
 
@@ -28,23 +28,31 @@ tbody tr:hover>*{background:#f1f3f8}
 
 
 def text(table: Table, *, trace: bool = True) -> str:
-    def words(tag: str, scope: str, texts: Iterable[str], kind: str = "") -> str:
+    """Return the table as a complete HTML page.
+
+    Every number carries its cells, attempts, probe, metric and unrounded value in data- attributes. With `trace` the
+    table element carries the whole trace and its table, sweep and revision.
+    """
+
+    def tagged_cells(tag: str, scope: str, texts: Iterable[str], kind: str = "") -> str:
         return "".join(f'<{tag} scope="{scope}"{kind}>{html_escaped(text)}</{tag}>' for text in texts)
 
     first = table.text_columns
     facts = ""
     if trace:
-        told = {name: table.trace[name] for name in ("table", "sweep", "revision") if name in table.trace}
-        facts = "".join(f' data-{name}="{html_escaped(str(fact))}"' for name, fact in told.items())
+        table_facts = {name: table.trace[name] for name in ("table", "sweep", "revision") if name in table.trace}
+        facts = "".join(f' data-{name}="{html_escaped(str(fact))}"' for name, fact in table_facts.items())
         facts += f' data-atma-sweep-trace="{html.escape(trace_text(table))}"'
-    head = words("th", "col", table.columns[:first]) + words("th", "col", table.columns[first:], ' class="n"')
+    head = tagged_cells("th", "col", table.columns[:first]) + tagged_cells(
+        "th", "col", table.columns[first:], ' class="n"'
+    )
     body = []
     for r, row in enumerate(table.rows):
         numbers = "".join(_number(table, r, c) for c in range(len(row) - first))
         more = "".join(f"<td>{html_escaped(text)}</td>" for text in row[1:first])
-        body.append(f"<tr>{words('th', 'row', row[:1])}{more}{numbers}</tr>")
+        body.append(f"<tr>{tagged_cells('th', 'row', row[:1])}{more}{numbers}</tr>")
     title = html_escaped(table.title)
-    notes, above = ("".join(f"<p>{html_escaped(n)}</p>\n" for n in some) for some in (table.notes, table.above))
+    notes, above = ("".join(f"<p>{html_escaped(n)}</p>\n" for n in lines) for lines in (table.notes, table.above))
     return (
         '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
@@ -56,17 +64,24 @@ def text(table: Table, *, trace: bool = True) -> str:
 
 
 def _number(table: Table, r: int, c: int) -> str:
-    one = table.entries[r][c]
-    facts = {"cells": " ".join(one.cells), "attempts": " ".join(map(str, one.attempts))}
-    facts |= {name: getattr(one, name) for name in ("probe", "metric", "length", "value", "sd", "n", "reason")}
+    """Return the HTML cell of one number, bold if it is the best.
+
+    Args:
+        table: The table.
+        r: Row index.
+        c: Column index among the numbers, so 0 is the first column after the text columns.
+    """
+    entry = table.entries[r][c]
+    facts = {"cells": " ".join(entry.cells), "attempts": " ".join(map(str, entry.attempts))}
+    facts |= {name: getattr(entry, name) for name in ("probe", "metric", "length", "value", "sd", "n", "reason")}
     attributes = {name: html_escaped(str(fact)) for name, fact in facts.items() if fact not in (None, "")}
     data = "".join(f' data-{name}="{fact}"' for name, fact in attributes.items())
-    text = html_escaped(one.text)
-    return f'<td class="n{" w" if one.value is None else ""}"{data}>{f"<b>{text}</b>" if one.best else text}</td>'
+    text = html_escaped(entry.text)
+    return f'<td class="n{" w" if entry.value is None else ""}"{data}>{f"<b>{text}</b>" if entry.best else text}</td>'
 
 
 class _TableParser(html.parser.HTMLParser):
-    """Reads the rows of the first table of a page, and its trace."""
+    """Parser of a page: the texts of all table rows, and the trace of the first table that carries one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,6 +90,7 @@ class _TableParser(html.parser.HTMLParser):
         self._inside = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Start a row or a cell, and keep the trace of a table."""
         if tag == "table" and self.trace is None:
             self.trace = dict(attrs).get("data-atma-sweep-trace")
         elif tag == "tr":
@@ -99,10 +115,14 @@ def _parsed(text: str) -> _TableParser:
 
 
 def rows(written: str) -> list[list[str]]:
-    """The headings and the rows of the first table."""
+    """Return the headings and the rows of all tables of a page; our pages have one."""
     return _parsed(written).rows
 
 
 def trace_of(written: str) -> Any:
-    """The trace that it carries, None without any. Raises ValueError where it is no JSON."""
+    """Return the trace that a page carries; None where it has none.
+
+    Raises:
+        ValueError: The trace is not JSON.
+    """
     return json.loads(_parsed(written).trace or "null")

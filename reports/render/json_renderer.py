@@ -1,4 +1,4 @@
-"""A table as JSON: a list of objects, one a row, with unrounded values, the printed ones and the trace."""
+"""Table as JSON: a list of objects, one per row, with unrounded values, printed values and the trace."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from ..table import Table
 
 
 def text(table: Table, *, trace: bool = True) -> str:
+    """Return the rows as JSON; without `trace` the key "trace" of every row is left out."""
     rows = [raw if trace else {name: value for name, value in raw.items() if name != "trace"} for raw in table.raw]
     return json_safe(json.dumps(rows, indent=2, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 def rows(written: str) -> list[list[str]]:
-    """The rows as they are printed elsewhere, without headings."""
+    """Return the printed texts of every row of the JSON, without headings."""
     return [_printed(row) for row in json.loads(written)]
 
 
@@ -24,5 +25,11 @@ def _printed(row: dict[str, Any]) -> list[str]:
 
 
 def trace_of(written: str) -> Any:
-    """The trace of its first row. Raises ValueError, LookupError and TypeError where there is none."""
+    """Return the trace of the first row of the JSON.
+
+    Raises:
+        ValueError: The text is not JSON.
+        LookupError: There is no row, or it has no trace.
+        TypeError: The JSON is not a list of objects.
+    """
     return json.loads(written)[0]["trace"]

@@ -1,4 +1,4 @@
-"""A table as LaTeX, its trace in a last line that is a comment; and the rows of one that was written."""
+"""Table as LaTeX, with its trace as a comment in the last line; and functions that read a rendering back."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..number_format import PLUS_MINUS
 from ..table import Table
 from .trace import TRACE, parse_trace_comment, trace_text
 
-MANY_ROWS = 40  # a LaTeX table with more goes over pages
-WIDEST_COLUMN = 5  # centimetres of LaTeX that a column of sentences gets
-MIN_SENTENCE_CHARS = 40  # characters that make a column of words one of sentences
-MAX_WORD_CHARS = 24  # characters of a word among numbers, or of a heading, beyond which it takes several lines
-BREAK_EVERY = 12  # characters, after which a word of more than NARROW may break
-SIGN, APART = 4.4, 7.0  # points that a character takes in \\footnotesize, and that keep columns apart
-SIZES = (("scriptsize", 7 / 8), ("tiny", 5 / 8))  # of letters smaller than \\footnotesize
+MAX_ROWS_PER_PAGE = 40  # a table with more rows becomes a longtable
+WIDEST_COLUMN = 5  # centimetres, width of a text column of sentences
+MIN_SENTENCE_CHARS = 40  # characters from which on a text column counts as one of sentences
+MAX_WORD_CHARS = 24  # characters beyond which a heading, or a text among numbers, takes several lines
+BREAK_EVERY = 12  # characters after which a word of more than MAX_WORD_CHARS may break
+SIGN, APART = 4.4, 7.0  # points: width of a character in \\footnotesize, and the gap between columns
+SIZES = (("scriptsize", 7 / 8), ("tiny", 5 / 8))  # font sizes relative to \\footnotesize
 PACKAGES = "booktabs,longtable,array,siunitx,adjustbox"
 PREAMBLE = "\n".join(
     [
@@ -28,15 +28,21 @@ PREAMBLE = "\n".join(
         r"\sisetup{detect-weight=true, mode=text, separate-uncertainty=true, group-minimum-digits=9}",
     ]
 )
-"""What a LaTeX document needs before it can take our tables."""
+"""Preamble lines that a LaTeX document needs before it can include our tables."""
 FIT_TO_WIDTH = r"\begin{adjustbox}{max width=\linewidth}"
-"""A table on one page is made as small as its widest row asks for."""
+"""Start of the box that shrinks a one-page table to the width of the line."""
 NUMBER = re.compile(r"([+-]?)(\d+)(?:\.(\d+))?")
 SPREAD = re.compile(rf"({NUMBER.pattern}){PLUS_MINUS}(\d+(?:\.\d+)?)")
 AMPERSANDS = re.compile(r"(?<!\\)&")
 
 
 def text(table: Table, *, trace: bool = True) -> str:
+    """Return the table as a LaTeX `table`, or as a `longtable` if it is paged or has more than MAX_ROWS_PER_PAGE
+    rows.
+
+    The first lines are comments that list the required preamble. With `trace` the last line is a comment with the
+    trace.
+    """
     headings = _headings(table)
     head = [r"\toprule", " & ".join(map(_stacked, headings)) + r" \\", r"\midrule"]
     columns = "{@{}" + "".join(_columns(table)) + "@{}}"
@@ -46,7 +52,7 @@ def text(table: Table, *, trace: bool = True) -> str:
     notes = [rf"{{\par\smallskip\raggedright {tex_breakable(note)}\par}}" for note in table.notes]
     above = [rf"{{\raggedright {tex_breakable(note)}\par}}\smallskip" for note in table.above]
     small = [r"\begingroup\footnotesize\setlength{\tabcolsep}{3.5pt}"]
-    if table.paged or len(table.rows) > MANY_ROWS:
+    if table.paged or len(table.rows) > MAX_ROWS_PER_PAGE:
         repeated = [*head, r"\endhead", r"\midrule", r"\endfoot", r"\bottomrule", r"\endlastfoot"]
         body = [rf"\begin{{longtable}}{columns}", caption + r"\\", *head, r"\endfirsthead", *repeated]
         lines = [*small, *above, _sized(table, headings), *body, *_rows(table), r"\end{longtable}", *notes]
@@ -61,34 +67,41 @@ def text(table: Table, *, trace: bool = True) -> str:
 
 
 def tex_breakable(text: str) -> str:
-    """For LaTeX, which may break a word of more than NARROW signs: a stranger's level may have no other place for it."""
+    """Return the text escaped for LaTeX, with break points every BREAK_EVERY characters in words over
+    MAX_WORD_CHARS.
+
+    Level names of a plugin can be longer than a column and may contain nothing else to break at.
+    """
 
     def pieces(word: str) -> str:
-        cut = [word[place : place + BREAK_EVERY] for place in range(0, len(word), BREAK_EVERY)]
+        cut = [word[start : start + BREAK_EVERY] for start in range(0, len(word), BREAK_EVERY)]
         return r"\hspace{0pt}".join(map(tex_escaped, cut)) if len(word) > MAX_WORD_CHARS else tex_escaped(word)
 
     return " ".join(map(pieces, text.split(" ")))
 
 
 def _headings(table: Table) -> list[list[str]]:
-    """By column, the lines of its heading: not much wider than what stands below."""
-    found = []
+    """Return the lines of each column's heading, wrapped to about the width of the column's entries."""
+    headings = []
     for index, heading in enumerate(table.columns):
         below = max((len(row[index]) for row in table.rows), default=0)
         word = max(map(len, heading.split()), default=0)
-        found.append(textwrap.wrap(heading, min(MAX_WORD_CHARS, max(BREAK_EVERY, below, word))) or [""])
-    return found
+        headings.append(textwrap.wrap(heading, min(MAX_WORD_CHARS, max(BREAK_EVERY, below, word))) or [""])
+    return headings
 
 
 def _stacked(lines: list[str]) -> str:
+    """Return a heading of these lines as one LaTeX cell."""
     # braces keep a leading bracket from reading as an argument of the \\ before it
-    words = r"\\".join("{" + tex_escaped(line) + "}" for line in lines) if len(lines) > 1 else tex_escaped(lines[0])
-    return "{" + (rf"\shortstack{{{words}}}" if len(lines) > 1 else words) + "}"
+    text = r"\\".join("{" + tex_escaped(line) + "}" for line in lines) if len(lines) > 1 else tex_escaped(lines[0])
+    return "{" + (rf"\shortstack{{{text}}}" if len(lines) > 1 else text) + "}"
 
 
 def _sized(table: Table, headings: list[list[str]]) -> str:
-    """Smaller letters where a table over pages, which no box can hold, would be wider than the line: about how wide it is, by the
-    signs of its columns."""
+    """Return LaTeX that switches to a smaller font where a longtable would be wider than the line.
+
+    No box can shrink a longtable. Its width is estimated from the number of characters of its columns.
+    """
     width = 0.0
     for index, lines in enumerate(headings):
         longest = max((len(row[index]) for row in table.rows), default=0)
@@ -96,13 +109,16 @@ def _sized(table: Table, headings: list[list[str]]) -> str:
         below = min(longest, MAX_WORD_CHARS) if index >= table.text_columns else longest
         signs = max(*map(len, lines), 0 if sentence else below)
         width += max(signs * SIGN, WIDEST_COLUMN * 28.5 if sentence else 0) + APART
-    words = ""
+    size_switches = ""
     for (size, _), share in zip(SIZES, (1.0, SIZES[0][1]), strict=True):
-        words += rf"\ifdim{width * share:.0f}pt>\linewidth\{size}\fi"
-    return words
+        size_switches += rf"\ifdim{width * share:.0f}pt>\linewidth\{size}\fi"
+    return size_switches
 
 
 def _columns(table: Table) -> list[str]:
+    """Return the LaTeX column types: `l` or a paragraph for text, `S` (siunitx) for numbers, `r` where no number
+    fits.
+    """
     kinds = []
     for index in range(len(table.columns)):
         texts = [row[index] for row in table.rows]
@@ -120,53 +136,64 @@ def _columns(table: Table) -> list[str]:
 
 
 def _number_format(texts: Iterable[str]) -> str | None:
-    """The siunitx `table-format` that holds every number of a column, None where there is no number in it."""
-    sign, whole, decimals, spread = "", 0, 0, 0
+    """Return the siunitx `table-format` that holds every number of a column; None where it has no number."""
+    sign, integer_digits, decimals, spread = "", 0, 0, 0
     for text in texts:
-        found = SPREAD.fullmatch(text)
-        number = NUMBER.fullmatch(found[1] if found else text)
+        spread_match = SPREAD.fullmatch(text)
+        number = NUMBER.fullmatch(spread_match[1] if spread_match else text)
         if number is None:
             continue
         sign = max(sign, number[1], key=["", "-", "+"].index)
-        whole, decimals = max(whole, len(number[2])), max(decimals, len(number[3] or ""))
-        if found:
-            spread = max(spread, len(found[SPREAD.groups].replace(".", "").lstrip("0")) or 1)
-    if not whole:
+        integer_digits, decimals = max(integer_digits, len(number[2])), max(decimals, len(number[3] or ""))
+        if spread_match:
+            spread = max(spread, len(spread_match[SPREAD.groups].replace(".", "").lstrip("0")) or 1)
+    if not integer_digits:
         return None
-    return f"{sign}{whole}.{decimals}" + (f"({spread})" if spread else "")
+    return f"{sign}{integer_digits}.{decimals}" + (f"({spread})" if spread else "")
 
 
 def _rows(table: Table) -> list[str]:
+    """Return the table's rows as lines of LaTeX, the best values in bold."""
     best = table.best
 
     def line(r: int, row: tuple[str, ...]) -> str:
         # braces keep a leading bracket from reading as an argument of the \\ before it
-        words = ["{" + tex_breakable(text) + "}" for text in row[: table.text_columns]]
+        labels = ["{" + tex_breakable(text) + "}" for text in row[: table.text_columns]]
         numbers = [_number(text, (r, c) in best) for c, text in enumerate(row) if c >= table.text_columns]
-        return " & ".join([*words, *numbers]) + r" \\"
+        return " & ".join([*labels, *numbers]) + r" \\"
 
     return [line(r, row) for r, row in enumerate(table.rows)]
 
 
 def _number(text: str, best: bool) -> str:
-    """An entry of an S column: a number as it is, words in braces, so that siunitx leaves them alone."""
+    """Return the entry of an S column: a number as it is, any other text in braces, so that siunitx does not parse
+    it.
+    """
     spread = SPREAD.fullmatch(text)
-    # siunitx leaves out a spread of zero, which is a statement too: written as words
+    # siunitx omits a spread of zero, which is information too, so such a number is written as text
     if NUMBER.fullmatch(text) or (spread and spread[SPREAD.groups].strip("0.")):
         return (r"\bfseries " if best else "") + text.replace(PLUS_MINUS, " +- ")
-    words = (r"\bfseries " if best else "") + tex_breakable(text)
+    text_in_braces = (r"\bfseries " if best else "") + tex_breakable(text)
     # a sentence among numbers takes several lines
-    return rf"{{\parbox[t]{{2.6cm}}{{\raggedright {words}}}}}" if len(text) > MAX_WORD_CHARS else "{" + words + "}"
+    return (
+        rf"{{\parbox[t]{{2.6cm}}{{\raggedright {text_in_braces}}}}}"
+        if len(text) > MAX_WORD_CHARS
+        else "{" + text_in_braces + "}"
+    )
 
 
 def rows(written: str) -> list[list[str]]:
-    """The headings and the rows, each cell as it is written."""
+    """Return the headings and the rows of a LaTeX rendering, each cell as LaTeX source."""
     lines = [line for line in written.splitlines() if line.endswith(r" \\")]
-    found = [[cell.strip() for cell in AMPERSANDS.split(line.removesuffix(r"\\"))] for line in lines]
-    # a longtable says its headings twice
-    return found[:1] + found[2:] if len(found) > 1 and found[0] == found[1] else found
+    rows = [[cell.strip() for cell in AMPERSANDS.split(line.removesuffix(r"\\"))] for line in lines]
+    # a longtable repeats its headings
+    return rows[:1] + rows[2:] if len(rows) > 1 and rows[0] == rows[1] else rows
 
 
 def trace_of(written: str) -> Any:
-    """The trace that it carries, None without any. Raises ValueError where it is no JSON."""
+    """Return the trace that the rendering carries; None where it has none.
+
+    Raises:
+        ValueError: The trace is not JSON.
+    """
     return parse_trace_comment(written)

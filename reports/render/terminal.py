@@ -1,4 +1,4 @@
-"""A table as lines for people."""
+"""Table as plain lines for a terminal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ from .trace import sources_text
 
 
 def text(table: Table, *, trace: bool = True, color: bool = False, width: int | None = None) -> str:
-    rows = [[plain(one) for one in row] for row in table.rows]
+    """Return the title, the rows and the notes as lines for a terminal.
+
+    Args:
+        table: The table.
+        trace: Whether the last note summarizes the trace.
+        color: Whether escape codes make the best values bold.
+        width: Maximum characters per line; None for no limit.
+    """
+    rows = [[plain(text) for text in row] for row in table.rows]
     drawn = terminal_table.lines(
-        [plain(one) for one in table.columns], rows, table.text_columns, width, bold=table.best, color=color
+        [plain(heading) for heading in table.columns], rows, table.text_columns, width, bold=table.best, color=color
     )
     above = [line for text in (table.title, *table.above) for line in terminal_table.wrapped(plain(text), width)]
     below = [*table.notes, *([sources_text(table)] if trace else [])]

@@ -1,6 +1,7 @@
-"""The trace of a table or figure: what it is made of, how a file carries it, and where two differ.
+"""Trace of a table or figure: its content, its form in a file, and the comparison of two traces.
 
-Builders call `attempts_by_cell`, `attempts_by_source` and `shown_beyond`, renderers the rest; `report --check` reads it back.
+Builders call `attempts_by_cell`, `attempts_by_source` and `shown_beyond`, renderers the rest; `report --check` reads
+it back.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ LINE = re.compile(rf"^(?:%|<!--) {TRACE} (?P<json>.*?)(?: -->)?$", re.MULTILINE)
 
 
 def attempts_by_cell(origins: Iterable[tuple[str, int | None]]) -> dict[str, list[int]]:
-    """Return the attempts of every cell that numbers come from, sorted; of a cell without a number none."""
+    """Return the sorted ids of the attempts by cell.
+
+    Args:
+        origins: (cell, attempt) pairs of the numbers; an attempt of None adds the cell without an attempt.
+    """
     cells: dict[str, set[int]] = {}
     for cell, attempt in origins:
         cells.setdefault(cell, set()).update(() if attempt is None else (attempt,))
@@ -28,23 +33,34 @@ def attempts_by_cell(origins: Iterable[tuple[str, int | None]]) -> dict[str, lis
 
 
 def attempts_by_source(attempts: Iterable[int], sources: Mapping[int, CodeAndGpu]) -> list[dict[str, Any]]:
-    """Return the attempts by the commit and the GPU that they ran on."""
+    """Return the attempts grouped by the commit and the GPU that they ran on.
+
+    Returns:
+        Dictionaries with the keys commit, dirty, gpu and attempts (sorted ids), in the order of their first attempt.
+    """
     groups: dict[CodeAndGpu, list[int]] = {}
     for attempt in sorted(set(attempts)):
         groups.setdefault(sources.get(attempt, CodeAndGpu()), []).append(attempt)
     return [
-        {"commit": source.commit, "dirty": source.dirty, "gpu": source.gpu, "attempts": found}
-        for source, found in groups.items()
+        {"commit": source.commit, "dirty": source.dirty, "gpu": source.gpu, "attempts": attempt_ids}
+        for source, attempt_ids in groups.items()
     ]
 
 
 def shown_beyond(data: SweepData) -> dict[str, Any]:
-    """Return the context lengths that are shown besides those of the launch, as a trace names them; nothing where there are none."""
+    """Return the extra context lengths of a report as a trace records them: {"lengths": ...}, or {} where there
+    are none.
+
+    The value is "all" or the list of lengths that were requested in addition to those of the launch.
+    """
     return {"lengths": "all" if data.everything else list(data.also)} if data.beyond else {}
 
 
 def differences(trace: Mapping[str, Any], fresh: Mapping[str, Any]) -> list[str]:
-    """Return a line for every cell whose numbers come from other attempts in a file than in the database now."""
+    """Return one line for every cell whose attempts differ between the trace of a file and a fresh trace.
+
+    Cells that only the fresh trace has are not reported. A trace without cells gives no lines.
+    """
     if "cells" not in trace:
         return []
     mine = json.loads(json.dumps(fresh))
@@ -62,28 +78,32 @@ def _attempts(attempts: Sequence[int] | None) -> str:
 
 
 def trace_text(table: Table) -> str:
-    """The trace as JSON in one line that holds nothing a comment of HTML could end at."""
+    """Return the trace as one line of JSON that contains nothing that could end an HTML comment."""
     text = json.dumps(table.trace, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("--", "-\\u002d")
 
 
 def parse_trace_comment(written: str) -> Any:
-    """The trace in the last comment that has one, None without any. Raises ValueError where it is no JSON."""
-    found = LINE.findall(written)
-    return json.loads(found[-1]) if found else None
+    """Return the trace of the last comment that carries one; None where none does.
+
+    Raises:
+        ValueError: The comment is not JSON.
+    """
+    traces = LINE.findall(written)
+    return json.loads(traces[-1]) if traces else None
 
 
 def sources_text(table: Table) -> str:
-    """The trace in a few words, for people."""
+    """Return the sentence that summarizes the trace: the number of attempts, their commits and GPUs."""
     sources = table.trace.get("sources", ())
     attempts = [attempt for source in sources for attempt in source["attempts"]]
     if not attempts:
         return "Trace: no attempt stands behind this table."
-    told = []
+    source_texts = []
     for source in sources:
         changed = " with changes" if source["dirty"] else ""
         commit = f"commit {source['commit'][:12]}{changed}" if source["commit"] else "no commit recorded"
-        told.append(" on ".join(filter(None, (commit, source["gpu"]))))
+        source_texts.append(" on ".join(filter(None, (commit, source["gpu"]))))
     several = f"{counted(len(attempts), 'attempt')}, {min(attempts)} to {max(attempts)}"
     which = several if len(attempts) > 1 else f"attempt {attempts[0]}"
-    return f"Trace: {which} ({'; '.join(dict.fromkeys(told))})."
+    return f"Trace: {which} ({'; '.join(dict.fromkeys(source_texts))})."

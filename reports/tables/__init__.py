@@ -1,8 +1,10 @@
-"""The tables of the appendix, from the database: each is a function in a file of its family.
+"""Tables of the appendix, built from the database: each is a function in the file of its family.
 
-`make_table("6", store)` makes one, `render.render(table, "tex")` writes it. By number (as the paper's first version
-counts; the second version's numbers are v2:1 to v2:8) or by name. A new table is a function of store and data in a file here, as table5, and
-a line in TABLES.
+`make_table("6", store)` builds one, `render.render(table, "tex")` writes it. Tables are known by number (as the
+paper's first
+version counts; the second version's numbers are v2:1 to v2:8) or by name. A new table is a function of store and data
+in a file
+of this package, such as table5, and a line in TABLES.
 
 Only reports/ imports it. Start at complete.py, Table 6.
 """
@@ -28,19 +30,29 @@ TABLES: dict[str, ReportSpec] = {
     "5": ReportSpec("paper_tables:table5", "regularizer modes", number="v2:7", takes=(), compares=False),
     "6": ReportSpec("complete:table6", "complete results", number="v2:8", takes=("lengths", "seeds", "orphans")),
     "open-weight": ReportSpec(
-        "open_weight:open_weight", "beside open-weight models, bits per token", number="v2:5", of=LOSSES, whole=True
+        "open_weight:open_weight_table",
+        "beside open-weight models, bits per token",
+        number="v2:5",
+        of=LOSSES,
+        whole=True,
     ),
     "budgets": ReportSpec(
-        "open_weight:budgets", "training budgets", number="v2:4", takes=(), compares=False, whole=True
+        "open_weight:training_budgets_table", "training budgets", number="v2:4", takes=(), compares=False, whole=True
     ),
     "budget": ReportSpec(
-        "run_records:budget", "predicted hours against those that it took", takes=(), compares=False, whole=True
+        "run_records:predicted_hours_table",
+        "predicted hours against those that it took",
+        takes=(),
+        compares=False,
+        whole=True,
     ),
-    "flipflop": ReportSpec("task_tables:flipflop", "the flip-flop task", takes=(), of=("flipflop",)),
-    "mqar": ReportSpec("task_tables:mqar", "associative recall", takes=(), of=("mqar",)),
-    "extrapolation": ReportSpec("task_tables:extrapolation", "perplexity over context lengths", of=("extrapolation",)),
+    "flipflop": ReportSpec("task_tables:flipflop_table", "the flip-flop task", takes=(), of=("flipflop",)),
+    "mqar": ReportSpec("task_tables:associative_recall_table", "associative recall", takes=(), of=("mqar",)),
+    "extrapolation": ReportSpec(
+        "task_tables:extrapolation_table", "perplexity over context lengths", of=("extrapolation",)
+    ),
     "downstream": ReportSpec(
-        "task_tables:downstream", "four questionnaires and their average", takes=(), of=("downstream",)
+        "task_tables:downstream_table", "four questionnaires and their average", takes=(), of=("downstream",)
     ),
     "effects": ReportSpec(
         "effects:effects_table", "effect of every level, by matched pairs", takes=("lengths", "all_rows")
@@ -62,14 +74,16 @@ TABLES: dict[str, ReportSpec] = {
         study=True,
         whole=True,
     ),
-    "failures": ReportSpec("run_records:failures", "attempts that did not finish", takes=(), compares=False),
-    "provenance": ReportSpec("run_records:provenance", "where the numbers come from", takes=(), compares=False),
+    "failures": ReportSpec("run_records:failures_table", "attempts that did not finish", takes=(), compares=False),
+    "provenance": ReportSpec("run_records:provenance_table", "where the numbers come from", takes=(), compares=False),
     "claims": ReportSpec("compare:claims_table", "sentences of the paper against the numbers"),
     "compare": ReportSpec(
         "compare:compare_table", "measured beside published", takes=("lengths", "reference", "table"), whole=True
     ),
 }
-"""By number or name: the function, what the table shows, the options that it takes, and whether it compares numbers."""
+"""Specification by number or name: the function, what the table shows, its options, and whether it compares
+numbers.
+"""
 
 
 SECOND_VERSION = dict(
@@ -80,23 +94,33 @@ SECOND_VERSION = dict(
         ]
     )
 )
-"""By number in the paper's second version, whose first three tables are those of the first: the name here."""
+"""Name in TABLES by number in the paper's second version; its first three tables are those of the first version."""
 
 
 def table_name(word: str) -> str:
-    """Return the name of a table by that name or by its number in the paper's second version; an unknown word as it is."""
+    """Return the key in TABLES for a name or a number of the paper's second version; an unknown word is returned
+    unchanged.
+    """
     lower = word.lower()
     return SECOND_VERSION.get(lower, lower if lower in TABLES else word)
 
 
 def make_table(number: str | int, store: Store, sweep: str | None = None, **options: Any) -> Table:
-    """The table of that number or name; options as its function takes them.
+    """Return a table of a sweep, with the cautions of the homogeneity audit above it where it compares numbers.
 
-    `lengths` adds context lengths to those that the launch asked for; `only`, filters such as "recipe=intended", keeps the cells
-    that all of them let through. Raises ReportError for an unknown name, for lengths where none play a part, and for `only`
-    where all cells do.
+    Args:
+        number: Number or name of the table.
+        store: The database.
+        sweep: Name of the sweep; None: the one launched last.
+        options: Options of the table's function. In addition `revision`, `lengths` (context lengths to show beyond
+            those of
+            the launch) and `only` (filters such as "recipe=intended"; cells must pass all of them).
+
+    Raises:
+        ReportError: The name is unknown, `lengths` are given for a table without context lengths, or `only` for one
+            that needs all cells of the sweep.
     """
-    # with what reads the database only now: TABLES stands in the help of the command line
+    # imported late: the help of the command line needs TABLES alone, not the modules that read the database
     from ...results.console.text import choices_hint
     from .. import cell_filter
     from ..stats.audit import homogeneity
@@ -119,10 +143,10 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
     if only and line.whole:
         raise ReportError(f"table {name} is about all cells of a sweep together; leave --only out")
     if isinstance(lengths, Mapping):
-        # lengths by probe, which the complete results take, are none besides
+        # lengths by probe are an option of the complete results, not extra lengths of the data
         options, lengths = {**options, "lengths": lengths}, None
     with cell_filter.only(store.revision(sweep, revision).sweep, only):
         data = load_sweep_data(store, sweep, revision=revision, orphans=options.get("orphans", False), lengths=lengths)
-        made: Table = line.load(__package__)(store, data, **options)
+        table: Table = line.load(__package__)(store, data, **options)
         audit = homogeneity(store, data.sweep, revision=data.revision, lengths=data.beyond) if line.compares else ()
-    return replace(made, above=(*made.above, f"Before comparing: {'; '.join(audit)}.")) if audit else made
+    return replace(table, above=(*table.above, f"Before comparing: {'; '.join(audit)}.")) if audit else table

@@ -1,4 +1,4 @@
-"""The tables `anova` and `needle-model`: linear models of every number, and a binomial model of the needle's digits."""
+"""Tables `anova` and `needle-model`: linear models of every number, and a binomial model of the needle's digits."""
 
 from __future__ import annotations
 
@@ -25,32 +25,43 @@ NOTE = (
 
 
 def anova_table(store: Store, data: SweepData) -> Table:
-    """Type-III analysis of variance of every number of the complete results: F, permutation p, effect sizes, and where the
-    residuals are not what an F test is made for."""
-    found = anova_results(data, main_measures(data))
+    """Return the table `anova`: type-III analysis of variance of every number of the complete results.
+
+    One row per number and term, with F, permutation p, effect sizes. Notes name the numbers whose residuals violate
+    the
+    assumptions of an F test.
+    """
+    models = anova_results(data, main_measures(data))
     lines = []
-    for one in found:
-        origins, square = origins_of(one.numbers, ""), squared(one.column.unit)
-        for row in one.frame.to_dict("records"):
+    for model in models:
+        origins, square = origins_of(model.numbers, ""), squared(model.column.unit)
+        for row in model.frame.to_dict("records"):
             entries = [
-                statistic(name, heading, row[name], square if name == "sum_sq" else BARE)
+                statistic_entry(name, heading, row[name], square if name == "sum_sq" else BARE)
                 for name, heading in HEADINGS.items()
             ]
-            labels = (one.column.heading, str(row["term"]), square or EMPTY_TEXT)
+            labels = (model.column.heading, str(row["term"]), square or EMPTY_TEXT)
             lines.append(TableRow(words=labels, entries=tuple(entries), origins=origins))
     title = "Type-III analysis of variance"
-    times = sorted({one.permutations for one in found if one.permutations})
+    times = sorted({model.permutations for model in models if model.permutations})
     notes = [sweep_note(data), *([NOTE.format(" or ".join(map(str, times)))] if times else [])]
-    notes += said((one.column.heading, one.remarks) for one in found)
-    if not found:
+    notes += remark_notes((model.column.heading, model.remarks) for model in models)
+    if not models:
         notes.append("No number of the complete results is known of two cells; there is nothing to analyse yet.")
     return build_table(
         data, "anova", title, ("Measure", "Term", "Sum sq in"), lines, numbers=tuple(HEADINGS.values()), notes=notes
     )
 
 
-def statistic(name: str, heading: str, value: float, unit: str = BARE) -> TableEntry:
-    """Return the entry of a number of a model, in its unit; NaN where there is none."""
+def statistic_entry(name: str, heading: str, value: float, unit: str = BARE) -> TableEntry:
+    """Return the table entry of one statistic of a model.
+
+    Args:
+        name: Key of HEADINGS or NEEDLE_HEADINGS; names that start with "p", except partial_eta_sq, are p values.
+        heading: Heading of the column.
+        value: The statistic; NaN or infinity prints as "-".
+        unit: Unit of the value.
+    """
     if name.startswith("p") and name != "partial_eta_sq":
         return p_value_entry(heading, value)
     text = "-" if math.isnan(value) or math.isinf(value) else format_number(value, DECIMALS[name])
@@ -59,13 +70,17 @@ def statistic(name: str, heading: str, value: float, unit: str = BARE) -> TableE
     )
 
 
-def said(remarks: Iterable[tuple[str, Iterable[str]]]) -> list[str]:
-    """One line for every remark, with all headings that it is about."""
-    about: dict[str, list[str]] = {}
-    for heading, some in remarks:
-        for remark in some:
-            about.setdefault(remark, []).append(heading)
-    return [f"{', '.join(headings)}: {remark}." for remark, headings in about.items()]
+def remark_notes(remarks: Iterable[tuple[str, Iterable[str]]]) -> list[str]:
+    """Return one note per remark, which lists all headings that the remark applies to.
+
+    Args:
+        remarks: (heading, remarks) pairs.
+    """
+    headings_by_remark: dict[str, list[str]] = {}
+    for heading, remarks_of_heading in remarks:
+        for remark in remarks_of_heading:
+            headings_by_remark.setdefault(remark, []).append(heading)
+    return [f"{', '.join(headings)}: {remark}." for remark, headings in headings_by_remark.items()]
 
 
 # --- a binomial model of the needle -----------------------------------------------------------------------------------
@@ -80,23 +95,25 @@ NEEDLE_NOTE = (
 
 
 def needle_model_table(store: Store, data: SweepData) -> Table:
-    """What every axis does to the odds of a right digit, at every length."""
-    found = [needle_model(data, column) for column in needle_columns(data)]
+    """Return the table `needle-model`: effect of every axis on the odds of a correct digit, at every context
+    length.
+    """
+    models = [needle_model(data, column) for column in needle_columns(data)]
     lines = []
-    for one in found:
-        origins = origins_of(one.numbers, "")
-        for row in one.frame.to_dict("records"):
-            entries = [statistic(name, heading, row[name]) for name, heading in NEEDLE_HEADINGS.items()]
+    for model in models:
+        origins = origins_of(model.numbers, "")
+        for row in model.frame.to_dict("records"):
+            entries = [statistic_entry(name, heading, row[name]) for name, heading in NEEDLE_HEADINGS.items()]
             lines.append(
-                TableRow(words=(one.column.heading, str(row["term"])), entries=tuple(entries), origins=origins)
+                TableRow(words=(model.column.heading, str(row["term"])), entries=tuple(entries), origins=origins)
             )
     title = "Binomial model of the needle"
-    scales = [f"{one.column.heading} {one.scale:.2f}" for one in found if one.scale > 0]
+    scales = [f"{model.column.heading} {model.scale:.2f}" for model in models if model.scale > 0]
     notes = [sweep_note(data), NEEDLE_NOTE]
     if scales:
         notes.append(f"Scale, the variance as a multiple of that of independent trials: {', '.join(scales)}.")
-    notes += said((one.column.heading, one.remarks) for one in found)
-    if not found:
+    notes += remark_notes((model.column.heading, model.remarks) for model in models)
+    if not models:
         notes.append("No cell has an accuracy of the needle; there is nothing to model.")
     return build_table(
         data, "needle-model", title, ("Measure", "Term"), lines, numbers=tuple(NEEDLE_HEADINGS.values()), notes=notes

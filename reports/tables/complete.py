@@ -1,4 +1,4 @@
-"""Table 6, the complete results: one row a configuration."""
+"""Table 6, the complete results: one row per configuration."""
 
 from __future__ import annotations
 
@@ -39,14 +39,25 @@ def table6(
     seeds: bool = False,
     has_chances: bool = True,
 ) -> Table:
-    """Table 6, the complete results: one row a configuration, in the grid's order.
+    """Return Table 6, the complete results: one row per configuration, in the grid's order.
 
-    Thirteen columns; one for every further axis that varies joins after Win. Where a configuration has several seeds, its
-    row gives mean, standard deviation and their number; `seeds` lists each seed as a row instead.
-    `lengths` are context lengths by probe (clean, junk, needle) in place of those that the data shows. Without `has_chances` nothing says how probable it is that a bold number is the best, which takes
-    most of the time.
-    A number that is missing prints as where the cell stands (needs-eval in a trained one), one that could not be had as the
-    code of its reason; nothing prints blank. Raises SweepUnknown, StoreError.
+    Thirteen columns; every extra axis that varies adds one after Win. A configuration of several seeds has their
+    mean,
+    standard deviation and number. A missing number prints as the status of its cell (needs-eval for a trained one),
+    an
+    impossible one as the code of its reason; no entry is blank.
+
+    Args:
+        store: The database.
+        data: The sweep.
+        orphans: Whether the title says that the cells are those that the newest revision dropped.
+        lengths: Context lengths by probe (clean, junk, needle), instead of those of the data.
+        seeds: Whether each seed is a row of its own.
+        has_chances: Whether to compute the probability of each bold number being the best, which takes most of the
+            time.
+
+    Raises:
+        SweepUnknown, StoreError: The database cannot give the sweep.
     """
     columns = complete_columns(data, lengths)
     groups = list(data.configurations().items())
@@ -54,15 +65,15 @@ def table6(
     if several and seeds:
         groups = [(key, [cell]) for key, cells in groups for cell in cells]
         groups.sort(key=lambda group: group[1][0].position)
-    words = ["Seed" if seeds else "Seeds"] if several else []
+    seed_headings = ["Seed" if seeds else "Seeds"] if several else []
     extra = data.extra_axes()
     lines = []
     for key, cells in groups:
         count = [str(cells[0].seed if seeds else len(cells))] if several else []
         entries = tuple(measured_entry(data, cells, column, "6") for column in columns)
-        about = cell_json_fields(data, cells[0]) if len(cells) == 1 else dict(cells[0].levels)
+        json_fields = cell_json_fields(data, cells[0]) if len(cells) == 1 else dict(cells[0].levels)
         row = (*key[: len(AXES)], *count, *key[len(AXES) :])
-        lines.append(TableRow(words=row, entries=entries, cells=cells, about=about))
+        lines.append(TableRow(words=row, entries=entries, cells=cells, about=json_fields))
     which = " (cells that the newest revision dropped)" if orphans else ""
     grid = [line.entries for line in lines]
     notes = [
@@ -70,42 +81,42 @@ def table6(
         UNITS,
         needle_note(data),
         *([TAIL] if any(column.probe == "same_tail" for column in columns) else []),
-        *_of_further(data, columns),
+        *_extra_metric_notes(data, columns),
         *seed_notes(grid, 0 if seeds else max((len(cells) for _, cells in groups), default=0)),
         *reference_note(data),
         *placeholder_notes(grid),
     ]
-    given = {
+    options = {
         "orphans": orphans,
         "seeds": seeds,
-        "lengths": {probe: list(some) for probe, some in lengths.items()} if lengths else None,
+        "lengths": {probe: list(probe_lengths) for probe, probe_lengths in lengths.items()} if lengths else None,
     }
     return build_table(
         data,
         "6",
         f"Table 6. Complete results of sweep {data.sweep}, revision {data.revision}{which}",
-        (*AXIS_HEADINGS, *words, *extra),
+        (*AXIS_HEADINGS, *seed_headings, *extra),
         lines,
         numbers=[column.heading for column in columns],
         notes=notes,
         rank="column",
         has_chances=has_chances,
-        options={name: value for name, value in given.items() if value},
+        options={name: value for name, value in options.items() if value},
         paged=True,
         names_sweep=False,
     )
 
 
-def _unit(about: Metric) -> str:
-    """Its unit after a comma; nothing of a bare number."""
-    return ", in %" if about.percent else "" if about.unit in ("", "1") else f", {about.unit}"
+def _unit_suffix(metric: Metric) -> str:
+    """Return the unit of a metric after a comma; an empty string for a number without unit."""
+    return ", in %" if metric.percent else "" if metric.unit in ("", "1") else f", {metric.unit}"
 
 
-def _of_further(data: SweepData, columns: Sequence[Column]) -> list[str]:
-    """What the columns of further probes mean."""
-    further = {(probe, about.name): about for probe, about in extra_metrics(data)}
+def _extra_metric_notes(data: SweepData, columns: Sequence[Column]) -> list[str]:
+    """Return one note per extra metric that is shown: its heading, unit and definition."""
+    further = {(probe, metric.name): metric for probe, metric in extra_metrics(data)}
     shown = dict.fromkeys(
         (column.probe, column.metric) for column in columns if (column.probe, column.metric) in further
     )
     headings = {(column.probe, column.metric): column.heading.partition("@")[0] for column in columns}
-    return [f"{headings[key]}{_unit(further[key])}: {further[key].definition}" for key in shown]
+    return [f"{headings[key]}{_unit_suffix(further[key])}: {further[key].definition}" for key in shown]

@@ -9,7 +9,7 @@ from ..sweep_data import SweepData
 from ..table import Table
 from ..table_builder import TableRow, build_table, count_entry, sweep_note, tested_entry
 
-ABOUT = (
+MEAN_NOTE = (
     "Mean: difference of the levels over items, averaged over the pairs of configurations that differ in the axis alone; losses in "
     "nats, shares in points. Items: documents (Clean, Tail), rows (Junk), trials (Ndl) or sequences (FF), the same ones for every network."
 )
@@ -37,34 +37,36 @@ NUMBERS = ("Items", "Pairs", "Mean", "Low", "High", "p", "p corr", "Gained", "Lo
 
 def items_table(store: Store, data: SweepData) -> Table:
     """The effect of every level on every number that has items, at every context length, tested over the items."""
-    found = item_effects(store, data)
+    item_effect_list = item_effects(store, data)
     lines = [
         TableRow(
             words=(
-                one.measure.heading,
-                one.axis,
-                f"{one.level} - {one.reference}",
-                one.where.partition("=")[2] or "all",
+                effect.measure.heading,
+                effect.axis,
+                f"{effect.level} - {effect.reference}",
+                effect.where.partition("=")[2] or "all",
             ),
             entries=(
-                count_entry("Items", one.n, one.origins),
-                *(tested_entry(one, heading) for heading in NUMBERS[1:]),
+                count_entry("Items", effect.n, effect.origins),
+                *(tested_entry(effect, heading) for heading in NUMBERS[1:]),
             ),
-            about={"family": one.family, "method": one.method, "seeds": one.seeds, "where": one.where},
+            about={"family": effect.family, "method": effect.method, "seeds": effect.seeds, "where": effect.where},
         )
-        for one in found
+        for effect in item_effect_list
     ]
     title = "Effects of levels item by item"
     headings = ("Measure", "Axis", "Levels", "Within")
-    return build_table(data, "items", title, headings, lines, numbers=NUMBERS, notes=_notes(data, found))
+    return build_table(data, "items", title, headings, lines, numbers=NUMBERS, notes=_notes(data, item_effect_list))
 
 
-def _notes(data: SweepData, found: list[ItemEffect]) -> list[str]:
-    if not found:
+def _notes(data: SweepData, effects_shown: list[ItemEffect]) -> list[str]:
+    if not effects_shown:
         return [sweep_note(data), NOTHING_STORED]
-    methods = "; ".join(words for name, words in METHODS.items() if any(one.method == name for one in found))
-    crossed = any(one.method == "crossed" for one in found)
-    notes = [sweep_note(data), ABOUT, TESTS.format(methods, " and other seeds" if crossed else "")]
-    if any(one.gained is not None for one in found):
+    methods = "; ".join(
+        label for name, label in METHODS.items() if any(effect.method == name for effect in effects_shown)
+    )
+    crossed = any(effect.method == "crossed" for effect in effects_shown)
+    notes = [sweep_note(data), MEAN_NOTE, TESTS.format(methods, " and other seeds" if crossed else "")]
+    if any(effect.gained is not None for effect in effects_shown):
         notes += [MCNEMAR, needle_note(data)]
     return notes

@@ -27,11 +27,11 @@ def plain_levels(data: SweepData, **levels: str) -> dict[str, str]:
 
 def cells_at_levels(data: SweepData, levels: dict[str, str]) -> dict[tuple[str, ...], list[CellState]]:
     """The cells at these levels, by their levels of the extra axes; several of one group differ in their seed."""
-    found: dict[tuple[str, ...], list[CellState]] = {}
+    cells_by_group: dict[tuple[str, ...], list[CellState]] = {}
     for key, cells in data.configurations().items():
         if all(cells[0].levels[axis] == level for axis, level in levels.items()):
-            found.setdefault(key[len(AXES) :], []).extend(cells)
-    return found
+            cells_by_group.setdefault(key[len(AXES) :], []).extend(cells)
+    return cells_by_group
 
 
 def memories(data: SweepData) -> list[str]:
@@ -49,10 +49,10 @@ def main_mixer_last(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (name == MAIN_MIXER, name))
 
 
-def named(mixer: str, memory: str, one_memory: bool) -> str:
+def configuration_label(mixer: str, memory: str, is_single_memory: bool) -> str:
     if memory == "off":
         return mixer
-    return f"{mixer} + memory" if one_memory else f"{mixer} + {memory}"
+    return f"{mixer} + memory" if is_single_memory else f"{mixer} + {memory}"
 
 
 # --- what the paper prints besides ------------------------------------------------------------------------------------
@@ -90,19 +90,28 @@ def _half_digit(metric: str, table: str) -> float:
 def printed_discrepancies(data: SweepData, table: str | None = None) -> list[PrintedDiscrepancy]:
     """The published numbers that rounding alone does not lead to from the log, of one table or of all."""
     slugs = {cell.cell_id: cell.slug for cell in data.cells}
-    found = []
+    discrepancies = []
     for (cell, number, probe, metric, length), value in data.printed.items():
         logged = data.values.get((cell, probe, metric, length))
         if table not in (None, number) or logged is None or logged.value is None or value.value is None:
             continue
         if abs(value.value - logged.value) > _half_digit(metric, number) * (1 + 1e-6):
-            found.append(
+            discrepancies.append(
                 PrintedDiscrepancy(number, cell, slugs[cell], probe, metric, length, value.value, logged.value)
             )
-    return sorted(found, key=lambda one: (one.table, one.slug, one.probe, one.metric, one.length))
+    return sorted(
+        discrepancies,
+        key=lambda discrepancy: (
+            discrepancy.table,
+            discrepancy.slug,
+            discrepancy.probe,
+            discrepancy.metric,
+            discrepancy.length,
+        ),
+    )
 
 
 def published_facts(store: Store, cell: str) -> dict[str, str]:
     """What is printed of a published model besides its numbers, by name."""
-    found = store.cell(cell).config.get("published", {})
-    return {name: str(text) for name, text in found.items()}
+    facts = store.cell(cell).config.get("published", {})
+    return {name: str(text) for name, text in facts.items()}

@@ -28,10 +28,10 @@ from ..table_builder import (
 from .paper_rows import (
     MAIN_MIXER,
     cells_at_levels,
+    configuration_label,
     main_mixer_last,
     memories,
     mixers,
-    named,
     plain_levels,
     printed_discrepancies,
 )
@@ -45,48 +45,56 @@ class LengthSeries:
 
     heading: str
     levels: dict[str, str]
-    what: tuple[str, str]
+    metric_key: tuple[str, str]
 
 
 def length_table(data: SweepData, number: str, title: str, series: Sequence[LengthSeries]) -> Table:
     """A table with a row for every length and, where further axes vary, every combination of their levels."""
-    where = [cells_at_levels(data, one.levels) for one in series]
+    groups_by_column = [cells_at_levels(data, column.levels) for column in series]
     printed = {key for key in data.printed if key[1] == number}
-    lengths = sorted({length for one in series for length in data.lengths(*one.what)})
-    asked = data.requested_lengths()
-    lengths = sorted({*lengths, *(length for one in series for length in asked.get(one.what[0], ()))})
+    lengths = sorted({length for column in series for length in data.lengths(*column.metric_key)})
+    requested = data.requested_lengths()
+    lengths = sorted({*lengths, *(length for column in series for length in requested.get(column.metric_key[0], ()))})
     if printed:
         shown = [
             any(
-                (c.cell_id, *key[1:4]) == key[:4] and key[2:4] == one.what
+                (c.cell_id, *key[1:4]) == key[:4] and key[2:4] == column.metric_key
                 for key in printed
                 for cs in cells.values()
                 for c in cs
             )
-            for one, cells in zip(series, where, strict=True)
+            for column, cells in zip(series, groups_by_column, strict=True)
         ]
-        series = [one for one, kept in zip(series, shown, strict=True) if kept]
-        where = [cells for cells, kept in zip(where, shown, strict=True) if kept]
+        series = [column for column, is_printed in zip(series, shown, strict=True) if is_printed]
+        groups_by_column = [cells for cells, is_printed in zip(groups_by_column, shown, strict=True) if is_printed]
         lengths = sorted({key[4] for key in printed})
     extra = data.extra_axes()
-    groups = list(dict.fromkeys(key for cells in where for key in cells)) or [("-",) * len(extra)]
+    groups = list(dict.fromkeys(key for cells in groups_by_column for key in cells)) or [("-",) * len(extra)]
     lines = []
     for group in groups:
         for length in lengths:
-            cells = [found.get(group, []) for found in where]
+            cells = [groups_of_column.get(group, []) for groups_of_column in groups_by_column]
             entries = tuple(
                 measured_entry(
                     data,
-                    some,
-                    column_of(*one.what, one.heading, decimals=0 if one.what == NEEDLE else 2, length=length),
+                    column_cells,
+                    column_of(
+                        *column.metric_key,
+                        column.heading,
+                        decimals=0 if column.metric_key == NEEDLE else 2,
+                        length=length,
+                    ),
                     number,
                 )
-                for one, some in zip(series, cells, strict=True)
+                for column, column_cells in zip(series, cells, strict=True)
             )
-            about = {"length": length}
-            lines.append(TableRow(words=(format_length(length), *group), entries=entries, about=about))
+            json_fields = {"length": length}
+            lines.append(TableRow(words=(format_length(length), *group), entries=entries, about=json_fields))
     grid = [line.entries for line in lines]
-    n = max((len(some) for found in where for some in found.values()), default=0)
+    n = max(
+        (len(column_cells) for groups_of_column in groups_by_column for column_cells in groups_of_column.values()),
+        default=0,
+    )
     notes = [
         sweep_note(data),
         f"{UNITS} {needle_note(data, 'needle')}",
@@ -94,11 +102,11 @@ def length_table(data: SweepData, number: str, title: str, series: Sequence[Leng
         *reference_note(data),
         *placeholder_notes(grid),
     ]
-    notes += [f"{one.slug}: {one.text}." for one in printed_discrepancies(data, number)]
+    notes += [f"{discrepancy.slug}: {discrepancy.text}." for discrepancy in printed_discrepancies(data, number)]
     if not lines:
         notes.append("There is no context length yet: nothing was measured or asked for.")
     headings = ("Length", *extra)
-    numbers = [one.heading for one in series]
+    numbers = [column.heading for column in series]
     return build_table(data, number, title, headings, lines, numbers=numbers, notes=notes, rank="row")
 
 
@@ -114,14 +122,18 @@ def table1(store: Store, data: SweepData) -> Table:
 
 def table2(store: Store, data: SweepData) -> Table:
     """What memory adds: needle accuracy of our mixer alone and of every mixer with memory, and the latter's clean loss."""
-    names, known = main_mixer_last(mixers(data)), memories(data)
-    one = len(known) == 1
-    pairs = [(mixer, memory) for memory in known for mixer in names]
+    names, memory_levels = main_mixer_last(mixers(data)), memories(data)
+    is_single_memory = len(memory_levels) == 1
+    pairs = [(mixer, memory) for memory in memory_levels for mixer in names]
     alone = [(MAIN_MIXER, "off")] if MAIN_MIXER in names else []
     series = [
-        LengthSeries(f"{named(mixer, memory, one)} {what[0]}", plain_levels(data, attn_type=mixer, memory=memory), what)
-        for what, some in ((NEEDLE, [*alone, *pairs]), (CLEAN, pairs))
-        for mixer, memory in some
+        LengthSeries(
+            f"{configuration_label(mixer, memory, is_single_memory)} {what[0]}",
+            plain_levels(data, attn_type=mixer, memory=memory),
+            what,
+        )
+        for what, configurations in ((NEEDLE, [*alone, *pairs]), (CLEAN, pairs))
+        for mixer, memory in configurations
     ]
     return length_table(data, "2", "What memory adds", series)
 
@@ -156,19 +168,21 @@ TRAIN_SECONDS = column_of("throughput", "train_seconds", "Train s")
 
 def _step_seconds(data: SweepData, cells: Sequence[CellState], number: str) -> TableEntry:
     """Seconds of one optimizer step: as published, else training seconds by steps, averaged over seeds."""
-    given = measured_entry(data, cells, STEP, number)
+    published = measured_entry(data, cells, STEP, number)
     steps = cells[0].steps_total if cells else None
-    if given.value is not None or not steps:
-        return given
-    whole = measured_entry(data, cells, TRAIN_SECONDS)
-    sd = whole.sd / steps if whole.sd is not None else None
-    made = derived_entry(data, STEP, whole.value / steps if whole.value is not None else None, [whole], sd=sd)
-    return replace(made, seeds=whole.seeds)
+    if published.value is not None or not steps:
+        return published
+    train_seconds = measured_entry(data, cells, TRAIN_SECONDS)
+    sd = train_seconds.sd / steps if train_seconds.sd is not None else None
+    entry = derived_entry(
+        data, STEP, train_seconds.value / steps if train_seconds.value is not None else None, [train_seconds], sd=sd
+    )
+    return replace(entry, seeds=train_seconds.seeds)
 
 
 def table4(store: Store, data: SweepData) -> Table:
     """Training throughput: seconds of a step, MFU by the paper's formula, and its drop against the mixer alone."""
-    known, number = memories(data), "4"
+    memory_levels, number = memories(data), "4"
     printed = {key[0] for key in data.printed if key[1] == number}
     measured = [
         column for column in (SPEED, MFU_ACTUAL) if any(k[1:3] == (column.probe, column.metric) for k in data.values)
@@ -176,8 +190,8 @@ def table4(store: Store, data: SweepData) -> Table:
     lines = []
     for mixer in sorted(mixers(data), key=lambda name: (name != MAIN_MIXER, name)):
         rows = [(mixer, plain_levels(data, attn_type=mixer))]
-        for memory in known:
-            name = named(mixer, memory, len(known) == 1)
+        for memory in memory_levels:
+            name = configuration_label(mixer, memory, len(memory_levels) == 1)
             rows.append((name, plain_levels(data, attn_type=mixer, memory=memory)))
             rows.append((f"{name} + distractor", plain_levels(data, attn_type=mixer, memory=memory, distractor="on")))
         alone: dict[tuple[str, ...], TableEntry] = {}
@@ -188,7 +202,7 @@ def table4(store: Store, data: SweepData) -> Table:
                     continue
                 share = measured_entry(data, cells, MFU, number)
                 first = alone.setdefault(group, share) if levels["memory"] == "off" else alone.get(group)
-                line = [_step_seconds(data, cells, number), share, _drop(data, first, share)]
+                line = [_step_seconds(data, cells, number), share, _drop_entry(data, first, share)]
                 line += [measured_entry(data, cells, column) for column in measured]
                 lines.append(TableRow(words=(name, *group), entries=tuple(line), cells=cells))
     grid = [line.entries for line in lines]
@@ -199,7 +213,7 @@ def table4(store: Store, data: SweepData) -> Table:
         *(["MFU honest: in %, of the operations that are really done."] if MFU_ACTUAL in measured else []),
         *seed_notes(grid, max((len(line.cells) for line in lines), default=0)),
         *placeholder_notes(grid),
-        *(f"{one.slug}: {one.text}." for one in printed_discrepancies(data, number)),
+        *(f"{discrepancy.slug}: {discrepancy.text}." for discrepancy in printed_discrepancies(data, number)),
     ]
     headings = [column.heading for column in (STEP, MFU, DROP, *measured)]
     title = "Training throughput"
@@ -208,7 +222,7 @@ def table4(store: Store, data: SweepData) -> Table:
     )
 
 
-def _drop(data: SweepData, alone: TableEntry | None, share: TableEntry) -> TableEntry:
+def _drop_entry(data: SweepData, alone: TableEntry | None, share: TableEntry) -> TableEntry:
     if alone is share:
         return TableEntry(text=EMPTY_TEXT, heading=DROP.heading, probe=DROP.probe, metric=DROP.metric)
     parts = [share] if alone is None else [alone, share]

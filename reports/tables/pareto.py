@@ -15,8 +15,8 @@ from ..sweep_data import SweepData
 from ..table import Table, TableEntry
 from ..table_builder import EMPTY_TEXT, TableRow, build_table, measured_entry, placeholder_notes, seed_notes, sweep_note
 
-LIKELY = 0.25  # a probability to be on a front that is told of a configuration off it
-NAMED = 3  # of those, in the notes
+MIN_LISTED_PROBABILITY = 0.25  # a probability to be on a front that is told of a configuration off it
+MAX_LISTED = 3  # of those, in the notes
 
 
 def pareto_table(store: Store, data: SweepData) -> Table:
@@ -32,35 +32,38 @@ def pareto_table(store: Store, data: SweepData) -> Table:
     lines = []
     for r in ranked:
         key, cells = groups[r]
-        on = tuple(_chance(name, found.get(key)) for name, found in zip(probable, chances, strict=True))
-        words = (*key, " and ".join(fronts[r]))
-        lines.append(TableRow(words=words, entries=(*grid[r], *on), cells=cells))
+        on = tuple(
+            _probability_entry(name, probabilities.get(key))
+            for name, probabilities in zip(probable, chances, strict=True)
+        )
+        labels = (*key, " and ".join(fronts[r]))
+        lines.append(TableRow(words=labels, entries=(*grid[r], *on), cells=cells))
     title = "Pareto fronts of quality and speed"
     headings = (*AXIS_HEADINGS, *data.extra_axes(), "Front")
     shown, n = [grid[r] for r in ranked], max((len(groups[r][1]) for r in ranked), default=0)
-    about = f"Speed: {speed.heading}. Fastest first. {needle_note(data)}"
-    notes = [sweep_note(data), about, *seed_notes(shown, n), *placeholder_notes(shown)]
+    speed_note = f"Speed: {speed.heading}. Fastest first. {needle_note(data)}"
+    notes = [sweep_note(data), speed_note, *seed_notes(shown, n), *placeholder_notes(shown)]
     notes += _front_notes(data, (loss, needle), chances, fronts)
     numbers = [*(column.heading for column in (speed, loss, needle)), *probable]
-    others = [(*row, *map(_chance, probable)) for r, row in enumerate(grid) if r not in fronts]
+    off_front_rows = [(*row, *map(_probability_entry, probable)) for r, row in enumerate(grid) if r not in fronts]
     return build_table(
-        data, "pareto", title, headings, lines, numbers=numbers, notes=notes, rank="column", unlisted=others
+        data, "pareto", title, headings, lines, numbers=numbers, notes=notes, rank="column", unlisted=off_front_rows
     )
 
 
 def _fronts(grid: Sequence[Sequence[TableEntry]], qualities: Sequence[Column]) -> dict[int, list[str]]:
     """By row that is on a front: the headings of the qualities; a row's first number is the speed, the qualities follow."""
-    found: dict[int, list[str]] = {}
+    headings_by_row: dict[int, list[str]] = {}
     for index, quality in enumerate(qualities, start=1):
-        known = [r for r, row in enumerate(grid) if row[0].value is not None and row[index].value is not None]
-        points = [(grid[r][0].value or 0.0, grid[r][index].value or 0.0) for r in known]
-        for r, kept in zip(known, pareto(points, (1, quality.direction)), strict=True):
-            if kept:
-                found.setdefault(r, []).append(quality.heading)
-    return found
+        complete_rows = [r for r, row in enumerate(grid) if row[0].value is not None and row[index].value is not None]
+        points = [(grid[r][0].value or 0.0, grid[r][index].value or 0.0) for r in complete_rows]
+        for r, is_on_front in zip(complete_rows, pareto(points, (1, quality.direction)), strict=True):
+            if is_on_front:
+                headings_by_row.setdefault(r, []).append(quality.heading)
+    return headings_by_row
 
 
-def _chance(heading: str, p: float | None = None) -> TableEntry:
+def _probability_entry(heading: str, p: float | None = None) -> TableEntry:
     return TableEntry(text=EMPTY_TEXT if p is None else format_probability(p), heading=heading, value=p, unit=BARE)
 
 
@@ -71,7 +74,7 @@ def _front_notes(
     fronts: Mapping[int, list[str]],
 ) -> list[str]:
     """What a probability to be on a front means, and who is likely to be on one that the numbers alone leave off it."""
-    unknown = [quality.heading for quality, found in zip(qualities, chances, strict=True) if not found]
+    unknown = [quality.heading for quality, probabilities in zip(qualities, chances, strict=True) if not probabilities]
     notes = []
     if any(chances):
         notes.append(
@@ -80,17 +83,17 @@ def _front_notes(
     if unknown:
         notes.append(f"P(front) is not known of {' and '.join(unknown)}: no spread between runs.")
     groups = list(data.configurations().items())
-    for quality, found in zip(qualities, chances, strict=True):
+    for quality, front_chances in zip(qualities, chances, strict=True):
         likely = [
             (p, cells[0].slug.removesuffix(f"-s{cells[0].seed}"))
             for r, (key, cells) in enumerate(groups)
-            if (p := found.get(key, 0.0)) >= LIKELY and quality.heading not in fronts.get(r, ())
+            if (p := front_chances.get(key, 0.0)) >= MIN_LISTED_PROBABILITY and quality.heading not in fronts.get(r, ())
         ]
         if likely:
-            ranked = sorted(likely, key=lambda one: (-one[0], one[1]))
-            told = ", ".join(f"{name} {format_probability(p)}" for p, name in ranked[:NAMED])
-            more = f", and {len(ranked) - NAMED} more" if len(ranked) > NAMED else ""
+            ranked = sorted(likely, key=lambda pair: (-pair[0], pair[1]))
+            likely_text = ", ".join(f"{name} {format_probability(p)}" for p, name in ranked[:MAX_LISTED])
+            more = f", and {len(ranked) - MAX_LISTED} more" if len(ranked) > MAX_LISTED else ""
             notes.append(
-                f"Off the front of {quality.heading} as measured, but on it with P(front) of {LIKELY} or more: {told}{more}."
+                f"Off the front of {quality.heading} as measured, but on it with P(front) of {MIN_LISTED_PROBABILITY} or more: {likely_text}{more}."
             )
     return notes

@@ -24,13 +24,18 @@ NOTES = (
 
 def power_table(store: Store, data: SweepData) -> Table:
     """The pairs needed to see a difference, and the smallest difference that the sweep's own pairs show, by mixer and memory."""
-    found = power_analyses(data)
+    analyses = power_analyses(data)
     lines = [
-        TableRow(words=(one.measure.heading, *one.stratum), entries=_entries(one), origins=one.origins) for one in found
+        TableRow(
+            words=(analysis.measure.heading, *analysis.stratum),
+            entries=_analysis_entries(analysis),
+            origins=analysis.origins,
+        )
+        for analysis in analyses
     ]
     notes = [sweep_note(data)]
-    if found:
-        kinds = " and ".join(dict.fromkeys(one.spread.kind for one in found))
+    if analyses:
+        kinds = " and ".join(dict.fromkeys(analysis.spread.kind for analysis in analyses))
         notes += [f"Spread between {kinds}.", *(note.format(", ".join(HEADINGS)) for note in NOTES)]
     else:
         notes.append(
@@ -42,24 +47,29 @@ def power_table(store: Store, data: SweepData) -> Table:
     return build_table(data, "power", title, ("Measure", "Type", "Mem"), lines, numbers=numbers, notes=notes)
 
 
-def _entries(one: PowerAnalysis) -> tuple[TableEntry, ...]:
-    amounts = {"sd": one.spread.sd, "Floor": one.spread.floor, "1 pair": one.one, "n pairs": one.all}
-    told = {name: _amount(one.measure, name, value) for name, value in amounts.items()}
-    if not one.spread.floor:
-        told["Floor"] = TableEntry(text=EMPTY_TEXT, heading="Floor")
-    counts = {"df": one.spread.df, "Pairs": one.pairs}
-    told |= {name: count_entry(name, n) for name, n in counts.items()}
-    needed = dict.fromkeys(HEADINGS, None) | dict(zip(HEADINGS, one.needed, strict=False))
+def _analysis_entries(analysis: PowerAnalysis) -> tuple[TableEntry, ...]:
+    amounts = {
+        "sd": analysis.spread.sd,
+        "Floor": analysis.spread.floor,
+        "1 pair": analysis.one,
+        "n pairs": analysis.all,
+    }
+    entries = {name: _amount_entry(analysis.measure, name, value) for name, value in amounts.items()}
+    if not analysis.spread.floor:
+        entries["Floor"] = TableEntry(text=EMPTY_TEXT, heading="Floor")
+    counts = {"df": analysis.spread.df, "Pairs": analysis.pairs}
+    entries |= {name: count_entry(name, n) for name, n in counts.items()}
+    needed = dict.fromkeys(HEADINGS, None) | dict(zip(HEADINGS, analysis.needed, strict=False))
     for name, n in needed.items():
-        if not one.differences or not one.spread.used:
-            told[name] = TableEntry(text=EMPTY_TEXT, heading=name)
+        if not analysis.differences or not analysis.spread.used:
+            entries[name] = TableEntry(text=EMPTY_TEXT, heading=name)
         else:
             text = f">{MOST}" if n is None else str(n)
-            told[name] = TableEntry(text=text, heading=name, value=None if n is None else float(n))
-    return tuple(told[name] for name in ("sd", "Floor", "df", "Pairs", "1 pair", "n pairs", *HEADINGS))
+            entries[name] = TableEntry(text=text, heading=name, value=None if n is None else float(n))
+    return tuple(entries[name] for name in ("sd", "Floor", "df", "Pairs", "1 pair", "n pairs", *HEADINGS))
 
 
-def _amount(column: Column, name: str, value: float) -> TableEntry:
+def _amount_entry(column: Column, name: str, value: float) -> TableEntry:
     if math.isnan(value):
         return TableEntry(text=EMPTY_TEXT, heading=name)
     return number_of(column, name, format_number(value, column.decimals, percent=column.percent), value)

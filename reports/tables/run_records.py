@@ -1,4 +1,4 @@
-"""The tables `budget`, `failures` and `provenance`: what attempts took, why some did not finish, and what they ran on."""
+"""The tables `predicted_hours_table`, `failures_table` and `provenance_table`: what attempts took, why some did not finish, and what they ran on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TimeSpent:
         return sum(getattr(self, field.name) for field in fields(self))
 
 
-def budget(store: Store, data: SweepData) -> Table:
+def predicted_hours_table(store: Store, data: SweepData) -> Table:
     """Predicted against actual hours, of cells that were predicted alike, and of all of them.
 
     Both are of the cells that are done, so that they can be compared; what is lost to failures and restarts is of all.
@@ -51,23 +51,27 @@ def budget(store: Store, data: SweepData) -> Table:
     attempts: dict[str, list[Attempt]] = {cell.cell_id: [] for cell in data.cells}
     for attempt in store.attempts_of(attempts):
         attempts[attempt.cell_id].append(attempt)
-    took = _took(store, data, attempts)
+    took = _time_by_cell(store, data, attempts)
     groups: dict[object, list[CellState]] = {}
     published = paper.is_published(data.sweep)
     for cell in () if published else data.cells:
-        known = data.forecast.of[cell.position] if data.forecast and cell.position < len(data.forecast.of) else None
-        groups.setdefault(cell.slug.removesuffix(f"-s{cell.seed}") if known is None else known, []).append(cell)
-    lines = [_line(data, cells, took, _name(cells)) for cells in groups.values()]
+        forecast_class = (
+            data.forecast.of[cell.position] if data.forecast and cell.position < len(data.forecast.of) else None
+        )
+        groups.setdefault(
+            cell.slug.removesuffix(f"-s{cell.seed}") if forecast_class is None else forecast_class, []
+        ).append(cell)
+    lines = [_hours_row(data, cells, took, _group_name(cells)) for cells in groups.values()]
     if len(lines) > 1:
-        lines.append(_line(data, data.cells, took, "all"))
-    origins = {cell: tuple((cell, one.id) for one in some) for cell, some in attempts.items()}
+        lines.append(_hours_row(data, data.cells, took, "all"))
+    origins = {cell: tuple((cell, attempt.id) for attempt in cell_attempts) for cell, cell_attempts in attempts.items()}
     lines = [
         replace(line, origins=tuple(pair for cell in line.cells for pair in origins[cell.cell_id])) for line in lines
     ]
-    place = f" on {data.forecast.place}" if data.forecast is not None else ""
+    machine = f" on {data.forecast.place}" if data.forecast is not None else ""
     notes = [
         sweep_note(data),
-        f"Hours{place}, times the GPUs, or where there are none the cores, that an attempt has. Predicted, by the best "
+        f"Hours{machine}, times the GPUs, or where there are none the cores, that an attempt has. Predicted, by the best "
         "source that the first launch of the revision had, took and their ratio are of the cells that are done. By FLOPs: "
         "low, likely and high. Start: from the process's first lines to the built network. Rest: what comes before that, validation and "
         "checkpoints. Lost: attempts that did not finish, but for the steps "
@@ -76,83 +80,96 @@ def budget(store: Store, data: SweepData) -> Table:
     if data.forecast is None:
         notes.append("Nobody says what published cells took." if published else "The launch kept no prediction.")
     title = "Budget"
-    sources = store.sources([one.id for some in attempts.values() for one in some])
+    sources = store.sources([attempt.id for cell_attempts in attempts.values() for attempt in cell_attempts])
     return build_table(data, "budget", title, HEADINGS, lines, notes=notes, sources=sources)
 
 
-def _name(cells: Sequence[CellState]) -> str:
+def _group_name(cells: Sequence[CellState]) -> str:
     stems = dict.fromkeys(cell.slug.removesuffix(f"-s{cell.seed}") for cell in cells)
     first = next(iter(stems))
     return first if len(stems) == 1 else f"{first} and {len(stems) - 1} more"
 
 
-def _line(data: SweepData, cells: Sequence[CellState], took: Mapping[str, TimeSpent], name: str) -> TableRow:
+def _hours_row(data: SweepData, cells: Sequence[CellState], took: Mapping[str, TimeSpent], name: str) -> TableRow:
     done = [cell for cell in cells if data.standing(cell) == "done"]
-    predicted = {source: _predicted(data, done, source) for source in SOURCES}
-    best = _best(data, done)
-    actual = _sum([took[cell.cell_id] for cell in done])
-    lost = _sum([took[cell.cell_id] for cell in cells]).lost
+    predicted = {source: _predicted_hours(data, done, source) for source in SOURCES}
+    best = _likely_hours(data, done)
+    actual = _summed_time([took[cell.cell_id] for cell in done])
+    lost = _summed_time([took[cell.cell_id] for cell in cells]).lost
     ratio = actual.total / best if best else None
-    sources = dict.fromkeys(source for cell in done if (source := next(iter(_of(data, cell)), None)) is not None)
+    sources = dict.fromkeys(
+        source for cell in done if (source := next(iter(_predictions(data, cell)), None)) is not None
+    )
     by_flops, calibrated = predicted["FLOPs"], predicted["calibrated"]
-    words = (
+    labels = (
         name,
         f"{len(done)} of {len(cells)}",
-        _text(best),
+        _hours_text(best),
         ", ".join(sources) or EMPTY_TEXT,
-        EMPTY_TEXT if by_flops is None else f"{_text(by_flops[0])} {_text(by_flops[1])} {_text(by_flops[2])}",
-        _text(calibrated[1] if calibrated is not None else None),
-        _text(actual.total if done else None),
+        EMPTY_TEXT
+        if by_flops is None
+        else f"{_hours_text(by_flops[0])} {_hours_text(by_flops[1])} {_hours_text(by_flops[2])}",
+        _hours_text(calibrated[1] if calibrated is not None else None),
+        _hours_text(actual.total if done else None),
         EMPTY_TEXT if ratio is None else f"{ratio:.2f}",
-        *(_text(number if done else None) for number in (actual.start, actual.training, actual.probing, actual.rest)),
-        _text(lost),
+        *(
+            _hours_text(number if done else None)
+            for number in (actual.start, actual.training, actual.probing, actual.rest)
+        ),
+        _hours_text(lost),
     )
-    about: dict[str, Any] = {
+    json_fields: dict[str, Any] = {
         "done": len(done),
         "cells": len(cells),
         "predicted_hours": best,
         "took_hours": actual.total,
     }
-    about |= {f"predicted_{source.lower()}": predicted[source] for source in SOURCES}
-    about |= {f"{field.name}_hours": getattr(actual, field.name) for field in fields(actual)} | {"lost_hours": lost}
-    return TableRow(words=words, cells=list(cells), about=about | {"ratio": ratio, "sources": list(sources)})
+    json_fields |= {f"predicted_{source.lower()}": predicted[source] for source in SOURCES}
+    json_fields |= {f"{field.name}_hours": getattr(actual, field.name) for field in fields(actual)} | {
+        "lost_hours": lost
+    }
+    return TableRow(words=labels, cells=list(cells), about=json_fields | {"ratio": ratio, "sources": list(sources)})
 
 
-def _text(hours: float | None) -> str:
+def _hours_text(hours: float | None) -> str:
     return EMPTY_TEXT if hours is None else f"{hours:,.0f}" if hours >= 1000 else f"{hours:.3g}"
 
 
-def _of(data: SweepData, cell: CellState) -> dict[str, tuple[float, float, float]]:
+def _predictions(data: SweepData, cell: CellState) -> dict[str, tuple[float, float, float]]:
     """What was predicted of a cell, the best source first."""
-    known = data.forecast.cell(cell.position) if data.forecast is not None else {}
-    return {source: known[source] for source in SOURCES if source in known}
+    by_source = data.forecast.cell(cell.position) if data.forecast is not None else {}
+    return {source: by_source[source] for source in SOURCES if source in by_source}
 
 
-def _best(data: SweepData, cells: Sequence[CellState]) -> float | None:
+def _likely_hours(data: SweepData, cells: Sequence[CellState]) -> float | None:
     """The sum of what the best source of each said as likely; None unless each has one."""
-    found = [next(iter(_of(data, cell).values()), None) for cell in cells]
-    return sum(one[1] for one in found if one is not None) if found and None not in found else None
+    predictions = [next(iter(_predictions(data, cell).values()), None) for cell in cells]
+    return (
+        sum(prediction[1] for prediction in predictions if prediction is not None)
+        if predictions and None not in predictions
+        else None
+    )
 
 
-def _predicted(data: SweepData, cells: Sequence[CellState], source: str) -> tuple[float, float, float] | None:
+def _predicted_hours(data: SweepData, cells: Sequence[CellState], source: str) -> tuple[float, float, float] | None:
     """What one source said of all these cells: low, likely, high; None unless it knew each."""
-    found = [known[source] for cell in cells if source in (known := _of(data, cell))]
-    if not found or len(found) < len(cells):
+    predictions = [by_source[source] for cell in cells if source in (by_source := _predictions(data, cell))]
+    if not predictions or len(predictions) < len(cells):
         return None
-    low, likely, high = (sum(one[place] for one in found) for place in range(3))
+    low, likely, high = (sum(prediction[index] for prediction in predictions) for index in range(3))
     return low, likely, high
 
 
-def _sum(some: Sequence[TimeSpent]) -> TimeSpent:
-    return TimeSpent(**{field.name: sum(getattr(one, field.name) for one in some) for field in fields(TimeSpent)})
+def _summed_time(times: Sequence[TimeSpent]) -> TimeSpent:
+    return TimeSpent(**{field.name: sum(getattr(time, field.name) for time in times) for field in fields(TimeSpent)})
 
 
 # --- what it took -------------------------------------------------------------------------------------------------------
 
 
-def _took(store: Store, data: SweepData, attempts: Mapping[str, Sequence[Attempt]]) -> dict[str, TimeSpent]:
+def _time_by_cell(store: Store, data: SweepData, attempts: Mapping[str, Sequence[Attempt]]) -> dict[str, TimeSpent]:
     """By cell."""
-    ended = [one.id for some in attempts.values() for one in some if one.state == "done"]
+    ended = [attempt.id for cell_attempts in attempts.values() for attempt in cell_attempts if attempt.state == "done"]
     starts = store.starts(ended)
     probing: dict[str, dict[int, dict[tuple[str, int], float]]] = {}
     trained: dict[str, dict[int, float]] = {}
@@ -162,15 +179,15 @@ def _took(store: Store, data: SweepData, attempts: Mapping[str, Sequence[Attempt
             probing.setdefault(cell, {}).setdefault(value.attempt_id, {})[probe, length] = value.seconds
         if (probe, metric) == ("throughput", "train_seconds") and value.value is not None:
             trained.setdefault(cell, {})[value.attempt_id] = value.value
-    found = {}
-    for cell, some in attempts.items():
+    time_by_cell = {}
+    for cell, attempts_of_cell in attempts.items():
         probes = {attempt: sum(times.values()) for attempt, times in probing.get(cell, {}).items()}
         share = gpu_share(data.configs.get(cell, {}))
-        found[cell] = _of_cell(some, starts, probes, trained.get(cell, {}), share)
-    return found
+        time_by_cell[cell] = _cell_time(attempts_of_cell, starts, probes, trained.get(cell, {}), share)
+    return time_by_cell
 
 
-def _of_cell(
+def _cell_time(
     attempts: Sequence[Attempt],
     starts: Mapping[int, float],
     probes: Mapping[int, float],
@@ -178,21 +195,24 @@ def _of_cell(
     share: float,
 ) -> TimeSpent:
     start = training = probing = rest = lost = carried = 0.0
-    for one in attempts:
-        elapsed = one.elapsed_s
-        if one.state == "running":
+    for attempt in attempts:
+        elapsed = attempt.elapsed_s
+        if attempt.state == "running":
             continue
-        if one.state != "done":
+        if attempt.state != "done":
             lost += elapsed
             continue
-        mine = starts.get(one.id, 0.0), trained.get(one.id, 0.0), probes.get(one.id, 0.0)
+        mine = starts.get(attempt.id, 0.0), trained.get(attempt.id, 0.0), probes.get(attempt.id, 0.0)
         # training seconds go on counting from a checkpoint, so what exceeds this attempt's own time was done before it
         carried += max(0.0, sum(mine) - elapsed)
         rest += max(0.0, elapsed - sum(mine))
         start, training, probing = start + mine[0], training + mine[1], probing + mine[2]
-    kept = min(carried, lost)
+    attributed = min(carried, lost)
     # where clocks disagree by more than was lost, the training takes the difference, so that the sum stays what it took
-    hours = [seconds * share / 3600 for seconds in (start, training - (carried - kept), probing, rest, lost - kept)]
+    hours = [
+        seconds * share / 3600
+        for seconds in (start, training - (carried - attributed), probing, rest, lost - attributed)
+    ]
     return TimeSpent(*hours)
 
 
@@ -205,13 +225,13 @@ def gpu_share(config: Mapping[str, Any]) -> float:
 # --- attempts that did not finish -------------------------------------------------------------------------------------
 
 
-def failures(store: Store, data: SweepData) -> Table:
+def failures_table(store: Store, data: SweepData) -> Table:
     """Every attempt of the sweep's cells that failed, diverged or was interrupted, oldest first, with its cause."""
     cells = {cell.cell_id: cell for cell in data.cells}
     lines = []
     for attempt in store.attempts_of(cells):
         if attempt.state in ("failed", "diverged", "interrupted"):
-            lines.append(_failure(attempt, cells[attempt.cell_id].slug, data.standing(cells[attempt.cell_id])))
+            lines.append(_failure_row(attempt, cells[attempt.cell_id].slug, data.standing(cells[attempt.cell_id])))
     count = f"{counted(len(lines), 'attempt')} did not finish" if lines else "Every attempt that ended finished"
     headings = ("Cell", "Attempt", "State", "Class", "Cell now", "Started (UTC)", "Host", "Step", "Exit", "Cause")
     title = "Failures"
@@ -219,21 +239,21 @@ def failures(store: Store, data: SweepData) -> Table:
     return build_table(data, "failures", title, headings, lines, notes=[sweep_note(data), f"{count}."], sources=sources)
 
 
-def _failure(attempt: Attempt, slug: str, now: str) -> TableRow:
+def _failure_row(attempt: Attempt, slug: str, now: str) -> TableRow:
     step = f"{attempt.step}/{attempt.steps_total}" if attempt.steps_total else str(attempt.step)
-    words = (
+    labels = (
         slug,
         f"{attempt.number} ({attempt.kind})",
         attempt.state,
         attempt.failure or "-",
         now,
-        _moment(attempt.started_at),
+        _moment_text(attempt.started_at),
         attempt.host,
         step,
         "-" if attempt.exit_code is None else str(attempt.exit_code),
         attempt.cause or "-",
     )
-    about = {
+    json_fields = {
         "cell": attempt.cell_id,
         "attempt_id": attempt.id,
         "state": attempt.state,
@@ -241,37 +261,37 @@ def _failure(attempt: Attempt, slug: str, now: str) -> TableRow:
         "cause": attempt.cause,
     }
     return TableRow(
-        words=words,
+        words=labels,
         origins=((attempt.cell_id, attempt.id),),
-        about=about | {"traceback": attempt.traceback, "exit_code": attempt.exit_code},
+        about=json_fields | {"traceback": attempt.traceback, "exit_code": attempt.exit_code},
     )
 
 
-def _moment(moment: datetime | None) -> str:
+def _moment_text(moment: datetime | None) -> str:
     return f"{moment:%Y-%m-%d %H:%M}" if moment is not None else "-"
 
 
 # --- code, machine and software ---------------------------------------------------------------------------------------
 
 
-SHORT = 12  # letters of a commit or a fingerprint
+SHORT_ID_LENGTH = 12  # letters of a commit or a fingerprint
 PACKAGES = ("torch", "triton", "fla-core", "numpy")
 
 
-def provenance(store: Store, data: SweepData) -> Table:
+def provenance_table(store: Store, data: SweepData) -> Table:
     """Where the numbers come from: a row for every combination of code, machine and software, with its cells."""
     pairs = {(key[0], value.attempt_id) for key, value in data.shown.items()}
-    known = provenances_of_attempts(store, {attempt for _, attempt in pairs})
+    provenance_by_attempt = provenances_of_attempts(store, {attempt for _, attempt in pairs})
     groups: dict[tuple[str, ...], list[tuple[str, int]]] = defaultdict(list)
     for cell, attempt in sorted(pairs, key=lambda pair: pair[1]):
-        if attempt in known:
-            groups[_origin(known[attempt])].append((cell, attempt))
+        if attempt in provenance_by_attempt:
+            groups[_origin_labels(provenance_by_attempt[attempt])].append((cell, attempt))
     lines = []
-    for words, found in groups.items():
-        origins = tuple(found)
-        count = len({cell for cell, _ in found})
-        entries = (count_entry("Cells", count, origins), count_entry("Attempts", len(found), origins))
-        lines.append(TableRow(words=words, entries=entries))
+    for labels, pairs_of_origin in groups.items():
+        origins = tuple(pairs_of_origin)
+        count = len({cell for cell, _ in pairs_of_origin})
+        entries = (count_entry("Cells", count, origins), count_entry("Attempts", len(pairs_of_origin), origins))
+        lines.append(TableRow(words=labels, entries=entries))
     audit = homogeneity(store, data.sweep, revision=data.revision)
     notes = [sweep_note(data), *(f"{line}." for line in audit or ["Nothing differs between the cells but their axes"])]
     headings = ("Commit", "GPU", "Driver", "Precision", "Python", "Software", "Kernels", "Tokenizer", "Corpus")
@@ -279,18 +299,18 @@ def provenance(store: Store, data: SweepData) -> Table:
     return build_table(data, "provenance", title, headings, lines, numbers=("Cells", "Attempts"), notes=notes)
 
 
-def _origin(one: Provenance) -> tuple[str, ...]:
-    commit = (one.git_commit or "-")[:SHORT] + (" with changes" if one.git_dirty else "")
-    software = ", ".join(f"{name} {one.packages[name]}" for name in PACKAGES if name in one.packages) or "-"
-    kernels = ", ".join(f"{name}: {path}" for name, path in sorted(one.kernels.items())) or "-"
+def _origin_labels(recorded: Provenance) -> tuple[str, ...]:
+    commit = (recorded.git_commit or "-")[:SHORT_ID_LENGTH] + (" with changes" if recorded.git_dirty else "")
+    software = ", ".join(f"{name} {recorded.packages[name]}" for name in PACKAGES if name in recorded.packages) or "-"
+    kernels = ", ".join(f"{name}: {path}" for name, path in sorted(recorded.kernels.items())) or "-"
     return (
         commit,
-        one.gpu_name or one.device or "-",
-        one.driver or "-",
-        one.dtype or "-",
-        one.python or "-",
+        recorded.gpu_name or recorded.device or "-",
+        recorded.driver or "-",
+        recorded.dtype or "-",
+        recorded.python or "-",
         software,
         kernels,
-        one.tokenizer or "-",
-        f"{one.corpus} {one.corpus_fingerprint[:SHORT]}".strip() or "-",
+        recorded.tokenizer or "-",
+        f"{recorded.corpus} {recorded.corpus_fingerprint[:SHORT_ID_LENGTH]}".strip() or "-",
     )

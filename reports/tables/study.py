@@ -29,46 +29,46 @@ def study_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Tab
     The Pareto front stands first, the others by the first objective. Raises ReportError for a sweep that is no study.
     """
     study = study_of(store, data)
-    ranked = _ranked(study)
+    ranked = _ranked_trials(study)
     shown = ranked if all_rows else [trial for trial in ranked if trial.standing == "done"][:BEST]
-    attempts = store.attempts_of(sorted({one.cell for one in study.trials if one.cell is not None}))
+    attempts = store.attempts_of(sorted({trial.cell for trial in study.trials if trial.cell is not None}))
     shares = {cell: gpu_share(config) for cell, config in study.data.configs.items()}
     costs = cell_costs(study, attempts, shares)
     unit = (
         "GPU h" if any(config.get("resources", {}).get("gpus") for config in study.data.configs.values()) else "core h"
     )
-    first = _first(study.trials)
-    lines = [_line(study, trial, costs, first) for trial in shown]
+    first = _first_trial_by_cell(study.trials)
+    lines = [_trial_row(study, trial, costs, first) for trial in shown]
     headings = ("Trial", "Cell", *(study.names[path] for path in study.search.ranges), "Standing", "Seconds", unit)
     return build_table(
         study.data, "study", "Study", headings, lines,
-        numbers=[one.words for one in study.objectives], notes=_notes(study, len(shown), all_rows, costs, unit),
-        options={"all_rows": True} if all_rows else {}, sources=store.sources([one.id for one in attempts]),
+        numbers=[objective.words for objective in study.objectives], notes=_study_notes(study, len(shown), all_rows, costs, unit),
+        options={"all_rows": True} if all_rows else {}, sources=store.sources([attempt.id for attempt in attempts]),
         above=(f"{study.searched()}.", f"{study.counted()}."),
     )  # fmt: skip
 
 
-def _ranked(study: Study) -> list[Trial]:
+def _ranked_trials(study: Study) -> list[Trial]:
     """The Pareto front first, then what is done by the first objective, then the rest by how it ended."""
     sign = study.objectives[0].sign
 
-    def place(trial: Trial) -> tuple[Any, ...]:
+    def sort_key(trial: Trial) -> tuple[Any, ...]:
         value = -sign * trial.values[0] if trial.standing == "done" and trial.values else 0.0
         return ENDS.index(trial.standing), trial.number not in study.best, value, trial.number
 
-    return sorted(study.trials, key=place)
+    return sorted(study.trials, key=sort_key)
 
 
-def _first(trials: Sequence[Trial]) -> Mapping[str, int]:
+def _first_trial_by_cell(trials: Sequence[Trial]) -> Mapping[str, int]:
     """By cell, the first trial that proposed it, for which it was trained."""
-    found: dict[str, int] = {}
-    for one in trials:
-        if one.cell is not None:
-            found.setdefault(one.cell, one.number)
-    return found
+    first_trials: dict[str, int] = {}
+    for trial in trials:
+        if trial.cell is not None:
+            first_trials.setdefault(trial.cell, trial.number)
+    return first_trials
 
 
-def _line(study: Study, trial: Trial, costs: Mapping[str, CellCost], first: Mapping[str, int]) -> TableRow:
+def _trial_row(study: Study, trial: Trial, costs: Mapping[str, CellCost], first: Mapping[str, int]) -> TableRow:
     owner = first.get(trial.cell or "", trial.number)
     cost = costs.get(trial.cell or "", CellCost(seconds=0.0, hours=0.0)) if owner == trial.number else None
     cost = cost or CellCost(seconds=0.0, hours=0.0)
@@ -78,7 +78,7 @@ def _line(study: Study, trial: Trial, costs: Mapping[str, CellCost], first: Mapp
     elif trial.standing == "pruned" and trial.curve:
         standing += f" at validation {trial.curve[-1][0]}"
     settings = [level_text(trial.params[path]) if path in trial.params else EMPTY_TEXT for path in study.search.ranges]
-    words = (
+    labels = (
         str(trial.number),
         trial.cell or EMPTY_TEXT,
         *settings,
@@ -86,29 +86,29 @@ def _line(study: Study, trial: Trial, costs: Mapping[str, CellCost], first: Mapp
         f"{cost.seconds:.0f}",
         f"{cost.hours:.3g}",
     )
-    about: dict[str, Any] = {"number": trial.number, "cell": trial.cell, "params": dict(trial.params)}
-    about |= {"standing": trial.standing, "reason": trial.reason, "best": trial.number in study.best}
-    about |= {"seconds": cost.seconds, "hours": cost.hours, "curve": [list(point) for point in trial.curve]}
-    entries = tuple(_entry(study, trial, one) for one in study.objectives)
-    return TableRow(words=words, entries=entries, origins=tuple(study.origins([trial])), about=about)
+    json_fields: dict[str, Any] = {"number": trial.number, "cell": trial.cell, "params": dict(trial.params)}
+    json_fields |= {"standing": trial.standing, "reason": trial.reason, "best": trial.number in study.best}
+    json_fields |= {"seconds": cost.seconds, "hours": cost.hours, "curve": [list(point) for point in trial.curve]}
+    entries = tuple(_objective_entry(study, trial, objective) for objective in study.objectives)
+    return TableRow(words=labels, entries=entries, origins=tuple(study.origins([trial])), about=json_fields)
 
 
-def _entry(study: Study, trial: Trial, objective: Objective) -> TableEntry:
-    known = metrics.known(objective.probe, objective.metric)
+def _objective_entry(study: Study, trial: Trial, objective: Objective) -> TableEntry:
+    metric = metrics.known(objective.probe, objective.metric)
     base = TableEntry(
         text=EMPTY_TEXT, heading=objective.words, probe=objective.probe, metric=objective.metric, length=objective.length,
-        direction=objective.sign, unit=known.unit if known else None, origins=tuple(study.origins([trial])),
+        direction=objective.sign, unit=metric.unit if metric else None, origins=tuple(study.origins([trial])),
     )  # fmt: skip
     if trial.standing != "done" or trial.values is None:
         return base
     value = trial.values[objective.place]
-    text = format_number(value, known.decimals, percent=known.percent) if known else f"{value:.4g}"
+    text = format_number(value, metric.decimals, percent=metric.percent) if metric else f"{value:.4g}"
     return replace(base, text=text, value=value, best=trial.number in study.best)
 
 
-def _notes(study: Study, shown: int, every: bool, costs: Mapping[str, CellCost], unit: str) -> list[str]:
-    seconds, hours = (sum(getattr(one, name) for one in costs.values()) for name in ("seconds", "hours"))
-    units = ", ".join(f"{one.words} in {one.unit}" for one in study.objectives if one.unit)
+def _study_notes(study: Study, shown: int, all_rows: bool, costs: Mapping[str, CellCost], unit: str) -> list[str]:
+    seconds, hours = (sum(getattr(cost, name) for cost in costs.values()) for name in ("seconds", "hours"))
+    units = ", ".join(f"{objective.words} in {objective.unit}" for objective in study.objectives if objective.unit)
     first = (
         "In bold the best." if len(study.objectives) == 1 else "In bold the Pareto front, then by the first objective."
     )
@@ -119,6 +119,6 @@ def _notes(study: Study, shown: int, every: bool, costs: Mapping[str, CellCost],
     ]
     if not study.done:
         return [f"No trial of sweep {study.name} is done yet."]
-    if not every and shown < len(study.trials):
+    if not all_rows and shown < len(study.trials):
         notes.append(f"{shown} of {counted(len(study.trials), 'trial')}; --all-rows lists all.")
     return [*notes, *([SELECTED] if len(study.done) > 1 else [])]

@@ -48,7 +48,7 @@ SETS = (
 )
 
 
-def flipflop(store: Store, data: SweepData) -> Table:
+def flipflop_table(store: Store, data: SweepData) -> Table:
     """Sequences of the flip-flop task without an error, in the three test sets, with the intervals of seeds and of sequences."""
     rows = configurations_with_probe(data, FLIPFLOP)
     shares = {name: column_of(FLIPFLOP, f"exact_{name}", heading) for name, heading in HEADINGS.items()}
@@ -60,7 +60,7 @@ def flipflop(store: Store, data: SweepData) -> Table:
                 data, cells, column_of(FLIPFLOP, f"error_{name}", f"{column.heading} {WRONG}", decimals=2)
             )
 
-    notes = [SETS, *_coins(data, rows)]
+    notes = [SETS, *_coin_notes(data, rows)]
     return task_table(
         store,
         rows,
@@ -71,69 +71,72 @@ def flipflop(store: Store, data: SweepData) -> Table:
     )
 
 
-def extrapolation(store: Store, data: SweepData) -> Table:
+def extrapolation_table(store: Store, data: SweepData) -> Table:
     """Perplexity over context lengths, and how many times that of the shortest the perplexity of the longest is."""
     rows = configurations_with_probe(data, EXTRAPOLATION)
-    known = sorted({*data.lengths(EXTRAPOLATION, PERPLEXITY), *data.requested_lengths().get(EXTRAPOLATION, ())})
-    about = data.metric(EXTRAPOLATION, PERPLEXITY)
-    columns = [column_of(EXTRAPOLATION, about, f"PPL@{format_length(n)}", decimals=2, length=n) for n in known if n]
+    lengths = sorted({*data.lengths(EXTRAPOLATION, PERPLEXITY), *data.requested_lengths().get(EXTRAPOLATION, ())})
+    metric = data.metric(EXTRAPOLATION, PERPLEXITY)
+    columns = [column_of(EXTRAPOLATION, metric, f"PPL@{format_length(n)}", decimals=2, length=n) for n in lengths if n]
 
     def entries(cells: Sequence[CellState]) -> Iterator[TableEntry]:
         for column in columns:
             yield from (mean := measured_entry(data, cells, column), seed_interval_entry(mean, column))
         if len(columns) > 1:
-            yield from _ratio(data, cells, columns[0], columns[-1])
+            yield from _ratio_entries(data, cells, columns[0], columns[-1])
 
-    notes = ["PPL@L: exp of the mean cross-entropy over windows of L tokens.", *_trained(data, rows)]
-    kept = tuple(column.heading for column in columns)
+    notes = ["PPL@L: exp of the mean cross-entropy over windows of L tokens.", *_training_length_note(data, rows)]
+    required_headings = tuple(column.heading for column in columns)
     return task_table(
         store,
         rows,
         EXTRAPOLATION,
         "Perplexity over context lengths",
-        drop_empty_columns(rows.lines(entries), kept),
+        drop_empty_columns(rows.lines(entries), required_headings),
         notes,
     )
 
 
-def downstream(store: Store, data: SweepData) -> Table:
+def downstream_table(store: Store, data: SweepData) -> Table:
     """Four questionnaires and their average."""
     rows = configurations_with_probe(data, DOWNSTREAM)
     columns = [column_of(DOWNSTREAM, data.metric(DOWNSTREAM, name), decimals=1) for name in TASKS]
     average = column_of(DOWNSTREAM, data.metric(DOWNSTREAM, AVERAGE), "Avg", decimals=1)
     lines, differing = [], []
     for cells in rows.groups:
-        found = [measured_entry(data, cells, column) for column in columns]
-        known = [one.value for one in found if one.value is not None]
-        mean = derived_entry(data, average, fmean(known) if len(known) == len(found) else None, found)
+        entries = [measured_entry(data, cells, column) for column in columns]
+        values = [entry.value for entry in entries if entry.value is not None]
+        mean = derived_entry(data, average, fmean(values) if len(values) == len(entries) else None, entries)
         printed = measured_entry(data, cells, average)
         if printed.value is not None and mean.value is not None and printed.text != mean.text:
             exact = format_number(round(mean.value, DUST), 3, percent=True)
-            differing.append(f"{named(rows.words(cells))} {printed.text}, of the four as printed {exact}")
-        found.append(printed if printed.value is not None else mean)
-        lines.append(TableRow(words=rows.words(cells), entries=tuple(found), cells=cells))
+            differing.append(f"{configuration_text(rows.labels(cells))} {printed.text}, of the four as printed {exact}")
+        entries.append(printed if printed.value is not None else mean)
+        lines.append(TableRow(words=rows.labels(cells), entries=tuple(entries), cells=cells))
     notes = ["Questions answered rightly, in %. Avg: mean of the four."]
     if differing:
         notes.append(f"An average that is not the four's to the digit: {'; '.join(differing)}.")
-    if rows.groups and all(one.seeds < 2 for line in lines for one in line.entries):
+    if rows.groups and all(entry.seeds < 2 for line in lines for entry in line.entries):
         notes.append("One run a configuration: how far runs lie apart is not known.")
-    return task_table(store, rows, DOWNSTREAM, "Downstream tasks", lines, [*notes, *facts_besides(data.sweep)])
+    return task_table(store, rows, DOWNSTREAM, "Downstream tasks", lines, [*notes, *printed_fact_notes(data.sweep)])
 
 
-def _coins(data: SweepData, rows: TaskRows) -> list[str]:
+def _coin_notes(data: SweepData, rows: TaskRows) -> list[str]:
     """What fair coins would get right of the very sequences, and how many those are."""
-    told = []
+    texts = []
     for name, heading in HEADINGS.items():
         values = [
             data.values.get((cell.cell_id, FLIPFLOP, f"coin_{name}", 0)) for cells in rows.groups for cell in cells
         ]
-        known = {_small(value.value): value.n for value in values if value is not None and value.value is not None}
-        told += [f"{heading} {share}" + (f" of {n:,}" if n else "") for share, n in known.items()]
-    if told:
-        return [f"Fair coins get exactly right: {', '.join(told)} sequences."]
+        counts_by_share = {
+            _share_text(value.value): value.n for value in values if value is not None and value.value is not None
+        }
+        texts += [f"{heading} {share}" + (f" of {n:,}" if n else "") for share, n in counts_by_share.items()]
+    if texts:
+        return [f"Fair coins get exactly right: {', '.join(texts)} sequences."]
     if data.sweep == paper.TRA:
         shares = {
-            heading: _small(_coin_level(ignore)) for heading, ignore in zip(HEADINGS.values(), IGNORED, strict=True)
+            heading: _share_text(_coin_level(ignore))
+            for heading, ignore in zip(HEADINGS.values(), IGNORED, strict=True)
         }
         return [
             f"Fair coins get exactly right, by the task's definition: {', '.join(f'{a} {b}' for a, b in shares.items())}."
@@ -152,18 +155,18 @@ def _coin_level(ignore: float) -> float:
     return 0.5 * (1 - (1 - ignore) / 4) ** FREE_PAIRS
 
 
-def _small(share: float) -> str:
+def _share_text(share: float) -> str:
     return f"{100 * share:.1f}%" if share >= 0.001 else f"{share:.0e}"
 
 
-def _trained(data: SweepData, rows: TaskRows) -> list[str]:
+def _training_length_note(data: SweepData, rows: TaskRows) -> list[str]:
     """The tokens of a training row."""
-    known = {data.setting(cell, "train.seq_len") for cells in rows.groups for cell in cells}
-    lengths = sorted(int(length) for length in known if length)
+    row_lengths = {data.setting(cell, "train.seq_len") for cells in rows.groups for cell in cells}
+    lengths = sorted(int(length) for length in row_lengths if length)
     return [f"Trained on rows of {' or '.join(f'{length:,}' for length in lengths)} tokens."] if lengths else []
 
 
-def facts_besides(sweep: str) -> list[str]:
+def printed_fact_notes(sweep: str) -> list[str]:
     """Return what a rival prints besides the numbers of its sweep: one line per place where it stands."""
     facts: list[tuple[str, str]] = []
     if sweep == paper.WALL:
@@ -182,16 +185,16 @@ def facts_besides(sweep: str) -> list[str]:
     ]
 
 
-def _ratio(data: SweepData, cells: Sequence[CellState], first: Column, last: Column) -> list[TableEntry]:
+def _ratio_entries(data: SweepData, cells: Sequence[CellState], first: Column, last: Column) -> list[TableEntry]:
     """Last over first seed by seed: mean and standard deviation, and Student's t interval."""
     column = replace(first, heading=RATIO, unit=BARE, length=0, metric="")
     pairs = [(data.numbers([cell], last), data.numbers([cell], first)) for cell in cells]
-    found = [a[0] / b[0] for a, b in pairs if a and b]
-    parts = [measured_entry(data, cells, one) for one in (first, last)]
-    spread = stdev(found) if len(found) > 1 else None
-    made = derived_entry(data, column, fmean(found) if found else None, parts, EMPTY_TEXT, sd=spread)
-    made = replace(made, probe="", direction=-1, length=None, seeds=len(found))
-    return [made, seed_interval_entry(made, column)]
+    ratios = [a[0] / b[0] for a, b in pairs if a and b]
+    parts = [measured_entry(data, cells, column) for column in (first, last)]
+    spread = stdev(ratios) if len(ratios) > 1 else None
+    entry = derived_entry(data, column, fmean(ratios) if ratios else None, parts, EMPTY_TEXT, sd=spread)
+    entry = replace(entry, probe="", direction=-1, length=None, seeds=len(ratios))
+    return [entry, seed_interval_entry(entry, column)]
 
 
 # --- associative recall -----------------------------------------------------------------------------------------------
@@ -202,29 +205,32 @@ SHARES = {"accuracy": "Answers", "exact": "Rows"}
 MQAR_MEANT = "Answers: questions answered rightly, in %; Rows: rows without a wrong answer, in %; Loss: nats an answer, where answers alone are trained on."
 
 
-def mqar(store: Store, data: SweepData) -> Table:
+def associative_recall_table(store: Store, data: SweepData) -> Table:
     """Questions answered rightly, rows without an error, and the loss of the answers."""
     rows = configurations_with_probe(data, MQAR)
     shares = [column_of(MQAR, name, heading) for name, heading in SHARES.items()]
     loss = column_of("val", "val_loss", "Loss")
     lines = rows.lines(
-        lambda cells: [*chain(*(with_intervals(data, cells, one) for one in shares)), measured_entry(data, cells, loss)]
+        lambda cells: [
+            *chain(*(with_intervals(data, cells, column) for column in shares)),
+            measured_entry(data, cells, loss),
+        ]
     )
-    kept = drop_empty_columns(lines, tuple(SHARES.values()))
-    return task_table(store, rows, MQAR, "Associative recall", kept, [MQAR_MEANT, *_guesses(data, rows)])
+    shown_rows = drop_empty_columns(lines, tuple(SHARES.values()))
+    return task_table(store, rows, MQAR, "Associative recall", shown_rows, [MQAR_MEANT, *_guess_notes(data, rows)])
 
 
-def _guesses(data: SweepData, rows: TaskRows) -> list[str]:
+def _guess_notes(data: SweepData, rows: TaskRows) -> list[str]:
     """What whoever guesses among the values is expected to score."""
-    told = set()
+    chance_levels = set()
     for cell in (cell for cells in rows.groups for cell in cells):
         value = data.values.get((cell.cell_id, MQAR, "accuracy", 0))
         if value is not None:
-            told.add(metrics.metric(MQAR, "accuracy", value.description).chance)
-    shares = sorted(share for share in told if share is not None)
+            chance_levels.add(metrics.metric(MQAR, "accuracy", value.description).chance)
+    shares = sorted(share for share in chance_levels if share is not None)
     return (
         [
-            f"A guess among the values is right in {' or '.join(format_number(one, 1, percent=True) for one in shares)} %."
+            f"A guess among the values is right in {' or '.join(format_number(share, 1, percent=True) for share in shares)} %."
         ]
         if shares
         else []
@@ -262,12 +268,12 @@ class TaskRows:
         named = dict(zip(AXES, AXIS_HEADINGS, strict=True))
         return tuple(named.get(axis, axis) for axis in self.axes)
 
-    def words(self, cells: Sequence[CellState]) -> tuple[str, ...]:
+    def labels(self, cells: Sequence[CellState]) -> tuple[str, ...]:
         return tuple(cell_level(cells[0], axis) for axis in self.axes)
 
     def lines(self, entries: Callable[[Sequence[CellState]], Iterable[TableEntry]]) -> list[TableRow]:
         """A row for every configuration."""
-        return [TableRow(words=self.words(cells), entries=tuple(entries(cells)), cells=cells) for cells in self.groups]
+        return [TableRow(words=self.labels(cells), entries=tuple(entries(cells)), cells=cells) for cells in self.groups]
 
     @property
     def seeds(self) -> int:
@@ -277,9 +283,9 @@ class TaskRows:
 def configurations_with_probe(data: SweepData, probe: str) -> TaskRows:
     """The configurations with a number of the probe; all of them where the sweep asks for it."""
     have = {cell for cell, of, *_ in data.values if of == probe}
-    asked = any(name == probe for name, _ in data.requested)
+    is_requested = any(name == probe for name, _ in data.requested)
     groups = data.configurations().values()
-    return TaskRows(data, [cells for cells in groups if asked or any(cell.cell_id in have for cell in cells)])
+    return TaskRows(data, [cells for cells in groups if is_requested or any(cell.cell_id in have for cell in cells)])
 
 
 def task_table(
@@ -288,48 +294,54 @@ def task_table(
     """The table of the task of a probe of that name, with what its headings mean and how far seeds lie apart."""
     data, grid = rows.data, [line.entries for line in lines]
     published = paper.is_published(data.sweep)
-    runs = max((one.seeds for row in grid for one in row), default=0)
+    runs = max((entry.seeds for row in grid for entry in row), default=0)
     if published and runs > 1:
-        told = any(one.sd is not None for row in grid for one in row)
-        spread = [f"Mean{' ± standard deviation' if told else 's'} over {runs} runs, as printed."]
+        has_deviation = any(entry.sd is not None for row in grid for entry in row)
+        spread = [f"Mean{' ± standard deviation' if has_deviation else 's'} over {runs} runs, as printed."]
     else:
         spread = seed_notes(grid, rows.seeds)
-    numbers = [one.heading for one in grid[0]] if grid else []
-    meant = [f"{end}: {words}" for end, words in MEANT.items() if any(heading.endswith(end) for heading in numbers)]
-    words = placeholder_notes([one for one in row if one.low is None] for row in grid)
-    said = [sweep_note(data), *(notes if lines else []), *([f"{'; '.join(meant)}."] if meant else []), *spread, *words]
-    said += _names(store, rows) if published else []
+    numbers = [entry.heading for entry in grid[0]] if grid else []
+    meant = [f"{end}: {meaning}" for end, meaning in MEANT.items() if any(heading.endswith(end) for heading in numbers)]
+    placeholder_texts = placeholder_notes([entry for entry in row if entry.low is None] for row in grid)
+    all_notes = [
+        sweep_note(data),
+        *(notes if lines else []),
+        *([f"{'; '.join(meant)}."] if meant else []),
+        *spread,
+        *placeholder_texts,
+    ]
+    all_notes += _paper_name_notes(store, rows) if published else []
     if not lines:
-        said.append(f"Nothing of the probe {name} was measured or asked for.")
-    return build_table(data, name, title, rows.headings, lines, numbers=numbers, notes=said, rank="column")
+        all_notes.append(f"Nothing of the probe {name} was measured or asked for.")
+    return build_table(data, name, title, rows.headings, lines, numbers=numbers, notes=all_notes, rank="column")
 
 
-def drop_empty_columns(lines: Sequence[TableRow], kept: Sequence[str]) -> list[TableRow]:
+def drop_empty_columns(lines: Sequence[TableRow], required_headings: Sequence[str]) -> list[TableRow]:
     """The lines without the columns in which none says anything, but for those that are always there."""
     if not lines:
         return []
-    places = [
-        place
-        for place, one in enumerate(lines[0].entries)
-        if one.heading in kept
-        or any(line.entries[place].value is not None or line.entries[place].low is not None for line in lines)
+    indices = [
+        index
+        for index, entry in enumerate(lines[0].entries)
+        if entry.heading in required_headings
+        or any(line.entries[index].value is not None or line.entries[index].low is not None for line in lines)
     ]
-    return [replace(line, entries=tuple(line.entries[place] for place in places)) for line in lines]
+    return [replace(line, entries=tuple(line.entries[index] for index in indices)) for line in lines]
 
 
-def _names(store: Store, rows: TaskRows) -> list[str]:
+def _paper_name_notes(store: Store, rows: TaskRows) -> list[str]:
     """What the paper calls the configurations, where it calls them otherwise."""
-    told = []
+    texts = []
     for cells in rows.groups:
-        name, words = published_facts(store, cells[0].cell_id).get("name", ""), rows.words(cells)
-        if name and name.lower() != words[0].lower():
-            told.append(f"{named(words)} is {name}")
-    return [f"Names there: {', '.join(dict.fromkeys(told))}."] if told else []
+        name, labels = published_facts(store, cells[0].cell_id).get("name", ""), rows.labels(cells)
+        if name and name.lower() != labels[0].lower():
+            texts.append(f"{configuration_text(labels)} is {name}")
+    return [f"Names there: {', '.join(dict.fromkeys(texts))}."] if texts else []
 
 
-def named(words: Sequence[str]) -> str:
+def configuration_text(labels: Sequence[str]) -> str:
     """A configuration in a sentence."""
-    return " ".join(word for word in words if word not in ("none", EMPTY_TEXT))
+    return " ".join(word for word in labels if word not in ("none", EMPTY_TEXT))
 
 
 def with_intervals(
@@ -347,20 +359,20 @@ def seed_interval_entry(mean: TableEntry, column: Column) -> TableEntry:
         return base
     reach = float(special.stdtrit(mean.seeds - 1, 1 - ALPHA / 2)) * mean.sd / math.sqrt(mean.seeds)
     low, high = mean.value - reach, mean.value + reach
-    return _interval(base, column, *((max(0.0, low), min(1.0, high)) if column.percent else (low, high)))
+    return _interval_entry(base, column, *((max(0.0, low), min(1.0, high)) if column.percent else (low, high)))
 
 
 def sequence_interval_entry(data: SweepData, cells: Sequence[CellState], mean: TableEntry) -> TableEntry:
     """Wilson's interval of the mean share, of as many sequences as the fewest that a seed was asked."""
     column = Column("", mean.probe, mean.metric, 2, True)
     base = TableEntry(text=EMPTY_TEXT, heading=f"{mean.heading} {SEQUENCES}", unit=mean.unit, origins=mean.origins)
-    given = (data.given(cell, column) for cell in cells)
-    counts = [n for value in given if value is not None and (n := independent_trials(value, data.values))]
+    measurements = (data.given(cell, column) for cell in cells)
+    counts = [n for value in measurements if value is not None and (n := independent_trials(value, data.values))]
     if mean.value is None or not counts:
         return base
-    return replace(_interval(base, column, *of_trials(mean.value, min(counts))), n=min(counts))
+    return replace(_interval_entry(base, column, *of_trials(mean.value, min(counts))), n=min(counts))
 
 
-def _interval(base: TableEntry, column: Column, low: float, high: float) -> TableEntry:
-    words = (format_number(round(end, DUST), column.decimals, percent=column.percent) for end in (low, high))
-    return replace(base, text=f"[{', '.join(words)}]", low=low, high=high)
+def _interval_entry(base: TableEntry, column: Column, low: float, high: float) -> TableEntry:
+    bounds = (format_number(round(end, DUST), column.decimals, percent=column.percent) for end in (low, high))
+    return replace(base, text=f"[{', '.join(bounds)}]", low=low, high=high)

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-ALWAYS = {
+SECURITY_HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": "frame-ancestors 'none'",
     "cross-origin-opener-policy": "same-origin",
@@ -40,9 +40,11 @@ class AccessGuard:
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                given = {name.decode() for name, _ in message.get("headers", ())}
-                more = [(name.encode(), text.encode()) for name, text in ALWAYS.items() if name not in given]
-                message = {**message, "headers": [*message.get("headers", ()), *more]}
+                present = {name.decode() for name, _ in message.get("headers", ())}
+                extra_headers = [
+                    (name.encode(), text.encode()) for name, text in SECURITY_HEADERS.items() if name not in present
+                ]
+                message = {**message, "headers": [*message.get("headers", ()), *extra_headers]}
             await send(message)
 
         refused = self._refusal(scope)
@@ -55,14 +57,14 @@ class AccessGuard:
             return PlainTextResponse("this server answers for 127.0.0.1 and localhost alone\n", 400)
         if scope["method"] != "GET":
             return PlainTextResponse("this server only reads: GET\n", 405, {"allow": "GET"})
-        if not self._ours(headers):
+        if not self._is_allowed_origin(headers):
             return PlainTextResponse("this server answers no other page\n", 403)
         first = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
         if not secrets.compare_digest(first.encode(), self._token.encode()):
             return PlainTextResponse("no such page; use the address that atma-sweep dashboard printed, whole\n", 404)
         return None
 
-    def _ours(self, headers: Headers) -> bool:
+    def _is_allowed_origin(self, headers: Headers) -> bool:
         """Whether it was asked for by the page itself, by an address that somebody opened, or by no browser at all."""
         origins = {f"http://{host}" for host in self._hosts}
         if any(origin not in origins for origin in headers.getlist("origin")):

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..page import build_page, library
+from ..page import build_page, plotly_source
 from .access_guard import AccessGuard
 from .page_cache import PageCache, join_json_blocks
 
@@ -38,51 +38,51 @@ class LongResponse(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-def app_of(newest: PageCache, *, port: int, token: str) -> AccessGuard:
+def app_of(cache: PageCache, *, port: int, token: str) -> AccessGuard:
     """The pages of a sweep behind the guard, as an ASGI application."""
-    return AccessGuard(pages_of(newest, token), port=port, token=token)
+    return AccessGuard(pages_of(cache, token), port=port, token=token)
 
 
-def pages_of(newest: PageCache, token: str) -> Starlette:
+def pages_of(cache: PageCache, token: str) -> Starlette:
     """The ASGI application of a page: GET /TOKEN/, state, data and VERSION/BLOCK below it, and nothing else."""
     page_lock = threading.Lock()
 
     @lru_cache(maxsize=1)
     def page(version: int) -> bytes:
         # what is read at once stands in the page; curves are fetched one by one
-        build = newest.of(version) or newest.build
+        build = cache.find_version(version) or cache.build
         blocks = {name: block for name, block in build.blocks.items() if not name.startswith("curve-")}
-        told = b'{"version":%d}' % build.version
+        version_json = b'{"version":%d}' % build.version
         script = resources.files(__package__).joinpath("live.js").read_text(encoding="utf-8")
-        given = [*blocks.items(), ("live", told), ("library", library().encode())]
-        return build_page(build.title, given, more_script=script, connect="'self'").encode()
+        page_blocks = [*blocks.items(), ("live", version_json), ("library", plotly_source().encode())]
+        return build_page(build.title, page_blocks, more_script=script, connect_sources="'self'").encode()
 
     def show(request: Request) -> Response:
         with page_lock:  # clients that come together wait for one page instead of making one each
-            html = page(newest.build.version)
+            html = page(cache.build.version)
         return LongResponse(html, media_type="text/html")
 
     def state(request: Request) -> Response:
-        return JSONResponse(newest.look())
+        return JSONResponse(cache.poll())
 
     def data(request: Request) -> Response:
-        return LongResponse(join_json_blocks(newest.build), media_type="application/json")
+        return LongResponse(join_json_blocks(cache.build), media_type="application/json")
 
     def block(request: Request) -> Response:
         # compared as text: int() refuses a number of thousands of digits
         version = request.path_params["version"]
-        build = next((build for build in newest.builds if str(build.version) == version), None)
-        found = build.blocks.get(request.path_params["name"]) if build else None
-        if found is None:
+        build = next((build for build in cache.builds if str(build.version) == version), None)
+        content = build.blocks.get(request.path_params["name"]) if build else None
+        if content is None:
             return PlainTextResponse("no such data any more\n", 404)
-        return LongResponse(found, media_type="application/octet-stream")
+        return LongResponse(content, media_type="application/octet-stream")
 
-    below = f"/{token}"
+    prefix = f"/{token}"
     routes = [
-        Route(f"{below}/", show, methods=["GET"]),
-        Route(f"{below}/state", state, methods=["GET"]),
-        Route(f"{below}/data", data, methods=["GET"]),
-        Route(f"{below}/{{version:str}}/{{name:str}}", block, methods=["GET"]),
+        Route(f"{prefix}/", show, methods=["GET"]),
+        Route(f"{prefix}/state", state, methods=["GET"]),
+        Route(f"{prefix}/data", data, methods=["GET"]),
+        Route(f"{prefix}/{{version:str}}/{{name:str}}", block, methods=["GET"]),
     ]
     return Starlette(routes=routes)
 

@@ -17,11 +17,11 @@ from ....results.errors import UserError
 from ....results.store.store import Store
 from ..page import build_blocks
 
-LOOK_S = 1.0
+CHECK_INTERVAL_S = 1.0
 """The database is asked for changes once in this time, however many pages ask."""
 REBUILD_PAUSE_FACTOR = 4.0
 """Making blocks is followed by a rest of so many times what it took, so that it never takes more than a fifth of a core."""
-KEPT = 2
+MAX_VERSIONS = 2
 """A page that asks for a curve may be of the state before."""
 
 Blocks = tuple[str, Mapping[str, bytes]]
@@ -38,16 +38,16 @@ class PageVersion:
 
 
 class PageCache:
-    """The newest state of a sweep, for threads: `look` never waits for it to be made, that happens in a thread of its own."""
+    """The newest state of a sweep, for threads: `poll` never waits for it to be made, that happens in a thread of its own."""
 
     def __init__(self, store: Store, sweep: str, make: Callable[[Store, str], Blocks] = build_blocks) -> None:
         """Reads it once. Raises SweepUnknown, StoreError, ReportError."""
         self._store, self._sweep, self._make = store, sweep, make
         self._lock = threading.Lock()
-        self._builds: deque[PageVersion] = deque(maxlen=KEPT)
+        self._builds: deque[PageVersion] = deque(maxlen=MAX_VERSIONS)
         self._trouble: str | None = None
-        self._making: threading.Thread | None = None
-        self._looked = self._rested = 0.0
+        self._rebuild_thread: threading.Thread | None = None
+        self._checked_at = self._rebuild_after = 0.0
         self._mark = store.mark(sweep)
         self._build(self._mark)
 
@@ -61,17 +61,21 @@ class PageCache:
         """The states that are retained, oldest first."""
         return list(self._builds)
 
-    def of(self, version: int) -> PageVersion | None:
+    def find_version(self, version: int) -> PageVersion | None:
         """The state of that version, while it is kept."""
         return next((build for build in self.builds if build.version == version), None)
 
-    def look(self) -> dict[str, object]:
+    def poll(self) -> dict[str, object]:
         """The newest version and what is wrong with the database, if anything; a newer one is made meanwhile where there is
         something new."""
         with self._lock:
             now = time.monotonic()
-            if self._making is None and now >= self._rested and now - self._looked >= LOOK_S:
-                self._looked = now
+            if (
+                self._rebuild_thread is None
+                and now >= self._rebuild_after
+                and now - self._checked_at >= CHECK_INTERVAL_S
+            ):
+                self._checked_at = now
                 self._start_if_new()
             build = self.build
         return {"version": build.version, "at": build.at.isoformat(timespec="seconds"), "trouble": self._trouble}
@@ -80,25 +84,25 @@ class PageCache:
         try:
             mark = self._store.mark(self._sweep)
         except (UserError, DBAPIError) as error:
-            self._trouble = _said(error)
+            self._trouble = _first_line(error)
             return
         if mark == self._mark:
             self._trouble = None
             return
-        self._making = threading.Thread(target=self._again, args=(mark,), name="page", daemon=True)
-        self._making.start()
+        self._rebuild_thread = threading.Thread(target=self._rebuild, args=(mark,), name="page", daemon=True)
+        self._rebuild_thread.start()
 
-    def _again(self, mark: str) -> None:
+    def _rebuild(self, mark: str) -> None:
         began = time.monotonic()
         try:
             self._build(mark)
             self._trouble = None
         except (UserError, DBAPIError) as error:
-            self._trouble = _said(error)
+            self._trouble = _first_line(error)
         finally:
             ended = time.monotonic()
-            self._rested = ended + REBUILD_PAUSE_FACTOR * (ended - began)
-            self._making = None
+            self._rebuild_after = ended + REBUILD_PAUSE_FACTOR * (ended - began)
+            self._rebuild_thread = None
 
     def _build(self, mark: str) -> None:
         title, blocks = self._make(self._store, self._sweep)
@@ -107,9 +111,9 @@ class PageCache:
         self._mark = mark
 
 
-def _said(error: Exception) -> str:
-    words = str(error.orig) if isinstance(error, DBAPIError) else str(error)
-    first = words.splitlines()[0] if words else type(error).__name__
+def _first_line(error: Exception) -> str:
+    text = str(error.orig) if isinstance(error, DBAPIError) else str(error)
+    first = text.splitlines()[0] if text else type(error).__name__
     return plain(first.removesuffix(" and launch again"))  # which is said to whoever writes
 
 

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 LOOPBACK = "127.0.0.1"
-PATIENCE_S = 10.0
+DATABASE_PATIENCE_S = 10.0
 """A page is rather told that the database is locked than kept waiting."""
 SEND_BUFFER_BYTES = 262_144
 """Bytes that the kernel holds for a client that does not read; its default grows to megabytes per connection."""
 
 
-class PortTaken(UserError):
+class PortUnavailable(UserError):
     """The port cannot be had."""
 
     exit_code = 3
@@ -57,24 +57,24 @@ def serve(
     prepared, which takes seconds; requests wait for it.
     Raises PortTaken, SweepUnknown and StoreError before the address is told; after it ReportError, and StoreError again.
     """
-    with listening_socket(port) as ears:
-        store = open_store_with_builtins(db, sweep, patience=PATIENCE_S, read_only=True)
+    with listening_socket(port) as listener:
+        store = open_store_with_builtins(db, sweep, patience=DATABASE_PATIENCE_S, read_only=True)
         name = sweep or store.default_sweep()
         store.mark(name)  # raises SweepUnknown
-        bound, token = ears.getsockname()[1], secrets.token_urlsafe(32)
-        address = f"http://{LOOPBACK}:{bound}/{token}/"
+        bound_port, token = listener.getsockname()[1], secrets.token_urlsafe(32)
+        address = f"http://{LOOPBACK}:{bound_port}/{token}/"
         tell(address)
         from .access_guard import AccessGuard
         from .app import PreparedApp
         from .connections import Server, config_of  # imports uvicorn, which takes a quarter of a second
 
         pages = PreparedApp(partial(_prepare, store, name, compare, token))
-        server = Server(config_of(AccessGuard(pages, port=bound, token=token)))
+        server = Server(config_of(AccessGuard(pages, port=bound_port, token=token)))
         pages.start(on_failure=partial(setattr, server, "should_exit", True))
-        with stop_on_signals(server), opened(address if browser else None) as note:
+        with stop_on_signals(server), opened_in_browser(address if browser else None) as note:
             if note:
                 print(note, file=sys.stderr)
-            server.run(sockets=[ears])
+            server.run(sockets=[listener])
         pages.raise_failure()
 
 
@@ -96,48 +96,50 @@ def stop_on_signals(server: uvicorn.Server) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
+    received: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        server.force_exit = bool(came)
+        server.force_exit = bool(received)
         server.should_exit = True
-        came.append(number)
+        received.append(number)
 
-    heard = [signal.SIGINT, *(number for number in (signal.SIGTERM, signal.SIGHUP) if _matters(number))]
-    before = {number: signal.signal(number, end) for number in heard}
+    handled = [signal.SIGINT, *(number for number in (signal.SIGTERM, signal.SIGHUP) if _is_handled(number))]
+    previous_handlers = {number: signal.signal(number, end) for number in handled}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
-    if came and came[0] != signal.SIGINT:
-        signal.raise_signal(came[0])
+    if received and received[0] != signal.SIGINT:
+        signal.raise_signal(received[0])
 
 
-def _matters(number: int) -> bool:
+def _is_handled(number: int) -> bool:
     return signal.getsignal(number) is not signal.SIG_IGN  # nohup ignores SIGHUP
 
 
 @contextmanager
 def listening_socket(port: int) -> Iterator[socket.socket]:
     """A socket of the loopback that listens already, so that a browser may come before the server runs. Raises PortTaken."""
-    ears = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        ears.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        ears.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # which connections inherit
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # which connections inherit
         try:
-            ears.bind((LOOPBACK, port))
-            ears.listen(64)
+            listener.bind((LOOPBACK, port))
+            listener.listen(64)
         except OSError as error:
-            what = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror}"
-            raise PortTaken(f"port {port} of {LOOPBACK} {what}; name another with --port, or leave it out") from error
-        yield ears
+            reason = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror}"
+            raise PortUnavailable(
+                f"port {port} of {LOOPBACK} {reason}; name another with --port, or leave it out"
+            ) from error
+        yield listener
     finally:
-        ears.close()
+        listener.close()
 
 
 @contextmanager
-def opened(address: str | None) -> Iterator[str | None]:
+def opened_in_browser(address: str | None) -> Iterator[str | None]:
     """Opens the address in the browser, if there is one to see; gives a note where there is not.
 
     The browser gets the name of a file that leads there and that only its user can read: arguments of a program can be

@@ -40,7 +40,7 @@ class FigureData:
     """A figure before it is drawn.
 
     `frame` is tidy, its columns as `collect` in the figure's file says. `trace` names the figure, sweep and revision, the attempts
-    of every cell, the commit and GPU of every attempt, and the SHA-256 of the frame. `about` has what the drawing needs
+    of every cell, the commit and GPU of every attempt, and the SHA-256 of the frame. `draw_options` has what the drawing needs
     besides the frame.
     """
 
@@ -49,7 +49,7 @@ class FigureData:
     frame: pd.DataFrame
     notes: tuple[str, ...] = ()
     trace: Mapping[str, Any]
-    about: Mapping[str, Any] = field(default_factory=dict)
+    draw_options: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Title, notes, trace, and the frame as a list of rows, with null for what is not known."""
@@ -57,9 +57,9 @@ class FigureData:
         return {"figure": self.name, "title": self.title, "notes": list(self.notes), "trace": self.trace, "rows": rows}
 
 
-def caption(made: FigureData) -> str:
+def caption(figure_data: FigureData) -> str:
     """What a page says of the figure below it: its title and notes as sentences."""
-    return " ".join([f"{made.title}.", *made.notes])
+    return " ".join([f"{figure_data.title}.", *figure_data.notes])
 
 
 def frame_sha256(frame: pd.DataFrame) -> str:
@@ -77,11 +77,11 @@ def collected(
     *,
     notes: Iterable[str] = (),
     options: Mapping[str, Any] | None = None,
-    **about: Any,
+    **draw_options: Any,
 ) -> FigureData:
     """The figure of this frame, whose numbers come from these (cell, attempt) pairs; `options` are those of `make_figure`."""
     cells = attempts_by_cell(origins)
-    attempts = sorted({attempt for found in cells.values() for attempt in found})
+    attempts = sorted({attempt for cell_attempts in cells.values() for attempt in cell_attempts})
     trace = {"figure": name, "sweep": data.sweep, "revision": data.revision, "cells": cells}
     trace |= {
         "sources": attempts_by_source(attempts, store.sources(attempts)),
@@ -90,7 +90,7 @@ def collected(
     trace |= {"options": dict(options)} if options else {}
     trace |= {"only": list(data.only)} if data.only else {}
     which = f"{title}, sweep {data.sweep}, revision {data.revision}{filter_suffix(data)}"
-    return FigureData(name=name, title=which, frame=frame, notes=tuple(notes), trace=trace, about=about)
+    return FigureData(name=name, title=which, frame=frame, notes=tuple(notes), trace=trace, draw_options=draw_options)
 
 
 def axes_of_lines(data: SweepData) -> tuple[str, ...]:
@@ -102,14 +102,14 @@ def axes_of_lines(data: SweepData) -> tuple[str, ...]:
 def line_groups(data: SweepData) -> dict[str, dict[str, str]]:
     """By cell: its panel (attn_type), and the levels `first` and `second` and the words `line` of its line."""
     axes = axes_of_lines(data)
-    found = {}
+    groups = {}
     for cell in data.cells:
         levels = [cell_level(cell, axis) for axis in axes]
-        words = ", ".join(f"{axis} {one}" for axis, one in zip(axes, levels, strict=True))
+        line = ", ".join(f"{axis} {level}" for axis, level in zip(axes, levels, strict=True))
         first, second = [*levels, "", ""][:2]
         panel = cell.levels["attn_type"]
-        found[cell.cell_id] = {"panel": panel, "first": first, "second": second, "line": words or "all cells"}
-    return found
+        groups[cell.cell_id] = {"panel": panel, "first": first, "second": second, "line": line or "all cells"}
+    return groups
 
 
 def cell_labels(data: SweepData, without: Iterable[str] = ()) -> dict[str, str]:
@@ -117,12 +117,12 @@ def cell_labels(data: SweepData, without: Iterable[str] = ()) -> dict[str, str]:
     is off, nothing."""
     seeds = len({cell.seed for cell in data.cells}) > 1
     axes = [axis for axis in (*AXES, *data.extra_axes()) if axis not in set(without) and len(data.levels(axis)) > 1]
-    found = {}
+    labels = {}
     for cell in data.cells:
         levels = [(axis, cell_level(cell, axis)) for axis in axes]
-        words = [drawing.shown_values(one, axis) for axis, one in levels if one not in ("off", "-")]
-        found[cell.cell_id] = ", ".join([*words, *([f"seed {cell.seed}"] if seeds else [])])
-    return found
+        level_labels = [drawing.level_label(level, axis) for axis, level in levels if level not in ("off", "-")]
+        labels[cell.cell_id] = ", ".join([*level_labels, *([f"seed {cell.seed}"] if seeds else [])])
+    return labels
 
 
 def training_lengths(store: Store, data: SweepData) -> dict[str, int]:

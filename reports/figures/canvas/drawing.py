@@ -30,12 +30,12 @@ COLOUR_MAP = "cividis"
 """Colours of heat maps: lightness rises all the way, and the colour-blind see the same order."""
 MISSING = "#e8e2da"  # of a map, where there is no number
 FAINT, GREY = "#b8b8b8", "#707070"
-PANEL = 2.0  # inches of height that a row of panels gets
-WIDTH = 7.2  # inches of a page between its margins
-MOST_TICKS = 7
-PLACES = 9  # decimals of a place, as parts of the figure's size
-NARROW = 5.0  # inches of width below which panels stand over each other
-LEAST = 0.95  # inches of width that a panel gets at least, at the letters of the style `paper`
+PANEL_HEIGHT = 2.0  # inches of height that a row of panels gets
+PAGE_WIDTH = 7.2  # inches of a page between its margins
+MAX_TICKS = 7
+POSITION_DECIMALS = 9  # decimals of a place, as parts of the figure's size
+NARROW_WIDTH = 5.0  # inches of width below which panels stand over each other
+MIN_PANEL_WIDTH = 0.95  # inches of width that a panel gets at least, at the letters of the style `paper`
 
 BACKING = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.4}
 """The box that keeps letters readable over lines; an outline would make them drawings, which nobody can edit or search."""
@@ -92,51 +92,51 @@ _SHARED: dict[str, Any] = {
     "pdf.fonttype": 42,
 }
 
-_alone = threading.RLock()
-_looks: list[FigureOptions] = [FigureOptions()]
+_settings_lock = threading.RLock()
+_option_stack: list[FigureOptions] = [FigureOptions()]
 
 
 @contextlib.contextmanager
-def settings(look: FigureOptions | None = None) -> Iterator[None]:
+def settings(options: FigureOptions | None = None) -> Iterator[None]:
     """The settings of a look inside, for one thread at a time; before and after, those of the program around us.
 
     Raises ReportError for a font that this machine lacks.
     """
     import matplotlib
 
-    look = look or FigureOptions()
-    with _alone, matplotlib.rc_context():
+    options = options or FigureOptions()
+    with _settings_lock, matplotlib.rc_context():
         matplotlib.rcdefaults()
-        given: Any = matplotlib.rcParams
-        given.update(_settings(look))
-        _looks.append(look)
+        parameters: Any = matplotlib.rcParams
+        parameters.update(_rc_parameters(options))
+        _option_stack.append(options)
         try:
             yield
         finally:
-            _looks.pop()
+            _option_stack.pop()
 
 
 def current_options() -> FigureOptions:
     """The look of the `settings` around; the usual one outside of any."""
-    return _looks[-1]
+    return _option_stack[-1]
 
 
-def _settings(look: FigureOptions) -> dict[str, Any]:
-    how = look.of
+def _rc_parameters(options: FigureOptions) -> dict[str, Any]:
+    preset = options.preset
     sizes = {
-        "font.family": [look.family()],
-        "font.size": how.text,
-        "axes.titlesize": how.title,
-        "axes.labelsize": how.text,
-        "xtick.labelsize": how.ticks,
-        "ytick.labelsize": how.ticks,
-        "legend.fontsize": (how.text + how.ticks) / 2,
-        "figure.titlesize": how.title + 1,
-        "lines.linewidth": how.stroke,
-        "lines.markersize": how.marker,
-        "lines.markeredgewidth": how.stroke / 1.5,
+        "font.family": [options.font_family()],
+        "font.size": preset.text,
+        "axes.titlesize": preset.title,
+        "axes.labelsize": preset.text,
+        "xtick.labelsize": preset.ticks,
+        "ytick.labelsize": preset.ticks,
+        "legend.fontsize": (preset.text + preset.ticks) / 2,
+        "figure.titlesize": preset.title + 1,
+        "lines.linewidth": preset.stroke,
+        "lines.markersize": preset.marker,
+        "lines.markeredgewidth": preset.stroke / 1.5,
     }
-    return _SHARED | sizes | dict(how.more) | dict(look.own)
+    return _SHARED | sizes | dict(preset.extra_settings) | dict(options.own)
 
 
 def size(name: str) -> float:
@@ -146,7 +146,7 @@ def size(name: str) -> float:
     from matplotlib.font_manager import FontProperties
 
     if name in ("note", "small"):
-        return current_options().of.note if name == "note" else max(5.0, 0.86 * size("xtick.labelsize"))
+        return current_options().preset.note if name == "note" else max(5.0, 0.86 * size("xtick.labelsize"))
     parameters: Any = matplotlib.rcParams
     return float(FontProperties(size=parameters[name]).get_size_in_points())
 
@@ -158,18 +158,18 @@ def line_width(points: float) -> float:
     return points * float(matplotlib.rcParams["lines.linewidth"]) / STYLE_PRESETS["paper"].stroke
 
 
-def shown_values(level: str, axis: str = "attn_type") -> str:
+def level_label(level: str, axis: str = "attn_type") -> str:
     """How a level is named in a figure: PoLAR, with memory; one that the package does not know as it is, after its axis where
     it would say nothing alone."""
-    known = LEVEL_LABELS.get((axis, level))
-    if known is not None:
-        return known
+    label = LEVEL_LABELS.get((axis, level))
+    if label is not None:
+        return label
     return level if axis in ("attn_type", "reg_mode") else f"{AXIS_LABELS.get(axis, axis)} {level}"
 
 
 def memory_label(level: str) -> str:
     """How a memory is named beside others, where "with memory" would not say which."""
-    return "gated delta" if level == "on" else shown_values(level, "memory")
+    return "gated delta" if level == "on" else level_label(level, "memory")
 
 
 def axis_label(axis: str) -> str:
@@ -182,14 +182,14 @@ def diverging() -> Any:
     return colours("good", BAD, NEUTRAL, GOOD)
 
 
-def page(height: float, width: float = WIDTH) -> Figure:
+def page(height: float, width: float = PAGE_WIDTH) -> Figure:
     """An empty figure whose parts find their places by themselves: inches in the style `paper`; another look has its own
     width, and heights in proportion to its letters."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(
-        figsize=(current_options().inches(width, WIDTH), height * current_options().scale), layout="constrained"
+        figsize=(current_options().inches(width, PAGE_WIDTH), height * current_options().scale), layout="constrained"
     )
     FigureCanvasAgg(figure)
     return figure
@@ -214,13 +214,13 @@ COLOUR_PAIRS = (("#0072B2", "#56B4E9"), ("#D55E00", "#E69F00"), ("#000000", "#8c
 def line_style(first: int, second: int, seconds: int, firsts: int = 1) -> dict[str, Any]:
     """How a line of two axes is drawn, of which they have so many levels: its colour, its mark and its dashes are its own
     as long as there are enough of them."""
-    place = first * seconds + second
+    index = first * seconds + second
     fits = seconds <= 2 and first < len(COLOUR_PAIRS) and firsts <= len(COLOUR_PAIRS)
-    ink = COLOUR_PAIRS[first][second] if fits else COLOURS[place % len(COLOURS)]
+    ink = COLOUR_PAIRS[first][second] if fits else COLOURS[index % len(COLOURS)]
     return {
         "color": ink,
-        "linestyle": DASHES[place % len(DASHES)],
-        "marker": MARKERS[place % len(MARKERS)],
+        "linestyle": DASHES[index % len(DASHES)],
+        "marker": MARKERS[index % len(MARKERS)],
         "markerfacecolor": "white" if second % 2 else ink,
         "markeredgecolor": ink,
     }
@@ -239,14 +239,14 @@ def panels(figure: Figure, titles: Sequence[str], *, columns: int = 3, **sharing
     grid = figure.subplots(down, across, squeeze=False, **sharing)
     flat = list(grid.flat)
     room = max(8, int(0.85 * width / across * 72 / (0.6 * size("axes.titlesize"))))
-    for place, (axes, title) in enumerate(zip(flat, titles, strict=False)):
+    for index, (axes, title) in enumerate(zip(flat, titles, strict=False)):
         axes.set_title("\n".join(textwrap.wrap(title, room)))
         if len(titles) > 1:
-            add_panel_letter(axes, place)
-    for place in range(len(titles), len(flat)):
-        flat[place].set_axis_off()
+            add_panel_letter(axes, index)
+    for index in range(len(titles), len(flat)):
+        flat[index].set_axis_off()
         # the panel above has none below it that would carry its labels
-        flat[place - across].tick_params(labelbottom=True)
+        flat[index - across].tick_params(labelbottom=True)
     return flat[: len(titles)]
 
 
@@ -254,24 +254,24 @@ def panel_column(figure: Figure, count: int, *, narrow: int = 1, wide: int = 2, 
     """Axes of so many panels, each with its letter: `wide` of them side by side, on a narrow page `narrow`; the figure grows by
     the rows that this makes."""
     width, height = figure.get_size_inches()
-    across = min(count, narrow if width < NARROW else wide)
+    across = min(count, narrow if width < NARROW_WIDTH else wide)
     down = -(-count // across)
     figure.set_size_inches(width, height * down)
     grid = list(figure.subplots(down, across, squeeze=False, **sharing).flat)
-    for place, axes in enumerate(grid):
-        if place >= count:
+    for index, axes in enumerate(grid):
+        if index >= count:
             axes.set_axis_off()
         elif count > 1:
-            add_panel_letter(axes, place)
+            add_panel_letter(axes, index)
     return grid[:count]
 
 
-def add_panel_letter(axes: Axes, place: int) -> None:
+def add_panel_letter(axes: Axes, index: int) -> None:
     """Writes the letter of the panel at this place left above it: (a), or a bold a."""
-    form = current_options().of.letters
-    if form and place < len(LETTERS):
+    form = current_options().preset.panel_letter_format
+    if form and index < len(LETTERS):
         look: dict[str, Any] = {"ha": "right", "fontsize": size("axes.titlesize") + (form == "{}"), "weight": "bold"}
-        note(axes, form.format(LETTERS[place]), (0, 1), (-2, 4), xycoords="axes fraction", **look)
+        note(axes, form.format(LETTERS[index]), (0, 1), (-2, 4), xycoords="axes fraction", **look)
 
 
 def note(axes: Axes, text: str, at: Any, shift: Any = (0, 0), **more: Any) -> Any:
@@ -354,7 +354,7 @@ def colour_bar(figure: Figure, group: Sequence[Axes], mappable: Any, label: str,
 
 def columns_of(figure: Figure, count: int, most: int = 3) -> int:
     """How many of so many panels stand side by side in a figure, each as wide as it needs at least."""
-    fitting = int(figure.get_size_inches()[0] / (LEAST * current_options().scale))
+    fitting = int(figure.get_size_inches()[0] / (MIN_PANEL_WIDTH * current_options().scale))
     return max(1, min(most, max(1, count), fitting))
 
 
@@ -363,7 +363,7 @@ def rows_of(count: int, columns: int = 3) -> int:
     return math.ceil(count / min(columns, max(1, count)))
 
 
-def thin_evenly(values: Sequence[int], most: int = MOST_TICKS) -> list[int]:
+def thin_evenly(values: Sequence[int], most: int = MAX_TICKS) -> list[int]:
     """At most so many of the sorted values, evenly taken, the last among them."""
     step = math.ceil(len(values) / most)
     return sorted(values)[::-1][::step][::-1] if values else []
@@ -375,22 +375,26 @@ def length_axis(axes: Axes, lengths: Sequence[int], trained: int | None = None, 
     every = sorted(set(lengths))
 
     def name(length: int) -> str:
-        return format_length(length) if trained is None else f"{_times(length / trained)}\n{format_length(length)}"
+        return (
+            format_length(length)
+            if trained is None
+            else f"{_multiple_label(length / trained)}\n{format_length(length)}"
+        )
 
     axes.set_xscale("log", base=2)
     if every:
         wide = 1.0 if len(every) == 1 else room
         axes.set_xlim(every[0] / 2**wide, every[-1] * 2**wide)
-    shown = thin_evenly(every, min(MOST_TICKS, _fitting(axes, [name(length) for length in every])))
+    shown = thin_evenly(every, min(MAX_TICKS, _labels_that_fit(axes, [name(length) for length in every])))
     put_ticks(axes.xaxis, {length: name(length) for length in shown})
     axes.set_xticks(every if len(shown) < len(every) else [], minor=True)
     axes.xaxis.set_minor_formatter("")
 
 
-def _fitting(axes: Axes, labels: Sequence[str]) -> int:
+def _labels_that_fit(axes: Axes, labels: Sequence[str]) -> int:
     """How many of these labels stand below the axes side by side, by a rough measure."""
-    figure, place = axes.figure, axes.get_subplotspec()
-    columns = place.get_gridspec().ncols if place is not None else 1
+    figure, spec = axes.figure, axes.get_subplotspec()
+    columns = spec.get_gridspec().ncols if spec is not None else 1
     width = 72 * figure.get_size_inches()[0] / columns  # type: ignore[union-attr]
     longest = max((len(line) for label in labels for line in label.split("\n")), default=1)
     return max(1, int((0.86 * width - 12) / (size("xtick.labelsize") * (0.64 * longest + 0.5))))
@@ -414,7 +418,7 @@ def put_ticks(axis: Any, ticks: Mapping[float, str]) -> None:
     axis.set_major_formatter(FixedFormatter(list(ticks.values())))
 
 
-def _times(ratio: float) -> str:
+def _multiple_label(ratio: float) -> str:
     return f"{ratio:g}×" if ratio >= 1 and float(ratio).is_integer() else f"{ratio:.2g}×"
 
 
@@ -425,12 +429,12 @@ def finished(
     below."""
     width, height = figure.get_size_inches()
     titled = current_options().title
-    head = textwrap.wrap(title, _signs(width, size("figure.titlesize"), 0.66)) if titled else []
-    foot = textwrap.wrap(" ".join(notes), _signs(width, size("note"), 0.61)) if titled else []
+    head = textwrap.wrap(title, _characters_per_line(width, size("figure.titlesize"), 0.66)) if titled else []
+    foot = textwrap.wrap(" ".join(notes), _characters_per_line(width, size("note"), 0.61)) if titled else []
     strip = (len(foot) * size("note") * 1.3 + 5) / 72 if foot else 0.0
     keys, below = None, strip
     if handles:
-        across = _across(list(handles), width, columns)
+        across = _legend_columns(list(handles), width, columns)
         keys = figure.legend(list(handles.values()), list(handles), loc="lower center", ncols=across, borderaxespad=0.2)
         # the layout gives it no room of its own above a note, so that its room is measured here
         keys.set_in_layout(False)
@@ -458,12 +462,12 @@ def finished(
     return figure
 
 
-def _signs(width: float, points: float, each: float) -> int:
+def _characters_per_line(width: float, points: float, each: float) -> int:
     """How many letters of that size stand in a line of a figure, each so much of the size wide."""
     return max(20, int((width - 0.1) * 72 / (points * each)))
 
 
-def _across(labels: Sequence[str], width: float, most: int) -> int:
+def _legend_columns(labels: Sequence[str], width: float, most: int) -> int:
     """How many columns a legend gets: as many as fit, with as few places left over as that allows."""
     if not labels:
         return 1
@@ -474,7 +478,7 @@ def _across(labels: Sequence[str], width: float, most: int) -> int:
 
 def width_of(count: int, each: float = 2.6, columns: int = 3) -> float:
     """Inches of width for so many panels: the whole page for as many as stand in a row, less for fewer."""
-    return min(WIDTH, max(5.2, each * min(count, columns)))
+    return min(PAGE_WIDTH, max(5.2, each * min(count, columns)))
 
 
 def outer_labels(figure: Figure, horizontal: str, vertical: str) -> None:
@@ -493,41 +497,41 @@ def outer_labels(figure: Figure, horizontal: str, vertical: str) -> None:
         bottom[sorted(bottom)[0]].set_xlabel(horizontal, loc="left")
 
 
-def vertical_label(figure: Figure, words: str) -> None:
+def vertical_label(figure: Figure, text: str) -> None:
     """The same words for all axes, at the left."""
-    figure.supylabel(words, fontsize=size("axes.labelsize"))
+    figure.supylabel(text, fontsize=size("axes.labelsize"))
 
 
-_later: weakref.WeakKeyDictionary[Figure, list[Callable[[], None]]] = weakref.WeakKeyDictionary()
+_layout_callbacks: weakref.WeakKeyDictionary[Figure, list[Callable[[], None]]] = weakref.WeakKeyDictionary()
 
 
 def after_layout(figure: Figure, act: Callable[[], None]) -> None:
     """Has this done once every axes has found its place: for words that look for room among what is drawn."""
-    _later.setdefault(figure, []).append(act)
+    _layout_callbacks.setdefault(figure, []).append(act)
 
 
 def finalize_layout(figure: Figure) -> None:
     """Lays the figure out for good, and puts the words beside all axes at the middle of the axes, not of the page."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-    _snap(figure)
-    for act in _later.pop(figure, []):
+    _round_positions(figure)
+    for act in _layout_callbacks.pop(figure, []):
         act()
-    words = getattr(figure, "_supylabel", None)
-    if words is not None:
+    label = getattr(figure, "_supylabel", None)
+    if label is not None:
         boxes = [axes.get_position() for axes in figure.axes if axes.axison]
-        words.set_y((min(box.y0 for box in boxes) + max(box.y1 for box in boxes)) / 2)
+        label.set_y((min(box.y0 for box in boxes) + max(box.y1 for box in boxes)) / 2)
 
 
-def _snap(figure: Figure) -> None:
+def _round_positions(figure: Figure) -> None:
     """Rounds every place: the layout's solver adds in an order of its own, so that last digits vary, of which ids are made."""
     for part in figure.subfigs:
         box = part.bbox_relative
-        box.p0, box.p1 = box.p0.round(PLACES), box.p1.round(PLACES)
-        _snap(part)  # type: ignore[arg-type]
+        box.p0, box.p1 = box.p0.round(POSITION_DECIMALS), box.p1.round(POSITION_DECIMALS)
+        _round_positions(part)  # type: ignore[arg-type]
     for axes in figure.get_axes():
         if axes.figure is figure:
-            x, y, width, height = (round(one, PLACES) for one in axes.get_position(original=True).bounds)
+            x, y, width, height = (round(bound, POSITION_DECIMALS) for bound in axes.get_position(original=True).bounds)
             axes.set_position((x, y, width, height))
 
 

@@ -26,7 +26,7 @@ STYLE_FILE_SUFFIXES = (".mplstyle",)
 ALLOWED_GROUPS = ("axes", "font", "grid", "hatch", "legend", "lines", "mathtext", "patch", "text", "xtick", "ytick")
 FORBIDDEN_SETTINGS = ("axes.prop_cycle", "text.usetex", "text.latex.preamble", "axes.formatter.use_mathtext")
 """Settings that a style file may not set: colours are ours to tell apart, and LaTeX would run what a file says."""
-MOST_HINTS = 5
+MAX_HINTS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class StylePreset:
     """A venue: its letters (the first font of `fonts` that the machine has), sizes in points, lines, and width."""
 
     fonts: tuple[str, ...]
-    beside: str
+    fallback_fonts: str
     """What an SVG names after these fonts, for a machine that has none of them."""
     text: float
     title: float
@@ -45,28 +45,28 @@ class StylePreset:
     marker: float = 4.0
     width_mm: float | None = None
     """Width of every figure; None: each as wide as it needs, at most a page."""
-    letters: str = "({})"
+    panel_letter_format: str = "({})"
     """How the letter of a panel is written; empty: not at all."""
-    titled: bool = True
+    shows_title: bool = True
     """Whether a figure says its title and notes; a journal has them in the caption."""
-    more: Mapping[str, Any] = field(default_factory=dict)
+    extra_settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 SANS = ("Arial", "Helvetica", "Liberation Sans", "Nimbus Sans", "TeX Gyre Heros", "DejaVu Sans")
 STYLE_PRESETS: dict[str, StylePreset] = {
     # DejaVu Sans and STIX come with matplotlib, so every machine draws the same
-    "paper": StylePreset(fonts=("DejaVu Sans",), beside="Verdana, sans-serif", text=8.0, title=8.5, ticks=7.0, note=6.8),
+    "paper": StylePreset(fonts=("DejaVu Sans",), fallback_fonts="Verdana, sans-serif", text=8.0, title=8.5, ticks=7.0, note=6.8),
     "nature": StylePreset(
-        fonts=SANS, beside="sans-serif", text=6.5, title=7.0, ticks=6.0, note=5.5, stroke=1.0, marker=3.0,
-        width_mm=89.0, letters="{}", titled=False, more={"axes.linewidth": 0.5, "grid.linewidth": 0.4},
+        fonts=SANS, fallback_fonts="sans-serif", text=6.5, title=7.0, ticks=6.0, note=5.5, stroke=1.0, marker=3.0,
+        width_mm=89.0, panel_letter_format="{}", shows_title=False, extra_settings={"axes.linewidth": 0.5, "grid.linewidth": 0.4},
     ),
     "neurips": StylePreset(
-        fonts=("STIXGeneral",), beside="'Times New Roman', Times, serif", text=9.0, title=9.5, ticks=8.0, note=7.5,
-        stroke=1.3, width_mm=5.5 * MM, titled=False, more={"mathtext.fontset": "stix"},
+        fonts=("STIXGeneral",), fallback_fonts="'Times New Roman', Times, serif", text=9.0, title=9.5, ticks=8.0, note=7.5,
+        stroke=1.3, width_mm=5.5 * MM, shows_title=False, extra_settings={"mathtext.fontset": "stix"},
     ),
     "screen": StylePreset(
-        fonts=("DejaVu Sans",), beside="Verdana, sans-serif", text=14.0, title=15.0, ticks=12.0, note=10.5,
-        stroke=2.6, marker=7.0, width_mm=10 * MM, letters="", more={"axes.linewidth": 1.2, "grid.linewidth": 1.0},
+        fonts=("DejaVu Sans",), fallback_fonts="Verdana, sans-serif", text=14.0, title=15.0, ticks=12.0, note=10.5,
+        stroke=2.6, marker=7.0, width_mm=10 * MM, panel_letter_format="", extra_settings={"axes.linewidth": 1.2, "grid.linewidth": 1.0},
     ),
 }  # fmt: skip
 """By name. nature: one column, 5 to 7 points; neurips: its text width and a Times; screen: for slides."""
@@ -89,54 +89,56 @@ class FigureOptions:
     """The font to draw with; None: the first of the style's that this machine has."""
 
     @property
-    def of(self) -> StylePreset:
+    def preset(self) -> StylePreset:
         """The style of that name."""
         return STYLE_PRESETS[self.style]
 
     @property
     def scale(self) -> float:
         """Size of the letters beside those of the style `paper`; heights grow with it."""
-        return self.of.text / STYLE_PRESETS["paper"].text
+        return self.preset.text / STYLE_PRESETS["paper"].text
 
-    def inches(self, options_from_cli: float, page: float) -> float:
-        """Width of a figure that would like to be `options_from_cli` inches wide, on a page of so many."""
-        fixed = self.width_mm or self.of.width_mm
-        return fixed / MM if fixed else min(options_from_cli, page)
+    def inches(self, preferred: float, page: float) -> float:
+        """Width of a figure that would like to be `preferred` inches wide, on a page of so many."""
+        fixed = self.width_mm or self.preset.width_mm
+        return fixed / MM if fixed else min(preferred, page)
 
-    def family(self) -> str:
+    def font_family(self) -> str:
         """The font that the letters come from. Raises ReportError where one is asked for that this machine lacks."""
         if self.font is None:
-            return first_font(self.of.fonts)
-        if self.font not in installed():
+            return first_font(self.preset.fonts)
+        if self.font not in installed_fonts():
             raise ReportError(f"the font {self.font} is not installed here; install it, or draw the figure again")
         return self.font
 
     def as_json(self) -> dict[str, Any]:
         """What a trace says of it; `options_from_trace` reads it back."""
-        told = {"style": self.style, "title": self.title, "font": self.family()}
+        fields = {"style": self.style, "title": self.title, "font": self.font_family()}
         more = {"width_mm": self.width_mm, "highlight": list(self.highlight), "own": dict(self.own)}
-        return told | {name: value for name, value in more.items() if value}
+        return fields | {name: value for name, value in more.items() if value}
 
 
-def options_from_trace(told: Any) -> FigureOptions:
+def options_from_trace(trace_options: Any) -> FigureOptions:
     """The look that a trace tells; the usual one where it tells none. Raises ReportError for what no look is."""
-    if told is None:
+    if trace_options is None:
         return FigureOptions()
     try:
-        own = {name: checked(name, value) for name, value in told.get("own", {}).items()}
-        given = {name: told[name] for name in ("style", "title", "font", "width_mm") if name in told}
-        found = FigureOptions(**given, highlight=tuple(map(str, told.get("highlight", ()))), own=own)
-        good = found.style in STYLE_PRESETS and isinstance(found.title, bool) and isinstance(found.font, str | None)
-        good = good and (found.width_mm is None or NARROWEST <= float(found.width_mm) <= WIDEST)
+        own = {name: checked_setting(name, value) for name, value in trace_options.get("own", {}).items()}
+        fields = {name: trace_options[name] for name in ("style", "title", "font", "width_mm") if name in trace_options}
+        options = FigureOptions(**fields, highlight=tuple(map(str, trace_options.get("highlight", ()))), own=own)
+        good = (
+            options.style in STYLE_PRESETS and isinstance(options.title, bool) and isinstance(options.font, str | None)
+        )
+        good = good and (options.width_mm is None or NARROWEST <= float(options.width_mm) <= WIDEST)
     except (AttributeError, TypeError, ValueError) as error:
         raise ReportError(f"its look cannot be read ({error}); draw the figure again") from error
     if not good:
         raise ReportError("its look cannot be read; draw the figure again")
-    return found
+    return options
 
 
 @cache
-def installed() -> frozenset[str]:
+def installed_fonts() -> frozenset[str]:
     """The fonts that matplotlib finds on this machine."""
     from matplotlib import font_manager
 
@@ -146,28 +148,28 @@ def installed() -> frozenset[str]:
 @cache
 def first_font(fonts: tuple[str, ...]) -> str:
     """The first of these that the machine has; the last comes with matplotlib."""
-    return next((font for font in fonts[:-1] if font in installed()), fonts[-1])
+    return next((font for font in fonts[:-1] if font in installed_fonts()), fonts[-1])
 
 
 def wanted(style: str | None = None, width: str | None = None, title: bool | None = None) -> FigureOptions:
     """The look of these words of the command line: a style or a file of one, and a width such as 89mm. Raises ReportError."""
     name, own = style or "paper", {}
     if Path(name).suffix in STYLE_FILE_SUFFIXES:
-        name, own = "paper", own_style(Path(name))
+        name, own = "paper", read_style_file(Path(name))
     elif name not in STYLE_PRESETS:
         raise ReportError(
             f"there is no style {name!r}; {choices_hint(name, STYLE_PRESETS)}; or a file that ends in {STYLE_FILE_SUFFIXES[0]}"
         )
-    titled = STYLE_PRESETS[name].titled if title is None else title
+    titled = STYLE_PRESETS[name].shows_title if title is None else title
     return FigureOptions(style=name, width_mm=None if width is None else millimetres(width), title=titled, own=own)
 
 
 def millimetres(text: str) -> float:
     """89mm, 8.9 cm, 3.5in or 252pt in millimetres. Raises ReportError."""
-    found = LENGTH.fullmatch(text.strip().lower())
-    if found is None:
+    match = LENGTH.fullmatch(text.strip().lower())
+    if match is None:
         raise ReportError(f"--width takes a number and mm, cm, in or pt, such as 89mm, not {text[:40]!r}")
-    width = float(found[1]) * UNITS[found[2]]
+    width = float(match[1]) * UNITS[match[2]]
     if not NARROWEST <= width <= WIDEST:
         raise ReportError(
             f"--width {text}: a figure is {NARROWEST:g} to {WIDEST:g} mm wide; 89mm is a journal's column"
@@ -175,13 +177,13 @@ def millimetres(text: str) -> float:
     return round(width, 4)
 
 
-def own_style(file: Path) -> dict[str, Any]:
+def read_style_file(file: Path) -> dict[str, Any]:
     """The settings of a style file of matplotlib's, a `name: value` a line. Raises ReportError naming the line."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ReportError(f"cannot read the style {file}: {error}") from error
-    found = {}
+    settings = {}
     for number, line in enumerate(lines, 1):
         bare = line.split("#")[0].strip() if '"' not in line else line.strip()
         if not bare:
@@ -190,13 +192,13 @@ def own_style(file: Path) -> dict[str, Any]:
         if not colon:
             raise ReportError(f"{file}, line {number}: a style file has a setting a line, such as font.size: 7")
         try:
-            found[name] = checked(name, value.strip('"'))
+            settings[name] = checked_setting(name, value.strip('"'))
         except ValueError as error:
             raise ReportError(f"{file}, line {number}: {error}") from error
-    return found
+    return settings
 
 
-def checked(name: str, value: Any) -> Any:
+def checked_setting(name: str, value: Any) -> Any:
     """The value as matplotlib takes it, as plain data. Raises ValueError for what a figure of ours does not take."""
     import matplotlib
 
@@ -205,49 +207,49 @@ def checked(name: str, value: Any) -> Any:
         or name in FORBIDDEN_SETTINGS
         or name not in matplotlib.rcParamsDefault
     ):
-        known = [
-            one
-            for one in matplotlib.rcParamsDefault
-            if one.partition(".")[0] in ALLOWED_GROUPS and one not in FORBIDDEN_SETTINGS
+        allowed = [
+            setting
+            for setting in matplotlib.rcParamsDefault
+            if setting.partition(".")[0] in ALLOWED_GROUPS and setting not in FORBIDDEN_SETTINGS
         ]
-        raise ValueError(f"{name} is no setting of a style here{did_you_mean(name, known)}")
+        raise ValueError(f"{name} is no setting of a style here{did_you_mean(name, allowed)}")
     parameters: Any = matplotlib.RcParams()
     try:
         parameters[name] = value
     except ValueError as error:
         raise ValueError(" ".join(str(error).split())) from error
-    taken = json.loads(json.dumps(parameters[name]))
-    if isinstance(taken, float) and not math.isfinite(taken):
+    plain_value = json.loads(json.dumps(parameters[name]))
+    if isinstance(plain_value, float) and not math.isfinite(plain_value):
         raise ValueError(f"{name} takes a number")
-    return taken
+    return plain_value
 
 
-def with_highlight(look: FigureOptions, data: SweepData, words: Sequence[str]) -> FigureOptions:
+def with_highlight(options: FigureOptions, data: SweepData, selectors: Sequence[str]) -> FigureOptions:
     """The look with these cells standing out: each word a slug, the beginning of an id, or levels such as polar,memory=on.
 
     Raises ReportError for a word that no cell of the sweep fits.
     """
-    cells = [cell for word in words for cell in _named(data, word)]
-    return replace(look, highlight=tuple(dict.fromkeys(cells)))
+    cells = [cell for word in selectors for cell in _cells_of_selector(data, word)]
+    return replace(options, highlight=tuple(dict.fromkeys(cells)))
 
 
-def _named(data: SweepData, word: str) -> list[str]:
-    found = [cell.cell_id for cell in data.cells if word in (cell.cell_id, cell.slug)]
-    found = found or [cell.cell_id for cell in data.cells if len(word) > 3 and cell.cell_id.startswith(word)]
-    found = found or _of_levels(data, word)
-    if found:
-        return found
+def _cells_of_selector(data: SweepData, selector: str) -> list[str]:
+    cells = [cell.cell_id for cell in data.cells if selector in (cell.cell_id, cell.slug)]
+    cells = cells or [cell.cell_id for cell in data.cells if len(selector) > 3 and cell.cell_id.startswith(selector)]
+    cells = cells or _cells_at_levels(data, selector)
+    if cells:
+        return cells
     slugs = [cell.slug for cell in data.cells]
-    more = ", ..." if len(slugs) > MOST_HINTS else ""
-    hint = did_you_mean(word, slugs) or f"; cells are {', '.join(slugs[:MOST_HINTS])}{more}"
+    more = ", ..." if len(slugs) > MAX_HINTS else ""
+    hint = did_you_mean(selector, slugs) or f"; cells are {', '.join(slugs[:MAX_HINTS])}{more}"
     raise ReportError(
-        f"--highlight {word[:60]}: no cell of sweep {data.sweep} has that slug, id or levels (polar,memory=on){hint}"
+        f"--highlight {selector[:60]}: no cell of sweep {data.sweep} has that slug, id or levels (polar,memory=on){hint}"
     )
 
 
-def _of_levels(data: SweepData, word: str) -> list[str]:
+def _cells_at_levels(data: SweepData, selector: str) -> list[str]:
     """The cells that stand at all of these levels: `axis=level`, or a level that names its axis by itself."""
-    parts = [part.strip() for part in word.split(",") if part.strip()]
+    parts = [part.strip() for part in selector.split(",") if part.strip()]
 
     def stands(cell: Any, part: str) -> bool:
         axis, equals, level = part.partition("=")

@@ -16,26 +16,26 @@ AIR = 1.12
 """Distance of two labels' middles, in heights of a line of text."""
 
 
-def apart(places: Sequence[float], least: float) -> list[float]:
+def separate(positions: Sequence[float], min_distance: float) -> list[float]:
     """Return the places, moved as little as puts neighbours at least so far apart (least squares); the order stays."""
     from scipy.optimize import isotonic_regression
 
-    if not len(places):
+    if not len(positions):
         return []
-    order, steps = np.argsort(places, kind="stable"), least * np.arange(len(places))
-    found = np.empty(len(places))
-    found[order] = isotonic_regression(np.asarray(places)[order] - steps).x + steps
-    return found.tolist()
+    order, steps = np.argsort(positions, kind="stable"), min_distance * np.arange(len(positions))
+    separated = np.empty(len(positions))
+    separated[order] = isotonic_regression(np.asarray(positions)[order] - steps).x + steps
+    return separated.tolist()
 
 
-def within(places: Sequence[float], least: float, lowest: float, highest: float) -> list[float]:
+def separate_within(positions: Sequence[float], min_distance: float, lowest: float, highest: float) -> list[float]:
     """Return places that lie apart, moved between the two bounds where that leaves them apart: upwards first."""
-    rank = np.argsort(np.argsort(places, kind="stable"))
-    moved = np.maximum(places, lowest + rank * least)
-    return np.minimum(moved, highest - (len(places) - 1 - rank) * least).tolist()
+    rank = np.argsort(np.argsort(positions, kind="stable"))
+    moved = np.maximum(positions, lowest + rank * min_distance)
+    return np.minimum(moved, highest - (len(positions) - 1 - rank) * min_distance).tolist()
 
 
-def at_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]]) -> None:
+def label_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]]) -> None:
     """Writes each (text, height of the line's end in data, colour) right of the axes, none over another.
 
     The axes must have their scales and limits.
@@ -44,11 +44,13 @@ def at_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]]) -> None:
     figure.draw_without_rendering()
     dots = [float(axes.transData.transform((axes.get_xlim()[1], y))[1]) for _, y, _ in labels]
     lowest, highest = axes.bbox.y0, axes.bbox.y1
-    least = AIR * drawing.size("small") * figure.dpi / 72
-    moved = within(apart([min(max(place, lowest), highest) for place in dots], least), least, lowest, highest)
-    for (text, y, ink), place, wanted in zip(labels, dots, moved, strict=True):
-        shift, among = (4, (wanted - place) * 72 / figure.dpi), ("axes fraction", "data")
-        drawing.note(axes, text, (1.0, y), shift, xycoords=among, va="center", color=ink, annotation_clip=False)
+    min_distance = AIR * drawing.size("small") * figure.dpi / 72
+    moved = separate_within(
+        separate([min(max(dot, lowest), highest) for dot in dots], min_distance), min_distance, lowest, highest
+    )
+    for (text, y, ink), current, target in zip(labels, dots, moved, strict=True):
+        shift, coordinates = (4, (target - current) * 72 / figure.dpi), ("axes fraction", "data")
+        drawing.note(axes, text, (1.0, y), shift, xycoords=coordinates, va="center", color=ink, annotation_clip=False)
 
 
 SIDES: tuple[tuple[Literal["left", "right"], float], ...] = (
@@ -59,18 +61,16 @@ OFFSETS = (0.0, 4.0, -4.0, 9.0, -9.0, 15.0, -15.0, 22.0, -22.0, 30.0, -30.0, 40.
 """Points that a text may stand above or below the middle of what it names."""
 
 
-def beside_points(
-    axes: Axes, labels: Sequence[tuple[float, float, str]], points: Sequence[tuple[float, float]]
-) -> None:
+def label_points(axes: Axes, labels: Sequence[tuple[float, float, str]], points: Sequence[tuple[float, float]]) -> None:
     """Writes each (x, y, text) right or left of its point, where it meets no other text, stays inside the axes and hides the fewest
     of the `points`; from far away with a thin line to the point. The layout must be done."""
     from matplotlib.text import Text
 
     renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    dots: Any = axes.transData.transform(list(points)) if points else []
+    pixels: Any = axes.transData.transform(list(points)) if points else []
     inside = axes.get_window_extent(renderer)
-    taken = [text.get_window_extent(renderer) for text in axes.texts]
-    for x, y, text in sorted(labels, key=lambda one: -one[1]):
+    boxes = [text.get_window_extent(renderer) for text in axes.texts]
+    for x, y, text in sorted(labels, key=lambda label: -label[1]):
         arrow = {"arrowstyle": "-", "linewidth": 0.4, "shrinkA": 0, "shrinkB": 4, "color": drawing.GREY}
         look: dict[str, Any] = {"va": "center", "zorder": 6, "bbox": drawing.BACKING, "arrowprops": arrow}
         note = drawing.note(axes, text, (x, y), (6, 0), **look)
@@ -85,8 +85,8 @@ def beside_points(
                 outside = not (
                     inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1
                 )
-                met = sum(box.overlaps(other) for other in taken)
-                hidden = box.expanded(1.02, 1.2).count_contains(dots) if len(dots) else 0
+                met = sum(box.overlaps(box_of_text) for box_of_text in boxes)
+                hidden = box.expanded(1.02, 1.2).count_contains(pixels) if len(pixels) else 0
                 costs[side, aside, up] = 1000 * outside + 400 * met + 6 * hidden + abs(up) / 3 + abs(aside) / 5
         side, aside, up = min(costs, key=costs.__getitem__)
         note.set_horizontalalignment(side)
@@ -94,4 +94,4 @@ def beside_points(
         note.update_positions(renderer)
         if line is not None:
             line.set_visible(abs(up) > 4 or abs(aside) > 7)
-        taken.append(Text.get_window_extent(note, renderer))
+        boxes.append(Text.get_window_extent(note, renderer))

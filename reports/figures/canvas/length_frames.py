@@ -22,8 +22,8 @@ def configuration_of(data: SweepData) -> dict[str, str]:
 
 def in_grid_order(frame: pd.DataFrame, data: SweepData, *then: str) -> pd.DataFrame:
     """Return the rows by the place of their cell in the grid, then by these columns; else they stay in their order."""
-    place = {cell.cell_id: index for index, cell in enumerate(data.cells)}
-    ranked = frame.assign(_place=frame["cell"].map(place)).sort_values(
+    cell_index = {cell.cell_id: index for index, cell in enumerate(data.cells)}
+    ranked = frame.assign(_place=frame["cell"].map(cell_index)).sort_values(
         ["_place", *then], kind="stable", ignore_index=True
     )
     return ranked.drop(columns="_place")
@@ -52,10 +52,10 @@ def length_frame(data: SweepData, trained: dict[str, int], probe: str, metric: s
             value = data.values.get((cell.cell_id, probe, metric, length))
             if not length or value is None or value.value is None:
                 continue
-            about: dict[str, Any] = {"cell": cell.cell_id, "attempt": value.attempt_id, **groups[cell.cell_id]}
-            about |= {"configuration": configurations[cell.cell_id]}
-            about |= {"probe": probe, "metric": metric, "length": length, "trained": base, "ratio": length / base}
-            rows.append(about | {"value": value.value, "n": value.n, "low": value.low, "high": value.high})
+            fields: dict[str, Any] = {"cell": cell.cell_id, "attempt": value.attempt_id, **groups[cell.cell_id]}
+            fields |= {"configuration": configurations[cell.cell_id]}
+            fields |= {"probe": probe, "metric": metric, "length": length, "trained": base, "ratio": length / base}
+            rows.append(fields | {"value": value.value, "n": value.n, "low": value.low, "high": value.high})
     columns = ["cell", "attempt", "configuration", *GROUP, "probe", "metric", "length", "trained", "ratio", "value"]
     frame = pd.DataFrame(rows, columns=[*columns, "n", "low", "high"])
     return frame.astype({"value": float, "n": float, "low": float, "high": float})
@@ -87,32 +87,32 @@ def line_means(frame: pd.DataFrame) -> pd.DataFrame:
     grouped = frame.groupby([*keys, "configuration"], sort=False)
     inner = grouped.agg(value=("value", "mean"), sd=("value", "std"), cells=("cell", "size"), low=("low", "first"), high=("high", "first"))  # fmt: skip
     outer = inner.reset_index().groupby(keys, sort=False)
-    found = outer.agg(
+    means = outer.agg(
         value=("value", "mean"), between=("value", "std"), within=("sd", "first"), cells=("cells", "sum"),
         configurations=("value", "size"), low=("low", "first"), high=("high", "first"),
     ).reset_index()  # fmt: skip
-    several, seeds = found["configurations"] > 1, (found["configurations"] == 1) & (found["cells"] > 1)
-    n = found["configurations"].where(several, found["cells"])
-    sd = found["between"].where(several, found["within"])
+    has_configurations, has_seeds = means["configurations"] > 1, (means["configurations"] == 1) & (means["cells"] > 1)
+    n = means["configurations"].where(has_configurations, means["cells"])
+    sd = means["between"].where(has_configurations, means["within"])
     half = t_half_width(n, sd)
-    spread = several | seeds
-    shares = [metrics.metric(probe, name).percent for probe, name in zip(found["probe"], found["metric"], strict=True)]
+    spread = has_configurations | has_seeds
+    shares = [metrics.metric(probe, name).percent for probe, name in zip(means["probe"], means["metric"], strict=True)]
     for side, sign in (("low", -1), ("high", 1)):
-        ends = found["value"] + sign * half
-        found[side] = found[side].where(~spread, ends.where(~pd.Series(shares), ends.clip(0, 1)))
-    found["interval"] = [
+        ends = means["value"] + sign * half
+        means[side] = means[side].where(~spread, ends.where(~pd.Series(shares), ends.clip(0, 1)))
+    means["interval"] = [
         "configurations" if a else "seeds" if b else "trials" if c else ""
-        for a, b, c in zip(several, seeds, found["low"].notna(), strict=True)
+        for a, b, c in zip(has_configurations, has_seeds, means["low"].notna(), strict=True)
     ]
-    whole = frame.groupby(LINE)["cell"].nunique().reset_index(name="of")
-    return found.merge(whole, on=LINE, how="left")[columns]
+    cell_counts = frame.groupby(LINE)["cell"].nunique().reset_index(name="of")
+    return means.merge(cell_counts, on=LINE, how="left")[columns]
 
 
 def bar_note(means: pd.DataFrame, mark: str = "Bars", trials: str = BARS["trials"]) -> str:
     """Return the sentence of a note on the bars or bands of these lines of `line_means`; nothing where there are none. `trials`: those
     of a line of one cell."""
-    told = [words for kind, words in (BARS | {"trials": trials}).items() if (means["interval"] == kind).any()]
-    return f"{mark}: {'; '.join(told)}. " if told else ""
+    texts = [text for kind, text in (BARS | {"trials": trials}).items() if (means["interval"] == kind).any()]
+    return f"{mark}: {'; '.join(texts)}. " if texts else ""
 
 
 def fewer_cells_note(means: pd.DataFrame) -> list[str]:
@@ -120,32 +120,32 @@ def fewer_cells_note(means: pd.DataFrame) -> list[str]:
     fewer = means[means["cells"] < means["of"]]
     if fewer.empty:
         return []
-    told = list(dict.fromkeys(f"{format_length(int(length))}" for length in sorted(fewer["length"])))
-    return [f"n=k (at {', '.join(told)}): a mean over k cells, fewer than the line has at other lengths."]
+    lengths = list(dict.fromkeys(f"{format_length(int(length))}" for length in sorted(fewer["length"])))
+    return [f"n=k (at {', '.join(lengths)}): a mean over k cells, fewer than the line has at other lengths."]
 
 
 def averaging_note(data: SweepData, axes: Sequence[str] | None = None) -> str:
     """What differs between the cells of one line, in words; `axes` are those that tell lines apart, if not as in `line_groups`."""
-    told = ("attn_type", *axes_of_lines(data)) if axes is None else axes
+    line_axes = ("attn_type", *axes_of_lines(data)) if axes is None else axes
     every = ("attn_type",) if axes is not None else ()
     every = (*every, "distractor", "reg_mode", "memory", "window")
-    others = [axis for axis in every if len(data.levels(axis)) > 1]
-    names = [axis for axis in (*others, *data.extra_axes()) if axis not in told]
+    averaged_axes = [axis for axis in every if len(data.levels(axis)) > 1]
+    names = [axis for axis in (*averaged_axes, *data.extra_axes()) if axis not in line_axes]
     names += ["seed"] if len({cell.seed for cell in data.cells}) > 1 else []
     return f"Thick lines: means over {', '.join(names)}; thin lines: single cells. " if names else ""
 
 
-def only(values: Sequence[int]) -> int | None:
-    found = set(values)
-    return found.pop() if len(found) == 1 else None
+def single_value(values: Sequence[int]) -> int | None:
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else None
 
 
 def count_fewer(axes: Axes, means: pd.DataFrame, ink: str, scale: float = 1) -> None:
     """Writes n beside every mean that is over fewer cells than its line has elsewhere."""
-    for _, one in means[means["cells"] < means["of"]].iterrows():
-        at = one["length"], scale * one["value"]
+    for _, mean in means[means["cells"] < means["of"]].iterrows():
+        at = mean["length"], scale * mean["value"]
         look: dict[str, Any] = {"ha": "center", "color": ink, "zorder": 4, "bbox": drawing.BACKING}
-        drawing.note(axes, f"n={int(one['cells'])}", at, (0, 5), **look)
+        drawing.note(axes, f"n={int(mean['cells'])}", at, (0, 5), **look)
 
 
 def length_label(trained: int | None) -> str:

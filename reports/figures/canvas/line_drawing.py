@@ -13,16 +13,16 @@ from . import drawing
 from .base import Axes, FigureData, FigureOptions
 from .length_frames import count_fewer
 
-APART = 0.2  # octaves between the marks of two lines, at most
-MEANS = 3  # the height (zorder) from which on lines are means or named cells
-JUST = 0.06  # of the robust range, within which a value beside it is still shown
-MARKED = 6  # marks of a line of many points, about
-MOST_TOLD = 3  # values of outliers told one by one
+MAX_MARK_SHIFT = 0.2  # octaves between the marks of two lines, at most
+MEAN_ZORDER = 3  # the height (zorder) from which on lines are means or named cells
+NEAR_RANGE_SHARE = 0.06  # of the robust range, within which a value beside it is still shown
+MARKS_PER_LINE = 6  # marks of a line of many points, about
+MAX_LISTED = 3  # values of outliers told one by one
 OVER_LINES: dict[str, Any] = {"zorder": 6, "bbox": drawing.BACKING, "linespacing": 1.0}
-SPREAD = 0.66  # octaves that the marks of all lines together take at one length
+TOTAL_MARK_SPREAD = 0.66  # octaves that the marks of all lines together take at one length
 
 
-def looks(frame: pd.DataFrame, axes: Sequence[str]) -> dict[str, dict[str, Any]]:
+def line_styles(frame: pd.DataFrame, axes: Sequence[str]) -> dict[str, dict[str, Any]]:
     """By line: how it is drawn, its words in a legend (`label`) and how many octaves its marks stand aside (`aside`).
 
     `axes` are those whose levels `first` and `second` are. No two lines share colour, mark and dashes, and none hides the
@@ -31,62 +31,62 @@ def looks(frame: pd.DataFrame, axes: Sequence[str]) -> dict[str, dict[str, Any]]
     lines = frame.drop_duplicates("line")
     # levels in an order of their own, so that "off" looks alike in every figure
     firsts, seconds = (sorted(dict.fromkeys(lines[name]), key=drawing.off_first) for name in ("first", "second"))
-    places = {
+    level_indices = {
         str(row["line"]): (firsts.index(row["first"]), seconds.index(row["second"])) for _, row in lines.iterrows()
     }
-    found = {}
-    step = min(APART, SPREAD / max(1, len(places)))
-    for rank, (name, (first, second)) in enumerate(sorted(places.items(), key=lambda one: one[1])):
+    styles = {}
+    step = min(MAX_MARK_SHIFT, TOTAL_MARK_SPREAD / max(1, len(level_indices)))
+    for rank, (name, (first, second)) in enumerate(sorted(level_indices.items(), key=lambda entry: entry[1])):
         levels = zip((firsts[first], seconds[second]), (firsts, seconds), axes, strict=False)
-        words = ", ".join(_shown(level, axis, among) for level, among, axis in levels)
-        aside = (rank - (len(places) - 1) / 2) * step
-        found[name] = drawing.line_style(first, second, len(seconds), len(firsts)) | {
-            "label": words or "all cells",
+        label = ", ".join(_legend_label(level, axis, among) for level, among, axis in levels)
+        aside = (rank - (len(level_indices) - 1) / 2) * step
+        styles[name] = drawing.line_style(first, second, len(seconds), len(firsts)) | {
+            "label": label or "all cells",
             "aside": aside,
         }
-    return found
+    return styles
 
 
-def _shown(level: str, axis: str, among: Sequence[str]) -> str:
+def _legend_label(level: str, axis: str, among: Sequence[str]) -> str:
     """The level in words, a memory among others by its name."""
     several = axis == "memory" and not set(among) <= {"on", "off"}
-    return drawing.memory_label(level) if several else drawing.shown_values(level, axis)
+    return drawing.memory_label(level) if several else drawing.level_label(level, axis)
 
 
 def draw_lines_with_means(
     axes: Axes,
     cells: pd.DataFrame,
     means: pd.DataFrame,
-    found: Mapping[str, dict[str, Any]],
+    styles: Mapping[str, dict[str, Any]],
     scale: float,
     *,
-    named: Mapping[str, str] | None = None,
+    highlighted: Mapping[str, str] | None = None,
     banded: bool = False,
 ) -> dict[str, Any]:
-    """Draws the cells thin and the means of their lines thick, those in `named` in between with these words at their end;
+    """Draws the cells thin and the means of their lines thick, those in `highlighted` in between with these words at their end;
     intervals as bars, or `banded`, for lines of so many points that bars and marks would hide them.
 
     Returns a handle by words of a legend. What leaves the range of the axes is for the caller to say.
     """
-    named = named or {}
+    highlighted = highlighted or {}
     handles: dict[str, Any] = {}
-    for name, look in found.items():
+    for name, look in styles.items():
         how = {key: value for key, value in look.items() if key not in ("label", "aside")}
         line = means[means["line"] == name].sort_values("length")
         if line.empty:
             continue
         if (line["cells"] > 1).any():
-            _draw_cells(axes, cells[cells["line"] == name], how, scale, faint=bool(named))
+            _draw_cells(axes, cells[cells["line"] == name], how, scale, faint=bool(highlighted))
         if banded:
-            how["markevery"] = max(1, len(line) // MARKED)
+            how["markevery"] = max(1, len(line) // MARKS_PER_LINE)
         aside = line["length"] * (1.0 if banded else 2.0 ** look["aside"])
-        (handles[look["label"]],) = axes.plot(aside, scale * line["value"], zorder=MEANS, **how)
+        (handles[look["label"]],) = axes.plot(aside, scale * line["value"], zorder=MEAN_ZORDER, **how)
         count_fewer(axes, line, how["color"], scale)
         if line["low"].notna().any():
             if banded:
                 low, high = (scale * line[side].astype(float) for side in ("low", "high"))
                 axes.fill_between(
-                    aside, low, high, color=how["color"], alpha=min(0.2, 0.4 / len(found)), linewidth=0, zorder=2
+                    aside, low, high, color=how["color"], alpha=min(0.2, 0.4 / len(styles)), linewidth=0, zorder=2
                 )
                 continue
             below, above = line["value"] - line["low"], line["high"] - line["value"]
@@ -95,7 +95,7 @@ def draw_lines_with_means(
                 ecolor=how["color"], elinewidth=drawing.line_width(0.9), capsize=drawing.line_width(1.6), capthick=drawing.line_width(0.9),
                 zorder=2,
             )  # fmt: skip
-    _draw_named(axes, cells[cells["cell"].isin(list(named))], found, scale, named)
+    _draw_highlighted(axes, cells[cells["cell"].isin(list(highlighted))], styles, scale, highlighted)
     return handles
 
 
@@ -104,65 +104,67 @@ def _draw_cells(axes: Axes, cells: pd.DataFrame, how: Mapping[str, Any], scale: 
 
     # those of a line together, which takes a hundredth of the time
     each = [
-        one.sort_values("length")[["length", "value"]].to_numpy(dtype=float) * (1, scale)
-        for _, one in cells.groupby("cell", sort=False)
+        cell_rows.sort_values("length")[["length", "value"]].to_numpy(dtype=float) * (1, scale)
+        for _, cell_rows in cells.groupby("cell", sort=False)
     ]
     thin = {"linewidths": drawing.line_width(0.5), "alpha": 0.22 if faint else 0.3, "zorder": 1}
     axes.add_collection(LineCollection(each, colors=how["color"], **thin))
 
 
-def _draw_named(
-    axes: Axes, cells: pd.DataFrame, found: Mapping[str, dict[str, Any]], scale: float, named: Mapping[str, str]
+def _draw_highlighted(
+    axes: Axes, cells: pd.DataFrame, styles: Mapping[str, dict[str, Any]], scale: float, highlighted: Mapping[str, str]
 ) -> None:
     """These cells' own lines, and their words where they end."""
-    words = []
+    labels = []
     for cell, points in cells.groupby("cell", sort=False):
-        one = points.sort_values("length")
-        ink = found[str(one["line"].iloc[0])]["color"]
-        axes.plot(one["length"], scale * one["value"], color="#000000", linewidth=drawing.line_width(1.5), zorder=3.4)
-        axes.plot(one["length"], scale * one["value"], color=ink, linewidth=drawing.line_width(0.9), zorder=3.5)
-        end = one.iloc[-1]
+        curve = points.sort_values("length")
+        ink = styles[str(curve["line"].iloc[0])]["color"]
+        axes.plot(
+            curve["length"], scale * curve["value"], color="#000000", linewidth=drawing.line_width(1.5), zorder=3.4
+        )
+        axes.plot(curve["length"], scale * curve["value"], color=ink, linewidth=drawing.line_width(0.9), zorder=3.5)
+        end = curve.iloc[-1]
         axes.plot(end["length"], scale * end["value"], marker=".", color="#000000", zorder=3.6)
-        words.append((float(end["length"]), scale * float(end["value"]), named[str(cell)]))
-    if words:
-        label_line_ends(axes, words)
+        labels.append((float(end["length"]), scale * float(end["value"]), highlighted[str(cell)]))
+    if labels:
+        label_line_ends(axes, labels)
 
 
-def legend(handles: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the handles of lines that were drawn, in the order of `looks`."""
-    return {one["label"]: handles[one["label"]] for one in found.values() if one["label"] in handles}
+def legend(handles: Mapping[str, Any], styles: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the handles of lines that were drawn, in the order of `line_styles`."""
+    return {style["label"]: handles[style["label"]] for style in styles.values() if style["label"] in handles}
 
 
-def named_cells(made: FigureData, look: FigureOptions) -> dict[str, str]:
+def named_cells(figure_data: FigureData, look: FigureOptions) -> dict[str, str]:
     """Return the cells that are to stand out, with their words."""
-    return {cell: made.about["names"].get(cell, "") or "this cell" for cell in look.highlight}
+    return {cell: figure_data.draw_options["names"].get(cell, "") or "this cell" for cell in look.highlight}
 
 
-def label_line_ends(axes: Axes, words: Sequence[tuple[float, float, str]]) -> None:
+def label_line_ends(axes: Axes, labels: Sequence[tuple[float, float, str]]) -> None:
     """Has each text written near the end (x, y) of its line, once the layout is done."""
-    drawing.after_layout(axes.figure, lambda: _end_words(axes, words))  # type: ignore[arg-type]
+    drawing.after_layout(axes.figure, lambda: _write_line_ends(axes, labels))  # type: ignore[arg-type]
 
 
-def _end_words(axes: Axes, words: Iterable[tuple[float, float, str]]) -> None:
+def _write_line_ends(axes: Axes, labels: Iterable[tuple[float, float, str]]) -> None:
     """Writes each text near the end (x, y) of its line, right-aligned, where it hides the least and no other text."""
     renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    for x, y, text in sorted(words, key=lambda one: one[1]):
+    for x, y, text in sorted(labels, key=lambda label: label[1]):
         note = drawing.note(axes, text, (x, y), (2, 2.5), ha="right", va="bottom", **OVER_LINES)
         height = note.get_window_extent(renderer).height * 72 / axes.figure.dpi
         ways = [sign * (2.5 + 1.5 * step) - (height if sign < 0 else 0) for step in range(24) for sign in (1, -1)]
         costs = {}
         for way in ways:
             note.set_position((2, way))
-            costs[way] = _hidden(axes, note, renderer) + abs(way) / 10
+            costs[way] = _covering_cost(axes, note, renderer) + abs(way) / 10
         note.set_position((2, min(costs, key=costs.__getitem__)))
 
 
-def mark_training_length(axes: Axes, trained: int | None, *, word: bool) -> None:
+def mark_training_length(axes: Axes, trained: int | None, *, with_label: bool) -> None:
     """A line at the training length, and the words for it beside its top."""
     if trained is None:
         return
     axes.axvline(trained, color=drawing.GREY, linewidth=drawing.line_width(0.8), linestyle=(0, (1, 1)), zorder=0.9)
-    if word:
+    if with_label:
         look: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "va": "top", "color": drawing.GREY, "zorder": 5}
         drawing.note(axes, f"trained at {format_length(trained)}", (trained, 1), (2, -1), **look)
 
@@ -174,57 +176,57 @@ def mark_baseline(group: Sequence[Axes], level: float, text: str) -> None:
     """
     for axes in group:
         axes.axhline(level, color="#000000", linestyle=(0, (1, 1.2)), linewidth=drawing.line_width(0.9), zorder=2.5)
-    drawing.after_layout(group[0].figure, lambda: _level_words(group, level, text))  # type: ignore[arg-type]
+    drawing.after_layout(group[0].figure, lambda: _write_baseline_label(group, level, text))  # type: ignore[arg-type]
 
 
-def _level_words(group: Sequence[Axes], level: float, text: str) -> None:
+def _write_baseline_label(group: Sequence[Axes], level: float, text: str) -> None:
     renderer = group[0].figure.canvas.get_renderer()  # type: ignore[attr-defined]
     best: tuple[float, Any] | None = None
     for axes in group:
-        for place, side in ((0.98, "right"), (0.02, "left")):
+        for x_share, side in ((0.98, "right"), (0.02, "left")):
             for way, upright in ((1.5, "bottom"), (-1.5, "top")):
                 among = ("axes fraction", "data")
                 note = drawing.note(
-                    axes, text, (place, level), (0, way), xycoords=among, ha=side, va=upright, **OVER_LINES
+                    axes, text, (x_share, level), (0, way), xycoords=among, ha=side, va=upright, **OVER_LINES
                 )
-                cost = _hidden(axes, note, renderer)
+                cost = _covering_cost(axes, note, renderer)
                 if best is None or cost < best[0]:
                     if best is not None:
                         best[1].remove()
                     best = (cost, note)
                 else:
                     note.remove()
-    if best is not None and _hidden(best[1].axes, best[1], renderer, MEANS) > 0:
+    if best is not None and _covering_cost(best[1].axes, best[1], renderer, MEAN_ZORDER) > 0:
         best[1].remove()
 
 
-def _hidden(axes: Axes, note: Any, renderer: Any, above: float = 0) -> float:
+def _covering_cost(axes: Axes, note: Any, renderer: Any, above: float = 0) -> float:
     """How much of what is drawn in the axes the note covers: points of its lines from this height on, and other words far more."""
     box = note.get_window_extent(renderer).expanded(1.05, 1.15)
-    lines = [line for line in axes.lines if np.size(line.get_xdata()) > 2 and line.get_zorder() >= above]
+    covered_lines = [line for line in axes.lines if np.size(line.get_xdata()) > 2 and line.get_zorder() >= above]
     cost = 0.0
-    for line in lines:
+    for line in covered_lines:
         points = line.get_path().interpolated(8).transformed(line.get_transform()).vertices
-        cost += (5 if line.get_zorder() >= MEANS else 1) * box.count_contains(points)
+        cost += (5 if line.get_zorder() >= MEAN_ZORDER else 1) * box.count_contains(points)
     inside = axes.get_window_extent(renderer)
     outside = not (inside.y0 <= box.y0 and box.y1 <= inside.y1)
-    others = [text for text in axes.texts if text is not note and text.get_window_extent(renderer).overlaps(box)]
-    return cost + 1000 * len(others) + 10000 * outside
+    overlapping = [text for text in axes.texts if text is not note and text.get_window_extent(renderer).overlaps(box)]
+    return cost + 1000 * len(overlapping) + 10000 * outside
 
 
 def robust_range(values: Sequence[float], means: Sequence[float]) -> tuple[float, float]:
     """A range for an axis that a few values far out do not flatten: the quartiles and 1.5 times their distance beside them,
     with what lies just outside, no wider than the values, and as wide as the means."""
-    known = np.sort(np.asarray(values, dtype=float)[np.isfinite(np.asarray(values, dtype=float))])
-    kept = np.asarray(means, dtype=float)[np.isfinite(np.asarray(means, dtype=float))]
-    first, third = np.quantile(known, 0.25), np.quantile(known, 0.75)
+    finite = np.sort(np.asarray(values, dtype=float)[np.isfinite(np.asarray(values, dtype=float))])
+    finite_means = np.asarray(means, dtype=float)[np.isfinite(np.asarray(means, dtype=float))]
+    first, third = np.quantile(finite, 0.25), np.quantile(finite, 0.75)
     fences = first - 1.5 * (third - first), third + 1.5 * (third - first)
-    near = JUST * (fences[1] - fences[0])
-    low = min(known[known >= fences[0] - near][0], kept.min())
-    high = max(known[known <= fences[1] + near][-1], kept.max())
+    near = NEAR_RANGE_SHARE * (fences[1] - fences[0])
+    low = min(finite[finite >= fences[0] - near][0], finite_means.min())
+    high = max(finite[finite <= fences[1] + near][-1], finite_means.max())
     room = 0.04 * (high - low) or 0.05 * abs(high) or 1.0
     # above what is left out stand the words for it
-    more = 0.12 * (high - low) if known[-1] > high + room else 0.0
+    more = 0.12 * (high - low) if finite[-1] > high + room else 0.0
     return float(low - room), float(high + room + more)
 
 
@@ -234,9 +236,9 @@ def mark_out_of_range(axes: Axes, cells: pd.DataFrame, decimals: int) -> None:
     tops = cells.groupby("cell", sort=False)["value"].max()
     beyond = [f"{value:.{decimals}f}" for value in sorted(tops[tops > high])]
     if beyond:
-        told = ", ".join(dict.fromkeys(beyond))
-        if len(set(beyond)) > MOST_TOLD:
-            told = f"{beyond[0]} to {beyond[-1]}"
+        values_text = ", ".join(dict.fromkeys(beyond))
+        if len(set(beyond)) > MAX_LISTED:
+            values_text = f"{beyond[0]} to {beyond[-1]}"
         look: dict[str, Any] = {
             "xycoords": "axes fraction",
             "ha": "right",
@@ -244,4 +246,4 @@ def mark_out_of_range(axes: Axes, cells: pd.DataFrame, decimals: int) -> None:
             "zorder": 6,
             "bbox": drawing.BACKING,
         }
-        drawing.note(axes, f"↑ {told}", (0.99, 0.99), **look)
+        drawing.note(axes, f"↑ {values_text}", (0.99, 0.99), **look)

@@ -14,7 +14,7 @@ from . import drawing
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FEWEST, MOST = 3, 5
+MIN_TICKS, MAX_TICKS = 3, 5
 """Ticks of an axis of numbers, where its range has so many that are round."""
 ROOM = 0.05
 """Of its length, that an axis grows by at both ends."""
@@ -34,33 +34,34 @@ class Scale:
     low: float = 0.0
     high: float = 1.0
     log: bool = False
-    whole: bool = False
+    whole_numbers: bool = False
     """Whether only whole numbers are on it."""
     levels: tuple[str, ...] = ()
     at: tuple[float, ...] = ()
     """Where ticks stand; empty: at round numbers."""
 
-    def share(self, place: float) -> float:
+    def share(self, value: float) -> float:
         """How far along the axis a place is, from 0 to 1."""
         if self.levels:
-            return place / (len(self.levels) - 1) if len(self.levels) > 1 else 0.5
+            return value / (len(self.levels) - 1) if len(self.levels) > 1 else 0.5
         if self.low == self.high:
             return 0.5
         if self.log:
-            return math.log(place / self.low) / math.log(self.high / self.low)
-        return (place - self.low) / (self.high - self.low)
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
 
-    def ticks(self, most: int = MOST) -> dict[float, str]:
+    def ticks(self, most: int = MAX_TICKS) -> dict[float, str]:
         """Where ticks stand, and their words."""
         if self.levels:
-            return {float(place): drawing.shortened(level, LONGEST) for place, level in enumerate(self.levels)}
+            return {float(index): drawing.shortened(level, LONGEST) for index, level in enumerate(self.levels)}
         if self.at:
-            return {tick: words(tick) for tick in self.at}
+            return {tick: tick_label(tick) for tick in self.at}
         return {
-            tick: words(tick) for tick in round_numbers(self.low, self.high, log=self.log, whole=self.whole, most=most)
+            tick: tick_label(tick)
+            for tick in round_numbers(self.low, self.high, log=self.log, whole_numbers=self.whole_numbers, most=most)
         }
 
-    def dress(self, axes: Axes, which: str, most: int = MOST) -> None:
+    def apply_to_axis(self, axes: Axes, which: str, most: int = MAX_TICKS) -> None:
         """Gives that axis, `x` or `y`, its scale, its limits and its ticks."""
         axis: Any = getattr(axes, f"{which}axis")
         limits = getattr(axes, f"set_{which}lim")
@@ -75,16 +76,21 @@ class Scale:
             limits(self.low - room, self.high + room)
         drawing.put_ticks(axis, self.ticks(most))
         if which == "x":
-            drawing.after_layout(axes.figure, lambda: thin_labels(axes))  # type: ignore[arg-type]
+            drawing.after_layout(axes.figure, lambda: hide_overlapping_labels(axes))  # type: ignore[arg-type]
 
 
-def of_numbers(numbers: Sequence[float]) -> Scale:
+def scale_for_values(numbers: Sequence[float]) -> Scale:
     """The scale of these numbers: logarithmic where they are positive and far apart."""
     low, high = min(numbers), max(numbers)
-    return Scale(low, high, log=low > 0 and high >= WIDE * low, whole=all(float(one).is_integer() for one in numbers))
+    return Scale(
+        low,
+        high,
+        log=low > 0 and high >= WIDE * low,
+        whole_numbers=all(float(number).is_integer() for number in numbers),
+    )
 
 
-def words(tick: float) -> str:
+def tick_label(tick: float) -> str:
     """A number beside an axis: 0.003, 16384, 20K."""
     size = abs(tick)
     short = size >= LARGE and float(f"{size:.3g}") == size
@@ -97,55 +103,59 @@ def short_numbers(axis: Any) -> None:
     from matplotlib.ticker import FuncFormatter
 
     if max(map(abs, axis.get_view_interval())) >= LARGE:
-        axis.set_major_formatter(FuncFormatter(lambda tick, _: words(float(f"{tick:.10g}"))))
+        axis.set_major_formatter(FuncFormatter(lambda tick, _: tick_label(float(f"{tick:.10g}"))))
 
 
-def round_numbers(low: float, high: float, *, log: bool = False, whole: bool = False, most: int = MOST) -> list[float]:
+def round_numbers(
+    low: float, high: float, *, log: bool = False, whole_numbers: bool = False, most: int = MAX_TICKS
+) -> list[float]:
     """Round numbers from `low` to `high`, three to `most` where there are so many; the ends themselves where there are fewer
     than two."""
     if log and low > 0:
-        found = _logarithmic(low, high, whole, most)
-        if len(found) >= FEWEST:
-            return found
-    return _even(low, high, whole, most) or sorted({low, high})
+        ticks = _logarithmic_ticks(low, high, whole_numbers, most)
+        if len(ticks) >= MIN_TICKS:
+            return ticks
+    return _even_ticks(low, high, whole_numbers, most) or sorted({low, high})
 
 
-def _logarithmic(low: float, high: float, whole: bool, most: int) -> list[float]:
+def _logarithmic_ticks(low: float, high: float, whole_numbers: bool, most: int) -> list[float]:
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     best: list[float] = []
-    ways = [((1.0,), step) for step in DECADES] + [(one, 1) for one in MULTIPLES]
+    ways = [((1.0,), step) for step in DECADES] + [(multiples_of_decade, 1) for multiples_of_decade in MULTIPLES]
     for multiples, step in ways:
         powers = [power for power in range(first, last + 1) if power % step == 0]
         every = [float(f"{multiple}e{power}") for power in powers for multiple in multiples]
-        kept = [one for one in every if _inside(one, low, high) and (not whole or one.is_integer())]
-        if len(kept) >= FEWEST and (len(kept) <= most or not best):
-            return kept
-        best = kept
+        in_range = [
+            tick for tick in every if _is_in_range(tick, low, high) and (not whole_numbers or tick.is_integer())
+        ]
+        if len(in_range) >= MIN_TICKS and (len(in_range) <= most or not best):
+            return in_range
+        best = in_range
     return []
 
 
-def _even(low: float, high: float, whole: bool, most: int) -> list[float]:
+def _even_ticks(low: float, high: float, whole_numbers: bool, most: int) -> list[float]:
     span = high - low
     if span <= 0:
         return [low]
     for power in range(math.floor(math.log10(span)), math.floor(math.log10(span)) - 3, -1):
         for step in (5.0, 2.0, 1.0):
             each = step * 10.0**power
-            if whole and each < 1:
-                return [float(one) for one in range(math.ceil(low), math.floor(high) + 1)]
+            if whole_numbers and each < 1:
+                return [float(tick) for tick in range(math.ceil(low), math.floor(high) + 1)]
             start, end = math.ceil(low / each - 1e-9), math.floor(high / each + 1e-9)
-            if end - start + 1 >= FEWEST:
+            if end - start + 1 >= MIN_TICKS:
                 # a step of two fifths of a power of ten would not be round; so many are rare, and are thinned
-                found = [float(f"{place * each:.12g}") for place in range(start, end + 1)]
-                return found if len(found) <= most else found[:: -(-len(found) // most)]
+                ticks = [float(f"{index * each:.12g}") for index in range(start, end + 1)]
+                return ticks if len(ticks) <= most else ticks[:: -(-len(ticks) // most)]
     return []
 
 
-def _inside(one: float, low: float, high: float) -> bool:
-    return low * (1 - 1e-9) <= one <= high * (1 + 1e-9)
+def _is_in_range(tick: float, low: float, high: float) -> bool:
+    return low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)
 
 
-def thin_labels(axes: Axes) -> None:
+def hide_overlapping_labels(axes: Axes) -> None:
     """Where the words below an axis would meet, leaves out every second one until none do."""
     low, high = sorted(axes.get_xlim())
     labels = [

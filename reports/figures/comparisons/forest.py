@@ -27,59 +27,67 @@ LEAST_TICKS = 3
 MOST_MEASURES = 3
 SLACK = 0.12  # of its range that an axis grows by for a round number
 ROW = 0.15  # inches of height that a row gets in the style `paper`
-BETTER, WORSE, OPEN = "better", "worse", "not sure"
+BETTER, WORSE, NOT_SIGNIFICANT = "better", "worse", "not sure"
 
 
 def default_columns(data: SweepData) -> list[Column]:
     """Validation loss, and the clean loss, the needle and numbers of further probes, at the longest length
     and at those that are asked for besides; where a sweep has none of these, the first of its numbers."""
-    known = measures(data)
-    found = [column for column in known if column.metric == "val_loss"]
-    own = ((probe, about.name) for probe, about in extra_metrics(data))
+    all_columns = measures(data)
+    chosen = [column for column in all_columns if column.metric == "val_loss"]
+    own = ((probe, metric.name) for probe, metric in extra_metrics(data))
     for probe, metric in (CLEAN, NEEDLE, *own):
-        some = [column for column in known if (column.probe, column.metric) == (probe, metric)]
-        asked = [column for column in some if column.length not in data.also] or some
-        found += [*asked[-1:], *(column for column in some if column.length in data.also and column not in asked[-1:])]
-    return found or known[:MOST_MEASURES]
+        columns_of_metric = [column for column in all_columns if (column.probe, column.metric) == (probe, metric)]
+        requested = [column for column in columns_of_metric if column.length not in data.also] or columns_of_metric
+        chosen += [
+            *requested[-1:],
+            *(column for column in columns_of_metric if column.length in data.also and column not in requested[-1:]),
+        ]
+    return chosen or all_columns[:MOST_MEASURES]
 
 
-def measure_words(column: Column) -> str:
+def measure_label(column: Column) -> str:
     """What a panel is about: needle, 64K."""
-    known = METRIC_LABELS.get(column.metric) or METRIC_LABELS.get(f"{column.probe}.{column.metric}")
-    if known is None:
+    label = METRIC_LABELS.get(column.metric) or METRIC_LABELS.get(f"{column.probe}.{column.metric}")
+    if label is None:
         return column.heading
-    return f"{known}, {format_length(column.length)}" if column.length else known
+    return f"{label}, {format_length(column.length)}" if column.length else label
 
 
-def effect_fields(one: Tested) -> dict[str, Any]:
+def effect_fields(effect: Tested) -> dict[str, Any]:
     """What a row of the frame says of a difference: measure (heading), words, unit, better (1, -1 or 0), where, mean, low and
     high (95%, NaN where there is none), p (corrected), sure, i2, mixed, confirmatory; shares in points."""
-    scale, unit = (100, "points") if one.measure.percent else (1, one.measure.unit)
-    about: dict[str, Any] = {"measure": one.measure.heading, "words": measure_words(one.measure), "unit": unit}
-    about |= {"better": one.measure.direction, "where": one.where}
-    about |= {"mean": scale * one.mean, "low": scale * one.low, "high": scale * one.high, "p": one.p_corrected}
-    about |= {"sure": one.sure, "i2": one.i2, "mixed": one.mixed, "confirmatory": one.confirmatory}
-    return about
+    scale, unit = (100, "points") if effect.measure.percent else (1, effect.measure.unit)
+    fields: dict[str, Any] = {"measure": effect.measure.heading, "words": measure_label(effect.measure), "unit": unit}
+    fields |= {"better": effect.measure.direction, "where": effect.where}
+    fields |= {
+        "mean": scale * effect.mean,
+        "low": scale * effect.low,
+        "high": scale * effect.high,
+        "p": effect.p_corrected,
+    }
+    fields |= {"sure": effect.sure, "i2": effect.i2, "mixed": effect.mixed, "confirmatory": effect.confirmatory}
+    return fields
 
 
-def lacking(rows: Sequence[Mapping[str, Any]], what: str) -> list[str]:
+def missing_interval_note(rows: Sequence[Mapping[str, Any]], unit_name: str) -> list[str]:
     """The note on differences without an interval, where there are any."""
     none = any(math.isnan(row["low"]) for row in rows)
-    return [f"Without a bar: too few {what} for an interval."] if none else []
+    return [f"Without a bar: too few {unit_name} for an interval."] if none else []
 
 
-def against(axis: str, level: str, reference: str) -> str:
+def difference_label(axis: str, level: str, reference: str) -> str:
     """A difference of levels in words: NoPE − PoLAR, and for a switch its axis alone: memory."""
     if (level, reference) == ("on", "off"):
         return drawing.axis_label(axis)
     if (axis, reference) == ("reg_mode", "baseline"):
         return f"{level} regularizer"
     if axis in ("attn_type", "reg_mode"):
-        return f"{drawing.shown_values(level, axis)} − {drawing.shown_values(reference, axis)}"
+        return f"{drawing.level_label(level, axis)} − {drawing.level_label(reference, axis)}"
     return f"{drawing.axis_label(axis)} {level} − {reference}"
 
 
-def ink_of(row: Any) -> str:
+def effect_colour(row: Any) -> str:
     """The colour of a difference: good or bad where it is sure, else grey."""
     side = row["mean"] * (row["better"] or 0)
     if not row["sure"] or not side:
@@ -90,7 +98,7 @@ def ink_of(row: Any) -> str:
 def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float]) -> None:
     """An interval and a mark for every row at its height; a row that averages strata that differ is pale."""
     for (_, row), y in zip(rows.iterrows(), heights, strict=True):
-        ink, pale = ink_of(row), 0.45 if row["mixed"] else 1.0
+        ink, pale = effect_colour(row), 0.45 if row["mixed"] else 1.0
         if not np.isnan(row["low"]):
             axes.hlines(y, row["low"], row["high"], color=ink, linewidth=drawing.line_width(1.3), alpha=pale)
         fill, alpha = (ink, pale) if row["sure"] else ("white", 1.0)
@@ -100,19 +108,19 @@ def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float]) -> None:
 def draw_strata(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], markers: Mapping[str, Any]) -> None:
     """A small mark for every row of a stratum, whose marker is that of its `where`."""
     for (_, row), y in zip(rows.iterrows(), heights, strict=True):
-        ink = ink_of(row)
+        ink = effect_colour(row)
         look: dict[str, Any] = {"color": ink, "markerfacecolor": ink if row["sure"] else "white", "zorder": 4}
         drawing.points(axes, row["mean"], y, markers[row["where"]], markersize=3.0, markeredgewidth=0.7, **look)
 
 
-def head_panel(axes: Axes, words: str, *, wrapped: bool = False) -> None:
-    """The panel's title, with room below it for the side that is better; `wrapped` in two lines."""
+def set_panel_title(axes: Axes, title: str, *, wrapped: bool = False) -> None:
+    """The panel's title, with room below it for the side that is better; `is_wrapped` in two lines."""
     if wrapped:
-        words = words.replace(", ", "\n") if ", " in words else words.replace(" ", "\n", 1)
-    axes.set_title(words, pad=1.5 * drawing.size("small") + 4)
+        title = title.replace(", ", "\n") if ", " in title else title.replace(" ", "\n", 1)
+    axes.set_title(title, pad=1.5 * drawing.size("small") + 4)
 
 
-def frame_axes(axes: Axes, rows: pd.DataFrame, side: str = BETTER) -> None:
+def format_effect_axis(axes: Axes, rows: pd.DataFrame, side: str = BETTER) -> None:
     """Zero, the side that is better (in these words), at least three ticks, and the unit below."""
     ends = rows[["mean", "low", "high"]].to_numpy(dtype=float)
     low, high = min(0.0, float(np.nanmin(ends))), max(0.0, float(np.nanmax(ends)))
@@ -123,7 +131,7 @@ def frame_axes(axes: Axes, rows: pd.DataFrame, side: str = BETTER) -> None:
     low, high = min(low, ticks[0]), max(high, ticks[-1])
     axes.set_xlim(*((high, low) if better < 0 else (low, high)))
     axes.set_xticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
-    drawing.after_layout(axes.figure, lambda: thin_labels(axes))  # type: ignore[arg-type]
+    drawing.after_layout(axes.figure, lambda: hide_every_second_label(axes))  # type: ignore[arg-type]
     axes.axvline(0, color="#000000", linewidth=drawing.line_width(0.7), zorder=1)
     drawing.rows_alone(axes)
     axes.set_xlabel(str(rows["unit"].iloc[0]))
@@ -132,13 +140,13 @@ def frame_axes(axes: Axes, rows: pd.DataFrame, side: str = BETTER) -> None:
         drawing.note(axes, f"{side} →", (1, 1), (0, 1.5), **look)
 
 
-def thin_labels(axes: Axes) -> None:
+def hide_every_second_label(axes: Axes) -> None:
     """Where the numbers below an axis would meet, leaves out every second one, zero never."""
     ticks, labels = list(axes.get_xticks()), axes.get_xticklabels()
     ends = sorted((box.x0, box.x1) for box in (label.get_window_extent() for label in labels))
     if any(after[0] - before[1] < 0.3 * drawing.size("xtick.labelsize") for before, after in pairwise(ends)):
         zero = ticks.index(0.0)
-        axes.set_xticks(ticks, [one.get_text() if (i - zero) % 2 == 0 else "" for i, one in enumerate(labels)])
+        axes.set_xticks(ticks, [label.get_text() if (i - zero) % 2 == 0 else "" for i, label in enumerate(labels)])
 
 
 def three_ticks(low: float, high: float) -> list[float]:
@@ -151,15 +159,15 @@ def three_ticks(low: float, high: float) -> list[float]:
             each = step * 10.0**power
             first, last = math.ceil(low / each), math.floor(high / each)
             if last - first + 1 >= LEAST_TICKS:
-                return [float(f"{place * each:.12g}") for place in range(first, last + 1)]
+                return [float(f"{index * each:.12g}") for index in range(first, last + 1)]
     raise AssertionError("a hundredth of the range fits into it three times")
 
 
-def keys(rows: pd.DataFrame, sides: tuple[str, str] = (BETTER, WORSE)) -> dict[str, Any]:
+def legend_handles(rows: pd.DataFrame, sides: tuple[str, str] = (BETTER, WORSE)) -> dict[str, Any]:
     """What the marks mean, in these words, as far as they occur."""
-    inks = {ink_of(row) for _, row in rows.iterrows()}
+    inks = {effect_colour(row) for _, row in rows.iterrows()}
     pairs = zip(sides, (drawing.GOOD, drawing.BAD), strict=True)
-    found = {words: drawing.key(color=ink, marker="o") for words, ink in pairs if ink in inks}
+    handles = {label: drawing.key(color=ink, marker="o") for label, ink in pairs if ink in inks}
     if not rows["sure"].all():
-        found[OPEN] = drawing.key(color=drawing.GREY, marker="o", markerfacecolor="white")
-    return found
+        handles[NOT_SIGNIFICANT] = drawing.key(color=drawing.GREY, marker="o", markerfacecolor="white")
+    return handles

@@ -13,9 +13,18 @@ from ...stats.effects.needle_baseline import needle_caption
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Figure, FigureData, FigureOptions, collected
-from .forest import ROW, against, draw_rows, effect_fields, frame_axes, head_panel, keys, lacking
+from .forest import (
+    ROW,
+    difference_label,
+    draw_rows,
+    effect_fields,
+    format_effect_axis,
+    legend_handles,
+    missing_interval_note,
+    set_panel_title,
+)
 
-MOST_ROWS = 10
+MAX_ROWS = 10
 SIDES = ("better together", "worse together")
 
 
@@ -30,14 +39,18 @@ def collect(store: Store, data: SweepData) -> FigureData:
         raise ReportError(f"fewer than two axes of sweep {data.sweep} vary; an interaction needs two")
     rows: list[dict[str, Any]] = []
     origins: list[tuple[str, int | None]] = []
-    for one in interactions(data, quality_columns(data)):
-        if len(one.axes) != 2 or one.where:
+    for interaction in interactions(data, quality_columns(data)):
+        if len(interaction.axes) != 2 or interaction.where:
             continue
-        pairs = list(zip(one.axes, one.levels, one.references, strict=True))
-        about: dict[str, Any] = {"axes": " x ".join(one.axes), "levels": " x ".join(one.levels)}
-        about |= {"references": " x ".join(one.references), "fours": one.fours, "words_row": _words(pairs)}
-        rows.append(about | effect_fields(one))
-        origins += one.origins
+        pairs = list(zip(interaction.axes, interaction.levels, interaction.references, strict=True))
+        fields: dict[str, Any] = {"axes": " x ".join(interaction.axes), "levels": " x ".join(interaction.levels)}
+        fields |= {
+            "references": " x ".join(interaction.references),
+            "fours": interaction.fours,
+            "words_row": _interaction_label(pairs),
+        }
+        rows.append(fields | effect_fields(interaction))
+        origins += interaction.origins
     if not rows:
         raise ReportError(
             f"sweep {data.sweep} has no four measured cells that differ in two axes alone, in validation loss or the needle; measure "
@@ -45,7 +58,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         )
     frame = pd.DataFrame(rows)
     frame = frame.assign(size=frame["mean"].abs()).sort_values("size", ascending=False, kind="stable")
-    order = {name: place for place, name in enumerate(column.heading for column in quality_columns(data))}
+    order = {name: index for index, name in enumerate(column.heading for column in quality_columns(data))}
     frame = frame.sort_values("measure", key=lambda names: names.map(order), kind="stable")
     frame = frame.drop(columns="size").reset_index(drop=True)
     most = int(frame["measure"].value_counts().max())
@@ -56,28 +69,30 @@ def collect(store: Store, data: SweepData) -> FigureData:
     ]
     if any(name.startswith("Ndl") for name in frame["measure"]):
         notes.append(needle_caption(data))
-    notes += lacking(rows, "fours")
-    if most > MOST_ROWS:
-        notes.append(f"The {MOST_ROWS} largest of {most}; all, and those of three axes: --table interactions.")
+    notes += missing_interval_note(rows, "fours")
+    if most > MAX_ROWS:
+        notes.append(f"The {MAX_ROWS} largest of {most}; all, and those of three axes: --table interactions.")
     return collected(store, data, "interactions", "What two levels do together", frame, origins, notes=notes)
 
 
-def _words(pairs: list[tuple[str, str, str]]) -> str:
-    words = [against(*pair) for pair in pairs]
-    return " × ".join(f"({text})" if "−" in text else text for text in words)
+def _interaction_label(pairs: list[tuple[str, str, str]]) -> str:
+    labels = [difference_label(*pair) for pair in pairs]
+    return " × ".join(f"({text})" if "−" in text else text for text in labels)
 
 
-def draw(made: FigureData, look: FigureOptions) -> Figure:
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """A panel a measure, a row an interaction, the largest on top."""
-    frame = made.frame
-    parts = {str(name): rows.head(MOST_ROWS) for name, rows in frame.groupby("measure", sort=False)}
+    frame = figure_data.frame
+    parts = {str(name): rows.head(MAX_ROWS) for name, rows in frame.groupby("measure", sort=False)}
     tall = max(len(rows) for rows in parts.values())
     figure = drawing.page(ROW * tall + 0.9)
     for axes, rows in zip(drawing.panel_column(figure, len(parts)), parts.values(), strict=True):
-        head_panel(axes, str(rows["words"].iloc[0]))
+        set_panel_title(axes, str(rows["words"].iloc[0]))
         heights = list(range(len(rows)))
         draw_rows(axes, rows, heights)
-        frame_axes(axes, rows, SIDES[0])
+        format_effect_axis(axes, rows, SIDES[0])
         axes.set_yticks(heights, list(rows["words_row"]))
         axes.set_ylim(tall - 0.4, -0.7)
-    return drawing.finished(figure, made.title, made.notes, keys(pd.concat(list(parts.values())), SIDES))
+    return drawing.finished(
+        figure, figure_data.title, figure_data.notes, legend_handles(pd.concat(list(parts.values())), SIDES)
+    )

@@ -12,16 +12,16 @@ from ...stats.power_analysis import PowerAnalysis, power_analyses
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
-from ..canvas.labels import at_ends
-from .forest import measure_words
-from .strata import Stratum, in_order, looks, planned_measures, strata_of, words_of
+from ..canvas.labels import label_ends
+from .forest import measure_label
+from .strata import Stratum, noise_columns, ordered_strata, strata_of, stratum_label, stratum_styles
 
-FEWEST, MOST = 3, 256
+MIN_PAIRS, MAX_PAIRS = 3, 256
 """Pairs over which the curves go: two pairs have a t that shows nothing."""
 PAIRS = (3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-MOST_NAMED = 10
+MAX_NAMED_LINES = 10
 """Strata of a number up to which each has its name at the end of its line; of more, those of most and of least noise have."""
-WHOLE = 100.0  # points: no share differs by more
+MAX_POINTS = 100.0  # points: no share differs by more
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -30,16 +30,16 @@ def collect(store: Store, data: SweepData) -> FigureData:
     One row a number, stratum and count of pairs: measure (heading), words, unit, attn_type, memory, stratum (in words), place (of the
     stratum), kind (of the replicates), sd (of a run), df, pairs, detectable, design (the most pairs that the grid has there). Shares in points.
     """
-    found = power_analyses(data, planned_measures(data))
-    moving = [plan for plan in found if plan.spread.used > 0]
+    analyses = power_analyses(data, noise_columns(data))
+    moving = [plan for plan in analyses if plan.spread.used > 0]
     if not moving:
         why = (
             f"no number of sweep {data.sweep} varies between runs that ought to agree"
-            if found
+            if analyses
             else f"no configuration of sweep {data.sweep} has two runs with a validation loss or needle accuracies"
         )
         raise ReportError(f"{why}, so how large a difference it can see is not known; launch it with seeds: 3")
-    order = in_order(data, {plan.stratum for plan in moving})
+    order = ordered_strata(data, {plan.stratum for plan in moving})
     ranked = sorted(moving, key=lambda plan: order.index(plan.stratum))
     columns = list(dict.fromkeys(plan.measure.heading for plan in moving))
     rows = [
@@ -54,12 +54,12 @@ def collect(store: Store, data: SweepData) -> FigureData:
         "The smallest true difference that a mean over so many matched pairs shows with 80% power at a two-sided 5% (Student's t), "
         f"from the spread between {kinds} of the same mixer and memory, and of an accuracy at least that of its trials."
     ]
-    if max(sum(plan.measure.heading == name for plan in moving) for name in columns) > MOST_NAMED:
+    if max(sum(plan.measure.heading == name for plan in moving) for name in columns) > MAX_NAMED_LINES:
         notes.append(
-            f"Named: the {MOST_NAMED // 2} of most and the {MOST_NAMED // 2} of least noise; all of them: --table power."
+            f"Named: the {MAX_NAMED_LINES // 2} of most and the {MAX_NAMED_LINES // 2} of least noise; all of them: --table power."
         )
-    if len(moving) < len(found):
-        still = [f"{p.measure.heading} ({words_of(data, p.stratum)})" for p in found if p.spread.used <= 0]
+    if len(moving) < len(analyses):
+        still = [f"{p.measure.heading} ({stratum_label(data, p.stratum)})" for p in analyses if p.spread.used <= 0]
         notes.append(f"Left out, since replicates never differ: {', '.join(still)}.")
     origins = [origin for plan in moving for origin in plan.origins]
     return collected(store, data, "power", "Differences that pairs can show", pd.DataFrame(rows), origins, notes=notes)
@@ -67,71 +67,71 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 def _rows(data: Any, plan: PowerAnalysis) -> list[dict[str, Any]]:
     scale, unit = (100, "points") if plan.measure.percent else (1, plan.measure.unit)
-    about: dict[str, Any] = {"measure": plan.measure.heading, "words": measure_words(plan.measure), "unit": unit}
-    about |= {"attn_type": plan.stratum[0], "memory": plan.stratum[1], "stratum": words_of(data, plan.stratum)}
-    about |= {"kind": plan.spread.kind, "sd": scale * plan.spread.used, "df": plan.spread.df}
-    counts = sorted({*PAIRS, *([plan.pairs] if FEWEST <= plan.pairs <= MOST else [])})
+    fields: dict[str, Any] = {"measure": plan.measure.heading, "words": measure_label(plan.measure), "unit": unit}
+    fields |= {"attn_type": plan.stratum[0], "memory": plan.stratum[1], "stratum": stratum_label(data, plan.stratum)}
+    fields |= {"kind": plan.spread.kind, "sd": scale * plan.spread.used, "df": plan.spread.df}
+    counts = sorted({*PAIRS, *([plan.pairs] if MIN_PAIRS <= plan.pairs <= MAX_PAIRS else [])})
     return [
-        about | {"pairs": pairs, "detectable": scale * detectable(plan.spread, pairs), "design": plan.pairs}
+        fields | {"pairs": pairs, "detectable": scale * detectable(plan.spread, pairs), "design": plan.pairs}
         for pairs in counts
     ]
 
 
-def draw(made: FigureData, look: FigureOptions) -> Figure:
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """A panel a number, a line a stratum, named at its end; rings where the design stands."""
-    frame = made.frame
+    frame = figure_data.frame
     titles = list(dict.fromkeys(frame["measure"]))
-    figure = drawing.page(2.5, drawing.WIDTH if len(titles) > 1 else 4.6)
-    found = looks(strata_of(frame))
+    figure = drawing.page(2.5, drawing.PAGE_WIDTH if len(titles) > 1 else 4.6)
+    styles = stratum_styles(strata_of(frame))
     grid = drawing.panel_column(figure, len(titles))
-    named = {title: _named(frame[frame["measure"] == title]) for title in titles}
+    named = {title: _named_line_ends(frame[frame["measure"] == title]) for title in titles}
     for axes, title in zip(grid, titles, strict=True):
-        _panel(axes, frame[frame["measure"] == title], found, set(named[title]["stratum"]))
+        _draw_panel(axes, frame[frame["measure"] == title], styles, set(named[title]["stratum"]))
     ring = drawing.key(linestyle="none", marker="o", color=drawing.GREY, markerfacecolor="white")
     rings = {"the pairs that this grid has": ring} if (frame["pairs"] == frame["design"]).any() else {}
-    finished = drawing.finished(figure, made.title, made.notes, rings)
+    finished = drawing.finished(figure, figure_data.title, figure_data.notes, rings)
     for axes, title in zip(grid, titles, strict=True):
         names = [
-            (row["stratum"], row["detectable"], found[row["attn_type"], row["memory"]]["color"])
+            (row["stratum"], row["detectable"], styles[row["attn_type"], row["memory"]]["color"])
             for _, row in named[title].iterrows()
         ]
-        at_ends(axes, names)
+        label_ends(axes, names)
     return finished
 
 
-def _named(here: pd.DataFrame) -> pd.DataFrame:
+def _named_line_ends(panel_rows: pd.DataFrame) -> pd.DataFrame:
     """The ends of the lines that are named."""
-    ends = here[here["pairs"] == MOST]
-    if len(ends) <= MOST_NAMED:
+    ends = panel_rows[panel_rows["pairs"] == MAX_PAIRS]
+    if len(ends) <= MAX_NAMED_LINES:
         return ends
     ranked = ends.sort_values("detectable", kind="stable")
-    return pd.concat([ranked.head(MOST_NAMED // 2), ranked.tail(MOST_NAMED // 2)])
+    return pd.concat([ranked.head(MAX_NAMED_LINES // 2), ranked.tail(MAX_NAMED_LINES // 2)])
 
 
-def _panel(axes: Axes, here: pd.DataFrame, found: dict[Stratum, dict[str, Any]], named: set[str]) -> None:
+def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, styles: dict[Stratum, dict[str, Any]], named: set[str]) -> None:
     """The lines of a number, the named ones over the others, which are thin and grey."""
-    unit = str(here["unit"].iloc[0])
-    for _, line in here.groupby("stratum", sort=False):
+    unit = str(panel_rows["unit"].iloc[0])
+    for _, line in panel_rows.groupby("stratum", sort=False):
         if line["stratum"].iloc[0] not in named:
             axes.plot(
                 line["pairs"], line["detectable"], color=drawing.FAINT, linewidth=drawing.line_width(0.6), zorder=2
             )
             continue
-        how = found[line["attn_type"].iloc[0], line["memory"].iloc[0]]
+        how = styles[line["attn_type"].iloc[0], line["memory"].iloc[0]]
         axes.plot(line["pairs"], line["detectable"], color=how["color"], linestyle=how["linestyle"], zorder=3)
         ring = line[line["pairs"] == line["design"]]
         drawing.points(axes, ring["pairs"], ring["detectable"], color=how["color"], markerfacecolor="white", zorder=4)
-    _told(axes, here, unit)
-    axes.set_title(str(here["words"].iloc[0]))
+    _write_design_point(axes, panel_rows, unit)
+    axes.set_title(str(panel_rows["words"].iloc[0]))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xlim(FEWEST, MOST)
-    ticks = [4, 8, 16, 32, 64, 128, MOST]
+    axes.set_xlim(MIN_PAIRS, MAX_PAIRS)
+    ticks = [4, 8, 16, 32, 64, 128, MAX_PAIRS]
     shown = ticks[:: 2 if len(ticks) * drawing.size("xtick.labelsize") > 60 else 1]
     drawing.put_ticks(axes.xaxis, {tick: str(tick) for tick in shown})
-    low, high = float(here["detectable"].min()) / 1.2, float(here["detectable"].max()) * 1.2
+    low, high = float(panel_rows["detectable"].min()) / 1.2, float(panel_rows["detectable"].max()) * 1.2
     if unit == "points":
-        high = min(high, WHOLE)
+        high = min(high, MAX_POINTS)
     low = min(low, high / 10)
     axes.set_ylim(low, high)
     drawing.log_ticks(axes.yaxis, None)
@@ -139,9 +139,9 @@ def _panel(axes: Axes, here: pd.DataFrame, found: dict[Stratum, dict[str, Any]],
     axes.set_ylabel(f"smallest difference seen, {unit}")
 
 
-def _told(axes: Axes, here: pd.DataFrame, unit: str) -> None:
+def _write_design_point(axes: Axes, panel_rows: pd.DataFrame, unit: str) -> None:
     """Writes beside the highest ring what those pairs show."""
-    rings = here[here["pairs"] == here["design"]].sort_values("detectable")
+    rings = panel_rows[panel_rows["pairs"] == panel_rows["design"]].sort_values("detectable")
     if rings.empty:
         return
     pairs, amount = rings[["pairs", "detectable"]].iloc[-1]

@@ -13,13 +13,13 @@ from ...stats.noise.run_noise import Replicate, Spread, replicates
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
-from .forest import measure_words, three_ticks
-from .strata import Stratum, in_order, looks, planned_measures, strata_of, words_of
+from .forest import measure_label, three_ticks
+from .strata import Stratum, noise_columns, ordered_strata, strata_of, stratum_label, stratum_styles
 
 TALLEST = 8.0  # inches
 EACH = 0.085
 """Inches of height of a group's line in the style `paper`."""
-MOST_LINES = 5
+MAX_LINES = 5
 """Groups of a stratum that get a height of their own each; more lie closer."""
 INSIDE = 0.74
 """Of the height of a stratum, what its groups take."""
@@ -38,13 +38,16 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """
     names = cell_labels(data)
     rows: list[dict[str, Any]] = []
-    columns = planned_measures(data)
-    found = [replicates(data, column) for column in columns]
-    order = in_order(data, {stratum for one in found for stratum in one})
-    for column, one in zip(columns, found, strict=True):
-        for place, stratum in enumerate(order):
-            if stratum in one:
-                rows += [row | {"place": place} for row in _rows(data, column, stratum, *one[stratum], names)]
+    columns = noise_columns(data)
+    replicates_by_column = [replicates(data, column) for column in columns]
+    order = ordered_strata(data, {stratum for by_stratum in replicates_by_column for stratum in by_stratum})
+    for column, groups_by_stratum in zip(columns, replicates_by_column, strict=True):
+        for position, stratum in enumerate(order):
+            if stratum in groups_by_stratum:
+                rows += [
+                    row | {"place": position}
+                    for row in _rows(data, column, stratum, *groups_by_stratum[stratum], names)
+                ]
     if not rows:
         raise ReportError(
             f"no configuration of sweep {data.sweep} has two runs with a validation loss or needle accuracies, so how far runs that "
@@ -64,56 +67,67 @@ def _rows(
     data: SweepData, column: Column, stratum: Stratum, spread: Spread, runs: list[Replicate], names: dict[str, str]
 ) -> list[dict[str, Any]]:
     scale, unit = (100, "points") if column.percent else (1, column.unit)
-    about: dict[str, Any] = {"measure": column.heading, "words": measure_words(column), "unit": unit}
-    about |= {"attn_type": stratum[0], "memory": stratum[1], "stratum": words_of(data, stratum), "kind": spread.kind}
-    about |= {"sd": scale * spread.sd, "floor": scale * spread.floor, "df": spread.df}
+    fields: dict[str, Any] = {"measure": column.heading, "words": measure_label(column), "unit": unit}
+    fields |= {
+        "attn_type": stratum[0],
+        "memory": stratum[1],
+        "stratum": stratum_label(data, stratum),
+        "kind": spread.kind,
+    }
+    fields |= {"sd": scale * spread.sd, "floor": scale * spread.floor, "df": spread.df}
     return [
-        about
+        fields
         | {"group": run.group, "cell": run.cell.cell_id, "attempt": run.attempt, "seed": run.cell.seed}
         | {"name": names[run.cell.cell_id], "value": scale * run.value, "difference": scale * run.difference}
         for run in runs
     ]
 
 
-def draw(made: FigureData, look: FigureOptions) -> Figure:
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """A panel a number, a band a stratum with its standard deviation, in it a line a group of runs."""
-    frame = made.frame
+    frame = figure_data.frame
     titles = list(dict.fromkeys(frame["measure"]))
     order = strata_of(frame)
-    found = looks(order)
-    lines = frame.groupby(["measure", "attn_type", "memory"])["group"].nunique().clip(upper=MOST_LINES).max()
+    styles = stratum_styles(order)
+    lines = frame.groupby(["measure", "attn_type", "memory"])["group"].nunique().clip(upper=MAX_LINES).max()
     figure = drawing.page(min(TALLEST, len(order) * (0.09 + EACH * int(lines)) + 1.0))
     grid = drawing.panel_column(figure, len(titles), narrow=2, wide=3, sharey=True)
     for axes, title in zip(grid, titles, strict=True):
-        _panel(axes, frame[frame["measure"] == title], order, found)
+        _draw_panel(axes, frame[frame["measure"] == title], order, styles)
     names = frame.drop_duplicates(["attn_type", "memory"]).set_index(["attn_type", "memory"])["stratum"]
-    grid[0].set_yticks(range(len(order)), [names[one] for one in order])
+    grid[0].set_yticks(range(len(order)), [names[stratum] for stratum in order])
     grid[0].set_ylim(len(order) - 0.45, -0.55)
-    return drawing.finished(figure, made.title, made.notes, {})
+    return drawing.finished(figure, figure_data.title, figure_data.notes, {})
 
 
-def _panel(axes: Axes, here: pd.DataFrame, order: list[Stratum], found: dict[Stratum, dict[str, Any]]) -> None:
-    largest = max(float(here["difference"].abs().max()), float(here[["sd", "floor"]].to_numpy().max())) or 1.0
+def _draw_panel(
+    axes: Axes, panel_rows: pd.DataFrame, order: list[Stratum], styles: dict[Stratum, dict[str, Any]]
+) -> None:
+    largest = (
+        max(float(panel_rows["difference"].abs().max()), float(panel_rows[["sd", "floor"]].to_numpy().max())) or 1.0
+    )
     ticks = three_ticks(-largest, largest)
     end = max(largest * 1.06, *map(abs, ticks))
-    for place, stratum in enumerate(order):
-        part = here[(here["attn_type"] == stratum[0]) & (here["memory"] == stratum[1])]
+    for position, stratum in enumerate(order):
+        part = panel_rows[(panel_rows["attn_type"] == stratum[0]) & (panel_rows["memory"] == stratum[1])]
         if len(part):
-            _stratum(axes, part, place, found[stratum])
-    axes.set_title(str(here["words"].iloc[0]))
+            _draw_stratum(axes, part, position, styles[stratum])
+    axes.set_title(str(panel_rows["words"].iloc[0]))
     axes.set_xlim(-end, end)
     axes.set_xticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
     axes.axvline(0, color="#000000", linewidth=drawing.line_width(0.7), zorder=1)
     drawing.rows_alone(axes)
-    axes.set_xlabel(f"{here['unit'].iloc[0]} from the\nmean of replicates")
+    axes.set_xlabel(f"{panel_rows['unit'].iloc[0]} from the\nmean of replicates")
 
 
-def _stratum(axes: Axes, part: pd.DataFrame, place: int, how: dict[str, Any]) -> None:
+def _draw_stratum(axes: Axes, part: pd.DataFrame, position: int, how: dict[str, Any]) -> None:
     """The runs of a stratum around its height, over its standard deviation, which is written at the right."""
     used = float(max(part["sd"].iloc[0], part["floor"].iloc[0]))
-    axes.fill_between([-used, used], place - 0.45, place + 0.45, color=how["color"], alpha=0.16, linewidth=0, zorder=1)
+    axes.fill_between(
+        [-used, used], position - 0.45, position + 0.45, color=how["color"], alpha=0.16, linewidth=0, zorder=1
+    )
     groups = list(dict.fromkeys(part["group"]))
-    heights = place + INSIDE * ((np.arange(len(groups)) + 0.5) / len(groups) - 0.5)
+    heights = position + INSIDE * ((np.arange(len(groups)) + 0.5) / len(groups) - 0.5)
     for group, y in zip(groups, heights.tolist(), strict=True):
         runs = part[part["group"] == group]["difference"]
         axes.hlines(
@@ -127,4 +141,4 @@ def _stratum(axes: Axes, part: pd.DataFrame, place: int, how: dict[str, Any]) ->
         "color": how["color"],
         "annotation_clip": False,
     }
-    drawing.note(axes, f"±{used:#.2g}".rstrip("."), (1, place), (4, 0), **look)
+    drawing.note(axes, f"±{used:#.2g}".rstrip("."), (1, position), (4, 0), **look)

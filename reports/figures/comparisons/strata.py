@@ -16,7 +16,7 @@ from .forest import default_columns
 Stratum = tuple[str, ...]
 
 
-def planned_measures(data: SweepData) -> list[Column]:
+def noise_columns(data: SweepData) -> list[Column]:
     """What noise is shown of: of the numbers of the figure `effects`, validation loss and the needle, or the first of them that has
     any."""
     shown = default_columns(data)
@@ -24,20 +24,20 @@ def planned_measures(data: SweepData) -> list[Column]:
     return chosen or [column for column in shown if noise_by_stratum(data, column)][:1] or shown[:1]
 
 
-def in_order(data: SweepData, found: Iterable[Stratum]) -> list[Stratum]:
+def ordered_strata(data: SweepData, strata: Iterable[Stratum]) -> list[Stratum]:
     """These strata mixer by mixer as in the grid, those without memory first."""
     mixers = data.levels(STRATUM_AXES[0])
-    return sorted(found, key=lambda one: (mixers.index(one[0]), drawing.off_first(one[1])))
+    return sorted(strata, key=lambda stratum: (mixers.index(stratum[0]), drawing.off_first(stratum[1])))
 
 
-def words_of(data: SweepData, stratum: Stratum) -> str:
+def stratum_label(data: SweepData, stratum: Stratum) -> str:
     """A stratum by what tells it apart: PoLAR, with memory."""
-    told = [
-        drawing.shown_values(level, axis)
+    labels = [
+        drawing.level_label(level, axis)
         for axis, level in zip(STRATUM_AXES, stratum, strict=True)
         if len(data.levels(axis)) > 1
     ]
-    return ", ".join(told) or "all cells"
+    return ", ".join(labels) or "all cells"
 
 
 def strata_of(frame: pd.DataFrame) -> list[Stratum]:
@@ -46,8 +46,11 @@ def strata_of(frame: pd.DataFrame) -> list[Stratum]:
     return list(zip(first["attn_type"], first["memory"], strict=True))
 
 
-def looks(strata: Sequence[Stratum]) -> dict[Stratum, dict[str, Any]]:
+def stratum_styles(strata: Sequence[Stratum]) -> dict[Stratum, dict[str, Any]]:
     """By stratum: colour, mark and dashes, which differ between mixers and between with and without memory."""
-    mixers = list(dict.fromkeys(one[0] for one in strata))
-    seconds = sorted({one[1] for one in strata}, key=drawing.off_first)
-    return {one: drawing.line_style(mixers.index(one[0]), seconds.index(one[1]), len(seconds)) for one in strata}
+    mixers = list(dict.fromkeys(stratum[0] for stratum in strata))
+    seconds = sorted({stratum[1] for stratum in strata}, key=drawing.off_first)
+    return {
+        stratum: drawing.line_style(mixers.index(stratum[0]), seconds.index(stratum[1]), len(seconds))
+        for stratum in strata
+    }

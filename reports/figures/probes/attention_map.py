@@ -11,13 +11,22 @@ from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Figure, FigureData, FigureOptions, collected, frame_origins
-from .heat_maps import cells_to_draw, first_cell_of_each, heat, map_grid, scale, selection_notes, title, titles_of
+from .heat_maps import (
+    add_colour_bar,
+    cells_to_draw,
+    draw_heat_map,
+    first_cell_of_each,
+    map_grid,
+    map_title,
+    selection_notes,
+    title_parts,
+)
 from .item_frames import item_detail_rows
 
 PROBE, METRIC = "attention_map", "keys"
-MOST = 12
+MAX_MAPS = 12
 """Maps of one cell that are drawn."""
-MANY = 0.01
+MIN_NEGATIVE_WEIGHT = 0.01
 """Weight below zero from which on a map has colours for it."""
 
 
@@ -34,7 +43,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     notes = ["Queries downwards, keys to the right."]
     mixers = {cell.levels["attn_type"] for cell in data.cells if cell.cell_id in measured}
     if normed := sorted(mixers & {"polar", "diff"}):
-        shown = " and ".join(drawing.shown_values(one) for one in normed)
+        shown = " and ".join(drawing.level_label(mixer) for mixer in normed)
         notes.append(f"{shown}: rows divided by their sum, without the magnitude or norm that follows.")
     if len(first) > 1:
         notes.append(
@@ -42,59 +51,63 @@ def collect(store: Store, data: SweepData) -> FigureData:
         )
     return collected(
         store, data, "attention-map", "What queries attend to", frame, frame_origins(frame),
-        notes=[*notes, *selection_notes(data, measured)], first=first, titles=titles_of(data, measured),
+        notes=[*notes, *selection_notes(data, measured)], first=first, titles=title_parts(data, measured),
     )  # fmt: skip
 
 
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
-    found = [row for row in item_detail_rows(store, data, (PROBE, METRIC, 0)) if isinstance(row.get("weights"), list)]
-    sizes = [len(row["weights"]) for row in found]
-    each = pd.DataFrame(found, columns=["cell", "attempt", "layer", "head", "position", "value"])
+    maps = [row for row in item_detail_rows(store, data, (PROBE, METRIC, 0)) if isinstance(row.get("weights"), list)]
+    sizes = [len(row["weights"]) for row in maps]
+    each = pd.DataFrame(maps, columns=["cell", "attempt", "layer", "head", "position", "value"])
     frame = each.loc[np.repeat(np.arange(len(each)), sizes)].reset_index(drop=True)
-    key = [place for size in sizes for place in range(size)]
-    weight = [weight for row in found for weight in row["weights"]]
+    key = [position for size in sizes for position in range(size)]
+    weight = [weight for row in maps for weight in row["weights"]]
     return frame.rename(columns={"position": "query", "value": "keys"}).assign(key=key, weight=weight)
 
 
-def draw(made: FigureData, look: FigureOptions) -> Figure:
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """One map of each cell; all maps of a cell that is alone or stands out."""
     from matplotlib.colors import PowerNorm
 
-    cells = cells_to_draw(made, look)
+    cells = cells_to_draw(figure_data, look)
     maps: list[tuple[str, np.ndarray]] = []
     for cell in cells:
-        here = made.frame[made.frame["cell"] == cell]
-        of_cell = list(here.groupby(["layer", "head"], sort=True))
+        cell_rows = figure_data.frame[figure_data.frame["cell"] == cell]
+        of_cell = list(cell_rows.groupby(["layer", "head"], sort=True))
         if len(cells) > 1 and not look.highlight:
-            of_cell = [min(of_cell, key=lambda one: _shared(one[1]))]
-        words = title(made, look, cell)
-        for (layer, head), rows in of_cell[:MOST]:
+            of_cell = [min(of_cell, key=lambda group_rows: _mean_shared_keys(group_rows[1]))]
+        cell_title = map_title(figure_data, look, cell)
+        for (layer, head), rows in of_cell[:MAX_MAPS]:
             name = f"L{layer} h{head}"
-            maps.append((name if len(cells) == 1 else f"{words}: {name}", _table(rows)))
-    figure, group = map_grid([words for words, _ in maps], 2.1, 0.55)
+            maps.append((name if len(cells) == 1 else f"{cell_title}: {name}", _weight_table(rows)))
+    figure, group = map_grid([name for name, _ in maps], 2.1, 0.55)
     least, most = (reach([float(reach(table)) for _, table in maps]) for reach in (np.nanmin, np.nanmax))
-    signed = least < -MANY
+    signed = least < -MIN_NEGATIVE_WEIGHT
     far = max(-least, most)
     norm: Any = drawing.linear(-far, far) if signed else PowerNorm(0.5, 0, max(most, 1e-3))
     for axes, (_, table) in zip(group, maps, strict=True):
-        image = heat(axes, table, norm, colours=drawing.diverging() if signed else drawing.COLOUR_MAP, bad="#ffffff")
+        image = draw_heat_map(
+            axes, table, norm, colours=drawing.diverging() if signed else drawing.COLOUR_MAP, bad="#ffffff"
+        )
         ticks = sorted({0, (len(table) - 1) // 2, len(table) - 1})
         axes.set(xticks=ticks, yticks=ticks, box_aspect=1)
     drawing.outer_labels(figure, "key", "query")
     top = norm.vmax
     shown = [norm.vmin, 0.0, top] if signed else [0.0, 0.1 * top, 0.4 * top, top]
-    scale(figure, image, "weight", {one: f"{one:.2g}" for one in shown})
-    words = f"{made.title}: {title(made, look, cells[0])}" if len(cells) == 1 else made.title
-    return drawing.finished(figure, words, made.notes, {})
+    add_colour_bar(figure, image, "weight", {tick: f"{tick:.2g}" for tick in shown})
+    cell_title = (
+        f"{figure_data.title}: {map_title(figure_data, look, cells[0])}" if len(cells) == 1 else figure_data.title
+    )
+    return drawing.finished(figure, cell_title, figure_data.notes, {})
 
 
-def _shared(rows: pd.DataFrame) -> float:
+def _mean_shared_keys(rows: pd.DataFrame) -> float:
     """How many keys share the attention of a query, over the queries that attend to any; infinite where none does."""
     keys = rows.drop_duplicates("query")["keys"]
     return float(keys[keys > 0].mean()) if (keys > 0).any() else float("inf")
 
 
-def _table(rows: pd.DataFrame) -> np.ndarray:
+def _weight_table(rows: pd.DataFrame) -> np.ndarray:
     """[queries, keys], NaN where a query sees no key."""
     size = int(max(rows["query"].max(), rows["key"].max())) + 1
     table = np.full((size, size), np.nan)

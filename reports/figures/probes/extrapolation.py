@@ -25,13 +25,13 @@ from ..canvas.length_frames import (
     length_frame,
     length_label,
     line_means,
-    only,
+    single_value,
 )
 from ..canvas.line_drawing import mark_out_of_range, mark_training_length, robust_range
-from .panels import draw_panels, leaving, side_by_side
+from .panels import assign_panels, draw_panels, out_of_range_note
 
 PROBE, METRIC = "extrapolation", "perplexity"
-WIDE = 3.0
+LOG_AXIS_RATIO = 3.0
 """Ratio of the highest and the lowest perplexity from which on the axis is logarithmic."""
 
 
@@ -40,47 +40,47 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = length_frame(data, training_lengths(store, data), PROBE, METRIC)
     if frame.empty:
         raise ReportError(f"no cell of sweep {data.sweep} has perplexities of windows; evaluate with --probe {PROBE}")
-    frame, axes = side_by_side(data, frame)
+    frame, axes = assign_panels(data, frame)
     means = line_means(frame)
     notes = [
         f"{averaging_note(data)}{bar_note(means)}The same targets at every length, in windows side by side, each read from zero state.",
         *fewer_cells_note(means),
     ]
-    notes += leaving(frame, limits(frame, means)[1])
+    notes += out_of_range_note(frame, y_limits(frame, means)[1])
     return collected(
         store, data, "extrapolation", "Perplexity over the length of a window", frame, frame_origins(frame), notes=notes,
-        trained=only(list(frame["trained"])), axes=axes, names=cell_labels(data, without=("attn_type", *axes)),
+        trained=single_value(list(frame["trained"])), axes=axes, names=cell_labels(data, without=("attn_type", *axes)),
     )  # fmt: skip
 
 
-def wide(frame: pd.DataFrame) -> bool:
+def needs_log_axis(frame: pd.DataFrame) -> bool:
     """Whether the perplexities need a logarithmic axis."""
-    return bool(frame["value"].max() > WIDE * frame["value"].min())
+    return bool(frame["value"].max() > LOG_AXIS_RATIO * frame["value"].min())
 
 
-def limits(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
+def y_limits(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
     """The vertical range: outliers among the cells do not flatten the rest."""
-    values, kept = list(frame["value"]), list(means["value"])
-    if not wide(frame):
-        return robust_range(values, kept)
-    low, high = robust_range(list(np.log(values)), list(np.log(kept)))
+    values, mean_values = list(frame["value"]), list(means["value"])
+    if not needs_log_axis(frame):
+        return robust_range(values, mean_values)
+    low, high = robust_range(list(np.log(values)), list(np.log(mean_values)))
     return float(np.exp(low)), float(np.exp(high))
 
 
-def draw(made: FigureData, look: FigureOptions) -> Figure:
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """All lines in one panel, or a panel a mixer; the training length marked."""
-    frame, trained = made.frame, made.about["trained"]
+    frame, trained = figure_data.frame, figure_data.draw_options["trained"]
     means = line_means(frame)
-    low, high = limits(frame, means)
+    low, high = y_limits(frame, means)
 
-    def dress(axes: Axes, here: pd.DataFrame, last: bool) -> None:
+    def dress(axes: Axes, panel_rows: pd.DataFrame, last: bool) -> None:
         drawing.length_axis(axes, list(frame["length"]), trained, room=0.5)
-        if wide(frame):
+        if needs_log_axis(frame):
             axes.set_yscale("log")
             # more ticks where the ends are less than a factor of thirty apart
             drawing.log_ticks(axes.yaxis, 8, (1, 2, 5) if high / low > 30 else (1, 2, 3, 5, 7))
         axes.set_ylim(low, high)
-        mark_training_length(axes, trained, word=last)
-        mark_out_of_range(axes, here, 1)
+        mark_training_length(axes, trained, with_label=last)
+        mark_out_of_range(axes, panel_rows, 1)
 
-    return draw_panels(made, look, frame, means, dress, (length_label(trained), "perplexity"))
+    return draw_panels(figure_data, look, frame, means, dress, (length_label(trained), "perplexity"))

@@ -11,32 +11,34 @@ from ...sweep_data import SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels
 
-MOST = 12
+MAX_CELLS = 12
 """Cells that are drawn where none is asked for by name."""
 
 
-def titles_of(data: SweepData, cells: Iterable[str]) -> dict[str, list[str]]:
+def title_parts(data: SweepData, cells: Iterable[str]) -> dict[str, list[str]]:
     """By cell: its mixer, then its other levels where they vary, in words."""
     names = cell_labels(data, without=("attn_type",))
-    mixers = {cell.cell_id: drawing.shown_values(cell.levels["attn_type"]) for cell in data.cells}
+    mixers = {cell.cell_id: drawing.level_label(cell.levels["attn_type"]) for cell in data.cells}
     return {cell: [mixers[cell], *filter(None, names[cell].split(", "))] for cell in cells}
 
 
-def title(made: FigureData, look: FigureOptions, cell: str, *, memory: bool = False) -> str:
+def map_title(figure_data: FigureData, look: FigureOptions, cell: str, *, memory: bool = False) -> str:
     """What stands above a cell's map; without its seed where a seed was not asked for. `memory`: the map is of its memory."""
-    mixer, *words = made.about["titles"][cell]
-    kept = [word for word in words if cell in look.highlight or not word.startswith("seed ")]
+    mixer, *levels = figure_data.draw_options["titles"][cell]
+    shown_levels = [word for word in levels if cell in look.highlight or not word.startswith("seed ")]
     if memory:
         return ", ".join(
-            [f"memory beside {mixer}", *(word for word in kept if word != drawing.shown_values("on", "memory"))]
+            [f"memory beside {mixer}", *(word for word in shown_levels if word != drawing.level_label("on", "memory"))]
         )
-    return ", ".join([mixer, *kept])
+    return ", ".join([mixer, *shown_levels])
 
 
 def first_cell_of_each(data: SweepData, measured: Iterable[str]) -> list[str]:
     """Of each configuration the first measured cell, in the grid's order."""
-    known = set(measured)
-    of_each = ([cell.cell_id for cell in cells if cell.cell_id in known] for cells in data.configurations().values())
+    measured_cells = set(measured)
+    of_each = (
+        [cell.cell_id for cell in cells if cell.cell_id in measured_cells] for cells in data.configurations().values()
+    )
     return [cells[0] for cells in of_each if cells]
 
 
@@ -44,42 +46,44 @@ def selection_notes(data: SweepData, measured: Iterable[str]) -> list[str]:
     """The notes on which cells are drawn."""
     cells = dict.fromkeys(measured)
     first = first_cell_of_each(data, cells)
-    found = []
+    notes = []
     if len(cells) > len(first):
-        found.append("Of each configuration the first seed.")
-    if len(first) > MOST:
-        found.append(f"The first {MOST} of {len(first)}; --highlight CELL shows others.")
-    return found
+        notes.append("Of each configuration the first seed.")
+    if len(first) > MAX_CELLS:
+        notes.append(f"The first {MAX_CELLS} of {len(first)}; --highlight CELL shows others.")
+    return notes
 
 
-def cells_to_draw(made: FigureData, look: FigureOptions) -> list[str]:
+def cells_to_draw(figure_data: FigureData, look: FigureOptions) -> list[str]:
     """The cells to draw: those that are to stand out, else the first of each configuration."""
-    known = list(dict.fromkeys(made.frame["cell"]))
-    asked = [cell for cell in known if cell in look.highlight]
-    return asked or list(made.about["first"])[:MOST]
+    cells = list(dict.fromkeys(figure_data.frame["cell"]))
+    highlighted = [cell for cell in cells if cell in look.highlight]
+    return highlighted or list(figure_data.draw_options["first"])[:MAX_CELLS]
 
 
 def map_grid(titles: Sequence[str], each: float, more: float) -> tuple[Figure, list[Axes]]:
     """A figure with axes for these titles, `each` inches high in the style `paper`, with `more` inches below."""
-    narrow = drawing.page(1.0, drawing.width_of(len(titles))).get_size_inches()[0] < drawing.NARROW
+    narrow = drawing.page(1.0, drawing.width_of(len(titles))).get_size_inches()[0] < drawing.NARROW_WIDTH
     columns = 2 if narrow or len(titles) == 4 else 3
     figure = drawing.page(each * drawing.rows_of(len(titles), columns) + more, drawing.width_of(len(titles)))
     return figure, drawing.panels(figure, titles, columns=columns)
 
 
-def heat(axes: Axes, table: np.ndarray, norm: Any, **more: Any) -> Any:
-    """Draw the table as `drawing.heat` does, with small labels and no tick yet."""
+def draw_heat_map(axes: Axes, table: np.ndarray, norm: Any, **more: Any) -> Any:
+    """Draw the table as `drawing.draw_heat_map` does, with small labels and no tick yet."""
     image = drawing.heat(axes, table, norm, **more)
     axes.tick_params(labelsize=drawing.size("small"))
     axes.set(xticks=[], yticks=[])
     return image
 
 
-def scale(figure: Figure, image: Any, label: str, ticks: Mapping[float, str], mark: float | None = None) -> None:
+def add_colour_bar(
+    figure: Figure, image: Any, label: str, ticks: Mapping[float, str], mark: float | None = None
+) -> None:
     """The bar of colours below all maps, with a dotted line at `mark`."""
-    place: dict[str, Any] = {"location": "bottom", "aspect": 40, "shrink": 0.7, "pad": 0.02, "ticks": list(ticks)}
+    layout: dict[str, Any] = {"location": "bottom", "aspect": 40, "shrink": 0.7, "pad": 0.02, "ticks": list(ticks)}
     group = [axes for axes in figure.axes if axes.axison]
-    bar = drawing.colour_bar(figure, group, image, label, **place)
+    bar = drawing.colour_bar(figure, group, image, label, **layout)
     bar.ax.set_xticks(list(ticks), list(ticks.values()))
     bar.ax.minorticks_off()
     if mark is not None:
@@ -87,10 +91,10 @@ def scale(figure: Figure, image: Any, label: str, ticks: Mapping[float, str], ma
         bar.ax.axvline(mark, color="#000000", linewidth=drawing.line_width(1.0), linestyle=(0, (1, 1.2)))
 
 
-def written(axes: Axes, table: np.ndarray, words: Sequence[Sequence[str]], norm: Any) -> None:
+def write_values(axes: Axes, table: np.ndarray, texts: Sequence[Sequence[str]], norm: Any) -> None:
     """Writes the words into the squares of a map, light on dark and dark on light."""
     for row, column in np.ndindex(*table.shape):
         if np.isfinite(table[row, column]):
             dark = float(norm(table[row, column])) < 0.55
             look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": drawing.size("small")}
-            axes.text(column, row, words[row][column], color="#ffffff" if dark else "#000000", **look)
+            axes.text(column, row, texts[row][column], color="#ffffff" if dark else "#000000", **look)

@@ -12,43 +12,50 @@ from ...sweep_data import SweepData
 from ..canvas.length_frames import in_grid_order
 
 
-def attempts_of(data: SweepData, measure: Key) -> dict[int, str]:
+def cell_by_attempt_of(data: SweepData, measure: Key) -> dict[int, str]:
     """By attempt: the cell whose number of that measure it gave."""
     values = (data.values.get((cell.cell_id, *measure)) for cell in data.cells)
     return {value.attempt_id: value.cell_id for value in values if value is not None and value.value is not None}
 
 
-def places(store: Store, data: SweepData, measure: Key) -> pd.DataFrame:
+def item_values_frame(store: Store, data: SweepData, measure: Key) -> pd.DataFrame:
     """One row a place of an item: cell, attempt, item, position and value, cells in the order of the grid."""
-    behind = attempts_of(data, measure)
+    cell_by_attempt = cell_by_attempt_of(data, measure)
     columns = ["attempt", "item", "position", "value"]
-    if not behind:
+    if not cell_by_attempt:
         return pd.DataFrame(columns=["cell", *columns])
-    with store.snapshot() as seen:
-        rows = seen.item_places(behind, measure)
+    with store.snapshot() as snapshot:
+        rows = snapshot.item_places(cell_by_attempt, measure)
     frame = pd.DataFrame(rows, columns=columns).astype({"attempt": int, "item": int, "position": int})
-    return in_grid_order(frame.assign(cell=frame["attempt"].map(behind)), data)
+    return in_grid_order(frame.assign(cell=frame["attempt"].map(cell_by_attempt)), data)
 
 
 def item_detail_rows(store: Store, data: SweepData, measure: Key) -> list[dict[str, Any]]:
     """One dictionary a place of an item that has a detail: cell, attempt, item, position, value and what the detail says."""
-    behind = attempts_of(data, measure)
-    if not behind:
+    cell_by_attempt = cell_by_attempt_of(data, measure)
+    if not cell_by_attempt:
         return []
-    with store.snapshot() as seen:
-        rows = seen.item_details(behind, measure)
-    place = {cell.cell_id: index for index, cell in enumerate(data.cells)}
-    found = [
-        {**detail, "cell": behind[attempt], "attempt": attempt, "item": item, "position": position, "value": value}
+    with store.snapshot() as snapshot:
+        rows = snapshot.item_details(cell_by_attempt, measure)
+    cell_index = {cell.cell_id: index for index, cell in enumerate(data.cells)}
+    detail_rows = [
+        {
+            **detail,
+            "cell": cell_by_attempt[attempt],
+            "attempt": attempt,
+            "item": item,
+            "position": position,
+            "value": value,
+        }
         for attempt, item, position, value, detail in rows
     ]
-    return sorted(found, key=lambda one: place[one["cell"]])
+    return sorted(detail_rows, key=lambda row: cell_index[row["cell"]])
 
 
-def longest(data: SweepData, probe: str, metric: str) -> dict[str, int]:
+def longest_lengths(data: SweepData, probe: str, metric: str) -> dict[str, int]:
     """By cell: the longest context length that is shown and at which it has a number."""
-    found = {}
+    lengths = {}
     for length in data.lengths(probe, metric, unasked=True):
-        for cell in attempts_of(data, (probe, metric, length)).values():
-            found[cell] = length
-    return found
+        for cell in cell_by_attempt_of(data, (probe, metric, length)).values():
+            lengths[cell] = length
+    return lengths

@@ -35,8 +35,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     # memories first, whatever else tells lines apart
     ranked = ("memory", "attn_type", "window", *data.extra_axes(), "distractor", "reg_mode")
     axes = tuple(axis for axis in ranked if len(data.levels(axis)) > 1)[:2]
-    frame = _grouped(data, frame, axes)
-    means = line_means(_over_pairs(frame))
+    frame = _with_line_groups(data, frame, axes)
+    means = line_means(_with_pairs_as_length(frame))
     notes = [
         f"{averaging_note(data, axes)}{bar_note(means, 'Band', BAND)}Alone: random keys and values, written with the rates that the memory has on "
         "the text; right is an answer nearest to its own value. In context: pairs of tokens, then every key again; right is the most "
@@ -53,20 +53,22 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
     """A row a cell, metric and number of pairs, from the items."""
     parts = []
     for metric in PANELS:
-        found = pd.DataFrame(item_detail_rows(store, data, (PROBE, metric, 0)))
-        if found.empty or not {"pairs", "chance"} <= set(found):
+        items = pd.DataFrame(item_detail_rows(store, data, (PROBE, metric, 0)))
+        if items.empty or not {"pairs", "chance"} <= set(items):
             continue
-        each = found.groupby(["cell", "attempt", "pairs"], sort=False)
-        one = each.agg(chance=("chance", "first"), value=("value", "mean"), sd=("value", "std"), n=("value", "size"))
-        parts.append(one.reset_index().assign(metric=metric))
+        each = items.groupby(["cell", "attempt", "pairs"], sort=False)
+        summary = each.agg(
+            chance=("chance", "first"), value=("value", "mean"), sd=("value", "std"), n=("value", "size")
+        )
+        parts.append(summary.reset_index().assign(metric=metric))
     return pd.concat(parts, ignore_index=True)[COLUMNS] if parts else pd.DataFrame(columns=COLUMNS)
 
 
-def _grouped(data: SweepData, frame: pd.DataFrame, axes: tuple[str, ...]) -> pd.DataFrame:
+def _with_line_groups(data: SweepData, frame: pd.DataFrame, axes: tuple[str, ...]) -> pd.DataFrame:
     """The rows with what their cells are drawn as, and the interval of each."""
     levels = {cell.cell_id: [*(cell_level(cell, axis) for axis in axes), "", ""][:2] for cell in data.cells}
     half = t_half_width(frame["n"], frame["sd"])
-    first, second = ([levels[cell][place] for cell in frame["cell"]] for place in (0, 1))
+    first, second = ([levels[cell][index] for cell in frame["cell"]] for index in (0, 1))
     grouped = frame.assign(
         configuration=frame["cell"].map(configuration_of(data)), panel=frame["metric"].map(PANELS), probe=PROBE,
         first=first, second=second, low=(frame["value"] - half).clip(0, 1), high=(frame["value"] + half).clip(0, 1),
@@ -75,17 +77,17 @@ def _grouped(data: SweepData, frame: pd.DataFrame, axes: tuple[str, ...]) -> pd.
     return grouped[SHOWN].astype({"pairs": int, "chance": float, "value": float, "n": int})
 
 
-def _over_pairs(frame: pd.DataFrame) -> pd.DataFrame:
+def _with_pairs_as_length(frame: pd.DataFrame) -> pd.DataFrame:
     """As lines are drawn: over the number of pairs instead of a length."""
     return frame.assign(length=frame["pairs"])
 
 
-def draw(made: FigureData, look: FigureOptions) -> Figure:
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """The memory alone and in context side by side, a line a memory, and what chance scores."""
-    frame = _over_pairs(made.frame)
+    frame = _with_pairs_as_length(figure_data.frame)
 
-    def dress(axes: Axes, here: pd.DataFrame, last: bool) -> None:
-        chance = 100 * here.groupby("length")["chance"].mean()
+    def dress(axes: Axes, panel_rows: pd.DataFrame, last: bool) -> None:
+        chance = 100 * panel_rows.groupby("length")["chance"].mean()
         dotted: dict[str, Any] = {
             "color": drawing.GREY,
             "linestyle": (0, (1, 1.2)),
@@ -96,4 +98,4 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
         axes.set_ylim(-3, 103)
 
     labels = "pairs", "keys answered right, %"
-    return draw_panels(made, look, frame, line_means(frame), dress, labels, scale=100, banded=True)
+    return draw_panels(figure_data, look, frame, line_means(frame), dress, labels, scale=100, banded=True)

@@ -9,12 +9,12 @@ from ...number_format import format_length, format_number
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins, training_lengths
-from ..canvas.length_frames import configuration_of, in_grid_order, only
-from .heat_maps import MOST, heat, map_grid, scale, title, titles_of, written
+from ..canvas.length_frames import configuration_of, in_grid_order, single_value
+from .heat_maps import MAX_CELLS, add_colour_bar, draw_heat_map, map_grid, map_title, title_parts, write_values
 from .item_frames import item_detail_rows
 
 PROBE, METRIC = "passkey", "digit_accuracy"
-WRITTEN = 5
+MAX_WRITTEN_LENGTHS = 5
 """Lengths up to which every square of a map says its number."""
 
 
@@ -29,29 +29,31 @@ def collect(store: Store, data: SweepData) -> FigureData:
         raise ReportError(
             f"no cell of sweep {data.sweep} has looked for a value in a text; evaluate with --probe {PROBE}"
         )
-    trained = only(list(training_lengths(store, data).values()))
-    known = frame["constant"].dropna()
+    trained = single_value(list(training_lengths(store, data).values()))
+    constants = frame["constant"].dropna()
     notes = [
-        f"Share of digits recalled, each square over {_spoken(frame['trials'])} trials a cell; mean over the seeds of a configuration. "
+        f"Share of digits recalled, each square over {_count_range_text(frame['trials'])} trials a cell; mean over the seeds of a configuration. "
         "Depth: the share of the text before the value."
     ]
-    if len(known):
-        told = list(dict.fromkeys(format_number(one, 1, percent=True) for one in (known.min(), known.max())))
+    if len(constants):
+        percentages = list(
+            dict.fromkeys(format_number(share, 1, percent=True) for share in (constants.min(), constants.max()))
+        )
         notes.append(
-            f"The best constant answer on these trials gets {' to '.join(told)}% (dotted on the bar): no square at or below it shows recall."
+            f"The best constant answer on these trials gets {' to '.join(percentages)}% (dotted on the bar): no square at or below it shows recall."
         )
     if trained:
         notes.append("The line stands after the training length.")
     configurations = list(dict.fromkeys(frame["configuration"]))
-    if len(configurations) > MOST:
-        notes.append(f"The first {MOST} of {len(configurations)}; --highlight CELL shows others.")
+    if len(configurations) > MAX_CELLS:
+        notes.append(f"The first {MAX_CELLS} of {len(configurations)}; --highlight CELL shows others.")
     return collected(
         store, data, "passkey", "A value found by depth and length", frame, frame_origins(frame), notes=notes,
-        trained=trained, constant=float(known.max()) if len(known) else None, titles=titles_of(data, set(frame["cell"])),
+        trained=trained, constant=float(constants.max()) if len(constants) else None, titles=title_parts(data, set(frame["cell"])),
     )  # fmt: skip
 
 
-def _spoken(counts: pd.Series) -> str:
+def _count_range_text(counts: pd.Series) -> str:
     low, high = int(counts.min()), int(counts.max())
     return str(low) if low == high else f"{low} to {high}"
 
@@ -59,16 +61,16 @@ def _spoken(counts: pd.Series) -> str:
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
     parts = []
     for length in data.lengths(PROBE, METRIC, unasked=True):
-        found = pd.DataFrame(item_detail_rows(store, data, (PROBE, METRIC, length)))
-        if found.empty or "depth" not in found:
+        items = pd.DataFrame(item_detail_rows(store, data, (PROBE, METRIC, length)))
+        if items.empty or "depth" not in items:
             continue
-        trial = found.groupby(["cell", "attempt", "depth", "item"], sort=False)["value"].agg(["mean", "min", "size"])
+        trial = items.groupby(["cell", "attempt", "depth", "item"], sort=False)["value"].agg(["mean", "min", "size"])
         each = trial.reset_index().groupby(["cell", "attempt", "depth"], sort=False).agg(
-            trials=("item", "size"), answers=("size", "sum"), value=("mean", "mean"), exact=("min", lambda one: (one == 1).mean())
+            trials=("item", "size"), answers=("size", "sum"), value=("mean", "mean"), exact=("min", lambda minima: (minima == 1).mean())
         )  # fmt: skip
-        constant = {cell: data.values.get((cell, PROBE, "constant_accuracy", length)) for cell in set(found["cell"])}
+        constant = {cell: data.values.get((cell, PROBE, "constant_accuracy", length)) for cell in set(items["cell"])}
         each = each.reset_index().assign(length=length)
-        each["constant"] = [one.value if (one := constant[cell]) is not None else None for cell in each["cell"]]
+        each["constant"] = [value.value if (value := constant[cell]) is not None else None for cell in each["cell"]]
         parts.append(each)
     if not parts:
         return pd.DataFrame()
@@ -78,35 +80,39 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
     return in_grid_order(frame[columns], data, "length", "depth")
 
 
-def draw(made: FigureData, look: FigureOptions) -> Figure:
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """A map a configuration, or a cell that is to stand out: depths downwards, lengths to the right."""
-    frame = made.frame
-    asked = frame[frame["cell"].isin(look.highlight)]
-    shown, by = (asked, "cell") if len(asked) else (frame, "configuration")
-    maps = [(title(made, look, str(rows["cell"].iloc[0])), rows) for _, rows in shown.groupby(by, sort=False)][:MOST]
+    frame = figure_data.frame
+    highlighted_rows = frame[frame["cell"].isin(look.highlight)]
+    shown, by = (highlighted_rows, "cell") if len(highlighted_rows) else (frame, "configuration")
+    maps = [
+        (map_title(figure_data, look, str(rows["cell"].iloc[0])), rows) for _, rows in shown.groupby(by, sort=False)
+    ][:MAX_CELLS]
     lengths, depths = sorted(set(frame["length"])), sorted(set(frame["depth"]))
-    figure, group = map_grid([words for words, _ in maps], 1.5, 0.55)
+    figure, group = map_grid([map_name for map_name, _ in maps], 1.5, 0.55)
     norm = drawing.linear(0, 1)
     for axes, (_, rows) in zip(group, maps, strict=True):
         means = rows.pivot_table(index="depth", columns="length", values="value", aggfunc="mean")
         table = means.reindex(index=depths, columns=lengths).to_numpy(dtype=float)
-        image = heat(axes, table, norm)
-        _name(axes, lengths, depths, made.about["trained"])
-        if len(lengths) <= WRITTEN and len(depths) <= 2 * WRITTEN:
-            written(axes, table, [[f"{100 * one:.0f}" for one in row] for row in table], norm)
+        image = draw_heat_map(axes, table, norm)
+        _label_axes(axes, lengths, depths, figure_data.draw_options["trained"])
+        if len(lengths) <= MAX_WRITTEN_LENGTHS and len(depths) <= 2 * MAX_WRITTEN_LENGTHS:
+            write_values(axes, table, [[f"{100 * share:.0f}" for share in row] for row in table], norm)
     drawing.outer_labels(figure, "context length, tokens", "depth")
-    ticks = {one: f"{100 * one:.0f}%" for one in (0, 0.25, 0.5, 0.75, 1)}
-    scale(figure, image, "digits recalled", ticks, made.about["constant"])
-    return drawing.finished(figure, made.title, made.notes, {})
+    ticks = {share: f"{100 * share:.0f}%" for share in (0, 0.25, 0.5, 0.75, 1)}
+    add_colour_bar(figure, image, "digits recalled", ticks, figure_data.draw_options["constant"])
+    return drawing.finished(figure, figure_data.title, figure_data.notes, {})
 
 
-def _name(axes: Axes, lengths: list[int], depths: list[float], trained: int | None) -> None:
+def _label_axes(axes: Axes, lengths: list[int], depths: list[float], trained: int | None) -> None:
     """Names rows and columns, and draws a line after the training length."""
     shown = drawing.thin_evenly(range(len(lengths)), 4)
-    axes.set_xticks(shown, [format_length(lengths[place]) for place in shown])
+    axes.set_xticks(shown, [format_length(lengths[index]) for index in shown])
     rows = drawing.thin_evenly(range(len(depths)), 6)
-    axes.set_yticks(rows, [f"{100 * depths[place]:.3g}%" for place in rows])
-    within = [place for place, length in enumerate(lengths) if trained and length <= trained]
-    if within and len(within) < len(lengths):
-        axes.axvline(max(within) + 0.5, color="#ffffff", linewidth=drawing.line_width(2.4))
-        axes.axvline(max(within) + 0.5, color="#000000", linewidth=drawing.line_width(0.9), linestyle=(0, (2, 1.5)))
+    axes.set_yticks(rows, [f"{100 * depths[index]:.3g}%" for index in rows])
+    trained_columns = [index for index, length in enumerate(lengths) if trained and length <= trained]
+    if trained_columns and len(trained_columns) < len(lengths):
+        axes.axvline(max(trained_columns) + 0.5, color="#ffffff", linewidth=drawing.line_width(2.4))
+        axes.axvline(
+            max(trained_columns) + 0.5, color="#000000", linewidth=drawing.line_width(0.9), linestyle=(0, (2, 1.5))
+        )

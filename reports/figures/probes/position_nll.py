@@ -26,15 +26,15 @@ from ..canvas.length_frames import (
     configuration_of,
     in_grid_order,
     line_means,
-    only,
+    single_value,
     t_half_width,
 )
 from ..canvas.line_drawing import mark_out_of_range, mark_training_length, robust_range
-from .item_frames import longest, places
-from .panels import draw_panels, leaving, side_by_side
+from .item_frames import item_values_frame, longest_lengths
+from .panels import assign_panels, draw_panels, out_of_range_note
 
 PROBE, METRIC = "position_nll", "nats"
-TOGETHER = 8
+POINTS_PER_OCTAVE = 8
 """Points of an octave: runs of tokens are drawn one by one where there are fewer, as means of their tokens where there are more."""
 BAND = "95% t intervals over the documents of a line of one cell, which are the same for all lines"
 
@@ -49,34 +49,34 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = _frame(store, data, trained)
     if frame.empty:
         raise ReportError(f"no cell of sweep {data.sweep} has losses by position; evaluate with --probe {PROBE}")
-    frame, axes = side_by_side(data, frame)
-    means = whole_lines(frame)
+    frame, axes = assign_panels(data, frame)
+    means = complete_line_means(frame)
     notes = [
-        f"{averaging_note(data)}{bar_note(means, 'Band', BAND)}Full attention, one reading of each document; beyond {TOGETHER} points an octave a point is the "
+        f"{averaging_note(data)}{bar_note(means, 'Band', BAND)}Full attention, one reading of each document; beyond {POINTS_PER_OCTAVE} points an octave a point is the "
         "mean over the runs of tokens about it."
     ]
-    notes += leaving(frame, limits(frame, means)[1])
+    notes += out_of_range_note(frame, y_limits(frame, means)[1])
     return collected(
         store, data, "position-nll", "Loss by place in the document", frame, frame_origins(frame), notes=notes,
-        trained=only(list(frame["trained"])), axes=axes, names=cell_labels(data, without=("attn_type", *axes)),
+        trained=single_value(list(frame["trained"])), axes=axes, names=cell_labels(data, without=("attn_type", *axes)),
     )  # fmt: skip
 
 
 def _frame(store: Store, data: SweepData, trained: dict[str, int]) -> pd.DataFrame:
     """The rows of `collect` without what they are drawn as."""
-    ends = longest(data, PROBE, METRIC)
+    ends = longest_lengths(data, PROBE, METRIC)
     parts = []
     for length in sorted(set(ends.values())):
-        found = places(store, data, (PROBE, METRIC, length))
-        found = found[found["cell"].map(ends) == length]
-        sizes = {cell: data.values.get((cell, PROBE, "bin", length)) for cell in set(found["cell"])}
-        known = {cell: int(one.value) for cell, one in sizes.items() if one is not None and one.value}
-        found = found[found["cell"].isin(list(known))]
-        size = found["cell"].map(known)
-        start = found["position"] * size
+        values = item_values_frame(store, data, (PROBE, METRIC, length))
+        values = values[values["cell"].map(ends) == length]
+        sizes = {cell: data.values.get((cell, PROBE, "bin", length)) for cell in set(values["cell"])}
+        bin_sizes = {cell: int(size.value) for cell, size in sizes.items() if size is not None and size.value}
+        values = values[values["cell"].isin(list(bin_sizes))]
+        size = values["cell"].map(bin_sizes)
+        start = values["position"] * size
         stop = np.minimum(start + size, length)
-        point = np.floor(TOGETHER * np.log2(found["position"] + 1)).astype(int)
-        parts.append(found.assign(start=start, stop=stop, point=point, end=length))
+        point = np.floor(POINTS_PER_OCTAVE * np.log2(values["position"] + 1)).astype(int)
+        parts.append(values.assign(start=start, stop=stop, point=point, end=length))
     if not parts:
         return pd.DataFrame()
     frame = _over_documents(pd.concat(parts, ignore_index=True))
@@ -93,39 +93,39 @@ def _over_documents(frame: pd.DataFrame) -> pd.DataFrame:
         start=("start", "min"), stop=("stop", "max"), tokens=("tokens", "sum"), sum=("sum", "sum")
     )
     each = each.assign(value=each["sum"] / each["tokens"]).reset_index()
-    found = each.groupby(["cell", "attempt", "point"], sort=False).agg(
+    points = each.groupby(["cell", "attempt", "point"], sort=False).agg(
         start=("start", "min"), stop=("stop", "max"), value=("value", "mean"), sd=("value", "std"), n=("item", "size")
     )
-    found = found.reset_index()
-    half = t_half_width(found["n"], found["sd"])
-    return found.assign(low=found["value"] - half, high=found["value"] + half).drop(columns=["point", "sd"])
+    points = points.reset_index()
+    half = t_half_width(points["n"], points["sd"])
+    return points.assign(low=points["value"] - half, high=points["value"] + half).drop(columns=["point", "sd"])
 
 
-def whole_lines(frame: pd.DataFrame) -> pd.DataFrame:
+def complete_line_means(frame: pd.DataFrame) -> pd.DataFrame:
     """The means of `line_means` where all cells of their line have a number: a line ends where the first of them does."""
     means = line_means(frame)
     return means[means["cells"] == means["of"]]
 
 
-def limits(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
+def y_limits(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
     """The vertical range: outliers among the cells do not flatten the rest."""
     return robust_range(list(frame["value"]), list(means["value"]))
 
 
-def draw(made: FigureData, look: FigureOptions) -> Figure:
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """All lines in one panel, or a panel a mixer; the training length marked."""
-    frame, trained = made.frame, made.about["trained"] or None
-    means = whole_lines(frame)
+    frame, trained = figure_data.frame, figure_data.draw_options["trained"] or None
+    means = complete_line_means(frame)
 
-    def dress(axes: Axes, here: pd.DataFrame, last: bool) -> None:
+    def dress(axes: Axes, panel_rows: pd.DataFrame, last: bool) -> None:
         drawing.length_axis(axes, _ticks(frame), trained, room=0.1)
         axes.set_xlim(float(frame["length"].min()) / 2**0.25, float(frame["stop"].max()) * 2**0.25)
-        axes.set_ylim(*limits(frame, means))
-        mark_training_length(axes, trained, word=last)
-        mark_out_of_range(axes, here, 1)
+        axes.set_ylim(*y_limits(frame, means))
+        mark_training_length(axes, trained, with_label=last)
+        mark_out_of_range(axes, panel_rows, 1)
 
-    words = "place in the document, tokens" + (", × training length" if trained else "")
-    return draw_panels(made, look, frame, means, dress, (words, "loss, nats per token"), banded=True)
+    x_label = "place in the document, tokens" + (", × training length" if trained else "")
+    return draw_panels(figure_data, look, frame, means, dress, (x_label, "loss, nats per token"), banded=True)
 
 
 def _ticks(frame: pd.DataFrame) -> list[int]:

@@ -14,8 +14,17 @@ from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins
 from ..canvas.length_frames import in_grid_order
-from .heat_maps import cells_to_draw, first_cell_of_each, heat, map_grid, scale, selection_notes, title, titles_of
-from .item_frames import places
+from .heat_maps import (
+    add_colour_bar,
+    cells_to_draw,
+    draw_heat_map,
+    first_cell_of_each,
+    map_grid,
+    map_title,
+    selection_notes,
+    title_parts,
+)
+from .item_frames import item_values_frame
 
 PROBE = "gates"
 PARTS = {"mixer": "retention", "memory": "memory"}
@@ -41,76 +50,76 @@ def collect(store: Store, data: SweepData) -> FigureData:
         notes.append("In tra the count is of surviving keys, not of tokens.")
     return collected(
         store, data, "retention", "How long gates keep what was read", frame, frame_origins(frame),
-        notes=[*notes, *selection_notes(data, measured)], first=first_cell_of_each(data, measured), titles=titles_of(data, measured),
+        notes=[*notes, *selection_notes(data, measured)], first=first_cell_of_each(data, measured), titles=title_parts(data, measured),
     )  # fmt: skip
 
 
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
     parts = []
     for part, metric in PARTS.items():
-        found = places(store, data, (PROBE, metric, 0))
-        each = [_channels(data, cell) if part == "mixer" else 1 for cell in found["cell"]]
+        values = item_values_frame(store, data, (PROBE, metric, 0))
+        each = [_channels(data, cell) if part == "mixer" else 1 for cell in values["cell"]]
         size = np.array(each, dtype=int)
-        place = found["position"].to_numpy(dtype=int)
-        kept = found["value"].to_numpy(dtype=float)
+        gate_index = values["position"].to_numpy(dtype=int)
+        retained_share = values["value"].to_numpy(dtype=float)
         with np.errstate(divide="ignore"):
-            life = np.where(kept < 1, math.log(0.5) / np.log(np.clip(kept, 0, 1)), np.nan)
-        about = {"part": part, "layer": found["item"], "head": place // size, "channel": place % size}
-        parts.append(found[["cell", "attempt"]].assign(**about, retention=kept, half_life=life))
+            life = np.where(retained_share < 1, math.log(0.5) / np.log(np.clip(retained_share, 0, 1)), np.nan)
+        columns = {"part": part, "layer": values["item"], "head": gate_index // size, "channel": gate_index % size}
+        parts.append(values[["cell", "attempt"]].assign(**columns, retention=retained_share, half_life=life))
     return in_grid_order(pd.concat(parts, ignore_index=True), data)
 
 
 def _channels(data: SweepData, cell: str) -> int:
-    found = data.values.get((cell, PROBE, "channels", 0))
-    return int(found.value) if found is not None and found.value else 1
+    channels = data.values.get((cell, PROBE, "channels", 0))
+    return int(channels.value) if channels is not None and channels.value else 1
 
 
-def draw(made: FigureData, look: FigureOptions) -> Figure:
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """A map for the mixer and one for the memory of each cell."""
     from matplotlib.colors import LogNorm
 
-    cells = set(cells_to_draw(made, look))
+    cells = set(cells_to_draw(figure_data, look))
     maps = [
-        (title(made, look, cell, memory=part == "memory"), rows)
-        for (cell, part), rows in made.frame.groupby(["cell", "part"], sort=False)
+        (map_title(figure_data, look, cell, memory=part == "memory"), rows)
+        for (cell, part), rows in figure_data.frame.groupby(["cell", "part"], sort=False)
         if cell in cells
     ]
     shown = pd.concat([rows for _, rows in maps])["half_life"].fillna(LONGEST).clip(SHORTEST, LONGEST)
     low, high = math.floor(math.log2(shown.min())), math.ceil(math.log2(shown.max()))
     high = max(high, low + 3)
     norm = LogNorm(2.0**low, 2.0**high)
-    figure, group = map_grid([words for words, _ in maps], 1.5, 0.55)
+    figure, group = map_grid([map_name for map_name, _ in maps], 1.5, 0.55)
     for axes, (_, rows) in zip(group, maps, strict=True):
-        image = _map(axes, rows, norm)
+        image = _draw_map(axes, rows, norm)
     step = -(-(high - low) // 7)
     ticks = [2.0**power for power in range(low, high + 1, step)]
-    words = {one: format_length(int(one)) if one >= 1 else f"{one:.2g}" for one in ticks}
-    scale(figure, image, "half-life, tokens", words)
-    return drawing.finished(figure, made.title, made.notes, {})
+    tick_labels = {tick: format_length(int(tick)) if tick >= 1 else f"{tick:.2g}" for tick in ticks}
+    add_colour_bar(figure, image, "half-life, tokens", tick_labels)
+    return drawing.finished(figure, figure_data.title, figure_data.notes, {})
 
 
-def _map(axes: Axes, rows: pd.DataFrame, norm: Any) -> Any:
+def _draw_map(axes: Axes, rows: pd.DataFrame, norm: Any) -> Any:
     """Layers by heads, or every head's channels, those that forget first at the left."""
     life = rows["half_life"].fillna(LONGEST).clip(SHORTEST, LONGEST)
     rows = rows.assign(life=life)
     layers = sorted(set(rows["layer"]))
     if rows["channel"].max() > 0:
-        each = rows.sort_values("life").groupby(["layer", "head"])["life"].apply(lambda some: list(some))
+        each = rows.sort_values("life").groupby(["layer", "head"])["life"].apply(lambda lives: list(lives))
         lines = [each[key] for key in sorted(each.index)]
         table = np.array(lines, dtype=float)
         heads = len(lines) // len(layers)
-        middles = [heads * place + (heads - 1) / 2 for place in range(len(layers))]
+        middles = [heads * index + (heads - 1) / 2 for index in range(len(layers))]
         axes.set_xlabel("channels, sorted")
     else:
         table = rows.pivot_table(index="layer", columns="head", values="life").to_numpy(dtype=float)
-        heads, middles = 1, [float(place) for place in range(len(layers))]
+        heads, middles = 1, [float(index) for index in range(len(layers))]
         axes.set_xlabel("head")
-    image = heat(axes, table, norm)
+    image = draw_heat_map(axes, table, norm)
     if rows["channel"].max() == 0:
         ends = sorted({0, table.shape[1] - 1})
         axes.set_xticks(ends, [f"h{head}" for head in ends])
-    for place in range(1, len(layers)):
-        axes.axhline(heads * place - 0.5, color="#ffffff", linewidth=drawing.line_width(1.2))
+    for layer_index in range(1, len(layers)):
+        axes.axhline(heads * layer_index - 0.5, color="#ffffff", linewidth=drawing.line_width(1.2))
     shown = drawing.thin_evenly(range(len(layers)), 8)
-    axes.set_yticks([middles[place] for place in shown], [f"L{layers[place]}" for place in shown])
+    axes.set_yticks([middles[index] for index in shown], [f"L{layers[layer_index]}" for layer_index in shown])
     return image

@@ -14,12 +14,12 @@ from ...stats.study_data import Study, at_common_rung, require_done_trials, rung
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
-from ..canvas.scales import Scale, thin_labels
+from ..canvas.scales import Scale, hide_overlapping_labels
 from . import settings
 
-LEAST = 4
+MIN_TRIALS = 4
 """Trials: three make a single triangle."""
-MOST = 4
+MAX_SETTINGS = 4
 """Settings that are drawn against each other."""
 BANDS = 10
 SPREAD = 0.5
@@ -29,14 +29,14 @@ FLAT = 1e-6  # of the square of both axes, below which points lie on a line
 def collect(store: Store, data: SweepData) -> FigureData:
     """One row a trial that is done and pair of settings, of the first objective: number, cell, attempt, x and y (the settings),
     x_name, y_name, x_place and y_place (how far along their axes, 0 to 1), value (shares in %), best (whether no trial is better)."""
-    study = require_done_trials(at_common_rung(study_of(store, data)), LEAST, "the figure contours")
+    study = require_done_trials(at_common_rung(study_of(store, data)), MIN_TRIALS, "the figure contours")
     moving = study.moving()
     if len(moving) < 2:
-        told = f"only {moving[0]} differs" if moving else "no setting differs"
+        reason = f"only {moving[0]} differs" if moving else "no setting differs"
         raise ReportError(
-            f"the figure contours takes two settings, and {told} between the trials of sweep {study.name}; ask for --figure slices"
+            f"the figure contours takes two settings, and {reason} between the trials of sweep {study.name}; ask for --figure slices"
         )
-    chosen, left = moving[:MOST], moving[MOST:]
+    chosen, omitted = moving[:MAX_SETTINGS], moving[MAX_SETTINGS:]
     rows = [row for y, x in combinations(chosen, 2) for row in _rows(study, x, y)]
     frame = pd.DataFrame(rows).astype({"x_place": float, "y_place": float, "value": float})
     first = study.objectives[0]
@@ -44,82 +44,89 @@ def collect(store: Store, data: SweepData) -> FigureData:
         f"Colour: {first.words}, the brighter the better; a mark a {study.kind}. Between them the colours are linear on the triangles of neighbours: "
         "no trial was there. Levels of which none lies between two others have marks alone."
     ]
-    if left:
-        notes.append(f"The first {MOST} settings of the grid that differ; left out: {', '.join(left)}.")
+    if omitted:
+        notes.append(f"The first {MAX_SETTINGS} settings of the grid that differ; left out: {', '.join(omitted)}.")
     return collected(
         store, study.data, "contours", "Values over two settings", frame, study.origins(study.done), notes=[*notes, *rung_note(study)],
         scales={path: settings.scale_of(study, path) for path in chosen}, label=first.label, direction=first.direction,
-        ring=settings.ring_words(study),
+        ring=settings.ring_label(study),
     )  # fmt: skip
 
 
 def _rows(study: Study, x: str, y: str) -> list[dict[str, Any]]:
-    scales, found = {path: settings.scale_of(study, path) for path in (x, y)}, []
+    scales, rows = {path: settings.scale_of(study, path) for path in (x, y)}, []
     for trial in study.done:
-        places = {path: settings.place_of(study, path, trial.params) for path in (x, y)}
-        if trial.values is None or any(map(math.isnan, places.values())):
+        positions = {path: settings.axis_position(study, path, trial.params) for path in (x, y)}
+        if trial.values is None or any(map(math.isnan, positions.values())):
             continue
         row = settings.trial_row(study, trial)
         for side, path in (("x", x), ("y", y)):
-            row |= {side: path, f"{side}_name": study.names[path], f"{side}_place": scales[path].share(places[path])}
-        found.append(row | {"value": study.objectives[0].shown(trial.values[0]), "best": trial.number in study.best})
-    return found
+            row |= {side: path, f"{side}_name": study.names[path], f"{side}_place": scales[path].share(positions[path])}
+        rows.append(row | {"value": study.objectives[0].shown(trial.values[0]), "best": trial.number in study.best})
+    return rows
 
 
-def draw(made: FigureData, look: FigureOptions) -> Figure:
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """A panel a pair of settings, brighter where it is better."""
-    frame, scales = made.frame, made.about["scales"]
+    frame, scales = figure_data.frame, figure_data.draw_options["scales"]
     pairs = list(dict.fromkeys(zip(frame["x"], frame["y"], strict=True)))
-    figure = drawing.page((drawing.PANEL + 0.1) * drawing.rows_of(len(pairs)), drawing.width_of(len(pairs) + 1))
-    grid = drawing.panels(figure, [""] * len(pairs), columns=3 if figure.get_figwidth() > drawing.NARROW else 2)
-    objective = settings.objective_of(made.about["direction"])
+    figure = drawing.page((drawing.PANEL_HEIGHT + 0.1) * drawing.rows_of(len(pairs)), drawing.width_of(len(pairs) + 1))
+    grid = drawing.panels(figure, [""] * len(pairs), columns=3 if figure.get_figwidth() > drawing.NARROW_WIDTH else 2)
+    objective = settings.objective_with_direction(figure_data.draw_options["direction"])
     norm = drawing.linear(*settings.value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
     chart = settings.colours(objective.sign)
     for axes, (x, y) in zip(grid, pairs, strict=True):
-        here = frame[(frame["x"] == x) & (frame["y"] == y)]
-        _panel(axes, here, scales[x], scales[y], norm, chart)
-    settings.colour_bar(figure, grid, norm, chart, made.about["label"])
-    return drawing.finished(figure, made.title, made.notes, {made.about["ring"]: drawing.key(**settings.RING)})
+        panel_rows = frame[(frame["x"] == x) & (frame["y"] == y)]
+        _draw_panel(axes, panel_rows, scales[x], scales[y], norm, chart)
+    settings.colour_bar(figure, grid, norm, chart, figure_data.draw_options["label"])
+    return drawing.finished(
+        figure, figure_data.title, figure_data.notes, {figure_data.draw_options["ring"]: drawing.key(**settings.RING)}
+    )
 
 
-def _panel(axes: Axes, here: pd.DataFrame, x: Scale, y: Scale, norm: Any, chart: Any) -> None:
+def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: Any, chart: Any) -> None:
     if not x.levels and not y.levels:
-        _between(axes, here, norm, chart)
+        _draw_interpolation(axes, panel_rows, norm, chart)
     across, up = (
-        here[f"{side}_place"]
-        + [settings.aside(scale, int(one), SPREAD / max(1, len(scale.levels) - 1)) for one in here["number"]]
+        panel_rows[f"{side}_place"]
+        + [
+            settings.level_offset(scale, int(number), SPREAD / max(1, len(scale.levels) - 1))
+            for number in panel_rows["number"]
+        ]
         for side, scale in (("x", x), ("y", y))
     )
-    fine = settings.finer(len(here))
+    fine = settings.marker_scale(len(panel_rows))
     look: dict[str, Any] = {
         "s": (fine * drawing.line_width(3.6)) ** 2,
         "edgecolors": "#000000",
         "linewidths": fine * drawing.line_width(0.5),
     }
-    axes.scatter(across, up, c=here["value"], cmap=chart, norm=norm, zorder=3, **look)
-    axes.plot(across[here["best"]], up[here["best"]], markersize=drawing.line_width(7), zorder=4, **settings.RING)
+    axes.scatter(across, up, c=panel_rows["value"], cmap=chart, norm=norm, zorder=3, **look)
+    axes.plot(
+        across[panel_rows["best"]], up[panel_rows["best"]], markersize=drawing.line_width(7), zorder=4, **settings.RING
+    )
     axes.grid(visible=False)
     for which, scale in (("x", x), ("y", y)):
         room = 0.5 / max(1, len(scale.levels) - 1) if scale.levels else 0.06
         getattr(axes, f"set_{which}lim")(-room, 1 + room)
         drawing.put_ticks(
-            getattr(axes, f"{which}axis"), {scale.share(tick): words for tick, words in scale.ticks().items()}
+            getattr(axes, f"{which}axis"), {scale.share(tick): label for tick, label in scale.ticks().items()}
         )
-    axes.set_xlabel(str(here["x_name"].iloc[0]))
-    axes.set_ylabel(str(here["y_name"].iloc[0]))
-    drawing.after_layout(axes.figure, lambda: thin_labels(axes))  # type: ignore[arg-type]
+    axes.set_xlabel(str(panel_rows["x_name"].iloc[0]))
+    axes.set_ylabel(str(panel_rows["y_name"].iloc[0]))
+    drawing.after_layout(axes.figure, lambda: hide_overlapping_labels(axes))  # type: ignore[arg-type]
 
 
-def _between(axes: Axes, here: pd.DataFrame, norm: Any, chart: Any) -> None:
+def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, norm: Any, chart: Any) -> None:
     """Colours between the trials, where these span a plane."""
     from matplotlib.tri import Triangulation
 
     # trials at one place are one point
-    points = here.groupby(["x_place", "y_place"], as_index=False)["value"].mean()
-    places = points[["x_place", "y_place"]].to_numpy()
-    if len(points) < 3 or np.linalg.svd(places - places.mean(0), compute_uv=False)[-1] ** 2 < FLAT:
+    points = panel_rows.groupby(["x_place", "y_place"], as_index=False)["value"].mean()
+    coordinates = points[["x_place", "y_place"]].to_numpy()
+    if len(points) < 3 or np.linalg.svd(coordinates - coordinates.mean(0), compute_uv=False)[-1] ** 2 < FLAT:
         return
-    mesh = Triangulation(places[:, 0], places[:, 1])
+    mesh = Triangulation(coordinates[:, 0], coordinates[:, 1])
     if norm.vmin < norm.vmax:
         look: dict[str, Any] = {
             "levels": np.linspace(norm.vmin, norm.vmax, BANDS + 1),

@@ -13,9 +13,9 @@ from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing, labels
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from ..canvas.scales import short_numbers
-from .settings import RING, objective_of, room, trial_row, upright, value_range
+from .settings import RING, objective_with_direction, padded_range, trial_row, value_range, wrap_vertical_label
 
-MOST_NAMED = 12
+MAX_NAMED = 12
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
@@ -38,51 +38,51 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _rows(study: Study, first: int, second: int) -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for trial in study.done:
         assert trial.values is not None
         row = trial_row(study, trial)
-        for side, place in (("x", first), ("y", second)):
-            one = study.objectives[place]
-            row |= {side: one.name, f"{side}_label": one.label, f"{side}_sign": one.sign}
-            row |= {f"{side}_value": one.shown(trial.values[place])}
-        found.append(row | {"front": trial.number in study.best})
-    return found
+        for side, index in (("x", first), ("y", second)):
+            objective = study.objectives[index]
+            row |= {side: objective.name, f"{side}_label": objective.label, f"{side}_sign": objective.sign}
+            row |= {f"{side}_value": objective.shown(trial.values[index])}
+        rows.append(row | {"front": trial.number in study.best})
+    return rows
 
 
-def draw(made: FigureData, look: FigureOptions) -> Figure:
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """A panel a pair of objectives, every trial a mark; the front ringed, named by numbers, and of two objectives stepped."""
-    frame = made.frame
+    frame = figure_data.frame
     pairs = list(dict.fromkeys(zip(frame["x"], frame["y"], strict=True)))
-    figure = drawing.page(2.8, 5.2 if len(pairs) == 1 else drawing.WIDTH)
+    figure = drawing.page(2.8, 5.2 if len(pairs) == 1 else drawing.PAGE_WIDTH)
     for axes, (x, y) in zip(drawing.panel_column(figure, len(pairs)), pairs, strict=True):
-        _panel(axes, frame[(frame["x"] == x) & (frame["y"] == y)], stepped=len(pairs) == 1)
+        _draw_panel(axes, frame[(frame["x"] == x) & (frame["y"] == y)], stepped=len(pairs) == 1)
     trial = drawing.key(linestyle="none", marker="o", color=drawing.GREY)
     handles = {"trial": trial, "Pareto front": drawing.key(**RING)}
-    return drawing.finished(figure, made.title, made.notes, handles)
+    return drawing.finished(figure, figure_data.title, figure_data.notes, handles)
 
 
-def _panel(axes: Axes, here: pd.DataFrame, *, stepped: bool) -> None:
+def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, *, stepped: bool) -> None:
     for side in ("x", "y"):
-        sign = int(here[f"{side}_sign"].iloc[0])
-        objective = objective_of("maximize" if sign > 0 else "minimize")
-        kept = here[here["front"]][f"{side}_value"]
-        low, high = value_range(list(here[f"{side}_value"]), objective)
-        getattr(axes, f"set_{side}lim")(*room(min(low, kept.min()), max(high, kept.max()), 0.1))
-        words = str(here[f"{side}_label"].iloc[0])
-        getattr(axes, f"set_{side}label")(words if side == "x" and stepped else upright(words))
+        sign = int(panel_rows[f"{side}_sign"].iloc[0])
+        objective = objective_with_direction("maximize" if sign > 0 else "minimize")
+        front_values = panel_rows[panel_rows["front"]][f"{side}_value"]
+        low, high = value_range(list(panel_rows[f"{side}_value"]), objective)
+        getattr(axes, f"set_{side}lim")(*padded_range(min(low, front_values.min()), max(high, front_values.max()), 0.1))
+        label = str(panel_rows[f"{side}_label"].iloc[0])
+        getattr(axes, f"set_{side}label")(label if side == "x" and stepped else wrap_vertical_label(label))
         short_numbers(getattr(axes, f"{side}axis"))
-    front = here[here["front"]].sort_values("x_value", kind="stable")
-    drawing.points(axes, here["x_value"], here["y_value"], color=drawing.GREY, alpha=0.7, zorder=2)
+    front = panel_rows[panel_rows["front"]].sort_values("x_value", kind="stable")
+    drawing.points(axes, panel_rows["x_value"], panel_rows["y_value"], color=drawing.GREY, alpha=0.7, zorder=2)
     drawing.points(axes, front["x_value"], front["y_value"], color="#0072B2", zorder=3)
     axes.plot(front["x_value"], front["y_value"], markersize=drawing.line_width(7), zorder=3.2, **RING)
     if stepped:
         # what the front reaches: from a trial on, along x towards the worse side, nothing better in y
-        where: Literal["pre", "post"] = "post" if int(here["x_sign"].iloc[0]) < 0 else "pre"
+        where: Literal["pre", "post"] = "post" if int(panel_rows["x_sign"].iloc[0]) < 0 else "pre"
         look: dict[str, Any] = {"color": "#0072B2", "linewidth": drawing.line_width(0.9), "zorder": 1.5}
         axes.step(front["x_value"], front["y_value"], where=where, **look)
-    told = front.iloc[:: max(1, -(-len(front) // MOST_NAMED))]
-    named = [(float(one["x_value"]), float(one["y_value"]), f"#{one['number']}") for one in told.to_dict("records")]
-    points = list(zip(here["x_value"], here["y_value"], strict=True))
-    drawing.after_layout(axes.figure, lambda: labels.beside_points(axes, named, points))  # type: ignore[arg-type]
+    labelled = front.iloc[:: max(1, -(-len(front) // MAX_NAMED))]
+    named = [(float(row["x_value"]), float(row["y_value"]), f"#{row['number']}") for row in labelled.to_dict("records")]
+    points = list(zip(panel_rows["x_value"], panel_rows["y_value"], strict=True))
+    drawing.after_layout(axes.figure, lambda: labels.label_points(axes, named, points))  # type: ignore[arg-type]
     axes.locator_params(nbins=5)

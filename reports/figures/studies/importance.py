@@ -27,31 +27,35 @@ def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> F
     study = require_done_trials(at_common_rung(study_of(store, data)), LEAST, "the figure importance")
     moving = study.moving()
     if len(moving) < 2:
-        told = f"only {moving[0]} differs" if moving else "no setting differs"
+        reason = f"only {moving[0]} differs" if moving else "no setting differs"
         raise ReportError(
-            f"the figure importance takes two settings, and {told} between the trials of sweep {study.name}; ask for --figure slices"
+            f"the figure importance takes two settings, and {reason} between the trials of sweep {study.name}; ask for --figure slices"
         )
-    how = evaluator or evaluator_here()
-    if how not in NAMES:
+    method = evaluator or evaluator_here()
+    if method not in NAMES:
         raise ReportError(
-            f"there is no evaluator {how[:40]} of importance; draw the figure of sweep {study.name} again"
+            f"there is no evaluator {method[:40]} of importance; draw the figure of sweep {study.name} again"
         )
     rows: list[dict[str, Any]] = []
     for objective in study.objectives:
         try:
-            found = importances(study, objective, how)
+            setting_importances = importances(study, objective, method)
         except ImportError as error:
             raise ReportError(
                 f"this figure of sweep {study.name} was made with fANOVA, which needs scikit-learn; install it, or draw it again"
             ) from error
-        for one in found:
-            row: dict[str, Any] = {"objective": objective.name, "words": objective.words, "setting": one.path}
-            row |= {"name": study.names[one.path], "share": 100 * one.share, "chance": 100 * one.chance}
-            rows.append(row | {"sure": one.share > one.chance})
+        for importance in setting_importances:
+            row: dict[str, Any] = {"objective": objective.name, "words": objective.words, "setting": importance.path}
+            row |= {
+                "name": study.names[importance.path],
+                "share": 100 * importance.share,
+                "chance": 100 * importance.chance,
+            }
+            rows.append(row | {"sure": importance.share > importance.chance})
     trials = "trials" if study.rung else "trials that are done"
     still = [path for path in study.search.ranges if path not in moving]
     notes = [
-        f"{NAMES[how]} of {len(study.done)} {trials}, shares of all settings. Line: {CHANCE}, from {deals(how, len(study.done))} times that the values "
+        f"{NAMES[method]} of {len(study.done)} {trials}, shares of all settings. Line: {CHANCE}, from {deals(method, len(study.done))} times that the values "
         "were dealt to the trials anew; a pale bar does not reach it, and "
         "an arrow stands for one beyond the axis."
     ]
@@ -59,35 +63,35 @@ def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> F
         notes.append(f"Not different between trials: {', '.join(still)}.")
     return collected(
         store, study.data, "importance", "Importance of the settings", pd.DataFrame(rows), study.origins(study.done),
-        notes=[*notes, *rung_note(study)], options={"evaluator": how},
+        notes=[*notes, *rung_note(study)], options={"evaluator": method},
     )  # fmt: skip
 
 
-def draw(made: FigureData, look: FigureOptions) -> Figure:
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """A panel an objective, a bar a setting, in each what chance alone gives."""
-    frame = made.frame
+    frame = figure_data.frame
     names = list(dict.fromkeys(frame["objective"]))
     rows = int(frame.groupby("objective").size().max())
-    figure = drawing.page(ROW * rows + 0.75, 5.2 if len(names) == 1 else drawing.WIDTH)
+    figure = drawing.page(ROW * rows + 0.75, 5.2 if len(names) == 1 else drawing.PAGE_WIDTH)
     for axes, name in zip(drawing.panel_column(figure, len(names)), names, strict=True):
-        _panel(axes, frame[frame["objective"] == name])
+        _draw_panel(axes, frame[frame["objective"] == name])
         if len(names) > 1:
             axes.set_title(str(frame[frame["objective"] == name]["words"].iloc[0]))
     mark = drawing.key(color="#000000", linestyle="none", marker="|", markeredgewidth=drawing.line_width(1.6))
-    return drawing.finished(figure, made.title, made.notes, {CHANCE: mark})
+    return drawing.finished(figure, figure_data.title, figure_data.notes, {CHANCE: mark})
 
 
-def _panel(axes: Axes, here: pd.DataFrame) -> None:
-    places = range(len(here))
-    inks = ["#0072B2" if sure else "#a9cbe2" for sure in here["sure"]]
-    axes.barh(places, here["share"], height=0.62, color=inks, zorder=2)
+def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> None:
+    heights = range(len(panel_rows))
+    inks = ["#0072B2" if sure else "#a9cbe2" for sure in panel_rows["sure"]]
+    axes.barh(heights, panel_rows["share"], height=0.62, color=inks, zorder=2)
     # those beyond the axis last
-    for at, place in sorted(zip(here["chance"], places, strict=True), key=lambda one: one[0] > 100):
+    for at, height in sorted(zip(panel_rows["chance"], heights, strict=True), key=lambda pair: pair[0] > 100):
         marker, size, edge = ("|", 9.0, 1.6) if at <= 100 else (">", 4.0, None)
         how: dict[str, Any] = {"markersize": size} | ({"markeredgewidth": edge} if edge else {})
-        drawing.points(axes, min(at, 100.0), place, marker, color="#000000", zorder=3, clip_on=False, **how)
-    axes.set_yticks(places, list(here["name"]))
-    axes.set_ylim(len(here) - 0.45, -0.55)
+        drawing.points(axes, min(at, 100.0), height, marker, color="#000000", zorder=3, clip_on=False, **how)
+    axes.set_yticks(heights, list(panel_rows["name"]))
+    axes.set_ylim(len(panel_rows) - 0.45, -0.55)
     axes.set_xlim(0, 100)
     axes.locator_params(axis="x", nbins=5)
     drawing.rows_alone(axes)

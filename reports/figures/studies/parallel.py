@@ -14,10 +14,20 @@ from ...stats.study_data import Objective, Study, at_common_rung, level_text, re
 from ...sweep_data import SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
-from ..canvas.scales import Scale, of_numbers
-from .settings import aside, colour_bar, colours, finer, objective_of, place_of, scale_of, trial_row, value_range
+from ..canvas.scales import Scale, scale_for_values
+from .settings import (
+    axis_position,
+    colour_bar,
+    colours,
+    level_offset,
+    marker_scale,
+    objective_with_direction,
+    scale_of,
+    trial_row,
+    value_range,
+)
 
-LEAST = 2
+MIN_TRIALS = 2
 SPREAD = 0.2  # of the room of a level, over which lines through it are spread
 EACH = 0.62
 """Inches of width that an axis takes at least at the letters of the style `paper`; of more axes the page is no wider."""
@@ -27,16 +37,18 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """One row a trial that is done and axis, settings first and objectives last: number, cell, attempt, axis (path of the setting, or
     objective), name (as it is written there), text (what the trial has there), share (how far up the axis it is, 0 to 1; NaN where an earlier
     trial did not have that setting), value (of the first objective, shares in %), best (whether no trial is better)."""
-    study = require_done_trials(at_common_rung(study_of(store, data)), LEAST, "the figure parallel")
+    study = require_done_trials(at_common_rung(study_of(store, data)), MIN_TRIALS, "the figure parallel")
     scales = {path: scale_of(study, path) for path in study.search.ranges}
-    scales |= {one.name: _value_scale(study, one) for one in study.objectives}
+    scales |= {objective.name: _value_scale(study, objective) for objective in study.objectives}
     frame = pd.DataFrame([row for trial in study.done for row in _rows(study, trial, scales)])
     frame = frame.astype({"share": float, "value": float})
     first = study.objectives[0]
     thick = "the best" if len(study.objectives) == 1 else "the Pareto front"
     notes = [f"One line a {study.kind}, coloured by {first.words}, the brighter the better; thick: {thick}."]
     if len(study.objectives) > 1:
-        notes.append(f"Of {' and '.join(f'{one.words} {one.better}' for one in study.objectives[1:])}.")
+        notes.append(
+            f"Of {' and '.join(f'{objective.words} {objective.better}' for objective in study.objectives[1:])}."
+        )
     return collected(
         store, study.data, "parallel", "Settings and values of the trials", frame, study.origins(study.done),
         notes=[*notes, *rung_note(study)], scales=scales, label=first.label, direction=first.direction,
@@ -44,64 +56,71 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _value_scale(study: Study, objective: Objective) -> Scale:
-    values = [objective.shown(one.values[objective.place]) for one in study.done if one.values is not None]
+    values = [objective.shown(trial.values[objective.place]) for trial in study.done if trial.values is not None]
     low, high = value_range(values, objective)
-    found = of_numbers([low, high])
-    return Scale(found.low, found.high)
+    value_scale = scale_for_values([low, high])
+    return Scale(value_scale.low, value_scale.high)
 
 
 def _rows(study: Study, trial: Trial, scales: dict[str, Scale]) -> list[dict[str, Any]]:
     assert trial.values is not None
-    about = trial_row(study, trial)
+    trial_fields = trial_row(study, trial)
     value = study.objectives[0].shown(trial.values[0])
-    found = []
+    rows = []
     for path in study.search.ranges:
-        place, scale = place_of(study, path, trial.params), scales[path]
+        position, scale = axis_position(study, path, trial.params), scales[path]
         text = level_text(trial.params[path]) if path in trial.params else ""
-        share = math.nan if math.isnan(place) else scale.share(place)
-        found.append(about | {"axis": path, "name": study.names[path], "text": text, "share": share})
-    for one in study.objectives:
-        mine = one.shown(trial.values[one.place])
+        share = math.nan if math.isnan(position) else scale.share(position)
+        rows.append(trial_fields | {"axis": path, "name": study.names[path], "text": text, "share": share})
+    for objective in study.objectives:
+        trial_value = objective.shown(trial.values[objective.place])
         # what is far worse than the rest ends at the edge: its number is in the frame
-        share = min(1.0, max(0.0, scales[one.name].share(mine)))
-        found.append(about | {"axis": one.name, "name": one.words, "text": f"{mine:.4g}", "share": share})
-    return [row | {"value": value, "best": trial.number in study.best} for row in found]
+        share = min(1.0, max(0.0, scales[objective.name].share(trial_value)))
+        rows.append(
+            trial_fields
+            | {"axis": objective.name, "name": objective.words, "text": f"{trial_value:.4g}", "share": share}
+        )
+    return [row | {"value": value, "best": trial.number in study.best} for row in rows]
 
 
-def draw(made: FigureData, look: FigureOptions) -> Figure:
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Upright axes side by side; the better a trial the brighter and the further in front, those that none beats thick."""
     from matplotlib.collections import LineCollection
 
-    frame, scales = made.frame, made.about["scales"]
+    frame, scales = figure_data.frame, figure_data.draw_options["scales"]
     names = frame.drop_duplicates("axis")[["axis", "name"]].to_dict("records")
-    figure = drawing.page(2.6, max(5.2, min(drawing.WIDTH, EACH * 1.6 * len(names))))
+    figure = drawing.page(2.6, max(5.2, min(drawing.PAGE_WIDTH, EACH * 1.6 * len(names))))
     axes = figure.subplots()
-    objective = objective_of(made.about["direction"])
+    objective = objective_with_direction(figure_data.draw_options["direction"])
     norm = drawing.linear(*value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
     chart = colours(objective.sign)
-    order = {str(one["axis"]): place for place, one in enumerate(names)}
+    order = {str(axis_row["axis"]): index for index, axis_row in enumerate(names)}
     ranked = frame.drop_duplicates("number").sort_values("value", ascending=objective.sign > 0, kind="stable")
     spread = {axis: SPREAD / max(1, len(scale.levels) - 1) for axis, scale in scales.items()}
-    beside = [aside(scales[axis], int(number), spread[axis]) for axis, number in frame[["axis", "number"]].to_numpy()]
-    placed = frame.assign(x=frame["axis"].map(order), y=frame["share"] + beside)
-    ways = {number: one[["x", "y"]].to_numpy(dtype=float) for number, one in placed.groupby("number")}
-    for best, width, alpha in ((False, 0.9 * finer(len(ranked)), 0.75), (True, 2.2, 1.0)):
-        some = ranked[ranked["best"] == best]
-        lines, inks = [ways[one] for one in some["number"]], [chart(norm(one)) for one in some["value"]]
+    shifts = [
+        level_offset(scales[axis], int(number), spread[axis]) for axis, number in frame[["axis", "number"]].to_numpy()
+    ]
+    placed = frame.assign(x=frame["axis"].map(order), y=frame["share"] + shifts)
+    ways = {number: points[["x", "y"]].to_numpy(dtype=float) for number, points in placed.groupby("number")}
+    for best, width, alpha in ((False, 0.9 * marker_scale(len(ranked)), 0.75), (True, 2.2, 1.0)):
+        trials = ranked[ranked["best"] == best]
+        lines, inks = [ways[number] for number in trials["number"]], [chart(norm(value)) for value in trials["value"]]
         if best:
             # an edge keeps bright lines apart from the paper and from each other
             lines = [line for line in lines for _ in range(2)]
-            inks = [ink for one in inks for ink in ("#000000", one)]
-        widths = [drawing.line_width(width + 1.0 * (best and place % 2 == 0)) for place in range(len(lines))]
+            inks = [ink for ink_of_trial in inks for ink in ("#000000", ink_of_trial)]
+        widths = [drawing.line_width(width + 1.0 * (best and index % 2 == 0)) for index in range(len(lines))]
         axes.add_collection(
             LineCollection(lines, colors=inks, linewidths=widths, alpha=alpha, zorder=3 + best, joinstyle="round")
         )
-    _frame(axes, [str(one["name"]) for one in names], [scales[str(one["axis"])] for one in names])
-    colour_bar(figure, [axes], norm, chart, made.about["label"])
-    return drawing.finished(figure, made.title, made.notes, {})
+    _draw_frame(
+        axes, [str(axis_row["name"]) for axis_row in names], [scales[str(axis_row["axis"])] for axis_row in names]
+    )
+    colour_bar(figure, [axes], norm, chart, figure_data.draw_options["label"])
+    return drawing.finished(figure, figure_data.title, figure_data.notes, {})
 
 
-def _frame(axes: Axes, names: list[str], scales: list[Scale]) -> None:
+def _draw_frame(axes: Axes, names: list[str], scales: list[Scale]) -> None:
     axes.set_xlim(-0.35, len(names) - 0.65)
     axes.set_ylim(-0.06, 1.06)
     drawing.bare(axes)
@@ -110,15 +129,15 @@ def _frame(axes: Axes, names: list[str], scales: list[Scale]) -> None:
     figure: Any = axes.figure
     letters = int(0.8 * 72 * figure.get_figwidth() / len(names) / (0.6 * drawing.size("xtick.labelsize")))
     axes.set_xticks(range(len(names)), [folded(name, letters) for name in names])
-    for place, scale in enumerate(scales):
-        axes.axvline(place, 0.06 / 1.12, 1.06 / 1.12, color="#000000", linewidth=drawing.line_width(0.8), zorder=5)
-        for tick, words in scale.ticks(4).items():
+    for index, scale in enumerate(scales):
+        axes.axvline(index, 0.06 / 1.12, 1.06 / 1.12, color="#000000", linewidth=drawing.line_width(0.8), zorder=5)
+        for tick, tick_text in scale.ticks(4).items():
             share = scale.share(tick)
             axes.plot(
-                [place - 0.03, place], [share, share], color="#000000", linewidth=drawing.line_width(0.8), zorder=5
+                [index - 0.03, index], [share, share], color="#000000", linewidth=drawing.line_width(0.8), zorder=5
             )
             look: dict[str, Any] = {"ha": "right", "va": "center", "zorder": 6, "bbox": drawing.BACKING}
-            drawing.note(axes, words, (place - 0.03, share), (-2, 0), **look)
+            drawing.note(axes, tick_text, (index - 0.03, share), (-2, 0), **look)
 
 
 def folded(name: str, most: int) -> str:

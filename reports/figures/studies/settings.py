@@ -15,10 +15,10 @@ from ..canvas.scales import Scale, short_numbers
 
 RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none", "markeredgecolor": "#000000"}
 """What stands around a trial that none beats."""
-LONG = 34  # letters of an upright label's line
-MANY = 80
+MAX_LABEL_CHARS = 34  # letters of an upright label's line
+FULL_SIZE_TRIALS = 80
 """Trials, of more than which each is drawn the smaller the more they are."""
-MOST_AT = 6
+MAX_INTEGER_TICKS = 6
 """Whole numbers of a range up to which each has its tick."""
 
 
@@ -26,29 +26,29 @@ def scale_of(study: Study, path: str) -> Scale:
     """The axis of a setting: all that is searched, and what earlier trials had besides."""
     from ....results.studies.search import Interval
 
-    found = study.search.ranges[path]
-    if not isinstance(found, Interval):
+    search_range = study.search.ranges[path]
+    if not isinstance(search_range, Interval):
         levels = map(level_text, study.levels(path))
-        return Scale(levels=tuple(drawing.shown_values(level) if path == "attn_type" else level for level in levels))
-    had = [value for one in study.trials if (value := _number(one.params.get(path))) is not None]
-    had = [value for value in had if value > 0] if found.log else had
-    low, high = min([found.low, *had]), max([found.high, *had])
-    step = found.step or (1 if found.whole else 0)
-    count = round((found.high - found.low) / step) + 1 if step else MOST_AT + 1
-    at = tuple(float(found.low + place * step) for place in range(count)) if count <= MOST_AT else ()
-    return Scale(low, high, log=found.log, whole=found.whole, at=at)
+        return Scale(levels=tuple(drawing.level_label(level) if path == "attn_type" else level for level in levels))
+    had = [value for trial in study.trials if (value := _number(trial.params.get(path))) is not None]
+    had = [value for value in had if value > 0] if search_range.log else had
+    low, high = min([search_range.low, *had]), max([search_range.high, *had])
+    step = search_range.step or (1 if search_range.whole else 0)
+    count = round((search_range.high - search_range.low) / step) + 1 if step else MAX_INTEGER_TICKS + 1
+    at = tuple(float(search_range.low + index * step) for index in range(count)) if count <= MAX_INTEGER_TICKS else ()
+    return Scale(low, high, log=search_range.log, whole_numbers=search_range.whole, at=at)
 
 
-def place_of(study: Study, path: str, params: Mapping[str, Any]) -> float:
+def axis_position(study: Study, path: str, params: Mapping[str, Any]) -> float:
     """Where a trial stands on the axis of a setting: the number itself, or the place of the level; NaN where it has none."""
     from ....results.studies.search import Interval
 
     if path not in params:
         return math.nan
     if isinstance(study.search.ranges[path], Interval):
-        found = _number(params[path])
-        return math.nan if found is None else found
-    return next(float(i) for i, one in enumerate(study.levels(path)) if is_same_level(one, params[path]))
+        number = _number(params[path])
+        return math.nan if number is None else number
+    return next(float(i) for i, level in enumerate(study.levels(path)) if is_same_level(level, params[path]))
 
 
 def _number(value: Any) -> float | None:
@@ -57,7 +57,7 @@ def _number(value: Any) -> float | None:
 
 def value_range(values: Sequence[float], objective: Objective) -> tuple[float, float]:
     """A range of values that a few far out do not flatten; the better half is always in it."""
-    ranked = sorted(values, key=lambda one: -objective.sign * one)
+    ranked = sorted(values, key=lambda value: -objective.sign * value)
     low, high = robust_range(values, ranked[: max(1, (len(ranked) + 1) // 2)])
     return low, high
 
@@ -69,47 +69,47 @@ def colours(objective_sign: int) -> Any:
     return colormaps[drawing.COLOUR_MAP if objective_sign > 0 else f"{drawing.COLOUR_MAP}_r"]
 
 
-def colour_bar(figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any, words: str) -> None:
+def colour_bar(figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any, label: str) -> None:
     """A strip that says which colour is which value, right of these axes."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.ticker import MaxNLocator
 
     spec = axes[0].get_subplotspec()
     rows = spec.get_gridspec().nrows if spec is not None else 1
-    longest = max(map(len, upright(words).split("\n")))
+    longest = max(map(len, wrap_vertical_label(label).split("\n")))
     needed = 0.56 * longest * drawing.size("axes.labelsize") / 72 / (0.85 * figure.get_figheight())
-    place = {
+    layout = {
         "pad": 0.02,
         "aspect": 26,
         "fraction": 0.06,
         "shrink": min(1.0, max(1 / rows, needed)),
         "anchor": (0.0, 1.0),
     }
-    bar = drawing.colour_bar(figure, axes, ScalarMappable(norm, colour_map), upright(words), **place)
+    bar = drawing.colour_bar(figure, axes, ScalarMappable(norm, colour_map), wrap_vertical_label(label), **layout)
     bar.locator = MaxNLocator(4)
     bar.update_ticks()
     short_numbers(bar.ax.yaxis)
 
 
-def upright(label: str) -> str:
+def wrap_vertical_label(label: str) -> str:
     """The label of an upright axis, in two lines, or three where it is long."""
-    words, bracket, better = label.rpartition(" (")
-    if len(words) > LONG:
-        words = "\n".join(part for part in (words.rpartition(", ")[0], words.rpartition(", ")[2]) if part)
-    return f"{words}\n({better}" if bracket else label
+    text, bracket, better = label.rpartition(" (")
+    if len(text) > MAX_LABEL_CHARS:
+        text = "\n".join(part for part in (text.rpartition(", ")[0], text.rpartition(", ")[2]) if part)
+    return f"{text}\n({better}" if bracket else label
 
 
-def finer(count: int) -> float:
+def marker_scale(count: int) -> float:
     """By how much marks and lines of so many trials are smaller than those of a few."""
-    return max(0.35, min(1.0, (MANY / max(1, count)) ** 0.5))
+    return max(0.35, min(1.0, (FULL_SIZE_TRIALS / max(1, count)) ** 0.5))
 
 
-def ring_words(study: Study) -> str:
+def ring_label(study: Study) -> str:
     """What a ring says of a trial."""
     return "best trial" if len(study.objectives) == 1 else "Pareto front"
 
 
-def aside(scale: Scale, number: int, spread: float) -> float:
+def level_offset(scale: Scale, number: int, spread: float) -> float:
     """Return how far beside its level the mark of a trial stands, of a room of `spread`; the same every time, of a number nothing."""
     return spread * ((number * 0.6180339887498949 + 0.5) % 1 - 0.5) if scale.levels else 0.0
 
@@ -119,12 +119,12 @@ def trial_row(study: Study, trial: Trial) -> dict[str, Any]:
     return {"number": trial.number, "cell": trial.cell, "attempt": study.attempt(trial)}
 
 
-def objective_of(direction: str) -> Objective:
+def objective_with_direction(direction: str) -> Objective:
     """Return an objective of that direction, for what asks of one no more than that."""
     return Objective(place=0, name="", direction=direction)
 
 
-def room(low: float, high: float, part: float = 0.08) -> tuple[float, float]:
+def padded_range(low: float, high: float, part: float = 0.08) -> tuple[float, float]:
     """The range with room at both ends."""
     more = part * (high - low) or 0.05 * abs(high) or 1.0
     return low - more, high + more

@@ -15,10 +15,10 @@ from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from ..canvas.scales import Scale, short_numbers
 from . import settings
 
-LEAST = 2
-WIDEST = 4
+MIN_TRIALS = 2
+MAX_COLUMNS = 4
 """Panels side by side."""
-LATER = ("later", "#cfe3f1", "#0072B2", "#00263d")
+TRIAL_COLOURS = ("later", "#cfe3f1", "#0072B2", "#00263d")
 """The name of the colour map of trials, and its colours from the first trial to the last."""
 SPREAD = 0.5  # of the room of a level, over which its trials are spread
 
@@ -27,7 +27,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """One row a trial that is done, setting and objective: number, cell, attempt, objective, label (its words), direction, value
     (shares in %), setting, name (of the setting, short), level (as text), place (on the axis: the number, or the place of the
     level), best (whether no trial is better)."""
-    study = require_done_trials(at_common_rung(study_of(store, data)), LEAST, "the figure slices")
+    study = require_done_trials(at_common_rung(study_of(store, data)), MIN_TRIALS, "the figure slices")
     rows = [
         row for objective in study.objectives for path in study.search.ranges for row in _rows(study, objective, path)
     ]
@@ -38,80 +38,98 @@ def collect(store: Store, data: SweepData) -> FigureData:
     return collected(
         store, study.data, "slices", "Trials over each setting", frame, study.origins(study.done), notes=[*notes, *rung_note(study)],
         scales={path: settings.scale_of(study, path) for path in study.search.ranges}, last=study.trials[-1].number,
-        ring=settings.ring_words(study),
+        ring=settings.ring_label(study),
     )  # fmt: skip
 
 
 def _rows(study: Study, objective: Objective, path: str) -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for trial in study.done:
-        place = settings.place_of(study, path, trial.params)
-        if trial.values is None or math.isnan(place):
+        position = settings.axis_position(study, path, trial.params)
+        if trial.values is None or math.isnan(position):
             continue
         row = settings.trial_row(study, trial) | {"objective": objective.name, "label": objective.label}
         row |= {"direction": objective.direction, "value": objective.shown(trial.values[objective.place])}
-        row |= {"setting": path, "name": study.names[path], "level": level_text(trial.params[path]), "place": place}
-        found.append(row | {"best": trial.number in study.best})
-    return found
+        row |= {"setting": path, "name": study.names[path], "level": level_text(trial.params[path]), "place": position}
+        rows.append(row | {"best": trial.number in study.best})
+    return rows
 
 
-def draw(made: FigureData, look: FigureOptions) -> Figure:
+def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """A panel a setting and objective; the later a trial the darker its mark, those that none beats ringed."""
-    frame = made.frame
+    frame = figure_data.frame
     objectives, paths = (list(dict.fromkeys(frame[name])) for name in ("objective", "setting"))
     figure = drawing.page(1.0, drawing.width_of(max(2, len(paths))))
-    narrow = figure.get_figwidth() < drawing.NARROW
-    if len(objectives) > 1 and (narrow or len(paths) > WIDEST):
+    narrow = figure.get_figwidth() < drawing.NARROW_WIDTH
+    if len(objectives) > 1 and (narrow or len(paths) > MAX_COLUMNS):
         # a row a setting, so that those of an objective stand one below the other
         pairs = [(objective, path) for path in paths for objective in objectives]
         columns = min(len(objectives), 2 if narrow else 3)
     else:
         pairs = [(objective, path) for objective in objectives for path in paths]
-        columns = len(paths) if len(objectives) > 1 else _columns(len(paths), narrow)
-    figure.set_figheight((drawing.PANEL + 0.1) * drawing.rows_of(len(pairs), columns) * look.scale)
+        columns = len(paths) if len(objectives) > 1 else _panel_columns(len(paths), narrow)
+    figure.set_figheight((drawing.PANEL_HEIGHT + 0.1) * drawing.rows_of(len(pairs), columns) * look.scale)
     grid = drawing.panels(figure, [""] * len(pairs), columns=columns)
-    norm = drawing.linear(0, max(1, made.about["last"]))
-    limits = {name: _limits(frame[frame["objective"] == name]) for name in objectives}
-    for place, (axes, (objective, path)) in enumerate(zip(grid, pairs, strict=True)):
-        here = frame[(frame["objective"] == objective) & (frame["setting"] == path)]
-        _panel(axes, here, made.about["scales"][path], norm, limits[objective])
-        if place % columns and pairs[place - 1][0] == objective:
+    norm = drawing.linear(0, max(1, figure_data.draw_options["last"]))
+    limits = {name: _y_limits(frame[frame["objective"] == name]) for name in objectives}
+    for index, (axes, (objective, path)) in enumerate(zip(grid, pairs, strict=True)):
+        panel_rows = frame[(frame["objective"] == objective) & (frame["setting"] == path)]
+        _draw_panel(axes, panel_rows, figure_data.draw_options["scales"][path], norm, limits[objective])
+        if index % columns and pairs[index - 1][0] == objective:
             axes.tick_params(labelleft=False)
         else:
-            axes.set_ylabel(settings.upright(str(here["label"].iloc[0])))
-    settings.colour_bar(figure, grid, norm, drawing.colours(*LATER), "trial")
-    return drawing.finished(figure, made.title, made.notes, {made.about["ring"]: drawing.key(**settings.RING)})
+            axes.set_ylabel(settings.wrap_vertical_label(str(panel_rows["label"].iloc[0])))
+    settings.colour_bar(figure, grid, norm, drawing.colours(*TRIAL_COLOURS), "trial")
+    return drawing.finished(
+        figure, figure_data.title, figure_data.notes, {figure_data.draw_options["ring"]: drawing.key(**settings.RING)}
+    )
 
 
-def _columns(panels: int, narrow: bool) -> int:
+def _panel_columns(panels: int, narrow: bool) -> int:
     """How many of so many panels stand in a row: as leaves the fewest places empty, rather more."""
     if narrow:
         return min(2, panels)
-    return min(panels, WIDEST) if panels <= WIDEST else min((WIDEST, WIDEST - 1), key=lambda columns: -panels % columns)
+    return (
+        min(panels, MAX_COLUMNS)
+        if panels <= MAX_COLUMNS
+        else min((MAX_COLUMNS, MAX_COLUMNS - 1), key=lambda columns: -panels % columns)
+    )
 
 
-def _limits(here: pd.DataFrame) -> tuple[float, float]:
+def _y_limits(objective_rows: pd.DataFrame) -> tuple[float, float]:
     """The range of values that all panels of an objective have."""
-    objective = settings.objective_of(str(here["direction"].iloc[0]))
-    return settings.room(*settings.value_range(list(here.drop_duplicates("number")["value"]), objective))
+    objective = settings.objective_with_direction(str(objective_rows["direction"].iloc[0]))
+    return settings.padded_range(
+        *settings.value_range(list(objective_rows.drop_duplicates("number")["value"]), objective)
+    )
 
 
-def _panel(axes: Axes, here: pd.DataFrame, scale: Scale, norm: Any, limits: tuple[float, float]) -> None:
-    places = here["place"] + [settings.aside(scale, int(one), SPREAD) for one in here["number"]]
-    chart = drawing.colours(*LATER)
+def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, scale: Scale, norm: Any, limits: tuple[float, float]) -> None:
+    positions = panel_rows["place"] + [
+        settings.level_offset(scale, int(number), SPREAD) for number in panel_rows["number"]
+    ]
+    chart = drawing.colours(*TRIAL_COLOURS)
     low, high = limits
     axes.set_ylim(low, high)
-    inside = here["value"].clip(low, high)
-    size = (settings.finer(len(here)) * drawing.line_width(3.6)) ** 2
+    inside = panel_rows["value"].clip(low, high)
+    size = (settings.marker_scale(len(panel_rows)) * drawing.line_width(3.6)) ** 2
     look: dict[str, Any] = {"s": size, "zorder": 3, "linewidths": drawing.line_width(0.3), "edgecolors": "#ffffff"}
-    axes.scatter(places, inside, c=here["number"], cmap=chart, norm=norm, **look)
-    beyond = (here["value"] < low) | (here["value"] > high)
-    for x, value, number in zip(places[beyond], here["value"][beyond], here["number"][beyond], strict=True):
+    axes.scatter(positions, inside, c=panel_rows["number"], cmap=chart, norm=norm, **look)
+    beyond = (panel_rows["value"] < low) | (panel_rows["value"] > high)
+    for x, value, number in zip(
+        positions[beyond], panel_rows["value"][beyond], panel_rows["number"][beyond], strict=True
+    ):
         edge, marker = (high, "^") if value > high else (low, "v")
         drawing.points(axes, x, edge, marker, color=chart(norm(number)), clip_on=False, zorder=4, markersize=3.6)
-    axes.plot(places[here["best"]], inside[here["best"]], markersize=drawing.line_width(6.5), zorder=4, **settings.RING)
-    scale.dress(axes, "x", 4)
+    axes.plot(
+        positions[panel_rows["best"]],
+        inside[panel_rows["best"]],
+        markersize=drawing.line_width(6.5),
+        zorder=4,
+        **settings.RING,
+    )
+    scale.apply_to_axis(axes, "x", 4)
     short_numbers(axes.yaxis)
     if scale.levels:
         axes.grid(axis="x", visible=False)
-    axes.set_xlabel(str(here["name"].iloc[0]))
+    axes.set_xlabel(str(panel_rows["name"].iloc[0]))

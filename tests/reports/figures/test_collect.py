@@ -11,7 +11,7 @@ import pytest
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas.base import FigureData, frame_sha256
 from atma_sweep.reports.figures.canvas.length_frames import line_means
-from atma_sweep.reports.figures.loss import smoothed
+from atma_sweep.reports.figures.loss import exponential_mean
 from atma_sweep.reports.stats.untrained_formulas import state_norms
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results import paper
@@ -203,7 +203,7 @@ class TestTraining:
         assert "exponential mean of span 3 points" in made.notes[1]
 
     def test_a_width_of_one_changes_nothing(self) -> None:
-        assert smoothed([3.0, 1.0, 2.0], 1).tolist() == [3.0, 1.0, 2.0]
+        assert exponential_mean([3.0, 1.0, 2.0], 1).tolist() == [3.0, 1.0, 2.0]
 
     def test_attempts_share_a_lane_only_when_they_follow_each_other(self, store: Store, make: Any) -> None:
         cell, _ = make

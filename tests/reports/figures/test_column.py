@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
-from atma_sweep.reports.figures.timeline import distinct
+from atma_sweep.reports.figures.timeline import distinct_name_parts
 from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store
@@ -96,6 +96,6 @@ class TestTimeline:
 
     def test_a_name_is_what_not_all_slugs_share(self) -> None:
         slugs = ["polar-weak-d0-m1-s0", "nope-weak-d0-m0-s0"]
-        assert distinct(slugs) == {slugs[0]: "polar-m1", slugs[1]: "nope-m0"}
-        assert distinct(["polar-a"]) == {"polar-a": "polar-a"}
-        assert distinct(["a-b", "a-b-c"]) == {"a-b": "a-b", "a-b-c": "a-b-c"}
+        assert distinct_name_parts(slugs) == {slugs[0]: "polar-m1", slugs[1]: "nope-m0"}
+        assert distinct_name_parts(["polar-a"]) == {"polar-a": "polar-a"}
+        assert distinct_name_parts(["a-b", "a-b-c"]) == {"a-b": "a-b", "a-b-c": "a-b-c"}

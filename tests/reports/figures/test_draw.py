@@ -83,7 +83,7 @@ class TestLegends:
     def test_mixers_are_named_below_and_the_front_beside_its_points(self, every: Store) -> None:
         made = make_figure("pareto", every)
         figure = figure_of(made)
-        mixers = [f"{drawing.shown_values(kind)}, {drawing.shown_values(memory, 'memory')}" for kind, memory in LEVELS]
+        mixers = [f"{drawing.level_label(kind)}, {drawing.level_label(memory, 'memory')}" for kind, memory in LEVELS]
         assert legend_of(figure) == mixers
         for axes, quality in zip(figure.axes, dict.fromkeys(made.frame["quality"]), strict=True):
             front = made.frame[(made.frame["quality"] == quality) & made.frame["front"]]
@@ -107,7 +107,7 @@ class TestLegends:
         order = sorted(LEVELS, key=lambda one: one in gone)
         found = legend_of(figure_of(made))
         assert [one.rpartition(":")[0] for one in found] == [
-            f"{drawing.shown_values(kind)}, {drawing.shown_values(memory, 'memory')}" for kind, memory in order
+            f"{drawing.level_label(kind)}, {drawing.level_label(memory, 'memory')}" for kind, memory in order
         ]
         assert [one.endswith(": diverged") for one in found] == [one in gone for one in order]
         assert len(legend_of(figure_of(make_figure("state-norm", every)))) == 4

@@ -12,7 +12,7 @@ from atma_sweep.reports.figures import loss as loss_figure
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.files import drawn
-from atma_sweep.reports.figures.loss import kept
+from atma_sweep.reports.figures.loss import thinned_indices
 from atma_sweep.reports.sweep_data import ReportError, cached_reads, load_sweep_data
 from atma_sweep.results import paper
 from atma_sweep.results.store.recorder import DatabaseRecorder
@@ -54,7 +54,7 @@ def many(empty: Store, make: Any) -> Store:
 
 @given(st.integers(1, 5000), st.integers(2, 300))
 def test_kept_points_are_few_even_and_reach_both_ends(points: int, most: int) -> None:
-    found = kept(points, most)
+    found = thinned_indices(points, most)
     assert len(found) <= most
     assert (found[0], found[-1]) == (0, points - 1)
     if points <= most:
@@ -132,7 +132,7 @@ def test_a_groups_line_is_the_mean_of_its_configurations_and_its_band_their_spre
     curves(
         empty, "seeds", cells, {one.id: {0: 10.0, 5: value} for one, value in zip(cells, losses.values(), strict=True)}
     )
-    means = loss_figure.group_means(make_figure("loss", empty, "seeds").frame, "val_loss")
+    means = loss_figure.mean_curves(make_figure("loss", empty, "seeds").frame, "val_loss")
     by_mode = {(row["first"], row["tokens"]): row for row in means.to_dict("records")}
     # one axis varies besides the seed, so that every mode is a line: of weak the spread is that of its seeds
     assert by_mode["weak", 50]["value"] == pytest.approx(3.0)
@@ -140,7 +140,7 @@ def test_a_groups_line_is_the_mean_of_its_configurations_and_its_band_their_spre
     assert by_mode["strong", 50]["value"] == 1.0
     assert math.isnan(by_mode["strong", 50]["sd"])
     frame = make_figure("loss", empty, "seeds").frame.assign(first="", second="")
-    (end,) = loss_figure.group_means(frame, "val_loss").query("tokens == 50").to_dict("records")
+    (end,) = loss_figure.mean_curves(frame, "val_loss").query("tokens == 50").to_dict("records")
     # the two seeds of weak count once: (3 + 1) / 2, not (4 + 2 + 1) / 3
     assert (end["value"], end["sd"], end["cells"]) == (pytest.approx(2.0), pytest.approx(math.sqrt(2)), 3)
 
@@ -161,7 +161,7 @@ def test_curves_that_were_measured_elsewhere_are_read_between_their_points(empty
     cell, _ = make
     cells = [cell(0, seed=0), cell(1, seed=1)]
     curves(empty, "s", cells, {cells[0].id: {0: 8.0, 10: 4.0}, cells[1].id: {0: 8.0, 5: 2.0}})
-    means = loss_figure.group_means(make_figure("loss", empty, "s").frame, "val_loss")
+    means = loss_figure.mean_curves(make_figure("loss", empty, "s").frame, "val_loss")
     found = {row["tokens"]: (row["value"], row["cells"]) for row in means.to_dict("records")}
     # at 50 tokens the first is at 6; the second ends there
     assert found == {0: (8.0, 2), 50: (pytest.approx(4.0), 2), 100: (4.0, 1)}
@@ -179,7 +179,7 @@ def test_without_validation_the_smoothed_training_loss_is_drawn_and_said(empty: 
 def test_lines_are_coloured_by_the_axis_of_choice(published: Store) -> None:
     made = make_figure("loss", published, "printed-v2", options={"by": "memory"})
     assert made.trace["options"] == {"by": "memory"}
-    means = loss_figure.group_means(made.frame, "val_loss")
+    means = loss_figure.mean_curves(made.frame, "val_loss")
     expected: dict[tuple[str, int], list[float]] = {}
     for row in paper.rows("curves"):
         expected.setdefault((row["memory"], int(row["step"])), []).append(float(row["val_loss"]))
@@ -265,7 +265,7 @@ def test_against_time_a_curve_goes_by_its_seconds_and_a_mean_ends_with_its_first
     curves(empty, "s", cells, {cells[0].id: {0: 8.0, 10: 4.0}, cells[1].id: {0: 8.0, 5: 2.0}})
     made = make_figure("loss", empty, "s", options={"against": "time"})
     assert made.trace["options"] == {"against": "time"}
-    means = loss_figure.group_means(made.frame, "val_loss", "wall_s")
+    means = loss_figure.mean_curves(made.frame, "val_loss", "wall_s")
     assert {row["wall_s"]: (row["value"], row["cells"]) for row in means.to_dict("records")} == {
         0: (8.0, 2),
         5: (4.0, 2),

@@ -12,8 +12,8 @@ import pytest
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.figure_options import with_highlight
-from atma_sweep.reports.figures.probes.attention_map import _shared
-from atma_sweep.reports.figures.probes.position_nll import whole_lines
+from atma_sweep.reports.figures.probes.attention_map import _mean_shared_keys
+from atma_sweep.reports.figures.probes.position_nll import complete_line_means
 from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Example, Measurement, Owner
@@ -57,7 +57,7 @@ class TestPosition:
             record(empty, one.id, length, np.full((2, length // 16), 2.0 + one.seed), 16)
         frame = make_figure("position-nll", empty).frame
         assert frame.groupby("cell")["stop"].max().to_dict() == {cells[0].id: 64, cells[1].id: 128}
-        means = whole_lines(frame)
+        means = complete_line_means(frame)
         assert set(means["value"]) == {2.5}
         assert means["length"].max() < 64
 
@@ -178,8 +178,8 @@ class TestAttentionMap:
             .mean()
         )
         maps = [axes.get_title() for axes in figure_of(made).axes if axes.get_title()]
-        assert _shared(pd.DataFrame({"query": [0, 0, 1, 2], "keys": [4.0, 4.0, 0.0, 2.0]})) == 3
-        assert _shared(pd.DataFrame({"query": [0], "keys": [0.0]})) == math.inf, (
+        assert _mean_shared_keys(pd.DataFrame({"query": [0, 0, 1, 2], "keys": [4.0, 4.0, 0.0, 2.0]})) == 3
+        assert _mean_shared_keys(pd.DataFrame({"query": [0], "keys": [0.0]})) == math.inf, (
             "a head that attends to nothing is not sharp"
         )
         best = [keys[cell].idxmin() for cell in (f"{1:012x}", f"{3:012x}")]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
-from atma_sweep.reports.figures.canvas.scales import Scale, of_numbers, round_numbers
-from atma_sweep.reports.figures.response import number
+from atma_sweep.reports.figures.canvas.scales import Scale, round_numbers, scale_for_values
+from atma_sweep.reports.figures.response import level_as_number
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.store.store import Store
 from here import here
@@ -84,7 +84,12 @@ def test_a_sweep_of_words_has_none(every: Store) -> None:
 
 
 def test_levels_that_are_numbers() -> None:
-    assert [number(one) for one in ("1e-3", "1_000", "-2", "off", "inf", "nan", "")] == [0.001, 1000, -2, *[None] * 4]
+    assert [level_as_number(one) for one in ("1e-3", "1_000", "-2", "off", "inf", "nan", "")] == [
+        0.001,
+        1000,
+        -2,
+        *[None] * 4,
+    ]
 
 
 class TestTicks:
@@ -92,10 +97,14 @@ class TestTicks:
         assert round_numbers(0.003, 0.1, log=True) == [0.003, 0.01, 0.03, 0.1]
         assert round_numbers(1e-6, 1e3, log=True) == [1e-6, 1e-3, 1, 1000]
         assert round_numbers(0, 1) == [0, 0.5, 1]
-        assert round_numbers(4, 8, whole=True) == [4, 6, 8]
-        assert round_numbers(2, 3, whole=True) == [2, 3]
+        assert round_numbers(4, 8, whole_numbers=True) == [4, 6, 8]
+        assert round_numbers(2, 3, whole_numbers=True) == [2, 3]
         assert round_numbers(5, 5) == [5]
-        assert (of_numbers([1, 2, 64]).log, of_numbers([0, 2, 64]).log, of_numbers([1, 2, 7]).log) == (
+        assert (
+            scale_for_values([1, 2, 64]).log,
+            scale_for_values([0, 2, 64]).log,
+            scale_for_values([1, 2, 7]).log,
+        ) == (
             True,
             False,
             False,
@@ -108,7 +117,7 @@ class TestTicks:
         if whole:
             low, high = math.floor(low), math.ceil(high)
             log = log and low > 0
-        ticks = round_numbers(low, high, log=log, whole=whole)
+        ticks = round_numbers(low, high, log=log, whole_numbers=whole)
         assert ticks == sorted(set(ticks))
         assert all(low - 1e-6 * abs(low) - 1e-12 <= tick <= high * (1 + 1e-6) for tick in ticks)
         assert 1 <= len(ticks) <= 9

@@ -96,7 +96,9 @@ class TestSmallTables:
         data = load_sweep_data(published, "printed-v2")
         whole = make_table("open-weight", published, "printed-v2")
         columns = [
-            open_weight._bits(probe, length, "") for probe in ("clean", "junk", "needle") for length in (0, 2048, 65536)
+            open_weight._bits_column(probe, length, "")
+            for probe in ("clean", "junk", "needle")
+            for length in (0, 2048, 65536)
         ]
         found = [[one.text for one in line.entries] for line in open_weight._own_rows(data, columns)]
         words = [line.words[1] for line in open_weight._own_rows(data, columns)]

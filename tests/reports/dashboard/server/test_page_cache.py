@@ -64,7 +64,7 @@ class Maker:
 
 
 def idle(newest: PageCache) -> bool:
-    return newest._making is None
+    return newest._rebuild_thread is None
 
 
 def changed(store: Store) -> None:
@@ -76,7 +76,7 @@ def test_nothing_new_is_not_made_again(store: Store, clock: Clock) -> None:
     newest = PageCache(store, "big", make)
     for _ in range(50):
         clock.now += 2
-        assert newest.look()["version"] == 1
+        assert newest.poll()["version"] == 1
     assert make.made == 1
 
 
@@ -86,7 +86,7 @@ def test_the_database_is_asked_once_a_second_however_many_ask(store: Store, cloc
     event.listen(store.engine, "begin", lambda connection: asked.append(clock.now))
     for _ in range(40):
         clock.now += 0.1
-        newest.look()
+        newest.poll()
     assert len(asked) in (3, 4)
 
 
@@ -96,14 +96,14 @@ def test_what_is_new_is_made_while_nobody_waits(store: Store, clock: Clock) -> N
     changed(store)
     make.go.clear()
     clock.now += 2
-    assert newest.look()["version"] == 1
+    assert newest.poll()["version"] == 1
     clock.now += 2
-    assert newest.look()["version"] == 1, "while it is made"
+    assert newest.poll()["version"] == 1, "while it is made"
     make.go.set()
     until(lambda: idle(newest))
-    assert newest.look()["version"] == 2
-    assert (newest.build.blocks["core"], newest.of(1).blocks["core"]) == (b"2", b"1")  # type: ignore[union-attr]
-    assert newest.of(3) is None
+    assert newest.poll()["version"] == 2
+    assert (newest.build.blocks["core"], newest.find_version(1).blocks["core"]) == (b"2", b"1")  # type: ignore[union-attr]
+    assert newest.find_version(3) is None
 
 
 def test_it_rests_four_times_as_long_as_it_took(store: Store, clock: Clock) -> None:
@@ -112,18 +112,18 @@ def test_it_rests_four_times_as_long_as_it_took(store: Store, clock: Clock) -> N
     make.seconds = 10.0
     changed(store)
     clock.now += 2
-    newest.look()
+    newest.poll()
     until(lambda: idle(newest))
     changed(store)
     for _ in range(39):
         clock.now += 1
-        newest.look()
+        newest.poll()
         assert idle(newest)
     clock.now += 2
-    newest.look()
+    newest.poll()
     until(lambda: idle(newest))
     assert newest.build.version == 3
-    assert newest.of(1) is None, "two are kept"
+    assert newest.find_version(1) is None, "two are kept"
 
 
 def test_trouble_is_told_and_passes(store: Store, clock: Clock) -> None:
@@ -132,18 +132,18 @@ def test_trouble_is_told_and_passes(store: Store, clock: Clock) -> None:
     make.error = StoreBusy("atma.db stays locked\x1b[2J by another program; close it and launch again")
     changed(store)
     clock.now += 2
-    newest.look()
+    newest.poll()
     until(lambda: idle(newest))
-    assert newest.look() == {
+    assert newest.poll() == {
         "version": 1,
-        "at": newest.look()["at"],
+        "at": newest.poll()["at"],
         "trouble": "atma.db stays locked\ufffd[2J by another program; close it",
     }
     make.error = None
     clock.now += 2
-    newest.look()
+    newest.poll()
     until(lambda: newest.build.version == 2)
-    assert newest.look()["trouble"] is None
+    assert newest.poll()["trouble"] is None
 
 
 CHANGES: dict[str, Callable[[Store, DatabaseRecorder, int], object]] = {

@@ -122,7 +122,7 @@ def test_the_browser_is_sent_by_a_file_that_others_cannot_read(monkeypatch: pyte
     seen: list[str] = []
     monkeypatch.setenv("DISPLAY", ":7")
     monkeypatch.setattr(module.webbrowser, "open", lambda url: seen.append(url) is None)
-    with module.opened("http://127.0.0.1:1/secret/") as note:
+    with module.opened_in_browser("http://127.0.0.1:1/secret/") as note:
         assert note is None
         (url,) = seen
         assert url.startswith("file://")
@@ -139,7 +139,7 @@ def test_without_a_screen_no_open_takes_over_the_terminal(monkeypatch: pytest.Mo
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(module.sys, "platform", "linux")
     monkeypatch.setattr(module.webbrowser, "open", lambda url: pytest.fail("a browser was opened"))
-    with module.opened("http://127.0.0.1:1/secret/") as note:
+    with module.opened_in_browser("http://127.0.0.1:1/secret/") as note:
         assert note == "no browser to open here; open the address yourself"
 
 

@@ -18,7 +18,7 @@ from atma_sweep.reports.figures.canvas.figure_options import (
     FigureOptions,
     millimetres,
     options_from_trace,
-    own_style,
+    read_style_file,
     wanted,
     with_highlight,
 )
@@ -121,13 +121,13 @@ class TestLetters:
 
 class TestNames:
     def test_levels_have_display_names(self) -> None:
-        assert [drawing.shown_values(one) for one in ("polar", "nope", "rope")] == ["PoLAR", "NoPE", "RoPE"]
-        assert [drawing.shown_values(one, "memory") for one in ("on", "off")] == ["with memory", "no memory"]
+        assert [drawing.level_label(one) for one in ("polar", "nope", "rope")] == ["PoLAR", "NoPE", "RoPE"]
+        assert [drawing.level_label(one, "memory") for one in ("on", "off")] == ["with memory", "no memory"]
 
     def test_a_strangers_level_stands_as_it_is(self) -> None:
-        assert drawing.shown_values("my_mixer") == "my_mixer"
-        assert drawing.shown_values("0.3", "train.lr") == "train.lr 0.3"
-        assert drawing.shown_values("titans", "memory") == "memory titans"
+        assert drawing.level_label("my_mixer") == "my_mixer"
+        assert drawing.level_label("0.3", "train.lr") == "train.lr 0.3"
+        assert drawing.level_label("titans", "memory") == "memory titans"
 
     def test_good_and_bad_are_the_ends_of_one_map(self) -> None:
         from matplotlib.colors import to_hex
@@ -199,7 +199,7 @@ class TestOwnStyle:
         file = tmp_path / "mine.mplstyle"
         file.write_text(f"\n{line}\n")
         with pytest.raises(ReportError, match=why) as error:
-            own_style(file)
+            read_style_file(file)
         assert "\n" not in str(error.value)
 
     def test_an_unknown_style_is_told_the_nearest(self) -> None:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from atma_sweep.reports.figures.canvas import drawing
-from atma_sweep.reports.figures.canvas.labels import apart, within
-from atma_sweep.reports.figures.canvas.line_drawing import MEANS, label_line_ends, mark_baseline
+from atma_sweep.reports.figures.canvas.labels import separate, separate_within
+from atma_sweep.reports.figures.canvas.line_drawing import MEAN_ZORDER, label_line_ends, mark_baseline
 from scipy.optimize import minimize
 
 
@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 def test_labels_move_as_little_as_keeps_them_apart(seed: int) -> None:
     chance = np.random.default_rng(seed)
     places = chance.uniform(0, 5, 6)
-    found = np.array(apart(list(places), 1.0))
+    found = np.array(separate(list(places), 1.0))
     order = np.argsort(places)
     assert (np.diff(found[order]) >= 1 - 1e-9).all()
     best = minimize(
@@ -24,14 +24,14 @@ def test_labels_move_as_little_as_keeps_them_apart(seed: int) -> None:
 
 
 def test_labels_that_are_apart_stay() -> None:
-    assert apart([3.0, 1.0, 2.0], 0.5) == [3.0, 1.0, 2.0]
-    assert apart([], 1.0) == []
+    assert separate([3.0, 1.0, 2.0], 0.5) == [3.0, 1.0, 2.0]
+    assert separate([], 1.0) == []
 
 
 def test_labels_stay_between_their_bounds() -> None:
-    assert within([-2.0, 0.0, 2.0, 9.0], 2.0, 0.0, 10.0) == [0.0, 2.0, 4.0, 9.0]
-    assert within([6.0, 12.0, 10.0], 2.0, 0.0, 10.0) == [6.0, 10.0, 8.0]
-    assert within([3.0, 5.0], 2.0, 0.0, 10.0) == [3.0, 5.0]
+    assert separate_within([-2.0, 0.0, 2.0, 9.0], 2.0, 0.0, 10.0) == [0.0, 2.0, 4.0, 9.0]
+    assert separate_within([6.0, 12.0, 10.0], 2.0, 0.0, 10.0) == [6.0, 10.0, 8.0]
+    assert separate_within([3.0, 5.0], 2.0, 0.0, 10.0) == [3.0, 5.0]
 
 
 def test_words_at_the_end_of_a_line_leave_all_lines_free_where_there_is_room_above() -> None:
@@ -61,7 +61,7 @@ def test_words_at_a_level_hide_no_mean(beside: float) -> None:
     axes.set_ylim(-5, 130)
     x = np.linspace(0, 5, 6)
     for height in (6, 12, 18):
-        axes.plot(x, np.full(6, height + beside), zorder=MEANS)
+        axes.plot(x, np.full(6, height + beside), zorder=MEAN_ZORDER)
         axes.plot(x, np.full(6, height + 2), zorder=1)
     mark_baseline([axes], 12.8, "constant answer\n12.8%")
     drawing.finalize_layout(figure)

@@ -13,7 +13,7 @@ from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.base import FigureData
 from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
-from atma_sweep.reports.figures.comparisons.forest import against, three_ticks
+from atma_sweep.reports.figures.comparisons.forest import difference_label, three_ticks
 from atma_sweep.reports.stats.effects.effects import effects, interactions
 from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.results import paper
@@ -131,10 +131,10 @@ def test_numbers_that_would_meet_are_left_out_but_zero(grid: Store) -> None:
 
 
 def test_a_difference_in_words() -> None:
-    assert against("attn_type", "nope", "polar") == "NoPE − PoLAR"
-    assert against("memory", "on", "off") == "memory"
-    assert against("reg_mode", "weak", "baseline") == "weak regularizer"
-    assert against("width", "big", "small") == "width big − small"
+    assert difference_label("attn_type", "nope", "polar") == "NoPE − PoLAR"
+    assert difference_label("memory", "on", "off") == "memory"
+    assert difference_label("reg_mode", "weak", "baseline") == "weak regularizer"
+    assert difference_label("width", "big", "small") == "width big − small"
 
 
 @pytest.fixture
