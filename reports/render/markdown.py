@@ -13,8 +13,9 @@ BARS = re.compile(r"(?<!\\)\|")
 
 
 def text(table: Table, *, trace: bool = True) -> str:
-    """Return the table as Markdown, with aligned columns and the best values in bold; with `trace` a comment at
-    the end.
+    """Return the table as Markdown, with aligned columns and the best values in bold.
+
+    With `trace` a comment at the end.
     """
     best = table.best
     grid = [[markdown_escaped(text) for text in table.columns]]

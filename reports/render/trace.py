@@ -48,10 +48,10 @@ def attempts_by_source(attempts: Iterable[int], sources: Mapping[int, CodeAndGpu
 
 
 def shown_beyond(data: SweepData) -> dict[str, Any]:
-    """Return the extra context lengths of a report as a trace records them: {"lengths": ...}, or {} where there
-    are none.
+    """Return the extra context lengths of a report as a trace records them.
 
-    The value is "all" or the list of lengths that were requested in addition to those of the launch.
+    {"lengths": ...}, or {} where there are none. The value is "all" or the list of lengths that were requested in
+    addition to those of the launch.
     """
     return {"lengths": "all" if data.everything else list(data.also)} if data.beyond else {}
 

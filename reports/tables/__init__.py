@@ -98,8 +98,9 @@ SECOND_VERSION = dict(
 
 
 def table_name(word: str) -> str:
-    """Return the key in TABLES for a name or a number of the paper's second version; an unknown word is returned
-    unchanged.
+    """Return the key in TABLES for a name or a number of the paper's second version.
+
+    An unknown word is returned unchanged.
     """
     lower = word.lower()
     return SECOND_VERSION.get(lower, lower if lower in TABLES else word)

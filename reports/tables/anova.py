@@ -95,8 +95,9 @@ NEEDLE_NOTE = (
 
 
 def needle_model_table(store: Store, data: SweepData) -> Table:
-    """Return the table `needle-model`: effect of every axis on the odds of a correct digit, at every context
-    length.
+    """Return the table `needle-model`.
+
+    Effect of every axis on the odds of a correct digit, at every context length.
     """
     models = [needle_model(data, column) for column in needle_columns(data)]
     lines = []

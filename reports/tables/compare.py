@@ -1,5 +1,6 @@
-"""Tables `compare` and `claims`: a sweep against a reference sweep number by number, and against the papers'
-claims.
+"""Tables `compare` and `claims`.
+
+A sweep against a reference sweep number by number, and against the papers' claims.
 """
 
 from __future__ import annotations
@@ -91,8 +92,9 @@ class NumberComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepComparison:
-    """Numbers that two sweeps have in common, differences of their recipes, and settings that one of them did not
-    record.
+    """Numbers that two sweeps have in common, and the differences of their recipes.
+
+    `unrecorded` are sentences on settings that one of the sweeps did not record.
     """
 
     numbers: Sequence[NumberComparison]
@@ -169,8 +171,9 @@ def compared(mine: ComparedSweep, theirs: ComparedSweep) -> SweepComparison:
 
 
 def _printed_spread(published: SweepData, pair: Match, column: Column) -> Spread | None:
-    """Return the standard deviation that is printed with a mean over at least two runs, as a spread; None where
-    none is.
+    """Return the standard deviation that is printed with a mean over at least two runs, as a spread.
+
+    None where none is.
     """
     printed_spread = published.printed_spread(pair.theirs[0], column)
     if printed_spread is None or printed_spread[1] is None or printed_spread[0] < 2:
@@ -179,10 +182,10 @@ def _printed_spread(published: SweepData, pair: Match, column: Column) -> Spread
 
 
 def _common_columns(data: SweepData, published: SweepData) -> list[Column]:
-    """Return the numbers to compare: COLUMNS and extra metrics of the reference, at every length that both sweeps
-    have.
+    """Return the numbers to compare.
 
-    A length that this sweep only requests counts as well.
+    COLUMNS and extra metrics of the reference, at every length that both sweeps have. A length that this sweep only
+    requests counts as well.
     """
     columns = []
     standard_keys = {(column.probe, column.metric) for column in COLUMNS}
@@ -281,11 +284,15 @@ def _has_equal_runs(comparison: NumberComparison) -> bool:
 
 
 def exchange_p_value(seeds: Sequence[float], value: float, runs: int) -> float:
-    """Return the exchange test's p of the difference between the mean of `seeds` and `runs` runs that all equal
-    `value`.
+    """Return the p value of an exchange test between seeds and printed runs that all have the same number.
 
-    It is the share of all assignments of these numbers to two groups of these sizes whose means lie at least as far
+    It is the share of all assignments of the numbers to two groups of these sizes whose means lie at least as far
     apart.
+
+    Args:
+        seeds: Numbers of the seeds.
+        value: Number of every run.
+        runs: Count of runs.
     """
     numbers = [*seeds, *[value] * runs]
     total, size = math.fsum(numbers), len(seeds)

@@ -1,7 +1,7 @@
-"""The tables `effects`, `interactions` and `contrasts`: what the levels do, alone and together, by matched pairs; of a partial design
-by least squares.
+"""Tables `effects`, `interactions` and `contrasts`: effects of the levels, alone and together, by matched pairs.
 
-Without --all-rows a reader sees the answers and every row that is sure.
+A partial design is estimated by least squares instead. Without --all-rows the tables show the main rows and every
+significant one.
 """
 
 from __future__ import annotations
@@ -58,14 +58,26 @@ MIXED = " ~"
 
 
 def effects_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Table:
-    """The effects of levels by matched pairs, declared contrasts first: those that are sure and those over the whole sweep, at the
-    longest length; with `all_rows` every one, on every number at every length."""
+    """Return the table `effects`: the effects of levels by matched pairs, declared contrasts first.
+
+    Args:
+        store: The database.
+        data: The sweep.
+        all_rows: Whether to show every effect on every number at every length, instead of `default_effects` at the
+            longest length.
+    """
     every = effects(data, None if all_rows else default_columns(data))
     return build_effects_table(data, every, None if all_rows else default_effects(data, every))
 
 
 def build_effects_table(data: SweepData, every: Sequence[Effect], first: Sequence[Effect] | None = None) -> Table:
-    """The table of effects that are worked out already, a row each, or of those that come first."""
+    """Return the table `effects` of effects that are already computed, one row each.
+
+    Args:
+        data: The sweep.
+        every: All effects that were tested; notes count them.
+        first: The effects to show; None: all of them.
+    """
     shown = every if first is None else first
     headings = _number_headings(data, shown, first is None)
     lines = [
@@ -104,8 +116,11 @@ def build_effects_table(data: SweepData, every: Sequence[Effect], first: Sequenc
 
 
 def interactions_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Table:
-    """Two-way and three-way interactions by differences of differences over matched fours and eights of cells: those that are
-    sure, and the nearest of every family; with `all_rows` every one, at the shortest length too."""
+    """Return the table `interactions`: two-way and three-way interactions by differences of differences.
+
+    They are taken over matched groups of four or eight cells. Without `all_rows` the table shows those that
+    `default_interactions` selects, at the longest length.
+    """
     every = interactions(data, None if all_rows else first_measures(data))
     shown = every if all_rows else default_interactions(every)
     headings = _number_headings(data, shown, all_rows)
@@ -162,7 +177,10 @@ def interactions_table(store: Store, data: SweepData, *, all_rows: bool = False)
 
 
 def contrasts_table(store: Store, data: SweepData) -> Table:
-    """The contrasts that the grid declares: the confirmatory family, with what each came to."""
+    """Return the table `contrasts`.
+
+    The contrasts that the grid declares, corrected as one family, each with its verdict.
+    """
     declared = contrasts(data)
     lines = []
     for effect in declared:
@@ -206,6 +224,7 @@ def contrasts_table(store: Store, data: SweepData) -> Table:
 
 
 def _verdict(effect: Effect) -> str:
+    """Return the verdict of a contrast, with its margin if it is EQUIVALENT within one."""
     if effect.margin is None or effect.verdict != EQUIVALENT:
         return effect.verdict
     unit = "points" if effect.measure.percent else effect.measure.unit.partition("/")[0]
@@ -216,13 +235,17 @@ def _verdict(effect: Effect) -> str:
 
 
 def _stratum_text(difference: Tested) -> str:
-    """all; polar; polar, memory on: with a mark where it averages strata that differ."""
+    """Return the stratum of a row, such as "polar, memory on", or "all" for the whole sweep.
+
+    It ends in MIXED if the row averages strata that differ.
+    """
     parts = [part.split("=", 1) for part in difference.where.split(", ")] if difference.where else []
     text = ", ".join(level if axis == "attn_type" else f"{axis} {level}" for axis, level in parts) or "all"
     return text + (MIXED if difference.mixed else "")
 
 
 def _level_differences(interaction: Interaction) -> list[str]:
+    """Return one text "axis: level - reference" per axis of an interaction, padded with EMPTY_TEXT to three."""
     parts = [
         f"{a}: {x} - {r}" for a, x, r in zip(interaction.axes, interaction.levels, interaction.references, strict=True)
     ]
@@ -234,7 +257,7 @@ def _effect_labels(effect: Effect, declared: str = "") -> tuple[str, ...]:
 
 
 def _difference_row(difference: Tested, labels: tuple[str, ...], entries: tuple[TableEntry, ...]) -> TableRow:
-    """Return the row of a tested difference."""
+    """Return the table row of a tested difference, with its family, method and missing pairs as JSON fields."""
     json_fields = {
         name: getattr(difference, name) for name in ("family", "confirmatory", "method", "expected", "missing", "where")
     }
@@ -245,7 +268,7 @@ def _difference_row(difference: Tested, labels: tuple[str, ...], entries: tuple[
 
 
 def _count_heading(data: SweepData, counted: str) -> str:
-    """Above the count of a row's pairs, or of the cells that a partial design was fitted to."""
+    """Return the heading of the count: `counted`, or "Cells" for a partial design, whose model is fitted to cells."""
     return counted if data.partial is None else "Cells"
 
 
@@ -260,7 +283,10 @@ def _any_worst(differences: Sequence[Tested]) -> bool:
 
 
 def _pair_count_entry(data: SweepData, difference: Effect | Interaction) -> TableEntry:
-    """How many pairs there are, of how many; it says which cells and attempts the whole row comes from."""
+    """Return the entry of the number of pairs (or fours), "n of expected" where some are missing.
+
+    It carries the cells and attempts that the whole row comes from.
+    """
     n = difference.pairs if isinstance(difference, Effect) else difference.fours
     text = str(n) if n == difference.expected else f"{n} of {difference.expected}"
     heading = _count_heading(data, "Pairs" if isinstance(difference, Effect) else "Fours")
@@ -270,6 +296,7 @@ def _pair_count_entry(data: SweepData, difference: Effect | Interaction) -> Tabl
 def _number_entries(
     data: SweepData, difference: Effect | Interaction, headings: Sequence[str]
 ) -> tuple[TableEntry, ...]:
+    """Return the entries of a row: the count, then one per heading."""
     i2 = TableEntry(text=EMPTY_TEXT, heading="I2", unit=BARE)
     if not math.isnan(difference.i2):
         i2 = replace(i2, text=format_number(round(difference.i2, DUST), 2), value=difference.i2)
@@ -283,7 +310,10 @@ def _number_entries(
 
 
 def _test_notes(differences: Sequence[Tested], signs: bool) -> list[str]:
-    """How the tests were made."""
+    """Return the note on the tests, their families and, with `signs`, the sign test.
+
+    None where nothing was tested.
+    """
     if not differences:
         return []
     methods = [METHODS[name] for name in METHODS if any(difference.method == name for difference in differences)]
@@ -294,7 +324,7 @@ def _test_notes(differences: Sequence[Tested], signs: bool) -> list[str]:
 
 
 def _declared_note(data: SweepData, differences: Sequence[Tested]) -> list[str]:
-    """Which tests were asked for before the launch."""
+    """Return the note that says which rows are declared contrasts and which are exploratory; none without rows."""
     if data.only and differences:
         return [
             "Every row is exploratory: contrasts that a grid declares are about all of its cells (table contrasts)."
@@ -309,7 +339,12 @@ def _declared_note(data: SweepData, differences: Sequence[Tested]) -> list[str]:
 
 
 def _averaging_notes(data: SweepData, strata: bool = True) -> list[str]:
-    """What rows over several strata are means of; of a partial design what was estimated, and what it cannot tell."""
+    """Return the notes on averages over strata, or on what a partial design estimates and confounds.
+
+    Args:
+        data: The sweep.
+        strata: Whether rows average over strata; without them a full design has no note.
+    """
     design = data.partial
     if design is None:
         return [STRATA_NOTE] if strata else []
@@ -328,14 +363,17 @@ def _further_rows_text(n: int) -> str:
 
 
 def _own_unit_notes(data: SweepData) -> list[str]:
-    """The units of numbers that are neither losses nor shares: those of further probes."""
+    """Return the note on the units of extra metrics, which are neither losses nor shares.
+
+    None without such numbers.
+    """
     further = {(probe, metric.name) for probe, metric in extra_metrics(data)}
     own = [column for column in measures(data) if (column.probe, column.metric) in further and not column.percent]
     return [f"In their own units: {', '.join(f'{column.heading} {column.unit}' for column in own)}."] if own else []
 
 
 def _two_seeds_note(differences: Sequence[Tested]) -> list[str]:
-    """Why intervals can be wider with two seeds than they were with one, which says nothing of seeds."""
+    """Return the note that two seeds give wide intervals; none unless a row was tested so."""
     if not any(difference.method == "crossed" and difference.seeds == 2 for difference in differences):
         return []
     return [
@@ -344,7 +382,10 @@ def _two_seeds_note(differences: Sequence[Tested]) -> list[str]:
 
 
 def _missing_notes(differences: Sequence[Tested]) -> list[str]:
-    """Why pairs that the grid lists are not there, and what diverged runs could make of the means."""
+    """Return the notes on missing pairs and their reasons, and on the worst case of diverged runs.
+
+    None where nothing is missing.
+    """
     counted: Counter[str] = Counter()
     for difference in differences:
         counted.update(difference.missing)
@@ -365,12 +406,18 @@ def _missing_notes(differences: Sequence[Tested]) -> list[str]:
 
 
 def _is_quality_column(data: SweepData, column: Column) -> bool:
-    """Whether the notes tell what can be seen in a number: in the two qualities, since there is a table of the rest."""
+    """Return whether the notes give the detectable difference of this number: only of the two qualities."""
     return column.key in {quality.key for quality in quality_columns(data)}
 
 
 def _detection_notes(data: SweepData, columns: Sequence[Column], effects: Sequence[Effect]) -> list[str]:
-    """Notes on what the design can and cannot see, stratum by stratum."""
+    """Return the notes on single runs and on the smallest detectable difference of each stratum.
+
+    Args:
+        data: The sweep.
+        columns: The numbers to report.
+        effects: Effects whose largest number of pairs is used.
+    """
     notes = []
     if max((len(cells) for cells in data.configurations().values()), default=1) < 2:
         notes.append("One run a configuration (n = 1): these numbers say nothing of seeds.")
@@ -413,18 +460,23 @@ NEAR_MISS_P = 0.5
 
 
 def default_columns(data: SweepData) -> list[Column]:
-    """Every number at its longest context length, and those that declared contrasts are about."""
+    """Return every number at its longest context length, and the numbers of declared contrasts."""
     declared = [contrast_column(data, contrast) for contrast in data.contrasts]
     return list({column.key: column for column in [*declared, *first_measures(data)]}.values())
 
 
 def default_effects(data: SweepData, effects: Sequence[Effect]) -> list[Effect]:
-    """The declared contrasts; of the others all that are sure, and besides every level against the reference over the whole
-    sweep, with its strata where they differ."""
+    """Return the effects that are shown without --all-rows.
+
+    These are the declared contrasts, all significant effects, and every level against its reference over the whole
+    sweep,
+    with its strata where they differ.
+    """
     first = {column.key for column in first_measures(data)}
     apart = {(effect.measure.heading, *_level_key(effect)) for effect in effects if not effect.where and effect.mixed}
 
     def is_shown(effect: Effect) -> bool:
+        """Return whether an effect is declared, significant, or one of the main rows."""
         if effect.confirmatory or (effect.sure and effect.measure.key in first):
             return True
         if effect.measure.key not in first or effect.reference != reference_level(data.levels(effect.axis)):
@@ -437,8 +489,12 @@ def default_effects(data: SweepData, effects: Sequence[Effect]) -> list[Effect]:
 
 
 def default_interactions(interactions: Sequence[Interaction]) -> list[Interaction]:
-    """Of every number the families that hold something sure first; of a family all rows that are sure, with those over the whole
-    sweep that they are part of, and the strata of these; of the others the row that came nearest, if near it came."""
+    """Return the interactions that are shown without --all-rows.
+
+    They are ordered by number, and then by the smallest corrected p of their family. A family with significant
+    interactions
+    gives all rows of the same levels. Any other family gives its nearest row if its corrected p is below NEAR_MISS_P.
+    """
     families: dict[str, list[Interaction]] = {}
     for interaction in interactions:
         families.setdefault(interaction.family, []).append(interaction)

@@ -1,4 +1,4 @@
-"""The table `items`: what the levels do document by document, row by row and trial by trial."""
+"""Table `items`: effects of the levels tested over documents, rows and trials."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ NUMBERS = ("Items", "Pairs", "Mean", "Low", "High", "p", "p corr", "Gained", "Lo
 
 
 def items_table(store: Store, data: SweepData) -> Table:
-    """The effect of every level on every number that has items, at every context length, tested over the items."""
+    """Return the table `items`.
+
+    The effect of every level on every number with stored items, at every context length.
+    """
     item_effect_list = item_effects(store, data)
     lines = [
         TableRow(
@@ -60,6 +63,7 @@ def items_table(store: Store, data: SweepData) -> Table:
 
 
 def _notes(data: SweepData, effects_shown: list[ItemEffect]) -> list[str]:
+    """Return the notes on methods and tests; without effects the note that nothing is stored."""
     if not effects_shown:
         return [sweep_note(data), NOTHING_STORED]
     methods = "; ".join(

@@ -1,4 +1,7 @@
-"""The tables `open-weight` and `training_budgets_table`: open-weight models, as printed and as measured here, beside the cells of a sweep."""
+"""Tables `open-weight` and `budgets`.
+
+Open-weight models, as printed and as measured here, next to the cells of a sweep.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,15 @@ def _bits_column(probe: str, length: int, name: str) -> Column:
 def _own_entry(
     data: SweepData, cells: Sequence[CellState], column: Column, lengths: Sequence[int], loss: str = "nats"
 ) -> TableEntry:
-    """A number of cells measured here in bits per token, at a length or (0) weighted over all of them."""
+    """Return the mean of a number over cells that were measured here, losses in bits per token.
+
+    Args:
+        data: The sweep of the cells.
+        cells: Seeds of one configuration.
+        column: The number; its length 0 means the mean weighted by length over `lengths`.
+        lengths: Context lengths in tokens.
+        loss: Metric of the stored losses, "nats" or "bits".
+    """
     metric = "digit_accuracy" if column.probe == "needle" else loss
     entry_lengths = [column.length] if column.length else lengths
     parts = [measured_entry(data, cells, replace(column, metric=metric, length=length)) for length in entry_lengths]
@@ -67,10 +78,14 @@ def _own_entry(
 
 
 def open_weight_table(store: Store, data: SweepData) -> Table:
-    """Losses in bits per token and needle accuracy beside open-weight models, the published ones as printed.
+    """Return the table `open-weight`.
 
-    `WAvg` weights every length by itself. Our own rows are the plain recipe, computed from the sweep's numbers; published
-    models are shown where the sweep's context lengths are theirs.
+    Losses in bits per token and needle accuracy, next to open-weight models as printed. `WAvg` weights every length
+    by its tokens. Rows of the sweep are the plain recipe. Published models are shown only if the sweep has the same
+    shortest and longest context length.
+
+    Raises:
+        ReportError: The sweep is a published one without such a table.
     """
     if paper.is_published(data.sweep) and data.sweep not in (paper.SWEEPS[1], paper.OPEN_WEIGHT):
         raise ReportError(f"{data.sweep} has no open-weight table; ask for --sweep {paper.SWEEPS[1]}")
@@ -106,6 +121,7 @@ def open_weight_table(store: Store, data: SweepData) -> Table:
 
 
 def _published_rows(store: Store, columns: Sequence[Column]) -> list[TableRow]:
+    """Return the rows of the published open-weight models; their origins name cells without attempts."""
     home = paper.with_published(store, paper.OPEN_WEIGHT)
     data = load_sweep_data(home, paper.OPEN_WEIGHT)
     lines = []
@@ -126,7 +142,10 @@ def _published_rows(store: Store, columns: Sequence[Column]) -> list[TableRow]:
 
 
 def _external_rows(models: Sequence[ExternalModel], data: SweepData, columns: Sequence[Column]) -> list[TableRow]:
-    """Where texts are paired the loss is over the very tokens of our own rows; else over tokens of GPT-2."""
+    """Return the rows of models that were measured here.
+
+    With paired texts the loss is over the same tokens as that of our own rows, otherwise over tokens of GPT-2.
+    """
     lengths = _clean_lengths(data)
     lines = []
     for model in models:
@@ -139,6 +158,7 @@ def _external_rows(models: Sequence[ExternalModel], data: SweepData, columns: Se
 
 
 def _own_rows(data: SweepData, columns: Sequence[Column]) -> list[TableRow]:
+    """Return the rows of the sweep's plain-recipe cells, by memory level, the main mixer first."""
     lengths = _clean_lengths(data)
     memory_levels = memories(data)
     lines = []
@@ -159,52 +179,52 @@ def _own_rows(data: SweepData, columns: Sequence[Column]) -> list[TableRow]:
 
 
 CONFIG_SECTION = "open_weight"
-"""Section of a stored config that says which model a cell is, and option of a revision that lists such cells."""
+"""Section of a stored config that names an external model, and option of a revision that lists such cells."""
 EXTERNAL_SUFFIX = " (external)"
 
 
 @dataclass(frozen=True)
 class ExternalModel:
-    """A model measured here; nobody here has trained it."""
+    """An open-weight model that was evaluated here but not trained here."""
 
     data: SweepData
-    """Of the sweep that lists it."""
+    """Data of the sweep that lists the model."""
     cell: CellState
     model: Mapping[str, Any]
-    """Name, revision, dtype, pairing, context, ..., as stored."""
+    """Stored fields of the model: name, revision, dtype, pairing, context, ..."""
 
     @property
     def uses_native_tokens(self) -> bool:
-        """Whether its texts were cut by its own tokens, the published way."""
+        """True if its texts were cut by its own tokens, as published numbers are."""
         return self.model.get("pairing") == "native"
 
     @property
     def label(self) -> str:
-        """Its name as a table prints it."""
+        """Name of the model as a table prints it, with dtype and pairing."""
         ways = [str(self.model.get("dtype")), *(["native pairing"] if self.uses_native_tokens else [])]
         return f"{self.model.get('name')}, {', '.join(ways)}{EXTERNAL_SUFFIX}"
 
     @property
     def params(self) -> str:
-        """Its parameters, counted."""
+        """Number of parameters as text; "-" where unknown."""
         count = self.data.value(self.cell.cell_id, "throughput", "parameters", 0)
         return format_count(count.value) if count is not None and count.value is not None else "-"
 
     @property
     def context(self) -> int | None:
-        """Tokens that it was trained to read, as its config says."""
+        """Trained context length in tokens, from its config; None where unknown."""
         tokens = self.model.get("context")
         return tokens if isinstance(tokens, int) else None
 
     @property
     def budget(self) -> Mapping[str, str]:
-        """What the paper prints of its training, by its name; empty for a model that the paper has not."""
+        """Printed facts of its training by name; empty for a model that the paper does not list."""
         name = str(self.model.get("name")).rpartition("/")[2]
         return next((row for row in paper.rows("budgets") if row["model"] == name), {})
 
     @property
     def json_fields(self) -> dict[str, Any]:
-        """What JSON says of its row."""
+        """JSON fields of its row."""
         stored = {name: self.model.get(name) for name in ("name", "revision", "dtype", "pairing", "context")}
         return {
             "model": self.label,
@@ -215,7 +235,10 @@ class ExternalModel:
 
 
 def external_models(store: Store, data: SweepData) -> list[ExternalModel]:
-    """Those that read the text that the sweep's own cells read, whichever sweep they were measured beside."""
+    """Return the external models that were measured on the text that the sweep's cells read.
+
+    They come from all sweeps of the database. A published sweep has none.
+    """
     texts = set(map(_text_fingerprint, data.configs.values())) - {None}
     if not texts or paper.is_published(data.sweep):
         return []
@@ -227,6 +250,7 @@ def external_models(store: Store, data: SweepData) -> list[ExternalModel]:
 
 
 def _all_external_models(store: Store) -> Iterator[ExternalModel]:
+    """Yield the external models of every sweep of the database that lists some."""
     for summary in store.sweeps():
         if summary.read_only and paper.is_published(summary.name):
             continue
@@ -245,7 +269,12 @@ def _text_fingerprint(config: Mapping[str, Any]) -> str | None:
 
 
 def external_model_notes(models: Sequence[ExternalModel], lengths: Sequence[int]) -> list[str]:
-    """What a reader of their rows has to know."""
+    """Return the notes on external models: their origin, native pairing, and lengths beyond their trained context.
+
+    Args:
+        models: The external models of a table.
+        lengths: The shortest and the longest context length shown, in tokens.
+    """
     if not models:
         return []
     notes = [f"{EXTERNAL_SUFFIX.strip()}: a model from elsewhere, measured here on this sweep's text."]
@@ -267,9 +296,12 @@ ZETTA = 1e21
 
 
 def training_budgets_table(store: Store, data: SweepData) -> Table:
-    """Training budgets of the open-weight models as printed, and of the sweep's own: 6 x parameters x tokens FLOPs.
+    """Return the table `budgets`: training budgets of the open-weight models as printed, and of the sweep.
 
-    A ZF is 1e21 floating-point operations.
+    Training FLOPs are 6 x parameters x tokens; a ZF is 1e21 floating-point operations.
+
+    Raises:
+        ReportError: The sweep is a published one without such a table.
     """
     if paper.is_published(data.sweep) and data.sweep not in (paper.SWEEPS[1], paper.OPEN_WEIGHT):
         raise ReportError(f"{data.sweep} has no table of budgets; ask for --sweep {paper.SWEEPS[1]}")
@@ -296,6 +328,7 @@ def training_budgets_table(store: Store, data: SweepData) -> Table:
 
 
 def _external_budget_row(model: ExternalModel) -> TableRow:
+    """Return the row of an external model: counted parameters, context of its config, the rest as printed."""
     context = format_length(model.context) if model.context else "-"
     printed = [model.budget.get(name, "-") for name in ("train_tokens", "train_flops")]
     return TableRow(
@@ -304,7 +337,7 @@ def _external_budget_row(model: ExternalModel) -> TableRow:
 
 
 def _range_text(texts: Iterable[str], unit: str = "") -> str:
-    """One text, or the first and the last of several; a shared unit is printed once."""
+    """Return a single text, or the first and the last of several, followed by the unit; "-" for none."""
     distinct = list(dict.fromkeys(texts))
     return (f"{distinct[0]}–{distinct[-1]}" if len(distinct) > 1 else distinct[0] if distinct else "-") + (
         unit if distinct else ""
@@ -312,6 +345,7 @@ def _range_text(texts: Iterable[str], unit: str = "") -> str:
 
 
 def _own_budget_row(store: Store, data: SweepData) -> TableRow:
+    """Return the row of the sweep's own cells: ranges of their parameters, tokens, context and FLOPs in ZF."""
     sizes = {key[0]: value.value for key, value in data.values.items() if key[1:3] == ("throughput", "parameters")}
     sizes_and_tokens = [
         (size, cell.tokens_total) for cell in data.cells if (size := sizes.get(cell.cell_id)) is not None

@@ -1,7 +1,8 @@
-"""The cells that the small tables of the paper are about, in any sweep, and what the paper prints besides numbers of cells.
+"""Selection of the plain-recipe cells that tables 1 to 4 show, and facts that the paper prints in addition.
 
-They stand at the plain recipe: the regularizer `baseline` where the sweep has it (else its first), other switches off
-unless the table is about them. A sweep of published numbers gives the rows and columns that were printed; where they contradict
+The plain recipe has the regularizer `baseline` where the sweep has it (else its first), and other switches off
+unless the table varies them. A sweep of published numbers gives the rows and columns that were printed; where they
+contradict
 the authors' logs, docs/mechanisms.md says so ("Decisions").
 """
 
@@ -19,14 +20,17 @@ MAIN_MIXER = "polar"
 
 
 def plain_levels(data: SweepData, **levels: str) -> dict[str, str]:
-    """The plain recipe with the given levels."""
+    """Return the levels of the plain recipe by axis, updated by the given `levels`."""
     modes = data.levels("reg_mode")
     mode = "baseline" if "baseline" in modes or not modes else modes[0]
     return {"reg_mode": mode, "distractor": "off", "memory": "off", "window": "off"} | levels
 
 
 def cells_at_levels(data: SweepData, levels: dict[str, str]) -> dict[tuple[str, ...], list[CellState]]:
-    """The cells at these levels, by their levels of the extra axes; several of one group differ in their seed."""
+    """Return the cells at these levels, grouped by their levels of the extra axes.
+
+    Cells of a group differ only in their seed.
+    """
     cells_by_group: dict[tuple[str, ...], list[CellState]] = {}
     for key, cells in data.configurations().items():
         if all(cells[0].levels[axis] == level for axis, level in levels.items()):
@@ -35,17 +39,17 @@ def cells_at_levels(data: SweepData, levels: dict[str, str]) -> dict[tuple[str, 
 
 
 def memories(data: SweepData) -> list[str]:
-    """The levels of memory but `off`; `on` where the sweep has none."""
+    """Return the levels of the axis memory except `off`; ["on"] where the sweep has none."""
     return [level for level in data.levels("memory") if level != "off"] or ["on"]
 
 
 def mixers(data: SweepData) -> list[str]:
-    """The levels of attn_type by name."""
+    """Return the levels of attn_type, sorted by name."""
     return sorted(data.levels("attn_type"))
 
 
 def main_mixer_last(names: Iterable[str]) -> list[str]:
-    """The names with our own mixer at the end, as the paper has it."""
+    """Return the mixers sorted by name, with MAIN_MIXER at the end, as the paper orders them."""
     return sorted(names, key=lambda name: (name == MAIN_MIXER, name))
 
 
@@ -60,7 +64,7 @@ def configuration_label(mixer: str, memory: str, is_single_memory: bool) -> str:
 
 @dataclass(frozen=True)
 class PrintedDiscrepancy:
-    """A printed number and the logged one, in the unit of the metric (shares as fractions)."""
+    """A printed number that differs from the logged one, in the unit of the metric (shares as fractions)."""
 
     table: str
     cell: str
@@ -73,7 +77,7 @@ class PrintedDiscrepancy:
 
     @property
     def text(self) -> str:
-        """In a few words, shares in %."""
+        """The discrepancy as a sentence, shares in %."""
         percent = self.metric in ("digit_accuracy", "mfu_paper")
         printed, logged = (format_number(value, 2, percent=percent) for value in (self.printed, self.logged))
         at = f" at {format_length(self.length)}" if self.length else ""
@@ -81,14 +85,19 @@ class PrintedDiscrepancy:
 
 
 def _half_digit(metric: str, table: str) -> float:
-    """Half of the last digit that the table prints of such a number, in the metric's unit."""
+    """Return half of the last digit that a table prints of a metric, in the metric's unit."""
     if metric == "digit_accuracy":
         return 0.0005 if table == "6" else 0.005
     return 0.0005 if metric in ("mfu_paper", "val_loss") else 0.005
 
 
 def printed_discrepancies(data: SweepData, table: str | None = None) -> list[PrintedDiscrepancy]:
-    """The published numbers that rounding alone does not lead to from the log, of one table or of all."""
+    """Return the published numbers that differ from the authors' log by more than rounding explains, sorted.
+
+    Args:
+        data: A sweep of published numbers.
+        table: Number of the printed table; None: all tables.
+    """
     slugs = {cell.cell_id: cell.slug for cell in data.cells}
     discrepancies = []
     for (cell, number, probe, metric, length), value in data.printed.items():
@@ -112,6 +121,6 @@ def printed_discrepancies(data: SweepData, table: str | None = None) -> list[Pri
 
 
 def published_facts(store: Store, cell: str) -> dict[str, str]:
-    """What is printed of a published model besides its numbers, by name."""
+    """Return the texts that are printed of a published model in addition to its numbers, by name."""
     facts = store.cell(cell).config.get("published", {})
     return {name: str(text) for name, text in facts.items()}

@@ -1,4 +1,7 @@
-"""Tables 1 to 5: mixers, memory, window and distractor over context lengths, training throughput, and regularizer modes."""
+"""Tables 1 to 5.
+
+Mixers, memory, window and distractor over context lengths, training throughput, and regularizers.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ UNITS = "clean: nats per token."
 
 @dataclass(frozen=True)
 class LengthSeries:
-    """A column of a table over lengths: the levels that its cells stand at, and what is measured."""
+    """A column of a table over lengths: the levels of its cells by axis, and the (probe, metric) that it shows."""
 
     heading: str
     levels: dict[str, str]
@@ -49,7 +52,16 @@ class LengthSeries:
 
 
 def length_table(data: SweepData, number: str, title: str, series: Sequence[LengthSeries]) -> Table:
-    """A table with a row for every length and, where further axes vary, every combination of their levels."""
+    """Return a table with one row per length and, where extra axes vary, per combination of their levels.
+
+    Where the table was printed, only the printed columns and lengths are shown.
+
+    Args:
+        data: The sweep.
+        number: Number of the table in the paper.
+        title: Title of the table.
+        series: The columns.
+    """
     groups_by_column = [cells_at_levels(data, column.levels) for column in series]
     printed = {key for key in data.printed if key[1] == number}
     lengths = sorted({length for column in series for length in data.lengths(*column.metric_key)})
@@ -111,7 +123,10 @@ def length_table(data: SweepData, number: str, title: str, series: Sequence[Leng
 
 
 def table1(store: Store, data: SweepData) -> Table:
-    """Attention alone: clean loss and needle accuracy of every mixer without memory, over context lengths."""
+    """Return Table 1, attention alone.
+
+    Clean loss and needle accuracy of every mixer without memory, over context lengths.
+    """
     series = [
         LengthSeries(f"{mixer} {what[0]}", plain_levels(data, attn_type=mixer), what)
         for what in (CLEAN, NEEDLE)
@@ -121,7 +136,10 @@ def table1(store: Store, data: SweepData) -> Table:
 
 
 def table2(store: Store, data: SweepData) -> Table:
-    """What memory adds: needle accuracy of our mixer alone and of every mixer with memory, and the latter's clean loss."""
+    """Return Table 2, effect of memory.
+
+    Needle accuracy with memory and of our mixer alone, and clean loss with memory.
+    """
     names, memory_levels = main_mixer_last(mixers(data)), memories(data)
     is_single_memory = len(memory_levels) == 1
     pairs = [(mixer, memory) for memory in memory_levels for mixer in names]
@@ -144,7 +162,7 @@ def _main_mixer(data: SweepData) -> str:
 
 
 def table3(store: Store, data: SweepData) -> Table:
-    """Window and distractor: needle accuracy with memory, and with each of the two added to it."""
+    """Return Table 3, window and distractor: needle accuracy with memory, and with each of the two added to it."""
     mixer, memory = _main_mixer(data), memories(data)[0]
     base = {"attn_type": mixer, "memory": memory}
     series = [
@@ -167,7 +185,10 @@ TRAIN_SECONDS = column_of("throughput", "train_seconds", "Train s")
 
 
 def _step_seconds(data: SweepData, cells: Sequence[CellState], number: str) -> TableEntry:
-    """Seconds of one optimizer step: as published, else training seconds by steps, averaged over seeds."""
+    """Return the seconds per optimizer step.
+
+    As published, else the training seconds divided by the steps, mean over seeds.
+    """
     published = measured_entry(data, cells, STEP, number)
     steps = cells[0].steps_total if cells else None
     if published.value is not None or not steps:
@@ -181,7 +202,10 @@ def _step_seconds(data: SweepData, cells: Sequence[CellState], number: str) -> T
 
 
 def table4(store: Store, data: SweepData) -> Table:
-    """Training throughput: seconds of a step, MFU by the paper's formula, and its drop against the mixer alone."""
+    """Return Table 4, training throughput.
+
+    Seconds per step, MFU by the paper's formula, and its drop against the mixer alone.
+    """
     memory_levels, number = memories(data), "4"
     printed = {key[0] for key in data.printed if key[1] == number}
     measured = [
@@ -223,6 +247,13 @@ def table4(store: Store, data: SweepData) -> Table:
 
 
 def _drop_entry(data: SweepData, alone: TableEntry | None, share: TableEntry) -> TableEntry:
+    """Return the relative drop of MFU against the mixer alone; an empty entry for the mixer itself.
+
+    Args:
+        data: The sweep.
+        alone: MFU of the mixer alone; None where it has no cells.
+        share: MFU of the row.
+    """
     if alone is share:
         return TableEntry(text=EMPTY_TEXT, heading=DROP.heading, probe=DROP.probe, metric=DROP.metric)
     parts = [share] if alone is None else [alone, share]
@@ -235,7 +266,7 @@ def _drop_entry(data: SweepData, alone: TableEntry | None, share: TableEntry) ->
 
 
 def table5(store: Store, data: SweepData) -> Table:
-    """Regularizer modes: what each asks for, and how many cells of the sweep train with it."""
+    """Return Table 5, regularizer modes: the objective of each, and the number of cells that train with it."""
     objectives = {row["mode"]: row["objective"] for row in paper.rows("regularizers")}
     lines = []
     for mode in data.levels("reg_mode"):

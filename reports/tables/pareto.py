@@ -1,4 +1,4 @@
-"""The table `pareto`: the configurations that no other beats in quality and speed at once."""
+"""Table `pareto`: the configurations that no other configuration beats in quality and speed at once."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from ..sweep_data import SweepData
 from ..table import Table, TableEntry
 from ..table_builder import EMPTY_TEXT, TableRow, build_table, measured_entry, placeholder_notes, seed_notes, sweep_note
 
-MIN_LISTED_PROBABILITY = 0.25  # a probability to be on a front that is told of a configuration off it
-MAX_LISTED = 3  # of those, in the notes
+MIN_LISTED_PROBABILITY = 0.25  # least P(front) for a note on a configuration that is off the front
+MAX_LISTED = 3  # such configurations per note
 
 
 def pareto_table(store: Store, data: SweepData) -> Table:
-    """The configurations that no other beats in speed and quality at once: in validation loss, or in needle accuracy at
-    the longest length. Speed is tokens/s, or MFU where the sweep has no tokens/s."""
+    """Return the table `pareto`: the configurations on a Pareto front of speed and a quality, fastest first.
+
+    The qualities are validation loss, and needle accuracy at the longest length. Speed is tokens/s, or MFU where the
+    sweep has no tokens/s.
+    """
     speed, (loss, needle) = speed_column(data, "Tokens/s"), quality_columns(data)
     groups = list(data.configurations().items())
     grid = [[measured_entry(data, cells, column) for column in (speed, loss, needle)] for _, cells in groups]
@@ -52,7 +55,12 @@ def pareto_table(store: Store, data: SweepData) -> Table:
 
 
 def _fronts(grid: Sequence[Sequence[TableEntry]], qualities: Sequence[Column]) -> dict[int, list[str]]:
-    """By row that is on a front: the headings of the qualities; a row's first number is the speed, the qualities follow."""
+    """Return the headings of the qualities by index of each row that is on a front.
+
+    Args:
+        grid: Entries by row; the first is the speed, the qualities follow.
+        qualities: The qualities in the order of the entries.
+    """
     headings_by_row: dict[int, list[str]] = {}
     for index, quality in enumerate(qualities, start=1):
         complete_rows = [r for r, row in enumerate(grid) if row[0].value is not None and row[index].value is not None]
@@ -73,7 +81,14 @@ def _front_notes(
     chances: Sequence[Mapping[Configuration, float]],
     fronts: Mapping[int, list[str]],
 ) -> list[str]:
-    """What a probability to be on a front means, and who is likely to be on one that the numbers alone leave off it."""
+    """Return the notes on P(front), and on configurations off a front that are likely to be on it.
+
+    Args:
+        data: The sweep.
+        qualities: The qualities.
+        chances: For each quality, the probability of being on its front by configuration; empty where unknown.
+        fronts: Headings of the qualities by index of each configuration on a front.
+    """
     unknown = [quality.heading for quality, probabilities in zip(qualities, chances, strict=True) if not probabilities]
     notes = []
     if any(chances):

@@ -1,4 +1,4 @@
-"""The table `power`: how many pairs a difference takes to be seen, by mixer and memory."""
+"""Table `power`: required sample size (matched pairs) by mixer and memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ NOTES = (
 
 
 def power_table(store: Store, data: SweepData) -> Table:
-    """The pairs needed to see a difference, and the smallest difference that the sweep's own pairs show, by mixer and memory."""
+    """Return the table `power`.
+
+    Pairs needed to detect a difference, and the smallest one that the sweep's own pairs detect.
+    """
     analyses = power_analyses(data)
     lines = [
         TableRow(
@@ -48,6 +51,10 @@ def power_table(store: Store, data: SweepData) -> Table:
 
 
 def _analysis_entries(analysis: PowerAnalysis) -> tuple[TableEntry, ...]:
+    """Return the entries of a row.
+
+    Sd, floor, df, pairs, detectable differences, and the pairs needed for each of HEADINGS.
+    """
     amounts = {
         "sd": analysis.spread.sd,
         "Floor": analysis.spread.floor,

@@ -1,4 +1,4 @@
-"""The tables `predicted_hours_table`, `failures_table` and `provenance_table`: what attempts took, why some did not finish, and what they ran on."""
+"""Tables `budget`, `failures` and `provenance`: hours of the attempts, causes of failure, and code and machines."""
 
 from __future__ import annotations
 
@@ -22,31 +22,34 @@ HEADINGS = (
     "Rest", "Lost",
 )  # fmt: skip
 SOURCES = ("measured", "calibrated", "FLOPs")
-"""Of a prediction, the best first."""
+"""Sources of a prediction, the best first."""
 
 
 @dataclass(frozen=True)
 class TimeSpent:
-    """Hours of GPUs, or of cores, by what they went to; together all that attempts of a cell took."""
+    """GPU hours (core hours without GPUs) of a cell's attempts by purpose; the fields add up to the total."""
 
     start: float = 0.0
     training: float = 0.0
     probing: float = 0.0
     rest: float = 0.0
-    """Of attempts that finished: until their process tells the time, validation, checkpoints."""
+    """Time of finished attempts that is none of the above: before the process reports its start, validation,
+    checkpoints.
+    """
     lost: float = 0.0
-    """Attempts that did not finish, but for the training that a later one went on from."""
+    """Time of unfinished attempts, without the training that a later attempt continued."""
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Sum of all fields, in hours."""
         return sum(getattr(self, field.name) for field in fields(self))
 
 
 def predicted_hours_table(store: Store, data: SweepData) -> Table:
-    """Predicted against actual hours, of cells that were predicted alike, and of all of them.
+    """Return the table `budget`.
 
-    Both are of the cells that are done, so that they can be compared; what is lost to failures and restarts is of all.
+    Predicted against actual hours, by cells with the same prediction, and of all cells. Both are of the cells that
+    are done, so that they can be compared; lost hours are of all cells.
     """
     attempts: dict[str, list[Attempt]] = {cell.cell_id: [] for cell in data.cells}
     for attempt in store.attempts_of(attempts):
@@ -91,6 +94,14 @@ def _group_name(cells: Sequence[CellState]) -> str:
 
 
 def _hours_row(data: SweepData, cells: Sequence[CellState], took: Mapping[str, TimeSpent], name: str) -> TableRow:
+    """Return the row of a group of cells.
+
+    Args:
+        data: The sweep.
+        cells: Cells with the same prediction, or all cells.
+        took: Hours by cell.
+        name: Text of the first column.
+    """
     done = [cell for cell in cells if data.standing(cell) == "done"]
     predicted = {source: _predicted_hours(data, done, source) for source in SOURCES}
     best = _likely_hours(data, done)
@@ -136,13 +147,16 @@ def _hours_text(hours: float | None) -> str:
 
 
 def _predictions(data: SweepData, cell: CellState) -> dict[str, tuple[float, float, float]]:
-    """What was predicted of a cell, the best source first."""
+    """Return the predicted (low, likely, high) hours of a cell by source, the best source first.
+
+    Empty without a forecast.
+    """
     by_source = data.forecast.cell(cell.position) if data.forecast is not None else {}
     return {source: by_source[source] for source in SOURCES if source in by_source}
 
 
 def _likely_hours(data: SweepData, cells: Sequence[CellState]) -> float | None:
-    """The sum of what the best source of each said as likely; None unless each has one."""
+    """Return the sum of the likely hours by the best source of each cell; None unless every cell has one."""
     predictions = [next(iter(_predictions(data, cell).values()), None) for cell in cells]
     return (
         sum(prediction[1] for prediction in predictions if prediction is not None)
@@ -152,7 +166,10 @@ def _likely_hours(data: SweepData, cells: Sequence[CellState]) -> float | None:
 
 
 def _predicted_hours(data: SweepData, cells: Sequence[CellState], source: str) -> tuple[float, float, float] | None:
-    """What one source said of all these cells: low, likely, high; None unless it knew each."""
+    """Return the (low, likely, high) hours that one source predicts for all these cells.
+
+    None unless it predicts each.
+    """
     predictions = [by_source[source] for cell in cells if source in (by_source := _predictions(data, cell))]
     if not predictions or len(predictions) < len(cells):
         return None
@@ -168,14 +185,14 @@ def _summed_time(times: Sequence[TimeSpent]) -> TimeSpent:
 
 
 def _time_by_cell(store: Store, data: SweepData, attempts: Mapping[str, Sequence[Attempt]]) -> dict[str, TimeSpent]:
-    """By cell."""
+    """Return the hours by cell, of all its attempts."""
     ended = [attempt.id for cell_attempts in attempts.values() for attempt in cell_attempts if attempt.state == "done"]
     starts = store.starts(ended)
     probing: dict[str, dict[int, dict[tuple[str, int], float]]] = {}
     trained: dict[str, dict[int, float]] = {}
     for (cell, probe, metric, length), value in data.values.items():
         if value.seconds is not None:
-            # each number of a probe carries the time of the whole probe at that length
+            # each number of a probe carries the seconds of the complete probe at that length
             probing.setdefault(cell, {}).setdefault(value.attempt_id, {})[probe, length] = value.seconds
         if (probe, metric) == ("throughput", "train_seconds") and value.value is not None:
             trained.setdefault(cell, {})[value.attempt_id] = value.value
@@ -194,6 +211,15 @@ def _cell_time(
     trained: Mapping[int, float],
     share: float,
 ) -> TimeSpent:
+    """Return the hours of a cell's attempts by purpose; a running attempt is not counted.
+
+    Args:
+        attempts: The cell's attempts, oldest first.
+        starts: Seconds from process start to the built network, by attempt.
+        probes: Seconds of probing by attempt.
+        trained: Seconds of training by attempt, counted on from the checkpoint that it continued.
+        share: GPUs (or cores) of the cell.
+    """
     start = training = probing = rest = lost = carried = 0.0
     for attempt in attempts:
         elapsed = attempt.elapsed_s
@@ -203,12 +229,12 @@ def _cell_time(
             lost += elapsed
             continue
         mine = starts.get(attempt.id, 0.0), trained.get(attempt.id, 0.0), probes.get(attempt.id, 0.0)
-        # training seconds go on counting from a checkpoint, so what exceeds this attempt's own time was done before it
+        # training seconds continue from a checkpoint: what exceeds this attempt's own time ran in earlier attempts
         carried += max(0.0, sum(mine) - elapsed)
         rest += max(0.0, elapsed - sum(mine))
         start, training, probing = start + mine[0], training + mine[1], probing + mine[2]
     attributed = min(carried, lost)
-    # where clocks disagree by more than was lost, the training takes the difference, so that the sum stays what it took
+    # where clocks disagree by more than the lost time, training absorbs the difference, so that the sum stays the total
     hours = [
         seconds * share / 3600
         for seconds in (start, training - (carried - attributed), probing, rest, lost - attributed)
@@ -217,7 +243,7 @@ def _cell_time(
 
 
 def gpu_share(config: Mapping[str, Any]) -> float:
-    """GPUs of an attempt, or cores where it has none."""
+    """Return the number of GPUs of an attempt, or of cores if it has no GPU, from a cell's config."""
     resources = config.get("resources", {})
     return float(resources.get("gpus") or resources.get("cpus") or 1)
 
@@ -226,7 +252,10 @@ def gpu_share(config: Mapping[str, Any]) -> float:
 
 
 def failures_table(store: Store, data: SweepData) -> Table:
-    """Every attempt of the sweep's cells that failed, diverged or was interrupted, oldest first, with its cause."""
+    """Return the table `failures`.
+
+    Every attempt that failed, diverged or was interrupted, oldest first, with its cause.
+    """
     cells = {cell.cell_id: cell for cell in data.cells}
     lines = []
     for attempt in store.attempts_of(cells):
@@ -240,6 +269,13 @@ def failures_table(store: Store, data: SweepData) -> Table:
 
 
 def _failure_row(attempt: Attempt, slug: str, now: str) -> TableRow:
+    """Return the row of an attempt that did not finish.
+
+    Args:
+        attempt: The attempt.
+        slug: Slug of its cell.
+        now: Present status of the cell.
+    """
     step = f"{attempt.step}/{attempt.steps_total}" if attempt.steps_total else str(attempt.step)
     labels = (
         slug,
@@ -274,12 +310,15 @@ def _moment_text(moment: datetime | None) -> str:
 # --- code, machine and software ---------------------------------------------------------------------------------------
 
 
-SHORT_ID_LENGTH = 12  # letters of a commit or a fingerprint
+SHORT_ID_LENGTH = 12  # characters of a commit or a fingerprint
 PACKAGES = ("torch", "triton", "fla-core", "numpy")
 
 
 def provenance_table(store: Store, data: SweepData) -> Table:
-    """Where the numbers come from: a row for every combination of code, machine and software, with its cells."""
+    """Return the table `provenance`.
+
+    One row per combination of code, machine and software, with its cells and attempts.
+    """
     pairs = {(key[0], value.attempt_id) for key, value in data.shown.items()}
     provenance_by_attempt = provenances_of_attempts(store, {attempt for _, attempt in pairs})
     groups: dict[tuple[str, ...], list[tuple[str, int]]] = defaultdict(list)
@@ -300,6 +339,10 @@ def provenance_table(store: Store, data: SweepData) -> Table:
 
 
 def _origin_labels(recorded: Provenance) -> tuple[str, ...]:
+    """Return the texts of a provenance row.
+
+    Commit, GPU, driver, precision, Python, software, kernels, tokenizer, corpus.
+    """
     commit = (recorded.git_commit or "-")[:SHORT_ID_LENGTH] + (" with changes" if recorded.git_dirty else "")
     software = ", ".join(f"{name} {recorded.packages[name]}" for name in PACKAGES if name in recorded.packages) or "-"
     kernels = ", ".join(f"{name}: {path}" for name, path in sorted(recorded.kernels.items())) or "-"

@@ -1,4 +1,4 @@
-"""The table `study`: the best trials of a study, and what they took."""
+"""Table `study`: the best trials of a study, and their cost."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from ..table_builder import EMPTY_TEXT, TableRow, build_table
 from .run_records import gpu_share
 
 BEST = 10
-"""Trials that are listed without --all-rows."""
+"""Number of trials that are listed without --all-rows."""
 ENDS = ("done", "pruned", "diverged", "failed", "asked")
 SELECTED = "The best of many trials is partly luck: what its settings reach with other seeds, a grid with them and with seeds: says."
 
 
 def study_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Table:
-    """The best trials of a study with number, cell, settings, objectives, standing and cost; with `all_rows` every trial.
+    """Return the table `study`: the best trials with number, cell, settings, standing, cost and objectives.
 
-    The Pareto front stands first, the others by the first objective. Raises ReportError for a sweep that is no study.
+    The Pareto front comes first, then the others by the first objective. With `all_rows` every trial is listed.
+
+    Raises:
+        ReportError: The sweep is not a study.
     """
     study = study_of(store, data)
     ranked = _ranked_trials(study)
@@ -49,7 +52,10 @@ def study_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Tab
 
 
 def _ranked_trials(study: Study) -> list[Trial]:
-    """The Pareto front first, then what is done by the first objective, then the rest by how it ended."""
+    """Return the trials ranked.
+
+    The Pareto front, other finished trials by the first objective, then the rest by standing.
+    """
     sign = study.objectives[0].sign
 
     def sort_key(trial: Trial) -> tuple[Any, ...]:
@@ -60,7 +66,7 @@ def _ranked_trials(study: Study) -> list[Trial]:
 
 
 def _first_trial_by_cell(trials: Sequence[Trial]) -> Mapping[str, int]:
-    """By cell, the first trial that proposed it, for which it was trained."""
+    """Return the number of the trial that first proposed a cell, by cell; the cell was trained for that trial."""
     first_trials: dict[str, int] = {}
     for trial in trials:
         if trial.cell is not None:
@@ -69,6 +75,7 @@ def _first_trial_by_cell(trials: Sequence[Trial]) -> Mapping[str, int]:
 
 
 def _trial_row(study: Study, trial: Trial, costs: Mapping[str, CellCost], first: Mapping[str, int]) -> TableRow:
+    """Return the row of a trial; its cost is zero if an earlier trial proposed the same cell."""
     owner = first.get(trial.cell or "", trial.number)
     cost = costs.get(trial.cell or "", CellCost(seconds=0.0, hours=0.0)) if owner == trial.number else None
     cost = cost or CellCost(seconds=0.0, hours=0.0)
@@ -94,6 +101,7 @@ def _trial_row(study: Study, trial: Trial, costs: Mapping[str, CellCost], first:
 
 
 def _objective_entry(study: Study, trial: Trial, objective: Objective) -> TableEntry:
+    """Return the entry of a trial's value of an objective; empty unless the trial is done."""
     metric = metrics.known(objective.probe, objective.metric)
     base = TableEntry(
         text=EMPTY_TEXT, heading=objective.words, probe=objective.probe, metric=objective.metric, length=objective.length,
@@ -107,6 +115,15 @@ def _objective_entry(study: Study, trial: Trial, objective: Objective) -> TableE
 
 
 def _study_notes(study: Study, shown: int, all_rows: bool, costs: Mapping[str, CellCost], unit: str) -> list[str]:
+    """Return the notes on bold values, units, costs and unlisted trials.
+
+    Args:
+        study: The study.
+        shown: Number of listed trials.
+        all_rows: Whether --all-rows was given.
+        costs: Cost by cell.
+        unit: "GPU h" or "core h".
+    """
     seconds, hours = (sum(getattr(cost, name) for cost in costs.values()) for name in ("seconds", "hours"))
     units = ", ".join(f"{objective.words} in {objective.unit}" for objective in study.objectives if objective.unit)
     first = (

@@ -1,7 +1,8 @@
-"""The tables of tasks, which rivals' papers print: flip-flop, recall, perplexity over lengths, questionnaires (docs/recipes.md, docs/memories.md).
+"""Tables of tasks that other papers print.
 
-A row is a configuration. A mean over seeds stands with their standard deviation, and Student's t interval of the seeds; where a
-share is of sequences, Wilson's interval of the sequences of one seed stands beside it, since every seed is asked the same.
+Flip-flop, recall, perplexity over lengths, questionnaires (docs/recipes.md, docs/memories.md). A row is a
+configuration. A mean over seeds has their standard deviation and Student's t interval over seeds. A share of
+sequences has Wilson's interval over the sequences of one seed in addition, since every seed reads the same sequences.
 """
 
 from __future__ import annotations
@@ -49,11 +50,18 @@ SETS = (
 
 
 def flipflop_table(store: Store, data: SweepData) -> Table:
-    """Sequences of the flip-flop task without an error, in the three test sets, with the intervals of seeds and of sequences."""
+    """Return the table `flipflop`.
+
+    Sequences without an error in the three test sets, with intervals of seeds and of sequences.
+    """
     rows = configurations_with_probe(data, FLIPFLOP)
     shares = {name: column_of(FLIPFLOP, f"exact_{name}", heading) for name, heading in HEADINGS.items()}
 
     def entries(cells: Sequence[CellState]) -> Iterator[TableEntry]:
+        """Yield the entries of a configuration.
+
+        Per test set the share, its two intervals and the share of wrong reads.
+        """
         for name, column in shares.items():
             yield from with_intervals(data, cells, column)
             yield measured_entry(
@@ -72,7 +80,10 @@ def flipflop_table(store: Store, data: SweepData) -> Table:
 
 
 def extrapolation_table(store: Store, data: SweepData) -> Table:
-    """Perplexity over context lengths, and how many times that of the shortest the perplexity of the longest is."""
+    """Return the table `extrapolation`.
+
+    Perplexity over context lengths, and the ratio of the longest to the shortest.
+    """
     rows = configurations_with_probe(data, EXTRAPOLATION)
     lengths = sorted({*data.lengths(EXTRAPOLATION, PERPLEXITY), *data.requested_lengths().get(EXTRAPOLATION, ())})
     metric = data.metric(EXTRAPOLATION, PERPLEXITY)
@@ -97,7 +108,7 @@ def extrapolation_table(store: Store, data: SweepData) -> Table:
 
 
 def downstream_table(store: Store, data: SweepData) -> Table:
-    """Four questionnaires and their average."""
+    """Return the table `downstream`: four questionnaires and their average."""
     rows = configurations_with_probe(data, DOWNSTREAM)
     columns = [column_of(DOWNSTREAM, data.metric(DOWNSTREAM, name), decimals=1) for name in TASKS]
     average = column_of(DOWNSTREAM, data.metric(DOWNSTREAM, AVERAGE), "Avg", decimals=1)
@@ -121,7 +132,10 @@ def downstream_table(store: Store, data: SweepData) -> Table:
 
 
 def _coin_notes(data: SweepData, rows: TaskRows) -> list[str]:
-    """What fair coins would get right of the very sequences, and how many those are."""
+    """Return the note on the share of sequences that fair coins get right.
+
+    It comes from stored values, or for the threshold paper from the task's definition; otherwise there is none.
+    """
     texts = []
     for name, heading in HEADINGS.items():
         values = [
@@ -145,13 +159,13 @@ def _coin_notes(data: SweepData, rows: TaskRows) -> list[str]:
 
 
 IGNORED = (0.8, 0.98, 0.1)
-"""Probability of an instruction to ignore in the three test sets of the threshold paper."""
+"""Probability of an ignore instruction in the three test sets of the threshold paper."""
 FREE_PAIRS = 254
-"""Of the 256 pairs of a sequence: the first always writes, the last always reads."""
+"""Free pairs of the 256 of a sequence: the first always writes, the last always reads."""
 
 
 def _coin_level(ignore: float) -> float:
-    """Mean of 2^-reads over sequences whose free pairs read with probability (1 - ignore) / 2 each."""
+    """Return the mean of 2^-reads over sequences whose free pairs read with probability (1 - ignore) / 2 each."""
     return 0.5 * (1 - (1 - ignore) / 4) ** FREE_PAIRS
 
 
@@ -160,14 +174,14 @@ def _share_text(share: float) -> str:
 
 
 def _training_length_note(data: SweepData, rows: TaskRows) -> list[str]:
-    """The tokens of a training row."""
+    """Return the note on the tokens of a training row; none where the configs do not say."""
     row_lengths = {data.setting(cell, "train.seq_len") for cells in rows.groups for cell in cells}
     lengths = sorted(int(length) for length in row_lengths if length)
     return [f"Trained on rows of {' or '.join(f'{length:,}' for length in lengths)} tokens."] if lengths else []
 
 
 def printed_fact_notes(sweep: str) -> list[str]:
-    """Return what a rival prints besides the numbers of its sweep: one line per place where it stands."""
+    """Return the facts that another paper prints in addition to the numbers of its sweep: one note per source."""
     facts: list[tuple[str, str]] = []
     if sweep == paper.WALL:
         facts += [(row["where"], f"{row['setting']}: {row['printed']}") for row in paper.rows("wall-settings")]
@@ -186,7 +200,10 @@ def printed_fact_notes(sweep: str) -> list[str]:
 
 
 def _ratio_entries(data: SweepData, cells: Sequence[CellState], first: Column, last: Column) -> list[TableEntry]:
-    """Last over first seed by seed: mean and standard deviation, and Student's t interval."""
+    """Return the ratio of the last to the first column.
+
+    Its mean over seeds with standard deviation, and its t interval.
+    """
     column = replace(first, heading=RATIO, unit=BARE, length=0, metric="")
     pairs = [(data.numbers([cell], last), data.numbers([cell], first)) for cell in cells]
     ratios = [a[0] / b[0] for a, b in pairs if a and b]
@@ -206,7 +223,7 @@ MQAR_MEANT = "Answers: questions answered rightly, in %; Rows: rows without a wr
 
 
 def associative_recall_table(store: Store, data: SweepData) -> Table:
-    """Questions answered rightly, rows without an error, and the loss of the answers."""
+    """Return the table `mqar`: correct answers, rows without an error, and the loss of the answers."""
     rows = configurations_with_probe(data, MQAR)
     shares = [column_of(MQAR, name, heading) for name, heading in SHARES.items()]
     loss = column_of("val", "val_loss", "Loss")
@@ -221,7 +238,7 @@ def associative_recall_table(store: Store, data: SweepData) -> Table:
 
 
 def _guess_notes(data: SweepData, rows: TaskRows) -> list[str]:
-    """What whoever guesses among the values is expected to score."""
+    """Return the note on the score expected from guessing among the values; none where it is unknown."""
     chance_levels = set()
     for cell in (cell for cells in rows.groups for cell in cells):
         value = data.values.get((cell.cell_id, MQAR, "accuracy", 0))
@@ -247,12 +264,12 @@ MEANT = {
     WRONG: "share of reads, in %",
     RATIO: "perplexity at the longest length over that at the shortest, seed by seed",
 }
-"""What the headings of further columns end in, and what that means."""
+"""Meaning of each ending of a heading."""
 
 
 @dataclass(frozen=True)
 class TaskRows:
-    """The configurations that a table is about, and the axes that tell them apart."""
+    """Configurations of a task table, and the axes that distinguish them."""
 
     data: SweepData
     groups: Sequence[Sequence[CellState]]
@@ -272,7 +289,7 @@ class TaskRows:
         return tuple(cell_level(cells[0], axis) for axis in self.axes)
 
     def lines(self, entries: Callable[[Sequence[CellState]], Iterable[TableEntry]]) -> list[TableRow]:
-        """A row for every configuration."""
+        """Return one row per configuration, with the entries that `entries` makes from its cells."""
         return [TableRow(words=self.labels(cells), entries=tuple(entries(cells)), cells=cells) for cells in self.groups]
 
     @property
@@ -281,7 +298,7 @@ class TaskRows:
 
 
 def configurations_with_probe(data: SweepData, probe: str) -> TaskRows:
-    """The configurations with a number of the probe; all of them where the sweep asks for it."""
+    """Return the configurations that have a number of the probe; all of them if the sweep requests the probe."""
     have = {cell for cell, of, *_ in data.values if of == probe}
     is_requested = any(name == probe for name, _ in data.requested)
     groups = data.configurations().values()
@@ -291,7 +308,16 @@ def configurations_with_probe(data: SweepData, probe: str) -> TaskRows:
 def task_table(
     store: Store, rows: TaskRows, name: str, title: str, lines: Sequence[TableRow], notes: Sequence[str]
 ) -> Table:
-    """The table of the task of a probe of that name, with what its headings mean and how far seeds lie apart."""
+    """Return the table of a task, with notes on its headings, on the spread between seeds and on missing numbers.
+
+    Args:
+        store: The database.
+        rows: The configurations.
+        name: Name of the table and of the probe.
+        title: Title of the table.
+        lines: One row per configuration.
+        notes: Further notes, dropped if there are no rows.
+    """
     data, grid = rows.data, [line.entries for line in lines]
     published = paper.is_published(data.sweep)
     runs = max((entry.seeds for row in grid for entry in row), default=0)
@@ -317,7 +343,12 @@ def task_table(
 
 
 def drop_empty_columns(lines: Sequence[TableRow], required_headings: Sequence[str]) -> list[TableRow]:
-    """The lines without the columns in which none says anything, but for those that are always there."""
+    """Return the rows without the columns that have no value in any row.
+
+    Args:
+        lines: The rows.
+        required_headings: Headings of columns that stay even if they are empty.
+    """
     if not lines:
         return []
     indices = [
@@ -330,7 +361,7 @@ def drop_empty_columns(lines: Sequence[TableRow], required_headings: Sequence[st
 
 
 def _paper_name_notes(store: Store, rows: TaskRows) -> list[str]:
-    """What the paper calls the configurations, where it calls them otherwise."""
+    """Return the note on configurations that the paper calls by another name; none where all names agree."""
     texts = []
     for cells in rows.groups:
         name, labels = published_facts(store, cells[0].cell_id).get("name", ""), rows.labels(cells)
@@ -340,20 +371,23 @@ def _paper_name_notes(store: Store, rows: TaskRows) -> list[str]:
 
 
 def configuration_text(labels: Sequence[str]) -> str:
-    """A configuration in a sentence."""
+    """Return the levels of a configuration as text, without "none" and empty ones."""
     return " ".join(word for word in labels if word not in ("none", EMPTY_TEXT))
 
 
 def with_intervals(
     data: SweepData, cells: Sequence[CellState], column: Column
 ) -> tuple[TableEntry, TableEntry, TableEntry]:
-    """A share of sequences, with the intervals of seeds and of sequences."""
+    """Return the mean share of sequences, its interval over seeds and its interval over sequences."""
     mean = measured_entry(data, cells, column)
     return mean, seed_interval_entry(mean, column), sequence_interval_entry(data, cells, mean)
 
 
 def seed_interval_entry(mean: TableEntry, column: Column) -> TableEntry:
-    """Student's t interval of the mean over seeds; of a share within 0 and 1."""
+    """Return the 95% Student's t interval of the mean over seeds, clipped to 0 and 1 for a share.
+
+    Empty with one seed.
+    """
     base = TableEntry(text=EMPTY_TEXT, heading=f"{mean.heading} {SEEDS}", unit=mean.unit, origins=mean.origins)
     if mean.value is None or mean.sd is None or mean.seeds < 2:
         return base
@@ -363,7 +397,7 @@ def seed_interval_entry(mean: TableEntry, column: Column) -> TableEntry:
 
 
 def sequence_interval_entry(data: SweepData, cells: Sequence[CellState], mean: TableEntry) -> TableEntry:
-    """Wilson's interval of the mean share, of as many sequences as the fewest that a seed was asked."""
+    """Return Wilson's interval of the mean share; n is the smallest number of sequences of any seed."""
     column = Column("", mean.probe, mean.metric, 2, True)
     base = TableEntry(text=EMPTY_TEXT, heading=f"{mean.heading} {SEQUENCES}", unit=mean.unit, origins=mean.origins)
     measurements = (data.given(cell, column) for cell in cells)
