@@ -1,4 +1,4 @@
-"""What to be careful about, true of the sweep at hand: what differs, what is missing, and what its numbers cannot say."""
+"""Caveats of a sweep for the first page: what differs, what is missing, and what its numbers cannot show."""
 
 from __future__ import annotations
 
@@ -15,13 +15,22 @@ from ..sweep_data import SweepData, cell_level
 from ..tables.paper_rows import printed_discrepancies
 
 ROUNDING_TOLERANCE = 1e-9  # of a share
-SURE_PROBABILITY = 0.95  # a probability of being the best from which on nothing is said of it
-MAX_LISTED = 3  # of a kind of line, before the rest is counted
+SURE_PROBABILITY = 0.95  # a probability of being the best that needs no caveat
+MAX_LISTED = 3  # cases listed in a caveat, before the rest is counted
 NO_REGULARIZER = "baseline"  # the level without a regularizer
 
 
 def sweep_caveats(data: SweepData, audit: Sequence[str], *, running: bool = False) -> list[str]:
-    """What needs no statistics: what differs between the cells besides their axes, seeds, missing cells, the recipe."""
+    """Return the caveats that need no statistics, one sentence each.
+
+    They concern differences between the cells other than their axes, single runs, missing cells, the loss and printed
+    numbers.
+
+    Args:
+        data: The sweep.
+        audit: Lines of the homogeneity audit.
+        running: Whether the sweep runs, so that numbers are preliminary.
+    """
     lines = [f"{line[:1].upper()}{line[1:]}." for line in audit]
     if running:
         lines.append("The sweep runs: what stands here is of the cells that are done by now.")
@@ -44,7 +53,7 @@ def sweep_caveats(data: SweepData, audit: Sequence[str], *, running: bool = Fals
 
 
 def _negligible_regularizers(data: SweepData) -> list[str]:
-    """The regularizers whose weight is nearly nothing beside a loss that is a sum."""
+    """Return the labels of the regularizers whose weight is negligible against a loss that is summed over tokens."""
     names_by_level = {}
     for cell in data.cells:
         if cell.levels[NEAR] != NO_REGULARIZER and is_regularizer_negligible(data, cell):
@@ -53,7 +62,10 @@ def _negligible_regularizers(data: SweepData) -> list[str]:
 
 
 def _summed_loss_suffix(data: SweepData) -> str:
-    """Of which cells the loss is a sum, where it is not of all: those of a level if there is such a level, else how many."""
+    """Return the phrase that says which cells sum their loss over tokens, to follow "The loss".
+
+    It is empty if all cells do. Otherwise it names the levels of an axis that separates them, or counts the cells.
+    """
     sums = [cell for cell in data.cells if is_loss_summed(data, cell)]
     if len(sums) == len(data.cells):
         return ""
@@ -65,6 +77,7 @@ def _summed_loss_suffix(data: SweepData) -> str:
 
 
 def _seed_caveats(data: SweepData) -> Iterator[str]:
+    """Yield the caveat on single runs or on unequal numbers of seeds; none if all configurations have as many."""
     if data.printed_runs:
         yield f"Numbers are means over up to {counted(data.printed_runs, 'run')}, whose own numbers are not printed."
         return
@@ -79,7 +92,14 @@ def _seed_caveats(data: SweepData) -> Iterator[str]:
 def result_caveats(
     data: SweepData, columns: Sequence[Column], best: Mapping[str, Any], forest: Mapping[str, Any]
 ) -> list[str]:
-    """What follows from the numbers of these main measures, their ranking and their forest."""
+    """Return the caveats that follow from the results, one sentence each.
+
+    Args:
+        data: The sweep.
+        columns: The main measures.
+        best: JSON of `best_configurations`.
+        forest: JSON of `forest_json`.
+    """
     needles = [column for column in columns if (column.probe, column.metric) == NEEDLE]
     return [
         *(line for column in needles for line in _chance_level(data, column)),
@@ -91,7 +111,7 @@ def result_caveats(
 
 
 def _chance_level(data: SweepData, column: Column) -> Iterator[str]:
-    """How many cells answer the needle no better than the best constant answer does."""
+    """Yield the caveat that counts the cells whose needle accuracy is not above the constant-digit baseline."""
     level = ceiling(data, column.length)
     accuracies = data.numbers(data.cells, column)
     below = sum(value <= level + ROUNDING_TOLERANCE for value in accuracies) if level is not None else 0
@@ -105,7 +125,10 @@ def _chance_level(data: SweepData, column: Column) -> Iterator[str]:
 
 
 def _uncertain_winners(best: Mapping[str, Any]) -> Iterator[str]:
-    """Firsts that are not surely the best."""
+    """Yield the caveat on first-ranked configurations that may not be the best.
+
+    They have a probability of being the best below SURE_PROBABILITY.
+    """
     firsts = [(measure["heading"], measure["rows"][0]["chance"]) for measure in best["measures"] if measure["rows"]]
     uncertain_texts = [
         f"{heading} {100 * chance:.0f}%"
@@ -117,7 +140,7 @@ def _uncertain_winners(best: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _heterogeneous(forest: Mapping[str, Any]) -> Iterator[str]:
-    """Rows over the whole sweep that average worlds that differ."""
+    """Yield a caveat per measure on effects averaged over strata in which they differ significantly."""
     texts_by_heading: dict[str, list[str]] = {}
     for row in forest["rows"]:
         if row["mixed"] and not row["where"]:
@@ -130,7 +153,7 @@ def _heterogeneous(forest: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _missing_diverged(forest: Mapping[str, Any]) -> Iterator[str]:
-    """Effects that lack diverged runs, with what they would be at worst."""
+    """Yield the caveat on effects that lack diverged runs, with their value in the worst case."""
     worst_case_texts = [
         f"{forest['measures'][row['measure']]['heading']}, {row['level']} against {row['reference']}: {row['mean_text']}, at worst {row['worst']}"
         for row in forest["rows"]

@@ -1,5 +1,7 @@
-"""Another sweep beside that of the page: matched numbers with a verdict, the needle and the effects of both; what cannot be
-compared is not judged, and the page says why."""
+"""Comparison of the page's sweep with a reference sweep: matched numbers, verdicts, effects and needle curves.
+
+Numbers that cannot be compared are not judged, and the page says why.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,22 @@ from .main_results import forest_json, json_fields, main_columns, needle_panels
 
 
 def comparison_block(store: Store, data: SweepData, reference: str) -> dict[str, Any]:
-    """The sweep of the page beside `reference`; `why` where they have nothing in common, and then nothing else.
+    """Return the JSON block that compares the page's sweep with the sweep `reference`.
 
-    `measures` are what both measured, `rows` the numbers by their place in it: the words of a configuration, its cells by
-    their place in the sweep, the printed numbers (here, there, difference, limit), the numbers of here and there in the unit
-    that is printed, the verdict, and what to beware of. `effects` and `needle` are of both sweeps, this one first.
-    Raises SweepUnknown, StoreError, ReportError for a sweep beside itself.
+    Returns:
+        reference, source (where the reference is printed, or None) and why. Where the sweeps have nothing in common,
+        why
+        says so and there are no other keys; otherwise it is None. measures: what both measured, with counts of
+        verdicts.
+        rows: numbers, with the index of their measure, levels (words), indices of their cells, printed texts
+            (measured,
+        published, difference, limit), numbers in printed units, verdict and flags (beware). effects and needle: of
+        both
+        sweeps, the page's first. refused and notes: sentences. words: headings of the levels.
+
+    Raises:
+        SweepUnknown, StoreError: The reference cannot be read.
+        ReportError: The reference is the page's own sweep.
     """
     if reference == data.sweep:
         raise ReportError(f"--compare {reference}: that is the sweep of the page itself; name another one")
@@ -60,7 +72,7 @@ def comparison_block(store: Store, data: SweepData, reference: str) -> dict[str,
 
 
 def comparison_summary(comparison: Mapping[str, Any]) -> dict[str, Any]:
-    """What the first page says of it."""
+    """Return the part of a comparison block that the first page shows: reference, lines (sentences) and why."""
     lines = (
         [comparison["why"]] if comparison["why"] else [*comparison["refused"], *_measure_lines(comparison["measures"])]
     )
@@ -68,7 +80,7 @@ def comparison_summary(comparison: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _measure_lines(measures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line for every kind of number, all its lengths together."""
+    """Yield a sentence per kind of number, over all its lengths: how many differ beyond the limit."""
     for name in dict.fromkeys(measure["heading"].partition("@")[0] for measure in measures):
         lengths_of_measure = [measure for measure in measures if measure["heading"].partition("@")[0] == name]
         within, beyond, unknown = (
@@ -86,6 +98,10 @@ def _measure_lines(measures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _verdict_counts(numbers: Sequence[NumberComparison]) -> dict[str, Any]:
+    """Return the counts of a measure: within, beyond, unknown (not judged), matched, and chance.
+
+    `chance` is the text of the number of `beyond` verdicts expected by chance.
+    """
     count = Counter(number.verdict for number in numbers)
     alone = sum(number.difference is None for number in numbers)
     counts = {"within": count[WITHIN], "beyond": count[BEYOND], "unknown": count[UNKNOWN] - alone}
@@ -96,6 +112,13 @@ def _verdict_counts(numbers: Sequence[NumberComparison]) -> dict[str, Any]:
 
 
 def _number_row(number: NumberComparison, measure: int, cell_index: Mapping[str, int]) -> dict[str, Any]:
+    """Return the JSON row of a compared number.
+
+    Args:
+        number: The comparison.
+        measure: Index of its measure.
+        cell_index: Index of each cell in the sweep.
+    """
     column, scale = number.column, 100 if number.column.percent else 1
     limit = "-" if number.limit is None else format_number(number.limit, column.decimals, percent=column.percent)
     return {
@@ -110,7 +133,7 @@ def _number_row(number: NumberComparison, measure: int, cell_index: Mapping[str,
 
 
 def _effect_pairs(data: SweepData, reference_data: SweepData) -> dict[str, Any]:
-    """What each level does in both, by rows that both have."""
+    """Return the effects that both sweeps have, as {"measures": ..., "rows": [{"here": row, "there": row}]}."""
     reference_keys = {column.key for column in main_columns(reference_data)}
     columns = [column for column in main_columns(data) if column.key in reference_keys]
     rows_of_sweep, reference_rows = (forest_json(sweep_data, columns)["rows"] for sweep_data in (data, reference_data))
@@ -126,6 +149,7 @@ def _effect_pairs(data: SweepData, reference_data: SweepData) -> dict[str, Any]:
 def _needle_panels(
     store: Store, data: SweepData, reference_store: Store, reference_data: SweepData
 ) -> list[dict[str, Any]]:
+    """Return the needle panels of both sweeps, the page's first."""
     panels_by_sweep = (
         (data.sweep, needle_panels(store, data)),
         (reference_data.sweep, needle_panels(reference_store, reference_data)),

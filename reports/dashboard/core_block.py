@@ -1,4 +1,4 @@
-"""The core of a page: cells, numbers, attempts, origins and failures, as plain data."""
+"""Core block of a page as JSON: cells, numbers, attempts, origins and failures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,16 @@ from .setup_and_progress import progress_json, setup_facts
 def core_block(
     store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Mapping[str, CellCurves]
 ) -> dict[str, Any]:
-    """Everything but what is worked out of the numbers, and curves. Cells stand by their place in `cells`, attempts by id, metrics by `keys`."""
+    """Return the JSON of the core block: everything except computed results and curves.
+
+    Cells are referred to by index in `cells`, attempts by id, and metrics by index in `keys`.
+
+    Args:
+        store: The database.
+        data: The sweep.
+        attempts: All attempts of its cells.
+        curves: Training curves by cell.
+    """
     launched = store.revision(data.sweep, data.revision)
     printed = printed_source(launched)
     table = table6(store, data)
@@ -61,7 +70,7 @@ def _moment_text(moment: datetime | None) -> str | None:
 
 
 def _column_facts(data: SweepData) -> list[dict[str, Any]]:
-    """The numbers of the complete results, as their headings."""
+    """Return heading, probe, metric, length, percent and better (direction) of the columns of Table 6."""
     return [
         {name: getattr(column, name) for name in ("heading", "probe", "metric", "length", "percent")}
         | {"better": column.direction}
@@ -75,11 +84,11 @@ CHARTS = {
     ("junk", "nats"): "Junk: across documents",
     DIGITS: "Needle: digits right",
 }
-"""The numbers that are drawn against the context length; after them the main ones of further probes."""
+"""Numbers that are drawn over the context length; the main ones of extra probes follow."""
 
 
 def _chart_facts(data: SweepData) -> list[dict[str, Any]]:
-    """One chart a probe."""
+    """Return title, probe, metric, unit and percent of every chart, one chart per probe; the needle has a hint."""
     titles = dict(CHARTS)
     if data.lengths(*SAME_TAIL):
         titles[SAME_TAIL] = "The same last tokens at every length"
@@ -98,16 +107,18 @@ def _chart_facts(data: SweepData) -> list[dict[str, Any]]:
 
 
 def _key_facts(data: SweepData, key: tuple[str, str, int], unit: str) -> dict[str, Any]:
+    """Return probe, metric, length, unit and definition of a number."""
     probe, metric, length = key
     description = data.metric(probe, metric)
     if (probe, metric) == DIGITS:
-        # what the very trials allow, rather than a guess of a digit
+        # the constant-digit baseline of these trials, rather than the chance level of a digit
         description = replace(description, chance=ceiling(data, length) or description.chance)
     definition = description.definition
     return {"probe": probe, "metric": metric, "length": length, "unit": unit, "definition": definition}
 
 
 def _table_rows(data: SweepData, table: Table) -> dict[str, Any]:
+    """Return the headings of the text columns and, per row, its texts, the indices of its cells and its numbers."""
     cell_index = {cell.cell_id: index for index, cell in enumerate(data.cells)}
     n_text_columns = table.text_columns
     return {
@@ -120,16 +131,24 @@ def _table_rows(data: SweepData, table: Table) -> dict[str, Any]:
 
 
 def _number_facts(entry: TableEntry) -> list[Any]:
-    """[printed, value, sd, seeds, best, attempt of every cell]."""
+    """Return [printed text, value, sd, seeds, best, attempt of every cell] of a number."""
     return [entry.text, entry.value, entry.sd, entry.seeds, entry.best, [attempt for _, attempt in entry.origins]]
 
 
-MAX_SAMPLE_STEPS = 12  # steps of a cell whose samples a page has: evenly over the training, with the last
+MAX_SAMPLE_STEPS = 12  # steps per cell whose text samples a page carries: evenly spaced, the last among them
 
 
 def _cell_facts(
     store: Store, data: SweepData, keys: Sequence[tuple[str, str, int]], curves: Mapping[str, CellCurves]
 ) -> list[dict[str, Any]]:
+    """Return the JSON of every cell: identity, state, levels, values by metric, curve and text samples.
+
+    Args:
+        store: The database.
+        data: The sweep.
+        keys: (probe, metric, length) of every number; values refer to them by index.
+        curves: Training curves by cell.
+    """
     key_index = {key: index for index, key in enumerate(keys)}
     values: dict[str, list[list[Any]]] = {}
     for v in data.values.values():
@@ -149,7 +168,7 @@ def _cell_facts(
 
 
 def _thinned(samples: Sequence[Sample]) -> list[Sample]:
-    """Those of SAMPLED steps at most."""
+    """Return the text samples of at most MAX_SAMPLE_STEPS evenly spaced steps, the last step among them."""
     steps = sorted({sample.step for sample in samples})
     stride = max(1, -(-len(steps) // MAX_SAMPLE_STEPS))
     selected_steps = set(steps[(len(steps) - 1) % stride :: stride])
@@ -157,7 +176,14 @@ def _thinned(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _attempt_facts(attempt: Attempt, recorded: Provenance | None, group: int | None) -> dict[str, Any]:
-    # the moment at which a published number came into this database says nothing of its run
+    """Return the JSON of an attempt; its run facts are None for printed numbers, which never ran here.
+
+    Args:
+        attempt: The attempt.
+        recorded: Its provenance; None if not recorded.
+        group: Index of its row in the provenance table; None if it has none.
+    """
+    # the time at which a published number was imported says nothing about its run
     ran = attempt.owner != OWNER
     facts: dict[str, Any] = {"printed": not ran, "number": attempt.number, "kind": attempt.kind, "state": attempt.state}
     run = {

@@ -1,4 +1,4 @@
-"""The training curves of a page, thinned as they are read and packed for it."""
+"""Training curves of a page: thinned as they are read, and packed as bytes."""
 
 from __future__ import annotations
 
@@ -14,36 +14,43 @@ from ...results.store.store import Store
 from ..sweep_data import SweepData
 
 CURVE_POINTS = 240_000
-"""Points of all training curves together; with more, each is thinned and the page says so."""
+"""Points of all training curves together; with more, each curve is thinned and the page says so."""
 COLUMNS = ("tokens", "wall_s", "train_loss", "val_loss")
-MIN_POINTS = 100  # points that a curve keeps however many cells there are
-OVERVIEW_POINTS = 64  # points of a line in the picture of all validation losses
+MIN_POINTS = 100  # points that each curve keeps, regardless of the number of cells
+OVERVIEW_POINTS = 64  # points per line in the overview of all validation losses
 
 
 @dataclass(frozen=True)
 class LossSeries:
-    """One loss over training: `tokens` (float64), `wall_s` and `loss` (float32; NaN where it was not finite)."""
+    """A loss over training: `tokens` (float64), `wall_s` and `loss` (float32; NaN where it was not finite)."""
 
     tokens: np.ndarray
     wall_s: np.ndarray
     loss: np.ndarray
 
     def thinned(self, max_points: int) -> LossSeries:
-        """Every k-th point counted from the last, at most `max_points`."""
+        """Return a copy with every k-th point, counted back from the last, so that at most `max_points` remain."""
         stride = max(1, -(-len(self.tokens) // max_points))
         selection = slice((len(self.tokens) - 1) % stride, None, stride)
         # copies: a view would keep the whole curve in memory
         return LossSeries(self.tokens[selection].copy(), self.wall_s[selection].copy(), self.loss[selection].copy())
 
     def to_bytes(self) -> bytes:
-        """Differences of `tokens`, then `wall_s`, then `loss`, little-endian, each with its bytes grouped by place."""
+        """Return the series as little-endian bytes: differences of `tokens`, then `wall_s`, then `loss`.
+
+        The bytes of each array are grouped by significance, which compresses better.
+        """
         columns = (np.diff(self.tokens, prepend=0.0).astype("<f8"), self.wall_s, self.loss)
         return b"".join(_bytes_by_significance(column) for column in columns)
 
 
 @dataclass(frozen=True)
 class CellCurves:
-    """The training curve of an attempt, thinned; `points` counts what the database has, `all` what either series has of it."""
+    """Training curve of an attempt, thinned.
+
+    `points` counts the rows in the database, `all` the points of the training and of the validation series before
+    thinning.
+    """
 
     attempt: int
     points: int
@@ -52,14 +59,16 @@ class CellCurves:
     val: LossSeries
 
     def to_bytes(self) -> bytes:
-        """The training series, then the validation series."""
+        """Return the bytes of the training series, followed by those of the validation series."""
         return self.train.to_bytes() + self.val.to_bytes()
 
 
 def load_curves(store: Store, data: SweepData, attempts: Sequence[Attempt]) -> dict[str, CellCurves]:
-    """By cell: the curve of its newest finished training, else of its newest training, for cells that have one.
+    """Return the thinned training curve of every cell that has one, by cell id.
 
-    Each is thinned as soon as it is read, so that all of them together take no more room than the page.
+    It is that of the trained attempt, else of the newest training attempt. Each curve is thinned as soon as it is
+    read, so
+    that all of them together take no more memory than the page.
     """
     newest = {attempt.cell_id: attempt.id for attempt in attempts if attempt.kind == "train"}
     cell_by_attempt = {cell.trained_attempt_id or newest.get(cell.cell_id): cell.cell_id for cell in data.cells}
@@ -71,7 +80,13 @@ def load_curves(store: Store, data: SweepData, attempts: Sequence[Attempt]) -> d
 
 
 def _thinned_curves(attempt: int, rows: np.ndarray, max_points: int) -> CellCurves:
-    """`rows`: COLUMNS; NaN for what the database has as NULL."""
+    """Return the curves of an attempt, thinned to at most `max_points` per series.
+
+    Args:
+        attempt: Id of the attempt.
+        rows: Float array [points, 4] of COLUMNS; NaN where the database has NULL.
+        max_points: Maximum points per series.
+    """
     validated = np.isfinite(rows[:, 3])
     # a point with neither loss is a step whose loss was not finite: the line breaks there
     trained = np.isfinite(rows[:, 2]) | ~validated
@@ -85,19 +100,27 @@ def _loss_series(rows: np.ndarray) -> LossSeries:
 
 
 def _bytes_by_significance(column: np.ndarray) -> bytes:
-    """All first bytes, then all second ones, and so on: neighbours resemble each other, so this compresses far better."""
+    """Return all first bytes of the values, then all second bytes, and so on, which compresses far better."""
     return np.ascontiguousarray(column).view(np.uint8).reshape(-1, column.dtype.itemsize).T.tobytes()
 
 
 def curve_facts(curve: CellCurves) -> dict[str, Any]:
-    """`kept`: the points of the training and of the validation series that the block holds; `points`: of the database."""
+    """Return the JSON of a curve: attempt, points (rows in the database), kept and all.
+
+    `kept` counts the points of the training and of the validation series in the block, `all` those before thinning.
+    """
     counts = [len(series.tokens) for series in (curve.train, curve.val)]
     return {"attempt": curve.attempt, "points": curve.points, "kept": counts, "all": list(curve.all)}
 
 
 def losses_block(data: SweepData, curves: Mapping[str, CellCurves]) -> dict[str, Any]:
-    """The validation losses of all cells over training, thinned: `lines` [cell by its place, grid, losses in nats per token in
-    five digits, null where not finite]; a grid is the tokens at which they were read, which most cells share."""
+    """Return the JSON of the thinned validation losses of all cells.
+
+    Returns:
+        grids: lists of tokens at which losses were measured. lines: [index of the cell, index of its grid, losses in
+            nats
+        per token with five digits, None where not finite]; cells without validation losses have no line.
+    """
     grids: dict[tuple[float, ...], int] = {}
     lines = []
     for cell_index, cell in enumerate(data.cells):

@@ -1,4 +1,4 @@
-"""The effects of a page: the table of all of them, with the pairs behind each, as plain data."""
+"""Effects block of a page as JSON: the table of all effects, with the pairs behind each."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from .main_results import json_fields
 
 
 def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, Any]:
-    """The table of effects. A row: `measure` by its place, `axis`, `words` and printed numbers, `spot` (mean, low and high in
-    the unit that is printed), whether it is sure, or averages what differs, its family, and the place of its pairs.
+    """Return the JSON of the table of effects.
 
-    Pairs are lists of cells by their place in the sweep, the levels first, then their references; many rows share one.
+    Returns:
+        measures: the numbers. rows: `measure` (index), `axis`, `words` and printed `numbers`, `spot` (mean, low and
+            high
+        in printed units), `sure`, `mixed`, `family`, `missing`, and `pairs` (index). pairs: lists of cell indices,
+        the levels
+        first, then their references; rows share them. words and numbers: headings. notes: sentences.
     """
     table = build_effects_table(data, effect_list)
     cell_index = {cell.cell_id: index for index, cell in enumerate(data.cells)}
@@ -48,7 +52,10 @@ def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, A
 
 
 def _length_means(data: SweepData, column: Column) -> dict[str, Any]:
-    """By cell, a number that no attempt recorded: a mean over lengths."""
+    """Return {"values": one number or None per cell} of a mean over lengths, which no attempt recorded.
+
+    {} for others.
+    """
     if not column.metric.endswith(WEIGHTED_SUFFIX):
         return {}
     values = (data.given(cell, column) for cell in data.cells)

@@ -1,4 +1,4 @@
-"""What came out of a sweep, for the first page: the best configurations, what every level does, and the needle over lengths."""
+"""Main results for the first page: best configurations, effects of levels, needle accuracy over lengths."""
 
 from __future__ import annotations
 
@@ -24,13 +24,19 @@ from ..table_builder import DUST, difference, measured_entry, p_value_entry
 from .caveats import result_caveats
 
 PLAIN = ("off", "baseline")
-MAX_RANKED = 5  # configurations that the first page names of each measure
+MAX_RANKED = 5  # configurations per measure that the first page lists
 
 
 def answer_block(store: Store, data: SweepData, computed_effects: Sequence[Effect] | None = None) -> dict[str, Any]:
-    """Best configurations, forest and needle picture; each with the reason where there is nothing to show.
+    """Return the JSON of the main results: best, declared, forest, needle and care (caveats).
 
-    `found`: effects that are worked out already, those of the main measures among them; None: they are worked out here.
+    A part without content says why.
+
+    Args:
+        store: The database.
+        data: The sweep.
+        computed_effects: Effects that are computed already, those of the main measures among them; None: compute
+            them.
     """
     columns = main_columns(data)
     forest = forest_json(data, columns, computed_effects)
@@ -40,8 +46,11 @@ def answer_block(store: Store, data: SweepData, computed_effects: Sequence[Effec
 
 
 def main_columns(data: SweepData) -> list[Column]:
-    """The numbers that decide: needle and clean loss at the longest length, validation loss; those that any cell has."""
-    # the last of a probe is at the longest length
+    """Return the main measures of which any cell has a value.
+
+    They are needle accuracy and clean loss at the longest length, validation loss, and extra probes with a direction.
+    """
+    # complete_columns sorts by length, so that the last column of a probe is at the longest
     columns = [
         column for column in complete_columns(data) if FIXED_PROBES.get(column.probe, column.metric) == column.metric
     ]
@@ -53,7 +62,7 @@ def main_columns(data: SweepData) -> list[Column]:
 
 
 def json_fields(column: Column) -> dict[str, Any]:
-    """A measure, as the page prints it."""
+    """Return the JSON of a measure: heading, unit, percent and better (1, -1 or 0)."""
     unit = "%" if column.percent else column.unit
     return {"heading": column.heading, "unit": unit, "percent": column.percent, "better": column.direction}
 
@@ -62,7 +71,10 @@ def json_fields(column: Column) -> dict[str, Any]:
 
 
 def best_configurations(data: SweepData, columns: Sequence[Column]) -> dict[str, Any]:
-    """By measure the best configurations, each with a 95% interval by the spread between runs that ought to agree."""
+    """Return {"measures": rankings of the best configurations, "why": reason where there are none}.
+
+    Each has a 95% interval from the spread between replicate runs.
+    """
     groups = data.configurations()
     measures = [json_fields(column) | _measure_ranking(data, groups, column) for column in columns]
     why = None if measures else "No cell has a number yet."
@@ -72,6 +84,13 @@ def best_configurations(data: SweepData, columns: Sequence[Column]) -> dict[str,
 def _measure_ranking(
     data: SweepData, groups: Mapping[tuple[str, ...], Sequence[CellState]], column: Column
 ) -> dict[str, Any]:
+    """Return the ranking of a measure: rows (at most MAX_RANKED), of (number of configurations) and how (a note).
+
+    Args:
+        data: The sweep.
+        groups: Cells by configuration.
+        column: The measure.
+    """
     means = configuration_means(data, column)
     candidates = rivals(data, column) or {}
     chances = best_probabilities(data, column)
@@ -100,7 +119,11 @@ def _measure_ranking(
 
 
 def value_interval(rival: Candidate) -> tuple[float | None, float | None]:
-    """95% by the spread of its stratum: value ± t sd / sqrt(seeds), within 0 and 1 for a share; None where sd is not known."""
+    """Return the 95% interval of a configuration's mean.
+
+    Value ± t sd / sqrt(seeds), clipped to 0 and 1 for a share. Both ends are None where the spread of its stratum is
+    unknown or zero.
+    """
     if not math.isfinite(rival.sd) or not rival.sd:
         return None, None
     t = float(stats.t.ppf(1 - ALPHA / 2, rival.df)) if math.isfinite(rival.df) else float(stats.norm.ppf(1 - ALPHA / 2))
@@ -110,13 +133,14 @@ def value_interval(rival: Candidate) -> tuple[float | None, float | None]:
 
 
 def _level_names(data: SweepData, cell: CellState) -> list[str]:
-    """The levels of every axis that varies, as figures name them; what is off or plain is not named."""
+    """Return the labels of the cell's levels on every axis that varies; levels that are off or plain are left out."""
     levels = [(axis, cell_level(cell, axis)) for axis in factors(data)]
     names = [level_label(level, axis) for axis, level in levels if level not in PLAIN]
     return names or ["plain" if levels else "the only configuration"]
 
 
 def _range_text(column: Column, low: float | None, high: float | None) -> str:
+    """Return "low to high" in printed units; an empty string where the interval is unknown."""
     if low is None or high is None:
         return ""
     return " to ".join(
@@ -130,13 +154,22 @@ def _range_text(column: Column, low: float | None, high: float | None) -> str:
 def forest_json(
     data: SweepData, columns: Sequence[Column], computed_effects: Sequence[Effect] | None = None
 ) -> dict[str, Any]:
-    """The effects on the main measures, over the whole sweep and within every mixer."""
+    """Return the effects on the main measures, over the whole sweep and within every mixer, as JSON.
+
+    Args:
+        data: The sweep.
+        columns: The main measures.
+        computed_effects: Effects that are computed already; None: compute them.
+
+    Returns:
+        measures, rows, and why (the reason where there are no rows).
+    """
     all_effects = effects(data, columns) if computed_effects is None else computed_effects
     keys = {column.key: index for index, column in enumerate(columns)}
     rows = []
     for effect in all_effects:
         measure = keys.get(effect.measure.key)
-        # of levels that are neither plain nor mixers, the page of effects has the differences among each other
+        # the page of effects lists the differences between two levels that are neither mixers nor the reference
         is_shown = (
             effect.axis == "attn_type"
             or effect.reference == reference_level(data.levels(effect.axis))
@@ -161,7 +194,11 @@ def forest_json(
 
 
 def declared_rows(data: SweepData) -> list[list[str]]:
-    """The contrasts that the grid was launched to see: measure, difference, interval, corrected p, pairs, what it came to."""
+    """Return the texts of the declared contrasts.
+
+    Returns:
+        One list per contrast: measure, levels, difference, interval, corrected p, pairs and verdict.
+    """
     rows = []
     for contrast in contrasts(data):
         stratum = _stratum_text(contrast.where)
@@ -180,13 +217,19 @@ def declared_rows(data: SweepData) -> list[list[str]]:
 
 
 def _stratum_text(where: str) -> str:
-    """The stratum of an effect in words; nothing for the whole sweep."""
+    """Return the stratum of an effect as text; empty for the whole sweep."""
     parts = (part.partition("=") for part in where.split(",") if part)
     return ", ".join(level_label(level.strip(), axis.strip()) for axis, _, level in parts)
 
 
 def effect_numbers(effect: Effect) -> dict[str, Any]:
-    """Mean and interval, as numbers in the unit that is printed and as text."""
+    """Return the JSON of an effect's numbers.
+
+    Returns:
+        mean, low, high in printed units (None where unknown) and their texts (mean_text, ...); sure, mixed, i2,
+        declared;
+        worst (text of the mean in the worst case of diverged runs, or None).
+    """
     scale = 100 if effect.measure.percent else 1
     numbers = {"mean": effect.mean, "low": effect.low, "high": effect.high}
     json_numbers = {name: None if math.isnan(value) else scale * value for name, value in numbers.items()}
@@ -204,7 +247,10 @@ def effect_numbers(effect: Effect) -> dict[str, Any]:
 
 
 def needle_panels(store: Store, data: SweepData) -> dict[str, Any]:
-    """Means over the cells of a line at every context length, in %, with their intervals; a panel a mixer."""
+    """Return the needle accuracy over lengths as JSON: a panel per mixer, a line per group of cells.
+
+    Points are means with intervals, in %. `why` is the reason where there is nothing to show.
+    """
     frame = length_frame(data, training_lengths(store, data), *NEEDLE)
     if frame.empty:
         return {"panels": [], "why": "No cell has needle accuracies yet."}
@@ -226,6 +272,6 @@ def needle_panels(store: Store, data: SweepData) -> dict[str, Any]:
 
 
 def _needle_point(row: Mapping[Any, Any]) -> list[Any]:
-    """[length, mean, low, high, cells], shares in %."""
+    """Return [length, mean, low, high, cells] of a point, shares in %, None where unknown."""
     value, low, high = (None if math.isnan(row[name]) else round(100 * row[name], 6) for name in ("value", "low", "high"))  # fmt: skip
     return [int(row["length"]), value, low, high, int(row["cells"])]

@@ -1,14 +1,17 @@
-"""One HTML file in which a reader who has nothing else explores a whole sweep, offline.
+"""Page builder: one HTML file in which a reader explores a sweep offline.
 
-The page is our own HTML, CSS and JavaScript (templates/) filled with data. The core (cells, numbers, attempts) and the
-answer (what the first page says of them) are read at start; the effects, the plotting library and the curve of a cell are
-each inflated only when somebody looks at them, so a page of megabytes starts in a fraction of a second. Blocks are zlib in
+The page is our own HTML, CSS and JavaScript (templates/) filled with data. The core (cells, numbers, attempts) and
+the
+answer (main results of the first page) are read at start. The effects, the plotting library and the curve of a cell
+are
+inflated only when they are opened, so that a page of megabytes starts in a fraction of a second. Blocks are zlib in
 base64: nothing in them can end a script element.
 
 Curves are drawn by Plotly, from the wheel of that name, at report time. Measured on two busy CPU cores with Chromium:
-Plotly adds 1.96 MB to the page and takes 2 to 3 s to load when the first curve is asked for; Bokeh adds 0.47 MB and takes
-0.6 s. Plotly it is all the same: it draws under a policy that lets in only styles and scripts of known hashes, while Bokeh
-writes style sheets of its own into the page and would need 'unsafe-inline'; and its SVG can be read and tested.
+Plotly adds 1.96 MB to the page and takes 2 to 3 s to load at the first curve; Bokeh adds 0.47 MB and takes 0.6 s.
+Plotly
+was chosen because it works under a policy that allows only styles and scripts of known hashes, while Bokeh adds style
+sheets of its own and would need 'unsafe-inline'. Plotly's SVG can also be read and tested.
 """
 
 from __future__ import annotations
@@ -38,13 +41,24 @@ SCRIPTS = (
     "view.js", "grid.js", "cells.js", "curves.js", "losses.js", "pictures.js", "answer.js", "effects.js",
     "beside.js", "origins.js", "dashboard.js",
 )  # fmt: skip
-EMPTY_STYLE = ""  # a style element without text, which the plotting library fills rule by rule
+EMPTY_STYLE = ""  # text of the style element that the plotting library fills rule by rule
 
 
 def write_dashboard(
     store: Store, path: Path, sweep: str | None = None, *, lengths: ExtraLengths = None, compare: str | None = None
 ) -> int:
-    """Writes the page and returns its size in bytes. Raises SweepUnknown, StoreError, ReportError, WriteRefused."""
+    """Write the page to a file, atomically, and return its size in bytes.
+
+    Args:
+        store: The database.
+        path: File to write.
+        sweep: Name of the sweep; None: the one launched last.
+        lengths: Context lengths to show in addition to those of the launch.
+        compare: Name of a reference sweep to compare with; None: no comparison.
+
+    Raises:
+        SweepUnknown, StoreError, ReportError, WriteRefused: The page cannot be built or written.
+    """
     with atomic_file(path, "--dashboard") as stream:
         page = dashboard(store, sweep, lengths=lengths, compare=compare).encode()
         stream.write(page)
@@ -54,11 +68,18 @@ def write_dashboard(
 def dashboard(
     store: Store, sweep: str | None = None, *, lengths: ExtraLengths = None, compare: str | None = None
 ) -> str:
-    """The page of a sweep (None: the one launched last); the same database gives the same text.
+    """Return the HTML of the page of a sweep; the same database gives the same text.
 
-    Its tables have the context lengths that the launch asked for, and `lengths` besides; its lists of numbers have all.
-    `compare` puts another sweep beside it, of the same database or a published one.
-    Raises SweepUnknown, ReportError.
+    Its tables have the context lengths of the launch and `lengths`; its lists of numbers have all lengths.
+
+    Args:
+        store: The database.
+        sweep: Name of the sweep; None: the one launched last.
+        lengths: Context lengths to show in addition to those of the launch.
+        compare: Name of a reference sweep, of the database or built in; None: no comparison.
+
+    Raises:
+        SweepUnknown, ReportError: The sweep cannot be shown or compared.
     """
     title, blocks = build_blocks(store, sweep, lengths=lengths, compare=compare)
     return build_page(title, [*blocks.items(), ("library", plotly_source().encode())])
@@ -67,10 +88,13 @@ def dashboard(
 def build_blocks(
     store: Store, sweep: str | None = None, *, lengths: ExtraLengths = None, compare: str | None = None
 ) -> tuple[str, dict[str, bytes]]:
-    """The title of a page and its blocks by id, as the page reads them: JSON, and the bytes of curves.
+    """Return the title of a page and the content of its blocks by id: JSON, and packed curves.
 
-    `core_block` has cells, numbers and attempts, `answer` what the first page works out of them; a page that is open takes newer
-    ones of both by `refresh({core, answer})` of templates/dashboard.js. Raises as `dashboard` does.
+    `core` has cells, numbers and attempts, `answer` the main results. An open page takes newer ones of both by
+    `refresh({core, answer})` of templates/dashboard.js.
+
+    Raises:
+        SweepUnknown, ReportError: The sweep cannot be shown or compared.
     """
     with cached_reads():
         data = load_sweep_data(store, sweep, lengths=lengths)
@@ -98,7 +122,14 @@ def build_blocks(
 def build_page(
     title: str, blocks: Iterable[tuple[str, bytes]], *, more_script: str = "", connect_sources: str = ""
 ) -> str:
-    """The page around these blocks. `more_script` joins the page's own script; `connect_sources` is what the policy lets it fetch."""
+    """Return the HTML of a page with these blocks.
+
+    Args:
+        title: Title of the page.
+        blocks: (id, content) of every block.
+        more_script: JavaScript appended to the page's own script.
+        connect_sources: Sources that the content security policy lets the page fetch from; empty: none.
+    """
     script = '"use strict";\n' + "\n".join([*map(_template, SCRIPTS), more_script])
     style = _template("dashboard.css")
     policy = "; ".join(
@@ -126,12 +157,14 @@ def _template(name: str) -> str:
 
 
 def plotly_source() -> str:
+    """Return the JavaScript of Plotly."""
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())
 
 
 def _script_hash(text: str) -> str:
+    """Return the source expression of the content security policy for this text: its SHA-256 in base64."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -140,10 +173,14 @@ def _encoded_block(data: bytes) -> str:
 
 
 def as_json(value: Any) -> bytes:
-    """Plain data as the page reads them. Raises ValueError for a number that is not finite."""
+    """Return the value as compact JSON in UTF-8.
+
+    Raises:
+        ValueError: A number is not finite.
+    """
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def decode_block(text: str) -> bytes:
-    """What stands in a block of the page, as its script reads it."""
+    """Return the content of a block of the page, as its script reads it."""
     return zlib.decompress(base64.b64decode(text))

@@ -1,4 +1,4 @@
-"""What was asked of a sweep, how far it is, and what to be careful about: the parts of the first page that need no statistics."""
+"""Setup and progress of a sweep: the parts of the first page that need no statistics."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from ..stats.effects.effects import factors
 from ..sweep_data import SweepData
 
 RECIPE_PHRASES = {"optimizer": "optimizer {}", "schedule": "{} schedule", "loss_reduction": "loss as a {}", "matrix_lr": "rate {:g}", "muon_lr": "rate {:g}"}  # fmt: skip
-"""How settings of the training are told, those that all cells share."""
+"""Phrases of the training settings that are named if all cells share them."""
 
 
 def setup_facts(store: Store, data: SweepData, launched: RevisionRecord) -> dict[str, Any]:
-    """The axes with their levels, and facts about model, training, evaluation and machine that hold for all cells."""
+    """Return the axes with their levels, and facts of model, training, evaluation and machine, as JSON.
+
+    Returns:
+        axes: name, words (label) and levels (labels) of every axis that varies. facts: [name, text] pairs.
+    """
     axes = [
         {"name": axis, "words": axis_label(axis), "levels": [level_label(level, axis) for level in data.levels(axis)]}
         for axis in factors(data)
@@ -47,6 +51,13 @@ def setup_facts(store: Store, data: SweepData, launched: RevisionRecord) -> dict
 
 
 def _cells_text(data: SweepData, axes: Sequence[Mapping[str, Any]], seeds: int) -> str:
+    """Return the number of cells, with the product of the axes' levels where it explains the number.
+
+    Args:
+        data: The sweep.
+        axes: JSON of the axes that vary.
+        seeds: Number of different seeds.
+    """
     sizes = [len(axis["levels"]) for axis in axes] + ([seeds] if seeds > 1 else [])
     count = len(data.cells)
     if len(sizes) > 1 and prod(sizes) == count:
@@ -55,6 +66,7 @@ def _cells_text(data: SweepData, axes: Sequence[Mapping[str, Any]], seeds: int) 
 
 
 def _model_text(data: SweepData) -> str:
+    """Return the range of parameter counts; empty where none is measured."""
     sizes = sorted({v.value for k, v in data.values.items() if k[1:3] == ("throughput", "parameters") and v.value})
     if not sizes:
         return ""
@@ -63,12 +75,13 @@ def _model_text(data: SweepData) -> str:
 
 
 def _shared_setting(configs: Sequence[Mapping[str, Any]], section: str, name: str) -> Any:
-    """The setting that all cells have in common, else None."""
+    """Return the setting that all cells have in common; None where they differ."""
     settings = {str(config.get(section, {}).get(name)): config.get(section, {}).get(name) for config in configs}
     return next(iter(settings.values())) if len(settings) == 1 else None
 
 
 def _training_text(data: SweepData, configs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the training tokens, corpus, tokenizer and row length that all cells share."""
     tokens = sorted({cell.tokens_total for cell in data.cells})
     phrases = (
         [f"{' to '.join(dict.fromkeys(format_count(t) for t in (tokens[0], tokens[-1])))} tokens each"]
@@ -84,6 +97,7 @@ def _training_text(data: SweepData, configs: Sequence[Mapping[str, Any]]) -> str
 
 
 def _recipe_text(configs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the training settings that all cells share, as RECIPE_PHRASES words them."""
     shared = {name: _shared_setting(configs, "train", name) for name in RECIPE_PHRASES}
     unused_rate = "muon_lr" if shared["optimizer"] == "adamw" else "matrix_lr"
     named = [name for name in RECIPE_PHRASES if shared[name] not in (None, {}) and name != unused_rate]
@@ -91,6 +105,7 @@ def _recipe_text(configs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _counted_texts(texts: Iterable[str]) -> str:
+    """Return the only text, or the different texts with their counts, the most frequent first."""
     counts = Counter(texts)
     if len(counts) == 1:
         return next(iter(counts))
@@ -98,7 +113,13 @@ def _counted_texts(texts: Iterable[str]) -> str:
 
 
 def progress_json(store: Store, data: SweepData) -> dict[str, Any]:
-    """How many cells stand where, in the order of the work, what runs, and the seconds that are left where that is known."""
+    """Return the progress of the sweep as JSON.
+
+    Returns:
+        counts: [status, number of cells] in the order of work. running: slug, doing and left of each running cell.
+            left:
+        remaining time as text, or None. runs: whether a launch owns the sweep now.
+    """
     state = live_state(store, data.sweep)
     counts = Counter(data.word(cell) for cell in data.cells)
     leading_states = [word for word in ("done", "running", "new") if counts[word]]

@@ -1,5 +1,6 @@
-"""The page of a sweep served to this machine, which follows the sweep.
+"""Local server of a dashboard page that follows a running sweep.
 
 Imported by: the command dashboard alone.
+
 Start at serve.py.
 """

@@ -1,8 +1,9 @@
-"""Who may ask the server: programs of this machine that know the token, and no page of another origin.
+"""Access guard of the local server.
 
-The token keeps other users of the machine out, and every page that does not know it. The Host header is looked at because a
-name that an attacker owns may lead to 127.0.0.1 (DNS rebinding); the headers that browsers set themselves, because a page
-elsewhere may have learnt the address all the same.
+Only programs of this machine that know the token, and no page of another origin. The token excludes other users of
+the machine and every page that does not know it. The Host header is checked because a name that an attacker owns may
+resolve to 127.0.0.1 (DNS rebinding). The headers that browsers set themselves are checked because a page of another
+origin may still have learnt the address.
 """
 
 from __future__ import annotations
@@ -26,19 +27,20 @@ SECURITY_HEADERS = {
 
 
 class AccessGuard:
-    """Lets through what may be answered, and puts the headers of ALWAYS on every answer."""
+    """ASGI middleware that refuses requests without permission and adds SECURITY_HEADERS to every response."""
 
     def __init__(self, app: ASGIApp, *, port: int, token: str) -> None:
         self._app, self._token = app, token
         self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request. A web socket is closed."""
+        """Answer one request: by the application, or with a refusal. A web socket is closed with code 1008."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return
 
         async def answer(message: Message) -> None:
+            """Send a message, with those SECURITY_HEADERS added to the start of a response that it lacks."""
             if message["type"] == "http.response.start":
                 present = {name.decode() for name, _ in message.get("headers", ())}
                 extra_headers = [
@@ -51,6 +53,7 @@ class AccessGuard:
         await (refused or self._app)(scope, receive, answer)
 
     def _refusal(self, scope: Scope) -> PlainTextResponse | None:
+        """Return the response that refuses a request (400, 405, 403 or 404); None if it is allowed."""
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or hosts[0].lower() not in self._hosts:
@@ -65,7 +68,7 @@ class AccessGuard:
         return None
 
     def _is_allowed_origin(self, headers: Headers) -> bool:
-        """Whether it was asked for by the page itself, by an address that somebody opened, or by no browser at all."""
+        """Return whether the page itself, a user who opened the address, or no browser at all sent a request."""
         origins = {f"http://{host}" for host in self._hosts}
         if any(origin not in origins for origin in headers.getlist("origin")):
             return False

@@ -1,6 +1,6 @@
-"""What the server answers, all of it below the token: the page, whether there is something new, newer data, and curves.
+"""ASGI application of the local server: the page, its state, newer data, and curves, all below the token.
 
-Every answer is made in a thread of Starlette's pool, off the event loop.
+Responses are made in threads of Starlette's pool, off the event loop.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .access_guard import AccessGuard
 from .page_cache import PageCache, join_json_blocks
 
 CHUNK_BYTES = 65_536
-"""Bytes of a long answer that wait for a slow client, rather than all of it for each."""
+"""Bytes of a long response that wait for a slow client, rather than the complete response."""
 
 
 class LongResponse(Response):
-    """A response that is sent in parts, each after the client has read most of the part before."""
+    """A response that is sent in parts, each after the client has read most of the previous part."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response."""
+        """Send the headers, then the body in parts of CHUNK_BYTES."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for start in range(0, len(self.body), CHUNK_BYTES):
             part = self.body[start : start + CHUNK_BYTES]
@@ -39,17 +39,24 @@ class LongResponse(Response):
 
 
 def app_of(cache: PageCache, *, port: int, token: str) -> AccessGuard:
-    """The pages of a sweep behind the guard, as an ASGI application."""
+    """Return the ASGI application of a sweep's pages behind the access guard."""
     return AccessGuard(pages_of(cache, token), port=port, token=token)
 
 
 def pages_of(cache: PageCache, token: str) -> Starlette:
-    """The ASGI application of a page: GET /TOKEN/, state, data and VERSION/BLOCK below it, and nothing else."""
+    """Return the ASGI application of a page.
+
+    GET /TOKEN/, /TOKEN/state, /TOKEN/data and /TOKEN/VERSION/BLOCK, nothing else.
+    """
     page_lock = threading.Lock()
 
     @lru_cache(maxsize=1)
     def page(version: int) -> bytes:
-        # what is read at once stands in the page; curves are fetched one by one
+        """Return the HTML of a version of the page, or of the newest if that version is gone.
+
+        The last one is cached.
+        """
+        # the page contains the blocks that it reads at start; curves are fetched one by one
         build = cache.find_version(version) or cache.build
         blocks = {name: block for name, block in build.blocks.items() if not name.startswith("curve-")}
         version_json = b'{"version":%d}' % build.version
@@ -69,6 +76,7 @@ def pages_of(cache: PageCache, token: str) -> Starlette:
         return LongResponse(join_json_blocks(cache.build), media_type="application/json")
 
     def block(request: Request) -> Response:
+        """Answer with a block, such as a curve, of a version; 404 if either is gone."""
         # compared as text: int() refuses a number of thousands of digits
         version = request.path_params["version"]
         build = next((build for build in cache.builds if str(build.version) == version), None)
@@ -94,7 +102,7 @@ class PreparedApp:
     """An ASGI application whose requests wait, without a thread each, until it is prepared."""
 
     def __init__(self, prepare: Callable[[], ASGIApp]) -> None:
-        """Remember what prepares the application."""
+        """Store the function that prepares the application; nothing is started."""
         self._prepare = prepare
         self._future: Future[ASGIApp] = Future()
 
@@ -103,7 +111,7 @@ class PreparedApp:
         threading.Thread(target=self._run, args=(on_failure,), name="page", daemon=True).start()
 
     def _run(self, on_failure: Callable[[], None]) -> None:
-        """Prepare the application, in its thread."""
+        """Prepare the application; runs in its own thread and stores an exception for `raise_failure`."""
         try:
             self._future.set_result(self._prepare())
         except BaseException as error:  # noqa: BLE001 (raise_failure raises it in the main thread)
@@ -111,12 +119,12 @@ class PreparedApp:
             on_failure()
 
     def raise_failure(self) -> None:
-        """Raise what the preparation raised; nothing where it has succeeded or still runs."""
+        """Raise the exception of the preparation; do nothing if it succeeded or still runs."""
         if self._future.done():
             self._future.result()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request once the application is prepared; 503 where that has failed."""
+        """Answer a request once the application is prepared; with 503 if the preparation failed."""
         while not self._future.done():
             await asyncio.sleep(POLL_S)
         if self._future.exception() is not None:

@@ -1,6 +1,7 @@
-"""Limits on what clients may take from the server of the page: connections at once, seconds per request, bytes in memory.
+"""Limits on clients of the local server: connections at once, seconds per request, bytes in memory.
 
-uvicorn has no deadline before the first request, for an unfinished request or for a response that is not read, and its
+uvicorn has no deadline before the first request, for an unfinished request or for a response that is not read, and
+its
 `limit_concurrency` answers 503 to complete requests only: idle connections stay open until file descriptors run out.
 """
 
@@ -21,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 MAX_CONNECTIONS = 32
-"""Connections that are served at once; a browser opens six for a page. The next one is answered 503 and closed."""
+"""Connections that are served at once; a browser opens six for a page. Further ones are answered 503 and closed."""
 CLIENT_TIMEOUT_S = 10.0
 """Seconds in which a client has to send a complete request, and to read some of a response that waits for it."""
 LINGER_S = 1.0
@@ -40,16 +41,16 @@ REFUSAL_HEAD = (
 
 
 class LimitedState(ServerState):
-    """The connections of a server, with a count of those that were refused and are not closed yet."""
+    """State of a server, with a count of the refused connections that are not closed yet."""
 
     lingering = 0
 
 
 class RefusedConnection(asyncio.Protocol):
-    """A connection beyond MAX_CONNECTIONS: answers 503 to whatever its client sends, and is closed."""
+    """A connection beyond MAX_CONNECTIONS: it gets the answer 503 and is closed."""
 
     def __init__(self, transport: asyncio.Transport, state: LimitedState) -> None:
-        """Send the answer; the connection ends when its client closes it, at the latest after LINGER_S."""
+        """Send the answer; the connection ends when its client closes it, or after LINGER_S at the latest."""
         self._state = state
         body = REFUSAL % (MAX_CONNECTIONS, CLIENT_TIMEOUT_S)
         transport.write(REFUSAL_HEAD % (len(body), CLIENT_TIMEOUT_S) + body)
@@ -63,20 +64,21 @@ class RefusedConnection(asyncio.Protocol):
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the deadline and count the connection as closed."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._state.lingering -= 1
 
 
 class LimitedProtocol(H11Protocol):
-    """A connection that is aborted when its client keeps the server waiting for CLIENT_TIMEOUT_S."""
+    """An HTTP connection that is aborted when its client keeps the server waiting for CLIENT_TIMEOUT_S."""
 
     _pending: Hashable = None
     _pending_since = 0.0
     _resumed = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Serve the connection, or refuse it where MAX_CONNECTIONS are open."""
+        """Serve the connection, or refuse it if MAX_CONNECTIONS are open."""
         if len(self.connections) < MAX_CONNECTIONS:
             super().connection_made(transport)
         else:
@@ -84,7 +86,11 @@ class LimitedProtocol(H11Protocol):
             transport.set_protocol(RefusedConnection(transport, self.server_state))
 
     def abort_if_overdue(self, now: float) -> None:
-        """Abort the connection when its client has made no progress for CLIENT_TIMEOUT_S; `now` by the clock of the loop."""
+        """Abort the connection if its client has made no progress for CLIENT_TIMEOUT_S.
+
+        Args:
+            now: Time of the event loop's clock, in seconds.
+        """
         pending = self._pending_of_client()
         if pending is None or pending != self._pending:
             self._pending, self._pending_since = pending, now
@@ -92,9 +98,10 @@ class LimitedProtocol(H11Protocol):
             self.transport.abort()
 
     def _pending_of_client(self) -> Hashable:
-        """Return a value that changes with every request sent and every part of a response read; None while the server works.
+        """Return a value that changes with every request sent and every part of a response read.
 
-        The bytes of a request that is not complete do not change it: a byte every second would hold the connection forever.
+        None while the server works. The bytes of an incomplete request do not change it: a byte every second would
+        otherwise hold the connection forever.
         """
         unsent = self.transport.get_write_buffer_size()
         if unsent or self.cycle is None or self.cycle.response_complete:
@@ -107,7 +114,10 @@ class LimitedProtocol(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer 400, or abort where the answer to an earlier part of the request has begun: HTTP has no second one."""
+        """Answer 400, or abort if the response to an earlier part of the request has begun.
+
+        HTTP allows no second one.
+        """
         is_answering = self.cycle is not None and not self.cycle.response_complete
         if is_answering or self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
@@ -115,26 +125,29 @@ class LimitedProtocol(H11Protocol):
             super().send_400_response(msg)
 
     def shutdown(self) -> None:
-        """Close the connection, unless that has begun: h11 refuses to end one that has failed."""
+        """Close the connection unless it is closing already: h11 refuses to end a connection that has failed."""
         if not self.transport.is_closing():
             super().shutdown()
 
 
 class FirstOfEachKind(logging.Filter):
-    """A filter that lets a failure through when it is the first of its type at its line of code, and no other message."""
+    """Logging filter that passes only the first failure of each type at each line of code, and no other message."""
 
     def __init__(self) -> None:
-        """No failure has been seen yet."""
+        """Start without recorded failures."""
         super().__init__()
         self._seen: set[Hashable] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a record is to be printed; requests that were cancelled because the server ends are not."""
+        """Return whether a record is to be printed; failures of requests cancelled at shutdown are not."""
         error = record.exc_info[1] if record.exc_info else None
         return error is not None and not isinstance(error, asyncio.CancelledError) and self.is_first(error)
 
     def is_first(self, error: BaseException) -> bool:
-        """Return whether no failure of this kind came before, and remember it."""
+        """Return whether this is the first failure of its kind, and record it.
+
+        The kind is the exception type, its errno, and the line that raised it.
+        """
         last = list(traceback.walk_tb(error.__traceback__))[-1:]
         kind = (type(error), getattr(error, "errno", None), *((frame.f_code, line) for frame, line in last))
         is_new = kind not in self._seen
@@ -142,7 +155,10 @@ class FirstOfEachKind(logging.Filter):
         return is_new
 
     def handle(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Report what fails outside a request, as a handler of asyncio: lack of a system resource in one line."""
+        """Report a failure outside a request, as asyncio's exception handler.
+
+        An OSError in one line on stderr, once per kind.
+        """
         error = context.get("exception")
         if not isinstance(error, OSError):
             loop.default_exception_handler(context)
@@ -155,20 +171,23 @@ class FirstOfEachKind(logging.Filter):
 
 
 class Server(uvicorn.Server):
-    """A server within the limits of this module, which leaves signals to its caller and reports each kind of failure once."""
+    """uvicorn server within the limits of this module.
+
+    It leaves signals to its caller and reports each kind of failure once.
+    """
 
     def __init__(self, config: uvicorn.Config) -> None:
-        """Serve by a configuration of `config_of`."""
+        """Prepare to serve by a configuration of `config_of`."""
         super().__init__(config)
         self.server_state = LimitedState()
         self._failures = FirstOfEachKind()
 
     def capture_signals(self) -> nullcontext[None]:  # type: ignore[override]
-        """Leave signals alone."""
+        """Return a context that leaves signals alone."""
         return nullcontext()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until `should_exit`."""
+        """Serve until `should_exit` is set, with the failure filter on the loggers meanwhile."""
         asyncio.get_running_loop().set_exception_handler(self._failures.handle)
         loggers = [logging.getLogger(name) for name in ("uvicorn.error", "asyncio")]
         for logger in loggers:
@@ -180,13 +199,16 @@ class Server(uvicorn.Server):
                 logger.removeFilter(self._failures)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to accept connections; asyncio knows one number for its turn and for the queue, so the queue is set after it."""
+        """Start to accept connections, then set the kernel's queue to BACKLOG.
+
+        asyncio uses a single number for the connections that it accepts per turn and for the queue.
+        """
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
 
     async def on_tick(self, counter: int) -> bool:
-        """Abort overdue connections, ten times a second; return whether to end."""
+        """Abort overdue connections; called ten times a second. Return whether to stop."""
         now = asyncio.get_running_loop().time()
         for connection in list(self.server_state.connections):
             if isinstance(connection, LimitedProtocol):
@@ -195,7 +217,7 @@ class Server(uvicorn.Server):
 
 
 def config_of(app: Callable[..., Any]) -> uvicorn.Config:
-    """Return the configuration of a server that does not wait for open pages when it ends."""
+    """Return the uvicorn configuration of a server that does not wait for open pages when it stops."""
     return uvicorn.Config(
         app,
         http=LimitedProtocol,

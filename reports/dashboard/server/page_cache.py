@@ -1,4 +1,4 @@
-"""What a page of a sweep is made of, made anew when the database has something new, and not more often than it can bear."""
+"""Cache of a page's blocks: rebuilt in the background when the database changes, at a limited rate."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ....results.store.store import Store
 from ..page import build_blocks
 
 CHECK_INTERVAL_S = 1.0
-"""The database is asked for changes once in this time, however many pages ask."""
+"""Seconds between two checks of the database for changes, however many pages ask."""
 REBUILD_PAUSE_FACTOR = 4.0
-"""Making blocks is followed by a rest of so many times what it took, so that it never takes more than a fifth of a core."""
+"""Pause after a rebuild as a multiple of its duration, so that rebuilds take at most a fifth of a core."""
 MAX_VERSIONS = 2
-"""A page that asks for a curve may be of the state before."""
+"""Versions that are retained, since an open page may fetch a curve of the previous one."""
 
 Blocks = tuple[str, Mapping[str, bytes]]
 
 
 @dataclass(frozen=True)
 class PageVersion:
-    """The blocks of a page as they were at one moment; `version` counts from 1."""
+    """Blocks of a page at one time; `version` counts from 1, `at` is the time in UTC."""
 
     version: int
     title: str
@@ -38,10 +38,22 @@ class PageVersion:
 
 
 class PageCache:
-    """The newest state of a sweep, for threads: `poll` never waits for it to be made, that happens in a thread of its own."""
+    """Newest version of a sweep's page, safe to use from several threads.
+
+    `poll` never waits for a rebuild, which runs in a thread of its own.
+    """
 
     def __init__(self, store: Store, sweep: str, make: Callable[[Store, str], Blocks] = build_blocks) -> None:
-        """Reads it once. Raises SweepUnknown, StoreError, ReportError."""
+        """Build the first version, which reads the database.
+
+        Args:
+            store: The database.
+            sweep: Name of the sweep.
+            make: Function that returns the title and the blocks.
+
+        Raises:
+            SweepUnknown, StoreError, ReportError: The page cannot be built.
+        """
         self._store, self._sweep, self._make = store, sweep, make
         self._lock = threading.Lock()
         self._builds: deque[PageVersion] = deque(maxlen=MAX_VERSIONS)
@@ -53,21 +65,27 @@ class PageCache:
 
     @property
     def build(self) -> PageVersion:
-        """The newest that there is."""
+        """Newest version."""
         return self._builds[-1]
 
     @property
     def builds(self) -> list[PageVersion]:
-        """The states that are retained, oldest first."""
+        """Retained versions, oldest first."""
         return list(self._builds)
 
     def find_version(self, version: int) -> PageVersion | None:
-        """The state of that version, while it is kept."""
+        """Return the version with this number; None if it is no longer retained."""
         return next((build for build in self.builds if build.version == version), None)
 
     def poll(self) -> dict[str, object]:
-        """The newest version and what is wrong with the database, if anything; a newer one is made meanwhile where there is
-        something new."""
+        """Return the newest version, and start a rebuild if the database has changed.
+
+        The database is checked at most once per CHECK_INTERVAL_S.
+
+        Returns:
+            version (its number), at (its time in ISO format) and trouble (the first line of an error of the database,
+            or None).
+        """
         with self._lock:
             now = time.monotonic()
             if (
@@ -81,6 +99,7 @@ class PageCache:
         return {"version": build.version, "at": build.at.isoformat(timespec="seconds"), "trouble": self._trouble}
 
     def _start_if_new(self) -> None:
+        """Start a rebuild in a thread if the sweep's mark in the database has changed; store an error as trouble."""
         try:
             mark = self._store.mark(self._sweep)
         except (UserError, DBAPIError) as error:
@@ -93,6 +112,7 @@ class PageCache:
         self._rebuild_thread.start()
 
     def _rebuild(self, mark: str) -> None:
+        """Build a new version; runs in its own thread, and stores an error as trouble."""
         began = time.monotonic()
         try:
             self._build(mark)
@@ -114,10 +134,13 @@ class PageCache:
 def _first_line(error: Exception) -> str:
     text = str(error.orig) if isinstance(error, DBAPIError) else str(error)
     first = text.splitlines()[0] if text else type(error).__name__
-    return plain(first.removesuffix(" and launch again"))  # which is said to whoever writes
+    return plain(first.removesuffix(" and launch again"))  # advice for a launch, not for a reader
 
 
 def join_json_blocks(build: PageVersion, names: tuple[str, ...] = ("core", "answer")) -> bytes:
-    """Blocks that are JSON as one object, with the version; not parsed again, since they are long."""
+    """Return JSON blocks as one object with the version.
+
+    They are joined as bytes, since parsing them again takes long.
+    """
     head = json.dumps({"version": build.version})[:-1].encode()
     return head + b"".join(b',"%s":%s' % (name.encode(), build.blocks[name]) for name in names) + b"}"

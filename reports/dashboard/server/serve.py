@@ -1,4 +1,4 @@
-"""`atma-sweep dashboard`: the page of a sweep on 127.0.0.1, until Ctrl-C."""
+"""Command `atma-sweep dashboard`: serve the page of a sweep on 127.0.0.1 until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 DATABASE_PATIENCE_S = 10.0
-"""A page is rather told that the database is locked than kept waiting."""
+"""Seconds to wait for a locked database before the page reports it."""
 SEND_BUFFER_BYTES = 262_144
 """Bytes that the kernel holds for a client that does not read; its default grows to megabytes per connection."""
 
 
 class PortUnavailable(UserError):
-    """The port cannot be had."""
+    """Error: the port cannot be bound."""
 
     exit_code = 3
 
@@ -50,12 +50,24 @@ def serve(
     browser: bool = True,
     tell: Callable[[str], None] = print,
 ) -> None:
-    """Serves the page of a sweep (None: the one launched last), and gives its address to `tell`; returns after Ctrl-C.
+    """Serve the page of a sweep until Ctrl-C; its address is given to `tell`.
 
-    `compare` puts another sweep beside it; `port` 0 is any that is free. The database is opened for reading alone. Another
-    request to stop than Ctrl-C reaches its handler once the server has ended. The address is told before the page is
-    prepared, which takes seconds; requests wait for it.
-    Raises PortTaken, SweepUnknown and StoreError before the address is told; after it ReportError, and StoreError again.
+    The database is opened read-only. The address is reported before the page is prepared, which takes seconds;
+    requests
+    wait for it. A signal other than Ctrl-C reaches its previous handler once the server has ended.
+
+    Args:
+        sweep: Name of the sweep; None: the one launched last.
+        db: Address of the database; None: the default.
+        compare: Name of a reference sweep to compare with; None: no comparison.
+        port: Port to bind; 0: any free one.
+        browser: Whether to open the page in a browser.
+        tell: Function that reports the address.
+
+    Raises:
+        PortUnavailable, SweepUnknown: Before the address is reported.
+        ReportError: After it.
+        StoreError: Before or after it.
     """
     with listening_socket(port) as listener:
         store = open_store_with_builtins(db, sweep, patience=DATABASE_PATIENCE_S, read_only=True)
@@ -79,7 +91,11 @@ def serve(
 
 
 def _prepare(store: Store, sweep: str, compare: str | None, token: str) -> ASGIApp:
-    """Import what makes the page, and make its first version. Raises SweepUnknown, StoreError, ReportError."""
+    """Import the page builder, build the first version of the page and return its ASGI application.
+
+    Raises:
+        SweepUnknown, StoreError, ReportError: The page cannot be built.
+    """
     from ..page import build_blocks
     from .app import pages_of
     from .page_cache import PageCache
@@ -89,9 +105,11 @@ def _prepare(store: Store, sweep: str, compare: str | None, token: str) -> ASGIA
 
 @contextmanager
 def stop_on_signals(server: uvicorn.Server) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP end the server; the handlers that were there before hear of the latter two afterwards.
+    """Make Ctrl-C, SIGTERM and SIGHUP end the server.
 
-    A handler that raises must not be called while the server runs: asyncio swallows what is raised inside a callback.
+    Previous handlers are restored and called afterwards for the latter two. A second signal forces the exit. Previous
+    handlers must not run while the server runs, because asyncio swallows what is raised inside a callback. Outside
+    the main thread this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -99,6 +117,7 @@ def stop_on_signals(server: uvicorn.Server) -> Iterator[None]:
     received: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
+        """Ask the server to stop; on a second signal, force it."""
         server.force_exit = bool(received)
         server.should_exit = True
         received.append(number)
@@ -120,7 +139,13 @@ def _is_handled(number: int) -> bool:
 
 @contextmanager
 def listening_socket(port: int) -> Iterator[socket.socket]:
-    """A socket of the loopback that listens already, so that a browser may come before the server runs. Raises PortTaken."""
+    """Yield a loopback socket that already listens, so that a browser can connect before the server runs.
+
+    Close it at the end.
+
+    Raises:
+        PortUnavailable: The port cannot be bound.
+    """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -140,10 +165,11 @@ def listening_socket(port: int) -> Iterator[socket.socket]:
 
 @contextmanager
 def opened_in_browser(address: str | None) -> Iterator[str | None]:
-    """Opens the address in the browser, if there is one to see; gives a note where there is not.
+    """Open the address in the browser if there is one; yield a note for the user if there is none, else None.
 
-    The browser gets the name of a file that leads there and that only its user can read: arguments of a program can be
-    read by everybody on the machine, and the token is in the address.
+    The browser gets a temporary file that redirects to the address and that only its user can read. Arguments of a
+    program are
+    visible to all users of the machine, and the address contains the token.
     """
     if address is None:
         yield None
