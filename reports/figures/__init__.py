@@ -1,9 +1,11 @@
-"""The figures of the appendix, from the database: each collects a tidy frame and draws it, in a file of its own.
+"""Figures of the appendix, built from the database: each collects a tidy frame and draws it, in a file of its own.
 
-`make_figure("needle", store)` collects, `files.rendered(made, "svg")` draws. By number: 1 needle accuracy, 2a count map,
-2b state norm. A new figure is a file here with `collect` and `draw` as in needle.py, and a line in FIGURES.
+`make_figure("needle", store)` collects, `files.rendered(figure_data, "svg")` draws. By number: 1 needle accuracy, 2a
+count map,
+2b state norm. A new figure is a file of this package with `collect` and `draw` as in needle.py, and a line in
+FIGURES.
 
-Only reports/ imports it. Start at needle.py, the shortest figure that has all of it; canvas/ holds what figures share.
+Only reports/ imports it. Start at needle.py, the shortest complete figure; canvas/ holds what figures share.
 """
 
 from __future__ import annotations
@@ -46,12 +48,16 @@ FIGURES: dict[str, ReportSpec] = {
     "parallel": ReportSpec("studies.parallel", "trials of a study as lines through their settings", takes=(), study=True),
     "front": ReportSpec("studies.front", "trials of a study of several objectives, and the Pareto front", takes=(), study=True),
 }  # fmt: skip
-"""By name: the file, what the figure shows, its number in the paper, and whether context lengths play a part in it."""
+"""Specification by name: the file, what the figure shows, its number in the paper, and the options that it takes."""
 
 
 def figure_name(name: str) -> str:
-    """The name of the figure of that name or number. Raises ReportError."""
-    # with what reads the database only now: FIGURES stands in the help of the command line
+    """Return the key in FIGURES for a name or number of a figure.
+
+    Raises:
+        ReportError: There is no such figure.
+    """
+    # imported late: the help of the command line needs FIGURES alone, not the modules that read the database
     from ...results.console.text import choices_hint
     from ..sweep_data import ReportError
 
@@ -72,12 +78,20 @@ def make_figure(
     options: Mapping[str, Any] | None = None,
     only: Sequence[str] = (),
 ) -> FigureData:
-    """What the figure of that name or number shows of a sweep (None: the one launched last), at the context lengths that
-    the launch asked for and `lengths` besides. `options`: what not every figure takes (by, log, against, compare), as its `collect` says.
-    `only`: filters such as "recipe=intended", of cells alone that all of them let through.
+    """Return the data of a figure of a sweep, without drawing it.
 
-    Raises ReportError for an unknown name, for lengths where none play a part, an option that the figure does not take, and a
-    figure that the data cannot give, SweepUnknown, StoreError.
+    Args:
+        name: Name or number of the figure.
+        store: The database.
+        sweep: Name of the sweep; None: the one launched last.
+        revision: Revision of the sweep; None: the newest.
+        lengths: Context lengths to show in addition to those of the launch.
+        options: Options that only some figures take (by, log, against, compare, evaluator), as their `collect` says.
+        only: Filters such as "recipe=intended"; cells must pass all of them.
+
+    Raises:
+        ReportError: The name is unknown, the figure does not take an option or lengths, or the data cannot give it.
+        SweepUnknown, StoreError: The sweep cannot be read.
     """
     from ...results.paper import is_published
     from .. import cell_filter
@@ -102,6 +116,6 @@ def make_figure(
     except ReportError as error:
         if sweep is None or not is_published(sweep) or isinstance(error, cell_filter.CellFilterError):
             raise
-        # nobody can launch or evaluate it
+        # a published sweep cannot be launched or evaluated, so the advice after the semicolon does not apply
         raise ReportError(f"{str(error).partition(';')[0]}; it holds what is printed, and nothing else") from error
     return figure_data

@@ -1,4 +1,4 @@
-"""The figure `count-map`: what m keys of one weight come to in Polar attention."""
+"""Figure `count-map`: output of Polar attention over the number of equal keys."""
 
 from __future__ import annotations
 
@@ -21,14 +21,18 @@ from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 MAX_COUNT = 1000
 BAND = "#dfe9f2"
 GUIDES = {"∝ m": 1.0, "∝ √m": 0.5}
-"""What sums of m keys would come to: of keys that agree, and of keys that have nothing to do with each other."""
+"""Growth of a sum of m keys, as powers of m: keys that agree, and independent keys."""
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """The count map of Polar attention, mag = tanh(beta ln(1 + m)): what m keys that share the weight alike come to.
+    """Return the data of the count map of Polar attention, mag = tanh(beta ln(1 + m)), for m keys of equal weight.
 
-    One row a curve and m in 0 to 1000: source (`init`, or the cell of a learned slope), cell, attempt, beta, lowest and
-    highest (over heads), m, mag. Learned slopes are those that the probe `count_map` stored.
+    One row per curve and m from 0 to 1000: source (`init`, or the slug of a cell with a learned slope), cell,
+    attempt, beta, lowest
+    and highest (beta over heads), m, mag. Learned slopes are those that the probe `count_map` stored.
+
+    Raises:
+        ReportError: The sweep has no polar cell.
     """
     polar = [cell for cell in data.cells if cell.levels["attn_type"] == "polar"]
     if not polar:
@@ -72,7 +76,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _cell_labels(data: SweepData, cells: set[str]) -> dict[str, str]:
-    """By cell: the levels in which these cells differ, in words; of one alone its slug."""
+    """Return the levels in which these cells differ, as text by cell; the slug for a single cell."""
     shown = [cell for cell in data.cells if cell.cell_id in cells]
     axes = [axis for axis in (*AXES, *data.extra_axes()) if len({cell_level(cell, axis) for cell in shown}) > 1]
     seeds = len({cell.seed for cell in shown}) > 1
@@ -84,7 +88,7 @@ def _cell_labels(data: SweepData, cells: set[str]) -> dict[str, str]:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """mag over ln(1 + m), one curve a slope, named at its end; guides for sums of m keys."""
+    """Draw mag over ln(1 + m): one curve per slope, labelled at its end, with guides for sums of m keys."""
     frame = figure_data.frame
     figure = drawing.page(2.5, 4.6)
     (axes,) = drawing.panels(figure, [""])
@@ -135,7 +139,7 @@ def _curve_label(curve: pd.DataFrame, names: Mapping[str, str]) -> str:
 
 
 def _draw_guide(axes: Axes, label: str, power: float, first: float) -> None:
-    """A grey line of that power of m through the first key's magnitude, named where it leaves the picture."""
+    """Draw a grey line of that power of m through the first key's magnitude, labelled where it leaves the axes."""
     m = np.geomspace(1, MAX_COUNT, 200)
     heights = first * m**power
     inside = heights <= 1

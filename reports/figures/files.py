@@ -1,6 +1,7 @@
-"""A figure as SVG, PDF or PNG: the same bytes from the same data, with a trace that a program can read back.
+"""Figure as SVG, PDF or PNG: the same bytes from the same data, with a trace that a program can read back.
 
-The trace is JSON in one line: in SVG and PNG the description, in PDF the subject. Words are letters in SVG and PDF, not outlines.
+The trace is one line of JSON: in SVG and PNG the description, in PDF the subject. Text stays text in SVG and PDF, not
+outlines.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from .redraw import versions
 
 FORMATS = ("svg", "pdf", "png")
 METADATA_KEYS = {"svg": "Description", "pdf": "Subject", "png": "Description"}
-PNG_DPI = 300  # dots an inch of a PNG
+PNG_DPI = 300  # dots per inch of a PNG
 TRACE = "atma-sweep-trace:"
 DESCRIPTION = "{http://purl.org/dc/elements/1.1/}description"
 PDF_ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 
 
 def trace_text(figure_data: FigureData, look: FigureOptions) -> str:
-    """The trace, how it looks, and what the figure is drawn with, in one line of ASCII."""
+    """Return the trace, the figure options and the versions of the drawing libraries, as one line of ASCII."""
     trace = {**figure_data.trace, "look": look.as_json(), "drawn_with": versions()}
     return f"{TRACE} {json.dumps(trace, separators=(',', ':'), ensure_ascii=True, allow_nan=False)}"
 
@@ -41,16 +42,33 @@ def trace_text(figure_data: FigureData, look: FigureOptions) -> str:
 def rendered(
     figure_data: FigureData, format: str = "svg", *, look: FigureOptions | None = None, trace: bool = True
 ) -> bytes:
-    """The picture as a file's content. Raises ReportError for an unknown format."""
+    """Return the picture as the content of a file of one format.
+
+    Args:
+        figure_data: The figure.
+        format: One of FORMATS.
+        look: Figure options; None: the defaults.
+        trace: Whether the file carries the trace.
+
+    Raises:
+        ReportError: The format is unknown, or a font is missing.
+    """
     return renderings(figure_data, [format], look=look, trace=trace)[format]
 
 
 def renderings(
     figure_data: FigureData, formats: Sequence[str] = FORMATS, *, look: FigureOptions | None = None, trace: bool = True
 ) -> dict[str, bytes]:
-    """The picture as the content of a file of each of these formats, drawn once, each with the trace unless that is unwanted.
+    """Return the picture as file contents by format; it is drawn once.
 
-    Raises ReportError for an unknown format, and for a font that this machine lacks.
+    Args:
+        figure_data: The figure.
+        formats: Formats among FORMATS.
+        look: Figure options; None: the defaults.
+        trace: Whether the files carry the trace.
+
+    Raises:
+        ReportError: A format is unknown, or this machine lacks the font.
     """
     for format in formats:
         if format not in FORMATS:
@@ -75,31 +93,34 @@ def renderings(
 
 
 def drawn(figure_data: FigureData, look: FigureOptions | None = None) -> Any:
-    """The matplotlib Figure, laid out for good; to be called and used inside `style.settings(look)`."""
+    """Return the matplotlib Figure with its final layout.
+
+    Call it, and use the result, inside `drawing.settings(look)`.
+    """
     figure = (
         FIGURES[figure_data.name]
         .load(str(__package__))
         .draw(_with_drawable_text(figure_data), look or drawing.current_options())
     )
-    # once: finding the places takes longer than drawing, and so they are the same in every format
+    # once: the layout takes longer than drawing, and every format then has the same one
     drawing.finalize_layout(figure)
     return figure
 
 
 def _with_families(svg: bytes, look: FigureOptions) -> bytes:
-    """The SVG with every font of the style named, for a reader's machine that lacks the one it is drawn with."""
+    """Return the SVG with all fonts of the style named, for a reader's machine that lacks the font of the drawing."""
     fonts = dict.fromkeys((look.font_family(), *look.preset.fonts))
     families = ", ".join((*(f"'{font}'" for font in fonts), look.preset.fallback_fonts))
     return svg.replace(f"font-family: '{look.font_family()}'".encode(), f"font-family: {families}".encode())
 
 
 def _drawable_text(text: str) -> str:
-    # XML forbids control characters, and two dollars would begin a formula of matplotlib's
+    # XML forbids control characters, and two dollar signs would start a formula in matplotlib
     return plain(text).replace("$", r"\$")
 
 
 def _with_drawable_text(figure_data: FigureData) -> FigureData:
-    """The figure with its words as they can be drawn."""
+    """Return the figure with control characters removed and dollar signs escaped in all its texts."""
     frame = figure_data.frame.copy(deep=False)
     for name in frame.columns:
         if not pd.api.types.is_numeric_dtype(frame[name]):
@@ -111,7 +132,11 @@ def _with_drawable_text(figure_data: FigureData) -> FigureData:
 
 
 def read_trace(content: bytes, format: str) -> dict[str, Any]:
-    """The trace that a rendering carries. Raises ReportError where there is none that we can read."""
+    """Return the trace that a rendering carries, as a dictionary.
+
+    Raises:
+        ReportError: The format is unknown, or the file carries no readable trace of ours.
+    """
     readers = {"svg": _svg_text, "pdf": _pdf_text, "png": _png_text}
     if format not in readers:
         raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {format!r}")
@@ -126,6 +151,7 @@ def read_trace(content: bytes, format: str) -> dict[str, Any]:
 
 
 def _svg_text(content: bytes) -> str | None:
+    """Return the description of an SVG; None if it has none or is not XML."""
     try:
         return ElementTree.fromstring(content).findtext(f".//{DESCRIPTION}")
     except ElementTree.ParseError:
@@ -133,6 +159,7 @@ def _svg_text(content: bytes) -> str | None:
 
 
 def _pdf_text(content: bytes) -> str | None:
+    """Return the subject of a PDF; None if it has none."""
     start = content.find(b"/Subject (")
     if start < 0:
         return None
@@ -141,6 +168,7 @@ def _pdf_text(content: bytes) -> str | None:
 
 
 def _png_text(content: bytes) -> str | None:
+    """Return the description of a PNG, decompressed; None if it has none."""
     offset = 8
     while offset + 8 <= len(content):
         size, kind = int.from_bytes(content[offset : offset + 4], "big"), content[offset + 4 : offset + 8]

@@ -1,4 +1,7 @@
-"""The figure `length`: clean and junk loss over context length, and that of the same last tokens where the grid asks for it."""
+"""Figure `length`.
+
+Clean and junk loss over context length, and the loss of the same last tokens if the grid requests it.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +46,13 @@ PROBE_LABELS = {"same_tail": "same last tokens"}
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """The losses (nats per token) over context lengths; the frame is that of `length_frame`, PROBES in turn, the last one where the
-    grid asks for it."""
+    """Return the losses (nats per token) over context lengths.
+
+    The frame is that of `length_frame` for each of PROBES.
+
+    Raises:
+        ReportError: No cell has such losses.
+    """
     trained = training_lengths(store, data)
     parts = [length_frame(data, trained, probe, "nats") for probe in PROBES[:2]]
     parts += [length_frame(data, trained, probe, "nats") for probe in PROBES[2:] if data.shows(probe)]
@@ -74,13 +82,18 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def y_limits(part: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
-    """The vertical range of the panels of one probe: outliers among its cells do not flatten the rest."""
+    """Return the vertical range of the panels of one probe; outliers among its cells do not flatten the rest.
+
+    Args:
+        part: Rows of one probe.
+        means: Means of all lines.
+    """
     probe_means = means[means["probe"] == part["probe"].iloc[0]]
     return robust_range(list(part["value"]), list(probe_means["value"]))
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """A row for clean and one for junk, a panel a mixer, a line a group of cells."""
+    """Draw a row of panels per probe: a panel per mixer, a line per group of cells."""
     frame, trained = figure_data.frame, figure_data.draw_options["trained"]
     names, probes = list(dict.fromkeys(frame["panel"])), list(dict.fromkeys(frame["probe"]))
     figure = drawing.page(drawing.PANEL_HEIGHT * len(probes) + 0.35, drawing.width_of(len(names)))
@@ -88,7 +101,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     titles = [f"{drawing.level_label(name)}, {probe}" for probe in probe_labels for name in names]
     columns = drawing.columns_of(figure, len(names))
     if columns < len(names):
-        # a row would hold panels of both probes: each probe gets rows of its own
+        # a row would mix panels of both probes: each mixer gets a row, each probe a column
         titles = [f"{drawing.level_label(name)}, {probe}" for name in names for probe in probe_labels]
     order = [(name, probe) for probe in probes for name in names]
     if columns < len(names):

@@ -1,4 +1,4 @@
-"""The figure `loss`: validation loss over tokens, or over the time of training, with the training loss behind it."""
+"""Figure `loss`: validation loss over tokens, or over the time of training, with the training loss behind it."""
 
 from __future__ import annotations
 
@@ -24,21 +24,25 @@ from .canvas.line_drawing import label_line_ends, named_cells, robust_range
 CURVE = ("step", "tokens", "wall_s", "train_loss", "val_loss")
 TRAIN, VAL = CURVE.index("train_loss"), CURVE.index("val_loss")
 END = (("val", "val_loss"), ("throughput", "train_seconds"))
-"""The numbers that say where a training ended of which no curve is recorded."""
+"""Numbers that say where a training ended whose curve is not recorded: its last loss and its seconds."""
 MOST_POINTS = 80_000
-"""Points of all curves of a figure together; with more, each is thinned and the figure says so."""
-FEWEST_POINTS = 40  # that a curve keeps however many cells there are: it is smoothed over a 40th anyway
-SMOOTHED = 40  # parts of a curve: the training loss is smoothed over the points of one
-GRID = 120  # points of a group's mean, where its curves were not measured at the same tokens
-LAST = 0.5  # of the tokens, that the second panel shows
+"""Points of all curves of a figure together; with more, each curve is thinned and the figure says so."""
+FEWEST_POINTS = 40  # points that each curve keeps, regardless of the number of cells
+SMOOTHED = 40  # the training loss is smoothed over a 40th of a curve's points
+GRID = 120  # points of a group's mean if its curves were not measured at the same tokens
+LAST = 0.5  # share of the training that the second panel shows, from its end
 UNITS = (("tokens, billions", 1e9), ("tokens, millions", 1e6), ("tokens, thousands", 1e3), ("tokens", 1.0))
 TIMES = (("hours of training", 3600.0), ("minutes of training", 60.0), ("seconds of training", 1.0))
 
 
 @dataclass(frozen=True)
 class _CurveSet:
-    """The curves of a sweep as one frame; `longest` points of a curve at most were there, `widest` of them at most are smoothed over,
-    and at most `most` are drawn."""
+    """Curves of a sweep as one frame.
+
+    `longest` is the largest number of points of a curve before thinning, `widest` the largest smoothing span in
+    points, and
+    `most` the maximum of points per curve that is drawn.
+    """
 
     frame: pd.DataFrame
     longest: int
@@ -55,17 +59,29 @@ def collect(
     against: str | None = None,
     compare: str | None = None,
 ) -> FigureData:
-    """Validation and training loss (nats per token) against tokens, from the first point on.
+    """Return the validation and training loss (nats per token) of every cell's newest training.
 
-    One row a point of the curve of each cell's newest training: cell, attempt, configuration, first, second (levels of the axes that
-    tell lines apart: `by`, or the first two that vary of the mixer and further axes), diverged (the cell's state, which no mean takes in), step, tokens, wall_s, train_loss, smoothed (exponential
-    mean whose span is a 40th of the points), val_loss (NaN between validations). Of a sweep with more than MOST_POINTS points
-    in all, every k-th point of a curve and its validations, smoothed over all points, so that neither time nor memory grows
-    with its length. `log` asks for logarithmic axes.
+    One row per point of a curve: cell, attempt, configuration, first, second (levels of the axes that distinguish
+    lines), diverged
+    (state of the cell; means leave it out), step, tokens, wall_s, train_loss, smoothed (exponential mean whose span
+    is a
+    40th of the points), val_loss (NaN between validations). If a sweep has more than MOST_POINTS points, every k-th
+    point of a curve
+    and its validations are kept, smoothed over all points, so that neither time nor memory grows with its length.
 
-    `against` time: against wall_s, the seconds of training of all attempts of a cell together. A cell without a curve whose last
-    loss and whose seconds of training are known is one point; what nobody timed is left out. `compare`: also the curves of that
-    sweep, `first` being its name and `second` what tells its configurations apart.
+    Args:
+        store: The database.
+        data: The sweep.
+        by: Axis that distinguishes lines; None: the first two that vary of the mixer and further axes.
+        log: Whether both axes are logarithmic.
+        against: "time" draws over wall_s, the seconds of training of all attempts of a cell together; None: over
+            tokens. A cell
+            without a curve whose last loss and seconds are known is then one point.
+        compare: Name of a sweep whose curves are added; their `first` is its name, `second` their configuration.
+
+    Raises:
+        ReportError: No curve is stored, an axis is unknown, or no time is recorded.
+        SweepUnknown: There is no sweep `compare`.
     """
     x = CURVE_X_COLUMNS[against or "tokens"]
     axes = _line_axes(data, by)
@@ -93,8 +109,14 @@ def collect(
 
 
 def _curves(store: Store, data: SweepData, axes: Sequence[str], *, ends: bool) -> _CurveSet:
-    """Return the curves of the newest training of every cell, with its levels of these axes; with `ends` also where a training ended of which no curve is
-    recorded."""
+    """Return the curves of the newest training of every cell, thinned and smoothed.
+
+    Args:
+        store: The database.
+        data: The sweep.
+        axes: Axes whose levels become the columns first and second.
+        ends: Whether a training without a recorded curve is one point at its end.
+    """
     newest: dict[int, CellState] = {}
     for cell in data.cells:
         attempt = cell.trained_attempt_id or (cell.attempt_id if cell.kind == "train" else None)
@@ -124,7 +146,11 @@ def _curves(store: Store, data: SweepData, axes: Sequence[str], *, ends: bool) -
 
 
 def _points_with_x(frame: pd.DataFrame, x: str, sweep: str) -> pd.DataFrame:
-    """The points whose place on the x axis is known. Raises ReportError where there is none."""
+    """Return the points whose value on the x axis is known.
+
+    Raises:
+        ReportError: There is none.
+    """
     timed = frame[frame[x].notna()].reset_index(drop=True)
     if timed.empty:
         raise ReportError(f"no time of a training of sweep {sweep} is recorded; leave --against out")
@@ -132,7 +158,16 @@ def _points_with_x(frame: pd.DataFrame, x: str, sweep: str) -> pd.DataFrame:
 
 
 def _reference_curves(sweep: str, store: Store, x: str) -> tuple[pd.DataFrame, list[str]]:
-    """The curves of another sweep, and what is to be said of those that are left out. Raises SweepUnknown, ReportError."""
+    """Return the curves of another sweep, and the note on cells that are left out.
+
+    Args:
+        sweep: Name of the other sweep, of the database or built in.
+        store: The database.
+        x: Column of the x axis.
+
+    Raises:
+        SweepUnknown, ReportError: The sweep or its curves are missing.
+    """
     reference_store = store_with_builtin(store, sweep)
     data = load_sweep_data(reference_store, sweep)
     curves = _curves(reference_store, data, (), ends=x == "wall_s")
@@ -151,7 +186,11 @@ def _reference_curves(sweep: str, store: Store, x: str) -> tuple[pd.DataFrame, l
 
 
 def _line_axes(data: SweepData, by: str | None) -> tuple[str, ...]:
-    """The axes that tell lines apart. Raises ReportError for one that is none, or stands still."""
+    """Return the axes that distinguish lines: `by`, or at most two that vary.
+
+    Raises:
+        ReportError: `by` is not an axis that varies.
+    """
     vary = [axis for axis in (*AXES, *data.extra_axes()) if len(data.levels(axis)) > 1]
     if by is not None and by not in vary:
         still = by in AXES or any(by in cell.axes for cell in data.cells)
@@ -167,7 +206,10 @@ def _line_axes(data: SweepData, by: str | None) -> tuple[str, ...]:
 
 
 def _drawn_points(points: np.ndarray, max_points: int) -> np.ndarray:
-    """Which points are drawn: of many every k-th, and every validation, or every k-th of those."""
+    """Return the sorted indices of the points to draw, about `max_points`.
+
+    Training points and validations thinned separately.
+    """
     if len(points) <= max_points:
         return np.arange(len(points))
     validated = np.flatnonzero(~np.isnan(points[:, VAL]))
@@ -177,7 +219,10 @@ def _drawn_points(points: np.ndarray, max_points: int) -> np.ndarray:
 
 
 def thinned_indices(points: int, max_points: int) -> np.ndarray:
-    """Which of so many points are drawn, at most `most`: the first, and from the last on back every k-th."""
+    """Return at most `max_points` indices of `points` points.
+
+    The first, and every k-th counted back from the last.
+    """
     if points <= max_points:
         return np.arange(points)
     stride = -(-(points - 1) // (max_points - 1))
@@ -185,8 +230,10 @@ def thinned_indices(points: int, max_points: int) -> np.ndarray:
 
 
 def exponential_mean(values: Sequence[float] | np.ndarray, width: int) -> np.ndarray:
-    """Exponential mean of span `width` (weights fall by 1 - 2 / (width + 1) a point), of what came before alone, so that no
-    point knows the future; NaN where there is no value. A width of 1 changes nothing."""
+    """Return the exponential moving average of span `width`: weights fall by 1 - 2 / (width + 1) per point.
+
+    It uses previous values only. It is NaN where the value is NaN; a width of 1 changes nothing.
+    """
     series = pd.Series(values, dtype=float)
     return series.ewm(span=width, ignore_na=True).mean().where(series.notna()).to_numpy()
 
@@ -194,7 +241,14 @@ def exponential_mean(values: Sequence[float] | np.ndarray, width: int) -> np.nda
 def _frame(
     data: SweepData, newest: Mapping[int, CellState], parts: Mapping[int, np.ndarray], axes: Sequence[str]
 ) -> pd.DataFrame:
-    """Points of CURVE and `exponential_mean`, by attempt, as one frame that says whose each is."""
+    """Return the points of all attempts as one frame, with the cell, configuration and levels of each.
+
+    Args:
+        data: The sweep.
+        newest: Cell by attempt.
+        parts: Array [points, CURVE and smoothed] by attempt.
+        axes: Axes whose levels become the columns first and second.
+    """
     if not parts:
         return pd.DataFrame()
     configuration, rows = configuration_of(data), []
@@ -211,6 +265,7 @@ def _frame(
 
 
 def _notes(frame: pd.DataFrame, curves: _CurveSet, log: bool) -> list[str]:
+    """Return the notes on lines, bands, smoothing, diverged cells and thinning."""
     width, longest, most = curves.widest, curves.longest, curves.most
     validated, trained = frame["val_loss"].notna().any(), frame["train_loss"].notna().any()
     notes = []
@@ -235,9 +290,19 @@ def _notes(frame: pd.DataFrame, curves: _CurveSet, log: bool) -> list[str]:
 
 
 def mean_curves(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataFrame:
-    """One row a group (first, second) and place on the x axis (`tokens`, or another column of the frame): value (mean over configurations, the seeds of each averaged first), sd (between
-    configurations, or the seeds where there is one), cells. Curves that were not measured at the same tokens are read
-    between their points; each counts as far as it reaches."""
+    """Return the mean curve of each group, as a frame with one row per group and point of the x axis.
+
+    Columns: first, second, x, value (mean over configurations, seeds averaged first), sd (between configurations, or
+    seeds where there
+    is a single configuration), cells. Curves that were not measured at the same points are interpolated; each counts
+    up to
+    its end. Over time a mean ends with its first cell.
+
+    Args:
+        frame: Rows of `collect`.
+        column: Column to average.
+        x: Column of the x axis.
+    """
     rows = []
     measured = frame[frame[column].notna()]
     for (first, second), group in measured.groupby(["first", "second"], sort=False):
@@ -262,7 +327,7 @@ def mean_curves(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataF
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """The whole training, and its last half closer; a line a group, in the order of their last loss."""
+    """Draw the complete training and its last half: a line per group, in the legend in order of the final loss."""
     frame, x = figure_data.frame, figure_data.draw_options["x"]
     column = "val_loss" if frame["val_loss"].notna().any() else "smoothed"
     sound = frame[~frame["diverged"]]
@@ -300,8 +365,10 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _y_top(frame: pd.DataFrame, column: str) -> float | None:
-    """Where an axis ends that cells which diverged would flatten: a tenth above the other losses, or above where all began; None
-    where nothing diverged."""
+    """Return the upper end of the y axis where diverged cells would flatten it; None where no cell diverged.
+
+    It is a tenth above the other losses, or above the first losses if all cells diverged.
+    """
     measured = frame[frame[column].notna()]
     if not measured["diverged"].any():
         return None
@@ -311,12 +378,17 @@ def _y_top(frame: pd.DataFrame, column: str) -> float | None:
 
 
 GroupStyles = Mapping[tuple[str, str], tuple[str, dict[str, Any]]]
-"""By group (first, second): its words, and how it is drawn."""
+"""Label and line style by group (first, second)."""
 
 
 def group_styles(frame: pd.DataFrame, axes: Sequence[str], reference_sweep: str | None = None) -> GroupStyles:
-    """By group: colour by the first axis, dashes by the second. `beside` is the other sweep of which some are, whose words are its name
-    and what tells them apart."""
+    """Return the label and line style of each group: colour by the first axis, dashes by the second.
+
+    Args:
+        frame: Rows of `collect`.
+        axes: The axes of first and second.
+        reference_sweep: Name of an added sweep, whose groups are labelled by their values; None: none was added.
+    """
     groups = list(frame[["first", "second"]].drop_duplicates().itertuples(index=False, name=None))
     firsts, seconds = (list(dict.fromkeys(levels)) for levels in zip(*groups, strict=True))
     seconds = sorted(seconds, key=lambda level: -drawing.off_first(level))
@@ -330,13 +402,13 @@ def group_styles(frame: pd.DataFrame, axes: Sequence[str], reference_sweep: str 
 
 
 def _final_means(means: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """By group: its last mean."""
+    """Return the last mean of each group."""
     last = means.drop_duplicates(["first", "second"], keep="last")
     return {(str(row["first"]), str(row["second"])): float(row["value"]) for row in last.to_dict("records")}
 
 
 def _legend_handles(means: pd.DataFrame, styles: GroupStyles) -> dict[str, Any]:
-    """For the legend: a line a group with its last mean loss, lowest first."""
+    """Return the legend handles by label: the groups with their final mean loss, lowest first, then diverged ones."""
     ends, handles = _final_means(means), {}
     for key in sorted(ends, key=ends.__getitem__):
         handles[f"{styles[key][0]}: {format_number(ends[key], 3)}"] = drawing.key(**styles[key][1])
@@ -346,6 +418,7 @@ def _legend_handles(means: pd.DataFrame, styles: GroupStyles) -> dict[str, Any]:
 
 
 def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, scale: float) -> None:
+    """Draw the mean curve of each group with a band of one standard deviation, the lowest on top."""
     # the lowest on top
     ends = _final_means(means)
     for rank, key in enumerate(sorted(styles, key=lambda key: -ends.get(key, 0.0))):
@@ -361,7 +434,7 @@ def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, sc
 def _draw_cells(
     axes: Axes, frame: pd.DataFrame, x: str, column: str, styles: GroupStyles, scale: float, named: Sequence[str]
 ) -> None:
-    """Every cell's own curve, thin; those of a group together, which takes a hundredth of the time."""
+    """Draw every cell's own curve, thin; those of a group in one collection, which is a hundred times faster."""
     from matplotlib.collections import LineCollection
 
     measured = frame[frame[column].notna()]
@@ -376,7 +449,7 @@ def _draw_cells(
 
 
 def _draw_training_loss(axes: Axes, behind: pd.DataFrame, x: str, styles: GroupStyles, scale: float) -> None:
-    """The smoothed training loss of every group, dotted and faint."""
+    """Draw the smoothed training loss of every group, dotted and faint."""
     for (first, second), line in behind.groupby(["first", "second"], sort=False):
         how = {"color": styles[str(first), str(second)][1]["color"], "linestyle": (0, (1, 1.5)), "alpha": 0.55}
         axes.plot(line[x] / scale, line["value"], **how, linewidth=drawing.line_width(0.8), zorder=1)
@@ -385,7 +458,7 @@ def _draw_training_loss(axes: Axes, behind: pd.DataFrame, x: str, styles: GroupS
 def _draw_highlighted(
     axes: Axes, frame: pd.DataFrame, x: str, column: str, scale: float, named: dict[str, str], *, with_labels: bool
 ) -> None:
-    """The curves that are to stand out, with their words where they end."""
+    """Draw the highlighted curves in black, with their labels at their ends if `with_labels`."""
     labels = []
     for cell, label in named.items():
         curve = frame[(frame["cell"] == cell) & frame[column].notna()]

@@ -1,4 +1,4 @@
-"""The figure `needle`: needle accuracy over context length."""
+"""Figure `needle`: needle accuracy over context length."""
 
 from __future__ import annotations
 
@@ -33,11 +33,15 @@ from .canvas.length_frames import (
 )
 from .canvas.line_drawing import draw_lines_with_means, legend, line_styles, mark_baseline, mark_training_length
 
-HEADROOM = 132  # percent at the top of the axes: room for words above the best line
+HEADROOM = 132  # percent, top of the y axis, which leaves space for labels above the best line
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Needle accuracy (digits, fraction) over context lengths; the frame is that of `length_frame`."""
+    """Return the needle accuracy (digits, fraction) over context lengths; the frame is that of `length_frame`.
+
+    Raises:
+        ReportError: No cell has needle accuracies.
+    """
     frame = length_frame(data, training_lengths(store, data), *NEEDLE)
     if frame.empty:
         raise ReportError(
@@ -62,13 +66,14 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _best(frame: pd.DataFrame) -> str | None:
-    """The cell with the highest accuracy at the longest length; None where no single one has it."""
+    """Return the id of the cell with the highest accuracy at the longest length; None if several share it."""
     ends = frame[frame["length"] == frame["length"].max()]
     top = ends[ends["value"] == ends["value"].max()]
     return str(top["cell"].iloc[0]) if len(top) == 1 and len(ends) > 1 else None
 
 
 def _best_note(frame: pd.DataFrame, best: str | None, data: SweepData) -> list[str]:
+    """Return the note that names the best cell and the number of runs that it is the best of; none without one."""
     if best is None:
         return []
     ends = frame[frame["length"] == frame["length"].max()]
@@ -80,6 +85,7 @@ def _best_note(frame: pd.DataFrame, best: str | None, data: SweepData) -> list[s
 
 
 def _ceiling_note(ceilings: Mapping[int, float]) -> str:
+    """Return the note on the constant-digit baseline, by length; that it is not recorded if there is none."""
     if not ceilings:
         return "What the best constant answer scores is not recorded."
     percentages = sorted({format_number(value, 1, percent=True) for value in ceilings.values()}, key=float)
@@ -88,7 +94,10 @@ def _ceiling_note(ceilings: Mapping[int, float]) -> str:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """A panel a mixer, a line a group of cells, the best cell and the highlighted ones by themselves."""
+    """Draw a panel per mixer with a line per group of cells.
+
+    The best cell or the highlighted ones have their own lines.
+    """
     frame, trained, ceilings = (
         figure_data.frame,
         figure_data.draw_options["trained"],
@@ -117,7 +126,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _highlighted_labels(figure_data: FigureData, look: FigureOptions) -> dict[str, str]:
-    """The cells that are drawn by themselves, with their words: the best, or those that are to stand out."""
+    """Return the labels of the cells that get a line of their own: the highlighted ones, else the best."""
     drawn_cells = look.highlight or ((figure_data.draw_options["best"],) if figure_data.draw_options["best"] else ())
     ends = figure_data.frame.sort_values("length").drop_duplicates("cell", keep="last").set_index("cell")["value"]
     labels = {}

@@ -1,4 +1,4 @@
-"""The figure `pareto`: quality against speed."""
+"""Figure `pareto`: quality against speed."""
 
 from __future__ import annotations
 
@@ -22,25 +22,32 @@ from .canvas import drawing, labels
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from .canvas.line_drawing import mark_out_of_range, robust_range
 
-ROOM = 0.09  # of an axis, that stays free beside the outermost points
-LOWEST = -3.0  # percent at the foot of an axis of shares, whose line begins at 0
+ROOM = 0.09  # share of an axis that stays free next to the outermost points
+LOWEST = -3.0  # percent, lower end of a y axis of shares, whose spine begins at 0
 MIN_SIDE_BY_SIDE_WIDTH, STACKED_PANEL_HEIGHT = (
     5.0,
     2.2,
 )  # inches of width that two panels need side by side; of height of each, one below the other
-FEW = 0.05  # of the points, that may leave an axis, so that they do not flatten the rest
-FLAT = 5.0  # points of percent, below which a panel of shares would show noise alone
+FEW = 0.05  # largest share of points that may lie outside the axes, so that they do not flatten the rest
+FLAT = 5.0  # percent, least upper end of a y axis of shares: a smaller one would show noise only
 CONSTANT: dict[str, Any] = {"color": "#000000", "linestyle": (0, (1, 1.2)), "linewidth": 0.9, "zorder": 1.5}
-MOST_NAMED = 8  # points of a front that are named, the most probable ones
+MOST_NAMED = 8  # points of a front that are labelled, the most probable ones
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Quality against speed, one row a configuration and quality that has both: quality (heading), speed_name, speed, value,
-    speed_sd and sd (standard deviations of both by the spread between runs of the stratum; NaN where that is not known), front
-    (whether no other is as good in both and better in one), p_front (how probable that is), slug (of its first cell), the five
-    AXES, `name`, `rest` (its levels but for mixer and memory).
+    """Return quality against speed, one row per configuration and quality that has both.
 
-    Speed is tokens/s, or MFU (in %) where the sweep has no tokens/s. Values: nats per token, or %.
+    Columns: quality (heading), metric, speed_name, speed, value, speed_sd and sd (standard deviations from the spread
+    between runs
+    of the stratum; NaN where unknown), front (whether no other configuration is as good in both and better in one),
+    p_front
+    (probability of that), slug (of its first cell), the five AXES, `name`, `rest` (its levels except mixer and
+    memory).
+
+    Speed is tokens/s, or MFU (in %) where the sweep has no tokens/s. Values are nats per token, or %.
+
+    Raises:
+        ReportError: No cell has both a speed and a quality.
     """
     speed = speed_column(data, "tokens/s")
     rows: list[dict[str, Any]] = []
@@ -71,7 +78,13 @@ def collect(store: Store, data: SweepData) -> FigureData:
 def _points(
     data: SweepData, speed: Column, quality: Column
 ) -> tuple[list[dict[str, Any]], list[tuple[str, int | None]], dict[tuple[str, str], str]]:
-    """The rows of one quality but for `front`, where their numbers come from, and which are means over fewer seeds."""
+    """Return the data of one quality.
+
+    Returns:
+        The rows of `collect` except `front`; the (cell, attempt) pairs behind them; and by (quality, name) the text
+        "n=k" of
+        means over fewer seeds than the configuration has.
+    """
     extra = data.extra_axes()
     varying_axes = [axis for axis in AXES if axis != "attn_type" and len(data.levels(axis)) > 1]
     chances = front_probabilities(data, speed, quality)
@@ -104,6 +117,7 @@ def _points(
 
 
 def _notes(frame: pd.DataFrame, fewer: bool) -> list[str]:
+    """Return the notes on points, probabilities, bars and means over fewer seeds."""
     notes = ["One point a configuration. Ringed: on the front, where no other is as good in both and better in one."]
     if frame["p_front"].notna().any():
         notes.append("The number beside it: how probable that is by the spread between runs.")
@@ -120,14 +134,17 @@ def _notes(frame: pd.DataFrame, fewer: bool) -> list[str]:
 
 
 def _level_text(axis: str, level: str) -> str:
-    """How a configuration's name tells a level: nothing for what is off."""
+    """Return a level as a configuration's name has it; empty for a level that is off."""
     if level in ("off", "baseline", "-"):
         return ""
     return axis if level == "on" else level
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """A panel a quality; colour and mark are the mixer, filled with memory; the front stepped, ringed and named."""
+    """Draw a panel per quality: colour and marker by mixer, filled with memory.
+
+    The front stepped, ringed and labelled.
+    """
     frame = figure_data.frame
     names = list(dict.fromkeys(frame["quality"]))
     styles = _point_styles(frame)
@@ -173,19 +190,19 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _point_label(row: Mapping[Any, Any], several: bool, fewer: str | None) -> str:
-    """What stands beside a point: its levels that neither colour nor filling tell, its probability to be on the front."""
+    """Return the label of a point: levels that its style does not show, its P(front), and its number of seeds."""
     chance = "" if math.isnan(row["p_front"]) or not row["front"] else format_probability(row["p_front"])
     rest = str(row["rest"]) if several else ""
     return " ".join(filter(None, (rest, chance, fewer)))
 
 
 def _joined_label(labels: Sequence[str]) -> str:
-    """What stands beside a point that several configurations share."""
+    """Return the label of a point that several configurations share."""
     return labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
 
 
 def _point_styles(frame: pd.DataFrame) -> dict[tuple[str, str], tuple[str, dict[str, Any]]]:
-    """By mixer and memory: its words, and the mark of its points."""
+    """Return the label and marker style of each (mixer, memory)."""
     types = list(dict.fromkeys(frame["attn_type"]))
     memories = sorted(dict.fromkeys(frame["memory"]), key=drawing.off_first)
     styles = {}
@@ -202,7 +219,7 @@ def _point_styles(frame: pd.DataFrame) -> dict[tuple[str, str], tuple[str, dict[
 def _draw_points(
     axes: Axes, panel_rows: pd.DataFrame, styles: Mapping[tuple[str, str], tuple[str, dict[str, Any]]]
 ) -> None:
-    """Every point with its bars: those of the front firm, of the others faint."""
+    """Draw every point with its error bars, opaque on the front and faint off it."""
     for key, (_, how) in styles.items():
         mine = panel_rows[(panel_rows["attn_type"] == key[0]) & (panel_rows["memory"] == key[1])]
         axes.plot(mine["speed"], mine["value"], **how, zorder=2.5)
@@ -219,7 +236,10 @@ def _draw_points(
 
 
 def _bar_lengths(part: pd.DataFrame) -> dict[str, Any]:
-    """The lengths of the bars below and above each point, by their side where any is known; a share ends at 0 and 100."""
+    """Return the lengths of the error bars below and above each point, by "xerr" and "yerr" where known.
+
+    Bars of a share end at 0 and 100.
+    """
     share = part["quality"].iloc[0].startswith("Ndl")
     bars = {}
     for axis, name, value in (("xerr", "speed_sd", part["speed"]), ("yerr", "sd", part["value"])):
@@ -233,6 +253,7 @@ def _bar_lengths(part: pd.DataFrame) -> dict[str, Any]:
 def _draw_rings(
     axes: Axes, panel_rows: pd.DataFrame, marker: str, size: float, ink: str, width: float, above: float
 ) -> None:
+    """Draw a ring of this marker, size and width (points in the style `paper`) around every point."""
     look: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": ink, "zorder": above}
     drawing.points(
         axes, panel_rows["speed"], panel_rows["value"], marker, markersize=size, markeredgewidth=width, **look
@@ -240,8 +261,14 @@ def _draw_rings(
 
 
 def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str, width: float) -> None:
-    """Ranges and names of both axes, neither of which shows what no number can be; on the right is room for a name. `width` is
-    that of the panel in points."""
+    """Set ranges and labels of both axes, with space for a label on the right.
+
+    Args:
+        axes: The panel.
+        panel_rows: Rows of its quality.
+        quality: Heading of the quality.
+        width: Width of the panel in points.
+    """
     low, high = float(panel_rows["speed"].min()), float(panel_rows["speed"].max())
     span = high - low or 0.2 * abs(high) or 1.0
     name = 0.58 * drawing.size("small") * max(map(len, panel_rows["rest"])) / width
@@ -272,7 +299,8 @@ def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str, width: float) 
 
 
 def _label_after_layout(axes: Axes, label_list: Sequence[tuple[float, float, str]], panel_rows: pd.DataFrame) -> None:
-    # those of the front count more
+    """Have the points labelled once the layout is done; points of the front weigh more in the placement."""
+    # labels avoid points of the front more than others
     every = [panel_rows, *([panel_rows[panel_rows["front"]]] * 3)]
     points = [point for part in every for point in zip(part["speed"], part["value"], strict=True)]
     drawing.after_layout(axes.figure, lambda: labels.label_points(axes, label_list, points))  # type: ignore[arg-type]

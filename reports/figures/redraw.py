@@ -1,8 +1,10 @@
-"""Whether a written figure shows what is drawn now: its paths, its words and its colours, not what it says of itself.
+"""Comparison of a written figure with a fresh drawing: paths, text and colours, ignoring metadata.
 
-SVG: every element outside the metadata; ids that matplotlib makes of contents are told apart by their order alone. PDF: every
-object but the one that describes the file, its streams unpacked. PNG: every dot. Coordinates may differ by as little as another
-machine's last digits do, and no reader can see.
+SVG: every element outside the metadata; ids that matplotlib derives from contents are compared by their order alone.
+PDF: every
+object except the one that describes the file, with its streams unpacked. PNG: every pixel. Coordinates may differ by
+as much as
+the last digits of another machine do, which no reader can see.
 """
 
 from __future__ import annotations
@@ -14,22 +16,22 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from xml.etree import ElementTree
 
-MAX_COORDINATE_DIFFERENCE = 0.01  # points that a coordinate may be off, 1/7200 inch
-MAX_COLOUR_DIFFERENCE = 8  # of 255: how much a dot's colour may be off
+MAX_COORDINATE_DIFFERENCE = 0.01  # points that a coordinate may differ by: 1/7200 inch
+MAX_COLOUR_DIFFERENCE = 8  # of 255, that a pixel's colour may differ by
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 SVG_ID = re.compile(r"(?<=#)[\w-]+")
 METADATA = "{http://www.w3.org/2000/svg}metadata"
 PROCESSING = re.compile(rb"<\?.*?\?>|<!DOCTYPE[^>\[]*(?:\[.*?\])?[^>]*>", re.DOTALL)
 PDF_OBJECT = re.compile(rb"(\d+) 0 obj\s(.*?)endobj", re.DOTALL)
 PDF_STREAM = re.compile(rb"(.*?)stream\r?\n(.*)endstream", re.DOTALL)
-MAX_SHOWN_CHARS = 60  # characters of a difference
+MAX_SHOWN_CHARS = 60  # characters of a difference that are shown
 
 Part = tuple[str, str]
-"""A piece of a picture: where it stands, and what stands there."""
+"""Piece of a picture: its location, and its content."""
 
 
 def versions() -> dict[str, str]:
-    """What draws here, as a figure's trace says it."""
+    """Return the versions of the drawing libraries (matplotlib, freetype), as a figure's trace records them."""
     import matplotlib
     from matplotlib import ft2font
 
@@ -37,7 +39,13 @@ def versions() -> dict[str, str]:
 
 
 def difference(written: bytes, drawn: bytes, format: str) -> str | None:
-    """The first thing that `written` shows otherwise than `drawn`, in words; None where a reader sees the same."""
+    """Return the first visible difference between two renderings as a sentence; None if a reader sees the same.
+
+    Args:
+        written: Content of the file.
+        drawn: Content of a fresh drawing.
+        format: "svg", "pdf" or "png".
+    """
     if written == drawn:
         return None
     if format == "png":
@@ -61,7 +69,10 @@ def difference(written: bytes, drawn: bytes, format: str) -> str | None:
 
 
 def _first_mismatch(old: str, new: str) -> tuple[str, str] | None:
-    """Where two texts part, numbers with decimals only if they are not close; None where they are alike."""
+    """Return the first parts in which two texts differ; None if they are alike.
+
+    Decimal numbers may differ by MAX_COORDINATE_DIFFERENCE.
+    """
     if old == new:
         return None
     if NUMBER.split(old) != NUMBER.split(new):
@@ -75,7 +86,8 @@ def _first_mismatch(old: str, new: str) -> tuple[str, str] | None:
 
 
 def _svg_parts(content: bytes) -> Iterator[Part]:
-    # what stands beside the elements may change how they look: a style sheet, an entity
+    """Yield the parts of an SVG: the head of the file, then every element with its attributes and text."""
+    # a style sheet or an entity outside the elements can change how they are displayed
     yield "the head of the file", repr(PROCESSING.findall(content))
     root = ElementTree.fromstring(content)
     names: dict[str, str] = {}
@@ -86,10 +98,11 @@ def _svg_parts(content: bytes) -> Iterator[Part]:
 
 
 def _element_parts(element: ElementTree.Element, names: dict[str, str], group: str) -> Iterator[Part]:
+    """Yield the parts of an element and its children, except metadata; ids are replaced by `names`."""
     if element.tag == METADATA:
         return
     kind = element.tag.rpartition("}")[2]
-    # matplotlib's own names say more than the kind of an element does
+    # the ids of matplotlib's groups say more than the kind of an element
     group = element.attrib.get("id", group) if kind == "g" else group
     location = f"{kind} of {group}"
     yield location, element.tag
@@ -103,8 +116,9 @@ def _element_parts(element: ElementTree.Element, names: dict[str, str], group: s
 
 
 def _pdf_parts(content: bytes) -> Iterator[Part]:
+    """Yield head and content of every object of a PDF, without the description of the file and stream lengths."""
     for number, body in PDF_OBJECT.findall(content):
-        # the description of the file, and lengths, which packing decides
+        # skipped: the description of the file, and stream lengths, which depend on the compression
         if b"/Producer" in body or body.strip().isdigit():
             continue
         match = PDF_STREAM.match(body)
@@ -118,6 +132,7 @@ def _pdf_parts(content: bytes) -> Iterator[Part]:
 
 
 def _png_difference(written: bytes, drawn: bytes) -> str | None:
+    """Return the first difference between two PNGs as a sentence; None if no pixel differs visibly."""
     import numpy as np
     from matplotlib.image import imread
 

@@ -1,4 +1,4 @@
-"""The figure `response`: how a number follows an axis whose levels are numbers."""
+"""Figure `response`: dependence of a number on an axis with numeric levels."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .canvas.scales import scale_for_values, tick_label
 from .comparisons.forest import default_columns, measure_label
 
 LINES = ("attn_type", "memory")
-"""The axes that tell lines apart; over the others means are taken."""
+"""Axes that distinguish lines; means are taken over the others."""
 MIN_LEVELS = 2
-"""Levels that an axis has at least."""
+"""Least number of different levels of a numeric axis."""
 
 
 def axes_with_numeric_levels(data: SweepData) -> dict[str, dict[str, float]]:
-    """By axis, the number of each of its levels, in the grid's order; those of which every level is a finite number."""
+    """Return the number of each level by axis, for the extra axes of which every level is a finite number."""
     numbers_by_axis = {}
     for axis in data.extra_axes():
         levels = {level: level_as_number(level) for level in data.levels(axis)}
@@ -38,7 +38,7 @@ def axes_with_numeric_levels(data: SweepData) -> dict[str, dict[str, float]]:
 
 
 def level_as_number(level: str) -> float | None:
-    """The number that a level is; None for a word."""
+    """Return a level as a number; None if it is not a finite number."""
     try:
         value = float(level.replace("_", ""))
     except ValueError:
@@ -47,11 +47,21 @@ def level_as_number(level: str) -> float | None:
 
 
 def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureData:
-    """One row a cell and number: cell, attempt, configuration (levels of every axis, which seeds share), panel (heading of the
-    number), words, unit, better (1, -1 or 0), percent, first and second (levels of the line) and line, probe, metric, axis,
-    length (the level of that axis, a number), value (shares as fractions), low, high (of an accuracy: 95%, of its trials).
+    """Return the numbers over a numeric axis, one row per cell and number.
 
-    `by` is the axis; None: the one of most levels. Raises ReportError for one that is none, or whose levels are no numbers.
+    Columns: cell, attempt, configuration (levels of every axis, which seeds share), panel (heading of the number),
+    words, unit, better
+    (1, -1 or 0), percent, first and second (levels of the line) and line, probe, metric, axis, length (the level of
+    that axis, a
+    number), value (shares as fractions), low, high (of an accuracy: 95% interval of its trials).
+
+    Args:
+        store: The database.
+        data: The sweep.
+        by: The axis; None: the numeric axis with the most levels.
+
+    Raises:
+        ReportError: The sweep is a study, the axis is not numeric, or no cell has a number.
     """
     if search_of(store, data.sweep) is not None:
         raise ReportError(
@@ -79,6 +89,11 @@ def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureDa
 
 
 def _chosen_axis(data: SweepData, numeric: dict[str, dict[str, float]], by: str | None) -> str:
+    """Return the axis to draw over: `by`, or the numeric axis with the most levels.
+
+    Raises:
+        ReportError: There is no numeric axis, or `by` is not one.
+    """
     if by is not None and by not in numeric:
         hint = choices_hint(by, list(numeric)) if numeric else "no axis of this sweep has numbers for levels"
         raise ReportError(f"--by {by[:60]}: that is no axis of sweep {data.sweep} whose levels are numbers; {hint}")
@@ -90,7 +105,7 @@ def _chosen_axis(data: SweepData, numeric: dict[str, dict[str, float]], by: str 
 
 
 def _means(frame: pd.DataFrame) -> pd.DataFrame:
-    """The lines of a frame, each mean held against the most cells that its line has at one level."""
+    """Return the line means, whose `of` is the largest number of cells that the line has at any level."""
     means = line_means(frame)
     return means.assign(of=means.groupby(["panel", "line"])["cells"].transform("max"))
 
@@ -98,6 +113,15 @@ def _means(frame: pd.DataFrame) -> pd.DataFrame:
 def _rows(
     data: SweepData, column: Column, axis: str, levels: dict[str, float], lines: Sequence[str]
 ) -> list[dict[str, Any]]:
+    """Return the rows of one number.
+
+    Args:
+        data: The sweep.
+        column: The number.
+        axis: The numeric axis.
+        levels: Number by level of that axis.
+        lines: Axes that distinguish lines.
+    """
     unit = "%" if column.percent else column.unit
     column_fields: dict[str, Any] = {"panel": column.heading, "words": measure_label(column), "unit": unit}
     column_fields |= {
@@ -122,6 +146,7 @@ def _rows(
 
 
 def _averaging_note(data: SweepData, axis: str, lines: Sequence[str]) -> str:
+    """Return the note on the axes that lines average over; empty if there are none."""
     shown_axes = (axis, *lines)
     ranked = ("attn_type", "distractor", "reg_mode", "memory", "window", *data.extra_axes())
     names = [
@@ -134,7 +159,7 @@ def _averaging_note(data: SweepData, axis: str, lines: Sequence[str]) -> str:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """A panel a number, a line a mixer (and memory) with its band, single cells faint behind it."""
+    """Draw a panel per number: a line per mixer (and memory) with its band, and single cells faint behind it."""
     frame = figure_data.frame
     titles = list(dict.fromkeys(frame["panel"]))
     measure_labels = frame.drop_duplicates("panel").set_index("panel")["words"]
@@ -157,9 +182,18 @@ def _draw_panel(
     styles: dict[str, dict[str, Any]],
     highlighted: dict[str, str],
 ) -> dict[str, Any]:
+    """Draw a panel and return its legend handles by label.
+
+    Args:
+        axes: The panel.
+        panel_rows: Rows of its number.
+        mean: Means of its lines.
+        styles: Style by line.
+        highlighted: Label by highlighted cell.
+    """
     percent = bool(panel_rows["percent"].iloc[0])
     scale = 100.0 if percent else 1.0
-    # seeds of a level stand over each other: as dots they are seen where lines of theirs would cross
+    # seeds of a level have the same x, so that dots show what crossing lines would hide
     single = panel_rows.groupby(["line", "length"])["cell"].transform("size") > 1
     for name, how in styles.items():
         dots = panel_rows[(panel_rows["line"] == name) & single]

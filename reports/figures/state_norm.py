@@ -1,4 +1,4 @@
-"""The figure `state-norm`: size of the memory's state over context length."""
+"""Figure `state-norm`: norm of the memory's state over context length."""
 
 from __future__ import annotations
 
@@ -25,16 +25,20 @@ NORM_LABELS = {
     "hebbian_norm_kept": "Hebbian writes, γ = 1",
 }
 GUIDES = {"∝ N": 1.0, "∝ √N": 0.5}
-"""How a state grows that forgets nothing: of one write that comes again and again, and of independent writes."""
-SHORTEST, LONGEST = 64, 65536  # tokens over which the start of a network is drawn
+"""Growth of a state that forgets nothing, as powers of the length: repeated writes, and independent writes."""
+SHORTEST, LONGEST = 64, 65536  # tokens, range of the norms before training
 START = "before training"
-LEAST_RANGE = 4.0  # ratio of the highest and the lowest norm that an axis shows: three ticks in steps of two
+LEAST_RANGE = 4.0  # least ratio of the ends of the y axis, which gives three ticks in steps of two
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Norm of the memory's state over context lengths; the frame is that of `length_frame`, metrics of NORMS in turn.
+    """Return the norm of the memory's state over context lengths.
 
-    Of the published sweeps, whose weights nobody has: what the memory does before training, by `state_norms`, without cells.
+    The frame is that of `length_frame` for each of NORMS. For a published sweep, whose weights are not available, the
+    norms before training are computed by `state_norms`.
+
+    Raises:
+        ReportError: No cell has such norms.
     """
     trained = training_lengths(store, data)
     parts = [length_frame(data, trained, "state_norm", metric) for metric in NORMS]
@@ -63,13 +67,14 @@ GUIDE_NOTE = (
 
 
 def _measured_figure(store: Store, data: SweepData, frame: pd.DataFrame) -> FigureData:
+    """Return the figure of measured norms, with a panel per mixer, and per memory if there are several."""
     note_text = (
         "Mean Frobenius norm over documents, layers, heads and cells. Hebbian: the memory's keys, values and gates, written "
         "without erasing. γ = 1: nothing decays. "
     )
     memory = {cell.cell_id: cell.levels["memory"] for cell in data.cells}
     if len({memory[cell] for cell in frame["cell"]} - {"off"}) > 1:
-        # states of different memories have no mean
+        # states of different memories must not be averaged
         cells = zip(frame["panel"], frame["cell"], strict=True)
         frame["panel"] = [
             f"{drawing.level_label(mixer)}, {drawing.memory_label(memory[cell])}" for mixer, cell in cells
@@ -82,7 +87,11 @@ def _measured_figure(store: Store, data: SweepData, frame: pd.DataFrame) -> Figu
 
 
 def _initial_norms(trained: int) -> pd.DataFrame:
-    """The norms before training, as `length_frame` has them, of no cell."""
+    """Return the norms before training in the columns of `length_frame`, without cells.
+
+    Args:
+        trained: Tokens of a training row.
+    """
     lengths = [2**power for power in range(SHORTEST.bit_length() - 1, LONGEST.bit_length())]
     rows: list[dict[str, Any]] = []
     for metric in NORMS:
@@ -96,7 +105,10 @@ def _initial_norms(trained: int) -> pd.DataFrame:
 
 
 def norm_means(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a panel, metric and length of the state norms: value (mean over cells), cells, of (cells at any length)."""
+    """Return the mean norms: one row per panel, metric and length.
+
+    Columns: value (mean over cells), cells, and of (cells with any length).
+    """
     cell_counts = frame.groupby(["panel", "metric"])["cell"].nunique().reset_index(name="of")
     grouped = frame.groupby(["panel", "metric", "length"], sort=False)
     means = grouped.agg(value=("value", "mean"), cells=("cell", "size")).reset_index()
@@ -104,7 +116,10 @@ def norm_means(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """A panel a mixer; delta and Hebbian writes, with the trained retention and with none; both axes in logs, with guides."""
+    """Draw a panel per mixer.
+
+    Delta and Hebbian writes, with trained retention and without decay, in log scale, with guides.
+    """
     frame, trained = figure_data.frame, figure_data.draw_options["trained"]
     means = norm_means(frame)
     names = list(dict.fromkeys(frame["panel"]))
@@ -132,7 +147,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _draw_lines(axes: Axes, panel_rows: pd.DataFrame, means: pd.DataFrame, handles: dict[str, Any]) -> None:
-    """The means of every metric, thick, over thin lines of single cells."""
+    """Draw the mean of every metric over thin lines of single cells, and add the handles to `handles` by metric."""
     for index, metric in enumerate(NORMS):
         part = panel_rows[panel_rows["metric"] == metric]
         how = drawing.look(index % 2, index // 2)
@@ -147,10 +162,10 @@ def _draw_lines(axes: Axes, panel_rows: pd.DataFrame, means: pd.DataFrame, handl
 
 
 def _set_y_axis(axes: Axes, values: pd.Series) -> None:
-    """A vertical axis in steps of two that holds all values, and three ticks at least."""
+    """Make the y axis logarithmic in steps of two, with at least three ticks; without positive values do nothing."""
     above = values[values > 0]
     if above.empty:
-        # zeros have no place on a logarithmic axis
+        # a logarithmic axis cannot show zeros
         return
     low, high = float(above.min()), float(above.max())
     wider = max(1.0, math.sqrt(LEAST_RANGE * high / low) / (high / low)) if high / low < LEAST_RANGE else 1.0
@@ -160,7 +175,7 @@ def _set_y_axis(axes: Axes, values: pd.Series) -> None:
 
 
 def _draw_guides(axes: Axes, means: pd.DataFrame) -> None:
-    """Grey lines that grow as N and as its root from the first point of what neither decays nor is erased, named at their ends."""
+    """Draw grey lines that grow as N and as its root, labelled, from the first mean without decay and erasing."""
     hebbian_without_decay = means[means["metric"] == NORMS[-1]]
     lengths = np.sort(means["length"].unique().astype(float))
     start = (hebbian_without_decay if len(hebbian_without_decay) else means).sort_values("length").iloc[0]
@@ -172,7 +187,7 @@ def _draw_guides(axes: Axes, means: pd.DataFrame) -> None:
         y = start["value"] * (x / start["length"]) ** power
         visible = y <= high
         axes.plot(x[visible], y[visible], color=drawing.FAINT, alpha=0.6, linewidth=drawing.line_width(4), zorder=1)
-        # the steeper one is named above its line, at the end; the other below its own, from the middle on
+        # the label of the steeper line is above its end, that of the other below its middle
         steep = power == max(GUIDES.values())
         index = int(np.flatnonzero(visible)[-1]) if steep else len(x) // 2
         offset = (-4, 2) if visible.all() else (-10, -2)

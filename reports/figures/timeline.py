@@ -1,4 +1,4 @@
-"""The figure `timeline`: which machine ran what when."""
+"""Figure `timeline`: attempts over time, by machine."""
 
 from __future__ import annotations
 
@@ -21,18 +21,23 @@ STATE_COLOURS = {
     "failed": "#D55E00",
     "diverged": "#000000",
 }
-"""By state: how an attempt's bar is filled."""
+"""Fill colour of an attempt's bar by state."""
 BAD_STATES = ("failed", "diverged")
 MAX_KEY_ENTRIES = 40
-"""Cells that the key below names; of more, those that did not get done."""
+"""Largest number of cells that the key below the axes names; with more, it names only those with a bad end."""
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Which machine ran what when: one row an attempt, oldest first.
+    """Return the attempts of the sweep over time, one row per attempt, oldest first.
 
-    Columns: cell, slug, name (of the slug what not all cells share), number (of the cell, by its first start), attempt, kind,
-    host, gpu (its name, or the device), lane (0, 1, ... where several run at once on such a machine), start and end (seconds
-    since the first start), state, failure, step.
+    Columns: cell, slug, name (the parts of the slug that vary), number (of the cell, by its first start), attempt,
+    kind, host, gpu
+    (its name, or the device), lane (0, 1, ... where several run at once on a machine), start and end (seconds since
+    the first
+    start), state, failure, step.
+
+    Raises:
+        ReportError: No attempt of the sweep ran here.
     """
     slugs = {cell.cell_id: cell.slug for cell in data.cells}
     attempts = [attempt for attempt in store.attempts_of(slugs) if attempt.owner != PRINTED_BY]
@@ -51,7 +56,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     busy: dict[tuple[str, str], list[float]] = {}
     for started in sorted(attempts, key=lambda attempt: (attempt.started_at, attempt.id)):
         provenance = provenance_by_attempt.get(started.id)
-        # one that died before it said where it runs stands with its host's others
+        # an attempt that died before it reported its GPU is shown with the others of its host
         gpu = (provenance.gpu_name or provenance.device) if provenance else hosts.get(started.host, "")
         start = (started.started_at - first).total_seconds()
         # a running attempt is drawn up to the last sign of life
@@ -72,7 +77,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def distinct_name_parts(slugs: Sequence[str]) -> dict[str, str]:
-    """By slug, what not all of them share: polar-baseline-d0-m1 and nope-baseline-d0-m1 are polar and nope."""
+    """Return the parts of each slug that not all slugs share, by slug.
+
+    For example polar-baseline-d0-m1 and nope-baseline-d0-m1 give polar and nope.
+    """
     parts = [slug.split("-") for slug in slugs]
     if len({len(part) for part in parts}) != 1 or len(parts) == 1:
         return {slug: slug for slug in slugs}
@@ -81,7 +89,7 @@ def distinct_name_parts(slugs: Sequence[str]) -> dict[str, str]:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """A lane for each attempt that runs at once on a machine, a bar an attempt, with its cell's name or number in it."""
+    """Draw a lane per simultaneous attempt on a machine and a bar per attempt, with its cell's name or number."""
     frame = figure_data.frame
     unit, seconds_per_unit = drawing.time_unit(float(frame["end"].max()))
     machines = frame.groupby(["host", "gpu"], sort=False)["lane"].max() + 1
@@ -115,7 +123,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _write_key(figure: Figure, axes: Axes, entries: Sequence[str]) -> None:
-    """Writes the key below the words of the axes, for which the figure grows."""
+    """Write the key of numbered cells below the axis labels; the figure grows by its height."""
     if not entries:
         return
     width, height = figure.get_size_inches()
@@ -134,7 +142,7 @@ def _write_key(figure: Figure, axes: Axes, entries: Sequence[str]) -> None:
 
 
 def _draw_bars(axes: Axes, bars: pd.DataFrame) -> None:
-    """The bars of each state at once, and a cross above the end of every bad one, where it hides no name."""
+    """Draw the bars of each state, and a cross above the end of every bad one, where it hides no name."""
     for state, part in bars.groupby("state", sort=False):
         axes.barh(part["y"], part["width"], left=part["left"], height=0.8, **_bar_style(str(state)))
     bad = bars[bars["state"].isin(BAD_STATES)]
@@ -150,7 +158,10 @@ def _draw_bars(axes: Axes, bars: pd.DataFrame) -> None:
 
 
 def _write_names(figure: Figure, axes: Axes, bars: pd.DataFrame) -> set[int]:
-    """Writes a cell's name into its bar where it fits, else its number, upright if need be; returns the numbers to explain."""
+    """Write a cell's name into its bar if it fits, else its number, upright if need be.
+
+    Return the numbers to explain.
+    """
     points = drawing.size("small")
     figure.draw_without_rendering()
     corners = axes.transData.transform(np.column_stack([bars["left"], bars["y"] - 0.4]))
@@ -182,7 +193,12 @@ def _write_names(figure: Figure, axes: Axes, bars: pd.DataFrame) -> set[int]:
 
 
 def _key_entries(bars: pd.DataFrame, numbered: set[int]) -> list[str]:
-    """The numbered cells by name; of many, those alone that failed or diverged, which are named in any case."""
+    """Return the entries of the key: numbered cells by name, and cells with a bad end, with the failure.
+
+    Args:
+        bars: Rows of attempts.
+        numbered: Numbers that stand in bars; with more than MAX_KEY_ENTRIES only bad ends are listed.
+    """
     bad = bars["state"].isin(BAD_STATES)
     if len(numbered) > MAX_KEY_ENTRIES:
         numbered = set()
@@ -195,7 +211,7 @@ def _key_entries(bars: pd.DataFrame, numbered: set[int]) -> list[str]:
 
 
 def _state_handles(bars: pd.DataFrame) -> dict[str, Any]:
-    """By its words: how each state is drawn, with how many attempts ended so."""
+    """Return the legend handles of the states by label, which counts the attempts."""
     counts = bars["state"].value_counts()
     handles = {
         f"{state} ({counts[state]})": drawing.patch(**_bar_style(state)) for state in STATE_COLOURS if state in counts
@@ -206,7 +222,7 @@ def _state_handles(bars: pd.DataFrame) -> dict[str, Any]:
 
 
 def _bar_style(state: str) -> dict[str, Any]:
-    """Return how the bar of an attempt that ended so is filled."""
+    """Return the fill of the bar of an attempt in this state."""
     hatch = drawing.HATCHES[list(STATE_COLOURS).index(state)] if state != "diverged" else ""
     return {
         "facecolor": STATE_COLOURS[state],

@@ -1,5 +1,6 @@
-"""What figures share: the collected frame, style, options, labels, axes and lines over lengths.
+"""Parts that figures share: data, options, drawing helpers, labels, axes and lines over lengths.
 
 Imported by: figures, and the commands that write or check one.
+
 Start at base.py and drawing.py.
 """

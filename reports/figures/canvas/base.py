@@ -1,4 +1,4 @@
-"""What a figure is drawn from: a tidy frame, what it says in words, and where every number of it comes from."""
+"""Data of a figure: a tidy frame, its title and notes, and the origin of every number."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ else:
     Axes = Figure = Any
 
 LINE_AXES = ("memory", "window")
-"""The axes that tell lines apart first, where they vary; further ones follow, these last:"""
+"""Axes that distinguish lines first if they vary; extra axes follow, then LAST_AXES."""
 LAST_AXES = ("distractor", "reg_mode")
 
 GROUP = ["panel", "first", "second", "line"]
-"""The columns that `line_groups` gives: what a cell is drawn as."""
+"""Columns that `line_groups` gives: panel, levels and line of a cell."""
 
 Origins = Iterable[tuple[str, int | None]]
 
@@ -39,9 +39,11 @@ Origins = Iterable[tuple[str, int | None]]
 class FigureData:
     """A figure before it is drawn.
 
-    `frame` is tidy, its columns as `collect` in the figure's file says. `trace` names the figure, sweep and revision, the attempts
-    of every cell, the commit and GPU of every attempt, and the SHA-256 of the frame. `draw_options` has what the drawing needs
-    besides the frame.
+    `frame` is tidy, with the columns that `collect` of the figure documents. `trace` names the figure, sweep and
+    revision, the
+    attempts of every cell, the commit and GPU of every attempt, and the SHA-256 of the frame. `draw_options` has what
+    the
+    drawing needs in addition to the frame.
     """
 
     name: str
@@ -52,18 +54,21 @@ class FigureData:
     draw_options: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Title, notes, trace, and the frame as a list of rows, with null for what is not known."""
+        """Return title, notes, trace, and the frame as a list of rows, with None for missing values."""
         rows = self.frame.astype(object).where(self.frame.notna(), None).to_dict("records")
         return {"figure": self.name, "title": self.title, "notes": list(self.notes), "trace": self.trace, "rows": rows}
 
 
 def caption(figure_data: FigureData) -> str:
-    """What a page says of the figure below it: its title and notes as sentences."""
+    """Return the caption of a figure: its title and notes as sentences."""
     return " ".join([f"{figure_data.title}.", *figure_data.notes])
 
 
 def frame_sha256(frame: pd.DataFrame) -> str:
-    """SHA-256 of the frame as CSV, floats to ten digits: another machine may differ in the last bits of a mean."""
+    """Return the SHA-256 of the frame as CSV.
+
+    Floats have ten digits, since machines may differ in the last bits of a mean.
+    """
     return hashlib.sha256(frame.to_csv(index=False, float_format="%.10g").encode()).hexdigest()
 
 
@@ -79,7 +84,19 @@ def collected(
     options: Mapping[str, Any] | None = None,
     **draw_options: Any,
 ) -> FigureData:
-    """The figure of this frame, whose numbers come from these (cell, attempt) pairs; `options` are those of `make_figure`."""
+    """Return the figure of a frame, with its trace.
+
+    Args:
+        store: The database.
+        data: The sweep.
+        name: Name of the figure.
+        title: Title without the sweep.
+        frame: The tidy frame.
+        origins: (cell, attempt) pairs that the numbers come from.
+        notes: Notes below the figure.
+        options: Options of `make_figure` that the trace records.
+        draw_options: What the drawing needs in addition to the frame.
+    """
     cells = attempts_by_cell(origins)
     attempts = sorted({attempt for cell_attempts in cells.values() for attempt in cell_attempts})
     trace = {"figure": name, "sweep": data.sweep, "revision": data.revision, "cells": cells}
@@ -94,13 +111,16 @@ def collected(
 
 
 def axes_of_lines(data: SweepData) -> tuple[str, ...]:
-    """The at most two axes, besides attn_type, that tell the lines of a panel apart; the rest is averaged over."""
+    """Return the axes, at most two besides attn_type, that distinguish the lines of a panel.
+
+    Others are averaged over.
+    """
     ranked = [*LINE_AXES, *data.extra_axes(), *LAST_AXES]
     return tuple(axis for axis in ranked if len(data.levels(axis)) > 1)[:2]
 
 
 def line_groups(data: SweepData) -> dict[str, dict[str, str]]:
-    """By cell: its panel (attn_type), and the levels `first` and `second` and the words `line` of its line."""
+    """Return the panel (attn_type), `first` and `second` (levels) and `line` (text) of each cell, by cell."""
     axes = axes_of_lines(data)
     groups = {}
     for cell in data.cells:
@@ -113,8 +133,12 @@ def line_groups(data: SweepData) -> dict[str, dict[str, str]]:
 
 
 def cell_labels(data: SweepData, without: Iterable[str] = ()) -> dict[str, str]:
-    """By cell: its levels in words but for those of the axes `without`, which its place in the picture says; of an axis that
-    is off, nothing."""
+    """Return the levels of each cell as text, by cell; axes that do not vary and levels that are off are left out.
+
+    Args:
+        data: The sweep.
+        without: Axes that the position of a cell in the picture shows already.
+    """
     seeds = len({cell.seed for cell in data.cells}) > 1
     axes = [axis for axis in (*AXES, *data.extra_axes()) if axis not in set(without) and len(data.levels(axis)) > 1]
     labels = {}
@@ -126,14 +150,14 @@ def cell_labels(data: SweepData, without: Iterable[str] = ()) -> dict[str, str]:
 
 
 def training_lengths(store: Store, data: SweepData) -> dict[str, int]:
-    """By cell: the tokens of a training row, for the cells whose config says it."""
+    """Return the tokens of a training row by cell, for the cells whose config says it."""
     configs = store.configs({cell.cell_id for cell in data.cells})
     lengths = {cell: (config.get("train") or {}).get("seq_len") for cell, config in configs.items()}
     return {cell: int(length) for cell, length in lengths.items() if length}
 
 
 def frame_origins(frame: pd.DataFrame) -> list[tuple[str, int | None]]:
-    """The (cell, attempt) pairs of a frame, each once."""
+    """Return the distinct (cell, attempt) pairs of a frame."""
     return [(str(c), int(a)) for c, a in frame[["cell", "attempt"]].drop_duplicates().itertuples(index=False)]
 
 

@@ -1,7 +1,7 @@
-"""One look for all figures: readable in grey and by the colour-blind, the same bytes every time.
+"""Shared drawing helpers: output is readable in greyscale, colour-blind safe and byte-identical on every run.
 
-Matplotlib is imported only inside functions, and never pyplot: a figure is an object of its own. What matplotlib keeps
-in its global settings is changed only inside `settings`, by one thread at a time, and put back.
+Matplotlib is imported only inside functions, and never pyplot: a figure is an object of its own. Matplotlib's global
+settings are changed only inside `settings`, by one thread at a time, and restored.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#E69F00", "#000000", "#D55E00", "#56B4E9", "#009E73", "#CC79A7")
-"""The colours of Okabe and Ito without yellow, which paper swallows; neighbours differ in lightness too."""
+"""Colours of Okabe and Ito without yellow, which is hard to see on paper; neighbours differ in lightness too."""
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.8)), (0, (1.4, 1.4)), (0, (6, 1.6, 1.4, 1.6)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++")
 COLOUR_MAP = "cividis"
-"""Colours of heat maps: lightness rises all the way, and the colour-blind see the same order."""
-MISSING = "#e8e2da"  # of a map, where there is no number
+"""Colour map of heat maps: its lightness rises monotonically, so that colour-blind readers see the same order."""
+MISSING = "#e8e2da"  # colour of a missing number in a heat map
 FAINT, GREY = "#b8b8b8", "#707070"
 PANEL_HEIGHT = 2.0  # inches of height that a row of panels gets
 PAGE_WIDTH = 7.2  # inches of a page between its margins
 MAX_TICKS = 7
-POSITION_DECIMALS = 9  # decimals of a place, as parts of the figure's size
+POSITION_DECIMALS = 9  # decimals of a position, as a share of the figure's size
 NARROW_WIDTH = 5.0  # inches of width below which panels stand over each other
 MIN_PANEL_WIDTH = 0.95  # inches of width that a panel gets at least, at the letters of the style `paper`
 
 BACKING = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.4}
-"""The box that keeps letters readable over lines; an outline would make them drawings, which nobody can edit or search."""
+"""Box that keeps text readable over lines; an outline would turn text into paths, which nobody can edit or search."""
 
 GOOD, BAD, NEUTRAL = "#0072B2", "#D55E00", "#f4f4f4"
-"""The two ends of every diverging map, whichever sign is the better one, and what lies between them."""
+"""Colours of the two ends of every diverging map, whichever sign is better, and of its middle."""
 
 LEVEL_LABELS = {
     ("attn_type", "polar"): "PoLAR",
@@ -66,7 +66,7 @@ LEVEL_LABELS = {
     ("window", "on"): "with window",
     ("window", "off"): "no window",
 }
-"""By axis and level: how a figure names it. What stands here not, a stranger's level, is shown as it is."""
+"""Label of a level by (axis, level); levels that are not listed, such as a plugin's, are shown as they are."""
 AXIS_LABELS = {
     "attn_type": "mixer",
     "reg_mode": "regularizer",
@@ -98,9 +98,15 @@ _option_stack: list[FigureOptions] = [FigureOptions()]
 
 @contextlib.contextmanager
 def settings(options: FigureOptions | None = None) -> Iterator[None]:
-    """The settings of a look inside, for one thread at a time; before and after, those of the program around us.
+    """Apply the matplotlib settings of figure options inside the context, one thread at a time.
 
-    Raises ReportError for a font that this machine lacks.
+    Restore them afterwards.
+
+    Args:
+        options: Figure options; None: the defaults.
+
+    Raises:
+        ReportError: This machine lacks the font.
     """
     import matplotlib
 
@@ -117,11 +123,12 @@ def settings(options: FigureOptions | None = None) -> Iterator[None]:
 
 
 def current_options() -> FigureOptions:
-    """The look of the `settings` around; the usual one outside of any."""
+    """Return the figure options of the surrounding `settings`; the defaults outside of any."""
     return _option_stack[-1]
 
 
 def _rc_parameters(options: FigureOptions) -> dict[str, Any]:
+    """Return the matplotlib settings (rcParams) of figure options."""
     preset = options.preset
     sizes = {
         "font.family": [options.font_family()],
@@ -140,8 +147,10 @@ def _rc_parameters(options: FigureOptions) -> dict[str, Any]:
 
 
 def size(name: str) -> float:
-    """Points of a setting such as legend.fontsize, inside `settings`; `note` and `small` are those of notes and of numbers
-    beside a point."""
+    """Return the font size in points of a setting such as legend.fontsize; call it inside `settings`.
+
+    `note` is the size of notes, `small` that of numbers next to points.
+    """
     import matplotlib
     from matplotlib.font_manager import FontProperties
 
@@ -152,15 +161,17 @@ def size(name: str) -> float:
 
 
 def line_width(points: float) -> float:
-    """The width of a line that has so many points in the style `paper`."""
+    """Return the line width in the current style, in points, of a line that has `points` in the style `paper`."""
     import matplotlib
 
     return points * float(matplotlib.rcParams["lines.linewidth"]) / STYLE_PRESETS["paper"].stroke
 
 
 def level_label(level: str, axis: str = "attn_type") -> str:
-    """How a level is named in a figure: PoLAR, with memory; one that the package does not know as it is, after its axis where
-    it would say nothing alone."""
+    """Return the label of a level in figures, such as "PoLAR" or "with memory".
+
+    An unknown level is shown as it is, after its axis if it would be unclear alone.
+    """
     label = LEVEL_LABELS.get((axis, level))
     if label is not None:
         return label
@@ -168,23 +179,27 @@ def level_label(level: str, axis: str = "attn_type") -> str:
 
 
 def memory_label(level: str) -> str:
-    """How a memory is named beside others, where "with memory" would not say which."""
+    """Return the label of a memory next to others, where "with memory" would not say which one."""
     return "gated delta" if level == "on" else level_label(level, "memory")
 
 
 def axis_label(axis: str) -> str:
-    """How an axis is named in a figure."""
+    """Return the label of an axis in figures."""
     return AXIS_LABELS.get(axis, axis)
 
 
 def diverging() -> Any:
-    """The colour map from BAD over NEUTRAL to GOOD: 0 is bad, 1 is good, wherever more is better or less."""
+    """Return the colour map from BAD (0) over NEUTRAL to GOOD (1)."""
     return colours("good", BAD, NEUTRAL, GOOD)
 
 
 def page(height: float, width: float = PAGE_WIDTH) -> Figure:
-    """An empty figure whose parts find their places by themselves: inches in the style `paper`; another look has its own
-    width, and heights in proportion to its letters."""
+    """Return an empty figure with constrained layout.
+
+    Args:
+        height: Height in inches in the style `paper`; other styles scale it with their font size.
+        width: Preferred width in inches; the figure options may set another one.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -196,7 +211,10 @@ def page(height: float, width: float = PAGE_WIDTH) -> Figure:
 
 
 def look(first: int, second: int = 0) -> dict[str, Any]:
-    """How a line is drawn: `first` chooses colour and marker, `second` dashes and whether markers are filled."""
+    """Return the line style.
+
+    `first` chooses colour and marker, `second` the dashes and whether markers are filled.
+    """
     ink = COLOURS[first % len(COLOURS)]
     return {
         "color": ink,
@@ -208,12 +226,20 @@ def look(first: int, second: int = 0) -> dict[str, Any]:
 
 
 COLOUR_PAIRS = (("#0072B2", "#56B4E9"), ("#D55E00", "#E69F00"), ("#000000", "#8c8c8c"), ("#009E73", "#6fcfb0"))
-"""Colours of lines that two axes tell apart: one of the pair by the second axis, the pair by the first."""
+"""Pairs of colours for lines that two axes distinguish: the first axis chooses the pair, the second one of it."""
 
 
 def line_style(first: int, second: int, seconds: int, firsts: int = 1) -> dict[str, Any]:
-    """How a line of two axes is drawn, of which they have so many levels: its colour, its mark and its dashes are its own
-    as long as there are enough of them."""
+    """Return the style of a line that two axes distinguish.
+
+    Colour, marker and dashes are unique while there are enough.
+
+    Args:
+        first: Index of the level of the first axis.
+        second: Index of the level of the second axis.
+        seconds: Number of levels of the second axis.
+        firsts: Number of levels of the first axis.
+    """
     index = first * seconds + second
     fits = seconds <= 2 and first < len(COLOUR_PAIRS) and firsts <= len(COLOUR_PAIRS)
     ink = COLOUR_PAIRS[first][second] if fits else COLOURS[index % len(COLOURS)]
@@ -227,9 +253,16 @@ def line_style(first: int, second: int, seconds: int, firsts: int = 1) -> dict[s
 
 
 def panels(figure: Figure, titles: Sequence[str], *, columns: int = 3, **sharing: Any) -> list[Axes]:
-    """One pair of axes for each title, row by row, with a letter where there are several; places that are left over stay empty.
+    """Return one pair of axes per title, row by row, with panel letters if there are several.
 
-    On a narrow page fewer than `columns` stand in a row, and the figure grows by the rows that this makes.
+    Unused positions stay empty. On a narrow page fewer than `columns` stand in a row, and the figure grows by the
+    additional rows.
+
+    Args:
+        figure: The figure.
+        titles: Titles of the panels, wrapped to their width.
+        columns: Maximum number of panels per row.
+        sharing: `sharex`, `sharey` and further arguments of `Figure.subplots`.
     """
     width, height = figure.get_size_inches()
     planned = rows_of(len(titles), columns)
@@ -251,8 +284,15 @@ def panels(figure: Figure, titles: Sequence[str], *, columns: int = 3, **sharing
 
 
 def panel_column(figure: Figure, count: int, *, narrow: int = 1, wide: int = 2, **sharing: Any) -> list[Axes]:
-    """Axes of so many panels, each with its letter: `wide` of them side by side, on a narrow page `narrow`; the figure grows by
-    the rows that this makes."""
+    """Return the axes of `count` panels with their letters; the figure grows by one height per row.
+
+    Args:
+        figure: The figure, as high as one row.
+        count: Number of panels.
+        narrow: Panels per row on a narrow page.
+        wide: Panels per row on a wide page.
+        sharing: `sharex`, `sharey` and further arguments of `Figure.subplots`.
+    """
     width, height = figure.get_size_inches()
     across = min(count, narrow if width < NARROW_WIDTH else wide)
     down = -(-count // across)
@@ -267,7 +307,10 @@ def panel_column(figure: Figure, count: int, *, narrow: int = 1, wide: int = 2, 
 
 
 def add_panel_letter(axes: Axes, index: int) -> None:
-    """Writes the letter of the panel at this place left above it: (a), or a bold a."""
+    """Write the letter of the panel with this index above its left corner: (a), or a bold a.
+
+    Nothing in some styles.
+    """
     form = current_options().preset.panel_letter_format
     if form and index < len(LETTERS):
         look: dict[str, Any] = {"ha": "right", "fontsize": size("axes.titlesize") + (form == "{}"), "weight": "bold"}
@@ -275,13 +318,24 @@ def add_panel_letter(axes: Axes, index: int) -> None:
 
 
 def note(axes: Axes, text: str, at: Any, shift: Any = (0, 0), **more: Any) -> Any:
-    """Write small letters so many points beside a place, which is in data or in the coordinates `xycoords`."""
+    """Write small text at `at`, shifted by `shift` points, and return the annotation.
+
+    Args:
+        axes: The axes.
+        text: The text.
+        at: Position in data, or in the coordinates `xycoords`.
+        shift: Offset (x, y) in points.
+        more: Further arguments of `Axes.annotate`.
+    """
     how = {"xytext": shift, "textcoords": "offset points", "fontsize": size("small")}
     return axes.annotate(text, at, **(how | more))
 
 
 def points(axes: Axes, x: Any, y: Any, marker: str = "o", **more: Any) -> Any:
-    """Draw marks without a line; `markersize` and `markeredgewidth` are points in the style `paper`."""
+    """Draw markers without a line and return them.
+
+    `markersize` and `markeredgewidth` are points in the style `paper`.
+    """
     widths: dict[str, Any] = {
         name: line_width(more[name]) for name in ("markersize", "markeredgewidth") if name in more
     }
@@ -289,7 +343,7 @@ def points(axes: Axes, x: Any, y: Any, marker: str = "o", **more: Any) -> Any:
 
 
 def key(**how: Any) -> Any:
-    """Return a line or mark for a legend."""
+    """Return a line or marker for a legend."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], **how)
@@ -310,14 +364,14 @@ def colours(name: str, *inks: str) -> Any:
 
 
 def rows_alone(axes: Axes) -> None:
-    """Leave out the vertical axis but for the words of its rows."""
+    """Hide the y axis except the labels of its rows."""
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
 
 
 def bare(axes: Axes) -> None:
-    """Leave out what frames a map: grid, ticks and spines."""
+    """Hide the grid, ticks and spines of a map."""
     axes.grid(visible=False)
     axes.tick_params(length=0)
     for side in axes.spines.values():
@@ -325,14 +379,23 @@ def bare(axes: Axes) -> None:
 
 
 def linear(low: float, high: float, **more: Any) -> Any:
-    """Return what maps numbers between these two to shares of a colour map."""
+    """Return the normalization that maps numbers between these two to 0 to 1."""
     from matplotlib.colors import Normalize
 
     return Normalize(low, high, **more)
 
 
 def heat(axes: Axes, table: Any, norm: Any, *, colours: Any = COLOUR_MAP, bad: str = MISSING, **more: Any) -> Any:
-    """Draw the table, row 0 on top; NaN has the colour `bad`. The axes keep neither grid nor ticks."""
+    """Draw a table as a heat map, row 0 on top, and return the image; the axes keep neither grid nor ticks.
+
+    Args:
+        axes: The axes.
+        table: Array [rows, columns]; NaN has the colour `bad`.
+        norm: Normalization of its numbers.
+        colours: Colour map or its name.
+        bad: Colour of missing numbers.
+        more: Further arguments of `Axes.imshow`.
+    """
     import matplotlib
 
     chart = matplotlib.colormaps.get_cmap(colours).with_extremes(bad=bad)
@@ -342,39 +405,52 @@ def heat(axes: Axes, table: Any, norm: Any, *, colours: Any = COLOUR_MAP, bad: s
 
 
 def colour_bar(figure: Figure, group: Sequence[Axes], mappable: Any, label: str, **more: Any) -> Any:
-    """Add the bar that says which colour is which number beside these axes, in the place that its shape asks for."""
+    """Add a colour bar next to these axes and return it; it gets its final position after the layout."""
     bar: Any = figure.colorbar(mappable, ax=list(group), **more)
     bar.ax.grid(visible=False)
     bar.outline.set_visible(False)
     bar.set_label(label)
-    # once the layout is done: until then it stands where there is room
+    # after the layout, since its aspect ratio is only applied then
     after_layout(figure, lambda: bar.ax.apply_aspect(bar.ax.get_axes_locator()(bar.ax, None)))
     return bar
 
 
 def columns_of(figure: Figure, count: int, most: int = 3) -> int:
-    """How many of so many panels stand side by side in a figure, each as wide as it needs at least."""
+    """Return the number of panels per row, so that each has at least MIN_PANEL_WIDTH.
+
+    Args:
+        figure: The figure.
+        count: Number of panels.
+        most: Maximum number per row.
+    """
     fitting = int(figure.get_size_inches()[0] / (MIN_PANEL_WIDTH * current_options().scale))
     return max(1, min(most, max(1, count), fitting))
 
 
 def rows_of(count: int, columns: int = 3) -> int:
-    """How many rows so many panels take."""
+    """Return the number of rows that `count` panels take."""
     return math.ceil(count / min(columns, max(1, count)))
 
 
 def thin_evenly(values: Sequence[int], most: int = MAX_TICKS) -> list[int]:
-    """At most so many of the sorted values, evenly taken, the last among them."""
+    """Return at most `most` of the values, sorted and evenly spaced, the last among them."""
     step = math.ceil(len(values) / most)
     return sorted(values)[::-1][::step][::-1] if values else []
 
 
 def length_axis(axes: Axes, lengths: Sequence[int], trained: int | None = None, *, room: float = 0.25) -> None:
-    """A horizontal axis of context lengths in steps of two, which begins and ends `room` octaves beside them; with `trained`,
-    as multiples of that length above them."""
+    """Make the x axis one of context lengths, logarithmic to base 2, with as many labels as fit.
+
+    Args:
+        axes: The axes.
+        lengths: Context lengths in tokens.
+        trained: Training length in tokens; labels then show multiples of it too. None: lengths alone.
+        room: Free space at both ends, in octaves.
+    """
     every = sorted(set(lengths))
 
     def name(length: int) -> str:
+        """Return the tick label of a length, with its multiple of the training length if that is known."""
         return (
             format_length(length)
             if trained is None
@@ -392,7 +468,7 @@ def length_axis(axes: Axes, lengths: Sequence[int], trained: int | None = None, 
 
 
 def _labels_that_fit(axes: Axes, labels: Sequence[str]) -> int:
-    """How many of these labels stand below the axes side by side, by a rough measure."""
+    """Return about how many of these labels fit side by side below the axes."""
     figure, spec = axes.figure, axes.get_subplotspec()
     columns = spec.get_gridspec().ncols if spec is not None else 1
     width = 72 * figure.get_size_inches()[0] / columns  # type: ignore[union-attr]
@@ -401,7 +477,7 @@ def _labels_that_fit(axes: Axes, labels: Sequence[str]) -> int:
 
 
 def log_ticks(axis: Any, most: int | None, subs: Sequence[float] = (1, 2, 5), base: float = 10) -> None:
-    """Give a logarithmic axis at most so many ticks, at these multiples of powers of the base, as plain numbers."""
+    """Give a logarithmic axis at most `most` ticks, at these multiples of powers of the base, as plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axis.set_major_locator(LogLocator(base=base, subs=subs, numticks=most))
@@ -410,7 +486,7 @@ def log_ticks(axis: Any, most: int | None, subs: Sequence[float] = (1, 2, 5), ba
 
 
 def put_ticks(axis: Any, ticks: Mapping[float, str]) -> None:
-    """Give an axis these ticks and no others."""
+    """Give an axis exactly these ticks, as labels by position."""
     from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
     axis.set_major_locator(FixedLocator(list(ticks)))
@@ -425,8 +501,17 @@ def _multiple_label(ratio: float) -> str:
 def finished(
     figure: Figure, title: str, notes: Sequence[str], handles: Mapping[str, Any], *, columns: int = 4
 ) -> Figure:
-    """The figure with its legend below, for which it grows; where the look has titles, with the title above and the notes
-    below."""
+    """Return the figure with its legend below, and with title and notes if the options show them.
+
+    The figure grows.
+
+    Args:
+        figure: The figure.
+        title: Title above the figure.
+        notes: Notes below the figure.
+        handles: Legend handles by label.
+        columns: Maximum number of columns of the legend.
+    """
     width, height = figure.get_size_inches()
     titled = current_options().title
     head = textwrap.wrap(title, _characters_per_line(width, size("figure.titlesize"), 0.66)) if titled else []
@@ -436,7 +521,7 @@ def finished(
     if handles:
         across = _legend_columns(list(handles), width, columns)
         keys = figure.legend(list(handles.values()), list(handles), loc="lower center", ncols=across, borderaxespad=0.2)
-        # the layout gives it no room of its own above a note, so that its room is measured here
+        # the layout reserves no space for it above a note, so that its height is measured here
         keys.set_in_layout(False)
         renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
         below += keys.get_window_extent(renderer).height / figure.dpi + 0.04
@@ -463,12 +548,24 @@ def finished(
 
 
 def _characters_per_line(width: float, points: float, each: float) -> int:
-    """How many letters of that size stand in a line of a figure, each so much of the size wide."""
+    """Return how many characters fit in a line of the figure.
+
+    Args:
+        width: Width of the figure in inches.
+        points: Font size in points.
+        each: Width of a character as a share of the font size.
+    """
     return max(20, int((width - 0.1) * 72 / (points * each)))
 
 
 def _legend_columns(labels: Sequence[str], width: float, most: int) -> int:
-    """How many columns a legend gets: as many as fit, with as few places left over as that allows."""
+    """Return the number of columns of a legend: as many as fit, with as few empty positions as possible.
+
+    Args:
+        labels: Labels of the legend.
+        width: Width of the figure in inches.
+        most: Maximum number of columns.
+    """
     if not labels:
         return 1
     each = size("legend.fontsize") / 72 * (0.595 * max(map(len, labels)) + 5.3)
@@ -477,12 +574,12 @@ def _legend_columns(labels: Sequence[str], width: float, most: int) -> int:
 
 
 def width_of(count: int, each: float = 2.6, columns: int = 3) -> float:
-    """Inches of width for so many panels: the whole page for as many as stand in a row, less for fewer."""
+    """Return the width in inches for `count` panels: the page for a full row, less for fewer."""
     return min(PAGE_WIDTH, max(5.2, each * min(count, columns)))
 
 
 def outer_labels(figure: Figure, horizontal: str, vertical: str) -> None:
-    """The same words for all axes, once below and once at the left."""
+    """Write one label below all axes and one at their left."""
     vertical_label(figure, vertical)
     bottom: dict[Any, Axes] = {}
     for axes in figure.axes:
@@ -498,7 +595,7 @@ def outer_labels(figure: Figure, horizontal: str, vertical: str) -> None:
 
 
 def vertical_label(figure: Figure, text: str) -> None:
-    """The same words for all axes, at the left."""
+    """Write one label at the left of all axes."""
     figure.supylabel(text, fontsize=size("axes.labelsize"))
 
 
@@ -506,12 +603,12 @@ _layout_callbacks: weakref.WeakKeyDictionary[Figure, list[Callable[[], None]]] =
 
 
 def after_layout(figure: Figure, act: Callable[[], None]) -> None:
-    """Has this done once every axes has found its place: for words that look for room among what is drawn."""
+    """Have a function called once the layout is final, for labels that search free space among what is drawn."""
     _layout_callbacks.setdefault(figure, []).append(act)
 
 
 def finalize_layout(figure: Figure) -> None:
-    """Lays the figure out for good, and puts the words beside all axes at the middle of the axes, not of the page."""
+    """Fix the layout of a figure, run the functions of `after_layout`, and centre the common y label on the axes."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     _round_positions(figure)
@@ -524,7 +621,10 @@ def finalize_layout(figure: Figure) -> None:
 
 
 def _round_positions(figure: Figure) -> None:
-    """Rounds every place: the layout's solver adds in an order of its own, so that last digits vary, of which ids are made."""
+    """Round the positions of all axes of a figure and its subfigures.
+
+    The layout's solver may change their last digits from run to run, and ids in the file are derived from them.
+    """
     for part in figure.subfigs:
         box = part.bbox_relative
         box.p0, box.p1 = box.p0.round(POSITION_DECIMALS), box.p1.round(POSITION_DECIMALS)
@@ -536,12 +636,12 @@ def _round_positions(figure: Figure) -> None:
 
 
 def shortened(text: str, most: int) -> str:
-    """The text, or its beginning with an ellipsis."""
+    """Return the text, cut to `most` characters with an ellipsis."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """The unit that so many seconds are told in, and its size in seconds."""
+    """Return the unit in which to print a duration (days, hours, minutes or seconds), and its length in seconds."""
     for unit, size in (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 2 * size:
             return unit, size
@@ -549,5 +649,5 @@ def time_unit(seconds: float) -> tuple[str, float]:
 
 
 def off_first(level: str) -> int:
-    """A key to sort levels by, so that "off" looks alike in every figure."""
+    """Return a sort key that puts the level "off" first, so that it has the same style in every figure."""
     return 0 if level == "off" else 1

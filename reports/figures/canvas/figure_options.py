@@ -1,6 +1,6 @@
-"""How a figure is to look: the venue's style, its width, whether it says its title, and which cells stand out.
+"""Options of a drawn figure: style preset, width, title, highlighted cells.
 
-A look is plain data, so that a figure's trace holds it and `report --check` can draw the same picture again.
+They are plain data, so that a figure's trace can store them and `report --check` can draw the same picture again.
 """
 
 from __future__ import annotations
@@ -20,35 +20,40 @@ from ...sweep_data import ReportError, SweepData
 
 MM = 25.4  # millimetres of an inch
 UNITS = {"mm": 1.0, "cm": 10.0, "in": MM, "pt": MM / 72}
-NARROWEST, WIDEST = 40.0, 600.0  # millimetres: below, no words fit; above, no page is
+NARROWEST, WIDEST = 40.0, 600.0  # millimetres, limits of a figure's width
 LENGTH = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(mm|cm|in|pt)")
 STYLE_FILE_SUFFIXES = (".mplstyle",)
 ALLOWED_GROUPS = ("axes", "font", "grid", "hatch", "legend", "lines", "mathtext", "patch", "text", "xtick", "ytick")
 FORBIDDEN_SETTINGS = ("axes.prop_cycle", "text.usetex", "text.latex.preamble", "axes.formatter.use_mathtext")
-"""Settings that a style file may not set: colours are ours to tell apart, and LaTeX would run what a file says."""
+"""Settings that a style file may not change: figures choose colours themselves, and LaTeX would run code of the
+file.
+"""
 MAX_HINTS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class StylePreset:
-    """A venue: its letters (the first font of `fonts` that the machine has), sizes in points, lines, and width."""
+    """Style of a venue.
+
+    Fonts (the first one that the machine has), font sizes in points, line widths, and figure width.
+    """
 
     fonts: tuple[str, ...]
     fallback_fonts: str
-    """What an SVG names after these fonts, for a machine that has none of them."""
+    """Fonts that an SVG names after these, for a machine that has none of them."""
     text: float
     title: float
     ticks: float
     note: float
     stroke: float = 1.5
-    """Points of a line's width; thinner lines are thinner in proportion."""
+    """Width of a line in points; thinner lines scale with it."""
     marker: float = 4.0
     width_mm: float | None = None
-    """Width of every figure; None: each as wide as it needs, at most a page."""
+    """Width of every figure in millimetres; None: as wide as each figure needs, at most a page."""
     panel_letter_format: str = "({})"
-    """How the letter of a panel is written; empty: not at all."""
+    """Format of a panel's letter; empty: no letters."""
     shows_title: bool = True
-    """Whether a figure says its title and notes; a journal has them in the caption."""
+    """True if a figure shows its title and notes; journals put them into the caption."""
     extra_settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -69,14 +74,16 @@ STYLE_PRESETS: dict[str, StylePreset] = {
         stroke=2.6, marker=7.0, width_mm=10 * MM, panel_letter_format="", extra_settings={"axes.linewidth": 1.2, "grid.linewidth": 1.0},
     ),
 }  # fmt: skip
-"""By name. nature: one column, 5 to 7 points; neurips: its text width and a Times; screen: for slides."""
+"""Presets by name. nature: one column, 5 to 7 points; neurips: its text width and a Times font; screen: for
+slides.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigureOptions:
-    """How a figure is drawn. `draw(made, look)` gets it; outside of a figure's own file, `style` reads it.
+    """Options of a drawn figure. `draw(figure_data, look)` receives them; helpers read them by `current_options`.
 
-    `highlight`: ids of the cells that stand out. `title`: whether title and notes are in the picture.
+    `highlight` has the ids of highlighted cells. `title` says whether title and notes are in the picture.
     """
 
     style: str = "paper"
@@ -84,27 +91,36 @@ class FigureOptions:
     title: bool = True
     highlight: tuple[str, ...] = ()
     own: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of matplotlib from a style file of one's own, over those of the style."""
+    """Matplotlib settings of the user's style file, which override those of the style."""
     font: str | None = None
-    """The font to draw with; None: the first of the style's that this machine has."""
+    """Name of the font; None: the first font of the style that this machine has."""
 
     @property
     def preset(self) -> StylePreset:
-        """The style of that name."""
+        """Preset of the style."""
         return STYLE_PRESETS[self.style]
 
     @property
     def scale(self) -> float:
-        """Size of the letters beside those of the style `paper`; heights grow with it."""
+        """Font size relative to the style `paper`; heights scale with it."""
         return self.preset.text / STYLE_PRESETS["paper"].text
 
     def inches(self, preferred: float, page: float) -> float:
-        """Width of a figure that would like to be `preferred` inches wide, on a page of so many."""
+        """Return the width of a figure in inches: the fixed width, else the preferred one, at most a page.
+
+        Args:
+            preferred: Preferred width in inches.
+            page: Width of the page in inches.
+        """
         fixed = self.width_mm or self.preset.width_mm
         return fixed / MM if fixed else min(preferred, page)
 
     def font_family(self) -> str:
-        """The font that the letters come from. Raises ReportError where one is asked for that this machine lacks."""
+        """Return the name of the font to draw with.
+
+        Raises:
+            ReportError: The font is not installed.
+        """
         if self.font is None:
             return first_font(self.preset.fonts)
         if self.font not in installed_fonts():
@@ -112,14 +128,18 @@ class FigureOptions:
         return self.font
 
     def as_json(self) -> dict[str, Any]:
-        """What a trace says of it; `options_from_trace` reads it back."""
+        """Return the options as a trace stores them; `options_from_trace` reads them back."""
         fields = {"style": self.style, "title": self.title, "font": self.font_family()}
         more = {"width_mm": self.width_mm, "highlight": list(self.highlight), "own": dict(self.own)}
         return fields | {name: value for name, value in more.items() if value}
 
 
 def options_from_trace(trace_options: Any) -> FigureOptions:
-    """The look that a trace tells; the usual one where it tells none. Raises ReportError for what no look is."""
+    """Return the figure options that a trace stores; the defaults for None.
+
+    Raises:
+        ReportError: The stored options are not valid.
+    """
     if trace_options is None:
         return FigureOptions()
     try:
@@ -139,7 +159,7 @@ def options_from_trace(trace_options: Any) -> FigureOptions:
 
 @cache
 def installed_fonts() -> frozenset[str]:
-    """The fonts that matplotlib finds on this machine."""
+    """Return the names of the fonts that matplotlib finds on this machine; cached."""
     from matplotlib import font_manager
 
     return frozenset(font_manager.get_font_names())
@@ -147,12 +167,21 @@ def installed_fonts() -> frozenset[str]:
 
 @cache
 def first_font(fonts: tuple[str, ...]) -> str:
-    """The first of these that the machine has; the last comes with matplotlib."""
+    """Return the first of these fonts that is installed; the last one, which comes with matplotlib, if none is."""
     return next((font for font in fonts[:-1] if font in installed_fonts()), fonts[-1])
 
 
 def wanted(style: str | None = None, width: str | None = None, title: bool | None = None) -> FigureOptions:
-    """The look of these words of the command line: a style or a file of one, and a width such as 89mm. Raises ReportError."""
+    """Return the figure options of command-line arguments.
+
+    Args:
+        style: Name of a preset, or path of a style file; None: "paper".
+        width: Width such as "89mm"; None: that of the preset.
+        title: Whether title and notes are in the picture; None: as the preset says.
+
+    Raises:
+        ReportError: An argument is not valid.
+    """
     name, own = style or "paper", {}
     if Path(name).suffix in STYLE_FILE_SUFFIXES:
         name, own = "paper", read_style_file(Path(name))
@@ -165,7 +194,11 @@ def wanted(style: str | None = None, width: str | None = None, title: bool | Non
 
 
 def millimetres(text: str) -> float:
-    """89mm, 8.9 cm, 3.5in or 252pt in millimetres. Raises ReportError."""
+    """Return a width such as 89mm, 8.9 cm, 3.5in or 252pt in millimetres.
+
+    Raises:
+        ReportError: The text is not a width, or out of range.
+    """
     match = LENGTH.fullmatch(text.strip().lower())
     if match is None:
         raise ReportError(f"--width takes a number and mm, cm, in or pt, such as 89mm, not {text[:40]!r}")
@@ -178,7 +211,11 @@ def millimetres(text: str) -> float:
 
 
 def read_style_file(file: Path) -> dict[str, Any]:
-    """The settings of a style file of matplotlib's, a `name: value` a line. Raises ReportError naming the line."""
+    """Return the settings of a matplotlib style file, one `name: value` per line, by name.
+
+    Raises:
+        ReportError: The file cannot be read, or a line (which the message names) is not valid.
+    """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -199,7 +236,11 @@ def read_style_file(file: Path) -> dict[str, Any]:
 
 
 def checked_setting(name: str, value: Any) -> Any:
-    """The value as matplotlib takes it, as plain data. Raises ValueError for what a figure of ours does not take."""
+    """Return the value of a matplotlib setting as plain data, converted by matplotlib.
+
+    Raises:
+        ValueError: A style file may not change the setting, or the value is not valid.
+    """
     import matplotlib
 
     if (
@@ -225,15 +266,26 @@ def checked_setting(name: str, value: Any) -> Any:
 
 
 def with_highlight(options: FigureOptions, data: SweepData, selectors: Sequence[str]) -> FigureOptions:
-    """The look with these cells standing out: each word a slug, the beginning of an id, or levels such as polar,memory=on.
+    """Return the options with highlighted cells.
 
-    Raises ReportError for a word that no cell of the sweep fits.
+    Args:
+        options: The options.
+        data: The sweep.
+        selectors: Each a slug, the beginning of a cell's id, or levels such as "polar,memory=on".
+
+    Raises:
+        ReportError: No cell matches a selector.
     """
     cells = [cell for word in selectors for cell in _cells_of_selector(data, word)]
     return replace(options, highlight=tuple(dict.fromkeys(cells)))
 
 
 def _cells_of_selector(data: SweepData, selector: str) -> list[str]:
+    """Return the ids of the cells that a selector matches: by slug or id, by the beginning of an id, or by levels.
+
+    Raises:
+        ReportError: No cell matches.
+    """
     cells = [cell.cell_id for cell in data.cells if selector in (cell.cell_id, cell.slug)]
     cells = cells or [cell.cell_id for cell in data.cells if len(selector) > 3 and cell.cell_id.startswith(selector)]
     cells = cells or _cells_at_levels(data, selector)
@@ -248,7 +300,7 @@ def _cells_of_selector(data: SweepData, selector: str) -> list[str]:
 
 
 def _cells_at_levels(data: SweepData, selector: str) -> list[str]:
-    """The cells that stand at all of these levels: `axis=level`, or a level that names its axis by itself."""
+    """Return the ids of the cells at all of these levels: `axis=level`, or a level whose axis is unambiguous."""
     parts = [part.strip() for part in selector.split(",") if part.strip()]
 
     def stands(cell: Any, part: str) -> bool:

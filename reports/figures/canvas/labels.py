@@ -1,4 +1,4 @@
-"""Words beside what they name: at the ends of lines, where nothing then has to be looked up in a legend."""
+"""Placement of labels next to what they name, such as at the ends of lines, so that no legend is needed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 AIR = 1.12
-"""Distance of two labels' middles, in heights of a line of text."""
+"""Distance between the centres of two labels, in heights of a line of text."""
 
 
 def separate(positions: Sequence[float], min_distance: float) -> list[float]:
-    """Return the places, moved as little as puts neighbours at least so far apart (least squares); the order stays."""
+    """Return the positions moved as little as possible so that neighbours are `min_distance` apart.
+
+    "As little" means least squares. The order stays.
+    """
     from scipy.optimize import isotonic_regression
 
     if not len(positions):
@@ -29,16 +32,25 @@ def separate(positions: Sequence[float], min_distance: float) -> list[float]:
 
 
 def separate_within(positions: Sequence[float], min_distance: float, lowest: float, highest: float) -> list[float]:
-    """Return places that lie apart, moved between the two bounds where that leaves them apart: upwards first."""
+    """Return separated positions moved between two bounds, while keeping them apart if they fit.
+
+    Args:
+        positions: Positions that are at least `min_distance` apart.
+        min_distance: Least distance of neighbours.
+        lowest: Lower bound.
+        highest: Upper bound.
+    """
     rank = np.argsort(np.argsort(positions, kind="stable"))
     moved = np.maximum(positions, lowest + rank * min_distance)
     return np.minimum(moved, highest - (len(positions) - 1 - rank) * min_distance).tolist()
 
 
 def label_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]]) -> None:
-    """Writes each (text, height of the line's end in data, colour) right of the axes, none over another.
+    """Write labels at the right of the axes, without overlaps. The axes must have their scales and limits.
 
-    The axes must have their scales and limits.
+    Args:
+        axes: The axes.
+        labels: (text, y of the line's end in data, colour) of each label.
     """
     figure: Any = axes.figure
     figure.draw_without_rendering()
@@ -56,14 +68,21 @@ def label_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]]) -> None:
 SIDES: tuple[tuple[Literal["left", "right"], float], ...] = (
     ("left", 7.0), ("right", -7.0), ("left", 18.0), ("right", -18.0),
 )  # fmt: skip
-"""How a text stands beside what it names: which of its ends is near, and how many points aside."""
+"""Positions of a text relative to its point: horizontal alignment, and horizontal offset in points."""
 OFFSETS = (0.0, 4.0, -4.0, 9.0, -9.0, 15.0, -15.0, 22.0, -22.0, 30.0, -30.0, 40.0, -40.0)
-"""Points that a text may stand above or below the middle of what it names."""
+"""Vertical offsets in points of a text from its point, in order of preference."""
 
 
 def label_points(axes: Axes, labels: Sequence[tuple[float, float, str]], points: Sequence[tuple[float, float]]) -> None:
-    """Writes each (x, y, text) right or left of its point, where it meets no other text, stays inside the axes and hides the fewest
-    of the `points`; from far away with a thin line to the point. The layout must be done."""
+    """Write each label next to its point, where it overlaps no other text and hides the fewest points.
+
+    It stays inside the axes if possible. A distant label gets a thin line to its point. The layout must be final.
+
+    Args:
+        axes: The axes.
+        labels: (x, y, text) of each label.
+        points: (x, y) of all points that labels should not hide.
+    """
     from matplotlib.text import Text
 
     renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]

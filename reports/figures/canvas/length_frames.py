@@ -1,4 +1,4 @@
-"""Numbers over context lengths: the tidy frame of them, the means of their lines, and how both are drawn."""
+"""Frames of numbers over context lengths, the means of their lines, and notes on both."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .base import GROUP, Axes, axes_of_lines, line_groups
 
 
 def configuration_of(data: SweepData) -> dict[str, str]:
-    """By cell: the levels of every axis, which seeds share."""
+    """Return the configuration of each cell as text: the levels of every axis, which seeds share."""
     return {cell.cell_id: ", ".join(key) for key, cells in data.configurations().items() for cell in cells}
 
 
 def in_grid_order(frame: pd.DataFrame, data: SweepData, *then: str) -> pd.DataFrame:
-    """Return the rows by the place of their cell in the grid, then by these columns; else they stay in their order."""
+    """Return the rows sorted by their cell's position in the grid, then by the columns `then`; the sort is stable."""
     cell_index = {cell.cell_id: index for index, cell in enumerate(data.cells)}
     ranked = frame.assign(_place=frame["cell"].map(cell_index)).sort_values(
         ["_place", *then], kind="stable", ignore_index=True
@@ -30,17 +30,28 @@ def in_grid_order(frame: pd.DataFrame, data: SweepData, *then: str) -> pd.DataFr
 
 
 def t_half_width(n: pd.Series, sd: pd.Series) -> pd.Series:
-    """Return half of the 95% interval of Student's t of means over n values of this standard deviation."""
+    """Return half the width of the 95% Student's t interval of means over n values with this standard deviation.
+
+    It is NaN where the standard deviation is.
+    """
     # one value has no spread: a single degree of freedom only keeps its quantile from being undefined
     return stdtrit((n - 1).clip(lower=1), 0.975) * sd / n**0.5
 
 
 def length_frame(data: SweepData, trained: dict[str, int], probe: str, metric: str) -> pd.DataFrame:
-    """One row a cell and context length that has the number.
+    """Return a number over context lengths, one row per cell and length that has it.
 
-    Columns: cell, attempt, configuration (the levels of every axis, which seeds share), panel, first, second, line, probe,
-    metric, length (tokens), trained (tokens of a training row, the shortest length where the config does not say), ratio of
+    Columns: cell, attempt, configuration (the levels of every axis, which seeds share), panel, first, second, line,
+    probe,
+    metric, length (tokens), trained (tokens of a training row, the shortest length where the config does not say),
+    ratio of
     the two, value, n (answers or tokens), low, high (of an accuracy: the 95% interval of its trials).
+
+    Args:
+        data: The sweep.
+        trained: Tokens of a training row by cell.
+        probe: Probe of the number.
+        metric: Metric of the number.
     """
     lengths = data.lengths(probe, metric, unasked=True)
     groups = line_groups(data)
@@ -66,19 +77,22 @@ BARS = {
     "seeds": "95% t intervals between the seeds of a line of one configuration",
     "trials": "95% Wilson intervals over the trials of a line of one cell",
 }
-"""What the interval of a line is about, in the words of a note."""
+"""Meaning of a line's interval, as a note says it, by the values of the column `interval`."""
 LINE = [*GROUP, "probe", "metric"]
 
 
 def line_means(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a line and length of `length_frame`: value (mean over configurations, the seeds of each averaged first), cells,
-    configurations, of (cells that the line has at any length), low and high, a 95% interval, and interval, a key of BARS or
-    nothing.
+    """Return the mean of each line of a `length_frame`, one row per line and length.
 
-    The unit is the configuration: the interval is Student's t from the spread between them, so it tells how far the mean
-    would be off for other configurations like these, and counts neither digits nor seeds as if they were independent. A
-    line of one configuration has that between its seeds; a line of one cell that cell's own, of its trials. NaN where there
-    is none. The interval of a share ends at 0 and 1.
+    Columns: those of GROUP, probe, metric, length, value (mean over configurations, seeds averaged first), cells,
+    configurations, of
+    (cells that the line has at any length), low and high (95% interval), and interval (a key of BARS, or empty).
+
+    The unit is the configuration: the interval is Student's t over configurations, which describes how far the mean
+    would change with other configurations like these. Neither digits nor seeds count as independent. A line of one
+    configuration has the interval over its seeds, a line of one cell that of the cell's trials. NaN where there is
+    none. The
+    interval of a share is clipped to 0 and 1.
     """
     keys = [*LINE, "length"]
     columns = [*keys, "value", "cells", "configurations", "of", "low", "high", "interval"]
@@ -109,14 +123,19 @@ def line_means(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def bar_note(means: pd.DataFrame, mark: str = "Bars", trials: str = BARS["trials"]) -> str:
-    """Return the sentence of a note on the bars or bands of these lines of `line_means`; nothing where there are none. `trials`: those
-    of a line of one cell."""
+    """Return the sentence of a note on the error bars or bands of lines; empty if there are none.
+
+    Args:
+        means: Rows of `line_means`.
+        mark: Name of the marks: "Bars" or "Band".
+        trials: Meaning of the interval of a line of one cell.
+    """
     texts = [text for kind, text in (BARS | {"trials": trials}).items() if (means["interval"] == kind).any()]
     return f"{mark}: {'; '.join(texts)}. " if texts else ""
 
 
 def fewer_cells_note(means: pd.DataFrame) -> list[str]:
-    """The note on means of `line_means` over fewer cells than their line has elsewhere; none where all have as many."""
+    """Return the note on means over fewer cells than their line has elsewhere; none if all have as many."""
     fewer = means[means["cells"] < means["of"]]
     if fewer.empty:
         return []
@@ -125,7 +144,12 @@ def fewer_cells_note(means: pd.DataFrame) -> list[str]:
 
 
 def averaging_note(data: SweepData, axes: Sequence[str] | None = None) -> str:
-    """What differs between the cells of one line, in words; `axes` are those that tell lines apart, if not as in `line_groups`."""
+    """Return the note on the axes that the thick lines average over; empty if there are none.
+
+    Args:
+        data: The sweep.
+        axes: Axes that distinguish lines; None: those of `line_groups`.
+    """
     line_axes = ("attn_type", *axes_of_lines(data)) if axes is None else axes
     every = ("attn_type",) if axes is not None else ()
     every = (*every, "distractor", "reg_mode", "memory", "window")
@@ -141,7 +165,14 @@ def single_value(values: Sequence[int]) -> int | None:
 
 
 def count_fewer(axes: Axes, means: pd.DataFrame, ink: str, scale: float = 1) -> None:
-    """Writes n beside every mean that is over fewer cells than its line has elsewhere."""
+    """Write n next to every mean that is over fewer cells than its line has elsewhere.
+
+    Args:
+        axes: The axes.
+        means: Rows of `line_means` of one line.
+        ink: Colour of the text.
+        scale: Factor from values to units of the y axis.
+    """
     for _, mean in means[means["cells"] < means["of"]].iterrows():
         at = mean["length"], scale * mean["value"]
         look: dict[str, Any] = {"ha": "center", "color": ink, "zorder": 4, "bbox": drawing.BACKING}

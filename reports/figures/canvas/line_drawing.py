@@ -1,4 +1,4 @@
-"""Lines over context lengths as they are drawn: cells thin, means thick with their intervals, some cells named at their end."""
+"""Drawing of lines over context lengths: cells thin, means thick with their intervals, highlighted cells labelled."""
 
 from __future__ import annotations
 
@@ -13,23 +13,28 @@ from . import drawing
 from .base import Axes, FigureData, FigureOptions
 from .length_frames import count_fewer
 
-MAX_MARK_SHIFT = 0.2  # octaves between the marks of two lines, at most
+MAX_MARK_SHIFT = 0.2  # octaves, largest shift between the markers of two lines
 MEAN_ZORDER = 3  # the height (zorder) from which on lines are means or named cells
-NEAR_RANGE_SHARE = 0.06  # of the robust range, within which a value beside it is still shown
-MARKS_PER_LINE = 6  # marks of a line of many points, about
+NEAR_RANGE_SHARE = 0.06  # share of the robust range by which values outside it are still shown
+MARKS_PER_LINE = 6  # approximate number of markers on a line of many points
 MAX_LISTED = 3  # values of outliers told one by one
 OVER_LINES: dict[str, Any] = {"zorder": 6, "bbox": drawing.BACKING, "linespacing": 1.0}
-TOTAL_MARK_SPREAD = 0.66  # octaves that the marks of all lines together take at one length
+TOTAL_MARK_SPREAD = 0.66  # octaves that the markers of all lines together span at one length
 
 
 def line_styles(frame: pd.DataFrame, axes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """By line: how it is drawn, its words in a legend (`label`) and how many octaves its marks stand aside (`aside`).
+    """Return the style of each line, by line.
 
-    `axes` are those whose levels `first` and `second` are. No two lines share colour, mark and dashes, and none hides the
-    marks of another.
+    A style has matplotlib's keys, its legend label (`label`) and the shift of its markers in octaves (`aside`). No
+    two lines
+    share colour, marker and dashes, and none hides the markers of another.
+
+    Args:
+        frame: Rows with the columns line, first and second.
+        axes: The axes of first and second.
     """
     lines = frame.drop_duplicates("line")
-    # levels in an order of their own, so that "off" looks alike in every figure
+    # sorted, so that "off" has the same style in every figure
     firsts, seconds = (sorted(dict.fromkeys(lines[name]), key=drawing.off_first) for name in ("first", "second"))
     level_indices = {
         str(row["line"]): (firsts.index(row["first"]), seconds.index(row["second"])) for _, row in lines.iterrows()
@@ -48,7 +53,13 @@ def line_styles(frame: pd.DataFrame, axes: Sequence[str]) -> dict[str, dict[str,
 
 
 def _legend_label(level: str, axis: str, among: Sequence[str]) -> str:
-    """The level in words, a memory among others by its name."""
+    """Return the label of a level; a memory is named if there are several.
+
+    Args:
+        level: The level.
+        axis: Its axis.
+        among: All levels of the axis.
+    """
     several = axis == "memory" and not set(among) <= {"on", "off"}
     return drawing.memory_label(level) if several else drawing.level_label(level, axis)
 
@@ -63,10 +74,18 @@ def draw_lines_with_means(
     highlighted: Mapping[str, str] | None = None,
     banded: bool = False,
 ) -> dict[str, Any]:
-    """Draws the cells thin and the means of their lines thick, those in `highlighted` in between with these words at their end;
-    intervals as bars, or `banded`, for lines of so many points that bars and marks would hide them.
+    """Draw cells thin and the means of their lines thick, with intervals, and return legend handles by label.
 
-    Returns a handle by words of a legend. What leaves the range of the axes is for the caller to say.
+    The caller sets the limits of the axes and marks what leaves them.
+
+    Args:
+        axes: The axes.
+        cells: Rows of `length_frame`.
+        means: Rows of `line_means`.
+        styles: Style by line, from `line_styles`.
+        scale: Factor from values to units of the y axis.
+        highlighted: Label by highlighted cell; these get lines of their own with labels at their ends.
+        banded: Whether intervals are bands, for lines of many points, rather than bars.
     """
     highlighted = highlighted or {}
     handles: dict[str, Any] = {}
@@ -100,9 +119,18 @@ def draw_lines_with_means(
 
 
 def _draw_cells(axes: Axes, cells: pd.DataFrame, how: Mapping[str, Any], scale: float, *, faint: bool) -> None:
+    """Draw the lines of single cells, thin, in one collection.
+
+    Args:
+        axes: The axes.
+        cells: Rows of one line's cells.
+        how: Style of the line.
+        scale: Factor from values to units of the y axis.
+        faint: Whether they are fainter, because highlighted cells are drawn too.
+    """
     from matplotlib.collections import LineCollection
 
-    # those of a line together, which takes a hundredth of the time
+    # one collection per line is a hundred times faster than a plot per cell
     each = [
         cell_rows.sort_values("length")[["length", "value"]].to_numpy(dtype=float) * (1, scale)
         for _, cell_rows in cells.groupby("cell", sort=False)
@@ -114,7 +142,7 @@ def _draw_cells(axes: Axes, cells: pd.DataFrame, how: Mapping[str, Any], scale: 
 def _draw_highlighted(
     axes: Axes, cells: pd.DataFrame, styles: Mapping[str, dict[str, Any]], scale: float, highlighted: Mapping[str, str]
 ) -> None:
-    """These cells' own lines, and their words where they end."""
+    """Draw the lines of highlighted cells, with their labels at their ends."""
     labels = []
     for cell, points in cells.groupby("cell", sort=False):
         curve = points.sort_values("length")
@@ -131,22 +159,22 @@ def _draw_highlighted(
 
 
 def legend(handles: Mapping[str, Any], styles: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the handles of lines that were drawn, in the order of `line_styles`."""
+    """Return the legend handles of the drawn lines, in the order of `line_styles`."""
     return {style["label"]: handles[style["label"]] for style in styles.values() if style["label"] in handles}
 
 
 def named_cells(figure_data: FigureData, look: FigureOptions) -> dict[str, str]:
-    """Return the cells that are to stand out, with their words."""
+    """Return the labels of the highlighted cells, by cell."""
     return {cell: figure_data.draw_options["names"].get(cell, "") or "this cell" for cell in look.highlight}
 
 
 def label_line_ends(axes: Axes, labels: Sequence[tuple[float, float, str]]) -> None:
-    """Has each text written near the end (x, y) of its line, once the layout is done."""
+    """Have each (x, y, text) written near the end of its line, once the layout is final."""
     drawing.after_layout(axes.figure, lambda: _write_line_ends(axes, labels))  # type: ignore[arg-type]
 
 
 def _write_line_ends(axes: Axes, labels: Iterable[tuple[float, float, str]]) -> None:
-    """Writes each text near the end (x, y) of its line, right-aligned, where it hides the least and no other text."""
+    """Write each (x, y, text) near the end of its line, right-aligned, where it hides the least."""
     renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
     for x, y, text in sorted(labels, key=lambda label: label[1]):
         note = drawing.note(axes, text, (x, y), (2, 2.5), ha="right", va="bottom", **OVER_LINES)
@@ -160,7 +188,7 @@ def _write_line_ends(axes: Axes, labels: Iterable[tuple[float, float, str]]) -> 
 
 
 def mark_training_length(axes: Axes, trained: int | None, *, with_label: bool) -> None:
-    """A line at the training length, and the words for it beside its top."""
+    """Draw a vertical line at the training length, with a label at its top if `with_label`; None draws nothing."""
     if trained is None:
         return
     axes.axvline(trained, color=drawing.GREY, linewidth=drawing.line_width(0.8), linestyle=(0, (1, 1)), zorder=0.9)
@@ -170,9 +198,15 @@ def mark_training_length(axes: Axes, trained: int | None, *, with_label: bool) -
 
 
 def mark_baseline(group: Sequence[Axes], level: float, text: str) -> None:
-    """A dotted horizontal line in each of these axes, with the text where it hides the fewest points of any.
+    """Draw a dotted horizontal line in each of these axes, and one label where it hides the fewest points.
 
-    Without the text where it would hide a mean everywhere, or other words: what the line is must stand below the figure, too.
+    The label is left out where it would hide a mean or another label everywhere, so the notes must explain the line
+    too.
+
+    Args:
+        group: The axes.
+        level: Height of the line in data.
+        text: The label.
     """
     for axes in group:
         axes.axhline(level, color="#000000", linestyle=(0, (1, 1.2)), linewidth=drawing.line_width(0.9), zorder=2.5)
@@ -180,6 +214,10 @@ def mark_baseline(group: Sequence[Axes], level: float, text: str) -> None:
 
 
 def _write_baseline_label(group: Sequence[Axes], level: float, text: str) -> None:
+    """Write the label of a baseline into the axes and at the position where it hides the least.
+
+    It is removed again if it would hide a mean there.
+    """
     renderer = group[0].figure.canvas.get_renderer()  # type: ignore[attr-defined]
     best: tuple[float, Any] | None = None
     for axes in group:
@@ -201,7 +239,16 @@ def _write_baseline_label(group: Sequence[Axes], level: float, text: str) -> Non
 
 
 def _covering_cost(axes: Axes, note: Any, renderer: Any, above: float = 0) -> float:
-    """How much of what is drawn in the axes the note covers: points of its lines from this height on, and other words far more."""
+    """Return the cost of what a note covers.
+
+    Points of lines (more for means), other texts, and the edge of the axes.
+
+    Args:
+        axes: The axes.
+        note: The annotation.
+        renderer: Renderer of the figure.
+        above: Least zorder of the lines that count.
+    """
     box = note.get_window_extent(renderer).expanded(1.05, 1.15)
     covered_lines = [line for line in axes.lines if np.size(line.get_xdata()) > 2 and line.get_zorder() >= above]
     cost = 0.0
@@ -215,8 +262,16 @@ def _covering_cost(axes: Axes, note: Any, renderer: Any, above: float = 0) -> fl
 
 
 def robust_range(values: Sequence[float], means: Sequence[float]) -> tuple[float, float]:
-    """A range for an axis that a few values far out do not flatten: the quartiles and 1.5 times their distance beside them,
-    with what lies just outside, no wider than the values, and as wide as the means."""
+    """Return a range for an axis that a few outliers do not flatten.
+
+    It reaches from 1.5 times the interquartile range below the quartiles to as much above, with what lies just
+    outside. It
+    is no wider than the values and at least as wide as the means, plus a margin.
+
+    Args:
+        values: Values of all points; not finite ones are ignored.
+        means: Values that must be inside.
+    """
     finite = np.sort(np.asarray(values, dtype=float)[np.isfinite(np.asarray(values, dtype=float))])
     finite_means = np.asarray(means, dtype=float)[np.isfinite(np.asarray(means, dtype=float))]
     first, third = np.quantile(finite, 0.25), np.quantile(finite, 0.75)
@@ -225,13 +280,19 @@ def robust_range(values: Sequence[float], means: Sequence[float]) -> tuple[float
     low = min(finite[finite >= fences[0] - near][0], finite_means.min())
     high = max(finite[finite <= fences[1] + near][-1], finite_means.max())
     room = 0.04 * (high - low) or 0.05 * abs(high) or 1.0
-    # above what is left out stand the words for it
+    # the label of omitted values needs space at the top
     more = 0.12 * (high - low) if finite[-1] > high + room else 0.0
     return float(low - room), float(high + room + more)
 
 
 def mark_out_of_range(axes: Axes, cells: pd.DataFrame, decimals: int) -> None:
-    """An arrow at the upper edge for cells whose line leaves the axes there, with the values that they reach."""
+    """Draw an arrow at the upper edge for cells whose line leaves the axes there, with their largest values.
+
+    Args:
+        axes: The axes, with their limits.
+        cells: Rows with the columns cell and value, in units of the axis.
+        decimals: Decimals of the values.
+    """
     high = axes.get_ylim()[1]
     tops = cells.groupby("cell", sort=False)["value"].max()
     beyond = [f"{value:.{decimals}f}" for value in sorted(tops[tops > high])]

@@ -1,4 +1,4 @@
-"""Axes of settings: numbers, even or even in the logarithm, and levels of which none lies between two others."""
+"""Axes of settings: linear or logarithmic numbers, and categorical levels."""
 
 from __future__ import annotations
 
@@ -15,33 +15,35 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MIN_TICKS, MAX_TICKS = 3, 5
-"""Ticks of an axis of numbers, where its range has so many that are round."""
+"""Least and largest number of ticks on an axis of numbers, if its range has enough round numbers."""
 ROOM = 0.05
-"""Of its length, that an axis grows by at both ends."""
+"""Share of its length by which an axis is extended at both ends."""
 WIDE = 8.0
-"""How many times the lowest number the highest is, from where on an axis of positive numbers is logarithmic."""
+"""Ratio of the highest to the lowest number from which on an axis of positive numbers is logarithmic."""
 LARGE = 1e4
-LONGEST = 12  # letters of a level beside an axis
+LONGEST = 12  # characters of a level's label on an axis
 DECADES = (12, 6, 4, 3, 2)
-"""Of ten between two ticks of a logarithmic axis, the widest steps first; then these multiples of every power of ten:"""
+"""Powers of ten between two ticks of a logarithmic axis, the widest steps first; then come MULTIPLES of each
+power.
+"""
 MULTIPLES = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0), tuple(map(float, range(1, 10))))
 
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis of numbers from `low` to `high`, or of `levels`, whose places are 0, 1, 2, ..."""
+    """Axis of numbers from `low` to `high`, or of `levels`, whose positions are 0, 1, 2, ..."""
 
     low: float = 0.0
     high: float = 1.0
     log: bool = False
     whole_numbers: bool = False
-    """Whether only whole numbers are on it."""
+    """True if only integers are on it."""
     levels: tuple[str, ...] = ()
     at: tuple[float, ...] = ()
-    """Where ticks stand; empty: at round numbers."""
+    """Positions of the ticks; empty: round numbers."""
 
     def share(self, value: float) -> float:
-        """How far along the axis a place is, from 0 to 1."""
+        """Return the position of a value along the axis, from 0 to 1."""
         if self.levels:
             return value / (len(self.levels) - 1) if len(self.levels) > 1 else 0.5
         if self.low == self.high:
@@ -51,7 +53,7 @@ class Scale:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, most: int = MAX_TICKS) -> dict[float, str]:
-        """Where ticks stand, and their words."""
+        """Return the tick labels by position, at most about `most`."""
         if self.levels:
             return {float(index): drawing.shortened(level, LONGEST) for index, level in enumerate(self.levels)}
         if self.at:
@@ -62,7 +64,10 @@ class Scale:
         }
 
     def apply_to_axis(self, axes: Axes, which: str, most: int = MAX_TICKS) -> None:
-        """Gives that axis, `x` or `y`, its scale, its limits and its ticks."""
+        """Set the scale, limits and ticks of the axis `which`, "x" or "y".
+
+        Overlapping x labels are hidden after the layout.
+        """
         axis: Any = getattr(axes, f"{which}axis")
         limits = getattr(axes, f"set_{which}lim")
         if self.log and not self.levels:
@@ -80,7 +85,7 @@ class Scale:
 
 
 def scale_for_values(numbers: Sequence[float]) -> Scale:
-    """The scale of these numbers: logarithmic where they are positive and far apart."""
+    """Return the scale of these numbers: logarithmic if they are positive and span a factor of WIDE."""
     low, high = min(numbers), max(numbers)
     return Scale(
         low,
@@ -91,7 +96,7 @@ def scale_for_values(numbers: Sequence[float]) -> Scale:
 
 
 def tick_label(tick: float) -> str:
-    """A number beside an axis: 0.003, 16384, 20K."""
+    """Return the label of a number on an axis, such as 0.003, 16384 or 20K."""
     size = abs(tick)
     short = size >= LARGE and float(f"{size:.3g}") == size
     text = format_count(size) if short else f"{size:.0f}" if size >= 1 and size.is_integer() else f"{size:g}"
@@ -99,7 +104,7 @@ def tick_label(tick: float) -> str:
 
 
 def short_numbers(axis: Any) -> None:
-    """Has large numbers beside an axis written so, wherever its ticks come to stand."""
+    """Abbreviate the tick labels of an axis if it has large numbers, wherever its ticks are."""
     from matplotlib.ticker import FuncFormatter
 
     if max(map(abs, axis.get_view_interval())) >= LARGE:
@@ -109,8 +114,15 @@ def short_numbers(axis: Any) -> None:
 def round_numbers(
     low: float, high: float, *, log: bool = False, whole_numbers: bool = False, most: int = MAX_TICKS
 ) -> list[float]:
-    """Round numbers from `low` to `high`, three to `most` where there are so many; the ends themselves where there are fewer
-    than two."""
+    """Return round numbers from `low` to `high`: three to `most` if there are as many, else both ends.
+
+    Args:
+        low: Lower end.
+        high: Upper end.
+        log: Whether the axis is logarithmic.
+        whole_numbers: Whether only integers are allowed.
+        most: Maximum number of ticks.
+    """
     if log and low > 0:
         ticks = _logarithmic_ticks(low, high, whole_numbers, most)
         if len(ticks) >= MIN_TICKS:
@@ -119,6 +131,7 @@ def round_numbers(
 
 
 def _logarithmic_ticks(low: float, high: float, whole_numbers: bool, most: int) -> list[float]:
+    """Return round numbers in equal logarithmic steps, the widest step that gives at least three; [] if none does."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     best: list[float] = []
     ways = [((1.0,), step) for step in DECADES] + [(multiples_of_decade, 1) for multiples_of_decade in MULTIPLES]
@@ -135,6 +148,7 @@ def _logarithmic_ticks(low: float, high: float, whole_numbers: bool, most: int) 
 
 
 def _even_ticks(low: float, high: float, whole_numbers: bool, most: int) -> list[float]:
+    """Return equidistant round numbers, the widest step that gives at least three; [] if none does."""
     span = high - low
     if span <= 0:
         return [low]
@@ -145,7 +159,7 @@ def _even_ticks(low: float, high: float, whole_numbers: bool, most: int) -> list
                 return [float(tick) for tick in range(math.ceil(low), math.floor(high) + 1)]
             start, end = math.ceil(low / each - 1e-9), math.floor(high / each + 1e-9)
             if end - start + 1 >= MIN_TICKS:
-                # a step of two fifths of a power of ten would not be round; so many are rare, and are thinned
+                # a step of 4 would not be round, so the rare case of too many ticks is thinned
                 ticks = [float(f"{index * each:.12g}") for index in range(start, end + 1)]
                 return ticks if len(ticks) <= most else ticks[:: -(-len(ticks) // most)]
     return []
@@ -156,7 +170,7 @@ def _is_in_range(tick: float, low: float, high: float) -> bool:
 
 
 def hide_overlapping_labels(axes: Axes) -> None:
-    """Where the words below an axis would meet, leaves out every second one until none do."""
+    """Hide every second label of the x axis until none overlap."""
     low, high = sorted(axes.get_xlim())
     labels = [
         label
