@@ -1,4 +1,4 @@
-"""The figure `effects`: what every level does, with intervals."""
+"""Figure `effects`: effect of every level, with intervals."""
 
 from __future__ import annotations
 
@@ -16,16 +16,23 @@ from ..canvas.base import Figure, FigureData, FigureOptions, collected
 from . import forest
 
 MAX_COMPARED_LEVELS = 3
-"""Of an axis whose levels are all held against each other; of a longer one the rows against its reference are drawn."""
+"""Largest number of levels of an axis whose pairs are all drawn; with more, only the rows against the reference
+are.
+"""
 STRATUM_MARKERS = ("^", "v", "D", "s", "P", "X", "<", ">")
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """The effect of every level of every axis on the main numbers, by matched pairs of configurations.
+    """Return the effect of every level of every axis on the main numbers, by matched pairs of configurations.
 
-    One row an effect: axis, level, reference, pairs, and what `forest.effect_fields` says. `where` is empty over the whole sweep; rows
-    within a stratum stand behind it. Confirmatory rows are the contrasts that the grid declares. Axes of more than three levels
-    have the rows against their reference alone.
+    One row per effect: axis, level, reference, pairs, and the fields of `forest.effect_fields`. `where` is empty over
+    the whole sweep;
+    rows within a stratum follow. Confirmatory rows are the contrasts that the grid declares. Axes of more than three
+    levels have
+    only the rows against their reference.
+
+    Raises:
+        ReportError: There are no two cells to compare.
     """
     columns = forest.default_columns(data)
     if not columns:
@@ -70,7 +77,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """A panel a number, a row a level, the declared contrasts on top; axes apart."""
+    """Draw a panel per number and a row per level, declared contrasts on top, with gaps between axes."""
     frame = figure_data.frame
     main_rows = frame[(frame["where"] == "") | frame["confirmatory"]]
     titles = list(dict.fromkeys(frame["measure"]))
@@ -103,13 +110,16 @@ Key = tuple[bool, str, str, str, str]
 
 
 def _key(row: Any) -> Key:
-    """The row of the picture that a row of the frame belongs to."""
+    """Return the key of the picture's row that a row of the frame belongs to.
+
+    It has: declared, axis, level, reference, and the stratum of a declared contrast.
+    """
     declared = bool(row["confirmatory"])
     return declared, row["axis"], row["level"], row["reference"], row["where"] if declared else ""
 
 
 def _row_heights(main_rows: pd.DataFrame) -> dict[Key, float]:
-    """Heights of the rows: declared ones first, a gap between axes."""
+    """Return the heights of the rows by key: declared ones first, a gap between axes."""
     heights: dict[Key, float] = {}
     y, last = 0.0, None
     ordered = sorted(dict.fromkeys(_key(row) for _, row in main_rows.iterrows()), key=lambda key: not key[0])
@@ -121,7 +131,10 @@ def _row_heights(main_rows: pd.DataFrame) -> dict[Key, float]:
 
 
 def _stratum_markers(parts: pd.DataFrame, main_rows: pd.DataFrame) -> dict[str, str]:
-    """By `where` of the strata whose rows averages are mixed: their marks."""
+    """Return a marker by `where` for the strata of averages that are mixed.
+
+    Strata beyond the list of markers get none.
+    """
     mixed = {(row["measure"], _key(row)) for _, row in main_rows[main_rows["mixed"]].iterrows()}
     wheres = [
         row["where"] for _, row in parts.iterrows() if (row["measure"], _key(row)) in mixed and "," not in row["where"]
@@ -130,7 +143,7 @@ def _stratum_markers(parts: pd.DataFrame, main_rows: pd.DataFrame) -> dict[str, 
 
 
 def _label_rows(axes: Any, heights: dict[Key, float], bottom: float) -> None:
-    """The rows' names left of the first panel."""
+    """Write the names of the rows at the left of the first panel."""
     texts = []
     for declared, axis, level, reference, where in heights:
         text = forest.difference_label(axis, level, reference)
@@ -143,6 +156,7 @@ def _label_rows(axes: Any, heights: dict[Key, float], bottom: float) -> None:
 
 
 def _stratum_handles(markers: dict[str, str]) -> dict[str, Any]:
+    """Return the legend handles of the strata by label."""
     look: dict[str, Any] = {
         "linestyle": "none",
         "color": drawing.GREY,

@@ -1,7 +1,7 @@
-"""Differences with their intervals, row by row: how the figures of effects and of interactions are drawn.
+"""Forest plots: differences with their intervals, row by row, for the figures of effects and interactions.
 
-Better lies to the right and has one colour, worse the other, whether more of the number is better or less: the axis of a loss
-runs backwards. A mark is filled where the difference is sure after the correction for its family.
+Better is right and has one colour, worse the other, whether more of the number is better or less: the axis of a loss
+runs backwards. A marker is filled if the difference is significant after the correction for its family.
 """
 
 from __future__ import annotations
@@ -25,14 +25,18 @@ if TYPE_CHECKING:
 
 LEAST_TICKS = 3
 MOST_MEASURES = 3
-SLACK = 0.12  # of its range that an axis grows by for a round number
-ROW = 0.15  # inches of height that a row gets in the style `paper`
+SLACK = 0.12  # share of its range by which an axis may grow to end at a round number
+ROW = 0.15  # inches, height of a row in the style `paper`
 BETTER, WORSE, NOT_SIGNIFICANT = "better", "worse", "not sure"
 
 
 def default_columns(data: SweepData) -> list[Column]:
-    """Validation loss, and the clean loss, the needle and numbers of further probes, at the longest length
-    and at those that are asked for besides; where a sweep has none of these, the first of its numbers."""
+    """Return the numbers that figures of differences show by default.
+
+    These are validation loss, and clean loss, needle and extra probes at the longest length and at additionally
+    requested ones.
+    A sweep without these gives the first of its numbers.
+    """
     all_columns = measures(data)
     chosen = [column for column in all_columns if column.metric == "val_loss"]
     own = ((probe, metric.name) for probe, metric in extra_metrics(data))
@@ -47,7 +51,7 @@ def default_columns(data: SweepData) -> list[Column]:
 
 
 def measure_label(column: Column) -> str:
-    """What a panel is about: needle, 64K."""
+    """Return the label of a number, such as "needle, 64K"; its heading if it has none."""
     label = METRIC_LABELS.get(column.metric) or METRIC_LABELS.get(f"{column.probe}.{column.metric}")
     if label is None:
         return column.heading
@@ -55,8 +59,13 @@ def measure_label(column: Column) -> str:
 
 
 def effect_fields(effect: Tested) -> dict[str, Any]:
-    """What a row of the frame says of a difference: measure (heading), words, unit, better (1, -1 or 0), where, mean, low and
-    high (95%, NaN where there is none), p (corrected), sure, i2, mixed, confirmatory; shares in points."""
+    """Return the fields of a difference as columns of a frame.
+
+    Returns:
+        measure (heading), words (label), unit, better (1, -1 or 0), where, mean, low and high (95%, NaN where
+        unknown), p
+        (corrected), sure, i2, mixed, confirmatory; shares in percentage points.
+    """
     scale, unit = (100, "points") if effect.measure.percent else (1, effect.measure.unit)
     fields: dict[str, Any] = {"measure": effect.measure.heading, "words": measure_label(effect.measure), "unit": unit}
     fields |= {"better": effect.measure.direction, "where": effect.where}
@@ -71,13 +80,21 @@ def effect_fields(effect: Tested) -> dict[str, Any]:
 
 
 def missing_interval_note(rows: Sequence[Mapping[str, Any]], unit_name: str) -> list[str]:
-    """The note on differences without an interval, where there are any."""
+    """Return the note on differences without an interval; none if all have one.
+
+    Args:
+        rows: Rows of `effect_fields`.
+        unit_name: "pairs" or "fours", of which there are too few.
+    """
     none = any(math.isnan(row["low"]) for row in rows)
     return [f"Without a bar: too few {unit_name} for an interval."] if none else []
 
 
 def difference_label(axis: str, level: str, reference: str) -> str:
-    """A difference of levels in words: NoPE − PoLAR, and for a switch its axis alone: memory."""
+    """Return the label of a difference of levels, such as "NoPE − PoLAR".
+
+    Of a switch the axis alone, such as "memory".
+    """
     if (level, reference) == ("on", "off"):
         return drawing.axis_label(axis)
     if (axis, reference) == ("reg_mode", "baseline"):
@@ -88,7 +105,7 @@ def difference_label(axis: str, level: str, reference: str) -> str:
 
 
 def effect_colour(row: Any) -> str:
-    """The colour of a difference: good or bad where it is sure, else grey."""
+    """Return the colour of a difference: GOOD or BAD if it is significant, else grey."""
     side = row["mean"] * (row["better"] or 0)
     if not row["sure"] or not side:
         return drawing.GREY
@@ -96,7 +113,7 @@ def effect_colour(row: Any) -> str:
 
 
 def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float]) -> None:
-    """An interval and a mark for every row at its height; a row that averages strata that differ is pale."""
+    """Draw an interval and a marker for every row at its height; a row that averages strata that differ is pale."""
     for (_, row), y in zip(rows.iterrows(), heights, strict=True):
         ink, pale = effect_colour(row), 0.45 if row["mixed"] else 1.0
         if not np.isnan(row["low"]):
@@ -106,7 +123,7 @@ def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float]) -> None:
 
 
 def draw_strata(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], markers: Mapping[str, Any]) -> None:
-    """A small mark for every row of a stratum, whose marker is that of its `where`."""
+    """Draw a small marker for every row of a stratum, by `markers` of its `where`."""
     for (_, row), y in zip(rows.iterrows(), heights, strict=True):
         ink = effect_colour(row)
         look: dict[str, Any] = {"color": ink, "markerfacecolor": ink if row["sure"] else "white", "zorder": 4}
@@ -114,14 +131,23 @@ def draw_strata(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], marker
 
 
 def set_panel_title(axes: Axes, title: str, *, wrapped: bool = False) -> None:
-    """The panel's title, with room below it for the side that is better; `is_wrapped` in two lines."""
+    """Set the title of a panel, with space below it for the label of the better side.
+
+    `wrapped` breaks it into two lines.
+    """
     if wrapped:
         title = title.replace(", ", "\n") if ", " in title else title.replace(" ", "\n", 1)
     axes.set_title(title, pad=1.5 * drawing.size("small") + 4)
 
 
 def format_effect_axis(axes: Axes, rows: pd.DataFrame, side: str = BETTER) -> None:
-    """Zero, the side that is better (in these words), at least three ticks, and the unit below."""
+    """Draw the zero line, the label of the better side, at least three ticks, and the unit below.
+
+    Args:
+        axes: The panel.
+        rows: Rows of one number.
+        side: Label of the better side.
+    """
     ends = rows[["mean", "low", "high"]].to_numpy(dtype=float)
     low, high = min(0.0, float(np.nanmin(ends))), max(0.0, float(np.nanmax(ends)))
     room = 0.07 * (high - low) or 1.0
@@ -141,7 +167,7 @@ def format_effect_axis(axes: Axes, rows: pd.DataFrame, side: str = BETTER) -> No
 
 
 def hide_every_second_label(axes: Axes) -> None:
-    """Where the numbers below an axis would meet, leaves out every second one, zero never."""
+    """Remove every second number below an axis if they would overlap, never zero."""
     ticks, labels = list(axes.get_xticks()), axes.get_xticklabels()
     ends = sorted((box.x0, box.x1) for box in (label.get_window_extent() for label in labels))
     if any(after[0] - before[1] < 0.3 * drawing.size("xtick.labelsize") for before, after in pairwise(ends)):
@@ -150,7 +176,7 @@ def hide_every_second_label(axes: Axes) -> None:
 
 
 def three_ticks(low: float, high: float) -> list[float]:
-    """Three or four round numbers over this range, which they may leave a little, zero among them."""
+    """Return three or four round numbers that cover this range approximately, zero among them if it is inside."""
     span = high - low
     low, high = low - SLACK * span, high + SLACK * span
     exponent = math.floor(math.log10(span))
@@ -164,7 +190,12 @@ def three_ticks(low: float, high: float) -> list[float]:
 
 
 def legend_handles(rows: pd.DataFrame, sides: tuple[str, str] = (BETTER, WORSE)) -> dict[str, Any]:
-    """What the marks mean, in these words, as far as they occur."""
+    """Return the legend handles by label, of the colours and markers that occur.
+
+    Args:
+        rows: Rows of `effect_fields`.
+        sides: Labels of the better and of the worse side.
+    """
     inks = {effect_colour(row) for _, row in rows.iterrows()}
     pairs = zip(sides, (drawing.GOOD, drawing.BAD), strict=True)
     handles = {label: drawing.key(color=ink, marker="o") for label, ink in pairs if ink in inks}

@@ -1,4 +1,4 @@
-"""The figure `interactions`: what two levels do together beyond what each does alone."""
+"""Figure `interactions`: effect of two levels together beyond the effect of each alone."""
 
 from __future__ import annotations
 
@@ -29,11 +29,17 @@ SIDES = ("better together", "worse together")
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Every interaction of two axes on validation loss and on needle accuracy at the longest length, over the whole sweep: how much
-    more a level does at a level of a second axis than at that axis's reference.
+    """Return every interaction of two axes over the whole sweep, the largest of a measure first.
 
-    One row an interaction, the largest of a measure first: axes, levels, references (two each, joined by " x "), fours, what
-    `forest.effect_fields` says, and words_row, what it is called.
+    It is the amount by which a level's effect differs between a level of a second axis and that axis's reference.
+    Measures are
+    validation loss, and needle accuracy at the longest length.
+
+    One row per interaction: axes, levels, references (two each, joined by " x "), fours, the fields of
+    `forest.effect_fields`, and words_row (label).
+
+    Raises:
+        ReportError: Fewer than two axes vary, or there are no four matched cells.
     """
     if len(factors(data)) < 2:
         raise ReportError(f"fewer than two axes of sweep {data.sweep} vary; an interaction needs two")
@@ -81,7 +87,7 @@ def _interaction_label(pairs: list[tuple[str, str, str]]) -> str:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """A panel a measure, a row an interaction, the largest on top."""
+    """Draw a panel per measure and a row per interaction, the largest on top, at most MAX_ROWS."""
     frame = figure_data.frame
     parts = {str(name): rows.head(MAX_ROWS) for name, rows in frame.groupby("measure", sort=False)}
     tall = max(len(rows) for rows in parts.values())

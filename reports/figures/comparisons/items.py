@@ -1,4 +1,4 @@
-"""The figure `items`: who answers which trial of the needle."""
+"""Figure `items`: needle trials answered correctly, by cell."""
 
 from __future__ import annotations
 
@@ -21,20 +21,27 @@ from .strata import stratum_label
 
 PROBE, METRIC = NEEDLE
 MAX_NAMED_CELLS = 32
-"""Cells that are named one by one; of more, their mixer and memory alone."""
+"""Largest number of cells that are named one by one; with more, only their mixer and memory are named."""
 MAX_NUMBERED_TRIALS = 24
-"""Trials that are numbered below the map."""
+"""Largest number of trials that are numbered below the map."""
 TALLEST = 8.0  # inches
 GAP = 0.6  # rows between strata
 NONE, ALL, MISSING = "#f1f1f1", drawing.GOOD, "#c9b8a8"
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Which cell gets which trial right, at the longest context length with trials, and at those that are asked for besides.
+    """Return the share of correct digits per cell and needle trial.
 
-    One row a cell, length and trial, as `stats.items.answers` has them, with attn_type, memory, stratum (in words), name (of the
-    cell within its stratum), row and column: its place in the map, the mixer and memory with the most right on top, in
-    it the best cell, and the trial that most get right at the left.
+    It is shown at the longest context length with trials, and at additionally requested lengths.
+
+    One row per cell, length and trial, as `stats.items.answers` has them, with attn_type, memory, stratum (label),
+    name (of the cell
+    within its stratum), row and column: position in the map. The mixer and memory with the most right is on top, the
+    best
+    cell first in it, and the trial that most cells get right at the left.
+
+    Raises:
+        ReportError: No trials are stored.
     """
     answer_rows = answers(store, data, PROBE, METRIC, _shown_lengths(store, data))
     frame = _with_map_positions(data, answer_rows)
@@ -55,7 +62,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _shown_lengths(store: Store, data: SweepData) -> list[int]:
-    """The longest asked length of which trials are stored, and the lengths asked for besides."""
+    """Return the longest requested length with stored trials, and additionally requested lengths.
+
+    Raises:
+        ReportError: There are none.
+    """
     measured = [length for length in data.lengths(PROBE, METRIC) if length]
     requested = [length for length in measured if length not in data.also]
     longest = next((length for length in reversed(requested) if items_of(store, data, [(PROBE, METRIC, length)])), None)
@@ -69,6 +80,7 @@ def _shown_lengths(store: Store, data: SweepData) -> list[int]:
 
 
 def _with_map_positions(data: SweepData, answer_rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the answers with their stratum, name, and row and column in the map, sorted by these."""
     levels = {cell.cell_id: tuple(cell.levels[axis] for axis in STRATUM_AXES) for cell in data.cells}
     names = cell_labels(data, without=STRATUM_AXES)
     strata = [levels[cell] for cell in answer_rows["cell"]]
@@ -91,7 +103,10 @@ def _with_map_positions(data: SweepData, answer_rows: pd.DataFrame) -> pd.DataFr
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """A map a length: a row a cell, a column a trial, the darker the more of its digits are right; strata stand apart."""
+    """Draw a map per length.
+
+    A row per cell, a column per trial, darker for more correct digits, with gaps between strata.
+    """
     frame = figure_data.frame
     cells = frame.drop_duplicates("cell").sort_values("row")
     heights = _heights(cells)
@@ -116,14 +131,21 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _heights(cells: pd.DataFrame) -> list[float]:
-    """The heights of the rows, with a gap between strata."""
+    """Return the heights of the rows, with a gap between strata."""
     strata = list(cells["stratum"])
     new = [0, *(before != after for before, after in itertools.pairwise(strata))]
     return (np.arange(len(strata)) + GAP * np.cumsum(new)).tolist()
 
 
 def _draw_map(axes: Axes, panel_rows: pd.DataFrame, cells: pd.DataFrame, heights: list[float]) -> bool:
-    """Draws the rows of every stratum as one picture; whether any answer is missing."""
+    """Draw the rows of every stratum as one image; return whether any answer is missing.
+
+    Args:
+        axes: The panel.
+        panel_rows: Rows of one length.
+        cells: One row per cell, in the order of the map.
+        heights: Height of each cell's row.
+    """
     across = int(panel_rows["column"].max()) + 1
     table = np.full((len(cells), across), np.nan)
     table[panel_rows["row"], panel_rows["column"]] = panel_rows["value"]
@@ -148,7 +170,7 @@ def _draw_map(axes: Axes, panel_rows: pd.DataFrame, cells: pd.DataFrame, heights
 def _write_means(
     axes: Axes, panel_rows: pd.DataFrame, cells: pd.DataFrame, heights: list[float], *, named: bool
 ) -> None:
-    """Means right of the rows: of every cell, or of the cells of a mixer with or without memory."""
+    """Write means at the right of the rows: of every cell if `named`, else of each stratum."""
     height = dict(zip(cells["cell"], heights, strict=True))
     groups = panel_rows.assign(y=panel_rows["cell"].map(height)).groupby("cell" if named else "stratum", sort=False)
     for _, row in groups.agg(y=("y", "mean"), value=("value", "mean")).iterrows():
@@ -157,7 +179,7 @@ def _write_means(
 
 
 def _label_rows(axes: Axes, cells: pd.DataFrame, heights: list[float], *, named: bool) -> None:
-    """Names left of the rows: of every cell, or of the mixers with or without memory."""
+    """Write names at the left of the rows: of every cell if `named`, else of each stratum."""
     if named:
         labels = [", ".join(filter(None, names)) for names in zip(cells["stratum"], cells["name"], strict=True)]
         axes.set_yticks(heights, labels)

@@ -1,4 +1,4 @@
-"""The figure `power`: how small a difference so many pairs show, by mixer and memory."""
+"""Figure `power`: smallest detectable difference by number of pairs, mixer and memory."""
 
 from __future__ import annotations
 
@@ -17,18 +17,24 @@ from .forest import measure_label
 from .strata import Stratum, noise_columns, ordered_strata, strata_of, stratum_label, stratum_styles
 
 MIN_PAIRS, MAX_PAIRS = 3, 256
-"""Pairs over which the curves go: two pairs have a t that shows nothing."""
+"""Range of pairs of the curves: Student's t of two pairs detects nothing."""
 PAIRS = (3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MAX_NAMED_LINES = 10
-"""Strata of a number up to which each has its name at the end of its line; of more, those of most and of least noise have."""
-MAX_POINTS = 100.0  # points: no share differs by more
+"""Largest number of strata that are all labelled; with more, those of most and of least noise are."""
+MAX_POINTS = 100.0  # percentage points: no share differs by more
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """The smallest difference that a mean over so many pairs shows with 80% power, within every stratum of known spread.
+    """Return the detectable difference (80% power) by number of pairs, per stratum of known spread.
 
-    One row a number, stratum and count of pairs: measure (heading), words, unit, attn_type, memory, stratum (in words), place (of the
-    stratum), kind (of the replicates), sd (of a run), df, pairs, detectable, design (the most pairs that the grid has there). Shares in points.
+    One row per number, stratum and count of pairs: measure (heading), words, unit, attn_type, memory, stratum
+    (label), place (index
+    of the stratum), kind (of the replicates), sd (of a run), df, pairs, detectable, design (the most pairs that the
+    grid
+    has there). Shares in percentage points.
+
+    Raises:
+        ReportError: The spread between runs is unknown or zero.
     """
     analyses = power_analyses(data, noise_columns(data))
     moving = [plan for plan in analyses if plan.spread.used > 0]
@@ -66,6 +72,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _rows(data: Any, plan: PowerAnalysis) -> list[dict[str, Any]]:
+    """Return the rows of one analysis: a row per number of pairs."""
     scale, unit = (100, "points") if plan.measure.percent else (1, plan.measure.unit)
     fields: dict[str, Any] = {"measure": plan.measure.heading, "words": measure_label(plan.measure), "unit": unit}
     fields |= {"attn_type": plan.stratum[0], "memory": plan.stratum[1], "stratum": stratum_label(data, plan.stratum)}
@@ -78,7 +85,7 @@ def _rows(data: Any, plan: PowerAnalysis) -> list[dict[str, Any]]:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """A panel a number, a line a stratum, named at its end; rings where the design stands."""
+    """Draw a panel per number and a line per stratum, labelled at its end, with rings at the pairs of the design."""
     frame = figure_data.frame
     titles = list(dict.fromkeys(frame["measure"]))
     figure = drawing.page(2.5, drawing.PAGE_WIDTH if len(titles) > 1 else 4.6)
@@ -100,7 +107,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _named_line_ends(panel_rows: pd.DataFrame) -> pd.DataFrame:
-    """The ends of the lines that are named."""
+    """Return the ends of the lines that are labelled: all, or those of most and of least noise."""
     ends = panel_rows[panel_rows["pairs"] == MAX_PAIRS]
     if len(ends) <= MAX_NAMED_LINES:
         return ends
@@ -109,7 +116,14 @@ def _named_line_ends(panel_rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, styles: dict[Stratum, dict[str, Any]], named: set[str]) -> None:
-    """The lines of a number, the named ones over the others, which are thin and grey."""
+    """Draw the lines of a number, labelled ones in colour over the others, which are thin and grey.
+
+    Args:
+        axes: The panel.
+        panel_rows: Rows of the number.
+        styles: Style by stratum.
+        named: Labels of the strata that are labelled.
+    """
     unit = str(panel_rows["unit"].iloc[0])
     for _, line in panel_rows.groupby("stratum", sort=False):
         if line["stratum"].iloc[0] not in named:
@@ -140,7 +154,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, styles: dict[Stratum, dict
 
 
 def _write_design_point(axes: Axes, panel_rows: pd.DataFrame, unit: str) -> None:
-    """Writes beside the highest ring what those pairs show."""
+    """Write next to the highest ring how small a difference the pairs of the design detect."""
     rings = panel_rows[panel_rows["pairs"] == panel_rows["design"]].sort_values("detectable")
     if rings.empty:
         return

@@ -1,4 +1,4 @@
-"""The figure `seeds`: how far runs that ought to agree lie apart."""
+"""Figure `seeds`: variation between replicate runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .strata import Stratum, noise_columns, ordered_strata, strata_of, stratum_l
 
 TALLEST = 8.0  # inches
 EACH = 0.085
-"""Inches of height of a group's line in the style `paper`."""
+"""Height of a group's line in inches in the style `paper`."""
 MAX_LINES = 5
-"""Groups of a stratum that get a height of their own each; more lie closer."""
+"""Largest number of groups of a stratum that get a height of their own; more of them lie closer."""
 INSIDE = 0.74
-"""Of the height of a stratum, what its groups take."""
+"""Share of a stratum's height that its groups take."""
 KINDS = {
     "seeds": "seeds of one configuration",
     "near-replicates": "near-replicates, which differ in their regularizer alone",
@@ -30,11 +30,16 @@ KINDS = {
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Runs that ought to agree, within every stratum: seeds of one configuration, or else near-replicates (stats/noise/run_noise.py).
+    """Return the replicate runs of every stratum: seeds of one configuration, or else near-replicates.
 
-    One row a run and number: measure (heading), words, unit, attn_type, memory, stratum (in words), place (of the stratum), group
-    (runs of one number ought to agree), kind, cell, attempt, seed, name, value, difference (from the mean of the group), sd
-    (between runs of the stratum), floor (that the trials of an accuracy alone make), df. Shares in points.
+    One row per run and number: measure (heading), words, unit, attn_type, memory, stratum (label), place (index of
+    the stratum),
+    group (of replicates), kind, cell, attempt, seed, name, value, difference (from the mean of the group), sd
+    (between runs
+    of the stratum), floor (from the trials of an accuracy alone), df. Shares in percentage points.
+
+    Raises:
+        ReportError: No configuration has two runs.
     """
     names = cell_labels(data)
     rows: list[dict[str, Any]] = []
@@ -66,6 +71,16 @@ def collect(store: Store, data: SweepData) -> FigureData:
 def _rows(
     data: SweepData, column: Column, stratum: Stratum, spread: Spread, runs: list[Replicate], names: dict[str, str]
 ) -> list[dict[str, Any]]:
+    """Return the rows of one number in a stratum.
+
+    Args:
+        data: The sweep.
+        column: The number.
+        stratum: Levels of mixer and memory.
+        spread: Spread between its replicates.
+        runs: The replicates.
+        names: Label by cell.
+    """
     scale, unit = (100, "points") if column.percent else (1, column.unit)
     fields: dict[str, Any] = {"measure": column.heading, "words": measure_label(column), "unit": unit}
     fields |= {
@@ -84,7 +99,7 @@ def _rows(
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """A panel a number, a band a stratum with its standard deviation, in it a line a group of runs."""
+    """Draw a panel per number: a band per stratum with its standard deviation, in it a line per group of runs."""
     frame = figure_data.frame
     titles = list(dict.fromkeys(frame["measure"]))
     order = strata_of(frame)
@@ -103,6 +118,14 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 def _draw_panel(
     axes: Axes, panel_rows: pd.DataFrame, order: list[Stratum], styles: dict[Stratum, dict[str, Any]]
 ) -> None:
+    """Draw the strata of a number, with symmetric limits.
+
+    Args:
+        axes: The panel.
+        panel_rows: Rows of the number.
+        order: The strata from top to bottom.
+        styles: Style by stratum.
+    """
     largest = (
         max(float(panel_rows["difference"].abs().max()), float(panel_rows[["sd", "floor"]].to_numpy().max())) or 1.0
     )
@@ -121,7 +144,10 @@ def _draw_panel(
 
 
 def _draw_stratum(axes: Axes, part: pd.DataFrame, position: int, how: dict[str, Any]) -> None:
-    """The runs of a stratum around its height, over its standard deviation, which is written at the right."""
+    """Draw the runs of a stratum around its height, over a band of its standard deviation.
+
+    The standard deviation is written at the right.
+    """
     used = float(max(part["sd"].iloc[0], part["floor"].iloc[0]))
     axes.fill_between(
         [-used, used], position - 0.45, position + 0.45, color=how["color"], alpha=0.16, linewidth=0, zorder=1

@@ -1,4 +1,4 @@
-"""Strata as figures show them: cells of one mixer, with or without memory, in an order and in colours of their own."""
+"""Strata in figures (cells of one mixer, with or without memory): their order, labels and styles."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ Stratum = tuple[str, ...]
 
 
 def noise_columns(data: SweepData) -> list[Column]:
-    """What noise is shown of: of the numbers of the figure `effects`, validation loss and the needle, or the first of them that has
-    any."""
+    """Return the numbers whose noise is shown: validation loss and needle among `default_columns`.
+
+    Without these it is the first of them with a known spread, else the first.
+    """
     shown = default_columns(data)
     chosen = [column for column in shown if column.metric == "val_loss" or column.probe == "needle"]
     return chosen or [column for column in shown if noise_by_stratum(data, column)][:1] or shown[:1]
 
 
 def ordered_strata(data: SweepData, strata: Iterable[Stratum]) -> list[Stratum]:
-    """These strata mixer by mixer as in the grid, those without memory first."""
+    """Return the strata by mixer as in the grid, those without memory first."""
     mixers = data.levels(STRATUM_AXES[0])
     return sorted(strata, key=lambda stratum: (mixers.index(stratum[0]), drawing.off_first(stratum[1])))
 
 
 def stratum_label(data: SweepData, stratum: Stratum) -> str:
-    """A stratum by what tells it apart: PoLAR, with memory."""
+    """Return the label of a stratum, by the axes that vary, such as "PoLAR, with memory"."""
     labels = [
         drawing.level_label(level, axis)
         for axis, level in zip(STRATUM_AXES, stratum, strict=True)
@@ -41,13 +43,13 @@ def stratum_label(data: SweepData, stratum: Stratum) -> str:
 
 
 def strata_of(frame: pd.DataFrame) -> list[Stratum]:
-    """The strata of a frame, by its column `place`."""
+    """Return the strata of a frame, in the order of its column `place`."""
     first = frame.sort_values("place", kind="stable").drop_duplicates("place")
     return list(zip(first["attn_type"], first["memory"], strict=True))
 
 
 def stratum_styles(strata: Sequence[Stratum]) -> dict[Stratum, dict[str, Any]]:
-    """By stratum: colour, mark and dashes, which differ between mixers and between with and without memory."""
+    """Return the style of each stratum; colour, marker and dashes differ between mixers and with memory."""
     mixers = list(dict.fromkeys(stratum[0] for stratum in strata))
     seconds = sorted({stratum[1] for stratum in strata}, key=drawing.off_first)
     return {

@@ -1,7 +1,6 @@
-"""The figures of single probes that are not about context lengths alone: what their items say.
+"""Figures of single probes, which show their items rather than a number over context lengths.
 
-Reached by way of the registry in figures/__init__.py.
-Start at passkey.py; maps of cells share heat_maps.py, lines panels.py.
-
-Nothing else imports them.
+They are loaded by way of the registry in figures/__init__.py; nothing else imports them. Start at passkey.py; maps of
+cells share
+heat_maps.py, lines panels.py.
 """

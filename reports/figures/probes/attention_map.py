@@ -1,4 +1,4 @@
-"""The figure `attention-map`: what each query of a small text attends to."""
+"""Figure `attention-map`: attention weights of each query of a short text."""
 
 from __future__ import annotations
 
@@ -25,15 +25,20 @@ from .item_frames import item_detail_rows
 
 PROBE, METRIC = "attention_map", "keys"
 MAX_MAPS = 12
-"""Maps of one cell that are drawn."""
+"""Largest number of maps of one cell that are drawn."""
 MIN_NEGATIVE_WEIGHT = 0.01
-"""Weight below zero from which on a map has colours for it."""
+"""Weight below zero from which on a map has colours for negative weights."""
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """The weights of every map that was kept.
+    """Return the weights of every stored attention map.
 
-    One row a weight: cell, attempt, layer, head, query, key, weight; and keys, how many keys share the attention of that query.
+    One row per weight: cell, attempt, layer, head, query, key, weight; and keys, the number of keys that share the
+    attention of
+    that query.
+
+    Raises:
+        ReportError: No cell has maps.
     """
     frame = _frame(store, data)
     if frame.empty:
@@ -56,6 +61,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
+    """Return the weights of all stored maps, one row per weight."""
     maps = [row for row in item_detail_rows(store, data, (PROBE, METRIC, 0)) if isinstance(row.get("weights"), list)]
     sizes = [len(row["weights"]) for row in maps]
     each = pd.DataFrame(maps, columns=["cell", "attempt", "layer", "head", "position", "value"])
@@ -66,7 +72,7 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """One map of each cell; all maps of a cell that is alone or stands out."""
+    """Draw one map per cell, or all maps of a single or highlighted cell."""
     from matplotlib.colors import PowerNorm
 
     cells = cells_to_draw(figure_data, look)
@@ -102,13 +108,16 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _mean_shared_keys(rows: pd.DataFrame) -> float:
-    """How many keys share the attention of a query, over the queries that attend to any; infinite where none does."""
+    """Return the mean number of keys that share a query's attention, over queries that attend to any.
+
+    Infinite if none does.
+    """
     keys = rows.drop_duplicates("query")["keys"]
     return float(keys[keys > 0].mean()) if (keys > 0).any() else float("inf")
 
 
 def _weight_table(rows: pd.DataFrame) -> np.ndarray:
-    """[queries, keys], NaN where a query sees no key."""
+    """Return the weights of a map as an array [queries, keys], NaN where a query sees no key."""
     size = int(max(rows["query"].max(), rows["key"].max())) + 1
     table = np.full((size, size), np.nan)
     table[rows["query"].to_numpy(dtype=int), rows["key"].to_numpy(dtype=int)] = rows["weight"]

@@ -1,4 +1,4 @@
-"""The figure `extrapolation`: perplexity of one text in windows of every length."""
+"""Figure `extrapolation`: perplexity of one text in windows of every length."""
 
 from __future__ import annotations
 
@@ -32,11 +32,15 @@ from .panels import assign_panels, draw_panels, out_of_range_note
 
 PROBE, METRIC = "extrapolation", "perplexity"
 LOG_AXIS_RATIO = 3.0
-"""Ratio of the highest and the lowest perplexity from which on the axis is logarithmic."""
+"""Ratio of the highest to the lowest perplexity from which on the axis is logarithmic."""
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Perplexity over context lengths; the frame is that of `length_frame`."""
+    """Return the perplexity over context lengths; the frame is that of `length_frame`.
+
+    Raises:
+        ReportError: No cell has perplexities.
+    """
     frame = length_frame(data, training_lengths(store, data), PROBE, METRIC)
     if frame.empty:
         raise ReportError(f"no cell of sweep {data.sweep} has perplexities of windows; evaluate with --probe {PROBE}")
@@ -54,12 +58,12 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def needs_log_axis(frame: pd.DataFrame) -> bool:
-    """Whether the perplexities need a logarithmic axis."""
+    """Return whether the perplexities span so wide a range that they need a logarithmic axis."""
     return bool(frame["value"].max() > LOG_AXIS_RATIO * frame["value"].min())
 
 
 def y_limits(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
-    """The vertical range: outliers among the cells do not flatten the rest."""
+    """Return the vertical range; outliers among the cells do not flatten the rest."""
     values, mean_values = list(frame["value"]), list(means["value"])
     if not needs_log_axis(frame):
         return robust_range(values, mean_values)
@@ -68,12 +72,13 @@ def y_limits(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """All lines in one panel, or a panel a mixer; the training length marked."""
+    """Draw all lines in one panel, or a panel per mixer, with the training length marked."""
     frame, trained = figure_data.frame, figure_data.draw_options["trained"]
     means = line_means(frame)
     low, high = y_limits(frame, means)
 
     def dress(axes: Axes, panel_rows: pd.DataFrame, last: bool) -> None:
+        """Set the scales, limits and marks of a panel."""
         drawing.length_axis(axes, list(frame["length"]), trained, room=0.5)
         if needs_log_axis(frame):
             axes.set_yscale("log")

@@ -1,4 +1,4 @@
-"""Heat maps of single cells, side by side: which cells, and how a map and its scale are drawn."""
+"""Heat maps of single cells, side by side: selection of the cells, titles, maps and their colour bar."""
 
 from __future__ import annotations
 
@@ -12,18 +12,25 @@ from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels
 
 MAX_CELLS = 12
-"""Cells that are drawn where none is asked for by name."""
+"""Largest number of cells that are drawn unless some are highlighted."""
 
 
 def title_parts(data: SweepData, cells: Iterable[str]) -> dict[str, list[str]]:
-    """By cell: its mixer, then its other levels where they vary, in words."""
+    """Return the labels of each cell by cell: its mixer, then its other levels that vary."""
     names = cell_labels(data, without=("attn_type",))
     mixers = {cell.cell_id: drawing.level_label(cell.levels["attn_type"]) for cell in data.cells}
     return {cell: [mixers[cell], *filter(None, names[cell].split(", "))] for cell in cells}
 
 
 def map_title(figure_data: FigureData, look: FigureOptions, cell: str, *, memory: bool = False) -> str:
-    """What stands above a cell's map; without its seed where a seed was not asked for. `memory`: the map is of its memory."""
+    """Return the title of a cell's map; its seed is left out unless the cell is highlighted.
+
+    Args:
+        figure_data: The figure.
+        look: Figure options.
+        cell: Id of the cell.
+        memory: Whether the map shows the cell's memory rather than its mixer.
+    """
     mixer, *levels = figure_data.draw_options["titles"][cell]
     shown_levels = [word for word in levels if cell in look.highlight or not word.startswith("seed ")]
     if memory:
@@ -34,7 +41,7 @@ def map_title(figure_data: FigureData, look: FigureOptions, cell: str, *, memory
 
 
 def first_cell_of_each(data: SweepData, measured: Iterable[str]) -> list[str]:
-    """Of each configuration the first measured cell, in the grid's order."""
+    """Return the first measured cell of each configuration, in the grid's order."""
     measured_cells = set(measured)
     of_each = (
         [cell.cell_id for cell in cells if cell.cell_id in measured_cells] for cells in data.configurations().values()
@@ -43,7 +50,7 @@ def first_cell_of_each(data: SweepData, measured: Iterable[str]) -> list[str]:
 
 
 def selection_notes(data: SweepData, measured: Iterable[str]) -> list[str]:
-    """The notes on which cells are drawn."""
+    """Return the notes on which of the measured cells are drawn."""
     cells = dict.fromkeys(measured)
     first = first_cell_of_each(data, cells)
     notes = []
@@ -55,14 +62,20 @@ def selection_notes(data: SweepData, measured: Iterable[str]) -> list[str]:
 
 
 def cells_to_draw(figure_data: FigureData, look: FigureOptions) -> list[str]:
-    """The cells to draw: those that are to stand out, else the first of each configuration."""
+    """Return the ids of the cells to draw: the highlighted ones, else the first of each configuration."""
     cells = list(dict.fromkeys(figure_data.frame["cell"]))
     highlighted = [cell for cell in cells if cell in look.highlight]
     return highlighted or list(figure_data.draw_options["first"])[:MAX_CELLS]
 
 
 def map_grid(titles: Sequence[str], each: float, more: float) -> tuple[Figure, list[Axes]]:
-    """A figure with axes for these titles, `each` inches high in the style `paper`, with `more` inches below."""
+    """Return a figure with one pair of axes per title.
+
+    Args:
+        titles: Titles of the maps.
+        each: Height of a map in inches in the style `paper`.
+        more: Additional height in inches below the maps.
+    """
     narrow = drawing.page(1.0, drawing.width_of(len(titles))).get_size_inches()[0] < drawing.NARROW_WIDTH
     columns = 2 if narrow or len(titles) == 4 else 3
     figure = drawing.page(each * drawing.rows_of(len(titles), columns) + more, drawing.width_of(len(titles)))
@@ -70,7 +83,7 @@ def map_grid(titles: Sequence[str], each: float, more: float) -> tuple[Figure, l
 
 
 def draw_heat_map(axes: Axes, table: np.ndarray, norm: Any, **more: Any) -> Any:
-    """Draw the table as `drawing.draw_heat_map` does, with small labels and no tick yet."""
+    """Draw a table as `drawing.heat` does, with small labels and without ticks, and return the image."""
     image = drawing.heat(axes, table, norm, **more)
     axes.tick_params(labelsize=drawing.size("small"))
     axes.set(xticks=[], yticks=[])
@@ -80,7 +93,15 @@ def draw_heat_map(axes: Axes, table: np.ndarray, norm: Any, **more: Any) -> Any:
 def add_colour_bar(
     figure: Figure, image: Any, label: str, ticks: Mapping[float, str], mark: float | None = None
 ) -> None:
-    """The bar of colours below all maps, with a dotted line at `mark`."""
+    """Add the colour bar below all maps, with a dotted line at `mark`.
+
+    Args:
+        figure: The figure.
+        image: Image of a map.
+        label: Label of the bar.
+        ticks: Tick labels by value.
+        mark: Value to mark; None: none.
+    """
     layout: dict[str, Any] = {"location": "bottom", "aspect": 40, "shrink": 0.7, "pad": 0.02, "ticks": list(ticks)}
     group = [axes for axes in figure.axes if axes.axison]
     bar = drawing.colour_bar(figure, group, image, label, **layout)
@@ -92,7 +113,7 @@ def add_colour_bar(
 
 
 def write_values(axes: Axes, table: np.ndarray, texts: Sequence[Sequence[str]], norm: Any) -> None:
-    """Writes the words into the squares of a map, light on dark and dark on light."""
+    """Write a text into each square of a map that has a number, light on dark and dark on light."""
     for row, column in np.ndindex(*table.shape):
         if np.isfinite(table[row, column]):
             dark = float(norm(table[row, column])) < 0.55

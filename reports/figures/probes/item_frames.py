@@ -1,4 +1,4 @@
-"""The items of a probe with their places, of the attempts that the numbers of a sweep come from."""
+"""Stored items of a probe with their positions, from the attempts that the numbers of a sweep come from."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from ..canvas.length_frames import in_grid_order
 
 
 def cell_by_attempt_of(data: SweepData, measure: Key) -> dict[int, str]:
-    """By attempt: the cell whose number of that measure it gave."""
+    """Return the cell by attempt, for the attempts that gave a cell's number of this measure."""
     values = (data.values.get((cell.cell_id, *measure)) for cell in data.cells)
     return {value.attempt_id: value.cell_id for value in values if value is not None and value.value is not None}
 
 
 def item_values_frame(store: Store, data: SweepData, measure: Key) -> pd.DataFrame:
-    """One row a place of an item: cell, attempt, item, position and value, cells in the order of the grid."""
+    """Return the item values of a measure, one row per item and position: cell, attempt, item, position and value.
+
+    Cells are in the grid's order.
+    """
     cell_by_attempt = cell_by_attempt_of(data, measure)
     columns = ["attempt", "item", "position", "value"]
     if not cell_by_attempt:
@@ -31,7 +34,10 @@ def item_values_frame(store: Store, data: SweepData, measure: Key) -> pd.DataFra
 
 
 def item_detail_rows(store: Store, data: SweepData, measure: Key) -> list[dict[str, Any]]:
-    """One dictionary a place of an item that has a detail: cell, attempt, item, position, value and what the detail says."""
+    """Return a dictionary per item and position that has a detail.
+
+    Cell, attempt, item, position, value and the detail's fields. Cells are in the grid's order.
+    """
     cell_by_attempt = cell_by_attempt_of(data, measure)
     if not cell_by_attempt:
         return []
@@ -53,7 +59,7 @@ def item_detail_rows(store: Store, data: SweepData, measure: Key) -> list[dict[s
 
 
 def longest_lengths(data: SweepData, probe: str, metric: str) -> dict[str, int]:
-    """By cell: the longest context length that is shown and at which it has a number."""
+    """Return the longest shown context length at which a cell has a number, by cell."""
     lengths = {}
     for length in data.lengths(probe, metric, unasked=True):
         for cell in cell_by_attempt_of(data, (probe, metric, length)).values():

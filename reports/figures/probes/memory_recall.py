@@ -1,4 +1,4 @@
-"""The figure `memory-recall`: how many pairs a memory holds, alone and with its network."""
+"""Figure `memory-recall`: recall over the number of stored pairs, by the memory alone and in its network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .panels import draw_panels
 
 PROBE = "memory_recall"
 PANELS = {"share": "the memory alone", "context_share": "in context"}
-"""By metric: what its panel shows."""
+"""Title of a metric's panel."""
 BAND = "95% t intervals over the heads of all layers, and over the rows in context, of a line of one cell"
 COLUMNS = ["cell", "attempt", "metric", "pairs", "chance", "value", "sd", "n"]
 NUMBERS = ["probe", "metric", "pairs", "chance", "value", "n", "low", "high"]
@@ -24,10 +24,14 @@ SHOWN = ["cell", "attempt", "configuration", *GROUP, *NUMBERS]
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Shares of keys that are answered with their own value, by number of pairs.
+    """Return the shares of keys that are answered with their own value, by number of pairs.
 
-    One row a cell, metric and number of pairs: cell, attempt, configuration, panel, first, second, line, probe, metric, pairs, chance (what
-    an answer at random gets), value, n (heads of all layers, or rows), low and high (95% t interval over these).
+    One row per cell, metric and number of pairs: cell, attempt, configuration, panel, first, second, line, probe,
+    metric, pairs,
+    chance (chance level), value, n (heads of all layers, or rows), low and high (95% t interval over these).
+
+    Raises:
+        ReportError: No cell has been measured.
     """
     frame = _frame(store, data)
     if frame.empty:
@@ -50,7 +54,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
-    """A row a cell, metric and number of pairs, from the items."""
+    """Return one row per cell, metric and number of pairs, averaged over the items."""
     parts = []
     for metric in PANELS:
         items = pd.DataFrame(item_detail_rows(store, data, (PROBE, metric, 0)))
@@ -65,7 +69,7 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
 
 
 def _with_line_groups(data: SweepData, frame: pd.DataFrame, axes: tuple[str, ...]) -> pd.DataFrame:
-    """The rows with what their cells are drawn as, and the interval of each."""
+    """Return the rows with panel, line and levels of their cells, and the interval of each."""
     levels = {cell.cell_id: [*(cell_level(cell, axis) for axis in axes), "", ""][:2] for cell in data.cells}
     half = t_half_width(frame["n"], frame["sd"])
     first, second = ([levels[cell][index] for cell in frame["cell"]] for index in (0, 1))
@@ -78,15 +82,16 @@ def _with_line_groups(data: SweepData, frame: pd.DataFrame, axes: tuple[str, ...
 
 
 def _with_pairs_as_length(frame: pd.DataFrame) -> pd.DataFrame:
-    """As lines are drawn: over the number of pairs instead of a length."""
+    """Return the rows with the number of pairs as `length`, so that helpers for lines over lengths can draw them."""
     return frame.assign(length=frame["pairs"])
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """The memory alone and in context side by side, a line a memory, and what chance scores."""
+    """Draw the memory alone and in context side by side: a line per memory, with the chance level."""
     frame = _with_pairs_as_length(figure_data.frame)
 
     def dress(axes: Axes, panel_rows: pd.DataFrame, last: bool) -> None:
+        """Set the scales and limits of a panel and draw its chance level."""
         chance = 100 * panel_rows.groupby("length")["chance"].mean()
         dotted: dict[str, Any] = {
             "color": drawing.GREY,

@@ -1,4 +1,4 @@
-"""Lines of several mixers side by side, as long as they are few, and how their panels are drawn."""
+"""Panels of lines by mixer: few lines share one panel, more get a panel per mixer."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from ..canvas.base import Axes, Figure, FigureData, FigureOptions, axes_of_lines
 from ..canvas.line_drawing import draw_lines_with_means, legend, line_styles, named_cells
 
 MAX_LINES_IN_SINGLE_PANEL = 8
-"""Lines that stand in one panel instead of a panel for each mixer."""
+"""Largest number of lines that share one panel."""
 FormatPanel = Callable[["Axes", pd.DataFrame, bool], None]
-"""dress(axes, rows, last): gives the axes of a panel, in which these rows are drawn, their scales and marks."""
+"""Function (axes, rows, last) that sets the scales and marks of the panel in which these rows are drawn."""
 
 
 def assign_panels(data: SweepData, frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """The rows with what their cells are drawn as (panel, first, second, line), and the axes of first and second: few lines in one
-    panel, which has no name, else a panel for each mixer."""
+    """Return the rows with the columns panel, first, second and line, and the axes of first and second.
+
+    Few lines share one panel with an empty name; otherwise each mixer has a panel.
+    """
     groups, axes = line_groups(data), axes_of_lines(data)
     drawn = {cell: groups[cell] for cell in dict.fromkeys(frame["cell"])}
     if (
@@ -42,7 +44,7 @@ def assign_panels(data: SweepData, frame: pd.DataFrame) -> tuple[pd.DataFrame, t
 
 
 def out_of_range_note(frame: pd.DataFrame, high: float) -> list[str]:
-    """The note on cells whose line goes beyond the axes, which end at `high`; none where none does."""
+    """Return the note on cells whose line exceeds `high`, the upper end of the axes; none if no line does."""
     count = int((frame.groupby("cell")["value"].max() > high).sum())
     return [f"Lines that leave the axes ({count}): an arrow says what they reach."] if count else []
 
@@ -51,8 +53,18 @@ def draw_panels(
     figure_data: FigureData, look: FigureOptions, frame: pd.DataFrame, means: pd.DataFrame, format_panel: FormatPanel, labels: tuple[str, str], *,
     scale: float = 1, banded: bool = False,
 ) -> Figure:  # fmt: skip
-    """A panel for each name in `panel`, its cells thin and the means of its lines (`lines_of`) thick, cells that stand out named;
-    `labels` are the words below and at the left."""
+    """Draw a panel per value of `panel`: cells thin, means of lines thick, highlighted cells labelled.
+
+    Args:
+        figure_data: The figure.
+        look: Figure options.
+        frame: Rows with the columns of `assign_panels` and `length_frame`.
+        means: Rows of `line_means`.
+        format_panel: Sets scales and marks of a panel.
+        labels: Labels below and at the left.
+        scale: Factor from values to units of the y axis.
+        banded: Whether intervals are bands rather than bars.
+    """
     names = list(dict.fromkeys(frame["panel"]))
     is_single = len(names) == 1
     figure = drawing.page(

@@ -1,4 +1,4 @@
-"""The figure `passkey`: who finds a value, by its depth in a text and the text's length."""
+"""Figure `passkey`: recall of a value by its depth in a text and the text's length."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from .item_frames import item_detail_rows
 
 PROBE, METRIC = "passkey", "digit_accuracy"
 MAX_WRITTEN_LENGTHS = 5
-"""Lengths up to which every square of a map says its number."""
+"""Largest number of lengths for which every square of a map shows its number."""
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Digits recalled by depth and context length.
+    """Return the share of recalled digits by depth and context length.
 
-    One row a cell, length and depth: cell, attempt, configuration, length, depth (share of the text before the value), trials,
-    answers, value (share of digits), exact (share of trials with every digit right), constant (what the best constant answer gets).
+    One row per cell, length and depth: cell, attempt, configuration, length, depth (share of the text before the
+    value), trials,
+    answers, value (share of digits), exact (share of trials with every digit right), constant (constant-digit
+    baseline).
+
+    Raises:
+        ReportError: No cell has been measured.
     """
     frame = _frame(store, data)
     if frame.empty:
@@ -59,6 +64,7 @@ def _count_range_text(counts: pd.Series) -> str:
 
 
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
+    """Return one row per cell, length and depth, averaged over the trials; empty if no cell has any."""
     parts = []
     for length in data.lengths(PROBE, METRIC, unasked=True):
         items = pd.DataFrame(item_detail_rows(store, data, (PROBE, METRIC, length)))
@@ -81,7 +87,7 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """A map a configuration, or a cell that is to stand out: depths downwards, lengths to the right."""
+    """Draw a map per configuration, or per highlighted cell: depths downwards, lengths to the right."""
     frame = figure_data.frame
     highlighted_rows = frame[frame["cell"].isin(look.highlight)]
     shown, by = (highlighted_rows, "cell") if len(highlighted_rows) else (frame, "configuration")
@@ -105,7 +111,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _label_axes(axes: Axes, lengths: list[int], depths: list[float], trained: int | None) -> None:
-    """Names rows and columns, and draws a line after the training length."""
+    """Label rows and columns, and draw a line after the training length."""
     shown = drawing.thin_evenly(range(len(lengths)), 4)
     axes.set_xticks(shown, [format_length(lengths[index]) for index in shown])
     rows = drawing.thin_evenly(range(len(depths)), 6)

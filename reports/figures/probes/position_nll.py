@@ -1,4 +1,4 @@
-"""The figure `position-nll`: loss by place in the document."""
+"""Figure `position-nll`: loss by position in the document."""
 
 from __future__ import annotations
 
@@ -35,15 +35,22 @@ from .panels import assign_panels, draw_panels, out_of_range_note
 
 PROBE, METRIC = "position_nll", "nats"
 POINTS_PER_OCTAVE = 8
-"""Points of an octave: runs of tokens are drawn one by one where there are fewer, as means of their tokens where there are more."""
+"""Largest number of points per octave: further runs of tokens are averaged."""
 BAND = "95% t intervals over the documents of a line of one cell, which are the same for all lines"
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Loss (nats per token) by place in the document, of each cell at the longest context length that it is measured at.
+    """Return the loss (nats per token) by position in the document.
 
-    One row a cell and place: cell, attempt, configuration, panel, first, second, line, probe, metric, length (the middle of
-    the place, in tokens from the start), start, stop, trained, value, n (documents), low and high (95% t interval over them).
+    Each cell is shown at its longest measured context length.
+
+    One row per cell and position: cell, attempt, configuration, panel, first, second, line, probe, metric, length
+    (middle of
+    the position, in tokens from the start), start, stop, trained, value, n (documents), low and high (95% t interval
+    over them).
+
+    Raises:
+        ReportError: No cell has losses by position.
     """
     trained = training_lengths(store, data)
     frame = _frame(store, data, trained)
@@ -63,7 +70,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _frame(store: Store, data: SweepData, trained: dict[str, int]) -> pd.DataFrame:
-    """The rows of `collect` without what they are drawn as."""
+    """Return the rows of `collect` without panel and line; empty if no cell has any."""
     ends = longest_lengths(data, PROBE, METRIC)
     parts = []
     for length in sorted(set(ends.values())):
@@ -86,7 +93,10 @@ def _frame(store: Store, data: SweepData, trained: dict[str, int]) -> pd.DataFra
 
 
 def _over_documents(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row a cell and point: the mean over its tokens in each document, and over documents with their interval."""
+    """Return one row per cell and point.
+
+    The mean over its tokens in each document, then over documents, with its interval.
+    """
     tokens = frame["stop"] - frame["start"]
     weighted = frame.assign(tokens=tokens, sum=tokens * frame["value"])
     each = weighted.groupby(["cell", "attempt", "point", "item"], sort=False).agg(
@@ -102,22 +112,23 @@ def _over_documents(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def complete_line_means(frame: pd.DataFrame) -> pd.DataFrame:
-    """The means of `line_means` where all cells of their line have a number: a line ends where the first of them does."""
+    """Return the means over all cells of their line: a line ends where the first of its cells does."""
     means = line_means(frame)
     return means[means["cells"] == means["of"]]
 
 
 def y_limits(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
-    """The vertical range: outliers among the cells do not flatten the rest."""
+    """Return the vertical range; outliers among the cells do not flatten the rest."""
     return robust_range(list(frame["value"]), list(means["value"]))
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """All lines in one panel, or a panel a mixer; the training length marked."""
+    """Draw all lines in one panel, or a panel per mixer, with the training length marked."""
     frame, trained = figure_data.frame, figure_data.draw_options["trained"] or None
     means = complete_line_means(frame)
 
     def dress(axes: Axes, panel_rows: pd.DataFrame, last: bool) -> None:
+        """Set the scales, limits and marks of a panel."""
         drawing.length_axis(axes, _ticks(frame), trained, room=0.1)
         axes.set_xlim(float(frame["length"].min()) / 2**0.25, float(frame["stop"].max()) * 2**0.25)
         axes.set_ylim(*y_limits(frame, means))
@@ -129,6 +140,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _ticks(frame: pd.DataFrame) -> list[int]:
-    """Halvings of the longest document down to the first place."""
+    """Return the positions of ticks in tokens.
+
+    Repeated halves of the longest document, down to the first position.
+    """
     end, first = int(frame["stop"].max()), float(frame["length"].min())
     return [end // 2**power for power in range(int(math.log2(end / max(1.0, first))) + 1)]

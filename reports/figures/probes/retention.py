@@ -1,4 +1,4 @@
-"""The figure `retention`: how long the gates of mixers and memories keep what was read."""
+"""Figure `retention`: half-life of gated state, in mixers and memories."""
 
 from __future__ import annotations
 
@@ -29,14 +29,18 @@ from .item_frames import item_values_frame
 PROBE = "gates"
 PARTS = {"mixer": "retention", "memory": "memory"}
 SHORTEST, LONGEST = 0.1, 2.0**20
-"""Half-lives in tokens between which colours tell them apart."""
+"""Half-lives in tokens between which colours differ."""
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """What every gate leaves of what lies before a token, mean over tokens.
+    """Return the retention of every gate: the share of previous state that a token keeps, as a mean over tokens.
 
-    One row a gate: cell, attempt, part (mixer or memory), layer, head, channel, retention, half_life (tokens until half is
-    left; missing where nothing is lost).
+    One row per gate: cell, attempt, part (mixer or memory), layer, head, channel, retention, half_life (tokens until
+    half is
+    left; NaN if nothing decays).
+
+    Raises:
+        ReportError: No cell has measured gates.
     """
     frame = _frame(store, data)
     if frame.empty:
@@ -55,6 +59,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
+    """Return one row per gate, of mixers and memories."""
     parts = []
     for part, metric in PARTS.items():
         values = item_values_frame(store, data, (PROBE, metric, 0))
@@ -75,7 +80,7 @@ def _channels(data: SweepData, cell: str) -> int:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """A map for the mixer and one for the memory of each cell."""
+    """Draw a map for the mixer and one for the memory of each cell."""
     from matplotlib.colors import LogNorm
 
     cells = set(cells_to_draw(figure_data, look))
@@ -99,7 +104,10 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _draw_map(axes: Axes, rows: pd.DataFrame, norm: Any) -> Any:
-    """Layers by heads, or every head's channels, those that forget first at the left."""
+    """Draw the half-lives of a cell's gates and return the image.
+
+    Rows are layers and columns heads. For gates per channel a row is a head, its channels sorted by half-life.
+    """
     life = rows["half_life"].fillna(LONGEST).clip(SHORTEST, LONGEST)
     rows = rows.assign(life=life)
     layers = sorted(set(rows["layer"]))

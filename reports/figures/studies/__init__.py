@@ -1,7 +1,6 @@
-"""The figures of studies: a file each.
+"""Figures of studies, one file each.
 
-Reached by way of the registry in figures/__init__.py.
-Start at history.py; settings as axes are in settings.py.
-
-Nothing else imports them.
+They are loaded by way of the registry in figures/__init__.py; nothing else imports them. Start at history.py;
+settings as axes are
+in settings.py.
 """

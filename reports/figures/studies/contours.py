@@ -1,4 +1,4 @@
-"""The figure `contours`: the value over two settings at a time."""
+"""Figure `contours`: value over two settings at a time."""
 
 from __future__ import annotations
 
@@ -18,17 +18,24 @@ from ..canvas.scales import Scale, hide_overlapping_labels
 from . import settings
 
 MIN_TRIALS = 4
-"""Trials: three make a single triangle."""
+"""Least number of finished trials: three make a single triangle."""
 MAX_SETTINGS = 4
-"""Settings that are drawn against each other."""
+"""Largest number of settings that are drawn against each other."""
 BANDS = 10
 SPREAD = 0.5
-FLAT = 1e-6  # of the square of both axes, below which points lie on a line
+FLAT = 1e-6  # squared singular value below which points lie on a line
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """One row a trial that is done and pair of settings, of the first objective: number, cell, attempt, x and y (the settings),
-    x_name, y_name, x_place and y_place (how far along their axes, 0 to 1), value (shares in %), best (whether no trial is better)."""
+    """Return the value of the first objective over pairs of settings, one row per finished trial and pair.
+
+    Columns: number, cell, attempt, x and y (the settings), x_name, y_name, x_place and y_place (position along their
+    axes, 0 to
+    1), value (shares in %), best (whether no trial is better).
+
+    Raises:
+        ReportError: There are too few finished trials, or fewer than two settings vary.
+    """
     study = require_done_trials(at_common_rung(study_of(store, data)), MIN_TRIALS, "the figure contours")
     moving = study.moving()
     if len(moving) < 2:
@@ -54,6 +61,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _rows(study: Study, x: str, y: str) -> list[dict[str, Any]]:
+    """Return the rows of one pair of settings; trials without a value or one of the settings are left out."""
     scales, rows = {path: settings.scale_of(study, path) for path in (x, y)}, []
     for trial in study.done:
         positions = {path: settings.axis_position(study, path, trial.params) for path in (x, y)}
@@ -67,7 +75,7 @@ def _rows(study: Study, x: str, y: str) -> list[dict[str, Any]]:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """A panel a pair of settings, brighter where it is better."""
+    """Draw a panel per pair of settings, brighter for better values."""
     frame, scales = figure_data.frame, figure_data.draw_options["scales"]
     pairs = list(dict.fromkeys(zip(frame["x"], frame["y"], strict=True)))
     figure = drawing.page((drawing.PANEL_HEIGHT + 0.1) * drawing.rows_of(len(pairs)), drawing.width_of(len(pairs) + 1))
@@ -85,6 +93,16 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: Any, chart: Any) -> None:
+    """Draw the trials of a pair of settings, the best ones ringed.
+
+    Args:
+        axes: The panel.
+        panel_rows: Rows of the pair.
+        x: Scale of the first setting.
+        y: Scale of the second setting.
+        norm: Normalization of the values.
+        chart: Colour map.
+    """
     if not x.levels and not y.levels:
         _draw_interpolation(axes, panel_rows, norm, chart)
     across, up = (
@@ -118,10 +136,10 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: 
 
 
 def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, norm: Any, chart: Any) -> None:
-    """Colours between the trials, where these span a plane."""
+    """Draw colours between the trials by linear interpolation; nothing if the trials lie on a line."""
     from matplotlib.tri import Triangulation
 
-    # trials at one place are one point
+    # trials at the same position are averaged
     points = panel_rows.groupby(["x_place", "y_place"], as_index=False)["value"].mean()
     coordinates = points[["x_place", "y_place"]].to_numpy()
     if len(points) < 3 or np.linalg.svd(coordinates - coordinates.mean(0), compute_uv=False)[-1] ** 2 < FLAT:

@@ -1,4 +1,4 @@
-"""The figure `front`: the trials of a study of several objectives, and those that none beats."""
+"""Figure `front`: trials of a study of several objectives, and their Pareto front."""
 
 from __future__ import annotations
 
@@ -19,9 +19,16 @@ MAX_NAMED = 12
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """One row a trial that is done and pair of objectives: number, cell, attempt, x and y (names of the objectives), x_label,
-    y_label, x_sign, y_sign (1 where more is better, else -1), x_value, y_value (shares in %), front (whether
-    no trial is at least as good in every objective and better in one)."""
+    """Return the values of pairs of objectives, one row per finished trial and pair.
+
+    Columns: number, cell, attempt, x and y (names of the objectives), x_label, y_label, x_sign, y_sign (1 where more
+    is better,
+    else -1), x_value, y_value (shares in %), front (whether no trial is at least as good in every objective and
+    better in one).
+
+    Raises:
+        ReportError: The study has one objective, or no finished trial.
+    """
     study = study_of(store, data)
     if len(study.objectives) < 2:
         raise ReportError(
@@ -38,6 +45,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _rows(study: Study, first: int, second: int) -> list[dict[str, Any]]:
+    """Return the rows of one pair of objectives, given by index."""
     rows = []
     for trial in study.done:
         assert trial.values is not None
@@ -51,7 +59,10 @@ def _rows(study: Study, first: int, second: int) -> list[dict[str, Any]]:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """A panel a pair of objectives, every trial a mark; the front ringed, named by numbers, and of two objectives stepped."""
+    """Draw a panel per pair of objectives and a marker per trial.
+
+    The front is ringed, numbered, and stepped for one pair.
+    """
     frame = figure_data.frame
     pairs = list(dict.fromkeys(zip(frame["x"], frame["y"], strict=True)))
     figure = drawing.page(2.8, 5.2 if len(pairs) == 1 else drawing.PAGE_WIDTH)
@@ -63,6 +74,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, *, stepped: bool) -> None:
+    """Draw the trials of a pair of objectives, with the front as steps if `stepped`."""
     for side in ("x", "y"):
         sign = int(panel_rows[f"{side}_sign"].iloc[0])
         objective = objective_with_direction("maximize" if sign > 0 else "minimize")
@@ -77,7 +89,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, *, stepped: bool) -> None:
     drawing.points(axes, front["x_value"], front["y_value"], color="#0072B2", zorder=3)
     axes.plot(front["x_value"], front["y_value"], markersize=drawing.line_width(7), zorder=3.2, **RING)
     if stepped:
-        # what the front reaches: from a trial on, along x towards the worse side, nothing better in y
+        # the front's reach: from each trial towards the worse side of x, no trial is better in y
         where: Literal["pre", "post"] = "post" if int(panel_rows["x_sign"].iloc[0]) < 0 else "pre"
         look: dict[str, Any] = {"color": "#0072B2", "linewidth": drawing.line_width(0.9), "zorder": 1.5}
         axes.step(front["x_value"], front["y_value"], where=where, **look)

@@ -1,4 +1,4 @@
-"""The figure `history`: the trials of a study one after the other, and the best so far."""
+"""Figure `history`: trials of a study in their order, and the best so far."""
 
 from __future__ import annotations
 
@@ -28,9 +28,17 @@ LINE: dict[str, Any] = {"color": "#000000", "drawstyle": "steps-post"}
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """One row a trial and objective: number, cell, attempt, standing, objective, label (its words), direction, value (of a pruned
-    trial the last one of its curve, of the first objective; NaN where there is none; shares in %), so_far (the best of the trials done
-    up to this one; NaN before the first)."""
+    """Return the values of all trials, one row per trial and objective.
+
+    Columns: number, cell, attempt, standing, objective, label, direction, value (of a pruned trial the last value of
+    its curve, for the
+    first objective; NaN where there is none; shares in %), so_far (the best of the trials finished up to this one;
+    NaN
+    before the first).
+
+    Raises:
+        ReportError: No trial is finished.
+    """
     study = require_done_trials(study_of(store, data), 1, "the figure history")
     rows = [row for objective in study.objectives for row in _rows(study, objective)]
     frame = pd.DataFrame(rows).astype({"value": float, "so_far": float})
@@ -41,6 +49,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _rows(study: Study, objective: Objective) -> list[dict[str, Any]]:
+    """Return the rows of one objective, without trials that are only proposed."""
     rows, so_far = [], math.nan
     finished = {trial.number for trial in study.done}
     for trial in study.trials:
@@ -60,6 +69,7 @@ def _rows(study: Study, objective: Objective) -> list[dict[str, Any]]:
 
 
 def _trial_value(trial: Trial, objective: Objective, finished: bool) -> float:
+    """Return the value of a trial for an objective; NaN where there is none."""
     if finished and trial.values is not None:
         return objective.shown(trial.values[objective.place])
     if trial.standing == "pruned" and trial.curve and objective.place == 0:
@@ -68,7 +78,7 @@ def _trial_value(trial: Trial, objective: Objective, finished: bool) -> float:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """A panel an objective: a mark a trial, the best so far as steps."""
+    """Draw a panel per objective: a marker per trial, and the best so far as steps."""
     frame = figure_data.frame
     names = list(dict.fromkeys(frame["objective"]))
     figure = drawing.page(2.4, 5.2 if len(names) == 1 else drawing.PAGE_WIDTH)
@@ -79,6 +89,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
+    """Draw the trials of an objective and return the legend handles by label."""
     from matplotlib.ticker import MaxNLocator
 
     with_value = panel_rows[panel_rows["value"].notna()]
@@ -98,7 +109,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
     for standing in ("diverged", "failed"):
         lost = panel_rows[panel_rows["value"].isna() & (panel_rows["standing"] == standing)]
         if len(lost):
-            # at the side that is worse, since no value is known of them
+            # at the worse edge of the axes, since they have no value
             worse = [0.0 if objective.sign > 0 else 1.0] * len(lost)
             look = {"zorder": 3, "clip_on": False, "transform": axes.get_xaxis_transform(), **STANDING_STYLES[standing]}
             handles[STANDING_LABELS[standing]] = drawing.points(axes, lost["number"], worse, **look)
@@ -114,7 +125,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _mark_out_of_range(axes: Axes, part: pd.DataFrame, ink: str) -> None:
-    """Arrows at the edges that these trials lie beyond, with the values of a few."""
+    """Draw arrows at the edges for trials outside the axes, with the values of a few."""
     low, high = axes.get_ylim()
     for up, beyond in ((True, part[part["value"] > high]), (False, part[part["value"] < low])):
         if beyond.empty:

@@ -1,4 +1,4 @@
-"""The figure `importance`: how much each setting of a study accounts for."""
+"""Figure `importance`: share of the variance that each setting of a study accounts for."""
 
 from __future__ import annotations
 
@@ -13,16 +13,26 @@ from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 
-ROW = 0.24  # inches of height that a setting gets
+ROW = 0.24  # inches, height of a setting's bar
 CHANCE = "what chance stays below, 19 times of 20"
 
 
 def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> FigureData:
-    """One row an objective and setting that differs between trials, the most important first: objective, words, setting, name
-    (short), share (in %; those of an objective sum to 100), chance (in %: below it are 95% when values are dealt to the trials by
-    chance), sure (whether it is above).
+    """Return the importance of the settings that vary, one row per objective and setting.
 
-    `evaluator` is fanova or ped-anova, as a figure that was written says; None: what this machine has.
+    The most important setting of an objective comes first. Columns: objective, words, setting, name (short), share
+    (in %; those of an
+    objective sum to 100), chance (in %: the 95th percentile under random permutation of the values), sure (whether
+    the share
+    is above it).
+
+    Args:
+        store: The database.
+        data: The sweep.
+        evaluator: "fanova" or "ped-anova", as a written figure records it; None: the one that this machine has.
+
+    Raises:
+        ReportError: There are too few finished trials or settings that vary, or the evaluator is not available.
     """
     study = require_done_trials(at_common_rung(study_of(store, data)), LEAST, "the figure importance")
     moving = study.moving()
@@ -68,7 +78,7 @@ def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> F
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """A panel an objective, a bar a setting, in each what chance alone gives."""
+    """Draw a panel per objective: a bar per setting, with the level of chance in each."""
     frame = figure_data.frame
     names = list(dict.fromkeys(frame["objective"]))
     rows = int(frame.groupby("objective").size().max())
@@ -82,10 +92,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> None:
+    """Draw the bars of an objective and their chance levels; an arrow stands for one beyond the axis."""
     heights = range(len(panel_rows))
     inks = ["#0072B2" if sure else "#a9cbe2" for sure in panel_rows["sure"]]
     axes.barh(heights, panel_rows["share"], height=0.62, color=inks, zorder=2)
-    # those beyond the axis last
+    # markers beyond the axis are drawn last
     for at, height in sorted(zip(panel_rows["chance"], heights, strict=True), key=lambda pair: pair[0] > 100):
         marker, size, edge = ("|", 9.0, 1.6) if at <= 100 else (">", 4.0, None)
         how: dict[str, Any] = {"markersize": size} | ({"markeredgewidth": edge} if edge else {})

@@ -1,4 +1,4 @@
-"""The figure `parallel`: every trial as a line through its settings to its value."""
+"""Figure `parallel`: every trial as a line through its settings to its value."""
 
 from __future__ import annotations
 
@@ -28,15 +28,23 @@ from .settings import (
 )
 
 MIN_TRIALS = 2
-SPREAD = 0.2  # of the room of a level, over which lines through it are spread
+SPREAD = 0.2  # share of a level's space over which lines through it are spread
 EACH = 0.62
-"""Inches of width that an axis takes at least at the letters of the style `paper`; of more axes the page is no wider."""
+"""Least width of an axis in inches at the font size of the style `paper`; with more axes the page does not grow."""
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """One row a trial that is done and axis, settings first and objectives last: number, cell, attempt, axis (path of the setting, or
-    objective), name (as it is written there), text (what the trial has there), share (how far up the axis it is, 0 to 1; NaN where an earlier
-    trial did not have that setting), value (of the first objective, shares in %), best (whether no trial is better)."""
+    """Return the settings and values of finished trials, one row per trial and axis.
+
+    Axes are the settings first and the objectives last. Columns: number, cell, attempt, axis (path of the setting, or
+    objective), name
+    (label), text (value of the trial there), share (position on the axis, 0 to 1; NaN where an earlier trial lacks
+    the
+    setting), value (of the first objective, shares in %), best (whether no trial is better).
+
+    Raises:
+        ReportError: There are too few finished trials.
+    """
     study = require_done_trials(at_common_rung(study_of(store, data)), MIN_TRIALS, "the figure parallel")
     scales = {path: scale_of(study, path) for path in study.search.ranges}
     scales |= {objective.name: _value_scale(study, objective) for objective in study.objectives}
@@ -56,6 +64,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _value_scale(study: Study, objective: Objective) -> Scale:
+    """Return the axis of an objective, over the range of its values without outliers."""
     values = [objective.shown(trial.values[objective.place]) for trial in study.done if trial.values is not None]
     low, high = value_range(values, objective)
     value_scale = scale_for_values([low, high])
@@ -63,6 +72,13 @@ def _value_scale(study: Study, objective: Objective) -> Scale:
 
 
 def _rows(study: Study, trial: Trial, scales: dict[str, Scale]) -> list[dict[str, Any]]:
+    """Return the rows of one trial.
+
+    Args:
+        study: The study.
+        trial: A finished trial.
+        scales: Scale by axis.
+    """
     assert trial.values is not None
     trial_fields = trial_row(study, trial)
     value = study.objectives[0].shown(trial.values[0])
@@ -74,7 +90,7 @@ def _rows(study: Study, trial: Trial, scales: dict[str, Scale]) -> list[dict[str
         rows.append(trial_fields | {"axis": path, "name": study.names[path], "text": text, "share": share})
     for objective in study.objectives:
         trial_value = objective.shown(trial.values[objective.place])
-        # what is far worse than the rest ends at the edge: its number is in the frame
+        # a far worse value is drawn at the edge; the frame has its number
         share = min(1.0, max(0.0, scales[objective.name].share(trial_value)))
         rows.append(
             trial_fields
@@ -84,7 +100,10 @@ def _rows(study: Study, trial: Trial, scales: dict[str, Scale]) -> list[dict[str
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Upright axes side by side; the better a trial the brighter and the further in front, those that none beats thick."""
+    """Draw parallel axes: the better a trial, the brighter and the further in front.
+
+    Trials that none beats are thick.
+    """
     from matplotlib.collections import LineCollection
 
     frame, scales = figure_data.frame, figure_data.draw_options["scales"]
@@ -106,7 +125,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         trials = ranked[ranked["best"] == best]
         lines, inks = [ways[number] for number in trials["number"]], [chart(norm(value)) for value in trials["value"]]
         if best:
-            # an edge keeps bright lines apart from the paper and from each other
+            # a dark edge separates bright lines from the paper and from each other
             lines = [line for line in lines for _ in range(2)]
             inks = [ink for ink_of_trial in inks for ink in ("#000000", ink_of_trial)]
         widths = [drawing.line_width(width + 1.0 * (best and index % 2 == 0)) for index in range(len(lines))]
@@ -121,6 +140,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _draw_frame(axes: Axes, names: list[str], scales: list[Scale]) -> None:
+    """Draw the upright axes with their names above and tick labels at their left."""
     axes.set_xlim(-0.35, len(names) - 0.65)
     axes.set_ylim(-0.06, 1.06)
     drawing.bare(axes)
@@ -141,7 +161,7 @@ def _draw_frame(axes: Axes, names: list[str], scales: list[Scale]) -> None:
 
 
 def folded(name: str, most: int) -> str:
-    """The name in lines of about so many letters, broken where a word of it ends."""
+    """Return the name in lines of about `most` characters, broken at the ends of its words."""
     lines = [""]
     for part in re.findall(r"[^_. ]*[_. ]?", name):
         if lines[-1] and len(lines[-1]) + len(part.rstrip()) > most:

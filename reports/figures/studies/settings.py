@@ -1,4 +1,4 @@
-"""Settings of a study as axes, and what its figures have in common."""
+"""Settings of a study as axes, and helpers that its figures share."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..canvas.line_drawing import robust_range
 from ..canvas.scales import Scale, short_numbers
 
 RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none", "markeredgecolor": "#000000"}
-"""What stands around a trial that none beats."""
-MAX_LABEL_CHARS = 34  # letters of an upright label's line
+"""Style of the ring around a trial that none beats."""
+MAX_LABEL_CHARS = 34  # characters per line of an upright label
 FULL_SIZE_TRIALS = 80
-"""Trials, of more than which each is drawn the smaller the more they are."""
+"""Number of trials beyond which markers shrink as the number grows."""
 MAX_INTEGER_TICKS = 6
-"""Whole numbers of a range up to which each has its tick."""
+"""Largest number of integers of a range that all have a tick."""
 
 
 def scale_of(study: Study, path: str) -> Scale:
-    """The axis of a setting: all that is searched, and what earlier trials had besides."""
+    """Return the axis of a setting: its search range, extended to values of earlier trials."""
     from ....results.studies.search import Interval
 
     search_range = study.search.ranges[path]
@@ -40,7 +40,15 @@ def scale_of(study: Study, path: str) -> Scale:
 
 
 def axis_position(study: Study, path: str, params: Mapping[str, Any]) -> float:
-    """Where a trial stands on the axis of a setting: the number itself, or the place of the level; NaN where it has none."""
+    """Return the position of a trial on the axis of a setting: its number, or the index of its level.
+
+    NaN if it has none.
+
+    Args:
+        study: The study.
+        path: The setting.
+        params: Settings of the trial.
+    """
     from ....results.studies.search import Interval
 
     if path not in params:
@@ -56,21 +64,25 @@ def _number(value: Any) -> float | None:
 
 
 def value_range(values: Sequence[float], objective: Objective) -> tuple[float, float]:
-    """A range of values that a few far out do not flatten; the better half is always in it."""
+    """Return a range of the values that a few outliers do not flatten; the better half is always inside."""
     ranked = sorted(values, key=lambda value: -objective.sign * value)
     low, high = robust_range(values, ranked[: max(1, (len(ranked) + 1) // 2)])
     return low, high
 
 
 def colours(objective_sign: int) -> Any:
-    """A colour map in which brighter is better."""
+    """Return the colour map in which brighter is better.
+
+    Args:
+        objective_sign: 1 if more is better, else -1.
+    """
     from matplotlib import colormaps
 
     return colormaps[drawing.COLOUR_MAP if objective_sign > 0 else f"{drawing.COLOUR_MAP}_r"]
 
 
 def colour_bar(figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any, label: str) -> None:
-    """A strip that says which colour is which value, right of these axes."""
+    """Draw a colour bar of values at the right of these axes."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.ticker import MaxNLocator
 
@@ -92,7 +104,7 @@ def colour_bar(figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any,
 
 
 def wrap_vertical_label(label: str) -> str:
-    """The label of an upright axis, in two lines, or three where it is long."""
+    """Return the label of an upright axis, broken into two lines, or three if it is long."""
     text, bracket, better = label.rpartition(" (")
     if len(text) > MAX_LABEL_CHARS:
         text = "\n".join(part for part in (text.rpartition(", ")[0], text.rpartition(", ")[2]) if part)
@@ -100,17 +112,20 @@ def wrap_vertical_label(label: str) -> str:
 
 
 def marker_scale(count: int) -> float:
-    """By how much marks and lines of so many trials are smaller than those of a few."""
+    """Return the factor, 0.35 to 1, by which markers and lines of `count` trials shrink."""
     return max(0.35, min(1.0, (FULL_SIZE_TRIALS / max(1, count)) ** 0.5))
 
 
 def ring_label(study: Study) -> str:
-    """What a ring says of a trial."""
+    """Return the legend label of a ring: "best trial", or "Pareto front" with several objectives."""
     return "best trial" if len(study.objectives) == 1 else "Pareto front"
 
 
 def level_offset(scale: Scale, number: int, spread: float) -> float:
-    """Return how far beside its level the mark of a trial stands, of a room of `spread`; the same every time, of a number nothing."""
+    """Return the offset of a trial's marker from its level, within a width of `spread`; 0 on an axis of numbers.
+
+    It depends on the trial's number alone, so that it is the same in every drawing.
+    """
     return spread * ((number * 0.6180339887498949 + 0.5) % 1 - 0.5) if scale.levels else 0.0
 
 
@@ -120,11 +135,11 @@ def trial_row(study: Study, trial: Trial) -> dict[str, Any]:
 
 
 def objective_with_direction(direction: str) -> Objective:
-    """Return an objective of that direction, for what asks of one no more than that."""
+    """Return an objective without a name, for functions that need nothing but its direction."""
     return Objective(place=0, name="", direction=direction)
 
 
 def padded_range(low: float, high: float, part: float = 0.08) -> tuple[float, float]:
-    """The range with room at both ends."""
+    """Return the range extended at both ends by the share `part` of its length."""
     more = part * (high - low) or 0.05 * abs(high) or 1.0
     return low - more, high + more

@@ -1,4 +1,4 @@
-"""The figure `slices`: the value of every trial over each setting that was searched."""
+"""Figure `slices`: value of every trial over each searched setting."""
 
 from __future__ import annotations
 
@@ -17,16 +17,22 @@ from . import settings
 
 MIN_TRIALS = 2
 MAX_COLUMNS = 4
-"""Panels side by side."""
+"""Largest number of panels side by side."""
 TRIAL_COLOURS = ("later", "#cfe3f1", "#0072B2", "#00263d")
-"""The name of the colour map of trials, and its colours from the first trial to the last."""
-SPREAD = 0.5  # of the room of a level, over which its trials are spread
+"""Name of the colour map of trials, and its colours from the first trial to the last."""
+SPREAD = 0.5  # share of a level's space over which its trials are spread
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """One row a trial that is done, setting and objective: number, cell, attempt, objective, label (its words), direction, value
-    (shares in %), setting, name (of the setting, short), level (as text), place (on the axis: the number, or the place of the
-    level), best (whether no trial is better)."""
+    """Return the values of finished trials, one row per trial, setting and objective.
+
+    Columns: number, cell, attempt, objective, label, direction, value (shares in %), setting, name (of the setting,
+    short), level (as
+    text), place (position on the axis: the number, or the index of the level), best (whether no trial is better).
+
+    Raises:
+        ReportError: There are too few finished trials.
+    """
     study = require_done_trials(at_common_rung(study_of(store, data)), MIN_TRIALS, "the figure slices")
     rows = [
         row for objective in study.objectives for path in study.search.ranges for row in _rows(study, objective, path)
@@ -43,6 +49,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _rows(study: Study, objective: Objective, path: str) -> list[dict[str, Any]]:
+    """Return the rows of one objective and setting; trials without the setting are left out."""
     rows = []
     for trial in study.done:
         position = settings.axis_position(study, path, trial.params)
@@ -56,13 +63,16 @@ def _rows(study: Study, objective: Objective, path: str) -> list[dict[str, Any]]
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """A panel a setting and objective; the later a trial the darker its mark, those that none beats ringed."""
+    """Draw a panel per setting and objective: the later a trial, the darker its marker.
+
+    Trials that none beats are ringed.
+    """
     frame = figure_data.frame
     objectives, paths = (list(dict.fromkeys(frame[name])) for name in ("objective", "setting"))
     figure = drawing.page(1.0, drawing.width_of(max(2, len(paths))))
     narrow = figure.get_figwidth() < drawing.NARROW_WIDTH
     if len(objectives) > 1 and (narrow or len(paths) > MAX_COLUMNS):
-        # a row a setting, so that those of an objective stand one below the other
+        # one row per setting, so that panels of the same objective are below each other
         pairs = [(objective, path) for path in paths for objective in objectives]
         columns = min(len(objectives), 2 if narrow else 3)
     else:
@@ -86,7 +96,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _panel_columns(panels: int, narrow: bool) -> int:
-    """How many of so many panels stand in a row: as leaves the fewest places empty, rather more."""
+    """Return the number of panels per row that leaves the fewest empty positions."""
     if narrow:
         return min(2, panels)
     return (
@@ -97,7 +107,7 @@ def _panel_columns(panels: int, narrow: bool) -> int:
 
 
 def _y_limits(objective_rows: pd.DataFrame) -> tuple[float, float]:
-    """The range of values that all panels of an objective have."""
+    """Return the range of values that all panels of an objective share."""
     objective = settings.objective_with_direction(str(objective_rows["direction"].iloc[0]))
     return settings.padded_range(
         *settings.value_range(list(objective_rows.drop_duplicates("number")["value"]), objective)
@@ -105,6 +115,15 @@ def _y_limits(objective_rows: pd.DataFrame) -> tuple[float, float]:
 
 
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, scale: Scale, norm: Any, limits: tuple[float, float]) -> None:
+    """Draw the trials of an objective over a setting; values outside the limits are arrows at the edge.
+
+    Args:
+        axes: The panel.
+        panel_rows: Rows of the panel.
+        scale: Scale of the setting.
+        norm: Normalization of the trials' numbers.
+        limits: Range of values.
+    """
     positions = panel_rows["place"] + [
         settings.level_offset(scale, int(number), SPREAD) for number in panel_rows["number"]
     ]
