@@ -317,7 +317,7 @@ def mean_curves(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataF
             {key: np.interp(grid, curve[0], curve[1], np.nan, np.nan) for key, curve in curves.items()}, index=grid
         )
         if x != "tokens":
-            table = table.dropna()  # else its steps would be those of cells that end
+            table = table.dropna()  # otherwise the mean would jump wherever a cell ends
         each = table.T.groupby([configuration for configuration, _ in curves]).mean().T
         spread = each.std(axis=1) if each.shape[1] > 1 else table.std(axis=1)
         columns = {"first": first, "second": second, x: table.index, "value": each.mean(axis=1).to_numpy()}

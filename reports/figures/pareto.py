@@ -152,7 +152,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     width = figure.get_size_inches()[0]
     across = 2 if width / look.scale >= MIN_SIDE_BY_SIDE_WIDTH else 1
     if across == 1:
-        # one below the other: names beside points need room
+        # stacked panels, since labels next to points need width
         figure.set_size_inches(width, STACKED_PANEL_HEIGHT * len(names) * look.scale)
     several = any(rest != "" for rest in frame["rest"])
     for axes, quality in zip(drawing.panels(figure, [""] * len(names), columns=across), names, strict=True):

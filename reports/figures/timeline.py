@@ -59,7 +59,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         # an attempt that died before it reported its GPU is shown with the others of its host
         gpu = (provenance.gpu_name or provenance.device) if provenance else hosts.get(started.host, "")
         start = (started.started_at - first).total_seconds()
-        # a running attempt is drawn up to the last sign of life
+        # a running attempt is drawn up to its last heartbeat
         end = max(start, ((started.finished_at or started.heartbeat_at) - first).total_seconds())
         lanes = busy.setdefault((started.host, gpu), [])
         lane = next((index for index, free in enumerate(lanes) if free <= start), len(lanes))

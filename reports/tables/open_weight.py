@@ -129,7 +129,7 @@ def _published_rows(store: Store, columns: Sequence[Column]) -> list[TableRow]:
         if not any((cell.cell_id, *NEEDLE, length) in data.values for length in paper.LENGTHS):
             continue
         facts = published_facts(home, cell.cell_id)
-        # attempts of a temporary database mean nothing in ours
+        # the attempts belong to a temporary database and have no meaning in this one
         entries = (
             replace(entry, origins=((cell.cell_id, None),))
             for entry in (measured_entry(data, [cell], c) for c in columns)

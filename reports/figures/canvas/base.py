@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
     from matplotlib.figure import Figure as Figure
 else:
-    # names for annotations: matplotlib is imported when something is drawn
+    # stand-ins for annotations: matplotlib is imported only when something is drawn
     Axes = Figure = Any
 
 LINE_AXES = ("memory", "window")

@@ -30,12 +30,12 @@ COLOUR_MAP = "cividis"
 """Colour map of heat maps: its lightness rises monotonically, so that colour-blind readers see the same order."""
 MISSING = "#e8e2da"  # colour of a missing number in a heat map
 FAINT, GREY = "#b8b8b8", "#707070"
-PANEL_HEIGHT = 2.0  # inches of height that a row of panels gets
-PAGE_WIDTH = 7.2  # inches of a page between its margins
+PANEL_HEIGHT = 2.0  # inches, height of a row of panels
+PAGE_WIDTH = 7.2  # inches, width of a page between its margins
 MAX_TICKS = 7
 POSITION_DECIMALS = 9  # decimals of a position, as a share of the figure's size
-NARROW_WIDTH = 5.0  # inches of width below which panels stand over each other
-MIN_PANEL_WIDTH = 0.95  # inches of width that a panel gets at least, at the letters of the style `paper`
+NARROW_WIDTH = 5.0  # inches, width of a figure below which panels are stacked
+MIN_PANEL_WIDTH = 0.95  # inches, least width of a panel at the font size of the style `paper`
 
 BACKING = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.4}
 """Box that keeps text readable over lines; an outline would turn text into paths, which nobody can edit or search."""
@@ -87,7 +87,7 @@ _SHARED: dict[str, Any] = {
     "legend.frameon": False,
     "legend.handlelength": 3.2,
     "svg.hashsalt": "atma-sweep",
-    # letters, which a reader can search, and a drawing program can edit
+    # text as text, which a reader can search and a drawing program can edit
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
 }
@@ -278,7 +278,7 @@ def panels(figure: Figure, titles: Sequence[str], *, columns: int = 3, **sharing
             add_panel_letter(axes, index)
     for index in range(len(titles), len(flat)):
         flat[index].set_axis_off()
-        # the panel above has none below it that would carry its labels
+        # the panel above has no panel below that would carry its labels
         flat[index - across].tick_params(labelbottom=True)
     return flat[: len(titles)]
 

@@ -14,10 +14,10 @@ from .base import Axes, FigureData, FigureOptions
 from .length_frames import count_fewer
 
 MAX_MARK_SHIFT = 0.2  # octaves, largest shift between the markers of two lines
-MEAN_ZORDER = 3  # the height (zorder) from which on lines are means or named cells
+MEAN_ZORDER = 3  # zorder from which on lines are means or highlighted cells
 NEAR_RANGE_SHARE = 0.06  # share of the robust range by which values outside it are still shown
 MARKS_PER_LINE = 6  # approximate number of markers on a line of many points
-MAX_LISTED = 3  # values of outliers told one by one
+MAX_LISTED = 3  # values of outliers that are listed one by one
 OVER_LINES: dict[str, Any] = {"zorder": 6, "bbox": drawing.BACKING, "linespacing": 1.0}
 TOTAL_MARK_SPREAD = 0.66  # octaves that the markers of all lines together span at one length
 

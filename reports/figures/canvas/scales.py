@@ -36,7 +36,7 @@ class Scale:
     low: float = 0.0
     high: float = 1.0
     log: bool = False
-    whole_numbers: bool = False
+    integers_only: bool = False
     """True if only integers are on it."""
     levels: tuple[str, ...] = ()
     at: tuple[float, ...] = ()
@@ -60,7 +60,7 @@ class Scale:
             return {tick: tick_label(tick) for tick in self.at}
         return {
             tick: tick_label(tick)
-            for tick in round_numbers(self.low, self.high, log=self.log, whole_numbers=self.whole_numbers, most=most)
+            for tick in round_numbers(self.low, self.high, log=self.log, integers_only=self.integers_only, most=most)
         }
 
     def apply_to_axis(self, axes: Axes, which: str, most: int = MAX_TICKS) -> None:
@@ -91,7 +91,7 @@ def scale_for_values(numbers: Sequence[float]) -> Scale:
         low,
         high,
         log=low > 0 and high >= WIDE * low,
-        whole_numbers=all(float(number).is_integer() for number in numbers),
+        integers_only=all(float(number).is_integer() for number in numbers),
     )
 
 
@@ -112,7 +112,7 @@ def short_numbers(axis: Any) -> None:
 
 
 def round_numbers(
-    low: float, high: float, *, log: bool = False, whole_numbers: bool = False, most: int = MAX_TICKS
+    low: float, high: float, *, log: bool = False, integers_only: bool = False, most: int = MAX_TICKS
 ) -> list[float]:
     """Return round numbers from `low` to `high`: three to `most` if there are as many, else both ends.
 
@@ -124,13 +124,13 @@ def round_numbers(
         most: Maximum number of ticks.
     """
     if log and low > 0:
-        ticks = _logarithmic_ticks(low, high, whole_numbers, most)
+        ticks = _logarithmic_ticks(low, high, integers_only, most)
         if len(ticks) >= MIN_TICKS:
             return ticks
-    return _even_ticks(low, high, whole_numbers, most) or sorted({low, high})
+    return _even_ticks(low, high, integers_only, most) or sorted({low, high})
 
 
-def _logarithmic_ticks(low: float, high: float, whole_numbers: bool, most: int) -> list[float]:
+def _logarithmic_ticks(low: float, high: float, integers_only: bool, most: int) -> list[float]:
     """Return round numbers in equal logarithmic steps, the widest step that gives at least three; [] if none does."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     best: list[float] = []
@@ -139,7 +139,7 @@ def _logarithmic_ticks(low: float, high: float, whole_numbers: bool, most: int) 
         powers = [power for power in range(first, last + 1) if power % step == 0]
         every = [float(f"{multiple}e{power}") for power in powers for multiple in multiples]
         in_range = [
-            tick for tick in every if _is_in_range(tick, low, high) and (not whole_numbers or tick.is_integer())
+            tick for tick in every if _is_in_range(tick, low, high) and (not integers_only or tick.is_integer())
         ]
         if len(in_range) >= MIN_TICKS and (len(in_range) <= most or not best):
             return in_range
@@ -147,7 +147,7 @@ def _logarithmic_ticks(low: float, high: float, whole_numbers: bool, most: int) 
     return []
 
 
-def _even_ticks(low: float, high: float, whole_numbers: bool, most: int) -> list[float]:
+def _even_ticks(low: float, high: float, integers_only: bool, most: int) -> list[float]:
     """Return equidistant round numbers, the widest step that gives at least three; [] if none does."""
     span = high - low
     if span <= 0:
@@ -155,7 +155,7 @@ def _even_ticks(low: float, high: float, whole_numbers: bool, most: int) -> list
     for power in range(math.floor(math.log10(span)), math.floor(math.log10(span)) - 3, -1):
         for step in (5.0, 2.0, 1.0):
             each = step * 10.0**power
-            if whole_numbers and each < 1:
+            if integers_only and each < 1:
                 return [float(tick) for tick in range(math.ceil(low), math.floor(high) + 1)]
             start, end = math.ceil(low / each - 1e-9), math.floor(high / each + 1e-9)
             if end - start + 1 >= MIN_TICKS:

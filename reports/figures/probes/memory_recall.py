@@ -36,7 +36,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = _frame(store, data)
     if frame.empty:
         raise ReportError(f"no cell of sweep {data.sweep} has been asked what it holds; evaluate with --probe {PROBE}")
-    # memories first, whatever else tells lines apart
+    # the figure compares memories, so they distinguish lines first
     ranked = ("memory", "attn_type", "window", *data.extra_axes(), "distractor", "reg_mode")
     axes = tuple(axis for axis in ranked if len(data.levels(axis)) > 1)[:2]
     frame = _with_line_groups(data, frame, axes)

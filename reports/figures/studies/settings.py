@@ -36,7 +36,7 @@ def scale_of(study: Study, path: str) -> Scale:
     step = search_range.step or (1 if search_range.whole else 0)
     count = round((search_range.high - search_range.low) / step) + 1 if step else MAX_INTEGER_TICKS + 1
     at = tuple(float(search_range.low + index * step) for index in range(count)) if count <= MAX_INTEGER_TICKS else ()
-    return Scale(low, high, log=search_range.log, whole_numbers=search_range.whole, at=at)
+    return Scale(low, high, log=search_range.log, integers_only=search_range.whole, at=at)
 
 
 def axis_position(study: Study, path: str, params: Mapping[str, Any]) -> float:

@@ -97,8 +97,8 @@ class TestTicks:
         assert round_numbers(0.003, 0.1, log=True) == [0.003, 0.01, 0.03, 0.1]
         assert round_numbers(1e-6, 1e3, log=True) == [1e-6, 1e-3, 1, 1000]
         assert round_numbers(0, 1) == [0, 0.5, 1]
-        assert round_numbers(4, 8, whole_numbers=True) == [4, 6, 8]
-        assert round_numbers(2, 3, whole_numbers=True) == [2, 3]
+        assert round_numbers(4, 8, integers_only=True) == [4, 6, 8]
+        assert round_numbers(2, 3, integers_only=True) == [2, 3]
         assert round_numbers(5, 5) == [5]
         assert (
             scale_for_values([1, 2, 64]).log,
@@ -117,7 +117,7 @@ class TestTicks:
         if whole:
             low, high = math.floor(low), math.ceil(high)
             log = log and low > 0
-        ticks = round_numbers(low, high, log=log, whole_numbers=whole)
+        ticks = round_numbers(low, high, log=log, integers_only=whole)
         assert ticks == sorted(set(ticks))
         assert all(low - 1e-6 * abs(low) - 1e-12 <= tick <= high * (1 + 1e-6) for tick in ticks)
         assert 1 <= len(ticks) <= 9
