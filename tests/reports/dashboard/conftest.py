@@ -25,16 +25,16 @@ def printed_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Callable[..., Any]]:
     """Opens an address in a page of its own; at the end, nothing was said on the console and nothing was asked for."""
-    contexts, said, asked = [], [], []
+    contexts, messages, requests = [], [], []
 
     def go(address: str, *, width: int = 1280, height: int = 1700, **options: Any) -> Any:
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(60_000)
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url.partition("#")[0]))
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url.partition("#")[0]))
         # the table of cells, unless the address says otherwise
         page.goto(address if "#" in address else f"{address}#tab=cells")
         page.wait_for_selector("html[data-ready]")
@@ -43,6 +43,6 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
     yield go
     for context in contexts:
         context.close()
-    assert said == []
-    assert {url.split(":")[0] for url in asked} == {"file"}
-    assert len(set(asked)) == 1
+    assert messages == []
+    assert {url.split(":")[0] for url in requests} == {"file"}
+    assert len(set(requests)) == 1

@@ -44,7 +44,7 @@ def read_series(data: bytes, count: int) -> tuple[LossSeries, bytes]:
 
     def column(size: int, kind: str) -> list[float]:
         nonlocal data
-        planes = [data[place * count : (place + 1) * count] for place in range(size)]
+        planes = [data[index * count : (index + 1) * count] for index in range(size)]
         data = data[size * count :]
         return [struct.unpack(f"<{kind}", bytes(plane[i] for plane in planes))[0] for i in range(count)]
 
@@ -75,17 +75,19 @@ def curved(store: Store) -> Store:
 
 
 @pytest.mark.thorough
-def test_a_needle_number_is_explained_by_what_a_constant_answer_scores(printed_page: Path) -> None:
+def test_needle_definition_names_constant_digit_baseline(printed_page: Path) -> None:
     page = Page(printed_page.read_text())
     core = page.core()
-    told = {key["definition"] for key in core["keys"] if (key["probe"], key["metric"]) == ("needle", "digit_accuracy")}
-    assert all(words.endswith("A trivial answer scores 17.5%.") for words in told)
-    assert told
+    definitions = {
+        key["definition"] for key in core["keys"] if (key["probe"], key["metric"]) == ("needle", "digit_accuracy")
+    }
+    assert all(definition.endswith("A trivial answer scores 17.5%.") for definition in definitions)
+    assert definitions
     assert [chart["hint"] for chart in core["charts"] if chart["probe"] == "needle"] == [
         "Needle digits right, in %: the same digit everywhere: 17.5; a guess: 10."
     ]
-    how = {one["heading"]: one["how"] for one in page.block("answer")["best"]["measures"]}
-    assert [heading for heading, words in how.items() if "the same digit everywhere: 17.5" in words] == ["Ndl@64K"]
+    how = {measure["heading"]: measure["how"] for measure in page.block("answer")["best"]["measures"]}
+    assert [heading for heading, text in how.items() if "the same digit everywhere: 17.5" in text] == ["Ndl@64K"]
 
 
 def test_numbers_are_those_of_table_6_and_of_the_store(curved: Store) -> None:
@@ -97,17 +99,17 @@ def test_numbers_are_those_of_table_6_and_of_the_store(curved: Store) -> None:
     assert best == set(table.best)
     count = 0
     for cell in core["cells"]:
-        known = {(v.probe, v.metric, v.length): v for v in curved.measurements(cell["id"])}
+        measured = {(v.probe, v.metric, v.length): v for v in curved.measurements(cell["id"])}
         for key, value, n, low, high, attempt, reason in cell["values"]:
-            about = core["keys"][key]
-            true = known.pop((about["probe"], about["metric"], about["length"]))
-            if about["metric"] == "digit_accuracy":
+            key_facts = core["keys"][key]
+            true = measured.pop((key_facts["probe"], key_facts["metric"], key_facts["length"]))
+            if key_facts["metric"] == "digit_accuracy":
                 # as it was stored, it counted 80 digits: those of 16 trials
                 assert (low, high) == pytest.approx(proportion_confint(16 * value, 16, method="wilson"))
                 low, high = true.low, true.high
             assert (value, n, low, high, attempt, reason) == (true.value, true.n, true.low, true.high, true.attempt_id, true.reason)  # fmt: skip
             count += 1
-        assert cell["state"] == "running" or not known
+        assert cell["state"] == "running" or not measured
     assert count == 14
     assert [cell["state"] for cell in core["cells"]] == ["done", "done", "running", "diverged", "new"]
 
@@ -115,13 +117,18 @@ def test_numbers_are_those_of_table_6_and_of_the_store(curved: Store) -> None:
 def test_a_number_leads_to_its_attempt(curved: Store) -> None:
     core = Page(dashboard(curved, "quick")).core()
     attempt = core["tables"]["mean"]["rows"][0]["numbers"][0][5][0]
-    told = core["attempts"][str(attempt)]
-    assert (told["commit"], told["dirty"], told["gpu"], told["host"]) == ("abc123", True, "NVIDIA H200", "here")
+    attempt_facts = core["attempts"][str(attempt)]
+    assert (attempt_facts["commit"], attempt_facts["dirty"], attempt_facts["gpu"], attempt_facts["host"]) == (
+        "abc123",
+        True,
+        "NVIDIA H200",
+        "here",
+    )
     stored = curved.attempt(attempt)
-    assert told["started"] == f"{stored.started_at:%Y-%m-%d %H:%M:%S} UTC"
+    assert attempt_facts["started"] == f"{stored.started_at:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def test_a_curve_comes_back_and_breaks_where_the_loss_was_not_finite(curved: Store) -> None:
+def test_packed_curve_round_trips_and_breaks_at_nan(curved: Store) -> None:
     page = Page(dashboard(curved, "quick"))
     first = page.core()["cells"][0]
     assert first["curve"]["points"] == 4
@@ -138,10 +145,10 @@ def test_a_curve_comes_back_and_breaks_where_the_loss_was_not_finite(curved: Sto
 def test_thinning_keeps_the_last_point_and_stays_below_the_limit() -> None:
     numbers = np.arange(1900.0)
     for most in (1, 7, 100, 1899, 1900, 5000):
-        kept = LossSeries(numbers, numbers, numbers).thinned(most).tokens
-        assert kept[-1] == 1899
-        assert len(kept) <= most
-        assert len(set(np.diff(kept))) <= 1
+        thinned_tokens = LossSeries(numbers, numbers, numbers).thinned(most).tokens
+        assert thinned_tokens[-1] == 1899
+        assert len(thinned_tokens) <= most
+        assert len(set(np.diff(thinned_tokens))) <= 1
     assert len(LossSeries(numbers, numbers, numbers).thinned(1900).tokens) == 1900
 
 
@@ -152,14 +159,18 @@ def test_effects_are_those_of_the_pairs(published: Store, printed_page: Path) ->
     data = load_sweep_data(published, "printed-v2")
     truth = effects(data)
     assert len(shown["rows"]) == len(truth) > 200
-    for row, one in zip(shown["rows"], truth, strict=True):
-        scale = 100 if one.measure.percent else 1
-        assert dict(zip(shown["numbers"], row["numbers"], strict=True))["Pairs"] == str(one.pairs)
-        assert row["spot"] == [None if math.isnan(v) else round(scale * v, 9) for v in (one.mean, one.low, one.high)]
-        assert (row["sure"], row["family"]) == (one.p_corrected < 0.05, one.family)
+    for row, effect in zip(shown["rows"], truth, strict=True):
+        scale = 100 if effect.measure.percent else 1
+        assert dict(zip(shown["numbers"], row["numbers"], strict=True))["Pairs"] == str(effect.pairs)
+        assert row["spot"] == [
+            None if math.isnan(v) else round(scale * v, 9) for v in (effect.mean, effect.low, effect.high)
+        ]
+        assert (row["sure"], row["family"]) == (effect.p_corrected < 0.05, effect.family)
         measure = shown["measures"][row["measure"]]
-        assert (measure["probe"], measure["metric"], measure["length"]) == (one.measure.probe, one.measure.metric, one.measure.length)  # fmt: skip
-        assert [data.cells[cell].cell_id for cell in shown["pairs"][row["pairs"]]] == [cell for cell, _ in one.origins]
+        assert (measure["probe"], measure["metric"], measure["length"]) == (effect.measure.probe, effect.measure.metric, effect.measure.length)  # fmt: skip
+        assert [data.cells[cell].cell_id for cell in shown["pairs"][row["pairs"]]] == [
+            cell for cell, _ in effect.origins
+        ]
 
 
 @pytest.mark.thorough
@@ -175,7 +186,7 @@ def test_several_seeds_are_means_and_rows_of_their_own(empty: Store) -> None:
     assert "±" in mean[0]["numbers"][0][0]
 
 
-def test_the_policy_lets_in_nothing_but_the_hashes_of_what_is_there(curved: Store) -> None:
+def test_policy_allows_only_hashes_of_page(curved: Store) -> None:
     text = dashboard(curved, "quick")
     page = Page(text)
 
@@ -217,7 +228,7 @@ def test_hostile_text_stays_data(empty: Store, make: tuple[Callable[..., Any], A
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_120_cells_with_full_curves_stay_under_5_mb_and_come_out_the_same_twice(empty: Store, tmp_path: Path) -> None:
+def test_page_of_120_cells_is_small_and_reproducible(empty: Store, tmp_path: Path) -> None:
     synthetic_sweep(empty, 120, 1900)
     path = tmp_path / "page.html"
     size = module.write_dashboard(empty, path)
@@ -230,7 +241,7 @@ def test_120_cells_with_full_curves_stay_under_5_mb_and_come_out_the_same_twice(
     assert dashboard(again).encode() == first
 
 
-def test_many_curves_are_thinned_and_the_page_is_told(empty: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_curves_are_thinned_and_counted(empty: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves_module, "CURVE_POINTS", 1000)
     synthetic_sweep(empty, 8, 300)
     page = Page(dashboard(empty))
@@ -259,9 +270,9 @@ def test_the_command_writes_the_file_and_says_where(curved: Store, tmp_path: Pat
 
 
 @pytest.mark.thorough
-def test_another_sweep_stands_beside_it_as_the_table_of_both_says(published: Store) -> None:
+def test_comparison_block_agrees_with_compare_table(published: Store) -> None:
     page = Page(dashboard(published, "printed-v1", compare="printed-v2"))
-    shown, told = page.block("beside"), page.block("answer")["beside"]
+    shown, summary = page.block("beside"), page.block("answer")["beside"]
     table = make_table("compare", published, "printed-v1", reference="printed-v2")
     headings = [measure["heading"] for measure in shown["measures"]]
     lines = [
@@ -279,18 +290,19 @@ def test_another_sweep_stands_beside_it_as_the_table_of_both_says(published: Sto
     counts = {measure["heading"]: (measure["beyond"], measure["unknown"]) for measure in shown["measures"]}
     assert set(counts.values()) == {(0, 0), (0, 100)}
     assert (
-        told["lines"][0] == "Val: 0 of 100 numbers differ by more than the known spread, where chance alone puts 5.0."
+        summary["lines"][0]
+        == "Val: 0 of 100 numbers differ by more than the known spread, where chance alone puts 5.0."
     )
-    assert told["lines"][-1] == "MFU: 100 numbers matched, none judged."
+    assert summary["lines"][-1] == "MFU: 100 numbers matched, none judged."
     core = page.core()
     for row in shown["rows"][:50]:
-        (cell,) = (core["cells"][place] for place in row["cells"])
+        (cell,) = (core["cells"][index] for index in row["cells"])
         assert [cell["axes"][axis] for axis in AXES] == row["words"]
     both = shown["effects"]["rows"][0]
     assert (both["here"]["level"], both["here"]["pairs"], both["there"]["pairs"]) == ("NoPE", 40, 40)
 
 
-def test_what_cannot_be_compared_is_said_and_not_judged(empty: Store, make: tuple[Callable[..., Any], Any]) -> None:
+def test_comparison_says_why_numbers_are_not_judged(empty: Store, make: tuple[Callable[..., Any], Any]) -> None:
     build, numbers = make
     for number, (sweep, tokenizer) in enumerate([("bytes", "byte"), ("pieces", "gpt2")]):
         cell = build(number + 1)
@@ -302,8 +314,8 @@ def test_what_cannot_be_compared_is_said_and_not_judged(empty: Store, make: tupl
         empty.finish_attempt(attempt.id, 1, "done")
     empty.record_revision("others", grid_text="x", grid_file="x", cells=[build(9, attn_type="rope")])
     page = Page(dashboard(empty, "bytes", compare="pieces"))
-    told = page.block("answer")["beside"]["lines"]
-    assert told[0] == "Not judged, since the sweeps are not of one kind: tokenizer byte instead of gpt2."
+    lines = page.block("answer")["beside"]["lines"]
+    assert lines[0] == "Not judged, since the sweeps are not of one kind: tokenizer byte instead of gpt2."
     assert {row["verdict"] for row in page.block("beside")["rows"]} == {"not judged"}
     nothing = Page(dashboard(empty, "bytes", compare="others")).block("answer")["beside"]
     assert nothing["why"] == "Sweeps bytes and others have no number of a common configuration."
@@ -322,29 +334,29 @@ def test_all_validation_losses_are_those_that_were_logged(printed_page: Path) ->
     for row in rows("curves"):
         point = (int(row["step"]) * STEP_TOKENS, float(f"{np.float32(row['val_loss']):.5g}"))
         logged.setdefault(tuple(row[axis] for axis in AXES), []).append(point)
-    found = {
-        tuple(cells[place]["axes"][axis] for axis in AXES): list(zip(shown["grids"][grid], losses, strict=True))
-        for place, grid, losses in shown["lines"]
+    losses_by_slug = {
+        tuple(cells[index]["axes"][axis] for axis in AXES): list(zip(shown["grids"][grid], losses, strict=True))
+        for index, grid, losses in shown["lines"]
     }
-    assert len(found) == 120
+    assert len(losses_by_slug) == 120
     assert len(shown["grids"]) == 1  # all were read at the same tokens
-    assert found == logged
+    assert losses_by_slug == logged
 
 
 @pytest.mark.thorough
-def test_what_to_be_careful_about_is_of_this_sweep(printed_page: Path) -> None:
+def test_caveats_of_published_sweep(printed_page: Path) -> None:
     page = Page(printed_page.read_text())
-    told = [*page.core()["care"], *page.block("answer")["care"]]
+    caveats = [*page.core()["care"], *page.block("answer")["care"]]
     values = [round(80 * float(row["needle"]) / 100) for row in rows("lengths") if row["length"] == "65536"]
     below = sum(digits <= 14 for digits in values)
-    assert f"Ndl@64K: {below} of 120 cells get no more than the best constant answer (17.5%): differences between them are not of retrieval." in told  # fmt: skip
-    assert sum("weak, discrete, zipfian weigh about a millionth" in line for line in told) == 1
-    assert sum("(n = 1)" in line for line in told) == 1
-    assert "the probability that it is: Ndl@64K 37%" in " ".join(told)
+    assert f"Ndl@64K: {below} of 120 cells get no more than the best constant answer (17.5%): differences between them are not of retrieval." in caveats  # fmt: skip
+    assert sum("weak, discrete, zipfian weigh about a millionth" in line for line in caveats) == 1
+    assert sum("(n = 1)" in line for line in caveats) == 1
+    assert "the probability that it is: Ndl@64K 37%" in " ".join(caveats)
 
 
 @pytest.mark.thorough
-def test_diverged_runs_and_uneven_seeds_are_named_with_what_they_could_do(
+def test_caveats_name_diverged_runs_and_uneven_seeds(
     empty: Store, make: tuple[Callable[..., Any], Any], run: Callable[..., None]
 ) -> None:
     build, numbers = make
@@ -353,17 +365,17 @@ def test_diverged_runs_and_uneven_seeds_are_named_with_what_they_could_do(
         cells.append(build(index, memory=("off", "on")[index % 2], reg_mode=("weak", "strong", "baseline")[index // 4], window=("off", "on")[index // 2 % 2]))  # fmt: skip
     cells.append(build(20, seed=1, memory="off", reg_mode="weak"))
     empty.record_revision("some", grid_text="x", grid_file="x", cells=cells)
-    for index, one in enumerate(cells):
+    for index, cell in enumerate(cells):
         if index == 3:
-            run(empty, one.id, "diverged", [])
+            run(empty, cell.id, "diverged", [])
         else:
-            run(empty, one.id, "done", numbers(2 + index / 10))
+            run(empty, cell.id, "done", numbers(2 + index / 10))
     page = Page(dashboard(empty))
-    told = " ".join([*page.core()["care"], *page.block("answer")["care"]])
-    assert "11 of 12 configurations have one run, the others up to 2 seeds" in told
-    assert "1 of 13 cells lack numbers (1 diverged)" in told
-    assert "With the worst number in their place: " in told
-    assert "millionth" not in told
+    caveats = " ".join([*page.core()["care"], *page.block("answer")["care"]])
+    assert "11 of 12 configurations have one run, the others up to 2 seeds" in caveats
+    assert "1 of 13 cells lack numbers (1 diverged)" in caveats
+    assert "With the worst number in their place: " in caveats
+    assert "millionth" not in caveats
     # every cell answered alike
     best = {measure["heading"]: measure for measure in page.block("answer")["best"]["measures"]}
     assert best["Ndl@64K"]["how"] == "All 11 configurations have the same number, 96.3: none is the best."
@@ -371,33 +383,33 @@ def test_diverged_runs_and_uneven_seeds_are_named_with_what_they_could_do(
 
 
 @pytest.mark.thorough
-def test_a_page_of_printed_numbers_does_not_say_when_they_were_read_in(printed_page: Path) -> None:
+def test_page_of_printed_numbers_has_no_run_facts(printed_page: Path) -> None:
     page = Page(printed_page.read_text())
     core = page.core()
     assert (core["launched"], core["printed"]) == (None, "arXiv:2606.25156v2")
-    told = list(core["attempts"].values())
-    assert {(one["printed"], one["host"], one["started"], one["finished"]) for one in told} == {
+    attempts = list(core["attempts"].values())
+    assert {(attempt["printed"], attempt["host"], attempt["started"], attempt["finished"]) for attempt in attempts} == {
         (True, None, None, None)
     }
 
 
 @pytest.mark.thorough
-def test_a_summed_loss_is_told_of_the_cells_that_have_it() -> None:
-    def told(data: SweepData) -> list[str]:
+def test_caveat_names_cells_with_summed_loss() -> None:
+    def caveats_of(data: SweepData) -> list[str]:
         return [
             line.split(" is a sum over tokens")[0] for line in sweep_caveats(data, []) if "is a sum over tokens" in line
         ]
 
-    whole = load_sweep_data(shared("replication"), "replication")
-    assert told(whole) == ["The loss of recipe published"]
-    half = replace(whole, cells=[cell for cell in whole.cells if cell_level(cell, "recipe") == "published"])
-    assert told(half) == ["The loss"]
+    replication = load_sweep_data(shared("replication"), "replication")
+    assert caveats_of(replication) == ["The loss of recipe published"]
+    half = replace(replication, cells=[cell for cell in replication.cells if cell_level(cell, "recipe") == "published"])
+    assert caveats_of(half) == ["The loss"]
     # no level has all of them and no others
     four = [
         cell
-        for cell in whole.cells
+        for cell in replication.cells
         if cell_level(cell, "recipe") == "intended" and cell_level(cell, "reg_mode") == "weak"
     ][:4]
-    summed = next(whole.configs[cell.cell_id] for cell in half.cells if cell_level(cell, "reg_mode") == "weak")
-    mixed = replace(whole, cells=four, configs={**whole.configs, four[0].cell_id: summed})
-    assert told(mixed) == ["The loss of 1 of 4 cells"]
+    summed = next(replication.configs[cell.cell_id] for cell in half.cells if cell_level(cell, "reg_mode") == "weak")
+    mixed = replace(replication, cells=four, configs={**replication.configs, four[0].cell_id: summed})
+    assert caveats_of(mixed) == ["The loss of 1 of 4 cells"]

@@ -24,9 +24,9 @@ COUNT = 27
 
 
 def extra(name: str, slug: str, **levels: str) -> CellRecord:
-    words = dict(zip(AXES, ("rope", "baseline", "off", "off", "off"), strict=True)) | levels
-    axes = words | {"train.lr": "0", "seed": "0"}
-    return CellRecord(id=name, slug=slug, seed=0, levels=words, config={}, axes=axes, tokens=1)
+    all_levels = dict(zip(AXES, ("rope", "baseline", "off", "off", "off"), strict=True)) | levels
+    axes = all_levels | {"train.lr": "0", "seed": "0"}
+    return CellRecord(id=name, slug=slug, seed=0, levels=all_levels, config={}, axes=axes, tokens=1)
 
 
 def fill(store: Store) -> list[CellRecord]:
@@ -73,8 +73,8 @@ def awaited(page: Any, true: str) -> None:
 
 
 def slugs(page: Any) -> list[str]:
-    found: list[str] = page.locator("#panel-cells tbody th button").all_text_contents()
-    return found
+    texts: list[str] = page.locator("#panel-cells tbody th button").all_text_contents()
+    return texts
 
 
 def heading(page: Any, name: str) -> Any:
@@ -82,7 +82,7 @@ def heading(page: Any, name: str) -> Any:
 
 
 @pytest.mark.thorough
-def test_every_tab_shows_its_part_and_nothing_is_asked_of_the_network(visit: Any, site: Any) -> None:
+def test_every_tab_works_offline(visit: Any, site: Any) -> None:
     page = visit(f"{site[0]}#tab=cells&pick={WILD}")
     assert page.locator("h1").text_content() == "big, revision 2"
     assert "25 done, 1 oom, 1 new" in page.locator("#summary").text_content()
@@ -119,8 +119,8 @@ def test_filters_keep_the_cells_that_have_the_levels(visit: Any, site: Any) -> N
     assert slugs(page) == wanted
     assert len(wanted) == 8
     assert page.locator("#matches").text_content() == f"8 of {COUNT} cells match"
-    beside = page.locator("[data-group=Reg] .level", has_text="baseline").locator(".count").text_content()
-    assert int(beside) == sum(
+    count_text = page.locator("[data-group=Reg] .level", has_text="baseline").locator(".count").text_content()
+    assert int(count_text) == sum(
         r["levels"]["reg_mode"] == "baseline" and r["levels"]["memory"] == "on" for r in site[1].values()
     )
     page.get_by_role("button", name="Reset view").click()
@@ -161,7 +161,7 @@ def test_search_wants_every_word(visit: Any, site: Any) -> None:
 
 
 @pytest.mark.thorough
-def test_picked_cells_are_drawn_and_the_address_brings_the_view_back(visit: Any, site: Any) -> None:
+def test_address_restores_view_of_picked_cells(visit: Any, site: Any) -> None:
     page = visit(site[0])
     names = list(site[1])
     heading(page, "Clean@2K").locator("button").click()
@@ -182,22 +182,22 @@ def test_picked_cells_are_drawn_and_the_address_brings_the_view_back(visit: Any,
     awaited(page, "document.getElementById('chart-training').data[0].x[59] < 200")
     address = page.url
 
-    other = visit(address)
-    other.wait_for_selector("#chart-needle[data-traces]")
-    assert other.get_by_role("tab", selected=True).text_content() == "Curves (2)"
-    assert other.get_by_label("wall time").is_checked()
-    other.get_by_role("tab", name="Cells").click()
+    second_page = visit(address)
+    second_page.wait_for_selector("#chart-needle[data-traces]")
+    assert second_page.get_by_role("tab", selected=True).text_content() == "Curves (2)"
+    assert second_page.get_by_label("wall time").is_checked()
+    second_page.get_by_role("tab", name="Cells").click()
     page.get_by_role("tab", name="Cells").click()
-    assert slugs(other) == slugs(page)
-    assert heading(other, "Clean@2K").get_attribute("aria-sort") == "ascending"
-    assert other.locator("#panel-cells tbody input:checked").count() == 2
-    other.go_back()
-    assert other.get_by_role("tab", selected=True).text_content() == "Curves (2)"
-    assert other.url == address
+    assert slugs(second_page) == slugs(page)
+    assert heading(second_page, "Clean@2K").get_attribute("aria-sort") == "ascending"
+    assert second_page.locator("#panel-cells tbody input:checked").count() == 2
+    second_page.go_back()
+    assert second_page.get_by_role("tab", selected=True).text_content() == "Curves (2)"
+    assert second_page.url == address
 
 
 @pytest.mark.thorough
-def test_the_back_button_takes_one_step_back(visit: Any, site: Any) -> None:
+def test_back_button_goes_back_by_single_step(visit: Any, site: Any) -> None:
     page = visit(site[0])
     page.locator("[data-group=Mem] .level[data-level=on] input").check()
     heading(page, "Val").locator("button").click()
@@ -237,9 +237,9 @@ def test_hostile_text_is_shown_as_it_is(visit: Any, site: Any) -> None:
 def test_a_number_tells_where_it_comes_from(visit: Any, site: Any) -> None:
     page = visit(site[0])
     page.get_by_role("button", name="2.125", exact=True).click()
-    told = page.get_by_role("dialog").inner_text()
+    dialog_text = page.get_by_role("dialog").inner_text()
     for fact in ("2.125 nats/token", "feedc0de with changes", "NVIDIA H100", "node-1", "777", WILD, "Validation loss"):
-        assert fact in told, fact
+        assert fact in dialog_text, fact
 
 
 @pytest.mark.thorough
@@ -275,14 +275,14 @@ def test_the_keyboard_is_enough(visit: Any, site: Any) -> None:
 
 
 def brightness(page: Any) -> float:
-    found: float = page.evaluate(
+    contrast: float = page.evaluate(
         "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).reduce((a, b) => a + +b, 0) / 765"
     )
-    return found
+    return contrast
 
 
 @pytest.mark.thorough
-def test_light_and_dark_follow_the_system_until_the_switch_says_otherwise(visit: Any, site: Any) -> None:
+def test_theme_follows_system_until_switched(visit: Any, site: Any) -> None:
     page = visit(site[0], color_scheme="dark", reduced_motion="reduce")
     assert brightness(page) < 0.2
     assert page.evaluate("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
@@ -345,11 +345,11 @@ def test_the_complete_table_fits_a_laptop(visit: Any, printed_page: Path) -> Non
 @pytest.mark.thorough
 def test_a_wider_table_keeps_the_names_in_sight(visit: Any, site: Any) -> None:
     page = visit(site[0], width=1000, height=900)
-    left = "document.querySelector('#panel-cells tbody th').getBoundingClientRect().left"
-    before = page.evaluate(left)
+    header_x = "document.querySelector('#panel-cells tbody th').getBoundingClientRect().left"
+    before = page.evaluate(header_x)
     page.evaluate("document.querySelector('#panel-cells .viewport').scrollLeft = 300")
     assert page.evaluate("document.querySelector('#panel-cells .viewport').scrollLeft") == 300
-    assert page.evaluate(left) == before
+    assert page.evaluate(header_x) == before
 
 
 @pytest.mark.thorough
@@ -363,11 +363,11 @@ def test_of_thousands_of_rows_only_those_in_sight_exist(
     page = visit((tmp_path / "page.html").as_uri(), height=900)
     assert page.get_by_role("grid").get_attribute("aria-rowcount") == "1001"
     assert page.locator("#panel-cells tbody tr").count() < 80
-    place = random.Random(0).randrange(300, 900)
-    page.evaluate(f"document.querySelector('#panel-cells .viewport').scrollTop = {place} * 32")
-    row = page.locator(f"#panel-cells tr[aria-rowindex='{place + 2}'] th")
+    offset = random.Random(0).randrange(300, 900)
+    page.evaluate(f"document.querySelector('#panel-cells .viewport').scrollTop = {offset} * 32")
+    row = page.locator(f"#panel-cells tr[aria-rowindex='{offset + 2}'] th")
     row.wait_for()
-    assert row.text_content() == cells[place].slug
+    assert row.text_content() == cells[offset].slug
     assert page.locator("#panel-cells tbody tr").count() < 80
 
 
@@ -422,15 +422,15 @@ def test_on_a_phone_the_numbers_stay_in_sight(visit: Any, printed_page: Path) ->
 
 
 @pytest.mark.thorough
-def test_the_shading_is_good_in_one_colour_whichever_sign_is_better(visit: Any, printed_page: Path) -> None:
+def test_shading_shows_better_for_either_sign(visit: Any, printed_page: Path) -> None:
     page = visit(printed_page.as_uri(), height=6000)
     core = Page(printed_page.read_text()).core()
     rows = core["tables"]["mean"]["rows"]
     for index, column in enumerate(core["columns"]):
         values = [row["numbers"][index][1] * column["better"] for row in rows]
         best, worst = values.index(max(values)), values.index(min(values))
-        for place, kind in ((best, "heat-good-4"), (worst, "heat-poor-4")):
-            cell = page.locator(f"#panel-cells tr[aria-rowindex='{place + 2}'] td.n").nth(index)
+        for locator, kind in ((best, "heat-good-4"), (worst, "heat-poor-4")):
+            cell = page.locator(f"#panel-cells tr[aria-rowindex='{locator + 2}'] td.n").nth(index)
             assert kind in cell.get_attribute("class"), (column["heading"], kind)
     css = (Path(module.__file__).parent / "templates" / "dashboard.css").read_text()
     for name, color in (("good", drawing.GOOD), ("poor", drawing.BAD)):
@@ -447,7 +447,7 @@ def luminance(color: str) -> float:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.thorough
-def test_words_can_be_read_on_every_shade(visit: Any, site: Any, scheme: str) -> None:
+def test_text_contrast_suffices_on_every_shade(visit: Any, site: Any, scheme: str) -> None:
     page = visit(site[0], color_scheme=scheme)
     colors = page.evaluate(
         """() => ['good-1', 'good-2', 'good-3', 'good-4', 'poor-1', 'poor-2', 'poor-3', 'poor-4'].map((kind) => {
@@ -467,16 +467,16 @@ def test_words_can_be_read_on_every_shade(visit: Any, site: Any, scheme: str) ->
 def test_no_number_is_longer_than_seven_digits(visit: Any, site: Any) -> None:
     page = visit(site[0])
     page.locator("#panel-cells tbody th button").first.click()
-    told = page.get_by_role("dialog").inner_text()
+    dialog_text = page.get_by_role("dialog").inner_text()
     page.keyboard.press("Escape")
     page.locator("#panel-cells tbody .n button").first.click()
-    told += page.get_by_role("dialog").inner_text()
-    assert re.search(r"\d\.\d{3,}", told)
-    assert not re.search(r"\d\.\d{8,}", told)
+    dialog_text += page.get_by_role("dialog").inner_text()
+    assert re.search(r"\d\.\d{3,}", dialog_text)
+    assert not re.search(r"\d\.\d{8,}", dialog_text)
 
 
 @pytest.mark.thorough
-def test_curves_of_all_and_the_sweep_beside_it_are_drawn(visit: Any, published: Store, tmp_path: Path) -> None:
+def test_loss_overview_and_comparison_are_drawn(visit: Any, published: Store, tmp_path: Path) -> None:
     module.write_dashboard(published, tmp_path / "page.html", "printed-v1", compare="printed-v2")
     page = visit((tmp_path / "page.html").as_uri() + "#tab=curves", width=390)
     page.locator("#loss-picture .course.thick").first.wait_for(state="attached")
@@ -501,14 +501,14 @@ def test_curves_of_all_and_the_sweep_beside_it_are_drawn(visit: Any, published: 
     page.locator("#beside-verdict").select_option("beyond")
     awaited(page, "document.querySelectorAll('#beside-all .viewport tbody th').length === 0")
     # the address brings this view back
-    other = visit(page.url)
-    other.locator("#beside-verdict").wait_for()
-    assert other.locator("#beside-measure").input_value() == "MFU"
-    assert other.locator("#beside-verdict").input_value() == "beyond"
+    second_page = visit(page.url)
+    second_page.locator("#beside-verdict").wait_for()
+    assert second_page.locator("#beside-measure").input_value() == "MFU"
+    assert second_page.locator("#beside-verdict").input_value() == "beyond"
     for width in (390, 768, 1280):
-        other.set_viewport_size({"width": width, "height": 900})
-        assert other.evaluate("document.documentElement.scrollWidth") <= width
-    assert other.evaluate(OVERLAPS) == []
+        second_page.set_viewport_size({"width": width, "height": 900})
+        assert second_page.evaluate("document.documentElement.scrollWidth") <= width
+    assert second_page.evaluate(OVERLAPS) == []
 
 
 @pytest.mark.thorough

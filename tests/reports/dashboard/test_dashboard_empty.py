@@ -17,7 +17,7 @@ Make = tuple[Callable[..., CellRecord], Callable[..., Any]]
 Run = Callable[..., None]
 
 
-def one_cell(store: Store, make: Make, run: Run) -> None:
+def single_cell(store: Store, make: Make, run: Run) -> None:
     cell = make[0](1)
     store.record_revision("small", grid_text="x", grid_file="x", cells=[cell])
     run(store, cell.id, "done", make[1](1.5))
@@ -26,8 +26,8 @@ def one_cell(store: Store, make: Make, run: Run) -> None:
 def no_pairs(store: Store, make: Make, run: Run) -> None:
     cells = [make[0](1), make[0](2, attn_type="rope", memory="off", window="on")]
     store.record_revision("small", grid_text="x", grid_file="x", cells=cells)
-    for place, cell in enumerate(cells):
-        run(store, cell.id, "done", make[1](1.5 + place))
+    for index, cell in enumerate(cells):
+        run(store, cell.id, "done", make[1](1.5 + index))
 
 
 def all_diverged(store: Store, make: Make, run: Run) -> None:
@@ -40,9 +40,9 @@ def all_diverged(store: Store, make: Make, run: Run) -> None:
 def seeds_missing(store: Store, make: Make, run: Run) -> None:
     cells = [make[0](3 * memory + seed, seed=seed, memory=("off", "on")[memory], axes={"seed": str(seed)}) for memory in range(2) for seed in range(3)]  # fmt: skip
     store.record_revision("small", grid_text="x", grid_file="x", cells=cells)
-    for place, cell in enumerate(cells):
-        if place not in (1, 5):
-            run(store, cell.id, "done", make[1](1.5 + place / 8))
+    for index, cell in enumerate(cells):
+        if index not in (1, 5):
+            run(store, cell.id, "done", make[1](1.5 + index / 8))
 
 
 def a_constant_number(store: Store, make: Make, run: Run) -> None:
@@ -71,7 +71,7 @@ NO_NEEDLE = "No cell has needle accuracies yet."
 NO_LOSS = "No attempt recorded a validation loss during its training."
 SAME = "configurations have the same number"
 SAYS: list[tuple[Callable[..., None], dict[str, str]]] = [
-    (one_cell, {"best": "the only configuration", "forest": "No axis varies: the sweep has one configuration.", "losses": NO_LOSS}),
+    (single_cell, {"best": "the only configuration", "forest": "No axis varies: the sweep has one configuration.", "losses": NO_LOSS}),
     (no_pairs, {"forest": "No two cells with numbers agree on all axes but one", "care": "(n = 1)"}),
     (all_diverged, {"best": NONE_YET, "forest": "there is no pair to compare yet", "needle": NO_NEEDLE, "care": "2 of 2 cells lack numbers (2 diverged)"}),
     (seeds_missing, {"best": "Val", "care": "2 of 6 cells lack numbers (2 new)"}),
@@ -88,16 +88,16 @@ def test_a_part_that_is_empty_says_why(
 ) -> None:
     store = open_store(shutil.copy(blank, tmp_path / "small.db"))
     fill(store, make, run)
-    other = make[0](99)
-    store.record_revision("other", grid_text="x", grid_file="x", cells=[other])
+    another_cell = make[0](99)
+    store.record_revision("other", grid_text="x", grid_file="x", cells=[another_cell])
     write_dashboard(store, tmp_path / "page.html", "small", compare="other")
     page = visit((tmp_path / "page.html").as_uri() + "#tab=answer", width=390)
-    for part, words in says.items():
+    for part, text in says.items():
         if part == "losses":
             page.get_by_role("tab", name="Curves").click()
-            page.locator("#loss-picture", has_text=words).wait_for()
+            page.locator("#loss-picture", has_text=text).wait_for()
         else:
-            assert words in page.locator(f"#{part}").inner_text()
+            assert text in page.locator(f"#{part}").inner_text()
     for name in ("Cells", "Curves", "Effects", "Compare", "Failures", "Provenance", "Metrics", "Answer"):
         page.get_by_role("tab", name=name).click()
         panel = page.locator("[role=tabpanel]:visible")

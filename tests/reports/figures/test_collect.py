@@ -26,9 +26,9 @@ START = datetime(2026, 1, 2, 3, 0, tzinfo=UTC)
 Rows = list[dict[str, Any]]
 
 
-def rows(made: FigureData) -> Rows:
-    found: Rows = made.as_json()["rows"]
-    return found
+def rows(figure_data: FigureData) -> Rows:
+    records: Rows = figure_data.as_json()["rows"]
+    return records
 
 
 @pytest.fixture(scope="module")
@@ -43,19 +43,19 @@ class TestLengths:
         for row in paper.rows("lengths"):
             line = f"memory {row['memory']}, window {row['window']}"
             expected[row["attn_type"], line, int(row["length"])].append(float(row["needle"]) / 100)
-        found = defaultdict(list)
+        values_by_key = defaultdict(list)
         for row in rows(needles):
-            found[row["panel"], row["line"], row["length"]].append(row["value"])
+            values_by_key[row["panel"], row["line"], row["length"]].append(row["value"])
             assert (row["trained"], row["n"], row["ratio"]) == (2048, 80, row["length"] / 2048)
-        assert found.keys() == expected.keys()
-        for key, values in found.items():
+        assert values_by_key.keys() == expected.keys()
+        for key, values in values_by_key.items():
             assert sorted(values) == pytest.approx(sorted(expected[key]), abs=1e-6)
 
-    def test_a_line_is_the_mean_of_its_cells_with_the_interval_between_them(self, needles: FigureData) -> None:
+    def test_line_is_mean_of_cells_with_interval(self, needles: FigureData) -> None:
         """Of the ten configurations, by hand; not of the 800 digits."""
         means = line_means(needles.frame)
-        here = (means["panel"] == "polar") & (means["line"] == "memory on, window off") & (means["length"] == 65536)
-        (line,) = means[here].to_dict("records")
+        selected = (means["panel"] == "polar") & (means["line"] == "memory on, window off") & (means["length"] == 65536)
+        (line,) = means[selected].to_dict("records")
         logged = [
             round(float(row["needle"]) / 1.25) / 80
             for row in paper.rows("lengths")
@@ -97,8 +97,8 @@ class TestLengths:
             for row in paper.rows("lengths")
             for probe in ("clean", "junk")
         )
-        made = make_figure("length", published, "printed-v2")
-        assert sorted((row["probe"], row["length"], row["value"]) for row in rows(made)) == expected
+        figure_data = make_figure("length", published, "printed-v2")
+        assert sorted((row["probe"], row["length"], row["value"]) for row in rows(figure_data)) == expected
 
     def test_the_trace_names_every_cell_and_attempt(self, needles: FigureData, published: Store) -> None:
         cells = published.cell_states("printed-v2")
@@ -111,10 +111,14 @@ class TestLengths:
         changed = needles.frame.assign(value=needles.frame["value"] + 1e-15)
         assert frame_sha256(changed) != trace["data"]
 
-    def test_without_a_known_training_length_the_shortest_stands_for_it(self, store: Store) -> None:
-        made = make_figure("needle", store)
-        assert {row["trained"] for row in rows(made)} == {128}
-        assert {(row["length"], row["ratio"]) for row in rows(made)} == {(128, 1.0), (2048, 16.0), (65536, 512.0)}
+    def test_unknown_training_length_falls_back_to_shortest(self, store: Store) -> None:
+        figure_data = make_figure("needle", store)
+        assert {row["trained"] for row in rows(figure_data)} == {128}
+        assert {(row["length"], row["ratio"]) for row in rows(figure_data)} == {
+            (128, 1.0),
+            (2048, 16.0),
+            (65536, 512.0),
+        }
 
 
 class TestDiagnostics:
@@ -124,17 +128,17 @@ class TestDiagnostics:
         # docs/mechanisms.md, "Polar attention"
         assert [round(at[1], 4), round(at[1000], 4)] == [0.1387, 0.8835]
 
-    def test_state_norms_of_a_printed_sweep_are_those_before_training(self, published: Store) -> None:
-        made = make_figure("2b", published, "printed-v2")
-        for row in rows(made):
+    def test_state_norms_of_printed_sweep_are_initial(self, published: Store) -> None:
+        figure_data = make_figure("2b", published, "printed-v2")
+        for row in rows(figure_data):
             formula = state_norms(
                 [row["length"]], erases="delta" in row["metric"], keeps=row["metric"].endswith("_kept")
             )
             assert row["value"] == formula[0]
-        assert len(rows(made)) == 4 * 11
+        assert len(rows(figure_data)) == 4 * 11
         remembering = [cell.cell_id for cell in published.cell_states("printed-v2") if cell.levels["memory"] == "on"]
-        assert sorted(made.trace["cells"]) == sorted(remembering)
-        assert "no weights of the trained networks are at hand" in made.notes[0]
+        assert sorted(figure_data.trace["cells"]) == sorted(remembering)
+        assert "no weights of the trained networks are at hand" in figure_data.notes[0]
 
     def test_learned_slopes_join(self, store: Store, make: Any, run: Callable[..., None]) -> None:
         cell, _ = make
@@ -143,48 +147,48 @@ class TestDiagnostics:
         slopes = {"beta": 0.5, "beta_lowest": 0.25, "beta_highest": 1.0}
         run(store, cells[0].id, "done", [Measurement(probe="count_map", metric=k, value=v) for k, v in slopes.items()])
         run(store, cells[1].id, "done", [Measurement(probe="count_map", metric="beta", reason="n/a: no Polar layer")])
-        found = [row for row in rows(make_figure("count-map", store, "learned")) if row["source"] != "init"]
-        assert {(row["source"], row["lowest"], row["highest"]) for row in found} == {("slug-21", 0.25, 1.0)}
-        for row in found:
+        learned = [row for row in rows(make_figure("count-map", store, "learned")) if row["source"] != "init"]
+        assert {(row["source"], row["lowest"], row["highest"]) for row in learned} == {("slug-21", 0.25, 1.0)}
+        for row in learned:
             grown = (1 + row["m"]) ** 1.0  # tanh(ln(x) / 2) = (x - 1) / (x + 1)
             assert row["mag"] == pytest.approx((grown - 1) / (grown + 1), abs=1e-12)
 
     def test_state_norms(self, store: Store, make: Any, run: Callable[..., None]) -> None:
         cell, _ = make
         store.record_revision("norms", grid_text="x", grid_file="x.yaml", cells=[cell(31)])
-        given = {("delta_norm", 64): 9.5, ("delta_norm", 128): 10.5, ("hebbian_norm_kept", 64): 70.25}
+        norms = {("delta_norm", 64): 9.5, ("delta_norm", 128): 10.5, ("hebbian_norm_kept", 64): 70.25}
         run(
             store,
             cell(31).id,
             "done",
             [
                 Measurement(probe="state_norm", metric=metric, length=length, value=value, unit="frobenius", n=8)
-                for (metric, length), value in given.items()
+                for (metric, length), value in norms.items()
             ],
         )
-        found = {(row["metric"], row["length"]): row["value"] for row in rows(make_figure("2b", store, "norms"))}
-        assert found == given
+        value_by_key = {(row["metric"], row["length"]): row["value"] for row in rows(make_figure("2b", store, "norms"))}
+        assert value_by_key == norms
 
     def test_states_of_different_memories_are_not_averaged(
         self, store: Store, make: Any, run: Callable[..., None]
     ) -> None:
         cell, _ = make
-        cells = [cell(35 + place, memory=memory) for place, memory in enumerate(("on", "kda", "omega"))]
+        cells = [cell(35 + index, memory=memory) for index, memory in enumerate(("on", "kda", "omega"))]
         store.record_revision("three", grid_text="x", grid_file="x.yaml", cells=cells)
-        for place, one in enumerate(cells):
+        for i, record in enumerate(cells):
             norm = {"probe": "state_norm", "metric": "delta_norm", "unit": "frobenius", "n": 8}
-            run(store, one.id, "done", [Measurement(**norm, length=64, value=10.0**place)])
-        found = {row["panel"]: row["value"] for row in rows(make_figure("state-norm", store, "three"))}
-        assert found == {"PoLAR, gated delta": 1.0, "PoLAR, KDA": 10.0, "PoLAR, Omega": 100.0}
+            run(store, record.id, "done", [Measurement(**norm, length=64, value=10.0**i)])
+        value_by_panel = {row["panel"]: row["value"] for row in rows(make_figure("state-norm", store, "three"))}
+        assert value_by_panel == {"PoLAR, gated delta": 1.0, "PoLAR, KDA": 10.0, "PoLAR, Omega": 100.0}
 
 
 class TestTraining:
     def test_the_newest_curve_of_every_cell(self, store: Store, make: Any) -> None:
         cell, _ = make
-        one = cell(41)
-        store.record_revision("curves", grid_text="x", grid_file="x.yaml", cells=[one])
+        record = cell(41)
+        store.record_revision("curves", grid_text="x", grid_file="x.yaml", cells=[record])
         for offset, end in ((1.0, "interrupted"), (0.0, "done")):
-            attempt = store.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
+            attempt = store.start_attempt(record.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
             recorder = DatabaseRecorder(store, attempt.id, 1)
             recorder.curve(
                 [
@@ -193,26 +197,26 @@ class TestTraining:
                 ]
             )
             store.finish_attempt(attempt.id, 1, end)
-        made = make_figure("loss", store, "curves")
-        found = rows(made)
-        assert [(row["tokens"], row["wall_s"]) for row in found] == [(10 * s, s / 2) for s in range(1, 121)]
-        assert {row["attempt"] for row in found} == {attempt.id}
+        figure_data = make_figure("loss", store, "curves")
+        records = rows(figure_data)
+        assert [(row["tokens"], row["wall_s"]) for row in records] == [(10 * s, s / 2) for s in range(1, 121)]
+        assert {row["attempt"] for row in records} == {attempt.id}
         # 120 points are smoothed over a span of 3: each weighs half of the next
-        assert found[0]["smoothed"] == 1000
-        assert found[2]["smoothed"] == pytest.approx((1000 / 4 + 500 / 2 + 1000 / 3) / (1 / 4 + 1 / 2 + 1))
-        assert "exponential mean of span 3 points" in made.notes[1]
+        assert records[0]["smoothed"] == 1000
+        assert records[2]["smoothed"] == pytest.approx((1000 / 4 + 500 / 2 + 1000 / 3) / (1 / 4 + 1 / 2 + 1))
+        assert "exponential mean of span 3 points" in figure_data.notes[1]
 
-    def test_a_width_of_one_changes_nothing(self) -> None:
+    def test_smoothing_of_width_1_changes_nothing(self) -> None:
         assert exponential_mean([3.0, 1.0, 2.0], 1).tolist() == [3.0, 1.0, 2.0]
 
-    def test_attempts_share_a_lane_only_when_they_follow_each_other(self, store: Store, make: Any) -> None:
+    def test_successive_attempts_share_a_lane(self, store: Store, make: Any) -> None:
         cell, _ = make
         cells = [cell(51), cell(52), cell(53)]
         store.record_revision("times", grid_text="x", grid_file="x.yaml", cells=cells)
-        for one, (start, end, state) in zip(
+        for record, (start, end, state) in zip(
             cells, ((0, 10, "failed"), (5, 20, "done"), (10, 30, "diverged")), strict=True
         ):
-            attempt = store.start_attempt(one.id, owner=Owner(name="a", host="h1", pid=1, started=0.0), fence=1)
+            attempt = store.start_attempt(record.id, owner=Owner(name="a", host="h1", pid=1, started=0.0), fence=1)
             DatabaseRecorder(store, attempt.id, 1).provenance(
                 Provenance(config={}, seed=0, device="cuda", gpu_name="H200")
             )
@@ -223,11 +227,11 @@ class TestTraining:
                 session.execute(update(AttemptRow).where(AttemptRow.id == which).values(**times))
 
             store.write(move)
-        found = [
+        lanes = [
             (row["gpu"], row["lane"], row["start"], row["end"], row["state"])
             for row in rows(make_figure("timeline", store, "times"))
         ]
-        assert found == [
+        assert lanes == [
             ("H200", 0, 0, 600, "failed"),
             ("H200", 1, 300, 1200, "done"),
             ("H200", 0, 600, 1800, "diverged"),
@@ -235,24 +239,24 @@ class TestTraining:
 
 
 class TestComparisons:
-    def test_the_front_is_what_no_other_beats(self, published: Store) -> None:
-        found = rows(make_figure("pareto", published, "printed-v2"))
+    def test_front_has_undominated_points(self, published: Store) -> None:
+        records = rows(make_figure("pareto", published, "printed-v2"))
         logged = {tuple(row[axis] for axis in AXES): row for row in paper.rows("runs")}
         for quality, sign in (("Val", -1), ("Ndl@64K", 1)):
-            points = [row for row in found if row["quality"] == quality]
+            points = [row for row in records if row["quality"] == quality]
             assert len(points) == 120
-            for one in points:
-                assert one["speed"] == pytest.approx(float(logged[tuple(one[axis] for axis in AXES)]["mfu"]))
+            for point in points:
+                assert point["speed"] == pytest.approx(float(logged[tuple(point[axis] for axis in AXES)]["mfu"]))
                 beaten = any(
-                    other["speed"] >= one["speed"]
-                    and sign * other["value"] >= sign * one["value"]
-                    and (other["speed"], other["value"]) != (one["speed"], one["value"])
-                    for other in points
+                    rival["speed"] >= point["speed"]
+                    and sign * rival["value"] >= sign * point["value"]
+                    and (rival["speed"], rival["value"]) != (point["speed"], point["value"])
+                    for rival in points
                 )
-                assert one["front"] == (not beaten)
+                assert point["front"] == (not beaten)
 
     def test_bars_and_probabilities_of_the_front_are_those_of_the_spread_between_runs(self, published: Store) -> None:
-        found = rows(make_figure("pareto", published, "printed-v2"))
+        records = rows(make_figure("pareto", published, "printed-v2"))
         # by hand: the pooled deviation of the four near-replicates without the strong mode, of polar with memory
         groups = defaultdict(list)
         for row in paper.rows("complete-v2"):
@@ -260,27 +264,27 @@ class TestComparisons:
                 groups[row["distractor"], row["window"]].append(float(row["val_loss"]))
         squares = sum((value - fmean(values)) ** 2 for values in groups.values() for value in values)
         sd = math.sqrt(squares / sum(len(values) - 1 for values in groups.values()))
-        mine = [one for one in found if (one["attn_type"], one["memory"], one["quality"]) == ("polar", "on", "Val")]
-        assert [one["sd"] for one in mine] == pytest.approx([sd] * 20, abs=1e-6)
-        assert {one["speed_sd"] for one in found} == {None}, "a regularizer changes the speed"
+        mine = [row for row in records if (row["attn_type"], row["memory"], row["quality"]) == ("polar", "on", "Val")]
+        assert [row["sd"] for row in mine] == pytest.approx([sd] * 20, abs=1e-6)
+        assert {row["speed_sd"] for row in records} == {None}, "a regularizer changes the speed"
         for quality in ("Val", "Ndl@64K"):
-            points = [one for one in found if one["quality"] == quality]
+            points = [row for row in records if row["quality"] == quality]
             # the fastest of all is on the front whatever its quality, as speeds are taken as measured
-            fastest = max(points, key=lambda one: one["speed"])
+            fastest = max(points, key=lambda row: row["speed"])
             assert fastest["p_front"] == 1.0
             # a front has at least a point in every draw
-            assert sum(one["p_front"] for one in points) >= 1
+            assert sum(row["p_front"] for row in points) >= 1
 
 
-class TestLeftOut:
+class TestUnavailable:
     def test_no_machine_of_ours_ran_a_printed_sweep(self, published: Store) -> None:
         with pytest.raises(ReportError, match="no attempt of sweep printed-v2 ran here"):
             make_figure("timeline", published, "printed-v2")
 
-    def test_a_sweep_without_norms_is_told_how_to_get_them(self, store: Store) -> None:
+    def test_sweep_without_norms_says_how_to_measure(self, store: Store) -> None:
         with pytest.raises(ReportError, match=r"no cell of sweep quick has norms .* evaluate .* --probe state_norm"):
             make_figure("state-norm", store)
 
-    def test_an_unknown_figure_is_told_its_nearest_name(self, empty: Store) -> None:
+    def test_unknown_figure_suggests_nearest_name(self, empty: Store) -> None:
         with pytest.raises(ReportError, match=r"there is no figure parto; .*did you mean pareto\?"):
             make_figure("parto", empty)

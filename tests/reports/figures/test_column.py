@@ -49,8 +49,8 @@ def follow(store: Store, make: Any, count: int, *, name: str = "", states: dict[
     cell, _ = make
     cells = [replace(cell(i), slug=f"{name}{i}-s0") for i in range(count)]
     store.record_revision("times", grid_text="x", grid_file="x.yaml", cells=cells)
-    for i, one in enumerate(cells):
-        attempt = store.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
+    for i, record in enumerate(cells):
+        attempt = store.start_attempt(record.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
         state = states.get(i, "done")
         store.finish_attempt(attempt.id, 1, state, **({"failure": "cuda_oom"} if state == "failed" else {}))
         times = {"started_at": START + timedelta(hours=i), "finished_at": START + timedelta(hours=i + 1)}
@@ -64,32 +64,32 @@ def follow(store: Store, make: Any, count: int, *, name: str = "", states: dict[
 class TestTimeline:
     def test_every_bar_has_its_cells_name_in_it(self, empty: Store, make: Any) -> None:
         follow(empty, make, 4, states={})
-        made = make_figure("timeline", empty, "times")
-        axes = figure_of(made).axes[0]
+        figure_data = make_figure("timeline", empty, "times")
+        axes = figure_of(figure_data).axes[0]
         renderer = axes.figure.canvas.get_renderer()
         names = {text.get_text(): text.get_window_extent(renderer) for text in axes.texts}
-        assert list(names) == list(made.frame["name"]) == ["0", "1", "2", "3"]
+        assert list(names) == list(figure_data.frame["name"]) == ["0", "1", "2", "3"]
         for bar, box in zip(axes.patches, names.values(), strict=True):
             seen = bar.get_window_extent(renderer)
             assert seen.x0 <= box.x0 <= box.x1 <= seen.x1
             assert seen.y0 <= box.y0 <= box.y1 <= seen.y1
 
-    def test_what_has_no_room_is_numbered_and_the_number_told(self, empty: Store, make: Any) -> None:
+    def test_narrow_bars_are_numbered_with_key(self, empty: Store, make: Any) -> None:
         follow(empty, make, 20, name="mixer_", states={7: "failed", 11: "diverged"})
-        made = make_figure("timeline", empty, "times")
-        figure = figure_of(made)
+        figure_data = make_figure("timeline", empty, "times")
+        figure = figure_of(figure_data)
         check_column(figure)
-        words = [text.get_text() for text in figure.axes[0].texts]
-        key = "   ".join(words[-1].split("\n")).split("   ")
-        expected = [f"{i + 1} {name}" for i, name in enumerate(made.frame["name"])]
+        texts = [text.get_text() for text in figure.axes[0].texts]
+        key = "   ".join(texts[-1].split("\n")).split("   ")
+        expected = [f"{i + 1} {name}" for i, name in enumerate(figure_data.frame["name"])]
         expected[7] += " (cuda_oom)"
         assert key == expected
-        assert words[:-1] == [str(i + 1) for i in range(20)]
+        assert texts[:-1] == [str(i + 1) for i in range(20)]
         crosses = [line for line in figure.axes[0].lines if line.get_marker() == "X"]
         assert [list(line.get_xdata()) for line in crosses] == [[8.0, 12.0]]
 
     @pytest.mark.thorough
-    def test_of_many_cells_those_that_failed_are_told(self, empty: Store, make: Any) -> None:
+    def test_key_of_large_timeline_names_failed_cells(self, empty: Store, make: Any) -> None:
         follow(empty, make, 45, name="mixer_", states={7: "failed"})
         figure = figure_of(make_figure("timeline", empty, "times"))
         assert [text.get_text() for text in figure.axes[0].texts][-1] == "8 mixer_7 (cuda_oom)"

@@ -44,26 +44,28 @@ def cell(
 
 
 def numbers(loss: float, share: float, speed: float) -> list[Measurement]:
-    found = [
+    measurements = [
         Measurement(probe="val", metric="val_loss", value=loss, unit="nats/token", n=11),
         Measurement(probe="throughput", metric="tokens_per_s", value=speed),
     ]
     for length in LENGTHS:
-        found.append(
+        measurements.append(
             Measurement(probe="needle", metric="digit_accuracy", length=length, value=share, unit="fraction", n=20)
         )
         for probe in ("clean", "junk"):
-            found.append(Measurement(probe=probe, metric="nats", length=length, value=loss, unit="nats/token", n=9))
+            measurements.append(
+                Measurement(probe=probe, metric="nats", length=length, value=loss, unit="nats/token", n=9)
+            )
         for metric in NORMS:
-            found.append(Measurement(probe="state_norm", metric=metric, length=length, value=share))
-    return found
+            measurements.append(Measurement(probe="state_norm", metric=metric, length=length, value=share))
+    return measurements
 
 
 def ran(
-    store: Store, one: CellRecord, state: str = "done", loss: float = 3.0, share: float = 0.5, speed: float = 9e4
+    store: Store, record: CellRecord, state: str = "done", loss: float = 3.0, share: float = 0.5, speed: float = 9e4
 ) -> None:
     """An attempt with a curve, numbers and the digits of four trials; one that diverged has its curve alone."""
-    attempt = store.start_attempt(one.id, owner=ME, fence=1)
+    attempt = store.start_attempt(record.id, owner=ME, fence=1)
     recorder = DatabaseRecorder(store, attempt.id, 1)
     steps = [(0, 11.0), (5, (11.0 + loss) / 2), (10, loss)]
     recorder.curve(
@@ -80,10 +82,10 @@ def ran(
             recorder.examples(
                 [
                     Example(
-                        probe="needle", metric="digit_accuracy", length=length, item=place // 5, position=place % 5,
-                        value=float(place < right),
+                        probe="needle", metric="digit_accuracy", length=length, item=index // 5, position=index % 5,
+                        value=float(index < right),
                     )
-                    for place in range(20)
+                    for index in range(20)
                 ]
             )  # fmt: skip
     store.finish_attempt(attempt.id, 1, state)
@@ -97,7 +99,7 @@ def crossed() -> list[tuple[str, str]]:
     return [(kind, memory) for kind in ("polar", "nope") for memory in ("on", "off")]
 
 
-def one_cell() -> list[tuple[CellRecord, Run]]:
+def single_cell() -> list[tuple[CellRecord, Run]]:
     return [(cell(1, 0), {})]
 
 
@@ -137,7 +139,7 @@ def constant() -> list[tuple[CellRecord, Run]]:
 
 
 CASES: dict[str, Callable[[], list[tuple[CellRecord, Run]]]] = {
-    "one-cell": one_cell, "no-pairs": no_pairs, "all-diverged": all_diverged, "seeds-missing": seeds_missing, "constant": constant,
+    "one-cell": single_cell, "no-pairs": no_pairs, "all-diverged": all_diverged, "seeds-missing": seeds_missing, "constant": constant,
     "odd-names": odd_names, "never-started": never_started,
 }  # fmt: skip
 ODD = ("$x$ <b>\x1b[31m & | \n", "a-mixer-of-a-long-name")
@@ -149,9 +151,9 @@ NOTHING: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """By figure the cases that give it nothing; every other case is a picture."""
 PAIRS = [(figure, case) for figure in FIGURES for case in CASES]
-FIRST = {(figure, list(CASES)[place % len(CASES)]) for place, figure in enumerate(FIGURES)}
+FIRST = {(figure, list(CASES)[index % len(CASES)]) for index, figure in enumerate(FIGURES)}
 """Of each figure one case, in turn: what the first tier takes."""
-TAKEN = [pair for place, pair in enumerate(PAIRS) if pair in FIRST or place % 2]
+FULL_PAIRS = [pair for index, pair in enumerate(PAIRS) if pair in FIRST or index % 2]
 
 
 @pytest.fixture(scope="module")
@@ -159,36 +161,35 @@ def poor(tmp_path_factory: pytest.TempPathFactory, blank: Path) -> Store:
     """A sweep for each of CASES, of its name."""
     store = open_store(shutil.copy(blank, tmp_path_factory.mktemp("poor") / "poor.db"))
     for name, listed in CASES.items():
-        store.record_revision(name, grid_text="x", grid_file="x.yaml", cells=[one for one, _ in listed()])
-        for one, how in listed():
+        store.record_revision(name, grid_text="x", grid_file="x.yaml", cells=[record for record, _ in listed()])
+        for listed_record, how in listed():
             if how is not None:
-                ran(store, one, **how)
+                ran(store, listed_record, **how)
     return store
 
 
 @pytest.mark.parametrize(
-    ("figure", "case"), shared_out([*TAKEN, *long_form(*sorted(set(PAIRS) - set(TAKEN)))], lambda pair: pair in FIRST)
+    ("figure", "case"),
+    shared_out([*FULL_PAIRS, *long_form(*sorted(set(PAIRS) - set(FULL_PAIRS)))], lambda pair: pair in FIRST),
 )
-def test_a_picture_without_a_warning_or_one_line_that_says_why(
-    poor: Store, figure: str, case: str, capfd: Any, caplog: Any
-) -> None:
+def test_every_case_draws_or_says_why(poor: Store, figure: str, case: str, capfd: Any, caplog: Any) -> None:
     with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
         warnings.simplefilter("error")
         if case == "never-started" or case in NOTHING.get(figure, ()):
             with pytest.raises(ReportError, match=rf"^[^\n]*sweep {case}\b[^\n]*$"):
                 make_figure(figure, poor, case)
         else:
-            made = make_figure(figure, poor, case)
-            picture = rendered(made, look=FigureOptions() if case == "odd-names" else COLUMN)
+            figure_data = make_figure(figure, poor, case)
+            picture = rendered(figure_data, look=FigureOptions() if case == "odd-names" else COLUMN)
             assert b"\x1b" not in picture
-            words = "".join(ElementTree.fromstring(picture).itertext())
+            text_content = "".join(ElementTree.fromstring(picture).itertext())
             assert (
-                "$x$ <b>" in words
+                "$x$ <b>" in text_content
                 or case != "odd-names"
                 or figure not in ("needle", "power", "seeds", "items", "pareto")
             )
             if case not in ("odd-names", "constant"):
-                check_words(figure_of(made))
+                check_words(figure_of(figure_data))
     assert not caplog.records
     assert capfd.readouterr() == ("", "")
 
@@ -200,40 +201,40 @@ CROWDED = ("length", "loss", "pareto")
 @pytest.mark.usefixtures("few_deals")
 @pytest.mark.parametrize("figure", every_nth(FIGURES, 4))
 def test_texts_fit_a_column_and_a_page(shown: Callable[[str], Store], figure: str) -> None:
-    made = make_figure(figure, shown(figure))
+    figure_data = make_figure(figure, shown(figure))
     if figure not in CROWDED:
-        (check_words if figure in STUDIED else check_column)(figure_of(made))
-    assert check_words(figure_of(made, FigureOptions())) > 5
+        (check_words if figure in STUDIED else check_column)(figure_of(figure_data))
+    assert check_words(figure_of(figure_data, FigureOptions())) > 5
 
 
 @pytest.mark.usefixtures("few_deals")
 @pytest.mark.parametrize("figure", every_nth(FIGURES, 6))
 def test_it_repeats_byte_for_byte_and_traces_what_is_drawn(shown: Callable[[str], Store], figure: str) -> None:
     store = shown(figure)
-    made, again = make_figure(figure, store), make_figure(figure, store)
-    pictures = renderings(made, FORMATS)
+    figure_data, again = make_figure(figure, store), make_figure(figure, store)
+    pictures = renderings(figure_data, FORMATS)
     assert renderings(again, FORMATS) == pictures
     for format, content in pictures.items():
-        told = read_trace(content, format)
-        assert told.pop("drawn_with") == redraw.versions()
-        assert told.pop("look") == {"style": "paper", "title": True, "font": "DejaVu Sans"}
-        assert told == json.loads(json.dumps(made.trace))
-    assert made.trace["data"] == frame_sha256(made.frame)
-    rows = pd.DataFrame(made.as_json()["rows"], columns=made.frame.columns)
-    assert rows.to_csv() == made.frame.to_csv()
-    cells = set(made.frame["cell"].dropna()) if "cell" in made.frame else set()
-    assert cells <= set(made.trace["cells"])
+        trace = read_trace(content, format)
+        assert trace.pop("drawn_with") == redraw.versions()
+        assert trace.pop("look") == {"style": "paper", "title": True, "font": "DejaVu Sans"}
+        assert trace == json.loads(json.dumps(figure_data.trace))
+    assert figure_data.trace["data"] == frame_sha256(figure_data.frame)
+    rows = pd.DataFrame(figure_data.as_json()["rows"], columns=figure_data.frame.columns)
+    assert rows.to_csv() == figure_data.frame.to_csv()
+    cells = set(figure_data.frame["cell"].dropna()) if "cell" in figure_data.frame else set()
+    assert cells <= set(figure_data.trace["cells"])
 
 
 @pytest.mark.thorough
-def test_a_loss_that_diverged_flattens_no_other(poor: Store) -> None:
-    made = make_figure("loss", poor, "seeds-missing")
-    assert "1 diverged and stand in no mean." in made.notes
-    figure = figure_of(made, FigureOptions())
+def test_diverged_loss_does_not_flatten_rest(poor: Store) -> None:
+    figure_data = make_figure("loss", poor, "seeds-missing")
+    assert "1 diverged and stand in no mean." in figure_data.notes
+    figure = figure_of(figure_data, FigureOptions())
     assert [axes.get_ylim()[1] < 13 for axes in figure.axes] == [True, True]
-    told = {text.get_text() for text in figure.legends[0].get_texts()}
+    legend_labels = {text.get_text() for text in figure.legends[0].get_texts()}
     # polar without memory: seeds 0 and 1 of three, at 3.3 and 3.4
-    assert "PoLAR, no memory: 3.350" in told
+    assert "PoLAR, no memory: 3.350" in legend_labels
     every = figure_of(make_figure("loss", poor, "all-diverged"), FigureOptions())
     assert every.axes[0].get_ylim()[1] == pytest.approx(1.1 * 11)
     assert all(text.get_text().endswith(": diverged") for text in every.legends[0].get_texts())

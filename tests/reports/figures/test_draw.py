@@ -31,9 +31,9 @@ PRINTED = ("needle", "count-map", "length", "effects", "interactions", "pareto",
 LEVELS = [(kind, memory) for kind in ("polar", "nope", "a-mixer-of-a-long-name") for memory in ("off", "on")]
 
 
-def figure_of(made: FigureData) -> Any:
+def figure_of(figure_data: FigureData) -> Any:
     with drawing.settings():
-        return drawn(made)
+        return drawn(figure_data)
 
 
 def legend_of(figure: Any) -> list[str]:
@@ -43,10 +43,10 @@ def legend_of(figure: Any) -> list[str]:
 class TestReadable:
     @pytest.mark.thorough
     @pytest.mark.parametrize("name", PRINTED)
-    def test_no_words_meet_in_a_sweep_of_120_cells(self, published: Store, name: str) -> None:
+    def test_no_texts_overlap_in_sweep_of_120_cells(self, published: Store, name: str) -> None:
         assert check_words(figure_of(make_figure(name, published, "printed-v2"))) > 10
 
-    def test_the_check_itself_sees_words_that_meet(self) -> None:
+    def test_overlap_check_detects_overlap(self) -> None:
         with drawing.settings():
             figure = drawing.page(2.0)
             figure.text(0.4, 0.5, "words that meet")
@@ -61,32 +61,32 @@ class TestReadable:
         greys = [lightness(ink) for ink in drawing.COLOURS]
         assert all(abs(a - b) > 35 for a, b in pairwise(greys))
         looks = [drawing.look(first, second) for first in range(7) for second in range(4)]
-        assert len({(one["marker"], str(one["linestyle"]), one["color"]) for one in looks}) == 28
-        assert len({(one["marker"], str(one["linestyle"])) for one in looks}) == 28, "without colour too"
+        assert len({(style["marker"], str(style["linestyle"]), style["color"]) for style in looks}) == 28
+        assert len({(style["marker"], str(style["linestyle"])) for style in looks}) == 28, "without colour too"
 
 
 class TestLegends:
     @pytest.mark.parametrize("name", every_nth(["needle", "length"], 2))
     def test_every_line_is_named(self, published: Store, name: str) -> None:
-        made = make_figure(name, published, "printed-v2")
-        words = [f"{memory} memory, {window} window" for memory in ("no", "with") for window in ("no", "with")]
-        assert legend_of(figure_of(made)) == words
-        assert len(set(made.frame["line"])) == 4
+        figure_data = make_figure(name, published, "printed-v2")
+        labels = [f"{memory} memory, {window} window" for memory in ("no", "with") for window in ("no", "with")]
+        assert legend_of(figure_of(figure_data)) == labels
+        assert len(set(figure_data.frame["line"])) == 4
 
     @pytest.mark.thorough
     def test_every_end_is_named_with_its_count(self, every: Store) -> None:
-        found = legend_of(figure_of(make_figure("timeline", every)))
+        handles = legend_of(figure_of(make_figure("timeline", every)))
         ends = ["done (6)", "running (1)", "interrupted (1)", "failed (1)", "diverged (1)"]
-        assert found == [*ends, "failed or diverged here"]
+        assert handles == [*ends, "failed or diverged here"]
 
     @pytest.mark.thorough
-    def test_mixers_are_named_below_and_the_front_beside_its_points(self, every: Store) -> None:
-        made = make_figure("pareto", every)
-        figure = figure_of(made)
+    def test_pareto_names_mixers_and_front(self, every: Store) -> None:
+        figure_data = make_figure("pareto", every)
+        figure = figure_of(figure_data)
         mixers = [f"{drawing.level_label(kind)}, {drawing.level_label(memory, 'memory')}" for kind, memory in LEVELS]
         assert legend_of(figure) == mixers
-        for axes, quality in zip(figure.axes, dict.fromkeys(made.frame["quality"]), strict=True):
-            front = made.frame[(made.frame["quality"] == quality) & made.frame["front"]]
+        for axes, quality in zip(figure.axes, dict.fromkeys(figure_data.frame["quality"]), strict=True):
+            front = figure_data.frame[(figure_data.frame["quality"] == quality) & figure_data.frame["front"]]
             points = {text.xy for text in axes.texts if hasattr(text, "xy") and text.arrow_patch is not None}
             named = front[(front["rest"] != "") | front["p_front"].notna()]
             assert points == set(zip(named["speed"], named["value"], strict=True))
@@ -100,34 +100,36 @@ class TestLegends:
 
     @pytest.mark.thorough
     def test_curves_and_writes_are_named(self, every: Store) -> None:
-        made = make_figure("loss", every)
-        gone = {(row["first"], row["second"]) for row in made.frame[made.frame["diverged"]].to_dict("records")}
+        figure_data = make_figure("loss", every)
+        gone = {
+            (row["first"], row["second"]) for row in figure_data.frame[figure_data.frame["diverged"]].to_dict("records")
+        }
         assert len(gone) == 1
         # lowest loss first: the first of LEVELS, each a seventh below the next; last those that have no mean
-        order = sorted(LEVELS, key=lambda one: one in gone)
-        found = legend_of(figure_of(made))
-        assert [one.rpartition(":")[0] for one in found] == [
+        order = sorted(LEVELS, key=lambda level: level in gone)
+        handles = legend_of(figure_of(figure_data))
+        assert [label.rpartition(":")[0] for label in handles] == [
             f"{drawing.level_label(kind)}, {drawing.level_label(memory, 'memory')}" for kind, memory in order
         ]
-        assert [one.endswith(": diverged") for one in found] == [one in gone for one in order]
+        assert [label.endswith(": diverged") for label in handles] == [level in gone for level in order]
         assert len(legend_of(figure_of(make_figure("state-norm", every)))) == 4
         slopes = legend_of(figure_of(make_figure("count-map", every)))
         assert slopes[1:] == ["at the start: β 0.201", "no memory: β 0.200", "with memory: β 0.220"]
 
     @pytest.mark.thorough
     def test_drawn_lines_are_the_numbers_of_the_frame(self, published: Store) -> None:
-        made = make_figure("needle", published, "printed-v2")
-        means = line_means(made.frame)
-        figure = figure_of(made)
+        figure_data = make_figure("needle", published, "printed-v2")
+        means = line_means(figure_data.frame)
+        figure = figure_of(figure_data)
         panel = next(axes for axes in figure.axes if axes.get_title() == "NoPE")
         seen = sorted(
             tuple(round(float(y), 9) for y in line.get_ydata()) for line in panel.lines if line.get_zorder() == 3
         )
-        given = [
+        settings_before = [
             tuple(round(100 * y, 9) for y in line.sort_values("length")["value"])
             for _, line in means[means["panel"] == "nope"].groupby("line")
         ]
-        assert seen == sorted(given)
+        assert seen == sorted(settings_before)
 
 
 class TestFiles:
@@ -140,27 +142,27 @@ class TestFiles:
 
     @pytest.mark.thorough
     def test_bytes_repeat_in_another_process(self, every: Store, tmp_path: Path) -> None:
-        made = make_figure("needle", every)
-        here = renderings(made, FORMATS)
+        figure_data = make_figure("needle", every)
+        contents = renderings(figure_data, FORMATS)
         again = renderings(make_figure("needle", every), FORMATS)
-        assert here == again
+        assert contents == again
         code = (
             "import sys; from pathlib import Path; from atma_sweep.results.store.store import open_store; "
             "from atma_sweep.reports.figures import make_figure; from atma_sweep.reports.figures.files import renderings\n"
             "made = make_figure('needle', open_store(sys.argv[1]))\n"
             "for format, content in renderings(made).items(): Path(sys.argv[2], 'x.' + format).write_bytes(content)"
         )
-        place = str(tmp_path / "empty.db")
+        database = str(tmp_path / "empty.db")
         environment = os.environ | {"PYTHONHASHSEED": "4711", "TZ": "Asia/Tokyo", "SOURCE_DATE_EPOCH": "1"}
         path = os.pathsep.join(p for p in sys.path if p)
         subprocess.run(
-            [sys.executable, "-c", code, place, str(tmp_path)], check=True, env=environment | {"PYTHONPATH": path}
+            [sys.executable, "-c", code, database, str(tmp_path)], check=True, env=environment | {"PYTHONPATH": path}
         )
-        for format, content in here.items():
+        for format, content in contents.items():
             assert (tmp_path / f"x.{format}").read_bytes() == content, format
 
     @pytest.mark.thorough
-    def test_global_settings_are_left_alone(self, every: Store) -> None:
+    def test_drawing_restores_global_settings(self, every: Store) -> None:
         before = dict(matplotlib.rcParams)
         renderings(make_figure("length", every), ["svg"])
         assert dict(matplotlib.rcParams) == before
@@ -177,14 +179,14 @@ class TestFiles:
         subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": path})
         for file in Path(drawing.__file__).parent.glob("*.py"):
             tree = ast.parse(file.read_text())
-            taken = {
+            imported = {
                 alias.name
                 for node in ast.walk(tree)
                 if isinstance(node, ast.Import | ast.ImportFrom)
                 for alias in node.names
             }
-            taken |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-            assert not any("pyplot" in name for name in taken), file
+            imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+            assert not any("pyplot" in name for name in imported), file
             top = {
                 str(getattr(node, "module", "")) + node.names[0].name
                 for node in tree.body
@@ -198,14 +200,14 @@ class TestFiles:
 
 
 class TestCommand:
-    def run(self, *words: str) -> Any:
-        return CliRunner().invoke(app, ["report", *words])
+    def run(self, *arguments: str) -> Any:
+        return CliRunner().invoke(app, ["report", *arguments])
 
     @pytest.mark.thorough
-    def test_without_out_it_lies_beside_and_is_told(self, every: Store, tmp_path: Path, monkeypatch: Any) -> None:
+    def test_default_output_file_is_reported(self, every: Store, tmp_path: Path, monkeypatch: Any) -> None:
         monkeypatch.chdir(tmp_path)
-        found = self.run("--figure", "1", "--db", "empty.db")
-        assert (found.exit_code, found.stderr) == (0, "wrote all-needle.svg\n")
+        result = self.run("--figure", "1", "--db", "empty.db")
+        assert (result.exit_code, result.stderr) == (0, "wrote all-needle.svg\n")
         assert read_trace((tmp_path / "all-needle.svg").read_bytes(), "svg")["sweep"] == "all"
 
     @pytest.mark.thorough
@@ -222,8 +224,8 @@ class TestCommand:
             old.execute("UPDATE sweep SET name = '../../../x' WHERE name = 'all'")
             old.commit()
         assert self.run("--figure", "length", "--db", "old.db").exit_code == 0
-        found = CliRunner().invoke(app, ["export", "--db", "old.db", "--to", "csv"])
-        assert found.exit_code == 0, found.output
+        result = CliRunner().invoke(app, ["export", "--db", "old.db", "--to", "csv"])
+        assert result.exit_code == 0, result.output
         names = sorted(path.name for path in (tmp_path / "inner").iterdir() if not path.name.startswith("old.db"))
         assert names == ["x-0274b718-length.svg", "x-0274b718-measurements.csv"]
         assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("empty.db")] == ["inner"]
@@ -238,12 +240,12 @@ class TestCommand:
 
     def test_json_is_what_is_drawn(self, every: Store, tmp_path: Path, monkeypatch: Any) -> None:
         monkeypatch.chdir(tmp_path)
-        told = json.loads(self.run("--figure", "pareto", "--db", "empty.db", "--json").stdout)
-        assert (told["figure"], len(told["rows"])) == ("pareto", 12)
-        assert told["trace"] == make_figure("pareto", every).trace
+        payload = json.loads(self.run("--figure", "pareto", "--db", "empty.db", "--json").stdout)
+        assert (payload["figure"], len(payload["rows"])) == ("pareto", 12)
+        assert payload["trace"] == make_figure("pareto", every).trace
 
     @pytest.mark.parametrize(
-        ("words", "why"),
+        ("arguments", "why"),
         [
             (
                 ("--figure", "needle", "--out", "x.docx"),
@@ -255,12 +257,12 @@ class TestCommand:
         ],
     )
     def test_what_cannot_be_is_refused(
-        self, every: Store, tmp_path: Path, monkeypatch: Any, words: Any, why: str
+        self, every: Store, tmp_path: Path, monkeypatch: Any, arguments: Any, why: str
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        found = self.run(*words, "--db", "empty.db")
-        assert isinstance(found.exception, ReportError | StoreError)
-        assert why in str(found.exception)
+        result = self.run(*arguments, "--db", "empty.db")
+        assert isinstance(result.exception, ReportError | StoreError)
+        assert why in str(result.exception)
 
 
 @pytest.mark.thorough
@@ -277,7 +279,7 @@ def test_a_folder_of_everything(every: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_folder_says_which_figure_is_left_out(published: Store, tmp_path: Path) -> None:
+def test_report_folder_says_which_figure_is_omitted(published: Store, tmp_path: Path) -> None:
     written = write_report_folder(published, "printed-v1", out=tmp_path, formats=[], figures=("timeline",))
     assert written.left_out["figure timeline"].startswith("no attempt of sweep printed-v1 ran here")
     assert "figure timeline left out: no attempt" in (tmp_path / "index.html").read_text()

@@ -30,13 +30,13 @@ def loss_at(index: int, step: int) -> float:
 
 
 @pytest.fixture
-def many(empty: Store, make: Any) -> Store:
+def large_sweep(empty: Store, make: Any) -> Store:
     """Fourteen cells with 90 points each; every tenth step had no finite loss, every thirtieth a validation."""
     cell, _ = make
     cells = [cell(index, seed=index, attn_type=("polar", "nope")[index % 2]) for index in range(14)]
     empty.record_revision("s", grid_text="x", grid_file="x", cells=cells)
-    for index, one in enumerate(cells):
-        attempt = empty.start_attempt(one.id, owner=ME, fence=1)
+    for index, record in enumerate(cells):
+        attempt = empty.start_attempt(record.id, owner=ME, fence=1)
         points = [
             CurvePoint(
                 step=step,
@@ -53,29 +53,31 @@ def many(empty: Store, make: Any) -> Store:
 
 
 @given(st.integers(1, 5000), st.integers(2, 300))
-def test_kept_points_are_few_even_and_reach_both_ends(points: int, most: int) -> None:
-    found = thinned_indices(points, most)
-    assert len(found) <= most
-    assert (found[0], found[-1]) == (0, points - 1)
+def test_thinned_indices_are_even_and_reach_both_ends(points: int, most: int) -> None:
+    indices = thinned_indices(points, most)
+    assert len(indices) <= most
+    assert (indices[0], indices[-1]) == (0, points - 1)
     if points <= most:
-        assert list(found) == list(range(points))
-    elif len(found) > 2:
-        gaps = np.diff(found)
+        assert list(indices) == list(range(points))
+    elif len(indices) > 2:
+        gaps = np.diff(indices)
         assert len(set(gaps[1:])) == 1
         assert 0 < gaps[0] <= gaps[-1]
 
 
-def test_a_curve_is_what_the_store_says(many: Store) -> None:
-    attempts = [many.attempts(f"{index:012x}")[0].id for index in (0, 3)]
+def test_a_curve_is_what_the_store_says(large_sweep: Store) -> None:
+    attempts = [large_sweep.attempts(f"{index:012x}")[0].id for index in (0, 3)]
     columns = ("step", "tokens", "train_loss", "val_loss")
-    with many.snapshot() as seen:
-        found = dict(seen.curve_arrays([*attempts, 999], columns))
+    with large_sweep.snapshot() as seen:
+        arrays = dict(seen.curve_arrays([*attempts, 999], columns))
         trained = dict(seen.curve_arrays(attempts, columns, having=["train_loss"]))
-    assert list(found) == attempts
-    for attempt, points in found.items():
-        for row, point in zip(points, many.curve(attempt), strict=True):
+    assert list(arrays) == attempts
+    for attempt, points in arrays.items():
+        for row, point in zip(points, large_sweep.curve(attempt), strict=True):
             expected = [point.step, point.tokens, point.train_loss, point.val_loss]
-            assert list(map(plain, row)) == [None if one is None else float(one) for one in expected]
+            assert list(map(plain, row)) == [
+                None if expected_value is None else float(expected_value) for expected_value in expected
+            ]
         assert trained[attempt][:, 0].tolist() == [row[0] for row in points if not math.isnan(row[2])]
         assert len(trained[attempt]) == 81
 
@@ -85,18 +87,20 @@ def plain(number: float) -> float | None:
 
 
 @pytest.mark.thorough
-def test_the_figure_of_a_large_sweep_is_thinned_and_says_so(many: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = make_figure("loss", many, "s")
+def test_the_figure_of_a_large_sweep_is_thinned_and_says_so(
+    large_sweep: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete = make_figure("loss", large_sweep, "s")
     # of 90 steps nine have no training loss, of which none has a validation
-    assert len(whole.frame) == 14 * 81
-    assert not any("Drawn" in note for note in whole.notes)
+    assert len(complete.frame) == 14 * 81
+    assert not any("Drawn" in note for note in complete.notes)
     monkeypatch.setattr(loss_figure, "MOST_POINTS", 14 * 20)
     monkeypatch.setattr(loss_figure, "FEWEST_POINTS", 5)
-    thin = make_figure("loss", many, "s")
+    thin = make_figure("loss", large_sweep, "s")
     assert thin.notes[-1] == "Drawn: at most 20 of up to 81 points a curve."
-    assert list(thin.frame.columns) == list(whole.frame.columns)
-    assert thin.frame.dtypes.astype(str).to_dict() == whole.frame.dtypes.astype(str).to_dict()
-    whole_rows = {(row["cell"], row["step"]): row for row in whole.as_json()["rows"]}
+    assert list(thin.frame.columns) == list(complete.frame.columns)
+    assert thin.frame.dtypes.astype(str).to_dict() == complete.frame.dtypes.astype(str).to_dict()
+    complete_rows = {(row["cell"], row["step"]): row for row in complete.as_json()["rows"]}
     for cell, rows in thin.frame.groupby("cell"):
         assert 5 < len(rows) <= 20
         assert rows["step"].min() == 0
@@ -105,32 +109,35 @@ def test_the_figure_of_a_large_sweep_is_thinned_and_says_so(many: Store, monkeyp
             "no validation is left out for a training loss"
         )
         for row in rows.to_dict("records"):
-            expected = whole_rows[cell, row["step"]]
+            expected = complete_rows[cell, row["step"]]
             assert {name: None if value != value else value for name, value in row.items()} == expected, (
                 "smoothed over all"
             )
-    assert set(thin.trace["cells"]) == set(whole.trace["cells"])
+    assert set(thin.trace["cells"]) == set(complete.trace["cells"])
 
 
 @pytest.mark.thorough
-def test_smoothing_is_an_exponential_mean_of_what_came_before(many: Store) -> None:
-    made = make_figure("loss", many, "s")
-    one = made.frame[made.frame["cell"] == f"{3:012x}"].reset_index()
-    assert "smoothed by an exponential mean of span 2 points" in " ".join(made.notes)
+def test_smoothing_is_an_exponential_mean_of_what_came_before(large_sweep: Store) -> None:
+    figure_data = make_figure("loss", large_sweep, "s")
+    curve = figure_data.frame[figure_data.frame["cell"] == f"{3:012x}"].reset_index()
+    assert "smoothed by an exponential mean of span 2 points" in " ".join(figure_data.notes)
     # by hand: of a span of 2, the weight of each earlier point is a third of that of the next
     sum_, weight, expected = 0.0, 0.0, []
-    for step in one["step"]:
+    for step in curve["step"]:
         sum_, weight = sum_ / 3 + loss_at(3, step), weight / 3 + 1
         expected.append(sum_ / weight)
-    assert list(one["smoothed"]) == pytest.approx(expected, abs=1e-12)
+    assert list(curve["smoothed"]) == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_groups_line_is_the_mean_of_its_configurations_and_its_band_their_spread(empty: Store, make: Any) -> None:
+def test_group_mean_and_band_are_over_configurations(empty: Store, make: Any) -> None:
     cell, _ = make
     losses = {("weak", 0): 4.0, ("weak", 1): 2.0, ("strong", 0): 1.0}
     cells = [cell(i, seed=seed, reg_mode=mode) for i, (mode, seed) in enumerate(losses)]
     curves(
-        empty, "seeds", cells, {one.id: {0: 10.0, 5: value} for one, value in zip(cells, losses.values(), strict=True)}
+        empty,
+        "seeds",
+        cells,
+        {record.id: {0: 10.0, 5: value} for record, value in zip(cells, losses.values(), strict=True)},
     )
     means = loss_figure.mean_curves(make_figure("loss", empty, "seeds").frame, "val_loss")
     by_mode = {(row["first"], row["tokens"]): row for row in means.to_dict("records")}
@@ -147,51 +154,54 @@ def test_a_groups_line_is_the_mean_of_its_configurations_and_its_band_their_spre
 
 def curves(store: Store, name: str, cells: list[Any], losses: dict[str, dict[int, float]], train: bool = False) -> None:
     store.record_revision(name, grid_text="x", grid_file="x", cells=cells)
-    for one in cells:
-        attempt = store.start_attempt(one.id, owner=ME, fence=1)
+    for record in cells:
+        attempt = store.start_attempt(record.id, owner=ME, fence=1)
         points = [
             CurvePoint(step=step, tokens=10 * step, wall_s=float(step), train_loss=value if train else None, val_loss=None if train else value)
-            for step, value in losses[one.id].items()
+            for step, value in losses[record.id].items()
         ]  # fmt: skip
         DatabaseRecorder(store, attempt.id, 1).curve(points)
         store.finish_attempt(attempt.id, 1, "done")
 
 
-def test_curves_that_were_measured_elsewhere_are_read_between_their_points(empty: Store, make: Any) -> None:
+def test_mean_curve_interpolates_between_points(empty: Store, make: Any) -> None:
     cell, _ = make
     cells = [cell(0, seed=0), cell(1, seed=1)]
     curves(empty, "s", cells, {cells[0].id: {0: 8.0, 10: 4.0}, cells[1].id: {0: 8.0, 5: 2.0}})
     means = loss_figure.mean_curves(make_figure("loss", empty, "s").frame, "val_loss")
-    found = {row["tokens"]: (row["value"], row["cells"]) for row in means.to_dict("records")}
+    mean_by_tokens = {row["tokens"]: (row["value"], row["cells"]) for row in means.to_dict("records")}
     # at 50 tokens the first is at 6; the second ends there
-    assert found == {0: (8.0, 2), 50: (pytest.approx(4.0), 2), 100: (4.0, 1)}
+    assert mean_by_tokens == {0: (8.0, 2), 50: (pytest.approx(4.0), 2), 100: (4.0, 1)}
 
 
-def test_without_validation_the_smoothed_training_loss_is_drawn_and_said(empty: Store, make: Any) -> None:
+def test_training_loss_is_drawn_without_validation(empty: Store, make: Any) -> None:
     cell, _ = make
     curves(empty, "s", [cell(0)], {cell(0).id: {1: 9.0, 2: 8.0}}, train=True)
-    made = make_figure("loss", empty, "s")
-    assert made.notes == ("No validation loss is stored.", "Lines: training loss, not smoothed, of so few points.")
+    figure_data = make_figure("loss", empty, "s")
+    assert figure_data.notes == (
+        "No validation loss is stored.",
+        "Lines: training loss, not smoothed, of so few points.",
+    )
     with drawing.settings():
-        assert drawn(made).get_supylabel() == "training loss, smoothed, nats per token"
+        assert drawn(figure_data).get_supylabel() == "training loss, smoothed, nats per token"
 
 
 def test_lines_are_coloured_by_the_axis_of_choice(published: Store) -> None:
-    made = make_figure("loss", published, "printed-v2", options={"by": "memory"})
-    assert made.trace["options"] == {"by": "memory"}
-    means = loss_figure.mean_curves(made.frame, "val_loss")
+    figure_data = make_figure("loss", published, "printed-v2", options={"by": "memory"})
+    assert figure_data.trace["options"] == {"by": "memory"}
+    means = loss_figure.mean_curves(figure_data.frame, "val_loss")
     expected: dict[tuple[str, int], list[float]] = {}
     for row in paper.rows("curves"):
         expected.setdefault((row["memory"], int(row["step"])), []).append(float(row["val_loss"]))
-    steps = dict(zip(made.frame["tokens"], made.frame["step"], strict=True))
-    found = {(row["first"], steps[row["tokens"]]): row for row in means.to_dict("records")}
-    assert found.keys() == expected.keys()
+    steps = dict(zip(figure_data.frame["tokens"], figure_data.frame["step"], strict=True))
+    mean_by_step = {(row["first"], steps[row["tokens"]]): row for row in means.to_dict("records")}
+    assert mean_by_step.keys() == expected.keys()
     for key, values in expected.items():
-        assert found[key]["value"] == pytest.approx(np.mean(values), abs=1e-6)
-        assert found[key]["sd"] == pytest.approx(np.std(values, ddof=1), abs=1e-6)
+        assert mean_by_step[key]["value"] == pytest.approx(np.mean(values), abs=1e-6)
+        assert mean_by_step[key]["sd"] == pytest.approx(np.std(values, ddof=1), abs=1e-6)
     with drawing.settings():
-        words = [text.get_text() for text in drawn(made).legends[0].get_texts()]
-    assert words == ["with memory: 3.160", "no memory: 3.241"]
+        labels = [text.get_text() for text in drawn(figure_data).legends[0].get_texts()]
+    assert labels == ["with memory: 3.160", "no memory: 3.241"]
 
 
 @pytest.mark.parametrize(
@@ -201,125 +211,127 @@ def test_lines_are_coloured_by_the_axis_of_choice(published: Store) -> None:
         ("window", "all cells of sweep s stand at one level of it"),
     ],
 )
-def test_an_axis_that_tells_nothing_apart_is_one_line(many: Store, by: str, why: str) -> None:
+def test_constant_axis_is_refused_in_single_line(large_sweep: Store, by: str, why: str) -> None:
     with pytest.raises(ReportError, match=why) as error:
-        make_figure("loss", many, "s", options={"by": by})
+        make_figure("loss", large_sweep, "s", options={"by": by})
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.thorough
-def test_logarithmic_axes_on_request(many: Store) -> None:
-    made = make_figure("loss", many, "s", options={"log": True})
+def test_logarithmic_axes_on_request(large_sweep: Store) -> None:
+    figure_data = make_figure("loss", large_sweep, "s", options={"log": True})
     with drawing.settings():
-        first, second = drawn(made).axes[:2]
+        first, second = drawn(figure_data).axes[:2]
     assert [first.get_xscale(), first.get_yscale(), second.get_yscale()] == ["log", "log", "linear"]
-    assert "Logarithmic axes leave out" in made.notes[-1]
+    assert "Logarithmic axes leave out" in figure_data.notes[-1]
 
 
 @pytest.mark.thorough
 def test_the_second_panel_shows_the_last_half_closer(published: Store) -> None:
     with drawing.settings():
-        whole, last = drawn(make_figure("loss", published, "printed-v2")).axes[:2]
-    assert whole.get_ylim()[1] > 10 > 3.8 > last.get_ylim()[1] > 3.34
+        first_panel, last = drawn(make_figure("loss", published, "printed-v2")).axes[:2]
+    assert first_panel.get_ylim()[1] > 10 > 3.8 > last.get_ylim()[1] > 3.34
     assert last.get_xlim()[0] == pytest.approx(0.5 * 996.1, rel=0.05)
-    assert whole.get_xlim()[0] < 0 < whole.get_xlim()[1]
+    assert first_panel.get_xlim()[0] < 0 < first_panel.get_xlim()[1]
 
 
 @pytest.mark.thorough
-def test_a_page_is_made_of_one_reading(many: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_reads_sweep_once(large_sweep: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     read = sweeps_read(monkeypatch)
-    dashboard(many)
+    dashboard(large_sweep)
     assert read == ["s"]
 
 
 @pytest.mark.thorough
-def test_one_reading_is_of_one_moment_and_ends(many: Store) -> None:
+def test_cached_reads_are_consistent_and_end(large_sweep: Store) -> None:
     def measure(value: float) -> None:
-        attempt = many.start_attempt(f"{0:012x}", kind="evaluate", owner=ME, fence=1)
-        DatabaseRecorder(many, attempt.id, 1).measurements([Measurement(probe="val", metric="val_loss", value=value)])
-        many.finish_attempt(attempt.id, 1, "done")
+        attempt = large_sweep.start_attempt(f"{0:012x}", kind="evaluate", owner=ME, fence=1)
+        DatabaseRecorder(large_sweep, attempt.id, 1).measurements(
+            [Measurement(probe="val", metric="val_loss", value=value)]
+        )
+        large_sweep.finish_attempt(attempt.id, 1, "done")
 
     measure(1.0)
     key = (f"{0:012x}", "val", "val_loss", 0)
     with cached_reads():
-        first = load_sweep_data(many)
+        first = load_sweep_data(large_sweep)
         measure(2.0)
         assert (
-            load_sweep_data(many, "s")
-            is load_sweep_data(many, "s", revision=1)
-            is load_sweep_data(many, lengths=[])
+            load_sweep_data(large_sweep, "s")
+            is load_sweep_data(large_sweep, "s", revision=1)
+            is load_sweep_data(large_sweep, lengths=[])
             is first
         )
-        assert load_sweep_data(many, orphans=True) is not first
+        assert load_sweep_data(large_sweep, orphans=True) is not first
         with cached_reads():
-            assert load_sweep_data(many) is first
-        assert load_sweep_data(many) is first
+            assert load_sweep_data(large_sweep) is first
+        assert load_sweep_data(large_sweep) is first
         assert first.values[key].value == 1.0
-    assert load_sweep_data(many).values[key].value == 2.0
+    assert load_sweep_data(large_sweep).values[key].value == 2.0
 
 
-def test_against_time_a_curve_goes_by_its_seconds_and_a_mean_ends_with_its_first_cell(empty: Store, make: Any) -> None:
+def test_mean_over_time_ends_with_first_cell(empty: Store, make: Any) -> None:
     cell, _ = make
     cells = [cell(0, seed=0), cell(1, seed=1)]
     # a step is a second: the second cell ends after 5 of 10
     curves(empty, "s", cells, {cells[0].id: {0: 8.0, 10: 4.0}, cells[1].id: {0: 8.0, 5: 2.0}})
-    made = make_figure("loss", empty, "s", options={"against": "time"})
-    assert made.trace["options"] == {"against": "time"}
-    means = loss_figure.mean_curves(made.frame, "val_loss", "wall_s")
+    figure_data = make_figure("loss", empty, "s", options={"against": "time"})
+    assert figure_data.trace["options"] == {"against": "time"}
+    means = loss_figure.mean_curves(figure_data.frame, "val_loss", "wall_s")
     assert {row["wall_s"]: (row["value"], row["cells"]) for row in means.to_dict("records")} == {
         0: (8.0, 2),
         5: (4.0, 2),
     }
     with drawing.settings():
-        axes = drawn(made).axes
-    assert {one.get_xlabel() for one in axes} == {"seconds of training"}
-    assert any("interruptions left out" in note for note in made.notes)
+        axes = drawn(figure_data).axes
+    assert {panel.get_xlabel() for panel in axes} == {"seconds of training"}
+    assert any("interruptions left out" in note for note in figure_data.notes)
     plainly = make_figure("loss", empty, "s")
-    assert (plainly.frame.to_csv(), "options" in plainly.trace) == (made.frame.to_csv(), False)
+    assert (plainly.frame.to_csv(), "options" in plainly.trace) == (figure_data.frame.to_csv(), False)
 
 
-def test_published_points_stand_beside_curves_where_their_time_is_known(empty: Store, make: Any) -> None:
+def test_compared_sweep_adds_points_with_time(empty: Store, make: Any) -> None:
     cell, _ = make
     curves(empty, "s", [cell(0)], {cell(0).id: {0: 8.0, 7200: 4.0}})
-    made = make_figure("loss", empty, "s", options={"against": "time", "compare": "printed-atlas"})
-    beside = made.frame[made.frame["first"] == "printed-atlas"]
+    figure_data = make_figure("loss", empty, "s", options={"against": "time", "compare": "printed-atlas"})
+    reference_rows = figure_data.frame[figure_data.frame["first"] == "printed-atlas"]
     # five and a half after two and a half hours, 4.9 after half the time
-    assert sorted(zip(beside["wall_s"], beside["val_loss"], strict=True)) == [(4500, 4.9), (9000, 5.5)]
-    assert set(made.trace["cells"]) == {cell(0).id}, "what is this sweep's is traced"
+    assert sorted(zip(reference_rows["wall_s"], reference_rows["val_loss"], strict=True)) == [(4500, 4.9), (9000, 5.5)]
+    assert set(figure_data.trace["cells"]) == {cell(0).id}, "what is this sweep's is traced"
     with drawing.settings():
-        figure = drawn(made)
-    words = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert words == ["all cells: 4.000", "printed-atlas, no memory: 4.900", "printed-atlas, ATLAS: 5.500"]
+        figure = drawn(figure_data)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["all cells: 4.000", "printed-atlas, no memory: 4.900", "printed-atlas, ATLAS: 5.500"]
     assert figure.axes[0].get_xlabel() == "hours of training"
     with pytest.raises(ReportError, match="no training curve of it is stored"):
         make_figure("loss", empty, "s", options={"compare": "printed-atlas"})
-    whole = make_figure("loss", empty, "s", options={"compare": "printed-v2"})
-    assert (whole.frame["first"] == "printed-v2").sum() == len(paper.rows("curves"))
+    compared_figure = make_figure("loss", empty, "s", options={"compare": "printed-v2"})
+    assert (compared_figure.frame["first"] == "printed-v2").sum() == len(paper.rows("curves"))
 
 
-def test_a_published_training_without_a_curve_or_a_time_is_left_out_and_told(empty: Store, make: Any) -> None:
+def test_compared_training_without_time_is_omitted(empty: Store, make: Any) -> None:
     cell, _ = make
     curves(empty, "mine", [cell(0)], {cell(0).id: {0: 8.0, 5: 4.0}})
     empty.record_revision("theirs", grid_text="x", grid_file="x", cells=[cell(1), cell(2), cell(3)])
     for index, seconds in ((1, 60.0), (2, None)):
         attempt = empty.start_attempt(cell(index).id, owner=ME, fence=1)
-        found = [Measurement(probe="val", metric="val_loss", value=3.0, unit="nats/token")]
+        measurements = [Measurement(probe="val", metric="val_loss", value=3.0, unit="nats/token")]
         if seconds is not None:
-            found.append(Measurement(probe="throughput", metric="train_seconds", value=seconds, unit="s"))
-        DatabaseRecorder(empty, attempt.id, 1).measurements(found)
+            measurements.append(Measurement(probe="throughput", metric="train_seconds", value=seconds, unit="s"))
+        DatabaseRecorder(empty, attempt.id, 1).measurements(measurements)
         empty.finish_attempt(attempt.id, 1, "done")
-    made = make_figure("loss", empty, "mine", options={"against": "time", "compare": "theirs"})
-    assert made.frame[made.frame["first"] == "theirs"]["wall_s"].tolist() == [60.0]
-    assert "Of 2 cells of sweep theirs no curve or time is on record." in made.notes
+    figure_data = make_figure("loss", empty, "mine", options={"against": "time", "compare": "theirs"})
+    assert figure_data.frame[figure_data.frame["first"] == "theirs"]["wall_s"].tolist() == [60.0]
+    assert "Of 2 cells of sweep theirs no curve or time is on record." in figure_data.notes
 
 
-def test_where_the_mixer_stands_still_two_further_axes_tell_lines_apart(empty: Store, make: Any) -> None:
+def test_constant_mixer_uses_two_further_axes(empty: Store, make: Any) -> None:
     cell, _ = make
     cells = [
         cell(i, memory=memory, window=window)
         for i, (memory, window) in enumerate((m, w) for m in ("off", "omega") for w in ("off", "on"))
     ]
-    curves(empty, "s", cells, {one.id: {0: 8.0, 5: float(i)} for i, one in enumerate(cells)})
+    curves(empty, "s", cells, {record.id: {0: 8.0, 5: float(i)} for i, record in enumerate(cells)})
     frame = make_figure("loss", empty, "s").frame
     assert set(zip(frame["first"], frame["second"], strict=True)) == {
         (m, w) for m in ("off", "omega") for w in ("off", "on")

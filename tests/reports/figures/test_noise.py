@@ -34,13 +34,13 @@ def seeds(published: Store) -> FigureData:
 
 def near_replicates() -> dict[tuple[str, ...], list[float]]:
     """By mixer, memory, distractor and window: the printed needle accuracies at 64K, in points, of all modes but strong."""
-    found = defaultdict(list)
+    values = defaultdict(list)
     for row in paper.rows("complete-v2"):
         if row["reg_mode"] != "strong":
             key = tuple(row[axis] for axis in ("attn_type", "memory", "distractor", "window"))
             digits = round(0.8 * float(row["needle_64k"]))  # of 80
-            found[key].append(digits / 0.8)
-    return found
+            values[key].append(digits / 0.8)
+    return values
 
 
 def of(frame: Any, measure: str, kind: str, memory: str) -> Any:
@@ -78,21 +78,21 @@ class TestPower:
         check_column(figure)
         assert [axes.get_title() for axes in figure.axes] == ["validation loss", "needle, 64K"]
         for axes, measure in zip(figure.axes, ("Val", "Ndl@64K"), strict=True):
-            here = power.frame[power.frame["measure"] == measure]
+            measure_rows = power.frame[power.frame["measure"] == measure]
             drawn_lines = {tuple(line.get_ydata()) for line in axes.lines if line.get_linestyle() != "None"}
-            assert drawn_lines == {tuple(line["detectable"]) for _, line in here.groupby("stratum")}
+            assert drawn_lines == {tuple(line["detectable"]) for _, line in measure_rows.groupby("stratum")}
             assert len(drawn_lines) == 5 + (measure == "Val"), "nothing of rope moves at 64K, with or without memory"
             rings = [line for line in axes.lines if line.get_marker() == "o"]
             assert {float(line.get_xdata()[0]) for line in rings} == {10.0}
-            words = {text.get_text() for text in axes.texts}
-            assert {"PoLAR, with memory", "RoPE, no memory"} <= words
-        assert "28 points\nwith 10 pairs" in words
+            texts = {text.get_text() for text in axes.texts}
+            assert {"PoLAR, with memory", "RoPE, no memory"} <= texts
+        assert "28 points\nwith 10 pairs" in texts
 
     @pytest.mark.thorough
-    def test_a_number_that_never_moves_is_left_out(self, replicated: Store) -> None:
-        made = make_figure("power", replicated)
-        assert set(made.frame["measure"]) == {"Val", "Ndl@128"}
-        check_column(figure_of(made))
+    def test_constant_number_is_omitted(self, replicated: Store) -> None:
+        figure_data = make_figure("power", replicated)
+        assert set(figure_data.frame["measure"]) == {"Val", "Ndl@128"}
+        check_column(figure_of(figure_data))
 
 
 class TestSeeds:
@@ -102,11 +102,11 @@ class TestSeeds:
                 groups = [values for key, values in near_replicates().items() if key[:2] == (kind, memory)]
                 assert [len(values) for values in groups] == [4] * 4
                 expected = sorted(value - mean(values) for values in groups for value in values)
-                here = of(seeds.frame, "Ndl@64K", kind, memory)
-                assert sorted(here["difference"]) == pytest.approx(expected, abs=1e-9)
-                (sd,) = set(here["sd"])
+                group_rows = of(seeds.frame, "Ndl@64K", kind, memory)
+                assert sorted(group_rows["difference"]) == pytest.approx(expected, abs=1e-9)
+                (sd,) = set(group_rows["sd"])
                 assert sd == pytest.approx(math.sqrt(sum(d * d for d in expected) / 12), abs=1e-9)
-                assert set(here["kind"]) == {"near-replicates"}
+                assert set(group_rows["kind"]) == {"near-replicates"}
 
     def test_an_accuracy_moves_at_least_as_its_trials_do(self, seeds: FigureData) -> None:
         rope = of(seeds.frame, "Ndl@64K", "rope", "on")
@@ -122,14 +122,14 @@ class TestSeeds:
 
     @pytest.mark.thorough
     def test_seeds_come_before_near_replicates(self, replicated: Store) -> None:
-        made = make_figure("seeds", replicated)
-        val = made.frame[made.frame["measure"] == "Val"]
-        assert set(made.frame["kind"]) == {"seeds"}
+        figure_data = make_figure("seeds", replicated)
+        val = figure_data.frame[figure_data.frame["measure"] == "Val"]
+        assert set(figure_data.frame["kind"]) == {"seeds"}
         for memory, apart in (("off", 0.01), ("on", 0.02)):
-            here = val[(val["memory"] == memory) & (val["attn_type"] == "nope")]
-            assert here["difference"].tolist() == pytest.approx([-apart, 0, apart])
-            assert here["sd"].tolist() == pytest.approx([apart] * 3)
-        figure = figure_of(made)
+            group_rows = val[(val["memory"] == memory) & (val["attn_type"] == "nope")]
+            assert group_rows["difference"].tolist() == pytest.approx([-apart, 0, apart])
+            assert group_rows["sd"].tolist() == pytest.approx([apart] * 3)
+        figure = figure_of(figure_data)
         check_column(figure)
         names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
         assert names == ["PoLAR, no memory", "PoLAR, with memory", "NoPE, no memory", "NoPE, with memory"]
@@ -141,9 +141,9 @@ class TestSeeds:
 
 
 class TestItems:
-    def test_the_best_stand_on_top_and_the_easy_at_the_left(self, replicated: Store) -> None:
-        made = make_figure("items", replicated)
-        frame = made.frame
+    def test_item_map_sorts_cells_and_trials(self, replicated: Store) -> None:
+        figure_data = make_figure("items", replicated)
+        frame = figure_data.frame
         assert set(frame["length"]) == {128}
         # polar: 8 of 20 digits with memory, 5 without; nope: 5 (4 of 15 for the seed that lacks a trial) and 3
         strata = frame.drop_duplicates("stratum").sort_values("row")["stratum"].tolist()
@@ -154,19 +154,19 @@ class TestItems:
 
     @pytest.mark.thorough
     def test_the_picture_is_the_frame(self, replicated: Store) -> None:
-        made = make_figure("items", replicated)
-        figure = figure_of(made)
+        figure_data = make_figure("items", replicated)
+        figure = figure_of(figure_data)
         check_column(figure)
         (axes,) = figure.axes
         table = np.ma.concatenate([image.get_array() for image in axes.images])
         assert table.shape == (12, 4)
-        expected = made.frame.pivot(index="row", columns="column", values="value").to_numpy()
+        expected = figure_data.frame.pivot(index="row", columns="column", values="value").to_numpy()
         assert np.ma.filled(table, np.nan) == pytest.approx(expected, nan_ok=True)
         assert int(np.ma.count_masked(table)) == 1, "the trial that nobody asked of one seed"
-        assert made.frame["value"].max() == 1.0
+        assert figure_data.frame["value"].max() == 1.0
         assert colors.same_color(axes.images[0].cmap(1.0), drawing.GOOD)
-        words = [legend.get_text() for legend in figure.legends[0].get_texts()]
-        assert words == ["none", "half", "all digits right", "no answer"]
+        legend_labels = [legend.get_text() for legend in figure.legends[0].get_texts()]
+        assert legend_labels == ["none", "half", "all digits right", "no answer"]
         labels = [label.get_text() for label in axes.get_yticklabels()]
         assert labels[0] == "PoLAR, with memory, seed 0"
         means = [text.get_text() for text in axes.texts]
@@ -174,12 +174,12 @@ class TestItems:
         assert [tick.get_text() for tick in axes.get_xticklabels()] == ["2", "3", "0", "1"]
 
     @pytest.mark.thorough
-    def test_other_lengths_are_maps_of_the_same_order(self, replicated: Store) -> None:
-        made = make_figure("items", replicated, lengths="all")
-        assert set(made.frame["length"]) == {64, 128}
-        places = made.frame.groupby("cell")["row"].nunique()
-        assert set(places) == {1}
-        assert len(figure_of(made).axes) == 2
+    def test_item_maps_of_all_lengths_share_order(self, replicated: Store) -> None:
+        figure_data = make_figure("items", replicated, lengths="all")
+        assert set(figure_data.frame["length"]) == {64, 128}
+        row_counts = figure_data.frame.groupby("cell")["row"].nunique()
+        assert set(row_counts) == {1}
+        assert len(figure_of(figure_data).axes) == 2
 
     def test_printed_numbers_have_no_trials(self, published: Store) -> None:
         with pytest.raises(ReportError, match="sweep printed-v2 has no trials of the needle") as error:
@@ -193,7 +193,7 @@ class TestBadInput:
         ("name", "why"),
         [("power", "has two runs with a"), ("seeds", "has two runs with a"), ("items", "no trials of the needle")],
     )
-    def test_one_run_each_says_why_in_one_line(self, every: Store, name: str, why: str) -> None:
+    def test_single_runs_are_refused_in_single_line(self, every: Store, name: str, why: str) -> None:
         with pytest.raises(ReportError, match=why) as error:
             make_figure(name, every)
         assert "\n" not in str(error.value)
@@ -205,28 +205,28 @@ class TestBadInput:
             run(empty, cell(i).id, "done", [Measurement(probe="val", metric="val_loss", value=3.0, unit="nats/token")])
         with pytest.raises(ReportError, match="no number of sweep same varies between runs"):
             make_figure("power", empty)
-        made = make_figure("seeds", empty)
-        assert set(made.frame["difference"]) == {0.0}
-        check_column(figure_of(made))
+        figure_data = make_figure("seeds", empty)
+        assert set(figure_data.frame["difference"]) == {0.0}
+        check_column(figure_of(figure_data))
 
     @pytest.mark.thorough
     def test_two_strata_and_forty_fit_a_column(self, empty: Store, make: Any, run: Any) -> None:
         cell, _ = make
         mixers = [f"mixer-of-number-{k}" for k in range(20)]
         levels = [(kind, memory, seed) for kind in mixers for memory in ("off", "on") for seed in (0, 1)]
-        for name, some in (("few", levels[:4]), ("many", levels)):
-            cells = [cell(i, attn_type=kind, memory=memory, seed=seed) for i, (kind, memory, seed) in enumerate(some)]
+        for name, group in (("few", levels[:4]), ("many", levels)):
+            cells = [cell(i, attn_type=kind, memory=memory, seed=seed) for i, (kind, memory, seed) in enumerate(group)]
             empty.record_revision(name, grid_text="x", grid_file="x.yaml", cells=cells)
-        for one in cells:
-            loss = 3 + 0.01 * one.seed * (1 + int(one.id, 16) // 2)
-            run(empty, one.id, "done", [Measurement(probe="val", metric="val_loss", value=loss, unit="nats/token")])
+        for record in cells:
+            loss = 3 + 0.01 * record.seed * (1 + int(record.id, 16) // 2)
+            run(empty, record.id, "done", [Measurement(probe="val", metric="val_loss", value=loss, unit="nats/token")])
         for sweep in ("few", "many"):
             for name in ("power", "seeds"):
                 check_column(figure_of(make_figure(name, empty, sweep)))
-        made = make_figure("power", empty, "many")
-        words = [text.get_text() for text in figure_of(made).axes[0].texts]
-        assert sum("mixer" in word for word in words) == 10
-        assert {"mixer-of-number-0, no memory", "mixer-of-number-19, with memory"} <= set(words), (
+        figure_data = make_figure("power", empty, "many")
+        texts = [text.get_text() for text in figure_of(figure_data).axes[0].texts]
+        assert sum("mixer" in word for word in texts) == 10
+        assert {"mixer-of-number-0, no memory", "mixer-of-number-19, with memory"} <= set(texts), (
             "of least and most noise"
         )
-        assert any("5 of most" in note for note in made.notes)
+        assert any("5 of most" in note for note in figure_data.notes)

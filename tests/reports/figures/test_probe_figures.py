@@ -43,18 +43,16 @@ class TestPosition:
             assert point["value"] == pytest.approx(each.mean())
             # Student's t of three documents
             assert point["high"] - point["value"] == pytest.approx(4.302652729911275 * each.std(ddof=1) / 3**0.5)
-        whole = (frame["value"] * (frame["stop"] - frame["start"])).sum() / 700
-        assert whole == pytest.approx((losses * sizes).sum() / (3 * 700))
+        mean = (frame["value"] * (frame["stop"] - frame["start"])).sum() / 700
+        assert mean == pytest.approx((losses * sizes).sum() / (3 * 700))
 
     @pytest.mark.thorough
-    def test_each_cell_at_its_longest_length_and_a_line_ends_with_the_first_of_them(
-        self, empty: Store, make: Any
-    ) -> None:
+    def test_position_line_ends_with_shortest_cell(self, empty: Store, make: Any) -> None:
         cell, _ = make
         cells = [cell(seed + 1, seed=seed) for seed in (0, 1)]
         empty.record_revision("s", grid_text="x", grid_file="x.yaml", cells=cells)
-        for one, length in zip(cells, (64, 128), strict=True):
-            record(empty, one.id, length, np.full((2, length // 16), 2.0 + one.seed), 16)
+        for record_of_cell, length in zip(cells, (64, 128), strict=True):
+            record(empty, record_of_cell.id, length, np.full((2, length // 16), 2.0 + record_of_cell.seed), 16)
         frame = make_figure("position-nll", empty).frame
         assert frame.groupby("cell")["stop"].max().to_dict() == {cells[0].id: 64, cells[1].id: 128}
         means = complete_line_means(frame)
@@ -62,16 +60,14 @@ class TestPosition:
         assert means["length"].max() < 64
 
     @pytest.mark.thorough
-    def test_few_lines_share_a_panel_and_many_have_one_for_each_mixer(
-        self, empty: Store, make: Any, probed: Store
-    ) -> None:
+    def test_few_lines_share_a_panel(self, empty: Store, make: Any, probed: Store) -> None:
         assert set(make_figure("position-nll", probed).frame["panel"]) == {""}
         cell, _ = make
         levels = [(m, r, w) for m in ("nope", "fox") for r in ("off", "on") for w in ("off", "on")]
         cells = [cell(i + 20, attn_type=m, memory=r, window=w) for i, (m, r, w) in enumerate(levels)]
         empty.record_revision("many", grid_text="x", grid_file="x.yaml", cells=cells)
-        for i, one in enumerate(cells):
-            record(empty, one.id, 64, np.full((2, 4), 2.0 + i), 16)
+        for i, record_of_cell in enumerate(cells):
+            record(empty, record_of_cell.id, 64, np.full((2, 4), 2.0 + i), 16)
         assert set(make_figure("position-nll", empty, "many").frame["panel"]) == {"nope", "fox"}
 
     @pytest.mark.thorough
@@ -82,7 +78,7 @@ class TestPosition:
 
 
 class TestRetention:
-    def test_half_lives_follow_from_what_is_kept(self, probed: Store) -> None:
+    def test_half_lives_follow_from_retention(self, probed: Store) -> None:
         frame = make_figure("retention", probed).frame
         assert set(frame["part"]) == {"mixer", "memory"}
         for _, row in frame.iterrows():
@@ -96,29 +92,29 @@ class TestRetention:
         ]
 
     @pytest.mark.thorough
-    def test_channels_are_told_from_heads_and_each_map_sorts_its_own(self, empty: Store, make: Any) -> None:
+    def test_retention_map_sorts_channels_per_head(self, empty: Store, make: Any) -> None:
         cell, _ = make
         empty.record_revision("s", grid_text="x", grid_file="x.yaml", cells=[cell(1, attn_type="wall")])
         attempt = empty.start_attempt(cell(1).id, owner=Owner(name="ada", host="here", pid=1, started=0.0), fence=1)
         gates(DatabaseRecorder(empty, attempt.id, 1), 0.5, channels=3, heads=2)
         empty.finish_attempt(attempt.id, 1, "done")
-        made = make_figure("retention", empty)
-        mine = made.frame[made.frame["part"] == "mixer"]
+        figure_data = make_figure("retention", empty)
+        mine = figure_data.frame[figure_data.frame["part"] == "mixer"]
         assert [(r["layer"], r["head"], r["channel"]) for _, r in mine.iterrows()] == [
             (layer, head, channel) for layer in (2, 6) for head in (0, 1) for channel in (0, 1, 2)
         ]
-        wall, memory, *_ = figure_of(made).axes
+        wall, memory, *_ = figure_of(figure_data).axes
         assert wall.images[0].get_array().shape == (4, 3)
         assert memory.images[0].get_array().shape == (2, 2)
         assert all(list(row) == sorted(row) for row in wall.images[0].get_array())
 
     @pytest.mark.thorough
-    def test_one_cell_of_each_configuration_or_those_that_stand_out(self, probed: Store) -> None:
-        made = make_figure("retention", probed)
-        titles = {axes.get_title() for axes in figure_of(made).axes} - {""}
+    def test_first_cells_or_highlighted_ones_are_drawn(self, probed: Store) -> None:
+        figure_data = make_figure("retention", probed)
+        titles = {axes.get_title() for axes in figure_of(figure_data).axes} - {""}
         assert titles == {"FoX", "memory beside FoX", "NoPE", "memory beside NoPE"}
         look = with_highlight(COLUMN, load_sweep_data(probed), ["fox,seed=1"])
-        titles = {axes.get_title().replace("\n", " ") for axes in figure_of(made, look).axes} - {""}
+        titles = {axes.get_title().replace("\n", " ") for axes in figure_of(figure_data, look).axes} - {""}
         assert titles == {"FoX, seed 1", "memory beside FoX, seed 1"}
 
 
@@ -136,30 +132,30 @@ class TestPasskey:
 
     @pytest.mark.thorough
     def test_seeds_are_averaged_and_a_cell_that_stands_out_is_alone(self, probed: Store) -> None:
-        made = make_figure("passkey", probed)
-        maps = [axes for axes in figure_of(made).axes if axes.get_title()]
+        figure_data = make_figure("passkey", probed)
+        maps = [axes for axes in figure_of(figure_data).axes if axes.get_title()]
         assert [axes.get_title() for axes in maps] == ["FoX", "NoPE"]
-        mean = made.frame.groupby(["configuration", "depth", "length"], sort=False)["value"].mean()
+        mean = figure_data.frame.groupby(["configuration", "depth", "length"], sort=False)["value"].mean()
         for axes, (_, values) in zip(maps, mean.groupby("configuration", sort=False), strict=True):
             shown = axes.images[0].get_array()
             assert shown.ravel().tolist() == pytest.approx(values.sort_index().tolist())
             # 64 is the training length: the line stands between it and 128
             assert {line.get_xdata()[0] for line in axes.lines} == {0.5}
         look = with_highlight(COLUMN, load_sweep_data(probed), ["nope,seed=0"])
-        assert [axes.get_title() for axes in figure_of(made, look).axes if axes.get_title()] == ["NoPE, seed 0"]
+        assert [axes.get_title() for axes in figure_of(figure_data, look).axes if axes.get_title()] == ["NoPE, seed 0"]
 
 
 class TestAttentionMap:
     @pytest.mark.thorough
     def test_every_weight_stands_at_its_query_and_key(self, probed: Store) -> None:
-        made = make_figure("attention-map", probed)
-        frame = made.frame
+        figure_data = make_figure("attention-map", probed)
+        frame = figure_data.frame
         assert len(frame) == 4 * 4 * 8 * 9 // 2
         assert (frame["key"] <= frame["query"]).all()
         sums = frame.groupby(["cell", "layer", "head", "query"])["weight"].sum()
         assert sums.to_numpy() == pytest.approx(1.0)
         look = with_highlight(COLUMN, load_sweep_data(probed), ["nope,seed=1"])
-        maps = [axes for axes in figure_of(made, look).axes if axes.get_title()]
+        maps = [axes for axes in figure_of(figure_data, look).axes if axes.get_title()]
         assert [axes.get_title() for axes in maps] == ["L2 h0", "L2 h1", "L6 h0", "L6 h1"]
         mine = frame[frame["cell"] == look.highlight[0]]
         for axes, (_, rows) in zip(maps, mine.groupby(["layer", "head"]), strict=True):
@@ -171,13 +167,13 @@ class TestAttentionMap:
 
     @pytest.mark.thorough
     def test_of_each_configuration_the_sharpest_map(self, probed: Store) -> None:
-        made = make_figure("attention-map", probed)
+        figure_data = make_figure("attention-map", probed)
         keys = (
-            made.frame.drop_duplicates(["cell", "layer", "head", "query"])
+            figure_data.frame.drop_duplicates(["cell", "layer", "head", "query"])
             .groupby(["cell", "layer", "head"], sort=False)["keys"]
             .mean()
         )
-        maps = [axes.get_title() for axes in figure_of(made).axes if axes.get_title()]
+        maps = [axes.get_title() for axes in figure_of(figure_data).axes if axes.get_title()]
         assert _mean_shared_keys(pd.DataFrame({"query": [0, 0, 1, 2], "keys": [4.0, 4.0, 0.0, 2.0]})) == 3
         assert _mean_shared_keys(pd.DataFrame({"query": [0], "keys": [0.0]})) == math.inf, (
             "a head that attends to nothing is not sharp"
@@ -203,57 +199,55 @@ class TestMemoryRecall:
             assert row["low"] == pytest.approx(max(0, each.mean() - half))
             assert row["high"] == pytest.approx(min(1, each.mean() + half))
 
-    def test_a_line_a_memory_by_its_name_and_none_where_there_is_none(self, empty: Store, make: Any) -> None:
+    def test_recall_lines_name_memories(self, empty: Store, make: Any) -> None:
         cell, _ = make
         names = {"off": "no memory", "on": "gated delta", "kda": "KDA", "omega": "Omega", "mine": "memory mine"}
         cells = [cell(i + 1, memory=memory) for i, memory in enumerate(names)]
         empty.record_revision("s", grid_text="x", grid_file="x.yaml", cells=cells)
-        for i, one in enumerate(cells):
-            attempt = empty.start_attempt(one.id, owner=Owner(name="ada", host="here", pid=1, started=0.0), fence=1)
+        for i, record in enumerate(cells):
+            attempt = empty.start_attempt(record.id, owner=Owner(name="ada", host="here", pid=1, started=0.0), fence=1)
             recorder = DatabaseRecorder(empty, attempt.id, 1)
-            if one.levels["memory"] == "off":
+            if record.levels["memory"] == "off":
                 reason = "n/a: the network has no memory"
                 recorder.measurements([Measurement(probe="memory_recall", metric="share", reason=reason)])
-                about = {"probe": "memory_recall", "metric": "context_share"}
-                recorder.examples([Example(**about, item=0, value=0.5, detail={"pairs": 2, "chance": 0.5})])
-                recorder.measurements([Measurement(**about, value=0.5)])
+                fields = {"probe": "memory_recall", "metric": "context_share"}
+                recorder.examples([Example(**fields, item=0, value=0.5, detail={"pairs": 2, "chance": 0.5})])
+                recorder.measurements([Measurement(**fields, value=0.5)])
             else:
                 memory_recall(recorder, i / 4)
             empty.finish_attempt(attempt.id, 1, "done")
-        made = make_figure("memory-recall", empty)
-        figure = figure_of(made)
+        figure_data = make_figure("memory-recall", empty)
+        figure = figure_of(figure_data)
         check_column(figure)
         (legend,) = figure.legends
         assert [text.get_text() for text in legend.get_texts()] == list(names.values())
         alone, context = figure.axes
         inks = {line.get_color() for line in context.lines if len(line.get_xdata()) <= 2}
         assert len(inks) == 5 + 1, "every memory has a colour of its own, and so has chance"
-        assert not set(made.frame[made.frame["first"] == "off"]["panel"]) - {"in context"}
+        assert not set(figure_data.frame[figure_data.frame["first"] == "off"]["panel"]) - {"in context"}
         chance = next(line for line in alone.lines if line.get_color() == drawing.GREY)
         assert list(zip(chance.get_xdata(), chance.get_ydata(), strict=True)) == [(2, 50), (4, 25), (8, 12.5)]
 
 
 class TestExtrapolation:
     @pytest.mark.thorough
-    def test_perplexities_as_measured_and_logs_where_they_lie_far_apart(
-        self, probed: Store, empty: Store, make: Any
-    ) -> None:
-        made = make_figure("extrapolation", probed)
-        assert sorted(made.frame["value"]) == pytest.approx(
+    def test_perplexity_axis_is_log_for_wide_range(self, probed: Store, empty: Store, make: Any) -> None:
+        figure_data = make_figure("extrapolation", probed)
+        assert sorted(figure_data.frame["value"]) == pytest.approx(
             sorted(np.exp(3 + i / 10 + length / 1000) for i in range(4) for length in (64, 128, 256)), rel=1e-6
         )
-        assert set(made.frame["panel"]) == {""}
-        assert figure_of(made).axes[0].get_yscale() == "linear"
+        assert set(figure_data.frame["panel"]) == {""}
+        assert figure_of(figure_data).axes[0].get_yscale() == "linear"
         cells = [make[0](i + 1, attn_type=kind) for i, kind in enumerate(("tra", "rope"))]
         empty.record_revision("far", grid_text="x", grid_file="x.yaml", cells=cells)
-        for one, worse in zip(cells, (1, 4), strict=True):
-            attempt = empty.start_attempt(one.id, owner=Owner(name="ada", host="here", pid=1, started=0.0), fence=1)
+        for record, worse in zip(cells, (1, 4), strict=True):
+            attempt = empty.start_attempt(record.id, owner=Owner(name="ada", host="here", pid=1, started=0.0), fence=1)
             DatabaseRecorder(empty, attempt.id, 1).measurements(
                 [
                     Measurement(
-                        probe="extrapolation", metric="perplexity", length=length, value=30.0 * worse**place, n=10
+                        probe="extrapolation", metric="perplexity", length=length, value=30.0 * worse**index, n=10
                     )
-                    for place, length in enumerate((128, 256, 512))
+                    for index, length in enumerate((128, 256, 512))
                 ]
             )
             empty.finish_attempt(attempt.id, 1, "done")
@@ -265,14 +259,14 @@ class TestExtrapolation:
 def record(store: Store, cell_id: str, length: int, losses: np.ndarray, run: int) -> None:
     """A done attempt of the probe position_nll with these losses [documents, runs]."""
     attempt = store.start_attempt(cell_id, owner=Owner(name="ada", host="here", pid=1, started=0.0), fence=1)
-    recorder, about = DatabaseRecorder(store, attempt.id, 1), {"probe": "position_nll", "length": length}
+    recorder, fields = DatabaseRecorder(store, attempt.id, 1), {"probe": "position_nll", "length": length}
     recorder.examples(
         [
-            Example(**about, metric="nats", item=item, position=place, value=float(loss))
+            Example(**fields, metric="nats", item=item, position=position, value=float(loss))
             for item, row in enumerate(losses)
-            for place, loss in enumerate(row)
+            for position, loss in enumerate(row)
         ]
     )
     values = {"nats": float(losses.mean()), "bin": float(run)}
-    recorder.measurements([Measurement(**about, metric=name, value=value) for name, value in values.items()])
+    recorder.measurements([Measurement(**fields, metric=name, value=value) for name, value in values.items()])
     store.finish_attempt(attempt.id, 1, "done")

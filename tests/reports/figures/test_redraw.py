@@ -32,8 +32,8 @@ def problems(store: Store, tmp_path: Path) -> Callable[[bytes, str], list[str]]:
 
 
 def replaced(content: bytes, old: str, new: str, count: int = 1) -> bytes:
-    changed, found = re.subn(old.encode(), new.encode(), content, count=count, flags=re.DOTALL)
-    assert found
+    changed, n_changes = re.subn(old.encode(), new.encode(), content, count=count, flags=re.DOTALL)
+    assert n_changes
     return changed
 
 
@@ -62,7 +62,7 @@ def test_what_was_changed_by_hand_is_found(pictures: dict[str, bytes], problems:
     assert line.endswith("; draw it again with --figure length")
 
 
-def test_what_nobody_sees_does_not_matter(pictures: dict[str, bytes], problems: Any) -> None:
+def test_invisible_changes_are_ignored(pictures: dict[str, bytes], problems: Any) -> None:
     svg = pictures["svg"]
     names = sorted(set(re.findall(rb'id="([mp][0-9a-f]{10})"', svg)))
     assert names
@@ -122,9 +122,9 @@ def test_dust_of_the_layouts_solver_changes_no_byte(
 
     def dusty(figure: Figure) -> None:
         laid_out(figure)
-        for place, axes in enumerate(figure.axes):
+        for index, axes in enumerate(figure.axes):
             x, y, width, height = axes.get_position(original=True).bounds
-            dust = 1e-15 * (place + 1)
+            dust = 1e-15 * (index + 1)
             axes.set_position((x + dust, y - dust, width - dust, height + dust))
 
     monkeypatch.setattr(Figure, "draw_without_rendering", dusty)
@@ -133,18 +133,18 @@ def test_dust_of_the_layouts_solver_changes_no_byte(
 
 
 @pytest.mark.thorough
-def test_another_matplotlib_is_said(pictures: dict[str, bytes], problems: Any) -> None:
-    here = read_trace(pictures["svg"], "svg")["drawn_with"]
-    assert here == redraw.versions()
-    told = json.dumps(here, separators=(",", ":"))
-    other = pictures["svg"].replace(told.encode(), b'{"matplotlib":"3.9.0","freetype":"2.6.1"}')
-    assert other != pictures["svg"]
+def test_different_matplotlib_version_is_reported(pictures: dict[str, bytes], problems: Any) -> None:
+    current_versions = read_trace(pictures["svg"], "svg")["drawn_with"]
+    assert current_versions == redraw.versions()
+    versions_text = json.dumps(current_versions, separators=(",", ":"))
+    old_version_svg = pictures["svg"].replace(versions_text.encode(), b'{"matplotlib":"3.9.0","freetype":"2.6.1"}')
+    assert old_version_svg != pictures["svg"]
     # the same picture is the same picture
-    assert problems(other, "svg") == []
-    (line,) = problems(replaced(other, *CHANGES["a colour"]), "svg")
+    assert problems(old_version_svg, "svg") == []
+    (line,) = problems(replaced(old_version_svg, *CHANGES["a colour"]), "svg")
     assert "it was drawn with matplotlib 3.9.0 and freetype 2.6.1, here is matplotlib" in line
     assert "only its numbers could be compared, and they are the same" in line
-    older = pictures["svg"].replace(b',"drawn_with":' + told.encode(), b"")
+    older = pictures["svg"].replace(b',"drawn_with":' + versions_text.encode(), b"")
     assert problems(older, "svg") == []
     (line,) = problems(replaced(older, *CHANGES["a colour"]), "svg")
     assert "it was drawn with an unknown matplotlib, here is" in line

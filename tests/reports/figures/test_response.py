@@ -20,31 +20,31 @@ from scipy import stats
 from swept import AXIS, LAYERS, RATES, loss
 
 
-def test_a_line_is_the_mean_of_its_configurations_and_the_band_students_interval(rates: Store) -> None:
-    made = make_figure("response", rates)
-    assert made.title == f"Response to {AXIS}, sweep rates, revision 1"
-    assert set(made.frame["axis"]) == {AXIS}, "it has the most levels"
-    assert set(made.frame["length"]) == set(RATES)
-    assert made.notes == (
+def test_response_line_is_mean_with_t_interval(rates: Store) -> None:
+    figure_data = make_figure("response", rates)
+    assert figure_data.title == f"Response to {AXIS}, sweep rates, revision 1"
+    assert set(figure_data.frame["axis"]) == {AXIS}, "it has the most levels"
+    assert set(figure_data.frame["length"]) == set(RATES)
+    assert figure_data.notes == (
         "Lines: means over model.n_layers, seed; dots: single cells. Band: 95% t intervals between the configurations of a "
         "line, the seeds of each averaged first.",
         "Other axes of numbers, for --by: model.n_layers.",
     )
-    axes = figure_of(made).axes[0]
+    axes = figure_of(figure_data).axes[0]
     lines = {line.get_label(): line for line in axes.lines if line.get_linestyle() != "None"}
     drawn_ones = sorted(tuple(line.get_ydata()) for line in lines.values())
     expected, ends = [], []
     for kind in ("polar", "nope"):
         each = [[sum(loss(kind, rate, n, seed) for seed in (0, 1)) / 2 for n in LAYERS] for rate in RATES]
-        means = [sum(some) / len(some) for some in each]
+        means = [sum(values) / len(values) for values in each]
         expected.append(tuple(means))
         ends += [
-            mean + sign * stats.t.ppf(0.975, len(LAYERS) - 1) * stats.sem(some)
-            for mean, some in zip(means, each, strict=True)
+            mean + sign * stats.t.ppf(0.975, len(LAYERS) - 1) * stats.sem(values)
+            for mean, values in zip(means, each, strict=True)
             for sign in (-1, 1)
         ]
-    for found, wanted in zip(drawn_ones, sorted(expected), strict=True):
-        assert found == pytest.approx(wanted)
+    for drawn_line, wanted in zip(drawn_ones, sorted(expected), strict=True):
+        assert drawn_line == pytest.approx(wanted)
     corners = [y for band in axes.collections for path in band.get_paths() for y in path.vertices[:, 1]]
     for end in ends:
         assert min(abs(end - corner) for corner in corners) < 1e-9
@@ -53,38 +53,38 @@ def test_a_line_is_the_mean_of_its_configurations_and_the_band_students_interval
 
 
 @pytest.mark.thorough
-def test_another_axis_and_the_place_of_its_cells(rates: Store) -> None:
-    made = make_figure("response", rates, options={"by": "model.n_layers"})
-    assert set(made.frame["length"]) == {4.0, 8.0}
-    assert made.trace["options"] == {"by": "model.n_layers"}
-    assert figure_of(made).axes[0].get_xscale() == "linear"
+def test_response_by_second_axis(rates: Store) -> None:
+    figure_data = make_figure("response", rates, options={"by": "model.n_layers"})
+    assert set(figure_data.frame["length"]) == {4.0, 8.0}
+    assert figure_data.trace["options"] == {"by": "model.n_layers"}
+    assert figure_of(figure_data).axes[0].get_xscale() == "linear"
     for look in (COLUMN, FigureOptions()):
-        figure_of(made, look)
+        figure_of(figure_data, look)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("arguments", "why"),
     [
         (["--by", "attn_type"], "--by attn_type: that is no axis of sweep rates whose levels are numbers"),
         (["--by", "train.muon"], "did you mean train.muon_lr?"),
         (["--compare", "printed-v2"], "a table and a figure are two files"),
     ],
 )
-def test_what_it_cannot_draw_is_one_line(rates: Store, tmp_path: Path, words: list[str], why: str) -> None:
-    code, _, err = here(tmp_path, "report", "--figure", "response", "--db", "rates.db", "--json", *words)
+def test_response_refusals_are_single_lines(rates: Store, tmp_path: Path, arguments: list[str], why: str) -> None:
+    code, _, err = here(tmp_path, "report", "--figure", "response", "--db", "rates.db", "--json", *arguments)
     assert code == 2
     assert why in err
     assert err.count("\n") == 1
 
 
-def test_a_sweep_of_words_has_none(every: Store) -> None:
+def test_sweep_without_numeric_axis_has_no_response(every: Store) -> None:
     with pytest.raises(ReportError, match="sweep all has no axis whose levels are numbers; give its grid one"):
         make_figure("response", every)
 
 
 def test_levels_that_are_numbers() -> None:
-    assert [level_as_number(one) for one in ("1e-3", "1_000", "-2", "off", "inf", "nan", "")] == [
+    assert [level_as_number(level) for level in ("1e-3", "1_000", "-2", "off", "inf", "nan", "")] == [
         0.001,
         1000,
         -2,
@@ -112,21 +112,23 @@ class TestTicks:
         assert Scale(levels=("on", "off")).ticks() == {0.0: "on", 1.0: "off"}
 
     @given(st.floats(1e-9, 1e9), st.floats(1.0001, 1e9), st.booleans(), st.booleans())
-    def test_ticks_lie_in_the_range_three_or_more(self, low: float, times: float, log: bool, whole: bool) -> None:
+    def test_ticks_lie_in_the_range_three_or_more(
+        self, low: float, times: float, log: bool, integers_only: bool
+    ) -> None:
         high = low * times
-        if whole:
+        if integers_only:
             low, high = math.floor(low), math.ceil(high)
             log = log and low > 0
-        ticks = round_numbers(low, high, log=log, integers_only=whole)
+        ticks = round_numbers(low, high, log=log, integers_only=integers_only)
         assert ticks == sorted(set(ticks))
         assert all(low - 1e-6 * abs(low) - 1e-12 <= tick <= high * (1 + 1e-6) for tick in ticks)
         assert 1 <= len(ticks) <= 9
-        if not whole:
+        if not integers_only:
             assert len(ticks) >= 3
 
     @given(st.floats(1e-6, 1e6), st.floats(1.001, 1e6), st.floats(0, 1), st.booleans())
-    def test_the_share_of_a_place_runs_from_end_to_end(self, low: float, times: float, part: float, log: bool) -> None:
+    def test_scale_share_runs_from_0_to_1(self, low: float, times: float, part: float, log: bool) -> None:
         scale = Scale(low, low * times, log=log)
-        place = low * times**part if log else low + part * (low * times - low)
-        assert scale.share(place) == pytest.approx(part, abs=1e-6)
+        value = low * times**part if log else low + part * (low * times - low)
+        assert scale.share(value) == pytest.approx(part, abs=1e-6)
         assert (scale.share(scale.low), scale.share(scale.high)) == (0, pytest.approx(1))

@@ -30,10 +30,10 @@ PAIRS = [(name, sweep) for name in FIGURES for sweep in ("tuned", "both") if (na
 
 @pytest.mark.usefixtures("few_deals")
 @pytest.mark.parametrize(("name", "sweep"), every_nth(PAIRS, 11))
-def test_no_words_meet_in_a_column_and_on_a_page(studies: Store, name: str, sweep: str) -> None:
-    made = make_figure(name, studies, sweep)
+def test_no_texts_overlap_in_study_figures(studies: Store, name: str, sweep: str) -> None:
+    figure_data = make_figure(name, studies, sweep)
     for look in (COLUMN, FigureOptions()):
-        assert check_words(figure_of(made, look)) > 5
+        assert check_words(figure_of(figure_data, look)) > 5
 
 
 class TestHistory:
@@ -52,24 +52,26 @@ class TestHistory:
             assert row["so_far"] == pytest.approx(so_far)
 
     @pytest.mark.thorough
-    def test_of_what_is_maximised_the_best_is_the_most_and_the_line_is_drawn(self, studies: Store) -> None:
-        made = make_figure("history", studies, "both")
-        speeds = [speed(dict(one.params)) for one in trials_at_random(TWO, 30, ends={5: "failed"}) if one.number != 5]
-        mine = made.frame[made.frame["objective"] == "throughput.tokens_per_s"]
+    def test_maximised_objective_has_highest_as_best(self, studies: Store) -> None:
+        figure_data = make_figure("history", studies, "both")
+        speeds = [
+            speed(dict(trial.params)) for trial in trials_at_random(TWO, 30, ends={5: "failed"}) if trial.number != 5
+        ]
+        mine = figure_data.frame[figure_data.frame["objective"] == "throughput.tokens_per_s"]
         assert mine["so_far"].iloc[-1] == pytest.approx(max(speeds))
-        axes = figure_of(made).axes
+        axes = figure_of(figure_data).axes
         (line,) = (line for line in axes[1].lines if line.get_drawstyle() == "steps-post")
         assert list(line.get_ydata()) == list(mine["so_far"])
-        assert [list(one.get_xdata()) for one in axes[0].lines if one.get_marker() == "v"] == [[5]]
+        assert [list(line.get_xdata()) for line in axes[0].lines if line.get_marker() == "v"] == [[5]]
 
 
 class TestFront:
     def test_it_is_that_of_brute_force(self, studies: Store) -> None:
         frame = make_figure("front", studies, "both").frame
         points = {
-            one.number: (loss(dict(one.params)), -speed(dict(one.params)))
-            for one in trials_at_random(TWO, 30)
-            if one.number != 5
+            trial.number: (loss(dict(trial.params)), -speed(dict(trial.params)))
+            for trial in trials_at_random(TWO, 30)
+            if trial.number != 5
         }
 
         def beaten(a: tuple[float, float]) -> bool:
@@ -82,9 +84,9 @@ class TestFront:
 
     @pytest.mark.thorough
     def test_steps_lead_from_trial_to_trial_of_the_front(self, studies: Store) -> None:
-        made = make_figure("front", studies, "both")
-        (axes,) = figure_of(made, FigureOptions()).axes
-        front = made.frame[made.frame["front"]].sort_values("x_value")
+        figure_data = make_figure("front", studies, "both")
+        (axes,) = figure_of(figure_data, FigureOptions()).axes
+        front = figure_data.frame[figure_data.frame["front"]].sort_values("x_value")
         (line,) = (line for line in axes.lines if line.get_drawstyle() == "steps-post")
         assert list(line.get_xdata()) == list(front["x_value"])
         assert {text.get_text() for text in axes.texts} == {f"#{number}" for number in front["number"]}
@@ -99,25 +101,28 @@ class TestFront:
             for n in range(5)
         ]
         studied.record(empty, "three", search, trials)
-        made = make_figure("front", empty, "three")
-        assert made.frame["front"].sum() == 3 * 5
-        assert set(made.frame["y_label"]) == {"speed, tokens/s (more is better)", "needle, 64, % (more is better)"}
-        assert made.frame["y_value"].max() == pytest.approx(70), "a share is shown in percent"
-        assert len(figure_of(made, FigureOptions()).axes) == 4
+        figure_data = make_figure("front", empty, "three")
+        assert figure_data.frame["front"].sum() == 3 * 5
+        assert set(figure_data.frame["y_label"]) == {
+            "speed, tokens/s (more is better)",
+            "needle, 64, % (more is better)",
+        }
+        assert figure_data.frame["y_value"].max() == pytest.approx(70), "a share is shown in percent"
+        assert len(figure_of(figure_data, FigureOptions()).axes) == 4
 
 
-class TestPlaces:
+class TestPositions:
     @pytest.mark.thorough
     def test_slices_stand_at_what_was_proposed_the_best_ringed(self, studies: Store) -> None:
-        made = make_figure("slices", studies, "tuned")
-        done = {one.number: one for one in trials_at_random(ONE, 39, ends=ENDS) if one.standing == "done"}
-        for _, row in made.frame.iterrows():
+        figure_data = make_figure("slices", studies, "tuned")
+        done = {trial.number: trial for trial in trials_at_random(ONE, 39, ends=ENDS) if trial.standing == "done"}
+        for _, row in figure_data.frame.iterrows():
             proposed = done[row["number"]].params[row["setting"]]
             assert row["place"] == (("polar", "nope", "rope").index(proposed) if row["setting"] == KIND else proposed)
-        best = min(done.values(), key=lambda one: loss(dict(one.params)))
-        assert set(made.frame[made.frame["best"]]["number"]) == {best.number}
-        axes = figure_of(made, FigureOptions()).axes
-        assert [one.get_xscale() for one in axes[:4]] == ["log", "linear", "linear", "linear"]
+        best = min(done.values(), key=lambda trial: loss(dict(trial.params)))
+        assert set(figure_data.frame[figure_data.frame["best"]]["number"]) == {best.number}
+        axes = figure_of(figure_data, FigureOptions()).axes
+        assert [panel.get_xscale() for panel in axes[:4]] == ["log", "linear", "linear", "linear"]
         assert [label.get_text() for label in axes[1].get_xticklabels()] == ["4", "8", "12", "16"]
         ring = [line for line in axes[0].lines if line.get_markerfacecolor() == "none"]
         assert [list(line.get_xdata()) for line in ring] == [[best.params[RATE]]]
@@ -137,12 +142,12 @@ class TestPlaces:
             assert 0 <= mine["val.val_loss"] <= 1
 
     @pytest.mark.thorough
-    def test_contours_pair_what_differs_and_colour_between_numbers_alone(self, studies: Store) -> None:
-        made = make_figure("contours", studies, "tuned")
-        pairs = made.frame[["x", "y"]].drop_duplicates()
+    def test_contours_pair_varying_settings(self, studies: Store) -> None:
+        figure_data = make_figure("contours", studies, "tuned")
+        pairs = figure_data.frame[["x", "y"]].drop_duplicates()
         assert len(pairs) == 6
-        axes = figure_of(made, FigureOptions()).axes
-        filled = [len(one.collections) > 1 for one in axes[:6]]
+        axes = figure_of(figure_data, FigureOptions()).axes
+        filled = [len(panel.collections) > 1 for panel in axes[:6]]
         assert filled == [KIND not in (x, y) for x, y in pairs.itertuples(index=False)]
 
     def test_a_name_is_broken_where_a_word_of_it_ends(self) -> None:
@@ -170,18 +175,18 @@ class TestChanged:
     @pytest.mark.parametrize("name", [name for name in FIGURES if name not in ("front", "importance")])
     def test_every_figure_of_it_is_a_picture(self, empty: Store, tmp_path: Path, name: str) -> None:
         studied.record(empty, "odd", self.SEARCH, self.TRIALS)
-        made = make_figure(name, empty, "odd")
-        assert check_words(figure_of(made, FigureOptions())) > 5
-        (tmp_path / "x.svg").write_bytes(rendered(made))
+        figure_data = make_figure(name, empty, "odd")
+        assert check_words(figure_of(figure_data, FigureOptions())) > 5
+        (tmp_path / "x.svg").write_bytes(rendered(figure_data))
         assert check_file(tmp_path / "x.svg", empty) == []
         if name == "slices":
-            mine = made.frame[made.frame["setting"] == "memory"].set_index("number")
+            mine = figure_data.frame[figure_data.frame["setting"] == "memory"].set_index("number")
             assert list(mine["place"]) == [3.0, 1.0, 2.0, 0.0], "a level that is searched no more stands last"
             assert list(mine["level"]) == ["titans", "on", "none", "on"]
-            assert set(made.frame["name"]) == {"lr", "memory", "model.memory"}
-            assert set(made.frame[made.frame["setting"] == "model.memory"]["number"]) == {1, 2, 3}
-            axes = figure_of(made, FigureOptions()).axes[:3]
-            assert len({one.get_ylim() for one in axes}) == 1, "only the first says its numbers"
+            assert set(figure_data.frame["name"]) == {"lr", "memory", "model.memory"}
+            assert set(figure_data.frame[figure_data.frame["setting"] == "model.memory"]["number"]) == {1, 2, 3}
+            axes = figure_of(figure_data, FigureOptions()).axes[:3]
+            assert len({panel.get_ylim() for panel in axes}) == 1, "only the first says its numbers"
 
 
 @pytest.mark.thorough
@@ -191,40 +196,40 @@ class TestPruned:
     @pytest.fixture
     def pruned(self, empty: Store) -> Store:
         trials = []
-        for one in trials_at_random(ONE, 20):
-            full = tuple((rung, loss(dict(one.params)) + 1 / rung) for rung in (1, 2, 3, 4))
-            ends = 4 if one.number % 7 == 0 else 2 + one.number % 2
+        for trial in trials_at_random(ONE, 20):
+            full = tuple((rung, loss(dict(trial.params)) + 1 / rung) for rung in (1, 2, 3, 4))
+            ends = 4 if trial.number % 7 == 0 else 2 + trial.number % 2
             trials.append(
-                replace(one, curve=full)
+                replace(trial, curve=full)
                 if ends == 4
-                else replace(one, standing="pruned", values=None, curve=full[:ends])
+                else replace(trial, standing="pruned", values=None, curve=full[:ends])
             )
         studied.record(empty, "cut", ONE, [*trials, Trial(20, trials[0].params, "failed", cell="f" * 12)])
         return empty
 
     @pytest.mark.parametrize("name", ["slices", "contours", "parallel", "importance"])
-    def test_all_are_held_together_at_the_last_validation_that_each_has(
+    def test_pruned_trials_are_compared_at_common_rung(
         self, pruned: Store, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)  # with it importance is fANOVA's
-        made = make_figure(name, pruned, "cut")
-        assert made.notes[-1].startswith(
+        figure_data = make_figure(name, pruned, "cut")
+        assert figure_data.notes[-1].startswith(
             "Most trials were pruned, so that all are held against each other at validation 2"
         )
-        assert check_words(figure_of(made, FigureOptions())) > 5
-        check_words(figure_of(made))
+        assert check_words(figure_of(figure_data, FigureOptions())) > 5
+        check_words(figure_of(figure_data))
         if name == "importance":
-            assert made.notes[0].startswith("PED-ANOVA of 20 trials, ")
+            assert figure_data.notes[0].startswith("PED-ANOVA of 20 trials, ")
             return
-        values = dict(zip(made.frame["number"], made.frame["value"], strict=True))
+        values = dict(zip(figure_data.frame["number"], figure_data.frame["value"], strict=True))
         assert values == pytest.approx({n: loss(studied.drawn(ONE, n)) + 0.5 for n in range(20)})
         ended = min((0, 7, 14), key=lambda n: loss(studied.drawn(ONE, n)))
-        assert set(made.frame[made.frame["best"]]["number"]) == {ended}, "of those that ended"
+        assert set(figure_data.frame[figure_data.frame["best"]]["number"]) == {ended}, "of those that ended"
 
     def test_with_enough_that_are_done_the_end_counts(self, studies: Store) -> None:
-        made = make_figure("slices", studies, "tuned")
-        assert not any("pruned" in note for note in made.notes)
-        assert set(made.frame["number"]).isdisjoint(n for n, end in ENDS.items() if end == "pruned")
+        figure_data = make_figure("slices", studies, "tuned")
+        assert not any("pruned" in note for note in figure_data.notes)
+        assert set(figure_data.frame["number"]).isdisjoint(n for n, end in ENDS.items() if end == "pruned")
 
 
 REFUSED = [
@@ -247,27 +252,25 @@ def poor(studies: Store, make: Any) -> Store:
     studied.record(studies, "few", ONE, trials_at_random(ONE, 3, first_cell=2001))
     studied.record(studies, "none", ONE, trials_at_random(ONE, 1, ends={0: "failed"}, first_cell=3001))
     still = [
-        replace(one, params={RATE: one.params[RATE], DEPTH: 4, KIND: "polar", studied.DECAY: 0.0})
-        for one in trials_at_random(ONE, 12, first_cell=4001)
+        replace(trial, params={RATE: trial.params[RATE], DEPTH: 4, KIND: "polar", studied.DECAY: 0.0})
+        for trial in trials_at_random(ONE, 12, first_cell=4001)
     ]
     studied.record(studies, "still", ONE, still)
     return studies
 
 
 @pytest.mark.thorough
-def test_what_a_study_cannot_show_is_one_line(poor: Store, tmp_path: Path) -> None:
+def test_study_refusals_are_single_lines(poor: Store, tmp_path: Path) -> None:
     for sweep, name, why in REFUSED:
-        words = ("report", "--figure", name, "--sweep", sweep, "--db", "studies.db")
-        code, out, err = here(tmp_path, *words)
+        arguments = ("report", "--figure", name, "--sweep", sweep, "--db", "studies.db")
+        code, out, err = here(tmp_path, *arguments)
         assert (code, out) == (2, ""), (sweep, name)
         assert why in err
         assert err.count("\n") == 1
 
 
 @pytest.mark.thorough
-def test_a_folder_of_a_sweep_that_is_no_study_does_not_speak_of_studies(
-    poor: Store, tmp_path: Path, shown: Callable[[str], Store]
-) -> None:
+def test_report_folder_of_plain_sweep_omits_studies(poor: Store, tmp_path: Path, shown: Callable[[str], Store]) -> None:
     from atma_sweep.reports.report_folder import write_report_folder
 
     wanted = ("history", "timeline")
@@ -278,6 +281,6 @@ def test_a_folder_of_a_sweep_that_is_no_study_does_not_speak_of_studies(
     assert {"study.csv", "figure-history.svg"} <= {path.name for path in study.files}
 
 
-def test_an_evaluator_that_nobody_knows_is_refused(studies: Store) -> None:
+def test_unknown_evaluator_is_refused(studies: Store) -> None:
     with pytest.raises(ReportError, match="there is no evaluator palm-reading of importance"):
         make_figure("importance", studies, options={"evaluator": "palm-reading"})

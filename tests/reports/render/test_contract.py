@@ -13,7 +13,7 @@ from atma_sweep.reports.render import RENDERERS, csv_renderer, render
 from atma_sweep.reports.table import Table, TableEntry
 from atma_sweep.results.console.text import csv_field, html_escaped, markdown_escaped, plain, tex_escaped
 
-WORDS = {
+TEXTS = {
     "plain": "polar", "bar": "a|b", "ampersand": "a & b", "tag": "<b>x</b>", "newline": "two\nlines", "accent": "größe",
     "sign": "×−→", "missing": "n/a", "empty": "", "quote": 'say "x", twice', "comment": "--> <!-- %", "formula": "=1+1",
     "backslash": r"\input{x} $y$ _z^", "steering": "\x1b[31mred",
@@ -39,24 +39,24 @@ def table_of(word: str, number: str = "3.14") -> Table:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("format", RENDERERS)
 def test_a_word_is_shown_and_steers_nothing(format: str, name: str) -> None:
-    written = render(table_of(WORDS[name]), format)
+    written = render(table_of(TEXTS[name]), format)
     assert written.endswith("\n")
     assert "\x1b" not in written
     if format == "terminal":
-        assert plain(WORDS[name]) in written
+        assert plain(TEXTS[name]) in written
         return
     *_, (word, number) = RENDERERS[format].rows(written)
-    assert word.strip() == SHOWN[format](WORDS[name]).strip()
+    assert word.strip() == SHOWN[format](TEXTS[name]).strip()
     assert number == "3.14"
 
 
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("format", READ)
 def test_traces_are_read_back_or_omitted(format: str, name: str) -> None:
-    table = table_of(WORDS[name])
+    table = table_of(TEXTS[name])
     written = csv_renderer.trace_file_text(table) if format == "csv" else render(table, format)
     assert RENDERERS[format].trace_of(written) == table.trace
     assert "c0ffee" not in re.sub(r'data-cells="[^"]*"', "", render(table, format, trace=False))
@@ -76,6 +76,6 @@ def test_a_number_that_is_none_stands_as_its_word(format: str, number: str) -> N
 @pytest.mark.parametrize("format", RENDERERS)
 def test_a_table_without_rows_has_its_headings(format: str) -> None:
     trace: dict[str, Any] = {"table": "6", "cells": {}}
-    about: dict[str, Any] = {"rows": (), "raw_of": tuple, "trace_of": lambda: trace, "notes": ()}
-    written = render(Table(number="6", title="Empty", columns=("Type", "Val"), text_columns=1, **about), format)
+    fields: dict[str, Any] = {"rows": (), "raw_of": tuple, "trace_of": lambda: trace, "notes": ()}
+    written = render(Table(number="6", title="Empty", columns=("Type", "Val"), text_columns=1, **fields), format)
     assert json.loads(written) == [] if format == "json" else "Val" in written

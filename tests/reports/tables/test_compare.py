@@ -40,12 +40,12 @@ def measure(empty):
 
     def record(name, cells, values, provenances=None, hosts=None):
         store.record_revision(name, grid_text="x", grid_file="x", cells=cells)
-        for index, (one, found) in enumerate(zip(cells, values, strict=True)):
+        for index, (record, values_of_cell) in enumerate(zip(cells, values, strict=True)):
             owner = Owner(name="ada", host=hosts[index] if hosts else f"host-{index}", pid=1, started=0.0)
-            attempt = store.start_attempt(one.id, owner=owner, fence=1)
+            attempt = store.start_attempt(record.id, owner=owner, fence=1)
             recorder = DatabaseRecorder(store, attempt.id, 1)
             recorder.provenance(provenances[index] if provenances else SAME)
-            recorder.measurements(found)
+            recorder.measurements(values_of_cell)
             store.finish_attempt(attempt.id, 1, "done")
         return store
 
@@ -74,8 +74,8 @@ BYTES = replace(
 
 def spread_of(group: list[list[float]]) -> tuple[float, int]:
     """Pooled standard deviation of these groups, by hand, and its degrees of freedom."""
-    squares = sum((x - sum(some) / len(some)) ** 2 for some in group for x in some)
-    df = sum(len(some) - 1 for some in group)
+    squares = sum((x - sum(values) / len(values)) ** 2 for values in group for x in values)
+    df = sum(len(values) - 1 for values in group)
     return math.sqrt(squares / df), df
 
 
@@ -106,25 +106,35 @@ class TestCompare:
         cell, _ = make
         cells = [cell(0), cell(1, attn_type="nope"), cell(2, attn_type="wall")]
         store = measure("mine", cells, [val(3.180), val(3.5), val(1.0)], [LIKE] * 3)
-        found = {one.levels[0]: one for one in compare(store, "mine")}
-        assert set(found) == {"polar", "nope"}
-        polar = found["polar"]
+        comparison_by_mixer = {comparison.levels[0]: comparison for comparison in compare(store, "mine")}
+        assert set(comparison_by_mixer) == {"polar", "nope"}
+        polar = comparison_by_mixer["polar"]
         assert (polar.measured.value, polar.published.value) == (3.180, 3.169)
         assert polar.difference == pytest.approx(0.011)
         sd, df = spread_of(near(printed, "polar", "on", 0))
         assert (polar.spread.sd, polar.spread.df) == (pytest.approx(sd), df)
         assert polar.limit == pytest.approx(stats.t.ppf(0.975, df) * sd * math.sqrt(2))
-        assert (polar.verdict, found["nope"].verdict) == ("within", "beyond")
+        assert (polar.verdict, comparison_by_mixer["nope"].verdict) == ("within", "beyond")
 
-    def test_the_two_versions_judge_each_other_with_sane_limits(self, published, printed):
-        found = compare(published, "printed-v1", "printed-v2")
-        logged = [one for one in found if one.column.probe in ("clean", "junk", "needle")]
+    def test_paper_versions_compare_with_plausible_limits(self, published, printed):
+        comparisons = compare(published, "printed-v1", "printed-v2")
+        logged = [comparison for comparison in comparisons if comparison.column.probe in ("clean", "junk", "needle")]
         assert len(logged) == 100 * 18
-        assert {one.difference for one in logged} == {0.0}
-        assert {one.verdict for one in found if one.column.probe != "throughput"} == {"within"}
+        assert {comparison.difference for comparison in logged} == {0.0}
+        assert {comparison.verdict for comparison in comparisons if comparison.column.probe != "throughput"} == {
+            "within"
+        }
         # speed costs no two regularizers the same, and there are no seeds
-        assert {(one.verdict, one.limit) for one in found if one.column.probe == "throughput"} == {("-", None)}
-        limits = {(one.levels[0], one.levels[3]): one.limit for one in found if one.column.heading == "Ndl@64K"}
+        assert {
+            (comparison.verdict, comparison.limit)
+            for comparison in comparisons
+            if comparison.column.probe == "throughput"
+        } == {("-", None)}
+        limits = {
+            (comparison.levels[0], comparison.levels[3]): comparison.limit
+            for comparison in comparisons
+            if comparison.column.heading == "Ndl@64K"
+        }
         sd, df = spread_of(near(printed, "polar", "on", 65536))
         assert limits["polar", "on"] == pytest.approx(stats.t.ppf(0.975, df) * sd * math.sqrt(2))
         assert 0.4 < limits["polar", "on"] < 0.7, "one in a hundred needs more than half of the scale, not all of it"
@@ -132,7 +142,7 @@ class TestCompare:
         rate = 0.5 / (20 * 16 + 1)
         floor = stats.t.ppf(0.975, df) * math.sqrt(rate * (1 - rate) / 16) * math.sqrt(2)
         assert limits["rope", "on"] == pytest.approx(floor)
-        assert min(one.limit for one in logged if one.column.probe == "needle") > 1 / 80
+        assert min(comparison.limit for comparison in logged if comparison.column.probe == "needle") > 1 / 80
 
     def test_never_less_than_a_printed_digit(self, measure, make, empty):
         """Seeds that agree to the last digit do not make a difference of one digit a finding."""
@@ -141,19 +151,22 @@ class TestCompare:
         first = measure("first", cells, [val(3.0)] * 4, [LIKE] * 4)
         second = measure("second", [cell(50), cell(51, attn_type="nope")], [val(3.001), val(3.0011)], [LIKE] * 2)
         assert first is second
-        found = compare(second, "second", "first")
-        assert [(one.limit, one.verdict) for one in found] == [
+        comparisons = compare(second, "second", "first")
+        assert [(comparison.limit, comparison.verdict) for comparison in comparisons] == [
             (pytest.approx(0.001), "within"),
             (pytest.approx(0.001), "beyond"),
         ]
 
-    def test_the_four_contradictions_are_flagged_and_the_log_is_compared(self, published):
-        found = [one for one in compare(published, "printed-v1", "printed-v2") if one.flags]
-        assert [(one.levels, one.column.heading, f"{one.published.value:.3f}") for one in found] == [
+    def test_contradictions_are_flagged(self, published):
+        flagged = [comparison for comparison in compare(published, "printed-v1", "printed-v2") if comparison.flags]
+        assert [
+            (comparison.levels, comparison.column.heading, f"{comparison.published.value:.3f}")
+            for comparison in flagged
+        ] == [
             (("polar", "baseline", "off", "on", "off"), f"Clean@{length}", value)
             for length, value in (("4K", "2.577"), ("8K", "2.440"), ("16K", "2.281"), ("32K", "2.139"))
         ]
-        assert found[0].flags == ("Table 2 prints 2.45, the log gives 2.58 at 4K",)
+        assert flagged[0].flags == ("Table 2 prints 2.45, the log gives 2.58 at 4K",)
 
     def test_the_table(self, measure, make):
         cell, _ = make
@@ -181,7 +194,7 @@ class TestCompare:
         notes = [note for note in table.notes if "chance alone" in note]
         assert notes[0] == "Clean@2K: 3 within the known spread, 0 beyond, where chance alone puts 0.2."
 
-    def test_the_numbers_of_one_table(self, published):
+    def test_compare_restricted_to_a_table(self, published):
         second = make_table("compare", published, "printed-v1", reference="printed-v2", table="2")
         assert len(second.rows) == 6 * 6
         assert sum(row[7] != "-" for row in second.rows) == 4
@@ -196,13 +209,13 @@ class TestCompare:
         with pytest.raises(ReportError, match="no number of a common configuration"):
             compare(store, "mine")
 
-    def test_several_seeds_against_one_published_run(self, measure, make, printed):
+    def test_compare_several_seeds_with_single_published_run(self, measure, make, printed):
         cell, _ = make
         store = measure("mine", [cell(0, seed=0), cell(1, seed=1)], [val(3.17), val(3.19)], [LIKE] * 2)
-        (one,) = compare(store, "mine")
-        assert one.measured.value == pytest.approx(3.18)
+        (comparison,) = compare(store, "mine")
+        assert comparison.measured.value == pytest.approx(3.18)
         sd, df = spread_of(near(printed, "polar", "on", 0))
-        assert one.limit == pytest.approx(stats.t.ppf(0.975, df) * sd * math.sqrt(1 + 1 / 2))
+        assert comparison.limit == pytest.approx(stats.t.ppf(0.975, df) * sd * math.sqrt(1 + 1 / 2))
 
 
 class TestRefusal:
@@ -223,14 +236,14 @@ class TestRefusal:
             "Not judged, since the sweeps are not of one kind: tokenizer bytes instead of gpt2; corpus stdlib instead of "
             "fineweb-edu; parameters 530K instead of 378M; train.tokens 200000 instead of 996147200; "
         )
-        for said in ("train.loss_reduction mean instead of sum", "train.schedule cosine instead of linear"):
-            assert said in line
+        for text in ("train.loss_reduction mean instead of sum", "train.schedule cosine instead of linear"):
+            assert text in line
         assert "\n" not in line
         notes = " ".join(table.notes)
         assert "eval.documents 2 instead of 16" in notes
         assert "model.memory" not in notes, "the level of an axis is matched"
         assert "Not recorded of printed-v2: model.d_model." in table.notes
-        assert {one.limit for one in compare(store, "mine")} == {None}
+        assert {comparison.limit for comparison in compare(store, "mine")} == {None}
 
     def test_settings_of_the_network_are_differences(self, measure, make):
         cell, _ = make
@@ -243,7 +256,7 @@ class TestRefusal:
         assert table.above[0] == "Not judged, since the sweeps are not of one kind: model.d_model 64 instead of 128."
 
     @pytest.mark.thorough
-    def test_what_changes_one_probe_spoils_that_alone(self, measure, make):
+    def test_recipe_difference_affects_its_probe_only(self, measure, make):
         cell, _ = make
         needle = Measurement(probe="needle", metric="digit_accuracy", length=65536, value=0.9, n=40)
         config = LIKE.config | {"eval": {"needle_trials": 8, "chunk_tokens": 7, "validate_every": 5}}
@@ -256,10 +269,10 @@ class TestRefusal:
         cell, _ = make
         measure("mine", [cell(0)], [val(1.5)], [BYTES]).close()
         db = str(tmp_path / "empty.db")
-        found = CliRunner().invoke(app, ["report", "--compare", "printed-v2", "--sweep", "mine", "--db", db])
-        assert found.exit_code == 0
-        assert "Not judged, since the sweeps are not of one kind: tokenizer bytes instead of gpt2" in found.stdout
-        assert "1.500" in found.stdout
+        result = CliRunner().invoke(app, ["report", "--compare", "printed-v2", "--sweep", "mine", "--db", db])
+        assert result.exit_code == 0
+        assert "Not judged, since the sweeps are not of one kind: tokenizer bytes instead of gpt2" in result.stdout
+        assert "1.500" in result.stdout
 
 
 class TestHomogeneity:
@@ -273,7 +286,7 @@ class TestHomogeneity:
         assert self.audit(measure, make, SAME, SAME, SAME) == []
 
     @pytest.mark.parametrize(
-        ("change", "said"),
+        ("change", "expected_text"),
         [
             ({"gpu_name": "NVIDIA L4"}, "GPU differs: NVIDIA H200 (2 cells), NVIDIA L4 (1 cell)"),
             ({"driver": "550"}, "driver differs"),
@@ -290,35 +303,39 @@ class TestHomogeneity:
             ({"git_commit": None, "git_dirty": None}, "not recorded: code (1 of 3 cells)"),
         ],
     )
-    def test_what_differs_is_named(self, measure, make, change, said):
+    def test_what_differs_is_named(self, measure, make, change, expected_text):
         (line,) = self.audit(measure, make, SAME, SAME, replace(SAME, **change))
-        assert line.startswith(said)
+        assert line.startswith(expected_text)
 
     def test_an_axis_explains_its_setting_but_never_the_micro_batch(self, measure, make):
         config = {"train": {"micro_batch": 2, "schedule": "cosine"}, "model": {"memory": "gated_delta"}}
-        other = replace(SAME, config=config)
-        lines = self.audit(measure, make, SAME, other, SAME, other)
+        changed_cell = replace(SAME, config=config)
+        lines = self.audit(measure, make, SAME, changed_cell, SAME, changed_cell)
         assert lines == ["train.micro_batch differs: 2 (2 cells), 4 (2 cells)"]
 
     @pytest.mark.thorough
     def test_a_recipe_that_follows_no_axis_is_named(self, measure, make):
-        other = replace(SAME, config={"train": {"micro_batch": 4, "schedule": "linear"}, "model": {"memory": "none"}})
-        assert self.audit(measure, make, SAME, SAME, SAME, other) == [
+        changed_cell = replace(
+            SAME, config={"train": {"micro_batch": 4, "schedule": "linear"}, "model": {"memory": "none"}}
+        )
+        assert self.audit(measure, make, SAME, SAME, SAME, changed_cell) == [
             "train.schedule differs: cosine (3 cells), linear (1 cell)"
         ]
 
     @pytest.mark.parametrize(
-        ("change", "said"),
+        ("change", "expected_text"),
         [
             ({"probes": ["needle"]}, []),
             ({"lengths": [128]}, []),
             ({"needle_trials": 8}, ["eval.needle_trials differs: 16 (3 cells), 8 (1 cell)"]),
         ],
     )
-    def test_what_was_asked_for_is_no_difference_but_how_it_was_measured_is(self, measure, make, change, said):
-        asked = {"probes": ["val"], "lengths": [64], "needle_trials": 16}
-        same, other = (replace(SAME, config={"eval": one}) for one in (asked, asked | change))
-        assert self.audit(measure, make, same, same, same, other) == said
+    def test_audit_compares_how_numbers_were_measured(self, measure, make, change, expected_text):
+        eval_config = {"probes": ["val"], "lengths": [64], "needle_trials": 16}
+        same, changed_cell = (
+            replace(SAME, config={"eval": eval_settings}) for eval_settings in (eval_config, eval_config | change)
+        )
+        assert self.audit(measure, make, same, same, same, changed_cell) == expected_text
 
     def test_restarts_and_neighbours(self, measure, make, store, run):
         cell, _ = make
@@ -326,7 +343,8 @@ class TestHomogeneity:
         store.record_revision("s", grid_text="x", grid_file="x", cells=cells)
         run(store, cells[0].id, "interrupted", [])
         first = [
-            store.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1) for one in cells
+            store.start_attempt(record.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
+            for record in cells
         ]
         for attempt in first:
             recorder = DatabaseRecorder(store, attempt.id, 1)
@@ -345,10 +363,10 @@ class TestHomogeneity:
         cell, _ = make
         cells = [cell(70 + i, seed=i) for i in range(3)]
         store.record_revision("s", grid_text="x", grid_file="x", cells=cells)
-        for one, others in zip(cells, (0, 3, 1), strict=True):
-            attempt = store.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
+        for record, extra_runs in zip(cells, (0, 3, 1), strict=True):
+            attempt = store.start_attempt(record.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
             recorder = DatabaseRecorder(store, attempt.id, 1)
-            recorder.provenance(replace(SAME, gpu_uuid="GPU-a", co_tenants=others))
+            recorder.provenance(replace(SAME, gpu_uuid="GPU-a", co_tenants=extra_runs))
             recorder.measurements(val(1.0))
             store.finish_attempt(attempt.id, 1, "done")
             time.sleep(0.003)
@@ -359,10 +377,10 @@ class TestHomogeneity:
 
     def test_deviations(self, store, make):
         cell, _ = make
-        one = cell(60)
-        store.record_revision("s", grid_text="x", grid_file="x", cells=[one])
+        record = cell(60)
+        store.record_revision("s", grid_text="x", grid_file="x", cells=[record])
         attempt = store.start_attempt(
-            one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1, deviation={"train.micro_batch": 2}
+            record.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1, deviation={"train.micro_batch": 2}
         )
         recorder = DatabaseRecorder(store, attempt.id, 1)
         recorder.provenance(SAME)

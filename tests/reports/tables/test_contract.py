@@ -31,7 +31,7 @@ TRAIN = {"loss_reduction": "sum", "seq_len": 128, "schedule": "linear", "tokens"
 
 def numbers(value: float) -> list[Measurement]:
     """Every number that tables are made of; the higher `value`, the worse."""
-    found = [
+    measurements = [
         Measurement(probe="val", metric="val_loss", value=value, unit="nats/token"),
         Measurement(probe="throughput", metric="tokens_per_s", value=1000 / value),
         Measurement(probe="throughput", metric="mfu_paper", value=0.3 / value),
@@ -40,16 +40,16 @@ def numbers(value: float) -> list[Measurement]:
     ]
     for length in LENGTHS:
         share = round(40 * min(1.0, 1 / value)) / 40
-        found += [
+        measurements += [
             Measurement(probe="clean", metric="nats", length=length, value=value + 1 / length, unit="nats/token"),
             Measurement(probe="junk", metric="nats", length=length, value=value + 2 / length, unit="nats/token"),
             Measurement(probe="needle", metric="digit_accuracy", length=length, value=share, n=40, unit="fraction"),
             Measurement(probe="needle", metric="exact_accuracy", length=length, value=share, n=8, unit="fraction"),
         ]
-    return found
+    return measurements
 
 
-def one_cell() -> Iterator[tuple[tuple[str, ...], int, float | None]]:
+def single_cell() -> Iterator[tuple[tuple[str, ...], int, float | None]]:
     yield ("polar", "baseline", "off", "on", "off"), 0, 2.0
 
 
@@ -85,14 +85,14 @@ def nothing_measured() -> Iterator[tuple[tuple[str, ...], int, float | None]]:
         yield levels, seed, math.nan
 
 
-def one_seed() -> Iterator[tuple[tuple[str, ...], int, float | None]]:
+def single_seed() -> Iterator[tuple[tuple[str, ...], int, float | None]]:
     for index, (levels, seed) in enumerate(factorial()):
         yield levels, seed, 2 + (index * 5 % 8) / 10
 
 
 SWEEPS = {
-    "one-cell": one_cell, "no-pairs": no_pairs, "all-diverged": all_diverged, "holes": holes, "constant": constant,
-    "nothing-measured": nothing_measured, "one-seed": one_seed,
+    "one-cell": single_cell, "no-pairs": no_pairs, "all-diverged": all_diverged, "holes": holes, "constant": constant,
+    "nothing-measured": nothing_measured, "one-seed": single_seed,
 }  # fmt: skip
 """By name: (levels, seed, value) of every cell, None for one that diverged and NaN for one that never began."""
 CASES = [
@@ -109,13 +109,16 @@ def bad(blank: Path) -> Store:
     store = open_store(Path(shutil.copy(blank, blank.with_name("bad.db"))))
     owner = Owner(name="ada", host="here", pid=1, started=0.0)
     requested = {"requested": [[probe, length] for probe in ("clean", "junk", "needle") for length in LENGTHS]}
-    for place, (name, listed) in enumerate(SWEEPS.items()):
+    for sweep_index, (name, listed) in enumerate(SWEEPS.items()):
         cells, values = [], []
         for index, (levels, seed, value) in enumerate(listed()):
-            words = dict(zip(AXES, levels, strict=True))
-            config = {"train": TRAIN | {"regularizer": words["reg_mode"]}, "model": {"attn_type": words["attn_type"]}}
+            levels_by_axis = dict(zip(AXES, levels, strict=True))
+            config = {
+                "train": TRAIN | {"regularizer": levels_by_axis["reg_mode"]},
+                "model": {"attn_type": levels_by_axis["attn_type"]},
+            }
             slug = f"{'-'.join(levels)}-s{seed}"
-            cells.append(CellRecord(id=f"{place * 100 + index + 1000:012x}", slug=slug, seed=seed, levels=words, config=config, axes={}, tokens=10))  # fmt: skip
+            cells.append(CellRecord(id=f"{sweep_index * 100 + index + 1000:012x}", slug=slug, seed=seed, levels=levels_by_axis, config=config, axes={}, tokens=10))  # fmt: skip
             values.append(value)
         store.record_revision(name, grid_text="x", grid_file="x", cells=cells, options=requested)
         for cell, value in zip(cells, values, strict=True):
@@ -136,7 +139,7 @@ def bad(blank: Path) -> Store:
 def test_a_table_keeps_its_contract(bad: Store, name: str, sweep: str, capfd: Any, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        table, again = made(bad, name, sweep), made(bad, name, sweep)
+        table, again = table_or_none(bad, name, sweep), table_or_none(bad, name, sweep)
         if table is None or again is None:
             return
         texts = {format: render(table, format) for format in FORMATS}
@@ -170,7 +173,7 @@ def digits(row: Sequence[str]) -> list[list[str]]:
     return [re.findall(r"\d+(?:\.\d+)?", text) for text in row]
 
 
-def made(store: Store, name: str, sweep: str) -> Table | None:
+def table_or_none(store: Store, name: str, sweep: str) -> Table | None:
     """The table; None where it was refused in one line, as only that is which has nothing to be held against."""
     try:
         return make_table(name, store, sweep)

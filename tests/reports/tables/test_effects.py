@@ -21,17 +21,17 @@ FIRST = ("Val", "Clean@64K", "Junk@64K", "Ndl@64K", "MFU")
 MIXERS = ("polar", "nope", "rope")
 
 
-def within(one: Effect | Interaction) -> str:
-    parts = [part.split("=") for part in one.where.split(", ") if part]
-    told = ", ".join(level if axis == "attn_type" else f"{axis} {level}" for axis, level in parts) or "all"
-    return told + " ~" * (one.p_heterogeneity < 0.05)
+def within(difference: Effect | Interaction) -> str:
+    parts = [part.split("=") for part in difference.where.split(", ") if part]
+    text = ", ".join(level if axis == "attn_type" else f"{axis} {level}" for axis, level in parts) or "all"
+    return text + " ~" * (difference.p_heterogeneity < 0.05)
 
 
 def printed(table: Table) -> dict[tuple[str, ...], dict[str, str]]:
     """By its words, the printed numbers of every row; no row stands twice."""
-    found = {row[: table.text_columns]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
-    assert len(found) == len(table.rows)
-    return found
+    row_by_labels = {row[: table.text_columns]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    assert len(row_by_labels) == len(table.rows)
+    return row_by_labels
 
 
 @pytest.fixture(scope="module")
@@ -41,40 +41,43 @@ def interacting(published: Store) -> Table:
 
 class TestFirst:
     @pytest.mark.thorough
-    def test_no_effect_that_is_sure_is_left_out(self, published: Store, published_effects: Table) -> None:
+    def test_default_rows_include_all_significant_effects(self, published: Store, published_effects: Table) -> None:
         shown = printed(published_effects)
         assert list(dict.fromkeys(row[0] for row in published_effects.rows)) == list(FIRST)
         assert len(shown) < 150, "of the 1,484 that there are: what is read in one go"
         data = load_sweep_data(published, "printed-v2")
-        columns = {one.heading: one for one in measures(data)}
+        columns = {column.heading: column for column in measures(data)}
         sure = 0
-        for one in effects(data, [columns[name] for name in FIRST]):
-            key = (one.measure.heading, one.axis, f"{one.level} - {one.reference}", within(one))
-            over_all = not one.where and one.reference in ("off", "baseline", "polar")
-            assert key in shown or not (one.p_corrected < 0.05 or over_all)
-            sure += one.p_corrected < 0.05
+        for effect in effects(data, [columns[name] for name in FIRST]):
+            key = (effect.measure.heading, effect.axis, f"{effect.level} - {effect.reference}", within(effect))
+            over_all = not effect.where and effect.reference in ("off", "baseline", "polar")
+            assert key in shown or not (effect.p_corrected < 0.05 or over_all)
+            sure += effect.p_corrected < 0.05
             if key in shown:
-                assert (shown[key]["p corr"] == "<0.0001") == (one.p_corrected < 1e-4), "of the whole family"
+                assert (shown[key]["p corr"] == "<0.0001") == (effect.p_corrected < 1e-4), "of the whole family"
         assert sum(float(row["p corr"].strip("<")) < 0.05 for row in shown.values()) == sure > 50
 
     def test_mixers_stand_below_what_they_differ_in(self, published_effects: Table) -> None:
         shown = printed(published_effects)
-        words = [row[3] for row in published_effects.rows if row[:3] == ("Ndl@64K", "memory", "on - off")]
-        assert words == ["all ~", "polar", "nope", "rope"]
+        strata = [row[3] for row in published_effects.rows if row[:3] == ("Ndl@64K", "memory", "on - off")]
+        assert strata == ["all ~", "polar", "nope", "rope"]
         assert [shown["Ndl@64K", "memory", "on - off", mixer]["Mean"] for mixer in MIXERS] == ["+47.8", "+4.6", "0.0"]
-        words = [row[3] for row in published_effects.rows if row[:3] == ("Ndl@64K", "distractor", "on - off")]
-        assert words == ["all"]
+        strata = [row[3] for row in published_effects.rows if row[:3] == ("Ndl@64K", "distractor", "on - off")]
+        assert strata == ["all"]
 
     @pytest.mark.thorough
     def test_interactions_that_are_sure_come_first(self, published: Store, interacting: Table) -> None:
         assert len(interacting.rows) < 110
         data = load_sweep_data(published, "printed-v2")
         shown = printed(interacting)
-        columns = {one.heading: one for one in measures(data)}
-        for one in interactions(data, [columns[name] for name in ("Ndl@64K",)]):
-            sides = [f"{a}: {x} - {r}" for a, x, r in zip(one.axes, one.levels, one.references, strict=True)]
-            key = (one.measure.heading, *sides, *["-"] * (3 - len(sides)), within(one))
-            assert key in shown or not one.p_corrected < 0.05
+        columns = {column.heading: column for column in measures(data)}
+        for interaction in interactions(data, [columns[name] for name in ("Ndl@64K",)]):
+            sides = [
+                f"{a}: {x} - {r}"
+                for a, x, r in zip(interaction.axes, interaction.levels, interaction.references, strict=True)
+            ]
+            key = (interaction.measure.heading, *sides, *["-"] * (3 - len(sides)), within(interaction))
+            assert key in shown or not interaction.p_corrected < 0.05
         for heading in FIRST:
             blocks: dict[str, list[float]] = {}
             for row, raw in zip(interacting.rows, interacting.raw, strict=True):
@@ -84,22 +87,22 @@ class TestFirst:
             best = [min(ps) for ps in blocks.values()]
             assert best == sorted(best)
 
-    def test_the_rest_is_asked_for_and_can_be_checked(self, every: Store, tmp_path: Path) -> None:
-        first, whole = make_table("effects", every), make_table("effects", every, all_rows=True)
-        assert {"Median", "p sign"} == {*whole.columns} - {*first.columns}
-        assert {row[0] for row in first.rows} < {row[0] for row in whole.rows}
-        assert not any("--all-rows" in note for note in whole.notes)
+    def test_all_rows_can_be_requested_and_checked(self, every: Store, tmp_path: Path) -> None:
+        first, complete = make_table("effects", every), make_table("effects", every, all_rows=True)
+        assert {"Median", "p sign"} == {*complete.columns} - {*first.columns}
+        assert {row[0] for row in first.rows} < {row[0] for row in complete.rows}
+        assert not any("--all-rows" in note for note in complete.notes)
         assert any("--all-rows" in note for note in first.notes)
-        for path, text in rendered_files(whole, tmp_path / "x.csv", "csv").items():
+        for path, text in rendered_files(complete, tmp_path / "x.csv", "csv").items():
             path.write_text(text)
         assert check_file(tmp_path / "x.csv", every) == []
         trace = json.loads(next(tmp_path.glob("*.json")).read_text())
         assert trace["options"] == {"all_rows": True}
 
     def test_only_tables_of_effects_have_more(self) -> None:
-        found = CliRunner().invoke(app, ["report", "--table", "6", "--all-rows"])
-        assert isinstance(found.exception, ReportError)
-        assert "give --table effects with it" in str(found.exception)
+        result = CliRunner().invoke(app, ["report", "--table", "6", "--all-rows"])
+        assert isinstance(result.exception, ReportError)
+        assert "give --table effects with it" in str(result.exception)
 
 
 def test_memory_and_window_between_mixers(published: Store) -> None:
@@ -123,19 +126,23 @@ def test_memory_and_window_between_mixers(published: Store) -> None:
         for mixer in MIXERS
     }
     data = load_sweep_data(published, "printed-v2")
-    needle = next(one for one in measures(data) if one.heading == "Ndl@64K")
-    found = {
-        (one.levels[0] if len(one.axes) == 3 else "", one.references[0] if len(one.axes) == 3 else "", one.where): one
-        for one in interactions(data, [needle])
-        if one.axes in (("memory", "window"), ("attn_type", "memory", "window"))
+    needle = next(column for column in measures(data) if column.heading == "Ndl@64K")
+    interaction_by_key = {
+        (
+            interaction.levels[0] if len(interaction.axes) == 3 else "",
+            interaction.references[0] if len(interaction.axes) == 3 else "",
+            interaction.where,
+        ): interaction
+        for interaction in interactions(data, [needle])
+        if interaction.axes in (("memory", "window"), ("attn_type", "memory", "window"))
     }
-    assert len(found) == 4 + 3, "over all and in three mixers; and between every two of them"
+    assert len(interaction_by_key) == 4 + 3, "over all and in three mixers; and between every two of them"
     for mixer in MIXERS:
-        one = found["", "", f"attn_type={mixer}"]
-        assert (one.fours, 100 * one.mean) == (10, pytest.approx(sum(inside[mixer]) / 10, abs=0.03))
+        tested = interaction_by_key["", "", f"attn_type={mixer}"]
+        assert (tested.fours, 100 * tested.mean) == (10, pytest.approx(sum(inside[mixer]) / 10, abs=0.03))
     for level, reference in (("nope", "polar"), ("rope", "polar"), ("rope", "nope")):
-        one = found[level, reference, ""]
+        tested = interaction_by_key[level, reference, ""]
         between = [a - b for a, b in zip(inside[level], inside[reference], strict=True)]
-        assert (one.fours, 100 * one.mean) == (10, pytest.approx(sum(between) / 10, abs=0.05))
-        assert 100 * one.low <= sum(between) / 10 <= 100 * one.high
-        assert one.family == "Ndl@64K: attn_type x memory x window"
+        assert (tested.fours, 100 * tested.mean) == (10, pytest.approx(sum(between) / 10, abs=0.05))
+        assert 100 * tested.low <= sum(between) / 10 <= 100 * tested.high
+        assert tested.family == "Ndl@64K: attn_type x memory x window"

@@ -25,32 +25,32 @@ Value = Callable[[int], float | None]
 def tables(empty: Store, make: Any, run: Callable[..., None]) -> Callable[..., dict[str, Table]]:
     cell, _ = make
 
-    def made(levels: list[dict[str, Any]], value: Value, state: str = "done") -> dict[str, Table]:
-        cells: list[CellRecord] = [cell(place, **words) for place, words in enumerate(levels)]
+    def tables_of_levels(levels: list[dict[str, Any]], value: Value, state: str = "done") -> dict[str, Table]:
+        cells: list[CellRecord] = [cell(index, **levels_of_cell) for index, levels_of_cell in enumerate(levels)]
         options = {"contrasts": as_options(tuple(DECLARED)), "requested": [["val", 0], ["needle", 128]]}
         empty.record_revision("s", grid_text="x", grid_file="x", cells=cells, options=options)
-        for place, one in enumerate(cells):
-            number = value(place)
+        for position, record in enumerate(cells):
+            number = value(position)
             if number is not None:
-                found = [
+                measurements = [
                     Measurement(probe="val", metric="val_loss", value=3 + number),
                     Measurement(probe="needle", metric="digit_accuracy", length=128, value=number, n=80),
                 ]
-                run(empty, one.id, state, found if state == "done" else [])
+                run(empty, record.id, state, measurements if state == "done" else [])
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             return {name: make_table(name, empty) for name in TABLES}
 
-    return made
+    return tables_of_levels
 
 
 def square(*mixers: str, seeds: int = 1) -> list[dict[str, Any]]:
-    words = ("off", "on")
+    switch = ("off", "on")
     return [
         {"attn_type": mixer, "memory": memory, "window": window, "seed": seed}
         for mixer in mixers
-        for memory in words
-        for window in words
+        for memory in switch
+        for window in switch
         for seed in range(seeds)
     ]
 
@@ -65,49 +65,53 @@ def notes(table: Table) -> str:
     ids=["one cell", "no pairs", "all diverged"],
 )
 def test_nothing_to_compare(tables: Any, levels: list[dict[str, Any]], state: str) -> None:
-    found = tables(levels, lambda place: 0.5, state)
-    rows = found["effects"].rows
+    tables_by_name = tables(levels, lambda index: 0.5, state)
+    rows = tables_by_name["effects"].rows
     assert all(row[1].endswith("(declared)") and "-" in row for row in rows)
-    assert "no two cells with numbers agree on all axes but one" in notes(found["effects"]).lower()
-    assert found["interactions"].rows == found["power"].rows == ()
-    assert "no four cells" in notes(found["interactions"]).lower()
-    assert "how large a difference it can see is not known" in notes(found["power"])
-    assert {row[-1] for row in found["contrasts"].rows} == {"no pairs"}
+    assert "no two cells with numbers agree on all axes but one" in notes(tables_by_name["effects"]).lower()
+    assert tables_by_name["interactions"].rows == tables_by_name["power"].rows == ()
+    assert "no four cells" in notes(tables_by_name["interactions"]).lower()
+    assert "how large a difference it can see is not known" in notes(tables_by_name["power"])
+    assert {row[-1] for row in tables_by_name["contrasts"].rows} == {"no pairs"}
 
 
 def test_a_constant_metric(tables: Any) -> None:
-    found = tables(square("polar", "nope"), lambda place: 0.5)
-    assert len(found["effects"].rows) > 0
-    for row in found["effects"].rows:
-        shown = dict(zip(found["effects"].columns, row, strict=True))
+    tables_by_name = tables(square("polar", "nope"), lambda index: 0.5)
+    assert len(tables_by_name["effects"].rows) > 0
+    for row in tables_by_name["effects"].rows:
+        shown = dict(zip(tables_by_name["effects"].columns, row, strict=True))
         assert (shown["Up"], shown["Down"], float(shown["Mean"])) == ("0", "0", 0)
         assert shown["p corr"] in ("1.0000", "-"), "equals differ by nothing, never surely"
-    assert found["interactions"].rows == ()
-    assert "none came near" in notes(found["interactions"]).lower()
-    assert {row[-1] for row in found["contrasts"].rows} == {"not shown"}, "four pairs without variance have no test"
+    assert tables_by_name["interactions"].rows == ()
+    assert "none came near" in notes(tables_by_name["interactions"]).lower()
+    assert {row[-1] for row in tables_by_name["contrasts"].rows} == {"not shown"}, (
+        "four pairs without variance have no test"
+    )
 
 
 @pytest.mark.thorough
 def test_seeds_missing_here_and_there(tables: Any) -> None:
     """Every third run is not there, and one configuration has none at all."""
-    found = tables(
-        square("polar", "nope", seeds=3), lambda place: None if place % 3 == 1 or place < 3 else place % 7 / 10
+    tables_by_name = tables(
+        square("polar", "nope", seeds=3), lambda index: None if index % 3 == 1 or index < 3 else index % 7 / 10
     )
-    assert len(found["effects"].rows) > 0
-    assert "lack runs that the grid lists" in notes(found["effects"])
-    assert any(" of " in cell for row in found["effects"].rows for cell in row)
-    assert len(found["power"].rows) > 0
+    assert len(tables_by_name["effects"].rows) > 0
+    assert "lack runs that the grid lists" in notes(tables_by_name["effects"])
+    assert any(" of " in cell for row in tables_by_name["effects"].rows for cell in row)
+    assert len(tables_by_name["power"].rows) > 0
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 3])
-def test_that_two_seeds_say_little_of_seeds_is_said(tables: Any, seeds: int) -> None:
-    found = tables(square("polar", "nope", seeds=seeds), lambda place: place * (place + 3) % 11 / 10)
+def test_two_seeds_get_a_note(tables: Any, seeds: int) -> None:
+    tables_by_name = tables(square("polar", "nope", seeds=seeds), lambda index: index * (index + 3) % 11 / 10)
     for name in ("effects", "contrasts"):
-        assert ("Of two seeds one difference alone" in notes(found[name])) == (seeds == 2)
+        assert ("Of two seeds one difference alone" in notes(tables_by_name[name])) == (seeds == 2)
 
 
 def test_all_seeds_alike(tables: Any) -> None:
     """A spread of nothing: nobody can plan by it, and a difference without variance is no infinite t."""
-    found = tables(square("polar", "nope", seeds=2), lambda place: 0.25 * (place // 8))
-    assert len(found["power"].rows) > 0
-    assert not any("inf" in cell or "nan" in cell for name in TABLES for row in found[name].rows for cell in row)
+    tables_by_name = tables(square("polar", "nope", seeds=2), lambda index: 0.25 * (index // 8))
+    assert len(tables_by_name["power"].rows) > 0
+    assert not any(
+        "inf" in cell or "nan" in cell for name in TABLES for row in tables_by_name[name].rows for cell in row
+    )

@@ -57,26 +57,28 @@ class TestCompiled:
         assert sum(line[:2] == ["Type", "Reg"] for line in lines) == text.count("\f") > 1
 
     @pytest.mark.thorough
-    def test_words_seeds_and_hostile_names(self, tmp_path, empty, make, run, store):
+    def test_latex_of_texts_seeds_and_hostile_names(self, tmp_path, empty, make, run, store):
         cell, _ = make
-        other = empty
+        database = empty
         cells = [cell(index, attn_type=HOSTILE, axes={HOSTILE: "1"}, seed=index) for index in range(3)]
         cells += [cell(3, axes={HOSTILE: "2"}), cell(4, memory=HOSTILE)]
-        other.record_revision(HOSTILE, grid_text="x", grid_file="x", cells=cells)
-        for one, value in zip(cells[:3], (1.0, 2.0, 4.0), strict=True):
-            run(other, one.id, "done", [Measurement(probe="val", metric="val_loss", value=value)])
-        run(other, cells[3].id, "done", [Measurement(probe="val", metric="val_loss", reason=HOSTILE)])
-        made = [make_table(name, other) for name in ("6", "1", "2", "4", "5", "failures", "provenance", "effects")]
-        text = compiled(tmp_path / "tex", *(render(table, "tex") for table in (*made, make_table("6", store, "quick"))))
-        words = text.split()
+        database.record_revision(HOSTILE, grid_text="x", grid_file="x", cells=cells)
+        for record, value in zip(cells[:3], (1.0, 2.0, 4.0), strict=True):
+            run(database, record.id, "done", [Measurement(probe="val", metric="val_loss", value=value)])
+        run(database, cells[3].id, "done", [Measurement(probe="val", metric="val_loss", reason=HOSTILE)])
+        tables = [make_table(name, database) for name in ("6", "1", "2", "4", "5", "failures", "provenance", "effects")]
+        text = compiled(
+            tmp_path / "tex", *(render(table, "tex") for table in (*tables, make_table("6", store, "quick")))
+        )
+        tokens = text.split()
         assert "2.333" in text
         assert "1.528" in text
-        assert "needs-eval" in words
+        assert "needs-eval" in tokens
         assert "root:" not in text
         assert "[U+4E2D]" in text
 
     @pytest.mark.thorough
-    def test_the_whole_appendix(self, store, tmp_path):
+    def test_latex_of_complete_appendix(self, store, tmp_path):
         write_report_folder(store, "quick", out=tmp_path, formats=["tex"])
         text = compiled(tmp_path, document=(tmp_path / "appendix.tex").read_text())
         assert "Interactions, sweep quick" in text
@@ -94,10 +96,10 @@ def test_number_columns_are_those_of_siunitx(published_effects):
 
 def test_a_wide_table_over_pages_gets_smaller_letters(published):
     """By its width in points at the size of footnotes and the next smaller one, against the line of whatever document it is in."""
-    found = re.findall(
+    matches = re.findall(
         r"\\ifdim(\d+)pt>\\linewidth\\(\w+)\\fi", render(make_table("6", published, "printed-v2"), "tex")
     )
-    (full, first), (smaller, second) = found
+    (full, first), (smaller, second) = matches
     assert (first, second) == ("scriptsize", "tiny")
     assert float(smaller) == pytest.approx(float(full) * 7 / 8, abs=1)
     # 13 columns of at most 10 signs

@@ -20,7 +20,7 @@ from atma_sweep.results.store.records import Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store
 from ordinary import TABLES
 
-ASKED = [[probe, length] for probe in ("clean", "junk", "needle") for length in (128, 256)]
+REQUESTED = [[probe, length] for probe in ("clean", "junk", "needle") for length in (128, 256)]
 STRANGER, MEASURED = 999_999_999, 512
 
 
@@ -55,15 +55,15 @@ def lengths(empty: Store, make: tuple[Callable[..., Any], Any], run: Callable[..
     """Two done cells, of which the first was also measured at 512, and could not be at a length that nothing has."""
     cell, _ = make
     cells = [cell(0, memory="off"), cell(1, memory="off", attn_type="nope")]
-    empty.record_revision("s", grid_text="x", grid_file="x", options={"requested": ASKED}, cells=cells)
-    for index, one in enumerate(cells):
+    empty.record_revision("s", grid_text="x", grid_file="x", options={"requested": REQUESTED}, cells=cells)
+    for index, record in enumerate(cells):
         more = [*values(MEASURED, 0.75), *values(STRANGER, None)] if index == 0 else []
-        run(empty, one.id, "done", [*values(128, 0.5), *values(256, 0.25 + index), *more])
+        run(empty, record.id, "done", [*values(128, 0.5), *values(256, 0.25 + index), *more])
     return empty
 
 
 @pytest.mark.thorough
-def test_no_table_has_a_length_that_nobody_asked_for(lengths: Store) -> None:
+def test_tables_show_requested_lengths_only(lengths: Store) -> None:
     for name in TABLES:
         if name == "compare":
             continue  # holds only what the published sweep has too
@@ -75,13 +75,13 @@ def test_no_table_has_a_length_that_nobody_asked_for(lengths: Store) -> None:
             assert "needs-eval" not in text, name
     rows = {row[0]: row for row in make_table("1", lengths, "s").rows}
     assert list(rows) == ["128", "256"]
-    beside = make_table("open-weight", lengths, "s")
-    average = dict(zip(beside.columns, beside.rows[-2], strict=True))
+    open_weight = make_table("open-weight", lengths, "s")
+    average = dict(zip(open_weight.columns, open_weight.rows[-2], strict=True))
     # (128 * 0.5 + 256 * 0.25) / 384 / ln 2
     assert average["Clean WAvg"] == "0.48"
 
 
-def test_no_figure_has_one_either(lengths: Store) -> None:
+def test_figures_show_requested_lengths_only(lengths: Store) -> None:
     for name in ("needle", "length"):
         rows = make_figure(name, lengths, "s").as_json()["rows"]
         assert {row["length"] for row in rows} == {128, 256}
@@ -90,7 +90,7 @@ def test_no_figure_has_one_either(lengths: Store) -> None:
 
 
 @pytest.mark.thorough
-def test_on_request_a_length_joins_and_who_lacks_it_is_unmeasured(lengths: Store) -> None:
+def test_extra_length_is_unmeasured_where_missing(lengths: Store) -> None:
     table = make_table("1", lengths, "s", lengths=[MEASURED])
     assert [row[0] for row in table.rows] == ["128", "256", "512"]
     assert set(table.rows[2][1:]) == {"unmeasured", "0.75", "75"}
@@ -98,9 +98,9 @@ def test_on_request_a_length_joins_and_who_lacks_it_is_unmeasured(lengths: Store
         "unmeasured: the grid does not ask for it; evaluate measures it, and report --length shows it." in table.notes
     )
     assert make_table("6", lengths, "s", lengths=[MEASURED]).columns[6:8] == ("Clean@128", "Clean@512")
-    whole = make_table("1", lengths, "s", lengths="all")
-    assert [row[0] for row in whole.rows] == ["128", "256", "512", str(STRANGER)]
-    assert "too-few-docs" in whole.rows[3]
+    all_lengths = make_table("1", lengths, "s", lengths="all")
+    assert [row[0] for row in all_lengths.rows] == ["128", "256", "512", str(STRANGER)]
+    assert "too-few-docs" in all_lengths.rows[3]
     frame = make_figure("needle", lengths, "s", lengths=[MEASURED]).frame
     assert set(frame["length"]) == {128, 256, 512}
     for name in [name for name, line in TABLES.items() if "lengths" in line.takes and name != "compare"]:
@@ -110,8 +110,8 @@ def test_on_request_a_length_joins_and_who_lacks_it_is_unmeasured(lengths: Store
 
 def glow(value: float) -> Measurement:
     """A number of a probe that only a plugin has."""
-    told = {"heading": "Glow", "better": "higher"}
-    return Measurement(probe="glow", metric="light", length=64, value=value, unit="lux", n=1, description=told)
+    metric = {"heading": "Glow", "better": "higher"}
+    return Measurement(probe="glow", metric="light", length=64, value=value, unit="lux", n=1, description=metric)
 
 
 def beyond(index: int) -> list[Measurement]:
@@ -135,15 +135,15 @@ def test_an_evaluation_beyond_the_grid_changes_no_byte_of_any_table(
     for index in range(2):
         record_evaluation(lengths, f"{index:012x}", beyond(index))
     assert [name for name in names if shown(lengths, name) != before[name]] == []
-    assert [name for name, told in pictures.items() if make_figure(name, lengths, "s").as_json() != told] == []
-    whole = make_table("6", lengths, "s", lengths="all")
-    assert {f"Clean@{STRANGER}", "Tail@128", "Tail@256", "Glow@64"} <= set(whole.columns)
-    row = dict(zip(whole.columns, whole.rows[1], strict=True))
+    assert [name for name, expected in pictures.items() if make_figure(name, lengths, "s").as_json() != expected] == []
+    all_lengths = make_table("6", lengths, "s", lengths="all")
+    assert {f"Clean@{STRANGER}", "Tail@128", "Tail@256", "Glow@64"} <= set(all_lengths.columns)
+    row = dict(zip(all_lengths.columns, all_lengths.rows[1], strict=True))
     assert (row["Val"], row["Tail@256"], row["Glow@64"]) == ("2.500", "1.500", "97.000")
-    assert any("code differs" in line for line in whole.above)
+    assert any("code differs" in line for line in all_lengths.above)
     assert set(make_figure("length", lengths, "s", lengths="all").frame["probe"]) == {"clean", "junk", "same_tail"}
     file = tmp_path / "whole.md"
-    file.write_text(render(whole, "md"))
+    file.write_text(render(all_lengths, "md"))
     assert check_file(file, lengths) == []
     assert "Clean@512" in make_table("6", lengths, "s", lengths=[MEASURED]).columns
 
@@ -159,16 +159,14 @@ def test_what_was_written_on_request_is_checked_with_it(lengths: Store, tmp_path
         assert check_file(file, lengths) == []
 
 
-def test_a_probe_that_the_grid_does_not_ask_for_shows_what_was_measured(
-    lengths: Store, run: Callable[..., None]
-) -> None:
+def test_unrequested_probe_shows_measured_lengths(lengths: Store, run: Callable[..., None]) -> None:
     norms = [Measurement(probe="state_norm", metric="delta_norm", length=64, value=1.0)]
     run(lengths, f"{0:012x}", "done", norms)
     assert set(make_figure("state-norm", lengths, "s").frame["length"]) == {64}
 
 
 @pytest.mark.thorough
-def test_what_cannot_be_shown_is_said(lengths: Store) -> None:
+def test_lengths_without_numbers_are_refused(lengths: Store) -> None:
     with pytest.raises(
         ReportError, match=r"--length 4096: no cell of sweep s is measured there; .*: 128, 256, 512, 999999999"
     ):

@@ -55,36 +55,41 @@ class TestCompleteResults:
 class TestSmallTables:
     @pytest.mark.parametrize("version", paper.VERSIONS)
     def test_over_lengths(self, published, tables, version):
-        sweep, given = f"printed-{version}", tables[version]
+        sweep, printed_tables = f"printed-{version}", tables[version]
         first = [
-            [str(row[0] // 1024) + "K", *printed(given["table1"]["columns"], row)] for row in given["table1"]["rows"]
+            [str(row[0] // 1024) + "K", *printed(printed_tables["table1"]["columns"], row)]
+            for row in printed_tables["table1"]["rows"]
         ]
         assert rows_of(published, "1", sweep) == first
         second = [
-            [str(row[0] // 1024) + "K", *printed(given["table2"]["columns"], row)] for row in given["table2"]["rows"]
+            [str(row[0] // 1024) + "K", *printed(printed_tables["table2"]["columns"], row)]
+            for row in printed_tables["table2"]["rows"]
         ]
         assert rows_of(published, "2", sweep) == second
         third = [
-            [str(row[0] // 1024) + "K", *printed(given["table3"]["columns"], row)] for row in given["table3"]["rows"]
+            [str(row[0] // 1024) + "K", *printed(printed_tables["table3"]["columns"], row)]
+            for row in printed_tables["table3"]["rows"]
         ]
         assert rows_of(published, "3", sweep) == third
 
     @pytest.mark.parametrize("version", paper.VERSIONS)
     def test_throughput(self, published, tables, version):
-        given = tables[version]["table4_mfu" if version == "v1" else "table6_mfu"]["rows"]
-        expected = [[f"{s:.2f}", f"{mfu:.1f}", "-" if drop is None else f"{drop:.1f}"] for _, s, mfu, drop in given]
+        printed_rows = tables[version]["table4_mfu" if version == "v1" else "table6_mfu"]["rows"]
+        expected = [
+            [f"{s:.2f}", f"{mfu:.1f}", "-" if drop is None else f"{drop:.1f}"] for _, s, mfu, drop in printed_rows
+        ]
         assert [row[1:] for row in rows_of(published, "4", f"printed-{version}")] == expected
 
     @pytest.mark.parametrize("version", paper.VERSIONS)
     def test_regularizers(self, published, tables, version):
-        given = tables[version]["table5_regularizers" if version == "v1" else "table7_regularizers"]["rows"]
-        assert [row[:2] for row in rows_of(published, "5", f"printed-{version}")] == given
+        printed_rows = tables[version]["table5_regularizers" if version == "v1" else "table7_regularizers"]["rows"]
+        assert [row[:2] for row in rows_of(published, "5", f"printed-{version}")] == printed_rows
 
     def test_open_weight(self, published, tables):
-        given = tables["v2"]["table5_open_weight"]
-        decimals = [1 if name.startswith("needle") else 2 for name in given["columns"][2:]]
+        printed_table = tables["v2"]["table5_open_weight"]
+        decimals = [1 if name.startswith("needle") else 2 for name in printed_table["columns"][2:]]
         expected = [
-            [*row[:2], *(f"{x:.{d}f}" for x, d in zip(row[2:], decimals, strict=True))] for row in given["rows"]
+            [*row[:2], *(f"{x:.{d}f}" for x, d in zip(row[2:], decimals, strict=True))] for row in printed_table["rows"]
         ]
         assert rows_of(published, "open-weight", "printed-v2") == expected
 
@@ -94,23 +99,23 @@ class TestSmallTables:
         from atma_sweep.reports.tables import open_weight
 
         data = load_sweep_data(published, "printed-v2")
-        whole = make_table("open-weight", published, "printed-v2")
+        table = make_table("open-weight", published, "printed-v2")
         columns = [
             open_weight._bits_column(probe, length, "")
             for probe in ("clean", "junk", "needle")
             for length in (0, 2048, 65536)
         ]
-        found = [[one.text for one in line.entries] for line in open_weight._own_rows(data, columns)]
-        words = [line.words[1] for line in open_weight._own_rows(data, columns)]
-        expected = [list(row) for row in whole.rows[10:]]
+        texts = [[entry.text for entry in line.entries] for line in open_weight._own_rows(data, columns)]
+        parameter_counts = [line.words[1] for line in open_weight._own_rows(data, columns)]
+        expected = [list(row) for row in table.rows[10:]]
         assert [name for name, *_ in expected][:1] == ["ATMA Polar + Titans Memory"]
-        assert found == [row[2:] for row in expected]
-        assert words == [row[1] for row in expected]
+        assert texts == [row[2:] for row in expected]
+        assert parameter_counts == [row[1] for row in expected]
 
     def test_budgets(self, published, tables):
-        given = tables["v2"]["table4_training_budgets"]["rows"]
-        assert rows_of(published, "budgets", "printed-v2") == given
-        for row in given[1:10]:  # 6 x parameters x tokens, from the printed parameters and tokens
+        printed_rows = tables["v2"]["table4_training_budgets"]["rows"]
+        assert rows_of(published, "budgets", "printed-v2") == printed_rows
+        for row in printed_rows[1:10]:  # 6 x parameters x tokens, from the printed parameters and tokens
             scale = {"M": 1e6, "T": 1e12}
             flops = 6 * float(row[1][:-1]) * scale[row[1][-1]] * float(row[2][:-1]) * scale[row[2][-1]]
             assert flops / 1e21 == pytest.approx(float(row[4].split()[0]), abs=0.06)
@@ -130,29 +135,32 @@ class TestShippedFiles:
                 f"{short}-{int(row[axis] == 'on')}"
                 for short, axis in (("distr", "distractor"), ("mem", "memory"), ("win", "window"))
             )
-            given = tables["reference_all_lengths"][f"{row['attn_type']}__reg-{row['reg_mode']}__{switches}"]
+            reference = tables["reference_all_lengths"][f"{row['attn_type']}__reg-{row['reg_mode']}__{switches}"]
             index = lengths.index(int(row["length"]))
             for column, name in (("clean", "clean_ppl"), ("junk", "junk_ppl"), ("needle", "needle_acc")):
-                assert row[column] == repr(given[name][index])
+                assert row[column] == repr(reference[name][index])
                 compared += 1
         assert compared == 120 * 6 * 3
 
     @pytest.mark.thorough
-    def test_contradictions_are_those_that_are_known(self, published, tables):
-        known = {
+    def test_contradictions_match_expected_list(self, published, tables):
+        expected = {
             (row["table"][:2], row["row"], row["printed"])
             for row in tables["verification"]["small_tables"]["disagreements_beyond_rounding"]
             if "Table 2" in row["table"]
         }
-        found = {
-            (version, one.length, one.printed)
+        discrepancies = {
+            (version, discrepancy.length, discrepancy.printed)
             for version in paper.VERSIONS
-            for one in printed_discrepancies(load_sweep_data(published, f"printed-{version}"), "2")
+            for discrepancy in printed_discrepancies(load_sweep_data(published, f"printed-{version}"), "2")
         }
-        assert found == known
-        assert len(found) == 8
+        assert discrepancies == expected
+        assert len(discrepancies) == 8
         steps = printed_discrepancies(load_sweep_data(published, "printed-v2"), "4")
-        assert [(one.printed, one.logged) for one in steps] == [(28.33, 28.3377), (32.49, 32.4957)]
+        assert [(discrepancy.printed, discrepancy.logged) for discrepancy in steps] == [
+            (28.33, 28.3377),
+            (32.49, 32.4957),
+        ]
         assert (
             printed_discrepancies(load_sweep_data(published, "printed-v2"), "1")
             == printed_discrepancies(load_sweep_data(published, "printed-v2"), "3")
@@ -177,7 +185,7 @@ class TestLoading:
         with pytest.raises(SweepReadOnly):
             published.record_revision("printed-v2", grid_text="", grid_file="", cells=[])
 
-    def test_every_cell_is_one_finished_training_of_the_paper(self, published):
+    def test_every_published_cell_is_a_finished_training(self, published):
         cells = published.cell_states("printed-v2")
         assert Counter(cell.state for cell in cells) == {"done": 120}
         (attempt,) = published.attempts(cells[0].cell_id)
@@ -187,7 +195,7 @@ class TestLoading:
         assert provenance.extra["published"]["source"] == "arXiv:2606.25156"
         assert load_sweep_data(published, "printed-v2").done == 120
 
-    def test_needle_values_are_whole_digits(self, published):
+    def test_needle_values_are_integer_digit_counts(self, published):
         values = [v for v in published.values("printed-v2") if (v.probe, v.metric) == ("needle", "digit_accuracy")]
         assert len(values) == 720
         assert {value.n for value in values} == {80}
@@ -200,7 +208,7 @@ class TestLoading:
         store.record_revision("mine", grid_text="x", grid_file="x.yaml", cells=[cell(1)])
         assert sorted(paper.load_published(store)) == sorted(PUBLISHED)
         assert store.default_sweep() == "mine"
-        assert [one.cell_id for one in store.cell_states("mine")] == [f"{1:012x}"]
+        assert [state.cell_id for state in store.cell_states("mine")] == [f"{1:012x}"]
         assert paper.with_published(store, "printed-v2") is store
 
     def test_a_sweep_of_that_name_is_not_touched(self, tmp_path, make):
@@ -223,7 +231,7 @@ class TestLoading:
         assert paper.with_published(store, "printed-v1") is not store
 
     @pytest.mark.thorough
-    def test_it_goes_on_after_a_loader_of_an_older_release_was_interrupted(self, tmp_path):
+    def test_loading_resumes_after_interrupted_old_loader(self, tmp_path):
         """That went step by step: the sweep open, its first cell with an attempt that never ended."""
         store = open_store(tmp_path / "half.db", create=True)
         cells = published_sweep("printed-v1").cells
@@ -232,7 +240,7 @@ class TestLoading:
         store.start_attempt(cells[0].id, owner=owner, fence=1)
         assert paper.with_published(store, "printed-v1") is not store
         assert paper.load_published(store, ["printed-v1", "printed-v2"]) == ["printed-v1", "printed-v2"]
-        assert [one.state for one in store.attempts(cells[0].id)] == ["interrupted", "done"]
+        assert [attempt.state for attempt in store.attempts(cells[0].id)] == ["interrupted", "done"]
         assert load_sweep_data(store, "printed-v1").done == 100
         table = make_table("6", store, "printed-v1")
         assert [list(row) for row in table.rows] == [list(row.values()) for row in paper.rows("complete-v1")]
@@ -247,6 +255,6 @@ class TestLoading:
         del store
         assert not folder.exists()
 
-    def test_other_names_are_unknown(self, store):
+    def test_unknown_published_sweep_is_refused(self, store):
         with pytest.raises(SweepUnknown):
             paper.with_published(store, "printed-v3")

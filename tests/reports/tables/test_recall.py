@@ -20,14 +20,14 @@ SHARES = {"omega": (0.9, 0.8), "off": (0.02, 0.04)}
 def own(empty: Store, make: Any) -> Store:
     """Two memories with two seeds each, 200 rows asked."""
     cell, _ = make
-    given = [(level, seed, share) for level, some in SHARES.items() for seed, share in enumerate(some)]
+    runs = [(level, seed, share) for level, shares in SHARES.items() for seed, share in enumerate(shares)]
     cells = [
-        replace(cell(place, memory=level, seed=seed), slug=f"{level}-s{seed}")
-        for place, (level, seed, _) in enumerate(given)
+        replace(cell(index, memory=level, seed=seed), slug=f"{level}-s{seed}")
+        for index, (level, seed, _) in enumerate(runs)
     ]
     empty.record_revision("own", grid_text="x", grid_file="x", cells=cells)
-    for one, (_, _, share) in zip(cells, given, strict=True):
-        attempt = empty.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
+    for record, (_, _, share) in zip(cells, runs, strict=True):
+        attempt = empty.start_attempt(record.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
         DatabaseRecorder(empty, attempt.id, 1).measurements([
             Measurement(probe="mqar", metric="accuracy", value=share, unit="fraction", n=200, description={"chance": 1 / 64}),
             Measurement(probe="mqar", metric="exact", value=share / 2, unit="fraction", n=200),
@@ -40,16 +40,17 @@ def own(empty: Store, make: Any) -> Store:
 def test_answers_rows_and_loss_with_both_intervals(own: Store) -> None:
     table = make_table("mqar", own, "own")
     rows = {
-        row[1]: {one.heading: one for one in entries} for row, entries in zip(table.rows, table.entries, strict=True)
+        row[1]: {entry.heading: entry for entry in entries}
+        for row, entries in zip(table.rows, table.entries, strict=True)
     }
     assert set(rows) == set(SHARES)
-    found = rows["omega"]
-    assert (found["Answers"].text, found["Rows"].text) == ("85.0 ± 7.1", "42.5 ± 3.5")
+    omega = rows["omega"]
+    assert (omega["Answers"].text, omega["Rows"].text) == ("85.0 ± 7.1", "42.5 ± 3.5")
     low, high = stats.t.interval(0.95, 1, 0.85, 0.05)
-    assert (found["Answers 95% seeds"].low, found["Answers 95% seeds"].high) == pytest.approx(
+    assert (omega["Answers 95% seeds"].low, omega["Answers 95% seeds"].high) == pytest.approx(
         (max(0, low), min(1, high))
     )
-    assert (found["Rows 95% sequences"].low, found["Rows 95% sequences"].high) == pytest.approx(wilson(85, 200))
-    assert found["Loss"].value == pytest.approx(0.15)
+    assert (omega["Rows 95% sequences"].low, omega["Rows 95% sequences"].high) == pytest.approx(wilson(85, 200))
+    assert omega["Loss"].value == pytest.approx(0.15)
     assert "A guess among the values is right in 1.6 %." in table.notes
     assert table.columns[:3] == ("Type", "Mem", "Answers")

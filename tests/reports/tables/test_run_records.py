@@ -25,8 +25,8 @@ def attempt(
     store: Store, cell: CellRecord, state: str, took: float, *, start: float = 0, train: float = 0, probe: float = 0
 ) -> None:
     """Seconds."""
-    made = store.start_attempt(cell.id, owner=ME, fence=1)
-    recorder = DatabaseRecorder(store, made.id, 1)
+    attempt = store.start_attempt(cell.id, owner=ME, fence=1)
+    recorder = DatabaseRecorder(store, attempt.id, 1)
     if state == "done":
         recorder.provenance(Provenance(config={}, seed=0, extra={"start_seconds": start}))
         recorder.measurements(
@@ -39,9 +39,9 @@ def attempt(
             ]
         )
     if state != "running":
-        store.finish_attempt(made.id, 1, state)  # type: ignore[arg-type]
+        store.finish_attempt(attempt.id, 1, state)  # type: ignore[arg-type]
     with store.transaction() as session:
-        row = session.get(AttemptRow, made.id)
+        row = session.get(AttemptRow, attempt.id)
         assert row is not None
         row.heartbeat_at = row.started_at + timedelta(seconds=took)
         if state != "running":
@@ -70,7 +70,7 @@ def store(tmp_path: Path) -> Store:
 def test_hours_by_hand(store: Store) -> None:
     """Half a GPU each: 720 + 100 + 560 s are 690 GPU-seconds of kind a."""
     table = make_table("budget", store)
-    first, other, every = table.raw
+    first, second, every = table.raw
     assert first["row"]["Cells like"] == "a"
     assert (first["done"], first["predicted_hours"], first["sources"]) == (2, 0.25, ["calibrated"])
     assert first["predicted_flops"] == (0.1, 0.5, 1.0)
@@ -81,8 +81,8 @@ def test_hours_by_hand(store: Store) -> None:
         first["took_hours"] == pytest.approx((720 + 100 + 560) / 2 / 3600) == pytest.approx(sum(parts.values()) / 7200)
     )
     assert first["ratio"] == pytest.approx(690 / 3600 / 0.25)
-    assert (other["done"], other["predicted_hours"], other["ratio"]) == (0, None, None)
-    assert other["lost_hours"] == pytest.approx(18 / 3600)
+    assert (second["done"], second["predicted_hours"], second["ratio"]) == (0, None, None)
+    assert second["lost_hours"] == pytest.approx(18 / 3600)
     assert every["row"]["Done"] == "2 of 4"
     assert every["lost_hours"] == pytest.approx((40 + 36) / 2 / 3600)
     assert every["ratio"] == first["ratio"], "of what is done"
@@ -99,6 +99,6 @@ def test_without_a_prediction_the_hours_stand_alone(store: Store) -> None:
     assert "The launch kept no prediction." in table.notes
 
 
-def test_of_published_cells_nobody_says_what_they_took() -> None:
+def test_published_cells_have_no_hours() -> None:
     table = make_table("budget", open_published(), "printed-v2")
     assert (table.rows, table.notes[-1]) == ((), "Nobody says what published cells took.")

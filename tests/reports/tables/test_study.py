@@ -20,11 +20,11 @@ def rows_of(table: Table) -> dict[int, dict[str, str]]:
     return {int(row[0]): dict(zip(table.columns, row, strict=True)) for row in table.rows}
 
 
-def test_the_ten_best_of_one_objective_by_hand(studies: Store) -> None:
+def test_study_table_lists_ten_best_trials(studies: Store) -> None:
     table = make_table("study", studies, "tuned")
-    done = [one for one in trials_at_random(ONE, 39, ends=ENDS) if one.standing == "done"]
-    best = sorted(done, key=lambda one: loss(dict(one.params)))[:10]
-    assert [int(row[0]) for row in table.rows] == [one.number for one in best]
+    done = [trial for trial in trials_at_random(ONE, 39, ends=ENDS) if trial.standing == "done"]
+    best = sorted(done, key=lambda trial: loss(dict(trial.params)))[:10]
+    assert [int(row[0]) for row in table.rows] == [trial.number for trial in best]
     rows = rows_of(table)
     for trial in best:
         row = rows[trial.number]
@@ -50,9 +50,9 @@ def test_every_trial_with_its_end_and_the_front_first(studies: Store) -> None:
     table = make_table("study", studies, "both", all_rows=True)
     assert len(table.rows) == 30
     points = {
-        one.number: (-loss(dict(one.params)), speed(dict(one.params)))
-        for one in trials_at_random(TWO, 30)
-        if one.number != 5
+        trial.number: (-loss(dict(trial.params)), speed(dict(trial.params)))
+        for trial in trials_at_random(TWO, 30)
+        if trial.number != 5
     }
     front = [n for n, a in points.items() if not any(b[0] >= a[0] and b[1] >= a[1] and b != a for b in points.values())]
     assert {row for row, _ in table.best} == set(range(len(front)))
@@ -93,7 +93,7 @@ def test_a_study_without_a_trial_says_so(empty: Store) -> None:
     assert table.above[1] == "no trial yet of 40."
 
 
-def test_a_sweep_that_is_no_study_is_refused_in_one_line(store: Store, tmp_path: Path) -> None:
+def test_study_table_refuses_plain_sweep(store: Store, tmp_path: Path) -> None:
     code, out, err = here(tmp_path, "report", "--table", "study", "--db", "test.db")
     assert (code, out) == (2, "")
     assert (

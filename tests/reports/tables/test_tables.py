@@ -56,7 +56,7 @@ def test_rounding_half_up(value, decimals, percent, printed):
 
 
 @given(st.integers(0, 10**9), st.integers(1, 3))
-def test_rounding_against_whole_number_arithmetic(thousandths, decimals):
+def test_rounding_against_integer_arithmetic(thousandths, decimals):
     value = thousandths / 10_000
     scaled = Fraction(thousandths * 10**decimals, 10_000)
     assert Fraction(format_number(value, decimals)) == Fraction(math.floor(scaled + Fraction(1, 2)), 10**decimals)
@@ -104,14 +104,14 @@ def test_every_number_equals_an_independent_query(store):
     compared = 0
     for row in rows:
         for value in row["values"]:
-            found = connection.execute(
+            stored_rows = connection.execute(
                 "SELECT m.value, m.reason, m.attempt_id FROM measurement m, attempt a WHERE a.id = m.attempt_id "
                 "AND a.state = 'done' AND a.cell_id = ? AND m.probe = ? AND m.metric = ? AND m.length = ? "
                 "ORDER BY a.id DESC LIMIT 1",
                 (row["cell"], value["probe"], value["metric"], value["length"]),
             ).fetchone()
-            assert (value["value"], value["reason"], value["attempt_id"]) == (found or (None, None, None))
-            compared += found is not None
+            assert (value["value"], value["reason"], value["attempt_id"]) == (stored_rows or (None, None, None))
+            compared += stored_rows is not None
         assert (row["sweep"], row["state"]) == connection.execute(
             "SELECT sweep, state FROM results WHERE cell = ?", (row["cell"],)
         ).fetchone()
@@ -141,8 +141,8 @@ def test_seeds_and_further_axes_keep_rows_apart(empty, make):
     assert [row[5:7] for row in table.rows] == [("0", "0.1"), ("1", "0.1"), ("0", "0.2"), ("1", "0.2")]
     assert len(set(table.rows)) == 4
     assert table.columns[8:10] == ("Clean@shortest", "Clean@longest")
-    asked = table6(store, lengths={"clean": [4096, 256], "junk": [512]}, seeds=True)
-    assert asked.columns[8:12] == ("Clean@256", "Clean@4K", "Junk@512", "Ndl@shortest")
+    requested_table = table6(store, lengths={"clean": [4096, 256], "junk": [512]}, seeds=True)
+    assert requested_table.columns[8:12] == ("Clean@256", "Clean@4K", "Junk@512", "Ndl@shortest")
     json.loads(render(table, "json"))
 
 
@@ -164,7 +164,7 @@ def test_what_does_not_exist(store):
 
 
 class TestFormats:
-    def test_csv_is_one_header_line_and_the_printed_rows(self, store):
+    def test_csv_has_header_and_printed_rows(self, store):
         table = table6(store)
         lines = list(csv.reader(io.StringIO(render(table, "csv"))))
         assert [tuple(line) for line in lines] == [table.columns, *table.rows]
@@ -181,7 +181,7 @@ class TestFormats:
         assert any(line.split()[:5] == ["nope", "baseline", "off", "on", "off"] for line in lines)
         assert max(map(len, lines)) < 240
 
-    def test_tex_has_as_many_cells_as_columns(self, store):
+    def test_tex_rows_have_a_cell_per_column(self, store):
         text = render(table6(store), "tex")
         body = text[text.index(r"\endlastfoot") : text.index(r"\end{longtable}")].splitlines()[1:]
         assert [line.count(" & ") for line in body] == [12] * 5
@@ -193,8 +193,8 @@ class TestFormats:
         )
         assert text.count(r"\toprule") == 2
         assert text.splitlines()[-1].startswith("% atma-sweep-trace: {")
-        words = [word for line in body for word in re.findall(r"needs-eval|running|diverged|oom|n/a|new", line)]
-        assert len(words) == len(
+        statuses = [word for line in body for word in re.findall(r"needs-eval|running|diverged|oom|n/a|new", line)]
+        assert len(statuses) == len(
             [w for line in body for w in re.findall(r"\{(?:needs-eval|running|diverged|oom|n/a|new)\}", line)]
         )
 
@@ -250,7 +250,7 @@ class TestHostileText:
         assert set(page.tags) <= set("html head meta title style body p table caption thead tbody tr th td b".split())
         trace = json.loads(page.attributes["data-atma-sweep-trace"])
         assert trace["sweep"] == HOSTILE
-        numbers = [attributes for tag, attributes in page.found if tag == "td" and "data-probe" in attributes]
+        numbers = [attributes for tag, attributes in page.start_tags if tag == "td" and "data-probe" in attributes]
         assert numbers[0]["data-reason"] == plain(HOSTILE)
         assert (numbers[0]["data-attempts"], numbers[0]["data-cells"]) == ("1", "0" * 12)
 
@@ -260,19 +260,23 @@ class Page(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.start_tags: list[tuple[str, dict[str, str | None]]] = []
         self.cells: list[str] = []
 
     @property
     def tags(self) -> list[str]:
-        return [tag for tag, _ in self.found]
+        return [tag for tag, _ in self.start_tags]
 
     @property
     def attributes(self) -> dict[str, str]:
-        return next({key: value or "" for key, value in found.items()} for tag, found in self.found if tag == "table")
+        return next(
+            {key: value or "" for key, value in attributes.items()}
+            for tag, attributes in self.start_tags
+            if tag == "table"
+        )
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.start_tags.append((tag, dict(attrs)))
         if tag in ("th", "td"):
             self.cells.append("")
 
@@ -283,11 +287,11 @@ class Page(HTMLParser):
 
 def add_seeds(store, run, values: dict[int, float | None]) -> None:
     """Cells 10, 11, ... that differ in their seed alone; None for one that failed."""
-    made = [cell_of(10 + index, seed=index) for index in range(len(values))]
-    store.record_revision("seeds", grid_text="x", grid_file="x", cells=made)
+    records = [cell_of(10 + index, seed=index) for index in range(len(values))]
+    store.record_revision("seeds", grid_text="x", grid_file="x", cells=records)
     for index, value in values.items():
-        found = [Measurement(probe="val", metric="val_loss", value=value)] if value is not None else []
-        run(store, made[index].id, "failed" if value is None else "done", found)
+        measurements = [Measurement(probe="val", metric="val_loss", value=value)] if value is not None else []
+        run(store, records[index].id, "failed" if value is None else "done", measurements)
 
 
 class TestSeeds:
@@ -304,28 +308,28 @@ class TestSeeds:
         listed = table6(store, "seeds", seeds=True)
         assert [row[5:7] for row in listed.rows] == [("0", "1.000"), ("1", "2.000"), ("2", "4.000")]
 
-    def test_a_missing_seed_is_told(self, store, run):
+    def test_missing_seed_is_noted(self, store, run):
         add_seeds(store, run, {0: 1.0, 1: None, 2: 2.0})
         row = table6(store, "seeds").rows[0]
         assert row[6] == "1.500 ± 0.707 (n=2)"
         assert row[7] == "needs-eval/failed"
 
-    def test_one_seed_left_has_no_deviation(self, store, run):
+    def test_single_remaining_seed_has_no_deviation(self, store, run):
         add_seeds(store, run, {0: 1.0, 1: None})
         assert table6(store, "seeds").rows[0][6] == "1.000 (n=1)"
 
 
 class TestBest:
-    def test_ties_directions_and_words(self, empty, make, run):
+    def test_best_values_with_ties_and_directions(self, empty, make, run):
         cell, _ = make
         store = empty
         cells = [cell(index, attn_type=name) for index, name in enumerate("abcd")]
         store.record_revision("s", grid_text="x", grid_file="x", cells=cells)
-        for one, (loss, mfu) in zip(cells, [(1.0004, 0.5), (1.0001, 0.4), (1.2, 0.5)], strict=False):
-            found = [Measurement(probe="val", metric="val_loss", value=loss)]
-            found.append(Measurement(probe="throughput", metric="mfu_paper", value=mfu))
-            found.append(Measurement(probe="clean", metric="nats", length=8, value=3.0))
-            run(store, one.id, "done", found)
+        for record, (loss, mfu) in zip(cells, [(1.0004, 0.5), (1.0001, 0.4), (1.2, 0.5)], strict=False):
+            measurements = [Measurement(probe="val", metric="val_loss", value=loss)]
+            measurements.append(Measurement(probe="throughput", metric="mfu_paper", value=mfu))
+            measurements.append(Measurement(probe="clean", metric="nats", length=8, value=3.0))
+            run(store, record.id, "done", measurements)
         table = table6(store)
         named = {(r, table.columns[c]) for r, c in table.best}
         # 1.0004 and 1.0001 both print as 1.000; a column without a difference has no best
@@ -337,7 +341,7 @@ class TestBest:
         assert "\x1b[1m" in render(table, "terminal", color=True)
         assert "\x1b" not in render(table, "terminal")
 
-    def test_out_of_memory_is_told_from_other_failures(self, store):
+    def test_out_of_memory_has_its_own_code(self, store):
         attempt = store.start_attempt(f"{0:012x}", owner=ME, fence=1)
         store.finish_attempt(attempt.id, 1, "failed", cause="no memory", failure="cuda_oom")
         assert table6(store).rows[4][5:] == ("oom",) * 8

@@ -33,13 +33,13 @@ def wilson(p: float, n: int) -> tuple[float, float]:
 
 
 def flips(iid: float | None = None, sparse: float | None = None, dense: float | None = None) -> list[Measurement]:
-    found = []
+    measurements = []
     for name, share in {"iid": iid, "sparse": sparse, "dense": dense}.items():
         if share is not None:
-            about: dict[str, Any] = {"probe": "flipflop", "unit": "fraction", "n": N[name]}
-            found.append(Measurement(metric=f"exact_{name}", value=share, **about))
-            found.append(Measurement(metric=f"coin_{name}", value=0.14, **about))
-    return found
+            fields: dict[str, Any] = {"probe": "flipflop", "unit": "fraction", "n": N[name]}
+            measurements.append(Measurement(metric=f"exact_{name}", value=share, **fields))
+            measurements.append(Measurement(metric=f"coin_{name}", value=0.14, **fields))
+    return measurements
 
 
 def perplexities(*values: float) -> list[Measurement]:
@@ -49,13 +49,19 @@ def perplexities(*values: float) -> list[Measurement]:
     ]
 
 
-def sweep(store: Store, name: str, given: list[tuple[CellRecord, list[Measurement] | None]], **options: Any) -> Store:
-    store.record_revision(name, grid_text="x", grid_file="x", cells=[one for one, _ in given], options=options)
-    for one, values in given:
+def sweep(store: Store, name: str, runs: list[tuple[CellRecord, list[Measurement] | None]], **options: Any) -> Store:
+    store.record_revision(name, grid_text="x", grid_file="x", cells=[record for record, _ in runs], options=options)
+    for listed_record, values in runs:
         if values is not None:
-            attempt = store.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
+            attempt = store.start_attempt(
+                listed_record.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1
+            )
             recorder = DatabaseRecorder(store, attempt.id, 1)
-            recorder.provenance(Provenance(config=one.config, seed=one.seed, tokenizer="flipflop", corpus="flipflop"))
+            recorder.provenance(
+                Provenance(
+                    config=listed_record.config, seed=listed_record.seed, tokenizer="flipflop", corpus="flipflop"
+                )
+            )
             recorder.measurements(values)
             store.finish_attempt(attempt.id, 1, "done")
     return store
@@ -65,19 +71,20 @@ def sweep(store: Store, name: str, given: list[tuple[CellRecord, list[Measuremen
 def own(empty: Store, make: Any) -> Store:
     """A sweep `own`: fox and tra with four seeds, nope with one."""
     cell, _ = make
-    given = []
+    runs = []
     for kind, shares in SPARSE.items():
         for seed, share in enumerate(shares):
-            one = cell(len(given), attn_type=kind, memory="off", seed=seed)
+            record = cell(len(runs), attn_type=kind, memory="off", seed=seed)
             config = CONFIG | {"model": {**CONFIG["model"], "attn_type": kind}}
             dense = 0.0015 if kind == "nope" else 1.0
-            given.append((replace(one, config=config, slug=f"{kind}-s{seed}"), flips(1.0, share, dense)))
-    return sweep(empty, "own", given)
+            runs.append((replace(record, config=config, slug=f"{kind}-s{seed}"), flips(1.0, share, dense)))
+    return sweep(empty, "own", runs)
 
 
 def by_type(table: Any) -> dict[str, dict[str, Any]]:
     return {
-        row[0]: {one.heading: one for one in entries} for row, entries in zip(table.rows, table.entries, strict=True)
+        row[0]: {entry.heading: entry for entry in entries}
+        for row, entries in zip(table.rows, table.entries, strict=True)
     }
 
 
@@ -98,11 +105,11 @@ class TestFlipFlop:
         dense = by_type(table)["nope"]["Dense 95% sequences"]
         assert (dense.low, dense.high) == pytest.approx(wilson(0.0015, N["dense"]))
 
-    def test_one_run_has_no_interval_of_seeds_and_seeds_that_agree_have_one_of_no_width(self, own):
-        found = by_type(make_table("flipflop", own, "own"))
-        assert found["nope"]["Sparse 95% seeds"].text == "-"
-        assert found["tra"]["Sparse 95% seeds"].text == "[100.00, 100.00]"
-        assert found["tra"]["Sparse"].text == "100.00 ± 0.00"
+    def test_seed_interval_of_single_and_equal_runs(self, own):
+        rows = by_type(make_table("flipflop", own, "own"))
+        assert rows["nope"]["Sparse 95% seeds"].text == "-"
+        assert rows["tra"]["Sparse 95% seeds"].text == "[100.00, 100.00]"
+        assert rows["tra"]["Sparse"].text == "100.00 ± 0.00"
 
     def test_the_notes_have_what_coins_score(self, own, published):
         notes = make_table("flipflop", own, "own").notes
@@ -111,19 +118,19 @@ class TestFlipFlop:
         # 0.5 (1 - p_r / 2)^254 with p_r = 0.1, 0.01 and 0.45
         assert "Fair coins get exactly right, by the task's definition: IID 1e-06, Sparse 14.0%, Dense 4e-29." in notes
 
-    def test_missing_seeds_are_counted_and_reasons_told(self, empty, make):
+    def test_missing_seeds_are_counted_with_reasons(self, empty, make):
         cell, _ = make
         kinds = [("fox", 0), ("fox", 1), ("fox", 2), ("rope", 0)]
         cells = [cell(i, attn_type=kind, seed=seed) for i, (kind, seed) in enumerate(kinds)]
         lost = [Measurement(probe="flipflop", metric="exact_sparse", reason="oom: too long", unit="fraction", n=0)]
-        given = [(cells[0], flips(1, 0.9, 1)), (cells[1], flips(1, 0.8, 1)), (cells[2], None), (cells[3], lost)]
-        table = make_table("flipflop", sweep(empty, "holes", given, requested=[["flipflop", 0]]), "holes")
-        found = by_type(table)
-        assert found["fox"]["Sparse"].text == "85.00 ± 7.07 (n=2)"
+        runs = [(cells[0], flips(1, 0.9, 1)), (cells[1], flips(1, 0.8, 1)), (cells[2], None), (cells[3], lost)]
+        table = make_table("flipflop", sweep(empty, "holes", runs, requested=[["flipflop", 0]]), "holes")
+        rows = by_type(table)
+        assert rows["fox"]["Sparse"].text == "85.00 ± 7.07 (n=2)"
         low, high = stats.t.interval(0.95, 1, 0.85, statistics.stdev((0.9, 0.8)) / math.sqrt(2))
-        assert (low, high) != (found["fox"]["Sparse 95% seeds"].low, found["fox"]["Sparse 95% seeds"].high)
-        assert found["fox"]["Sparse 95% seeds"].text == "[21.47, 100.00]", "a share ends at 100"
-        assert found["rope"]["Sparse"].text == "oom"
+        assert (low, high) != (rows["fox"]["Sparse 95% seeds"].low, rows["fox"]["Sparse 95% seeds"].high)
+        assert rows["fox"]["Sparse 95% seeds"].text == "[21.47, 100.00]", "a share ends at 100"
+        assert rows["rope"]["Sparse"].text == "oom"
         assert "oom (1 value): too long." in table.notes
 
     @pytest.mark.thorough
@@ -133,8 +140,8 @@ class TestFlipFlop:
         table = make_table(name, sweep(empty, "none", [(cell(0), None)]), "none")
         assert table.rows == ()
         assert f"Nothing of the probe {name} was measured or asked for." in table.notes
-        asked = sweep(empty, "asked", [(cell(1), None)], requested=[[name, 128]])
-        assert make_table(name, asked, "asked").rows[0][0] == "polar"
+        requested_sweep = sweep(empty, "asked", [(cell(1), None)], requested=[[name, 128]])
+        assert make_table(name, requested_sweep, "asked").rows[0][0] == "polar"
 
 
 class TestExtrapolation:
@@ -143,24 +150,24 @@ class TestExtrapolation:
         runs = {"tra": [(30.0, 29.0, 28.5), (30.2, 29.4, 29.3)], "rope": [(30.1, 50.0, 90.0), (30.3, 55.0, 99.0)]}
         cells = [
             (cell(10 * i + seed, attn_type=kind, seed=seed), perplexities(*values))
-            for i, (kind, some) in enumerate(runs.items())
-            for seed, values in enumerate(some)
+            for i, (kind, by_seed) in enumerate(runs.items())
+            for seed, values in enumerate(by_seed)
         ]
         table = make_table("extrapolation", sweep(empty, "long", cells), "long")
         assert table.columns == ("Type", "PPL@128", "PPL@128 95% seeds", "PPL@512", "PPL@512 95% seeds", "PPL@2K",
                                  "PPL@2K 95% seeds", "longest/shortest", "longest/shortest 95% seeds")  # fmt: skip
-        found = by_type(table)
-        for kind, some in runs.items():
-            ratios = [values[-1] / values[0] for values in some]
-            one = found[kind]["longest/shortest"]
-            assert (one.value, one.sd) == (
+        rows = by_type(table)
+        for kind, kind_values in runs.items():
+            ratios = [values[-1] / values[0] for values in kind_values]
+            ratio = rows[kind]["longest/shortest"]
+            assert (ratio.value, ratio.sd) == (
                 pytest.approx(statistics.fmean(ratios)),
                 pytest.approx(statistics.stdev(ratios)),
             )
-            ends = stats.t.interval(0.95, 1, one.value, one.sd / math.sqrt(2))
-            interval = found[kind]["longest/shortest 95% seeds"]
+            ends = stats.t.interval(0.95, 1, ratio.value, ratio.sd / math.sqrt(2))
+            interval = rows[kind]["longest/shortest 95% seeds"]
             assert (interval.low, interval.high) == pytest.approx(ends)
-        assert found["tra"]["PPL@128"].text == "30.10 ± 0.14"
+        assert rows["tra"]["PPL@128"].text == "30.10 ± 0.14"
 
 
 class TestDownstream:
@@ -190,11 +197,14 @@ class TestCompare:
     """Beside printed means with the standard deviation of their runs."""
 
     def test_welch_by_scipy(self, own):
-        found = {(one.levels[0], one.column.metric): one for one in compare(own, "own", "printed-tra")}
-        assert set(found) == {
+        comparison_by_key = {
+            (comparison.levels[0], comparison.column.metric): comparison
+            for comparison in compare(own, "own", "printed-tra")
+        }
+        assert set(comparison_by_key) == {
             (kind, f"exact_{name}") for kind in SPARSE for name in N
         }  # fmt: skip
-        fox = found["fox", "exact_sparse"]
+        fox = comparison_by_key["fox", "exact_sparse"]
         mean, sd = statistics.fmean(SPARSE["fox"]), statistics.stdev(SPARSE["fox"])
         judged = stats.ttest_ind_from_stats(mean, sd, 4, 0.934, 0.0421, 4, equal_var=False)
         (low, high) = judged.confidence_interval(0.95) if hasattr(judged, "confidence_interval") else (None, None)
@@ -206,7 +216,7 @@ class TestCompare:
         assert (fox.verdict, judged.pvalue > 0.05) == ("within", True)
         assert fox.p == pytest.approx(judged.pvalue)
         # a single seed is held against the spread of the four runs
-        nope = found["nope", "exact_sparse"]
+        nope = comparison_by_key["nope", "exact_sparse"]
         reach = 0.001 * math.sqrt(1 + 1 / 4)
         assert nope.limit == pytest.approx(stats.t.ppf(0.975, 3) * reach)
         assert nope.p == pytest.approx(2 * stats.t.sf(abs(0.999 - 0.9997) / reach, 3))
@@ -240,10 +250,10 @@ class TestCompare:
         assert any(note.startswith("Beside runs that all printed the same number") for note in table.notes)
 
     @pytest.mark.thorough
-    def test_a_number_far_from_the_printed_one_is_beyond(self, empty, make):
+    def test_number_far_from_printed_value_is_beyond(self, empty, make):
         cell, _ = make
-        one = replace(cell(0, attn_type="rope", memory="off"), config=CONFIG)
-        store = sweep(empty, "far", [(one, flips(1.0, 0.99, 1.0))])
+        record = replace(cell(0, attn_type="rope", memory="off"), config=CONFIG)
+        store = sweep(empty, "far", [(record, flips(1.0, 0.99, 1.0))])
         compared = {
             row.column.metric: (row.verdict, row.published.text) for row in compare(store, "far", "printed-tra")
         }
@@ -254,14 +264,14 @@ class TestCompare:
         }
 
     @pytest.mark.thorough
-    def test_what_cannot_be_compared_is_said(self, empty, make):
+    def test_incomparable_recipes_are_not_judged(self, empty, make):
         cell, _ = make
         config = CONFIG | {
             "train": {**CONFIG["train"], "tokens": 1_000_000},
             "model": {**CONFIG["model"], "n_layers": 2},
         }
-        one = replace(cell(0, attn_type="fox", memory="off"), config=config)
-        store = sweep(empty, "small", [(one, flips(1.0, 0.5, 1.0))])
+        record = replace(cell(0, attn_type="fox", memory="off"), config=config)
+        store = sweep(empty, "small", [(record, flips(1.0, 0.5, 1.0))])
         table = make_table("compare", store, "small", reference="printed-tra")
         assert table.above[0] == (
             "Not judged, since the sweeps are not of one kind: train.tokens 1000000 instead of 819200000; model.n_layers 2 "
@@ -276,17 +286,22 @@ class TestCompare:
     @pytest.mark.thorough
     def test_positions_tell_configurations_apart_by_axis_or_config(self, empty, make):
         cell, _ = make
-        given = []
+        runs = []
         for i, (kind, positions) in enumerate((("nope", "none"), ("nope", "ape"), ("nope", "label"), ("fox", "none"))):
             config = CONFIG | {
                 "model": {**CONFIG["model"], **({"positions": positions} if positions != "none" else {})}
             }
             axes = {"attn_type": kind, "model.positions": positions}
-            one = replace(cell(i, attn_type=kind, memory="off"), config=config, axes=axes, slug=f"{kind}-{positions}")
-            given.append((one, flips(sparse=0.9)))
-        store = sweep(empty, "places", given)
-        found = [(*one.levels[:1], *one.further, one.published.text) for one in compare(store, "places", "printed-tra")]
-        assert found == [
+            record = replace(
+                cell(i, attn_type=kind, memory="off"), config=config, axes=axes, slug=f"{kind}-{positions}"
+            )
+            runs.append((record, flips(sparse=0.9)))
+        store = sweep(empty, "places", runs)
+        labels = [
+            (*comparison.levels[:1], *comparison.further, comparison.published.text)
+            for comparison in compare(store, "places", "printed-tra")
+        ]
+        assert labels == [
             ("nope", "none", "99.97 ± 0.10"),
             ("nope", "ape", "90.61 ± 5.64"),
             ("nope", "label", "86.93 ± 9.93"),
@@ -298,7 +313,7 @@ class TestCompare:
     @pytest.mark.thorough
     def test_an_axis_of_which_the_paper_says_nothing_matches_nothing(self, empty, make):
         cell, _ = make
-        given = [
+        runs = [
             (
                 replace(cell(i, attn_type="fox", memory="off"), config=CONFIG, axes={"train.matrix_lr": rate}),
                 flips(sparse=0.9),
@@ -306,14 +321,16 @@ class TestCompare:
             for i, rate in enumerate(("0.001", "0.002"))
         ]
         with pytest.raises(ReportError, match=r"further axes vary: .*train\.matrix_lr"):
-            compare(sweep(empty, "rates", given), "rates", "printed-tra")
+            compare(sweep(empty, "rates", runs), "rates", "printed-tra")
 
-    def test_a_setting_that_is_stored_by_leaving_it_out_is_a_difference(self, empty, make):
+    def test_setting_omitted_in_config_is_a_difference(self, empty, make):
         """Muon, the identity default, is in no stored config; the paper's optimizer is another. Its cosine is left out as well."""
         cell, _ = make
         default = {name: value for name, value in CONFIG["train"].items() if name != "optimizer"}
-        one = replace(cell(0, attn_type="fox", memory="off"), config=CONFIG | {"train": default})
-        table = make_table("compare", sweep(empty, "muon", [(one, flips(sparse=0.9))]), "muon", reference="printed-tra")
+        record = replace(cell(0, attn_type="fox", memory="off"), config=CONFIG | {"train": default})
+        table = make_table(
+            "compare", sweep(empty, "muon", [(record, flips(sparse=0.9))]), "muon", reference="printed-tra"
+        )
         assert table.above[0] == (
             "Not judged, since the sweeps are not of one kind: train.optimizer muon instead of adamw."
         )

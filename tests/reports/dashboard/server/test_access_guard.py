@@ -18,12 +18,12 @@ from synthetic import synthetic_sweep
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     path = tmp_path_factory.mktemp("served") / "atma.db"
-    made = open_store(path, create=True)
-    synthetic_sweep(made, 4, 10)
-    name = made.default_sweep()
-    made.close()
-    with serving(open_store(path, read_only=True), name) as found:
-        yield found
+    store = open_store(path, create=True)
+    synthetic_sweep(store, 4, 10)
+    name = store.default_sweep()
+    store.close()
+    with serving(open_store(path, read_only=True), name) as served:
+        yield served
 
 
 @pytest.mark.thorough
@@ -40,8 +40,8 @@ def test_the_page_and_its_data(site: Site) -> None:
     assert 'id="curve-' not in page
     assert json.loads(site.ask(f"/{TOKEN}/state")[2])["version"] == 1
     _, blocks = build_blocks(site.newest._store, "big")
-    told = json.loads(site.ask(f"/{TOKEN}/data")[2])
-    assert told == {"version": 1, "core": json.loads(blocks["core"]), "answer": json.loads(blocks["answer"])}
+    payload = json.loads(site.ask(f"/{TOKEN}/data")[2])
+    assert payload == {"version": 1, "core": json.loads(blocks["core"]), "answer": json.loads(blocks["answer"])}
     curve = next(name for name in blocks if name.startswith("curve-"))
     for name in ("effects", curve):
         assert site.ask(f"/{TOKEN}/1/{name}")[2] == blocks[name]
@@ -91,7 +91,7 @@ def test_localhost_is_this_host(site: Site) -> None:
     assert site.ask(f"/{TOKEN}/state", host=f"localhost:{site.port}")[0] == 200
 
 
-OTHER = "http://example.org"
+FOREIGN_ORIGIN = "http://example.org"
 OWN = "http://127.0.0.1:{port}"
 
 
@@ -102,11 +102,11 @@ OWN = "http://127.0.0.1:{port}"
         (200, {"referer": OWN + "/x"}),
         (200, {"sec_fetch_site": "same-origin"}),
         (200, {"sec_fetch_site": "none"}),
-        (403, {"origin": OTHER}),
+        (403, {"origin": FOREIGN_ORIGIN}),
         (403, {"origin": "null"}),
         (403, {"origin": "http://127.0.0.1:1"}),
         (403, {"origin": "https://127.0.0.1:{port}"}),
-        (403, {"referer": OTHER + "/x"}),
+        (403, {"referer": FOREIGN_ORIGIN + "/x"}),
         (403, {"referer": OWN + ".example.org/x"}),
         (403, {"sec_fetch_site": "cross-site"}),
         (403, {"sec_fetch_site": "same-site"}),
@@ -117,11 +117,11 @@ OWN = "http://127.0.0.1:{port}"
         (200, {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}),
     ],
 )
-def test_other_origins_are_refused(site: Site, status: int, headers: dict[str, str]) -> None:
-    given = {name: text.format(port=site.port) for name, text in headers.items()}
-    found, told, _ = site.ask(f"/{TOKEN}/data", **given)
-    assert found == status
-    assert not any(name.startswith("access-control") for name in told)
+def test_guard_refuses_foreign_origins(site: Site, status: int, headers: dict[str, str]) -> None:
+    request_headers = {name: text.format(port=site.port) for name, text in headers.items()}
+    answer_status, body, _ = site.ask(f"/{TOKEN}/data", **request_headers)
+    assert answer_status == status
+    assert not any(name.startswith("access-control") for name in body)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "CONNECT"])

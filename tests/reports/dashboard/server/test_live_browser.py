@@ -24,9 +24,9 @@ def store(blank: Path, tmp_path: Path) -> Store:
     """24 finished cells and one that was never started."""
     store = open_store(shutil.copy(blank, tmp_path / "atma.db"))
     cells = synthetic_sweep(store, COUNT, 20)
-    words = dict(zip(AXES, ("rope", "baseline", "off", "off", "off"), strict=True))
-    axes = words | {"train.lr": "0", "seed": "0"}
-    late = CellRecord(id=LATE, slug="comes-late", seed=0, levels=words, config={}, axes=axes, tokens=1)
+    levels = dict(zip(AXES, ("rope", "baseline", "off", "off", "off"), strict=True))
+    axes = levels | {"train.lr": "0", "seed": "0"}
+    late = CellRecord(id=LATE, slug="comes-late", seed=0, levels=levels, config={}, axes=axes, tokens=1)
     store.record_revision("big", grid_text="axes: {a: 1}\n", grid_file="big.yaml", cells=[*cells, late])
     return store
 
@@ -34,8 +34,8 @@ def store(blank: Path, tmp_path: Path) -> Store:
 @pytest.fixture
 def site(store: Store) -> Iterator[Site]:
     assert store.path is not None
-    with serving(open_store(store.path, read_only=True), "big") as found:
-        yield found
+    with serving(open_store(store.path, read_only=True), "big") as served:
+        yield served
 
 
 class Visit:
@@ -44,12 +44,12 @@ class Visit:
     def __init__(self, browser: Any, address: str, *, width: int = 1280, height: int = 700) -> None:
         self.context = browser.new_context(viewport={"width": width, "height": height})
         self.page = self.context.new_page()
-        self.said: list[str] = []
-        self.asked: list[str] = []
+        self.messages: list[str] = []
+        self.requests: list[str] = []
         self.page.set_default_timeout(60_000)
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request.url.partition("#")[0]))
+        self.page.on("console", lambda message: self.messages.append(message.text))
+        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url.partition("#")[0]))
         self.page.goto(address)
         self.page.wait_for_selector("#live-note")
 
@@ -58,7 +58,7 @@ class Visit:
         self.page.wait_for_selector(f"html[data-version='{number}']")
 
     def count(self, path: str) -> int:
-        return sum(url.endswith(path) for url in self.asked)
+        return sum(url.endswith(path) for url in self.requests)
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
         return visits[-1]
 
     yield go
-    for one in visits:
-        one.context.close()
+    for visitor in visits:
+        visitor.context.close()
 
 
 def finish(store: Store, loss: float) -> None:
@@ -87,9 +87,7 @@ SEEN = """() => [scrollY, document.querySelector("#panel-cells .viewport").scrol
 
 
 @pytest.mark.thorough
-def test_a_cell_that_finishes_appears_and_the_reader_stays_where_he_is(
-    visit: Callable[..., Visit], site: Site, store: Store
-) -> None:
+def test_live_page_adds_finished_cell_and_keeps_position(visit: Callable[..., Visit], site: Site, store: Store) -> None:
     seen = visit(f"{site.address}#tab=cells")
     page = seen.page
     assert page.get_by_role("button", name="1.234", exact=True).count() == 0
@@ -112,8 +110,8 @@ def test_a_cell_that_finishes_appears_and_the_reader_stays_where_he_is(
     assert f"{COUNT + 1} done" in page.locator("#summary").text_content()
     assert page.locator("#live-note").text_content().startswith("Live; the numbers are those of ")
     assert page.locator("#footer").text_content().startswith("Served by atma-sweep ")
-    assert (seen.said, seen.count("/data")) == ([], 1)
-    assert {url.split("/")[2] for url in seen.asked} == {f"127.0.0.1:{site.port}"}
+    assert (seen.messages, seen.count("/data")) == ([], 1)
+    assert {url.split("/")[2] for url in seen.requests} == {f"127.0.0.1:{site.port}"}
 
 
 @pytest.mark.thorough
@@ -136,14 +134,12 @@ def test_what_is_open_and_enlarged_stays_so(visit: Callable[..., Visit], site: S
     page.wait_for_function("() => document.querySelector('#curves-hint').textContent.startsWith('Curves of 1')")
     assert page.evaluate("document.querySelector('#chart-training').layout.xaxis.range") == [2, 5]
     assert page.locator("#panel-curves details").get_attribute("open") is not None
-    assert seen.said == []
+    assert seen.messages == []
     assert seen.count(f"/3/curve-{cell}") == 0, "a curve that did not change is not asked for again"
 
 
 @pytest.mark.thorough
-def test_a_state_that_the_server_keeps_no_more_is_left_for_the_newest(
-    visit: Callable[..., Visit], site: Site, store: Store
-) -> None:
+def test_live_page_replaces_expired_version(visit: Callable[..., Visit], site: Site, store: Store) -> None:
     """As after a sleep: the page is at 1, the server at 4."""
     seen = visit(f"{site.address}#tab=cells")
     page = seen.page
@@ -151,10 +147,10 @@ def test_a_state_that_the_server_keeps_no_more_is_left_for_the_newest(
     for version in (2, 3, 4):
         finish(store, 1.0 + version / 10) if version == 2 else store.add_event("told", str(version), sweep="big")
 
-        def made(version: int = version) -> bool:
-            return site.newest.look()["version"] == version
+        def is_rebuilt(version: int = version) -> bool:
+            return site.newest.poll()["version"] == version
 
-        until(made)
+        until(is_rebuilt)
     page.evaluate("live.first = 0")
     page.get_by_role("tab", name="Effects").click()
     seen.version(4)
@@ -175,18 +171,16 @@ def hide(page: Any, hidden: bool) -> None:
 
 
 @pytest.mark.thorough
-def test_a_page_that_nobody_looks_at_asks_for_nothing_and_then_at_once(
-    visit: Callable[..., Visit], site: Site, store: Store
-) -> None:
+def test_live_page_polls_only_while_visible(visit: Callable[..., Visit], site: Site, store: Store) -> None:
     seen = visit(site.address)
     page = seen.page
     hide(page, True)
     page.wait_for_timeout(3000)  # what was on its way
-    asked = seen.count("/state")
+    n_requests = seen.count("/state")
     page.wait_for_timeout(6000)
-    assert seen.count("/state") == asked
+    assert seen.count("/state") == n_requests
     finish(store, 1.234)
-    until(lambda: site.newest.look()["version"] == 2)
+    until(lambda: site.newest.poll()["version"] == 2)
     hide(page, False)
     seen.version(2)
 
@@ -204,7 +198,7 @@ def test_where_nothing_happens_it_asks_ever_less(visit: Callable[..., Visit], si
 
 
 @pytest.mark.thorough
-def test_when_the_server_ends_the_page_says_so_and_keeps_what_it_has(visit: Callable[..., Visit], store: Store) -> None:
+def test_live_page_reports_end_of_server_and_keeps_data(visit: Callable[..., Visit], store: Store) -> None:
     assert store.path is not None
     with serving(open_store(store.path, read_only=True), "big") as site:
         seen = visit(site.address)
@@ -214,7 +208,7 @@ def test_when_the_server_ends_the_page_says_so_and_keeps_what_it_has(visit: Call
     page.get_by_role("tab", name="Effects").click()
     page.locator("#panel-effects tbody th").first.wait_for()
     assert page.locator("#trouble").is_hidden()
-    assert all("ERR_CONNECTION_REFUSED" in text or "ERR_CONNECTION_RESET" in text for text in seen.said)
+    assert all("ERR_CONNECTION_REFUSED" in text or "ERR_CONNECTION_RESET" in text for text in seen.messages)
 
 
 @pytest.mark.thorough

@@ -15,8 +15,8 @@ from synthetic import synthetic_sweep
 def state(site: Site) -> dict[str, object]:
     status, _, body = site.ask(f"/{TOKEN}/state")
     assert status == 200
-    found: dict[str, object] = json.loads(body)
-    return found
+    payload: dict[str, object] = json.loads(body)
+    return payload
 
 
 @pytest.mark.thorough

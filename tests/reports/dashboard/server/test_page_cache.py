@@ -40,16 +40,16 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr(module, "time", found)
-    return found
+    clock_of_test = Clock()
+    monkeypatch.setattr(module, "time", clock_of_test)
+    return clock_of_test
 
 
 class Maker:
     """Makes blocks that count how often they were made, in so many seconds each."""
 
     def __init__(self, clock: Clock) -> None:
-        self.clock, self.made, self.seconds = clock, 0, 0.0
+        self.clock, self.builds, self.seconds = clock, 0, 0.0
         self.go = threading.Event()
         self.go.set()
         self.error: Exception | None = None
@@ -59,8 +59,8 @@ class Maker:
         self.clock.now += self.seconds
         if self.error is not None:
             raise self.error
-        self.made += 1
-        return sweep, {"core": b"%d" % self.made, "answer": b"0"}
+        self.builds += 1
+        return sweep, {"core": b"%d" % self.builds, "answer": b"0"}
 
 
 def idle(newest: PageCache) -> bool:
@@ -71,26 +71,26 @@ def changed(store: Store) -> None:
     store.add_event("told", "something happened", sweep="big")
 
 
-def test_nothing_new_is_not_made_again(store: Store, clock: Clock) -> None:
+def test_cache_does_not_rebuild_without_changes(store: Store, clock: Clock) -> None:
     make = Maker(clock)
     newest = PageCache(store, "big", make)
     for _ in range(50):
         clock.now += 2
         assert newest.poll()["version"] == 1
-    assert make.made == 1
+    assert make.builds == 1
 
 
-def test_the_database_is_asked_once_a_second_however_many_ask(store: Store, clock: Clock) -> None:
+def test_cache_checks_database_once_per_second(store: Store, clock: Clock) -> None:
     newest = PageCache(store, "big", Maker(clock))
-    asked = []
-    event.listen(store.engine, "begin", lambda connection: asked.append(clock.now))
+    queries = []
+    event.listen(store.engine, "begin", lambda connection: queries.append(clock.now))
     for _ in range(40):
         clock.now += 0.1
         newest.poll()
-    assert len(asked) in (3, 4)
+    assert len(queries) in (3, 4)
 
 
-def test_what_is_new_is_made_while_nobody_waits(store: Store, clock: Clock) -> None:
+def test_cache_rebuilds_in_background(store: Store, clock: Clock) -> None:
     make = Maker(clock)
     newest = PageCache(store, "big", make)
     changed(store)
@@ -126,7 +126,7 @@ def test_it_rests_four_times_as_long_as_it_took(store: Store, clock: Clock) -> N
     assert newest.find_version(1) is None, "two are kept"
 
 
-def test_trouble_is_told_and_passes(store: Store, clock: Clock) -> None:
+def test_cache_reports_trouble_until_it_passes(store: Store, clock: Clock) -> None:
     make = Maker(clock)
     newest = PageCache(store, "big", make)
     make.error = StoreBusy("atma.db stays locked\x1b[2J by another program; close it and launch again")
@@ -187,10 +187,10 @@ def test_a_heartbeat_alone_changes_nothing_on_the_page(store: Store) -> None:
 
 def test_a_mark_reads_no_numbers(store: Store) -> None:
     """Seven small queries, whatever the sweep holds, and of the measurements only the last one's id."""
-    said: list[str] = []
-    event.listen(store.engine, "before_cursor_execute", lambda *given: said.append(given[2]))
+    statements: list[str] = []
+    event.listen(store.engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
     store.mark("big")
-    selects = [text for text in said if text.startswith("SELECT")]
+    selects = [text for text in statements if text.startswith("SELECT")]
     assert len(selects) <= 8
     assert [text for text in selects if "FROM measurement" in text] == [
         "SELECT max(measurement.id) AS max_1 \nFROM measurement"

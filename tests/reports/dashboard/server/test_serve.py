@@ -44,8 +44,8 @@ def hear() -> None:
 
 
 @contextmanager
-def started(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [*COMMAND, "dashboard", "--no-open", *words]
+def started(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [*COMMAND, "dashboard", "--no-open", *arguments]
     process = subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear
     )
@@ -65,14 +65,14 @@ def started(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], 
         pytest.param(signal.SIGHUP, 129, "stopped by SIGHUP", marks=pytest.mark.thorough),
     ],
 )
-def test_it_ends_when_it_is_asked_to(folder: Path, number: int, code: int, last: str) -> None:
+def test_serve_ends_on_signal(folder: Path, number: int, code: int, last: str) -> None:
     with started(folder) as (process, address):
         page = urllib.request.urlopen(address, timeout=PATIENCE_S)
         assert b"big, revision 1" in page.read()
-        kept = socket.create_connection(("127.0.0.1", int(address.split(":")[2].split("/")[0])))
+        open_connection = socket.create_connection(("127.0.0.1", int(address.split(":")[2].split("/")[0])))
         process.send_signal(number)
         _, err = process.communicate(timeout=PATIENCE_S)
-        kept.close()
+        open_connection.close()
     assert process.returncode == code
     assert "Traceback" not in err
     assert err.splitlines()[-1].endswith(last)
@@ -86,18 +86,18 @@ def test_two_have_two_ports_and_two_tokens(folder: Path) -> None:
         assert min(map(len, tokens)) >= 43  # 32 bytes
 
 
-def test_a_port_that_is_taken_is_one_line(command_line: Run) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+def test_serve_refuses_port_in_use_in_single_line(command_line: Run) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        bound.listen()
+        port = bound.getsockname()[1]
         code, out, err = command_line("dashboard", "--sweep", "printed-v2", "--port", str(port), "--no-open")
     assert (code, out) == (3, "")
     assert err == f"atma-sweep: port {port} of 127.0.0.1 is taken; name another with --port, or leave it out\n"
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["--db", "none.db"], 2, "there is no database"),
         (["--sweep", "quick"], 2, "there is no database"),
@@ -105,19 +105,21 @@ def test_a_port_that_is_taken_is_one_line(command_line: Run) -> None:
         (["--port", "-1"], 2, "'--port': Input should be greater than or equal to 0"),
     ],
 )
-def test_bad_input_is_one_line(command_line: Run, words: list[str], code: int, said: str) -> None:
-    found, out, err = command_line("dashboard", "--no-open", *words)
-    assert (found, out, len(err.splitlines())) == (code, "", 1)
-    assert said in err
+def test_serve_reports_bad_input_in_single_line(
+    command_line: Run, arguments: list[str], code: int, message: str
+) -> None:
+    exit_code, out, err = command_line("dashboard", "--no-open", *arguments)
+    assert (exit_code, out, len(err.splitlines())) == (code, "", 1)
+    assert message in err
 
 
-def test_a_database_without_a_sweep_is_one_line(command_line: Run, tmp_path: Path) -> None:
+def test_serve_reports_database_without_sweep(command_line: Run, tmp_path: Path) -> None:
     open_store(tmp_path / "atma.db", create=True).close()
     code, out, err = command_line("dashboard", "--no-open")
     assert (code, out, err) == (2, "", "atma-sweep: the database holds no sweep yet; launch a grid first\n")
 
 
-def test_the_browser_is_sent_by_a_file_that_others_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_browser_is_opened_by_private_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by its arguments, which everybody on the machine can read."""
     seen: list[str] = []
     monkeypatch.setenv("DISPLAY", ":7")
@@ -143,7 +145,7 @@ def test_without_a_screen_no_open_takes_over_the_terminal(monkeypatch: pytest.Mo
         assert note == "no browser to open here; open the address yourself"
 
 
-def test_address_is_printed_before_the_page_is_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_prints_address_before_building_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Preparing takes seconds; here it waits for the address, so that the other order would wait forever."""
     addresses: list[str] = []
     printed = threading.Event()
@@ -196,22 +198,22 @@ def test_the_server_starts_without_what_makes_the_page() -> None:
 
 
 @pytest.mark.thorough
-def test_it_runs_beside_other_threads_and_another_sweep(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_runs_off_main_thread_with_comparison(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Off the main thread, where no signal is heard: for whoever starts it from a notebook; with the paper's numbers beside."""
-    told = threading.Event()
+    address_printed = threading.Event()
     addresses: list[str] = []
     servers: list[connections.Server] = []
     make = connections.Server
 
-    def kept(config: uvicorn.Config) -> connections.Server:
+    def remembered_server(config: uvicorn.Config) -> connections.Server:
         servers.append(make(config))
         return servers[-1]
 
-    monkeypatch.setattr(connections, "Server", kept)
+    monkeypatch.setattr(connections, "Server", remembered_server)
 
     def tell(address: str) -> None:
         addresses.append(address)
-        told.set()
+        address_printed.set()
 
     thread = threading.Thread(
         target=module.serve,
@@ -219,7 +221,7 @@ def test_it_runs_beside_other_threads_and_another_sweep(folder: Path, monkeypatc
         kwargs={"compare": "printed-v2", "browser": False, "tell": tell},
     )
     thread.start()
-    assert told.wait(PATIENCE_S)
+    assert address_printed.wait(PATIENCE_S)
     page = urllib.request.urlopen(addresses[0], timeout=PATIENCE_S).read()
     assert b"big, revision 1" in page
     assert b'id="beside"' in page

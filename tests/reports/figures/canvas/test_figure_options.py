@@ -34,18 +34,18 @@ from typer.testing import CliRunner
 MM = 72 / 25.4  # points
 
 
-def report(*words: str) -> Any:
-    return CliRunner().invoke(app, ["report", *words])
+def report(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["report", *arguments])
 
 
 def width_of(content: bytes, format: str) -> float:
     """Millimetres of a picture's width, as its file says."""
     if format == "svg":
-        found = re.search(rb'<svg [^>]*?width="([\d.]+)pt"', content)
+        match = re.search(rb'<svg [^>]*?width="([\d.]+)pt"', content)
     else:
-        found = re.search(rb"/MediaBox \[\s*0 0 ([\d.]+) ", content)
-    assert found is not None
-    return float(found[1]) / MM
+        match = re.search(rb"/MediaBox \[\s*0 0 ([\d.]+) ", content)
+    assert match is not None
+    return float(match[1]) / MM
 
 
 class TestWidth:
@@ -59,12 +59,12 @@ class TestWidth:
     @pytest.mark.parametrize(
         "text", ["89", "mm", "-89mm", "nan mm", "1e3mm", "8,9cm", "89px", "", "9" * 99 + "in", "3mm"]
     )
-    def test_what_is_no_width_is_one_line(self, text: str) -> None:
+    def test_invalid_width_is_refused_in_single_line(self, text: str) -> None:
         with pytest.raises(ReportError, match=r"^--width [^\n]*$"):
             millimetres(text)
 
     @given(st.text(max_size=12))
-    def test_any_text_is_a_width_or_one_line(self, text: str) -> None:
+    def test_any_text_is_width_or_error(self, text: str) -> None:
         with contextlib.suppress(ReportError):
             assert 40 <= millimetres(text) <= 600
 
@@ -72,9 +72,7 @@ class TestWidth:
         ("name", "width", "mm"),
         every_nth([("nature", None, 89), ("nature", "183mm", 183), ("neurips", None, 139.7), ("paper", "89mm", 89)], 4),
     )
-    def test_files_are_as_wide_as_asked_to_a_tenth_of_a_millimetre(
-        self, every: Store, name: str, width: str | None, mm: float
-    ) -> None:
+    def test_files_have_requested_width(self, every: Store, name: str, width: str | None, mm: float) -> None:
         look = wanted(name, width)
         for format, content in renderings(make_figure("length", every), ["svg", "pdf"], look=look).items():
             assert width_of(content, format) == pytest.approx(mm, abs=0.1)
@@ -82,11 +80,11 @@ class TestWidth:
 
 class TestLetters:
     @pytest.mark.thorough
-    def test_words_are_text_in_svg(self, every: Store) -> None:
+    def test_svg_keeps_text_as_text(self, every: Store) -> None:
         svg = rendered(make_figure("pareto", every), look=wanted("nature")).decode()
-        words = re.findall(r"<text [^>]*>([^<]+)</text>", svg)
-        assert {"a", "b"} <= set(words)
-        assert any("tokens/s" in word for word in words)
+        texts = re.findall(r"<text [^>]*>([^<]+)</text>", svg)
+        assert {"a", "b"} <= set(texts)
+        assert any("tokens/s" in word for word in texts)
         assert "font-family: 'Arial', 'Helvetica'" in svg or ", 'Arial', 'Helvetica'" in svg
         # no letter is an outline: the only shapes that are used again are marks and ticks
         assert not re.search(r'<use xlink:href="#(?!m[0-9a-f]{10})', svg)
@@ -95,14 +93,14 @@ class TestLetters:
     @pytest.mark.parametrize("name", every_nth(["nature", "neurips"], 2))
     def test_fonts_are_inside_the_pdf(self, every: Store, tmp_path: Path, name: str) -> None:
         (tmp_path / "x.pdf").write_bytes(rendered(make_figure("length", every), "pdf", look=wanted(name)))
-        told = subprocess.run(["pdffonts", tmp_path / "x.pdf"], capture_output=True, text=True, check=True).stdout
-        rows = told.splitlines()[2:]
+        fonts = subprocess.run(["pdffonts", tmp_path / "x.pdf"], capture_output=True, text=True, check=True).stdout
+        rows = fonts.splitlines()[2:]
         assert rows
         for row in rows:
             assert "Type 3" not in row
             assert re.search(r"(TrueType|CID \w+)\s.*\byes\s+yes\b", row), row
         if name == "neurips":
-            assert "STIXGeneral" in told
+            assert "STIXGeneral" in fonts
 
     @pytest.mark.thorough
     def test_sizes_of_nature_are_five_to_eight_points(self, every: Store) -> None:
@@ -113,23 +111,23 @@ class TestLetters:
 
     @pytest.mark.thorough
     def test_screen_is_larger_than_paper(self, every: Store) -> None:
-        made = make_figure("needle", every)
-        paper, screen = (rendered(made, look=wanted(name)) for name in ("paper", "screen"))
+        figure_data = make_figure("needle", every)
+        paper, screen = (rendered(figure_data, look=wanted(name)) for name in ("paper", "screen"))
         assert width_of(screen, "svg") > width_of(paper, "svg")
         assert STYLE_PRESETS["screen"].text > STYLE_PRESETS["paper"].text
 
 
 class TestNames:
     def test_levels_have_display_names(self) -> None:
-        assert [drawing.level_label(one) for one in ("polar", "nope", "rope")] == ["PoLAR", "NoPE", "RoPE"]
-        assert [drawing.level_label(one, "memory") for one in ("on", "off")] == ["with memory", "no memory"]
+        assert [drawing.level_label(level) for level in ("polar", "nope", "rope")] == ["PoLAR", "NoPE", "RoPE"]
+        assert [drawing.level_label(level, "memory") for level in ("on", "off")] == ["with memory", "no memory"]
 
     def test_a_strangers_level_stands_as_it_is(self) -> None:
         assert drawing.level_label("my_mixer") == "my_mixer"
         assert drawing.level_label("0.3", "train.lr") == "train.lr 0.3"
         assert drawing.level_label("titans", "memory") == "memory titans"
 
-    def test_good_and_bad_are_the_ends_of_one_map(self) -> None:
+    def test_diverging_map_ends_in_good_and_bad(self) -> None:
         from matplotlib.colors import to_hex
 
         ends = drawing.diverging()
@@ -141,18 +139,18 @@ class TestHighlight:
         data = load_sweep_data(every)
         ids = {cell.slug: cell.cell_id for cell in data.cells}
 
-        def named(*words: str) -> tuple[str, ...]:
-            return with_highlight(FigureOptions(), data, words).highlight
+        def highlighted(*selectors: str) -> tuple[str, ...]:
+            return with_highlight(FigureOptions(), data, selectors).highlight
 
-        assert named("slug-2") == (ids["slug-2"],)
-        assert named(ids["slug-2"]) == (ids["slug-2"],)
+        assert highlighted("slug-2") == (ids["slug-2"],)
+        assert highlighted(ids["slug-2"]) == (ids["slug-2"],)
         polar = [cell.cell_id for cell in data.cells if cell.levels["attn_type"] == "polar"]
-        assert named("polar") == tuple(polar)
-        assert named("polar,memory=on") == (ids["slug-2"],)
-        assert named("slug-1", "slug-1", "slug-2") == (ids["slug-1"], ids["slug-2"])
+        assert highlighted("polar") == tuple(polar)
+        assert highlighted("polar,memory=on") == (ids["slug-2"],)
+        assert highlighted("slug-1", "slug-1", "slug-2") == (ids["slug-1"], ids["slug-2"])
 
     @pytest.mark.parametrize("word", ["slug-22", "", ",", "memory=maybe", "on", "=", "pola\n"])
-    def test_an_unknown_cell_is_one_line_with_hints(self, every: Store, word: str) -> None:
+    def test_unknown_highlight_is_refused_with_hints(self, every: Store, word: str) -> None:
         with pytest.raises(ReportError) as error:
             with_highlight(FigureOptions(), load_sweep_data(every), [word])
         assert "no cell of sweep all" in str(error.value)
@@ -160,17 +158,17 @@ class TestHighlight:
 
     def test_a_figure_without_cells_says_which_have_them(self, every: Store, tmp_path: Path, monkeypatch: Any) -> None:
         monkeypatch.chdir(tmp_path)
-        found = report("--figure", "effects", "--db", "empty.db", "--highlight", "slug-1")
-        assert isinstance(found.exception, ReportError)
-        told = str(found.exception).partition("those that do: ")[2].split(", ")
-        assert {"needle", "length", "loss", "pareto"} <= set(told) <= set(FIGURES) - {"effects"}
+        result = report("--figure", "effects", "--db", "empty.db", "--highlight", "slug-1")
+        assert isinstance(result.exception, ReportError)
+        takers = str(result.exception).partition("those that do: ")[2].split(", ")
+        assert {"needle", "length", "loss", "pareto"} <= set(takers) <= set(FIGURES) - {"effects"}
 
     @pytest.mark.thorough
     def test_it_changes_the_picture(self, every: Store) -> None:
         for name in ("needle", "length", "loss", "pareto"):
-            made = make_figure(name, every)
+            figure_data = make_figure(name, every)
             look = with_highlight(FigureOptions(), load_sweep_data(every), ["slug-3"])
-            assert rendered(made, look=look, trace=False) != rendered(made, trace=False), name
+            assert rendered(figure_data, look=look, trace=False) != rendered(figure_data, trace=False), name
 
 
 class TestOwnStyle:
@@ -195,14 +193,14 @@ class TestOwnStyle:
             ("font.size: nan", "line 2: .*font.size"),
         ],
     )
-    def test_what_is_no_setting_is_one_line(self, tmp_path: Path, line: str, why: str) -> None:
+    def test_invalid_style_file_is_refused_in_single_line(self, tmp_path: Path, line: str, why: str) -> None:
         file = tmp_path / "mine.mplstyle"
         file.write_text(f"\n{line}\n")
         with pytest.raises(ReportError, match=why) as error:
             read_style_file(file)
         assert "\n" not in str(error.value)
 
-    def test_an_unknown_style_is_told_the_nearest(self) -> None:
+    def test_unknown_style_suggests_nearest(self) -> None:
         with pytest.raises(
             ReportError, match=r"there is no style 'natur'; .*did you mean nature\?; or a file that ends"
         ):
@@ -214,23 +212,25 @@ class TestOwnStyle:
 class TestTrace:
     def test_a_look_is_read_back(self) -> None:
         look = FigureOptions(style="nature", width_mm=89.0, title=False, highlight=("a", "b"), own={"font.size": 7.0})
-        told = look.as_json()
-        assert options_from_trace(json.loads(json.dumps(told))) == FigureOptions(**{**vars(look), "font": told["font"]})
+        stored = look.as_json()
+        assert options_from_trace(json.loads(json.dumps(stored))) == FigureOptions(
+            **{**vars(look), "font": stored["font"]}
+        )
         assert options_from_trace(None) == FigureOptions()
 
     @pytest.mark.parametrize(
-        "told",
+        "stored_options",
         [1, [], "x", {"style": "x"}, {"style": []}, {"width_mm": "x"}, {"width_mm": 1e9}, {"title": 1}, {"font": 3},
          {"own": {"text.usetex": True}}, {"own": 3}, {"own": {"font.size": []}}, {"highlight": 3}],
     )  # fmt: skip
-    def test_a_look_that_is_none_is_one_line(self, told: Any) -> None:
+    def test_invalid_stored_options_are_refused(self, stored_options: Any) -> None:
         with pytest.raises(ReportError, match=r"^its look cannot be read[^\n]*draw the figure again$"):
-            options_from_trace(told)
+            options_from_trace(stored_options)
 
     @pytest.mark.thorough
     def test_check_draws_it_again_as_it_was(self, every: Store, tmp_path: Path, monkeypatch: Any) -> None:
         monkeypatch.chdir(tmp_path)
-        words = (
+        arguments = (
             "--figure",
             "length",
             "--db",
@@ -242,51 +242,56 @@ class TestTrace:
             "--highlight",
             "slug-3",
         )
-        found = report(*words, "--out", "x.svg")
-        assert found.exit_code == 0
-        assert found.stderr.startswith("caption: Loss over context length, sweep all, revision 1. ")
+        result = report(*arguments, "--out", "x.svg")
+        assert result.exit_code == 0
+        assert result.stderr.startswith("caption: Loss over context length, sweep all, revision 1. ")
         assert check_file("x.svg", every) == []
-        other = Path("x.svg").read_text().replace('"width_mm":183.0', '"width_mm":89.0')
-        Path("y.svg").write_text(other)
+        changed = Path("x.svg").read_text().replace('"width_mm":183.0', '"width_mm":89.0')
+        Path("y.svg").write_text(changed)
         assert any("it does not show what the database says" in line for line in check_file("y.svg", every))
-        Path("z.svg").write_text(other.replace('"font":"', '"font":"No such '))
+        Path("z.svg").write_text(changed.replace('"font":"', '"font":"No such '))
         (line,) = check_file("z.svg", every)
         assert "its figure cannot be drawn any more: the font No such" in line
 
     @pytest.mark.thorough
     def test_no_title_means_none(self, every: Store) -> None:
-        made = make_figure("length", every)
-        bare, titled = (rendered(made, look=FigureOptions(title=on), trace=False).decode() for on in (False, True))
-        words = [" ".join(re.findall(r"<text [^>]*>([^<]+)</text>", svg)) for svg in (bare, titled)]
-        assert "sweep all" in words[1]
-        assert "sweep all" not in words[0]
-        assert made.notes[0][:20] not in words[0]
+        figure_data = make_figure("length", every)
+        bare, titled = (
+            rendered(figure_data, look=FigureOptions(title=on), trace=False).decode() for on in (False, True)
+        )
+        texts = [" ".join(re.findall(r"<text [^>]*>([^<]+)</text>", svg)) for svg in (bare, titled)]
+        assert "sweep all" in texts[1]
+        assert "sweep all" not in texts[0]
+        assert figure_data.notes[0][:20] not in texts[0]
 
 
 @pytest.mark.parametrize(
-    "words", [("--style", "nature"), ("--width", "89mm"), ("--no-title",), ("--log",), ("--by", "seed")]
+    "arguments", [("--style", "nature"), ("--width", "89mm"), ("--no-title",), ("--log",), ("--by", "seed")]
 )
-def test_a_look_needs_a_figure(words: tuple[str, ...]) -> None:
-    found = report("--table", "6", *words)
-    assert isinstance(found.exception, ReportError)
-    assert str(found.exception) == f"{words[0]} is about figures; give --figure NAME or --all with it"
+def test_a_look_needs_a_figure(arguments: tuple[str, ...]) -> None:
+    result = report("--table", "6", *arguments)
+    assert isinstance(result.exception, ReportError)
+    assert str(result.exception) == f"{arguments[0]} is about figures; give --figure NAME or --all with it"
 
 
 def test_an_option_that_a_figure_does_not_take(every: Store, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    found = report("--figure", "needle", "--by", "memory", "--db", "empty.db")
-    assert isinstance(found.exception, ReportError)
-    assert str(found.exception) == "figure needle takes no --by; those that do: loss, response"
+    result = report("--figure", "needle", "--by", "memory", "--db", "empty.db")
+    assert isinstance(result.exception, ReportError)
+    assert str(result.exception) == "figure needle takes no --by; those that do: loss, response"
 
 
 @pytest.mark.thorough
-def test_the_folder_has_one_style_and_captions(every: Store, tmp_path: Path) -> None:
+def test_report_folder_shares_style_and_captions(every: Store, tmp_path: Path) -> None:
     write_report_folder(every, out=tmp_path, formats=["tex"], figures=("length",), look=wanted("nature", title=False))
     assert width_of((tmp_path / "figure-length.svg").read_bytes(), "svg") == pytest.approx(89, abs=0.1)
     document = (tmp_path / "appendix.tex").read_text()
     assert r"\label{fig:length}" in document
-    made = make_figure("length", every)
-    assert rf"\caption[{{{made.title}}}]{{\textbf{{{made.title}.}} {made.notes[0].strip()}" in document
+    figure_data = make_figure("length", every)
+    assert (
+        rf"\caption[{{{figure_data.title}}}]{{\textbf{{{figure_data.title}.}} {figure_data.notes[0].strip()}"
+        in document
+    )
     page = (tmp_path / "index.html").read_text()
-    assert f"<figcaption><b>{made.title}.</b> {made.notes[0]}" in page
+    assert f"<figcaption><b>{figure_data.title}.</b> {figure_data.notes[0]}" in page
     assert check_file(tmp_path / "figure-length.svg", every) == []

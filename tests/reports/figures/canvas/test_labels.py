@@ -11,16 +11,16 @@ from scipy.optimize import minimize
 @pytest.mark.parametrize("seed", range(5))
 def test_labels_move_as_little_as_keeps_them_apart(seed: int) -> None:
     chance = np.random.default_rng(seed)
-    places = chance.uniform(0, 5, 6)
-    found = np.array(separate(list(places), 1.0))
-    order = np.argsort(places)
-    assert (np.diff(found[order]) >= 1 - 1e-9).all()
+    positions = chance.uniform(0, 5, 6)
+    separated = np.array(separate(list(positions), 1.0))
+    order = np.argsort(positions)
+    assert (np.diff(separated[order]) >= 1 - 1e-9).all()
     best = minimize(
-        lambda moved: float(((moved - np.sort(places)) ** 2).sum()),
+        lambda moved: float(((moved - np.sort(positions)) ** 2).sum()),
         np.arange(6.0),
         constraints=[{"type": "ineq", "fun": lambda moved: np.diff(moved) - 1}],
     )
-    assert ((found - places) ** 2).sum() == pytest.approx(best.fun, abs=1e-5)
+    assert ((separated - positions) ** 2).sum() == pytest.approx(best.fun, abs=1e-5)
 
 
 def test_labels_that_are_apart_stay() -> None:
@@ -34,7 +34,7 @@ def test_labels_stay_between_their_bounds() -> None:
     assert separate_within([3.0, 5.0], 2.0, 0.0, 10.0) == [3.0, 5.0]
 
 
-def test_words_at_the_end_of_a_line_leave_all_lines_free_where_there_is_room_above() -> None:
+def test_line_end_label_hides_no_line() -> None:
     """A long text at the end of a line that falls steeply: the room lies far above its end."""
     figure = drawing.page(2.0, 3.0)
     axes = figure.add_subplot()
@@ -45,25 +45,25 @@ def test_words_at_the_end_of_a_line_leave_all_lines_free_where_there_is_room_abo
         axes, [(5.0, float(55 * np.exp(-0.85) + 5), "best cell: 28.5%\nzipfian, with distractor loss, seed 0")]
     )
     drawing.finalize_layout(figure)
-    (words,) = axes.texts
-    box = words.get_window_extent()
+    (label,) = axes.texts
+    box = label.get_window_extent()
     for line in drawn:
         points = line.get_path().interpolated(50).transformed(line.get_transform()).vertices
         assert box.count_contains(points) == 0
     assert axes.get_window_extent().y1 >= box.y1
 
 
-@pytest.mark.parametrize("beside", [0.0, 60.0])
-def test_words_at_a_level_hide_no_mean(beside: float) -> None:
+@pytest.mark.parametrize("gap", [0.0, 60.0])
+def test_baseline_label_hides_no_mean(gap: float) -> None:
     """Means of which one lies wherever the words could stand: none are written. Thin lines of single cells may be written over."""
     figure = drawing.page(2.0, 3.0)
     axes = figure.add_subplot()
     axes.set_ylim(-5, 130)
     x = np.linspace(0, 5, 6)
     for height in (6, 12, 18):
-        axes.plot(x, np.full(6, height + beside), zorder=MEAN_ZORDER)
+        axes.plot(x, np.full(6, height + gap), zorder=MEAN_ZORDER)
         axes.plot(x, np.full(6, height + 2), zorder=1)
     mark_baseline([axes], 12.8, "constant answer\n12.8%")
     drawing.finalize_layout(figure)
-    assert len(axes.texts) == (beside > 0)
+    assert len(axes.texts) == (gap > 0)
     assert len(axes.lines) == 7, "the level itself is drawn either way"

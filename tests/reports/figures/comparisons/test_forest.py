@@ -34,16 +34,16 @@ def grid(empty: Store, make: Any, run: Any) -> Store:
         for i, (kind, distractor, memory, window) in enumerate(levels, 1)
     ]
     empty.record_revision("grid", grid_text="x", grid_file="x.yaml", cells=cells)
-    for i, (one, (kind, _, memory, window)) in enumerate(zip(cells, levels, strict=True)):
+    for i, (record, (kind, _, memory, window)) in enumerate(zip(cells, levels, strict=True)):
         gain = (memory == "on") * (3 if kind == "polar" else 1) - (window == "on")
         loss = 3 - 0.1 * gain + 0.01 * (i * 7 % 5)
-        found = [Measurement(probe="val", metric="val_loss", value=loss, unit="nats/token")]
+        measurements = [Measurement(probe="val", metric="val_loss", value=loss, unit="nats/token")]
         for length in (64, 128):
             right = (64 + 16 * gain + i * 5 % 7) / 160
-            found.append(
+            measurements.append(
                 Measurement(probe="needle", metric="digit_accuracy", length=length, value=right, n=160, unit="fraction")
             )
-        run(empty, one.id, "done", found)
+        run(empty, record.id, "done", measurements)
     return empty
 
 
@@ -54,35 +54,37 @@ def filled(axes: Any) -> int:
 class TestSmall:
     @pytest.mark.thorough
     def test_rows_marks_and_columns_agree(self, grid: Store) -> None:
-        made = make_figure("effects", grid)
-        figure = figure_of(made)
+        figure_data = make_figure("effects", grid)
+        figure = figure_of(figure_data)
         check_column(figure)
-        whole = made.frame[made.frame["where"] == ""]
-        assert list(dict.fromkeys(whole["measure"])) == ["Val", "Ndl@128"]
+        sweep_rows = figure_data.frame[figure_data.frame["where"] == ""]
+        assert list(dict.fromkeys(sweep_rows["measure"])) == ["Val", "Ndl@128"]
         for axes, name in zip(figure.axes, ("Val", "Ndl@128"), strict=True):
-            rows = whole[whole["measure"] == name]
+            rows = sweep_rows[sweep_rows["measure"] == name]
             points = [line for line in axes.lines if line.get_marker() == "o"]
             assert [float(line.get_xdata()[0]) for line in points] == list(rows["mean"])
             assert filled(axes) == rows["sure"].sum() > 0
             # the better side is right: the axis of a loss runs backwards
             assert (axes.get_xlim()[0] > axes.get_xlim()[1]) == (name == "Val")
-        words = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-        assert words == ["NoPE − PoLAR", "distractor loss", "memory", "window"]
+        labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+        assert labels == ["NoPE − PoLAR", "distractor loss", "memory", "window"]
 
     def test_an_average_over_worlds_that_differ_shows_them(self, grid: Store) -> None:
-        made = make_figure("effects", grid)
-        memory = made.frame[(made.frame["axis"] == "memory") & (made.frame["measure"] == "Val")].set_index("where")
+        figure_data = make_figure("effects", grid)
+        memory = figure_data.frame[
+            (figure_data.frame["axis"] == "memory") & (figure_data.frame["measure"] == "Val")
+        ].set_index("where")
         assert memory.loc["", "mixed"]
-        axes = figure_of(made).axes[0]
+        axes = figure_of(figure_data).axes[0]
         small = {float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() in "^vDs" and line.get_marker()}
         assert {memory.loc["attn_type=polar", "mean"], memory.loc["attn_type=nope", "mean"]} <= small
 
-    def test_good_and_bad_have_one_colour_each_whichever_way_is_better(self, grid: Store) -> None:
-        made = make_figure("effects", grid)
-        figure = figure_of(made)
+    def test_better_has_same_colour_for_either_sign(self, grid: Store) -> None:
+        figure_data = make_figure("effects", grid)
+        figure = figure_of(figure_data)
         seen = set()
         for axes, name in zip(figure.axes, ("Val", "Ndl@128"), strict=True):
-            rows = made.frame[(made.frame["where"] == "") & (made.frame["measure"] == name)]
+            rows = figure_data.frame[(figure_data.frame["where"] == "") & (figure_data.frame["measure"] == name)]
             points = [line for line in axes.lines if line.get_marker() == "o"]
             for line, (_, row) in zip(points, rows.iterrows(), strict=True):
                 gain = row["mean"] * (-1 if name == "Val" else 1)
@@ -93,11 +95,11 @@ class TestSmall:
 
     @pytest.mark.thorough
     def test_the_interaction_itself_the_largest_first(self, grid: Store) -> None:
-        made = make_figure("interactions", grid)
-        figure = figure_of(made)
+        figure_data = make_figure("interactions", grid)
+        figure = figure_of(figure_data)
         check_column(figure)
         for axes, name in zip(figure.axes, ("Val", "Ndl@128"), strict=True):
-            rows = made.frame[made.frame["measure"] == name]
+            rows = figure_data.frame[figure_data.frame["measure"] == name]
             assert list(rows["mean"].abs()) == sorted(rows["mean"].abs(), reverse=True)
             assert rows.iloc[0]["words_row"] == "(NoPE − PoLAR) × memory"
             assert [label.get_text() for label in axes.get_yticklabels()] == list(rows["words_row"])
@@ -105,7 +107,7 @@ class TestSmall:
 
 
 @pytest.mark.parametrize(("low", "high"), [(-0.2, 0.03), (-1, 0), (0, 1e-4), (-45.0, 60.0), (-3.0, 0.1), (0.0, 1.0)])
-def test_three_ticks_at_least_and_never_many(low: float, high: float) -> None:
+def test_three_ticks_gives_three_or_four(low: float, high: float) -> None:
     ticks = three_ticks(low, high)
     assert 3 <= len(ticks) <= 6
     assert 0.0 in ticks
@@ -115,22 +117,22 @@ def test_three_ticks_at_least_and_never_many(low: float, high: float) -> None:
 
 
 @pytest.mark.thorough
-def test_numbers_that_would_meet_are_left_out_but_zero(grid: Store) -> None:
-    made = make_figure("effects", grid)
-    frame = made.frame[(made.frame["where"] == "") & (made.frame["measure"] == "Val")]
+def test_overlapping_tick_labels_are_hidden_except_zero(grid: Store) -> None:
+    figure_data = make_figure("effects", grid)
+    frame = figure_data.frame[(figure_data.frame["where"] == "") & (figure_data.frame["measure"] == "Val")]
     # from 0.05 to -0.1 in steps of 0.05: four numbers in a third of a column
     frame = frame.assign(mean=-0.02, low=-0.09, high=0.045, mixed=False)
     parts = [frame.assign(measure=name, words=name) for name in ("a", "b", "c")]
-    figure = figure_of(replace(made, frame=pd.concat(parts)))
+    figure = figure_of(replace(figure_data, frame=pd.concat(parts)))
     for axes in figure.axes:
         assert axes.get_xticks().tolist() == [-0.1, -0.05, 0.0, 0.05]
         assert [label.get_text() for label in axes.get_xticklabels()] == ["−0.1", "", "0", ""]
     check_column(figure)
-    wide = figure_of(replace(made, frame=parts[0]), FigureOptions())
+    wide = figure_of(replace(figure_data, frame=parts[0]), FigureOptions())
     assert [label.get_text() for label in wide.axes[0].get_xticklabels()] == ["−0.1", "−0.05", "0", "0.05"]
 
 
-def test_a_difference_in_words() -> None:
+def test_difference_label_texts() -> None:
     assert difference_label("attn_type", "nope", "polar") == "NoPE − PoLAR"
     assert difference_label("memory", "on", "off") == "memory"
     assert difference_label("reg_mode", "weak", "baseline") == "weak regularizer"
@@ -152,13 +154,13 @@ class TestBadInput:
     def test_a_number_that_never_changes_is_drawn_at_zero(
         self, empty: Store, square: list[CellRecord], run: Any
     ) -> None:
-        for one in square:
-            run(empty, one.id, "done", [Measurement(probe="val", metric="val_loss", value=3.0, unit="nats/token")])
+        for record in square:
+            run(empty, record.id, "done", [Measurement(probe="val", metric="val_loss", value=3.0, unit="nats/token")])
         for name in ("effects", "interactions"):
-            made = make_figure(name, empty)
-            assert set(made.frame["mean"]) == {0.0}
-            assert not made.frame["sure"].any()
-            check_column(figure_of(made))
+            figure_data = make_figure(name, empty)
+            assert set(figure_data.frame["mean"]) == {0.0}
+            assert not figure_data.frame["sure"].any()
+            check_column(figure_of(figure_data))
 
 
 @pytest.fixture(scope="module")
@@ -171,21 +173,21 @@ class TestPrinted:
     def test_means_are_those_of_pairs_counted_by_hand(self, printed: dict[str, FigureData]) -> None:
         rows = {tuple(row[axis] for axis in AXES): float(row["val_loss"]) for row in paper.rows("complete-v2")}
         frame = printed["effects"].frame
-        for _, one in frame[(frame["measure"] == "Val") & (frame["where"] == "")].iterrows():
-            place = AXES.index(one["axis"])
+        for _, effect_row in frame[(frame["measure"] == "Val") & (frame["where"] == "")].iterrows():
+            axis_index = AXES.index(effect_row["axis"])
             pairs = [
-                value - rows[*key[:place], one["reference"], *key[place + 1 :]]
+                value - rows[*key[:axis_index], effect_row["reference"], *key[axis_index + 1 :]]
                 for key, value in rows.items()
-                if key[place] == one["level"]
+                if key[axis_index] == effect_row["level"]
             ]
-            assert (one["pairs"], one["mean"]) == (len(pairs), pytest.approx(mean(pairs), abs=1e-12))
+            assert (effect_row["pairs"], effect_row["mean"]) == (len(pairs), pytest.approx(mean(pairs), abs=1e-12))
         assert len(frame[frame["where"] == ""]) == 30
 
     def test_interactions_are_those_of_fours_counted_by_hand(self, printed: dict[str, FigureData]) -> None:
         rows = {tuple(row[axis] for axis in AXES): float(row["val_loss"]) for row in paper.rows("complete-v2")}
         frame = printed["interactions"].frame
-        for _, one in frame[frame["measure"] == "Val"].iterrows():
-            axes, levels, references = (one[name].split(" x ") for name in ("axes", "levels", "references"))
+        for _, interaction_row in frame[frame["measure"] == "Val"].iterrows():
+            axes, levels, references = (interaction_row[name].split(" x ") for name in ("axes", "levels", "references"))
             a, b = map(AXES.index, axes)
 
             def at(key: tuple[str, ...], first: str, second: str, a: int = a, b: int = b) -> float:
@@ -201,34 +203,37 @@ class TestPrinted:
                 for key in rows
                 if (key[a], key[b]) == tuple(levels)
             ]
-            assert (one["fours"], one["mean"]) == (len(fours), pytest.approx(mean(fours), abs=1e-12))
+            assert (interaction_row["fours"], interaction_row["mean"]) == (
+                len(fours),
+                pytest.approx(mean(fours), abs=1e-12),
+            )
 
     def test_what_is_sure_is_what_the_tables_mark(self, published: Store, printed: dict[str, FigureData]) -> None:
         data = load_sweep_data(published, "printed-v2")
-        known: dict[tuple[str, ...], Any] = {}
-        for one in effects(data):
-            known[one.measure.heading, one.axis, one.level, one.reference, one.where] = one
+        effect_by_key: dict[tuple[str, ...], Any] = {}
+        for effect in effects(data):
+            effect_by_key[effect.measure.heading, effect.axis, effect.level, effect.reference, effect.where] = effect
         for _, row in printed["effects"].frame.iterrows():
-            one = known[tuple(row[["measure", "axis", "level", "reference", "where"]])]
-            scale = 100 if one.measure.percent else 1
-            assert (row["sure"], row["p"], row["low"]) == (one.sure, one.p_corrected, scale * one.low)
+            effect = effect_by_key[tuple(row[["measure", "axis", "level", "reference", "where"]])]
+            scale = 100 if effect.measure.percent else 1
+            assert (row["sure"], row["p"], row["low"]) == (effect.sure, effect.p_corrected, scale * effect.low)
         both = {(x.measure.heading, x.axes, x.levels, x.references, x.where): x for x in interactions(data)}
         for _, row in printed["interactions"].frame.iterrows():
-            words = (tuple(row[name].split(" x ")) for name in ("axes", "levels", "references"))
-            assert row["p"] == both[row["measure"], *words, ""].p_corrected
+            parts = (tuple(row[name].split(" x ")) for name in ("axes", "levels", "references"))
+            assert row["p"] == both[row["measure"], *parts, ""].p_corrected
 
     def test_a_mark_is_filled_by_the_corrected_p_alone(self, printed: dict[str, FigureData]) -> None:
         frame = printed["effects"].frame
-        whole = frame[frame["where"] == ""]
-        leaving = (whole["low"] > 0) | (whole["high"] < 0)
-        assert (len(whole), int(leaving.sum()), int(whole["sure"].sum())) == (30, 14, 12)
-        assert leaving[whole["sure"]].all()
+        sweep_rows = frame[frame["where"] == ""]
+        leaving = (sweep_rows["low"] > 0) | (sweep_rows["high"] < 0)
+        assert (len(sweep_rows), int(leaving.sum()), int(sweep_rows["sure"].sum())) == (30, 14, 12)
+        assert leaving[sweep_rows["sure"]].all()
         assert sum(filled(axes) for axes in figure_of(printed["effects"]).axes) == 12
         both = printed["interactions"].frame
         assert (len(both), int(both["sure"].sum())) == (144, 9)
 
     def test_a_column_holds_them(self, printed: dict[str, FigureData]) -> None:
-        for made in printed.values():
-            check_column(figure_of(made))
-            figure = figure_of(made, FigureOptions())
+        for figure_data in printed.values():
+            check_column(figure_of(figure_data))
+            figure = figure_of(figure_data, FigureOptions())
             assert figure.get_figwidth() > 5
