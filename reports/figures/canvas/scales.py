@@ -120,7 +120,7 @@ def round_numbers(
         low: Lower end.
         high: Upper end.
         log: Whether the axis is logarithmic.
-        whole_numbers: Whether only integers are allowed.
+        integers_only: Whether only integers are allowed.
         most: Maximum number of ticks.
     """
     if log and low > 0:

@@ -14,7 +14,7 @@ from once import once
 
 @pytest.fixture(scope="session")
 def printed_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of printed-v2, alone in a folder; to be read, never changed."""
+    """Write the page of printed-v2 into a folder of its own and return its path; tests must not change it."""
 
     def make(folder: Path) -> None:
         write_dashboard(open_published(), folder / "page.html", "printed-v2")
@@ -24,7 +24,7 @@ def printed_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens an address in a page of its own; at the end, nothing was said on the console and nothing was asked for."""
+    """Open an address in a browser page; at the end, check that it logged nothing and requested nothing else."""
     contexts, messages, requests = [], [], []
 
     def go(address: str, *, width: int = 1280, height: int = 1700, **options: Any) -> Any:

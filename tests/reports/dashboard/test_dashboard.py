@@ -40,7 +40,7 @@ HOSTILE = "</script><script>window.broken=1</script><!--<img src=x onerror=windo
 
 
 def read_series(data: bytes, count: int) -> tuple[LossSeries, bytes]:
-    """The other way round than Series.packed, with Python's own struct instead of NumPy's views."""
+    """Invert LossSeries.to_bytes, with Python's own struct instead of NumPy."""
 
     def column(size: int, kind: str) -> list[float]:
         nonlocal data
@@ -54,7 +54,7 @@ def read_series(data: bytes, count: int) -> tuple[LossSeries, bytes]:
 
 @pytest.fixture
 def curved(store: Store) -> Store:
-    """The small sweep with a curve in its first cell and its provenance, and a failure with a traceback."""
+    """Return the small sweep with a curve and provenance in its first cell, and a failure."""
     first = store.cell_states("quick")[0]
     assert first.attempt_id is not None
     with store.transaction() as session:

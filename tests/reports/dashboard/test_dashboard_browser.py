@@ -56,7 +56,7 @@ def fill(store: Store) -> list[CellRecord]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, blank: Path) -> tuple[str, dict[str, Any]]:
-    """The address of a page, and by slug what a row of it must show: levels and validation loss."""
+    """Return the address of a page and, by slug, the levels and validation loss that its row must show."""
     folder = tmp_path_factory.mktemp("page")
     store = open_store(shutil.copy(blank, folder / "big.db"))
     rows = {}

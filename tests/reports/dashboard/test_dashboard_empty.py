@@ -59,7 +59,7 @@ def nothing_finished(store: Store, make: Make, run: Run) -> None:
 
 
 def strange_names(store: Store, make: Make, run: Run) -> None:
-    """Levels that are names of an object's own properties."""
+    """Record a sweep whose levels are names of a JavaScript object's own properties."""
     cells = [make[0](index, memory=("off", "on")[index % 2], window=("__proto__", "constructor")[index // 2]) for index in range(4)]  # fmt: skip
     store.record_revision("small", grid_text="x", grid_file="x", cells=cells)
     for cell in cells:

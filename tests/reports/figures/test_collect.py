@@ -52,7 +52,7 @@ class TestLengths:
             assert sorted(values) == pytest.approx(sorted(expected[key]), abs=1e-6)
 
     def test_line_is_mean_of_cells_with_interval(self, needles: FigureData) -> None:
-        """Of the ten configurations, by hand; not of the 800 digits."""
+        """The interval is over the ten configurations, computed by hand, not over the 800 digits."""
         means = line_means(needles.frame)
         selected = (means["panel"] == "polar") & (means["line"] == "memory on, window off") & (means["length"] == 65536)
         (line,) = means[selected].to_dict("records")

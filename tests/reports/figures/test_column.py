@@ -45,7 +45,7 @@ class TestStart:
 
 
 def follow(store: Store, make: Any, count: int, *, name: str = "", states: dict[int, str]) -> None:
-    """A sweep `times` of so many cells, an hour each, one after the other on one host; `states` ends some otherwise."""
+    """Record a sweep `times` of cells that run for an hour each, one after the other; `states` sets other ends."""
     cell, _ = make
     cells = [replace(cell(i), slug=f"{name}{i}-s0") for i in range(count)]
     store.record_revision("times", grid_text="x", grid_file="x.yaml", cells=cells)

@@ -1,5 +1,9 @@
-"""The contract of every figure of the registry: a picture without a warning or one line that says why there is none, the same bytes
-every time, words that neither meet nor are cut off, and a trace of what is drawn."""
+"""Contract of every figure of the registry, drawn for sweeps of every kind.
+
+A figure is a picture without a warning, or one line that says why there is none. It has the same bytes every time,
+texts that
+neither overlap nor are cut off, and a trace of what is drawn.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +68,7 @@ def numbers(loss: float, share: float, speed: float) -> list[Measurement]:
 def ran(
     store: Store, record: CellRecord, state: str = "done", loss: float = 3.0, share: float = 0.5, speed: float = 9e4
 ) -> None:
-    """An attempt with a curve, numbers and the digits of four trials; one that diverged has its curve alone."""
+    """Record an attempt with a curve, numbers and the digits of four trials; a diverged one has only its curve."""
     attempt = store.start_attempt(record.id, owner=ME, fence=1)
     recorder = DatabaseRecorder(store, attempt.id, 1)
     steps = [(0, 11.0), (5, (11.0 + loss) / 2), (10, loss)]
@@ -109,7 +113,7 @@ def no_pairs() -> list[tuple[CellRecord, Run]]:
 
 
 def odd_names() -> list[tuple[CellRecord, Run]]:
-    """Mixers whose names are long, steer a terminal, or are markup and formulas elsewhere; two seeds each."""
+    """Return mixers whose names are long, contain terminal escapes, markup or formulas."""
     every = [(kind, memory, seed) for kind in ODD for memory in ("on", "off") for seed in (0, 1)]
     runs: list[Run] = [{"loss": 3 + 0.1 * i, "share": i / 20, "speed": 9e4 + i} for i in range(len(every))]
     return [(cell(6, i, *levels), run) for i, (levels, run) in enumerate(zip(every, runs, strict=True))]
@@ -124,7 +128,7 @@ def all_diverged() -> list[tuple[CellRecord, Run]]:
 
 
 def seeds_missing() -> list[tuple[CellRecord, Run]]:
-    """Three seeds of each; of one configuration two never ran, of another one diverged."""
+    """Return three seeds per configuration: two never ran, and one of another configuration diverged."""
     every = [cell(4, 12 * i + seed, *levels, seed) for i, levels in enumerate(crossed()) for seed in range(3)]
     runs: list[Run] = [{"loss": 3 + 0.1 * i, "share": i / 20, "speed": 9e4 + i} for i in range(12)]
     runs[1] = runs[2] = None
@@ -133,7 +137,7 @@ def seeds_missing() -> list[tuple[CellRecord, Run]]:
 
 
 def constant() -> list[tuple[CellRecord, Run]]:
-    """Every number of every cell is the same, and no digit is right."""
+    """Return cells whose numbers are all equal, with no correct digit."""
     levels = [(*levels, mode) for levels in crossed() for mode in ("baseline", "weak", "zipfian")]
     return [(cell(5, i, kind, memory, mode=mode), {"share": 0.0}) for i, (kind, memory, mode) in enumerate(levels)]
 
@@ -158,7 +162,7 @@ FULL_PAIRS = [pair for index, pair in enumerate(PAIRS) if pair in FIRST or index
 
 @pytest.fixture(scope="module")
 def poor(tmp_path_factory: pytest.TempPathFactory, blank: Path) -> Store:
-    """A sweep for each of CASES, of its name."""
+    """Return a store with a sweep for each of CASES, by its name."""
     store = open_store(shutil.copy(blank, tmp_path_factory.mktemp("poor") / "poor.db"))
     for name, listed in CASES.items():
         store.record_revision(name, grid_text="x", grid_file="x.yaml", cells=[record for record, _ in listed()])

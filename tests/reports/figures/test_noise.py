@@ -33,7 +33,7 @@ def seeds(published: Store) -> FigureData:
 
 
 def near_replicates() -> dict[tuple[str, ...], list[float]]:
-    """By mixer, memory, distractor and window: the printed needle accuracies at 64K, in points, of all modes but strong."""
+    """Return the printed needle accuracies at 64K of near-replicates, by mixer, memory, distractor and window."""
     values = defaultdict(list)
     for row in paper.rows("complete-v2"):
         if row["reg_mode"] != "strong":

@@ -257,7 +257,7 @@ class TestExtrapolation:
 
 
 def record(store: Store, cell_id: str, length: int, losses: np.ndarray, run: int) -> None:
-    """A done attempt of the probe position_nll with these losses [documents, runs]."""
+    """Record a finished attempt of the probe position_nll with these losses [documents, runs]."""
     attempt = store.start_attempt(cell_id, owner=Owner(name="ada", host="here", pid=1, started=0.0), fence=1)
     recorder, fields = DatabaseRecorder(store, attempt.id, 1), {"probe": "position_nll", "length": length}
     recorder.examples(

@@ -92,7 +92,7 @@ def test_a_pdf_and_a_png_are_drawn_again_too(pictures: dict[str, bytes], problem
 
 
 def path_of(pdf: bytes) -> tuple[bytes, bytes, re.Match[bytes]]:
-    """The stream of a PDF that draws lines, packed and unpacked, and a point of a line in it."""
+    """Return the stream of a PDF that draws lines, packed and unpacked, and a point of a line."""
     for page in re.findall(rb"stream\r?\n(.*?)endstream", pdf, re.DOTALL):
         drawn = zlib.decompressobj().decompress(page) if page.startswith(b"x") else b""
         first = re.search(rb"\n(\d+)(\.\d+ \d+\.\d+ l\n)", drawn)

@@ -246,7 +246,7 @@ REFUSED = [
 
 @pytest.fixture
 def poor(studies: Store, make: Any) -> Store:
-    """Studies that have too little for some figure, and a sweep that is none."""
+    """Return studies that have too little for some figure, and a sweep that is not a study."""
     cell, _ = make
     studies.record_revision("grid", grid_text="x", grid_file="x.yaml", cells=[cell(9000)])
     studied.record(studies, "few", ONE, trials_at_random(ONE, 3, first_cell=2001))

@@ -27,7 +27,7 @@ READ = [format for format in RENDERERS if format != "terminal"]
 
 
 def table_of(word: str, number: str = "3.14") -> Table:
-    """A table of one row, with the word wherever a grid may put one."""
+    """Return a table of one row that has the text wherever a grid may put one."""
     entry = TableEntry(
         text=number, heading="Val", probe="val", metric="val_loss", value=3.14159, origins=(("c0ffee", 7),)
     )

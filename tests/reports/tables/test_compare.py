@@ -81,7 +81,7 @@ def spread_of(group: list[list[float]]) -> tuple[float, int]:
 
 @pytest.fixture(scope="module")
 def printed(published):
-    """By levels and length: the published validation losses (0) and needle accuracies."""
+    """Return the published validation losses (length 0) and needle accuracies by levels and length."""
     data = load_sweep_data(published, "printed-v2")
     keys = [("val", "val_loss", 0), *(("needle", "digit_accuracy", length) for length in (2048, 65536))]
     return {

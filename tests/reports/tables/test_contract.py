@@ -30,7 +30,7 @@ TRAIN = {"loss_reduction": "sum", "seq_len": 128, "schedule": "linear", "tokens"
 
 
 def numbers(value: float) -> list[Measurement]:
-    """Every number that tables are made of; the higher `value`, the worse."""
+    """Return measurements of every number that tables show; the higher `value`, the worse."""
     measurements = [
         Measurement(probe="val", metric="val_loss", value=value, unit="nats/token"),
         Measurement(probe="throughput", metric="tokens_per_s", value=1000 / value),
@@ -169,12 +169,12 @@ def test_a_table_keeps_its_contract(bad: Store, name: str, sweep: str, capfd: An
 
 
 def digits(row: Sequence[str]) -> list[list[str]]:
-    """The digits of every number, without what a format writes around them."""
+    """Return the digits of every number, without the marks of a format around them."""
     return [re.findall(r"\d+(?:\.\d+)?", text) for text in row]
 
 
 def table_or_none(store: Store, name: str, sweep: str) -> Table | None:
-    """The table; None where it was refused in one line, as only that is which has nothing to be held against."""
+    """Return the table; None if it was refused in one line because it has nothing to show."""
     try:
         return make_table(name, store, sweep)
     except ReportError as error:

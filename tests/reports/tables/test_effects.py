@@ -28,7 +28,7 @@ def within(difference: Effect | Interaction) -> str:
 
 
 def printed(table: Table) -> dict[tuple[str, ...], dict[str, str]]:
-    """By its words, the printed numbers of every row; no row stands twice."""
+    """Return the printed numbers of every row by its labels; labels must be unique."""
     row_by_labels = {row[: table.text_columns]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
     assert len(row_by_labels) == len(table.rows)
     return row_by_labels

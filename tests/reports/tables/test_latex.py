@@ -22,7 +22,7 @@ HOSTILE = 'a|b_{x}$\\input{/etc/passwd}%#&~^<>[bold]`*"ü–±→中\x1b'
 
 
 def compiled(folder, *tables, document=None):
-    """The text of the PDF, in the order of the page."""
+    """Compile tables (or a document) with pdflatex and return the text of the PDF, in the order of the page."""
     body = "\n\\clearpage\n".join(tables)
     head = "\\documentclass{article}\\usepackage[margin=1cm,landscape]{geometry}\n" + PREAMBLE
     text = document or f"{head}\n\\begin{{document}}\n{body}\n\\end{{document}}\n"

@@ -26,7 +26,7 @@ STRANGER, MEASURED = 999_999_999, 512
 
 @pytest.fixture
 def record_evaluation() -> Callable[..., None]:
-    """record_evaluation(store, cell, measurements): an attempt that trains nothing, of another code and GPU."""
+    """Return a function that records an evaluation of a cell, by other code and on another GPU."""
 
     def record(store: Store, cell: str, measured: list[Measurement]) -> None:
         attempt = store.start_attempt(cell, owner=Owner(name="ada", host="there", pid=1, started=0.0), fence=1, kind="evaluate")  # fmt: skip
@@ -52,7 +52,7 @@ def values(length: int, value: float | None) -> list[Measurement]:
 
 @pytest.fixture
 def lengths(empty: Store, make: tuple[Callable[..., Any], Any], run: Callable[..., None]) -> Store:
-    """Two done cells, of which the first was also measured at 512, and could not be at a length that nothing has."""
+    """Return a store with two finished cells, the first of which was also measured at further lengths."""
     cell, _ = make
     cells = [cell(0, memory="off"), cell(1, memory="off", attn_type="nope")]
     empty.record_revision("s", grid_text="x", grid_file="x", options={"requested": REQUESTED}, cells=cells)
@@ -109,13 +109,13 @@ def test_extra_length_is_unmeasured_where_missing(lengths: Store) -> None:
 
 
 def glow(value: float) -> Measurement:
-    """A number of a probe that only a plugin has."""
+    """Return a measurement of a probe that only a plugin has."""
     metric = {"heading": "Glow", "better": "higher"}
     return Measurement(probe="glow", metric="light", length=64, value=value, unit="lux", n=1, description=metric)
 
 
 def beyond(index: int) -> list[Measurement]:
-    """What an evaluation may add: another length, probes that the grid does not ask for, known ones and one of a plugin."""
+    """Return measurements that an evaluation may add: another length, and probes that the grid does not request."""
     tail = [Measurement(probe="same_tail", metric="nats", length=n, value=2.5 - index, unit="nats/token", n=9) for n in (128, 256)]  # fmt: skip
     val = [Measurement(probe="val", metric="val_loss", value=3.5 - index, unit="nats/token", n=9)]
     return [*values(MEASURED, 0.75), *tail, *val, glow(96.0 + index)]

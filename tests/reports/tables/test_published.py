@@ -24,7 +24,7 @@ WORD = {True: "on", False: "off"}
 
 
 def rows_of(store: Store, number: str, sweep: str) -> list[list[str]]:
-    """The rows of a table as its CSV prints them."""
+    """Return the rows of a table as its CSV prints them, without headings."""
     text = render(make_table(number, store, sweep), "csv", trace=False)
     return list(csv.reader(io.StringIO(text)))[1:]
 
@@ -122,7 +122,7 @@ class TestSmallTables:
 
 
 def printed(columns: list[str], row: list[float]) -> list[str]:
-    """The paper prints losses with two decimals and accuracies with none."""
+    """Return the numbers of a row as the paper prints them: losses with two decimals, accuracies with none."""
     return [f"{x:.2f}" if name.endswith("nats") else str(x) for name, x in zip(columns[1:], row[1:], strict=True)]
 
 
@@ -232,7 +232,7 @@ class TestLoading:
 
     @pytest.mark.thorough
     def test_loading_resumes_after_interrupted_old_loader(self, tmp_path):
-        """That went step by step: the sweep open, its first cell with an attempt that never ended."""
+        """The old loader worked step by step, so the sweep is open and its first cell has an unfinished attempt."""
         store = open_store(tmp_path / "half.db", create=True)
         cells = published_sweep("printed-v1").cells
         store.record_revision("printed-v1", grid_text="# older", grid_file="results/paper", cells=cells)

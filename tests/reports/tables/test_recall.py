@@ -18,7 +18,7 @@ SHARES = {"omega": (0.9, 0.8), "off": (0.02, 0.04)}
 
 @pytest.fixture
 def own(empty: Store, make: Any) -> Store:
-    """Two memories with two seeds each, 200 rows asked."""
+    """Return a sweep of two memories with two seeds each, measured on 200 rows."""
     cell, _ = make
     runs = [(level, seed, share) for level, shares in SHARES.items() for seed, share in enumerate(shares)]
     cells = [

@@ -286,7 +286,7 @@ class Page(HTMLParser):
 
 
 def add_seeds(store, run, values: dict[int, float | None]) -> None:
-    """Cells 10, 11, ... that differ in their seed alone; None for one that failed."""
+    """Add cells 10, 11, ... that differ only in their seed; a value of None is a failed one."""
     records = [cell_of(10 + index, seed=index) for index in range(len(values))]
     store.record_revision("seeds", grid_text="x", grid_file="x", cells=records)
     for index, value in values.items():

@@ -25,7 +25,7 @@ N = {"iid": 16_000, "sparse": 160_000, "dense": 4_000}
 
 
 def wilson(p: float, n: int) -> tuple[float, float]:
-    """By the quadratic: |p - x| = z sqrt(x (1 - x) / n)."""
+    """Return Wilson's interval as roots of the quadratic |p - x| = z sqrt(x (1 - x) / n)."""
     z = stats.norm.ppf(0.975)
     a, b, c = 1 + z * z / n, -(2 * p + z * z / n), p * p
     root = math.sqrt(b * b - 4 * a * c)
@@ -69,7 +69,7 @@ def sweep(store: Store, name: str, runs: list[tuple[CellRecord, list[Measurement
 
 @pytest.fixture
 def own(empty: Store, make: Any) -> Store:
-    """A sweep `own`: fox and tra with four seeds, nope with one."""
+    """Return a sweep `own`: fox and tra with four seeds, nope with one."""
     cell, _ = make
     runs = []
     for kind, shares in SPARSE.items():

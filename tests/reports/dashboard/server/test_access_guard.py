@@ -1,4 +1,4 @@
-"""Who gets an answer of the served page: nobody without the token, no other origin, no other name of this machine."""
+"""Access to the served page: no answer without the token, none for another origin."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deadline that tests need not wait ten seconds for."""
+    """Shorten the deadline, so that tests need not wait for ten seconds."""
     monkeypatch.setattr(module, "CLIENT_TIMEOUT_S", 0.5)
 
 
@@ -45,7 +45,7 @@ def status(site: Site, path: str = "state") -> int:
 
 
 def served_again(site: Site) -> None:
-    """The kernel tells the server that clients are gone a moment after they close."""
+    """Wait until the page is served again: the kernel reports closed clients a moment late."""
     until(lambda: status(site) == 200)
 
 
@@ -113,7 +113,7 @@ def page_request(site: Site) -> bytes:
 
 
 def small_client(site: Site) -> socket.socket:
-    """A client whose kernel buffers little of an answer."""
+    """Return a client whose kernel buffers little of an answer."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
     client.settimeout(PATIENCE_S)

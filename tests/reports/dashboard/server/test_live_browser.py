@@ -54,7 +54,7 @@ class Visit:
         self.page.wait_for_selector("#live-note")
 
     def version(self, number: int) -> None:
-        """Waits until the page shows this state."""
+        """Wait until the page shows this version."""
         self.page.wait_for_selector(f"html[data-version='{number}']")
 
     def count(self, path: str) -> int:
@@ -75,7 +75,7 @@ def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
 
 
 def finish(store: Store, loss: float) -> None:
-    """The late cell runs, and is done."""
+    """Let the late cell run and finish with this loss."""
     attempt = store.start_attempt(LATE, owner=OWNER, fence=1)
     loss_row = Measurement(probe="val", metric="val_loss", value=loss, unit="nats/token", n=777)
     DatabaseRecorder(store, attempt.id, 1).measurements([loss_row])
@@ -140,7 +140,7 @@ def test_what_is_open_and_enlarged_stays_so(visit: Callable[..., Visit], site: S
 
 @pytest.mark.thorough
 def test_live_page_replaces_expired_version(visit: Callable[..., Visit], site: Site, store: Store) -> None:
-    """As after a sleep: the page is at 1, the server at 4."""
+    """Replay a wake-up after sleep: the page is at version 1, the server at 4."""
     seen = visit(f"{site.address}#tab=cells")
     page = seen.page
     hide(page, True)
@@ -160,7 +160,7 @@ def test_live_page_replaces_expired_version(visit: Callable[..., Visit], site: S
 
 
 def hide(page: Any, hidden: bool) -> None:
-    """As when another tab is before it, or the lid is closed."""
+    """Hide or show the page, as another tab or a closed lid would."""
     page.evaluate(
         """(hidden) => {
           Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
@@ -213,7 +213,7 @@ def test_live_page_reports_end_of_server_and_keeps_data(visit: Callable[..., Vis
 
 @pytest.mark.thorough
 def test_another_page_can_neither_read_nor_frame_it(browser: Any, site: Site, tmp_path: Path) -> None:
-    """A page of another origin that has learnt the whole address."""
+    """Check a page of another origin that has learnt the complete address."""
     context = browser.new_context()
     page = context.new_page()
     html = f'<iframe id="f" src="{site.address}"></iframe><script src="{site.address}data"></script>'

@@ -1,4 +1,4 @@
-"""When a served page is made anew: after every change of its sweep, never without one, never while anybody waits for it."""
+"""Rebuilds of a served page: after every change of its sweep, never without one, and at a limited rate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from synthetic import OWNER, synthetic_sweep
 
 @pytest.fixture
 def store(blank: Path, tmp_path: Path) -> Store:
-    """Four cells, done."""
+    """Return a store with four finished cells."""
     store = open_store(shutil.copy(blank, tmp_path / "atma.db"))
     synthetic_sweep(store, 4, 5)
     return store

@@ -38,7 +38,7 @@ def folder(blank: Path, tmp_path: Path) -> Path:
 
 
 def hear() -> None:
-    """Signals as in a terminal, even where the tests run below nohup."""
+    """Restore the default signals of a terminal, even where the tests run below nohup."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 

@@ -39,7 +39,7 @@ def report(*arguments: str) -> Any:
 
 
 def width_of(content: bytes, format: str) -> float:
-    """Millimetres of a picture's width, as its file says."""
+    """Return the width of a picture in millimetres, as its file says."""
     if format == "svg":
         match = re.search(rb'<svg [^>]*?width="([\d.]+)pt"', content)
     else:
