@@ -67,8 +67,7 @@ def load_curves(store: Store, data: SweepData, attempts: Sequence[Attempt]) -> d
     """Return the thinned training curve of every cell that has one, by cell id.
 
     It is that of the trained attempt, else of the newest training attempt. Each curve is thinned as soon as it is
-    read, so
-    that all of them together take no more memory than the page.
+    read, so that all of them together take no more memory than the page.
     """
     newest = {attempt.cell_id: attempt.id for attempt in attempts if attempt.kind == "train"}
     cell_by_attempt = {cell.trained_attempt_id or newest.get(cell.cell_id): cell.cell_id for cell in data.cells}

@@ -35,8 +35,7 @@ def answer_block(store: Store, data: SweepData, computed_effects: Sequence[Effec
     Args:
         store: The database.
         data: The sweep.
-        computed_effects: Effects that are computed already, those of the main measures among them; None: compute
-            them.
+        computed_effects: Effects that are computed already, those of the main measures among them; None: compute them.
     """
     columns = main_columns(data)
     forest = forest_json(data, columns, computed_effects)
@@ -227,8 +226,7 @@ def effect_numbers(effect: Effect) -> dict[str, Any]:
 
     Returns:
         mean, low, high in printed units (None where unknown) and their texts (mean_text, ...); sure, mixed, i2,
-        declared;
-        worst (text of the mean in the worst case of diverged runs, or None).
+        declared; worst (text of the mean in the worst case of diverged runs, or None).
     """
     scale = 100 if effect.measure.percent else 1
     numbers = {"mean": effect.mean, "low": effect.low, "high": effect.high}

@@ -1,17 +1,14 @@
 """Page builder: one HTML file in which a reader explores a sweep offline.
 
-The page is our own HTML, CSS and JavaScript (templates/) filled with data. The core (cells, numbers, attempts) and
-the
+The page is our own HTML, CSS and JavaScript (templates/) filled with data. The core (cells, numbers, attempts) and the
 answer (main results of the first page) are read at start. The effects, the plotting library and the curve of a cell
-are
-inflated only when they are opened, so that a page of megabytes starts in a fraction of a second. Blocks are zlib in
-base64: nothing in them can end a script element.
+are inflated only when they are opened, so that a page of megabytes starts in a fraction of a second. Blocks are zlib
+in base64: nothing in them can end a script element.
 
 Curves are drawn by Plotly, from the wheel of that name, at report time. Measured on two busy CPU cores with Chromium:
 Plotly adds 1.96 MB to the page and takes 2 to 3 s to load at the first curve; Bokeh adds 0.47 MB and takes 0.6 s.
-Plotly
-was chosen because it works under a policy that allows only styles and scripts of known hashes, while Bokeh adds style
-sheets of its own and would need 'unsafe-inline'. Plotly's SVG can also be read and tested.
+Plotly was chosen because it works under a policy that allows only styles and scripts of known hashes, while Bokeh adds
+style sheets of its own and would need 'unsafe-inline'. Plotly's SVG can also be read and tested.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Figures of the appendix, built from the database: each collects a tidy frame and draws it, in a file of its own.
 
 `make_figure("needle", store)` collects, `files.rendered(figure_data, "svg")` draws. By number: 1 needle accuracy, 2a
-count map,
-2b state norm. A new figure is a file of this package with `collect` and `draw` as in needle.py, and a line in
-FIGURES.
+count map, 2b state norm. A new figure is a file of this package with `collect` and `draw` as in needle.py, and a line
+in FIGURES.
 
 Only reports/ imports it. Start at needle.py, the shortest complete figure; canvas/ holds what figures share.
 """

@@ -27,9 +27,8 @@ GUIDES = {"∝ m": 1.0, "∝ √m": 0.5}
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the data of the count map of Polar attention, mag = tanh(beta ln(1 + m)), for m keys of equal weight.
 
-    One row per curve and m from 0 to 1000: source (`init`, or the slug of a cell with a learned slope), cell,
-    attempt, beta, lowest
-    and highest (beta over heads), m, mag. Learned slopes are those that the probe `count_map` stored.
+    One row per curve and m from 0 to 1000: source (`init`, or the slug of a cell with a learned slope), cell, attempt,
+    beta, lowest and highest (beta over heads), m, mag. Learned slopes are those that the probe `count_map` stored.
 
     Raises:
         ReportError: The sweep has no polar cell.

@@ -40,8 +40,7 @@ class _CurveSet:
     """Curves of a sweep as one frame.
 
     `longest` is the largest number of points of a curve before thinning, `widest` the largest smoothing span in
-    points, and
-    `most` the maximum of points per curve that is drawn.
+    points, and `most` the maximum of points per curve that is drawn.
     """
 
     frame: pd.DataFrame
@@ -62,12 +61,10 @@ def collect(
     """Return the validation and training loss (nats per token) of every cell's newest training.
 
     One row per point of a curve: cell, attempt, configuration, first, second (levels of the axes that distinguish
-    lines), diverged
-    (state of the cell; means leave it out), step, tokens, wall_s, train_loss, smoothed (exponential mean whose span
-    is a
-    40th of the points), val_loss (NaN between validations). If a sweep has more than MOST_POINTS points, every k-th
-    point of a curve
-    and its validations are kept, smoothed over all points, so that neither time nor memory grows with its length.
+    lines), diverged (state of the cell; means leave it out), step, tokens, wall_s, train_loss, smoothed (exponential
+    mean whose span is a 40th of the points), val_loss (NaN between validations). If a sweep has more than MOST_POINTS
+    points, every k-th point of a curve and its validations are kept, smoothed over all points, so that neither time
+    nor memory grows with its length.
 
     Args:
         store: The database.
@@ -75,8 +72,7 @@ def collect(
         by: Axis that distinguishes lines; None: the first two that vary of the mixer and further axes.
         log: Whether both axes are logarithmic.
         against: "time" draws over wall_s, the seconds of training of all attempts of a cell together; None: over
-            tokens. A cell
-            without a curve whose last loss and seconds are known is then one point.
+            tokens. A cell without a curve whose last loss and seconds are known is then one point.
         compare: Name of a sweep whose curves are added; their `first` is its name, `second` their configuration.
 
     Raises:
@@ -208,7 +204,7 @@ def _line_axes(data: SweepData, by: str | None) -> tuple[str, ...]:
 def _drawn_points(points: np.ndarray, max_points: int) -> np.ndarray:
     """Return the sorted indices of the points to draw, about `max_points`.
 
-    Training points and validations thinned separately.
+    Training points and validations are thinned separately.
     """
     if len(points) <= max_points:
         return np.arange(len(points))
@@ -221,7 +217,7 @@ def _drawn_points(points: np.ndarray, max_points: int) -> np.ndarray:
 def thinned_indices(points: int, max_points: int) -> np.ndarray:
     """Return at most `max_points` indices of `points` points.
 
-    The first, and every k-th counted back from the last.
+    They are the first one, and every k-th counted back from the last.
     """
     if points <= max_points:
         return np.arange(points)
@@ -293,10 +289,8 @@ def mean_curves(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataF
     """Return the mean curve of each group, as a frame with one row per group and point of the x axis.
 
     Columns: first, second, x, value (mean over configurations, seeds averaged first), sd (between configurations, or
-    seeds where there
-    is a single configuration), cells. Curves that were not measured at the same points are interpolated; each counts
-    up to
-    its end. Over time a mean ends with its first cell.
+    seeds where there is a single configuration), cells. Curves that were not measured at the same points are
+    interpolated; each counts up to its end. Over time a mean ends with its first cell.
 
     Args:
         frame: Rows of `collect`.

@@ -38,11 +38,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """Return quality against speed, one row per configuration and quality that has both.
 
     Columns: quality (heading), metric, speed_name, speed, value, speed_sd and sd (standard deviations from the spread
-    between runs
-    of the stratum; NaN where unknown), front (whether no other configuration is as good in both and better in one),
-    p_front
-    (probability of that), slug (of its first cell), the five AXES, `name`, `rest` (its levels except mixer and
-    memory).
+    between runs of the stratum; NaN where unknown), front (whether no other configuration is as good in both and
+    better in one), p_front (probability of that), slug (of its first cell), the five AXES, `name`, `rest` (its levels
+    except mixer and memory).
 
     Speed is tokens/s, or MFU (in %) where the sweep has no tokens/s. Values are nats per token, or %.
 
@@ -82,8 +80,7 @@ def _points(
 
     Returns:
         The rows of `collect` except `front`; the (cell, attempt) pairs behind them; and by (quality, name) the text
-        "n=k" of
-        means over fewer seeds than the configuration has.
+        "n=k" of means over fewer seeds than the configuration has.
     """
     extra = data.extra_axes()
     varying_axes = [axis for axis in AXES if axis != "attn_type" and len(data.levels(axis)) > 1]
@@ -143,7 +140,7 @@ def _level_text(axis: str, level: str) -> str:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a panel per quality: colour and marker by mixer, filled with memory.
 
-    The front stepped, ringed and labelled.
+    The front is stepped, ringed and labelled.
     """
     frame = figure_data.frame
     names = list(dict.fromkeys(frame["quality"]))

@@ -1,10 +1,8 @@
 """Comparison of a written figure with a fresh drawing: paths, text and colours, ignoring metadata.
 
 SVG: every element outside the metadata; ids that matplotlib derives from contents are compared by their order alone.
-PDF: every
-object except the one that describes the file, with its streams unpacked. PNG: every pixel. Coordinates may differ by
-as much as
-the last digits of another machine do, which no reader can see.
+PDF: every object except the one that describes the file, with its streams unpacked. PNG: every pixel. Coordinates may
+differ by as much as the last digits of another machine do, which no reader can see.
 """
 
 from __future__ import annotations

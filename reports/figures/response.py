@@ -50,10 +50,9 @@ def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureDa
     """Return the numbers over a numeric axis, one row per cell and number.
 
     Columns: cell, attempt, configuration (levels of every axis, which seeds share), panel (heading of the number),
-    words, unit, better
-    (1, -1 or 0), percent, first and second (levels of the line) and line, probe, metric, axis, length (the level of
-    that axis, a
-    number), value (shares as fractions), low, high (of an accuracy: 95% interval of its trials).
+    words, unit, better (1, -1 or 0), percent, first and second (levels of the line) and line, probe, metric, axis,
+    length (the level of that axis, a number), value (shares as fractions), low, high (of an accuracy: 95% interval of
+    its trials).
 
     Args:
         store: The database.

@@ -116,9 +116,9 @@ def norm_means(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per mixer.
+    """Draw a panel per mixer in log scale, with guides.
 
-    Delta and Hebbian writes, with trained retention and without decay, in log scale, with guides.
+    Lines are delta and Hebbian writes, with trained retention and without decay.
     """
     frame, trained = figure_data.frame, figure_data.draw_options["trained"]
     means = norm_means(frame)

@@ -31,10 +31,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """Return the attempts of the sweep over time, one row per attempt, oldest first.
 
     Columns: cell, slug, name (the parts of the slug that vary), number (of the cell, by its first start), attempt,
-    kind, host, gpu
-    (its name, or the device), lane (0, 1, ... where several run at once on a machine), start and end (seconds since
-    the first
-    start), state, failure, step.
+    kind, host, gpu (its name, or the device), lane (0, 1, ... where several run at once on a machine), start and end
+    (seconds since the first start), state, failure, step.
 
     Raises:
         ReportError: No attempt of the sweep ran here.
@@ -160,7 +158,8 @@ def _draw_bars(axes: Axes, bars: pd.DataFrame) -> None:
 def _write_names(figure: Figure, axes: Axes, bars: pd.DataFrame) -> set[int]:
     """Write a cell's name into its bar if it fits, else its number, upright if need be.
 
-    Return the numbers to explain.
+    Returns:
+        The numbers that the key must explain.
     """
     points = drawing.size("small")
     figure.draw_without_rendering()

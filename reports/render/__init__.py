@@ -38,8 +38,7 @@ def render(
 ) -> str:
     """Return the table as text that ends with a newline.
 
-    `csv` has one header line and the printed values, never a trace. `json` is a list of objects, one per row, with
-    the
+    `csv` has one header line and the printed values, never a trace. `json` is a list of objects, one per row, with the
     database's column names, the unrounded values and the printed ones.
 
     Args:

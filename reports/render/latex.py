@@ -40,8 +40,7 @@ def text(table: Table, *, trace: bool = True) -> str:
     """Return the table as LaTeX: a `table`, or a `longtable` that runs over pages.
 
     A paged table and one of more than MAX_ROWS_PER_PAGE rows is a `longtable`. The first lines are comments that list
-    the
-    required preamble. With `trace` the last line is a comment with the trace.
+    the required preamble. With `trace` the last line is a comment with the trace.
     """
     headings = _headings(table)
     head = [r"\toprule", " & ".join(map(_stacked, headings)) + r" \\", r"\midrule"]
@@ -70,8 +69,7 @@ def tex_breakable(text: str) -> str:
     """Return the text escaped for LaTeX, with break points in long words.
 
     A word of more than MAX_WORD_CHARS may break every BREAK_EVERY characters. Level names of a plugin can be longer
-    than a
-    column and contain nothing else to break at.
+    than a column and contain nothing else to break at.
     """
 
     def pieces(word: str) -> str:
@@ -119,7 +117,7 @@ def _sized(table: Table, headings: list[list[str]]) -> str:
 def _columns(table: Table) -> list[str]:
     """Return the LaTeX column types.
 
-    `l` or a paragraph for text, `S` (siunitx) for numbers, `r` where no number fits.
+    Text has `l` or a paragraph, numbers have `S` (siunitx), and a column without numbers has `r`.
     """
     kinds = []
     for index in range(len(table.columns)):
@@ -170,7 +168,7 @@ def _rows(table: Table) -> list[str]:
 def _number(text: str, best: bool) -> str:
     """Return the entry of an S column.
 
-    A number as it is, any other text in braces, so that siunitx does not parse it.
+    A number is returned as it is, any other text in braces, so that siunitx does not parse it.
     """
     spread = SPREAD.fullmatch(text)
     # siunitx omits a spread of zero, which is information too, so such a number is written as text

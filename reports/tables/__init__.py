@@ -1,10 +1,8 @@
 """Tables of the appendix, built from the database: each is a function in the file of its family.
 
 `make_table("6", store)` builds one, `render.render(table, "tex")` writes it. Tables are known by number (as the
-paper's first
-version counts; the second version's numbers are v2:1 to v2:8) or by name. A new table is a function of store and data
-in a file
-of this package, such as table5, and a line in TABLES.
+paper's first version counts; the second version's numbers are v2:1 to v2:8) or by name. A new table is a function of
+store and data in a file of this package, such as table5, and a line in TABLES.
 
 Only reports/ imports it. Start at complete.py, Table 6.
 """
@@ -114,8 +112,7 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
         store: The database.
         sweep: Name of the sweep; None: the one launched last.
         options: Options of the table's function. In addition `revision`, `lengths` (context lengths to show beyond
-            those of
-            the launch) and `only` (filters such as "recipe=intended"; cells must pass all of them).
+            those of the launch) and `only` (filters such as "recipe=intended"; cells must pass all of them).
 
     Raises:
         ReportError: The name is unknown, `lengths` are given for a table without context lengths, or `only` for one

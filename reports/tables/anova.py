@@ -28,8 +28,7 @@ def anova_table(store: Store, data: SweepData) -> Table:
     """Return the table `anova`: type-III analysis of variance of every number of the complete results.
 
     One row per number and term, with F, permutation p, effect sizes. Notes name the numbers whose residuals violate
-    the
-    assumptions of an F test.
+    the assumptions of an F test.
     """
     models = anova_results(data, main_measures(data))
     lines = []
@@ -97,7 +96,7 @@ NEEDLE_NOTE = (
 def needle_model_table(store: Store, data: SweepData) -> Table:
     """Return the table `needle-model`.
 
-    Effect of every axis on the odds of a correct digit, at every context length.
+    It shows the effect of every axis on the odds of a correct digit, at every context length.
     """
     models = [needle_model(data, column) for column in needle_columns(data)]
     lines = []

@@ -63,11 +63,9 @@ class NumberComparison:
     """A number of the sweep and of the reference, in its own unit (shares as fractions).
 
     `levels` are those of the five AXES. `difference` is measured minus published. `limit` is the largest difference
-    that the known
-    spread explains; None where there is no spread or where the number must not be judged. `p` belongs to the
-    difference and is known
-    only where the reference prints a mean over runs. `flags` say where the paper prints another number than its
-    authors' logs give.
+    that the known spread explains; None where there is no spread or where the number must not be judged. `p` belongs
+    to the difference and is known only where the reference prints a mean over runs. `flags` say where the paper prints
+    another number than its authors' logs give.
     """
 
     levels: tuple[str, ...]
@@ -108,15 +106,12 @@ def compared(mine: ComparedSweep, theirs: ComparedSweep) -> SweepComparison:
     """Return every number that both sweeps have of a common configuration (stats/sweep_differences.py).
 
     The reference number is the authors' log where there is one, else the printed number. The limit is t(0.975, df) sd
-    sqrt(1/k + 1/m) for the means of k and m seeds. The spread is that between runs of the same mixer and memory in
-    the
+    sqrt(1/k + 1/m) for the means of k and m seeds. The spread is that between runs of the same mixer and memory in the
     reference, or in the sweep where the reference has none. The limit of an accuracy is at least what its trials
-    explain, and
-    every limit is at least one printed digit. Where a mean is printed with the standard deviation of its m runs, the
-    limit
-    is Welch's of both sides' spreads, or that of the printed one for a single seed. Where the printed deviation is 0,
-    the limit is what
-    the trials of a seed explain. A number that a recipe difference affects is not judged.
+    explain, and every limit is at least one printed digit. Where a mean is printed with the standard deviation of its
+    m runs, the limit is Welch's of both sides' spreads, or that of the printed one for a single seed. Where the
+    printed deviation is 0, the limit is what the trials of a seed explain. A number that a recipe difference affects
+    is not judged.
 
     Args:
         mine: The sweep.
@@ -173,7 +168,7 @@ def compared(mine: ComparedSweep, theirs: ComparedSweep) -> SweepComparison:
 def _printed_spread(published: SweepData, pair: Match, column: Column) -> Spread | None:
     """Return the standard deviation that is printed with a mean over at least two runs, as a spread.
 
-    None where none is.
+    The result is None where none is printed.
     """
     printed_spread = published.printed_spread(pair.theirs[0], column)
     if printed_spread is None or printed_spread[1] is None or printed_spread[0] < 2:

@@ -41,10 +41,8 @@ def table6(
 ) -> Table:
     """Return Table 6, the complete results: one row per configuration, in the grid's order.
 
-    Thirteen columns; every extra axis that varies adds one after Win. A configuration of several seeds has their
-    mean,
-    standard deviation and number. A missing number prints as the status of its cell (needs-eval for a trained one),
-    an
+    Thirteen columns; every extra axis that varies adds one after Win. A configuration of several seeds has their mean,
+    standard deviation and number. A missing number prints as the status of its cell (needs-eval for a trained one), an
     impossible one as the code of its reason; no entry is blank.
 
     Args:

@@ -179,7 +179,7 @@ def interactions_table(store: Store, data: SweepData, *, all_rows: bool = False)
 def contrasts_table(store: Store, data: SweepData) -> Table:
     """Return the table `contrasts`.
 
-    The contrasts that the grid declares, corrected as one family, each with its verdict.
+    It lists the contrasts that the grid declares, corrected as one family, each with its verdict.
     """
     declared = contrasts(data)
     lines = []
@@ -312,7 +312,7 @@ def _number_entries(
 def _test_notes(differences: Sequence[Tested], signs: bool) -> list[str]:
     """Return the note on the tests, their families and, with `signs`, the sign test.
 
-    None where nothing was tested.
+    The list is empty if nothing was tested.
     """
     if not differences:
         return []
@@ -365,7 +365,7 @@ def _further_rows_text(n: int) -> str:
 def _own_unit_notes(data: SweepData) -> list[str]:
     """Return the note on the units of extra metrics, which are neither losses nor shares.
 
-    None without such numbers.
+    The list is empty without such numbers.
     """
     further = {(probe, metric.name) for probe, metric in extra_metrics(data)}
     own = [column for column in measures(data) if (column.probe, column.metric) in further and not column.percent]
@@ -384,7 +384,7 @@ def _two_seeds_note(differences: Sequence[Tested]) -> list[str]:
 def _missing_notes(differences: Sequence[Tested]) -> list[str]:
     """Return the notes on missing pairs and their reasons, and on the worst case of diverged runs.
 
-    None where nothing is missing.
+    The list is empty if nothing is missing.
     """
     counted: Counter[str] = Counter()
     for difference in differences:
@@ -469,8 +469,7 @@ def default_effects(data: SweepData, effects: Sequence[Effect]) -> list[Effect]:
     """Return the effects that are shown without --all-rows.
 
     These are the declared contrasts, all significant effects, and every level against its reference over the whole
-    sweep,
-    with its strata where they differ.
+    sweep, with its strata where they differ.
     """
     first = {column.key for column in first_measures(data)}
     apart = {(effect.measure.heading, *_level_key(effect)) for effect in effects if not effect.where and effect.mixed}
@@ -492,8 +491,8 @@ def default_interactions(interactions: Sequence[Interaction]) -> list[Interactio
     """Return the interactions that are shown without --all-rows.
 
     They are ordered by number, and then by the smallest corrected p of their family. A family with significant
-    interactions
-    gives all rows of the same levels. Any other family gives its nearest row if its corrected p is below NEAR_MISS_P.
+    interactions gives all rows of the same levels. Any other family gives its nearest row if its corrected p is below
+    NEAR_MISS_P.
     """
     families: dict[str, list[Interaction]] = {}
     for interaction in interactions:

@@ -38,7 +38,7 @@ NUMBERS = ("Items", "Pairs", "Mean", "Low", "High", "p", "p corr", "Gained", "Lo
 def items_table(store: Store, data: SweepData) -> Table:
     """Return the table `items`.
 
-    The effect of every level on every number with stored items, at every context length.
+    It shows the effect of every level on every number with stored items, at every context length.
     """
     item_effect_list = item_effects(store, data)
     lines = [

@@ -80,8 +80,8 @@ def _own_entry(
 def open_weight_table(store: Store, data: SweepData) -> Table:
     """Return the table `open-weight`.
 
-    Losses in bits per token and needle accuracy, next to open-weight models as printed. `WAvg` weights every length
-    by its tokens. Rows of the sweep are the plain recipe. Published models are shown only if the sweep has the same
+    Losses in bits per token and needle accuracy, next to open-weight models as printed. `WAvg` weights every length by
+    its tokens. Rows of the sweep are the plain recipe. Published models are shown only if the sweep has the same
     shortest and longest context length.
 
     Raises:

@@ -1,8 +1,7 @@
 """Selection of the plain-recipe cells that tables 1 to 4 show, and facts that the paper prints in addition.
 
-The plain recipe has the regularizer `baseline` where the sweep has it (else its first), and other switches off
-unless the table varies them. A sweep of published numbers gives the rows and columns that were printed; where they
-contradict
+The plain recipe has the regularizer `baseline` where the sweep has it (else its first), and other switches off unless
+the table varies them. A sweep of published numbers gives the rows and columns that were printed; where they contradict
 the authors' logs, docs/mechanisms.md says so ("Decisions").
 """
 

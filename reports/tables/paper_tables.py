@@ -125,7 +125,7 @@ def length_table(data: SweepData, number: str, title: str, series: Sequence[Leng
 def table1(store: Store, data: SweepData) -> Table:
     """Return Table 1, attention alone.
 
-    Clean loss and needle accuracy of every mixer without memory, over context lengths.
+    It shows clean loss and needle accuracy of every mixer without memory, over context lengths.
     """
     series = [
         LengthSeries(f"{mixer} {what[0]}", plain_levels(data, attn_type=mixer), what)
@@ -138,7 +138,7 @@ def table1(store: Store, data: SweepData) -> Table:
 def table2(store: Store, data: SweepData) -> Table:
     """Return Table 2, effect of memory.
 
-    Needle accuracy with memory and of our mixer alone, and clean loss with memory.
+    It shows needle accuracy with memory and of our mixer alone, and clean loss with memory.
     """
     names, memory_levels = main_mixer_last(mixers(data)), memories(data)
     is_single_memory = len(memory_levels) == 1
@@ -204,7 +204,7 @@ def _step_seconds(data: SweepData, cells: Sequence[CellState], number: str) -> T
 def table4(store: Store, data: SweepData) -> Table:
     """Return Table 4, training throughput.
 
-    Seconds per step, MFU by the paper's formula, and its drop against the mixer alone.
+    It shows seconds per step, MFU by the paper's formula, and its drop against the mixer alone.
     """
     memory_levels, number = memories(data), "4"
     printed = {key[0] for key in data.printed if key[1] == number}

@@ -25,7 +25,7 @@ NOTES = (
 def power_table(store: Store, data: SweepData) -> Table:
     """Return the table `power`.
 
-    Pairs needed to detect a difference, and the smallest one that the sweep's own pairs detect.
+    It shows the pairs needed to detect a difference, and the smallest one that the sweep's own pairs detect.
     """
     analyses = power_analyses(data)
     lines = [
@@ -53,7 +53,7 @@ def power_table(store: Store, data: SweepData) -> Table:
 def _analysis_entries(analysis: PowerAnalysis) -> tuple[TableEntry, ...]:
     """Return the entries of a row.
 
-    Sd, floor, df, pairs, detectable differences, and the pairs needed for each of HEADINGS.
+    They are sd, floor, df, pairs, the detectable differences, and the pairs needed for each of HEADINGS.
     """
     amounts = {
         "sd": analysis.spread.sd,

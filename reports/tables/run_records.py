@@ -46,10 +46,11 @@ class TimeSpent:
 
 
 def predicted_hours_table(store: Store, data: SweepData) -> Table:
-    """Return the table `budget`.
+    """Return the table `budget`: predicted against actual hours.
 
-    Predicted against actual hours, by cells with the same prediction, and of all cells. Both are of the cells that
-    are done, so that they can be compared; lost hours are of all cells.
+    A row is a group of cells with the same prediction; the last one is all cells. Both hours are of the cells that
+    are done,
+    so that they can be compared; lost hours are of all cells.
     """
     attempts: dict[str, list[Attempt]] = {cell.cell_id: [] for cell in data.cells}
     for attempt in store.attempts_of(attempts):
@@ -149,7 +150,7 @@ def _hours_text(hours: float | None) -> str:
 def _predictions(data: SweepData, cell: CellState) -> dict[str, tuple[float, float, float]]:
     """Return the predicted (low, likely, high) hours of a cell by source, the best source first.
 
-    Empty without a forecast.
+    The result is empty without a forecast.
     """
     by_source = data.forecast.cell(cell.position) if data.forecast is not None else {}
     return {source: by_source[source] for source in SOURCES if source in by_source}
@@ -168,7 +169,7 @@ def _likely_hours(data: SweepData, cells: Sequence[CellState]) -> float | None:
 def _predicted_hours(data: SweepData, cells: Sequence[CellState], source: str) -> tuple[float, float, float] | None:
     """Return the (low, likely, high) hours that one source predicts for all these cells.
 
-    None unless it predicts each.
+    The result is None unless it predicts each of them.
     """
     predictions = [by_source[source] for cell in cells if source in (by_source := _predictions(data, cell))]
     if not predictions or len(predictions) < len(cells):
@@ -317,7 +318,7 @@ PACKAGES = ("torch", "triton", "fla-core", "numpy")
 def provenance_table(store: Store, data: SweepData) -> Table:
     """Return the table `provenance`.
 
-    One row per combination of code, machine and software, with its cells and attempts.
+    It has one row per combination of code, machine and software, with its cells and attempts.
     """
     pairs = {(key[0], value.attempt_id) for key, value in data.shown.items()}
     provenance_by_attempt = provenances_of_attempts(store, {attempt for _, attempt in pairs})
@@ -341,7 +342,7 @@ def provenance_table(store: Store, data: SweepData) -> Table:
 def _origin_labels(recorded: Provenance) -> tuple[str, ...]:
     """Return the texts of a provenance row.
 
-    Commit, GPU, driver, precision, Python, software, kernels, tokenizer, corpus.
+    They are commit, GPU, driver, precision, Python, software, kernels, tokenizer and corpus.
     """
     commit = (recorded.git_commit or "-")[:SHORT_ID_LENGTH] + (" with changes" if recorded.git_dirty else "")
     software = ", ".join(f"{name} {recorded.packages[name]}" for name in PACKAGES if name in recorded.packages) or "-"

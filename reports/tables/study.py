@@ -54,7 +54,7 @@ def study_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Tab
 def _ranked_trials(study: Study) -> list[Trial]:
     """Return the trials ranked.
 
-    The Pareto front, other finished trials by the first objective, then the rest by standing.
+    The Pareto front comes first, then other finished trials by the first objective, then the rest by standing.
     """
     sign = study.objectives[0].sign
 

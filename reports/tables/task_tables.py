@@ -1,8 +1,8 @@
 """Tables of tasks that other papers print.
 
 Flip-flop, recall, perplexity over lengths, questionnaires (docs/recipes.md, docs/memories.md). A row is a
-configuration. A mean over seeds has their standard deviation and Student's t interval over seeds. A share of
-sequences has Wilson's interval over the sequences of one seed in addition, since every seed reads the same sequences.
+configuration. A mean over seeds has their standard deviation and Student's t interval over seeds. A share of sequences
+has Wilson's interval over the sequences of one seed in addition, since every seed reads the same sequences.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def flipflop_table(store: Store, data: SweepData) -> Table:
 def extrapolation_table(store: Store, data: SweepData) -> Table:
     """Return the table `extrapolation`.
 
-    Perplexity over context lengths, and the ratio of the longest to the shortest.
+    It shows the perplexity over context lengths, and the ratio of the longest to the shortest.
     """
     rows = configurations_with_probe(data, EXTRAPOLATION)
     lengths = sorted({*data.lengths(EXTRAPOLATION, PERPLEXITY), *data.requested_lengths().get(EXTRAPOLATION, ())})
@@ -386,7 +386,7 @@ def with_intervals(
 def seed_interval_entry(mean: TableEntry, column: Column) -> TableEntry:
     """Return the 95% Student's t interval of the mean over seeds, clipped to 0 and 1 for a share.
 
-    Empty with one seed.
+    The entry is empty with one seed.
     """
     base = TableEntry(text=EMPTY_TEXT, heading=f"{mean.heading} {SEEDS}", unit=mean.unit, origins=mean.origins)
     if mean.value is None or mean.sd is None or mean.seeds < 2:

@@ -1,7 +1,7 @@
 """Access guard of the local server.
 
-Only programs of this machine that know the token, and no page of another origin. The token excludes other users of
-the machine and every page that does not know it. The Host header is checked because a name that an attacker owns may
+Only programs of this machine that know the token, and no page of another origin. The token excludes other users of the
+machine and every page that does not know it. The Host header is checked because a name that an attacker owns may
 resolve to 127.0.0.1 (DNS rebinding). The headers that browsers set themselves are checked because a page of another
 origin may still have learnt the address.
 """

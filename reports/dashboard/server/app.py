@@ -46,7 +46,7 @@ def app_of(cache: PageCache, *, port: int, token: str) -> AccessGuard:
 def pages_of(cache: PageCache, token: str) -> Starlette:
     """Return the ASGI application of a page.
 
-    GET /TOKEN/, /TOKEN/state, /TOKEN/data and /TOKEN/VERSION/BLOCK, nothing else.
+    It answers GET /TOKEN/, /TOKEN/state, /TOKEN/data and /TOKEN/VERSION/BLOCK, and nothing else.
     """
     page_lock = threading.Lock()
 

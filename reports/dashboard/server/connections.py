@@ -1,7 +1,6 @@
 """Limits on clients of the local server: connections at once, seconds per request, bytes in memory.
 
-uvicorn has no deadline before the first request, for an unfinished request or for a response that is not read, and
-its
+uvicorn has no deadline before the first request, for an unfinished request or for a response that is not read, and its
 `limit_concurrency` answers 503 to complete requests only: idle connections stay open until file descriptors run out.
 """
 
@@ -100,8 +99,9 @@ class LimitedProtocol(H11Protocol):
     def _pending_of_client(self) -> Hashable:
         """Return a value that changes with every request sent and every part of a response read.
 
-        None while the server works. The bytes of an incomplete request do not change it: a byte every second would
-        otherwise hold the connection forever.
+        It is None while the server works. The bytes of an incomplete request do not change it: a byte every second
+        would otherwise
+        hold the connection forever.
         """
         unsent = self.transport.get_write_buffer_size()
         if unsent or self.cycle is None or self.cycle.response_complete:
@@ -116,7 +116,7 @@ class LimitedProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answer 400, or abort if the response to an earlier part of the request has begun.
 
-        HTTP allows no second one.
+        HTTP allows no second response.
         """
         is_answering = self.cycle is not None and not self.cycle.response_complete
         if is_answering or self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
@@ -157,7 +157,7 @@ class FirstOfEachKind(logging.Filter):
     def handle(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Report a failure outside a request, as asyncio's exception handler.
 
-        An OSError in one line on stderr, once per kind.
+        An OSError is one line on stderr, once per kind; other failures go to asyncio's default handler.
         """
         error = context.get("exception")
         if not isinstance(error, OSError):

@@ -53,8 +53,7 @@ def serve(
     """Serve the page of a sweep until Ctrl-C; its address is given to `tell`.
 
     The database is opened read-only. The address is reported before the page is prepared, which takes seconds;
-    requests
-    wait for it. A signal other than Ctrl-C reaches its previous handler once the server has ended.
+    requests wait for it. A signal other than Ctrl-C reaches its previous handler once the server has ended.
 
     Args:
         sweep: Name of the sweep; None: the one launched last.
@@ -108,8 +107,8 @@ def stop_on_signals(server: uvicorn.Server) -> Iterator[None]:
     """Make Ctrl-C, SIGTERM and SIGHUP end the server.
 
     Previous handlers are restored and called afterwards for the latter two. A second signal forces the exit. Previous
-    handlers must not run while the server runs, because asyncio swallows what is raised inside a callback. Outside
-    the main thread this does nothing.
+    handlers must not run while the server runs, because asyncio swallows what is raised inside a callback. Outside the
+    main thread this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -168,8 +167,7 @@ def opened_in_browser(address: str | None) -> Iterator[str | None]:
     """Open the address in the browser if there is one; yield a note for the user if there is none, else None.
 
     The browser gets a temporary file that redirects to the address and that only its user can read. Arguments of a
-    program are
-    visible to all users of the machine, and the address contains the token.
+    program are visible to all users of the machine, and the address contains the token.
     """
     if address is None:
         yield None

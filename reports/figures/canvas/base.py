@@ -40,10 +40,8 @@ class FigureData:
     """A figure before it is drawn.
 
     `frame` is tidy, with the columns that `collect` of the figure documents. `trace` names the figure, sweep and
-    revision, the
-    attempts of every cell, the commit and GPU of every attempt, and the SHA-256 of the frame. `draw_options` has what
-    the
-    drawing needs in addition to the frame.
+    revision, the attempts of every cell, the commit and GPU of every attempt, and the SHA-256 of the frame.
+    `draw_options` has what the drawing needs in addition to the frame.
     """
 
     name: str

@@ -98,9 +98,9 @@ _option_stack: list[FigureOptions] = [FigureOptions()]
 
 @contextlib.contextmanager
 def settings(options: FigureOptions | None = None) -> Iterator[None]:
-    """Apply the matplotlib settings of figure options inside the context, one thread at a time.
+    """Apply the matplotlib settings of figure options inside the context, and restore them afterwards.
 
-    Restore them afterwards.
+    A lock admits one thread at a time.
 
     Args:
         options: Figure options; None: the defaults.
@@ -309,7 +309,7 @@ def panel_column(figure: Figure, count: int, *, narrow: int = 1, wide: int = 2, 
 def add_panel_letter(axes: Axes, index: int) -> None:
     """Write the letter of the panel with this index above its left corner: (a), or a bold a.
 
-    Nothing in some styles.
+    Some styles have no letters.
     """
     form = current_options().preset.panel_letter_format
     if form and index < len(LETTERS):

@@ -42,10 +42,8 @@ def length_frame(data: SweepData, trained: dict[str, int], probe: str, metric: s
     """Return a number over context lengths, one row per cell and length that has it.
 
     Columns: cell, attempt, configuration (the levels of every axis, which seeds share), panel, first, second, line,
-    probe,
-    metric, length (tokens), trained (tokens of a training row, the shortest length where the config does not say),
-    ratio of
-    the two, value, n (answers or tokens), low, high (of an accuracy: the 95% interval of its trials).
+    probe, metric, length (tokens), trained (tokens of a training row, the shortest length where the config does not
+    say), ratio of the two, value, n (answers or tokens), low, high (of an accuracy: the 95% interval of its trials).
 
     Args:
         data: The sweep.
@@ -85,14 +83,13 @@ def line_means(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the mean of each line of a `length_frame`, one row per line and length.
 
     Columns: those of GROUP, probe, metric, length, value (mean over configurations, seeds averaged first), cells,
-    configurations, of
-    (cells that the line has at any length), low and high (95% interval), and interval (a key of BARS, or empty).
+    configurations, of (cells that the line has at any length), low and high (95% interval), and interval (a key of
+    BARS, or empty).
 
     The unit is the configuration: the interval is Student's t over configurations, which describes how far the mean
     would change with other configurations like these. Neither digits nor seeds count as independent. A line of one
     configuration has the interval over its seeds, a line of one cell that of the cell's trials. NaN where there is
-    none. The
-    interval of a share is clipped to 0 and 1.
+    none. The interval of a share is clipped to 0 and 1.
     """
     keys = [*LINE, "length"]
     columns = [*keys, "value", "cells", "configurations", "of", "low", "high", "interval"]

@@ -25,9 +25,8 @@ TOTAL_MARK_SPREAD = 0.66  # octaves that the markers of all lines together span 
 def line_styles(frame: pd.DataFrame, axes: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the style of each line, by line.
 
-    A style has matplotlib's keys, its legend label (`label`) and the shift of its markers in octaves (`aside`). No
-    two lines
-    share colour, marker and dashes, and none hides the markers of another.
+    A style has matplotlib's keys, its legend label (`label`) and the shift of its markers in octaves (`aside`). No two
+    lines share colour, marker and dashes, and none hides the markers of another.
 
     Args:
         frame: Rows with the columns line, first and second.
@@ -265,8 +264,7 @@ def robust_range(values: Sequence[float], means: Sequence[float]) -> tuple[float
     """Return a range for an axis that a few outliers do not flatten.
 
     It reaches from 1.5 times the interquartile range below the quartiles to as much above, with what lies just
-    outside. It
-    is no wider than the values and at least as wide as the means, plus a margin.
+    outside. It is no wider than the values and at least as wide as the means, plus a margin.
 
     Args:
         values: Values of all points; not finite ones are ignored.

@@ -26,10 +26,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """Return the effect of every level of every axis on the main numbers, by matched pairs of configurations.
 
     One row per effect: axis, level, reference, pairs, and the fields of `forest.effect_fields`. `where` is empty over
-    the whole sweep;
-    rows within a stratum follow. Confirmatory rows are the contrasts that the grid declares. Axes of more than three
-    levels have
-    only the rows against their reference.
+    the whole sweep; rows within a stratum follow. Confirmatory rows are the contrasts that the grid declares. Axes of
+    more than three levels have only the rows against their reference.
 
     Raises:
         ReportError: There are no two cells to compare.

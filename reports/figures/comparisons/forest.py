@@ -34,8 +34,7 @@ def default_columns(data: SweepData) -> list[Column]:
     """Return the numbers that figures of differences show by default.
 
     These are validation loss, and clean loss, needle and extra probes at the longest length and at additionally
-    requested ones.
-    A sweep without these gives the first of its numbers.
+    requested ones. A sweep without these gives the first of its numbers.
     """
     all_columns = measures(data)
     chosen = [column for column in all_columns if column.metric == "val_loss"]
@@ -63,8 +62,7 @@ def effect_fields(effect: Tested) -> dict[str, Any]:
 
     Returns:
         measure (heading), words (label), unit, better (1, -1 or 0), where, mean, low and high (95%, NaN where
-        unknown), p
-        (corrected), sure, i2, mixed, confirmatory; shares in percentage points.
+        unknown), p (corrected), sure, i2, mixed, confirmatory; shares in percentage points.
     """
     scale, unit = (100, "points") if effect.measure.percent else (1, effect.measure.unit)
     fields: dict[str, Any] = {"measure": effect.measure.heading, "words": measure_label(effect.measure), "unit": unit}
@@ -93,7 +91,7 @@ def missing_interval_note(rows: Sequence[Mapping[str, Any]], unit_name: str) -> 
 def difference_label(axis: str, level: str, reference: str) -> str:
     """Return the label of a difference of levels, such as "NoPE − PoLAR".
 
-    Of a switch the axis alone, such as "memory".
+    For a switch it is the axis alone, such as "memory".
     """
     if (level, reference) == ("on", "off"):
         return drawing.axis_label(axis)
@@ -133,7 +131,10 @@ def draw_strata(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], marker
 def set_panel_title(axes: Axes, title: str, *, wrapped: bool = False) -> None:
     """Set the title of a panel, with space below it for the label of the better side.
 
-    `wrapped` breaks it into two lines.
+    Args:
+        axes: The panel.
+        title: The title.
+        wrapped: Whether it is broken into two lines.
     """
     if wrapped:
         title = title.replace(", ", "\n") if ", " in title else title.replace(" ", "\n", 1)

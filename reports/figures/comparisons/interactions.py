@@ -32,8 +32,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """Return every interaction of two axes over the whole sweep, the largest of a measure first.
 
     It is the amount by which a level's effect differs between a level of a second axis and that axis's reference.
-    Measures are
-    validation loss, and needle accuracy at the longest length.
+    Measures are validation loss, and needle accuracy at the longest length.
 
     One row per interaction: axes, levels, references (two each, joined by " x "), fours, the fields of
     `forest.effect_fields`, and words_row (label).

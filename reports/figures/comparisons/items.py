@@ -35,10 +35,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     It is shown at the longest context length with trials, and at additionally requested lengths.
 
     One row per cell, length and trial, as `stats.items.answers` has them, with attn_type, memory, stratum (label),
-    name (of the cell
-    within its stratum), row and column: position in the map. The mixer and memory with the most right is on top, the
-    best
-    cell first in it, and the trial that most cells get right at the left.
+    name (of the cell within its stratum), row and column: position in the map. The mixer and memory with the most
+    right is on top, the best cell first in it, and the trial that most cells get right at the left.
 
     Raises:
         ReportError: No trials are stored.
@@ -103,9 +101,9 @@ def _with_map_positions(data: SweepData, answer_rows: pd.DataFrame) -> pd.DataFr
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a map per length.
+    """Draw a map per length: a row per cell and a column per trial.
 
-    A row per cell, a column per trial, darker for more correct digits, with gaps between strata.
+    A square is the darker the more of its digits are correct. Strata are separated by gaps.
     """
     frame = figure_data.frame
     cells = frame.drop_duplicates("cell").sort_values("row")

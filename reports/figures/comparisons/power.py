@@ -27,11 +27,9 @@ MAX_POINTS = 100.0  # percentage points: no share differs by more
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the detectable difference (80% power) by number of pairs, per stratum of known spread.
 
-    One row per number, stratum and count of pairs: measure (heading), words, unit, attn_type, memory, stratum
-    (label), place (index
-    of the stratum), kind (of the replicates), sd (of a run), df, pairs, detectable, design (the most pairs that the
-    grid
-    has there). Shares in percentage points.
+    One row per number, stratum and count of pairs: measure (heading), words, unit, attn_type, memory, stratum (label),
+    place (index of the stratum), kind (of the replicates), sd (of a run), df, pairs, detectable, design (the most
+    pairs that the grid has there). Shares in percentage points.
 
     Raises:
         ReportError: The spread between runs is unknown or zero.

@@ -32,11 +32,9 @@ KINDS = {
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the replicate runs of every stratum: seeds of one configuration, or else near-replicates.
 
-    One row per run and number: measure (heading), words, unit, attn_type, memory, stratum (label), place (index of
-    the stratum),
-    group (of replicates), kind, cell, attempt, seed, name, value, difference (from the mean of the group), sd
-    (between runs
-    of the stratum), floor (from the trials of an accuracy alone), df. Shares in percentage points.
+    One row per run and number: measure (heading), words, unit, attn_type, memory, stratum (label), place (index of the
+    stratum), group (of replicates), kind, cell, attempt, seed, name, value, difference (from the mean of the group),
+    sd (between runs of the stratum), floor (from the trials of an accuracy alone), df. Shares in percentage points.
 
     Raises:
         ReportError: No configuration has two runs.

@@ -34,8 +34,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """Return the weights of every stored attention map.
 
     One row per weight: cell, attempt, layer, head, query, key, weight; and keys, the number of keys that share the
-    attention of
-    that query.
+    attention of that query.
 
     Raises:
         ReportError: No cell has maps.

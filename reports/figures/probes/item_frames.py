@@ -34,9 +34,9 @@ def item_values_frame(store: Store, data: SweepData, measure: Key) -> pd.DataFra
 
 
 def item_detail_rows(store: Store, data: SweepData, measure: Key) -> list[dict[str, Any]]:
-    """Return a dictionary per item and position that has a detail.
+    """Return a dictionary per item and position that has a detail, with cells in the grid's order.
 
-    Cell, attempt, item, position, value and the detail's fields. Cells are in the grid's order.
+    Its keys are cell, attempt, item, position, value and the detail's fields.
     """
     cell_by_attempt = cell_by_attempt_of(data, measure)
     if not cell_by_attempt:

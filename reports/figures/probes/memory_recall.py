@@ -27,8 +27,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """Return the shares of keys that are answered with their own value, by number of pairs.
 
     One row per cell, metric and number of pairs: cell, attempt, configuration, panel, first, second, line, probe,
-    metric, pairs,
-    chance (chance level), value, n (heads of all layers, or rows), low and high (95% t interval over these).
+    metric, pairs, chance (chance level), value, n (heads of all layers, or rows), low and high (95% t interval over
+    these).
 
     Raises:
         ReportError: No cell has been measured.

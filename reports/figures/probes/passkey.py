@@ -22,9 +22,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """Return the share of recalled digits by depth and context length.
 
     One row per cell, length and depth: cell, attempt, configuration, length, depth (share of the text before the
-    value), trials,
-    answers, value (share of digits), exact (share of trials with every digit right), constant (constant-digit
-    baseline).
+    value), trials, answers, value (share of digits), exact (share of trials with every digit right), constant
+    (constant-digit baseline).
 
     Raises:
         ReportError: No cell has been measured.

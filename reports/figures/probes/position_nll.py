@@ -45,9 +45,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     Each cell is shown at its longest measured context length.
 
     One row per cell and position: cell, attempt, configuration, panel, first, second, line, probe, metric, length
-    (middle of
-    the position, in tokens from the start), start, stop, trained, value, n (documents), low and high (95% t interval
-    over them).
+    (middle of the position, in tokens from the start), start, stop, trained, value, n (documents), low and high (95% t
+    interval over them).
 
     Raises:
         ReportError: No cell has losses by position.
@@ -142,7 +141,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 def _ticks(frame: pd.DataFrame) -> list[int]:
     """Return the positions of ticks in tokens.
 
-    Repeated halves of the longest document, down to the first position.
+    They are repeated halves of the longest document, down to the first position.
     """
     end, first = int(frame["stop"].max()), float(frame["length"].min())
     return [end // 2**power for power in range(int(math.log2(end / max(1.0, first))) + 1)]

@@ -36,8 +36,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """Return the retention of every gate: the share of previous state that a token keeps, as a mean over tokens.
 
     One row per gate: cell, attempt, part (mixer or memory), layer, head, channel, retention, half_life (tokens until
-    half is
-    left; NaN if nothing decays).
+    half is left; NaN if nothing decays).
 
     Raises:
         ReportError: No cell has measured gates.

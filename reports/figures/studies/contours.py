@@ -30,8 +30,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """Return the value of the first objective over pairs of settings, one row per finished trial and pair.
 
     Columns: number, cell, attempt, x and y (the settings), x_name, y_name, x_place and y_place (position along their
-    axes, 0 to
-    1), value (shares in %), best (whether no trial is better).
+    axes, 0 to 1), value (shares in %), best (whether no trial is better).
 
     Raises:
         ReportError: There are too few finished trials, or fewer than two settings vary.

@@ -22,9 +22,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """Return the values of pairs of objectives, one row per finished trial and pair.
 
     Columns: number, cell, attempt, x and y (names of the objectives), x_label, y_label, x_sign, y_sign (1 where more
-    is better,
-    else -1), x_value, y_value (shares in %), front (whether no trial is at least as good in every objective and
-    better in one).
+    is better, else -1), x_value, y_value (shares in %), front (whether no trial is at least as good in every objective
+    and better in one).
 
     Raises:
         ReportError: The study has one objective, or no finished trial.

@@ -31,10 +31,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """Return the values of all trials, one row per trial and objective.
 
     Columns: number, cell, attempt, standing, objective, label, direction, value (of a pruned trial the last value of
-    its curve, for the
-    first objective; NaN where there is none; shares in %), so_far (the best of the trials finished up to this one;
-    NaN
-    before the first).
+    its curve, for the first objective; NaN where there is none; shares in %), so_far (the best of the trials finished
+    up to this one; NaN before the first).
 
     Raises:
         ReportError: No trial is finished.

@@ -20,11 +20,9 @@ CHANCE = "what chance stays below, 19 times of 20"
 def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> FigureData:
     """Return the importance of the settings that vary, one row per objective and setting.
 
-    The most important setting of an objective comes first. Columns: objective, words, setting, name (short), share
-    (in %; those of an
-    objective sum to 100), chance (in %: the 95th percentile under random permutation of the values), sure (whether
-    the share
-    is above it).
+    The most important setting of an objective comes first. Columns: objective, words, setting, name (short), share (in
+    %; those of an objective sum to 100), chance (in %: the 95th percentile under random permutation of the values),
+    sure (whether the share is above it).
 
     Args:
         store: The database.

@@ -37,10 +37,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """Return the settings and values of finished trials, one row per trial and axis.
 
     Axes are the settings first and the objectives last. Columns: number, cell, attempt, axis (path of the setting, or
-    objective), name
-    (label), text (value of the trial there), share (position on the axis, 0 to 1; NaN where an earlier trial lacks
-    the
-    setting), value (of the first objective, shares in %), best (whether no trial is better).
+    objective), name (label), text (value of the trial there), share (position on the axis, 0 to 1; NaN where an
+    earlier trial lacks the setting), value (of the first objective, shares in %), best (whether no trial is better).
 
     Raises:
         ReportError: There are too few finished trials.

@@ -27,8 +27,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """Return the values of finished trials, one row per trial, setting and objective.
 
     Columns: number, cell, attempt, objective, label, direction, value (shares in %), setting, name (of the setting,
-    short), level (as
-    text), place (position on the axis: the number, or the index of the level), best (whether no trial is better).
+    short), level (as text), place (position on the axis: the number, or the index of the level), best (whether no
+    trial is better).
 
     Raises:
         ReportError: There are too few finished trials.

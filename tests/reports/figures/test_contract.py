@@ -1,8 +1,7 @@
 """Contract of every figure of the registry, drawn for sweeps of every kind.
 
 A figure is a picture without a warning, or one line that says why there is none. It has the same bytes every time,
-texts that
-neither overlap nor are cut off, and a trace of what is drawn.
+texts that neither overlap nor are cut off, and a trace of what is drawn.
 """
 
 from __future__ import annotations

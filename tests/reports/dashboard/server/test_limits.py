@@ -211,8 +211,8 @@ def rss_kib(pid: int) -> int:
 def test_attacked_process_stays_small_and_silent(tmp_path: Path, files: int) -> None:
     """With 60 descriptors it runs out of them; its memory grows by less than 48 MiB.
 
-    Each of 32 connections may hold 64 KiB of a response and 256 KiB that were read at once, which makes 10 MiB; threads,
-    parsers and fragmentation get the rest. One page held per connection would be 32 times 2.5 MiB.
+    Each of 32 connections may hold 64 KiB of a response and 256 KiB that were read at once, which makes 10 MiB;
+    threads, parsers and fragmentation get the rest. One page held per connection would be 32 times 2.5 MiB.
     """
     store = open_store(tmp_path / "atma.db", create=True)
     synthetic_sweep(store, 4, 10)
