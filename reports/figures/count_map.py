@@ -143,5 +143,5 @@ def _draw_guide(axes: Axes, label: str, power: float, first: float) -> None:
     heights = first * m**power
     inside = heights <= 1
     axes.plot(np.log1p(m[inside]), heights[inside], color=drawing.FAINT, linestyle=drawing.DASHES[1], zorder=2)
-    look: dict[str, Any] = {"ha": "center", "va": "bottom", "color": drawing.GREY, "annotation_clip": False}
-    drawing.note(axes, label, (math.log1p(m[inside][-1]), 1.0), (0, 2), **look)
+    style: dict[str, Any] = {"ha": "center", "va": "bottom", "color": drawing.GREY, "annotation_clip": False}
+    drawing.note(axes, label, (math.log1p(m[inside][-1]), 1.0), (0, 2), **style)

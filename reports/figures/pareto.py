@@ -251,9 +251,9 @@ def _draw_rings(
     axes: Axes, panel_rows: pd.DataFrame, marker: str, size: float, ink: str, width: float, above: float
 ) -> None:
     """Draw a ring of this marker, size and width (points in the style `paper`) around every point."""
-    look: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": ink, "zorder": above}
+    style: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": ink, "zorder": above}
     drawing.points(
-        axes, panel_rows["speed"], panel_rows["value"], marker, markersize=size, markeredgewidth=width, **look
+        axes, panel_rows["speed"], panel_rows["value"], marker, markersize=size, markeredgewidth=width, **style
     )
 
 

@@ -196,14 +196,14 @@ def _draw_panel(
     single = panel_rows.groupby(["line", "length"])["cell"].transform("size") > 1
     for name, how in styles.items():
         dots = panel_rows[(panel_rows["line"] == name) & single]
-        look: dict[str, Any] = {
+        style: dict[str, Any] = {
             "markersize": 2.4,
             "alpha": 0.4,
             "color": how["color"],
             "markeredgewidth": 0,
             "zorder": 2.4,
         }
-        drawing.points(axes, dots["length"], scale * dots["value"], **look)
+        drawing.points(axes, dots["length"], scale * dots["value"], **style)
     handles = draw_lines_with_means(axes, panel_rows, mean, styles, scale, highlighted=highlighted, banded=True)
     if percent:
         axes.set_ylim(-3, 104)

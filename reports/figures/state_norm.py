@@ -191,9 +191,9 @@ def _draw_guides(axes: Axes, means: pd.DataFrame) -> None:
         steep = power == max(GUIDES.values())
         index = int(np.flatnonzero(visible)[-1]) if steep else len(x) // 2
         offset = (-4, 2) if visible.all() else (-10, -2)
-        look: dict[str, Any] = {
+        style: dict[str, Any] = {
             "ha": "right" if steep else "left",
             "va": "bottom" if steep and visible.all() else "top",
         }
-        drawing.note(axes, label, (x[index], y[index]), offset if steep else (4, -4), color=drawing.GREY, **look)
+        drawing.note(axes, label, (x[index], y[index]), offset if steep else (4, -4), color=drawing.GREY, **style)
     axes.set_ylim(low, high)

@@ -135,8 +135,8 @@ def _write_key(figure: Figure, axes: Axes, entries: Sequence[str]) -> None:
     x_offset, bottom_offset = (extent.x0 - axes.bbox.x0, extent.y0 - axes.bbox.y0) if extent else (0.0, 0.0)
     figure.set_size_inches(width, height + (len(lines) * points * 1.25 + 3) / 72)
     shift = x_offset * 72 / figure.dpi, bottom_offset * 72 / figure.dpi - 3
-    look: dict[str, Any] = {"xycoords": "axes fraction", "va": "top", "linespacing": 1.2, "annotation_clip": False}
-    drawing.note(axes, "\n".join(lines), (0, 0), shift, **look)
+    style: dict[str, Any] = {"xycoords": "axes fraction", "va": "top", "linespacing": 1.2, "annotation_clip": False}
+    drawing.note(axes, "\n".join(lines), (0, 0), shift, **style)
 
 
 def _draw_bars(axes: Axes, bars: pd.DataFrame) -> None:
@@ -145,13 +145,13 @@ def _draw_bars(axes: Axes, bars: pd.DataFrame) -> None:
         axes.barh(part["y"], part["width"], left=part["left"], height=0.8, **_bar_style(str(state)))
     bad = bars[bars["state"].isin(BAD_STATES)]
     if len(bad):
-        look: dict[str, Any] = {
+        style: dict[str, Any] = {
             "color": STATE_COLOURS["failed"],
             "markeredgecolor": "#ffffff",
             "zorder": 7,
             "clip_on": False,
         }
-        (cross,) = axes.plot(bad["left"] + bad["width"], bad["y"] - 0.5, linestyle="none", marker="X", **look)
+        (cross,) = axes.plot(bad["left"] + bad["width"], bad["y"] - 0.5, linestyle="none", marker="X", **style)
         cross.set_markersize(0.8 * drawing.size("ytick.labelsize"))
 
 

@@ -313,8 +313,8 @@ def add_panel_letter(axes: Axes, index: int) -> None:
     """
     form = current_options().preset.panel_letter_format
     if form and index < len(LETTERS):
-        look: dict[str, Any] = {"ha": "right", "fontsize": size("axes.titlesize") + (form == "{}"), "weight": "bold"}
-        note(axes, form.format(LETTERS[index]), (0, 1), (-2, 4), xycoords="axes fraction", **look)
+        style: dict[str, Any] = {"ha": "right", "fontsize": size("axes.titlesize") + (form == "{}"), "weight": "bold"}
+        note(axes, form.format(LETTERS[index]), (0, 1), (-2, 4), xycoords="axes fraction", **style)
 
 
 def note(axes: Axes, text: str, at: Any, shift: Any = (0, 0), **more: Any) -> Any:

@@ -91,8 +91,8 @@ def label_points(axes: Axes, labels: Sequence[tuple[float, float, str]], points:
     boxes = [text.get_window_extent(renderer) for text in axes.texts]
     for x, y, text in sorted(labels, key=lambda label: -label[1]):
         arrow = {"arrowstyle": "-", "linewidth": 0.4, "shrinkA": 0, "shrinkB": 4, "color": drawing.GREY}
-        look: dict[str, Any] = {"va": "center", "zorder": 6, "bbox": drawing.BACKING, "arrowprops": arrow}
-        note = drawing.note(axes, text, (x, y), (6, 0), **look)
+        style: dict[str, Any] = {"va": "center", "zorder": 6, "bbox": drawing.BACKING, "arrowprops": arrow}
+        note = drawing.note(axes, text, (x, y), (6, 0), **style)
         line = note.arrow_patch
         costs = {}
         for side, aside in SIDES:

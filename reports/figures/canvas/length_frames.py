@@ -172,8 +172,8 @@ def count_fewer(axes: Axes, means: pd.DataFrame, ink: str, scale: float = 1) -> 
     """
     for _, mean in means[means["cells"] < means["of"]].iterrows():
         at = mean["length"], scale * mean["value"]
-        look: dict[str, Any] = {"ha": "center", "color": ink, "zorder": 4, "bbox": drawing.BACKING}
-        drawing.note(axes, f"n={int(mean['cells'])}", at, (0, 5), **look)
+        style: dict[str, Any] = {"ha": "center", "color": ink, "zorder": 4, "bbox": drawing.BACKING}
+        drawing.note(axes, f"n={int(mean['cells'])}", at, (0, 5), **style)
 
 
 def length_label(trained: int | None) -> str:

@@ -192,8 +192,8 @@ def mark_training_length(axes: Axes, trained: int | None, *, with_label: bool) -
         return
     axes.axvline(trained, color=drawing.GREY, linewidth=drawing.line_width(0.8), linestyle=(0, (1, 1)), zorder=0.9)
     if with_label:
-        look: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "va": "top", "color": drawing.GREY, "zorder": 5}
-        drawing.note(axes, f"trained at {format_length(trained)}", (trained, 1), (2, -1), **look)
+        style: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "va": "top", "color": drawing.GREY, "zorder": 5}
+        drawing.note(axes, f"trained at {format_length(trained)}", (trained, 1), (2, -1), **style)
 
 
 def mark_baseline(group: Sequence[Axes], level: float, text: str) -> None:
@@ -298,11 +298,11 @@ def mark_out_of_range(axes: Axes, cells: pd.DataFrame, decimals: int) -> None:
         values_text = ", ".join(dict.fromkeys(beyond))
         if len(set(beyond)) > MAX_LISTED:
             values_text = f"{beyond[0]} to {beyond[-1]}"
-        look: dict[str, Any] = {
+        style: dict[str, Any] = {
             "xycoords": "axes fraction",
             "ha": "right",
             "va": "top",
             "zorder": 6,
             "bbox": drawing.BACKING,
         }
-        drawing.note(axes, f"↑ {values_text}", (0.99, 0.99), **look)
+        drawing.note(axes, f"↑ {values_text}", (0.99, 0.99), **style)

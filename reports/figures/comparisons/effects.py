@@ -155,13 +155,13 @@ def _label_rows(axes: Any, heights: dict[Key, float], bottom: float) -> None:
 
 def _stratum_handles(markers: dict[str, str]) -> dict[str, Any]:
     """Return the legend handles of the strata by label."""
-    look: dict[str, Any] = {
+    style: dict[str, Any] = {
         "linestyle": "none",
         "color": drawing.GREY,
         "markersize": drawing.line_width(3.0),
         "markerfacecolor": "white",
     }
     return {
-        drawing.level_label(where.partition("=")[2], where.partition("=")[0]): drawing.key(marker=marker, **look)
+        drawing.level_label(where.partition("=")[2], where.partition("=")[0]): drawing.key(marker=marker, **style)
         for where, marker in markers.items()
     }

@@ -124,8 +124,8 @@ def draw_strata(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], marker
     """Draw a small marker for every row of a stratum, by `markers` of its `where`."""
     for (_, row), y in zip(rows.iterrows(), heights, strict=True):
         ink = effect_colour(row)
-        look: dict[str, Any] = {"color": ink, "markerfacecolor": ink if row["sure"] else "white", "zorder": 4}
-        drawing.points(axes, row["mean"], y, markers[row["where"]], markersize=3.0, markeredgewidth=0.7, **look)
+        style: dict[str, Any] = {"color": ink, "markerfacecolor": ink if row["sure"] else "white", "zorder": 4}
+        drawing.points(axes, row["mean"], y, markers[row["where"]], markersize=3.0, markeredgewidth=0.7, **style)
 
 
 def set_panel_title(axes: Axes, title: str, *, wrapped: bool = False) -> None:
@@ -163,8 +163,8 @@ def format_effect_axis(axes: Axes, rows: pd.DataFrame, side: str = BETTER) -> No
     drawing.rows_alone(axes)
     axes.set_xlabel(str(rows["unit"].iloc[0]))
     if better:
-        look: dict[str, Any] = {"xycoords": "axes fraction", "ha": "right", "va": "bottom", "color": drawing.GOOD}
-        drawing.note(axes, f"{side} →", (1, 1), (0, 1.5), **look)
+        style: dict[str, Any] = {"xycoords": "axes fraction", "ha": "right", "va": "bottom", "color": drawing.GOOD}
+        drawing.note(axes, f"{side} →", (1, 1), (0, 1.5), **style)
 
 
 def hide_every_second_label(axes: Axes) -> None:

@@ -148,11 +148,11 @@ def _draw_map(axes: Axes, panel_rows: pd.DataFrame, cells: pd.DataFrame, heights
     table = np.full((len(cells), across), np.nan)
     table[panel_rows["row"], panel_rows["column"]] = panel_rows["value"]
     strata = cells["stratum"].to_numpy()
-    look: dict[str, Any] = {"colours": drawing.colours("right", NONE, ALL), "bad": MISSING, "zorder": 1}
+    style: dict[str, Any] = {"colours": drawing.colours("right", NONE, ALL), "bad": MISSING, "zorder": 1}
     for stratum in dict.fromkeys(strata):
         (rows,) = np.nonzero(strata == stratum)
         ends = (-0.5, across - 0.5, heights[rows[-1]] + 0.5, heights[rows[0]] - 0.5)
-        drawing.heat(axes, table[rows], drawing.linear(0, 1), extent=ends, **look)
+        drawing.heat(axes, table[rows], drawing.linear(0, 1), extent=ends, **style)
     axes.set_xlim(-0.5, across - 0.5)
     axes.set_ylim(max(heights) + 0.5, -0.5)
     for edge in np.arange(1, across) - 0.5:
@@ -172,8 +172,8 @@ def _write_means(
     height = dict(zip(cells["cell"], heights, strict=True))
     groups = panel_rows.assign(y=panel_rows["cell"].map(height)).groupby("cell" if named else "stratum", sort=False)
     for _, row in groups.agg(y=("y", "mean"), value=("value", "mean")).iterrows():
-        look: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
-        drawing.note(axes, format_number(row["value"], 1, percent=True) + "%", (1, row["y"]), (4, 0), **look)
+        style: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
+        drawing.note(axes, format_number(row["value"], 1, percent=True) + "%", (1, row["y"]), (4, 0), **style)
 
 
 def _label_rows(axes: Axes, cells: pd.DataFrame, heights: list[float], *, named: bool) -> None:

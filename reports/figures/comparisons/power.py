@@ -157,5 +157,5 @@ def _write_design_point(axes: Axes, panel_rows: pd.DataFrame, unit: str) -> None
     if rings.empty:
         return
     pairs, amount = rings[["pairs", "detectable"]].iloc[-1]
-    look: dict[str, Any] = {"va": "bottom", "linespacing": 1.1, "bbox": drawing.BACKING, "zorder": 5}
-    drawing.note(axes, f"{amount:.2g} {unit}\nwith {pairs:g} pairs", (pairs, amount), (5, 4), **look)
+    style: dict[str, Any] = {"va": "bottom", "linespacing": 1.1, "bbox": drawing.BACKING, "zorder": 5}
+    drawing.note(axes, f"{amount:.2g} {unit}\nwith {pairs:g} pairs", (pairs, amount), (5, 4), **style)

@@ -159,10 +159,10 @@ def _draw_stratum(axes: Axes, part: pd.DataFrame, position: int, how: dict[str, 
         )
         drawn = {name: how[name] for name in ("marker", "color", "markerfacecolor")}
         drawing.points(axes, runs, np.full(len(runs), y), **drawn, zorder=3, markersize=2.6, markeredgewidth=0.7)
-    look: dict[str, Any] = {
+    style: dict[str, Any] = {
         "xycoords": ("axes fraction", "data"),
         "va": "center",
         "color": how["color"],
         "annotation_clip": False,
     }
-    drawing.note(axes, f"±{used:#.2g}".rstrip("."), (1, position), (4, 0), **look)
+    drawing.note(axes, f"±{used:#.2g}".rstrip("."), (1, position), (4, 0), **style)

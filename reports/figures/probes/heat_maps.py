@@ -117,5 +117,5 @@ def write_values(axes: Axes, table: np.ndarray, texts: Sequence[Sequence[str]], 
     for row, column in np.ndindex(*table.shape):
         if np.isfinite(table[row, column]):
             dark = float(norm(table[row, column])) < 0.55
-            look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": drawing.size("small")}
-            axes.text(column, row, texts[row][column], color="#ffffff" if dark else "#000000", **look)
+            style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": drawing.size("small")}
+            axes.text(column, row, texts[row][column], color="#ffffff" if dark else "#000000", **style)

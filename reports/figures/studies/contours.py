@@ -113,12 +113,12 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: 
         for side, scale in (("x", x), ("y", y))
     )
     fine = settings.marker_scale(len(panel_rows))
-    look: dict[str, Any] = {
+    style: dict[str, Any] = {
         "s": (fine * drawing.line_width(3.6)) ** 2,
         "edgecolors": "#000000",
         "linewidths": fine * drawing.line_width(0.5),
     }
-    axes.scatter(across, up, c=panel_rows["value"], cmap=chart, norm=norm, zorder=3, **look)
+    axes.scatter(across, up, c=panel_rows["value"], cmap=chart, norm=norm, zorder=3, **style)
     axes.plot(
         across[panel_rows["best"]], up[panel_rows["best"]], markersize=drawing.line_width(7), zorder=4, **settings.RING
     )
@@ -145,10 +145,10 @@ def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, norm: Any, chart: 
         return
     mesh = Triangulation(coordinates[:, 0], coordinates[:, 1])
     if norm.vmin < norm.vmax:
-        look: dict[str, Any] = {
+        style: dict[str, Any] = {
             "levels": np.linspace(norm.vmin, norm.vmax, BANDS + 1),
             "cmap": chart,
             "alpha": 0.75,
             "zorder": 1,
         }
-        axes.tricontourf(mesh, points["value"].clip(norm.vmin, norm.vmax), norm=norm, **look)
+        axes.tricontourf(mesh, points["value"].clip(norm.vmin, norm.vmax), norm=norm, **style)

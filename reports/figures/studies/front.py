@@ -90,8 +90,8 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, *, stepped: bool) -> None:
     if stepped:
         # the front's reach: from each trial towards the worse side of x, no trial is better in y
         where: Literal["pre", "post"] = "post" if int(panel_rows["x_sign"].iloc[0]) < 0 else "pre"
-        look: dict[str, Any] = {"color": "#0072B2", "linewidth": drawing.line_width(0.9), "zorder": 1.5}
-        axes.step(front["x_value"], front["y_value"], where=where, **look)
+        style: dict[str, Any] = {"color": "#0072B2", "linewidth": drawing.line_width(0.9), "zorder": 1.5}
+        axes.step(front["x_value"], front["y_value"], where=where, **style)
     labelled = front.iloc[:: max(1, -(-len(front) // MAX_NAMED))]
     named = [(float(row["x_value"]), float(row["y_value"]), f"#{row['number']}") for row in labelled.to_dict("records")]
     points = list(zip(panel_rows["x_value"], panel_rows["y_value"], strict=True))

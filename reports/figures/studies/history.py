@@ -99,9 +99,9 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
         part = with_value[with_value["standing"] == standing]
         inside = part[(part["value"] >= low) & (part["value"] <= high)]
         if len(part):
-            look: dict[str, Any] = {"zorder": 3, "markeredgewidth": 1.0, **how}
+            style: dict[str, Any] = {"zorder": 3, "markeredgewidth": 1.0, **how}
             handles[STANDING_LABELS.get(standing, "done")] = drawing.points(
-                axes, inside["number"], inside["value"], **look
+                axes, inside["number"], inside["value"], **style
             )
         _mark_out_of_range(axes, part.drop(inside.index), how["color"])
     for standing in ("diverged", "failed"):
@@ -109,8 +109,13 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
         if len(lost):
             # at the worse edge of the axes, since they have no value
             worse = [0.0 if objective.sign > 0 else 1.0] * len(lost)
-            look = {"zorder": 3, "clip_on": False, "transform": axes.get_xaxis_transform(), **STANDING_STYLES[standing]}
-            handles[STANDING_LABELS[standing]] = drawing.points(axes, lost["number"], worse, **look)
+            style = {
+                "zorder": 3,
+                "clip_on": False,
+                "transform": axes.get_xaxis_transform(),
+                **STANDING_STYLES[standing],
+            }
+            handles[STANDING_LABELS[standing]] = drawing.points(axes, lost["number"], worse, **style)
     line = panel_rows[panel_rows["so_far"].notna()]
     (handles["best so far"],) = axes.plot(line["number"], line["so_far"], zorder=2.5, **LINE)
     last = int(panel_rows["number"].max())
@@ -129,8 +134,8 @@ def _mark_out_of_range(axes: Axes, part: pd.DataFrame, ink: str) -> None:
         if beyond.empty:
             continue
         edge, marker, shift = (0.985, "^", (0, -9)) if up else (0.015, "v", (0, 9))
-        look: dict[str, Any] = {"color": ink, "zorder": 3, "transform": axes.get_xaxis_transform()}
-        drawing.points(axes, beyond["number"], [edge] * len(beyond), marker, **look)
+        style: dict[str, Any] = {"color": ink, "zorder": 3, "transform": axes.get_xaxis_transform()}
+        drawing.points(axes, beyond["number"], [edge] * len(beyond), marker, **style)
         middle = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "center", "color": ink}
         for number, value in beyond[["number", "value"]].to_numpy() if len(beyond) <= MAX_LISTED else []:
             drawing.note(axes, f"{value:.3g}", (number, int(up)), shift, **middle)

@@ -154,8 +154,8 @@ def _draw_frame(axes: Axes, names: list[str], scales: list[Scale]) -> None:
             axes.plot(
                 [index - 0.03, index], [share, share], color="#000000", linewidth=drawing.line_width(0.8), zorder=5
             )
-            look: dict[str, Any] = {"ha": "right", "va": "center", "zorder": 6, "bbox": drawing.BACKING}
-            drawing.note(axes, tick_text, (index - 0.03, share), (-2, 0), **look)
+            style: dict[str, Any] = {"ha": "right", "va": "center", "zorder": 6, "bbox": drawing.BACKING}
+            drawing.note(axes, tick_text, (index - 0.03, share), (-2, 0), **style)
 
 
 def folded(name: str, most: int) -> str:

@@ -132,8 +132,8 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, scale: Scale, norm: Any, l
     axes.set_ylim(low, high)
     inside = panel_rows["value"].clip(low, high)
     size = (settings.marker_scale(len(panel_rows)) * drawing.line_width(3.6)) ** 2
-    look: dict[str, Any] = {"s": size, "zorder": 3, "linewidths": drawing.line_width(0.3), "edgecolors": "#ffffff"}
-    axes.scatter(positions, inside, c=panel_rows["number"], cmap=chart, norm=norm, **look)
+    style: dict[str, Any] = {"s": size, "zorder": 3, "linewidths": drawing.line_width(0.3), "edgecolors": "#ffffff"}
+    axes.scatter(positions, inside, c=panel_rows["number"], cmap=chart, norm=norm, **style)
     beyond = (panel_rows["value"] < low) | (panel_rows["value"] > high)
     for x, value, number in zip(
         positions[beyond], panel_rows["value"][beyond], panel_rows["number"][beyond], strict=True
