@@ -112,7 +112,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         drawing.note(axes, start, (x[-1], init["mag"].iloc[-1]), (-3, -22), **corner)
     draws_alike = len(learned) > len(drawing.COLOURS)
     for index, curve in enumerate(learned):
-        style = drawing.look(index) | {"linestyle": drawing.DASHES[1 + index % 3], "markevery": 12 + index % 5}
+        style = drawing.marker_style(index) | {"linestyle": drawing.DASHES[1 + index % 3], "markevery": 12 + index % 5}
         if draws_alike:
             style = {"color": drawing.COLOURS[0], "linewidth": drawing.line_width(0.7), "alpha": 0.6}
         (line,) = axes.plot(np.log1p(curve["m"]), curve["mag"], zorder=3, **style)

@@ -273,8 +273,8 @@ def _notes(frame: pd.DataFrame, curves: _CurveSet, log: bool) -> list[str]:
         notes.append("No validation loss is stored.")
     if trained:
         span = f"smoothed by an exponential mean of span {counted(width, 'point')}"
-        how = span if width > 1 else "not smoothed, of so few points"
-        notes.append(f"{'Dotted and faint' if validated else 'Lines'}: training loss, {how}.")
+        smoothing_text = span if width > 1 else "not smoothed, of so few points"
+        notes.append(f"{'Dotted and faint' if validated else 'Lines'}: training loss, {smoothing_text}.")
     diverged = frame[frame["diverged"]]["cell"].nunique()
     if diverged:
         notes.append(f"{diverged} diverged and stand in no mean.")
@@ -390,8 +390,8 @@ def group_styles(frame: pd.DataFrame, axes: Sequence[str], reference_sweep: str 
     for first, second in groups:
         labels = [drawing.level_label(level, axis) for level, axis in zip((first, second), axes, strict=False)]
         labels = [first, second] if first == reference_sweep else labels
-        how = drawing.look(firsts.index(first), seconds.index(second))
-        styles[first, second] = ", ".join(labels) or "all cells", how
+        style = drawing.marker_style(firsts.index(first), seconds.index(second))
+        styles[first, second] = ", ".join(labels) or "all cells", style
     return styles
 
 
@@ -406,8 +406,8 @@ def _legend_handles(means: pd.DataFrame, styles: GroupStyles) -> dict[str, Any]:
     ends, handles = _final_means(means), {}
     for key in sorted(ends, key=ends.__getitem__):
         handles[f"{styles[key][0]}: {format_number(ends[key], 3)}"] = drawing.key(**styles[key][1])
-    for label, how in (style for key, style in styles.items() if key not in ends):
-        handles[f"{label}: diverged"] = drawing.key(color=how["color"], linewidth=drawing.line_width(0.4))
+    for label, group_style in (style for key, style in styles.items() if key not in ends):
+        handles[f"{label}: diverged"] = drawing.key(color=group_style["color"], linewidth=drawing.line_width(0.4))
     return handles
 
 
@@ -416,13 +416,13 @@ def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, sc
     # the lowest on top
     ends = _final_means(means)
     for rank, key in enumerate(sorted(styles, key=lambda key: -ends.get(key, 0.0))):
-        how = styles[key][1]
+        style = styles[key][1]
         line = means[(means["first"] == key[0]) & (means["second"] == key[1])]
         at, y, sd = line[x] / scale, line["value"], line["sd"].fillna(0)
         if (sd > 0).any():
-            axes.fill_between(at, y - sd, y + sd, color=how["color"], alpha=0.16, linewidth=0, zorder=2)
+            axes.fill_between(at, y - sd, y + sd, color=style["color"], alpha=0.16, linewidth=0, zorder=2)
         stride = max(1, len(line) // 6)
-        axes.plot(at, y, **how, markevery=(rank % stride, stride), zorder=3, linewidth=drawing.line_width(1.2))
+        axes.plot(at, y, **style, markevery=(rank % stride, stride), zorder=3, linewidth=drawing.line_width(1.2))
 
 
 def _draw_cells(
@@ -437,16 +437,16 @@ def _draw_cells(
             curve[[x, column]].to_numpy(dtype=float) / (scale, 1) for _, curve in group.groupby("cell", sort=False)
         ]
         thin = {"linewidths": drawing.line_width(0.4), "alpha": 0.15 if named else 0.3, "zorder": 1.5}
-        ink = styles[str(first), str(second)][1]["color"]
-        axes.add_collection(LineCollection(curves, colors=ink, **thin), autolim=True)
+        colour = styles[str(first), str(second)][1]["color"]
+        axes.add_collection(LineCollection(curves, colors=colour, **thin), autolim=True)
     axes.autoscale_view()
 
 
 def _draw_training_loss(axes: Axes, behind: pd.DataFrame, x: str, styles: GroupStyles, scale: float) -> None:
     """Draw the smoothed training loss of every group, dotted and faint."""
     for (first, second), line in behind.groupby(["first", "second"], sort=False):
-        how = {"color": styles[str(first), str(second)][1]["color"], "linestyle": (0, (1, 1.5)), "alpha": 0.55}
-        axes.plot(line[x] / scale, line["value"], **how, linewidth=drawing.line_width(0.8), zorder=1)
+        style = {"color": styles[str(first), str(second)][1]["color"], "linestyle": (0, (1, 1.5)), "alpha": 0.55}
+        axes.plot(line[x] / scale, line["value"], **style, linewidth=drawing.line_width(0.8), zorder=1)
 
 
 def _draw_highlighted(

@@ -180,7 +180,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
             ],
             panel_rows,
         )
-    handles: dict[str, Any] = {label: drawing.key(**how) for label, how in styles.values()}
+    handles: dict[str, Any] = {label: drawing.key(**style) for label, style in styles.values()}
     for level in list(figure_data.draw_options["constant"].values())[:1]:
         handles[f"constant answer {format_number(level, 1, percent=True)}%"] = drawing.key(**CONSTANT)
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=3)
@@ -208,7 +208,7 @@ def _point_styles(frame: pd.DataFrame) -> dict[tuple[str, str], tuple[str, dict[
             if ((frame["attn_type"] == kind) & (frame["memory"] == memory)).any():
                 several = len(memories) > 1
                 label = drawing.level_label(kind) + (f", {drawing.level_label(memory, 'memory')}" if several else "")
-                look = drawing.look(index, int(several and memory == memories[0]))
+                look = drawing.marker_style(index, int(several and memory == memories[0]))
                 styles[kind, memory] = label, look | {"linestyle": "none"}
     return styles
 
@@ -217,13 +217,13 @@ def _draw_points(
     axes: Axes, panel_rows: pd.DataFrame, styles: Mapping[tuple[str, str], tuple[str, dict[str, Any]]]
 ) -> None:
     """Draw every point with its error bars, opaque on the front and faint off it."""
-    for key, (_, how) in styles.items():
+    for key, (_, style) in styles.items():
         mine = panel_rows[(panel_rows["attn_type"] == key[0]) & (panel_rows["memory"] == key[1])]
-        axes.plot(mine["speed"], mine["value"], **how, zorder=2.5)
+        axes.plot(mine["speed"], mine["value"], **style, zorder=2.5)
         for front, part in mine.groupby("front", sort=False):
             alpha, width = (0.9, 0.9) if front else (0.25, 0.6)
             faint: dict[str, Any] = {
-                "ecolor": how["color"],
+                "ecolor": style["color"],
                 "alpha": alpha,
                 "elinewidth": drawing.line_width(width),
                 "zorder": 2,
@@ -248,10 +248,10 @@ def _bar_lengths(part: pd.DataFrame) -> dict[str, Any]:
 
 
 def _draw_rings(
-    axes: Axes, panel_rows: pd.DataFrame, marker: str, size: float, ink: str, width: float, above: float
+    axes: Axes, panel_rows: pd.DataFrame, marker: str, size: float, colour: str, width: float, above: float
 ) -> None:
     """Draw a ring of this marker, size and width (points in the style `paper`) around every point."""
-    style: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": ink, "zorder": above}
+    style: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": colour, "zorder": above}
     drawing.points(
         axes, panel_rows["speed"], panel_rows["value"], marker, markersize=size, markeredgewidth=width, **style
     )

@@ -194,12 +194,12 @@ def _draw_panel(
     scale = 100.0 if percent else 1.0
     # seeds of a level have the same x, so that dots show what crossing lines would hide
     single = panel_rows.groupby(["line", "length"])["cell"].transform("size") > 1
-    for name, how in styles.items():
+    for name, line_style in styles.items():
         dots = panel_rows[(panel_rows["line"] == name) & single]
         style: dict[str, Any] = {
             "markersize": 2.4,
             "alpha": 0.4,
-            "color": how["color"],
+            "color": line_style["color"],
             "markeredgewidth": 0,
             "zorder": 2.4,
         }

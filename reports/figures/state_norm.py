@@ -150,15 +150,15 @@ def _draw_lines(axes: Axes, panel_rows: pd.DataFrame, means: pd.DataFrame, handl
     """Draw the mean of every metric over thin lines of single cells, and add the handles to `handles` by metric."""
     for index, metric in enumerate(NORMS):
         part = panel_rows[panel_rows["metric"] == metric]
-        how = drawing.look(index % 2, index // 2)
+        style = drawing.marker_style(index % 2, index // 2)
         if part["cell"].nunique() > 1:
-            thin = {name: how[name] for name in ("color", "linestyle")}
+            thin = {name: style[name] for name in ("color", "linestyle")}
             for _, cell in part.groupby("cell", sort=False):
                 axes.plot(cell["length"], cell["value"], linewidth=drawing.line_width(0.5), alpha=0.35, **thin)
         mean = means[means["metric"] == metric].sort_values("length")
         if len(mean):
-            (handles[metric],) = axes.plot(mean["length"], mean["value"], zorder=3, **how)
-            count_fewer(axes, mean, how["color"])
+            (handles[metric],) = axes.plot(mean["length"], mean["value"], zorder=3, **style)
+            count_fewer(axes, mean, style["color"])
 
 
 def _set_y_axis(axes: Axes, values: pd.Series) -> None:

@@ -210,18 +210,18 @@ def page(height: float, width: float = PAGE_WIDTH) -> Figure:
     return figure
 
 
-def look(first: int, second: int = 0) -> dict[str, Any]:
+def marker_style(first: int, second: int = 0) -> dict[str, Any]:
     """Return the line style.
 
     `first` chooses colour and marker, `second` the dashes and whether markers are filled.
     """
-    ink = COLOURS[first % len(COLOURS)]
+    colour = COLOURS[first % len(COLOURS)]
     return {
-        "color": ink,
+        "color": colour,
         "linestyle": DASHES[(second + first // len(COLOURS)) % len(DASHES)],
         "marker": MARKERS[(first + first // len(COLOURS)) % len(MARKERS)],
-        "markerfacecolor": "white" if second % 2 else ink,
-        "markeredgecolor": ink,
+        "markerfacecolor": "white" if second % 2 else colour,
+        "markeredgecolor": colour,
     }
 
 
@@ -242,13 +242,13 @@ def line_style(first: int, second: int, seconds: int, firsts: int = 1) -> dict[s
     """
     index = first * seconds + second
     fits = seconds <= 2 and first < len(COLOUR_PAIRS) and firsts <= len(COLOUR_PAIRS)
-    ink = COLOUR_PAIRS[first][second] if fits else COLOURS[index % len(COLOURS)]
+    colour = COLOUR_PAIRS[first][second] if fits else COLOURS[index % len(COLOURS)]
     return {
-        "color": ink,
+        "color": colour,
         "linestyle": DASHES[index % len(DASHES)],
         "marker": MARKERS[index % len(MARKERS)],
-        "markerfacecolor": "white" if second % 2 else ink,
-        "markeredgecolor": ink,
+        "markerfacecolor": "white" if second % 2 else colour,
+        "markeredgecolor": colour,
     }
 
 
@@ -327,8 +327,8 @@ def note(axes: Axes, text: str, at: Any, shift: Any = (0, 0), **more: Any) -> An
         shift: Offset (x, y) in points.
         more: Further arguments of `Axes.annotate`.
     """
-    how = {"xytext": shift, "textcoords": "offset points", "fontsize": size("small")}
-    return axes.annotate(text, at, **(how | more))
+    style = {"xytext": shift, "textcoords": "offset points", "fontsize": size("small")}
+    return axes.annotate(text, at, **(style | more))
 
 
 def points(axes: Axes, x: Any, y: Any, marker: str = "o", **more: Any) -> Any:
@@ -342,25 +342,25 @@ def points(axes: Axes, x: Any, y: Any, marker: str = "o", **more: Any) -> Any:
     return axes.plot(x, y, linestyle="none", marker=marker, **(more | widths))[0]
 
 
-def key(**how: Any) -> Any:
+def key(**properties: Any) -> Any:
     """Return a line or marker for a legend."""
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], **how)
+    return Line2D([], [], **properties)
 
 
-def patch(**how: Any) -> Any:
+def patch(**properties: Any) -> Any:
     """Return a filled square for a legend, with a grey edge."""
     from matplotlib.patches import Patch
 
-    return Patch(**({"edgecolor": GREY} | how))
+    return Patch(**({"edgecolor": GREY} | properties))
 
 
-def colours(name: str, *inks: str) -> Any:
+def colours(name: str, *colours: str) -> Any:
     """Return the colour map from the first of these over the others to the last."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list(name, list(inks))
+    return LinearSegmentedColormap.from_list(name, list(colours))
 
 
 def rows_alone(axes: Axes) -> None:

@@ -60,9 +60,11 @@ def label_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]]) -> None:
     moved = separate_within(
         separate([min(max(dot, lowest), highest) for dot in dots], min_distance), min_distance, lowest, highest
     )
-    for (text, y, ink), current, target in zip(labels, dots, moved, strict=True):
+    for (text, y, colour), current, target in zip(labels, dots, moved, strict=True):
         shift, coordinates = (4, (target - current) * 72 / figure.dpi), ("axes fraction", "data")
-        drawing.note(axes, text, (1.0, y), shift, xycoords=coordinates, va="center", color=ink, annotation_clip=False)
+        drawing.note(
+            axes, text, (1.0, y), shift, xycoords=coordinates, va="center", color=colour, annotation_clip=False
+        )
 
 
 SIDES: tuple[tuple[Literal["left", "right"], float], ...] = (

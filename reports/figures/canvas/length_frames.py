@@ -161,18 +161,18 @@ def single_value(values: Sequence[int]) -> int | None:
     return distinct.pop() if len(distinct) == 1 else None
 
 
-def count_fewer(axes: Axes, means: pd.DataFrame, ink: str, scale: float = 1) -> None:
+def count_fewer(axes: Axes, means: pd.DataFrame, colour: str, scale: float = 1) -> None:
     """Write n next to every mean that is over fewer cells than its line has elsewhere.
 
     Args:
         axes: The axes.
         means: Rows of `line_means` of one line.
-        ink: Colour of the text.
+        colour: Colour of the text.
         scale: Factor from values to units of the y axis.
     """
     for _, mean in means[means["cells"] < means["of"]].iterrows():
         at = mean["length"], scale * mean["value"]
-        style: dict[str, Any] = {"ha": "center", "color": ink, "zorder": 4, "bbox": drawing.BACKING}
+        style: dict[str, Any] = {"ha": "center", "color": colour, "zorder": 4, "bbox": drawing.BACKING}
         drawing.note(axes, f"n={int(mean['cells'])}", at, (0, 5), **style)
 
 

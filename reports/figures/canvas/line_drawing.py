@@ -88,42 +88,42 @@ def draw_lines_with_means(
     """
     highlighted = highlighted or {}
     handles: dict[str, Any] = {}
-    for name, look in styles.items():
-        how = {key: value for key, value in look.items() if key not in ("label", "aside")}
+    for name, line_style in styles.items():
+        style = {key: value for key, value in line_style.items() if key not in ("label", "aside")}
         line = means[means["line"] == name].sort_values("length")
         if line.empty:
             continue
         if (line["cells"] > 1).any():
-            _draw_cells(axes, cells[cells["line"] == name], how, scale, faint=bool(highlighted))
+            _draw_cells(axes, cells[cells["line"] == name], style, scale, faint=bool(highlighted))
         if banded:
-            how["markevery"] = max(1, len(line) // MARKS_PER_LINE)
-        aside = line["length"] * (1.0 if banded else 2.0 ** look["aside"])
-        (handles[look["label"]],) = axes.plot(aside, scale * line["value"], zorder=MEAN_ZORDER, **how)
-        count_fewer(axes, line, how["color"], scale)
+            style["markevery"] = max(1, len(line) // MARKS_PER_LINE)
+        aside = line["length"] * (1.0 if banded else 2.0 ** line_style["aside"])
+        (handles[line_style["label"]],) = axes.plot(aside, scale * line["value"], zorder=MEAN_ZORDER, **style)
+        count_fewer(axes, line, style["color"], scale)
         if line["low"].notna().any():
             if banded:
                 low, high = (scale * line[side].astype(float) for side in ("low", "high"))
                 axes.fill_between(
-                    aside, low, high, color=how["color"], alpha=min(0.2, 0.4 / len(styles)), linewidth=0, zorder=2
+                    aside, low, high, color=style["color"], alpha=min(0.2, 0.4 / len(styles)), linewidth=0, zorder=2
                 )
                 continue
             below, above = line["value"] - line["low"], line["high"] - line["value"]
             axes.errorbar(
                 aside, scale * line["value"], yerr=[scale * below.clip(0), scale * above.clip(0)], fmt="none",
-                ecolor=how["color"], elinewidth=drawing.line_width(0.9), capsize=drawing.line_width(1.6), capthick=drawing.line_width(0.9),
+                ecolor=style["color"], elinewidth=drawing.line_width(0.9), capsize=drawing.line_width(1.6), capthick=drawing.line_width(0.9),
                 zorder=2,
             )  # fmt: skip
     _draw_highlighted(axes, cells[cells["cell"].isin(list(highlighted))], styles, scale, highlighted)
     return handles
 
 
-def _draw_cells(axes: Axes, cells: pd.DataFrame, how: Mapping[str, Any], scale: float, *, faint: bool) -> None:
+def _draw_cells(axes: Axes, cells: pd.DataFrame, style: Mapping[str, Any], scale: float, *, faint: bool) -> None:
     """Draw the lines of single cells, thin, in one collection.
 
     Args:
         axes: The axes.
         cells: Rows of one line's cells.
-        how: Style of the line.
+        style: Style of the line.
         scale: Factor from values to units of the y axis.
         faint: Whether they are fainter, because highlighted cells are drawn too.
     """
@@ -135,7 +135,7 @@ def _draw_cells(axes: Axes, cells: pd.DataFrame, how: Mapping[str, Any], scale: 
         for _, cell_rows in cells.groupby("cell", sort=False)
     ]
     thin = {"linewidths": drawing.line_width(0.5), "alpha": 0.22 if faint else 0.3, "zorder": 1}
-    axes.add_collection(LineCollection(each, colors=how["color"], **thin))
+    axes.add_collection(LineCollection(each, colors=style["color"], **thin))
 
 
 def _draw_highlighted(
@@ -145,11 +145,11 @@ def _draw_highlighted(
     labels = []
     for cell, points in cells.groupby("cell", sort=False):
         curve = points.sort_values("length")
-        ink = styles[str(curve["line"].iloc[0])]["color"]
+        colour = styles[str(curve["line"].iloc[0])]["color"]
         axes.plot(
             curve["length"], scale * curve["value"], color="#000000", linewidth=drawing.line_width(1.5), zorder=3.4
         )
-        axes.plot(curve["length"], scale * curve["value"], color=ink, linewidth=drawing.line_width(0.9), zorder=3.5)
+        axes.plot(curve["length"], scale * curve["value"], color=colour, linewidth=drawing.line_width(0.9), zorder=3.5)
         end = curve.iloc[-1]
         axes.plot(end["length"], scale * end["value"], marker=".", color="#000000", zorder=3.6)
         labels.append((float(end["length"]), scale * float(end["value"]), highlighted[str(cell)]))

@@ -113,18 +113,18 @@ def effect_colour(row: Any) -> str:
 def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float]) -> None:
     """Draw an interval and a marker for every row at its height; a row that averages strata that differ is pale."""
     for (_, row), y in zip(rows.iterrows(), heights, strict=True):
-        ink, pale = effect_colour(row), 0.45 if row["mixed"] else 1.0
+        colour, pale = effect_colour(row), 0.45 if row["mixed"] else 1.0
         if not np.isnan(row["low"]):
-            axes.hlines(y, row["low"], row["high"], color=ink, linewidth=drawing.line_width(1.3), alpha=pale)
-        fill, alpha = (ink, pale) if row["sure"] else ("white", 1.0)
-        drawing.points(axes, row["mean"], y, color=ink, markerfacecolor=fill, zorder=3, markersize=4.2, alpha=alpha)
+            axes.hlines(y, row["low"], row["high"], color=colour, linewidth=drawing.line_width(1.3), alpha=pale)
+        fill, alpha = (colour, pale) if row["sure"] else ("white", 1.0)
+        drawing.points(axes, row["mean"], y, color=colour, markerfacecolor=fill, zorder=3, markersize=4.2, alpha=alpha)
 
 
 def draw_strata(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], markers: Mapping[str, Any]) -> None:
     """Draw a small marker for every row of a stratum, by `markers` of its `where`."""
     for (_, row), y in zip(rows.iterrows(), heights, strict=True):
-        ink = effect_colour(row)
-        style: dict[str, Any] = {"color": ink, "markerfacecolor": ink if row["sure"] else "white", "zorder": 4}
+        colour = effect_colour(row)
+        style: dict[str, Any] = {"color": colour, "markerfacecolor": colour if row["sure"] else "white", "zorder": 4}
         drawing.points(axes, row["mean"], y, markers[row["where"]], markersize=3.0, markeredgewidth=0.7, **style)
 
 
@@ -197,9 +197,9 @@ def legend_handles(rows: pd.DataFrame, sides: tuple[str, str] = (BETTER, WORSE))
         rows: Rows of `effect_fields`.
         sides: Labels of the better and of the worse side.
     """
-    inks = {effect_colour(row) for _, row in rows.iterrows()}
+    colours = {effect_colour(row) for _, row in rows.iterrows()}
     pairs = zip(sides, (drawing.GOOD, drawing.BAD), strict=True)
-    handles = {label: drawing.key(color=ink, marker="o") for label, ink in pairs if ink in inks}
+    handles = {label: drawing.key(color=colour, marker="o") for label, colour in pairs if colour in colours}
     if not rows["sure"].all():
         handles[NOT_SIGNIFICANT] = drawing.key(color=drawing.GREY, marker="o", markerfacecolor="white")
     return handles

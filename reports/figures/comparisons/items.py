@@ -122,9 +122,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         _write_means(axes, panel_rows, cells, heights, named=named)
         axes.set_title(f"needle, {format_length(int(length))}")
     _label_rows(grid[0], cells, heights, named=named)
-    inks = {"none": NONE, "half": drawing.colours("right", NONE, ALL)(0.5), "all digits right": ALL}
-    inks |= {"no answer": MISSING} if missing else {}
-    keys = {word: drawing.patch(facecolor=ink, linewidth=0.5) for word, ink in inks.items()}
+    colours = {"none": NONE, "half": drawing.colours("right", NONE, ALL)(0.5), "all digits right": ALL}
+    colours |= {"no answer": MISSING} if missing else {}
+    keys = {word: drawing.patch(facecolor=colour, linewidth=0.5) for word, colour in colours.items()}
     return drawing.finished(figure, figure_data.title, figure_data.notes, keys)
 
 

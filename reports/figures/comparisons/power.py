@@ -129,10 +129,10 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, styles: dict[Stratum, dict
                 line["pairs"], line["detectable"], color=drawing.FAINT, linewidth=drawing.line_width(0.6), zorder=2
             )
             continue
-        how = styles[line["attn_type"].iloc[0], line["memory"].iloc[0]]
-        axes.plot(line["pairs"], line["detectable"], color=how["color"], linestyle=how["linestyle"], zorder=3)
+        style = styles[line["attn_type"].iloc[0], line["memory"].iloc[0]]
+        axes.plot(line["pairs"], line["detectable"], color=style["color"], linestyle=style["linestyle"], zorder=3)
         ring = line[line["pairs"] == line["design"]]
-        drawing.points(axes, ring["pairs"], ring["detectable"], color=how["color"], markerfacecolor="white", zorder=4)
+        drawing.points(axes, ring["pairs"], ring["detectable"], color=style["color"], markerfacecolor="white", zorder=4)
     _write_design_point(axes, panel_rows, unit)
     axes.set_title(str(panel_rows["words"].iloc[0]))
     axes.set_xscale("log", base=2)

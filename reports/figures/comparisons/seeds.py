@@ -141,28 +141,34 @@ def _draw_panel(
     axes.set_xlabel(f"{panel_rows['unit'].iloc[0]} from the\nmean of replicates")
 
 
-def _draw_stratum(axes: Axes, part: pd.DataFrame, position: int, how: dict[str, Any]) -> None:
+def _draw_stratum(axes: Axes, part: pd.DataFrame, position: int, stratum_style: dict[str, Any]) -> None:
     """Draw the runs of a stratum around its height, over a band of its standard deviation.
 
     The standard deviation is written at the right.
     """
     used = float(max(part["sd"].iloc[0], part["floor"].iloc[0]))
     axes.fill_between(
-        [-used, used], position - 0.45, position + 0.45, color=how["color"], alpha=0.16, linewidth=0, zorder=1
+        [-used, used], position - 0.45, position + 0.45, color=stratum_style["color"], alpha=0.16, linewidth=0, zorder=1
     )
     groups = list(dict.fromkeys(part["group"]))
     heights = position + INSIDE * ((np.arange(len(groups)) + 0.5) / len(groups) - 0.5)
     for group, y in zip(groups, heights.tolist(), strict=True):
         runs = part[part["group"] == group]["difference"]
         axes.hlines(
-            y, runs.min(), runs.max(), color=how["color"], linewidth=drawing.line_width(0.7), alpha=0.6, zorder=2
+            y,
+            runs.min(),
+            runs.max(),
+            color=stratum_style["color"],
+            linewidth=drawing.line_width(0.7),
+            alpha=0.6,
+            zorder=2,
         )
-        drawn = {name: how[name] for name in ("marker", "color", "markerfacecolor")}
+        drawn = {name: stratum_style[name] for name in ("marker", "color", "markerfacecolor")}
         drawing.points(axes, runs, np.full(len(runs), y), **drawn, zorder=3, markersize=2.6, markeredgewidth=0.7)
     style: dict[str, Any] = {
         "xycoords": ("axes fraction", "data"),
         "va": "center",
-        "color": how["color"],
+        "color": stratum_style["color"],
         "annotation_clip": False,
     }
     drawing.note(axes, f"±{used:#.2g}".rstrip("."), (1, position), (4, 0), **style)

@@ -95,15 +95,15 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
     low, high = padded_range(*value_range([*with_value["value"], *panel_rows["so_far"].dropna()], objective))
     axes.set_ylim(low, high)
     handles: dict[str, Any] = {}
-    for standing, how in STANDING_STYLES.items():
+    for standing, standing_style in STANDING_STYLES.items():
         part = with_value[with_value["standing"] == standing]
         inside = part[(part["value"] >= low) & (part["value"] <= high)]
         if len(part):
-            style: dict[str, Any] = {"zorder": 3, "markeredgewidth": 1.0, **how}
+            style: dict[str, Any] = {"zorder": 3, "markeredgewidth": 1.0, **standing_style}
             handles[STANDING_LABELS.get(standing, "done")] = drawing.points(
                 axes, inside["number"], inside["value"], **style
             )
-        _mark_out_of_range(axes, part.drop(inside.index), how["color"])
+        _mark_out_of_range(axes, part.drop(inside.index), standing_style["color"])
     for standing in ("diverged", "failed"):
         lost = panel_rows[panel_rows["value"].isna() & (panel_rows["standing"] == standing)]
         if len(lost):
@@ -127,15 +127,15 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
     return handles
 
 
-def _mark_out_of_range(axes: Axes, part: pd.DataFrame, ink: str) -> None:
+def _mark_out_of_range(axes: Axes, part: pd.DataFrame, colour: str) -> None:
     """Draw arrows at the edges for trials outside the axes, with the values of a few."""
     low, high = axes.get_ylim()
     for up, beyond in ((True, part[part["value"] > high]), (False, part[part["value"] < low])):
         if beyond.empty:
             continue
         edge, marker, shift = (0.985, "^", (0, -9)) if up else (0.015, "v", (0, 9))
-        style: dict[str, Any] = {"color": ink, "zorder": 3, "transform": axes.get_xaxis_transform()}
+        style: dict[str, Any] = {"color": colour, "zorder": 3, "transform": axes.get_xaxis_transform()}
         drawing.points(axes, beyond["number"], [edge] * len(beyond), marker, **style)
-        middle = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "center", "color": ink}
+        middle = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "center", "color": colour}
         for number, value in beyond[["number", "value"]].to_numpy() if len(beyond) <= MAX_LISTED else []:
             drawing.note(axes, f"{value:.3g}", (number, int(up)), shift, **middle)

@@ -92,13 +92,13 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> None:
     """Draw the bars of an objective and their chance levels; an arrow stands for one beyond the axis."""
     heights = range(len(panel_rows))
-    inks = ["#0072B2" if sure else "#a9cbe2" for sure in panel_rows["sure"]]
-    axes.barh(heights, panel_rows["share"], height=0.62, color=inks, zorder=2)
+    colours = ["#0072B2" if sure else "#a9cbe2" for sure in panel_rows["sure"]]
+    axes.barh(heights, panel_rows["share"], height=0.62, color=colours, zorder=2)
     # markers beyond the axis are drawn last
     for at, height in sorted(zip(panel_rows["chance"], heights, strict=True), key=lambda pair: pair[0] > 100):
         marker, size, edge = ("|", 9.0, 1.6) if at <= 100 else (">", 4.0, None)
-        how: dict[str, Any] = {"markersize": size} | ({"markeredgewidth": edge} if edge else {})
-        drawing.points(axes, min(at, 100.0), height, marker, color="#000000", zorder=3, clip_on=False, **how)
+        style: dict[str, Any] = {"markersize": size} | ({"markeredgewidth": edge} if edge else {})
+        drawing.points(axes, min(at, 100.0), height, marker, color="#000000", zorder=3, clip_on=False, **style)
     axes.set_yticks(heights, list(panel_rows["name"]))
     axes.set_ylim(len(panel_rows) - 0.45, -0.55)
     axes.set_xlim(0, 100)

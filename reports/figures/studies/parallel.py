@@ -121,14 +121,19 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     ways = {number: points[["x", "y"]].to_numpy(dtype=float) for number, points in placed.groupby("number")}
     for best, width, alpha in ((False, 0.9 * marker_scale(len(ranked)), 0.75), (True, 2.2, 1.0)):
         trials = ranked[ranked["best"] == best]
-        lines, inks = [ways[number] for number in trials["number"]], [chart(norm(value)) for value in trials["value"]]
+        lines, line_colours = (
+            [ways[number] for number in trials["number"]],
+            [chart(norm(value)) for value in trials["value"]],
+        )
         if best:
             # a dark edge separates bright lines from the paper and from each other
             lines = [line for line in lines for _ in range(2)]
-            inks = [ink for ink_of_trial in inks for ink in ("#000000", ink_of_trial)]
+            line_colours = [colour for ink_of_trial in line_colours for colour in ("#000000", ink_of_trial)]
         widths = [drawing.line_width(width + 1.0 * (best and index % 2 == 0)) for index in range(len(lines))]
         axes.add_collection(
-            LineCollection(lines, colors=inks, linewidths=widths, alpha=alpha, zorder=3 + best, joinstyle="round")
+            LineCollection(
+                lines, colors=line_colours, linewidths=widths, alpha=alpha, zorder=3 + best, joinstyle="round"
+            )
         )
     _draw_frame(
         axes, [str(axis_row["name"]) for axis_row in names], [scales[str(axis_row["axis"])] for axis_row in names]

@@ -60,7 +60,7 @@ class TestReadable:
 
         greys = [lightness(ink) for ink in drawing.COLOURS]
         assert all(abs(a - b) > 35 for a, b in pairwise(greys))
-        looks = [drawing.look(first, second) for first in range(7) for second in range(4)]
+        looks = [drawing.marker_style(first, second) for first in range(7) for second in range(4)]
         assert len({(style["marker"], str(style["linestyle"]), style["color"]) for style in looks}) == 28
         assert len({(style["marker"], str(style["linestyle"])) for style in looks}) == 28, "without colour too"
 
