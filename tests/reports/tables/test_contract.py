@@ -169,7 +169,7 @@ def test_a_table_keeps_its_contract(bad: Store, name: str, sweep: str, capfd: An
 
 
 def digits(row: Sequence[str]) -> list[list[str]]:
-    """Return the digits of every number, without the marks of a format around them."""
+    """Return the digits of every number of a row, without the marks of a format around them."""
     return [re.findall(r"\d+(?:\.\d+)?", text) for text in row]
 
 

@@ -24,7 +24,7 @@ CELLS = [
 def attempt(
     store: Store, cell: CellRecord, state: str, took: float, *, start: float = 0, train: float = 0, probe: float = 0
 ) -> None:
-    """Seconds."""
+    """Record an attempt of a cell that took so many seconds, of which start, training and probing are given."""
     attempt = store.start_attempt(cell.id, owner=ME, fence=1)
     recorder = DatabaseRecorder(store, attempt.id, 1)
     if state == "done":

@@ -29,7 +29,7 @@ def store(blank: Path, tmp_path: Path) -> Store:
 
 
 class Clock:
-    """Time that passes only when it is told to."""
+    """Clock that a test sets by hand."""
 
     def __init__(self) -> None:
         self.now = 100.0
