@@ -429,8 +429,8 @@ def test_shading_shows_better_for_either_sign(visit: Any, printed_page: Path) ->
     for index, column in enumerate(core["columns"]):
         values = [row["numbers"][index][1] * column["better"] for row in rows]
         best, worst = values.index(max(values)), values.index(min(values))
-        for locator, kind in ((best, "heat-good-4"), (worst, "heat-poor-4")):
-            cell = page.locator(f"#panel-cells tr[aria-rowindex='{locator + 2}'] td.n").nth(index)
+        for row_index, kind in ((best, "heat-good-4"), (worst, "heat-poor-4")):
+            cell = page.locator(f"#panel-cells tr[aria-rowindex='{row_index + 2}'] td.n").nth(index)
             assert kind in cell.get_attribute("class"), (column["heading"], kind)
     css = (Path(module.__file__).parent / "templates" / "dashboard.css").read_text()
     for name, color in (("good", drawing.GOOD), ("poor", drawing.BAD)):
