@@ -28,14 +28,10 @@ def comparison_block(store: Store, data: SweepData, reference: str) -> dict[str,
 
     Returns:
         reference, source (where the reference is printed, or None) and why. Where the sweeps have nothing in common,
-        why
-        says so and there are no other keys; otherwise it is None. measures: what both measured, with counts of
-        verdicts.
-        rows: numbers, with the index of their measure, levels (words), indices of their cells, printed texts
-            (measured,
-        published, difference, limit), numbers in printed units, verdict and flags (beware). effects and needle: of
-        both
-        sweeps, the page's first. refused and notes: sentences. words: headings of the levels.
+        why says so and there are no other keys; otherwise it is None. measures: what both measured, with counts of
+        verdicts. rows: numbers, with the index of their measure, levels (words), indices of their cells, printed texts
+        (measured, published, difference, limit), numbers in printed units, verdict and flags (beware). effects and
+        needle: of both sweeps, the page's first. refused and notes: sentences. words: headings of the levels.
 
     Raises:
         SweepUnknown, StoreError: The reference cannot be read.

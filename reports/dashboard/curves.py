@@ -117,8 +117,7 @@ def losses_block(data: SweepData, curves: Mapping[str, CellCurves]) -> dict[str,
 
     Returns:
         grids: lists of tokens at which losses were measured. lines: [index of the cell, index of its grid, losses in
-            nats
-        per token with five digits, None where not finite]; cells without validation losses have no line.
+        nats per token with five digits, None where not finite]; cells without validation losses have no line.
     """
     grids: dict[tuple[float, ...], int] = {}
     lines = []

@@ -19,10 +19,9 @@ def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, A
 
     Returns:
         measures: the numbers. rows: `measure` (index), `axis`, `words` and printed `numbers`, `spot` (mean, low and
-            high
-        in printed units), `sure`, `mixed`, `family`, `missing`, and `pairs` (index). pairs: lists of cell indices,
-        the levels
-        first, then their references; rows share them. words and numbers: headings. notes: sentences.
+        high in printed units), `sure`, `mixed`, `family`, `missing`, and `pairs` (index). pairs: lists of cell
+        indices, the levels first, then their references; rows share them. words and numbers: headings. notes:
+        sentences.
     """
     table = build_effects_table(data, effect_list)
     cell_index = {cell.cell_id: index for index, cell in enumerate(data.cells)}

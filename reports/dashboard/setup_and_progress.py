@@ -117,8 +117,7 @@ def progress_json(store: Store, data: SweepData) -> dict[str, Any]:
 
     Returns:
         counts: [status, number of cells] in the order of work. running: slug, doing and left of each running cell.
-            left:
-        remaining time as text, or None. runs: whether a launch owns the sweep now.
+        left: remaining time as text, or None. runs: whether a launch owns the sweep now.
     """
     state = live_state(store, data.sweep)
     counts = Counter(data.word(cell) for cell in data.cells)

@@ -242,7 +242,7 @@ def _frame(
     Args:
         data: The sweep.
         newest: Cell by attempt.
-        parts: Array [points, CURVE and smoothed] by attempt.
+        parts: Array [points, columns] by attempt; the columns are CURVE, then the smoothed training loss.
         axes: Axes whose levels become the columns first and second.
     """
     if not parts:
@@ -261,7 +261,13 @@ def _frame(
 
 
 def _notes(frame: pd.DataFrame, curves: _CurveSet, log: bool) -> list[str]:
-    """Return the notes on lines, bands, smoothing, diverged cells and thinning."""
+    """Return the notes on lines, bands, smoothing, diverged cells and thinning.
+
+    Args:
+        frame: Rows of `collect`.
+        curves: The curves of the sweep.
+        log: Whether the axes are logarithmic.
+    """
     width, longest, most = curves.widest, curves.longest, curves.most
     validated, trained = frame["val_loss"].notna().any(), frame["train_loss"].notna().any()
     notes = []
@@ -412,7 +418,15 @@ def _legend_handles(means: pd.DataFrame, styles: GroupStyles) -> dict[str, Any]:
 
 
 def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, scale: float) -> None:
-    """Draw the mean curve of each group with a band of one standard deviation, the lowest on top."""
+    """Draw the mean curve of each group with a band of one standard deviation, the lowest on top.
+
+    Args:
+        axes: The panel.
+        means: Rows of `mean_curves`.
+        x: Column of the x axis.
+        styles: Label and style by group.
+        scale: Divisor from values of `x` to units of the axis.
+    """
     # the lowest on top
     ends = _final_means(means)
     for rank, key in enumerate(sorted(styles, key=lambda key: -ends.get(key, 0.0))):
@@ -428,7 +442,17 @@ def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, sc
 def _draw_cells(
     axes: Axes, frame: pd.DataFrame, x: str, column: str, styles: GroupStyles, scale: float, named: Sequence[str]
 ) -> None:
-    """Draw every cell's own curve, thin; those of a group in one collection, which is a hundred times faster."""
+    """Draw every cell's own curve, thin; those of a group in one collection, which is a hundred times faster.
+
+    Args:
+        axes: The panel.
+        frame: Rows of `collect`.
+        x: Column of the x axis.
+        column: Column of the losses.
+        styles: Label and style by group.
+        scale: Divisor from values of `x` to units of the axis.
+        named: Highlighted cells; if there are any, all curves are fainter.
+    """
     from matplotlib.collections import LineCollection
 
     measured = frame[frame[column].notna()]
@@ -443,7 +467,15 @@ def _draw_cells(
 
 
 def _draw_training_loss(axes: Axes, behind: pd.DataFrame, x: str, styles: GroupStyles, scale: float) -> None:
-    """Draw the smoothed training loss of every group, dotted and faint."""
+    """Draw the smoothed training loss of every group, dotted and faint.
+
+    Args:
+        axes: The panel.
+        behind: Rows of `mean_curves` of the smoothed training loss.
+        x: Column of the x axis.
+        styles: Label and style by group.
+        scale: Divisor from values of `x` to units of the axis.
+    """
     for (first, second), line in behind.groupby(["first", "second"], sort=False):
         style = {"color": styles[str(first), str(second)][1]["color"], "linestyle": (0, (1, 1.5)), "alpha": 0.55}
         axes.plot(line[x] / scale, line["value"], **style, linewidth=drawing.line_width(0.8), zorder=1)
@@ -452,7 +484,17 @@ def _draw_training_loss(axes: Axes, behind: pd.DataFrame, x: str, styles: GroupS
 def _draw_highlighted(
     axes: Axes, frame: pd.DataFrame, x: str, column: str, scale: float, named: dict[str, str], *, with_labels: bool
 ) -> None:
-    """Draw the highlighted curves in black, with their labels at their ends if `with_labels`."""
+    """Draw the highlighted curves in black, with labels at their ends.
+
+    Args:
+        axes: The panel.
+        frame: Rows of `collect`.
+        x: Column of the x axis.
+        column: Column of the losses.
+        scale: Divisor from values of `x` to units of the axis.
+        named: Label by highlighted cell.
+        with_labels: Whether the labels are written.
+    """
     labels = []
     for cell, label in named.items():
         curve = frame[(frame["cell"] == cell) & frame[column].notna()]

@@ -145,7 +145,13 @@ def _rows(
 
 
 def _averaging_note(data: SweepData, axis: str, lines: Sequence[str]) -> str:
-    """Return the note on the axes that lines average over; empty if there are none."""
+    """Return the note on the axes that lines average over; empty if there are none.
+
+    Args:
+        data: The sweep.
+        axis: The numeric axis of the figure.
+        lines: Axes that distinguish lines.
+    """
     shown_axes = (axis, *lines)
     ranked = ("attn_type", "distractor", "reg_mode", "memory", "window", *data.extra_axes())
     names = [

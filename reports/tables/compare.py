@@ -179,8 +179,8 @@ def _printed_spread(published: SweepData, pair: Match, column: Column) -> Spread
 def _common_columns(data: SweepData, published: SweepData) -> list[Column]:
     """Return the numbers to compare.
 
-    COLUMNS and extra metrics of the reference, at every length that both sweeps have. A length that this sweep only
-    requests counts as well.
+    They are COLUMNS and extra metrics of the reference, at every length that both sweeps have. A length that this
+    sweep only requests counts as well.
     """
     columns = []
     standard_keys = {(column.probe, column.metric) for column in COLUMNS}

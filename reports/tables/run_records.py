@@ -48,9 +48,8 @@ class TimeSpent:
 def predicted_hours_table(store: Store, data: SweepData) -> Table:
     """Return the table `budget`: predicted against actual hours.
 
-    A row is a group of cells with the same prediction; the last one is all cells. Both hours are of the cells that
-    are done,
-    so that they can be compared; lost hours are of all cells.
+    A row is a group of cells with the same prediction; the last one is all cells. Both hours are of the cells that are
+    done, so that they can be compared; lost hours are of all cells.
     """
     attempts: dict[str, list[Attempt]] = {cell.cell_id: [] for cell in data.cells}
     for attempt in store.attempts_of(attempts):

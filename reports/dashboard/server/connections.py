@@ -100,8 +100,7 @@ class LimitedProtocol(H11Protocol):
         """Return a value that changes with every request sent and every part of a response read.
 
         It is None while the server works. The bytes of an incomplete request do not change it: a byte every second
-        would otherwise
-        hold the connection forever.
+        would otherwise hold the connection forever.
         """
         unsent = self.transport.get_write_buffer_size()
         if unsent or self.cycle is None or self.cycle.response_complete:

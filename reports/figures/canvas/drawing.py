@@ -211,9 +211,11 @@ def page(height: float, width: float = PAGE_WIDTH) -> Figure:
 
 
 def marker_style(first: int, second: int = 0) -> dict[str, Any]:
-    """Return the line style.
+    """Return the style of a line by index.
 
-    `first` chooses colour and marker, `second` the dashes and whether markers are filled.
+    Args:
+        first: Index that chooses colour and marker.
+        second: Index that chooses dashes, and whether markers are filled.
     """
     colour = COLOURS[first % len(COLOURS)]
     return {

@@ -53,7 +53,10 @@ class Scale:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, most: int = MAX_TICKS) -> dict[float, str]:
-        """Return the tick labels by position, at most about `most`."""
+        """Return the tick labels by position.
+
+        They are those of the levels, those at `at`, or those of about `most` round numbers.
+        """
         if self.levels:
             return {float(index): drawing.shortened(level, LONGEST) for index, level in enumerate(self.levels)}
         if self.at:

@@ -91,7 +91,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     frame = _with_pairs_as_length(figure_data.frame)
 
     def dress(axes: Axes, panel_rows: pd.DataFrame, last: bool) -> None:
-        """Set the scales and limits of a panel and draw its chance level."""
+        """Set the scales and limits of a panel and draw its chance level; `last` has no effect."""
         chance = 100 * panel_rows.groupby("length")["chance"].mean()
         dotted: dict[str, Any] = {
             "color": drawing.GREY,

@@ -127,7 +127,13 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     means = complete_line_means(frame)
 
     def dress(axes: Axes, panel_rows: pd.DataFrame, last: bool) -> None:
-        """Set the scales, limits and marks of a panel."""
+        """Set the scales, limits and marks of a panel.
+
+        Args:
+            axes: The panel.
+            panel_rows: Rows of its cells.
+            last: Whether it is the last panel, which gets the label of the training length.
+        """
         drawing.length_axis(axes, _ticks(frame), trained, room=0.1)
         axes.set_xlim(float(frame["length"].min()) / 2**0.25, float(frame["stop"].max()) * 2**0.25)
         axes.set_ylim(*y_limits(frame, means))

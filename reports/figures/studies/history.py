@@ -128,7 +128,13 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _mark_out_of_range(axes: Axes, part: pd.DataFrame, colour: str) -> None:
-    """Draw arrows at the edges for trials outside the axes, with the values of a few."""
+    """Draw arrows at the edges for trials outside the axes, with the values of a few.
+
+    Args:
+        axes: The panel, with its limits.
+        part: Rows of the trials outside.
+        colour: Colour of the arrows.
+    """
     low, high = axes.get_ylim()
     for up, beyond in ((True, part[part["value"] > high]), (False, part[part["value"] < low])):
         if beyond.empty:
