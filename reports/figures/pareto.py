@@ -236,6 +236,9 @@ def _bar_lengths(part: pd.DataFrame) -> dict[str, Any]:
     """Return the lengths of the error bars below and above each point, by "xerr" and "yerr" where known.
 
     Bars of a share end at 0 and 100.
+
+    Args:
+        part: Rows of one quality.
     """
     share = part["quality"].iloc[0].startswith("Ndl")
     bars = {}

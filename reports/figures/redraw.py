@@ -96,7 +96,13 @@ def _svg_parts(content: bytes) -> Iterator[Part]:
 
 
 def _element_parts(element: ElementTree.Element, names: dict[str, str], group: str) -> Iterator[Part]:
-    """Yield the parts of an element and its children, except metadata; ids are replaced by `names`."""
+    """Yield the parts of an element and its children, except metadata.
+
+    Args:
+        element: The element.
+        names: Replacement of each id, by order of occurrence.
+        group: Id of the surrounding group, which describes the location.
+    """
     if element.tag == METADATA:
         return
     kind = element.tag.rpartition("}")[2]

@@ -403,7 +403,12 @@ def _comparisons_in_table(
 
 
 def _count_note(name: str, comparisons: Sequence[NumberComparison]) -> str:
-    """Return the note that counts the verdicts of one measure, with the number of BEYOND expected by chance."""
+    """Return the note that counts the verdicts of one measure, with the number of BEYOND expected by chance.
+
+    Args:
+        name: Heading of the measure.
+        comparisons: Its comparisons.
+    """
     count = Counter(comparison.verdict for comparison in comparisons)
     judged = count[WITHIN] + count[BEYOND]
     if not judged:

@@ -75,7 +75,14 @@ def _first_trial_by_cell(trials: Sequence[Trial]) -> Mapping[str, int]:
 
 
 def _trial_row(study: Study, trial: Trial, costs: Mapping[str, CellCost], first: Mapping[str, int]) -> TableRow:
-    """Return the row of a trial; its cost is zero if an earlier trial proposed the same cell."""
+    """Return the row of a trial; its cost is zero if an earlier trial proposed the same cell.
+
+    Args:
+        study: The study.
+        trial: The trial.
+        costs: Cost by cell.
+        first: Number of the trial that first proposed a cell, by cell.
+    """
     owner = first.get(trial.cell or "", trial.number)
     cost = costs.get(trial.cell or "", CellCost(seconds=0.0, hours=0.0)) if owner == trial.number else None
     cost = cost or CellCost(seconds=0.0, hours=0.0)

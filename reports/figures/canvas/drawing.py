@@ -147,9 +147,10 @@ def _rc_parameters(options: FigureOptions) -> dict[str, Any]:
 
 
 def size(name: str) -> float:
-    """Return the font size in points of a setting such as legend.fontsize; call it inside `settings`.
+    """Return a font size in points; call it inside `settings`.
 
-    `note` is the size of notes, `small` that of numbers next to points.
+    Args:
+        name: A setting such as legend.fontsize; `note` is the size of notes, `small` that of numbers next to points.
     """
     import matplotlib
     from matplotlib.font_manager import FontProperties
@@ -336,7 +337,12 @@ def note(axes: Axes, text: str, at: Any, shift: Any = (0, 0), **more: Any) -> An
 def points(axes: Axes, x: Any, y: Any, marker: str = "o", **more: Any) -> Any:
     """Draw markers without a line and return them.
 
-    `markersize` and `markeredgewidth` are points in the style `paper`.
+    Args:
+        axes: The axes.
+        x: Positions in data.
+        y: Positions in data.
+        marker: Marker of matplotlib.
+        more: Further arguments of `Axes.plot`; `markersize` and `markeredgewidth` are points in the style `paper`.
     """
     widths: dict[str, Any] = {
         name: line_width(more[name]) for name in ("markersize", "markeredgewidth") if name in more
@@ -407,7 +413,15 @@ def heat(axes: Axes, table: Any, norm: Any, *, colours: Any = COLOUR_MAP, bad: s
 
 
 def colour_bar(figure: Figure, group: Sequence[Axes], mappable: Any, label: str, **more: Any) -> Any:
-    """Add a colour bar next to these axes and return it; it gets its final position after the layout."""
+    """Add a colour bar next to axes and return it; it gets its final position after the layout.
+
+    Args:
+        figure: The figure.
+        group: Axes that the bar belongs to.
+        mappable: Image or mappable that has the colours.
+        label: Label of the bar.
+        more: Further arguments of `Figure.colorbar`.
+    """
     bar: Any = figure.colorbar(mappable, ax=list(group), **more)
     bar.ax.grid(visible=False)
     bar.outline.set_visible(False)

@@ -141,7 +141,15 @@ def _draw_cells(axes: Axes, cells: pd.DataFrame, style: Mapping[str, Any], scale
 def _draw_highlighted(
     axes: Axes, cells: pd.DataFrame, styles: Mapping[str, dict[str, Any]], scale: float, highlighted: Mapping[str, str]
 ) -> None:
-    """Draw the lines of highlighted cells, with their labels at their ends."""
+    """Draw the lines of highlighted cells, with their labels at their ends.
+
+    Args:
+        axes: The axes.
+        cells: Rows of the highlighted cells.
+        styles: Style by line.
+        scale: Factor from values to units of the y axis.
+        highlighted: Label by cell.
+    """
     labels = []
     for cell, points in cells.groupby("cell", sort=False):
         curve = points.sort_values("length")
@@ -216,6 +224,11 @@ def _write_baseline_label(group: Sequence[Axes], level: float, text: str) -> Non
     """Write the label of a baseline into the axes and at the position where it hides the least.
 
     It is removed again if it would hide a mean there.
+
+    Args:
+        group: The axes that show the baseline.
+        level: Height of the baseline in data.
+        text: The label.
     """
     renderer = group[0].figure.canvas.get_renderer()  # type: ignore[attr-defined]
     best: tuple[float, Any] | None = None

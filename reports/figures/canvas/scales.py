@@ -67,9 +67,12 @@ class Scale:
         }
 
     def apply_to_axis(self, axes: Axes, which: str, most: int = MAX_TICKS) -> None:
-        """Set the scale, limits and ticks of the axis `which`, "x" or "y".
+        """Set the scale, limits and ticks of an axis; overlapping x labels are hidden after the layout.
 
-        Overlapping x labels are hidden after the layout.
+        Args:
+            axes: The axes.
+            which: "x" or "y".
+            most: Approximate maximum number of ticks.
         """
         axis: Any = getattr(axes, f"{which}axis")
         limits = getattr(axes, f"set_{which}lim")
@@ -134,7 +137,14 @@ def round_numbers(
 
 
 def _logarithmic_ticks(low: float, high: float, integers_only: bool, most: int) -> list[float]:
-    """Return round numbers in equal logarithmic steps, the widest step that gives at least three; [] if none does."""
+    """Return round numbers in equal logarithmic steps, the widest step that gives at least three; [] if none does.
+
+    Args:
+        low: Lower end, positive.
+        high: Upper end.
+        integers_only: Whether only integers are allowed.
+        most: Preferred maximum number of ticks.
+    """
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     best: list[float] = []
     ways = [((1.0,), step) for step in DECADES] + [(multiples_of_decade, 1) for multiples_of_decade in MULTIPLES]
@@ -151,7 +161,14 @@ def _logarithmic_ticks(low: float, high: float, integers_only: bool, most: int) 
 
 
 def _even_ticks(low: float, high: float, integers_only: bool, most: int) -> list[float]:
-    """Return equidistant round numbers, the widest step that gives at least three; [] if none does."""
+    """Return equidistant round numbers, the widest step that gives at least three; [] if none does.
+
+    Args:
+        low: Lower end.
+        high: Upper end.
+        integers_only: Whether only integers are allowed.
+        most: Maximum number of ticks; more are thinned.
+    """
     span = high - low
     if span <= 0:
         return [low]

@@ -129,9 +129,12 @@ def _row_heights(main_rows: pd.DataFrame) -> dict[Key, float]:
 
 
 def _stratum_markers(parts: pd.DataFrame, main_rows: pd.DataFrame) -> dict[str, str]:
-    """Return a marker by `where` for the strata of averages that are mixed.
+    """Return a marker by `where` for the strata of averages that are mixed; strata beyond the list of markers get
+    none.
 
-    Strata beyond the list of markers get none.
+    Args:
+        parts: Rows of strata.
+        main_rows: Rows over the complete sweep, and declared contrasts.
     """
     mixed = {(row["measure"], _key(row)) for _, row in main_rows[main_rows["mixed"]].iterrows()}
     wheres = [

@@ -103,7 +103,11 @@ def difference_label(axis: str, level: str, reference: str) -> str:
 
 
 def effect_colour(row: Any) -> str:
-    """Return the colour of a difference: GOOD or BAD if it is significant, else grey."""
+    """Return the colour of a difference: GOOD or BAD if it is significant, else grey.
+
+    Args:
+        row: A row of `effect_fields`.
+    """
     side = row["mean"] * (row["better"] or 0)
     if not row["sure"] or not side:
         return drawing.GREY
@@ -111,7 +115,13 @@ def effect_colour(row: Any) -> str:
 
 
 def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float]) -> None:
-    """Draw an interval and a marker for every row at its height; a row that averages strata that differ is pale."""
+    """Draw an interval and a marker for every row at its height; a row that averages strata that differ is pale.
+
+    Args:
+        axes: The panel.
+        rows: Rows of `effect_fields`.
+        heights: Height of each row in data.
+    """
     for (_, row), y in zip(rows.iterrows(), heights, strict=True):
         colour, pale = effect_colour(row), 0.45 if row["mixed"] else 1.0
         if not np.isnan(row["low"]):
@@ -121,7 +131,14 @@ def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float]) -> None:
 
 
 def draw_strata(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], markers: Mapping[str, Any]) -> None:
-    """Draw a small marker for every row of a stratum, by `markers` of its `where`."""
+    """Draw a small marker for every row of a stratum.
+
+    Args:
+        axes: The panel.
+        rows: Rows of `effect_fields`.
+        heights: Height of each row in data.
+        markers: Marker by `where` of the row.
+    """
     for (_, row), y in zip(rows.iterrows(), heights, strict=True):
         colour = effect_colour(row)
         style: dict[str, Any] = {"color": colour, "markerfacecolor": colour if row["sure"] else "white", "zorder": 4}

@@ -145,6 +145,12 @@ def _draw_stratum(axes: Axes, part: pd.DataFrame, position: int, stratum_style: 
     """Draw the runs of a stratum around its height, over a band of its standard deviation.
 
     The standard deviation is written at the right.
+
+    Args:
+        axes: The panel.
+        part: Rows of the stratum.
+        position: Height of the stratum in data.
+        style: Style of the stratum.
     """
     used = float(max(part["sd"].iloc[0], part["floor"].iloc[0]))
     axes.fill_between(

@@ -109,14 +109,21 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 def _mean_shared_keys(rows: pd.DataFrame) -> float:
     """Return the mean number of keys that share a query's attention, over queries that attend to any.
 
-    Infinite if none does.
+    The result is infinite if none does.
+
+    Args:
+        rows: Rows of one map.
     """
     keys = rows.drop_duplicates("query")["keys"]
     return float(keys[keys > 0].mean()) if (keys > 0).any() else float("inf")
 
 
 def _weight_table(rows: pd.DataFrame) -> np.ndarray:
-    """Return the weights of a map as an array [queries, keys], NaN where a query sees no key."""
+    """Return the weights of a map as a float array [queries, keys], NaN where a query sees no key.
+
+    Args:
+        rows: Rows of one map.
+    """
     size = int(max(rows["query"].max(), rows["key"].max())) + 1
     table = np.full((size, size), np.nan)
     table[rows["query"].to_numpy(dtype=int), rows["key"].to_numpy(dtype=int)] = rows["weight"]

@@ -106,6 +106,11 @@ def _draw_map(axes: Axes, rows: pd.DataFrame, norm: Any) -> Any:
     """Draw the half-lives of a cell's gates and return the image.
 
     Rows are layers and columns heads. For gates per channel a row is a head, its channels sorted by half-life.
+
+    Args:
+        axes: The axes.
+        rows: Rows of one cell and part.
+        norm: Normalization of half-lives in tokens.
     """
     life = rows["half_life"].fillna(LONGEST).clip(SHORTEST, LONGEST)
     rows = rows.assign(life=life)

@@ -60,7 +60,13 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _rows(study: Study, x: str, y: str) -> list[dict[str, Any]]:
-    """Return the rows of one pair of settings; trials without a value or one of the settings are left out."""
+    """Return the rows of one pair of settings; trials without a value or one of the settings are left out.
+
+    Args:
+        study: The study.
+        x: Path of the setting on the x axis.
+        y: Path of the setting on the y axis.
+    """
     scales, rows = {path: settings.scale_of(study, path) for path in (x, y)}, []
     for trial in study.done:
         positions = {path: settings.axis_position(study, path, trial.params) for path in (x, y)}

@@ -44,7 +44,13 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _rows(study: Study, first: int, second: int) -> list[dict[str, Any]]:
-    """Return the rows of one pair of objectives, given by index."""
+    """Return the rows of one pair of objectives.
+
+    Args:
+        study: The study.
+        first: Index of the objective on the x axis.
+        second: Index of the objective on the y axis.
+    """
     rows = []
     for trial in study.done:
         assert trial.values is not None

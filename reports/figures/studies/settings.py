@@ -122,9 +122,14 @@ def ring_label(study: Study) -> str:
 
 
 def level_offset(scale: Scale, number: int, spread: float) -> float:
-    """Return the offset of a trial's marker from its level, within a width of `spread`; 0 on an axis of numbers.
+    """Return the offset of a trial's marker from its level; 0 on an axis of numbers.
 
     It depends on the trial's number alone, so that it is the same in every drawing.
+
+    Args:
+        scale: Scale of the axis.
+        number: Number of the trial.
+        spread: Width over which the markers of a level are spread.
     """
     return spread * ((number * 0.6180339887498949 + 0.5) % 1 - 0.5) if scale.levels else 0.0
 
