@@ -129,8 +129,9 @@ def _row_heights(main_rows: pd.DataFrame) -> dict[Key, float]:
 
 
 def _stratum_markers(parts: pd.DataFrame, main_rows: pd.DataFrame) -> dict[str, str]:
-    """Return a marker by `where` for the strata of averages that are mixed; strata beyond the list of markers get
-    none.
+    """Return a marker by `where` for the strata of averages that are mixed.
+
+    Strata beyond the list of markers get none.
 
     Args:
         parts: Rows of strata.

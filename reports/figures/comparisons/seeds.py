@@ -150,7 +150,7 @@ def _draw_stratum(axes: Axes, part: pd.DataFrame, position: int, stratum_style: 
         axes: The panel.
         part: Rows of the stratum.
         position: Height of the stratum in data.
-        style: Style of the stratum.
+        stratum_style: Style of the stratum.
     """
     used = float(max(part["sd"].iloc[0], part["floor"].iloc[0]))
     axes.fill_between(
