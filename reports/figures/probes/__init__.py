@@ -1,5 +1,5 @@
 """Figures of single probes, which show their items rather than a number over context lengths.
 
-They are loaded by way of the registry in figures/__init__.py; nothing else imports them. Start at passkey.py; maps of
-cells share heat_maps.py, lines panels.py.
+They are imported by way of the registry in figures/__init__.py; nothing else imports them. Start at passkey.py; maps
+of cells share heat_maps.py, lines panels.py.
 """
