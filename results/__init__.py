@@ -1,11 +1,12 @@
-"""The database: schema, store, recorder and migrations; bundles, tables and frames for other places and programs.
+"""The results database: schema, store, recorder and migrations; bundles, tables and frames for other programs.
 
-from atma_sweep.results import open_store
+    from atma_sweep.results import open_store
 
-losses = open_store("atma.db").frames("quick").measurements().query("metric == 'val_loss'")
+    losses = open_store("atma.db").frames("quick").measurements().query("metric == 'val_loss'")
 
-Imports nothing of sweep, model or reports, and neither torch nor Ray. Start at store/store.py; errors.py, metrics.py and
-failure_classes.py say what a number, an end and a mistake may be.
+This package imports neither sweep, model and reports nor torch and Ray. Start at store/store.py; metrics.py,
+failure_classes.py and
+errors.py define the metrics, the failure classes and the errors.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["Store", "open_store"]
 
 
 def __getattr__(name: str) -> Any:
-    # only now, so that a command that needs no database does not wait for SQLAlchemy
+    """Import `Store` and `open_store` at their first use, since SQLAlchemy takes long to import."""
     if name in __all__:
         from .store import database_connection, store
 
@@ -38,11 +39,17 @@ def _damage_of(engines: Any) -> Any:
 
 
 def runs_folder(runs: Path | None, db: str | None, *, write: bool = False) -> Path:
-    """The folder for artifacts; with `write` only one that can be made and written to, else StoreError or WriteRefused."""
+    """Return the folder for artifacts: `results`, or the default of the database.
+
+    Args:
+        runs: folder; None for the default.
+        db: database; None for the default one.
+        write: raise StoreError or WriteRefused unless the folder can be created and written to.
+    """
     from .console.output_files import check_folder_writable
     from .store.store import default_runs
 
-    where = (runs or default_runs(db)).absolute()
+    folder = (runs or default_runs(db)).absolute()
     if write:
-        check_folder_writable(where, "--runs")
-    return where
+        check_folder_writable(folder, "--runs")
+    return folder

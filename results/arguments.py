@@ -1,4 +1,4 @@
-"""Types of the arguments of the documented Python functions, checked where they come in."""
+"""Type checks of the arguments of the documented Python functions."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ PATH = (str, os.PathLike)
 NUMBER = (numbers.Real,)
 COUNT = (numbers.Integral,)
 FLAG = (bool,)
-_WORDS: dict[tuple[type, ...], str] = {
+_TYPE_TEXTS: dict[tuple[type, ...], str] = {
     TEXT: "a str", PATH: "a str or a path", NUMBER: "a number", COUNT: "an int", FLAG: "True or False",
 }  # fmt: skip
 
 
 def check_argument(function: str, name: str, value: Any, kind: tuple[type, ...], *, optional: bool = False) -> None:
-    """Raise TypeError unless a value is of that kind, or None where it is optional.
+    """Raise TypeError unless a value has one of the allowed types, or is None and optional.
 
     Args:
-        function: The function as a user calls it, for the message.
-        name: The parameter.
-        value: Its value; a bool counts as no number.
+        function: name of the function as a user calls it, for the message.
+        name: name of the parameter.
+        value: its value; a bool does not count as a number.
         kind: TEXT, PATH, NUMBER, COUNT or FLAG.
         optional: None is allowed.
     """
     good = isinstance(value, kind) and (kind == FLAG or not isinstance(value, bool))
     if good or (optional and value is None):
         return
-    words = _WORDS[kind] + (" or None" if optional else "")
+    expected = _TYPE_TEXTS[kind] + (" or None" if optional else "")
     shown = ascii(value)
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    raise TypeError(f"{function}: {name} must be {words}, got {type(value).__name__} {shown}")
+    raise TypeError(f"{function}: {name} must be {expected}, got {type(value).__name__} {shown}")

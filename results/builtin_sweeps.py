@@ -1,4 +1,4 @@
-"""Sweeps that every reading command knows, whatever the database holds: published numbers, and sweeps of ours that come along."""
+"""Built-in sweeps, which every reading command can show without a database: published numbers and shipped sweeps."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from .store.store import Store, open_store
 
 
 def store_with_builtin(store: Store, sweep: str) -> Store:
-    """The store itself when it holds the sweep, else, for one that is known, a temporary one that the whole process shares.
+    """Return the store if it holds the sweep, else, for a built-in sweep, a temporary store shared by the process.
 
-    Raises SweepUnknown, and StoreError when a sweep of one's own has a published name, from a time when it could.
+    Raises:
+        SweepUnknown: the sweep is in neither.
+        StoreError: a sweep of the user has the name of a published one (possible in old databases).
     """
     try:
         return paper.with_published(store, sweep)
@@ -28,9 +30,15 @@ def store_with_builtin(store: Store, sweep: str) -> Store:
 def open_store_with_builtins(
     db: str | Path | None, sweep: str | None, *, patience: float = WAIT_TIMEOUT_S, read_only: bool = False
 ) -> Store:
-    """The database; when a known sweep is asked for that it lacks, or there is no database, a temporary one with that.
+    """Open the database, or a temporary one for a built-in sweep that the database lacks or if there is no database.
 
-    Opened, and raises, as open_store does; StoreMissing names the sweeps that need no database.
+    Args:
+        db: database URL, file, or None for the default.
+        sweep: requested sweep; None for the one launched last.
+        patience: seconds that reads and writes wait for a locked or unreachable database.
+        read_only: no connection can change anything.
+
+    Raises: the errors of open_store; StoreMissing names the built-in sweeps.
     """
     try:
         store = open_store(db, patience=patience, read_only=read_only)
@@ -44,7 +52,7 @@ def open_store_with_builtins(
 
 
 def _offer(sweep: str | None) -> str:
-    """Return the end of an error about a missing database: the sweeps that need none, or those nearest to the name."""
+    """Return the end of the error about a missing database: built-in sweeps, or those similar to the requested name."""
     names = (*PUBLISHED, *SHIPPED)
     if sweep is None:
         return f"; without one there is --sweep printed-v2, the numbers of the paper, and {', '.join(name for name in names if name != 'printed-v2')}"
@@ -52,7 +60,7 @@ def _offer(sweep: str | None) -> str:
 
 
 def nothing_launched(error: StoreMissing) -> list[str]:
-    """Return what a list of sweeps says where there is no database yet: the fact, and commands to begin with."""
+    """Return the lines of a list of sweeps without a database: the fact, and commands to start with."""
     return [
         f"nothing has been launched here yet: {str(error).partition(';')[0]}",
         "next:",

@@ -1,4 +1,4 @@
-"""Declared contrasts: the differences that a grid was launched to see, as its revision's options keep them."""
+"""Declared contrasts: differences that a grid was launched to measure, as stored in the options of its revision."""
 
 from __future__ import annotations
 
@@ -8,19 +8,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 AVERAGE_LENGTH = "avg"
-"""In place of a context length: the mean over all lengths, each weighted by itself."""
+"""Stands for a context length: the mean over all lengths, weighted by length."""
 STRATUM_AXES = ("attn_type", "memory")
-"""Axes whose levels differ so much that a mean over several gives each the same weight: the first that a contrast leaves open."""
+"""Axes whose levels differ so much that a mean over several levels weights them equally.
+
+The first of them that a contrast does not fix
+
+is its stratum.
+"""
 OPTION = "contrasts"
-"""Under this key in a revision's options."""
+"""Key in a revision's options."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """A level of an axis against another, on one number, within the cells at the levels of `within`.
+    """A difference of one metric between two levels of an axis, over the cells at the levels of `within`.
 
-    `length` is a context length, 0 for a number that has none, None for the length-weighted average. `margin` is the
-    difference that would not matter, in the number's own unit (shares as fractions); None where none is declared.
+    `length` is a context length in tokens, 0 for a metric without one, None for the length-weighted average. `margin`
+    is the largest
+    irrelevant difference, in the metric's own unit (shares as fractions); None if none is declared.
     """
 
     probe: str
@@ -29,50 +35,60 @@ class Contrast:
     axis: str
     level: str
     reference: str | None = None
-    """None: the axis's reference level."""
+    """Reference level; None for the axis's default reference."""
     within: Mapping[str, str] = field(default_factory=dict)
     margin: float | None = None
 
     @property
     def measure(self) -> str:
-        """As a grid writes it: needle.digit_accuracy@65536, val.val_loss, clean.nats@avg."""
-        place = AVERAGE_LENGTH if self.length is None else str(self.length)
-        return f"{self.probe}.{self.metric}" + (f"@{place}" if self.length != 0 else "")
+        """The measure as a grid writes it: needle.digit_accuracy@65536, val.val_loss, clean.nats@avg."""
+        length_text = AVERAGE_LENGTH if self.length is None else str(self.length)
+        return f"{self.probe}.{self.metric}" + (f"@{length_text}" if self.length != 0 else "")
 
 
 def reference_level(levels: Sequence[str]) -> str:
-    """The level that the others are held against: off, baseline, else the grid's first."""
-    return next((word for word in ("off", "baseline") if word in levels), levels[0])
+    """Return the reference level of an axis: off, else baseline, else the grid's first level."""
+    return next((level for level in ("off", "baseline") if level in levels), levels[0])
 
 
 def weighted(values: Mapping[int, float]) -> float:
-    """Mean over lengths weighted by length: sum of L x value over sum of L (docs/mechanisms.md, "Losses")."""
+    """Return the mean over lengths weighted by length: sum of L x value over sum of L, for values by length.
+
+    Source: docs/mechanisms.md, "Losses".
+    """
     return math.fsum(length * value for length, value in values.items()) / sum(values)
 
 
 def as_options(contrasts: tuple[Contrast, ...]) -> list[dict[str, Any]]:
-    """As JSON."""
-    return [dict(vars(one)) | {"within": dict(one.within)} for one in contrasts]
+    """Return the contrasts as JSON values."""
+    return [dict(vars(contrast)) | {"within": dict(contrast.within)} for contrast in contrasts]
 
 
 def contrasts_of(options: object) -> tuple[Contrast, ...]:
-    """The contrasts that a launch stored with its revision. Whoever wrote the database is not trusted: what is none is left out."""
-    found = options.get(OPTION, []) if isinstance(options, Mapping) else []
-    return tuple(one for given in found if (one := contrast_of(given)) is not None) if isinstance(found, list) else ()
+    """Return the contrasts in the options of a stored revision.
+
+    The database is not trusted: invalid entries are left out.
+    """
+    entries = options.get(OPTION, []) if isinstance(options, Mapping) else []
+    return (
+        tuple(contrast for entry in entries if (contrast := contrast_from_json(entry)) is not None)
+        if isinstance(entries, list)
+        else ()
+    )
 
 
-def contrast_of(given: object) -> Contrast | None:
-    """One contrast as `as_options` writes it; None for what is none."""
-    if not isinstance(given, Mapping) or not all(
-        isinstance(given.get(k), str) for k in ("probe", "metric", "axis", "level")
+def contrast_from_json(entry: object) -> Contrast | None:
+    """Return the contrast that `contrasts_as_json` wrote; None for an invalid value."""
+    if not isinstance(entry, Mapping) or not all(
+        isinstance(entry.get(k), str) for k in ("probe", "metric", "axis", "level")
     ):
         return None
-    length, reference, within, margin = (given.get(name) for name in ("length", "reference", "within", "margin"))
+    length, reference, within, margin = (entry.get(name) for name in ("length", "reference", "within", "margin"))
     if not (length is None or type(length) is int) or not (reference is None or isinstance(reference, str)):
         return None
     if not isinstance(within, Mapping | None) or not (margin is None or type(margin) in (int, float)):
         return None
     return Contrast(
-        probe=given["probe"], metric=given["metric"], length=length, axis=given["axis"], level=given["level"],
+        probe=entry["probe"], metric=entry["metric"], length=length, axis=entry["axis"], level=entry["level"],
         reference=reference, within={str(a): str(b) for a, b in (within or {}).items()}, margin=margin,
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Columns of a cell that follow from its config: compared with what a row says, so that no row can carry a false label.
+"""Comparison of a cell's columns and levels with those that follow from its config, so that no row has a false label.
 
-How they follow is known to the package `sweep` alone, which passes a Derive to those who compare.
+Only the package `sweep` can derive labels from a config; it passes a Derive function to the checks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SECTIONS = ("model", "train", "data")
-"""Of a config, those that a cell's id is taken of; settings in others may change while the cell stays the same."""
+"""Sections of a config that determine the cell's id; other settings may change without changing the cell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,32 +21,39 @@ class Derived:
     columns: Mapping[str, Any]
     """Columns of the table `cell`, by name."""
     synonyms: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """Other words of a grid for the level that a cell has, by axis."""
+    """Other spellings of the cell's level in a grid, by axis."""
     slug_start: str = ""
     slug_end: str = ""
-    """How its slug begins and ends; levels of further axes stand between."""
+    """Beginning and end of its slug; levels of further axes stand between them."""
 
 
 Derive = Callable[[Mapping[str, Any]], Derived]
+"""Function that returns the labels that follow from a config."""
 
 
 def column_contradictions(row: Mapping[str, Any], derived: Derived) -> Iterator[str]:
-    """Yield a sentence for each column of a row of `cell` that is not as the cell's config gives it."""
+    """Yield a sentence for each column of a row of `cell` that contradicts the cell's config."""
     for column, computed in derived.columns.items():
         if row[column] != computed:
-            yield f"{column} of cell {row['id']} is {_shown(row[column])}, its config gives {_shown(computed)}"
+            yield f"{column} of cell {row['id']} is {_quoted(row[column])}, its config gives {_quoted(computed)}"
     slug = str(row["slug"])
     if not (slug.startswith(derived.slug_start) and slug.endswith(derived.slug_end)):
         wanted = f"{derived.slug_start}...{derived.slug_end}"
-        yield f"slug of cell {row['id']} is {_shown(slug)}, its config gives {_shown(wanted)}"
+        yield f"slug of cell {row['id']} is {_quoted(slug)}, its config gives {_quoted(wanted)}"
 
 
 def axis_contradictions(
     cell: str, axes: Mapping[str, Any], config: Mapping[str, Any], derived: Derived
 ) -> Iterator[str]:
-    """Yield a sentence for each axis of a row of `revision_cell` that is not as the cell's config gives it.
+    """Yield a sentence for each axis of a row of `revision_cell` that contradicts the cell's config.
 
-    An axis of the grid's own, whose levels have names, follows from the grid alone and is not compared.
+    Axes that the grid defines itself, with named levels, are not compared.
+
+    Args:
+        cell: cell id, for the sentence.
+        axes: level as text by axis.
+        config: config of the cell.
+        derived: labels that follow from the config.
     """
     for axis, level in axes.items():
         if axis in derived.columns:
@@ -55,40 +62,42 @@ def axis_contradictions(
             computed = str(derived.columns[axis])
         elif axis.partition(".")[0] in SECTIONS and "." in axis:
             setting = _setting(config, axis)
-            if not _differs(level, setting, words=not axis.startswith("data.")):
+            if not _differs(level, setting, compare_text=not axis.startswith("data.")):
                 continue
             computed = setting if isinstance(setting, str) else json.dumps(setting)
         else:
             continue
         if level != computed:
-            yield f"axes[{_shown(axis)}] of cell {cell} is {_shown(level)}, its config gives {_shown(computed)}"
+            yield f"axes[{_quoted(axis)}] of cell {cell} is {_quoted(level)}, its config gives {_quoted(computed)}"
 
 
 def _setting(config: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a dotted path; None where there is none."""
+    """Return the value at a dotted path of a config; None if there is none."""
     value: Any = config
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
 
 
-def _differs(level: Any, setting: Any, *, words: bool) -> bool:
-    """Return True where a level, as text, surely means another value than the setting.
+def _differs(level: Any, setting: Any, *, compare_text: bool) -> bool:
+    """Return True if a level, as text, certainly means another value than the setting.
 
-    A word such as `auto`, which a grid resolves to a number, may mean any number.
+    A word such as `auto`, which a grid resolves to a number, may mean any number. The keyword argument says if text
+    settings
+    are compared at all.
     """
     if isinstance(setting, str):
-        return words and level != setting
+        return compare_text and level != setting
     if not isinstance(setting, int | float):
         return False
     try:
-        meant = json.loads(level)
+        value = json.loads(level)
     except (TypeError, ValueError, RecursionError):
         return False
-    alike = isinstance(meant, bool) == isinstance(setting, bool) and isinstance(meant, int | float)
-    return alike and meant != setting
+    is_comparable = isinstance(value, bool) == isinstance(setting, bool) and isinstance(value, int | float)
+    return is_comparable and value != setting
 
 
-def _shown(value: Any) -> str:
-    """Return a value for a message: short, in letters that no terminal obeys."""
+def _quoted(value: Any) -> str:
+    """Return a value for a message: short and in ASCII."""
     return ascii(value)[:80]

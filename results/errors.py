@@ -1,14 +1,14 @@
-"""What a user can mend, and what of that can go wrong with the database. Each message ends with the remedy."""
+"""Errors that a user can resolve, most of them about the database. Each message ends with the remedy."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """What a user can mend: the command line prints the message, one line, and ends with `exit_code`."""
+    """Error that a user can resolve: the command line prints the message on one line and exits with `exit_code`."""
 
     exit_code = 2
     passing = False
-    """Whether it may be gone when the same is tried again."""
+    """True if a later try of the same operation may succeed."""
 
 
 class PackageMissing(UserError):
@@ -17,6 +17,7 @@ class PackageMissing(UserError):
     exit_code = 3
 
     def __init__(self, module: str) -> None:
+        """Make the message from the name of the module that could not be imported."""
         package = module.partition(".")[0]
         super().__init__(
             f"the Python package {package!r} is not installed here; install atma-sweep with its dependencies: "
@@ -25,17 +26,17 @@ class PackageMissing(UserError):
 
 
 class StoreError(UserError):
-    """Any expected trouble with the database."""
+    """Base class of expected errors about the database."""
 
 
 class WriteRefused(StoreError):
-    """The machine does not let a file be written: permissions, a read-only place, no room."""
+    """The machine does not allow a file to be written: permissions, a read-only file system, or no free space."""
 
     exit_code = 3
 
 
 class RowDamaged(StoreError):
-    """A row holds a value that its column cannot have: it was changed by hand, or the disk fails."""
+    """A row holds a value that its column cannot have, after a manual change or a disk failure."""
 
 
 class StoreDamaged(StoreError):
@@ -45,11 +46,11 @@ class StoreDamaged(StoreError):
 
 
 class StoreMissing(StoreError):
-    """There is no database at the named place."""
+    """There is no database at the given path or URL."""
 
 
 class StoreOutdated(StoreError):
-    """The database was written by an older release and has to be upgraded."""
+    """The database was written by an older release and must be upgraded."""
 
 
 class StoreTooNew(StoreError):
@@ -57,7 +58,7 @@ class StoreTooNew(StoreError):
 
 
 class StoreBusy(StoreError):
-    """The database stayed locked for longer than we were told to wait."""
+    """The database stayed locked for longer than the allowed waiting time."""
 
     exit_code = 3
 
@@ -69,13 +70,13 @@ class StoreUnreachable(StoreError):
 
 
 class StoreReplaced(StoreError):
-    """The file of the database was removed, or another was put in its place, while it was in use."""
+    """The file of the database was removed or replaced while it was in use."""
 
     exit_code = 3
 
 
 class SweepUnknown(StoreError):
-    """No sweep has that name (or there is none at all)."""
+    """No sweep has that name, or there is no sweep."""
 
 
 class SweepReadOnly(StoreError):
@@ -93,11 +94,11 @@ class CellUnknown(StoreError):
 
 
 class CellAmbiguous(StoreError):
-    """More than one cell answers to that id prefix or slug."""
+    """Several cells match an id prefix or slug."""
 
 
 class CellAlreadyRunning(StoreError):
-    """The cell already has a live attempt."""
+    """The cell already has a running attempt."""
 
 
 class AttemptUnknown(StoreError):
@@ -105,8 +106,11 @@ class AttemptUnknown(StoreError):
 
 
 class LeaseLost(StoreError):
-    """The writer no longer owns what it writes to: it was finished, reaped or taken over. Nothing was written."""
+    """The writer no longer owns the sweep or attempt: it was finished, declared dead or taken over.
+
+    Nothing was written.
+    """
 
 
 class BundleError(StoreError):
-    """A file that is no bundle, is damaged, or does not hold what it says. Nothing was changed."""
+    """The file is not a bundle, is damaged, or contradicts its manifest. Nothing was changed."""

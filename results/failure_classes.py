@@ -1,6 +1,7 @@
-"""The classes of failure, each with what it is and what a launch does next: the one list of them.
+"""Failure classes of attempts, each with its meaning and the retry policy of a launch.
 
-The column `attempt.failure` holds their names. Retries, the checks of a bundle's rows and docs/robustness.md read this table.
+The column `attempt.failure` holds their names. Retries, the validation of bundles and docs/robustness.md read this
+table.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ Failure = Literal[
     "preempted", "node_lost", "infrastructure", "host_oom", "cuda_oom", "diverged", "code", "hang", "pruned"
 ]
 PREEMPTED: Failure = "preempted"
-"""Class of an attempt whose process is gone and told nothing."""
+"""Class of an attempt whose process is gone without a report."""
 PRUNED: Failure = "pruned"
-"""Class of an attempt that a study ended early: it gave the cell up, whose state this word is as well."""
+"""Class of an attempt that a study ended early; also the state of its cell."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailureClass:
-    """A class of failure and its retry policy."""
+    """A failure class and its retry policy."""
 
     meaning: str
     reaction: str
     """The policy in words, for docs/robustness.md."""
     tries: int | None = 1
-    """Bound on the attempts of a cell within one launch; None is no bound."""
+    """Maximum number of attempts of a cell within one launch; None for no limit."""
     alone: bool = False
-    """The next try gets the machine to itself."""
+    """True if the next try runs alone on the machine."""
     smaller: bool = False
-    """The next try halves the micro-batch, if the cell allows it."""
+    """True if the next try halves the micro-batch, provided that the cell allows it."""
     wait_s: float = 0.0
     """Seconds before the second try; doubled for each further one."""
 

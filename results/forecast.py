@@ -1,4 +1,4 @@
-"""What a launch predicted that its cells would take, as its revision's options keep it."""
+"""Predicted cost of a launch's cells, as stored in the options of its revision."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 from .revision_options import read_option
 
 OPTION = "price"
-"""Under this key in a revision's options. What was predicted is no part of what was asked for."""
+"""Key in a revision's options. The forecast does not count when two launches are compared."""
 BOUNDS = ("low", "likely", "high")
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Hours of a whole cell, trained and measured from the start, by the sources that knew them, the best first.
+    """Predicted hours of a complete cell (training and measurements), by source, the most reliable source first.
 
-    `of` gives the group of each cell by its position in the revision. A group has by source (measured, calibrated, FLOPs)
-    the low, the likely and the high number of GPU-hours, or core-hours for cells without a GPU.
+    `group_of_position` gives the group of each cell by its position in the revision. Each group maps a source
+    (measured, calibrated,
+    FLOPs) to the low, likely and high number of GPU-hours, or of core-hours for cells without a GPU.
     """
 
     place: str
@@ -27,46 +28,55 @@ class Forecast:
     groups: tuple[Mapping[str, tuple[float, float, float]], ...]
 
     def cell(self, position: int) -> Mapping[str, tuple[float, float, float]]:
-        """What was predicted for the cell at that position; nothing for one that is not there."""
+        """Return the predicted hours (low, likely, high) by source for the cell at that position.
+
+        Empty for an unknown position.
+        """
         group = self.of[position] if 0 <= position < len(self.of) else -1
         return self.groups[group] if 0 <= group < len(self.groups) else {}
 
 
-def extended(before: Forecast, cells: int, further: Forecast) -> Forecast:
-    """The forecast of a revision of so many cells, with that of cells that were added after them."""
+def extended(before: Forecast, cells: int, added: Forecast) -> Forecast:
+    """Return the forecast of a revision of `cells` cells, extended by that of the cells that were appended."""
     of = (*before.of[:cells], *[-1] * (cells - len(before.of)))
     groups = len(before.groups)
-    return Forecast(before.place, (*of, *(groups + one for one in further.of)), (*before.groups, *further.groups))
+    return Forecast(before.place, (*of, *(groups + group for group in added.of)), (*before.groups, *added.groups))
 
 
 def without_forecast(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What was asked for alone."""
+    """Return the options of a revision without the forecast."""
     return {name: value for name, value in options.items() if name != OPTION}
 
 
 def as_option(forecast: Forecast) -> dict[str, Any]:
-    """As JSON."""
+    """Return the forecast as JSON values."""
     return {"place": forecast.place, "of": list(forecast.of), "groups": [dict(group) for group in forecast.groups]}
 
 
 def forecast_of(options: object) -> Forecast | None:
-    """The forecast that a launch stored, None where it stored none, or what is no forecast."""
-    return read_option(options, OPTION, _forecast)
+    """Return the forecast in the options of a stored revision; None for no forecast or an invalid one."""
+    return read_option(options, OPTION, _parse_forecast)
 
 
-def _forecast(given: Mapping[str, Any]) -> Forecast | None:
-    of, groups = given.get("of"), given.get("groups")
-    if not isinstance(of, list) or not isinstance(groups, list) or not all(type(one) is int for one in of):
+def _parse_forecast(fields: Mapping[str, Any]) -> Forecast | None:
+    """Return the forecast that JSON values hold; None for an invalid one. Invalid sources of a group are left out."""
+    of, groups = fields.get("of"), fields.get("groups")
+    if (
+        not isinstance(of, list)
+        or not isinstance(groups, list)
+        or not all(type(group_index) is int for group_index in of)
+    ):
         return None
-    read = [{str(name): bounds for name, some in group.items() if (bounds := _bounds(some)) is not None}
+    read = [{str(name): bounds for name, values in group.items() if (bounds := _parse_bounds(values)) is not None}
             if isinstance(group, Mapping) else {} for group in groups]  # fmt: skip
-    return Forecast(str(given.get("place", "")), tuple(of), tuple(read))
+    return Forecast(str(fields.get("place", "")), tuple(of), tuple(read))
 
 
-def _bounds(given: object) -> tuple[float, float, float] | None:
-    if not isinstance(given, list | tuple) or len(given) != len(BOUNDS):
+def _parse_bounds(values: object) -> tuple[float, float, float] | None:
+    """Return (low, likely, high) from a list of three finite numbers of 0 or more; None for anything else."""
+    if not isinstance(values, list | tuple) or len(values) != len(BOUNDS):
         return None
-    if not all(type(one) in (int, float) and math.isfinite(one) and one >= 0 for one in given):
+    if not all(type(value) in (int, float) and math.isfinite(value) and value >= 0 for value in values):
         return None
-    low, likely, high = map(float, given)
+    low, likely, high = map(float, values)
     return low, likely, high

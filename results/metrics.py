@@ -1,7 +1,10 @@
-"""What every metric is: its unit, which direction is better, its words, and what a trivial answer scores.
+"""Declaration of every metric: unit, better direction, wording, and the score of a trivial answer.
 
-Tables, figures and the dashboard ask here and nowhere else. METRICS has those of the probes, read from metrics.csv, that databases
-hold without a description; of any other, one of a plugin for example, the description stands in the database beside the number.
+Tables, figures and the dashboard use no other source. METRICS holds the metrics of the package's probes, read from
+metrics.csv, which
+databases store without a description. The description of any other metric, such as one of a plugin, is in the database
+next to the
+value.
 """
 
 from __future__ import annotations
@@ -16,61 +19,69 @@ Better = Literal["lower", "higher", "neither"]
 DIRECTIONS: Mapping[Better, int] = {"lower": -1, "neither": 0, "higher": 1}
 DIRECTION_SENTENCES: Mapping[Better, str] = {"lower": "Less is better.", "neither": "", "higher": "More is better."}
 FRACTION = "fraction"
-"""The unit of a number between 0 and 1 that is printed in percent."""
-UNKNOWN = "Recorded by the probe {probe}, which says no more of it than its name and unit."
+"""Unit of a number between 0 and 1 that is printed in percent."""
+UNKNOWN_METRIC_TEXT = "Recorded by the probe {probe}, which says no more of it than its name and unit."
 SD_SUFFIX = "_sd"
-"""End of a metric's name: the sample standard deviation between the `n` runs whose mean is the number of the name without it.
-Papers print such pairs; a sweep of one's own has its runs instead."""
+"""Suffix of a metric's name: the standard deviation between runs.
+
+It is the sample standard deviation between the `n` runs whose mean is the metric without the suffix. Published numbers
+have such
+pairs.
+"""
 PEAK_MEMORY = "peak_memory"
-"""A metric that every probe over lengths has."""
+"""Metric that every probe over context lengths has."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One kind of number that a probe gives. Only name and unit must be said."""
+    """A metric of a probe. Only name and unit are required."""
 
     name: str
     unit: str
-    """`fraction` for a share, which is printed in percent; 1 for a bare number."""
+    """`fraction` for a share, which is printed in percent; 1 for a pure number."""
     better: Better = "neither"
     words: str = ""
-    """What it means, in a sentence or two, for a reader who has only the report."""
+    """Meaning in one or two sentences, for a reader of the report alone."""
     heading: str = ""
-    """Of its column in the complete results; one that has none stands in no table."""
+    """Heading of its column in the complete results; a metric without one appears in no table."""
     decimals: int = 3
-    """Of a printed number; of a share in percent."""
+    """Decimals of a printed number; of a share in percent."""
     chance: float | None = None
-    """What a trivial answer scores, in `unit`; None where there is no such thing, or it depends on the cell."""
+    """Score of a trivial answer, in `unit`; None if there is no such answer or it depends on the cell."""
     trials: int = 0
-    """Of a share of `n` answers that are right: how many of them one trial gives. Trials are independent, so the interval is
-    Wilson's over `n / trials`; 1 (or True) where each answer is a trial of its own, 0 for what is no such share."""
+    """For a share of `n` correct answers: number of answers per trial.
+
+    Trials are independent, so the interval is Wilson's over `n / trials`.
+
+    1 (or True) if each answer is a trial of its own, 0 for any other metric.
+    """
 
     @property
     def direction(self) -> int:
-        """-1 where less is better, 1 where more is, 0 where neither."""
+        """-1 if less is better, 1 if more is better, 0 for neither."""
         return DIRECTIONS[self.better]
 
     @property
     def percent(self) -> bool:
-        """Whether it is printed in percent."""
+        """True for a metric that is printed in percent."""
         return self.unit == FRACTION
 
     @property
     def chance_text(self) -> str:
-        """The chance level as people write it, 10% or 5.545 nats/token; nothing where there is none."""
+        """The chance level as printed, such as 10% or 5.545 nats/token; empty without one."""
         if self.chance is None:
             return ""
         return f"{100 * self.chance:.4g}%" if self.percent else f"{self.chance:.4g} {self.unit}"
 
     @property
     def definition(self) -> str:
-        """All of it in words."""
+        """Meaning, better direction and chance level as one text."""
         trivial = f"A trivial answer scores {self.chance_text}." if self.chance is not None else ""
         return " ".join(filter(None, (self.words, DIRECTION_SENTENCES[self.better], trivial)))
 
 
-def _declared() -> Iterator[tuple[str, Metric]]:
-    """Yield the probe and the metric of each row of metrics.csv: the one declaration of every metric of the package."""
+def _read_metrics() -> Iterator[tuple[str, Metric]]:
+    """Yield (probe, metric) of each row of metrics.csv, which declares every metric of the package."""
     with Path(__file__).with_name("metrics.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             chance = float(row["chance"]) if row["chance"] else None
@@ -80,11 +91,11 @@ def _declared() -> Iterator[tuple[str, Metric]]:
 
 
 TRAINING_SOURCES = ("throughput", "corpus")
-"""What stands in place of a probe where a training records a number by itself."""
+"""Names that stand in place of a probe for numbers that a training itself records."""
 SAMPLES = "samples"
-"""What stands in place of a probe where a training keeps texts that its network wrote."""
-METRICS: Mapping[tuple[str, str], Metric] = {(probe, metric.name): metric for probe, metric in _declared()}
-"""By probe and name, in the order of the rows of metrics.csv."""
+"""Name that stands in place of a probe for texts that the network generated during training."""
+METRICS: Mapping[tuple[str, str], Metric] = {(probe, metric.name): metric for probe, metric in _read_metrics()}
+"""Metrics by (probe, name), in the order of metrics.csv."""
 _PEAK = Metric(
     PEAK_MEMORY,
     "bytes",
@@ -95,70 +106,78 @@ _PEAK = Metric(
 
 
 def metrics_of_probe(probe: str) -> tuple[Metric, ...]:
-    """The metrics of METRICS that the probe gives, the main one first."""
+    """Return the metrics of METRICS that the probe measures, the main one first."""
     return tuple(metric for (of, _), metric in METRICS.items() if of == probe)
 
 
 EXTERNAL_ONLY = ("bits", "bits_per_byte", "steps_per_digit")
-"""Numbers that only models from elsewhere have, whose tokens are others."""
+"""Metrics that only external models have, since their tokens differ."""
 
 
 def by_subject(probe: str) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
-    """The metrics that the probe gives of every network, and those that it gives only of models from elsewhere."""
-    found = metrics_of_probe(probe)
-    own = tuple(metric for metric in found if metric.name not in EXTERNAL_ONLY)
-    return own, tuple(metric for metric in found if metric.name in EXTERNAL_ONLY)
+    """Return the metrics that the probe measures for every network, and those for external models only."""
+    metrics = metrics_of_probe(probe)
+    own = tuple(metric for metric in metrics if metric.name not in EXTERNAL_ONLY)
+    return own, tuple(metric for metric in metrics if metric.name in EXTERNAL_ONLY)
 
 
 def known(probe: str, name: str) -> Metric | None:
-    """What is known of a metric without a database; None for one that is not the package's."""
+    """Return the package's declaration of a metric; None for a metric that the package does not define."""
     if name == PEAK_MEMORY:
         return _PEAK
     base = METRICS.get((probe, name.removesuffix(SD_SUFFIX)))
     return sd_metric(base) if base is not None and name.endswith(SD_SUFFIX) else base
 
 
-def sd_metric(about: Metric) -> Metric:
-    """The metric of the standard deviation between runs of a number."""
-    words = f"Standard deviation between runs of: {about.words}"
-    return Metric(about.name + SD_SUFFIX, about.unit, words=words, decimals=about.decimals)
+def sd_metric(base: Metric) -> Metric:
+    """Return the metric of the standard deviation between runs of a metric."""
+    text = f"Standard deviation between runs of: {base.words}"
+    return Metric(base.name + SD_SUFFIX, base.unit, words=text, decimals=base.decimals)
 
 
 def metric(probe: str, name: str, description: Mapping[str, Any] | None = None, unit: str = "") -> Metric:
-    """What is known of a metric.
+    """Return the declaration of a metric.
 
-    `description` and `unit` are those that stand beside a number in the database; a description says what METRICS does
-    not know, or knows only for all cells at once. Whoever wrote the database is not trusted: what makes no sense counts
-    as not said.
+    The database is not trusted: invalid fields of the description are ignored.
+
+    Args:
+        probe: probe.
+        name: metric.
+        description: description stored next to the value; it defines metrics that METRICS lacks, and overrides fields
+            of others.
+        unit: unit stored next to the value.
     """
-    found = known(probe, name)
-    if description is None and found is not None:
-        return found
-    found = found or Metric(name, unit, words=UNKNOWN.format(probe=probe))
-    return replace(found, **{field: value for field, value in (description or {}).items() if _sensible(field, value)})
+    result = known(probe, name)
+    if description is None and result is not None:
+        return result
+    result = result or Metric(name, unit, words=UNKNOWN_METRIC_TEXT.format(probe=probe))
+    return replace(
+        result, **{field: value for field, value in (description or {}).items() if _is_valid_field(field, value)}
+    )
 
 
 def metric_description(metric: Metric) -> dict[str, Any]:
-    """The description of a metric as JSON, without what is as in every other and without name and unit, which stand beside it."""
+    """Return the description of a metric as JSON: the fields that differ from the defaults, without name and unit."""
     plain = Metric(metric.name, metric.unit)
     return {name: value for name, value in asdict(metric).items() if value != getattr(plain, name)}
 
 
-MOST_ANSWERS = 1_000_000
+MAX_TRIALS = 1_000_000
 _TYPES = {"words": str, "heading": str, "decimals": int}
 
 
-def _sensible(name: str, value: Any) -> bool:
+def _is_valid_field(name: str, value: Any) -> bool:
+    """Return True if a field of a stored description has a valid name and value."""
     if name == "better":
         return isinstance(value, str) and value in DIRECTIONS
     if name == "chance":
         return isinstance(value, int | float) and not isinstance(value, bool)
     if name == "trials":
-        return isinstance(value, int) and 0 <= value <= MOST_ANSWERS
+        return isinstance(value, int) and 0 <= value <= MAX_TRIALS
     if name == "decimals" and not (isinstance(value, int) and 0 <= value <= 12):
         return False
     return name in _TYPES and type(value) is _TYPES[name]
 
 
-FIELDS = tuple(field.name for field in fields(Metric) if field.name not in ("name", "unit"))
-"""What a description may say."""
+DESCRIPTION_FIELDS = tuple(field.name for field in fields(Metric) if field.name not in ("name", "unit"))
+"""Fields that a description may have."""

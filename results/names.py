@@ -1,32 +1,35 @@
-"""Names of sweeps and corpora, of files called after them, and of levels: the only place that decides them."""
+"""Rules for names of sweeps, corpora, files and levels."""
 
 from __future__ import annotations
 
 import re
 
 DATABASE = "atma.db"
-"""The database's file, in the working folder, where neither --db nor ATMA_DB names one."""
+"""Database file in the working folder, used if neither --db nor ATMA_DB names one."""
 MAX_NAME_CHARS = 100
 NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME_CHARS - 1}}}")
 NAME_RULE = f"letters, digits, '.', '_' and '-', at most {MAX_NAME_CHARS}, of which the first is a letter or digit"
 PUBLISHED_PREFIX = "printed-"
-"""How the names of published numbers begin, and no other's."""
+"""Prefix of the names of published sweeps, reserved for them."""
 PUBLISHED = ("printed-v1", "printed-v2", "printed-v2-open-weight", "printed-tra", "printed-wall", "printed-atlas")
-"""The sweeps of the paper's numbers, then those of its rivals; every reading command knows them, whatever the database holds."""
+"""Sweeps with the paper's numbers, then those of rival papers; every reading command can show them."""
 SHIPPED = ("replication-pilot", "replication-rates", "replication", "replication-longer", "replication-retrieval")
-"""Sweeps of our own that come along (results/shipped); a sweep of that name in a database goes before."""
-FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,119}")
-"""What is a file's name as it stands: every sweep's name, and the slug of nearly every cell."""
-SHOWN = 60
+"""Sweeps that come with the program (results/shipped); a sweep of that name in a database has precedence."""
+SAFE_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,119}")
+"""Names that are used as file names unchanged: every sweep's name, and the slug of nearly every cell."""
+MAX_SHOWN_CHARS = 60
 
 
 def is_valid_name(name: object) -> bool:
-    """Whether it is made of the letters that names are made of. Names of databases made earlier may be others."""
+    """Return True if the name has only allowed characters and length. Names in older databases may be others."""
     return isinstance(name, str) and NAME.fullmatch(name) is not None
 
 
 def why_not(name: object) -> str | None:
-    """Why a sweep of one's own cannot be called so, to follow the name in a message; None when it can."""
+    """Return the reason why a user's sweep cannot have the name, to follow the name in a message.
+
+    None for a valid name.
+    """
     if not is_valid_name(name):
         return f"is no name for a sweep: {NAME_RULE}"
     if str(name).lower().startswith(PUBLISHED_PREFIX):
@@ -34,26 +37,30 @@ def why_not(name: object) -> str | None:
     return None
 
 
-def quoted_short(text: object, longest: int = SHOWN) -> str:
-    """Quoted for a message, and cut when it is longer than anybody reads."""
+def quoted_short(text: object, max_chars: int = MAX_SHOWN_CHARS) -> str:
+    """Return the text quoted for a message, shortened to `longest` characters with its length appended."""
     text = str(text)
-    return repr(text) if len(text) <= longest else f"{text[:longest]!r}... ({len(text)} letters)"
+    return repr(text) if len(text) <= max_chars else f"{text[:max_chars]!r}... ({len(text)} letters)"
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a text can be written as UTF-8: that of a command line or a folder may hold bytes that are none."""
+    """Return True if a text can be written as UTF-8.
+
+    Text from a command line or a folder may contain undecodable bytes.
+    """
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def safe_file_name(name: str) -> str:
-    """What a file or folder is called after `name`, whatever that is: the name itself where it can be.
+    """Return a file or folder name for any name: the name itself if it is safe.
 
-    Else its letters that are allowed, at most 60, and a hash, so that different names never mean one file. Never
-    empty, hidden, a path, or longer than 120 letters; an ending can follow.
+    Otherwise at most 60 allowed characters of it and a hash, so that different names never give the same file name. The
+    result is never
+    empty, hidden, a path, or longer than 120 characters; a suffix may be appended.
     """
-    if FILE.fullmatch(name):
+    if SAFE_FILE_NAME.fullmatch(name):
         return name
-    plain = re.sub(r"[^A-Za-z0-9._+=@-]+", "_", name)[:SHOWN].lstrip("._+=@-") or "unnamed"
+    plain = re.sub(r"[^A-Za-z0-9._+=@-]+", "_", name)[:MAX_SHOWN_CHARS].lstrip("._+=@-") or "unnamed"
     import hashlib  # every command imports this module
 
     return f"{plain}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
@@ -63,6 +70,6 @@ SWITCHES = {"true": "on", "yes": "on", "on": "on", "false": "off", "no": "off", 
 
 
 def level_word(level: object) -> str:
-    """YAML's true/false and yes/no read as on/off, in any case; any other scalar as its text."""
+    """Return the level as text, with YAML's true/false and yes/no (in any case) as on/off."""
     text = str(level)
     return SWITCHES.get(text.lower(), text)

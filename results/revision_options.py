@@ -1,4 +1,4 @@
-"""What a launch stored with its revision, read again: whoever wrote the database is not trusted."""
+"""Reading of options that a launch stored with its revision; the database is not trusted."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any, TypeVar
 Read = TypeVar("Read")
 
 
-def read_option(options: object, key: str, read: Callable[[Mapping[str, Any]], Read | None]) -> Read | None:
-    """What `read` makes of the part of a revision's options under `key`; None where there is none, or where it is not what `read` expects."""
-    found = options.get(key) if isinstance(options, Mapping) else None
+def read_option(options: object, key: str, parse: Callable[[Mapping[str, Any]], Read | None]) -> Read | None:
+    """Return `read(options[key])`; None if the key is missing, its value is no mapping, or `read` raises an error.
+
+    KeyError, TypeError and ValueError of `read` count as an invalid value.
+    """
+    value = options.get(key) if isinstance(options, Mapping) else None
     try:
-        return read(found) if isinstance(found, Mapping) else None
+        return parse(value) if isinstance(value, Mapping) else None
     except (KeyError, TypeError, ValueError):
         return None

@@ -1,4 +1,4 @@
-"""The hash of kept weights: where it is recorded, and how a file is compared with it."""
+"""Hashes of saved weights: the recorded value, and the comparison with a file."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from collections.abc import Mapping
 from pathlib import Path
 
 WEIGHTS_SHA256 = "weights_sha256"
-"""Key of a provenance's `extra`: SHA-256 of the weights that its attempt kept, hex."""
+"""Key in a provenance's `extra`: SHA-256 (hex) of the weights that its attempt saved."""
 NO_HASH = "no hash recorded: kept by an earlier version"
 
 
 def recorded_hash(extra: object) -> str | None:
-    """Return the SHA-256 of kept weights that the `extra` of a provenance records; None where it records none."""
+    """Return the SHA-256 of saved weights in the `extra` of a provenance; None if it records none."""
     recorded = extra.get(WEIGHTS_SHA256) if isinstance(extra, Mapping) else None
     return None if recorded is None else str(recorded)
 
 
 def weights_change(path: Path, address: str, recorded: str) -> str | None:
-    """Return one line about a local file of kept weights that differs from its recorded SHA-256; None where it does not.
+    """Return a message if a local file of saved weights differs from its recorded SHA-256; None if it is equal.
 
     Args:
-        path: The file, or a local copy of it.
-        address: Its name in the line.
+        path: the file, or a local copy of it.
+        address: its name in the message.
         recorded: SHA-256 in hex.
 
     Raises:
-        OSError: The file cannot be read.
+        OSError: the file cannot be read.
     """
     from .console.output_files import sha256  # every command imports this module
 
     actual = sha256(path)
-    return None if actual == recorded else difference(address, actual, recorded)
+    return None if actual == recorded else hash_mismatch_text(address, actual, recorded)
 
 
-def difference(address: str, actual: str, recorded: str) -> str:
-    """Return the line about kept weights at `address` whose SHA-256 is not the recorded one."""
+def hash_mismatch_text(address: str, actual: str, recorded: str) -> str:
+    """Return the message about saved weights at `address` whose SHA-256 differs from the recorded one."""
     return (
         f"{address}: the kept weights have changed since they were written: SHA-256 is {actual}, recorded was {recorded}; "
         "restore the file from a copy, or train the cell again: launch its grid with --retrain"

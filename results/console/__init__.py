@@ -1,5 +1,6 @@
-"""Standard streams, text, tables, options and files: what commands print and write, and how words are understood.
+"""Console output and files: standard streams, sanitized text, tables, shared options, completion, and atomic writes.
 
-Imports only results/errors, results/names and results/metrics; every other package may import it.
-Start with text.py, then streams.py and output_files.py.
+This package imports only results/errors, results/names and results/metrics; every other package may import it. Start
+with text.py, then
+streams.py and output_files.py.
 """

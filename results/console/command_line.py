@@ -1,4 +1,7 @@
-"""Options that several commands share, how they print JSON, and the one line that answers a mistake. Imports nothing heavy."""
+"""Options that several commands share, JSON output, and the one-line messages about usage errors.
+
+Imports nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ from .streams import write_out
 from .text import did_you_mean, echo_text, nearest, sentence
 
 MAX_CELLS = 10**7
-"""Cells of a grid; a database of 10,000 is measured."""
+"""Maximum number of cells of a grid; 10,000 have been tested."""
 MAX_NUMBER = 2**31 - 1
-"""Attempts, lines and context lengths that are looked for."""
+"""Maximum of options that give a number of attempts, lines or tokens."""
 Db = Annotated[
     str | None,
     typer.Option(
@@ -62,19 +65,23 @@ SweepName = Annotated[
     ),
 ]
 BY_NAME = "by id or slug, with or without its seed, or by the beginning of either"
-"""The names of a cell that `find_cell` understands, for help texts."""
+"""Help text about the names of a cell that `find_cell` accepts."""
 
 
 class Documented:
-    """A command whose options are described in the section `Args:` that ends its docstring, and nowhere else.
+    """A command whose options are described only in the section `Args:` at the end of its docstring.
 
-    An entry `name (METAVAR): text` is about the option --name; or about an argument, if the parameter has no default or is
-    annotated with typer.Argument(). Bounds and completion stand in the annotation: Annotated[int, typer.Option(min=1)].
-    {NAME} stands for the text of that constant of the command's module.
-    The section is no part of the command's help, and is read when the command is first asked for its parameters.
+    An entry `name (METAVAR): text` describes the option --name, or an argument if the parameter has no default or is
+    annotated with
+    typer.Argument(). Bounds and completion are in the annotation: Annotated[int, typer.Option(min=1)]. {NAME} stands
+    for the text of
+    that constant of the command's module. The section is not part of the command's help. It is parsed when the command
+    is first asked
+    for its parameters.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
+        """Wrap a command function, and split its docstring into the help and the entries of `Args:`."""
         functools.update_wrapper(self, function)
         self.__doc__, _, self._entries = (function.__doc__ or "").partition("\n    Args:\n")
         self._function = function
@@ -84,7 +91,7 @@ class Documented:
 
     @functools.cached_property
     def __signature__(self) -> inspect.Signature:
-        """The signature of the function with what the docstring says of its parameters."""
+        """The function's signature with metavars and help texts from the docstring."""
 
         def constant(match: re.Match[str]) -> str:
             return str({**globals(), **self._function.__globals__}[match[1]])
@@ -102,7 +109,7 @@ class Documented:
 
 
 def _described(parameter: inspect.Parameter, metavar: str | None, text: str) -> inspect.Parameter:
-    """Return a parameter as typer reads it, with its name on the command line, metavar and help."""
+    """Return a parameter annotated for typer with its option name, metavar and help."""
     kind, *rest = (
         get_args(parameter.annotation) if hasattr(parameter.annotation, "__metadata__") else (parameter.annotation,)
     )
@@ -123,7 +130,7 @@ def print_json(value: Any, *, err: bool = False) -> None:
 
 
 def print_result(value: Any, lines: Sequence[str], *, as_json: bool) -> None:
-    """Print what a command has found or done: as JSON, or in lines for people."""
+    """Print the result of a command as JSON or as lines for the user."""
     if as_json:
         print_json(value)
     else:
@@ -132,47 +139,56 @@ def print_result(value: Any, lines: Sequence[str], *, as_json: bool) -> None:
 
 NAME = "atma-sweep"
 COMPLETE = "_ATMA_SWEEP_COMPLETE"
-"""Variable in which a shell says that it asks for completions, as typer derives it from the name."""
-# newer releases of typer carry a click of their own, so that the classes of the package click are not always those raised
-_MISTAKE: type[Exception] = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
-_GIVEN_UP: type[BaseException] = typer.Abort
+"""Environment variable by which a shell requests completions; typer derives its name from the program's."""
+# newer releases of typer contain their own click, whose classes are not those of the package click
+_USAGE_ERROR: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+_ABORT: type[BaseException] = typer.Abort
 
 
-class _AsGiven:
-    """What typer makes of an option's value, without pydantic where there is nothing to make: none, the default, or text."""
+class _UnconvertedParam:
+    """Replacement for typer's conversion of an option's value, to avoid importing pydantic if possible."""
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """As the object in typer whose place it takes."""
+        """Return the value unchanged if it is None, the default, or text for a text option.
+
+        Otherwise convert it by typer.
+        """
         if getattr(ctx, "resilient_parsing", False):
-            return value  # a completion reads words as they stand
+            return value  # a completion uses the words unchanged
         several = param.multiple or param.nargs == -1
         text = param.type_descriptor.annotation is str and isinstance(value, str)
         if not several and (value is None or text or (value == param.default and isinstance(value, int | float))):
             return value
-        param._runtime_param = None  # typer then makes its own
+        param._runtime_param = None  # typer then creates its own
         return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
 
 
-def _spared(command: Any, ctx: Any) -> None:
-    """Has the options of a command converted so; releases of typer that have no such thing convert by themselves."""
+def _skip_conversion(command: Any, ctx: Any) -> None:
+    """Install _UnconvertedParam for the options of a command.
+
+    Has no effect with releases of typer that lack the attributes.
+    """
     for param in command.get_params(ctx):
         if getattr(param, "_runtime_param", command) is None and hasattr(param, "type_descriptor"):
-            param._runtime_param = _AsGiven()
+            param._runtime_param = _UnconvertedParam()
 
 
 class OneLine(TyperGroup):
-    """The outermost group of commands: prints one line on standard error for a mistake in the words of a command."""
+    """The outermost command group, which prints one line on standard error for a usage error."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """As typer's, without its import of pydantic for options that are not given: that takes `status` a tenth of its time."""
+        """Return the command as typer does, but without importing pydantic.
+
+        The import takes a tenth of the time of `status`.
+        """
         command = super().get_command(ctx, cmd_name)
         if command is not None:
-            _spared(command, ctx)
+            _skip_conversion(command, ctx)
         return command
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer's, for the options before the command."""
-        _spared(self, ctx)
+        """Parse the options before the command as typer does, without the import of pydantic."""
+        _skip_conversion(self, ctx)
         return super().parse_args(ctx, args)
 
     def main(
@@ -184,9 +200,14 @@ class OneLine(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """As typer's. Ends with exit code 2 for a mistake."""
+        """Run the command line as typer does, with one-line messages.
+
+        Exits with code 2 for a usage error and 130 for an abort. Completions exit with code 0 and never print a
+        message. With
+        `standalone_mode` False, errors are raised and the result is returned.
+        """
         if os.environ.get(COMPLETE):
-            # a message would be printed into the line that is being typed
+            # a message would be printed into the line that the user is typing
             with contextlib.suppress(Exception):
                 super().main(args, prog_name or NAME, complete_var, windows_expand_args=windows_expand_args, **extra)
             sys.exit(0)
@@ -199,14 +220,14 @@ class OneLine(TyperGroup):
                 windows_expand_args=windows_expand_args,
                 **extra,
             )
-        except _MISTAKE as error:
+        except _USAGE_ERROR as error:
             if not standalone_mode:
                 raise
-            said = told(error)
-            if said:
-                echo_text(f"{NAME}: {said}", err=True)
+            message = usage_error_line(error)
+            if message:
+                echo_text(f"{NAME}: {message}", err=True)
             sys.exit(error.exit_code)  # type: ignore[attr-defined]
-        except _GIVEN_UP:
+        except _ABORT:
             if not standalone_mode:
                 raise
             echo_text(f"{NAME}: stopped", err=True)
@@ -217,36 +238,42 @@ class OneLine(TyperGroup):
 
 
 def completion_line() -> list[str]:
-    """Return the words of the line that a shell asks completions for, without the program; none for an ordinary call."""
+    """Return the words of the line that a shell requests completions for, without the program.
+
+    Empty for an ordinary call.
+    """
     if not os.environ.get(COMPLETE):
         return []
     return (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
 
 
-def told(error: Any) -> str:
-    """The mistake, what was perhaps meant, and where to read more; "" where help is what was asked for and given."""
+def usage_error_line(error: Any) -> str:
+    """Return the line about a usage error: the error, a suggestion, and the help command.
+
+    Empty if help was requested.
+    """
     if type(error).__name__ == "NoArgsIsHelpError":
         return ""
     ctx = getattr(error, "ctx", None)
-    said = sentence(getattr(error, "message", "") if hasattr(error, "possibilities") else error.format_message())
-    said = said.replace("Value error, ", "").partition(". Did you mean ")[0].rstrip(".") + (
-        _meant(error, ctx) if ctx is not None else ""
+    message = sentence(getattr(error, "message", "") if hasattr(error, "possibilities") else error.format_message())
+    message = message.replace("Value error, ", "").partition(". Did you mean ")[0].rstrip(".") + (
+        _suggestion(error, ctx) if ctx is not None else ""
     )
-    return said if ctx is None else f"{said} ({_path(ctx)} --help)"
+    return message if ctx is None else f"{message} ({_command_path(ctx)} --help)"
 
 
-def _path(ctx: Any) -> str:
-    words = [] if ctx.parent is None else [*_path(ctx.parent).split(), ctx.info_name]
-    return " ".join(words or [NAME])
+def _command_path(ctx: Any) -> str:
+    parts = [] if ctx.parent is None else [*_command_path(ctx.parent).split(), ctx.info_name]
+    return " ".join(parts or [NAME])
 
 
-def _meant(error: Any, ctx: Any) -> str:
-    """What is near to the word that is not known: an option, a command, or a choice."""
+def _suggestion(error: Any, ctx: Any) -> str:
+    """Return a suggestion for an unknown option, command or choice; empty if none is similar."""
     option = getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities"):
         elsewhere = [name for name, command in _commands(ctx).items() if option in _options(command)]
         if elsewhere:
-            return f"; write it after the command, as in {_path(ctx)} {elsewhere[0]} {option}"
+            return f"; write it after the command, as in {_command_path(ctx)} {elsewhere[0]} {option}"
         near = nearest(option.strip("-"), [name.strip("-") for name in _options(ctx.command) if name.startswith("--")])
         return f"; did you mean --{near}?" if near and option.startswith("--") else ""
     param = getattr(error, "param", None)
@@ -256,15 +283,15 @@ def _meant(error: Any, ctx: Any) -> str:
         value = error.message.partition("'")[2].partition("'")[0]
         return did_you_mean(value, [str(getattr(choice, "value", choice)) for choice in choices])
     if error.message.startswith("No such command"):
-        # the context is that of the group whose command it would be
+        # the context is that of the command group
         return did_you_mean(error.message.partition("'")[2].partition("'")[0], _commands(ctx))
     return ""
 
 
 def _commands(ctx: Any) -> dict[str, Any]:
-    found: dict[str, Any] = getattr(ctx.command, "commands", {})
-    return found
+    commands: dict[str, Any] = getattr(ctx.command, "commands", {})
+    return commands
 
 
 def _options(command: Any) -> list[str]:
-    return [name for one in command.params for name in (*one.opts, *one.secondary_opts) if name.startswith("-")]
+    return [name for param in command.params for name in (*param.opts, *param.secondary_opts) if name.startswith("-")]

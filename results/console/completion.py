@@ -1,6 +1,6 @@
-"""Names that a shell completes: sweeps, cells and metrics. They come from the standard library's SQLite alone, to be quick.
+"""Shell completion of sweeps, cells and metrics, by the standard library's SQLite alone, for speed.
 
-A completion is silent: without a database, or with one that cannot be read, it offers less.
+Completion never prints an error: without a readable database it offers fewer words.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import typer
 
 from ..names import DATABASE, PUBLISHED, SHIPPED
 
-READERS = ("dashboard", "export", "report", "show", "status")
-"""Commands that know the sweeps which come along."""
-MOST_CELLS = 300
+READING_COMMANDS = ("dashboard", "export", "report", "show", "status")
+"""Commands that can show built-in sweeps."""
+MAX_CELLS = 300
 WAIT_S = 0.1
-"""For the lock of a database that is written to."""
+"""Seconds to wait for the lock of a database."""
 
 Offer = str | tuple[str, str]
 """A word, or a word and its description."""
@@ -28,13 +28,13 @@ Completion = Callable[[typer.Context, str], list[Offer]]
 
 
 def silent(names: Completion) -> Completion:
-    """Return the completion that offers nothing where `names` fails, whatever the failure."""
+    """Return the completion function with every exception turned into an empty offer."""
 
     @functools.wraps(names)
     def complete(ctx: typer.Context, incomplete: str) -> list[Offer]:
         try:
             return names(ctx, incomplete)
-        except Exception:  # noqa: BLE001 - a message would be printed into the line that is being typed
+        except Exception:  # noqa: BLE001 - a message would be printed into the line that the user is typing
             return []
 
     return complete
@@ -42,20 +42,20 @@ def silent(names: Completion) -> Completion:
 
 @silent
 def sweeps(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Return the sweeps of the database, the one launched last first, and those that come along."""
+    """Return the sweeps of the database, the one launched last first, and built-in ones if the command shows them."""
     own = _rows(ctx, "SELECT name FROM sweep ORDER BY launched_at DESC")
-    return [*own, *((*PUBLISHED, *SHIPPED) if ctx.info_name in READERS else ())]
+    return [*own, *((*PUBLISHED, *SHIPPED) if ctx.info_name in READING_COMMANDS else ())]
 
 
 @silent
 def reference_sweeps(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Return the sweeps to compare with: those that come along, and those of the database."""
+    """Return the sweeps to compare with: built-in ones, then those of the database."""
     return [*PUBLISHED, *SHIPPED, *_rows(ctx, "SELECT name FROM sweep ORDER BY launched_at DESC")]
 
 
 @silent
 def cells(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Return the slugs of the sweep that --sweep names, else of every cell, that begin so."""
+    """Return the slugs that begin with the typed text: of the sweep that --sweep names, else of all cells."""
     sweep = ctx.params.get("sweep")
     pattern = incomplete.replace("!", "!!").replace("%", "!%").replace("_", "!_") + "%"
     where, values = "slug LIKE ? ESCAPE '!'", [pattern]
@@ -65,7 +65,7 @@ def cells(ctx: typer.Context, incomplete: str) -> list[Offer]:
             " JOIN sweep s ON s.id = r.sweep_id WHERE s.name = ?)"
         )
         values.append(sweep)
-    return _rows(ctx, f"SELECT DISTINCT slug FROM cell WHERE {where} ORDER BY slug LIMIT {MOST_CELLS}", values)
+    return _rows(ctx, f"SELECT DISTINCT slug FROM cell WHERE {where} ORDER BY slug LIMIT {MAX_CELLS}", values)
 
 
 @silent
@@ -76,21 +76,21 @@ def sweeps_and_cells(ctx: typer.Context, incomplete: str) -> list[Offer]:
 
 @silent
 def metrics(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Return the metrics of every probe that the program knows."""
+    """Return the metrics of all probes of the package."""
     from ..metrics import METRICS
 
     return list(dict.fromkeys(name for _, name in METRICS))
 
 
 def _rows(ctx: typer.Context, query: str, values: Any = ()) -> list[Offer]:
-    """Return the first column of a query; nothing without a SQLite database."""
-    word = str(ctx.params.get("db") or os.environ.get("ATMA_DB") or DATABASE).removeprefix("sqlite:///")
-    path = Path(word).expanduser().absolute()
-    if "://" in word or not path.is_file():
+    """Return the first column of a query; empty without a readable SQLite database."""
+    address = str(ctx.params.get("db") or os.environ.get("ATMA_DB") or DATABASE).removeprefix("sqlite:///")
+    path = Path(address).expanduser().absolute()
+    if "://" in address or not path.is_file():
         return []
     import sqlite3  # every command imports this module
 
-    # without a log beside it the file is all there is, and SQLite need not make one to read it
+    # without a write-ahead log the file is complete, and SQLite need not create one to read it
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?{mode}", uri=True, timeout=WAIT_S)) as connection:

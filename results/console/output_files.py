@@ -1,4 +1,4 @@
-"""The one writer of files that people ask for: each takes its place whole, or not at all."""
+"""Writing of files that users request: a file or folder appears under its name only when it is complete."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ..names import quoted_short
 from .streams import OutputClosed
 
 STDOUT = Path("-")
-"""Standard output, wherever an option names one file."""
-SHOWN = 300
+"""Path that stands for standard output in options that name a file."""
+MAX_SHOWN_CHARS = 300
 MAX_LINKS = 40
-_INPUT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST, errno.ENXIO}
-"""What is wrong with the name itself; all else is the machine's."""
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NAME_ERRORS = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST, errno.ENXIO}
+"""Error numbers that mean a wrong name; the others are caused by the machine."""
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REMEDIES = {
     errno.EACCES: "see to its permissions, or name another place",
     errno.EPERM: "see to its permissions, or name another place",
@@ -37,67 +37,77 @@ _REMEDIES = {
 }
 
 
-_SYSTEM = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EIO, errno.ESTALE, *_REMEDIES}
-"""What an operating system says of a place, whatever we do there; the rest of its errors may be mistakes of ours."""
+_PATH_ERRORS = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EIO, errno.ESTALE, *_REMEDIES}
+"""Error numbers that the operating system reports for a path, whatever the program does.
+
+Others may be bugs of this program.
+"""
 
 
 def size_on_disk(path: Path) -> int:
-    """What a file, or all below a folder, takes, bytes; what goes while one looks counts for nothing."""
-    taken, files = 0, [path]
+    """Return the size of a file, or of all files below a folder, in bytes. Files that vanish meanwhile count as 0."""
+    total_bytes, files = 0, [path]
     if path.is_dir() and not path.is_symlink():
         files = [Path(top, name) for top, _, names in os.walk(path) for name in names]
     for file in files:
         with contextlib.suppress(FileNotFoundError):
-            taken += file.lstat().st_size
-    return taken
+            total_bytes += file.lstat().st_size
+    return total_bytes
 
 
 def store_error_for(error: BaseException) -> StoreError | None:
-    """What to say when an error that nobody caught is the system's refusal of a place, or a name that is no text; None
-    for any other."""
+    """Return the error to show for an uncaught OSError about a path, or for a name that is not UTF-8.
+
+    None for other errors.
+    """
     if isinstance(error, UnicodeEncodeError):
-        return _no_text(str(error.object))
-    if not isinstance(error, OSError) or error.errno not in _SYSTEM or isinstance(error.filename, int):
+        return _undecodable_name_error(str(error.object))
+    if not isinstance(error, OSError) or error.errno not in _PATH_ERRORS or isinstance(error.filename, int):
         return None
-    return refused(error, os.fsdecode(_named(error) or "the place that this goes to"), "use")
+    return path_error(error, os.fsdecode(_error_path(error) or "the place that this goes to"), "use")
 
 
-def _named(error: OSError) -> str | bytes | None:
-    """The path that an error is about: of a copy that its disk cannot take the target, not the source."""
-    named = error.filename2 if error.errno in _NO_ROOM and error.filename2 is not None else error.filename
+def _error_path(error: OSError) -> str | bytes | None:
+    """Return the path that an error is about; for a full disk the target of a copy, not its source."""
+    named = error.filename2 if error.errno in _NO_SPACE and error.filename2 is not None else error.filename
     return None if isinstance(named, int) else named
 
 
-def _no_text(name: str) -> WriteRefused | None:
-    """The error of a name that Python could not read as UTF-8, which no database can hold; None for any other."""
+def _undecodable_name_error(name: str) -> WriteRefused | None:
+    """Return the error about a name that is not UTF-8, which no database can store; None for any other name."""
     if not any("\udc80" <= letter <= "\udcff" for letter in name):
         return None
-    told = name.encode(errors="surrogateescape").decode(errors="replace")
-    return WriteRefused(f"{_short(Path(told))} is not in UTF-8, so it cannot be written down; rename it")
+    shown = name.encode(errors="surrogateescape").decode(errors="replace")
+    return WriteRefused(f"{_short_path(Path(shown))} is not in UTF-8, so it cannot be written down; rename it")
 
 
-def refused(error: OSError, place: Path | str, verb: str = "write") -> StoreError:
-    """What the machine said about a place as one line with a remedy: WriteRefused, or StoreError for a name that
-    cannot be."""
-    said = error.strerror or str(error) or type(error).__name__
-    text = told(Path(place))
-    shown = text if len(text) <= SHOWN else quoted_short(text)
+def path_error(error: OSError, path: Path | str, verb: str = "write") -> StoreError:
+    """Return the error about a path as one line with a remedy.
+
+    StoreError for a name that is not possible, WriteRefused for any other reason. `verb` is the refused action.
+    """
+    cause = error.strerror or str(error) or type(error).__name__
+    text = told(Path(path))
+    shown = text if len(text) <= MAX_SHOWN_CHARS else quoted_short(text)
     remedy = _REMEDIES.get(error.errno or 0, "name another place")
-    kind = StoreError if error.errno in _INPUT else WriteRefused
-    return kind(f"cannot {verb} {shown}: {said}; {remedy}")
+    kind = StoreError if error.errno in _NAME_ERRORS else WriteRefused
+    return kind(f"cannot {verb} {shown}: {cause}; {remedy}")
 
 
 @contextlib.contextmanager
-def translate_os_errors(place: Path | str, verb: str = "write") -> Iterator[None]:
-    """Turns what the machine refuses inside into one line about the place, or about the file that it names."""
+def translate_os_errors(path: Path | str, verb: str = "write") -> Iterator[None]:
+    """Turn an OSError inside the context into a StoreError or WriteRefused.
+
+    The message is about the path that the error names, or else about the given one; `verb` is the refused action.
+    """
     try:
         yield
     except OSError as error:
-        raise refused(error, os.fsdecode(_named(error) or place), verb) from error
+        raise path_error(error, os.fsdecode(_error_path(error) or path), verb) from error
 
 
 class _StreamWriter(io.RawIOBase):
-    """A pipe, device or terminal to write to: it counts what went out, and cannot go back."""
+    """Writer for a pipe, device or terminal: it counts the bytes and cannot seek."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self._written = stream, 0
@@ -119,11 +129,16 @@ class _StreamWriter(io.RawIOBase):
 
 
 def _descriptor(to: Path) -> int | None:
-    """The number of our own open file that the path means, such as /dev/stdout; opening that anew would begin it anew."""
-    ours = ("/dev/fd", f"/proc/{os.getpid()}/fd", f"/proc/{os.getpid()}/task/{os.getpid()}/fd")
+    """Return the number of this process's own file descriptor that a path such as /dev/stdout names.
+
+    None for other paths.
+
+    Opening such a path again would truncate the file.
+    """
+    own_folders = ("/dev/fd", f"/proc/{os.getpid()}/fd", f"/proc/{os.getpid()}/task/{os.getpid()}/fd")
     for _ in range(MAX_LINKS):
         folder = os.path.realpath(to.parent)
-        if folder in ours and to.name.isdigit():
+        if folder in own_folders and to.name.isdigit():
             return int(to.name)
         if not os.path.islink(to):
             return None
@@ -132,7 +147,7 @@ def _descriptor(to: Path) -> int | None:
 
 
 def is_stream(to: Path) -> bool:
-    """Whether writing there goes straight into a pipe, a device or what is open already, not into a file of that name."""
+    """Return True if the path is a pipe, a device, `-` or an open descriptor, which are written to directly."""
     if to == STDOUT or _descriptor(to) is not None:
         return True
     try:
@@ -143,30 +158,38 @@ def is_stream(to: Path) -> bool:
 
 
 def is_stdout(to: Path | None) -> bool:
-    """Whether writing there goes to standard output, which is then no place for anything else."""
+    """Return True if the path means standard output, so that nothing else may be printed there."""
     return to is not None and (to == STDOUT or _descriptor(to) == 1)
 
 
 def told(to: Path) -> str:
-    """The place for people."""
+    """Return the path as shown to the user."""
     return "standard output" if to == STDOUT else str(to)
 
 
 @contextlib.contextmanager
 def atomic_file(to: Path, option: str = "--out") -> Iterator[IO[bytes]]:
-    """A file that takes its place when it is whole. A link is followed; pipes, devices and `-` are written straight into.
+    """Yield a binary stream whose content appears under the name when it is complete.
 
-    Raises StoreError for a name that cannot be (no such folder, a folder itself), WriteRefused when the machine does not
-    let us (permissions, read-only, no room).
+    A link is followed. Pipes, devices and `-` are written to directly. An existing file keeps its permissions.
+
+    Args:
+        to: file to write.
+        option: option that named the file, for messages.
+
+    Raises:
+        StoreError: the name is not possible (no such folder, or a folder itself).
+        WriteRefused: permissions, a read-only file system, or no free space.
+        OutputClosed: the reader of a pipe is gone.
     """
     try:
         if is_stream(to):
-            with _straight(to) as straight:
+            with _open_stream(to) as straight:
                 yield straight
             return
         final = Path(os.path.realpath(to))
         mode = _may_replace(final, to, option)
-        # of its own name only a piece, since the whole may be as long as a name can be
+        # only a part of the name, which may already have the maximum length
         aside = final.with_name(f".{final.name[:60]}.{os.getpid()}-{secrets.token_hex(4)}.part")
         try:
             with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as stream:
@@ -183,83 +206,96 @@ def atomic_file(to: Path, option: str = "--out") -> Iterator[IO[bytes]]:
     except BrokenPipeError as error:
         raise OutputClosed from error
     except OSError as error:
-        raise refused(error, to) from error
+        raise path_error(error, to) from error
 
 
 def _may_replace(final: Path, to: Path, option: str) -> int | None:
-    """The mode of the file that is there, None for none. Raises StoreError, OSError."""
+    """Return the permissions of the existing file; None if there is none.
+
+    Raises StoreError or OSError if it cannot be replaced.
+    """
     try:
-        found = os.stat(final)
+        status = os.stat(final)
     except (FileNotFoundError, NotADirectoryError):
         check_parent(final, option)
         return None
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise StoreError(f"{to} is a folder; name a file with {option}")
     if not os.access(final, os.W_OK):
-        # a rename would not ask
+        # a rename would ignore the file's permissions
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-    return stat.S_IMODE(found.st_mode)
+    return stat.S_IMODE(status.st_mode)
 
 
 @contextlib.contextmanager
-def _straight(to: Path) -> Iterator[IO[bytes]]:
+def _open_stream(to: Path) -> Iterator[IO[bytes]]:
+    """Yield a writer for a pipe, a device or standard output."""
     sys.stdout.flush()
     try:
         number = sys.stdout.fileno() if to == STDOUT else _descriptor(to)
     except io.UnsupportedOperation:  # standard output was redirected inside this process
         yield _StreamWriter(sys.stdout.buffer)  # type: ignore[misc]
         return
-    # a copy, so that nothing stays behind in the buffer of standard output when it cannot be written
+    # a copy of the descriptor, so that a failed write leaves nothing in the buffer of standard output
     handle = os.dup(number) if number is not None else os.open(to, os.O_WRONLY | os.O_CLOEXEC)
     with os.fdopen(handle, "wb") as stream:
         yield _StreamWriter(stream)  # type: ignore[misc]
 
 
 def write(to: Path, content: str | bytes, option: str = "--out") -> None:
-    """Writes a whole file as `atomic_file` does; text as UTF-8. Raises StoreError, WriteRefused."""
+    """Write a complete file as `atomic_file` does; text as UTF-8. Raises StoreError, WriteRefused."""
     with atomic_file(to, option) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
 
 
 def check_parent(to: Path, option: str = "--out") -> None:
-    """Raises StoreError unless the folder that `to` would stand in is there."""
+    """Raise StoreError unless the parent folder of `to` exists."""
     if not os.path.isdir(to.parent):
-        where = _short(to.parent)
+        where = _short_path(to.parent)
         if os.path.lexists(to.parent):
             raise StoreError(f"{where} is no folder; name another place with {option}")
         raise StoreError(f"there is no folder {where}; make it, or name another place with {option}")
 
 
-def _short(path: Path) -> str:
-    return str(path) if len(str(path)) <= SHOWN else quoted_short(path)
+def _short_path(path: Path) -> str:
+    return str(path) if len(str(path)) <= MAX_SHOWN_CHARS else quoted_short(path)
 
 
 def resolve_format(
-    to: Path | None, said: str | None, endings: Mapping[str, str], default: str, *, option: str = "--format"
+    to: Path | None, format_name: str | None, endings: Mapping[str, str], default: str, *, option: str = "--format"
 ) -> str:
-    """The format to write: what was said, else what the file's ending means; `default` where there is no file with one.
+    """Return the format to write: the given one, else that of the file's suffix, else `default` without a file.
 
-    `endings` are the known ones in lower case. Raises StoreError for a folder, an unknown ending, and for one of another format
-    than was said.
+    Args:
+        to: file to write; None for standard output.
+        format_name: format named by the user; None for none.
+        endings: format by lower-case suffix.
+        default: format for streams.
+        option: option that names the format, for messages.
+
+    Raises:
+        StoreError: the path is a folder, the suffix is unknown, or it contradicts the given format.
     """
     if to is None or is_stream(to):
-        return said or default
+        return format_name or default
     if os.path.isdir(to):
         raise StoreError(f"{to} is a folder; name a file")
-    meant = endings.get(to.suffix.lower())
-    if meant is None and said is None:
-        known = ", ".join(endings)
+    implied = endings.get(to.suffix.lower())
+    if implied is None and format_name is None:
+        endings_text = ", ".join(endings)
         raise StoreError(
-            f"{quoted_short(to.name)} has no ending that names a format; end it in {known}"
+            f"{quoted_short(to.name)} has no ending that names a format; end it in {endings_text}"
             + (f", or add {option}" if option else "")
         )
-    if said is not None and meant is not None and meant != said:
-        raise StoreError(f"{quoted_short(to.name)} ends as {meant}, but {option} says {said}; change one of them")
-    return said or str(meant)
+    if format_name is not None and implied is not None and implied != format_name:
+        raise StoreError(
+            f"{quoted_short(to.name)} ends as {implied}, but {option} says {format_name}; change one of them"
+        )
+    return format_name or str(implied)
 
 
 def make_folder(to: Path, option: str = "--out", *, parents: bool = False) -> None:
-    """Makes a folder unless it is there; those above it only with `parents`. Raises StoreError, WriteRefused."""
+    """Create a folder unless it exists; missing parents only with `parents`. Raises StoreError, WriteRefused."""
     if to == STDOUT:
         raise StoreError(f"{option} names a folder here, and standard output is none; name one")
     try:
@@ -268,62 +304,74 @@ def make_folder(to: Path, option: str = "--out", *, parents: bool = False) -> No
         to.mkdir(parents=parents, exist_ok=True)
     except FileExistsError as error:
         what = "a link to nothing" if to.is_symlink() and not to.exists() else "no folder"
-        raise StoreError(f"{_short(to)} is {what}; name another with {option}") from error
+        raise StoreError(f"{_short_path(to)} is {what}; name another with {option}") from error
     except OSError as error:
-        raise refused(error, to, "make") from error
+        raise path_error(error, to, "make") from error
 
 
 def check_file_writable(to: Path, option: str = "--out") -> None:
-    """Before long work: whether a file can be written there. Raises StoreError, WriteRefused."""
+    """Check before long work that a file can be written. Raises StoreError, WriteRefused."""
     if is_stream(to):
         return
     with translate_os_errors(to):
         final = Path(os.path.realpath(to))
         _may_replace(final, to, option)
-    _try(final.parent)
+    _check_writable(final.parent)
 
 
 def check_folder_writable(to: Path, option: str = "--out") -> None:
-    """Before anything is made: whether the folder, or the nearest above it that is there, takes files.
+    """Check that the folder, or its nearest existing parent, accepts files; create nothing.
 
-    Raises StoreError, WriteRefused.
+    Raises:
+        StoreError: the name is not possible.
+        WriteRefused: no file can be written there.
     """
-    place = Path(os.path.abspath(to))
-    strange = _no_text(str(place))
-    if strange is not None:
-        raise strange
+    path = Path(os.path.abspath(to))
+    name_error = _undecodable_name_error(str(path))
+    if name_error is not None:
+        raise name_error
     with translate_os_errors(to):
-        while not _is_there(place):
-            if place.is_symlink() or place == place.parent:
-                raise StoreError(f"{_short(place)} is a link to nothing; name another with {option}")
-            place = place.parent
-        if not os.path.isdir(place):
-            raise StoreError(f"{_short(place)} is no folder; name another with {option}")
-    _try(place)
+        while not _exists(path):
+            if path.is_symlink() or path == path.parent:
+                raise StoreError(f"{_short_path(path)} is a link to nothing; name another with {option}")
+            path = path.parent
+        if not os.path.isdir(path):
+            raise StoreError(f"{_short_path(path)} is no folder; name another with {option}")
+    _check_writable(path)
 
 
-def _is_there(place: Path) -> bool:
+def _exists(path: Path) -> bool:
+    """Return True if the path exists; a broken link does not. Raises OSError other than FileNotFoundError."""
     try:
-        os.stat(place)
+        os.stat(path)
     except FileNotFoundError:
         return False
     return True
 
 
-def _try(folder: Path) -> None:
-    """Makes a file without a name: asking for permission says nothing of read-only mounts, quotas and servers."""
+def _check_writable(folder: Path) -> None:
+    """Create and remove an unnamed file.
+
+    A permission check would miss read-only mounts, quotas and network file systems.
+    """
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise refused(error, folder) from error
+        raise path_error(error, folder) from error
 
 
 @contextlib.contextmanager
 def atomic_folder(to: Path, option: str = "--out") -> Iterator[Path]:
-    """A new folder that gets its name when it is whole.
+    """Yield a new folder that gets its name when it is complete; it is deleted on an exception.
 
-    Raises StoreError where something is already or the folder above is not there, WriteRefused.
+    Args:
+        to: new folder.
+        option: option that named the folder, for messages.
+
+    Raises:
+        StoreError: the name exists, or the parent folder does not.
+        WriteRefused: permissions, a read-only file system, or no free space.
     """
     if to == STDOUT:
         raise StoreError(f"{option} names a folder here, and standard output is none; name one")
@@ -338,28 +386,28 @@ def atomic_folder(to: Path, option: str = "--out") -> Iterator[Path]:
         os.rename(aside, to)
         fsync_path(to.parent)
     except OSError as error:
-        raise refused(error, to) from error
+        raise path_error(error, to) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def check_regular(path: Path, remedy: str) -> None:
-    """Refuse a path to read from that names a folder, a pipe or a device, which might never end, and an empty file.
+    """Raise StoreError, ending with `remedy`, unless a path to read from is a non-empty regular file.
 
-    Raises StoreError that ends with `remedy`.
+    Pipes and devices are refused because reading them might never end.
     """
     try:
         status = os.stat(path)
     except FileNotFoundError as error:
-        raise StoreError(f"there is no file {_short(path)}; {remedy}") from error
+        raise StoreError(f"there is no file {_short_path(path)}; {remedy}") from error
     except OSError as error:
-        raise StoreError(f"cannot read {_short(path)}: {error.strerror}; {remedy}") from error
+        raise StoreError(f"cannot read {_short_path(path)}: {error.strerror}; {remedy}") from error
     if not stat.S_ISREG(status.st_mode):
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
         kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
-        raise StoreError(f"{_short(path)} is {kind} and no file; {remedy}")
+        raise StoreError(f"{_short_path(path)} is {kind} and no file; {remedy}")
     if status.st_size == 0:
-        raise StoreError(f"{_short(path)} is empty; {remedy}")
+        raise StoreError(f"{_short_path(path)} is empty; {remedy}")
 
 
 def sha256(path: Path) -> str:
@@ -369,7 +417,7 @@ def sha256(path: Path) -> str:
 
 
 def fsync_path(path: Path) -> None:
-    """Waits until a file, or what a folder lists, is on the disk."""
+    """Wait until a file, or the list of files in a folder, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

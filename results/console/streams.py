@@ -1,8 +1,10 @@
-"""Standard output and standard error of every command: closed, full, or unable to hold a character.
+"""Standard output and standard error of every command: closed, full, or with a limited encoding.
 
-Standard output that nobody reads raises OutputClosed, which ends the command silently. One that cannot be written raises
-WriteRefused. Standard error only carries messages, so what it cannot take is dropped. A character that the encoding of
-either lacks is written as the ASCII nearest to it.
+Standard output without a reader raises OutputClosed, which ends the command silently; an unwritable one raises
+WriteRefused. Standard
+error only carries messages, so that failed writes to it are ignored. Characters that the encoding of either lacks are
+written as
+the most similar ASCII.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any, TextIO
 from ..errors import WriteRefused
 
 NEAREST_ASCII = "atma-sweep-nearest-ascii"
-"""Name of the error handler that encodes what an encoding lacks as `nearest_ascii` does."""
+"""Name of the codec error handler that encodes missing characters by `nearest_ascii`."""
 _ASCII = {
     **dict.fromkeys("─━═‐‑–—−", "-"),
     **dict.fromkeys("│┃║", "|"),
@@ -32,14 +34,17 @@ _ASCII = {
 
 
 class OutputClosed(BaseException):
-    """Nobody reads standard output any more. As with KeyboardInterrupt, only the command line catches it."""
+    """Standard output has no reader any more. As with KeyboardInterrupt, only the command line catches it."""
 
     exit_code = 128 + 13
-    """What a shell reports of a program that SIGPIPE ended."""
+    """Exit status that a shell reports for a program ended by SIGPIPE."""
 
 
 def nearest_ascii(text: str) -> str:
-    """Replace every character that is not ASCII: by one that looks like it, its letter without accent, or a question mark."""
+    """Return the text with every other character replaced by similar ASCII.
+
+    That is a look-alike, its base letter without accent, or a question mark.
+    """
     return "".join(_ASCII.get(sign) or _base_letter(sign) or "?" for sign in text)
 
 
@@ -57,35 +62,37 @@ codecs.register_error(NEAREST_ASCII, _replace)
 
 
 class UnfailingFile(io.FileIO):
-    """An open file descriptor that drops what cannot be written to it."""
+    """An open file descriptor that ignores failed writes."""
 
     def write(self, data: Any, /) -> int:
-        """Write what the system takes, and report all of it as written."""
+        """Write the data, and report all of it as written even on failure."""
         with contextlib.suppress(OSError):
             super().write(data)
         return memoryview(data).nbytes
 
 
 class OutputFile(io.FileIO):
-    """File descriptor 1. After the first failure it leads to /dev/null, so that nothing complains of the rest."""
+    """File descriptor 1. After its first failed write it is redirected to /dev/null, so that later writes succeed."""
 
     failure: BaseException | None = None
+    """Error of the first failed write; None before."""
 
     def write(self, data: Any, /) -> int:
         """Write to standard output.
 
         Raises:
-            OutputClosed: nobody reads it, or its terminal is gone.
+            OutputClosed: it has no reader, or its terminal is gone.
             WriteRefused: it cannot be written for another reason, such as a full disk.
         """
         try:
             return super().write(data)
         except OSError as error:
             self.failure = self._failure(error)
-            _lead_to_nowhere(self.fileno())
+            _redirect_to_devnull(self.fileno())
             raise self.failure from error
 
     def _failure(self, error: OSError) -> BaseException:
+        """Return the error to raise for an OSError of a write."""
         if error.errno == errno.EPIPE or (error.errno == errno.EIO and self.isatty()):
             return OutputClosed()
         cause = error.strerror or str(error)
@@ -93,10 +100,11 @@ class OutputFile(io.FileIO):
 
 
 def open_standard_streams() -> None:
-    """Set up the three standard streams of this process, which may be closed, for everything that is printed later.
+    """Set up the three standard streams of this process, even if they are closed.
 
-    A descriptor that is closed would be given to the first file opened, such as the database. So standard output becomes
-    a pipe without a reader, and the other two /dev/null. A stream that was replaced inside Python is left alone.
+    A closed descriptor would be reused for the first file opened, such as the database. So a closed standard output
+    becomes a pipe without
+    a reader, and the others /dev/null. Streams that were replaced inside Python are not changed.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -112,9 +120,9 @@ def open_standard_streams() -> None:
 
 
 def write_out(text: str, *, err: bool = False) -> None:
-    """Print text as it is, at once, on standard output or standard error.
+    """Write text unchanged to standard output or standard error, and flush it.
 
-    Raises: as OutputFile.write, also when what failed was written before and its failure ignored.
+    Raises: the errors of OutputFile.write, also for an earlier write whose error was ignored.
     """
     stream = sys.stderr if err else sys.stdout
     raw = getattr(getattr(stream, "buffer", None), "raw", None)
@@ -125,7 +133,7 @@ def write_out(text: str, *, err: bool = False) -> None:
 
 
 def _open_closed(descriptor: int) -> None:
-    """Open the lowest file descriptor, which is closed, as a stream that leads nowhere."""
+    """Open the given closed file descriptor as a stream without effect."""
     opened = os.pipe() if descriptor == 1 else (os.open(os.devnull, os.O_RDWR),)
     os.dup2(opened[-1], descriptor)
     os.set_inheritable(descriptor, True)
@@ -134,14 +142,14 @@ def _open_closed(descriptor: int) -> None:
             os.close(handle)
 
 
-def _lead_to_nowhere(descriptor: int) -> None:
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+def _redirect_to_devnull(descriptor: int) -> None:
+    devnull = os.open(os.devnull, os.O_RDWR)
+    os.dup2(devnull, descriptor)
+    os.close(devnull)
 
 
 def _text_stream(before: TextIO | None, raw: io.FileIO) -> TextIO:
-    """A text stream with the encoding of the one before, which holds nothing any more."""
+    """Return a text stream on `raw` with the encoding and buffering of an earlier stream, which is flushed."""
     if before is not None:
         with contextlib.suppress(OSError):
             before.flush()

@@ -1,8 +1,10 @@
-"""Text that came from outside, made fit for where it goes: one function for each kind of exit; and words for messages.
+"""Sanitizing of untrusted text, with one function per destination, and helpers for messages.
 
-A name, a level, a host, the cause of a failure, a path, an attempt's log: a grid, a plugin, another machine or a bundle
-may have put anything into them. Nothing of it may move a terminal's cursor, end a comment, become a formula of a
-spreadsheet, or tell a password. JSON alone keeps every character, since its own rules make all of them safe.
+A grid, a plugin, another machine or a bundle may have put anything into a name, a level, a host, the cause of a
+failure, a path or a
+log. None of it may move the cursor of a terminal, end a comment, become a formula of a spreadsheet, or reveal a
+password. Only
+JSON keeps every character, since its own escapes make them safe.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from .streams import write_out
 HIDDEN = "***"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
-# Whatever repeats is bounded, so that hostile text costs time in proportion to its length.
-# user:password@ of an address; up to the last @, since a password that nobody encoded may hold one
+# Repetitions are bounded, so that hostile text takes time in proportion to its length.
+# user:password@ of an address; up to the last @, since an unencoded password may contain one
 _USER = re.compile(r"(//[^\s/?#:@'\"]{0,200}:)\S{0,256}(?=@)")
 _PASSWORD = re.compile(
     r"(?i)(\b\w{0,40}?(?:password|passwd|passphrase|pwd)\w{0,40}\s{0,4}=\s{0,4})('[^']*'|\"[^\"]*\"|['\"]?[^\s&;'\"]+)"
@@ -31,7 +33,7 @@ _SECRET = re.compile(
     rf"(?i)([?&][\w.%-]{{0,40}}(?:{_SECRET_NAME.pattern.removeprefix('(?i)')})[\w.%-]{{0,40}}=)[^\s&#'\"]+"
 )
 
-# what programs send to terminals: colours and movements, titles and links, single letters
+# escape sequences for terminals: colours and movements, titles and links, single letters
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-Z\\-~]")
 _UNFINISHED = re.compile(
     r"(?:\x1b(?:\[[0-?]*[ -/]*|[\]P^_X][^\x07\x1b]{0,500}\x1b?|[ -/]*)|\r|\S{0,200}(?://|=)\S{0,500}|(?i:\w*pass\w*)\s{0,3})\Z"
@@ -71,86 +73,95 @@ _TEX = {
 
 
 def without_passwords(text: str) -> str:
-    """The text with every password in it as ***: of `//user:password@host`, of `password=...`, of `?token=...`."""
+    """Return the text with every password replaced by ***.
+
+    It recognizes `//user:password@host`, `password=...` and `?token=...`.
+    """
     if "@" in text:
         text = _USER.sub(rf"\1{HIDDEN}", text)
     return _SECRET.sub(rf"\1{HIDDEN}", _PASSWORD.sub(rf"\1{HIDDEN}", text)) if "=" in text else text
 
 
 def is_secret(name: str) -> bool:
-    """Whether a setting of an address by that name holds a password or a key."""
+    """Return True if a setting of a URL with that name holds a password or a key."""
     return _SECRET_NAME.search(name) is not None
 
 
-def _visible(text: str, kept: tuple[str, ...] = ()) -> str:
+def _replace_control_characters(text: str, allowed: tuple[str, ...] = ()) -> str:
+    """Return the text with every control or formatting character replaced, except those in `values`."""
     rest = text
-    for sign in kept:
+    for sign in allowed:
         rest = rest.replace(sign, "")
     if rest.isprintable():
         return text
     return "".join(
-        sign if sign in kept or unicodedata.category(sign) not in _STEERING else REPLACEMENT for sign in text
+        sign if sign in allowed or unicodedata.category(sign) not in _STEERING else REPLACEMENT for sign in text
     )
 
 
 def plain(text: str) -> str:
-    """For a cell of a table, a name in a sentence, a title: one line without passwords, and without a character that steers
-    (control characters, escapes, marks that turn the direction of writing), which becomes a replacement character.
+    """Return one line without passwords and control characters, for table entries, names in sentences and titles.
 
-    XML and HTML can hold all that is left; what has a meaning in them is escaped by `html_escaped`.
+    Control characters, escapes and marks that change the writing direction become replacement characters; line breaks
+    become spaces. XML and
+    HTML can contain the result; `html_escaped` escapes their special characters.
     """
     text = without_passwords(text)
-    return text if text.isprintable() else _visible(_BREAK.sub(" ", text))
+    return text if text.isprintable() else _replace_control_characters(_BREAK.sub(" ", text))
 
 
 def sentence(text: str) -> str:
-    """For an error: as `plain`, with single spaces."""
+    """Return one line as `sanitize_line`, with single spaces, for error messages."""
     return " ".join(plain(text).split())
 
 
 def sanitize_text(text: str) -> str:
-    """For a terminal: as `plain`, but newlines and tabs stay; an old line end becomes a new one."""
-    return _visible(_LINE_END.sub("\n", without_passwords(text)), ("\n", "\t"))
+    """Return text for a terminal: without passwords and control characters.
+
+    Newlines and tabs stay, other line ends become newlines.
+    """
+    return _replace_control_characters(_LINE_END.sub("\n", without_passwords(text)), ("\n", "\t"))
 
 
-def printed(text: str) -> str:
-    """For what another program printed, its log: as `sanitize_text`, without the colours and movements that it asked for."""
+def sanitize_log(text: str) -> str:
+    """Return the output of another program for a terminal: as `sanitize_text`, without colours and cursor movements."""
     return sanitize_text(_SEQUENCE.sub("", text))
 
 
 def storable_text(text: str) -> str:
-    """The text without what a database cannot hold: NUL (PostgreSQL) and undecodable bytes, as lone surrogates (both)."""
+    """Return the text without what a database cannot store: NUL characters and lone surrogates."""
     return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
 def html_escaped(text: str) -> str:
-    """For HTML and XML, between tags and in quoted attributes."""
+    """Return one sanitized line for HTML and XML, between tags and in quoted attributes."""
     return html.escape(plain(text))
 
 
 def markdown_escaped(text: str) -> str:
-    """For GitHub Markdown: no markup, no HTML, no column break."""
+    """Return one sanitized line for GitHub Markdown: no markup, no HTML, no column break."""
     safe = plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _MARKDOWN.sub(r"\\\1", safe)
 
 
 def tex_escaped(text: str) -> str:
-    """For LaTeX, every special character spelled out, and hyphens and marks that it would join kept apart."""
+    """Return one sanitized line for LaTeX, with special characters escaped and ligatures prevented."""
     return re.sub(r"([-,])(?=\1)", r"\1{}", "".join(map(_tex_sign, plain(text))))
 
 
 def _tex_sign(sign: str) -> str:
     if sign in _TEX:
         return _TEX[sign]
-    # pdflatex stops at a sign that no font of ours has: its code point is shown instead
+    # pdflatex stops at a character that its fonts lack; the code point is shown instead
     return sign if sign.isascii() or "\u00c0" <= sign <= "\u00ff" else f"[U+{ord(sign):04X}]"
 
 
 def csv_field(text: str) -> str:
-    """For a cell of CSV, before it is quoted: newlines and tabs stay, and text that a spreadsheet would calculate gets an
-    apostrophe before it.
+    """Return sanitized text for a CSV field, before quoting; newlines and tabs stay.
 
-    That is text which begins with = + - @ or a tab, spaces aside, and is neither a number as we print one nor a lone sign.
+    Text that a spreadsheet would evaluate gets an apostrophe before it: text that begins (after spaces) with = + - @ or
+    a tab, and is
+    neither a number in this program's format nor a single sign.
     """
     safe = sanitize_text(text)
     risky = safe.lstrip(" \n").startswith(_FORMULA) and not _NUMBER.fullmatch(safe)
@@ -158,16 +169,19 @@ def csv_field(text: str) -> str:
 
 
 def json_safe(text: str) -> str:
-    """JSON for a terminal: the same value, with what steers a terminal written as \\uXXXX."""
-    # line by line, since nearly all are printable as a whole
-    return "\n".join(line if line.isprintable() else _coded(line) for line in text.split("\n"))
+    """Return JSON text with every unprintable character written as an escape of the form u+XXXX in JSON.
+
+    The value is the same.
+    """
+    # line by line, since nearly all lines are completely printable
+    return "\n".join(line if line.isprintable() else _escape_line(line) for line in text.split("\n"))
 
 
-def _coded(line: str) -> str:
-    return "".join(sign if sign.isprintable() else _code(sign) for sign in line)
+def _escape_line(line: str) -> str:
+    return "".join(sign if sign.isprintable() else _json_escape(sign) for sign in line)
 
 
-def _code(sign: str) -> str:
+def _json_escape(sign: str) -> str:
     units = sign.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
@@ -175,97 +189,103 @@ def _code(sign: str) -> str:
 _WITHOUT_TEXT = frozenset({int, float, bool, type(None)})
 
 
-def sanitize_all(value: Any, word: Callable[[str], str] = plain) -> Any:
-    """The value with `word` around every text in it, keys too: of lists, tuples, sets, mappings and dataclasses."""
+def sanitize_all(value: Any, sanitize: Callable[[str], str] = plain) -> Any:
+    """Return the value with a function applied to every text in it, including keys of mappings.
+
+    Lists, tuples, sets, mappings and dataclasses are searched; other values are returned unchanged.
+    """
     if type(value) in _WITHOUT_TEXT:
         return value
     if isinstance(value, str):
-        return word(value)
+        return sanitize(value)
     if isinstance(value, Mapping):
-        return {sanitize_all(key, word): sanitize_all(one, word) for key, one in value.items()}
+        return {sanitize_all(key, sanitize): sanitize_all(element, sanitize) for key, element in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_make"):
-        return value._make(sanitize_all(one, word) for one in value)
+        return value._make(sanitize_all(element, sanitize) for element in value)
     if isinstance(value, list | tuple | set | frozenset):
-        return type(value)(sanitize_all(one, word) for one in value)
+        return type(value)(sanitize_all(element, sanitize) for element in value)
     if is_dataclass(value) and not isinstance(value, type):
-        old = {one.name: getattr(value, one.name) for one in fields(value) if one.init}
-        new = {name: made for name, one in old.items() if (made := sanitize_all(one, word)) is not one}
+        old = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        new = {name: safe for name, unsafe in old.items() if (safe := sanitize_all(unsafe, sanitize)) is not unsafe}
         return replace(value, **new)
     return value
 
 
 class TextStream(Protocol):
-    """Where text goes: standard output, or anything with these two."""
+    """Destination of text: standard output, or any object with these two methods."""
 
     def write(self, text: str, /) -> Any:
-        """Takes text, any amount of it."""
+        """Write text."""
 
     def flush(self) -> Any:
-        """Lets it be seen."""
+        """Make the written text visible."""
 
 
 class LogSanitizer:
-    """An Out that hands on what another program printed as `printed` makes it, whole sequences and passwords at a time."""
+    """TextStream that forwards the output of another program through `sanitize_log`.
+
+    Escape sequences and passwords are recognized across several writes.
+    """
 
     def __init__(self, out: TextStream) -> None:
         self._out, self._rest = out, ""
 
     def write(self, text: str, /) -> None:
-        """Hands on all but an end that may belong to what comes next."""
+        """Forward the text except an end that may continue in the next call."""
         text = self._rest + text
         last = max(0, len(text) - 800)
-        found = _UNFINISHED.search(text, last)
-        cut = found.start() if found else len(text)
+        match = _UNFINISHED.search(text, last)
+        cut = match.start() if match else len(text)
         self._rest = text[cut:]
-        self._out.write(printed(text[:cut]))
+        self._out.write(sanitize_log(text[:cut]))
 
     def flush(self) -> None:
-        """Lets be seen what was handed on."""
+        """Flush the forwarded text."""
         self._out.flush()
 
     def close(self) -> None:
-        """Hands on the rest."""
-        self._out.write(printed(self._rest))
+        """Forward the rest and flush."""
+        self._out.write(sanitize_log(self._rest))
         self._rest = ""
         self.flush()
 
 
 def echo_text(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Prints text that may hold some from outside, on standard output or standard error."""
+    """Print sanitized text on standard output or standard error, with a newline unless `nl` is False."""
     write_out(sanitize_text(text) + ("\n" if nl else ""), err=err)
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str | None:
-    """The allowed word most like `word`, or None when none is near."""
-    near = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.5)
-    return near[0] if near else None
+    """Return the allowed word most similar to `level`; None if none is similar."""
+    matches = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.5)
+    return matches[0] if matches else None
 
 
 def did_you_mean(word: str, allowed: Iterable[str], *, most: int = 1, shown: Callable[[str], str] = str) -> str:
-    """Return the end of an error about a word that is not allowed: the nearest words, or "" without any.
+    """Return the end of an error about a word that is not allowed: the most similar words, or "" without any.
 
     Args:
-        word: The word that is not known.
-        allowed: Words that are.
-        most: Number of words to name at most.
-        shown: Writes a word, such as repr.
+        word: word that is not allowed.
+        allowed: allowed words.
+        most: maximum number of words to name.
+        shown: formats a word, such as repr.
     """
     near = [shown(name) for name in difflib.get_close_matches(word, list(allowed), n=most, cutoff=0.5)]
     return f"; did you mean {' or '.join(filter(None, (', '.join(near[:-1]), near[-1])))}?" if near else ""
 
 
 def choices_hint(word: str, allowed: Iterable[str]) -> str:
-    """For the end of an error about a word that is none of the allowed: these, and the nearest."""
-    known = list(allowed)
-    return f"choose one of: {', '.join(known)}{did_you_mean(word, known)}"
+    """Return the end of an error about a word that is not allowed: the allowed words and the most similar one."""
+    choices = list(allowed)
+    return f"choose one of: {', '.join(choices)}{did_you_mean(word, choices)}"
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return the number and its noun, the noun in the plural unless the number is 1: `1 cell`, `1,200 cells`.
+    """Return the number and its noun, in the plural unless the number is 1: `1 cell`, `1,200 cells`.
 
     Args:
-        number: How many there are; thousands are set apart by commas.
-        noun: What is counted, in the singular.
-        plural: Its plural, for a noun that does more than take an s.
+        number: count, written with commas between thousands.
+        noun: noun in the singular.
+        plural: its plural, if it is not formed with an s.
     """
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

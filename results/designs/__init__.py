@@ -1,5 +1,6 @@
-"""Partial designs: which cells of a grid stand for all of it, and what can be told from these. NumPy alone.
+"""Partial designs: selection of a grid's cells, and the effects that can be estimated from them. Needs NumPy only.
 
-Imports nothing of results but options and text; plans, results/stopping and reports may import it.
-Start with design_space.py, then design_choice.py for how cells are chosen.
+This package imports nothing of results but options and text; plans, results/stopping and reports may import it. Start
+with
+design_space.py, then read design_choice.py for the selection of cells.
 """

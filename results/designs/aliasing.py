@@ -1,4 +1,4 @@
-"""What a design can and cannot tell, from its model matrix: aliases, efficiency, and how much wider its intervals are."""
+"""Properties of a design from its model matrix: aliases, efficiency, and the inflation of its intervals."""
 
 from __future__ import annotations
 
@@ -13,71 +13,87 @@ from ..console.text import counted
 from .design_space import EXACT, DesignSpace, LinearModel, Term, is_estimable, term_columns, words
 
 MIN_CORRELATION = 0.5
-"""Correlations above it are told."""
+"""Correlation above which a pair of terms is reported."""
 COMPLETE_CORRELATION = 1 - 1e-6
-MOST_PAIRS = 4_000
-"""Of terms that are all held against each other; in larger grids those of the model are held against all."""
+MAX_PAIRS = 4_000
+"""Number of pairs of terms up to which all are compared; in larger spaces only pairs with a term of the model are."""
 MAX_LISTED = 6
 
 
 @dataclass(frozen=True)
 class Alias:
-    """Two terms whose columns are correlated over the cells of a design. `correlation` is the largest between any combination
-    of the columns of one and any of the other (canonical), `whole` whether all of `first`, the smaller one, is lost in `second`,
-    `equal` whether each is in the other."""
+    """Two terms whose columns are correlated over the points of a design.
+
+    `correlation` is the largest canonical correlation between the columns of both. `first` is the term with fewer
+    columns. The two flags
+    say if all of `first` is confounded with `second`, and if each is confounded completely with the other.
+    """
 
     first: Term
     second: Term
     correlation: float
     whole: bool
-    equal: bool
+    is_mutual: bool
 
 
 def aliases(model: LinearModel, members: np.ndarray, least: float = MIN_CORRELATION) -> list[Alias]:
-    """The pairs of terms, main effects and interactions of two axes and what the model has besides, that these points
-    [places in the space] mix with a correlation above `least` and all points together do not; the strongest first."""
+    """Return the pairs of terms that these points confound, the strongest first.
+
+    The terms are main effects, interactions of two axes, and other terms of the model. Pairs that the complete space
+    confounds as strongly
+    are left out.
+
+    Args:
+        model: linear model.
+        members: indices of the design's points in the space.
+        least: correlation above which a pair is returned.
+    """
     space = model.space
     terms = list(dict.fromkeys([*space.terms(1), *model.terms, *space.terms(2)]))
-    every = len(terms) * (len(terms) - 1) // 2 <= MOST_PAIRS
-    here = {term: _basis(space, term, space.points[members]) for term in terms}
-    found = []
+    compares_all = len(terms) * (len(terms) - 1) // 2 <= MAX_PAIRS
+    bases = {term: _basis(space, term, space.points[members]) for term in terms}
+    result = []
     for first, second in combinations(terms, 2):
-        if not every and first not in model.terms and second not in model.terms:
+        if not compares_all and first not in model.terms and second not in model.terms:
             continue
-        a, b = here[first], here[second]
+        a, b = bases[first], bases[second]
         if not a.shape[1] or not b.shape[1]:
             continue
         sizes = np.linalg.svd(a.T @ b, compute_uv=False)
-        if sizes[0] <= least + 1e-6:  # but for dust
+        if sizes[0] <= least + 1e-6:  # up to rounding
             continue
-        # what exclude mixes, no design can help
+        # pairs that the complete space confounds as strongly are no property of the design
         if len(members) < len(space.points):
             all_over = _basis(space, first, space.points).T @ _basis(space, second, space.points)
             if np.linalg.svd(all_over, compute_uv=False)[0] >= sizes[0] - 1e-6:
                 continue
-        whole = bool(sizes[-1] >= COMPLETE_CORRELATION)
+        is_complete = bool(sizes[-1] >= COMPLETE_CORRELATION)
         pair = (first, second) if a.shape[1] <= b.shape[1] else (second, first)
-        found.append(Alias(*pair, min(1.0, float(sizes[0])), whole, whole and a.shape[1] == b.shape[1]))
-    return sorted(found, key=lambda one: (-round(one.correlation, 6), not one.whole, len(one.first) + len(one.second)))
+        result.append(Alias(*pair, min(1.0, float(sizes[0])), is_complete, is_complete and a.shape[1] == b.shape[1]))
+    return sorted(
+        result, key=lambda alias: (-round(alias.correlation, 6), not alias.whole, len(alias.first) + len(alias.second))
+    )
 
 
-def lost(model: LinearModel, members: np.ndarray) -> list[Term]:
-    """The terms of which the design shows nothing, since they are the same in all its cells."""
+def constant_terms(model: LinearModel, members: np.ndarray) -> list[Term]:
+    """Return the terms that are constant over the design's points, so that it shows nothing of them."""
     space = model.space
     terms = dict.fromkeys([*space.terms(1), *model.terms, *space.terms(2)])
     return [term for term in terms if not _basis(space, term, space.points[members]).shape[1]]
 
 
 def _basis(space: DesignSpace, term: Term, points: np.ndarray) -> np.ndarray:
-    """An orthonormal basis [point, rank] of a term's columns beside the mean."""
+    """Return an orthonormal basis [point, rank] of a term's centred columns."""
     columns = term_columns(space, term, points)
-    left, sizes, _ = np.linalg.svd(columns - columns.mean(axis=0), full_matrices=False)
-    return np.asarray(left[:, sizes > EXACT * math.sqrt(len(points))])
+    vectors, sizes, _ = np.linalg.svd(columns - columns.mean(axis=0), full_matrices=False)
+    return np.asarray(vectors[:, sizes > EXACT * math.sqrt(len(points))])
 
 
 def efficiency(model: LinearModel, members: np.ndarray) -> float:
-    """D-efficiency: how much a cell of the design tells, beside a cell of all of them; 1 is as much. 0 where something of the
-    model cannot be told at all."""
+    """Return the D-efficiency: information per cell relative to the complete space, where 1 is equal.
+
+    0 if a part of the model cannot be estimated.
+    """
     rows = model.whitened[members]
     sign, value = np.linalg.slogdet(rows.T @ rows / len(rows))
     return float(math.exp(value / model.rank)) if sign > 0 and math.isfinite(value) else 0.0
@@ -85,8 +101,10 @@ def efficiency(model: LinearModel, members: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class IntervalInflation:
-    """How much wider the intervals of an axis's differences are than from all cells, at the same noise: `fewer` because there
-    are fewer cells, times `balance` because they are not as balanced."""
+    """Factor by which intervals of an axis's differences are wider than from all cells, at the same noise.
+
+    `fewer` is the factor due to the smaller number of cells, `balance` the factor due to their lack of balance.
+    """
 
     axis: str
     fewer: float
@@ -94,52 +112,57 @@ class IntervalInflation:
 
     @property
     def whole(self) -> float:
-        """Both together."""
+        """Product of both factors."""
         return self.fewer * self.balance
 
 
 def widths(model: LinearModel, members: np.ndarray) -> list[IntervalInflation]:
-    """Of every axis: by the mean variance of the differences between its levels; axes that cannot be told are left out."""
-    every, here = model.every, model.every[members]
-    inverse, whole = np.linalg.pinv(here.T @ here), np.linalg.pinv(every.T @ every)
-    fewer = math.sqrt(len(every) / len(here))
-    found = []
+    """Return the interval inflation of every axis, by the mean variance of the differences between its levels.
+
+    Axes that cannot be estimated are left out.
+    """
+    every, rows = model.every, model.every[members]
+    inverse, full_inverse = np.linalg.pinv(rows.T @ rows), np.linalg.pinv(every.T @ every)
+    fewer = math.sqrt(len(every) / len(rows))
+    inflations = []
     for axis in model.space.axes:
         span = model.spans[axis,]
         unit = np.eye(every.shape[1])[span]
-        if all(is_estimable(here, one) for one in unit):
-            ratio = math.sqrt(float(np.trace(inverse[span, span]) / np.trace(whole[span, span])))
-            found.append(IntervalInflation(axis, fewer, ratio / fewer))
-    return found
+        if all(is_estimable(rows, column) for column in unit):
+            ratio = math.sqrt(float(np.trace(inverse[span, span]) / np.trace(full_inverse[span, span])))
+            inflations.append(IntervalInflation(axis, fewer, ratio / fewer))
+    return inflations
 
 
 # --- in words -------------------------------------------------------------------------------------------------------
 
 
 def alias_sentences(model: LinearModel, members: np.ndarray) -> list[str]:
-    """What cannot be told from what with these cells, in sentences without an end."""
-    n, found = len(members), aliases(model, members)
+    """Return sentences (without a full stop) about the terms that the design confounds."""
+    n, pairs = len(members), aliases(model, members)
     start = f"with these {counted(n, 'cell')}, "
-    told = [f"{words(term)} cannot be told from the mean" for term in lost(model, members)]
-    for first, *others in _groups([a for a in found if a.equal]):
-        told.append(f"{words(first)} cannot be told from {' or '.join(map(words, others))}")
-    told += [f"{words(a.first)} cannot be told from {words(a.second)}" for a in found if a.whole and not a.equal]
+    inseparable = [f"{words(term)} cannot be told from the mean" for term in constant_terms(model, members)]
+    for first, *further in _mutual_groups([a for a in pairs if a.is_mutual]):
+        inseparable.append(f"{words(first)} cannot be told from {' or '.join(map(words, further))}")
+    inseparable += [
+        f"{words(a.first)} cannot be told from {words(a.second)}" for a in pairs if a.whole and not a.is_mutual
+    ]
     exact = [
         f"part of {words(a.first)} cannot be told from {words(a.second)}"
-        for a in _of_model(model, found)
+        for a in _with_model_terms(model, pairs)
         if not a.whole and a.correlation >= COMPLETE_CORRELATION
     ]
     partly = [
         f"{words(a.first)} with {words(a.second)} ({a.correlation:.2f})"
-        for a in _of_model(model, found)
+        for a in _with_model_terms(model, pairs)
         if a.correlation < COMPLETE_CORRELATION
     ]
     sentences = []
-    if told or exact:
-        sentences.append(start + _some([*told, *exact], "; "))
+    if inseparable or exact:
+        sentences.append(start + _first_parts([*inseparable, *exact], "; "))
     if partly:
         sentences.append(
-            f"{'' if sentences else start}mixed in part (correlation above {MIN_CORRELATION:g}): {_some(partly, ', ')}"
+            f"{'' if sentences else start}mixed in part (correlation above {MIN_CORRELATION:g}): {_first_parts(partly, ', ')}"
         )
     if not sentences:
         what = "main effects and interactions of two axes"
@@ -150,34 +173,35 @@ def alias_sentences(model: LinearModel, members: np.ndarray) -> list[str]:
     return sentences
 
 
-def _of_model(model: LinearModel, found: Sequence[Alias]) -> list[Alias]:
-    """Those in which a term of the model has a share."""
-    return [a for a in found if a.first in model.terms or a.second in model.terms]
+def _with_model_terms(model: LinearModel, pairs: Sequence[Alias]) -> list[Alias]:
+    """Return the pairs with at least one term of the model."""
+    return [a for a in pairs if a.first in model.terms or a.second in model.terms]
 
 
-def _some(parts: Sequence[str], between: str) -> str:
+def _first_parts(parts: Sequence[str], between: str) -> str:
+    """Return at most MAX_LISTED parts, joined, and the number of the others."""
     rest = len(parts) - MAX_LISTED
     return between.join(parts[:MAX_LISTED]) + (f"{between}and {rest} more" if rest > 0 else "")
 
 
-def _groups(found: Sequence[Alias]) -> Iterator[list[Term]]:
-    """The terms that are one and the same, together, as they come."""
+def _mutual_groups(pairs: Sequence[Alias]) -> Iterator[list[Term]]:
+    """Yield groups of terms that are completely confounded with each other, shorter terms first."""
     groups: list[list[Term]] = []
-    for alias in found:
-        mine = [group for group in groups if alias.first in group or alias.second in group]
-        joined = list(dict.fromkeys([*(term for group in mine for term in group), alias.first, alias.second]))
-        groups = [group for group in groups if group not in mine] + [joined]
+    for alias in pairs:
+        touched = [group for group in groups if alias.first in group or alias.second in group]
+        joined = list(dict.fromkeys([*(term for group in touched for term in group), alias.first, alias.second]))
+        groups = [group for group in groups if group not in touched] + [joined]
     yield from (sorted(group, key=len) for group in groups)
 
 
 def precision(model: LinearModel, members: np.ndarray) -> list[str]:
-    """Efficiency and widths in sentences without an end."""
-    found = widths(model, members)
+    """Return one sentence (without a full stop) about efficiency and interval inflation."""
+    inflations = widths(model, members)
     share = f"D-efficiency {100 * efficiency(model, members):.0f}% (of what as many cells of the whole grid would tell)"
-    if not found:
+    if not inflations:
         return [share]
-    told = ", ".join(f"{one.axis} {one.whole:.2f}" for one in found)
+    factors = ", ".join(f"{inflation.axis} {inflation.whole:.2f}" for inflation in inflations)
     return [
-        f"{share}; intervals are wider than from all {counted(len(model.space.points), 'cell')} by {told}: {found[0].fewer:.2f} since there are "
+        f"{share}; intervals are wider than from all {counted(len(model.space.points), 'cell')} by {factors}: {inflations[0].fewer:.2f} since there are "
         "fewer, the rest for lack of balance"
     ]

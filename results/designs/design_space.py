@@ -1,4 +1,4 @@
-"""The cells that a grid allows as points, and the columns of a linear model over them."""
+"""The cells that a grid allows, as points, and the columns of a linear model over them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from itertools import combinations
 import numpy as np
 
 Term = tuple[str, ...]
-"""The axes of a main effect or an interaction, in the order of the space; the mean is ()."""
+"""Axes of a main effect or an interaction, in the order of the space; the mean is ()."""
 EXACT = 1e-9
+"""Relative tolerance below which a singular value or a weight counts as zero."""
 
 
 @dataclass(frozen=True)
 class DesignSpace:
-    """Every combination of the levels of axes but those that a rule of `exclude` matches, as a grid lists them.
+    """Space of all combinations of the axes' levels that no rule of `exclude` matches.
 
-    `axes` are those with two or more levels; a rule maps axes to levels and drops the points that stand at one of them on
-    every axis that it names.
+    `axes` maps each axis with two or more levels to its levels. A rule maps axes to levels. It drops the points that
+    have one of these
+    levels on every axis of the rule.
     """
 
     axes: Mapping[str, tuple[str, ...]]
@@ -28,103 +30,122 @@ class DesignSpace:
 
     @cached_property
     def points(self) -> np.ndarray:
-        """The place of every point's level on each axis, [point, axis], the last axis fastest."""
+        """Index of every point's level on each axis, [point, axis]; the last axis varies fastest."""
         sizes = [len(levels) for levels in self.axes.values()]
-        every = np.indices(sizes).reshape(len(sizes), -1).T
+        grid = np.indices(sizes).reshape(len(sizes), -1).T
         names = list(self.axes)
-        kept = np.ones(len(every), dtype=bool)
+        mask = np.ones(len(grid), dtype=bool)
         for rule in self.exclude:
-            matched = np.ones(len(every), dtype=bool)
-            for axis, words in rule.items():
+            matched = np.ones(len(grid), dtype=bool)
+            for axis, excluded in rule.items():
                 column = names.index(axis)
-                places = [place for place, word in enumerate(self.axes[axis]) if word in words]
-                matched &= np.isin(every[:, column], places)
-            kept &= ~matched
-        return every[kept]
+                codes = [code for code, level in enumerate(self.axes[axis]) if level in excluded]
+                matched &= np.isin(grid[:, column], codes)
+            mask &= ~matched
+        return grid[mask]
 
     def term(self, axes: Iterable[str]) -> Term:
-        """These axes in the order of the space."""
-        given = set(axes)
-        return tuple(axis for axis in self.axes if axis in given)
+        """Return these axes in the order of the space."""
+        names = set(axes)
+        return tuple(axis for axis in self.axes if axis in names)
 
     def terms(self, order: int) -> list[Term]:
-        """Every term of so many axes."""
+        """Return all terms of `order` axes."""
         return list(combinations(self.axes, order))
 
     def df(self, term: Term) -> int:
-        """How many numbers a term takes."""
+        """Return the degrees of freedom (number of columns) of a term."""
         return math.prod(len(self.axes[axis]) - 1 for axis in term)
 
     def index(self, levels: Mapping[str, str]) -> int | None:
-        """The place of a point among `points`, by its levels; None for one that the grid does not list."""
+        """Return the index in `points` of the point with these levels; None for a point that the grid does not list."""
         try:
-            codes = tuple(words.index(levels[axis]) for axis, words in self.axes.items())
+            codes = tuple(axis_levels.index(levels[axis]) for axis, axis_levels in self.axes.items())
         except (KeyError, ValueError):
             return None
-        return self._places.get(codes)
+        return self.index_by_codes.get(codes)
 
     @cached_property
-    def _places(self) -> dict[tuple[int, ...], int]:
-        return {tuple(point): place for place, point in enumerate(self.points.tolist())}
+    def index_by_codes(self) -> dict[tuple[int, ...], int]:
+        """Index of each point by its level indices."""
+        return {tuple(point): index for index, point in enumerate(self.points.tolist())}
 
 
 def hierarchical_closure(terms: Iterable[Term]) -> list[Term]:
-    """The terms with all that are part of one, main effects first; without the mean."""
-    found = {part: None for term in terms for n in range(1, len(term) + 1) for part in combinations(term, n)}
-    return sorted(found, key=len)
+    """Return the terms with all terms contained in them, main effects first, without the mean."""
+    parts = {part: None for term in terms for n in range(1, len(term) + 1) for part in combinations(term, n)}
+    return sorted(parts, key=len)
 
 
 @dataclass(frozen=True)
 class LinearModel:
-    """A linear model over a space: the mean and `terms`, each axis in contrasts that sum to zero and have variance 1 over its
-    levels, so that over a complete factorial all columns are orthogonal."""
+    """Linear model over a space: the mean and `terms`.
+
+    Each axis is coded by contrasts over its levels with sum zero and variance 1. Over a complete factorial all columns
+    are orthogonal.
+    """
 
     space: DesignSpace
     terms: tuple[Term, ...]
 
     @cached_property
     def spans(self) -> dict[Term, slice]:
-        """The columns of every term, the mean's too."""
-        found: dict[Term, slice] = {(): slice(0, 1)}
-        at = 1
+        """Columns of every term, the mean included, as slices."""
+        spans: dict[Term, slice] = {(): slice(0, 1)}
+        start = 1
         for term in self.terms:
-            found[term] = slice(at, at + self.space.df(term))
-            at = found[term].stop
-        return found
+            spans[term] = slice(start, start + self.space.df(term))
+            start = spans[term].stop
+        return spans
 
     def columns(self, points: np.ndarray) -> np.ndarray:
-        """The columns of these points, [point, column], the mean first."""
+        """Return the model columns of points [point, axis] as [point, column], the mean first."""
         return np.concatenate([term_columns(self.space, term, points) for term in self.spans], axis=1)
 
     @cached_property
     def every(self) -> np.ndarray:
-        """The columns of all points of the space."""
+        """Model columns of all points of the space, [point, column]."""
         return self.columns(self.space.points)
 
     @cached_property
     def whitened(self) -> np.ndarray:
-        """Columns [point, rank] that span the same and are orthonormal times the root of the number of points: as many as
-        all points together can tell apart."""
-        left, sizes, _ = np.linalg.svd(self.every, full_matrices=False)
+        """Orthonormal basis of the model's column space over all points, times the root of their number: [point, rank].
+
+        Its columns have mean square 1.
+        """
+        vectors, sizes, _ = np.linalg.svd(self.every, full_matrices=False)
         rank = int((sizes > EXACT * sizes[0]).sum())
-        return np.asarray(left[:, :rank] * math.sqrt(len(left)))
+        return np.asarray(vectors[:, :rank] * math.sqrt(len(vectors)))
 
     @property
     def rank(self) -> int:
-        """How many numbers the model has that all points together can tell apart."""
+        """Number of parameters that all points together can estimate."""
         return self.whitened.shape[1]
 
     def contrast(
         self, axis: str, level: str, reference: str, within: Mapping[str, str] | None = None, stratum: str | None = None
     ) -> np.ndarray:
-        """The weights [column] that make, of the model's coefficients, the mean difference between two levels of an axis: over
-        the pairs of points that the grid lists within these levels, each level of `stratum` with the same weight."""
+        """Return the weights [column] by which the coefficients give the mean difference between two levels of an axis.
+
+        The mean is over the pairs of points that the grid lists at the levels `within`; levels of `stratum` have equal
+        weights. Zeros if there
+        are no such pairs.
+        """
         return self.contrasted({axis: (level, reference)}, within, stratum)
 
     def contrasted(
         self, levels: Mapping[str, tuple[str, str]], within: Mapping[str, str] | None = None, stratum: str | None = None
     ) -> np.ndarray:
-        """As `contrast`; for several axes of the difference of differences. Zeros where the grid lists no such points."""
+        """Return the weights [column] of a difference between two levels, or of a difference of differences.
+
+        Args:
+            levels: (level, reference) by axis.
+            within: fixed levels by axis; None for none.
+            stratum: axis whose levels get equal weights; None for none.
+
+        Returns:
+            Weights of the model's coefficients; zeros if the grid lists no such points.
+        """
         space, names = self.space, list(self.space.axes)
         corners: list[tuple[dict[str, str], float]] = [({}, 1.0)]
         for axis, pair in levels.items():
@@ -133,67 +154,77 @@ class LinearModel:
             ({names.index(axis): space.axes[axis].index(word) for axis, word in at.items()}, sign)
             for at, sign in corners
         ]
-        # points at the first corner, whose other corners are looked up
-        here = np.ones(len(space.points), dtype=bool)
+        # only points at the first corner; their other corners are looked up
+        is_first_corner = np.ones(len(space.points), dtype=bool)
         for axis, word in (within or {}).items():
-            here &= space.points[:, names.index(axis)] == space.axes[axis].index(word)
+            is_first_corner &= space.points[:, names.index(axis)] == space.axes[axis].index(word)
         for column, code in codes[0][0].items():
-            here &= space.points[:, column] == code
-        found, strata = [], []
-        for point in space.points[here]:
-            made = np.zeros(self.every.shape[1])
+            is_first_corner &= space.points[:, column] == code
+        differences, strata = [], []
+        for point in space.points[is_first_corner]:
+            difference = np.zeros(self.every.shape[1])
             for at, sign in codes:
                 corner = point.copy()
                 corner[list(at)] = list(at.values())
-                place = space._places.get(tuple(corner.tolist()))
-                if place is None:
+                index = space.index_by_codes.get(tuple(corner.tolist()))
+                if index is None:
                     break
-                made += sign * self.every[place]
+                difference += sign * self.every[index]
             else:
-                found.append(made)
+                differences.append(difference)
                 strata.append(int(point[names.index(stratum)]) if stratum in names else 0)
-        if not found:
+        if not differences:
             return np.zeros(self.every.shape[1])
-        rows, which = np.array(found), np.array(strata)
-        return np.asarray(np.mean([rows[which == one].mean(axis=0) for one in np.unique(which)], axis=0))
+        rows, stratum_codes = np.array(differences), np.array(strata)
+        return np.asarray(
+            np.mean(
+                [rows[stratum_codes == stratum_code].mean(axis=0) for stratum_code in np.unique(stratum_codes)], axis=0
+            )
+        )
 
 
 def term_columns(space: DesignSpace, term: Term, points: np.ndarray) -> np.ndarray:
-    """The columns of a term, [point, df]."""
+    """Return the columns of a term for points [point, axis], as [point, df]."""
     names = list(space.axes)
-    found = np.ones((len(points), 1))
+    columns = np.ones((len(points), 1))
     for axis in term:
         own = helmert_contrasts(len(space.axes[axis]))[points[:, names.index(axis)]]
-        found = np.einsum("ni,nj->nij", found, own).reshape(len(points), -1)
-    return found
+        columns = np.einsum("ni,nj->nij", columns, own).reshape(len(points), -1)
+    return columns
 
 
 def helmert_contrasts(levels: int) -> np.ndarray:
-    """Contrasts [level, levels - 1] that sum to zero, are orthogonal and have mean square 1; -1 and 1 for two levels."""
-    found = np.zeros((levels, levels - 1))
+    """Return contrasts [level, levels - 1] that sum to zero, are orthogonal and have mean square 1.
+
+    -1 and 1 for two levels.
+    """
+    contrasts = np.zeros((levels, levels - 1))
     for column in range(levels - 1):
-        found[: column + 1, column] = -1
-        found[column + 1, column] = column + 1
-        found[:, column] *= math.sqrt(levels / ((column + 1) * (column + 2)))
-    return found
+        contrasts[: column + 1, column] = -1
+        contrasts[column + 1, column] = column + 1
+        contrasts[:, column] *= math.sqrt(levels / ((column + 1) * (column + 2)))
+    return contrasts
 
 
 def is_estimable(columns: np.ndarray, weights: np.ndarray) -> bool:
-    """Whether points with these columns [point, column] tell that combination of the coefficients, [column]."""
+    """Return True if points with these columns [point, column] determine a combination of the coefficients.
+
+    `weights` [column] are the weights of the combination; zero weights give False.
+    """
     if not np.abs(weights).max(initial=0.0) > EXACT:
         return False
     solved, *_ = np.linalg.lstsq(columns.T, weights, rcond=None)
     return bool(np.abs(columns.T @ solved - weights).max() <= 1e-6 * np.abs(weights).max())
 
 
-def residual(columns: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """What is left of `columns` [point, ...] beside the column space of `given`."""
-    if not given.shape[1]:
+def residual(columns: np.ndarray, basis: np.ndarray) -> np.ndarray:
+    """Return the part of `columns` [point, ...] orthogonal to the column space of the second argument."""
+    if not basis.shape[1]:
         return columns
-    solved, *_ = np.linalg.lstsq(given, columns, rcond=None)
-    return np.asarray(columns - given @ solved)
+    solved, *_ = np.linalg.lstsq(basis, columns, rcond=None)
+    return np.asarray(columns - basis @ solved)
 
 
 def words(term: Sequence[str]) -> str:
-    """memory; memory x window."""
+    """Return a term as text: "memory" or "memory x window"."""
     return " x ".join(term)

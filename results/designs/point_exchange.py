@@ -1,8 +1,10 @@
-"""D-optimal designs over any set of points: an exchange of points, then an order in which every design holds the smaller ones.
+"""D-optimal designs over any set of points, by point exchange and an order in which designs are nested.
 
-The criterion is the determinant of X'X + K over the columns of the model and, with a small weight, those of interactions that
-might matter beside it (DuMouchel and Jones, Technometrics 36, 1994), so that of designs that are equal for the model one
-is taken which mixes it least with these.
+The criterion is the determinant of X'X + K. X has the columns of the model and, with a small weight, those of potential
+interactions
+(DuMouchel and Jones, Technometrics 36, 1994). Among designs that are equally good for the model, the one that confounds
+it least with
+these is chosen.
 """
 
 from __future__ import annotations
@@ -16,117 +18,141 @@ from typing import Any
 import numpy as np
 
 STARTS = 12
+"""Number of random starts of an exchange."""
 ROUNDS = 50
+"""Maximum number of passes over the chosen points."""
 MAX_MULTIPLICATIONS = 5e8
-"""Multiplications that the starts may take together; of a large grid there are fewer."""
+"""Limit of the multiplications of all starts together; large grids get fewer starts."""
 PRIMARY_PRIOR = 1e-6
-"""What is known beforehand of the model's own numbers: nothing, but the sums stay invertible."""
+"""Prior precision of the model's own coefficients: nearly none, but the sums stay invertible."""
 POTENTIAL_PRIOR = 10.0
-"""Of the numbers that might matter besides: as if so many runs had shown them to be nothing."""
+"""Prior precision of the potential interactions: as if so many runs had shown them to be zero."""
 
 
 def seed_of(content: Mapping[str, Any]) -> int:
-    """A seed that is the same wherever the same JSON is asked about."""
+    """Return a random seed that is the same for the same JSON value on every machine."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def order(model: np.ndarray, beside: np.ndarray, seed: int, most: int) -> np.ndarray:
-    """The places of the first `most` points in the order that designs take them.
+def point_order(model: np.ndarray, potential: np.ndarray, seed: int, runs: int) -> np.ndarray:
+    """Return the indices of the first `most` points in the order in which designs use them.
 
-    `model` [point, rank] are the columns to be estimated and `beside` [point, more] those that might matter, both orthonormal
-    times the root of the number of points. A design of n >= rank points is the first n.
+    A design of n >= rank points consists of the first n.
+
+    Args:
+        model: columns to be estimated, [point, rank].
+        potential: columns of potential interactions, [point, more]; both orthonormal times the root of the number of
+            points.
+        seed: random seed of the starts.
+        runs: number of points to return.
     """
-    chosen = exchanged(model, beside, model.shape[1], seed)
-    return extend_design(model, beside, chosen, most)
+    chosen = exchange_design(model, potential, model.shape[1], seed)
+    return extend_design(model, potential, chosen, runs)
 
 
-def exchanged(model: np.ndarray, beside: np.ndarray, runs: int, seed: int) -> np.ndarray:
-    """The places of so many points: the best of several random starts, each improved by exchanges until none helps
-    (Cook and Nachtsheim, Technometrics 22, 1980)."""
+def exchange_design(model: np.ndarray, potential: np.ndarray, runs: int, seed: int) -> np.ndarray:
+    """Return the sorted indices of `runs` points: the best of several random starts, each improved by exchanges.
+
+    Args:
+        model: columns to be estimated, [point, rank].
+        potential: columns of potential interactions, [point, more].
+        runs: number of points.
+        seed: random seed.
+
+    Source: Cook and Nachtsheim, Technometrics 22, 1980.
+    """
     random = np.random.default_rng(seed)
-    columns, prior = _joined(model, beside)
-    once = runs * columns.size * 4
+    columns, prior = _join_columns(model, potential)
+    multiplications = runs * columns.size * 4
     best, highest = np.arange(0), -math.inf
-    for _ in range(max(1, min(STARTS, int(MAX_MULTIPLICATIONS / max(once, 1))))):
-        found = _improved(columns, prior, random.permutation(len(columns))[:runs])
-        value = _log_det(columns[found], prior)
+    for _ in range(max(1, min(STARTS, int(MAX_MULTIPLICATIONS / max(multiplications, 1))))):
+        members = _exchange_points(columns, prior, random.permutation(len(columns))[:runs])
+        value = _log_det(columns[members], prior)
         if value > highest + 1e-9:
-            best, highest = found, value
+            best, highest = members, value
     return np.sort(best)
 
 
-def improve_design(model: np.ndarray, beside: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """The design that exchanges lead to from this one."""
-    columns, prior = _joined(model, beside)
-    return np.sort(_improved(columns, prior, start))
+def improve_design(model: np.ndarray, potential: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """Return the sorted indices of the design that exchanges reach from the design `start`."""
+    columns, prior = _join_columns(model, potential)
+    return np.sort(_exchange_points(columns, prior, start))
 
 
-def extend_design(model: np.ndarray, beside: np.ndarray, chosen: np.ndarray, most: int) -> np.ndarray:
-    """The chosen points and behind them, one by one, the point that adds most."""
-    columns, prior = _joined(model, beside)
-    found = [int(one) for one in chosen]
-    inverse = np.linalg.inv(columns[found].T @ columns[found] + np.diag(prior))
+def extend_design(model: np.ndarray, potential: np.ndarray, chosen: np.ndarray, runs: int) -> np.ndarray:
+    """Return the chosen points followed by further ones, each the point that increases the determinant most.
+
+    Args:
+        model: columns to be estimated, [point, rank].
+        potential: columns of potential interactions, [point, more].
+        chosen: indices of the chosen points.
+        runs: number of points to return.
+    """
+    columns, prior = _join_columns(model, potential)
+    members = [int(index) for index in chosen]
+    inverse = np.linalg.inv(columns[members].T @ columns[members] + np.diag(prior))
     gain = _gains(columns, inverse)
-    left = np.ones(len(columns), dtype=bool)
-    left[found] = False
-    while len(found) < most:
-        best = _first_best(np.where(left, gain, -math.inf))
-        found.append(best)
-        left[best] = False
-        inverse, gain = _moved(columns, inverse, gain, best, 1.0)
-    return np.array(found)
+    is_free = np.ones(len(columns), dtype=bool)
+    is_free[members] = False
+    while len(members) < runs:
+        best = _first_best(np.where(is_free, gain, -math.inf))
+        members.append(best)
+        is_free[best] = False
+        inverse, gain = _update_inverse(columns, inverse, gain, best, 1.0)
+    return np.array(members)
 
 
-def _joined(model: np.ndarray, beside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """All columns, and what is known of each beforehand."""
-    prior = np.concatenate([np.full(model.shape[1], PRIMARY_PRIOR), np.full(beside.shape[1], POTENTIAL_PRIOR)])
-    return np.concatenate([model, beside], axis=1), prior
+def _join_columns(model: np.ndarray, potential: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return all columns, [point, rank + more], and the prior precision of each."""
+    prior = np.concatenate([np.full(model.shape[1], PRIMARY_PRIOR), np.full(potential.shape[1], POTENTIAL_PRIOR)])
+    return np.concatenate([model, potential], axis=1), prior
 
 
-def _improved(columns: np.ndarray, prior: np.ndarray, start: np.ndarray) -> np.ndarray:
+def _exchange_points(columns: np.ndarray, prior: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """Return the indices of a design after exchanges that increase the determinant, in at most ROUNDS passes."""
     chosen = np.array(start)
     inside = np.zeros(len(columns), dtype=bool)
     inside[chosen] = True
     for _ in range(ROUNDS):
-        # from scratch, so that no dust of updates gathers
+        # from scratch, so that rounding errors of updates do not accumulate
         inverse = np.linalg.inv(columns[chosen].T @ columns[chosen] + np.diag(prior))
         gain = _gains(columns, inverse)
-        moved = False
-        for place, old in enumerate(chosen.tolist()):
+        has_changed = False
+        for position, old in enumerate(chosen.tolist()):
             cross = columns @ (inverse @ columns[old])
-            # the factor by which the determinant changes when `old` leaves for each other point
+            # factor by which the determinant changes if `old` is exchanged for each other point
             factor = (1 + gain) * (1 - gain[old]) + cross**2
             factor[inside] = -math.inf
             new = _first_best(factor)
             if factor[new] <= 1 + 1e-9:
                 continue
-            inverse, gain = _moved(columns, inverse, gain, new, 1.0)
-            inverse, gain = _moved(columns, inverse, gain, old, -1.0)
-            inside[old], inside[new], chosen[place] = False, True, new
-            moved = True
-        if not moved:
+            inverse, gain = _update_inverse(columns, inverse, gain, new, 1.0)
+            inverse, gain = _update_inverse(columns, inverse, gain, old, -1.0)
+            inside[old], inside[new], chosen[position] = False, True, new
+            has_changed = True
+        if not has_changed:
             break
     return chosen
 
 
 def _gains(columns: np.ndarray, inverse: np.ndarray) -> np.ndarray:
-    """What each point would add to the determinant, as a share of it."""
+    """Return the relative increase of the determinant by each point, [point]."""
     return np.asarray(((columns @ inverse) * columns).sum(axis=1))
 
 
 def _first_best(values: np.ndarray) -> int:
-    """The first of those that are the largest but for dust, so that every machine takes the same."""
+    """Return the first index of the maximum up to rounding, so that every machine chooses the same."""
     largest = float(values.max())
     return int(np.flatnonzero(values >= largest - 1e-7 * max(1.0, abs(largest)))[0])
 
 
-def _moved(
-    columns: np.ndarray, inverse: np.ndarray, gain: np.ndarray, place: int, sign: float
+def _update_inverse(
+    columns: np.ndarray, inverse: np.ndarray, gain: np.ndarray, index: int, sign: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Inverse and gains after a point came (sign 1) or left (-1)."""
-    step = inverse @ columns[place]
-    scale = 1 + sign * float(columns[place] @ step)
+    """Return the inverse information matrix and the gains after a point was added (sign 1) or removed (-1)."""
+    step = inverse @ columns[index]
+    scale = 1 + sign * float(columns[index] @ step)
     if scale < 1e-12:
         scale = 1e-12
     inverse = inverse - sign * np.outer(step, step) / scale

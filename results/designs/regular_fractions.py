@@ -1,6 +1,7 @@
-"""Regular fractions: of k axes with two levels 2^(k-p) combinations, crossed with all levels of the other axes.
+"""Regular fractions: 2^(k-p) combinations of k two-level axes, crossed with all levels of the other axes.
 
-An effect is a set of the two-level axes, kept as bits; the words of a fraction are the effects that it cannot tell from the mean.
+An effect is a set of two-level axes, stored as bits. The defining words of a fraction are the effects that it confounds
+with the mean.
 """
 
 from __future__ import annotations
@@ -14,106 +15,120 @@ import numpy as np
 
 from .design_space import DesignSpace, Term
 
-MOST_TRIES = 3_000_000
-"""Words that are looked at before a fraction is given up as too large to search."""
+MAX_GROUPS = 3_000_000
+"""Number of groups of words that are tried before the search is abandoned."""
 ROMAN = ("", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII")
 
 
 @dataclass(frozen=True)
 class RegularFraction:
-    """A regular fraction: its words as bits over `axes`, those with two levels, all with the sign +."""
+    """A regular fraction, given by its defining words as bits over the two-level `axes`, all with positive sign."""
 
     axes: tuple[str, ...]
-    words: tuple[int, ...]
-    """Every word, the shortest first; the mean is not among them."""
+    defining_relation: tuple[int, ...]
+    """All defining words, the shortest first, without the mean."""
 
     @property
     def resolution(self) -> int:
-        """The length of the shortest word; one more than there are axes for the complete factorial."""
-        return self.words[0].bit_count() if self.words else len(self.axes) + 1
+        """Length of the shortest word; number of axes + 1 for the complete factorial."""
+        return self.defining_relation[0].bit_count() if self.defining_relation else len(self.axes) + 1
 
-    def named(self) -> list[Term]:
-        """The words by their axes."""
-        return [tuple(a for bit, a in enumerate(self.axes) if word >> bit & 1) for word in self.words]
+    def relation_as_terms(self) -> list[Term]:
+        """Return the words as tuples of axes."""
+        return [tuple(a for bit, a in enumerate(self.axes) if word >> bit & 1) for word in self.defining_relation]
 
     def members(self, space: DesignSpace) -> np.ndarray:
-        """The places of its points among those of a space."""
+        """Return the indices of the fraction's points in a space."""
         names = list(space.axes)
         signs = space.points[:, [names.index(axis) for axis in self.axes]] * 2 - 1
-        kept = np.ones(len(signs), dtype=bool)
-        for word in self.words:
+        mask = np.ones(len(signs), dtype=bool)
+        for word in self.defining_relation:
             bits = [bit for bit in range(len(self.axes)) if word >> bit & 1]
-            kept &= signs[:, bits].prod(axis=1) == 1
-        return np.flatnonzero(kept)
+            mask &= signs[:, bits].prod(axis=1) == 1
+        return np.flatnonzero(mask)
 
 
 def two_level_axes(space: DesignSpace) -> tuple[str, ...]:
-    """The axes with two levels."""
+    """Return the axes with two levels."""
     return tuple(axis for axis, levels in space.axes.items() if len(levels) == 2)
 
 
 def best(space: DesignSpace, halvings: int, terms: Collection[Term], least: int = 3) -> RegularFraction | None:
-    """The fraction 1/2^halvings that tells all `terms` apart and has the fewest short words (minimum aberration); None where
-    none does with at least that resolution, or where there are too many to try."""
+    """Return the fraction 1/2^halvings that separates all `terms` with minimum aberration (the fewest short words).
+
+    Args:
+        space: all possible points.
+        halvings: number of halvings.
+        terms: terms that must not be confounded with each other or the mean.
+        least: minimum resolution.
+
+    Returns:
+        None if there is no such fraction, or too many groups to try.
+    """
     axes = two_level_axes(space)
     if not 0 < halvings < len(axes):
         return None
-    apart = _forbidden(space, axes, terms)
-    found: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    for words in _subgroups(len(axes), halvings):
-        lengths = [word.bit_count() for word in words]
-        if min(lengths) < least or not apart.isdisjoint(words):
+    forbidden = _forbidden(space, axes, terms)
+    best_pattern: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    for group in _subgroups(len(axes), halvings):
+        lengths = [word.bit_count() for word in group]
+        if min(lengths) < least or not forbidden.isdisjoint(group):
             continue
         pattern = tuple(lengths.count(n) for n in range(1, len(axes) + 1))
-        if found is None or (pattern, words) < found:
-            found = pattern, words
+        if best_pattern is None or (pattern, group) < best_pattern:
+            best_pattern = pattern, group
     return (
         None
-        if found is None
-        else RegularFraction(axes, tuple(sorted(found[1], key=lambda word: (word.bit_count(), word))))
+        if best_pattern is None
+        else RegularFraction(axes, tuple(sorted(best_pattern[1], key=lambda word: (word.bit_count(), word))))
     )
 
 
 def smallest_fraction(space: DesignSpace, resolution: int, terms: Collection[Term]) -> RegularFraction | None:
-    """The smallest fraction of at least that resolution that tells all `terms` apart; None where only the complete factorial
-    does."""
+    """Return the smallest fraction with at least that resolution that separates all `terms`; None if there is none."""
     k = len(two_level_axes(space))
-    # a design of resolution 2 t + 1 tells all terms of up to t axes apart
+    # a design of resolution 2 t + 1 separates all terms of up to t axes
     least = {3: k + 1, 4: 2 * k}.get(resolution, 1 + k + k * (k - 1) // 2)
     for halvings in range(k - 1, 0, -1):
-        if 2 ** (k - halvings) >= least and (found := best(space, halvings, terms, resolution)) is not None:
-            return found
+        if 2 ** (k - halvings) >= least and (fraction := best(space, halvings, terms, resolution)) is not None:
+            return fraction
     return None
 
 
 def _forbidden(space: DesignSpace, axes: Sequence[str], terms: Collection[Term]) -> set[int]:
-    """The words that would mix two of these terms, or one of them with the mean: they agree on all axes but the two-level ones."""
+    """Return the words that would confound two of these terms, or one of them with the mean.
+
+    Two terms can be confounded only if they agree on all axes with more than two levels.
+    """
     split = []
     for term in [(), *terms]:
         bits = sum(1 << bit for bit, axis in enumerate(axes) if axis in term)
         split.append((tuple(axis for axis in term if axis not in axes), bits))
-    return {a ^ b for (others, a), (more, b) in combinations(split, 2) if others == more}
+    return {a ^ b for (outside, a), (outside_second, b) in combinations(split, 2) if outside == outside_second}
 
 
 def _subgroups(k: int, p: int) -> Iterator[tuple[int, ...]]:
-    """The words of every fraction 2^(k-p), sorted; of too many, those whose last p axes are made from the first."""
+    """Yield the sorted words of every fraction 2^(k-p); nothing if there are more than MAX_GROUPS per base.
+
+    If there are too many in total, only those whose last p axes are products of the others are yielded.
+    """
     # each of p axes is the product of two or more of the others
-    one_base = math.comb(max(2 ** (k - p) - (k - p) - 1, 0), p) * 2**p
+    groups_per_base = math.comb(max(2 ** (k - p) - (k - p) - 1, 0), p) * 2**p
     bases = list(combinations(range(k), k - p))
-    if one_base > MOST_TRIES:
+    if groups_per_base > MAX_GROUPS:
         return
-    if one_base * len(bases) > MOST_TRIES:
+    if groups_per_base * len(bases) > MAX_GROUPS:
         bases = bases[:1]
     seen = set()
-    for base in bases:
-        rest = [axis for axis in range(k) if axis not in base]
-        products = [sum(1 << axis for axis in some) for n in range(2, k - p + 1) for some in combinations(base, n)]
-        for made in combinations(products, p):
-            words = [0]
-            for axis, product in zip(rest, made, strict=True):
+    for base_axes in bases:
+        rest = [axis for axis in range(k) if axis not in base_axes]
+        products = [sum(1 << axis for axis in axes) for n in range(2, k - p + 1) for axes in combinations(base_axes, n)]
+        for generators in combinations(products, p):
+            span = [0]
+            for axis, product in zip(rest, generators, strict=True):
                 generator = product | 1 << axis
-                words += [word ^ generator for word in words]
-            group = tuple(sorted(words[1:]))
+                span += [word ^ generator for word in span]
+            group = tuple(sorted(span[1:]))
             if group not in seen:
                 seen.add(group)
                 yield group

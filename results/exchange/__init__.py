@@ -1,5 +1,6 @@
-"""Sweeps for other places and programs: bundles out and in, tables, trackers.
+"""Sweeps in files: bundles to export and import, tables for other programs, and exporters to experiment trackers.
 
-Imports results/store, results/paper and results/studies; commands and results/shipped may import it.
-Start with bundles.py and row_validation.py for what a bundle is, then importing.py; trackers/ lists the exporters.
+This package imports results/store, results/paper and results/studies; commands and results/shipped may import it. Start
+with bundles.py
+and row_validation.py for the format of a bundle, then read importing.py; trackers/ lists the exporters.
 """

@@ -1,4 +1,4 @@
-"""Weights and logs of a bundle on their way into the runs folder, and back if the import fails."""
+"""Weights and logs of a bundle: unpacking into the runs folder, and the undo if the import fails."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ from ..errors import StoreError
 from .bundles import Bundle
 
 STAGING = ".import-"
-"""How folders begin that an import fills before it commits; one that is left over may be deleted."""
+"""Prefix of folders that an import fills before it commits; a leftover one may be deleted."""
 
 
 class BundleFiles:
-    """Weights and logs on their way from a bundle into the runs folder, and back if the import fails."""
+    """Moves the weights and logs of a bundle into the runs folder, and back if the import fails."""
 
     def __init__(self, bundle: Bundle, runs: Path) -> None:
+        """Index the files of the bundle by attempt; nothing is unpacked."""
         self.bundle, self.runs = bundle, runs
         self._staging: Path | None = None
         self._staged: set[str] = set()
         self._undo: list[Callable[[], object]] = []
-        self.placed = 0
-        self._known: dict[int, list[tuple[str, str]]] = {}
+        self.n_moved = 0
+        self._files_by_attempt: dict[int, list[tuple[str, str]]] = {}
         for index, name, role in bundle.files.values():
-            self._known.setdefault(index, []).append((name, role))
+            self._files_by_attempt.setdefault(index, []).append((name, role))
 
     def stage(self, indices: Iterable[int]) -> None:
-        """Unpacks the files of those attempts beside the others, synced, not yet in their place."""
+        """Unpack the files of these attempts into a temporary folder inside the runs folder, and sync them.
+
+        Skips those already unpacked.
+        """
         wanted = set(indices)
         for member, (index, name, _) in sorted(self.bundle.files.items()):
             if index not in wanted or member in self._staged:
@@ -50,37 +54,47 @@ class BundleFiles:
             self._staged.add(member)
 
     def names(self, index: int, role: str | None = None) -> list[str]:
-        """The file names that the bundle has for an attempt."""
-        return [name for name, what in self._known.get(index, ()) if role in (None, what)]
+        """Return the names of an attempt's files in the bundle; `role` selects `weights` or `log`."""
+        return [name for name, role_of_file in self._files_by_attempt.get(index, ()) if role in (None, role_of_file)]
 
-    def place(self, index: int, folder: str) -> None:
-        """Moves all files of an attempt into a folder that nobody has made. Raises StoreError when somebody has."""
+    def move_to_folder(self, index: int, folder: str) -> None:
+        """Move all unpacked files of an attempt to `folder`, relative to the runs folder.
+
+        Does nothing for an attempt without files.
+
+        Args:
+            index: number of the attempt in the bundle.
+            folder: new folder.
+
+        Raises:
+            StoreError: the folder exists.
+        """
         if self.names(index):
             target = self.runs / folder
             if os.path.lexists(target) or target.parent.is_symlink():
                 raise StoreError(f"{target} is in the way of the import; nothing was changed. Move it away")
-            made = [path for path in reversed(target.parents) if not path.exists()]
-            self._undo += [path.rmdir for path in made]
+            new_folders = [path for path in reversed(target.parents) if not path.exists()]
+            self._undo += [path.rmdir for path in new_folders]
             target.parent.mkdir(parents=True, exist_ok=True)
-            source = self._of(index)
-            # first noted, so that an interrupt between the two loses nothing; undoing what was not done is harmless
+            source = self._staged_folder(index)
+            # recorded first, so that an interrupt between the two loses nothing; a superfluous undo is harmless
             self._undo.append(lambda: os.rename(target, source))
             os.rename(source, target)
-            self.placed += len(self.names(index))
+            self.n_moved += len(self.names(index))
             fsync_path(target.parent)
 
-    def _of(self, index: int) -> Path:
+    def _staged_folder(self, index: int) -> Path:
         assert self._staging is not None
         return self._staging / str(index)
 
     def undo(self) -> None:
-        """Takes back everything that was moved."""
+        """Move everything back and remove the folders that were created. Errors of the file system are ignored."""
         while self._undo:
             with contextlib.suppress(OSError):
                 self._undo.pop()()
-        self.placed = 0
+        self.n_moved = 0
 
     def clear(self) -> None:
-        """Removes what was unpacked and not moved."""
+        """Delete the files that were unpacked and not moved."""
         if self._staging is not None:
             shutil.rmtree(self._staging, ignore_errors=True)

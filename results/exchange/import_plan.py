@@ -1,12 +1,16 @@
-"""What taking a bundle in would do: its rows checked against each other, then compared with the database. Reads only.
+"""Plan of an import: validate the rows of a bundle against each other, then compare them with the database. Reads only.
 
-Taking a bundle in adds what is missing and changes no number that is there: cells are the same by id, revisions by what
-they ask for, attempts by (cell, started_at, host, pid, kind, finished_at). Reports take the newest attempt by id, and ids
-follow the age: where older attempts arrive after younger ones, the ids of both are dealt anew among them, so two databases
-that take in each other's bundles show the same results whoever was first.
+An import adds missing rows and changes no existing number. Cells are equal by id, revisions by their content, attempts
+by (cell,
+started_at, host, pid, kind, finished_at). Reports use the attempt with the highest id, and ids follow the age. If older
+attempts
+arrive after younger ones, ids are therefore reassigned among them. Two databases that import each other's bundles then
+show the same
+results, whichever was first.
 
-Why ids and not times say which is newer: of one machine's attempts the later is the newer even after its clock was set
-back, and only the order of ids knows that. Numbers and folders, which people read, stay as they are.
+Ids rather than times say which attempt is newer: on one machine the later attempt is newer even after the clock was set
+back, and only
+the order of ids records that. Attempt numbers and folders, which users see, stay.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from ..store import queries
 from ..store.database import jsonable
 from ..weights import recorded_hash
 from .bundles import Bundle, error_text, local_path
-from .row_validation import ATTEMPT_TABLES, RowDict, T, quoted_value
+from .row_validation import ATTEMPT_TABLES, TABLES, RowDict, quoted_value
 
 if TYPE_CHECKING:
     from ..store.store import Store
@@ -38,43 +42,57 @@ if TYPE_CHECKING:
 ComputeCellId = Callable[[Mapping[str, Any], str], str]
 StoreColumns = Callable[[str, Mapping[str, list[Any]]], None]
 UNFINISHED_CAUSE = "still running when it was exported"
-"""How the cause of an attempt begins that was taken in unfinished; its finished self replaces it."""
+"""Prefix of the cause of an attempt that was imported unfinished.
+
+The finished attempt replaces it in a later import.
+"""
 
 
-class Content:
-    """The rows of a bundle that fit into memory, checked against each other. Numbers go to `keep`, many at a time.
+class BundleContent:
+    """Rows of a bundle that fit into memory, checked against each other.
 
-    JSON columns are text (see bundles.opened).
+    JSON columns are text (see `bundles.with_parsed_json`).
     """
 
     def __init__(
         self,
         bundle: Bundle,
-        identify: ComputeCellId | None,
-        keep: StoreColumns | None = None,
+        compute_cell_id: ComputeCellId | None,
+        store_columns: StoreColumns | None = None,
         derive: Derive | None = None,
     ) -> None:
+        """Read and check all rows and files of the bundle.
+
+        Args:
+            bundle: open bundle.
+            compute_cell_id: returns the id of a config, given the id in the bundle; None skips the check of cell ids.
+            store_columns: receives the rows of the tables of numbers, in batches: table name, and values by column.
+            derive: returns the columns that follow from a config; None skips their check.
+
+        Raises:
+            BundleError: the content contradicts itself.
+        """
         self.bundle = bundle
-        wrong = bundle.wrong
+        invalid_error = bundle.invalid_error
         sweeps = list(bundle.rows("sweep"))
         if [row["name"] for row in sweeps] != [bundle.sweep]:
-            raise wrong("it does not hold exactly the sweep that the manifest names")
+            raise invalid_error("it does not hold exactly the sweep that the manifest names")
         self.sweep = sweeps[0]
         self.cells = {row["id"]: row for row in bundle.rows("cell")}
         if len(self.cells) != bundle.manifest["counts"]["cell"]:
-            raise wrong("cell.jsonl has a cell twice")
-        # before anything else that a cell says is looked at
-        if identify is not None:
-            self._identify(identify)
+            raise invalid_error("cell.jsonl has a cell twice")
+        # first of all, since later checks rely on the ids
+        if compute_cell_id is not None:
+            self._check_cell_ids(compute_cell_id)
         self.revisions = {row["number"]: row for row in bundle.rows("revision")}
         if len(self.revisions) != bundle.manifest["counts"]["revision"] or not self.revisions:
-            raise wrong("its revisions are not numbered one by one")
+            raise invalid_error("its revisions are not numbered one by one")
         self.members = self._members()
         if derive is not None:
             self._check_labels(derive)
         self.attempts = {row["id"]: row for row in bundle.rows("attempt")}
         if sorted(self.attempts) != list(range(1, bundle.manifest["counts"]["attempt"] + 1)):
-            raise wrong("its attempts are not numbered one by one")
+            raise invalid_error("its attempts are not numbered one by one")
         for row in self.attempts.values():
             self._check_attempt(row)
         hashes: dict[int, str | None] = {}
@@ -83,21 +101,21 @@ class Content:
                 if table == "provenance":
                     hashes |= zip(columns["attempt_id"], map(recorded_hash, columns["extra"]), strict=True)
                 if max(columns["attempt_id"]) > len(self.attempts):
-                    raise wrong(f"{table}.jsonl speaks of attempts that are not there")
-                if keep is not None:
-                    keep(table, columns)
+                    raise invalid_error(f"{table}.jsonl speaks of attempts that are not there")
+                if store_columns is not None:
+                    store_columns(table, columns)
         attempts, cells = {None, *self.attempts}, {None, *self.cells}
         self.events = []
         for row in bundle.rows("event"):
             if row["attempt_id"] not in attempts or row["cell_id"] not in cells:
-                raise wrong("event.jsonl speaks of what is not there")
+                raise invalid_error("event.jsonl speaks of what is not there")
             self.events.append(row)
         for member, (number, name, role) in bundle.files.items():
             if number not in self.attempts:
-                raise wrong(f"the file {name} belongs to no attempt")
+                raise invalid_error(f"the file {name} belongs to no attempt")
             recorded = hashes.get(number) if role == "weights" else None
             if recorded not in (None, bundle.manifest["members"][member]["sha256"]):
-                raise wrong(
+                raise invalid_error(
                     f"{member} are other weights than attempt {number} recorded (SHA-256 {quoted_value(recorded)})"
                 )
         for member in bundle.files:
@@ -105,47 +123,52 @@ class Content:
                 pass
 
     def _members(self) -> dict[int, list[RowDict]]:
-        found: dict[int, list[RowDict]] = {number: [] for number in self.revisions}
+        """Return the rows of revision_cell by revision number. Raises BundleError for unknown or duplicate cells."""
+        members: dict[int, list[RowDict]] = {number: [] for number in self.revisions}
         for row in self.bundle.rows("revision_cell"):
-            if row["revision"] not in found or row["cell_id"] not in self.cells:
-                raise self.bundle.wrong("revision_cell.jsonl lists what is not there")
-            found[row["revision"]].append(row)
-        if any(len({row["cell_id"] for row in rows}) != len(rows) for rows in found.values()):
-            raise self.bundle.wrong("revision_cell.jsonl lists a cell twice")
-        return found
+            if row["revision"] not in members or row["cell_id"] not in self.cells:
+                raise self.bundle.invalid_error("revision_cell.jsonl lists what is not there")
+            members[row["revision"]].append(row)
+        if any(len({row["cell_id"] for row in rows}) != len(rows) for rows in members.values()):
+            raise self.bundle.invalid_error("revision_cell.jsonl lists a cell twice")
+        return members
 
     def _check_attempt(self, row: RowDict) -> None:
+        """Raise BundleError for an attempt with an inconsistent cell, folder, state or chain of parents."""
         at = f"attempt.jsonl, attempt {row['id']}"
         if row["cell_id"] not in self.cells:
-            raise self.bundle.wrong(f"{at}: its cell is not there")
+            raise self.bundle.invalid_error(f"{at}: its cell is not there")
         if not row["run_dir"].startswith(f"{row['cell_id']}/"):
-            raise self.bundle.wrong(f"{at}: run_dir is {row['run_dir']!r}, not in the folder of its cell")
+            raise self.bundle.invalid_error(f"{at}: run_dir is {row['run_dir']!r}, not in the folder of its cell")
         if (row["state"] == "running") != (row["finished_at"] is None):
-            raise self.bundle.wrong(f"{at}: it is both running and finished")
-        parent, seen = row["parent_id"], {row["id"]}
+            raise self.bundle.invalid_error(f"{at}: it is both running and finished")
+        parent, ancestors = row["parent_id"], {row["id"]}
         while parent is not None:
-            if parent not in self.attempts or parent in seen:
-                raise self.bundle.wrong(f"{at}: its parent is not there, or its own child")
-            seen.add(parent)
+            if parent not in self.attempts or parent in ancestors:
+                raise self.bundle.invalid_error(f"{at}: its parent is not there, or its own child")
+            ancestors.add(parent)
             parent = self.attempts[parent]["parent_id"]
 
-    def _identify(self, identify: ComputeCellId) -> None:
-        """Every id is that of its config; only the published numbers, whose configs nobody knows whole, have others."""
+    def _check_cell_ids(self, compute_cell_id: ComputeCellId) -> None:
+        """Raise BundleError unless every cell id is that of its config.
+
+        Published numbers, whose configs are incomplete, are exempt.
+        """
         for number, (cell, row) in enumerate(self.cells.items(), 1):
             if paper.is_published_cell(cell, row["slug"]):
                 continue
             at = f"cell.jsonl, row {number}"
             try:
-                found = identify(json.loads(row["config"]), cell)
+                cell_id = compute_cell_id(json.loads(row["config"]), cell)
             except Exception as error:
-                raise self.bundle.wrong(
+                raise self.bundle.invalid_error(
                     f"{at}: the config of cell {cell} cannot be read ({error_text(error)})"
                 ) from error
-            if found != cell:
-                raise self.bundle.wrong(f"{at}: the config of cell {cell} is that of {found}")
+            if cell_id != cell:
+                raise self.bundle.invalid_error(f"{at}: the config of cell {cell} is that of {cell_id}")
 
     def _check_labels(self, derive: Derive) -> None:
-        """Refuse cells whose columns, or whose levels in a revision, are not those of their configs."""
+        """Raise BundleError for cells whose columns, or whose levels in a revision, contradict their configs."""
         axes: dict[str, list[RowDict]] = {cell: [] for cell in self.cells}
         for rows in self.members.values():
             for row in rows:
@@ -157,164 +180,196 @@ class Content:
             try:
                 derived = derive(config)
             except Exception as error:
-                raise self.bundle.wrong(
+                raise self.bundle.invalid_error(
                     f"cell.jsonl, row {number}: the config of cell {cell} cannot be read ({error_text(error)})"
                 ) from error
             for line in column_contradictions(row, derived):
-                raise self.bundle.wrong(f"cell.jsonl, row {number}: {line}")
+                raise self.bundle.invalid_error(f"cell.jsonl, row {number}: {line}")
             for link in axes[cell]:
                 for line in axis_contradictions(cell, json.loads(link["axes"]), config, derived):
-                    raise self.bundle.wrong(f"revision_cell.jsonl, revision {link['revision']}: {line}")
+                    raise self.bundle.invalid_error(f"revision_cell.jsonl, revision {link['revision']}: {line}")
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 
-def _identity(row: RowDict) -> tuple[Any, ...]:
+def _attempt_key(row: RowDict) -> tuple[Any, ...]:
     return (row["cell_id"], row["started_at"], row["host"], row["pid"], row["kind"], row["finished_at"])
 
 
-def _unfinished(row: RowDict) -> bool:
-    """Whether it is known only as far as it was when somebody exported it."""
+def _is_unfinished(row: RowDict) -> bool:
+    """Return True if the row holds an attempt as it was at an export before its end."""
     copied = row["state"] == "interrupted" and (row["cause"] or "").startswith(UNFINISHED_CAUSE)
     return copied or row["state"] == "running"
 
 
-def _interleaved(
-    here: Sequence[RowDict], there: Sequence[RowDict], same: Mapping[int, int], age: Callable[[RowDict], Any]
+def _merge_by_age(
+    existing: Sequence[RowDict], incoming: Sequence[RowDict], same: Mapping[int, int], age: Callable[[RowDict], Any]
 ) -> list[RowDict]:
-    """Both by age, each in its own order, whatever its clock did: what both have (`same`, by id) divides them alike."""
-    places = {row["id"]: place for place, row in enumerate(here)}
-    found: list[RowDict] = []
+    """Return both lists as one, by age, with the order inside each list kept whatever its clock says.
+
+    Args:
+        existing: rows of the database.
+        incoming: rows of the bundle.
+        same: id in the bundle -> id in the database, for rows in both; they split the lists into intervals, and appear
+            once.
+        age: sort key of a row.
+    """
+    index_by_id = {row["id"]: index for index, row in enumerate(existing)}
+    merged: list[RowDict] = []
     done, waiting = 0, []
-    for row in there:
-        place = places.get(same.get(row["id"], 0))
-        if place is None:
+    for row in incoming:
+        index = index_by_id.get(same.get(row["id"], 0))
+        if index is None:
             waiting.append(row)
-        elif place >= done:
-            found += [*_by_age(here[done:place], waiting, age), here[place]]
-            done, waiting = place + 1, []
-    return found + _by_age(here[done:], waiting, age)
+        elif index >= done:
+            merged += [*_merge_interval(existing[done:index], waiting, age), existing[index]]
+            done, waiting = index + 1, []
+    return merged + _merge_interval(existing[done:], waiting, age)
 
 
-def _by_age(here: Sequence[RowDict], there: Sequence[RowDict], age: Callable[[RowDict], Any]) -> list[RowDict]:
-    ours, theirs, found = list(here), list(there), []
-    while ours or theirs:
-        take = theirs if not ours or (theirs and age(theirs[0]) < age(ours[0])) else ours
-        found.append(take.pop(0))
-    return found
+def _merge_interval(
+    existing: Sequence[RowDict], incoming: Sequence[RowDict], age: Callable[[RowDict], Any]
+) -> list[RowDict]:
+    """Return both lists merged by `age`; each keeps its own order."""
+    existing_rest, incoming_rest, merged = list(existing), list(incoming), []
+    while existing_rest or incoming_rest:
+        older = (
+            incoming_rest
+            if not existing_rest or (incoming_rest and age(incoming_rest[0]) < age(existing_rest[0]))
+            else existing_rest
+        )
+        merged.append(older.pop(0))
+    return merged
 
 
 @dataclass
 class ImportPlan:
-    """What an import does to the attempts and revisions of the database."""
+    """Changes that an import makes to the attempts and revisions of the database."""
 
     new: list[RowDict] = field(default_factory=list)
-    """Attempts of the bundle to insert, with `place`, `number` and `run_dir` as they will be here."""
+    """Attempts of the bundle to insert, with their `place` (new id), `number` and `run_dir` in this database."""
     replaced: dict[int, int] = field(default_factory=dict)
-    """Attempt of the bundle -> attempt here that was an unfinished copy of it (its id before anything moves)."""
+    """Attempt of the bundle -> id of an existing unfinished copy of it (before ids are reassigned)."""
     folders: dict[int, str] = field(default_factory=dict)
-    """Attempt of the bundle that replaces one -> its folder here, should files come with it."""
+    """Attempt of the bundle that replaces a copy -> its folder in the runs folder, for its files if there are any."""
     present: dict[int, int] = field(default_factory=dict)
-    """Attempt of the bundle -> the same one here (its id before anything moves)."""
-    moved: dict[int, int] = field(default_factory=dict)
-    """Attempt here -> its new id."""
+    """Attempt of the bundle -> id of the same existing attempt (before ids are reassigned)."""
+    new_attempt_ids: dict[int, int] = field(default_factory=dict)
+    """Id of an existing attempt -> its new id."""
     revisions: list[tuple[int, int, RowDict]] = field(default_factory=list)
     """Revisions to insert: (id, number, row)."""
-    renumbered: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Revision here -> its new (id, number)."""
+    new_revision_ids: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Id of an existing revision -> its new (id, number)."""
     weights: dict[int, tuple[RowDict, str]] = field(default_factory=dict)
-    """Attempt of the bundle -> the same one here, should its weights be missing, and the folder for those that come."""
+    """Attempt of the bundle -> the same existing attempt, which lacks its weights, and the folder for them."""
 
     @property
-    def wanted(self) -> list[int]:
-        """The attempts of the bundle whose files are needed."""
+    def attempts_with_files(self) -> list[int]:
+        """Attempts of the bundle whose files are to be unpacked."""
         return [*(row["id"] for row in self.new), *self.replaced, *self.weights]
 
     def ids(self) -> dict[int, int]:
-        """Attempt of the bundle -> its id here, once everything has moved."""
-        known = self.present | self.replaced
-        placed = {index: self.moved.get(id_, id_) for index, id_ in known.items()}
+        """Return attempt of the bundle -> its id in this database after ids are reassigned."""
+        existing_ids = self.present | self.replaced
+        placed = {index: self.new_attempt_ids.get(id_, id_) for index, id_ in existing_ids.items()}
         return placed | {row["id"]: row["place"] for row in self.new}
 
 
 class ImportPlanner:
     """Compares a bundle with the database. Reads only."""
 
-    def __init__(self, session: Session, store: Store, content: Content, name: str, runs: Path) -> None:
+    def __init__(self, session: Session, store: Store, content: BundleContent, name: str, runs: Path) -> None:
+        """Start with an empty plan.
+
+        Args:
+            session: open session.
+            store: database of the session.
+            content: checked rows of the bundle.
+            name: name that the sweep gets in this database.
+            runs: runs folder.
+        """
         self.session, self.store, self.content, self.name, self.runs = session, store, content, name, runs
         self.plan = ImportPlan()
         self.folders: set[str] = set()
-        self.brought = {index for index, _, role in content.bundle.files.values() if role == "weights"}
+        self.with_weights = {index for index, _, role in content.bundle.files.values() if role == "weights"}
 
-    def _fresh(self, table: str, count: int) -> list[int]:
-        """Ids for that many new rows, higher than all."""
+    def _new_ids(self, table: str, count: int) -> list[int]:
+        """Return ids for `count` new rows, in increasing order and above all existing ones."""
         if count and self.store.path is None:
             query = text(f"SELECT nextval(pg_get_serial_sequence('{table}', 'id')) FROM generate_series(1, {count})")
             return sorted(self.session.scalars(query))
-        top = self.session.scalar(select(func.max(T[table].c.id))) or 0
+        top = self.session.scalar(select(func.max(TABLES[table].c.id))) or 0
         return list(range(top + 1, top + 1 + count))
 
-    def make(self) -> ImportPlan:
-        """The plan. Raises SweepBusy when it would touch what somebody runs at this moment."""
-        self._attempts()
-        self._revisions()
+    def build(self) -> ImportPlan:
+        """Return the plan. Raises SweepBusy if it would affect a running cell or sweep."""
+        self._plan_attempts()
+        self._plan_revisions()
         return self.plan
 
-    def _attempts(self) -> None:
+    def _plan_attempts(self) -> None:
+        """Match the attempts of the bundle with existing ones and plan the ids of the new ones."""
         incoming = defaultdict(list)
         for row in sorted(self.content.attempts.values(), key=lambda row: int(row["id"])):
             incoming[row["cell_id"]].append(row)
-        here = defaultdict(list)
-        attempt = T["attempt"]
+        existing = defaultdict(list)
+        attempt = TABLES["attempt"]
         query = select(attempt).order_by(attempt.c.id)
-        for found in queries.rows_in(self.session, query, attempt.c.cell_id, sorted(incoming)):
-            here[found.cell_id].append(dict(found._mapping))
-            self.folders.add(found.run_dir)
-        added = {cell: self._match(here[cell], rows) for cell, rows in incoming.items()}
-        # in the bundle's order, whatever their cells: an empty database then numbers them as the bundle does
+        for db_row in queries.rows_in(self.session, query, attempt.c.cell_id, sorted(incoming)):
+            existing[db_row.cell_id].append(dict(db_row._mapping))
+            self.folders.add(db_row.run_dir)
+        added = {cell: self._match(existing[cell], rows) for cell, rows in incoming.items()}
+        # in the bundle's order across cells, so that an empty database gets the bundle's numbering
         ranked = sorted(row["id"] for new in added.values() for row in new)
-        dealt = dict(zip(ranked, self._fresh("attempt", len(ranked)), strict=True))
+        new_ids = dict(zip(ranked, self._new_ids("attempt", len(ranked)), strict=True))
         for cell, new in added.items():
             if new:
-                self._merge(cell, here[cell], incoming[cell], new, [dealt[row["id"]] for row in new])
+                self._merge(cell, existing[cell], incoming[cell], new, [new_ids[row["id"]] for row in new])
 
-    def _match(self, here: list[RowDict], rows: list[RowDict]) -> list[RowDict]:
-        """Finds each attempt of the bundle here; those that are not are returned."""
-        exact = {_identity(row): row for row in here}
-        loose = {(row["started_at"], row["host"], row["kind"]): row for row in here}
+    def _match(self, existing: list[RowDict], rows: list[RowDict]) -> list[RowDict]:
+        """Match each attempt of a cell with an existing one, plan the matches, and return those without a match."""
+        exact = {_attempt_key(row): row for row in existing}
+        loose = {(row["started_at"], row["host"], row["kind"]): row for row in existing}
         new = []
         for row in rows:
-            same = exact.get(_identity(row))
+            same = exact.get(_attempt_key(row))
             near = loose.get((row["started_at"], row["host"], row["kind"]))
-            if same is None and near is not None and _unfinished(row):
+            if same is None and near is not None and _is_unfinished(row):
                 same = near
             if same is not None:
-                if _unfinished(row) and near is same and self._copied(same, row):
+                if _is_unfinished(row) and near is same and self._is_older_copy(same, row):
                     self._replace(row, same)
                     continue
                 self.plan.present[row["id"]] = same["id"]
-                if row["id"] in self.brought and same["state"] == "done" and lacks_weights(same, self.runs):
-                    self.plan.weights[row["id"]] = same, self._folder(same["run_dir"])
-            elif near is not None and near["state"] != "running" and _unfinished(near):
+                if row["id"] in self.with_weights and same["state"] == "done" and lacks_weights(same, self.runs):
+                    self.plan.weights[row["id"]] = same, self._free_folder(same["run_dir"])
+            elif near is not None and near["state"] != "running" and _is_unfinished(near):
                 self._replace(row, near)
             else:
                 new.append(row)
         return new
 
-    def _replace(self, row: RowDict, here: RowDict) -> None:
-        """Ours is an unfinished copy of the bundle's. What its folder holds already stays where it is."""
-        self.plan.replaced[row["id"]] = here["id"]
-        free = not os.path.lexists(self.runs / here["run_dir"])
-        self.plan.folders[row["id"]] = here["run_dir"] if free else self._folder(here["run_dir"])
+    def _replace(self, row: RowDict, existing: RowDict) -> None:
+        """Plan to replace an existing unfinished copy by the bundle's attempt. Existing files in its folder stay."""
+        self.plan.replaced[row["id"]] = existing["id"]
+        free = not os.path.lexists(self.runs / existing["run_dir"])
+        self.plan.folders[row["id"]] = existing["run_dir"] if free else self._free_folder(existing["run_dir"])
 
-    def _copied(self, here: RowDict, row: RowDict) -> bool:
-        """Whether ours is an older copy of the same unfinished attempt."""
-        copy = here["state"] != "running" and _unfinished(here)
-        return copy and bool(row["heartbeat_at"] > here["heartbeat_at"])
+    def _is_older_copy(self, existing: RowDict, row: RowDict) -> bool:
+        """Return True if the existing attempt is an older copy of the same unfinished attempt."""
+        copy = existing["state"] != "running" and _is_unfinished(existing)
+        return copy and bool(row["heartbeat_at"] > existing["heartbeat_at"])
 
-    def _merge(self, cell: str, here: list[RowDict], rows: list[RowDict], new: list[RowDict], fresh: list[int]) -> None:
-        live = [row for row in here if row["state"] == "running"]
+    def _merge(
+        self, cell: str, existing: list[RowDict], rows: list[RowDict], new: list[RowDict], new_ids: list[int]
+    ) -> None:
+        """Plan ids, numbers and folders of a cell's new attempts, and new ids of existing ones that come later.
+
+        Raises:
+            SweepBusy: an attempt of the cell is running, or ids would change under a running sweep.
+        """
+        live = [row for row in existing if row["state"] == "running"]
         if live:
             raise SweepBusy(
                 f"cell {cell} is being run here (attempt {live[0]['number']}, pid {live[0]['pid']} on "
@@ -324,43 +379,48 @@ class ImportPlanner:
         def age(row: RowDict) -> tuple[Any, ...]:
             return (row["started_at"], row["host"], row["pid"] or 0, row["kind"], str(row["finished_at"]))
 
-        places = [*(row["id"] for row in here), *fresh]
+        ids = [*(row["id"] for row in existing), *new_ids]
         arriving = {id(row) for row in new}
-        order = _interleaved(here, rows, self.plan.present | self.plan.replaced, age)
-        numbers = {row["number"] for row in here}
-        for place, row in zip(places, order, strict=True):
+        order = _merge_by_age(existing, rows, self.plan.present | self.plan.replaced, age)
+        numbers = {row["number"] for row in existing}
+        for id_, row in zip(ids, order, strict=True):
             if id(row) in arriving:
                 number = row["number"] if row["number"] not in numbers else max(numbers) + 1
                 plain = row["run_dir"] == f"{cell}/{row['number']}"
-                folder = self._folder(f"{cell}/{number}" if plain else row["run_dir"])
+                folder = self._free_folder(f"{cell}/{number}" if plain else row["run_dir"])
                 numbers.add(number)
-                self.plan.new.append(row | {"place": place, "number": number, "run_dir": folder})
-            elif row["id"] != place:
-                self.plan.moved[row["id"]] = place
-        if any(row["id"] in self.plan.moved for row in here):
-            self._refuse_while_run(cell)
+                self.plan.new.append(row | {"place": id_, "number": number, "run_dir": folder})
+            elif row["id"] != id_:
+                self.plan.new_attempt_ids[row["id"]] = id_
+        if any(row["id"] in self.plan.new_attempt_ids for row in existing):
+            self._require_idle(cell)
 
-    def _folder(self, wanted: str) -> str:
-        """That folder, or one like it where another attempt, or a stranger's folder, is in the way."""
-        found, attempt = wanted, 2
+    def _free_folder(self, wanted: str) -> str:
+        """Return the folder, or the same with a suffix if another attempt or an existing file uses it.
+
+        Reserve the result.
+        """
+        folder, attempt = wanted, 2
         plain = wanted.partition("-")[0]
-        while found in self.folders or os.path.lexists(self.runs / found):
-            found, attempt = f"{plain}-{attempt}", attempt + 1
-        self.folders.add(found)
-        return found
+        while folder in self.folders or os.path.lexists(self.runs / folder):
+            folder, attempt = f"{plain}-{attempt}", attempt + 1
+        self.folders.add(folder)
+        return folder
 
-    def _refuse_while_run(self, cell: str) -> None:
-        member, revision, sweep = T["revision_cell"].c, T["revision"].c, T["sweep"].c
+    def _require_idle(self, cell: str) -> None:
+        """Raise SweepBusy if a sweep with this cell is being run."""
+        member, revision, sweep = TABLES["revision_cell"].c, TABLES["revision"].c, TABLES["sweep"].c
         held = (sweep.owner.is_not(None), sweep.lease_until > queries.now(self.session))
         query = (
             select(sweep.name)
-            .join(T["revision"], revision.sweep_id == sweep.id)
-            .join(T["revision_cell"], member.revision_id == revision.id)
+            .join(TABLES["revision"], revision.sweep_id == sweep.id)
+            .join(TABLES["revision_cell"], member.revision_id == revision.id)
             .where(member.cell_id == cell, *held)
         )
-        self._refuse(self.session.scalar(query.limit(1)))
+        self._raise_if_running(self.session.scalar(query.limit(1)))
 
-    def _refuse(self, running: str | None) -> None:
+    def _raise_if_running(self, running: str | None) -> None:
+        """Raise SweepBusy for the name of a running sweep; do nothing for None."""
         if running is not None:
             raise SweepBusy(
                 f"sweep {running!r} is being run, and the import would set older results among its own; "
@@ -369,59 +429,64 @@ class ImportPlanner:
 
     # --- revisions ---
 
-    def _revisions(self) -> None:
-        sweep = self.session.execute(select(T["sweep"]).where(T["sweep"].c.name == self.name)).one_or_none()
-        here: list[RowDict] = []
+    def _plan_revisions(self) -> None:
+        """Plan the revisions to insert and the new ids and numbers of existing ones.
+
+        Raises:
+            SweepBusy: revisions would be added to a sweep that is being run.
+        """
+        sweep = self.session.execute(select(TABLES["sweep"]).where(TABLES["sweep"].c.name == self.name)).one_or_none()
+        existing: list[RowDict] = []
         if sweep is not None:
-            revision = T["revision"]
+            revision = TABLES["revision"]
             query = select(revision).where(revision.c.sweep_id == sweep.id).order_by(revision.c.number)
-            here = [dict(row._mapping) for row in self.session.execute(query)]
-            for row in here:
-                row["asked"] = _asked(row, queries.members(self.session, row["id"]))
+            existing = [dict(row._mapping) for row in self.session.execute(query)]
+            for row in existing:
+                row["asked"] = _revision_hash(row, queries.members(self.session, row["id"]))
         rows = [self.content.revisions[number] for number in sorted(self.content.revisions)]
         for row in rows:
             listed = sorted(self.content.members[row["number"]], key=lambda link: int(link["position"]))
             axes = [(link["cell_id"], json.loads(link["axes"])) for link in listed]
-            row["asked"] = _asked(row | {"options": json.loads(row["options"])}, axes)
-        known = {(row["asked"], row["created_at"]): row["id"] for row in here}
+            row["asked"] = _revision_hash(row | {"options": json.loads(row["options"])}, axes)
+        id_by_key = {(row["asked"], row["created_at"]): row["id"] for row in existing}
         for row in rows:
             row["id"] = row["number"]
-        same = {row["id"]: known[key] for row in rows if (key := (row["asked"], row["created_at"])) in known}
+        same = {row["id"]: id_by_key[key] for row in rows if (key := (row["asked"], row["created_at"])) in id_by_key}
         arriving = {id(row) for row in rows if row["id"] not in same}
-        merged = _interleaved(here, rows, same, lambda row: (row["created_at"], row["asked"]))
-        kept: list[RowDict] = []
+        merged = _merge_by_age(existing, rows, same, lambda row: (row["created_at"], row["asked"]))
+        distinct: list[RowDict] = []
         for index, row in enumerate(merged):
-            near = [kept[-1]] if kept else []
+            near = [distinct[-1]] if distinct else []
             near += merged[index + 1 : index + 2]
-            # a launch that asked for the same as the one before or after it is no revision, as on one machine
-            if id(row) not in arriving or all(other["asked"] != row["asked"] for other in near):
-                kept.append(row)
-        count = len(kept) - len(here)
+            # as on one machine, a launch equal to the one before or after it is not a revision of its own
+            if id(row) not in arriving or all(neighbour["asked"] != row["asked"] for neighbour in near):
+                distinct.append(row)
+        count = len(distinct) - len(existing)
         if count and sweep is not None and sweep.owner is not None and sweep.lease_until is not None:
-            self._refuse(self.name if sweep.lease_until > queries.now(self.session) else None)
-        ids = [*(row["id"] for row in here), *self._fresh("revision", count)]
-        top = max((row["number"] for row in here), default=0)
-        numbers = [*(row["number"] for row in here), *range(top + 1, top + 1 + count)]
-        if not here:
-            numbers = [row["number"] for row in kept]
-        for row, place, number in zip(kept, ids, numbers, strict=True):
+            self._raise_if_running(self.name if sweep.lease_until > queries.now(self.session) else None)
+        ids = [*(row["id"] for row in existing), *self._new_ids("revision", count)]
+        top = max((row["number"] for row in existing), default=0)
+        numbers = [*(row["number"] for row in existing), *range(top + 1, top + 1 + count)]
+        if not existing:
+            numbers = [row["number"] for row in distinct]
+        for row, id_, number in zip(distinct, ids, numbers, strict=True):
             if id(row) in arriving:
-                self.plan.revisions.append((place, number, row))
-            elif row["id"] != place or row["number"] != number:
-                self.plan.renumbered[row["id"]] = (place, number)
+                self.plan.revisions.append((id_, number, row))
+            elif row["id"] != id_ or row["number"] != number:
+                self.plan.new_revision_ids[row["id"]] = (id_, number)
 
 
 def lacks_weights(row: RowDict, runs: Path) -> bool:
-    """Whether an attempt here has no weights, or they are gone from where they were on this machine."""
+    """Return True if an attempt of the database has no weights, or if their file is missing on this machine."""
     local = local_path(row["weights"])
     return not row["weights"] or (local is not None and not (runs / local).exists())
 
 
-def _asked(row: RowDict, members: Iterable[tuple[str, Any]]) -> str:
-    """What a revision asks for, as one hash."""
-    asked = [
+def _revision_hash(row: RowDict, members: Iterable[tuple[str, Any]]) -> str:
+    """Return one hash of a revision's grid, options (without forecast), and cells with their axes."""
+    content = [
         row["grid_text"],
         forecast.without_forecast(row["options"]),
         [[cell, sorted(axes.items())] for cell, axes in members],
     ]
-    return hashlib.sha256(json.dumps(jsonable(asked), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(jsonable(content), sort_keys=True).encode()).hexdigest()

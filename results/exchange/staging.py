@@ -1,7 +1,8 @@
-"""The many rows of a bundle in temporary tables beside the database, until all of them are known to be in order.
+"""Temporary tables next to the database, which hold the rows of a bundle until all of them are validated.
 
-Temporary tables belong to one connection and go with it, so nothing is left of an import that ends half-way, and memory
-stays flat however long the curves are: the database moves the rows itself.
+Temporary tables belong to one connection and vanish with it, so that an aborted import leaves nothing behind. Memory
+use stays
+constant however long the curves are, since the database moves the rows itself.
 """
 
 from __future__ import annotations
@@ -14,17 +15,21 @@ from sqlalchemy import Column, ColumnElement, Index, Integer, MetaData, Table, e
 from sqlalchemy.orm import Session
 
 from ..store.store import Store
-from .row_validation import ATTEMPT_TABLES, FIELD_RULES, T, bundle_columns
+from .row_validation import ATTEMPT_TABLES, FIELD_RULES, TABLES, bundle_columns
 
 
-class StageLost(Exception):
-    """The connection that held the rows is gone, and they with it; nothing of them has been written."""
+class StagingTablesLost(Exception):
+    """Raised if the connection that held the staged rows is lost, and the rows with it; none of them was written."""
 
 
-class Stage:
-    """The numbers of every attempt of a bundle. `store` must be the import's own: its connection holds the tables."""
+class StagingTables:
+    """Staged numbers of every attempt of a bundle.
+
+    `store` must be used by this import alone: its connection holds the tables.
+    """
 
     def __init__(self, store: Store) -> None:
+        """Create the temporary tables and remember their connection."""
         self.store = store
         aside = MetaData()
         self._tables = {
@@ -36,7 +41,7 @@ class Stage:
             )
             for name in ATTEMPT_TABLES
         }
-        self._places = Table(
+        self._attempt_ids = Table(
             "incoming_place",
             aside,
             Column("id", Integer, primary_key=True, autoincrement=False),
@@ -45,16 +50,16 @@ class Stage:
         )
         with store.transaction(write=False) as session:
             self._holder = session.connection().connection.dbapi_connection
-            for table in (*self._tables.values(), self._places):
+            for table in (*self._tables.values(), self._attempt_ids):
                 table.create(session.connection())
 
     def check(self, session: Session) -> None:
-        """Raises StageLost when the connection of `session` is another one than that of the rows."""
+        """Raise StagingTablesLost if `session` has another connection than the one with the rows."""
         if session.connection().connection.dbapi_connection is not self._holder:
-            raise StageLost
+            raise StagingTablesLost
 
     def add(self, name: str, columns: Mapping[str, list[Any]], session: Session) -> None:
-        """Puts checked rows aside, given as columns."""
+        """Stage validated rows, given as a dictionary from column name to values."""
         fields, listed = FIELD_RULES[name], []
         for word, values in columns.items():
             if fields[word].kind == "json":
@@ -66,42 +71,57 @@ class Stage:
         marks = ", ".join([mark] * len(columns))
         rows = list(zip(*listed, strict=True))
         if rows:
-            # past SQLAlchemy's own handling of each value, which takes longer than everything else together
+            # bypasses SQLAlchemy's handling of each value, which would take most of the time
             connection.exec_driver_sql(f"INSERT INTO incoming_{name} ({names}) VALUES ({marks})", rows)
 
-    def place(self, session: Session, places: Mapping[int, int]) -> None:
-        """Says which attempts' rows are to be moved, and which attempt here each of them is."""
-        session.execute(self._places.delete())
-        if places:
-            session.execute(insert(self._places), [{"id": id_, "place": place} for id_, place in places.items()])
+    def set_attempt_ids(self, session: Session, ids: Mapping[int, int]) -> None:
+        """Set the attempts whose rows are to be moved: number in the bundle -> id in this database."""
+        session.execute(self._attempt_ids.delete())
+        if ids:
+            session.execute(
+                insert(self._attempt_ids), [{"id": id_, "place": attempt_id} for id_, attempt_id in ids.items()]
+            )
 
-    def move(self, session: Session, name: str) -> int:
-        """Moves the rows of those attempts into the database; returns how many."""
-        return self._move(session, name, true())
+    def move_rows(self, session: Session, name: str) -> int:
+        """Copy the staged rows of these attempts into a table of the database, and return their number."""
+        return self._move_rows(session, name, true())
 
-    def move_items(self, session: Session) -> int:
-        """`move` of items to attempts that are here already: of those that are not here, but for those whose numbers the bundle has
-        and the database has not."""
-        item, theirs, ours = self._tables["example"].c, self._tables["measurement"].c, T["measurement"].c
-        # looked up for every item
+    def move_missing_items(self, session: Session) -> int:
+        """Copy staged items that existing attempts lack, and return their number.
+
+        Skips items whose measurements the bundle has and the database does not: these were deleted in the database.
+        """
+        item, bundle_values, store_values = (
+            self._tables["example"].c,
+            self._tables["measurement"].c,
+            TABLES["measurement"].c,
+        )
+        # used for every item
         names = ("attempt_id", "probe", "length", "metric")
-        Index("incoming_numbers", *(theirs[name] for name in names)).create(session.connection())
-        held = T["example"].c
+        Index("incoming_numbers", *(bundle_values[name] for name in names)).create(session.connection())
+        held = TABLES["example"].c
         same = [held[name] == item[name] for name in ("probe", "metric", "length", "item", "position")]
-        present = exists(select(1).where(held.attempt_id == self._places.c.place, *same))
+        present = exists(select(1).where(held.attempt_id == self._attempt_ids.c.place, *same))
 
-        def gone(*names: str) -> ColumnElement[bool]:
-            same = [theirs[name] == item[name] for name in ("attempt_id", *names)]
-            here = [ours.attempt_id == self._places.c.place, *(ours[name] == item[name] for name in names)]
-            return exists(select(1).where(*same)) & ~exists(select(1).where(*here))
+        def was_deleted(*names: str) -> ColumnElement[bool]:
+            """Return a condition: the bundle has the item's measurement by these columns, and the database does not."""
+            same = [bundle_values[name] == item[name] for name in ("attempt_id", *names)]
+            in_store = [
+                store_values.attempt_id == self._attempt_ids.c.place,
+                *(store_values[name] == item[name] for name in names),
+            ]
+            return exists(select(1).where(*same)) & ~exists(select(1).where(*in_store))
 
-        return self._move(session, "example", ~present & ~gone("probe", "length") & ~gone("probe", "length", "metric"))
+        return self._move_rows(
+            session, "example", ~present & ~was_deleted("probe", "length") & ~was_deleted("probe", "length", "metric")
+        )
 
-    def _move(self, session: Session, name: str, which: ColumnElement[bool]) -> int:
-        source, target = self._tables[name], T[name]
-        given = [column.name for column in source.columns]
-        moved = source.join(self._places, self._places.c.id == source.c.attempt_id)
-        rows = select(*(self._places.c.place if word == "attempt_id" else source.c[word] for word in given))
-        count = session.scalar(select(func.count()).select_from(moved).where(which))
-        session.execute(insert(target).from_select(given, rows.select_from(moved).where(which)))
+    def _move_rows(self, session: Session, name: str, condition: ColumnElement[bool]) -> int:
+        """Copy the staged rows of the selected attempts that meet the condition, and return their number."""
+        source, target = self._tables[name], TABLES[name]
+        names = [column.name for column in source.columns]
+        moved = source.join(self._attempt_ids, self._attempt_ids.c.id == source.c.attempt_id)
+        rows = select(*(self._attempt_ids.c.place if word == "attempt_id" else source.c[word] for word in names))
+        count = session.scalar(select(func.count()).select_from(moved).where(condition))
+        session.execute(insert(target).from_select(names, rows.select_from(moved).where(condition)))
         return int(count or 0)

@@ -1,4 +1,4 @@
-"""The tables of a sweep as files for other programs: CSV, JSON lines and Parquet."""
+"""Tables of a sweep as files for other programs: CSV, JSON lines and Parquet."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from ..store import queries
 from ..store.database import jsonable
 from ..store.records import AXES
 from .bundles import format_utc, json_line, json_value
-from .row_validation import T
+from .row_validation import TABLES
 
 if TYPE_CHECKING:
     from ..store.store import Store
 
-What = Literal["cells", "measurements", "curves", "examples", "attempts"]
-Format = Literal["csv", "jsonl", "parquet"]
+TableName = Literal["cells", "measurements", "curves", "examples", "attempts"]
+TableFormat = Literal["csv", "jsonl", "parquet"]
 
 ENDINGS = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
-"""What the ending of a file says of its format."""
-ROWS = 50_000
+"""Format of a file by its suffix."""
+ROWS_PER_BATCH = 50_000
 """Rows of a table that are in memory at once."""
 _CELL = ("slug", "seed", *AXES)
 _ATTEMPT = ("cell_id", "number", "kind", "state")
 
 
-def _listed(what: str) -> tuple[list[Column[Any]], Any, list[Any]]:
-    """The columns of a table as it is exported, what it is selected from, and its order."""
-    cell, attempt = T["cell"], T["attempt"]
-    member = T["revision_cell"]
+def _table_query(table_name: str) -> tuple[list[Column[Any]], Any, list[Any]]:
+    """Return the columns of an exported table, the joined tables to select from, and the sort order."""
+    cell, attempt = TABLES["cell"], TABLES["attempt"]
+    member = TABLES["revision_cell"]
     of_cell = [cell.c[name] for name in _CELL]
-    if what == "cells":
+    if table_name == "cells":
         rest = [column for column in cell.columns if column.name not in ("id", *_CELL)]
         source = member.join(cell, cell.c.id == member.c.cell_id)
         return [cell.c.id, *of_cell, member.c.position, member.c.axes, *rest], source, [member.c.position]
     source = member.join(cell, cell.c.id == member.c.cell_id).join(attempt, attempt.c.cell_id == cell.c.id)
     order: list[Any] = [member.c.position, attempt.c.id]
-    if what == "attempts":
+    if table_name == "attempts":
         rest = [column for column in attempt.columns if column.name not in ("id", "cell_id")]
         return [attempt.c.id, attempt.c.cell_id, *of_cell, *rest], source, order
-    table = T[{"measurements": "measurement", "curves": "curve_point", "examples": "example"}[what]]
+    table = TABLES[{"measurements": "measurement", "curves": "curve_point", "examples": "example"}[table_name]]
     rest = [column for column in table.columns if column.name not in ("id", "attempt_id")]
     source = source.join(table, table.c.attempt_id == attempt.c.id)
     order += [table.c[name] for name in ("probe", "metric", "length", "step", "item", "position") if name in table.c]
@@ -63,40 +63,59 @@ def _dtype(column: Column[Any]) -> str:
 
 
 def _cell_text(value: Any) -> Any:
+    """Return a value as written to CSV and Parquet: JSON and times as text."""
     if isinstance(value, dict | list):
         return json_safe(json.dumps(jsonable(value), ensure_ascii=False))
     return format_utc(value) if isinstance(value, datetime) else value
 
 
-def export_table(store: Store, what: What, to: Path, fmt: Format, sweep: str | None = None) -> int:
-    """Writes a table of a sweep's newest revision (None: the one launched last) for another program; returns its rows.
+def export_table(store: Store, what: TableName, to: Path, fmt: TableFormat, sweep: str | None = None) -> int:
+    """Write a table of a sweep's newest revision to a file for another program, and return its number of rows.
 
-    `what`: cells, attempts, or measurements, curves and examples of every attempt, each row with its cell and attempt.
-    Columns have the database's names and units, times are ISO-8601 UTC text; JSON columns are text in CSV and Parquet. In CSV, text that a spreadsheet would calculate begins with an apostrophe, and signs that
-    steer a terminal are replaced; JSON lines and Parquet hold every text as it is.
-    An existing file is replaced once the new one is whole. Raises SweepUnknown, StoreError, WriteRefused.
+    Columns have the database's names and units, times are ISO-8601 text in UTC. JSON columns are text in CSV and
+    Parquet. In CSV, text
+    that a spreadsheet would evaluate begins with an apostrophe, and control characters are replaced; JSON lines and
+    Parquet keep every
+    text. An existing file is replaced when the new one is complete.
+
+    Args:
+        store: database.
+        what: cells, attempts, or measurements, curves and examples of every attempt, with the columns of its cell and
+            attempt.
+        to: file to write.
+        fmt: csv, jsonl or parquet.
+        sweep: sweep; None for the one launched last.
+
+    Raises:
+        SweepUnknown: there is no such sweep.
+        StoreError: there is no such table or format, or pyarrow is not installed.
+        WriteRefused: the file cannot be written.
     """
     if what not in ("cells", "measurements", "curves", "examples", "attempts"):
-        raise StoreError(f"there is no table {what!r}; {choices_hint(what, get_args(What))}")
+        raise StoreError(f"there is no table {what!r}; {choices_hint(what, get_args(TableName))}")
     if fmt not in ("csv", "jsonl", "parquet"):
-        raise StoreError(f"{fmt!r} is no format; {choices_hint(fmt, get_args(Format))}")
-    columns, source, order = _listed(what)
+        raise StoreError(f"{fmt!r} is no format; {choices_hint(fmt, get_args(TableFormat))}")
+    columns, source, order = _table_query(what)
     count = 0
     with atomic_file(to) as stream, store.transaction(write=False) as session:
         queries.snapshot(session)
         revision = queries.revision_row(session, queries.sweep_row(session, sweep).id)
-        query = select(*columns).select_from(source).where(T["revision_cell"].c.revision_id == revision.id)
-        found = session.execute(query.order_by(*order).execution_options(yield_per=ROWS))
-        with _sheet(fmt, columns, stream) as write:
+        query = select(*columns).select_from(source).where(TABLES["revision_cell"].c.revision_id == revision.id)
+        result = session.execute(query.order_by(*order).execution_options(yield_per=ROWS_PER_BATCH))
+        with _table_writer(fmt, columns, stream) as write:
             write([])
-            for rows in found.partitions(ROWS):
+            for rows in result.partitions(ROWS_PER_BATCH):
                 write([tuple(row) for row in rows])
                 count += len(rows)
     return count
 
 
 @contextlib.contextmanager
-def _sheet(fmt: str, columns: list[Column[Any]], stream: IO[bytes]) -> Iterator[Callable[[list[Any]], None]]:
+def _table_writer(fmt: str, columns: list[Column[Any]], stream: IO[bytes]) -> Iterator[Callable[[list[Any]], None]]:
+    """Yield a function that appends rows to the stream in one of the formats.
+
+    An empty list writes at most the header.
+    """
     names = [column.name for column in columns]
     if fmt == "jsonl":
 
@@ -110,6 +129,7 @@ def _sheet(fmt: str, columns: list[Column[Any]], stream: IO[bytes]) -> Iterator[
     import pandas as pd
 
     def frame(rows: list[Any]) -> pd.DataFrame:
+        """Return rows as a data frame with the columns' types."""
         by_column = zip(*rows, strict=True) if rows else [()] * len(columns)
         return pd.DataFrame(
             {
@@ -122,13 +142,14 @@ def _sheet(fmt: str, columns: list[Column[Any]], stream: IO[bytes]) -> Iterator[
         stream.write((",".join(names) + "\n").encode())
 
         def write_sheet(rows: list[Any]) -> None:
-            found = frame(rows)
-            for name in found.columns[found.dtypes == "string"]:
-                # most columns of words say the same few over and over
-                safe = {said: csv_field(said) for said in found[name].dropna().unique()}
-                if any(said != cell for said, cell in safe.items()):
-                    found[name] = found[name].map(safe, na_action="ignore").astype("string")
-            found.to_csv(stream, index=False, header=False, lineterminator="\n", encoding="utf-8")
+            """Append rows as CSV, with unsafe text escaped."""
+            sheet = frame(rows)
+            for name in sheet.columns[sheet.dtypes == "string"]:
+                # most text columns have few different values
+                safe = {text: csv_field(text) for text in sheet[name].dropna().unique()}
+                if any(text != safe_text for text, safe_text in safe.items()):
+                    sheet[name] = sheet[name].map(safe, na_action="ignore").astype("string")
+            sheet.to_csv(stream, index=False, header=False, lineterminator="\n", encoding="utf-8")
 
         yield write_sheet
         return

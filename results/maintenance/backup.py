@@ -1,4 +1,4 @@
-"""A copy of a database that is whole, made while others write to it."""
+"""Backup of a database while others write to it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,25 @@ from sqlalchemy.engine import URL
 from ..console.text import is_secret
 from ..errors import StoreError, StoreMissing
 from ..store.database import file_of, make_engine, place, revision_of, translate_driver_errors
-from ..store.upgrading import copy_database, not_copied
+from ..store.upgrading import copy_database, copy_error
 
 
 def backup(url_or_path: str | Path | None, to: Path | None = None) -> Path:
-    """Copies a SQLite database, as it is at this moment, to `<db>.<UTC time>.backup` beside it; returns the file.
+    """Copy a SQLite database in its current state to `<db>.<UTC time>.backup` next to it, and return the file.
 
-    `to` names another folder, or the file itself. Writers go on meanwhile. The copy is checked, synced, readable by whom
-    the database is, and complete: what was in the write-ahead log is in it. Nothing is ever overwritten.
+    Writers are not blocked. The copy is verified, synced, has the permissions of the database, and includes the
+    write-ahead log. Nothing
+    is ever overwritten.
 
-    Raises StoreMissing, StoreError (not ours, a file of that name exists, no room; PostgreSQL, with the command to use).
+    Args:
+        url_or_path: database URL, file, or None for the default.
+        to: another folder, or the file to write.
+
+    Raises:
+        StoreMissing: there is no database, or it is empty.
+        StoreError: it is not a database of this program, the target exists, or the disk is full. For PostgreSQL: the
+            message contains
+            the command to use.
     """
     url = place(url_or_path)
     source = file_of(url)
@@ -44,14 +53,14 @@ def backup(url_or_path: str | Path | None, to: Path | None = None) -> Path:
                 raise StoreMissing(f"{source} is empty, so there is nothing to back up; name the database with --db")
         copy_database(engine, source, target)
     except (sqlite3.Error, OSError) as error:
-        raise not_copied(error, engine.url, target) from error
+        raise copy_error(error, engine.url, target) from error
     finally:
         engine.dispose()
     return target
 
 
 def dump_command(url: URL) -> str:
-    """The command that backs a PostgreSQL database up, without its password."""
-    told = {name: value for name, value in url.query.items() if not is_secret(name)}
-    plain = url._replace(drivername="postgresql", password=None, query=told).render_as_string()  # type: ignore[arg-type]
+    """Return the shell command that backs up a PostgreSQL database, without its password."""
+    query = {name: value for name, value in url.query.items() if not is_secret(name)}
+    plain = url._replace(drivername="postgresql", password=None, query=query).render_as_string()  # type: ignore[arg-type]
     return f"pg_dump --format=custom --file={shlex.quote(f'{url.database}.dump')} --dbname={shlex.quote(plain)}"

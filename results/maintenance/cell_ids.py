@@ -1,4 +1,4 @@
-"""Cells whose id, or whose columns, are not those of their config."""
+"""Checks of cells whose id, or whose columns, are not those of their config."""
 
 from __future__ import annotations
 
@@ -11,51 +11,61 @@ from .. import paper
 from ..console.text import counted
 from ..derived import Derive, Derived, axis_contradictions, column_contradictions
 from ..store.schema import Base
-from .finding import Finding, some
+from .finding import Finding, first_names
 
-Identify = Callable[[Mapping[str, Any], str], str]
+ComputeCellId = Callable[[Mapping[str, Any], str], str]
+"""Function that returns the id of a config, given the id that its cell has."""
 
 
-def check_cell_ids(connection: Connection, identify: Identify) -> list[Finding]:
-    """Every cell against what `identify` says of its config."""
-    wrong, unread = [], []
+def check_cell_ids(connection: Connection, compute_cell_id: ComputeCellId) -> list[Finding]:
+    """Return findings about cells whose id is not that of their config, and about configs that cannot be read.
+
+    Published cells are skipped.
+
+    Args:
+        connection: open connection.
+        compute_cell_id: returns the id of a config, given the id that the cell has.
+    """
+    wrong, unreadable = [], []
     cell = Base.metadata.tables["cell"].c
     for row in connection.execute(select(cell.id, cell.slug, cell.config).order_by(cell.id)):
-        # published numbers have ids of their own, since nobody knows their whole config
+        # published cells have other ids, since their complete config is unknown
         if paper.is_published_cell(row.id, row.slug):
             continue
         try:
-            found = identify(row.config, row.id)
+            computed_id = compute_cell_id(row.config, row.id)
         except (AttributeError, LookupError, TypeError, ValueError) as error:  # what pydantic and the registries raise
-            unread.append(f"{row.id} ({type(error).__name__}: {' '.join(str(error).split())[:100]})")
+            unreadable.append(f"{row.id} ({type(error).__name__}: {' '.join(str(error).split())[:100]})")
         else:
-            if found != row.id:
-                wrong.append(f"{row.id} ({found})")
+            if computed_id != row.id:
+                wrong.append(f"{row.id} ({computed_id})")
     findings = []
     if wrong:
         findings.append(
             Finding.error(
-                f"the id of {counted(len(wrong), 'cell')} is not that of the config: {some(wrong)}",
+                f"the id of {counted(len(wrong), 'cell')} is not that of the config: {first_names(wrong)}",
                 "their config was changed by hand: restore the newest backup",
             )
         )
-    if unread:
+    if unreadable:
         findings.append(
             Finding.warning(
-                f"the config of {counted(len(unread), 'cell')} cannot be read: {some(unread)}",
+                f"the config of {counted(len(unreadable), 'cell')} cannot be read: {first_names(unreadable)}",
                 "install the plugins that their grid names, or the release that launched it",
             )
         )
     return findings
 
 
-def false_labels(connection: Connection, derive: Derive) -> list[Finding]:
-    """Compare every cell's columns, and its levels in each revision, with what its config gives.
+def check_labels(connection: Connection, derive: Derive) -> list[Finding]:
+    """Return an error about cells whose columns, or whose levels in a revision, contradict their config.
 
-    Configs that cannot be read are found by `check_cell_ids`.
+    Empty if there are none.
+
+    Published cells and unreadable configs are skipped; `check_cell_ids` reports the latter.
     """
     cell, link = Base.metadata.tables["cell"], Base.metadata.tables["revision_cell"].c
-    known: dict[str, tuple[Mapping[str, Any], Derived]] = {}
+    derived_by_cell: dict[str, tuple[Mapping[str, Any], Derived]] = {}
     lines: list[str] = []
     for row in connection.execute(select(cell).order_by(cell.c.id)).mappings():
         if paper.is_published_cell(row["id"], row["slug"]):
@@ -64,17 +74,17 @@ def false_labels(connection: Connection, derive: Derive) -> list[Finding]:
             derived = derive(row["config"])
         except (AttributeError, LookupError, TypeError, ValueError):
             continue
-        known[row["id"]] = row["config"], derived
+        derived_by_cell[row["id"]] = row["config"], derived
         lines += column_contradictions(dict(row), derived)
     for entry in connection.execute(select(link.cell_id, link.axes).order_by(link.revision_id, link.position)):
-        if entry.cell_id in known:
-            lines += axis_contradictions(entry.cell_id, entry.axes, *known[entry.cell_id])
+        if entry.cell_id in derived_by_cell:
+            lines += axis_contradictions(entry.cell_id, entry.axes, *derived_by_cell[entry.cell_id])
     distinct = list(dict.fromkeys(lines))
     if not distinct:
         return []
     return [
         Finding.error(
-            f"{len(distinct)} labels of cells contradict their configs: {some(distinct)}",
+            f"{len(distinct)} labels of cells contradict their configs: {first_names(distinct)}",
             "they were changed by hand, and tables show them: restore the newest backup",
         )
     ]

@@ -1,4 +1,4 @@
-"""A list of everything that is wrong with a database, which need not be idle and is not changed."""
+"""Check of a database for all known problems. The database may be in use and is not changed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..errors import StoreDamaged, StoreError, StoreMissing
 from ..store.database import file_of, make_engine, place, revision_of, translate_driver_errors
 from ..store.schema import HEAD
 from . import integrity
-from .cell_ids import Identify, check_cell_ids, false_labels
+from .cell_ids import ComputeCellId, check_cell_ids, check_labels
 from .files import changed_weights, missing_files
-from .finding import SEVERITIES, Finding, unreadable
-from .host_checks import check_host, clock, dead
+from .finding import SEVERITIES, Finding, unreadable_finding
+from .host_checks import check_clock, check_host, find_dead_attempts
 from .values import damaged_rows
 
 
@@ -24,20 +24,24 @@ def check(
     url_or_path: str | Path | None,
     *,
     runs: Path | None = None,
-    identify: Identify | None = None,
+    identify: ComputeCellId | None = None,
     derive: Derive | None = None,
     weights: bool = True,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[Finding]:
-    """Everything that is wrong with a database, worst first; empty when nothing is.
+    """Return all problems of a database, the worst first; empty if there are none. Prints and changes nothing.
 
-    `runs` is the folder that the database's relative paths lie under (None: they are not looked for). `identify` gives
-    the id of a cell's config, the one that it has here if the config may have that (None: ids are not compared).
-    `derive` gives the columns that follow from a config (None: they are not compared).
-    `weights`: kept weights are read whole and compared with their recorded hashes; `tell` gets a line before that takes
-    long. Prints and changes nothing.
+    Args:
+        url_or_path: database URL, file, or None for the default.
+        runs: folder of the database's relative paths; None skips the checks of files.
+        identify: returns the id of a config, given the id that its cell has; None skips the check of cell ids.
+        derive: returns the columns that follow from a config; None skips their check.
+        weights: read saved weights completely and compare them with their recorded hashes.
+        tell: receives a line before a step that takes long.
 
-    Raises StoreMissing, and StoreError for a file that is somebody else's or a server that does not answer.
+    Raises:
+        StoreMissing: there is no database.
+        StoreError: the file belongs to another program, or the server does not answer.
     """
     url = place(url_or_path)
     path = file_of(url)
@@ -50,29 +54,32 @@ def check(
     except StoreError as error:
         if not isinstance(error, StoreDamaged):
             raise
-        findings.append(unreadable(str(error).partition("; ")[0], path))
+        findings.append(unreadable_finding(str(error).partition("; ")[0], path))
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def findings_inside(
     url: URL,
     runs: Path | None,
-    identify: Identify | None,
+    compute_cell_id: ComputeCellId | None,
     derive: Derive | None,
     weights: bool,
-    tell: Callable[[str], None],
+    report_progress: Callable[[str], None],
 ) -> list[Finding]:
-    """Look through a database that can be opened, step by step."""
+    """Return the problems inside a database that can be opened; the arguments are those of `check`.
+
+    Stops after the first steps if the schema is not this release's, and after a step that finds unreadable parts.
+    """
     engine = make_engine(url)
     try:
         with engine.execution_options(begin="BEGIN").connect() as connection:
-            found = revision_of(connection)
-            findings = [*integrity.integrity(connection, file_of(url)), *integrity.release(found)]
-            if found != HEAD:
+            revision = revision_of(connection)
+            findings = [*integrity.check_integrity(connection, file_of(url)), *integrity.check_release(revision)]
+            if revision != HEAD:
                 return findings
-            findings += integrity.schema(connection)
+            findings += integrity.check_schema(connection)
             if any(finding.what.startswith("the table") for finding in findings):
-                return findings  # without a table or column nothing else can be asked
+                return findings  # the other checks need all tables and columns
             damaged: list[Finding] = []
 
             def values() -> list[Finding]:
@@ -81,24 +88,28 @@ def findings_inside(
 
             steps: list[Callable[[], list[Finding]]] = [
                 values,
-                lambda: integrity.duplicates(connection),
-                lambda: integrity.orphans(connection),
-                lambda: dead(connection),
-                lambda: clock(connection),
+                lambda: integrity.find_duplicates(connection),
+                lambda: integrity.find_orphans(connection),
+                lambda: find_dead_attempts(connection),
+                lambda: check_clock(connection),
                 lambda: missing_files(connection, runs) if runs is not None else [],
-                lambda: changed_weights(connection, runs, read=weights, tell=tell) if runs is not None else [],
-                lambda: check_cell_ids(connection, identify) if identify is not None else [],
-                lambda: false_labels(connection, derive) if derive is not None else [],
+                lambda: (
+                    changed_weights(connection, runs, read=weights, report_progress=report_progress)
+                    if runs is not None
+                    else []
+                ),
+                lambda: check_cell_ids(connection, compute_cell_id) if compute_cell_id is not None else [],
+                lambda: check_labels(connection, derive) if derive is not None else [],
             ]
             for step in steps:
                 try:
                     findings += step()
                 except (DBAPIError, StoreDamaged) as error:
                     why = str(error.orig) if isinstance(error, DBAPIError) else str(error).partition("; ")[0]
-                    findings.append(unreadable(why, file_of(url)))
-                    break  # the transaction is of no more use on PostgreSQL
+                    findings.append(unreadable_finding(why, file_of(url)))
+                    break  # after an error PostgreSQL accepts no more queries in the transaction
                 except Exception:
-                    if not damaged:  # else the values that are named already are why
+                    if not damaged:  # otherwise the damaged values explain the error
                         raise
             return findings
     finally:

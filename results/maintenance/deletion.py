@@ -1,7 +1,8 @@
-"""Deleting sweeps, cells and single measurements: in one transaction, and never what another sweep shares.
+"""Deletion of sweeps, cells and single measurements: in one transaction, and never of data that another sweep shares.
 
-Nothing is deleted before it was counted and shown, and the list says which sweeps ask for it and will want it again. Files stay
-where they are: nobody owns them afterwards, and gc finds them.
+Rows are counted and shown before they are deleted, and the list names the sweeps that still request them. Files stay on
+the disk;
+the command gc finds them later.
 """
 
 from __future__ import annotations
@@ -39,20 +40,20 @@ from ..store.schema import (
 )
 from ..store.store import Store, record_event
 from ..store.sweep_lease import lock_sweep_row
-from .finding import some
-from .names_tags_notes import OwnerIsActive, free, resolve_target
+from .finding import first_names
+from .names_tags_notes import OwnerIsActive, require_idle, resolve_target
 from .walk import ATTEMPT, PROVENANCE, attempt_is_alive, attempts
 
 ATTEMPT_ROW_CLASSES = (ExampleRow, MeasurementRow, CurvePointRow, ProvenanceRow)
 AttemptIsAlive = Callable[[Attempt], bool]
 Condition = tuple[Any, Any]
-"""A table, and which of its rows go."""
-_UNSEEN: dict[str, Any] = {"execution_options": {"synchronize_session": False}}
+"""A table, and the condition of the rows to delete."""
+_WITHOUT_SYNC: dict[str, Any] = {"execution_options": {"synchronize_session": False}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetainedCell:
-    """A cell that stays, and why."""
+    """A cell that is not deleted, and the reason."""
 
     cell: str
     slug: str
@@ -61,60 +62,61 @@ class RetainedCell:
 
 @dataclass(frozen=True, kw_only=True)
 class DeletionPlan:
-    """What goes, or has gone."""
+    """A planned or executed deletion: sweeps, cells, row counts and cost."""
 
     sweeps: Sequence[str]
     cells: Sequence[str]
-    """By id: those that go with everything that was measured of them."""
+    """Ids of the cells that are deleted with all their measurements."""
     rows: dict[str, int]
-    """By table."""
+    """Number of rows by table."""
     gpu_hours: float
-    """What the attempts took: hours times GPUs."""
+    """Cost of the attempts: hours times GPUs."""
     cpu_hours: float
-    """The same of attempts without a GPU."""
+    """Hours of the attempts without a GPU."""
     kept: Sequence[RetainedCell]
     asked_by: dict[str, int]
-    """By sweep that stays: how many of the cells its grid asks for, so that its next launch trains them again."""
+    """Number of deleted cells that the grid of each remaining sweep requests; its next launch trains them again."""
     folders: Sequence[str] = field(repr=False)
-    """Of the attempts, relative to the runs folder."""
+    """Folders of the attempts, relative to the runs folder."""
     places: Sequence[str]
-    """Where else they kept checkpoints and weights."""
+    """Other folders with checkpoints and weights of the attempts."""
     bytes: int = 0
-    """What lies in the folders; it stays."""
+    """Size of the folders; they are not deleted."""
     backup: str | None = None
     deleted: bool = False
 
     @property
     def nothing(self) -> bool:
-        """Whether there is nothing to delete."""
+        """True if there is nothing to delete."""
         return not self.sweeps and not self.cells
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the fields as plain values."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the plan as lines for the user."""
         what = [f"sweep {name}" for name in self.sweeps] + ([counted(len(self.cells), "cell")] if self.cells else [])
         lines = [f"{'deleted' if self.deleted else 'to delete'}: {' and '.join(what) or 'nothing'}"]
         if not self.nothing:
             lines.append("  rows: " + ", ".join(f"{count:,} {table}" for table, count in self.rows.items() if count))
             lines.append(f"  measured in: {self.gpu_hours:,.1f} GPU-hours, {self.cpu_hours:,.1f} hours on the CPU")
         for why, cells in _by_reason(self.kept).items():
-            lines.append(f"  stays: {counted(len(cells), 'cell')}, {why}: {some(cells)}")
+            lines.append(f"  stays: {counted(len(cells), 'cell')}, {why}: {first_names(cells)}")
         for sweep, count in self.asked_by.items():
             lines.append(f"  sweep {sweep} asks for {count} of these cells, and its next launch trains them again")
         if self.folders and not self.nothing:
             lines.append(f"  files: {self.bytes / 1e6:,.1f} MB of these attempts stay until atma-sweep gc")
-        lines += [f"  files: more lie in {place}; atma-sweep gc --place {place}" for place in self.places]
+        lines += [f"  files: more lie in {path}; atma-sweep gc --place {path}" for path in self.places]
         return lines
 
 
-def _by_reason(kept: Iterable[RetainedCell]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for one in kept:
-        found.setdefault(one.why, []).append(one.slug)
-    return found
+def _by_reason(cells: Iterable[RetainedCell]) -> dict[str, list[str]]:
+    """Return the slugs of the cells by reason."""
+    slugs_by_reason: dict[str, list[str]] = {}
+    for cell in cells:
+        slugs_by_reason.setdefault(cell.why, []).append(cell.slug)
+    return slugs_by_reason
 
 
 def plan(
@@ -122,201 +124,251 @@ def plan(
     names: Sequence[str],
     *,
     holds: OwnerIsActive,
-    lives: AttemptIsAlive = attempt_is_alive,
+    is_alive: AttemptIsAlive = attempt_is_alive,
     runs: Path | None = None,
 ) -> DeletionPlan:
-    """What `execute_deletion` would delete: each name is a sweep, else a cell by its whole id or its slug.
+    """Return the plan of a deletion; deletes nothing.
 
-    A cell of a sweep goes unless another sweep lists it, in any revision; a cell that was named goes unless two sweeps
-    list it. `holds` says whether an owner still runs a sweep, `attempt_is_alive` whether an attempt runs; `runs` is where its files lie.
-    Raises CellUnknown, CellAmbiguous, SweepBusy (somebody runs a sweep that would lose cells), CellTaken (a cell is being run).
+    A cell of a deleted sweep is deleted unless another sweep lists it, in any revision. A cell that was named is
+    deleted unless two
+    sweeps list it. Cells whose weights were used to measure a remaining cell are retained.
+
+    Args:
+        store: database.
+        names: sweeps, or cells by complete id or slug.
+        holds: returns True if an owner still runs a sweep, given the end of its lease.
+        is_alive: returns True if a running attempt's process is alive.
+        runs: runs folder, to measure the size of the files; None skips that.
+
+    Raises:
+        CellUnknown: a name is neither a sweep nor a cell.
+        CellAmbiguous: a name matches several cells.
+        SweepBusy: a sweep that would lose cells is being run.
+        CellAlreadyRunning: a cell is being run.
     """
-    found = store.write(lambda session: _plan(session, names, holds, lives))  # a write, since it locks
-    return replace(found, bytes=sum(size_on_disk(runs / folder) for folder in found.folders)) if runs else found
+    deletion = store.write(lambda session: _plan(session, names, holds, is_alive))  # a write, since it locks
+    return (
+        replace(deletion, bytes=sum(size_on_disk(runs / folder) for folder in deletion.folders)) if runs else deletion
+    )
 
 
 def execute_deletion(
     store: Store,
-    found: DeletionPlan,
+    planned: DeletionPlan,
     names: Sequence[str],
     *,
     holds: OwnerIsActive,
     who: str,
-    lives: AttemptIsAlive = attempt_is_alive,
+    is_alive: AttemptIsAlive = attempt_is_alive,
 ) -> DeletionPlan:
-    """Deletes what `plan` found for the same names, all or nothing; an event tells that `who` did.
+    """Delete the planned rows, all or nothing, record an event, and return the executed plan.
 
-    The plan is made again in the same transaction: when it is another by now, StoreError is raised and nothing changes.
-    Raises what `plan` does.
+    The plan is computed again in the same transaction. Raises what `plan_deletion` does.
+
+    Args:
+        store: database.
+        planned: result of `plan_deletion`.
+        names: the same names as for the plan.
+        holds: as for the plan.
+        who: user, for the event.
+        is_alive: as for the plan.
+
+    Raises:
+        StoreError: the plan is no longer the same; nothing was deleted.
     """
 
     def work(session: Session) -> DeletionPlan:
-        now = replace(_plan(session, names, holds, lives), bytes=found.bytes, backup=found.backup)
-        if now != found:
+        """Compute the plan again, compare it, delete its rows, and record the event."""
+        current = replace(_plan(session, names, holds, is_alive), bytes=planned.bytes, backup=planned.backup)
+        if current != planned:
             raise StoreError("the sweeps or cells changed meanwhile; nothing was deleted, look again")
-        gone = _delete(session, now)
-        if gone != +Counter(now.rows):
-            raise StoreError(f"{dict(gone)} rows would go and not {now.rows}; nothing was deleted, please report this")
-        what = [*(f"sweep {name}" for name in now.sweeps), counted(len(now.cells), "cell")]
-        record_event(session, "deleted", f"{', '.join(what)}, {counted(sum(now.rows.values()), 'row')}, by {who}")
-        return replace(now, deleted=True)
+        deleted_rows = _delete_planned(session, current)
+        if deleted_rows != +Counter(current.rows):
+            raise StoreError(
+                f"{dict(deleted_rows)} rows would go and not {current.rows}; nothing was deleted, please report this"
+            )
+        what = [*(f"sweep {name}" for name in current.sweeps), counted(len(current.cells), "cell")]
+        record_event(session, "deleted", f"{', '.join(what)}, {counted(sum(current.rows.values()), 'row')}, by {who}")
+        return replace(current, deleted=True)
 
     return store.write(work, durable=True)
 
 
-def require_unshared(session: Session, cell: str, holds: OwnerIsActive) -> None:
-    """Before numbers of a cell are deleted. Raises StoreError where sweeps share it, SweepBusy where somebody runs its sweep."""
-    names = sorted(_holders(session, [cell])[cell])
+def require_unshared(session: Session, cell: str, is_active: OwnerIsActive) -> None:
+    """Raise an error unless measurements of a cell may be deleted.
+
+    Raises:
+        StoreError: several sweeps share the cell.
+        SweepBusy: its sweep is being run.
+    """
+    names = sorted(_sweeps_by_cell(session, [cell])[cell])
     if len(names) > 1:
         raise StoreError(
             f"sweeps {' and '.join(names)} share cell {cell}, so that its numbers stay; atma-sweep db forget deletes them for all"
         )
     for name in names:
-        free(lock_sweep_row(session, name), holds, "lose numbers")
+        require_idle(lock_sweep_row(session, name), is_active, "lose numbers")
 
 
 # --- what goes --------------------------------------------------------------------------------------------------------
 
 
-def _plan(session: Session, names: Sequence[str], holds: OwnerIsActive, lives: AttemptIsAlive) -> DeletionPlan:
+def _plan(session: Session, names: Sequence[str], is_active: OwnerIsActive, is_alive: AttemptIsAlive) -> DeletionPlan:
+    """Compute the plan in a session, and lock the rows of the affected sweeps."""
     targets = list(dict.fromkeys(resolve_target(session, name, whole=True) for name in names))
     sweeps = {name: lock_sweep_row(session, name) for kind, name in targets if kind == "sweep"}
     for row in sweeps.values():
-        free(row, holds, "be deleted")
-    doomed = {row.id for row in sweeps.values()}
+        require_idle(row, is_active, "be deleted")
+    sweep_ids = {row.id for row in sweeps.values()}
     named = {name for kind, name in targets if kind == "cell"}
     listed = select(RevisionCellRow.cell_id).join(RevisionRow, RevisionRow.id == RevisionCellRow.revision_id)
-    of_sweeps = set(session.scalars(listed.where(RevisionRow.sweep_id.in_(doomed)).distinct()))
-    holders = _holders(session, of_sweeps | named)
-    why: dict[str, str] = {}
+    of_sweeps = set(session.scalars(listed.where(RevisionRow.sweep_id.in_(sweep_ids)).distinct()))
+    holders = _sweeps_by_cell(session, of_sweeps | named)
+    retained: dict[str, str] = {}
     for cell in sorted(of_sweeps | named):
-        others = sorted(holders[cell] - set(sweeps))
-        if len(others) > (1 if cell in named else 0):
-            why[cell] = f"shared with sweep {' and '.join(others)}"
-    cells = (of_sweeps | named) - set(why)
-    _keep_parents(session, cells, why)
+        remaining_sweeps = sorted(holders[cell] - set(sweeps))
+        if len(remaining_sweeps) > (1 if cell in named else 0):
+            retained[cell] = f"shared with sweep {' and '.join(remaining_sweeps)}"
+    cells = (of_sweeps | named) - set(retained)
+    _retain_parents(session, cells, retained)
     losers = sorted({name for cell in cells for name in holders[cell]} - set(sweeps))
     for name in losers:
-        free(lock_sweep_row(session, name), holds, "lose cells")
-    tried = attempts_of(session, cells)
-    for one in tried:
-        if one.state == "running" and lives(one):
+        require_idle(lock_sweep_row(session, name), is_active, "lose cells")
+    cell_attempts = attempts_of(session, cells)
+    for attempt in cell_attempts:
+        if attempt.state == "running" and is_alive(attempt):
             raise CellAlreadyRunning(
-                f"cell {one.cell_id} is being run (attempt {one.number}, pid {one.pid} on {one.host}); stop that first"
+                f"cell {attempt.cell_id} is being run (attempt {attempt.number}, pid {attempt.pid} on {attempt.host}); stop that first"
             )
-    hours, places = _cost(session, cells)
-    slugs = dict(map(tuple, queries.rows_in(session, select(CellRow.id, CellRow.slug), CellRow.id, why)))
+    hours, checkpoint_folders = _cost(session, cells)
+    slugs = dict(map(tuple, queries.rows_in(session, select(CellRow.id, CellRow.slug), CellRow.id, retained)))
     return DeletionPlan(
         sweeps=tuple(sorted(sweeps)),
         cells=tuple(sorted(cells)),
-        rows=_count(session, sorted(cells), doomed),
+        rows=_count_rows(session, sorted(cells), sweep_ids),
         gpu_hours=round(hours[True], 3),
         cpu_hours=round(hours[False], 3),
-        kept=tuple(RetainedCell(cell=cell, slug=slugs[cell], why=said) for cell, said in why.items()),
-        asked_by=_asking(session, cells, losers),
-        folders=tuple(sorted(one.run_dir for one in tried)),
-        places=tuple(sorted(places)),
+        kept=tuple(RetainedCell(cell=cell, slug=slugs[cell], why=reason) for cell, reason in retained.items()),
+        asked_by=_requested_counts(session, cells, losers),
+        folders=tuple(sorted(attempt.run_dir for attempt in cell_attempts)),
+        places=tuple(sorted(checkpoint_folders)),
     )
 
 
-def _holders(session: Session, cells: Iterable[str]) -> dict[str, set[str]]:
-    """By cell: the sweeps that list it, in any revision."""
-    found: dict[str, set[str]] = {cell: set() for cell in cells}
+def _sweeps_by_cell(session: Session, cells: Iterable[str]) -> dict[str, set[str]]:
+    """Return the names of the sweeps that list each cell, in any revision."""
+    sweeps_by_cell: dict[str, set[str]] = {cell: set() for cell in cells}
     query = select(RevisionCellRow.cell_id, SweepRow.name).distinct()
     query = query.join(RevisionRow, RevisionRow.id == RevisionCellRow.revision_id)
     query = query.join(SweepRow, SweepRow.id == RevisionRow.sweep_id)
-    for cell, name in queries.rows_in(session, query, RevisionCellRow.cell_id, sorted(found)):
-        found[cell].add(name)
-    return found
+    for cell, name in queries.rows_in(session, query, RevisionCellRow.cell_id, sorted(sweeps_by_cell)):
+        sweeps_by_cell[cell].add(name)
+    return sweeps_by_cell
 
 
-def _keep_parents(session: Session, cells: set[str], why: dict[str, str]) -> None:
-    """Takes out of `cells` those on whose attempts an attempt of a cell that stays is built."""
+def _retain_parents(session: Session, cells: set[str], retained: dict[str, str]) -> None:
+    """Remove from `cells` those whose attempts are parents of attempts of retained cells; add the reasons to `why`."""
     parent = select(AttemptRow.id, AttemptRow.cell_id).subquery()
     query = select(AttemptRow.cell_id, parent.c.cell_id).join(parent, parent.c.id == AttemptRow.parent_id)
-    across = list(session.execute(query.where(AttemptRow.cell_id != parent.c.cell_id).distinct()))
-    while more := {above: below for below, above in across if above in cells and below not in cells}:
+    parent_links = list(session.execute(query.where(AttemptRow.cell_id != parent.c.cell_id).distinct()))
+    while more := {above: below for below, above in parent_links if above in cells and below not in cells}:
         cells -= set(more)
-        why |= {above: f"on whose weights cell {below} was measured" for above, below in more.items()}
+        retained |= {above: f"on whose weights cell {below} was measured" for above, below in more.items()}
 
 
 def _cost(session: Session, cells: Iterable[str]) -> tuple[dict[bool, float], set[str]]:
-    """Return the hours of these cells' attempts, times GPUs, by whether they had any; and where else they kept checkpoints."""
-    hours, places = {True: 0.0, False: 0.0}, set()
+    """Return the cost of these cells' attempts, and the other folders with their checkpoints.
+
+    Returns:
+        Hours times GPUs, by whether the attempt had a GPU; and the configured checkpoint folders of attempts that were
+        not imported.
+    """
+    hours, checkpoint_folders = {True: 0.0, False: 0.0}, set()
     times = (ATTEMPT.started_at, ATTEMPT.finished_at, ATTEMPT.heartbeat_at, ATTEMPT.imported)
-    for one in attempts(session, *times, PROVENANCE.gpu_count, PROVENANCE.config, cells=[*cells]):
-        took = (one.finished_at or one.heartbeat_at) - one.started_at
-        hours[bool(one.gpu_count)] += max(one.gpu_count or 0, 1) * took.total_seconds() / 3600
-        place = (one.config or {}).get("checkpoint", {}).get("path")
-        if place and not one.imported:
-            places.add(place)
-    return hours, places
+    for attempt in attempts(session, *times, PROVENANCE.gpu_count, PROVENANCE.config, cells=[*cells]):
+        duration = (attempt.finished_at or attempt.heartbeat_at) - attempt.started_at
+        hours[bool(attempt.gpu_count)] += max(attempt.gpu_count or 0, 1) * duration.total_seconds() / 3600
+        folder = (attempt.config or {}).get("checkpoint", {}).get("path")
+        if folder and not attempt.imported:
+            checkpoint_folders.add(folder)
+    return hours, checkpoint_folders
 
 
-def _asking(session: Session, cells: set[str], sweeps: Iterable[str]) -> dict[str, int]:
-    """By sweep: how many of these cells its newest revision lists, where it lists any."""
-    asked = {name: len(cells & {cell for cell, _ in queries.newest_members(session, name)}) for name in sweeps}
-    return {name: count for name, count in asked.items() if count}
+def _requested_counts(session: Session, cells: set[str], sweeps: Iterable[str]) -> dict[str, int]:
+    """Return the number of these cells that the newest revision of each sweep lists; sweeps without any are absent."""
+    n_cells = {name: len(cells & {cell for cell, _ in queries.newest_members(session, name)}) for name in sweeps}
+    return {name: count for name, count in n_cells.items() if count}
 
 
 # --- the rows ---------------------------------------------------------------------------------------------------------
 
 
 def _conditions(cells: Sequence[str], sweeps: Iterable[int]) -> Iterable[Condition]:
-    """(table, condition) of the rows that go, in an order in which nothing is left that refers to what is gone."""
-    doomed = list(sweeps)
-    revisions = select(RevisionRow.id).where(RevisionRow.sweep_id.in_(doomed))
-    yield EventRow, EventRow.sweep_id.in_(doomed)
+    """Yield (table, condition) of the rows to delete, children before the rows that they refer to."""
+    sweep_ids = list(sweeps)
+    revisions = select(RevisionRow.id).where(RevisionRow.sweep_id.in_(sweep_ids))
+    yield EventRow, EventRow.sweep_id.in_(sweep_ids)
     yield RevisionCellRow, RevisionCellRow.revision_id.in_(revisions)
-    yield TrialRow, TrialRow.sweep_id.in_(doomed)
-    yield StudyRow, StudyRow.sweep_id.in_(doomed)
-    for part in queries.in_parts(cells):
+    yield TrialRow, TrialRow.sweep_id.in_(sweep_ids)
+    yield StudyRow, StudyRow.sweep_id.in_(sweep_ids)
+    for part in queries.chunked(cells):
         attempts = select(AttemptRow.id).where(AttemptRow.cell_id.in_(part))
         for table in ATTEMPT_ROW_CLASSES:
             yield table, table.attempt_id.in_(attempts)
-        about = or_(EventRow.cell_id.in_(part), EventRow.attempt_id.in_(attempts))
-        yield EventRow, and_(about, EventRow.sweep_id.is_(None))
+        concerns_cells = or_(EventRow.cell_id.in_(part), EventRow.attempt_id.in_(attempts))
+        yield EventRow, and_(concerns_cells, EventRow.sweep_id.is_(None))
         listed = and_(RevisionCellRow.cell_id.in_(part), RevisionCellRow.revision_id.not_in(revisions))
         yield RevisionCellRow, listed
-    for part in queries.in_parts(cells):
+    for part in queries.chunked(cells):
         yield AttemptRow, AttemptRow.cell_id.in_(part)
-    for part in queries.in_parts(cells):
+    for part in queries.chunked(cells):
         yield CellRow, CellRow.id.in_(part)
-    yield RevisionRow, RevisionRow.sweep_id.in_(doomed)
-    yield SweepRow, SweepRow.id.in_(doomed)
+    yield RevisionRow, RevisionRow.sweep_id.in_(sweep_ids)
+    yield SweepRow, SweepRow.id.in_(sweep_ids)
 
 
-def _count(session: Session, cells: Sequence[str], sweeps: Iterable[int]) -> dict[str, int]:
-    found: Counter[str] = Counter()
+def _count_rows(session: Session, cells: Sequence[str], sweeps: Iterable[int]) -> dict[str, int]:
+    """Return the number of rows to delete, by table."""
+    counts: Counter[str] = Counter()
     for table, condition in _conditions(cells, sweeps):
-        found[table.__tablename__] += session.scalar(select(func.count()).select_from(table).where(condition)) or 0
-    return dict(found)
+        counts[table.__tablename__] += session.scalar(select(func.count()).select_from(table).where(condition)) or 0
+    return dict(counts)
 
 
-def _delete(session: Session, found: DeletionPlan) -> Counter[str]:
-    """Deletes the rows; by table, how many went."""
-    sweeps = list(session.scalars(select(SweepRow.id).where(SweepRow.name.in_(found.sweeps))))
-    for part in queries.in_parts(found.cells):
+def _delete_planned(session: Session, planned: DeletionPlan) -> Counter[str]:
+    """Delete the planned rows and return their number by table.
+
+    References from rows that stay are cleared first, and trials of deleted cells are reset, so that a study can train
+    them again.
+    """
+    sweeps = list(session.scalars(select(SweepRow.id).where(SweepRow.name.in_(planned.sweeps))))
+    for part in queries.chunked(planned.cells):
         attempts = select(AttemptRow.id).where(AttemptRow.cell_id.in_(part))
-        # what happened to a sweep that stays, stays; and an attempt may go before its parent
-        kept = and_(EventRow.sweep_id.is_not(None), EventRow.sweep_id.not_in(sweeps))
-        about = or_(EventRow.cell_id.in_(part), EventRow.attempt_id.in_(attempts))
-        session.execute(update(EventRow).where(kept, about).values(cell_id=None, attempt_id=None), **_UNSEEN)
-        session.execute(update(AttemptRow).where(AttemptRow.cell_id.in_(part)).values(parent_id=None), **_UNSEEN)
-        # a proposal stays, and its cell is trained again should the study go on
-        again = dict.fromkeys(("cell_id", "reason", "objectives", "curve", "ended_at"))
-        session.execute(update(TrialRow).where(TrialRow.cell_id.in_(part)).values(standing="asked", **again), **_UNSEEN)
-    return _removed(session, _conditions(found.cells, sweeps))
+        # events of retained sweeps stay, and an attempt may be deleted before its parent
+        of_retained_sweep = and_(EventRow.sweep_id.is_not(None), EventRow.sweep_id.not_in(sweeps))
+        concerns_cells = or_(EventRow.cell_id.in_(part), EventRow.attempt_id.in_(attempts))
+        session.execute(
+            update(EventRow).where(of_retained_sweep, concerns_cells).values(cell_id=None, attempt_id=None),
+            **_WITHOUT_SYNC,
+        )
+        session.execute(update(AttemptRow).where(AttemptRow.cell_id.in_(part)).values(parent_id=None), **_WITHOUT_SYNC)
+        # the trial stays: if the study continues, its cell is trained again
+        reset_columns = dict.fromkeys(("cell_id", "reason", "objectives", "curve", "ended_at"))
+        session.execute(
+            update(TrialRow).where(TrialRow.cell_id.in_(part)).values(standing="asked", **reset_columns),
+            **_WITHOUT_SYNC,
+        )
+    return _delete_rows(session, _conditions(planned.cells, sweeps))
 
 
-def _removed(session: Session, conditions: Iterable[Condition]) -> Counter[str]:
-    """Delete rows; by table, how many went."""
-    gone: Counter[str] = Counter()
+def _delete_rows(session: Session, conditions: Iterable[Condition]) -> Counter[str]:
+    """Delete the rows that meet the conditions, and return their number by table."""
+    counts: Counter[str] = Counter()
     for table, condition in conditions:
-        done = session.execute(delete(table).where(condition), **_UNSEEN)
+        done = session.execute(delete(table).where(condition), **_WITHOUT_SYNC)
         assert isinstance(done, CursorResult)
-        gone[table.__tablename__] += done.rowcount
-    return +gone
+        counts[table.__tablename__] += done.rowcount
+    return +counts
 
 
 # --- measurements of one cell ---
@@ -324,18 +376,18 @@ def _removed(session: Session, conditions: Iterable[Condition]) -> Counter[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Measurements by probe, context length and metric; of an empty one all."""
+    """Selection of measurements by probe, context length and metric; an empty tuple selects all."""
 
     probes: tuple[str, ...] = ()
     lengths: tuple[int, ...] = ()
     metrics: tuple[str, ...] = ()
 
-    def where(self, table: Any, attempts: Sequence[int]) -> Any:
-        """The condition of a table's rows that belong to these attempts and are selected."""
+    def condition(self, table: Any, attempts: Sequence[int]) -> Any:
+        """Return the condition of a table's rows that belong to these attempts and are selected."""
         pairs = (table.probe, self.probes), (table.length, self.lengths), (table.metric, self.metrics)
         return and_(table.attempt_id.in_(attempts), *(column.in_(values) for column, values in pairs if values))
 
-    def holds(self, probe: str, metric: str, length: int) -> bool:
+    def selects(self, probe: str, metric: str, length: int) -> bool:
         """Return True if a measurement is selected."""
         pairs = (probe, self.probes), (length, self.lengths), (metric, self.metrics)
         return all(value in values for value, values in pairs if values)
@@ -343,7 +395,7 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementCount:
-    """What goes of one probe at one length: numbers (in how many attempts) and the single items behind them."""
+    """Rows to delete of one probe at one length: measurements, attempts that they belong to, and items."""
 
     probe: str
     length: int
@@ -354,7 +406,10 @@ class MeasurementCount:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementDeletion:
-    """What would be deleted of a cell, and `asked_by`: the sweeps that ask for it, with where the cell then stands in them."""
+    """A planned or executed deletion of measurements of one cell.
+
+    `asked_by` maps each sweep that requests any of them to the status that the cell then has in it.
+    """
 
     cell: str
     slug: str
@@ -364,15 +419,15 @@ class MeasurementDeletion:
     selection: Selection = field(repr=False)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the fields except the selection as plain values."""
         return {name: value for name, value in asdict(self).items() if name != "selection"}
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the plan as lines for the user."""
         if not self.rows:
             return [f"{self.cell} {self.slug}: nothing of that is measured"]
-        said = "deleted" if self.deleted else "to delete"
-        lines = [f"{self.cell} {self.slug}, {said}:"]
+        heading = "deleted" if self.deleted else "to delete"
+        lines = [f"{self.cell} {self.slug}, {heading}:"]
         for row in self.rows:
             at = f" at {row.length}" if row.length else ""
             items = f", {counted(row.examples, 'item')} behind them" if row.examples else ""
@@ -397,10 +452,22 @@ def plan_measurements(
     metrics: Sequence[str] = (),
     sweep: str | None = None,
 ) -> MeasurementDeletion:
-    """What `forget` would delete: the numbers of finished attempts of the cell, of these probes, lengths and metrics.
+    """Return the plan of a deletion of measurements of one cell's finished attempts; deletes nothing.
 
-    None of one means all of them, but not of all three. Raises CellUnknown, CellAmbiguous, SweepUnknown, StoreError (neither
-    probe nor length, or a length that no number can have), SweepReadOnly for a cell of imported or published sweeps alone.
+    Args:
+        store: database.
+        cell: id, slug or beginning.
+        probes: probes; empty for all.
+        lengths: context lengths in tokens, 0 for measurements without one; empty for all.
+        metrics: metrics; empty for all. At least one of the three must not be empty.
+        sweep: sweep in which the cell is looked up; None for all.
+
+    Raises:
+        CellUnknown: there is no such cell.
+        CellAmbiguous: several cells match.
+        SweepUnknown: there is no such sweep.
+        StoreError: nothing is selected, or a length, probe or metric is impossible.
+        SweepReadOnly: the cell belongs to imported or published sweeps only.
     """
     if not probes and not lengths and not metrics:
         raise StoreError(
@@ -411,64 +478,75 @@ def plan_measurements(
             f"--length {wrong[0]}: no measurement has such a length; atma-sweep show lists those of a cell"
         )
     selection = Selection(probes=tuple(probes), lengths=tuple(lengths), metrics=tuple(metrics))
-    return store.read(_forgetting, store.find_cell(cell, sweep).id, selection)
+    return store.read(_plan_measurements, store.find_cell(cell, sweep).id, selection)
 
 
 def forget(
-    store: Store, found: MeasurementDeletion, *, who: str, check: Callable[[Session], None] = lambda session: None
+    store: Store, planned: MeasurementDeletion, *, who: str, check: Callable[[Session], None] = lambda session: None
 ) -> MeasurementDeletion:
-    """Deletes what `plan_measurements` found, at once, and notes in an event that `who` did; returns what was there to delete.
+    """Delete the planned measurements in one transaction, record an event, and return the executed plan.
 
-    The plan is made again in the same transaction: when it is another by now, StoreError is raised and nothing changes.
-    `check` is called in that transaction, too, and may refuse by raising.
+    The plan is computed again in the same transaction.
+
+    Args:
+        store: database.
+        planned: result of `plan_measurements`.
+        who: user, for the event.
+        check: called in the transaction; may refuse by raising.
+
+    Raises:
+        StoreError: the plan is no longer the same; nothing was deleted.
     """
 
     def work(session: Session) -> MeasurementDeletion:
+        """Compute the plan again, compare it, delete its rows, and record the event."""
         check(session)
-        now = _forgetting(session, found.cell, found.selection)
-        if now != found:
+        current = _plan_measurements(session, planned.cell, planned.selection)
+        if current != planned:
             raise StoreError(
-                f"the measurements of cell {found.cell} changed meanwhile; nothing was deleted, look again"
+                f"the measurements of cell {planned.cell} changed meanwhile; nothing was deleted, look again"
             )
-        attempts = _finished(session, found.cell)
-        _removed(session, [(table, now.selection.where(table, attempts)) for table in (ExampleRow, MeasurementRow)])
-        what = ", ".join(f"{row.probe}{f' at {row.length}' if row.length else ''}" for row in now.rows)
-        count = sum(row.measurements for row in now.rows)
-        record_event(session, "forgot", f"{counted(count, 'number')} deleted by {who}: {what}", cell_id=found.cell)
-        return replace(now, deleted=True)
+        attempts = _finished_attempt_ids(session, planned.cell)
+        _delete_rows(
+            session, [(table, current.selection.condition(table, attempts)) for table in (ExampleRow, MeasurementRow)]
+        )
+        what = ", ".join(f"{row.probe}{f' at {row.length}' if row.length else ''}" for row in current.rows)
+        count = sum(row.measurements for row in current.rows)
+        record_event(session, "forgot", f"{counted(count, 'number')} deleted by {who}: {what}", cell_id=planned.cell)
+        return replace(current, deleted=True)
 
     return store.write(work)
 
 
-def _finished(session: Session, cell: str) -> list[int]:
-    """Ids of the attempts of a cell that do not run."""
+def _finished_attempt_ids(session: Session, cell: str) -> list[int]:
+    """Return the ids of a cell's attempts that are not running."""
     return [row.id for row in attempts(session, ATTEMPT.id, ATTEMPT.state, cells=[cell]) if row.state != "running"]
 
 
-def _forgetting(session: Session, cell: str, selection: Selection) -> MeasurementDeletion:
-    """Look up what is selected of a cell, and who asks for it."""
-    attempts = _finished(session, cell)
+def _plan_measurements(session: Session, cell: str, selection: Selection) -> MeasurementDeletion:
+    """Count the selected rows of a cell, and determine the sweeps that request them."""
+    attempts = _finished_attempt_ids(session, cell)
     key = (MeasurementRow.probe, MeasurementRow.length)
     numbers = select(*key, func.count(), func.count(MeasurementRow.attempt_id.distinct())).group_by(*key)
     items_key = (ExampleRow.probe, ExampleRow.length)
-    items = select(*items_key, func.count()).group_by(*items_key).where(selection.where(ExampleRow, attempts))
+    items = select(*items_key, func.count()).group_by(*items_key).where(selection.condition(ExampleRow, attempts))
     behind = {(probe, length): count for probe, length, count in session.execute(items)}
     rows = [
         MeasurementCount(
             probe=probe, length=length, measurements=count, attempts=of, examples=behind.get((probe, length), 0)
         )
         for probe, length, count, of in session.execute(
-            numbers.where(selection.where(MeasurementRow, attempts)).order_by(*key)
+            numbers.where(selection.condition(MeasurementRow, attempts)).order_by(*key)
         )
     ]
     if not rows:
         _check_names(session, cell, attempts, selection)
-    slug, asked_by = _asked_by(session, cell, {(row.probe, row.length) for row in rows}, selection)
+    slug, asked_by = _requesting_sweeps(session, cell, {(row.probe, row.length) for row in rows}, selection)
     return MeasurementDeletion(cell=cell, slug=slug, rows=rows, asked_by=asked_by, selection=selection)
 
 
 def _check_names(session: Session, cell: str, attempts: Sequence[int], selection: Selection) -> None:
-    """Raise StoreError for a probe or metric that neither the cell has numbers of nor this release knows."""
+    """Raise StoreError for a probe or metric that neither the cell nor this release has."""
     for option, names, column in (
         ("--probe", selection.probes, MeasurementRow.probe),
         ("--metric", selection.metrics, MeasurementRow.metric),
@@ -482,10 +560,15 @@ def _check_names(session: Session, cell: str, attempts: Sequence[int], selection
                 raise StoreError(f"{option} {quoted_short(name)}: cell {cell} has no such numbers{listed}{hint}")
 
 
-def _asked_by(
+def _requesting_sweeps(
     session: Session, cell: str, gone: set[tuple[str, int]], selection: Selection
 ) -> tuple[str, dict[str, Standing]]:
-    """The cell's slug, and by sweep whose newest revision asks for any of it: where the cell stands without."""
+    """Return the cell's slug, and the cell's status after the deletion by sweep.
+
+    Only sweeps whose newest revision requests one of the pairs `gone` are included. Raises SweepReadOnly if all sweeps
+    of the cell were
+    imported.
+    """
     newest = select(func.max(RevisionRow.id)).group_by(RevisionRow.sweep_id)
     query = select(SweepRow.name, SweepRow.read_only, RevisionRow.options).join_from(SweepRow, RevisionRow)
     query = query.join(RevisionCellRow, RevisionCellRow.revision_id == RevisionRow.id)
@@ -494,9 +577,9 @@ def _asked_by(
     if holders and all(read_only for _, read_only, _ in holders):
         names = ", ".join(name for name, _, _ in holders)
         raise SweepReadOnly(f"cell {cell} belongs to {names} alone, whose numbers were imported; they stay as they are")
-    slug, found = queries.cell(session, cell).slug, {}
+    slug, standings = queries.cell(session, cell).slug, {}
     for state in queries.states(session, [cell]):
-        without = replace(state, measured=frozenset(key for key in state.measured if not selection.holds(*key)))
-        asked = {name: requests_from_options(options) for name, _, options in holders}
-        found = {name: standing(without, pairs) for name, pairs in asked.items() if gone & set(pairs)}
-    return slug, found
+        remaining = replace(state, measured=frozenset(key for key in state.measured if not selection.selects(*key)))
+        requested = {name: requests_from_options(options) for name, _, options in holders}
+        standings = {name: standing(remaining, pairs) for name, pairs in requested.items() if gone & set(pairs)}
+    return slug, standings

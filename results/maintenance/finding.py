@@ -1,4 +1,4 @@
-"""What a check finds, and the words that several kinds of findings share. Each kind has a file of its own beside this one."""
+"""The class of a check's findings, and texts that several checks share."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Literal
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-SHOWN = 5
-"""Examples that a finding names."""
+MAX_NAMED = 5
+"""Number of examples that a finding names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that is wrong.
+    """A problem of a database.
 
-    `error`: numbers are lost, wrong or about to be. `warning`: something does not work as it could. `note`: worth
-    knowing. `remedy` is what to do about it.
+    `error`: data is lost, wrong or in danger. `warning`: something does not work as it could. `note`: information.
+    `remedy` says what to do.
     """
 
     severity: Severity
@@ -28,36 +28,36 @@ class Finding:
 
     @classmethod
     def error(cls, what: str, remedy: str) -> Finding:
-        """Numbers are lost, wrong or about to be."""
+        """Return a finding about data that is lost, wrong or in danger."""
         return cls(severity="error", what=what, remedy=remedy)
 
     @classmethod
     def warning(cls, what: str, remedy: str) -> Finding:
-        """Something does not work as it could."""
+        """Return a finding about something that does not work as it could."""
         return cls(severity="warning", what=what, remedy=remedy)
 
     @classmethod
     def note(cls, what: str, remedy: str) -> Finding:
-        """Something is worth knowing."""
+        """Return a finding for information."""
         return cls(severity="note", what=what, remedy=remedy)
 
 
-def unreadable(why: str, path: Path | None) -> Finding:
-    """A part of the database, in the file `path` or on a server, that it cannot read itself."""
-    remedy = restore(path) if path is not None else "look at the server's log, and restore the newest pg_dump"
+def unreadable_finding(why: str, path: Path | None) -> Finding:
+    """Return an error about parts of the database, in the file `path` or on a server (None), that cannot be read."""
+    remedy = restore_advice(path) if path is not None else "look at the server's log, and restore the newest pg_dump"
     return Finding.error(f"parts cannot be read: {' '.join(why.split())}", remedy)
 
 
-def restore(path: Path) -> str:
-    """What to do about a damaged file."""
-    kept = sorted([*path.parent.glob(f"{path.name}.*.backup"), *path.parent.glob(f"{path.stem}.before-upgrade-*")])
-    # with another database's log beside it, a backup would be damaged at once
+def restore_advice(path: Path) -> str:
+    """Return the advice about a damaged database file, with the newest backup in its folder if there is one."""
+    backups = sorted([*path.parent.glob(f"{path.name}.*.backup"), *path.parent.glob(f"{path.stem}.before-upgrade-*")])
+    # next to the log of another database, a backup would be damaged at once
     away = f"stop what uses it and move {path} away, with its -wal and -shm"
-    if kept:
-        return f"{away}, then give its name to a copy of the newest backup: {max(kept, key=os.path.getmtime)}"
+    if backups:
+        return f"{away}, then give its name to a copy of the newest backup: {max(backups, key=os.path.getmtime)}"
     return f"{away}, then save what can be saved: sqlite3 MOVED.db .recover | sqlite3 {shlex.quote(str(path))}"
 
 
-def some(names: list[str]) -> str:
-    """The first of them."""
-    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+def first_names(names: list[str]) -> str:
+    """Return at most MAX_NAMED of the names, separated by commas; "..." stands for the others."""
+    return ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")

@@ -1,4 +1,4 @@
-"""The machine of a database: file system, free space, left-over backups, the clock, and attempts whose process is gone."""
+"""Checks of a database's host: file system, free space, leftovers of backups, clock, and dead attempts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from sqlalchemy import Connection, String, func, select, type_coerce
 from ..console.text import counted
 from ..store.database import network_filesystem
 from ..store.schema import Base, UtcNow, UtcTime
-from ..store.upgrading import PART
-from .finding import Finding, some
-from .walk import ATTEMPT, attempts, is_gone, label
+from ..store.upgrading import PARTIAL_SUFFIX
+from .finding import Finding, first_names
+from .walk import ATTEMPT, attempt_label, attempts, is_gone
 
 LOW_BYTES = 2**30
-"""Less free space than this beside the database is worth a warning; a tenth of it is an error."""
+"""Free space next to the database below which there is a warning; below a tenth of it an error."""
 
 
 def check_host(path: Path) -> list[Finding]:
-    """Findings about the folder of the database; nothing is read from the database itself."""
+    """Return findings about the file system and the folder of a SQLite database; the database itself is not read."""
     findings = []
     table = Path("/proc/self/mountinfo")
     kind = network_filesystem(path.resolve(), table.read_text(errors="replace")) if table.exists() else None
@@ -40,9 +40,9 @@ def check_host(path: Path) -> list[Finding]:
                 remedy="make room: an upgrade and a backup need as much again",
             )
         )
-    for left in sorted(path.parent.glob(f".{path.stem}.*{PART}")):
+    for leftover in sorted(path.parent.glob(f".{path.stem}.*{PARTIAL_SUFFIX}")):
         findings.append(
-            Finding.note(f"{left} was left by a backup that was killed, unless one is running", "delete it")
+            Finding.note(f"{leftover} was left by a backup that was killed, unless one is running", "delete it")
         )
     return findings
 
@@ -51,8 +51,8 @@ CLOCK_SLACK = timedelta(seconds=5)
 TIME_LIKE = "____-__-__T__:__:__.___Z"
 
 
-def clock(connection: Connection) -> list[Finding]:
-    """The newest time in any table against the database's clock."""
+def check_clock(connection: Connection) -> list[Finding]:
+    """Return a warning if the newest time in any table is later than the database's clock."""
     now = connection.scalar(select(UtcNow()))
     newest: tuple[datetime, str] | None = None
     for name, table in Base.metadata.tables.items():
@@ -72,16 +72,16 @@ def clock(connection: Connection) -> list[Finding]:
     ]
 
 
-def dead(connection: Connection) -> list[Finding]:
-    """Attempts marked running whose process, on this host, is gone."""
+def find_dead_attempts(connection: Connection) -> list[Finding]:
+    """Return a warning about running attempts whose process, on this host, is gone."""
     columns = (ATTEMPT.state, ATTEMPT.pid, ATTEMPT.pid_started, ATTEMPT.host, ATTEMPT.pid_space)
     running = (row for row in attempts(connection, *columns) if row.state == "running")
-    gone = [label(row, f"pid {row.pid}") for row in running if is_gone(row)]
+    gone = [attempt_label(row, f"pid {row.pid}") for row in running if is_gone(row)]
     if not gone:
         return []
     return [
         Finding.warning(
-            f"marked running, and the process is gone: {counted(len(gone), 'attempt')}: {some(gone)}",
+            f"marked running, and the process is gone: {counted(len(gone), 'attempt')}: {first_names(gone)}",
             "launch the grid again; it marks them interrupted and goes on from their checkpoints",
         )
     ]

@@ -1,4 +1,4 @@
-"""The file, schema and keys of a database: its release, what somebody altered by hand, rows that cannot be as they are."""
+"""Checks of a database's release, schema, keys and references."""
 
 from __future__ import annotations
 
@@ -9,38 +9,42 @@ from sqlalchemy import Connection, Index, Table, UniqueConstraint, func, inspect
 
 from ..console.text import counted
 from ..store.schema import HEAD, REVISIONS, Base
-from .finding import SHOWN, Finding, restore
+from .finding import MAX_NAMED, Finding, restore_advice
 
-T = Base.metadata.tables
+TABLES = Base.metadata.tables
 
 
-def release(found: str | None) -> list[Finding]:
-    """What is to be said of a database of that revision (None: an empty one); nothing of one of this release."""
-    if found == HEAD:
+def check_release(revision: str | None) -> list[Finding]:
+    """Return a finding about a database whose schema revision (None: empty) is not this release's."""
+    if revision == HEAD:
         return []
-    return [_empty() if found is None else _other_release(found)]
+    return [_empty() if revision is None else _wrong_release(revision)]
 
 
 def _empty() -> Finding:
     return Finding.note("the database is empty", "launch a grid, or name another with --db")
 
 
-def _other_release(found: str) -> Finding:
-    if found in REVISIONS:
+def _wrong_release(revision: str) -> Finding:
+    """Return the finding about an older or newer schema revision."""
+    if revision in REVISIONS:
         return Finding.warning(
-            f"the schema is of an older release (revision {found}; this one uses {HEAD})",
+            f"the schema is of an older release (revision {revision}; this one uses {HEAD})",
             "run: atma-sweep db upgrade, then check again",
         )
     return Finding.error(
-        f"the schema was written by a newer atma-sweep (revision {found})", "upgrade the program, then check again"
+        f"the schema was written by a newer atma-sweep (revision {revision})", "upgrade the program, then check again"
     )
 
 
-def schema(connection: Connection) -> list[Finding]:
-    """Tables, columns, constraints, indexes and the view that are missing or changed. What was added is nobody's matter."""
-    lost = [what for difference in _differences(connection) for what in _lost(difference)]
-    tables = {name for name in T if f"the table {name}" not in lost}
-    lost += [what for name in T if name in tables for what in _unseen(connection, T[name])]
+def check_schema(connection: Connection) -> list[Finding]:
+    """Return errors about missing or changed tables, columns, constraints, indexes and the view.
+
+    Additions are ignored.
+    """
+    lost = [what for difference in _differences(connection) for what in _missing_elements(difference)]
+    tables = {name for name in TABLES if f"the table {name}" not in lost}
+    lost += [what for name in TABLES if name in tables for what in _uncompared_elements(connection, TABLES[name])]
     if "results" not in inspect(connection).get_view_names():
         lost.append("the view results")
     return [
@@ -54,60 +58,72 @@ def schema(connection: Connection) -> list[Finding]:
 
 
 def _differences(connection: Connection) -> list[Any]:
-    """What a migration would do to make the models of this database, in alembic's words; changed columns are lists."""
+    """Return the operations by which alembic would turn this database's schema into that of the models.
+
+    Changed columns, which alembic returns as lists, are left out.
+    """
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
-    found = compare_metadata(MigrationContext.configure(connection, opts={"compare_type": False}), Base.metadata)
-    return [difference for difference in found if isinstance(difference, tuple)]
+    differences = compare_metadata(MigrationContext.configure(connection, opts={"compare_type": False}), Base.metadata)
+    return [difference for difference in differences if isinstance(difference, tuple)]
 
 
-def _lost(difference: tuple[Any, ...]) -> list[str]:
-    kind, given = difference[0], difference[-1]
+def _missing_elements(difference: tuple[Any, ...]) -> list[str]:
+    """Return the schema element that an operation of alembic would add, as a list of one text.
+
+    Empty for other operations.
+    """
+    kind, element = difference[0], difference[-1]
     if kind == "add_table":
-        return [f"the table {given.name}"]
+        return [f"the table {element.name}"]
     if kind == "add_column":
-        return [f"the table {difference[2]}'s column {given.name}"]
+        return [f"the table {difference[2]}'s column {element.name}"]
     if kind == "add_index":
-        return [f"the index {given.name}"]
+        return [f"the index {element.name}"]
     if kind == "add_constraint":
-        return [f"the constraint {given.name}"]
+        return [f"the constraint {element.name}"]
     if kind == "add_fk":
-        return [f"the foreign key {given.table.name}.{'.'.join(given.column_keys)}"]
+        return [f"the foreign key {element.table.name}.{'.'.join(element.column_keys)}"]
     return []
 
 
-def _unseen(connection: Connection, table: Table) -> list[str]:
-    """What alembic does not compare: CHECK constraints, the primary key, and whether an index is about some rows only."""
-    found = inspect(connection)
+def _uncompared_elements(connection: Connection, table: Table) -> list[str]:
+    """Return the missing elements of a table that alembic does not compare.
+
+    These are CHECK constraints, the primary key, and the condition of partial indexes.
+    """
+    inspector = inspect(connection)
     kinds = ("check_constraint", "table_or_column_check_constraint")
-    checks = {check["name"] for check in found.get_check_constraints(table.name)}
-    named = sorted(str(one.name) for one in table.constraints if one.__visit_name__ in kinds)
+    checks = {check["name"] for check in inspector.get_check_constraints(table.name)}
+    named = sorted(str(constraint.name) for constraint in table.constraints if constraint.__visit_name__ in kinds)
     lost = [f"the constraint {name}" for name in named if name not in checks]
-    primary = found.get_pk_constraint(table.name)["constrained_columns"]
+    primary = inspector.get_pk_constraint(table.name)["constrained_columns"]
     if primary != [column.name for column in table.primary_key.columns]:
         lost.append(f"the primary key of {table.name}")
     have = {
         index["name"]: any(key.endswith("_where") for key in index.get("dialect_options", {}))
-        for index in found.get_indexes(table.name)
+        for index in inspector.get_indexes(table.name)
     }
-    partial = {str(index.name): _partial(index) for index in table.indexes}
+    partial = {str(index.name): _is_partial(index) for index in table.indexes}
     return lost + [f"the index {name}" for name in sorted(partial) if have.get(name, partial[name]) != partial[name]]
 
 
-def _partial(index: Index) -> bool:
+def _is_partial(index: Index) -> bool:
     return index.dialect_options["sqlite"].get("where") is not None
 
 
-def integrity(connection: Connection, path: Path | None) -> list[Finding]:
-    """What SQLite says of the file `path` itself, foreign keys included; of a server nothing."""
+def check_integrity(connection: Connection, path: Path | None) -> list[Finding]:
+    """Return errors of SQLite's own checks of the file, foreign keys included; empty for a server (`path` None)."""
     if path is None:
         return []
     findings = []
     wrong = [str(row[0]) for row in connection.execute(text("PRAGMA integrity_check(20)"))]
     if wrong != ["ok"]:
         findings.append(
-            Finding.error(f"the file is damaged: {' '.join('; '.join(wrong[:SHOWN]).split())[:300]}", restore(path))
+            Finding.error(
+                f"the file is damaged: {' '.join('; '.join(wrong[:MAX_NAMED]).split())[:300]}", restore_advice(path)
+            )
         )
     broken = connection.execute(text("PRAGMA foreign_key_check")).fetchall()
     for table, parent in sorted({(row[0], row[2]) for row in broken}):
@@ -117,30 +133,36 @@ def integrity(connection: Connection, path: Path | None) -> list[Finding]:
 
 
 def _orphaned(table: str, parent: str, count: int, path: Path | None) -> Finding:
+    """Return the error about rows that refer to missing rows."""
     return Finding.error(
         f"{counted(count, 'row')} of {table} refer{'s' if count == 1 else ''} to rows of {parent} that are not there",
-        restore(path) if path is not None else "restore the newest pg_dump",
+        restore_advice(path) if path is not None else "restore the newest pg_dump",
     )
 
 
-def duplicates(connection: Connection) -> list[Finding]:
-    """Keys that are there twice, as they can be where a constraint was lost."""
+def find_duplicates(connection: Connection) -> list[Finding]:
+    """Return errors about duplicate keys, which are possible after a constraint was lost."""
     findings = []
-    # the index is what may be damaged, so it must not give the answer
+    # the index may be the damaged part, so it must not be used
     unaided = " NOT INDEXED" if connection.dialect.name == "sqlite" else ""
-    for name, table in T.items():
+    for name, table in TABLES.items():
         keys = [[column.name for column in table.primary_key.columns]]
         keys += [[column.name for column in c.columns] for c in table.constraints if isinstance(c, UniqueConstraint)]
         for key in keys:
             listed = ", ".join(f'"{column}"' for column in key)
             query = f'SELECT COUNT(*) FROM (SELECT 1 FROM "{name}"{unaided} GROUP BY {listed} HAVING COUNT(*) > 1) AS d'
-            findings += _twice(connection, query, f"{name} has {{count}} keys ({', '.join(key)}) more than once")
+            findings += _duplicate_findings(
+                connection, query, f"{name} has {{count}} keys ({', '.join(key)}) more than once"
+            )
     query = f"SELECT 1 FROM attempt{unaided} WHERE state = 'running' GROUP BY cell_id HAVING COUNT(*) > 1"
-    findings += _twice(connection, f"SELECT COUNT(*) FROM ({query}) AS d", "cells with two live attempts: {count}")
+    findings += _duplicate_findings(
+        connection, f"SELECT COUNT(*) FROM ({query}) AS d", "cells with two live attempts: {count}"
+    )
     return findings
 
 
-def _twice(connection: Connection, query: str, what: str) -> list[Finding]:
+def _duplicate_findings(connection: Connection, query: str, what: str) -> list[Finding]:
+    """Return an error with the count that the query returns; empty for zero."""
     count = connection.scalar(text(query))
     if not count:
         return []
@@ -148,11 +170,14 @@ def _twice(connection: Connection, query: str, what: str) -> list[Finding]:
     return [Finding.error(what.format(count=count), remedy)]
 
 
-def orphans(connection: Connection) -> list[Finding]:
-    """Rows without what they belong to. On SQLite foreign_key_check has told of declared keys already."""
+def find_orphans(connection: Connection) -> list[Finding]:
+    """Return errors about rows without their parent row, and about sweeps without a revision.
+
+    On SQLite, `check_integrity` reports the declared foreign keys.
+    """
     findings = []
     if connection.dialect.name != "sqlite":
-        for name, table in T.items():
+        for name, table in TABLES.items():
             for key in table.foreign_keys:
                 parent = key.column.table.alias()
                 query = select(func.count()).select_from(
@@ -160,7 +185,7 @@ def orphans(connection: Connection) -> list[Finding]:
                 )
                 count = connection.scalar(query.where(key.parent.is_not(None), parent.c[key.column.name].is_(None)))
                 findings += [_orphaned(name, key.column.table.name, count, None)] if count else []
-    launched = select(T["revision"].c.sweep_id)
-    for row in connection.execute(select(T["sweep"].c.name).where(T["sweep"].c.id.not_in(launched))):
+    launched = select(TABLES["revision"].c.sweep_id)
+    for row in connection.execute(select(TABLES["sweep"].c.name).where(TABLES["sweep"].c.id.not_in(launched))):
         findings.append(Finding.error(f"sweep {row.name!r} has no revision", "launch its grid again under that name"))
     return findings

@@ -1,4 +1,4 @@
-"""What people call a sweep and write about it and its cells: names, tags, notes. No number depends on any of them."""
+"""Names, tags and notes of sweeps and cells. No measurement depends on them."""
 
 from __future__ import annotations
 
@@ -19,27 +19,39 @@ from ..store.store import Store, record_event
 from ..store.sweep_lease import lock_sweep_row
 
 OwnerIsActive = Callable[[Owner, datetime | None], bool]
-"""Whether an owner still has a sweep, given the end of its lease; see sweep/host/processes.py."""
+"""Function that returns True if an owner still runs a sweep, given the end of its lease.
+
+See sweep/host/processes.py.
+"""
 TargetKind = Literal["sweep", "cell"]
-LONGEST_TAG = 40
-LONGEST_NOTE = 4000
+MAX_TAG_CHARS = 40
+MAX_NOTE_CHARS = 4000
 
 
-def free(row: SweepRow, holds: OwnerIsActive, what: str) -> None:
-    """Raises SweepBusy when somebody runs the sweep; `what` says what it cannot do meanwhile."""
+def require_idle(row: SweepRow, is_active: OwnerIsActive, action: str) -> None:
+    """Raise SweepBusy if the sweep is being run; `what` is the phrase for the refused action ("be deleted")."""
     owner = queries.owner_of(row)
-    if owner is not None and holds(owner, row.lease_until):
+    if owner is not None and is_active(owner, row.lease_until):
         raise SweepBusy(
-            f"sweep {row.name!r} is run by {owner.name} on {owner.host} (pid {owner.pid}) and cannot {what} meanwhile; "
+            f"sweep {row.name!r} is run by {owner.name} on {owner.host} (pid {owner.pid}) and cannot {action} meanwhile; "
             f"atma-sweep cancel --sweep {row.name} stops it"
         )
 
 
 def rename(store: Store, name: str, new: str, *, holds: OwnerIsActive, who: str) -> str:
-    """Calls a sweep `new`; returns the grid file that it was launched from.
+    """Rename a sweep, record an event, and return the grid file that it was launched from.
 
-    Raises SweepUnknown, SweepBusy, and StoreError for a name that no sweep can have or another one has, and for the
-    paper's numbers.
+    Args:
+        store: database.
+        name: sweep.
+        new: new name.
+        holds: returns True if an owner still runs a sweep.
+        who: user, for the event.
+
+    Raises:
+        SweepUnknown: there is no such sweep.
+        SweepBusy: it is being run.
+        StoreError: the new name is invalid or in use, or the sweep holds published numbers.
     """
     problem = why_not(new)
     if problem is not None:
@@ -48,8 +60,9 @@ def rename(store: Store, name: str, new: str, *, holds: OwnerIsActive, who: str)
         raise StoreError(f"{name} holds numbers of the paper and keeps its name")
 
     def work(session: Session) -> str:
+        """Rename the locked row and record the event, unless the sweep is being run or the name is in use."""
         row = lock_sweep_row(session, name)
-        free(row, holds, "be renamed")
+        require_idle(row, holds, "be renamed")
         if new != name and session.scalar(select(SweepRow.id).where(SweepRow.name == new)) is not None:
             raise StoreError(f"there is a sweep {new} already; choose another name")
         row.name = new
@@ -60,20 +73,25 @@ def rename(store: Store, name: str, new: str, *, holds: OwnerIsActive, who: str)
 
 
 def tag(store: Store, name: str, tags: Sequence[str], *, remove: bool = False) -> tuple[str, ...]:
-    """Adds tags to a sweep, or takes them off; returns those that it has now, sorted.
+    """Add tags to a sweep, or remove them, and return the tags that it then has, sorted.
 
-    Raises SweepUnknown, and StoreError for what is no tag, or for one to take off that it does not have.
+    Raises:
+        SweepUnknown: there is no such sweep.
+        StoreError: a tag is invalid, or a tag to remove does not exist.
     """
-    for one in tags:
-        if not remove and (NAME.fullmatch(one) is None or len(one) > LONGEST_TAG):
-            raise StoreError(f"{quoted_short(one)} is no tag: letters, digits, '.', '_' and '-', at most {LONGEST_TAG}")
+    for tag_name in tags:
+        if not remove and (NAME.fullmatch(tag_name) is None or len(tag_name) > MAX_TAG_CHARS):
+            raise StoreError(
+                f"{quoted_short(tag_name)} is no tag: letters, digits, '.', '_' and '-', at most {MAX_TAG_CHARS}"
+            )
 
     def work(session: Session) -> tuple[str, ...]:
+        """Change the tags of the locked row, and return them sorted."""
         row = lock_sweep_row(session, name)
         have = set(row.tags or ())
-        if remove and (strange := sorted(set(tags) - have)):
+        if remove and (unknown := sorted(set(tags) - have)):
             raise StoreError(
-                f"sweep {name} has no tag {quoted_short(strange[0])}; it has: {', '.join(sorted(have)) or 'none'}"
+                f"sweep {name} has no tag {quoted_short(unknown[0])}; it has: {', '.join(sorted(have)) or 'none'}"
             )
         now = sorted(have - set(tags) if remove else have | set(tags))
         row.tags = now or None
@@ -82,38 +100,56 @@ def tag(store: Store, name: str, tags: Sequence[str], *, remove: bool = False) -
     return store.write(work)
 
 
-def resolve_target(session: Session, what: str, *, whole: bool = False) -> tuple[TargetKind, str]:
-    """A sweep by that name, else a cell: ("sweep", name) or ("cell", id). `whole`: only a complete id or slug is enough.
+def resolve_target(session: Session, name: str, *, whole: bool = False) -> tuple[TargetKind, str]:
+    """Return ("sweep", name) for a sweep of that name, else ("cell", id) for a cell.
 
-    Raises CellAmbiguous, CellUnknown (neither).
+    Args:
+        session: open session.
+        name: name of a sweep, or id, slug or beginning of a cell.
+        whole: accept only a complete id or slug of a cell.
+
+    Raises:
+        CellAmbiguous: several cells match.
+        CellUnknown: neither a sweep nor a cell matches.
     """
-    if session.scalar(select(SweepRow.id).where(SweepRow.name == what)) is not None:
-        return "sweep", what
+    if session.scalar(select(SweepRow.id).where(SweepRow.name == name)) is not None:
+        return "sweep", name
     if session.scalar(select(SweepRow.id).limit(1)) is None:
-        raise CellUnknown(f"there is neither a sweep nor a cell {quoted_short(what)}; launch a grid first")
+        raise CellUnknown(f"there is neither a sweep nor a cell {quoted_short(name)}; launch a grid first")
     try:
-        found = queries.find_cell(session, what)
+        cell = queries.find_cell(session, name)
     except CellUnknown as error:
         raise CellUnknown(
-            f"no sweep is named {quoted_short(what)}, which atma-sweep sweeps lists, and {error}"
+            f"no sweep is named {quoted_short(name)}, which atma-sweep sweeps lists, and {error}"
         ) from error
-    if whole and what not in (found.id, found.slug):
+    if whole and name not in (cell.id, cell.slug):
         raise CellUnknown(
-            f"no sweep is named {quoted_short(what)}; if cell {found.id} ({found.slug}) is meant, give its whole id"
+            f"no sweep is named {quoted_short(name)}; if cell {cell.id} ({cell.slug}) is meant, give its whole id"
         )
-    return "cell", found.id
+    return "cell", cell.id
 
 
-def note(store: Store, what: str, text: str | None) -> tuple[TargetKind, str, str | None]:
-    """Writes a note about a sweep or a cell, an empty one takes it away, None only reads it: (kind, name or id, note).
+def note(store: Store, target: str, text: str | None) -> tuple[TargetKind, str, str | None]:
+    """Set, remove or read the note of a sweep or a cell, and return (kind, name or id, note).
 
-    Raises CellUnknown, CellAmbiguous, StoreError (too long).
+    Args:
+        store: database.
+        target: sweep or cell.
+        text: new note; an empty text removes it, None only reads it. Passwords are removed.
+
+    Raises:
+        CellUnknown: neither a sweep nor a cell matches.
+        CellAmbiguous: several cells match.
+        StoreError: the note is too long.
     """
-    if text is not None and len(text) > LONGEST_NOTE:
-        raise StoreError(f"a note has at most {LONGEST_NOTE:,} letters, and this one {len(text):,}; put it into a file")
+    if text is not None and len(text) > MAX_NOTE_CHARS:
+        raise StoreError(
+            f"a note has at most {MAX_NOTE_CHARS:,} letters, and this one {len(text):,}; put it into a file"
+        )
 
     def work(session: Session) -> tuple[TargetKind, str, str | None]:
-        kind, name = resolve_target(session, what)
+        """Resolve the target, set its note unless `text` is None, and return (kind, name or id, note)."""
+        kind, name = resolve_target(session, target)
         if kind == "sweep":
             row: SweepRow | CellRow = queries.sweep_row(session, name)
         else:

@@ -1,4 +1,4 @@
-"""The list of all sweeps: what each is, how far it is, and what people wrote about it."""
+"""The list of all sweeps, with progress, tags and notes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ HEADINGS = (
     "sweep", "tags", "origin", "launched (UTC)", "runs now", "note", "revisions", "cells", "done", "failed", "open",
 )  # fmt: skip
 LABEL_COLUMNS = 6
-"""Columns of words, the others are numbers."""
+"""Number of text columns; the others are numbers."""
 MAX_NOTE_CHARS = 60
-"""Letters of a note in the table."""
+"""Maximum number of characters of a note in the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOverview:
-    """One sweep. `failed` counts cells that failed or diverged, `open` those that are neither that, nor done, nor
-    given up by a study."""
+    """A sweep in the list.
+
+    `failed` counts cells that failed or diverged, `open` all cells that are not done, failed, diverged or pruned.
+    """
 
     sweep: str
     tags: Sequence[str]
@@ -40,52 +42,52 @@ class SweepOverview:
     failed: int
     open: int
     counts: dict[str, int]
-    """By where a cell stands, as `status` says it."""
+    """Number of cells by status, as `status` shows it."""
     run_by: str | None
-    """Who runs it now, on which host; None for nobody."""
+    """Owner that runs the sweep now, with its host; None for no owner."""
 
 
 @dataclass(frozen=True)
 class Overview:
-    """Every sweep, the one launched last first."""
+    """The list of all sweeps, the one launched last first."""
 
     sweeps: Sequence[SweepOverview]
-    without: Sequence[str] = ("no sweep yet; launch a grid first",)
-    """Lines for people where there is no sweep."""
+    empty_lines: Sequence[str] = ("no sweep yet; launch a grid first",)
+    """Lines for the user if there is no sweep."""
 
     def as_json(self) -> list[dict[str, Any]]:
-        """Plain values."""
-        return [asdict(one) for one in self.sweeps]
+        """Return the sweeps as plain values."""
+        return [asdict(sweep) for sweep in self.sweeps]
 
     def lines(self, width: int | None = None) -> list[str]:
-        """A table for people, as wide as a terminal of that width."""
+        """Return a table for the user, at most `width` characters wide (None: any width)."""
         if not self.sweeps:
-            return list(self.without)
+            return list(self.empty_lines)
         rows = [
             (
-                one.sweep,
-                ", ".join(one.tags) or "-",
-                one.origin,
-                f"{one.launched_at:%Y-%m-%d %H:%M}",
-                one.run_by or "-",
-                _short(" ".join((one.note or "-").split())),
-                *(str(count) for count in (one.revisions, one.cells, one.done, one.failed, one.open)),
+                sweep.sweep,
+                ", ".join(sweep.tags) or "-",
+                sweep.origin,
+                f"{sweep.launched_at:%Y-%m-%d %H:%M}",
+                sweep.run_by or "-",
+                _shortened(" ".join((sweep.note or "-").split())),
+                *(str(count) for count in (sweep.revisions, sweep.cells, sweep.done, sweep.failed, sweep.open)),
             )
-            for one in self.sweeps
+            for sweep in self.sweeps
         ]
         return terminal_table.lines(HEADINGS, rows, LABEL_COLUMNS, width)
 
 
-def overview(store: Store, holds: OwnerIsActive) -> Overview:
-    """Every sweep as it stands now. `holds` says whether its owner still runs it."""
-    with store.snapshot() as seen:
-        found = []
-        for summary in seen.sweeps():
-            launched = seen.revision(summary.name)
+def overview(store: Store, is_active: OwnerIsActive) -> Overview:
+    """Return all sweeps in their current state. `holds` returns True if an owner still runs a sweep."""
+    with store.snapshot() as snapshot:
+        sweeps = []
+        for summary in snapshot.sweeps():
+            launched = snapshot.revision(summary.name)
             requested = requests_from_options(launched.options)
-            counts = Counter(standing(cell, requested) for cell in seen.cell_states(summary.name))
+            counts = Counter(standing(cell, requested) for cell in snapshot.cell_states(summary.name))
             failed = counts["failed"] + counts["diverged"]
-            found.append(
+            sweeps.append(
                 SweepOverview(
                     sweep=summary.name,
                     tags=summary.tags,
@@ -99,16 +101,16 @@ def overview(store: Store, holds: OwnerIsActive) -> Overview:
                     failed=failed,
                     open=counts.total() - counts["done"] - counts["pruned"] - failed,
                     counts={word: count for word, count in counts.items() if count},
-                    run_by=_runs(summary, holds),
+                    run_by=_owner_text(summary, is_active),
                 )
             )
-    return Overview(found)
+    return Overview(sweeps)
 
 
-def _runs(summary: SweepSummary, holds: OwnerIsActive) -> str | None:
+def _owner_text(summary: SweepSummary, is_active: OwnerIsActive) -> str | None:
     owner = summary.owner
-    return f"{owner.name} on {owner.host}, pid {owner.pid}" if owner and holds(owner, summary.lease_until) else None
+    return f"{owner.name} on {owner.host}, pid {owner.pid}" if owner and is_active(owner, summary.lease_until) else None
 
 
-def _short(text: str) -> str:
+def _shortened(text: str) -> str:
     return text if len(text) <= MAX_NOTE_CHARS else f"{text[: MAX_NOTE_CHARS - 3]}..."

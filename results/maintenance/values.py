@@ -1,7 +1,8 @@
-"""Values that no program of ours writes, as a change by hand or a failing disk leaves them.
+"""Checks for values that this program never writes, as a manual change or a failing disk leaves them.
 
-The rules are those by which a bundle's rows are checked (exchange/incoming.py). Reading does not look for such values: it asks here
-once something has failed, so that the error names the row.
+The rules are those for the rows of a bundle (exchange/row_validation.py). Normal reads do not look for such values;
+this check runs after
+an unforeseen error, so that the message can name the row.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from sqlalchemy import JSON, Column, Connection, Engine, Integer, Table, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from ..errors import RowDamaged
-from ..exchange.row_validation import FIELD_RULES, FieldRule, by_type
+from ..exchange.row_validation import FIELD_RULES, FieldRule, rule_of_type
 from ..store.database import shown
 from ..store.schema import Base
-from .finding import Finding, some
+from .finding import Finding, first_names
 
 ROWS_AT_ONCE = 10_000
-LARGEST = 1e150
-"""A number beyond this one has a square that no float holds."""
+MAX_NUMBER = 1e150
+"""Largest number whose square a float can hold (approximately)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +32,10 @@ class DamagedValue:
 
     table: str
     row: str
-    """The primary key, as `id 3` or `attempt_id 3, step 7`."""
+    """Primary key, as `id 3` or `attempt_id 3, step 7`."""
     column: str
     value: str
-    """For people: short, on one line."""
+    """The value for a message: short, on one line."""
     problem: str
 
     def __str__(self) -> str:
@@ -42,7 +43,7 @@ class DamagedValue:
 
 
 def damaged_values(connection: Connection) -> Iterator[DamagedValue]:
-    """Yield every value that its column cannot have, table by table. Reads the whole database."""
+    """Yield every value that its column cannot have, table by table. Reads the entire database."""
     raw = connection.connection.dbapi_connection
     sqlite = connection.dialect.name == "sqlite"
     before = getattr(raw, "text_factory", None)
@@ -50,14 +51,17 @@ def damaged_values(connection: Connection) -> Iterator[DamagedValue]:
         raw.text_factory = lambda content: content.decode(errors="surrogateescape")  # type: ignore[union-attr]
     try:
         for table in Base.metadata.tables.values():
-            yield from _of_table(connection, table)
+            yield from _damaged_values_of_table(connection, table)
     finally:
         if sqlite:
             raw.text_factory = before  # type: ignore[union-attr]
 
 
 def damage_of(engines: Iterable[Engine]) -> RowDamaged | None:
-    """Return the error to raise in place of one that nobody foresaw, where one of the databases holds a damaged value."""
+    """Return the error to raise in place of an unforeseen one if one of the databases holds a damaged value.
+
+    None otherwise.
+    """
     for engine in engines:
         line = first_damage(engine)
         if line is not None:
@@ -66,7 +70,10 @@ def damage_of(engines: Iterable[Engine]) -> RowDamaged | None:
 
 
 def first_damage(engine: Engine) -> str | None:
-    """Return one line about the first damaged value or dangling reference of a database; None where there is none."""
+    """Return one line about the first damaged value or dangling reference of a database.
+
+    None without any, or if reading fails.
+    """
     try:
         with engine.execution_options(begin="BEGIN").connect() as connection:
             damaged = next(damaged_values(connection), None)
@@ -78,63 +85,63 @@ def first_damage(engine: Engine) -> str | None:
 
 
 def damaged_rows(connection: Connection) -> list[Finding]:
-    """Return one error that names the damaged values of a database."""
+    """Return one error that names the damaged values of a database; empty without any."""
     lines = [str(damaged) for damaged in damaged_values(connection)]
     if not lines:
         return []
     return [
         Finding.error(
-            f"{len(lines)} values cannot be as they are: {some(lines)}",
+            f"{len(lines)} values cannot be as they are: {first_names(lines)}",
             "they were changed by hand, or the disk fails: restore the newest backup",
         )
     ]
 
 
 def _dangling(connection: Connection) -> str | None:
-    """Return a line about the first row that refers to one that is not there; SQLite only."""
+    """Return a line about the first row that refers to a missing row; SQLite only."""
     for table, rowid, parent, _ in connection.execute(text("PRAGMA foreign_key_check")):
         return f"{table} has a row (rowid {rowid}) that refers to a row of {parent} which is not there"
     return None
 
 
-def _of_table(connection: Connection, table: Table) -> Iterator[DamagedValue]:
+def _damaged_values_of_table(connection: Connection, table: Table) -> Iterator[DamagedValue]:
     """Yield the damaged values of one table."""
-    fields = {column.name: _field(column) for column in table.columns}
+    fields = {column.name: _rule_of_column(column) for column in table.columns}
     names = ", ".join(f'"{name}"' for name in fields)
     keys = [column.name for column in table.primary_key]
     rows = connection.execute(text(f'SELECT {names} FROM "{table.name}"'))
     while part := rows.fetchmany(ROWS_AT_ONCE):
         for (name, field), values in zip(fields.items(), zip(*part, strict=True), strict=True):
-            plain = [_plain(field, value) for value in values]
-            if field.wrong_at(plain) is None and not _too_large(field, plain):
+            plain = [_bundle_value(field, value) for value in values]
+            if field.first_invalid(plain) is None and not _too_large(field, plain):
                 continue
             for row, value in zip(part, plain, strict=True):
                 problem = field.problem(value)
                 if problem is None and _too_large(field, [value]):
-                    problem = f"is too large to compute with (beyond {LARGEST:g})"
+                    problem = f"is too large to compute with (beyond {MAX_NUMBER:g})"
                 if problem is not None:
                     row_keys = dict(zip(fields, row, strict=True))
                     yield DamagedValue(
                         table=table.name,
-                        row=", ".join(f"{key} {_shown(row_keys[key])}" for key in keys),
+                        row=", ".join(f"{key} {_quoted_value(row_keys[key])}" for key in keys),
                         column=name,
-                        value=_shown(row_keys[name]),
+                        value=_quoted_value(row_keys[name]),
                         problem=problem,
                     )
 
 
-def _field(column: Column[Any]) -> FieldRule:
-    """Return the rule of a column's values."""
+def _rule_of_column(column: Column[Any]) -> FieldRule:
+    """Return the rule for the values of a column."""
     field = FIELD_RULES.get(column.table.name, {}).get(column.name)
     if field is None and isinstance(column.type, JSON):
         return FieldRule(kind="tree", null=bool(column.nullable))
     if field is not None and not (column.primary_key and isinstance(column.type, Integer)):
         return field
-    return by_type(column)
+    return rule_of_type(column)
 
 
-def _plain(field: FieldRule, value: Any) -> Any:
-    """Return a driver's value as a bundle would hold it; what cannot be one stays as it is."""
+def _bundle_value(field: FieldRule, value: Any) -> Any:
+    """Return a driver's value in the form that a bundle has; values without such a form are returned unchanged."""
     if field.kind == "flag" and value in (0, 1) and isinstance(value, int):
         return bool(value)
     if field.kind in ("json", "tree") and isinstance(value, str):
@@ -146,11 +153,11 @@ def _plain(field: FieldRule, value: Any) -> Any:
 
 
 def _too_large(field: FieldRule, values: Sequence[Any]) -> bool:
-    """Return True where a number is finite and cannot be squared."""
-    return field.kind == "real" and any(isinstance(value, int | float) and abs(value) > LARGEST for value in values)
+    """Return True if a number is finite and its square is not."""
+    return field.kind == "real" and any(isinstance(value, int | float) and abs(value) > MAX_NUMBER for value in values)
 
 
-def _shown(value: Any) -> str:
-    """Return a value for a message: short, on one line, with nothing that a terminal would obey."""
+def _quoted_value(value: Any) -> str:
+    """Return a value for a message: short, on one line, without control characters."""
     shown = ascii(value)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -1,4 +1,4 @@
-"""Alembic runs this file. The caller passes an open connection, already inside its transaction, and the metadata."""
+"""Alembic's environment script. The caller passes an open connection in a transaction, and the metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the published sweeps are made with: the shipped CSVs as text, and a sweep that is to be stored."""
+"""Building blocks of the published sweeps: reading of the CSV files, and the class of a sweep to store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Sheet:
-    """A sweep to be stored: its cells in order and, by cell, the numbers, the curve and the release of torch."""
+    """A sweep to store: its cells in order, with measurements, curves, release of torch and provenance by cell id."""
 
     name: str
     cells: Sequence[CellRecord]
@@ -28,34 +28,41 @@ class Sheet:
     curves: Mapping[str, Sequence[CurvePoint]] = field(default_factory=dict)
     torch: Mapping[str, str] = field(default_factory=dict)
     ran: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By cell, what is known of machine and text: fields of a Provenance."""
+    """Fields of a Provenance by cell id: what is known about machine and data."""
     seed: str = "none was set"
 
 
 def rows(name: str) -> list[dict[str, str]]:
-    """A shipped CSV (`complete-v2`, `lengths`, `small-v1`, `open-weight`, ...) as text, one mapping a row."""
+    """Return a CSV file (`complete-v2`, `lengths`, `small-v1`, `open-weight`, ...) as one mapping of texts per row."""
     with (FOLDER / f"{name}.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
-def fraction(text: str) -> float:
-    """A printed percentage as the fraction whose shortest decimal has the same digits."""
+def percent_as_fraction(text: str) -> float:
+    """Return a printed percentage as a fraction with the same digits."""
     return float(Decimal(text) / 100)
 
 
-def number(probe: str, about: Metric, length: int, text: str) -> Measurement:
-    """Return a printed number; of another probe than the package's with what it means."""
+def printed_measurement(probe: str, metric: Metric, length: int, text: str) -> Measurement:
+    """Return a printed number as a measurement, with a description if the package does not define the metric.
+
+    Args:
+        probe: probe.
+        metric: declaration of the metric.
+        length: context length, 0 for none.
+        text: printed number; a percentage for shares.
+    """
     return Measurement(
         probe=probe,
-        metric=about.name,
+        metric=metric.name,
         length=length,
-        value=fraction(text) if about.percent else float(text),
-        unit=about.unit,
-        description=None if metrics.known(probe, about.name) else metrics.metric_description(about),
+        value=percent_as_fraction(text) if metric.percent else float(text),
+        unit=metric.unit,
+        description=None if metrics.known(probe, metric.name) else metrics.metric_description(metric),
     )
 
 
 def published_cell_id(sweep: str, slug: str) -> str:
-    """The id of a published cell, of whose config nobody knows all."""
-    # the text that is hashed is no canonical JSON, so no cell of a grid can have the id
+    """Return the id of a published cell, whose complete config is unknown: a hash of sweep and slug."""
+    # the hashed text is not canonical JSON, so that no cell of a grid can have the id
     return hashlib.sha256(f"{sweep}/{slug}".encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Published sweeps into a database: each in one transaction, so that it is there whole or not at all."""
+"""Loading of published sweeps into a database, each in one transaction."""
 
 from __future__ import annotations
 
@@ -21,110 +21,140 @@ from .published_sweeps import OPEN_WEIGHT, RIVALS, SWEEPS, options_of, published
 
 GRID_FILE = "results/paper"
 OWNER = "published"
-APART = 1000  # ids from the first attempt of one sweep to that of the next, in a database of published sweeps alone
+IDS_PER_SWEEP = (
+    1000  # distance between the first attempt ids of two sweeps, in a database of published sweeps alone
+)
 NAMES = (OPEN_WEIGHT, *SWEEPS, *RIVALS)
-"""Every published sweep, in the order of their ids, which never changes: files name attempts by them."""
-SHOWN = (*RIVALS, OPEN_WEIGHT, *SWEEPS)
-"""The same in the order in which a list shows them, last first."""
+"""All published sweeps, in the order of their ids, which never changes: files refer to attempts by them."""
+LISTING_ORDER = (*RIVALS, OPEN_WEIGHT, *SWEEPS)
+"""All published sweeps from the last to the first in listings."""
 
 
 def load_published(store: Store, names: Collection[str] = NAMES, *, alone: bool = False) -> list[str]:
-    """Adds the published sweeps that the database lacks, or holds as an older release had them; returns their names.
+    """Add the published sweeps that the database lacks or holds in an older edition; return their names.
 
-    `alone`: the database holds nothing but published sweeps, and the attempts of each get the same ids whichever came first.
+    It may be called repeatedly, by several processes at once, and after an interruption. Published sweeps never become
+    the default sweep
+    of a database that has another. Numbers of an older edition stay with their attempts; reports use the newest.
 
-    Safe to call again, by several processes at once, and after an interruption. They never become the default sweep of a
-    database that has another. Numbers of an older release stay with the attempts that they were stored for; reports take
-    the newest. Raises StoreError when a sweep of one's own has such a name.
+    Args:
+        store: database.
+        names: published sweeps to add.
+        alone: the database holds only published sweeps, and each sweep's attempts get fixed ids in whatever order they
+            are loaded.
+
+    Raises:
+        StoreError: a sweep of the user has the name of a published one.
     """
     return [
         name
         for name in NAMES
-        if name in names and not holds(store, name) and store.write(partial(_load, name=name, alone=alone))
+        if name in names
+        and not holds_published(store, name)
+        and store.write(partial(_load_if_outdated, name=name, alone=alone))
     ]
 
 
-def holds(store: Store, name: str) -> bool:
-    """Whether the database has a published sweep as this release has it.
+def holds_published(store: Store, name: str) -> bool:
+    """Return True if the database has a published sweep in the current edition.
 
-    Raises StoreError when a sweep of one's own has its name, from a time when it could.
+    Raises:
+        StoreError: a sweep of the user has its name (possible in old databases).
     """
-    return store.read(_held, name)
+    return store.read(_is_current, name)
 
 
-def _held(session: Session, name: str) -> bool:
-    found = session.execute(
+def _is_current(session: Session, name: str) -> bool:
+    """Return True if the database has the published sweep in the current edition.
+
+    Raises StoreError for a user's sweep.
+    """
+    row = session.execute(
         select(SweepRow.read_only, RevisionRow.grid_file, RevisionRow.options)
         .join(RevisionRow, RevisionRow.sweep_id == SweepRow.id)
         .where(SweepRow.name == name)
         .order_by(RevisionRow.number.desc())
         .limit(1)
     ).one_or_none()
-    if found is None:
+    if row is None:
         return False
-    if found.grid_file != GRID_FILE:
+    if row.grid_file != GRID_FILE:
         raise StoreError(
             f"a sweep of your own is named {name!r}, as the paper's numbers are: export it, import it with --name into a "
             "new database, and use that"
         )
-    return bool(found.read_only and found.options == options_of(name))
+    return bool(row.read_only and row.options == options_of(name))
 
 
-def _load(session: Session, name: str, alone: bool) -> bool:
-    """Whether there was anything to do: another process may have done it meanwhile."""
+def _load_if_outdated(session: Session, name: str, alone: bool) -> bool:
+    """Load a published sweep, and return False if another process has already done so."""
     session.execute(select(SweepRow.id).where(SweepRow.name == name).with_for_update())
-    if _held(session, name):
+    if _is_current(session, name):
         return False
-    given = published_sweep(name)
+    sheet = published_sweep(name)
     session.execute(update(SweepRow).where(SweepRow.name == name).values(read_only=False))
     row = sweep_lease.lock_or_create(session, name)
     options = options_of(name)
-    text = f"# the numbers printed in {options['source']}{given.version}\n"
-    revision = NewRevision(grid_text=text, grid_file=GRID_FILE, options=options, cells=given.cells)
+    text = f"# the numbers printed in {options['source']}{sheet.version}\n"
+    revision = NewRevision(grid_text=text, grid_file=GRID_FILE, options=options, cells=sheet.cells)
     sweep_lease.write_revision(session, row, revision)
-    _fill(session, given, 1 + APART * NAMES.index(name) if alone else None)
-    # before every launch, so that the default sweep stays the one that was launched last
-    row.launched_at = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=SHOWN.index(name))
+    _insert_sheet(session, sheet, 1 + IDS_PER_SWEEP * NAMES.index(name) if alone else None)
+    # dated before every launch, so that the default sweep does not change
+    row.launched_at = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=LISTING_ORDER.index(name))
     row.read_only = True
     return True
 
 
-def _fill(session: Session, given: Sheet, first: int | None) -> None:
-    """One finished training of the paper for each cell, with its numbers, after those of an older release; their ids begin at
-    `first`, where that is given."""
+def _insert_sheet(session: Session, sheet: Sheet, first_id: int | None) -> None:
+    """Insert one finished training with its numbers for each cell.
+
+    Attempts that an older loader left running become interrupted. The ids of the attempts start at `first_id` if it is
+    given.
+    """
     moment = queries.now(session)
-    earlier = attempt_queries.attempts_of(session, [cell.id for cell in given.cells])
-    # what a loader of an older release, which went step by step, left behind
-    dead = update(AttemptRow).where(AttemptRow.id.in_([one.id for one in earlier if one.state == "running"]))
+    earlier = attempt_queries.attempts_of(session, [cell.id for cell in sheet.cells])
+    # the loader of an older release used several transactions and may have left running attempts
+    dead = update(AttemptRow).where(
+        AttemptRow.id.in_([attempt.id for attempt in earlier if attempt.state == "running"])
+    )
     cause = "loading the published numbers was interrupted"
     session.execute(dead.values(state="interrupted", finished_at=moment, cause=cause, failure=PREEMPTED))
-    numbers = {one.cell_id: one.number + 1 for one in earlier}
-    attempts = [_attempt(given, cell, numbers.get(cell.id, 1), moment) for cell in given.cells]
-    if first is not None:
-        attempts = [one | {"id": first + place} for place, one in enumerate(attempts)]
-    made = session.scalars(insert(AttemptRow).returning(AttemptRow.id, sort_by_parameter_order=True), attempts)
-    ids = dict(zip([cell.id for cell in given.cells], made, strict=True))
-    insert_rows(session, ProvenanceRow, [_of(ids[cell.id], _provenance(given, cell)) for cell in given.cells])
-    values = [_of(ids[cell], one) | {"created_at": moment} for cell, found in given.values.items() for one in found]
+    numbers = {attempt.cell_id: attempt.number + 1 for attempt in earlier}
+    attempts = [_attempt(sheet, cell, numbers.get(cell.id, 1), moment) for cell in sheet.cells]
+    if first_id is not None:
+        attempts = [columns | {"id": first_id + index} for index, columns in enumerate(attempts)]
+    attempt_ids = session.scalars(insert(AttemptRow).returning(AttemptRow.id, sort_by_parameter_order=True), attempts)
+    ids = dict(zip([cell.id for cell in sheet.cells], attempt_ids, strict=True))
+    insert_rows(
+        session, ProvenanceRow, [_attempt_columns(ids[cell.id], _provenance(sheet, cell)) for cell in sheet.cells]
+    )
+    values = [
+        _attempt_columns(ids[cell], measurement) | {"created_at": moment}
+        for cell, measurements in sheet.values.items()
+        for measurement in measurements
+    ]
     insert_rows(session, MeasurementRow, values)
     insert_rows(
-        session, CurvePointRow, [_of(ids[cell], one) for cell, points in given.curves.items() for one in points]
+        session,
+        CurvePointRow,
+        [_attempt_columns(ids[cell], point) for cell, points in sheet.curves.items() for point in points],
     )
 
 
 def insert_rows(session: Session, table: Any, rows: Sequence[dict[str, Any]]) -> None:
-    """Insert many rows at once."""
-    # by the table, not the model: no object is made for each of thousands of rows
+    """Insert many rows in one statement."""
+    # by the table, not the model, which would create an object per row
     if rows:
         session.execute(insert(table.__table__), rows)
 
 
-def _of(attempt: int, record: Any) -> dict[str, Any]:
+def _attempt_columns(attempt: int, record: Any) -> dict[str, Any]:
     return {"attempt_id": attempt} | vars(record)
 
 
-def _attempt(given: Sheet, cell: CellRecord, number: int, moment: datetime) -> dict[str, Any]:
-    curve = given.curves.get(cell.id)
+def _attempt(sheet: Sheet, cell: CellRecord, number: int, moment: datetime) -> dict[str, Any]:
+    """Return the columns of a cell's attempt."""
+    curve = sheet.curves.get(cell.id)
     steps = cell.tokens // cell.config["train"]["batch_tokens"] if cell.tokens else None
     return {
         "cell_id": cell.id, "number": number, "kind": "train", "state": "done", "fence": 0, "owner": OWNER,
@@ -135,14 +165,15 @@ def _attempt(given: Sheet, cell: CellRecord, number: int, moment: datetime) -> d
     }  # fmt: skip
 
 
-def _provenance(given: Sheet, cell: CellRecord) -> Provenance:
-    torch, options = given.torch.get(cell.id), options_of(given.name)
-    source = {"source": options["source"], "version": given.version, "edition": options["edition"]}
+def _provenance(sheet: Sheet, cell: CellRecord) -> Provenance:
+    """Return the provenance of a published cell."""
+    torch, options = sheet.torch.get(cell.id), options_of(sheet.name)
+    source = {"source": options["source"], "version": sheet.version, "edition": options["edition"]}
     return Provenance(
         config=cell.config,
         seed=0,
         packages={"torch": torch} if torch else {},
         host="paper",
-        extra={"published": source | {"seed": given.seed}},
-        **given.ran.get(cell.id, {}),
+        extra={"published": source | {"seed": sheet.seed}},
+        **sheet.ran.get(cell.id, {}),
     )

@@ -1,4 +1,4 @@
-"""The shipped CSVs as records: each published sweep as one sheet of cells, numbers and curves."""
+"""Published sweeps from the CSV files: cells, measurements and curves of each as one sheet."""
 
 from __future__ import annotations
 
@@ -11,34 +11,37 @@ from .. import metrics
 from ..names import PUBLISHED, PUBLISHED_PREFIX
 from ..store.records import AXES, CellRecord, CurvePoint, Measurement
 from . import rivals
-from .base import Sheet, number, published_cell_id, rows
+from .base import Sheet, printed_measurement, published_cell_id, rows
 
 VERSIONS = ("v1", "v2")
 SWEEPS, OPEN_WEIGHT = PUBLISHED[:2], PUBLISHED[2]
-"""Those of our own models, and the companion of the open-weight ones."""
+"""Sweeps of the paper's own models, and the sweep of its open-weight models."""
 TRA, WALL, ATLAS = PUBLISHED[3:]
-"""Those of the rivals: threshold relative attention, Wall attention, and the ATLAS memory."""
+"""Sweeps of rival papers: threshold relative attention, Wall attention, and the ATLAS memory."""
 LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536)
 DIGITS = 80
-"""Digits behind a needle accuracy: 16 trials of 5, so every value is a multiple of 1.25%."""
+"""Number of digits of a needle accuracy: 16 trials of 5, so that every value is a multiple of 1.25 %."""
 MOST_FREQUENT = 14
-"""How many of those DIGITS are a 7, the most frequent: what always answering 7 gets right at every length."""
+"""Number of these digits that are a 7, the most frequent one: the score of always answering 7, at every length."""
 TOKENS, STEP_TOKENS = 996_147_200, 524_288
 PARAMETERS = {
     ("rope", "off"): 369_692_800, ("rope", "on"): 378_155_200, ("nope", "off"): 369_717_376,
     ("nope", "on"): 378_179_776, ("polar", "off"): 369_758_464, ("polar", "on"): 378_220_864,
 }  # fmt: skip
-"""By mixer and memory: all parameters of the published models, both vocabulary matrices included."""
+"""Number of parameters of the published models by mixer and memory, both vocabulary matrices included."""
 SOURCE = "arXiv:2606.25156"
 EDITION = 2
-"""Of what is made of the files here; one more with every change, so that a database that holds older numbers gets the new."""
+"""Edition of the numbers made from these files.
+
+It increases with every change, so that databases with older numbers are updated.
+"""
 RIVALS: Mapping[str, rivals.RivalPaper] = {TRA: rivals.TRA_PAPER, WALL: rivals.WALL_PAPER, ATLAS: rivals.ATLAS_PAPER}
-"""By sweep: the source and the edition of the rivals' numbers."""
+"""Source and edition of the numbers of rival papers, by sweep."""
 L4 = {
     "device": "cuda", "gpu_name": "NVIDIA L4", "gpu_count": 1, "dtype": "bfloat16", "tokenizer": "gpt2",
     "corpus": "fineweb-edu",
 }  # fmt: skip
-"""What the published runs are known to have run on, as fields of a Provenance."""
+"""Known facts about the machine of the published runs, as fields of a Provenance."""
 COMPLETE_COLUMNS = {
     "val_loss": ("val", "val_loss", 0), "clean_2k": ("clean", "nats", 2048), "clean_64k": ("clean", "nats", 65536),
     "junk_2k": ("junk", "nats", 2048), "junk_64k": ("junk", "nats", 65536),
@@ -53,11 +56,11 @@ SMALL_TABLE_COLUMNS = {
 SWITCHES = ("distractor", "memory", "window")
 
 LevelKey = tuple[str, ...]
-"""The levels of a published cell, in the order of AXES."""
+"""Levels of a published cell, in the order of AXES."""
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """What the revision of a published sweep says of itself, by which a database that holds it as it is here is known."""
+    """Return the revision options of a published sweep, which also identify its edition."""
     if name in RIVALS:
         return {"requested": [], "source": RIVALS[name].source, "version": "", "edition": RIVALS[name].edition}
     lengths = [] if name == OPEN_WEIGHT else LENGTHS
@@ -68,19 +71,19 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def published_sweep(name: str) -> Sheet:
-    """The published sweep of that name."""
+    """Return the published sweep of that name."""
     if name in RIVALS:
         return RIVALS[name].sheet(name)
-    return _open_weight() if name == OPEN_WEIGHT else _complete(name.removeprefix(PUBLISHED_PREFIX))
+    return _open_weight_sheet() if name == OPEN_WEIGHT else _complete_sheet(name.removeprefix(PUBLISHED_PREFIX))
 
 
 def _measured(probe: str, metric: str, length: int, text: str) -> Measurement:
-    """Return a printed or logged number in the unit of its metric."""
-    return number(probe, metrics.metric(probe, metric), length, text)
+    """Return a printed or logged number as a measurement in the unit of its metric."""
+    return printed_measurement(probe, metrics.metric(probe, metric), length, text)
 
 
 def _as_printed(table: str, probe: str, metric: str, length: int, text: str) -> Measurement:
-    """Return a number as a table prints it."""
+    """Return a number as a table prints it, under the probe `table-N`."""
     return replace(_measured(probe, metric, length, text), probe=f"table-{table}", metric=f"{probe}.{metric}")
 
 
@@ -91,7 +94,10 @@ def _slug(levels: Mapping[str, str]) -> str:
 
 
 def is_published_cell(cell: str, slug: str) -> bool:
-    """Whether a cell is one of the published ones, whose ids are those of their names: nobody knows their whole config."""
+    """Return True if the id of a cell is the hash of a published sweep and the slug.
+
+    The complete config of such cells is unknown.
+    """
     return any(cell == published_cell_id(sweep, slug) for sweep in PUBLISHED)
 
 
@@ -102,7 +108,7 @@ def _cell(sweep: str, slug: str, levels: Mapping[str, str], config: Mapping[str,
 
 
 def _config(levels: Mapping[str, str]) -> dict[str, Any]:
-    """What is known of the recipe, under the names that a cell of a grid uses."""
+    """Return the known part of the recipe, with the keys of a cell's config."""
     on = {axis: level == "on" for axis, level in levels.items()}
     memory = "gated_delta" if on["memory"] else "none"
     return {
@@ -127,16 +133,17 @@ def _key(row: Mapping[str, str]) -> LevelKey:
     return tuple(row[axis] for axis in AXES)
 
 
-def _by_cell(name: str) -> dict[LevelKey, list[dict[str, str]]]:
-    found: dict[LevelKey, list[dict[str, str]]] = defaultdict(list)
+def _rows_by_cell(name: str) -> dict[LevelKey, list[dict[str, str]]]:
+    rows_by_cell: dict[LevelKey, list[dict[str, str]]] = defaultdict(list)
     for row in rows(name):
-        found[_key(row)].append(row)
-    return found
+        rows_by_cell[_key(row)].append(row)
+    return rows_by_cell
 
 
-def _complete(version: str) -> Sheet:
+def _complete_sheet(version: str) -> Sheet:
+    """Return the sheet of one version of the complete results."""
     name = f"{PUBLISHED_PREFIX}{version}"
-    lengths, small, curves = _by_cell("lengths"), _by_cell(f"small-{version}"), _by_cell("curves")
+    lengths, small, curves = _rows_by_cell("lengths"), _rows_by_cell(f"small-{version}"), _rows_by_cell("curves")
     runs = {_key(row): row for row in rows("runs")}
     keys, cells, values = [], [], {}
     for row in rows(f"complete-{version}"):
@@ -144,17 +151,17 @@ def _complete(version: str) -> Sheet:
         cell = _cell(name, _slug(levels), levels, _config(levels), TOKENS)
         keys.append(key)
         cells.append(cell)
-        found = [_measured(*COMPLETE_COLUMNS["val_loss"], row["val_loss"])]
-        found += [_as_printed("6", *COMPLETE_COLUMNS[column], row[column]) for column in COMPLETE_COLUMNS]
+        measurements = [_measured(*COMPLETE_COLUMNS["val_loss"], row["val_loss"])]
+        measurements += [_as_printed("6", *COMPLETE_COLUMNS[column], row[column]) for column in COMPLETE_COLUMNS]
         for logged in lengths[key]:
-            found += _logged(logged)
+            measurements += _logged_measurements(logged)
         for printed in small[key]:
             probe, metric = SMALL_TABLE_COLUMNS[printed["column"]]
             length = int(printed["length"])
-            found.append(_as_printed(printed["table"], probe, metric, length, printed["printed"]))
+            measurements.append(_as_printed(printed["table"], probe, metric, length, printed["printed"]))
             if metric == "step_seconds":
-                found.append(_measured(probe, metric, 0, printed["logged"] or printed["printed"]))
-        values[cell.id] = found + _of_run(levels, runs[key])
+                measurements.append(_measured(probe, metric, 0, printed["logged"] or printed["printed"]))
+        values[cell.id] = measurements + _training_measurements(levels, runs[key])
     by_id = {cell.id: key for cell, key in zip(cells, keys, strict=True)}
     return Sheet(
         name=name,
@@ -167,8 +174,8 @@ def _complete(version: str) -> Sheet:
     )
 
 
-def _of_run(levels: Mapping[str, str], run: Mapping[str, str]) -> list[Measurement]:
-    """What the log of a training says besides its losses; the digits that stand nowhere followed a context of 2K."""
+def _training_measurements(levels: Mapping[str, str], run: Mapping[str, str]) -> list[Measurement]:
+    """Return the numbers of a training log besides its losses; the absent digits followed a context of 2K."""
     size = PARAMETERS[levels["attn_type"], levels["memory"]]
     return [
         _measured("throughput", "mfu_paper", 0, run["mfu"]),
@@ -179,7 +186,7 @@ def _of_run(levels: Mapping[str, str], run: Mapping[str, str]) -> list[Measureme
 
 
 def _point(row: Mapping[str, str]) -> CurvePoint:
-    """A point of a training curve; of the training loss itself the logs keep nothing."""
+    """Return a point of a training curve; the logs do not contain the training loss."""
     step = int(row["step"])
     speed = float(row["tokens_per_s"]) if row["tokens_per_s"] else None
     return CurvePoint(
@@ -196,7 +203,8 @@ def _per_digit(metric: str, length: int, text: str) -> Measurement:
     return Measurement(probe="needle", metric=metric, length=length, value=float(text), unit="nats/digit", n=DIGITS)
 
 
-def _logged(row: Mapping[str, str]) -> list[Measurement]:
+def _logged_measurements(row: Mapping[str, str]) -> list[Measurement]:
+    """Return the logged numbers at one context length."""
     length = int(row["length"])
     hits = round(float(row["needle"]) * DIGITS / 100)  # the logs averaged in single precision
     return [
@@ -209,24 +217,25 @@ def _logged(row: Mapping[str, str]) -> list[Measurement]:
     ]
 
 
-def _open_weight() -> Sheet:
+def _open_weight_sheet() -> Sheet:
+    """Return the sheet of the open-weight models."""
     budgets = {row["model"]: row for row in rows("budgets")}
     names = list(dict.fromkeys([*(row["model"] for row in rows("open-weight")), *budgets]))
     measured = {row["model"]: row for row in rows("open-weight")}
     cells, values = [], {}
     for name in names:
-        known = {"model": name, "params": measured.get(name, budgets.get(name, {}))["params"]}
-        known |= {key: text for key, text in budgets.get(name, {}).items() if key != "model"}
+        facts = {"model": name, "params": measured.get(name, budgets.get(name, {}))["params"]}
+        facts |= {key: text for key, text in budgets.get(name, {}).items() if key != "model"}
         levels = dict.fromkeys(AXES, "-") | {"attn_type": name}
-        cell = _cell(OPEN_WEIGHT, name, levels, {"published": known}, 0)
+        cell = _cell(OPEN_WEIGHT, name, levels, {"published": facts}, 0)
         cells.append(cell)
         row = measured.get(name, {})
-        found = []
+        measurements = []
         for column, text in row.items():
-            probe, _, which = column.partition("_")
+            probe, _, length_name = column.partition("_")
             if probe in ("clean", "junk", "needle"):
                 metric = "digit_accuracy" if probe == "needle" else "bits"
-                one = _measured(probe, metric, {"2k": 2048, "64k": 65536, "wavg": 0}[which], text)
-                found.append(one)
-        values[cell.id] = found
+                measurement = _measured(probe, metric, {"2k": 2048, "64k": 65536, "wavg": 0}[length_name], text)
+                measurements.append(measurement)
+        values[cell.id] = measurements
     return Sheet(OPEN_WEIGHT, cells, values, "v2")

@@ -1,8 +1,10 @@
-"""The numbers that rivals print, as sweeps: threshold relative attention (`printed-tra`), Wall attention (`printed-wall`) and the ATLAS
-memory (`printed-atlas`).
+"""Published numbers of rival papers as sweeps.
 
-A printed mean over runs stands under its metric, the printed standard deviation between them under that name and metrics.SPREAD, with
-the number of runs as its `n`.
+These are threshold relative attention (`printed-tra`), Wall attention (`printed-wall`) and the ATLAS memory
+(`printed-atlas`). A printed
+mean over runs has its metric's name. The printed standard deviation between the runs has that name with
+metrics.SD_SUFFIX, and the number
+of runs as its `n`.
 """
 
 from __future__ import annotations
@@ -14,18 +16,18 @@ from typing import Any
 from .. import metrics
 from ..metrics import FRACTION, Metric
 from ..store.records import AXES, CellRecord, Measurement
-from .base import Sheet, number, published_cell_id, rows
+from .base import Sheet, printed_measurement, published_cell_id, rows
 
 SETS = ("iid", "sparse", "dense")
-"""Test sets of the flip-flop task, as the probe names them."""
+"""Test sets of the flip-flop task, with the probe's names."""
 TRA_RUNS = 4
-"""Random initialisations behind a mean of the threshold paper."""
+"""Number of random initialisations behind a mean of the threshold paper."""
 FLIPFLOP, EXTRAPOLATION, DOWNSTREAM = "flipflop", "extrapolation", "downstream"
-"""The probes under which their numbers stand; the first two are also the package's."""
+"""Probes of the rivals' numbers; the first two are also probes of the package."""
 PERPLEXITY = metrics.metric(EXTRAPOLATION, "perplexity")
 TASKS: Mapping[str, Metric] = {
-    name: Metric(name, FRACTION, "higher", f"{words} answered rightly.", heading, 1)
-    for name, heading, words in (
+    name: Metric(name, FRACTION, "higher", f"{subject} answered rightly.", heading, 1)
+    for name, heading, subject in (
         ("hellaswag", "HellaSwag", "HellaSwag: share of sentences to be ended"),
         ("arc_c", "ARC-C", "ARC, challenge set: share of questions"),
         ("mmlu", "MMLU", "MMLU: share of questions"),
@@ -36,7 +38,7 @@ TASKS: Mapping[str, Metric] = {
 ROTARY = "model.mixers.wall.rotary"
 HOUR = 3600.0
 TASK, POSITIONS = "data.corpus", "model.positions"
-"""Axes of the published rivals besides the five, under the names that a grid gives them."""
+"""Axes of the published rivals besides the five, with the names that a grid gives them."""
 
 _LLAMA = {"attn_every": 1, "attn_offset": 0, "mlp": "swiglu", "mlp_ratio": 2}
 _ADAM = {"optimizer": "adamw", "schedule": "cosine"}
@@ -50,21 +52,21 @@ _TRAINED: Mapping[str, Mapping[str, Any]] = {
         "train": {**_ADAM, "tokens": 100_000 * 64 * 128, "seq_len": 128, "batch_tokens": 64 * 128, "loss_on": "all"},
     },
 }
-"""What is known of the recipes by corpus, under the names that a cell of a grid uses (docs/recipes.md)."""
+"""Known part of the recipes by corpus, with the keys of a cell's config (docs/recipes.md)."""
 _TOKENIZERS = {"flipflop": "flipflop", "wikitext-103": "gpt2"}
 
 
 @dataclass(frozen=True)
 class RivalPaper:
-    """Where a rival's numbers come from, the edition of what is made of them, and the sweep."""
+    """Source of a rival's numbers, their edition, and the function that returns the sheet of a sweep."""
 
     source: str
     edition: int
     sheet: Callable[[str], Sheet]
 
 
-def threshold(sweep: str) -> Sheet:
-    """Both tables of the threshold paper: a cell a mixer and task, each the mean over four runs."""
+def tra_sweep(sweep: str) -> Sheet:
+    """Return both tables of the threshold paper: one cell per mixer and task, each the mean over four runs."""
     cells: dict[str, CellRecord] = {}
     values: dict[str, list[Measurement]] = {}
     for row in rows("tra-flipflop"):
@@ -74,30 +76,33 @@ def threshold(sweep: str) -> Sheet:
     for row in rows("tra-wikitext"):
         cell = _tra_cell(sweep, row, "wikitext-103", cells)
         values.setdefault(cell, []).extend(_mean(EXTRAPOLATION, PERPLEXITY, int(row["length"]), row["mean"], row["sd"]))
-    ran = {one.id: {"tokenizer": _TOKENIZERS[one.axes[TASK]], "corpus": one.axes[TASK]} for one in cells.values()}
+    ran = {cell.id: {"tokenizer": _TOKENIZERS[cell.axes[TASK]], "corpus": cell.axes[TASK]} for cell in cells.values()}
     return Sheet(sweep, list(cells.values()), values, "", ran=ran, seed=f"means over {TRA_RUNS} runs")
 
 
 def wall_sweep(sweep: str) -> Sheet:
-    """The comparison that the Wall blog draws as bars: a cell a model, one run each."""
+    """Return the comparison in the Wall blog's bar charts: one cell per model, one run each."""
     cells, values = [], {}
     facts = {row["setting"]: row["printed"] for row in rows("wall-settings")}
     for row in rows("wall-downstream"):
         rotary = row["rotary"]
         axes = {"attn_type": row["attn_type"], **({ROTARY: rotary} if row["attn_type"] == "wall" else {})}
-        known: dict[str, Any] = {"name": row["name"]} | (facts if row["attn_type"] == "wall" else {})
-        config = {"model": {"attn_type": row["attn_type"]}, "published": known}
+        published: dict[str, Any] = {"name": row["name"]} | (facts if row["attn_type"] == "wall" else {})
+        config = {"model": {"attn_type": row["attn_type"]}, "published": published}
         if row["attn_type"] == "wall":
             config["model"] |= {"mixers": {"wall": {"rotary": rotary}}}
         slug = row["attn_type"] + (f"-rotary-{rotary}" if rotary not in ("-", "none") else "")
         cell = _cell(sweep, slug, axes, config, 0)
         cells.append(cell)
-        values[cell.id] = [number(DOWNSTREAM, TASKS[name], 0, row[name]) for name in TASKS]
+        values[cell.id] = [printed_measurement(DOWNSTREAM, TASKS[name], 0, row[name]) for name in TASKS]
     return Sheet(sweep, cells, values, "")
 
 
-def memory(sweep: str) -> Sheet:
-    """Return where the two trainings of a blog about ATLAS end: their last loss and how long they took. It says nothing of the tokens."""
+def atlas_sweep(sweep: str) -> Sheet:
+    """Return the results of two trainings in a blog about ATLAS: last loss and duration.
+
+    The blog does not give the number of tokens.
+    """
     cells, values = [], {}
     facts = {row["setting"]: row["printed"] for row in rows("atlas-settings")}
     for row in rows("atlas-blog"):
@@ -115,8 +120,8 @@ def memory(sweep: str) -> Sheet:
         cell = _cell(sweep, f"{row['name'].lower()}-170m", axes, config, 0)
         cells.append(cell)
         values[cell.id] = [
-            number("val", metrics.metric("val", "val_loss"), 0, row["loss"]),
-            number(
+            printed_measurement("val", metrics.metric("val", "val_loss"), 0, row["loss"]),
+            printed_measurement(
                 "throughput", metrics.metric("throughput", "train_seconds"), 0, str(float(row["train_hours"]) * HOUR)
             ),
         ]
@@ -124,7 +129,7 @@ def memory(sweep: str) -> Sheet:
 
 
 def _tra_cell(sweep: str, row: Mapping[str, str], corpus: str, cells: dict[str, CellRecord]) -> str:
-    """The id of the cell that a row is about, which joins `cells` when it is new."""
+    """Return the id of a row's cell, and add the cell to `cells` if it is new."""
     mixer, positions = row["attn_type"], row["positions"]
     named = mixer if positions == "none" else f"{mixer}-{positions}"
     slug = f"{named}-{corpus}"
@@ -142,6 +147,7 @@ def _tra_cell(sweep: str, row: Mapping[str, str], corpus: str, cells: dict[str, 
 
 
 def _cell(sweep: str, slug: str, axes: Mapping[str, str], config: Mapping[str, Any], tokens: int) -> CellRecord:
+    """Return the record of a published cell; axes other than mixer and memory have the baseline levels."""
     plain = dict(zip(AXES, (axes["attn_type"], "baseline", "off", "off", "off"), strict=True))
     levels = plain | {"memory": axes.get("memory", "off")}
     return CellRecord(
@@ -149,16 +155,16 @@ def _cell(sweep: str, slug: str, axes: Mapping[str, str], config: Mapping[str, A
     )
 
 
-def _mean(probe: str, about: Metric, length: int, mean: str, sd: str) -> list[Measurement]:
-    """A mean over runs and the spread between them."""
+def _mean(probe: str, metric: Metric, length: int, mean: str, sd: str) -> list[Measurement]:
+    """Return a mean over runs and the standard deviation between them as two measurements."""
     return [
-        number(probe, about, length, mean),
-        replace(number(probe, metrics.sd_metric(about), length, sd), n=TRA_RUNS),
+        printed_measurement(probe, metric, length, mean),
+        replace(printed_measurement(probe, metrics.sd_metric(metric), length, sd), n=TRA_RUNS),
     ]
 
 
-TRA_PAPER = RivalPaper("arXiv:2503.23174", 2, threshold)
+TRA_PAPER = RivalPaper("arXiv:2503.23174", 2, tra_sweep)
 WALL_PAPER = RivalPaper(
     "Wall Attention: Length Generalization With Diagonal Gates (Tilde Research, 2 June 2026)", 2, wall_sweep
 )
-ATLAS_PAPER = RivalPaper("a blog's training of ATLAS and of a transformer, 170M parameters", 2, memory)
+ATLAS_PAPER = RivalPaper("a blog's training of ATLAS and of a transformer, 170M parameters", 2, atlas_sweep)

@@ -1,8 +1,9 @@
-"""Sweeps of our own that come along, as bundles without items beside this file: every reading command knows them.
+"""Sweeps that come with the program, as bundles (without items) next to this file; every reading command can show them.
 
-They are what docs/replication.md is made of. A sweep of the same name in a database goes before. `import` takes a bundle into one.
+docs/replication.md is based on them. A sweep of the same name in a database has precedence. `import` copies a bundle
+into a database.
 
-Start at builtin_sweeps.py beside this folder, which opens them.
+Start at builtin_sweeps.py in the parent folder, which opens them.
 """
 
 from __future__ import annotations
@@ -11,22 +12,22 @@ from functools import cache
 from pathlib import Path
 
 from ..names import SHIPPED
-from ..store.store import Store, scratch_store
+from ..store.store import Store, temporary_store
 
 
 def bundle_path(sweep: str) -> Path:
-    """The file of one of `names.SHIPPED`."""
+    """Return the bundle file of a shipped sweep."""
     return Path(__file__).with_name(f"{sweep}.zip")
 
 
 def is_shipped(sweep: str | None) -> bool:
-    """Whether it is the name of one of these sweeps."""
+    """Return True if it is the name of a shipped sweep."""
     return sweep in SHIPPED
 
 
 @cache
 def shared(sweep: str) -> Store:
-    """A temporary database of this process with one of these sweeps alone; its file is removed at the end."""
+    """Return a cached temporary store that holds only this shipped sweep; its file is deleted when the process ends."""
     from ..exchange.importing import import_bundle  # only here, so that other commands start without it
 
-    return scratch_store("shipped", lambda store: import_bundle(store, bundle_path(sweep)))
+    return temporary_store("shipped", lambda store: import_bundle(store, bundle_path(sweep)))

@@ -1,5 +1,6 @@
-"""When further seeds are enough: rules that a grid states, looks at what is there so far, and the levels that keep them honest.
+"""Stopping rules for seeds: rules in a grid, interim analyses of the results so far, and corrected significance levels.
 
-Imports results/store and results/designs; the orchestrator and reports may import it.
-Start with stopping_rule.py, then interim_analysis.py.
+This package imports results/store and results/designs; the orchestrator and reports may import it. Start with
+stopping_rule.py, then
+interim_analysis.py.
 """

@@ -1,4 +1,7 @@
-"""A contrast as the same weighted sum of configurations at every seed: by matched pairs, of a partial design by least squares."""
+"""Estimation of a contrast as the same weighted sum of configurations at every seed.
+
+The weights are those of matched pairs, or of least squares in a partial design.
+"""
 
 from __future__ import annotations
 
@@ -10,86 +13,113 @@ from ..contrasts import STRATUM_AXES, Contrast
 from ..designs.design_option import Design
 from ..designs.design_space import is_estimable
 
-Levels = Mapping[str, str]
-"""Axis -> level of a configuration: all its axes, without the seed."""
+LevelMap = Mapping[str, str]
+"""Level by axis of a configuration: all its axes, without the seed."""
 ZERO_WEIGHT = 1e-9
 
 
 class ContrastEstimator:
-    """What a contrast takes of configurations, each given by its levels.
+    """Computes the weight of each configuration in the estimate of a contrast.
 
-    `groups` are the configurations [place] that count only together: the two of a pair, or one cell of a partial design.
+    `groups` holds arrays of configuration indices that are usable only together: the two of a pair, or one cell of a
+    partial design.
     """
 
-    def __init__(self, configurations: Sequence[Levels], contrast: Contrast, design: Design | None) -> None:
-        self._all, self._contrast = list(configurations), contrast
-        places = [None if design is None else design.space.index(one) for one in self._all]
-        self._design = design if design is not None and _partial(design, places) else None
-        self._places = np.array([-1 if place is None else place for place in places], dtype=int)
-        strata = (axis for axis in STRATUM_AXES if axis != contrast.axis and axis not in contrast.within)
-        self._stratum = next((axis for axis in strata if len({one.get(axis) for one in self._all}) > 1), None)
-        self.groups: list[np.ndarray] = self._pairs() if self._design is None else self._needed(self._design)
+    def __init__(self, configurations: Sequence[LevelMap], contrast: Contrast, design: Design | None) -> None:
+        """Group the configurations by matched pairs, or by cells if the sweep has a partial design.
 
-    def weights(self, kept: np.ndarray) -> np.ndarray | None:
-        """What each configuration counts, [configuration], when these groups [group] are there; None where they do not tell the
-        contrast."""
-        if not kept.any():
+        Args:
+            configurations: levels of each configuration.
+            contrast: contrast with a named reference.
+            design: partial design of the sweep; None for a complete grid.
+        """
+        self._configurations, self._contrast = list(configurations), contrast
+        indices = [None if design is None else design.space.index(levels) for levels in self._configurations]
+        self._design = design if design is not None and _is_partial(design, indices) else None
+        self._point_indices = np.array([-1 if index is None else index for index in indices], dtype=int)
+        strata = (axis for axis in STRATUM_AXES if axis != contrast.axis and axis not in contrast.within)
+        self._stratum = next(
+            (axis for axis in strata if len({levels.get(axis) for levels in self._configurations}) > 1), None
+        )
+        self.groups: list[np.ndarray] = self._pairs() if self._design is None else self._design_groups(self._design)
+
+    def weights(self, available: np.ndarray) -> np.ndarray | None:
+        """Return the weight of each configuration if only some groups are available.
+
+        Args:
+            available: bool [group], the available groups.
+
+        Returns:
+            float [configuration]; None if these groups do not determine the contrast.
+        """
+        if not available.any():
             return None
-        chosen = [group for group, there in zip(self.groups, kept, strict=True) if there]
-        return self._of_pairs(chosen) if self._design is None else self._of_design(self._design, np.concatenate(chosen))
+        chosen = [group for group, is_available in zip(self.groups, available, strict=True) if is_available]
+        return (
+            self._pair_weights(chosen)
+            if self._design is None
+            else self._least_squares_weights(self._design, np.concatenate(chosen))
+        )
 
     @property
     def needed(self) -> np.ndarray:
-        """Which configurations the contrast takes, [configuration]."""
-        found = np.zeros(len(self._all), dtype=bool)
+        """Bool [configuration]: the configurations that occur in a group."""
+        used = np.zeros(len(self._configurations), dtype=bool)
         for group in self.groups:
-            found[group] = True
-        return found
+            used[group] = True
+        return used
 
     # --- matched pairs ------------------------------------------------------------------------------------------------
 
     def _pairs(self) -> list[np.ndarray]:
-        """[configuration at the level, that at the reference], which agree on all other axes."""
-        one = self._contrast
-        found: dict[tuple[tuple[str, str], ...], dict[str, int]] = {}
-        for place, levels in enumerate(self._all):
-            level = levels.get(one.axis)
-            if level in (one.level, one.reference) and all(levels.get(a) == word for a, word in one.within.items()):
-                rest = tuple(sorted((axis, word) for axis, word in levels.items() if axis != one.axis))
-                found.setdefault(rest, {})[str(level)] = place
-        both = [some for some in found.values() if len(some) == 2]
-        return [np.array([some[one.level], some[str(one.reference)]]) for some in both]
+        """Return index arrays [configuration at the level, at the reference] that agree on all other axes."""
+        contrast = self._contrast
+        index_by_level: dict[tuple[tuple[str, str], ...], dict[str, int]] = {}
+        for index, levels in enumerate(self._configurations):
+            level = levels.get(contrast.axis)
+            if level in (contrast.level, contrast.reference) and all(
+                levels.get(a) == word for a, word in contrast.within.items()
+            ):
+                rest = tuple(sorted((axis, word) for axis, word in levels.items() if axis != contrast.axis))
+                index_by_level.setdefault(rest, {})[str(level)] = index
+        both = [some for some in index_by_level.values() if len(some) == 2]
+        return [np.array([some[contrast.level], some[str(contrast.reference)]]) for some in both]
 
-    def _of_pairs(self, chosen: Sequence[np.ndarray]) -> np.ndarray:
-        """The mean over the levels of the stratum of the mean over their pairs."""
-        strata = [None if self._stratum is None else self._all[int(pair[0])].get(self._stratum) for pair in chosen]
-        weights = np.zeros(len(self._all))
+    def _pair_weights(self, chosen: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the weights [configuration] of the mean over strata of the mean difference of their pairs."""
+        strata = [
+            None if self._stratum is None else self._configurations[int(pair[0])].get(self._stratum) for pair in chosen
+        ]
+        weights = np.zeros(len(self._configurations))
         for pair, stratum in zip(chosen, strata, strict=True):
             weights[pair] += np.array([1.0, -1.0]) / (strata.count(stratum) * len(set(strata)))
         return weights
 
     # --- partial designs ----------------------------------------------------------------------------------------------
 
-    def _of_design(self, design: Design, members: np.ndarray) -> np.ndarray | None:
-        """Of least squares over these configurations."""
-        one, space = self._contrast, design.space
-        inside = {axis: word for axis, word in one.within.items() if axis in space.axes}
-        levels = one.level, str(one.reference)
-        known = one.axis in space.axes and {*levels} <= {*space.axes[one.axis]}
-        if not known or any(word not in space.axes[axis] for axis, word in inside.items()):
+    def _least_squares_weights(self, design: Design, members: np.ndarray) -> np.ndarray | None:
+        """Return the weights [configuration] of the least-squares estimate from these configurations.
+
+        None if the contrast has levels outside the design or cannot be estimated.
+        """
+        contrast, space = self._contrast, design.space
+        inside = {axis: word for axis, word in contrast.within.items() if axis in space.axes}
+        levels = contrast.level, str(contrast.reference)
+        is_in_design = contrast.axis in space.axes and {*levels} <= {*space.axes[contrast.axis]}
+        if not is_in_design or any(word not in space.axes[axis] for axis, word in inside.items()):
             return None
-        wanted = design.model.contrasted({one.axis: levels}, inside, self._stratum)
-        rows = design.model.every[self._places[members]]
+        wanted = design.model.contrasted({contrast.axis: levels}, inside, self._stratum)
+        rows = design.model.every[self._point_indices[members]]
         if not is_estimable(rows, wanted):
             return None
-        weights = np.zeros(len(self._all))
+        weights = np.zeros(len(self._configurations))
         weights[members] = np.linalg.pinv(rows, rcond=1e-10).T @ wanted
         return weights
 
-    def _needed(self, design: Design) -> list[np.ndarray]:
-        """The configurations of the design that count, each by itself."""
-        inside = np.flatnonzero(self._places >= 0)
-        weights = self._of_design(design, inside) if len(inside) else None
+    def _design_groups(self, design: Design) -> list[np.ndarray]:
+        """Return the configurations of the design with a nonzero weight, each as a group of its own."""
+        inside = np.flatnonzero(self._point_indices >= 0)
+        weights = self._least_squares_weights(design, inside) if len(inside) else None
         return (
             []
             if weights is None
@@ -97,24 +127,36 @@ class ContrastEstimator:
         )
 
 
-def _partial(design: Design, places: Sequence[int | None]) -> bool:
-    """Whether combinations that the grid allows are not there; otherwise there are pairs, as in any complete grid."""
-    return len({*places} - {None}) < len(design.space.points)
+def _is_partial(design: Design, indices: Sequence[int | None]) -> bool:
+    """Return True if combinations that the grid allows are missing; otherwise pairs exist as in a complete grid."""
+    return len({*indices} - {None}) < len(design.space.points)
 
 
-def complete(there: np.ndarray, told: Callable[[np.ndarray], bool]) -> tuple[np.ndarray, np.ndarray]:
-    """The groups and the seeds to keep, so that of `there` [group, seed] all is there: what lacks the largest share is left out,
-    one after the other, and among equals a seed, since a further one can take its place. `told`: whether some groups tell the
-    contrast at all."""
-    groups, seeds = np.ones(there.shape[0], dtype=bool), np.ones(there.shape[1], dtype=bool)
+def complete_subset(
+    available: np.ndarray, is_estimable_from: Callable[[np.ndarray], bool]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the groups and seeds to use, so that every used group has values at every used seed.
+
+    The group or seed with the largest share of missing values is dropped repeatedly. Among equals a seed is dropped,
+    the last one first,
+    since a further seed can replace it.
+
+    Args:
+        available: bool [group, seed], True for groups with all values.
+        is_estimable_from: returns True if a selection of groups, bool [group], determines the contrast.
+
+    Returns:
+        bool [group] and bool [seed].
+    """
+    groups, seeds = np.ones(available.shape[0], dtype=bool), np.ones(available.shape[1], dtype=bool)
     while groups.any() and seeds.any():
-        lack_of_group = np.where(groups, 1 - there[:, seeds].mean(axis=1), -1.0)
-        lack_of_seed = np.where(seeds, 1 - there[groups].mean(axis=0), -1.0)
+        lack_of_group = np.where(groups, 1 - available[:, seeds].mean(axis=1), -1.0)
+        lack_of_seed = np.where(seeds, 1 - available[groups].mean(axis=0), -1.0)
         if max(lack_of_group.max(), lack_of_seed.max()) <= 0:
             break
         without = groups.copy()
         without[int(lack_of_group.argmax())] = False
-        if lack_of_seed.max() >= lack_of_group.max() or not told(without):
+        if lack_of_seed.max() >= lack_of_group.max() or not is_estimable_from(without):
             seeds[len(seeds) - 1 - int(lack_of_seed[::-1].argmax())] = False
         else:
             groups = without

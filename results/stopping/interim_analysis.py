@@ -1,5 +1,7 @@
-"""Looks at a contrast while seeds are added: what each found, and whether that is enough. The numbers alone decide, so that a launch
-that goes on decides as the one before it would have."""
+"""Interim analyses (looks) of a contrast while seeds are added, and the decision to stop.
+
+Decisions depend only on the stored numbers, so that a relaunch repeats them.
+"""
 
 from __future__ import annotations
 
@@ -17,85 +19,92 @@ from ..store.records import CellState, MeasuredValue, Request, requests_from_opt
 from ..store.store import Store
 from ..store.store_reader import StoreReader
 from .alpha_spending import levels, repeated_p_value
-from .contrast_estimator import ContrastEstimator, Levels, complete
+from .contrast_estimator import ContrastEstimator, LevelMap, complete_subset
 from .stopping_rule import StoppingRule, rule_of
 
-SLACK = 1e-9
-"""By how much of itself an interval may be wider than asked for: the dust of a subtraction."""
-DUST = 1e-12
+WIDTH_TOLERANCE = 1e-9
+"""Relative amount by which an interval may exceed the goal: the rounding error of a subtraction."""
+ROUNDING_TOLERANCE = 1e-12
 ValuesByKey = Mapping[tuple[str, str, str, int], MeasuredValue]
-"""By (cell, probe, metric, length)."""
+"""Measurements by (cell, probe, metric, length)."""
 Verdict = Literal["narrow", "sure", "most", "nothing", "open"]
-"""Narrow enough; zero left out; no further seed allowed; no number at any seed; or none of these, so that seeds are added."""
+"""Narrow enough; zero excluded; maximum of seeds reached; no value at any seed.
+
+Or still open, so that seeds are added.
+"""
 
 
 @dataclass(frozen=True)
 class SeedResult:
-    """A configuration at one seed: whether its cell is finished, and its number, None where it has none."""
+    """Result of a configuration at one seed: if its cell is finished, and its value (None without one)."""
 
     seed: int
-    levels: Levels
-    finished: bool
+    levels: LevelMap
+    is_finished: bool
     value: float | None
 
 
 @dataclass(frozen=True)
 class InterimAnalysis:
-    """One look, in the number's own unit. `low` and `high` are the ends of the interval with 1 - `level` confidence, by Student's t over
-    the seeds of these very configurations; NaN where there is no spread to judge by."""
+    """A look, in the metric's own unit.
+
+    `low` and `high` are the ends of the interval with confidence 1 - `level`, by Student's t over the seeds of these
+    configurations. They
+    are NaN, as is `error`, if the values do not differ between seeds.
+    """
 
     number: int
-    """1, 2, ..."""
+    """Number of the look, from 1."""
     seeds: int
-    """Of the rule's seeds, how many there were."""
+    """Number of the rule's seeds at this look."""
     used: int
-    """Of these, how many have every number."""
+    """Number of seeds with all values, which the estimate uses."""
     configurations: int
-    """Pairs, or cells of a partial design, that count."""
+    """Number of used groups: pairs, or cells of a partial design."""
     left_out: int
-    """Those that do not, since they lack numbers."""
+    """Number of groups that are not used because they lack values."""
     level: float
     mean: float
     error: float
-    """Standard error, of `used` - 1 degrees of freedom."""
+    """Standard error, with `used` - 1 degrees of freedom."""
     low: float
     high: float
 
     @property
     def width(self) -> float:
-        """From end to end."""
+        """Width of the interval."""
         return self.high - self.low
 
 
 @dataclass(frozen=True)
 class StoppingStatus:
-    """How far a rule is."""
+    """State of a stopping rule: the looks so far and the missing cells."""
 
     rule: StoppingRule
     looks: tuple[InterimAnalysis, ...]
-    """Those that could be made, the first first."""
+    """Looks that were possible, the first one first."""
     asked: int
-    """Seeds that there are cells of."""
+    """Number of seeds for which there are cells, rounded up to a look of the rule."""
     cells: int
-    """How many cells that needs."""
+    """Number of cells that these seeds need."""
     waiting: int
-    """Of these, how many are neither measured nor diverged."""
-    nothing: bool = False
-    """Whether all are finished and not one group of them has its numbers at any seed."""
+    """Number of these cells that are neither measured nor diverged."""
+    has_no_values: bool = False
+    """True if all cells are finished and no group has all its values at any seed."""
 
     @property
     def last(self) -> InterimAnalysis | None:
-        """The last one."""
+        """The last look; None before the first."""
         return self.looks[-1] if self.looks else None
 
     @property
     def verdict(self) -> Verdict:
-        """Whether seeds are to be added, and if not, why."""
+        """The decision: to stop, with the reason, or `open`."""
         last, rule = self.last, self.rule
-        if self.nothing:
+        if self.has_no_values:
             return "nothing"
         if last is not None and last.seeds == self.asked:
-            if rule.width is not None and last.width <= rule.width * (1 + SLACK):
+            if rule.width is not None and last.width <= rule.width * (1 + WIDTH_TOLERANCE):
                 return "narrow"
             if rule.sure and (last.low > 0 or last.high < 0):
                 return "sure"
@@ -103,86 +112,109 @@ class StoppingStatus:
 
     @property
     def further(self) -> int:
-        """How many seeds there are to be now: more than `asked` only when all that was asked for is there and is not enough."""
-        return self.rule.after(self.asked) if not self.waiting and self.verdict == "open" else self.asked
+        """Number of seeds to have now.
+
+        It exceeds the launched number only if all launched cells are finished and the verdict is open.
+        """
+        return self.rule.next_look(self.asked) if not self.waiting and self.verdict == "open" else self.asked
 
     def p(self) -> float:
-        """Of the last look: p of a mean of zero, of what it is worth after all looks; NaN without an interval."""
+        """Return the p value of a zero mean, corrected for all looks; NaN without an interval."""
         last = self.last
         if last is None or not last.error > 0:
             return math.nan
         return self._repeated(2 * float(special.stdtr(last.used - 1, -abs(last.mean) / last.error)))
 
     def outside(self, margin: float) -> float:
-        """The same of two one-sided tests that the mean lies no nearer to zero than `margin`."""
+        """Return the p value of equivalence to zero within `margin` (two one-sided tests), corrected for all looks.
+
+        NaN without an interval.
+        """
         last = self.last
         if last is None or not last.error > 0:
             return math.nan
         t = (margin - abs(last.mean)) / last.error
         return self._repeated(2 * float(special.stdtr(last.used - 1, -t))) / 2 if t > 0 else 1.0
 
-    def _repeated(self, p: float) -> float:
+    def _repeated(self, p_value: float) -> float:
         rule = self.rule
-        return repeated_p_value(p, [look.used for look in self.looks], rule.most, spending=rule.spending)
+        return repeated_p_value(p_value, [look.used for look in self.looks], rule.most, spending=rule.spending)
 
 
-def evaluate_rule(rule: StoppingRule, runs: Sequence[SeedResult], design: Design | None) -> StoppingStatus:
-    """How far the rule is with these runs of a sweep."""
-    places: dict[tuple[tuple[str, str], ...], int] = {}
-    of = [places.setdefault(tuple(sorted(run.levels.items())), len(places)) for run in runs]
-    estimator = ContrastEstimator([dict(key) for key in places], rule.contrast, design)
-    needed = estimator.needed
-    number = {seed: place for place, seed in enumerate(rule.seeds)}
-    values = np.full((len(places), rule.most), np.nan)
-    there, finished = np.zeros_like(values, dtype=bool), np.zeros_like(values, dtype=bool)
-    for run, place in zip(runs, of, strict=True):
-        if run.seed in number and needed[place]:
-            at = place, number[run.seed]
-            there[at], finished[at] = True, run.finished
-            values[at] = run.value if run.finished and run.value is not None else np.nan
-    have = int(np.flatnonzero(there.any(axis=0)).max(initial=-1)) + 1
-    asked = next(n for n in rule.looks if n >= have)
-    waiting = int((~finished[needed, :asked]).sum())
+def evaluate_rule(rule: StoppingRule, results: Sequence[SeedResult], design: Design | None) -> StoppingStatus:
+    """Return the state of a stopping rule for these results of a sweep.
+
+    Args:
+        rule: stopping rule.
+        results: result of each configuration at each seed.
+        design: partial design of the sweep; None for a complete grid.
+    """
+    index_by_levels: dict[tuple[tuple[str, str], ...], int] = {}
+    indices = [index_by_levels.setdefault(tuple(sorted(run.levels.items())), len(index_by_levels)) for run in results]
+    estimator = ContrastEstimator([dict(key) for key in index_by_levels], rule.contrast, design)
+    used_configurations = estimator.needed
+    column_by_seed = {seed: place for place, seed in enumerate(rule.seeds)}
+    values = np.full((len(index_by_levels), rule.most), np.nan)
+    has_cell, finished = np.zeros_like(values, dtype=bool), np.zeros_like(values, dtype=bool)
+    for run, place in zip(results, indices, strict=True):
+        if run.seed in column_by_seed and used_configurations[place]:
+            at = place, column_by_seed[run.seed]
+            has_cell[at], finished[at] = True, run.is_finished
+            values[at] = run.value if run.is_finished and run.value is not None else np.nan
+    have = int(np.flatnonzero(has_cell.any(axis=0)).max(initial=-1)) + 1
+    seeds_launched = next(n for n in rule.looks if n >= have)
+    unfinished_cells = int((~finished[used_configurations, :seeds_launched]).sum())
     looks: list[InterimAnalysis] = []
     for n in rule.looks:
-        if n > asked or not finished[needed, :n].all() or not needed.any():
+        if n > seeds_launched or not finished[used_configurations, :n].all() or not used_configurations.any():
             break
-        look = _look(rule, estimator, values[:, :n], looks)
+        look = _next_look(rule, estimator, values[:, :n], looks)
         if look is not None:
             looks.append(look)
-    cells = int(needed.sum()) * asked
-    measured = [np.isfinite(values[group][:, :asked]).all(axis=0).any() for group in estimator.groups]
-    return StoppingStatus(rule, tuple(looks), asked, cells, waiting, nothing=not waiting and not any(measured))
+    cells = int(used_configurations.sum()) * seeds_launched
+    measured = [np.isfinite(values[group][:, :seeds_launched]).all(axis=0).any() for group in estimator.groups]
+    return StoppingStatus(
+        rule,
+        tuple(looks),
+        seeds_launched,
+        cells,
+        unfinished_cells,
+        has_no_values=not unfinished_cells and not any(measured),
+    )
 
 
-def _look(
-    rule: StoppingRule, estimator: ContrastEstimator, values: np.ndarray, before: Sequence[InterimAnalysis]
+def _next_look(
+    rule: StoppingRule, estimator: ContrastEstimator, values: np.ndarray, earlier: Sequence[InterimAnalysis]
 ) -> InterimAnalysis | None:
-    """The next look, at `values` [configuration, seed]; None where fewer than two seeds count, or no more than at the last one."""
-    there = np.array([np.isfinite(values[group]).all(axis=0) for group in estimator.groups])
-    groups, seeds = complete(there, lambda kept: estimator.weights(kept) is not None)
-    used = int(seeds.sum())
+    """Return the next look at `values` [configuration, seed].
+
+    None if fewer than two seeds are usable, or not more than at the last look in `before`, or if the contrast is
+    undetermined.
+    """
+    has_values = np.array([np.isfinite(values[group]).all(axis=0) for group in estimator.groups])
+    groups, seeds = complete_subset(has_values, lambda groups: estimator.weights(groups) is not None)
+    n_used = int(seeds.sum())
     weights = estimator.weights(groups)
-    if weights is None or used < 2 or (before and used <= before[-1].used):
+    if weights is None or n_used < 2 or (earlier and n_used <= earlier[-1].used):
         return None
-    level = levels([*(look.used for look in before), used], rule.most, spending=rule.spending)[-1]
+    level = levels([*(look.used for look in earlier), n_used], rule.most, spending=rule.spending)[-1]
     chosen = weights != 0
     of_seeds = weights[chosen] @ values[chosen][:, seeds]
-    mean, error = float(of_seeds.mean()), float(of_seeds.std(ddof=1)) / math.sqrt(used)
-    known = error > DUST * float(np.abs(values[chosen][:, seeds]).max(initial=0.0))
-    half = float(special.stdtrit(used - 1, 1 - level / 2)) * error if known else math.nan
+    mean, error = float(of_seeds.mean()), float(of_seeds.std(ddof=1)) / math.sqrt(n_used)
+    has_spread = error > ROUNDING_TOLERANCE * float(np.abs(values[chosen][:, seeds]).max(initial=0.0))
+    half = float(special.stdtrit(n_used - 1, 1 - level / 2)) * error if has_spread else math.nan
     return InterimAnalysis(
-        number=len(before) + 1, seeds=values.shape[1], used=used, configurations=int(groups.sum()),
-        left_out=int((~groups).sum()), level=level, mean=mean, error=error if known else math.nan,
+        number=len(earlier) + 1, seeds=values.shape[1], used=n_used, configurations=int(groups.sum()),
+        left_out=int((~groups).sum()), level=level, mean=mean, error=error if has_spread else math.nan,
         low=mean - half, high=mean + half,
     )  # fmt: skip
 
 
 def finished(rule: StoppingRule, state: CellState, requested: Sequence[Request]) -> bool:
-    """Whether a cell is trained and has the rule's number, or a reason why not: then nothing more comes of it."""
-    one = rule.contrast
-    asked = [(probe, length) for probe, length in requested if probe == one.probe]
-    return standing(state, asked if one.length is None else [(probe, n) for probe, n in asked if n == one.length]) in (
+    """Return True if a cell is trained and has the rule's measurement or a reason for its absence, or has diverged."""
+    contrast = rule.contrast
+    of_probe = [(probe, length) for probe, length in requested if probe == contrast.probe]
+    return standing(state, of_probe if contrast.length is None else [(probe, n) for probe, n in of_probe if n == contrast.length]) in (
         "done", "diverged",
     )  # fmt: skip
 
@@ -190,17 +222,36 @@ def finished(rule: StoppingRule, state: CellState, requested: Sequence[Request])
 def seed_results(
     rule: StoppingRule, cells: Sequence[CellState], requested: Sequence[Request], values: ValuesByKey
 ) -> list[SeedResult]:
-    """The cells of a sweep as a look sees them."""
-    one = rule.contrast
-    asked = [length for probe, length in requested if probe == one.probe and length]
+    """Return the cells of a sweep as results for `evaluate_rule`.
+
+    Args:
+        rule: stopping rule; for a length-weighted contrast the value is the mean over all requested lengths.
+        cells: cells of the sweep.
+        requested: requested (probe, length) pairs of the sweep.
+        values: measurements of the sweep.
+    """
+    contrast = rule.contrast
+    lengths = [length for probe, length in requested if probe == contrast.probe and length]
 
     def number(cell: str) -> float | None:
-        if one.length is not None:
-            found = values.get((cell, one.probe, one.metric, one.length))
-            return found.value if found is not None else None
-        every = [(length, values.get((cell, one.probe, one.metric, length))) for length in asked]
-        known = {length: value.value for length, value in every if value is not None and value.value is not None}
-        return weighted(known) if known and len(known) == len(every) else None
+        """Return the value of a cell: the measurement, or the length-weighted mean if all lengths have one.
+
+        Else None.
+        """
+        if contrast.length is not None:
+            measured = values.get((cell, contrast.probe, contrast.metric, contrast.length))
+            return measured.value if measured is not None else None
+        measured_by_length = [
+            (length, values.get((cell, contrast.probe, contrast.metric, length))) for length in lengths
+        ]
+        values_by_length = {
+            length: value.value for length, value in measured_by_length if value is not None and value.value is not None
+        }
+        return (
+            weighted(values_by_length)
+            if values_by_length and len(values_by_length) == len(measured_by_length)
+            else None
+        )
 
     return [
         SeedResult(
@@ -211,16 +262,20 @@ def seed_results(
 
 
 def stopping_status(store: Store, sweep: str) -> StoppingStatus | None:
-    """How far the rule of a sweep's newest launch is, from the database alone; None for a sweep without one. Raises SweepUnknown."""
-    with store.snapshot() as seen:
-        return _looked_at(seen, sweep)
+    """Return the state of the rule of a sweep's newest launch, from one snapshot of the database; None without a rule.
+
+    Raises SweepUnknown.
+    """
+    with store.snapshot() as snapshot:
+        return _status_from(snapshot, sweep)
 
 
-def _looked_at(seen: StoreReader, sweep: str) -> StoppingStatus | None:
-    revision = seen.revision(sweep)
+def _status_from(reader: StoreReader, sweep: str) -> StoppingStatus | None:
+    """Return the state of the rule of a sweep's newest launch as a reader sees it; None without a rule."""
+    revision = reader.revision(sweep)
     rule = rule_of(revision.options)
     if rule is None:
         return None
-    values = {(v.cell_id, v.probe, v.metric, v.length): v for v in seen.values(sweep)}
-    runs = seed_results(rule, seen.cell_states(sweep), requests_from_options(revision.options), values)
+    values = {(v.cell_id, v.probe, v.metric, v.length): v for v in reader.values(sweep)}
+    runs = seed_results(rule, reader.cell_states(sweep), requests_from_options(revision.options), values)
     return evaluate_rule(rule, runs, design_of(revision.options))

@@ -1,4 +1,4 @@
-"""A rule, its looks and how it ended, in words."""
+"""Texts about a stopping rule, its looks and its outcome."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ SPENDING_LABELS = {"obrien-fleming": "O'Brien-Fleming", "pocock": "Pocock"}
 
 
 def contrast_text(rule: StoppingRule) -> str:
-    """memory: on - off, needle.digit_accuracy@65536, attn_type polar."""
-    one = rule.contrast
-    within = "".join(f", {axis} {word}" for axis, word in one.within.items())
-    return f"{one.axis}: {one.level} - {one.reference}, {one.measure}{within}"
+    """Return the contrast as text, such as "memory: on - off, needle.digit_accuracy@65536, attn_type polar"."""
+    contrast = rule.contrast
+    within = "".join(f", {axis} {level}" for axis, level in contrast.within.items())
+    return f"{contrast.axis}: {contrast.level} - {contrast.reference}, {contrast.measure}{within}"
 
 
 def goal_text(rule: StoppingRule, metric: Metric) -> str:
-    """What is enough."""
+    """Return the goal of the rule as a verb phrase."""
     narrow = [] if rule.width is None else [f"is at most {width_text(rule.width, metric)} wide"]
     return " or ".join([*narrow, *(["leaves out 0"] if rule.sure else [])])
 
 
 def plan(rule: StoppingRule, metric: Metric, configurations: int) -> str:
-    """What the rule does."""
+    """Return a sentence about the rule: contrast, goal, looks and spending function."""
     looks = rule.looks if len(rule.looks) < 8 else (*rule.looks[:3], "...", rule.most)
     return (
         f"stop: {contrast_text(rule)}: seeds are added to {counted(configurations, 'configuration')} until its interval {goal_text(rule, metric)}; looks after "
@@ -39,58 +39,58 @@ def plan(rule: StoppingRule, metric: Metric, configurations: int) -> str:
 
 
 def look_text(rule: StoppingRule, look: InterimAnalysis, metric: Metric) -> str:
-    """What a look saw."""
-    told = (
+    """Return a sentence about a look: estimate, interval, and missing pairs, cells and seeds."""
+    text = (
         f"look {look.number} of at most {len(rule.looks)}, after {look.seeds} of at most {counted(rule.most, 'seed')}: "
         f"{_number(look.mean, metric, look.width, sign=True)}"
     )
     if math.isnan(look.width):
-        return f"{told} {unit(metric)}, the same at every seed, so that there is no interval".replace("  ", " ")
+        return f"{text} {unit_text(metric)}, the same at every seed, so that there is no interval".replace("  ", " ")
     ends = f"[{_number(look.low, metric, look.width)}, {_number(look.high, metric, look.width)}]"
-    told += f" {ends}, {width_text(look.width, metric)} wide, at level {100 * look.level:.2g}% in place of 5%"
+    text += f" {ends}, {width_text(look.width, metric)} wide, at level {100 * look.level:.2g}% in place of 5%"
     if look.left_out:
-        told += f"; {look.left_out} of {counted(look.left_out + look.configurations, 'pair')} or cells left out for want of numbers"
+        text += f"; {look.left_out} of {counted(look.left_out + look.configurations, 'pair')} or cells left out for want of numbers"
     lost = look.seeds - look.used
-    return told + (f"; {counted(lost, 'seed')} left out for want of numbers" if lost else "")
+    return text + (f"; {counted(lost, 'seed')} left out for want of numbers" if lost else "")
 
 
-def outcome_text(looked: StoppingStatus, metric: Metric) -> str:
-    """Why no seed is added, or that some are to be."""
-    rule, last = looked.rule, looked.last
-    if looked.verdict == "narrow":
+def outcome_text(status: StoppingStatus, metric: Metric) -> str:
+    """Return a sentence that says why the rule stopped, or that more seeds or cells are needed."""
+    rule, last = status.rule, status.last
+    if status.verdict == "narrow":
         assert last is not None
         assert rule.width is not None
-        return f"stopped after {counted(looked.asked, 'seed')}: {width_text(last.width, metric)} wide, {width_text(rule.width, metric)} were asked for"
-    if looked.verdict == "sure":
-        return f"stopped after {counted(looked.asked, 'seed')}: the interval leaves out 0"
-    if looked.verdict == "nothing":
-        return f"stopped after {counted(looked.asked, 'seed')}: none of these cells has this number"
-    if looked.verdict == "most":
-        return f"stopped after {counted(looked.asked, 'seed')}, as many as max_seeds allows, though no interval {goal_text(rule, metric)}"
-    if looked.waiting:
-        return f"not decided: {looked.waiting} of {counted(looked.cells, 'cell')} are still to be measured"
+        return f"stopped after {counted(status.asked, 'seed')}: {width_text(last.width, metric)} wide, {width_text(rule.width, metric)} were asked for"
+    if status.verdict == "sure":
+        return f"stopped after {counted(status.asked, 'seed')}: the interval leaves out 0"
+    if status.verdict == "nothing":
+        return f"stopped after {counted(status.asked, 'seed')}: none of these cells has this number"
+    if status.verdict == "most":
+        return f"stopped after {counted(status.asked, 'seed')}, as many as max_seeds allows, though no interval {goal_text(rule, metric)}"
+    if status.waiting:
+        return f"not decided: {status.waiting} of {counted(status.cells, 'cell')} are still to be measured"
     return f"not decided: no interval {goal_text(rule, metric)} yet, and further seeds were not started; launch again to go on"
 
 
-def status_sentences(looked: StoppingStatus, metric: Metric) -> Iterator[str]:
-    """The last look and the ending, a sentence each."""
-    if looked.last is not None:
-        yield look_text(looked.rule, looked.last, metric)
-    yield outcome_text(looked, metric)
+def status_sentences(status: StoppingStatus, metric: Metric) -> Iterator[str]:
+    """Yield a sentence about the last look, if there is one, and a sentence about the outcome."""
+    if status.last is not None:
+        yield look_text(status.rule, status.last, metric)
+    yield outcome_text(status, metric)
 
 
 def width_text(value: float, metric: Metric) -> str:
-    """A width with its unit: 9.1 points."""
-    return f"{_number(value, metric, value)} {unit(metric)}".strip()
+    """Return a width with its unit, such as "9.1 points"."""
+    return f"{_number(value, metric, value)} {unit_text(metric)}".strip()
 
 
-def unit(metric: Metric) -> str:
-    """As tables print numbers of a metric: shares in points."""
+def unit_text(metric: Metric) -> str:
+    """Return the unit of differences in tables: percentage points for shares, empty for pure numbers."""
     return "points" if metric.percent else metric.unit.partition("/")[0] if metric.unit != "1" else ""
 
 
 def _number(value: float, metric: Metric, width: float, *, sign: bool = False) -> str:
-    """A number as tables print it, with more decimals where an interval is so narrow that two digits of its width would not show."""
+    """Return a number as tables print it, with more decimals if the interval of that width is narrow."""
     scale, least = (100, 1) if metric.percent else (1, 3)
     fine = 1 - math.floor(math.log10(scale * width)) if width > 0 else least
     text = f"{scale * value:.{min(max(least, fine), 12)}f}"

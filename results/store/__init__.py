@@ -1,5 +1,6 @@
-"""The database: its tables, who writes them, who reads them.
+"""The results database: its tables, its writers and its readers.
 
-Imports results/console and the records at the root of results; every other package may import it, reports only its records and Store.
-Start with schema.py, then store.py for what is written and store_reader.py for what can be asked.
+This package imports only results/console and the records at the root of results. Every other package may import it;
+reports
+imports only its records and Store. Start with schema.py, then read store.py for writes and store_reader.py for queries.
 """

@@ -1,4 +1,4 @@
-"""Reading attempts: their numbers, curves, written samples, and what finished trainings took.
+"""Queries on attempts: measurements, curves, generated samples, provenance, events and training timings.
 
 As in queries.py, every function takes an open session and none of them writes.
 """
@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from ..errors import AttemptUnknown
 from ..metrics import SAMPLES
-from .queries import columns_of, in_parts, read_records, revision_cell_pairs, revision_row, rows_in, sweep_row
+from .queries import chunked, columns_of, read_records, revision_cell_pairs, revision_row, rows_in, sweep_row
 from .records import (
     SAMPLE_METRIC,
     Attempt,
@@ -45,36 +45,38 @@ if TYPE_CHECKING:
 
 
 def attempt(session: Session, attempt_id: int) -> Attempt:
-    """One attempt. Raises AttemptUnknown."""
-    found = read_records(session, Attempt, select(*columns_of(AttemptRow, Attempt)).where(AttemptRow.id == attempt_id))
-    if not found:
+    """Return one attempt. Raises AttemptUnknown."""
+    records = read_records(
+        session, Attempt, select(*columns_of(AttemptRow, Attempt)).where(AttemptRow.id == attempt_id)
+    )
+    if not records:
         raise AttemptUnknown(f"there is no attempt {attempt_id}; `atma-sweep show CELL` lists those of a cell")
-    return found[0]
+    return records[0]
 
 
 def attempts(session: Session, cell_id: str) -> list[Attempt]:
-    """Every attempt of a cell, oldest first."""
+    """Return all attempts of a cell, oldest first."""
     query = select(*columns_of(AttemptRow, Attempt)).where(AttemptRow.cell_id == cell_id).order_by(AttemptRow.id)
     return read_records(session, Attempt, query)
 
 
 def attempts_of(session: Session, cell_ids: Collection[str]) -> list[Attempt]:
-    """Every attempt of these cells, oldest first."""
+    """Return all attempts of these cells, oldest first."""
     columns = columns_of(AttemptRow, Attempt)
-    found = []
-    for part in in_parts(cell_ids):
-        found += read_records(session, Attempt, select(*columns).where(AttemptRow.cell_id.in_(part)))
-    return sorted(found, key=lambda attempt: attempt.id)
+    records = []
+    for part in chunked(cell_ids):
+        records += read_records(session, Attempt, select(*columns).where(AttemptRow.cell_id.in_(part)))
+    return sorted(records, key=lambda attempt: attempt.id)
 
 
 def failures(session: Session, attempt_ids: Collection[int]) -> dict[int, str]:
-    """By attempt: the class of its failure, where one was recorded."""
+    """Return the failure class by attempt id; attempts without one are absent."""
     query = select(AttemptRow.id, AttemptRow.failure).where(AttemptRow.failure.is_not(None))
     return dict(rows_in(session, query, AttemptRow.id, attempt_ids))
 
 
 def live_attempts(session: Session, sweep: str | None = None) -> list[Attempt]:
-    """The running attempts, oldest first: of the newest revision of a sweep, or (None) of the whole database."""
+    """Return the running attempts of a sweep's newest revision, or (None) of the entire database, oldest first."""
     query = select(*columns_of(AttemptRow, Attempt)).where(AttemptRow.state == "running").order_by(AttemptRow.id)
     if sweep is not None:
         launched = revision_row(session, sweep_row(session, sweep).id)
@@ -84,7 +86,14 @@ def live_attempts(session: Session, sweep: str | None = None) -> list[Attempt]:
 
 
 def values(session: Session, scope: Any) -> list[MeasuredValue]:
-    """The newest value per (cell, probe, metric, length) over done attempts. `scope` selects the column cell_id."""
+    """Return the newest value per (cell, probe, metric, length) over finished attempts.
+
+    The result is sorted by this key.
+
+    Args:
+        session: open session.
+        scope: cell ids, as a collection or as a query that selects the column cell_id.
+    """
     rank = func.row_number().over(
         partition_by=(AttemptRow.cell_id, MeasurementRow.probe, MeasurementRow.metric, MeasurementRow.length),
         order_by=MeasurementRow.attempt_id.desc(),
@@ -95,11 +104,11 @@ def values(session: Session, scope: Any) -> list[MeasuredValue]:
         .where(AttemptRow.state == "done", AttemptRow.cell_id.in_(scope))
         .subquery()
     )
-    kept = [column for column in ranked.c if column.name != "age"]
+    columns = [column for column in ranked.c if column.name != "age"]
     return read_records(
         session,
         MeasuredValue,
-        select(*kept)
+        select(*columns)
         .where(ranked.c.age == 1)
         .order_by(ranked.c.cell_id, ranked.c.probe, ranked.c.metric, ranked.c.length),
     )
@@ -108,40 +117,50 @@ def values(session: Session, scope: Any) -> list[MeasuredValue]:
 def sweep_values(
     session: Session, sweep: str | None = None, *, revision: int | None = None, orphans: bool = False
 ) -> list[MeasuredValue]:
-    """The newest value per (cell, probe, metric, length) over done attempts, for the cells of cell_states."""
+    """Return the newest value per (cell, probe, metric, length) over finished attempts of a sweep's cells.
+
+    The result is sorted by this key.
+
+    Args:
+        session: open session.
+        sweep: sweep; None for the one launched last.
+        revision: revision number; None for the newest.
+        orphans: select the cells that the revision no longer lists instead of those that it lists.
+    """
     return values(session, select(revision_cell_pairs(session, sweep, revision, orphans).subquery().c.cell_id))
 
 
 def curve(session: Session, attempt_id: int) -> list[CurvePoint]:
-    """The training curve of an attempt by step."""
+    """Return the training curve of an attempt, sorted by step."""
     query = select(*columns_of(CurvePointRow, CurvePoint)).where(CurvePointRow.attempt_id == attempt_id)
     return read_records(session, CurvePoint, query.order_by(CurvePointRow.step))
 
 
 def provenance(session: Session, attempt_id: int) -> Provenance | None:
-    """Where the attempt's numbers come from, None when it has not said so yet."""
+    """Return the provenance of an attempt, None while it has not recorded one."""
     query = select(*columns_of(ProvenanceRow, Provenance)).where(ProvenanceRow.attempt_id == attempt_id)
     return next(iter(read_records(session, Provenance, query)), None)
 
 
 def provenances(session: Session, attempt_ids: Collection[int]) -> dict[int, Provenance]:
-    """By attempt: where its numbers come from, for those that have said so."""
+    """Return the provenance by attempt id; attempts without one are absent."""
     query = select(ProvenanceRow.attempt_id, *columns_of(ProvenanceRow, Provenance))
-    found = [dict(row._mapping) for row in rows_in(session, query, ProvenanceRow.attempt_id, attempt_ids)]
-    return {values.pop("attempt_id"): Provenance(**values) for values in found}
+    rows = [dict(row._mapping) for row in rows_in(session, query, ProvenanceRow.attempt_id, attempt_ids)]
+    return {values.pop("attempt_id"): Provenance(**values) for values in rows}
 
 
 def sources(session: Session, attempt_ids: Collection[int]) -> dict[int, CodeAndGpu]:
-    """By attempt: the code and the chip, for those that have said so."""
+    """Return the code version and the GPU by attempt id; attempts without provenance are absent."""
     columns = (ProvenanceRow.git_commit, ProvenanceRow.git_dirty, ProvenanceRow.gpu_name)
     rows = rows_in(session, select(ProvenanceRow.attempt_id, *columns), ProvenanceRow.attempt_id, attempt_ids)
     return {attempt: CodeAndGpu(commit=commit, dirty=dirty, gpu=gpu) for attempt, commit, dirty, gpu in rows}
 
 
 def change_token(session: Session, sweep: str) -> str:
-    """Another text after whatever happened that a report of the sweep may show: few queries, of which none reads its numbers.
+    """Return a token that changes whenever something that a report of the sweep shows may have changed.
 
-    It may change, too, for what happened to another sweep of the database. Raises SweepUnknown.
+    It is cheap, since it reads no measurements. It may also change because of another sweep of the database. Raises
+    SweepUnknown.
     """
     row = sweep_row(session, sweep)
     launched = revision_row(session, row.id)
@@ -149,26 +168,29 @@ def change_token(session: Session, sweep: str) -> str:
     columns: list[Any] = [func.count(AttemptRow.id), func.max(AttemptRow.id), func.sum(AttemptRow.step)]
     columns += [func.count(AttemptRow.finished_at), func.count(AttemptRow.weights)]
     attempts = session.execute(select(*columns).where(AttemptRow.cell_id.in_(inside))).one()
-    # ids of the whole database, from its indexes: to count a sweep's own numbers would take as long as reading them
+    # the largest ids in the database, from indexes: counting the sweep's own rows would take as long as reading them
     newest = [session.scalar(select(func.max(column))) for column in (MeasurementRow.id, EventRow.id)]
     alive = select(AttemptRow.id).where(AttemptRow.cell_id.in_(inside), AttemptRow.state == "running")
     last = select(CurvePointRow.attempt_id, func.max(CurvePointRow.step)).where(CurvePointRow.attempt_id.in_(alive))
     curves = session.execute(last.group_by(CurvePointRow.attempt_id).order_by(CurvePointRow.attempt_id)).all()
-    return repr((launched.id, row.owner, row.request, tuple(attempts), newest, [tuple(one) for one in curves]))
+    return repr((launched.id, row.owner, row.request, tuple(attempts), newest, [tuple(point) for point in curves]))
 
 
 def newest_event(session: Session, sweep: str, kinds: Collection[str]) -> Event | None:
-    """What happened last, of these kinds, to the sweep itself; None when nothing of the kind did."""
+    """Return the newest event of these kinds about the sweep itself (not about its cells); None without any."""
     query = select(*columns_of(EventRow, Event)).where(EventRow.kind.in_(kinds))
     query = query.where(EventRow.sweep_id == sweep_row(session, sweep).id)
-    found = read_records(session, Event, query.order_by(EventRow.at.desc(), EventRow.id.desc()).limit(1))
-    return found[0] if found else None
+    records = read_records(session, Event, query.order_by(EventRow.at.desc(), EventRow.id.desc()).limit(1))
+    return records[0] if records else None
 
 
 def events(
     session: Session, *, sweep: str | None = None, cell_id: str | None = None, limit: int | None = None
 ) -> Sequence[Event]:
-    """What happened, oldest first; with a limit the newest ones. A sweep's events include those of its cells."""
+    """Return events, oldest first; with `limit` only the newest ones.
+
+    The events of a sweep include those of its cells.
+    """
     query = select(*columns_of(EventRow, Event)).order_by(EventRow.at.desc(), EventRow.id.desc())
     if sweep is not None:
         row = sweep_row(session, sweep)
@@ -180,46 +202,57 @@ def events(
     return read_records(session, Event, query.limit(limit) if limit is not None else query)[::-1]
 
 
-def samples(session: Session, attempts: Collection[int]) -> dict[int, list[Sample]]:
-    """By attempt, in the order of steps and prompts; attempts without any are absent."""
+def samples(session: Session, attempt_ids: Collection[int]) -> dict[int, list[Sample]]:
+    """Return the generated samples by attempt id, in the order of steps and prompts.
+
+    Attempts without any are absent.
+    """
     columns = (ExampleRow.attempt_id, ExampleRow.length, ExampleRow.item, ExampleRow.detail)
-    asked = select(*columns).where(ExampleRow.probe == SAMPLES, ExampleRow.metric == SAMPLE_METRIC)
-    found: dict[int, list[Sample]] = {}
+    query = select(*columns).where(ExampleRow.probe == SAMPLES, ExampleRow.metric == SAMPLE_METRIC)
+    samples_by_attempt: dict[int, list[Sample]] = {}
     for attempt, step, item, detail in rows_in(
-        session, asked.order_by(*columns[:3]), ExampleRow.attempt_id, sorted(attempts)
+        session, query.order_by(*columns[:3]), ExampleRow.attempt_id, sorted(attempt_ids)
     ):
-        told = detail or {}
-        one = Sample(step=step, item=item, prompt=str(told.get("prompt", "")), text=str(told.get("text", "")))
-        found.setdefault(attempt, []).append(one)
-    return found
+        fields = detail or {}
+        sample = Sample(step=step, item=item, prompt=str(fields.get("prompt", "")), text=str(fields.get("text", "")))
+        samples_by_attempt.setdefault(attempt, []).append(sample)
+    return samples_by_attempt
 
 
 MAX_PER_GROUP = 8
-"""Of trainings with the same network, losses and batch on the same kind of machine, the newest; older ones add little."""
+"""Number of newest trainings that are read per group of equal network, losses, micro-batch and machine.
+
+Older ones add little.
+"""
 
 
 def training_timings(session: Session) -> list[TrainingTiming]:
-    """The newest finished trainings of every network, kind of losses, micro-batch and machine, MOST_ALIKE of each."""
-    kept = _newest(session)
-    ids = [row.id for row in kept]
-    curves = _curves(session, ids)
+    """Return the timings of the newest finished trainings.
+
+    At most MAX_PER_GROUP are returned per network, losses, micro-batch and machine, sorted by attempt id. Trainings
+    without a curve are
+    absent.
+    """
+    attempt_rows = _newest_trainings(session)
+    ids = [row.id for row in attempt_rows]
+    curves = _curve_ends(session, ids)
     probes: dict[int, dict[tuple[str, int], float]] = {}
     key = (MeasurementRow.attempt_id, MeasurementRow.probe, MeasurementRow.length)
     query = select(*key, func.max(MeasurementRow.seconds)).where(MeasurementRow.seconds.is_not(None)).group_by(*key)
     for attempt, probe, length, seconds in rows_in(session, query, MeasurementRow.attempt_id, ids):
         probes.setdefault(attempt, {})[probe, length] = float(seconds or 0.0)
-    found = []
-    for row in kept:
+    timings = []
+    for row in attempt_rows:
         if row.id not in curves or row.finished_at is None:
             continue
         points, first, last, rate = curves[row.id]
-        found.append(
+        timings.append(
             TrainingTiming(
                 attempt_id=row.id,
                 config=row.config,
                 gpu_name=row.gpu_name,
                 host=row.host,
-                start_s=_start(row.extra),
+                start_s=_startup_seconds(row.extra),
                 elapsed_s=_seconds(row.started_at, row.finished_at),
                 whole=row.number == 1,
                 points=points,
@@ -228,25 +261,30 @@ def training_timings(session: Session) -> list[TrainingTiming]:
                 tokens_per_s=rate,
                 probes=probes.get(row.id, {}),
                 neighbours=row.co_tenants or 0,
-                steps=_steps(row.extra),
+                steps=_step_mode(row.extra),
             )
         )
-    return found
+    return timings
 
 
 def startup_seconds(session: Session, attempt_ids: Collection[int]) -> dict[int, float]:
-    """By attempt: seconds from the start of its process to the built network, for those that told."""
+    """Return the seconds from process start to the built network, by attempt id.
+
+    Attempts that did not record it are absent.
+    """
     query = select(ProvenanceRow.attempt_id, ProvenanceRow.extra)
-    found = {id_: _start(extra) for id_, extra in rows_in(session, query, ProvenanceRow.attempt_id, attempt_ids)}
-    return {attempt: seconds for attempt, seconds in found.items() if seconds is not None}
+    seconds_by_attempt = {
+        id_: _startup_seconds(extra) for id_, extra in rows_in(session, query, ProvenanceRow.attempt_id, attempt_ids)
+    }
+    return {attempt: seconds for attempt, seconds in seconds_by_attempt.items() if seconds is not None}
 
 
-def _start(extra: object) -> float | None:
-    told = extra.get("start_seconds") if isinstance(extra, Mapping) else None
-    return float(told) if isinstance(told, int | float) else None
+def _startup_seconds(extra: object) -> float | None:
+    seconds = extra.get("start_seconds") if isinstance(extra, Mapping) else None
+    return float(seconds) if isinstance(seconds, int | float) else None
 
 
-def _steps(extra: object) -> str:
+def _step_mode(extra: object) -> str:
     return str(extra.get("steps", "")) if isinstance(extra, Mapping) else ""
 
 
@@ -254,7 +292,8 @@ def _seconds(begun: datetime, ended: datetime) -> float:
     return (ended - begun).total_seconds()
 
 
-def _newest(session: Session) -> list[Any]:
+def _newest_trainings(session: Session) -> list[Any]:
+    """Return rows (attempt and provenance columns) of the newest finished trainings, MAX_PER_GROUP per group."""
     alike = (
         CellRow.config["model"].as_string(), CellRow.reg_mode, CellRow.distractor,
         CellRow.config[("train", "micro_batch")].as_string(), ProvenanceRow.gpu_name, AttemptRow.host,
@@ -276,14 +315,15 @@ def _newest(session: Session) -> list[Any]:
     return list(session.execute(query.order_by(AttemptRow.id)))
 
 
-Ends = tuple[int, tuple[int, float], tuple[int, float], float | None]
+CurveEnds = tuple[int, tuple[int, float], tuple[int, float], float | None]
+"""Number of curve points, (tokens, wall_s) of the first and of the last point, and tokens per second at the last."""
 
 
-def _curves(session: Session, ids: list[int]) -> dict[int, Ends]:
-    """By attempt: how many points its curve has, the first and the last of them, and the speed at the last."""
-    found = {}
+def _curve_ends(session: Session, ids: list[int]) -> dict[int, CurveEnds]:
+    """Return the CurveEnds by attempt id; attempts without a curve are absent."""
+    ends_by_attempt = {}
     point = CurvePointRow
-    for part in in_parts(ids):
+    for part in chunked(ids):
         ends = (
             select(
                 point.attempt_id,
@@ -301,80 +341,97 @@ def _curves(session: Session, ids: list[int]) -> dict[int, Ends]:
         rows: dict[int, list[Any]] = {}
         for row in session.execute(query.order_by(point.attempt_id, point.step)):
             rows.setdefault(row.attempt_id, []).append(row)
-        for attempt, some in rows.items():
-            first, last = some[0], some[-1]
-            found[attempt] = (
+        for attempt, points in rows.items():
+            first, last = points[0], points[-1]
+            ends_by_attempt[attempt] = (
                 last.points, (first.tokens, first.wall_s), (last.tokens, last.wall_s), last.tokens_per_s
             )  # fmt: skip
-    return found
+    return ends_by_attempt
 
 
-# --- curves and items as arrays: a sweep has millions of them, and an object of Python for each row costs more than a drawing ---
+# --- curves and items as arrays: a sweep has millions of them, and a Python object per row would take too long -------
 
-COLUMNS = 4
-
-
-def item_places(session: Session, attempts: Collection[int], measure: Key) -> np.ndarray:
-    """[places of all items of all attempts, 4] as float64: attempt, item, position and value, in that order; a value that is
-    missing is NaN."""
-    probe, metric, length = measure
-    one = (ExampleRow.attempt_id, ExampleRow.item, ExampleRow.position)
-    asked = select(*one, ExampleRow.value)
-    asked = asked.where(ExampleRow.probe == probe, ExampleRow.metric == metric, ExampleRow.length == length)
-    return _fetched(session, asked.order_by(*one), attempts)
+ITEM_COLUMNS = 4
 
 
-def item_details(session: Session, attempts: Collection[int], measure: Key) -> list[tuple[Any, ...]]:
-    """Attempt, item, position, value and detail of every place that has a detail, in that order."""
-    probe, metric, length = measure
-    one = (ExampleRow.attempt_id, ExampleRow.item, ExampleRow.position)
-    asked = select(*one, ExampleRow.value, ExampleRow.detail).where(ExampleRow.detail.is_not(None)).order_by(*one)
-    asked = asked.where(ExampleRow.probe == probe, ExampleRow.metric == metric, ExampleRow.length == length)
-    return [tuple(row) for row in rows_in(session, asked, ExampleRow.attempt_id, sorted(attempts))]
+def item_positions(session: Session, attempt_ids: Collection[int], measurement_key: Key) -> np.ndarray:
+    """Return the value of each item at each of its positions, for all attempts.
 
-
-def item_means(session: Session, attempts: Collection[int], measure: Key) -> np.ndarray:
-    """[items of all attempts, 4] as float64: attempt, item, and the mean and the least over the item's positions.
-
-    In the order of attempts and items. An item that lacks a value at any position is left out.
+    Returns:
+        float64 array [rows, 4] of attempt id, item, position and value, sorted in that order; NaN for a missing value.
     """
-    probe, metric, length = measure
-    value, one = ExampleRow.value, (ExampleRow.attempt_id, ExampleRow.item)
-    asked = select(*one, func.avg(value), func.min(value))
-    asked = asked.where(ExampleRow.probe == probe, ExampleRow.metric == metric, ExampleRow.length == length)
-    asked = asked.group_by(*one).having(func.count() == func.count(value)).order_by(*one)
-    return _fetched(session, asked, attempts)
+    probe, metric, length = measurement_key
+    key_columns = (ExampleRow.attempt_id, ExampleRow.item, ExampleRow.position)
+    query = select(*key_columns, ExampleRow.value)
+    query = query.where(ExampleRow.probe == probe, ExampleRow.metric == metric, ExampleRow.length == length)
+    return _fetch_array(session, query.order_by(*key_columns), attempt_ids)
 
 
-def _fetched(session: Session, asked: Any, attempts: Collection[int]) -> np.ndarray:
-    """What these COLUMNS columns are of these attempts, as float64; NULL is NaN."""
-    import numpy as np  # takes as long as everything else together
+def item_details(session: Session, attempt_ids: Collection[int], measurement_key: Key) -> list[tuple[Any, ...]]:
+    """Return (attempt id, item, position, value, detail) of every example that has a detail, sorted in that order."""
+    probe, metric, length = measurement_key
+    key_columns = (ExampleRow.attempt_id, ExampleRow.item, ExampleRow.position)
+    query = (
+        select(*key_columns, ExampleRow.value, ExampleRow.detail)
+        .where(ExampleRow.detail.is_not(None))
+        .order_by(*key_columns)
+    )
+    query = query.where(ExampleRow.probe == probe, ExampleRow.metric == metric, ExampleRow.length == length)
+    return [tuple(row) for row in rows_in(session, query, ExampleRow.attempt_id, sorted(attempt_ids))]
+
+
+def item_means(session: Session, attempt_ids: Collection[int], measurement_key: Key) -> np.ndarray:
+    """Return the mean and the minimum of each item over its positions, for all attempts.
+
+    Returns:
+        float64 array [rows, 4] of attempt id, item, mean and minimum, sorted by attempt and item. Items with a missing
+        value at any
+        position are left out.
+    """
+    probe, metric, length = measurement_key
+    value, key_columns = ExampleRow.value, (ExampleRow.attempt_id, ExampleRow.item)
+    query = select(*key_columns, func.avg(value), func.min(value))
+    query = query.where(ExampleRow.probe == probe, ExampleRow.metric == metric, ExampleRow.length == length)
+    query = query.group_by(*key_columns).having(func.count() == func.count(value)).order_by(*key_columns)
+    return _fetch_array(session, query, attempt_ids)
+
+
+def _fetch_array(session: Session, query: Any, attempt_ids: Collection[int]) -> np.ndarray:
+    """Return the rows of a query for these attempts as a float64 array [rows, ITEM_COLUMNS]; NaN for NULL."""
+    import numpy as np  # imported late, since the import takes long
 
     parts = []
-    for part in in_parts(sorted(attempts)):
-        cursor = session.connection().execute(asked.where(ExampleRow.attempt_id.in_(part))).cursor
+    for part in chunked(sorted(attempt_ids)):
+        cursor = session.connection().execute(query.where(ExampleRow.attempt_id.in_(part))).cursor
         rows = cursor.fetchall() if cursor is not None else []
-        flat = (math.nan if one is None else one for one in chain.from_iterable(rows))
-        parts.append(np.fromiter(flat, dtype=np.float64, count=len(rows) * COLUMNS))
-    return np.concatenate(parts).reshape(-1, COLUMNS) if parts else np.empty((0, COLUMNS))
+        flat = (math.nan if value is None else value for value in chain.from_iterable(rows))
+        parts.append(np.fromiter(flat, dtype=np.float64, count=len(rows) * ITEM_COLUMNS))
+    return np.concatenate(parts).reshape(-1, ITEM_COLUMNS) if parts else np.empty((0, ITEM_COLUMNS))
 
 
 def curve_arrays(
-    session: Session, attempts: Iterable[int], columns: Sequence[str], *, having: Sequence[str] = ()
+    session: Session, attempt_ids: Iterable[int], columns: Sequence[str], *, having: Sequence[str] = ()
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """(attempt, its points by step as float64 [points, columns], NaN for NULL) for each attempt that has any, in turn.
+    """Yield (attempt id, curve) for each attempt that has points, in the order of `attempts`.
 
-    `columns` are fields of CurvePoint; points where one of `having` is NULL are left out.
+    Args:
+        session: open session.
+        attempt_ids: attempts.
+        columns: fields of CurvePoint.
+        having: fields that must not be NULL; other points are left out.
+
+    Yields:
+        Attempt id and float64 array [points, columns], sorted by step; NaN for NULL.
     """
     import numpy as np
 
     table = CurvePointRow.__table__.columns
-    # infinities stand for NULL on the way, since none is ever stored: numpy takes floats far faster than objects
+    # infinity, which is never stored, stands for NULL: numpy reads floats far faster than objects
     read = [func.coalesce(table[name], literal(math.inf)) if table[name].nullable else table[name] for name in columns]
     query: Any = select(*read).where(CurvePointRow.attempt_id == bindparam("attempt"))
     query = query.where(*(table[name].is_not(None) for name in having)).order_by(CurvePointRow.step)
     connection = session.connection()
-    for attempt in attempts:
+    for attempt in attempt_ids:
         cursor = connection.execute(query, {"attempt": attempt}).cursor
         rows = cursor.fetchall() if cursor is not None else []
         if rows:

@@ -1,8 +1,10 @@
-"""Places and connections: from `--db` to an engine, and what may go wrong on the way.
+"""Database URLs, engines and driver errors: from `--db` to an engine, and messages for whatever fails on the way.
 
-SQLite: WAL on a local disk, every write transaction starts with BEGIN IMMEDIATE (a deferred one that reads and then
-writes fails under load, or loses updates), waits of 30 s for the lock. A commit waits for the disk only where it is asked
-to (the execution option `durable`), and then it takes all earlier ones with it.
+SQLite runs in WAL mode on a local disk. Every write transaction starts with BEGIN IMMEDIATE, since a deferred one that
+reads and then
+writes fails under load or loses updates. Waits for the lock last up to 30 s. A commit waits for the disk only with the
+execution
+option `durable`; it then makes all earlier commits durable as well.
 """
 
 from __future__ import annotations
@@ -55,30 +57,33 @@ _ADDRESS = re.compile(r"(?i)postgres|[^/]*:[^/]*@|\w*//")
 
 
 def place(url_or_path: str | Path | None = None) -> URL:
-    """The database that was asked for: the argument, else ATMA_DB, else atma.db in the working folder.
+    """Return the URL of the database: of the argument, else of ATMA_DB, else of atma.db in the working folder.
 
-    Raises StoreError for a URL that is neither SQLite on a file nor PostgreSQL.
+    The path of a SQLite file becomes absolute, and PostgreSQL gets the driver psycopg.
+
+    Raises:
+        StoreError: the URL is neither SQLite on a file nor PostgreSQL.
     """
-    asked = str(url_or_path or os.environ.get("ATMA_DB") or DEFAULT)
-    if "://" not in asked and _ADDRESS.match(asked) and not os.path.lexists(asked):
+    address = str(url_or_path or os.environ.get("ATMA_DB") or DEFAULT)
+    if "://" not in address and _ADDRESS.match(address) and not os.path.lexists(address):
         raise StoreError(f"what names the database has an @ but no ://, as if it began in the middle; {_URLS}")
     try:
-        url = make_url(asked) if "://" in asked else URL.create("sqlite", database=asked)
+        url = make_url(address) if "://" in address else URL.create("sqlite", database=address)
     except (ArgumentError, ValueError):
-        # nothing of it is said again: any part may be the password, also in the words of the error
+        # the address and the error are not repeated: any part may be the password
         raise StoreError(f"what names the database is no URL that can be read; {_URLS}") from None
     backend = url.get_backend_name()
-    if backend != "sqlite" and asked.count("@") > 1:
+    if backend != "sqlite" and address.count("@") > 1:
         raise StoreError("the database's URL has more than one @; write that of a password as %40")
     if backend == "sqlite":
         if not url.database or url.database == ":memory:":
             raise StoreError("an in-memory database cannot be shared between processes; name a file instead")
         try:
             return URL.create("sqlite", database=str(Path(url.database).expanduser().absolute()))
-        except RuntimeError as error:  # of ~ and a user that there is not
-            said = str(error).rstrip(".")
+        except RuntimeError as error:  # raised for ~ with an unknown user
+            error_text = str(error).rstrip(".")
             raise StoreError(
-                f"{quoted_short(url.database)} is no place for a database: {said}; name one with --db"
+                f"{quoted_short(url.database)} is no place for a database: {error_text}; name one with --db"
             ) from error
     if backend in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
@@ -86,37 +91,42 @@ def place(url_or_path: str | Path | None = None) -> URL:
 
 
 def file_of(url: URL) -> Path | None:
-    """The file of a SQLite database, None for PostgreSQL."""
+    """Return the file of a SQLite database; None for PostgreSQL."""
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
 def shown(url: URL) -> str:
-    """The database for people: its file, or its URL without passwords, in its query neither."""
+    """Return the database as shown to users: its file, or its URL without passwords (in the query as well)."""
     query = {name: HIDDEN if is_secret(name) else value for name, value in url.query.items()}
-    told = url._replace(query=query).render_as_string(hide_password=True)  # type: ignore[arg-type]
-    return str(file_of(url) or without_passwords(told))
+    text = url._replace(query=query).render_as_string(hide_password=True)  # type: ignore[arg-type]
+    return str(file_of(url) or without_passwords(text))
 
 
 def network_filesystem(path: Path, mountinfo: str) -> str | None:
-    """The type of the network file system that `path` (absolute) lies on, None for a local one.
+    """Return the type of the network file system that holds `path`; None for a local one.
 
-    `mountinfo` is the text of /proc/self/mountinfo. Of the mounts that hold the path the deepest counts, of equal ones
-    the last, which covers the others.
+    Args:
+        path: absolute path.
+        mountinfo: text of /proc/self/mountinfo. The deepest mount that contains the path counts, and the last of equal
+            ones.
     """
-    best, found = -1, ""
+    best, filesystem = -1, ""
     for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        fields = left.split()
+        mount, _, right = line.partition(" - ")
+        fields = mount.split()
         if len(fields) < 5 or not right:
             continue
         point = Path(re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields[4]))
         if path.is_relative_to(point) and len(point.parts) >= best:
-            best, found = len(point.parts), right.split()[0]
-    return found if found in NETWORK_FILESYSTEMS else None
+            best, filesystem = len(point.parts), right.split()[0]
+    return filesystem if filesystem in NETWORK_FILESYSTEMS else None
 
 
 def refuse_network(path: Path) -> None:
-    """Raises StoreError when SQLite would have to work over a network file system (WAL needs one host's memory)."""
+    """Raise StoreError if the SQLite file is on a network file system (WAL needs the shared memory of one host).
+
+    Does nothing on systems without /proc/self/mountinfo.
+    """
     table = Path("/proc/self/mountinfo")
     if not table.exists():
         return
@@ -126,7 +136,10 @@ def refuse_network(path: Path) -> None:
 
 
 def jsonable(value: Any) -> Any:
-    """The value with non-finite floats as the words that pydantic reads back: JSON has no NaN and PostgreSQL none."""
+    """Return the value with non-finite floats replaced by "NaN", "Infinity" or "-Infinity", and with keys as text.
+
+    JSON has no such numbers and PostgreSQL rejects them; pydantic parses these texts.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
@@ -141,20 +154,20 @@ def _to_json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Mappings that are no dict, paths and numpy numbers inside JSON columns."""
+    """Return mappings that are no dict, paths and numpy numbers as values that JSON supports."""
     if hasattr(value, "items"):
         return jsonable(dict(value))
     return jsonable(value.item()) if hasattr(value, "item") else str(value)
 
 
 engines_in_use: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()
-"""With the number under which each was made, so that the newest can be told."""
+"""Engines of this process, with an increasing number for the order in which they were made."""
 _numbers = itertools.count()
 _inherited: list[Pool] = []
 
 
 def _detach_after_fork() -> None:
-    """In a forked child: leaves the parent's connections untouched (not even closed) and starts with none."""
+    """Leave the parent's connections untouched in a forked child (not even closed), and start without any."""
     for engine in list(engines_in_use):
         _inherited.append(engine.pool)
         engine.dispose(close=False)
@@ -164,31 +177,38 @@ os.register_at_fork(after_in_child=_detach_after_fork)
 
 
 def open_engines() -> list[Engine]:
-    """Return the engines of all databases that this process has opened and not given up, the newest first."""
+    """Return the engines of all databases that this process has opened and not discarded, the newest first."""
     return [engine for engine, _ in sorted(engines_in_use.items(), key=lambda item: -item[1])]
 
 
 _SYNCHRONOUS = {False: "NORMAL", True: "FULL"}
-"""Of a commit in WAL mode, only FULL waits until the log is on the disk; what was logged before is then there, too."""
+"""PRAGMA synchronous by durability.
+
+In WAL mode only a FULL commit waits until the log is on the disk, with all earlier commits.
+"""
 _WAIT_FOR_DISK = (
     "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 )
-"""For one transaction, and only against a server or role that was told not to wait; stricter settings stay."""
+"""Makes one PostgreSQL transaction wait for the disk if the server or role is set not to; stricter settings stay."""
 
 
 _KEEPALIVE = {
     "connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }  # fmt: skip
-"""So that a connection into nothing is noticed within a minute or so; an URL that says otherwise is obeyed."""
+"""Connection parameters that detect a dead connection within about a minute; parameters in the URL have precedence."""
 
 
 def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False) -> Engine:
-    """An engine with the pragmas of this module. Usable after a fork: the child opens its own connections.
+    """Return an engine with the settings of this module. After a fork the child opens its own connections.
 
-    `read_only`: the database itself refuses whatever would change it, whoever asks.
+    Args:
+        url: database URL as returned by `resolve_url`.
+        foreign_keys: let SQLite enforce foreign keys.
+        read_only: make the database itself refuse every change.
 
-    Raises StoreError when the PostgreSQL driver is not installed.
+    Raises:
+        StoreError: the PostgreSQL driver is not installed.
     """
     sqlite = url.get_backend_name() == "sqlite"
     lively = {} if sqlite else {name: value for name, value in _KEEPALIVE.items() if name not in url.query}
@@ -200,6 +220,7 @@ def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False)
 
     @event.listens_for(engine, "handle_error")
     def _failed(context: Any) -> None:
+        """Raise StoreDamaged for a damaged file; otherwise note the URL at the error, for explain_driver_error."""
         damaged = damage(context.original_exception, url)
         if damaged is not None:
             raise damaged from context.original_exception
@@ -208,13 +229,14 @@ def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False)
 
     @event.listens_for(engine, "connect")
     def _connected(connection: Any, record: Any) -> None:
+        """Set lock time-out, journal mode, foreign keys and read-only mode of a new connection."""
         if not sqlite:
             connection.execute(f"SET lock_timeout = {BUSY_MS}")
             if read_only:
                 connection.execute("SET default_transaction_read_only = on")
             connection.commit()
             return
-        connection.isolation_level = None  # we begin ourselves, below
+        connection.isolation_level = None  # _begun begins transactions itself
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout={BUSY_MS}")
         try:
@@ -231,6 +253,7 @@ def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False)
 
     @event.listens_for(engine, "begin")
     def _begun(connection: Connection) -> None:
+        """Begin a transaction with the lock time-out and the durability of its execution options."""
         options = connection.get_execution_options()
         durable = bool(options.get("durable"))
         wait = min(options.get("wait_ms", BUSY_MS), BUSY_MS)
@@ -238,12 +261,12 @@ def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False)
             if durable:
                 connection.exec_driver_sql(_WAIT_FOR_DISK)
             if wait < BUSY_MS:
-                connection.exec_driver_sql(f"SET LOCAL lock_timeout = {max(wait, 1)}")  # 0 would be for ever
+                connection.exec_driver_sql(f"SET LOCAL lock_timeout = {max(wait, 1)}")  # 0 would mean no limit
             return
         if connection.info.get("wait_ms", BUSY_MS) != wait:
             connection.exec_driver_sql(f"PRAGMA busy_timeout={wait}")
             connection.info["wait_ms"] = wait
-        # not allowed inside a transaction, so it lasts until the next one that wants it otherwise
+        # this pragma is not allowed inside a transaction, so it stays until a transaction needs another value
         if connection.info.get("durable", False) != durable:
             connection.exec_driver_sql(f"PRAGMA synchronous={_SYNCHRONOUS[durable]}")
             connection.info["durable"] = durable
@@ -253,7 +276,10 @@ def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False)
 
 
 def revision_of(connection: Connection) -> str | None:
-    """The database's revision, None when it is empty. Raises StoreError when it holds somebody else's tables."""
+    """Return the database's schema revision; None if it is empty.
+
+    Raises StoreError if it holds only tables of other programs.
+    """
     tables = set(inspect(connection).get_table_names())
     if "alembic_version" in tables and "attempt" in tables and "sweep" in tables:
         return str(connection.scalar(text("SELECT version_num FROM alembic_version")))
@@ -262,21 +288,36 @@ def revision_of(connection: Connection) -> str | None:
     return None
 
 
-def check_revision(found: str | None, where: str) -> None:
-    """Raises StoreMissing for an empty database, StoreOutdated for an older one, StoreTooNew for an unknown one."""
-    if found is None:
-        raise StoreMissing(f"{where} is empty; launch a grid first, or name the database with --db")
-    if found not in REVISIONS:
-        raise StoreTooNew(f"{where} was written by a newer atma-sweep (revision {found}); upgrade the program")
-    if found != HEAD:
-        raise StoreOutdated(f"{where} is of an older release (revision {found}); run: atma-sweep db upgrade")
+def check_revision(revision: str | None, database_name: str) -> None:
+    """Raise an error unless the revision is this release's.
+
+    `database_name` is the database as the messages show it.
+
+    Raises:
+        StoreMissing: the database is empty (None).
+        StoreOutdated: the revision is older.
+        StoreTooNew: the revision is unknown.
+    """
+    if revision is None:
+        raise StoreMissing(f"{database_name} is empty; launch a grid first, or name the database with --db")
+    if revision not in REVISIONS:
+        raise StoreTooNew(
+            f"{database_name} was written by a newer atma-sweep (revision {revision}); upgrade the program"
+        )
+    if revision != HEAD:
+        raise StoreOutdated(f"{database_name} is of an older release (revision {revision}); run: atma-sweep db upgrade")
 
 
 @contextmanager
 def translate_driver_errors(url: URL) -> Iterator[None]:
-    """Turns what a driver says about a file that is no database, or a server that is not there, into one line.
+    """Turn driver errors about an unusable file or an unreachable server into one-line errors.
 
-    Raises StoreBusy, StoreAway, StoreDamaged, WriteRefused, StoreError.
+    Raises:
+        StoreBusy: the database is locked.
+        StoreUnreachable: the server does not answer.
+        StoreDamaged: the file is damaged.
+        WriteRefused: the file is read-only or the disk is full.
+        StoreError: any other driver error.
     """
     try:
         yield
@@ -286,9 +327,9 @@ def translate_driver_errors(url: URL) -> Iterator[None]:
 
 
 def explain_driver_error(error: BaseException, url: URL | None = None) -> StoreError | None:
-    """Explain an error of a database driver that a user can mend; None for any other error.
+    """Return the StoreError to show for a database driver's error that a user can resolve; None for any other error.
 
-    Without `url` the error has to come from an engine of `make_engine`, which notes its address there.
+    Without `url` the error must come from an engine of `make_engine`, which notes its URL at the error.
     """
     url = url or getattr(error, "database_url", None)
     if not isinstance(error, DBAPIError | sqlite3.Error) or url is None:
@@ -300,7 +341,7 @@ def explain_driver_error(error: BaseException, url: URL | None = None) -> StoreE
         return StoreUnreachable(f"{shown(url)} does not answer: {first}; start its server, or name another with --db")
     if "readonly" in first or "read-only" in first:
         return WriteRefused(
-            f"{shown(url)} or its folder cannot be written here, and even reading needs that; {READ_ONLY}"
+            f"{shown(url)} or its folder cannot be written here, and even reading needs that; {READ_ONLY_REMEDY}"
         )
     if any(part in first for part in _DISK) or ("unable to open" in first and _is_full(url)):
         return WriteRefused(
@@ -310,28 +351,29 @@ def explain_driver_error(error: BaseException, url: URL | None = None) -> StoreE
 
 
 def _original(error: BaseException) -> BaseException:
-    """The driver's own error."""
+    """Return the driver's own error."""
     return (error.orig if isinstance(error, DBAPIError) else None) or error
 
 
 def _first_line(error: BaseException) -> str:
+    """Return the first line of the driver's message, or the name of the error's class."""
     original = _original(error)
     return next(iter(str(original).strip().splitlines()), type(original).__name__)
 
 
 def _is_full(url: URL) -> bool:
-    """Return whether the disk of a SQLite file has no room for the files that SQLite keeps beside it."""
+    """Return True if the disk of a SQLite file has no space for the files that SQLite keeps next to it."""
     path = file_of(url)
     return path is not None and path.parent.is_dir() and shutil.disk_usage(path.parent).free < SHARED_MEMORY_BYTES
 
 
 def damage(error: BaseException | None, url: URL) -> StoreDamaged | None:
-    """Explain an error which SQLite raises for a damaged file; None for any other error."""
+    """Return the StoreDamaged to show for an error that SQLite raises on a damaged file; None for any other error."""
     path = file_of(url)
     if path is None or error is None:
         return None
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
-    # of a damaged schema SQLite may quote bytes that are no text; a value that is none is a matter of its row
+    # SQLite may quote undecodable bytes of a damaged schema; for an undecodable value the row is reported instead
     is_text = isinstance(error, UnicodeDecodeError)
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT) or is_text or "malformed" in str(error):
         return _damaged(path, "text that is not UTF-8" if is_text else str(error))
@@ -341,7 +383,13 @@ def damage(error: BaseException | None, url: URL) -> StoreDamaged | None:
 
 
 def damage_behind() -> StoreDamaged | None:
-    """Check the SQLite files that this process has open, after an error that nobody foresaw."""
+    """Check the SQLite files that this process has open, after an unforeseen error.
+
+    Each file is checked for at most CHECK_S seconds. Files that are locked, missing or too large are skipped.
+
+    Returns:
+        The error to show, None if no damage was found.
+    """
     for engine in list(engines_in_use):
         path = file_of(engine.url)
         if path is None or not path.is_file():
@@ -351,7 +399,7 @@ def damage_behind() -> StoreDamaged | None:
                 connection.set_progress_handler(partial(_is_late, time.monotonic() + CHECK_S), 100_000)
                 verdict = str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
         except sqlite3.OperationalError:
-            continue  # locked, away, or too large to check now
+            continue  # locked, missing, or too large to check now
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             return damage(error, engine.url) or _damaged(path, str(error))
         if verdict != "ok":
@@ -364,6 +412,7 @@ def _is_late(deadline: float) -> bool:
 
 
 def _damaged(path: Path, why: str) -> StoreDamaged:
+    """Return a StoreDamaged that gives the reason and the command that saves what can be read."""
     file = shlex.quote(str(path))
     return StoreDamaged(
         f"{path} is damaged: {why}; see atma-sweep db check, then restore a backup, or save what can be read: "
@@ -372,51 +421,64 @@ def _damaged(path: Path, why: str) -> StoreDamaged:
 
 
 def _was_database(path: Path) -> bool:
-    """Return whether a file begins much as SQLite files do, or with zeros, as after a crash of the machine."""
+    """Return True if a file begins approximately like a SQLite file, or with zeros, as after a crash of the machine."""
     with path.open("rb") as file:
         start = file.read(len(_MAGIC))
     return sum(map(int.__eq__, start, _MAGIC)) >= len(_MAGIC) - 4 or not start.strip(b"\0")
 
 
-def is_server_unreachable(said: str) -> bool:
-    """Whether a PostgreSQL client's message means that no server took us in, rather than one that knows us not."""
-    refused = "FATAL" in said and not any(words in said for words in ("starting up", "shutting down", "too many"))
-    return ("connection" in said or "resolve host" in said) and not refused
+def is_server_unreachable(message: str) -> bool:
+    """Return True if a PostgreSQL client's message says that no server accepted the connection.
+
+    False for a server that answered and refused the user or the database.
+    """
+    refused = "FATAL" in message and not any(
+        phrase in message for phrase in ("starting up", "shutting down", "too many")
+    )
+    return ("connection" in message or "resolve host" in message) and not refused
 
 
 SERVER_DOWN_REMEDY = "does not answer; start its server"
 _DISK = ("is full", "disk I/O error", "No space left")
-DISK = "cannot be written, its disk is full or broken; make room"
+DISK_REMEDY = "cannot be written, its disk is full or broken; make room"
 SHARED_MEMORY_BYTES = 2**15
-"""What SQLite needs beside a file, even to read it."""
+"""Disk space that SQLite needs next to a file, even to read it."""
 CHECK_S = 10.0
-"""How long a file is searched for damage after an error that nobody foresaw."""
+"""Seconds that a file is searched for damage after an unforeseen error."""
 _MAGIC = b"SQLite format 3\0"
-READ_ONLY = "see to its permissions, or name another database with --db"
-_AWAY = {
+READ_ONLY_REMEDY = "see to its permissions, or name another database with --db"
+_REMEDIES = {
     ("locked", "busy", "lock timeout", "deadlock"): "stays locked by another program; close it",
-    _DISK: DISK,
+    _DISK: DISK_REMEDY,
     ("unable to open database file",): "cannot be opened any more; see to its folder",
     ("server closed", "connection", "shutting down", "starting up"): SERVER_DOWN_REMEDY,
 }
+"""Advice by phrases of driver messages, for errors that may pass."""
 
 
 def remedy_for(error: DBAPIError) -> str | None:
-    """What is to be done about a database that cannot answer now, but may later; None for any other error."""
+    """Return the advice for a database that cannot answer now but may later; None for any other error."""
     if error.connection_invalidated:
         return SERVER_DOWN_REMEDY
-    said = str(error.orig) if isinstance(error, OperationalError) else ""
-    return next((remedy for words, remedy in _AWAY.items() if any(word in said for word in words)), None)
+    message = str(error.orig) if isinstance(error, OperationalError) else ""
+    return next((remedy for phrases, remedy in _REMEDIES.items() if any(word in message for word in phrases)), None)
 
 
 def upsert(session: Session, row: Any, *, key: Sequence[str], replace: bool = True) -> Any:
-    """An insert that, where the key exists, replaces the other columns given (or leaves the row alone)."""
-    # one dialect at a time: importing both costs `status` a tenth of its time
+    """Return an INSERT that, where the key exists, replaces the other columns (`replace`) or keeps the existing row.
+
+    Args:
+        session: open session; its dialect decides the syntax.
+        row: mapped class of the table.
+        key: columns of the unique key.
+        replace: replace all columns other than the key and `id`.
+    """
+    # imports one dialect only: importing both takes a tenth of the time of `status`
     dialect: Any = importlib.import_module(f"sqlalchemy.dialects.{session.get_bind().dialect.name}")
     statement: Any = dialect.insert(row)
     if not replace:
         return statement.on_conflict_do_nothing(index_elements=list(key))
-    others = [column.name for column in row.__table__.columns if column.name not in (*key, "id")]
+    replaced = [column.name for column in row.__table__.columns if column.name not in (*key, "id")]
     return statement.on_conflict_do_update(
-        index_elements=list(key), set_={name: statement.excluded[name] for name in others}
+        index_elements=list(key), set_={name: statement.excluded[name] for name in replaced}
     )

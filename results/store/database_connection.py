@@ -1,4 +1,4 @@
-"""Transactions on a database that may be locked or away for a while: how they are tried, waited for and given up."""
+"""Transactions on a database that may be locked or unreachable for a while: retries, waiting and time-outs."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from ..errors import StoreBusy, StoreReplaced, UserError, WriteRefused
-from .database import READ_ONLY, SERVER_DOWN_REMEDY, file_of, make_engine, place, remedy_for, shown
+from .database import READ_ONLY_REMEDY, SERVER_DOWN_REMEDY, file_of, make_engine, place, remedy_for, shown
 
 Result = TypeVar("Result")
 Work = Callable[[Session], Result]
 WAIT_TIMEOUT_S = 300.0
-TELL_S, TELL_AGAIN_S = 5.0, 60.0
-"""A wait is logged as a warning after the first, and then each time that the second has passed. Python prints warnings on
-standard error unless a program sets up logging."""
-OUTCOME_TIMEOUT_S = 5.0
-"""What a server gets to finish a transaction whose connection is gone, before it is asked to end it."""
+WARN_AFTER_S, WARN_AGAIN_AFTER_S = 5.0, 60.0
+"""Seconds of waiting before the first logged warning, and between further ones.
 
-# what PostgreSQL itself keeps of every recent transaction; one that it never gave out was lost with what it stood for
+Python prints warnings on standard error unless a program sets up logging.
+"""
+OUTCOME_TIMEOUT_S = 5.0
+"""Seconds that a server gets to finish a transaction whose connection was lost, before it is asked to end it."""
+
+# PostgreSQL knows the outcome of every recent transaction; a number that it never issued was lost in a crash, uncommitted
 _FATE = text(
     "SELECT CASE WHEN CAST(:number AS bigint) < txid_current() "
     "THEN txid_status(CAST(:number AS bigint)) ELSE 'aborted' END"
@@ -40,56 +42,71 @@ _END = text(
 
 _log = logging.getLogger(__name__)
 explain: Callable[[list[Engine]], UserError | None] | None = None
-"""Looks for damaged values behind an unforeseen error of a read. The Python surface sets it (results/__init__.py); the command
-line looks for them itself."""
+"""Hook that looks for damaged values after an unforeseen error of a read.
+
+results/__init__.py sets it for the Python interface; the command line runs the search itself.
+"""
 
 
 class _OutcomeUnknown(Exception):
-    """Nobody knows yet what became of a write."""
+    """Raised while it is unknown if a write was committed."""
 
 
 class DatabaseConnection:
-    """A database and the connections to it; pickles as its address."""
+    """Connections to one database; pickles as its address."""
 
     def __init__(
         self, url_or_path: str | Path | None = None, *, patience: float = WAIT_TIMEOUT_S, read_only: bool = False
     ) -> None:
+        """Create the engine; nothing is opened yet.
+
+        Args:
+            url_or_path: database URL, file, or None for the default.
+            patience: seconds that reads and writes wait for a locked or unreachable database.
+            read_only: no connection can change anything.
+        """
         self.url = place(url_or_path)
         self.path = file_of(self.url)
         self.patience, self.read_only = patience, read_only
         self.engine = make_engine(self.url, read_only=read_only)
         self._reader = self.engine.execution_options(begin="BEGIN")
         self._durable = self.engine.execution_options(durable=True)
-        self._silent: dict[bool, float] = {}
-        """Since when the database takes no reads (False) or no writes (True), on the monotonic clock."""
-        self._answered = 0.0
+        self._unavailable_since: dict[bool, float] = {}
+        """Monotonic time since which the database has refused reads (key False) or writes (key True)."""
+        self._last_write = 0.0
         self._file: tuple[int, int] | None = None
-        """Device and inode of the database's file as it was first used."""
+        """Device and inode of the database's file when it was first used."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        made = partial(type(self), patience=self.patience, read_only=self.read_only)
-        return made, (self.url.render_as_string(hide_password=False),)
+        constructor = partial(type(self), patience=self.patience, read_only=self.read_only)
+        return constructor, (self.url.render_as_string(hide_password=False),)
 
     def __str__(self) -> str:
         return shown(self.url)
 
     @property
     def runs(self) -> Path:
-        """Where artifacts go unless told otherwise: `<db name>-runs` beside the file, or in the working folder."""
+        """Default folder for artifacts: `<db name>-runs` next to the file, or in the working folder for PostgreSQL."""
         if self.path is not None:
             return self.path.with_name(f"{self.path.stem}-runs")
         return Path.cwd() / f"{self.url.database or 'atma'}-runs"
 
     def close(self) -> None:
-        """Closes the connections; new ones are opened when it is used again."""
+        """Close the connections; new ones are opened at the next use."""
         self.engine.dispose()
         self._file = None
 
     @contextmanager
     def transaction(self, *, write: bool = True, durable: bool = False, wait: float | None = None) -> Iterator[Session]:
-        """A session in a transaction: committed at the end, rolled back when anything is raised, always closed.
+        """Yield a session in a transaction: committed at the end, rolled back on any exception, always closed.
 
-        `wait`: seconds that it waits for a lock, at most as long as the driver would anyway.
+        Args:
+            write: False begins a transaction that only reads.
+            durable: wait at the commit until the write is on the disk.
+            wait: seconds to wait for a lock; the driver's own limit is the maximum and the default.
+
+        Raises:
+            StoreReplaced: the database file was removed or replaced while it was in use.
         """
         self._check_file()
         engine = self._reader if not write else self._durable if durable else self.engine
@@ -101,7 +118,7 @@ class DatabaseConnection:
             session.commit()
         except Exception as error:
             session.rollback()
-            if not write and (blamed := self.blame(error)) is not None:
+            if not write and (blamed := self.diagnose(error)) is not None:
                 raise blamed from error
             raise
         except BaseException:
@@ -111,109 +128,142 @@ class DatabaseConnection:
             session.close()
 
     def _check_file(self) -> None:
-        """Raise StoreReplaced where the path names another file by now: what is written to the open one would be lost."""
+        """Raise StoreReplaced if the path no longer names the file that is open: writes to the open file would be lost.
+
+        Remembers the file at the first call. Does nothing for PostgreSQL, or if the folder cannot be read.
+        """
         if self.path is None:
             return
         try:
             status = os.stat(self.path)
         except FileNotFoundError:
-            found = None
+            identity = None
         except OSError:
             return  # SQLite says better what is wrong with the folder
         else:
-            found = status.st_dev, status.st_ino
+            identity = status.st_dev, status.st_ino
         if self._file is None:
-            self._file = found
-        elif found != self._file:
-            change = "was removed" if found is None else "was replaced by another file"
+            self._file = identity
+        elif identity != self._file:
+            change = "was removed" if identity is None else "was replaced by another file"
             raise StoreReplaced(
                 f"{self.path} {change} while it was in use, and takes no more writes; stop what uses it, put the database "
                 "back with its -wal and -shm, then launch again"
             )
 
-    def blame(self, error: Exception) -> UserError | None:
-        """Return what to raise for an error that nobody foresaw, where the database holds a value that nobody writes."""
+    def diagnose(self, error: Exception) -> UserError | None:
+        """Return the error to raise in place of an unforeseen one if the database holds an invalid value.
+
+        None otherwise.
+        """
         undecodable = "Could not decode" in str(error)
         if explain is None or isinstance(error, UserError) or (isinstance(error, DBAPIError) and not undecodable):
             return None
         return explain([self.engine])
 
     def write(self, work: Work[Result], *, patience: float | None = None, durable: bool = False) -> Result:
-        """Runs `work` in a write transaction, again and again with growing pauses while the database cannot take it.
+        """Run `work(session)` in a write transaction, retried while the database cannot take it, and return its result.
 
-        That is while it is locked, its disk is full, or its server is away. `work` may run more than once, so it must do
-        nothing but use the session; but it is done once: when the connection dies before the answer has come, the server
-        is asked what became of it before anything is tried again. `durable`: when this returns, a power cut loses neither
-        this write nor any before it, whoever made them; for what must last before a file goes.
+        It is retried with growing pauses while the database is locked, its disk is full, or its server is unreachable.
+        `work` may run
+        several times, so it must only use the session; the write is applied once. If the connection is lost before the
+        answer
+        arrives, the server is asked for the outcome before anything is tried again.
 
-        Raises StoreBusy after `patience`, counted from when the database last took a write, so that who cleans up after
-        it was given up does not wait as long once more.
+        Args:
+            work: function that writes.
+            patience: seconds to wait, counted from the database's last successful write; None for the store's own
+                setting.
+            durable: on return, a power failure loses neither this write nor any earlier one, by whichever process. For
+                writes that must
+                last before a file is deleted.
+
+        Raises:
+            StoreBusy: the database could not take the write in time.
+            WriteRefused: the database is read-only.
         """
-        return self._patiently(_RetriedWrite(self, work, durable), patience, write=True)
+        return self._retry_until_available(_RetriedWrite(self, work, durable), patience, write=True)
 
     def read(self, work: Callable[..., Result], *args: Any, **options: Any) -> Result:
-        """The same in a transaction that only reads; `work` gets the arguments after the session."""
+        """Return `work(session, *args, **options)`, called in a read-only transaction and retried as in `write`."""
 
         def once(wait: float) -> Result:
             with self.transaction(write=False, wait=wait) as session:
                 return work(session, *args, **options)
 
-        return self._patiently(once, None, write=False)
+        return self._retry_until_available(once, None, write=False)
 
-    def _patiently(self, once: Callable[[float], Result], patience: float | None, *, write: bool) -> Result:
-        """Calls `once`, with the seconds that are left, until the database answers."""
+    def _retry_until_available(self, once: Callable[[float], Result], patience: float | None, *, write: bool) -> Result:
+        """Call `once` until the database answers, and return its result.
+
+        Args:
+            once: one try; its argument is the number of seconds that remain.
+            patience: seconds to wait in total; None for the store's own setting.
+            write: True if `once` writes.
+
+        Raises:
+            StoreBusy: the time is over.
+            WriteRefused: the database is read-only.
+        """
         limit = self.patience if patience is None else patience
         began, pause = time.monotonic(), 0.05
-        tell_at = began + TELL_S
+        tell_at = began + WARN_AFTER_S
         while True:
-            since = min((began, *tuple(self._silent.values())))
+            since = min((began, *tuple(self._unavailable_since.values())))
             try:
                 done = once(max(since + limit - time.monotonic(), 0.0))
             except (DBAPIError, _OutcomeUnknown) as error:
                 remedy = remedy_for(error) if isinstance(error, DBAPIError) else SERVER_DOWN_REMEDY
                 if remedy is None:
-                    self._heard(write)
+                    self._note_answer(write)
                     if "readonly" in str(error) or "read-only" in str(error):
-                        raise WriteRefused(f"{self} cannot be written here, only read; {READ_ONLY}") from error
+                        raise WriteRefused(f"{self} cannot be written here, only read; {READ_ONLY_REMEDY}") from error
                     raise
-                self._silent.setdefault(write, max(began, self._answered))
+                self._unavailable_since.setdefault(write, max(began, self._last_write))
                 now = time.monotonic()
                 if now >= since + limit:
                     raise StoreBusy(f"{self} {remedy} and launch again") from error
                 if now >= tell_at:
                     _log.warning("%s %s; trying again for another %.0f s", self, remedy, since + limit - now)
-                    tell_at = now + TELL_AGAIN_S
+                    tell_at = now + WARN_AGAIN_AFTER_S
             except Exception:
-                self._heard(write)  # it was asked, and what it said is why
+                self._note_answer(write)  # it was asked, and what it said is why
                 raise
             else:
-                self._heard(write)
+                self._note_answer(write)
                 return done
             time.sleep(min(pause, max(since + limit - time.monotonic(), 0.0)))
             pause = min(2 * pause, 5.0)
 
-    def _heard(self, write: bool) -> None:
-        self._silent.pop(False, None)
+    def _note_answer(self, write: bool) -> None:
+        self._unavailable_since.pop(False, None)
         if write:
-            self._silent.pop(True, None)
-            self._answered = time.monotonic()
+            self._unavailable_since.pop(True, None)
+            self._last_write = time.monotonic()
 
 
 class _RetriedWrite(Generic[Result]):
-    """One write, which is done once however often it is called.
+    """A write that is applied once, however often it is called.
 
-    Only a server can lose an answer, and only PostgreSQL is one: it numbers its transactions and knows what became of
-    each. SQLite says it itself when a commit has failed.
+    Only a server can lose an answer. PostgreSQL numbers its transactions and can report the outcome of each. SQLite
+    itself reports a
+    failed commit.
     """
 
     def __init__(self, database: DatabaseConnection, work: Work[Result], durable: bool) -> None:
+        """Keep the database, the function that writes, and the `durable` flag of its transaction."""
         self._database, self._work, self._durable = database, work, durable
         self._number: int | None = None
-        """Of the transaction that was tried, as long as nobody has said what became of it."""
+        """Number of the transaction that was tried, while its outcome is unknown."""
         self._result: list[Result] = []
         self._lost = 0.0
 
     def __call__(self, wait: float) -> Result:
+        """Apply the write, unless an earlier call committed it, and return the result of `work`.
+
+        Args:
+            wait: seconds to wait for a lock.
+        """
         if self._number is not None and self._committed(self._number, wait):
             return self._result[0]
         self._number, self._result = None, []
@@ -228,7 +278,14 @@ class _RetriedWrite(Generic[Result]):
         return self._result[0]
 
     def _committed(self, number: int, wait: float) -> bool:
-        """Whether the transaction of that number was done. Raises _Unsettled while the server is still at it."""
+        """Return True if the PostgreSQL transaction of that number was committed.
+
+        If the transaction is still in progress OUTCOME_TIMEOUT_S after the connection was lost, its server process is
+        terminated.
+
+        Raises:
+            _OutcomeUnknown: the transaction is still in progress.
+        """
         with self._database.transaction(write=False, wait=wait) as session:
             fate = session.scalar(_FATE, {"number": number})
             if fate == "in progress" and time.monotonic() - self._lost > OUTCOME_TIMEOUT_S:

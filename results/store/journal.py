@@ -1,9 +1,12 @@
-"""A file between an attempt and a database that only another machine may write to.
+"""Journal file of an attempt whose database only another machine may write.
 
-The attempt calls a JournalRecorder as it would a Recorder, and each call becomes one line; whoever holds the database
-applies the lines to a Recorder, in order (Reader). A database that is locked or away lets the file grow, and
-applying a line twice changes nothing. The file lies in the attempt's folder beside its checkpoints, so that whoever goes
-on from a checkpoint of a machine that is gone finds every number before it, too.
+The attempt calls a JournalRecorder like a DatabaseRecorder, and each call becomes one line. The process that holds the
+database
+applies the lines to a DatabaseRecorder, in order (JournalReader). The file grows while the database is locked or
+unreachable, and
+applying a line twice changes nothing. The file is in the attempt's folder next to its checkpoints, so that an attempt
+that resumes
+from a checkpoint of a lost machine also finds all numbers before it.
 """
 
 from __future__ import annotations
@@ -25,26 +28,33 @@ from .store import Store, require_end_state
 
 JOURNAL = "journal.jsonl"
 RECORD_TYPES: Mapping[str, Any] = {"curve": CurvePoint, "measurements": Measurement, "examples": Example}
-"""What the lines of these calls hold lists of, as mappings; that of `provenance` holds one."""
+"""Record classes of the calls whose argument is a list of mappings. The argument of `provenance` is one mapping."""
 UNSYNCED_CALLS = ("heartbeat", "progress")
-"""Calls that nobody misses after a power cut, so they do not wait for the disk."""
+"""Calls that do not wait for the disk, since losing them in a power failure does no harm."""
 CALLS = (*UNSYNCED_CALLS, "set_process", "neighbours", "inherit_curve", "checkpoint", "event", "finish")
-"""The other calls that a line may ask for: its arguments are theirs."""
+"""Calls that a line may contain besides those with records; a line has their arguments."""
 RENAMED_CALLS = {"add_event": "event", "finish_attempt": "finish"}
-"""Words of earlier releases, whose journals may still lie beside attempts that were killed."""
+"""Names of calls in journals of earlier releases, which may still exist next to attempts that were killed."""
 
 
 class Journal:
-    """The lines of one attempt, written by its process alone. Raises OSError when the disk does not take them."""
+    """Journal of one attempt, written by its process alone. Raises OSError if the disk does not accept a line."""
 
     def __init__(self, path: Path) -> None:
+        """Open the file for appending, create it if missing, and make its directory entry durable."""
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._end = os.fstat(self._file).st_size
-        fsync_path(path.parent)  # the file's name, too, must last
+        fsync_path(path.parent)  # the directory entry must be durable, too
 
-    def append(self, call: str, *given: Any, **named: Any) -> None:
-        """Notes a call; returns when the line is on the disk."""
-        line = json.dumps({"call": call, "given": given, "named": named}, default=_plain).encode() + b"\n"
+    def append(self, call: str, *arguments: Any, **named: Any) -> None:
+        """Append a call as one line of JSON; it is on the disk on return, except for UNSYNCED_CALLS.
+
+        A partly written line is removed if writing fails.
+
+        Raises:
+            OSError: the disk does not accept the line.
+        """
+        line = json.dumps({"call": call, "given": arguments, "named": named}, default=_plain).encode() + b"\n"
         try:
             written = os.write(self._file, line)
             if written < len(line):
@@ -52,29 +62,37 @@ class Journal:
             if call not in UNSYNCED_CALLS:
                 os.fsync(self._file)
         except OSError:
-            # half a line must not stand before the next one
+            # a partial line must not precede the next one
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._end)
             raise
         self._end += len(line)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         os.close(self._file)
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of numpy and torch as Python's own; other mappings and paths as what the database would hold."""
+    """Return numbers of numpy and torch as Python's own, other mappings as dict, and anything else as text."""
     if hasattr(value, "item"):
         return value.item()
     return dict(value) if isinstance(value, Mapping) else str(value)
 
 
 class JournalRecorder(AttemptWriter):
-    """An AttemptWriter that writes lines. Nothing is refused here but a full disk: who lost an attempt is ended."""
+    """AttemptWriter that writes lines of a journal.
+
+    Only a full disk causes an error here; a lost lease is not detected.
+    """
 
     def __init__(self, path: Path, ends: Mapping[int, CurvePoint] | None = None) -> None:
-        """`ends`: the last points of earlier attempts' curves, which may be inherited."""
+        """Open the journal.
+
+        Args:
+            path: journal file.
+            ends: last curve point of earlier attempts, by attempt id; needed for `last_point` after `inherit_curve`.
+        """
         self.journal = Journal(path)
         self.ends = dict(ends or {})
         self._last: CurvePoint | None = None
@@ -86,7 +104,7 @@ class JournalRecorder(AttemptWriter):
         self.journal.append("heartbeat")
 
     def settle(self) -> None:
-        """Has nothing to wait for: the line of every call that matters is on the disk, to be applied anew if need be."""
+        """Do nothing: the line of every call that matters is on the disk and can be applied again."""
 
     def provenance(self, provenance: Provenance) -> None:
         self.journal.append("provenance", _fields(provenance))
@@ -102,16 +120,19 @@ class JournalRecorder(AttemptWriter):
         tokens_per_s: float | None = None,
         phase: Phase | None = None,
     ) -> None:
+        """Write the progress as a line that does not wait for the disk."""
         self.journal.append("progress", step, steps_total, loss, tokens_per_s, phase)
 
     def curve(self, points: Sequence[CurvePoint]) -> None:
+        """Write the points as a line and remember the one with the highest step."""
         self.journal.append("curve", [_fields(point) for point in points])
         for point in points:
             if self._last is None or point.step >= self._last.step:
                 self._last = CurvePoint(**finite_fields(point))
 
     def inherit_curve(self, from_attempt: int, up_to_step: int) -> None:
-        # the earlier attempt's own journal is applied before this line is
+        """Write the request as a line, and update `last_point` from the earlier attempt's last point."""
+        # the earlier attempt's journal is applied before this line
         self.journal.append("inherit_curve", from_attempt, up_to_step)
         end = self.ends.get(from_attempt)
         if end is not None and end.step <= up_to_step and (self._last is None or end.step > self._last.step):
@@ -132,9 +153,9 @@ class JournalRecorder(AttemptWriter):
     def event(self, kind: str, message: str) -> None:
         self.journal.append("event", kind, message)
 
-    def finish(self, state: AttemptState, **told: Any) -> None:
+    def finish(self, state: AttemptState, **details: Any) -> None:
         require_end_state(state)
-        self.journal.append("finish", state, **told)
+        self.journal.append("finish", state, **details)
 
 
 def _fields(record: Any) -> dict[str, Any]:
@@ -142,22 +163,34 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 class JournalReader:
-    """Applies the lines of an attempt's journal to the database, those that are whole. Used from one thread."""
+    """Applies the complete lines of an attempt's journal to the database. For use by one thread."""
 
     def __init__(self, path: Path, store: Store, attempt_id: int, fence: int) -> None:
+        """Start at the beginning of the journal.
+
+        Args:
+            path: journal file; it need not exist.
+            store: database.
+            attempt_id: attempt of the journal.
+            fence: fencing token of the attempt.
+        """
         self.path = path
         self._writer: AttemptWriter = DatabaseRecorder(store, attempt_id, fence)
         self._offset = 0
         self._broken = False
         self.behind = False
-        """Whether the limit of the last `apply` left whole lines for the next."""
+        """True if the limit of the last `apply` left complete lines for the next."""
 
     def apply(self, limit: int | None = None) -> int:
-        """Applies what has come since, up to `limit` lines, and returns how many lines that was.
+        """Apply the new lines, at most `limit`, and return their number.
 
-        A last line without its end is left for later, and a line that cannot be read is the end of the journal.
-        Raises LostLease when the attempt is not running under its fence any more, and StoreBusy, after which it goes on
-        with the same line.
+        An incomplete last line is left for later. A line that cannot be parsed is the end of the journal: nothing after
+        it is applied, now
+        or later. A missing file counts as empty.
+
+        Raises:
+            LeaseLost: the attempt no longer runs under its fencing token.
+            StoreBusy: the database is not available; the next call goes on with the same line.
         """
         if self._broken:
             return 0
@@ -173,8 +206,8 @@ class JournalReader:
             if self.behind or not line.endswith(b"\n"):
                 break
             try:
-                said = json.loads(line)
-                work = self._work(said["call"], said["given"], said["named"])
+                entry = json.loads(line)
+                work = self._bound_call(entry["call"], entry["given"], entry["named"])
             except (ValueError, TypeError, KeyError):
                 self._broken = True
                 break
@@ -183,28 +216,38 @@ class JournalReader:
             applied += 1
         return applied
 
-    def _work(self, call: str, given: list[Any], named: dict[str, Any]) -> Callable[[], None]:
-        """What a line asks for. Raises KeyError or TypeError for one that no attempt writes."""
+    def _bound_call(self, call: str, arguments: list[Any], named: dict[str, Any]) -> Callable[[], None]:
+        """Return the call that a line describes, as a function without arguments.
+
+        Args:
+            call: name of an AttemptWriter method, or of one of an earlier release.
+            arguments: positional arguments.
+            named: keyword arguments.
+
+        Raises:
+            KeyError: the call is not one that attempts write.
+            TypeError: the arguments do not fit.
+        """
         record = RECORD_TYPES.get(call)
         if call == "provenance":
-            given = [Provenance(**given[0])]
+            arguments = [Provenance(**arguments[0])]
         elif record is not None:
-            given = [[record(**one) for one in given[0]]]
+            arguments = [[record(**fields) for fields in arguments[0]]]
         elif call in RENAMED_CALLS:
-            # it told whose it was, which the place of the file says
+            # older lines also name the cell and the attempt, which the journal's folder already determines
             call, named = (
                 RENAMED_CALLS[call],
                 {name: value for name, value in named.items() if name not in ("cell_id", "attempt_id")},
             )
         elif call not in CALLS:
             raise KeyError(call)
-        return partial(getattr(self._writer, call), *given, **named)
+        return partial(getattr(self._writer, call), *arguments, **named)
 
 
 def settle(store: Store, runs: Path, attempt_id: int) -> None:
-    """Applies what the journal of an attempt still holds; its process must be gone. Without a journal nothing.
+    """Apply the remaining lines of an attempt's journal; its process must be gone. Raises StoreBusy.
 
-    Raises StoreBusy.
+    Does nothing without a journal or if the attempt is not running. A lost lease is ignored.
     """
     attempt = store.attempt(attempt_id)
     if attempt.state == "running":

@@ -1,4 +1,7 @@
-"""Reading the database. Every function takes an open session and returns plain records; none of them writes."""
+"""Queries on sweeps, revisions and cells.
+
+Every function takes an open session and returns plain records; none of them writes.
+"""
 
 from __future__ import annotations
 
@@ -20,88 +23,93 @@ from .schema import AttemptRow, Base, CellRow, MeasurementRow, RevisionCellRow, 
 
 Record = TypeVar("Record")
 Item = TypeVar("Item")
-AT_ONCE = 500
-MOST_LISTED = 5
+MAX_BOUND_IDS = 500
+MAX_LISTED = 5
 """Sweeps, or cells, that the message about an unknown one names."""
 """Ids in one statement; databases limit how many it may bind."""
 
 
 def columns_of(row: type[Base], record: type) -> list[Any]:
-    """The columns of a table that a record has as fields, by name."""
+    """Return the columns of a table that are fields of a record class, in the order of the fields."""
     return [getattr(row, field.name) for field in fields(record) if hasattr(row, field.name)]
 
 
-def in_parts(items: Collection[Item]) -> Iterator[list[Item]]:
-    """The items in lists of at most AT_ONCE."""
+def chunked(items: Collection[Item]) -> Iterator[list[Item]]:
+    """Yield the items in lists of at most MAX_BOUND_IDS."""
     everything = list(items)
-    for start in range(0, len(everything), AT_ONCE):
-        yield everything[start : start + AT_ONCE]
+    for start in range(0, len(everything), MAX_BOUND_IDS):
+        yield everything[start : start + MAX_BOUND_IDS]
 
 
 def rows_in(session: Session, query: Any, column: Any, ids: Collection[Any]) -> Iterator[Any]:
-    """Yield the rows of a query whose column is one of these ids, AT_ONCE ids a statement."""
-    for part in in_parts(ids):
+    """Yield the rows of a query whose column has one of these ids, with at most MAX_BOUND_IDS ids per statement."""
+    for part in chunked(ids):
         yield from session.execute(query.where(column.in_(part)))
 
 
 def read_records(session: Session, record: type[Record], query: Any) -> list[Record]:
-    found = session.execute(query)
-    names = tuple(found.keys())
-    # a mapping of each row's own costs more than all the rest
-    return [record(**dict(zip(names, row, strict=True))) for row in found]
+    """Return the rows of a query as records; the names of its columns are the record's fields."""
+    result = session.execute(query)
+    names = tuple(result.keys())
+    # row._mapping would take more time than everything else
+    return [record(**dict(zip(names, row, strict=True))) for row in result]
 
 
 def snapshot(session: Session) -> None:
-    """Lets every query of this transaction, which must not have begun, see the same state of the database."""
+    """Make all queries of this transaction, which must not have begun, see the same state of the database."""
     if session.get_bind().dialect.name == "postgresql":
         session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
 
 
 def now(session: Session) -> datetime:
-    """The database's clock, UTC."""
-    found = session.scalar(select(UtcNow()))
-    assert found is not None
-    return found
+    """Return the time of the database's clock, UTC."""
+    moment = session.scalar(select(UtcNow()))
+    assert moment is not None
+    return moment
 
 
 # --- sweeps ---------------------------------------------------------------------------------------------------------
 
 
 def default_sweep(session: Session) -> str:
-    """The sweep launched last. Raises SweepUnknown when there is none."""
-    found = session.scalar(select(SweepRow.name).order_by(SweepRow.launched_at.desc(), SweepRow.id.desc()).limit(1))
-    if found is None:
+    """Return the name of the sweep launched last. Raises SweepUnknown if there is none."""
+    name = session.scalar(select(SweepRow.name).order_by(SweepRow.launched_at.desc(), SweepRow.id.desc()).limit(1))
+    if name is None:
         raise SweepUnknown("the database holds no sweep yet; launch a grid first")
-    return found
+    return name
 
 
 def sweep_row(session: Session, name: str | None) -> SweepRow:
-    """The sweep of that name, or the default one. Raises SweepUnknown."""
+    """Return the row of the sweep, or of the one launched last for None.
+
+    Raises:
+        SweepUnknown: the message names built-in sweeps as such, lists existing sweeps and suggests similar names.
+    """
     name = default_sweep(session) if name is None else name
-    found = session.scalar(select(SweepRow).where(SweepRow.name == name))
-    if found is None and name in PUBLISHED:
+    row = session.scalar(select(SweepRow).where(SweepRow.name == name))
+    if row is None and name in PUBLISHED:
         raise SweepUnknown(
             f"{name} holds the paper's numbers; it is not in this database, and only report, dashboard, show, status and export know it"
         )
-    if found is None and name in SHIPPED:
+    if row is None and name in SHIPPED:
         raise SweepUnknown(
             f"{name} comes along with this program; it is not in this database, and only report, dashboard, show, status and export know it; "
             f"`atma-sweep export --sweep {name}`, then `atma-sweep import {name}.zip` brings it here"
         )
-    if found is None:
-        known = list(session.scalars(select(SweepRow.name)))
-        listed = sorted(known)[:MOST_LISTED]
-        more = len(known) - len(listed)
+    if row is None:
+        names = list(session.scalars(select(SweepRow.name)))
+        listed = sorted(names)[:MAX_LISTED]
+        more = len(names) - len(listed)
         raise SweepUnknown(
             f"no sweep is named {quoted_short(name)}; there is: {', '.join(listed) or 'none yet, launch a grid first'}"
             + (f", and {more} more, which atma-sweep sweeps lists" if more else "")
-            + did_you_mean(name, [*known, *PUBLISHED, *SHIPPED], most=3)
+            + did_you_mean(name, [*names, *PUBLISHED, *SHIPPED], most=3)
         )
-    return found
+    return row
 
 
 def owner_of(row: SweepRow) -> Owner | None:
-    """Who holds the sweep, None when nobody does."""
+    """Return the owner of the sweep; None without one."""
     if row.owner is None:
         return None
     return Owner(
@@ -114,39 +122,45 @@ def owner_of(row: SweepRow) -> Owner | None:
 
 
 def revision_row(session: Session, sweep_id: int, number: int | None = None) -> RevisionRow:
-    """A revision of the sweep, the newest unless numbered. Raises StoreError when there is none."""
+    """Return the newest revision of the sweep, or the one with this number. Raises StoreError if there is none."""
     query = select(RevisionRow).where(RevisionRow.sweep_id == sweep_id).order_by(RevisionRow.number.desc()).limit(1)
-    found = session.scalar(query if number is None else query.where(RevisionRow.number == number))
-    if found is None:
+    row = session.scalar(query if number is None else query.where(RevisionRow.number == number))
+    if row is None:
         raise StoreError(f"the sweep has no revision {number}; name none for the newest")
-    return found
+    return row
 
 
 def revision(session: Session, sweep: str | None = None, number: int | None = None) -> RevisionRecord:
-    """What was launched: the newest revision, or the numbered one."""
+    """Return the record of the newest revision, or of the one with this number.
+
+    Raises:
+        SweepUnknown: there is no such sweep.
+        StoreError: there is no such revision.
+    """
     owner = sweep_row(session, sweep)
     row = revision_row(session, owner.id, number)
     values = {field.name: getattr(row, field.name) for field in fields(RevisionRecord) if field.name != "sweep"}
     return RevisionRecord(sweep=owner.name, **values)
 
 
-def _state() -> Any:
+def _cell_state_column() -> Any:
     """The state of an attempt as that of its cell."""
     return case((and_(AttemptRow.state == "interrupted", AttemptRow.failure == PRUNED), PRUNED), else_=AttemptRow.state)
 
 
 def sweeps(session: Session) -> list[SweepSummary]:
-    """Every sweep, the one launched last first, with its newest revision's cells counted by state."""
+    """Return a summary of every sweep, the one launched last first."""
     rows = session.scalars(select(SweepRow).order_by(SweepRow.launched_at.desc(), SweepRow.id.desc()))
     return [_summary(session, row) for row in rows]
 
 
 def sweep(session: Session, name: str | None = None) -> SweepSummary:
-    """One sweep, the default one without a name. Raises SweepUnknown."""
+    """Return the summary of one sweep, of the one launched last for None. Raises SweepUnknown."""
     return _summary(session, sweep_row(session, name))
 
 
 def _summary(session: Session, row: SweepRow) -> SweepSummary:
+    """Return the summary of a sweep, with the cells of its newest revision counted by state."""
     newest = _newest_attempts().subquery()
     launched = revision_row(session, row.id)
     counted = (
@@ -187,31 +201,41 @@ def _newest_attempts() -> Any:
 
 
 def members(session: Session, revision_id: int) -> list[tuple[str, dict[str, str]]]:
-    """The cells of a revision in the grid's order: (cell id, axes)."""
+    """Return (cell id, axes) of the cells of a revision, in the grid's order."""
     query = select(RevisionCellRow.cell_id, RevisionCellRow.axes).where(RevisionCellRow.revision_id == revision_id)
     return [(cell, axes) for cell, axes in session.execute(query.order_by(RevisionCellRow.position))]
 
 
 def newest_members(session: Session, sweep: str | None = None) -> list[tuple[str, dict[str, str]]]:
-    """`members` of the newest revision. Raises SweepUnknown."""
+    """Return (cell id, axes) of the cells of the sweep's newest revision, in the grid's order. Raises SweepUnknown."""
     return members(session, revision_row(session, sweep_row(session, sweep).id).id)
 
 
 def revision_cell_pairs(session: Session, sweep: str | None, number: int | None, orphans: bool) -> Any:
-    """Which (revision, cell) pairs a report shows: one revision's, or those that the newest one dropped."""
+    """Return a query for the (revision_id, cell_id) pairs that a report shows.
+
+    Args:
+        session: open session.
+        sweep: sweep; None for the one launched last.
+        number: revision number; None for the newest.
+        orphans: select the cells of earlier revisions that this one no longer lists, instead of those that it lists.
+    """
     owner = sweep_row(session, sweep)
     shown = revision_row(session, owner.id, number)
     pairs = select(func.max(RevisionCellRow.revision_id).label("revision_id"), RevisionCellRow.cell_id)
     pairs = pairs.group_by(RevisionCellRow.cell_id)
     if not orphans:
         return pairs.where(RevisionCellRow.revision_id == shown.id)
-    kept = select(RevisionCellRow.cell_id).where(RevisionCellRow.revision_id == shown.id)
-    ours = select(RevisionRow.id).where(RevisionRow.sweep_id == owner.id)
-    return pairs.where(RevisionCellRow.revision_id.in_(ours), RevisionCellRow.cell_id.not_in(kept))
+    current_cells = select(RevisionCellRow.cell_id).where(RevisionCellRow.revision_id == shown.id)
+    revision_ids = select(RevisionRow.id).where(RevisionRow.sweep_id == owner.id)
+    return pairs.where(RevisionCellRow.revision_id.in_(revision_ids), RevisionCellRow.cell_id.not_in(current_cells))
 
 
-def _measured(session: Session, pairs: Any) -> dict[str, frozenset[Key]]:
-    """By cell: its keys. Joined to one text a cell in SQL, since most cells of a sweep share it: parsed once."""
+def _measured_keys(session: Session, pairs: Any) -> dict[str, frozenset[Key]]:
+    """Return the keys of the values in finished attempts, by cell id.
+
+    SQL joins the keys of each cell to one text. Most cells share the same text, which is then parsed once.
+    """
     key = MeasurementRow.probe + "\x1f" + MeasurementRow.metric + "\x1f" + cast(MeasurementRow.length, String)
     query = (
         select(AttemptRow.cell_id, func.aggregate_strings(key, "\x1e"))
@@ -222,18 +246,20 @@ def _measured(session: Session, pairs: Any) -> dict[str, frozenset[Key]]:
         .group_by(AttemptRow.cell_id)
     )
     parsed: dict[str, frozenset[Key]] = {}
-    found = {}
+    keys_by_cell = {}
     for cell, joined in session.execute(query):
         if joined not in parsed:
             parts = (text.split("\x1f") for text in joined.split("\x1e"))
             parsed[joined] = frozenset((probe, metric, int(length)) for probe, metric, length in parts)
-        found[cell] = parsed[joined]
-    return found
+        keys_by_cell[cell] = parsed[joined]
+    return keys_by_cell
 
 
 def _trainings(session: Session, pairs: Any) -> tuple[dict[str, tuple[int, str | None]], dict[str, str]]:
-    """By cell: the newest finished training with its weights, and the newest checkpoint of any training; of a model from
-    elsewhere, which has none, the newest finished evaluation."""
+    """Return (attempt id, weights) of the newest finished training, and the newest checkpoint, both by cell id.
+
+    For a cell of an external model, which has no training, its newest finished evaluation counts as the training.
+    """
     query = (
         select(AttemptRow.cell_id, AttemptRow.id, AttemptRow.state, AttemptRow.weights, AttemptRow.checkpoint)
         .select_from(pairs)
@@ -252,6 +278,7 @@ def _trainings(session: Session, pairs: Any) -> tuple[dict[str, tuple[int, str |
 
 
 def _cell_rows(session: Session, pairs: Any) -> Iterable[Any]:
+    """Return rows with the unaggregated columns of CellState, sorted by revision and position in the grid."""
     newest = _newest_attempts().subquery()
     run_time: tuple[str, ...] = (
         "kind", "phase", "step", "steps_total", "loss", "tokens_per_s", "started_at", "heartbeat_at",
@@ -266,7 +293,7 @@ def _cell_rows(session: Session, pairs: Any) -> Iterable[Any]:
             *(getattr(CellRow, axis) for axis in AXES),
             RevisionCellRow.axes,
             CellRow.tokens_total,
-            func.coalesce(_state(), "new").label("state"),
+            func.coalesce(_cell_state_column(), "new").label("state"),
             AttemptRow.id.label("attempt_id"),
             AttemptRow.number.label("attempt_number"),
             *(getattr(AttemptRow, name) for name in run_time),
@@ -287,25 +314,34 @@ def _cell_rows(session: Session, pairs: Any) -> Iterable[Any]:
 def cell_states(
     session: Session, sweep: str | None = None, *, revision: int | None = None, orphans: bool = False
 ) -> list[CellState]:
-    """The sweep's cells in the grid's order and how far they are; `orphans`: those that the newest one dropped.
+    """Return the sweep's cells with their progress, in the grid's order, by three queries for any number of cells.
 
-    Three queries for any number of cells. Raises SweepUnknown, StoreError (no such revision).
+    Args:
+        session: open session.
+        sweep: sweep; None for the one launched last.
+        revision: revision number; None for the newest.
+        orphans: return the cells that the revision no longer lists instead of those that it lists.
+
+    Raises:
+        SweepUnknown: there is no such sweep.
+        StoreError: there is no such revision.
     """
     return _states(session, revision_cell_pairs(session, sweep, revision, orphans).subquery())
 
 
 def states(session: Session, cell_ids: Collection[str]) -> list[CellState]:
-    """The given cells, whichever sweeps list them, each at its place in the newest revision that does."""
+    """Return the state of these cells, each with its position in the newest revision of any sweep that lists it."""
     pairs = select(func.max(RevisionCellRow.revision_id).label("revision_id"), RevisionCellRow.cell_id)
     pairs = pairs.group_by(RevisionCellRow.cell_id)
-    # a handful goes into the query; thousands would exceed what one statement may bind
+    # thousands of ids would exceed the bind limit of a statement
     if len(cell_ids) <= 500:
         pairs = pairs.where(RevisionCellRow.cell_id.in_(cell_ids))
     return [state for state in _states(session, pairs.subquery()) if state.cell_id in cell_ids]
 
 
 def _states(session: Session, pairs: Any) -> list[CellState]:
-    measured = _measured(session, pairs)
+    """Return the CellState of the cells in `pairs`, a subquery of (revision_id, cell_id)."""
+    measured = _measured_keys(session, pairs)
     trained, checkpoints = _trainings(session, pairs)
     states = []
     for row in _cell_rows(session, pairs):
@@ -326,7 +362,8 @@ def _states(session: Session, pairs: Any) -> list[CellState]:
     return states
 
 
-def _record(row: CellRow, axes: dict[str, str]) -> CellRecord:
+def _cell_record(row: CellRow, axes: dict[str, str]) -> CellRecord:
+    """Return the CellRecord of a row, with these axes."""
     levels = {axis: getattr(row, axis) for axis in AXES}
     return CellRecord(
         id=row.id,
@@ -341,31 +378,38 @@ def _record(row: CellRow, axes: dict[str, str]) -> CellRecord:
 
 
 def cell(session: Session, cell_id: str) -> CellRecord:
-    """The cell with its config, and the axes of the newest revision that lists it. Raises CellUnknown."""
+    """Return the cell with its config, and with the axes of the newest revision that lists it. Raises CellUnknown."""
     row = session.get(CellRow, cell_id)
     if row is None:
         raise CellUnknown(f"no cell has the id {cell_id!r}; `atma-sweep status` lists them")
     query = select(RevisionCellRow.axes).where(RevisionCellRow.cell_id == cell_id)
-    return _record(row, session.scalar(query.order_by(RevisionCellRow.revision_id.desc()).limit(1)) or {})
+    return _cell_record(row, session.scalar(query.order_by(RevisionCellRow.revision_id.desc()).limit(1)) or {})
 
 
 def configs(session: Session, cell_ids: Collection[str]) -> dict[str, Mapping[str, Any]]:
-    """By cell: its complete frozen config."""
+    """Return the complete frozen config by cell id."""
     rows = rows_in(session, select(CellRow.id, CellRow.config), CellRow.id, cell_ids)
     return {row.id: row.config for row in rows}
 
 
-def find_cell(session: Session, asked: str, sweep: str | None = None) -> CellRecord:
-    """Return the cell meant by an id, a slug with or without its seed, or the beginning of either.
+def find_cell(session: Session, cell_name: str, sweep: str | None = None) -> CellRecord:
+    """Return the cell that an id, a slug with or without its seed, or the beginning of either identifies.
 
-    A complete id or slug counts before one without its seed, and that before a beginning. Each is looked for in the
-    sweep that is named, and without one in the newest, then in all. The beginning of a slug breaks no number in two:
-    `-s1` is not the beginning of `-s10`.
+    A complete id or slug has precedence over a slug without its seed, and that over a beginning. Each is looked for in
+    the sweep
+    `sweep`; without a sweep first in the one launched last, then in all. The beginning of a slug never splits a number:
+    `-s1` is not
+    the beginning of `-s10`.
+
+    Args:
+        session: open session.
+        cell_name: id, slug or beginning, as the user typed it.
+        sweep: sweep to search; None for all.
 
     Raises:
         SweepUnknown: there is no sweep of that name.
-        CellUnknown: no cell fits; the message holds the nearest slugs.
-        CellAmbiguous: several cells fit; the message holds some of them.
+        CellUnknown: no cell matches; the message suggests similar slugs.
+        CellAmbiguous: several cells match; the message lists some of them.
     """
     if sweep is not None:
         sweep_row(session, sweep)  # raises SweepUnknown
@@ -378,14 +422,14 @@ def find_cell(session: Session, asked: str, sweep: str | None = None) -> CellRec
     scopes += [everywhere] if sweep is None else []
 
     def is_complete(key: str, slug: str, seed: int) -> bool:
-        return asked in (key, slug)
+        return cell_name in (key, slug)
 
     def is_seedless(key: str, slug: str, seed: int) -> bool:
-        return slug == f"{asked}-s{seed}"
+        return slug == f"{cell_name}-s{seed}"
 
     def is_beginning(key: str, slug: str, seed: int) -> bool:
-        breaks_number = asked[-1:].isdigit() and slug[len(asked) :][:1].isdigit()
-        return bool(asked) and (key.startswith(asked) or (slug.startswith(asked) and not breaks_number))
+        breaks_number = cell_name[-1:].isdigit() and slug[len(cell_name) :][:1].isdigit()
+        return bool(cell_name) and (key.startswith(cell_name) or (slug.startswith(cell_name) and not breaks_number))
 
     for fits, more in (
         (is_complete, "give more letters of the id"),
@@ -393,14 +437,14 @@ def find_cell(session: Session, asked: str, sweep: str | None = None) -> CellRec
         (is_beginning, "give more letters of the id or slug"),
     ):
         for scope in scopes:
-            found = [key for key, (slug, seed) in scope.items() if fits(key, slug, seed)]
-            if len(found) == 1:
-                return cell(session, found[0])
-            if found:
-                names = ", ".join(f"{key} ({scope[key][0]})" for key in sorted(found)[:5])
-                raise CellAmbiguous(f"{asked!r} fits {len(found)} cells: {names}; {more}")
+            matches = [key for key, (slug, seed) in scope.items() if fits(key, slug, seed)]
+            if len(matches) == 1:
+                return cell(session, matches[0])
+            if matches:
+                names = ", ".join(f"{key} ({scope[key][0]})" for key in sorted(matches)[:5])
+                raise CellAmbiguous(f"{cell_name!r} fits {len(matches)} cells: {names}; {more}")
     slugs = [slug for slug, _ in scopes[-1].values()]
-    near = did_you_mean(asked, slugs, most=3) or f"; there is: {', '.join(sorted(slugs)[:MOST_LISTED])}" + (
-        ", ..." if len(slugs) > MOST_LISTED else ""
+    near = did_you_mean(cell_name, slugs, most=3) or f"; there is: {', '.join(sorted(slugs)[:MAX_LISTED])}" + (
+        ", ..." if len(slugs) > MAX_LISTED else ""
     )
-    raise CellUnknown(f"no cell has the id or slug {asked!r}{near}")
+    raise CellUnknown(f"no cell has the id or slug {cell_name!r}{near}")

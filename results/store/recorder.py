@@ -1,7 +1,9 @@
-"""Writing for a running attempt: the protocol AttemptWriter, and the Recorder that writes into the database itself.
+"""Writing for a running attempt: the protocol AttemptWriter, and DatabaseRecorder, which implements it on the database.
 
-Every method of the Recorder is one transaction that first renews the attempt's heartbeat under its fence: an attempt that was finished,
-reaped or taken over is refused with LostLease and nothing is written. A locked database is waited for (see Store.write).
+Every method of DatabaseRecorder is one transaction that first renews the attempt's heartbeat under its fencing token.
+An attempt that
+was finished, declared dead or taken over gets LeaseLost and nothing is written. For a locked database see
+DatabaseConnection.write.
 """
 
 from __future__ import annotations
@@ -24,34 +26,38 @@ from .store import Store, record_event, renew_heartbeat
 
 
 class AttemptWriter(Protocol):
-    """Writes for one attempt, from the process that runs it.
+    """Write interface of one attempt, used by the process that runs it.
 
-    Writing the same thing twice changes nothing, and a value written later under the same key replaces the earlier one.
-    An attempt that was finished, reaped or taken over writes nothing more but events: LostLease is raised, by whoever
-    writes into the database; so a Recorder raises it at the call, and a journal's Reader when it applies the line.
-    Numbers that are not finite become NULL. Strings lose what a database cannot hold. Times are the database's own.
+    Writing the same record twice changes nothing, and a later value under the same key replaces the earlier one. An
+    attempt that was
+    finished, declared dead or taken over can write nothing but events. A DatabaseRecorder then raises LeaseLost at the
+    call; for a
+    journal, JournalReader raises it when it applies the line. Non-finite numbers become NULL. Characters that a
+    database cannot store are
+    removed from strings. Times are those of the database.
     """
 
     def set_process(self, pid: int, started: float, *, host: str | None = None, space: str | None = None) -> None:
-        """Names the process that runs the attempt, as an Owner has it; without `host` that of the attempt stays."""
+        """Record the process that runs the attempt, with the fields of Owner; None keeps the host."""
 
     def heartbeat(self) -> None:
-        """Says that the attempt lives."""
+        """Renew the heartbeat."""
 
     def settle(self) -> None:
-        """Returns when all that was written so far would survive a power cut.
+        """Return when everything written so far would survive a power failure.
 
-        To be called before a checkpoint is written, or its curve could have a hole that no one notices; and so before
-        older checkpoints go, those of an earlier attempt included, which would be the only ones that the database knows.
+        Call it before a checkpoint is written, since the curve could otherwise have a gap before it. Call it as well
+        before older
+        checkpoints are deleted, those of an earlier attempt included: the database might know no other.
         """
 
     def provenance(self, provenance: Provenance) -> None:
-        """Where the numbers come from; once, before the first of them."""
+        """Record the provenance of the attempt; once, before its first numbers."""
 
     def neighbours(self) -> None:
-        """Counts the attempts that were on this one's GPU since it started, into its provenance; without a GPU nothing.
+        """Count the other attempts that used this one's GPU since it started, and store the number in its provenance.
 
-        Those that come later are counted when it is called again, so call it last of all, too.
+        Does nothing without a GPU. Call it again at the end of the attempt to include those that started later.
         """
 
     def progress(
@@ -62,34 +68,37 @@ class AttemptWriter(Protocol):
         tokens_per_s: float | None = None,
         phase: Phase | None = None,
     ) -> None:
-        """How far the attempt is: `loss` in nats per token. None leaves a column as it is; a NaN loss clears it."""
+        """Record the progress of the attempt; `loss` in nats per token. None keeps a column; a NaN loss clears it."""
 
     def curve(self, points: Sequence[CurvePoint]) -> None:
-        """Points of the training curve."""
+        """Record points of the training curve."""
 
     def inherit_curve(self, from_attempt: int, up_to_step: int) -> None:
-        """Copies the curve of the attempt that this one resumes, and its samples, up to and including the step of the checkpoint.
+        """Copy the curve and the samples of the attempt that this one resumes, up to and including a step.
 
-        What this attempt already has stays.
+        Points and samples that this attempt already has are kept.
         """
 
     def last_point(self) -> CurvePoint | None:
-        """The point of this attempt's curve with the highest step; None without any, or where it is not known here."""
+        """Return the point of this attempt's curve with the highest step.
+
+        None without any, or if this writer does not know it.
+        """
 
     def measurements(self, measurements: Sequence[Measurement]) -> None:
-        """Numbers of a probe. A NaN or infinite value is stored as NULL with the reason `nan: ...` or `inf: ...`."""
+        """Record measurements. A NaN or infinite value is stored as NULL with the reason `nan: ...` or `inf: ...`."""
 
     def examples(self, examples: Sequence[Example]) -> None:
-        """Outcomes item by item."""
+        """Record results of probes item by item."""
 
     def checkpoint(self, path: str) -> None:
-        """Names the newest checkpoint that can be resumed from: a path relative to the runs folder, or a full address.
+        """Record the newest checkpoint that can be resumed from: a path relative to the runs folder, or a full address.
 
-        Durable when this returns, so that those of earlier attempts may go.
+        It is durable on return, so that those of earlier attempts may be deleted.
         """
 
     def event(self, kind: str, message: str) -> None:
-        """Notes something about the attempt for people; also after it has finished."""
+        """Record an event about the attempt; allowed after it has finished, too."""
 
     def finish(
         self,
@@ -101,9 +110,12 @@ class AttemptWriter(Protocol):
         weights: str | None = None,
         failure: str | None = None,
     ) -> None:
-        """Ends the attempt, durably; from then on it is read-only. None leaves a column as it is.
+        """End the attempt durably; from then on it is read-only.
 
-        Raises ValueError for the state `running`.
+        None keeps a column; the arguments are those of Store.finish_attempt.
+
+        Raises:
+            ValueError: the state is `running`.
         """
 
 
@@ -112,8 +124,8 @@ EXAMPLE_KEY = (*MEASUREMENT_KEY, "item", "position")
 CURVE_KEY = ("attempt_id", "step")
 
 
-def finite(value: Any) -> Any:
-    """The number as a plain float, or None for NaN and the infinities, which SQL columns do not hold; text as it can be."""
+def finite_or_none(value: Any) -> Any:
+    """Return a number as a plain float, or None for NaN and infinities; return text in storable form."""
     if isinstance(value, str):
         return storable_text(value)
     if value is None or isinstance(value, bool | int):
@@ -122,15 +134,24 @@ def finite(value: Any) -> Any:
 
 
 class DatabaseRecorder(AttemptWriter):
-    """An AttemptWriter over a Store. All methods but `event` and `last_point` raise LostLease, all of them StoreBusy."""
+    """AttemptWriter on a Store.
+
+    All methods except `event` and `last_point` raise LeaseLost; all of them raise StoreBusy.
+    """
 
     def __init__(self, store: Store, attempt_id: int, fence: int, *, patience: float | None = None) -> None:
+        """Keep the attempt and its fencing token.
+
+        `patience` is the waiting time of writes in seconds, None for the store's own.
+        """
         self.store = store
         self.attempt_id = attempt_id
         self.fence = fence
         self.patience = patience
 
     def _write(self, work: Callable[[Session], None] | None = None, *, durable: bool = False, **values: Any) -> None:
+        """Renew the heartbeat, set `values` as columns of the attempt, and run `work`, all in one transaction."""
+
         def guarded(session: Session) -> None:
             renew_heartbeat(session, self.attempt_id, self.fence, **values)
             if work is not None:
@@ -139,11 +160,12 @@ class DatabaseRecorder(AttemptWriter):
         self.store.write(guarded, patience=self.patience, durable=durable)
 
     def _upsert(self, row: Any, key: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
-        given = [{"attempt_id": self.attempt_id} | values for values in rows]
+        """Insert rows of the attempt in one transaction, replacing those with the same key."""
+        values = [{"attempt_id": self.attempt_id} | values for values in rows]
 
         def work(session: Session) -> None:
-            if given:
-                session.execute(upsert(session, row, key=key), given)
+            if values:
+                session.execute(upsert(session, row, key=key), values)
 
         self._write(work)
 
@@ -162,21 +184,26 @@ class DatabaseRecorder(AttemptWriter):
         self._upsert(ProvenanceRow, ("attempt_id",), [values])
 
     def neighbours(self) -> None:
-        # only one launch has a GPU at a time: attempts under another fence, whose end nobody may have noted, are none
-        mine, my_source = aliased(AttemptRow), aliased(ProvenanceRow)
-        others = (
+        """Count the attempts of the same launch and host that shared this one's GPU, into its provenance."""
+        # one launch at a time uses a GPU: attempts with another fencing token are stale, even without a recorded end
+        this_attempt, this_source = aliased(AttemptRow), aliased(ProvenanceRow)
+        neighbour_count = (
             select(func.count())
-            .select_from(mine)
-            .join(my_source, my_source.attempt_id == mine.id)
-            .join(AttemptRow, (AttemptRow.fence == mine.fence) & (AttemptRow.host == mine.host))
+            .select_from(this_attempt)
+            .join(this_source, this_source.attempt_id == this_attempt.id)
+            .join(AttemptRow, (AttemptRow.fence == this_attempt.fence) & (AttemptRow.host == this_attempt.host))
             .join(ProvenanceRow, ProvenanceRow.attempt_id == AttemptRow.id)
-            .where(mine.id == self.attempt_id, AttemptRow.id != mine.id, ProvenanceRow.gpu_uuid == my_source.gpu_uuid)
-            .where(AttemptRow.finished_at.is_(None) | (AttemptRow.finished_at > mine.started_at))
+            .where(
+                this_attempt.id == self.attempt_id,
+                AttemptRow.id != this_attempt.id,
+                ProvenanceRow.gpu_uuid == this_source.gpu_uuid,
+            )
+            .where(AttemptRow.finished_at.is_(None) | (AttemptRow.finished_at > this_attempt.started_at))
         )
 
         def work(session: Session) -> None:
             on_gpu = (ProvenanceRow.attempt_id == self.attempt_id) & ProvenanceRow.gpu_uuid.is_not(None)
-            session.execute(update(ProvenanceRow).where(on_gpu).values(co_tenants=session.scalar(others)))
+            session.execute(update(ProvenanceRow).where(on_gpu).values(co_tenants=session.scalar(neighbour_count)))
 
         self._write(work)
 
@@ -188,13 +215,15 @@ class DatabaseRecorder(AttemptWriter):
         tokens_per_s: float | None = None,
         phase: Phase | None = None,
     ) -> None:
-        given = {"steps_total": steps_total, "loss": loss, "tokens_per_s": tokens_per_s, "phase": phase}
-        self._write(step=step, **{name: finite(value) for name, value in given.items() if value is not None})
+        """Set the columns that are not None; non-finite numbers become NULL."""
+        columns = {"steps_total": steps_total, "loss": loss, "tokens_per_s": tokens_per_s, "phase": phase}
+        self._write(step=step, **{name: finite_or_none(value) for name, value in columns.items() if value is not None})
 
     def curve(self, points: Sequence[CurvePoint]) -> None:
         self._upsert(CurvePointRow, CURVE_KEY, [finite_fields(point) for point in points])
 
     def inherit_curve(self, from_attempt: int, up_to_step: int) -> None:
+        """Copy curve points and samples of another attempt up to a step; existing rows of this attempt are kept."""
         written = (ExampleRow.probe == SAMPLES) & (ExampleRow.length <= up_to_step)
         parts: list[tuple[Any, Sequence[str], Any]] = [
             (CurvePointRow, CURVE_KEY, CurvePointRow.step <= up_to_step),
@@ -202,22 +231,28 @@ class DatabaseRecorder(AttemptWriter):
         ]
 
         def work(session: Session) -> None:
-            for row, key, which in parts:
-                others = [column for column in row.__table__.columns if column.name != "attempt_id"]
-                source = select(literal(self.attempt_id), *others).where(row.attempt_id == from_attempt, which)
+            """Copy the rows of both tables by INSERT ... SELECT."""
+            for row, key, condition in parts:
+                copied_columns = [column for column in row.__table__.columns if column.name != "attempt_id"]
+                source = select(literal(self.attempt_id), *copied_columns).where(
+                    row.attempt_id == from_attempt, condition
+                )
                 statement = upsert(session, row, key=key, replace=False)
-                session.execute(statement.from_select(["attempt_id", *(column.name for column in others)], source))
+                session.execute(
+                    statement.from_select(["attempt_id", *(column.name for column in copied_columns)], source)
+                )
 
         self._write(work)
 
     def measurements(self, measurements: Sequence[Measurement]) -> None:
-        rows = [finite_fields(_explained(measurement)) for measurement in measurements]
+        """Insert or replace measurements, with the database's time as `created_at`."""
+        rows = [finite_fields(_with_finite_value(measurement)) for measurement in measurements]
 
         def work(session: Session) -> None:
             moment = queries.now(session)
-            given = [{"attempt_id": self.attempt_id, "created_at": moment} | row for row in rows]
-            if given:
-                session.execute(upsert(session, MeasurementRow, key=MEASUREMENT_KEY), given)
+            values = [{"attempt_id": self.attempt_id, "created_at": moment} | row for row in rows]
+            if values:
+                session.execute(upsert(session, MeasurementRow, key=MEASUREMENT_KEY), values)
 
         self._write(work)
 
@@ -232,6 +267,10 @@ class DatabaseRecorder(AttemptWriter):
         return points[-1] if points else None
 
     def event(self, kind: str, message: str) -> None:
+        """Record the event unless the attempt already has one of the same kind and message.
+
+        Works for finished attempts, too.
+        """
         same = select(EventRow.id).where(EventRow.attempt_id == self.attempt_id, EventRow.kind == kind)
         same = same.where(EventRow.message == storable_text(message)).limit(1)
 
@@ -242,16 +281,17 @@ class DatabaseRecorder(AttemptWriter):
 
         self.store.write(work, patience=self.patience)
 
-    def finish(self, state: AttemptState, **told: Any) -> None:
-        self.store.finish_attempt(self.attempt_id, self.fence, state, **told)
+    def finish(self, state: AttemptState, **details: Any) -> None:
+        self.store.finish_attempt(self.attempt_id, self.fence, state, **details)
 
 
 def finite_fields(record: Any) -> dict[str, Any]:
-    """The fields of a curve point, a measurement or an example as the database holds them."""
-    return {name: value if isinstance(value, dict) else finite(value) for name, value in asdict(record).items()}
+    """Return the fields of a curve point, a measurement or an example as columns, with non-finite numbers as None."""
+    return {name: value if isinstance(value, dict) else finite_or_none(value) for name, value in asdict(record).items()}
 
 
-def _explained(measurement: Measurement) -> Measurement:
+def _with_finite_value(measurement: Measurement) -> Measurement:
+    """Return the measurement with a non-finite value replaced by None and a reason; others unchanged."""
     value = measurement.value
     if value is None or math.isfinite(value):
         return measurement

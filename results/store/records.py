@@ -1,6 +1,6 @@
-"""Plain values that go into and come out of the database, and what follows from them: a cell's standing, whether an owner lives.
+"""Plain records that go into and come out of the database, the status of a cell, and the look-up of an owner's process.
 
-Frozen, keyword-only, free of SQLAlchemy.
+The records are frozen dataclasses with keyword-only fields and are independent of SQLAlchemy.
 
 Times are aware UTC datetimes, durations seconds, sizes bytes, losses nats per token, accuracies and MFU fractions.
 """
@@ -23,24 +23,31 @@ if TYPE_CHECKING:
     import psutil
 
 AXES = ("attn_type", "reg_mode", "distractor", "memory", "window")
-"""The five factors that are columns of `cell` and of the view `results`; further ones live in the JSON `axes`."""
+"""The five factors that are columns of `cell` and of the view `results`.
+
+Further axes are stored in the JSON column `axes`.
+"""
 Kind = Literal["train", "evaluate", "external"]
-"""external: an evaluation of a model from elsewhere, which nobody here has trained."""
+"""Kinds of attempts; `external` is an evaluation of a model that was trained outside this program."""
 Phase = Literal["starting", "training", "probing"]
 AttemptState = Literal["running", "done", "failed", "diverged", "interrupted"]
 CellStateName = Literal["new", "running", "done", "failed", "diverged", "interrupted", "pruned"]
 TrialStanding = Literal["asked", "done", "pruned", "diverged", "failed"]
 SAMPLE_METRIC = "text"
-"""The metric under which a written sample is kept, as an item without a number."""
+"""Metric under which a generated sample is stored, as an example without a value."""
 Key = tuple[str, str, int]
-"""What a measurement is about: (probe, metric, context length; 0 when it is not about a length)."""
+"""Key of a measurement: (probe, metric, context length in tokens; 0 for a measurement without a context length)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """A process that owns a sweep or an attempt. `started` is its creation time (seconds since the epoch, from psutil),
-    which tells it from a later process with the same pid. `space` is the boot and the PID namespace in which `pid` means
-    something (see `space` below); None where that is not known."""
+    """Process that owns a sweep or an attempt.
+
+    `started` is the creation time of the process (seconds since the epoch, from psutil); it distinguishes the process
+    from a later one
+    with the same pid. The field space identifies the boot and the PID namespace in which `pid` is valid; None for
+    unknown.
+    """
 
     name: str
     host: str
@@ -48,19 +55,24 @@ class Owner:
     started: float
     space: str | None = None
 
-    def same_process(self, other: Owner) -> bool:
-        """Whether both are one process, whatever they call themselves."""
-        apart = None not in (self.space, other.space) and self.space != other.space
-        same = (self.host, self.pid) == (other.host, other.pid) and abs(self.started - other.started) < 1.0
+    def same_process(self, owner: Owner) -> bool:
+        """Return True if both records describe one process, whatever their `name` fields are.
+
+        Creation times may differ by up to one second; an unknown PID namespace matches any other.
+        """
+        apart = None not in (self.space, owner.space) and self.space != owner.space
+        same = (self.host, self.pid) == (owner.host, owner.pid) and abs(self.started - owner.started) < 1.0
         return same and not apart
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellRecord:
-    """One cell as a revision lists it.
+    """A cell as a revision lists it.
 
-    `levels` holds the five AXES as text; `axes` holds what the grid itself varied (axis -> level as text, in the
-    grid's order); `config` is the complete frozen config; `tokens` the training tokens it asks for.
+    `levels` holds the level of each of the five AXES as text. `axes` maps each axis that the grid itself varied to its
+    level as text,
+    in the grid's order. `config` is the complete frozen config, `tokens` the number of training tokens that it
+    requests.
     """
 
     id: str
@@ -71,7 +83,7 @@ class CellRecord:
     axes: Mapping[str, str] = field(default_factory=dict)
     tokens: int = 0
     note: str | None = None
-    """What somebody wrote about it."""
+    """Note of a user about the cell."""
 
     def __post_init__(self) -> None:
         if set(self.levels) != set(AXES):
@@ -80,7 +92,7 @@ class CellRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One execution of a cell; the fields are the columns of the table `attempt`."""
+    """An execution of a cell; the fields are the columns of the table `attempt`."""
 
     id: int
     cell_id: str
@@ -108,28 +120,31 @@ class Attempt:
     checkpoint: str | None
     weights: str | None
     failure: str | None = None
-    """Class of a failure, as failure_classes.py names it; pruned for none."""
+    """Failure class (see failure_classes.py); `pruned` for a cell that a study ended early."""
     deviation: Mapping[str, Any] | None = None
-    """Settings that this attempt ran with other than its cell's, by dotted path; None for none."""
+    """Settings in which this attempt differs from its cell's config, by dotted path; None for no difference."""
     pid_space: str | None = None
-    """Where `pid` means something, as `space` of an Owner."""
+    """Boot and PID namespace in which `pid` is valid, as in Owner."""
     imported: bool = False
-    """It came with a bundle: what it says of places leads nowhere here."""
+    """True for an attempt that came with a bundle; its paths are not valid on this machine."""
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds from its start to its end, or until it was last heard of."""
+        """Seconds from the start of the attempt to its end, or to its last heartbeat while it has no end."""
         return ((self.finished_at or self.heartbeat_at) - self.started_at).total_seconds()
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellState:
-    """A cell of a sweep and how far it is.
+    """A cell of a sweep and its progress.
 
-    `state` is that of the newest attempt, or `new`; `pruned` where a study has ended that early. `attempt_*`, `step`, `loss`, `cause` and the rest of the run-time
-    fields are those of the newest attempt. `trained_attempt_id` and `weights` belong to the newest training that is
-    done; `checkpoint` to the newest training that left one. `measured` holds every (probe, metric, length) that has a
-    value or a reason in a done attempt.
+    `state` is the state of the newest attempt, `new` without attempts, or `pruned` for a cell that a study ended early.
+    `attempt_*`,
+    `step`, `loss`, `cause` and the other run-time fields belong to the newest attempt. `trained_attempt_id` and
+    `weights` belong to
+    the newest finished training, `checkpoint` to the newest training that has one. `measured` holds every (probe,
+    metric, length)
+    with a value or a reason in a finished attempt.
     """
 
     cell_id: str
@@ -162,7 +177,7 @@ class CellState:
 
 
 def extra_axes(cells: Iterable[CellState]) -> list[str]:
-    """The axes beyond the five AXES (and the seed) whose level differs between the cells, in the grid's order."""
+    """Return the axes beyond the five AXES (and `seed`) whose level differs between the cells, in the grid's order."""
     listed = list(cells)
     names = dict.fromkeys(name for cell in listed for name in cell.axes if name not in (*AXES, "seed"))
     return [name for name in names if len({cell.axes.get(name) for cell in listed}) > 1]
@@ -170,7 +185,7 @@ def extra_axes(cells: Iterable[CellState]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSummary:
-    """One line of `status` without a sweep: the newest revision of a sweep and its cells by state."""
+    """A line of `status` without a sweep: a sweep, its newest revision, and that revision's cells counted by state."""
 
     name: str
     created_at: datetime
@@ -184,15 +199,15 @@ class SweepSummary:
     fence: int
     read_only: bool
     request: Mapping[str, Any] = field(default_factory=dict)
-    """What people ask of whoever runs it: pause, cancel, retry."""
+    """Pending requests of users to the process that runs the sweep: pause, finish, cancel, retry."""
     tags: tuple[str, ...] = ()
     note: str | None = None
-    """What somebody wrote about it."""
+    """Note of a user about the sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RevisionRecord:
-    """What was launched: the grid's text and the options of that launch."""
+    """A recorded launch: the grid's text, the options of the launch, and the code version."""
 
     id: int
     sweep: str
@@ -206,14 +221,14 @@ class RevisionRecord:
 
     @property
     def printed_in(self) -> str | None:
-        """Where the numbers of a published sweep are printed; None for one that was launched."""
-        told = self.options
-        return f"{told['source']}{told['version']}" if "source" in told and "version" in told else None
+        """Source and version that print the numbers of a published sweep; None for a sweep that was launched."""
+        options = self.options
+        return f"{options['source']}{options['version']}" if "source" in options and "version" in options else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewRevision:
-    """What a launch wants to have recorded: the grid's text, the options, where the code comes from, and the cells."""
+    """Input for recording a launch: the grid's text, the options, the code version, and the cells."""
 
     grid_text: str
     grid_file: str
@@ -222,18 +237,26 @@ class NewRevision:
     dirty: bool | None = None
     cells: Sequence[CellRecord]
     beside: str | None = None
-    """The sweep that this one stands beside, so that it is not taken for the one that was launched last."""
+    """Name of the sweep that this one accompanies.
+
+    The new sweep is then dated just before it, so that the default sweep stays.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One number, or the reason why there is none.
+    """A measured value, or the reason for its absence.
 
     `reason` starts with a short code before a colon ("n/a: no peak FLOPs known for cpu", "oom: ..."); tables print the
-    code. `n` is the sample count, `low` and `high` an interval, `seconds` and `peak_memory` what it cost. `source` is the
-    SHA-256 of the plugin file whose probe measured it, None for one of the package; `description` what its metric means, as
-    results/metrics.py reads it, where the package does not know that.
-    Raises ValueError when neither a value nor a reason is given.
+    code. `n` is the
+    sample count, `low` and `high` are the ends of an interval, `seconds` and `peak_memory` (bytes) the cost. `source`
+    is the SHA-256 of
+    the plugin file whose probe measured the value, None for a probe of the package. `description` describes the metric
+    in the format
+    of results/metrics.py; it is set only for metrics that the package does not define.
+
+    Raises:
+        ValueError: both the value and the reason are missing.
     """
 
     probe: str
@@ -257,7 +280,7 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredValue(Measurement):
-    """A measurement as read back: with the cell and the attempt it came from."""
+    """A measurement read from the database, with the cell and the attempt that it belongs to."""
 
     cell_id: str
     attempt_id: int
@@ -265,7 +288,7 @@ class MeasuredValue(Measurement):
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """The outcome of one item of a probe (a document, a trial), kept so that cells can be compared item by item."""
+    """Result of one item of a probe (a document or a trial), stored so that cells can be compared item by item."""
 
     probe: str
     metric: str
@@ -278,8 +301,12 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class CurvePoint:
-    """The training curve at one step. `lr` is the learning-rate factor, `tokens` the count since step 0, `wall_s` the
-    training seconds so far."""
+    """Point of a training curve.
+
+    `tokens` counts the training tokens since step 0, `wall_s` the training seconds so far (without validation), `lr` is
+    the
+    learning-rate factor, `peak_memory` is in bytes.
+    """
 
     step: int
     tokens: int
@@ -296,7 +323,10 @@ class CurvePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What the network wrote behind one prompt after `step` steps; `item` numbers the prompts of a step."""
+    """Text that the network generated after `step` training steps for one prompt.
+
+    `item` numbers the prompts of a step.
+    """
 
     step: int
     item: int
@@ -304,43 +334,50 @@ class Sample:
     text: str
 
     def as_example(self) -> Example:
-        """The same as the database holds it."""
+        """Return the sample as the Example that the database stores (no value; prompt and text in `detail`)."""
         detail = {"prompt": storable_text(self.prompt), "text": storable_text(self.text)}
         return Example(probe=SAMPLES, metric=SAMPLE_METRIC, length=self.step, item=self.item, value=None, detail=detail)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingTiming:
-    """One finished training. Times in seconds; `wall_s` of a curve point is training alone, without validation."""
+    """Timings of one finished training, for cost predictions.
+
+    Times are seconds; `wall_s` of a curve point excludes validation.
+    """
 
     attempt_id: int
     config: Mapping[str, Any]
-    """What it ran with, as its provenance keeps it."""
+    """Config of the attempt, from its provenance."""
     gpu_name: str | None
     host: str
     start_s: float | None
-    """From the start of the process to the built network."""
+    """Seconds from the start of the process until the network was built; None for unknown."""
     elapsed_s: float
     whole: bool
-    """It is the cell's first attempt, so that all of its training lies in `elapsed_s`."""
+    """True for the first attempt of the cell, whose `elapsed_s` covers the complete training."""
     points: int
-    """Of the curve; each had a validation."""
+    """Number of curve points; a validation ran at each of them."""
     first: tuple[int, float]
-    """Tokens and wall_s at the first point."""
+    """(tokens, wall_s) at the first curve point."""
     last: tuple[int, float]
+    """(tokens, wall_s) at the last curve point."""
     tokens_per_s: float | None
-    """Over the last interval of the curve."""
+    """Training speed over the last interval of the curve."""
     probes: Mapping[tuple[str, int], float]
-    """By probe and context length."""
+    """Seconds of each probe, by (probe, context length)."""
     neighbours: int = 0
-    """Other attempts that were on its GPU at the same time, at most."""
+    """Number of other attempts that used the same GPU while this one ran."""
     steps: str = ""
-    """Whether they were replayed as CUDA graphs or queued as they came, and why; "" of one from before there were both."""
+    """Text that says if the steps ran as CUDA graphs or were queued one by one, and why.
+
+    Empty for attempts of older releases.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Where the numbers of an attempt come from; the fields are the columns of the table `provenance`."""
+    """Origin of the numbers of an attempt; the fields are the columns of the table `provenance`."""
 
     config: Mapping[str, Any]
     seed: int
@@ -363,17 +400,20 @@ class Provenance:
     extra: Mapping[str, Any] = field(default_factory=dict)
     gpu_uuid: str | None = None
     co_tenants: int | None = None
-    """Other attempts that ran on the same GPU while this one did, as far as it has counted; None without a GPU."""
+    """Number of other attempts on the same GPU during this one, as counted so far; None without a GPU."""
 
     @property
     def weights_sha256(self) -> str | None:
-        """SHA-256 of the weights that the attempt kept, hex; None where it kept none, or an earlier version kept them."""
+        """SHA-256 (hex) of the saved weights.
+
+        None without saved weights or for attempts of releases that did not record it.
+        """
         return recorded_hash(self.extra)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeAndGpu:
-    """The code and the chip that an attempt's numbers come from: the few columns of its provenance that a trace tells."""
+    """Git commit, dirty flag and GPU name of an attempt, as the trace of a report shows them."""
 
     commit: str | None = None
     dirty: bool | None = None
@@ -382,7 +422,7 @@ class CodeAndGpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something worth telling a person later."""
+    """Log entry about a sweep, a cell or an attempt, for people to read."""
 
     id: int
     at: datetime
@@ -397,20 +437,23 @@ Standing = Literal[
     "new", "running", "done", "failed", "diverged", "interrupted", "pruned", "needs-eval", "weights gone"
 ]
 Request = tuple[str, int]
-"""(probe, context length; 0 when the probe is not about a length)."""
+"""Requested measurement: (probe, context length in tokens; 0 for a probe without a context length)."""
 
 
 def missing(state: CellState, requested: Iterable[Request]) -> list[Request]:
-    """Requested (probe, length) pairs that have neither a value nor a recorded reason, in the order asked."""
+    """Return the requested (probe, length) pairs without a value or a recorded reason, in the order of `requested`."""
     have = {(probe, length) for probe, _, length in state.measured}
     return [request for request in requested if request not in have]
 
 
 def standing(state: CellState, requested: Iterable[Request]) -> Standing:
-    """Done means trained, with a value or a recorded reason at every requested (probe, length).
+    """Return the status of a cell with respect to the requested measurements.
 
-    A trained cell that lacks a measurement needs an evaluation; without kept weights it is `weights gone`. Those of a model
-    from elsewhere are kept by others.
+    Returns:
+        The state of the newest attempt while the cell runs or has no finished training. Else `done` if every requested
+        (probe, length) has a value or a reason, `needs-eval` if a measurement is missing, or `weights gone` if a
+        measurement is
+        missing and so are the saved weights. Cells of external models never have the status `weights gone`.
     """
     if state.state == "running" or state.trained_attempt_id is None:
         return state.state
@@ -420,20 +463,22 @@ def standing(state: CellState, requested: Iterable[Request]) -> Standing:
 
 
 def requests_from_options(options: object) -> list[Request]:
-    """The requested pairs that a launch stored with its revision."""
-    found = options.get("requested", []) if isinstance(options, dict) else []
-    return [(str(probe), int(length)) for probe, length in found]
+    """Return the requested (probe, length) pairs in the options of a stored revision; empty for options without any."""
+    pairs = options.get("requested", []) if isinstance(options, dict) else []
+    return [(str(probe), int(length)) for probe, length in pairs]
 
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 DEAD_AFTER_S = 300.0
-"""An attempt on another host, where we cannot look, counts as dead after this long without a word."""
+"""Seconds without a heartbeat after which an attempt on another host counts as dead."""
 
 
 def space() -> str | None:
-    """The boot and the PID namespace of this process, in which its pid means something; None where there is no /proc.
+    """Return the boot id and the PID namespace in which the pid of this process is valid.
 
-    Containers may share their host's name, and a restarted machine has the one that it had before.
+    None on systems without /proc.
+
+    A host name alone is not enough: containers may share it, and a restarted machine keeps it.
     """
     try:
         return f"{BOOT.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -441,19 +486,22 @@ def space() -> str | None:
         return None
 
 
-def here(host: str | None, told: str | None) -> bool:
-    """Whether a pid that was told with that host and space can be looked up from here.
+def here(host: str | None, pid_space: str | None) -> bool:
+    """Return True if a pid recorded with `host` and `pid_space` can be looked up by this process.
 
-    Where a space is not known, as from an older release, the name of the host decides.
+    If either PID space is unknown (as in records of older releases), the host name alone decides.
     """
-    ours = space()
-    return host == socket.gethostname() and (told is None or ours is None or told == ours)
+    current = space()
+    return host == socket.gethostname() and (pid_space is None or current is None or pid_space == current)
 
 
 def find(pid: int | None, started: float | None) -> psutil.Process | None:
-    """The live process with that pid and creation time; None when it is gone or the pid belongs to another by now.
+    """Return the live process with this pid and creation time (seconds since the epoch).
 
-    One that we may not look at is taken for the one that is meant.
+    Returns:
+        None if an argument is None, or if the process is gone, a zombie, or another process with the same pid. A
+        process that may
+        not be inspected (access denied) is returned without a comparison of its creation time.
     """
     if pid is None or started is None:
         return None

@@ -1,7 +1,8 @@
-"""The tables, as SQLAlchemy models. Imports neither alembic nor pandas, so that `status` is quick.
+"""Tables of the database, as SQLAlchemy models. Imports neither alembic nor pandas, so that `status` starts quickly.
 
-The database itself is made by the migrations (which also make the view `results`); a test holds the two together.
-Times are text, ISO-8601 in UTC with milliseconds and Z: fixed width, so they sort, and readable in any SQL shell.
+The migrations create the database itself (and the view `results`); a test compares the two. Times are text, ISO-8601 in
+UTC with
+milliseconds and Z: they have a fixed width, so they sort, and are readable in any SQL shell.
 """
 
 from __future__ import annotations
@@ -36,17 +37,21 @@ from sqlalchemy.sql.functions import FunctionElement
 from .records import AttemptState, Kind, Phase, TrialStanding
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
-"""Every migration, oldest first: a database at another one than the last is older; at one not listed, newer."""
+"""All migrations, oldest first.
+
+A database at an earlier one is outdated; at an unlisted one it is newer than this program.
+"""
 HEAD = REVISIONS[-1]
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """An aware datetime, stored as `2026-01-02T03:04:05.678Z`. A naive one is refused with ValueError."""
+    """Aware datetime, stored as `2026-01-02T03:04:05.678Z`. A naive one raises ValueError."""
 
     impl = String(24)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> str | None:
+        """Return the time as text in UTC, None for None. Raises ValueError for a naive datetime."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -58,7 +63,7 @@ class UtcTime(TypeDecorator[datetime]):
 
 
 class UtcNow(FunctionElement[datetime]):
-    """The database's own clock, in the form of UtcTime; leases and heartbeats use no other clock."""
+    """The database's own clock, in the format of UtcTime; leases and heartbeats use no other clock."""
 
     type = UtcTime()
     inherit_cache = True
@@ -78,9 +83,9 @@ Json = JSON(none_as_null=True)
 
 
 class Base(DeclarativeBase):
-    """Every constraint gets a name from this pattern; the migrations spell the names out."""
+    """Base class of the tables. It names every constraint by a pattern; the migrations spell the names out."""
 
-    type_annotation_map: ClassVar = {float: Double}  # said here, since SQLAlchemy's own choice moved between releases
+    type_annotation_map: ClassVar = {float: Double}  # explicit, since SQLAlchemy's own choice changed between releases
     metadata = MetaData(
         naming_convention={
             "pk": "pk_%(table_name)s",
@@ -93,7 +98,7 @@ class Base(DeclarativeBase):
 
 
 class SweepRow(Base):
-    """A grid as the database knows it, and who runs it now."""
+    """A sweep: its name, the lease of the process that runs it, pending requests, tags and note."""
 
     __tablename__ = "sweep"
     __table_args__ = (UniqueConstraint("name"),)
@@ -116,7 +121,7 @@ class SweepRow(Base):
 
 
 class RevisionRow(Base):
-    """One launch of a sweep whose grid differed from the launch before."""
+    """A launch of a sweep whose grid or options differed from the launch before."""
 
     __tablename__ = "revision"
     __table_args__ = (UniqueConstraint("sweep_id", "number"),)
@@ -132,7 +137,7 @@ class RevisionRow(Base):
 
 
 class CellRow(Base):
-    """One complete config; global, so two sweeps that share it train it once."""
+    """A complete config. Cells are global: two sweeps that share one train it once."""
 
     __tablename__ = "cell"
     __table_args__ = (Index(None, "slug"),)
@@ -151,7 +156,10 @@ class CellRow(Base):
 
 
 class RevisionCellRow(Base):
-    """Which cells a revision asks for, in the grid's order. Deleting a sweep takes these links, never the cells."""
+    """Link between a revision and a cell that it lists, in the grid's order.
+
+    Deleting a sweep deletes these links, never the cells.
+    """
 
     __tablename__ = "revision_cell"
     __table_args__ = (Index(None, "cell_id"),)
@@ -165,7 +173,7 @@ IS_RUNNING = text("state = 'running'")
 
 
 class AttemptRow(Base):
-    """One execution of a cell. The partial unique index allows one live attempt per cell, whoever asks."""
+    """Execution of a cell. The partial unique index allows one running attempt per cell."""
 
     __tablename__ = "attempt"
     __table_args__ = (
@@ -208,15 +216,18 @@ class AttemptRow(Base):
 
 
 @event.listens_for(AttemptRow.__table__, "before_create")
-def _one_live_attempt(table: Table, connection: Connection, **_: Any) -> None:
-    """The same condition on PostgreSQL; said in the index itself, it would load that dialect for every command."""
+def _set_postgresql_condition(table: Table, connection: Connection, **_: Any) -> None:
+    """Set the condition of the partial index for PostgreSQL just before the table is created.
+
+    In the definition of the index, the condition would load the PostgreSQL dialect for every command.
+    """
     if connection.dialect.name == "postgresql":
-        index = next(one for one in table.indexes if one.name == "one_live_attempt")
+        index = next(index for index in table.indexes if index.name == "one_live_attempt")
         index.dialect_options["postgresql"]["where"] = IS_RUNNING
 
 
 class MeasurementRow(Base):
-    """One number of a probe, or the reason why there is none. Published numbers: an attempt that has any stays."""
+    """Number of a probe, or the reason for its absence."""
 
     __tablename__ = "measurement"
     __table_args__ = (
@@ -242,7 +253,7 @@ class MeasurementRow(Base):
 
 
 class ExampleRow(Base):
-    """The outcome of one item of a probe."""
+    """Result of one item of a probe."""
 
     __tablename__ = "example"
     attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"), primary_key=True)
@@ -256,7 +267,7 @@ class ExampleRow(Base):
 
 
 class CurvePointRow(Base):
-    """The training curve; one row a step that was reported."""
+    """Training curve: one row per reported step."""
 
     __tablename__ = "curve_point"
     attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"), primary_key=True)
@@ -274,7 +285,7 @@ class CurvePointRow(Base):
 
 
 class EventRow(Base):
-    """What happened, for people. Safe to lose with its sweep."""
+    """Log entry for people. Deleted with its sweep."""
 
     __tablename__ = "event"
     __table_args__ = (Index(None, "sweep_id"), Index(None, "attempt_id"), Index(None, "cell_id"))
@@ -288,7 +299,10 @@ class EventRow(Base):
 
 
 class StudyRow(Base):
-    """What a sampler remembers of a study as a whole. `part` names a study of several that one sweep has; empty for the only one."""
+    """State of the sampler of a study.
+
+    `part` distinguishes the studies of a sweep; it is empty if there is only one.
+    """
 
     __tablename__ = "study"
     sweep_id: Mapped[int] = mapped_column(ForeignKey("sweep.id", ondelete="CASCADE"), primary_key=True)
@@ -297,7 +311,7 @@ class StudyRow(Base):
 
 
 class TrialRow(Base):
-    """One proposal of a study, and what came of its cell."""
+    """Proposal of a study, and the result of its cell."""
 
     __tablename__ = "trial"
     __table_args__ = (
@@ -322,7 +336,7 @@ class TrialRow(Base):
 
 
 class ProvenanceRow(Base):
-    """Where the numbers of an attempt come from."""
+    """Origin of the numbers of an attempt: config, code, packages, machine and data."""
 
     __tablename__ = "provenance"
     attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id"), primary_key=True)

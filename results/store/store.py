@@ -1,11 +1,17 @@
-"""The database of results: what may be written to it, by whom, and what can be asked of it.
+"""The results database: the class Store, which writes and reads, and functions that open or create one.
 
-Thread and process rules. A Store may be shared by threads and used after a fork; every method is one transaction.
-A supervisor (the owner of a sweep) calls record_revision, acquire/renew/release_sweep, start_attempt, set_process and
-interrupt_dead; the process of an attempt writes through recorder.Recorder and calls finish_attempt; anybody may read.
-Finished attempts are read-only, but for `weights`, which forget_weights clears when the files are gone, and for what
-mark_pruned says of an interrupted one.
-Every method waits while the database is locked or its server away, up to `patience` seconds, then raises StoreBusy.
+Thread and process rules: A Store may be shared by threads and used after a fork; every method is one transaction. A
+supervisor (the
+owner of a sweep) calls record_revision, acquire/renew/release_sweep, start_attempt, set_process and interrupt_dead. The
+process of
+an attempt writes through recorder.DatabaseRecorder and calls finish_attempt; every process may read.
+
+Finished attempts are read-only with two exceptions: the method that clears `weights` when the files are deleted, and
+mark_pruned,
+which changes the failure class of an interrupted attempt.
+
+Every method waits while the database is locked or its server is unreachable, up to `patience` seconds, then raises
+StoreBusy.
 """
 
 from __future__ import annotations
@@ -35,13 +41,14 @@ from .database_connection import WAIT_TIMEOUT_S, DatabaseConnection
 from .records import Attempt, AttemptState, CellRecord, Kind, NewRevision, Owner
 from .schema import AttemptRow, EventRow, SweepRow, UtcNow
 from .store_reader import Snapshot, StoreReader
-from .upgrading import create_database, create_scratch
+from .upgrading import create_database, create_temporary_database
 
 if TYPE_CHECKING:
     from .frames import Frames
 
 
 IsAlive = Callable[[Owner], bool | None]
+"""Function that returns True for a live process, False for a dead one, None for one that cannot be inspected."""
 
 
 def open_store(
@@ -51,14 +58,25 @@ def open_store(
     patience: float = WAIT_TIMEOUT_S,
     read_only: bool = False,
 ) -> Store:
-    """The database at the given place: a URL, a file, or None for ATMA_DB, else atma.db in the working folder.
+    """Open the database at a URL or file; None opens the one in ATMA_DB, else atma.db in the working folder.
 
-    `create` makes a missing or empty one; many processes may do so at once. `patience`: seconds that a write waits for
-    a locked database. `read_only`: no connection of this store can change anything. An existing database is never
-    migrated here.
+    Args:
+        url_or_path: database URL, file, or None for the default.
+        create: create a missing or empty database; several processes may do so at once.
+        patience: seconds that a read or write waits for a locked or unreachable database.
+        read_only: no connection of this store can change anything.
 
-    Raises StoreMissing, StoreOutdated, StoreTooNew, StoreBusy, and StoreError for a file that is no database of ours,
-    for SQLite on a network file system and for a URL that we do not understand; TypeError for an argument of another type.
+    Returns:
+        A Store at the current schema revision. An existing database of an older release is never migrated here.
+
+    Raises:
+        StoreMissing: there is no database, or it is empty.
+        StoreOutdated: it belongs to an older release.
+        StoreTooNew: it belongs to a newer release.
+        StoreBusy: it stays locked or unreachable.
+        StoreError: the file is not a database of this program, SQLite would work on a network file system, or the URL
+            is not supported.
+        TypeError: an argument has the wrong type.
     """
     if not isinstance(url_or_path, URL):
         check_argument("open_store", "url_or_path", url_or_path, PATH, optional=True)
@@ -78,24 +96,28 @@ def open_store(
     store = Store(url_or_path if path is None else path, patience=patience, read_only=read_only)
     try:
         with translate_driver_errors(url), store.transaction(write=False) as session:
-            found = revision_of(session.connection())
-        if found is None and create:
+            revision = revision_of(session.connection())
+        if revision is None and create:
             store.close()  # of a file that another process could not make, and has removed
             create_database(url)
         else:
-            check_revision(found, shown(url))
+            check_revision(revision, shown(url))
     except BaseException:
         store.close()
         raise
     return store
 
 
-def scratch_store(name: str, fill: Callable[[Store], object]) -> Store:
-    """Make a temporary database and fill it; its file is removed when the store is no longer used."""
+def temporary_store(name: str, fill: Callable[[Store], object]) -> Store:
+    """Create a temporary database, call `fill(store)` on it, and return the store.
+
+    The database is deleted when the store is no longer referenced, or at once if `fill` raises. `name` becomes part of
+    the file name.
+    """
     folder = tempfile.mkdtemp(prefix=f"atma-{name}-")
     try:
         file = Path(folder) / f"{name}.db"
-        create_scratch(file)
+        create_temporary_database(file)
         store = open_store(file)
         weakref.finalize(store, shutil.rmtree, folder, ignore_errors=True)
         fill(store)
@@ -106,7 +128,7 @@ def scratch_store(name: str, fill: Callable[[Store], object]) -> Store:
 
 
 def default_runs(url_or_path: str | Path | None = None) -> Path:
-    """The runs folder of a database that need not exist yet."""
+    """Return the default runs folder of a database that need not exist yet."""
     return Store(url_or_path).runs
 
 
@@ -126,21 +148,26 @@ class Store(DatabaseConnection, StoreReader):
         dirty: bool | None = None,
         cells: Sequence[CellRecord],
     ) -> int:
-        """Records a launch and returns the number of the revision that holds (from 1).
+        """Record a launch and return the number (from 1) of the revision that describes it.
 
-        Adds the sweep and the cells that are missing, and a revision when the grid's text, the options, the cells,
-        their order or their axes differ from the newest one. Always makes the sweep the one launched last. Who launches
-        gives it to acquire_sweep instead. Raises SweepReadOnly.
+        Adds the sweep and the cells that are missing. Adds a revision only if the grid's text, the options, the cells,
+        their order or
+        their axes differ from the newest one. Always makes the sweep the one launched last. A launch that also runs the
+        sweep passes
+        its revision to acquire_sweep instead.
+
+        Raises:
+            SweepReadOnly: the sweep was imported.
         """
-        given = NewRevision(
+        new_revision = NewRevision(
             grid_text=grid_text, grid_file=grid_file, options=options or {}, commit=commit, dirty=dirty, cells=cells
         )
         return self.write(
-            lambda session: sweep_lease.write_revision(session, sweep_lease.lock_or_create(session, name), given)
+            lambda session: sweep_lease.write_revision(session, sweep_lease.lock_or_create(session, name), new_revision)
         )
 
     def set_read_only(self, name: str, read_only: bool = True) -> None:
-        """Closes a sweep to launches (an import does so), or opens it again. Raises SweepUnknown."""
+        """Close a sweep to launches (as an import does), or open it again. Raises SweepUnknown."""
 
         def work(session: Session) -> None:
             queries.sweep_row(session, name).read_only = read_only
@@ -157,63 +184,91 @@ class Store(DatabaseConnection, StoreReader):
         revision: NewRevision | None = None,
         forget: bool = False,
     ) -> int:
-        """Makes `owner` the sweep's supervisor until the lease ends; returns its fencing number, one more each time.
+        """Make `owner` the sweep's supervisor until the lease ends, and return the fencing token.
 
-        `is_alive` says of another holder: True (it keeps the sweep, even with an expired lease), False (it is taken
-        over at once) or None (unknown, as on another host: the lease decides, on the database's clock). With `revision`
-        the sweep may be new, and what is launched is recorded in the same transaction, so that a launch that is refused
-        leaves nothing behind. `forget`: what was asked of an earlier launch is not asked of this one.
-        Raises SweepBusy, SweepUnknown, SweepReadOnly.
+        The token increases by one each time.
+
+        Args:
+            name: sweep.
+            owner: process that takes the sweep.
+            lease_seconds: duration of the lease, from now.
+            is_alive: called with another owner that holds the sweep. True: that owner keeps the sweep, even with an
+                expired lease. False:
+                the sweep is taken over at once. None (unknown, as on another host): the lease decides, by the
+                    database's clock.
+            revision: with a revision the sweep may be new, and the launch is recorded in the same transaction; a
+                refused launch
+                changes nothing.
+            clear_requests: discard the requests (pause, cancel, retry) that were made to an earlier launch.
+
+        Raises:
+            SweepBusy: another owner holds the sweep.
+            SweepUnknown: there is no such sweep and no revision.
+            SweepReadOnly: the sweep was imported.
         """
         while True:
-            seen = self.read(sweep_lease.seen, name, new=revision is not None)
-            if seen.holder is not None and not seen.holder.same_process(owner):
-                alive = is_alive(seen.holder)
-                if alive or (alive is None and not seen.expired):
-                    raise SweepBusy(sweep_lease.busy(name, seen, known=alive is not None))
-            take = partial(sweep_lease.claim_sweep, name=name, owner=owner, lease_seconds=lease_seconds, seen=seen)
-            fence = self.write(partial(take, revision=revision, forget=forget))
+            lease = self.read(sweep_lease.read_lease, name, new=revision is not None)
+            if lease.holder is not None and not lease.holder.same_process(owner):
+                alive = is_alive(lease.holder)
+                if alive or (alive is None and not lease.expired):
+                    raise SweepBusy(sweep_lease.busy_message(name, lease, is_holder_alive=alive is not None))
+            claim = partial(sweep_lease.claim_sweep, name=name, owner=owner, lease_seconds=lease_seconds, seen=lease)
+            fence = self.write(partial(claim, revision=revision, forget=forget))
             if fence is not None:
                 return fence
 
     def extend_revision(self, name: str, fence: int, cells: Sequence[CellRecord], *, price: object = None) -> None:
-        """Adds cells to the newest revision of a sweep that the caller holds, after those that it lists, in one transaction that is
-        durable at its end; `price` takes the place of what the revision keeps as its forecast. Raises LostLease.
+        """Append cells to the newest revision of a sweep that the caller holds, in one durable transaction.
+
+        Args:
+            name: sweep.
+            fence: fencing token of the caller.
+            cells: cells to append in this order; those that the revision lists already are skipped.
+            new_forecast: replaces the forecast in the revision's options; None keeps it.
+
+        Raises:
+            LeaseLost: another supervisor holds the sweep.
         """
         self.write(lambda session: sweep_lease.extend_newest(session, name, fence, cells, price), durable=True)
 
     def renew_sweep(self, name: str, fence: int, lease_seconds: float) -> None:
-        """Extends the lease from now. Raises LostLease when somebody else has taken the sweep since."""
+        """Extend the lease to `lease_seconds` from now. Raises LeaseLost if another supervisor has taken the sweep."""
 
         def work(session: Session) -> None:
             until = queries.now(session) + timedelta(seconds=lease_seconds)
             query = update(SweepRow).where(SweepRow.name == name, SweepRow.fence == fence, SweepRow.owner.is_not(None))
-            if not _changed(session, query.values(lease_until=until)):
+            if not _changes_row(session, query.values(lease_until=until)):
                 raise LeaseLost(f"sweep {name!r} was taken over by another supervisor; this one has to stop")
 
         self.write(work)
 
     def release_sweep(self, name: str, fence: int) -> bool:
-        """Gives the sweep up. False when it was no longer ours; then nothing changes."""
+        """Give up the sweep. Return False, changing nothing, if it no longer belongs to the caller's fencing token."""
         query = update(SweepRow).where(SweepRow.name == name, SweepRow.fence == fence, SweepRow.owner.is_not(None))
         columns = ("owner", "owner_host", "owner_pid", "owner_started", "owner_space", "owner_since", "lease_until")
         free = dict.fromkeys(columns)
-        return self.write(lambda session: _changed(session, query.values(free)))
+        return self.write(lambda session: _changes_row(session, query.values(free)))
 
-    def ask(self, name: str, **wishes: Any) -> dict[str, Any]:
-        """Adds to what people ask of whoever runs the sweep; None withdraws a wish. Returns all that is asked now.
+    def ask(self, name: str, **changes: Any) -> dict[str, Any]:
+        """Add requests to the process that runs the sweep, and return all pending requests.
 
-        Wishes: `pause`, `finish`, `cancel` (true), `retry` (cell ids, beside those that are asked for already).
-        Raises SweepUnknown.
+        Args:
+            name: sweep.
+            **changes: `pause`, `finish`, `cancel` (True, or None to withdraw the request), `retry` (cell ids, added to
+                those that are
+                pending).
+
+        Raises:
+            SweepUnknown: there is no such sweep.
         """
-        return self.write(lambda session: sweep_lease.request_actions(session, name, wishes))
+        return self.write(lambda session: sweep_lease.request_actions(session, name, changes))
 
     def answered(self, name: str, *, retry: Collection[str]) -> None:
-        """Takes these cells from those that are to be tried again; others that were asked for meanwhile stay."""
+        """Remove these cells from the pending `retry` request; cells that were requested in the meantime stay."""
         self.write(lambda session: sweep_lease.clear_retries(session, name, retry))
 
     def asked(self, name: str) -> dict[str, Any]:
-        """What people ask of whoever runs the sweep. Raises SweepUnknown."""
+        """Return the pending requests to the process that runs the sweep, by name. Raises SweepUnknown."""
         return self.read(lambda session: dict(queries.sweep_row(session, name).request or {}))
 
     # --- attempts: supervisors, and the process that runs one -------------------------------------------------------
@@ -230,14 +285,31 @@ class Store(DatabaseConnection, StoreReader):
         steps_total: int | None = None,
         deviation: Mapping[str, Any] | None = None,
     ) -> Attempt:
-        """A new running attempt of the cell, numbered after its last, with its folder `<cell>/<number>`.
+        """Create a running attempt of the cell, with the next number and the run folder `<cell>/<number>`.
 
-        The database itself lets only one attempt of a cell run. With `sweep`, the caller must still hold that sweep
-        under `fence`. Its process is `owner` until set_process names another.
-        Raises CellTaken, CellUnknown, AttemptUnknown (the parent), LostLease (the sweep was taken over).
+        Record an event.
+
+        The database itself allows one running attempt per cell.
+
+        Args:
+            cell_id: cell.
+            kind: kind of attempt.
+            parent_id: attempt whose weights or checkpoint this one uses.
+            owner: process that runs the attempt, until set_process names another.
+            fence: fencing token under which the attempt writes.
+            sweep: sweep that the caller must still hold under `fence`; None skips the check.
+            steps_total: training steps of the complete run.
+            deviation: settings in which the attempt differs from the cell's config, by dotted path.
+
+        Raises:
+            CellAlreadyRunning: the cell has a running attempt.
+            CellUnknown: there is no such cell.
+            AttemptUnknown: there is no attempt `parent_id`.
+            LeaseLost: another supervisor holds the sweep.
         """
 
         def work(session: Session) -> Attempt:
+            """Check the sweep and the parent, then insert the attempt and its event."""
             if sweep is not None and queries.sweep_row(session, sweep).fence != fence:
                 raise LeaseLost(f"sweep {sweep!r} was taken over by another supervisor; this one has to stop")
             if parent_id is not None:
@@ -291,7 +363,7 @@ class Store(DatabaseConnection, StoreReader):
         host: str | None = None,
         space: str | None = None,
     ) -> None:
-        """Names the process that runs the attempt: as an Owner has it. Raises LostLease."""
+        """Record the process that runs the attempt (fields as in Owner; None keeps the host). Raises LeaseLost."""
         values: dict[str, Any] = {"pid": pid, "pid_started": started, "pid_space": space}
         values |= {"host": host} if host else {}
         self.write(lambda session: renew_heartbeat(session, attempt_id, fence, **values))
@@ -309,18 +381,31 @@ class Store(DatabaseConnection, StoreReader):
         weights: str | None = None,
         failure: str | None = None,
     ) -> None:
-        """Ends a running attempt, durably; from then on it is read-only. None leaves a column as it is.
+        """End a running attempt durably and record an event; from then on the attempt is read-only.
 
-        Raises LostLease when the attempt is not running under that fence any more; then nothing was written.
+        Args:
+            attempt_id: attempt.
+            fence: fencing token under which it runs.
+            state: final state.
+            cause: reason in words; passwords are removed. None keeps this column and each of those below.
+            traceback: Python traceback; passwords are removed.
+            exit_code: exit status of the process.
+            checkpoint: newest checkpoint, relative to the runs folder or a full address.
+            weights: saved weights, relative to the runs folder or a full address.
+            failure: failure class.
+
+        Raises:
+            ValueError: the state is `running`.
+            LeaseLost: the attempt no longer runs under that fencing token; nothing was written.
         """
         require_end_state(state)
         cause = without_passwords(cause) if cause is not None else None
-        given: dict[str, Any] = {"cause": cause, "traceback": without_passwords(traceback or "") or None}
-        given = {name: storable_text(said) for name, said in given.items() if said is not None} | {
+        columns: dict[str, Any] = {"cause": cause, "traceback": without_passwords(traceback or "") or None}
+        columns = {name: storable_text(text) for name, text in columns.items() if text is not None} | {
             "exit_code": exit_code
         }
-        given |= {"checkpoint": checkpoint, "weights": weights, "failure": failure}
-        values = {name: value for name, value in given.items() if value is not None}
+        columns |= {"checkpoint": checkpoint, "weights": weights, "failure": failure}
+        values = {name: value for name, value in columns.items() if value is not None}
 
         def work(session: Session) -> None:
             renew_heartbeat(session, attempt_id, fence, state=state, finished_at=UtcNow(), **values)
@@ -330,12 +415,14 @@ class Store(DatabaseConnection, StoreReader):
         self.write(work, durable=True)
 
     def interrupt_dead(self, attempt_id: int, cause: str) -> bool:
-        """Marks a running attempt interrupted, after the caller has made sure that its process is gone.
+        """Mark a running attempt as interrupted; the caller has verified that its process is gone.
 
-        False when it was not running any more. A process that lives after all is refused from then on (LostLease).
+        Returns False, changing nothing, if the attempt was not running. A process that is alive after all gets
+        LeaseLost from then on.
         """
 
         def work(session: Session) -> bool:
+            """Update the attempt if it is running, and record the event."""
             dead = update(AttemptRow).where(AttemptRow.id == attempt_id, AttemptRow.state == "running")
             ended = {
                 "state": "interrupted",
@@ -343,7 +430,7 @@ class Store(DatabaseConnection, StoreReader):
                 "cause": storable_text(cause),
                 "failure": PREEMPTED,
             }
-            if not _changed(session, dead.values(**ended)):
+            if not _changes_row(session, dead.values(**ended)):
                 return False
             cell = session.scalar(select(AttemptRow.cell_id).where(AttemptRow.id == attempt_id))
             record_event(session, "interrupted", cause, cell_id=cell, attempt_id=attempt_id)
@@ -352,20 +439,23 @@ class Store(DatabaseConnection, StoreReader):
         return self.write(work)
 
     def mark_pruned(self, attempt_id: int, why: str) -> None:
-        """Notes of an interrupted attempt that it was ended early and its cell given up, durably; any other is left alone."""
+        """Mark an interrupted attempt as ended early by a study, durably, and record an event.
+
+        Attempts in other states do not change.
+        """
 
         def work(session: Session) -> None:
             ended = update(AttemptRow).where(AttemptRow.id == attempt_id, AttemptRow.state == "interrupted")
-            if _changed(session, ended.values(failure=PRUNED, cause=storable_text(why))):
+            if _changes_row(session, ended.values(failure=PRUNED, cause=storable_text(why))):
                 cell = session.scalar(select(AttemptRow.cell_id).where(AttemptRow.id == attempt_id))
                 record_event(session, PRUNED, why, cell_id=cell, attempt_id=attempt_id)
 
         self.write(work, durable=True)
 
     def forget_weights(self, attempt_id: int) -> None:
-        """Notes that the kept weights of an attempt are gone, or are to go: it is on the disk when this returns."""
+        """Record durably that the saved weights of an attempt are deleted or about to be deleted."""
         gone = update(AttemptRow).where(AttemptRow.id == attempt_id).values(weights=None)
-        self.write(lambda session: _changed(session, gone), durable=True)
+        self.write(lambda session: _changes_row(session, gone), durable=True)
 
     def add_event(
         self,
@@ -376,7 +466,7 @@ class Store(DatabaseConnection, StoreReader):
         cell_id: str | None = None,
         attempt_id: int | None = None,
     ) -> None:
-        """Notes something for people. Raises SweepUnknown."""
+        """Record an event about a sweep, a cell or an attempt. Raises SweepUnknown."""
 
         def work(session: Session) -> None:
             sweep_id = queries.sweep_row(session, sweep).id if sweep is not None else None
@@ -384,47 +474,60 @@ class Store(DatabaseConnection, StoreReader):
 
         self.write(work)
 
-    # --- reading at one moment; the single questions are those of Reads ---------------------------------------------
+    # --- consistent reads; the single queries are methods of StoreReader ---------------------------------------------
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
-        """Every question asked of it is answered from the same state of the database, whoever writes meanwhile."""
+        """Yield a Snapshot, whose queries all see the same state of the database despite concurrent writes."""
         with self.transaction(write=False) as session:
             queries.snapshot(session)
             yield Snapshot(session)
 
     def frames(self, sweep: str | None = None, *, revision: int | None = None) -> Frames:
-        """The sweep (None: the one launched last) as pandas frames: see frames.Frames.
+        """Return the sweep (None: the one launched last) as pandas data frames: see frames.Frames.
 
-        Raises SweepUnknown, StoreError, and TypeError for an argument of another type.
+        Args:
+            sweep: sweep name.
+            revision: revision number; None for the newest.
+
+        Raises:
+            SweepUnknown: there is no such sweep.
+            StoreError: there is no such revision.
+            TypeError: an argument has the wrong type.
         """
         check_argument("frames", "sweep", sweep, TEXT, optional=True)
         check_argument("frames", "revision", revision, COUNT, optional=True)
         from .frames import Frames  # pandas takes as long to import as everything else together
 
-        found = self.revision(sweep, revision)
-        return Frames(self.snapshot, found.sweep, found.number)
+        record = self.revision(sweep, revision)
+        return Frames(self.snapshot, record.sweep, record.number)
 
 
 def require_end_state(state: AttemptState) -> None:
-    """Raises ValueError for the one state that is no end of an attempt."""
+    """Raise ValueError for `running`, the one state that does not end an attempt."""
     if state == "running":
         raise ValueError("an attempt cannot finish as 'running'")
 
 
 def renew_heartbeat(session: Session, attempt_id: int, fence: int, **values: Any) -> None:
-    """A heartbeat, with new column values. Raises LostLease unless the attempt is running under that fence."""
+    """Renew the heartbeat of an attempt and set further columns.
+
+    Raises LeaseLost unless it runs under that fencing token.
+    """
     query = update(AttemptRow).where(
         AttemptRow.id == attempt_id, AttemptRow.fence == fence, AttemptRow.state == "running"
     )
-    if not _changed(session, query.values(heartbeat_at=UtcNow(), **values)):
+    if not _changes_row(session, query.values(heartbeat_at=UtcNow(), **values)):
         raise LeaseLost(f"attempt {attempt_id} is no longer ours (finished, reaped or taken over); nothing was written")
 
 
-def _changed(session: Session, query: Any) -> bool:
+def _changes_row(session: Session, query: Any) -> bool:
     return bool(session.execute(query.execution_options(synchronize_session=False)).rowcount)  # type: ignore[attr-defined]
 
 
-def record_event(session: Session, kind: str, message: str, **about: Any) -> None:
-    """Notes an event, now."""
-    session.execute(insert(EventRow).values(at=UtcNow(), kind=kind, message=storable_text(message), **about))
+def record_event(session: Session, kind: str, message: str, **references: Any) -> None:
+    """Insert an event with the current time of the database.
+
+    `references` are the columns `sweep_id`, `cell_id` and `attempt_id` of the event.
+    """
+    session.execute(insert(EventRow).values(at=UtcNow(), kind=kind, message=storable_text(message), **references))

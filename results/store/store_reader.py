@@ -1,4 +1,7 @@
-"""What can be asked of a database: of a Store, each question in a transaction of its own, or of one Snapshot of it."""
+"""Read interface of the database: StoreReader, its methods, and Snapshot, which reads one consistent state.
+
+A Store runs each query in a transaction of its own, a Snapshot runs all of them in one.
+"""
 
 from __future__ import annotations
 
@@ -19,76 +22,85 @@ Result = TypeVar("Result")
 QueryArgs = ParamSpec("QueryArgs")
 
 
-def asking(
+def as_method(
     query: Callable[Concatenate[Session, QueryArgs], Result],
 ) -> Callable[Concatenate[StoreReader, QueryArgs], Result]:
-    """Return the method of Reads that asks a query, with the query's arguments and description."""
+    """Turn a query function, whose first argument is a session, into a method of StoreReader.
+
+    The method runs the query through `StoreReader.read` and keeps the query's other arguments, name and docstring.
+    """
 
     @functools.wraps(query)
-    def ask(self: StoreReader, *args: QueryArgs.args, **options: QueryArgs.kwargs) -> Result:
+    def method(self: StoreReader, *args: QueryArgs.args, **options: QueryArgs.kwargs) -> Result:
         return self.read(query, *args, **options)
 
-    del ask.__wrapped__  # whose first argument is the session
-    return ask
+    del method.__wrapped__  # whose first argument is the session
+    return method
 
 
 class StoreReader(ABC):
-    """The questions. Their answers are records (see records.py), never rows; nothing here writes.
+    """Queries on the database. They return records (see records.py), never rows; none of them writes.
 
-    Raises SweepUnknown for a sweep that is not there; of None the sweep launched last is meant.
+    Every query on a sweep raises SweepUnknown if it does not exist; None stands for the sweep launched last.
     """
 
     @abstractmethod
     def read(self, work: Callable[..., Result], *args: Any, **options: Any) -> Result:
-        """`work` with a session and then the arguments, in a transaction that only reads."""
+        """Return `work(session, *args, **options)`, called in a read-only transaction."""
 
-    now = asking(queries.now)
-    default_sweep = asking(queries.default_sweep)
-    sweeps = asking(queries.sweeps)
-    sweep = asking(queries.sweep)
-    revision = asking(queries.revision)
-    members = asking(queries.newest_members)
-    cell_states = asking(queries.cell_states)
-    cell = asking(queries.cell)
-    configs = asking(queries.configs)
-    find_cell = asking(queries.find_cell)
-    values = asking(attempt_queries.sweep_values)
-    attempt = asking(attempt_queries.attempt)
-    attempts = asking(attempt_queries.attempts)
-    live_attempts = asking(attempt_queries.live_attempts)
-    attempts_of = asking(attempt_queries.attempts_of)
-    failures = asking(attempt_queries.failures)
-    curve = asking(attempt_queries.curve)
-    samples = asking(attempt_queries.samples)
-    provenance = asking(attempt_queries.provenance)
-    provenances = asking(attempt_queries.provenances)
-    sources = asking(attempt_queries.sources)
-    timed = asking(attempt_queries.training_timings)
-    starts = asking(attempt_queries.startup_seconds)
-    mark = asking(attempt_queries.change_token)
-    newest_event = asking(attempt_queries.newest_event)
-    events = asking(attempt_queries.events)
+    now = as_method(queries.now)
+    default_sweep = as_method(queries.default_sweep)
+    sweeps = as_method(queries.sweeps)
+    sweep = as_method(queries.sweep)
+    revision = as_method(queries.revision)
+    members = as_method(queries.newest_members)
+    cell_states = as_method(queries.cell_states)
+    cell = as_method(queries.cell)
+    configs = as_method(queries.configs)
+    find_cell = as_method(queries.find_cell)
+    values = as_method(attempt_queries.sweep_values)
+    attempt = as_method(attempt_queries.attempt)
+    attempts = as_method(attempt_queries.attempts)
+    live_attempts = as_method(attempt_queries.live_attempts)
+    attempts_of = as_method(attempt_queries.attempts_of)
+    failures = as_method(attempt_queries.failures)
+    curve = as_method(attempt_queries.curve)
+    samples = as_method(attempt_queries.samples)
+    provenance = as_method(attempt_queries.provenance)
+    provenances = as_method(attempt_queries.provenances)
+    sources = as_method(attempt_queries.sources)
+    timed = as_method(attempt_queries.training_timings)
+    starts = as_method(attempt_queries.startup_seconds)
+    mark = as_method(attempt_queries.change_token)
+    newest_event = as_method(attempt_queries.newest_event)
+    events = as_method(attempt_queries.events)
 
     def states(self, cell_ids: Collection[str]) -> dict[str, CellState]:
-        """How far these cells are, by id, whichever sweeps list them; cells that were never launched are absent."""
+        """Return the state of these cells by cell id, whichever sweeps list them.
+
+        Cells that were never launched are absent.
+        """
         return {state.cell_id: state for state in self.read(queries.states, cell_ids)}
 
     def measurements(self, cell_id: str) -> list[MeasuredValue]:
-        """The newest value per (probe, metric, length) over the cell's done attempts."""
+        """Return the newest value per (probe, metric, length) over the cell's finished attempts."""
         return self.read(attempt_queries.values, [cell_id])
 
 
 class Snapshot(StoreReader):
-    """The database as it was when its transaction began; made by Store.snapshot and usable until it ends."""
+    """The database as it was at the start of one transaction.
+
+    Made by Store.snapshot and usable until its context ends.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
 
     def read(self, work: Callable[..., Result], *args: Any, **options: Any) -> Result:
-        """`work` on the snapshot's session."""
+        """Return `work(session, *args, **options)`, called in the transaction of the snapshot."""
         return work(self.session, *args, **options)
 
-    curve_arrays = asking(attempt_queries.curve_arrays)
-    item_means = asking(attempt_queries.item_means)
-    item_places = asking(attempt_queries.item_places)
-    item_details = asking(attempt_queries.item_details)
+    curve_arrays = as_method(attempt_queries.curve_arrays)
+    item_means = as_method(attempt_queries.item_means)
+    item_places = as_method(attempt_queries.item_positions)
+    item_details = as_method(attempt_queries.item_details)

@@ -1,4 +1,4 @@
-"""Who runs a sweep, and what was launched: the writes of a claim, each inside a transaction of its caller."""
+"""Leases of sweeps and revisions: the writes of a launch, each inside a transaction of its caller."""
 
 from __future__ import annotations
 
@@ -20,37 +20,51 @@ from .schema import CellRow, RevisionCellRow, RevisionRow, SweepRow
 
 @dataclass(frozen=True)
 class LeaseState:
-    """A sweep as it stood when its holder was looked for."""
+    """Lease of a sweep at one moment: fencing token, end of the lease, holder, and since when it holds the sweep."""
 
     fence: int
     lease_until: datetime | None
     holder: Owner | None
     since: datetime | None
     expired: bool
+    """True if the lease has ended by the database's clock, or if there is none."""
     new: bool = False
-    """Nobody has launched it yet."""
+    """True for a sweep that was never launched."""
 
 
-def seen(session: Session, name: str, *, new: bool) -> LeaseState:
-    """The sweep as it stands. Raises SweepReadOnly, and SweepUnknown unless it may be `new`."""
+def read_lease(session: Session, name: str, *, new: bool) -> LeaseState:
+    """Return the lease of the sweep.
+
+    Args:
+        session: open session.
+        name: sweep.
+        new: True if the sweep need not exist.
+
+    Raises:
+        SweepReadOnly: the sweep was imported.
+        SweepUnknown: there is no such sweep, and `new` is False.
+    """
     if new and session.scalar(select(SweepRow.id).where(SweepRow.name == name)) is None:
         return LeaseState(0, None, None, None, True, new=True)
     row = queries.sweep_row(session, name)
-    _open(row)
+    _require_writable(row)
     expired = row.lease_until is None or row.lease_until < queries.now(session)
     return LeaseState(row.fence, row.lease_until, queries.owner_of(row), row.owner_since, expired)
 
 
-def busy(name: str, read_lease: LeaseState, *, known: bool) -> str:
-    """Why the sweep cannot be had. `known`: its holder was seen to live; else only its lease says so."""
-    assert read_lease.holder is not None
-    who = f"{read_lease.holder.name} on {read_lease.holder.host} (pid {read_lease.holder.pid})"
+def busy_message(name: str, lease: LeaseState, *, is_holder_alive: bool) -> str:
+    """Return the message about a sweep that another owner holds.
+
+    `is_holder_alive` is True if the holder's process was seen; otherwise the message also names the end of its lease.
+    """
+    assert lease.holder is not None
+    who = f"{lease.holder.name} on {lease.holder.host} (pid {lease.holder.pid})"
     until = (
-        f" (its lease ends {read_lease.lease_until:%H:%M:%S} UTC)"
-        if read_lease.lease_until is not None and not known
+        f" (its lease ends {lease.lease_until:%H:%M:%S} UTC)"
+        if lease.lease_until is not None and not is_holder_alive
         else ""
     )
-    return f"sweep {name!r} is run by {who} since {read_lease.since:%Y-%m-%d %H:%M:%S} UTC; stop that one first, or wait for it{until}"
+    return f"sweep {name!r} is run by {who} since {lease.since:%Y-%m-%d %H:%M:%S} UTC; stop that one first, or wait for it{until}"
 
 
 def claim_sweep(
@@ -59,20 +73,33 @@ def claim_sweep(
     name: str,
     owner: Owner,
     lease_seconds: float,
-    seen: LeaseState,
+    expected: LeaseState,
     revision: NewRevision | None,
-    forget: bool,
+    clear_requests: bool,
 ) -> int | None:
-    """Gives the sweep to `owner` and records the revision; None, and nothing is changed, when it stands otherwise than seen."""
-    if seen.new:
-        _add(session, name)
-    row = _locked(session, name)
-    if row is None or (row.fence, row.lease_until) != (seen.fence, seen.lease_until):
+    """Give the sweep to `owner`, record the revision, and return the new fencing token.
+
+    Args:
+        session: open session.
+        name: sweep.
+        owner: process that takes the sweep.
+        lease_seconds: duration of the lease, from now.
+        expected: lease as the caller has read it.
+        revision: launch to record; None records nothing.
+        clear_requests: discard the requests that were made to an earlier launch.
+
+    Returns:
+        None, with nothing changed, if the lease is no longer the expected one.
+    """
+    if expected.new:
+        _insert_if_missing(session, name)
+    row = _lock_row(session, name)
+    if row is None or (row.fence, row.lease_until) != (expected.fence, expected.lease_until):
         return None
-    _open(row)
+    _require_writable(row)
     if revision is not None:
         if revision.beside is None:
-            _launched_now(session, row)
+            _mark_launched_last(session, row)
         else:
             row.launched_at = queries.sweep_row(session, revision.beside).launched_at - timedelta(milliseconds=1)
         write_revision(session, row, revision)
@@ -80,73 +107,89 @@ def claim_sweep(
     row.owner, row.owner_host, row.owner_pid, row.owner_started = owner.name, owner.host, owner.pid, owner.started
     row.owner_space = owner.space
     row.owner_since, row.lease_until = moment, moment + timedelta(seconds=lease_seconds)
-    row.fence = seen.fence + 1
-    if forget:
+    row.fence = expected.fence + 1
+    if clear_requests:
         row.request = None
     session.flush()
     return row.fence
 
 
 def lock_or_create(session: Session, name: str) -> SweepRow:
-    """The sweep, made when missing, its row locked, and the one launched last from now on. Raises SweepReadOnly."""
-    _add(session, name)
-    row = _locked(session, name)
+    """Return the row of the sweep, created if missing and locked, and make the sweep the one launched last.
+
+    Raises:
+        SweepUnknown: the sweep was deleted at this moment.
+        SweepReadOnly: the sweep was imported.
+    """
+    _insert_if_missing(session, name)
+    row = _lock_row(session, name)
     if row is None:
         raise SweepUnknown(f"sweep {name!r} was deleted at this moment; try again")
-    _open(row)
-    _launched_now(session, row)
+    _require_writable(row)
+    _mark_launched_last(session, row)
     return row
 
 
-def write_revision(session: Session, sweep: SweepRow, given: NewRevision) -> int:
-    """The number of the revision that holds: the newest if nothing differs from it, else one more."""
+def write_revision(session: Session, sweep: SweepRow, new_revision: NewRevision) -> int:
+    """Return the number of the revision that describes the launch: the newest if it is equal, else a new one.
+
+    Two launches are equal if grid text, options (without the forecast), cells, their order and their axes are equal. A
+    new
+    revision adds the cells that are missing.
+    """
     newest = session.scalar(
         select(RevisionRow).where(RevisionRow.sweep_id == sweep.id).order_by(RevisionRow.number.desc()).limit(1)
     )
-    listed = [(cell.id, dict(cell.axes)) for cell in given.cells]
-    options = jsonable(dict(given.options))  # as it will be read back, so that a relaunch compares equal
-    asked = given.grid_text, forecast.without_forecast(options)
-    same = newest is not None and (newest.grid_text, forecast.without_forecast(newest.options)) == asked
+    listed = [(cell.id, dict(cell.axes)) for cell in new_revision.cells]
+    options = jsonable(dict(new_revision.options))  # as it will be read back, so that a relaunch compares equal
+    requested = new_revision.grid_text, forecast.without_forecast(options)
+    same = newest is not None and (newest.grid_text, forecast.without_forecast(newest.options)) == requested
     if newest is not None and same and queries.members(session, newest.id) == listed:
         return newest.number
     revision = RevisionRow(
         sweep_id=sweep.id,
         number=newest.number + 1 if newest is not None else 1,
-        grid_text=given.grid_text,
-        grid_file=given.grid_file,
+        grid_text=new_revision.grid_text,
+        grid_file=new_revision.grid_file,
         options=options,
-        git_commit=given.commit,
-        git_dirty=given.dirty,
+        git_commit=new_revision.commit,
+        git_dirty=new_revision.dirty,
         created_at=queries.now(session),
     )
     session.add(revision)
     session.flush()
-    _list_cells(session, revision.id, given.cells, 0, revision.created_at)
+    _list_cells(session, revision.id, new_revision.cells, 0, revision.created_at)
     return revision.number
 
 
-def extend_newest(session: Session, name: str, fence: int, cells: Sequence[CellRecord], price: object) -> None:
-    """See Store.extend_revision."""
+def extend_newest(session: Session, name: str, fence: int, cells: Sequence[CellRecord], new_forecast: object) -> None:
+    """Append cells to the newest revision of a sweep that the caller holds, and replace its forecast.
+
+    `new_forecast` None keeps the forecast.
+
+    Raises:
+        LeaseLost: the sweep is not held under the fencing token `fence`.
+    """
     row = lock_sweep_row(session, name)
     if row.fence != fence or row.owner is None:
         raise LeaseLost(f"sweep {name!r} was taken over by another supervisor; this one has to stop")
     newest = append_cells(session, row.id, cells)
-    if price is not None:
-        newest.options = dict(newest.options) | {forecast.OPTION: jsonable(price)}
+    if new_forecast is not None:
+        newest.options = dict(newest.options) | {forecast.OPTION: jsonable(new_forecast)}
 
 
 def append_cells(session: Session, sweep_id: int, cells: Sequence[CellRecord]) -> RevisionRow:
-    """Adds to the sweep's newest revision, after all others, those of these cells that it does not list; returns the revision."""
+    """Append the cells that the sweep's newest revision does not list to its end, and return that revision."""
     newest = queries.revision_row(session, sweep_id)
     listed = {cell for cell, _ in queries.members(session, newest.id)}
-    further = [cell for cell in cells if cell.id not in listed]
+    new_cells = [cell for cell in cells if cell.id not in listed]
     last = session.scalar(select(func.max(RevisionCellRow.position)).where(RevisionCellRow.revision_id == newest.id))
-    _list_cells(session, newest.id, further, 0 if last is None else last + 1, queries.now(session))
+    _list_cells(session, newest.id, new_cells, 0 if last is None else last + 1, queries.now(session))
     return newest
 
 
 def _list_cells(session: Session, revision_id: int, cells: Sequence[CellRecord], first: int, moment: datetime) -> None:
-    """Make the cells that are missing, and list all of them in a revision from position `first` on."""
+    """Create the cells that are missing, and list all of them in a revision from position `first` on."""
     if cells:
         rows = [cell_values(cell) | {"created_at": moment} for cell in cells]
         session.execute(upsert(session, CellRow, key=("id",), replace=False), rows)
@@ -157,56 +200,66 @@ def _list_cells(session: Session, revision_id: int, cells: Sequence[CellRecord],
         session.execute(insert(RevisionCellRow), links)
 
 
-def request_actions(session: Session, name: str, wishes: Mapping[str, Any]) -> dict[str, Any]:
-    """See Store.ask."""
+def request_actions(session: Session, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge `changes` into the pending requests of a sweep, store them, and return them.
+
+    Lists are united with the pending ones, other values replace them; None and empty lists remove a request. Raises
+    SweepUnknown.
+    """
     row = lock_sweep_row(session, name)
-    asked = dict(row.request or {})
-    for wish, value in wishes.items():
-        asked[wish] = sorted({*asked.get(wish, ()), *value}) if isinstance(value, list | tuple) else value
-    asked = {wish: value for wish, value in asked.items() if value is not None and value != []}
-    row.request = asked or None
-    return asked
+    requests = dict(row.request or {})
+    for action, value in changes.items():
+        requests[action] = sorted({*requests.get(action, ()), *value}) if isinstance(value, list | tuple) else value
+    requests = {wish: value for wish, value in requests.items() if value is not None and value != []}
+    row.request = requests or None
+    return requests
 
 
 def clear_retries(session: Session, name: str, retry: Collection[str]) -> None:
-    """See Store.answered."""
+    """Remove the cell ids `retry` from the pending retry request of a sweep. Raises SweepUnknown."""
     row = lock_sweep_row(session, name)
-    asked = dict(row.request or {})
-    left = sorted({*asked.pop("retry", ())} - {*retry})
-    row.request = (asked | ({"retry": left} if left else {})) or None
+    requests = dict(row.request or {})
+    remaining = sorted({*requests.pop("retry", ())} - {*retry})
+    row.request = (requests | ({"retry": remaining} if remaining else {})) or None
 
 
 def lock_sweep_row(session: Session, name: str) -> SweepRow:
-    """The row as it is now, locked until the transaction ends, so that nobody takes the sweep up. Raises SweepUnknown."""
+    """Return the current row of the sweep, locked until the transaction ends, so that no process takes the sweep.
+
+    Raises SweepUnknown.
+    """
     row = queries.sweep_row(session, name)
     session.refresh(row, with_for_update=True)
     return row
 
 
-def _add(session: Session, name: str) -> None:
+def _insert_if_missing(session: Session, name: str) -> None:
     moment = queries.now(session)
-    made = {"name": name, "created_at": moment, "launched_at": moment, "fence": 0, "read_only": False}
-    session.execute(upsert(session, SweepRow, key=("name",), replace=False), made)
+    values = {"name": name, "created_at": moment, "launched_at": moment, "fence": 0, "read_only": False}
+    session.execute(upsert(session, SweepRow, key=("name",), replace=False), values)
 
 
-def _locked(session: Session, name: str) -> SweepRow | None:
-    """The row; on PostgreSQL whoever else writes to it waits until we are done, as on SQLite every writer does."""
+def _lock_row(session: Session, name: str) -> SweepRow | None:
+    """Return the locked row, or None if it does not exist.
+
+    On PostgreSQL other writers of the row wait until this transaction ends; SQLite has one writer at a time anyway.
+    """
     return session.scalars(select(SweepRow).where(SweepRow.name == name).with_for_update()).one_or_none()
 
 
-def _open(row: SweepRow) -> None:
+def _require_writable(row: SweepRow) -> None:
     if row.read_only:
         raise SweepReadOnly(f"sweep {row.name!r} holds imported results; launch under another name with --name")
 
 
-def _launched_now(session: Session, row: SweepRow) -> None:
-    """Makes it the sweep launched last, even with a clock that was set back."""
+def _mark_launched_last(session: Session, row: SweepRow) -> None:
+    """Make this the sweep launched last, even if the clock was set back."""
     newest = session.scalar(select(SweepRow.launched_at).order_by(SweepRow.launched_at.desc()).limit(1))
     row.launched_at = max(queries.now(session), (newest or row.launched_at) + timedelta(milliseconds=1))
     session.flush()
 
 
 def cell_values(cell: CellRecord) -> dict[str, Any]:
-    """The columns of the table `cell`, but for the moment."""
+    """Return the columns of the table `cell`, except `created_at`."""
     values = {"id": cell.id, "slug": cell.slug, "seed": cell.seed, "config": dict(cell.config)}
     return values | {"tokens_total": cell.tokens} | dict(cell.levels)

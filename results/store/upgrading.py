@@ -1,6 +1,6 @@
-"""Making a database, copying one while others write to it, and bringing an older one to this release.
+"""Creation of databases, copies of a database in use, and upgrades of older databases to this release.
 
-Alembic is imported only then.
+Alembic is imported only when a migration runs.
 """
 
 from __future__ import annotations
@@ -24,16 +24,20 @@ from ..errors import StoreError, StoreMissing, StoreUnreachable, WriteRefused
 from .database import check_revision, damage, file_of, make_engine, place, revision_of, shown, translate_driver_errors
 from .schema import HEAD, REVISIONS, Base
 
-PART = ".part"
-"""How the name of a copy ends that is not complete yet."""
+PARTIAL_SUFFIX = ".part"
+"""Suffix of the name of a copy that is not complete yet."""
 
 
 def copy_database(engine: Engine, source: Path, target: Path) -> None:
-    """Copies a SQLite database while others write to it: whole, checked, synced, as readable as the source, or not at all.
+    """Copy a SQLite database while others write to it.
 
-    Raises sqlite3.Error or OSError (FileExistsError when the target is there).
+    The copy is complete, verified, synced and has the permissions of the source; after an error there is no copy.
+
+    Raises:
+        sqlite3.Error: the source or the copy is damaged.
+        OSError: the copy cannot be written; FileExistsError if the target exists.
     """
-    with _empty_beside(target) as part:
+    with _temporary_file(target) as part:
         raw = engine.raw_connection()
         try:
             raw.cursor().execute("VACUUM INTO ?", (str(part),))
@@ -45,19 +49,19 @@ def copy_database(engine: Engine, source: Path, target: Path) -> None:
 
 
 @contextmanager
-def _empty_beside(target: Path) -> Iterator[Path]:
-    """An empty file beside the target that only its owner may read; gone afterwards."""
-    part = target.with_name(f".{target.name}.{os.getpid()}-{time.time_ns()}{PART}")
+def _temporary_file(target: Path) -> Iterator[Path]:
+    """Yield an empty file next to the target that only its owner may read; it is deleted at the end."""
+    part = target.with_name(f".{target.name}.{os.getpid()}-{time.time_ns()}{PARTIAL_SUFFIX}")
     os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
         yield part
     finally:
-        for left in (part, part.with_name(f"{part.name}-journal")):
-            left.unlink(missing_ok=True)
+        for path in (part, part.with_name(f"{part.name}-journal")):
+            path.unlink(missing_ok=True)
 
 
-def not_copied(error: sqlite3.Error | OSError, url: URL, target: Path) -> StoreError:
-    """Explain why copy_database did not copy the database at `url`."""
+def copy_error(error: sqlite3.Error | OSError, url: URL, target: Path) -> StoreError:
+    """Return the error that explains why copy_database did not copy the database at `url`."""
     damaged = damage(error, url)
     if damaged is not None:
         return damaged
@@ -66,17 +70,17 @@ def not_copied(error: sqlite3.Error | OSError, url: URL, target: Path) -> StoreE
 
 
 def verify_copy(copy: Path) -> None:
-    """Sync a copy, and raise sqlite3.DatabaseError unless it is whole."""
-    # immutable: a copy in the mode of a write-ahead log would otherwise grow files beside it
+    """Check the integrity of a copy and sync it to the disk. Raises sqlite3.DatabaseError if it is damaged."""
+    # immutable: otherwise SQLite would create -wal and -shm files next to a copy in WAL mode
     with closing(sqlite3.connect(f"{copy.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
-        found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-    if found != "ok":
-        raise sqlite3.DatabaseError(f"database disk image is malformed: {found}")
+        verdict = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if verdict != "ok":
+        raise sqlite3.DatabaseError(f"database disk image is malformed: {verdict}")
     fsync_path(copy)
 
 
 def _publish(part: Path, target: Path) -> None:
-    """Gives the copy its name, unless something else has it by now."""
+    """Give the copy its final name. Raises FileExistsError if another file has it."""
     try:
         os.link(part, target)
     except FileExistsError:
@@ -92,10 +96,15 @@ MIGRATIONS = Path(__file__).parents[1] / "migrations"
 
 
 @contextmanager
-def making(url: URL) -> Iterator[None]:
-    """Holds the lock under which databases are made and upgraded: one process at a time in that folder.
+def creation_lock(url: URL) -> Iterator[None]:
+    """Hold the lock under which databases are created and upgraded: one process at a time per folder.
 
-    The lock is on the folder itself, so that no lock file is left behind. PostgreSQL locks inside its transaction.
+    The lock is on the folder itself, so that no lock file remains. For PostgreSQL this does nothing, since it locks
+    inside its
+    transaction.
+
+    Raises:
+        StoreError: the folder does not exist.
     """
     path = file_of(url)
     if path is None:
@@ -112,7 +121,13 @@ def making(url: URL) -> Iterator[None]:
 
 
 def migrate(connection: Connection, *, migrations: Path = MIGRATIONS, head: str = HEAD) -> None:
-    """Runs the missing migrations inside the connection's transaction."""
+    """Run the missing migrations inside the connection's transaction.
+
+    Args:
+        connection: connection in a transaction.
+        migrations: folder of the migration scripts.
+        head: target revision.
+    """
     from alembic import command
     from alembic.config import Config
 
@@ -123,7 +138,7 @@ def migrate(connection: Connection, *, migrations: Path = MIGRATIONS, head: str 
 
 
 def create_if_empty(engine: Engine) -> None:
-    """Run all migrations in one transaction, unless another process has."""
+    """Run all migrations in one transaction if the database is empty."""
     with engine.begin() as connection:
         if connection.dialect.name != "sqlite":
             connection.execute(text("SELECT pg_advisory_xact_lock(7461001)"))
@@ -132,11 +147,13 @@ def create_if_empty(engine: Engine) -> None:
 
 
 def create_database(url: URL) -> None:
-    """Make the database when it is missing or empty. Many processes may try at once: one does it, the others wait.
+    """Create the database if it is missing or empty.
 
-    A file that could not be made whole is removed.
+    Of several processes that try at once, one does it and the others wait.
+
+    A new file is removed if it cannot be completed.
     """
-    with making(url), translate_driver_errors(url):
+    with creation_lock(url), translate_driver_errors(url):
         path = file_of(url)
         is_new = path is not None and not path.exists()
         engine = make_engine(url)
@@ -146,7 +163,7 @@ def create_database(url: URL) -> None:
             except DBAPIError as error:
                 if not error.connection_invalidated:
                     raise
-                create_if_empty(engine)  # it may have been made, and the answer lost
+                create_if_empty(engine)  # it may exist already, with the answer lost
         except BaseException:
             engine.dispose()
             if path is not None and is_new:
@@ -157,10 +174,10 @@ def create_database(url: URL) -> None:
             engine.dispose()
 
 
-def create_scratch(file: Path) -> None:
-    """Makes a new database that goes with the process that made it: the same tables, from the models, in a tenth of the time.
+def create_temporary_database(file: Path) -> None:
+    """Create a database that lives as long as its process: the same tables, from the models, in a tenth of the time.
 
-    It lacks the view `results`, which is for people with an SQL shell, and a power cut may take it.
+    It lacks the view `results`, which is for people with an SQL shell, and a power failure may destroy it.
     """
     engine = make_engine(place(file))
     try:
@@ -177,41 +194,59 @@ def _row_counts(connection: Connection) -> dict[str, int]:
     return {name: int(connection.scalar(text(f'SELECT COUNT(*) FROM "{name}"')) or 0) for name in sorted(names)}
 
 
-def _backup(engine: Engine, path: Path, found: str) -> Path:
+def _backup(engine: Engine, path: Path, revision: str) -> Path:
+    """Copy the database next to itself, named after its revision and the time, and return the copy.
+
+    Raises StoreError.
+    """
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
-    copy = path.with_name(f"{path.stem}.before-upgrade-from-{found}.{stamp}{path.suffix}")
+    copy = path.with_name(f"{path.stem}.before-upgrade-from-{revision}.{stamp}{path.suffix}")
     try:
         copy_database(engine, path, copy)
     except (sqlite3.Error, OSError) as error:
-        raise not_copied(error, engine.url, copy) from error
+        raise copy_error(error, engine.url, copy) from error
     return copy
 
 
 def upgrade_store(
     url_or_path: str | Path | None = None, *, migrations: Path = MIGRATIONS, head: str = HEAD
 ) -> Path | None:
-    """Brings an older database to this release; nothing else ever migrates one.
+    """Upgrade an older database to this release; nothing else ever migrates a database.
 
-    All or nothing, in one transaction, with foreign keys off (a rebuilt table would else delete its children), followed
-    by a foreign-key check and a comparison of row counts. Returns the backup made beside a SQLite database before
-    anything was touched, None when there was nothing to do or for PostgreSQL (back it up with pg_dump).
+    The upgrade is one transaction that is applied completely or not at all. Foreign keys are off, since a rebuilt table
+    would otherwise
+    delete its child rows. A foreign-key check and a comparison of row counts follow.
 
-    Raises StoreMissing, StoreTooNew, StoreError (not ours, or the upgrade lost rows: then nothing has changed).
+    Args:
+        url_or_path: database URL, file, or None for the default.
+        migrations: folder of the migration scripts.
+        head: target revision.
+
+    Returns:
+        The backup of the SQLite database, made before any change. None if there was nothing to do, and for PostgreSQL
+        (which is backed
+        up with pg_dump).
+
+    Raises:
+        StoreMissing: there is no database, or it is empty.
+        StoreTooNew: a newer release has written it.
+        StoreUnreachable: the connection was lost during the upgrade.
+        StoreError: it is not a database of this program, or the upgrade failed or would lose rows; nothing has changed.
     """
     url = place(url_or_path)
     path = file_of(url)
     if path is not None and not path.exists():
         raise StoreMissing(f"there is no database {path}; launch a grid first, or name the database with --db")
-    with making(url):
+    with creation_lock(url):
         engine = make_engine(url, foreign_keys=False)
         try:
             with translate_driver_errors(url), engine.begin() as connection:
-                found = revision_of(connection)
-            if found == head:
+                revision = revision_of(connection)
+            if revision == head:
                 return None
-            if found is None or found not in REVISIONS:
-                check_revision(found, shown(url))
-            copy = _backup(engine, path, str(found)) if path is not None else None
+            if revision is None or revision not in REVISIONS:
+                check_revision(revision, shown(url))
+            copy = _backup(engine, path, str(revision)) if path is not None else None
             with engine.begin() as connection:
                 _upgrade_checked(connection, migrations, head)
             return copy
@@ -228,6 +263,7 @@ def upgrade_store(
 
 
 def _upgrade_checked(connection: Connection, migrations: Path, head: str) -> None:
+    """Run the migrations and raise StoreError if rows would be lost or foreign keys broken."""
     sqlite = connection.dialect.name == "sqlite"
     if not sqlite:
         connection.execute(text("SELECT pg_advisory_xact_lock(7461001)"))

@@ -1,5 +1,6 @@
-"""Studies: trials that are proposed one after the other, from the results of those before.
+"""Studies: trials that are proposed one after another, based on the results of earlier ones.
 
-Imports results/store; the orchestrator, results/exchange and reports may import it.
-Start with search.py for what a grid says, then optuna_study.py and study_store.py.
+This package imports results/store; the orchestrator, results/exchange and reports may import it. Start with search.py
+for the section of
+a grid, then optuna_study.py and study_store.py.
 """

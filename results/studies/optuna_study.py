@@ -1,8 +1,10 @@
-"""An Optuna study that is made again whenever it is asked: the database holds the trials, Optuna only thinks about them.
+"""Optuna studies that are rebuilt for every request: the database holds the trials, and Optuna only computes proposals.
 
-So a launch that is killed anywhere has nothing to repair. What a sampler or a pruner remembers of a trial is kept with the trial
-(`attrs`), and its random numbers come from the study's seed and the trial's number: the same trials give the same proposal,
-whether one process asked for them all or twenty.
+A launch that is killed therefore has nothing to repair. The state that a sampler or pruner stores for a trial is kept
+with the trial
+(`attrs`). Random numbers come from the study's seed and the trial's number. The same trials thus give the same
+proposal, however many
+processes requested them.
 """
 
 from __future__ import annotations
@@ -22,33 +24,33 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 NAME = "study-{seed}"
-"""Hyperband shares trials out to its brackets by the study's name."""
+"""Name of the Optuna study; Hyperband assigns trials to its brackets by it."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One proposal, and what came of it."""
+    """A proposal, and its result."""
 
     number: int
-    """0, 1, 2, ... in the order in which they were proposed."""
+    """0, 1, 2, ... in the order of the proposals."""
     params: Mapping[str, Any]
-    """By path, the level that was proposed."""
+    """Proposed levels, by dotted path of the setting."""
     standing: TrialStanding = "asked"
     values: tuple[float, ...] | None = None
-    """Of the objectives, in the search's order; None until it is done."""
+    """Values of the objectives, in the order of the search; None until the trial is done."""
     curve: tuple[tuple[int, float], ...] = ()
-    """(rung, the first objective there), rungs 1, 2, ... being validations."""
+    """(rung, value of the first objective); rungs 1, 2, ... are validations."""
     attrs: Mapping[str, Any] = field(default_factory=dict)
-    """What Optuna remembers of it, JSON."""
+    """State that Optuna stores for the trial, as JSON."""
     cell: str | None = None
-    """Id of its cell; None where its settings make none."""
+    """Id of its cell; None if its settings give no valid cell."""
     reason: str | None = None
-    """Why it failed or was pruned, for people."""
+    """Reason of a failure or of pruning, for the user."""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A proposal, earlier trials of which Optuna now remembers more, and what it remembers of the whole study."""
+    """A proposed trial, earlier trials whose Optuna state has changed, and the Optuna state of the study."""
 
     trial: Trial
     changed: tuple[Trial, ...]
@@ -56,9 +58,15 @@ class Proposal:
 
 
 def propose_trial(search: Search, trials: Sequence[Trial], memory: Mapping[str, Any]) -> Proposal:
-    """The next trial after these, which are all there were, in order of their numbers; `memory` is what the last answer brought.
+    """Return the proposal for the next trial.
 
-    Raises ModuleNotFoundError where the sampler needs a package that is not there (cmaes).
+    Args:
+        search: the study.
+        trials: all trials so far, in the order of their numbers.
+        memory: state of the study after the last proposal.
+
+    Raises:
+        ModuleNotFoundError: the sampler needs a package that is not installed (cmaes).
     """
     study = made(search, trials)
     for key, value in memory.items():
@@ -66,20 +74,22 @@ def propose_trial(search: Search, trials: Sequence[Trial], memory: Mapping[str, 
     number = len(trials)
     study.sampler = sampler_for(search, number)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # on parts of Optuna that it calls experimental
-        found = study.ask(distributions_of(search.ranges))
-    now = study.get_trials(deepcopy=False)
+        warnings.simplefilter("ignore")  # about experimental parts of Optuna
+        optuna_trial = study.ask(distributions_of(search.ranges))
+    frozen_trials = study.get_trials(deepcopy=False)
     changed = tuple(
         replace(old, attrs=dict(new.system_attrs))
-        for old, new in zip(trials, now, strict=False)
+        for old, new in zip(trials, frozen_trials, strict=False)
         if dict(new.system_attrs) != dict(old.attrs)
     )
-    kept = dict(study._storage.get_study_system_attrs(study._study_id))
-    return Proposal(Trial(number, dict(found.params), attrs=dict(now[number].system_attrs)), changed, kept)
+    study_memory = dict(study._storage.get_study_system_attrs(study._study_id))
+    return Proposal(
+        Trial(number, dict(optuna_trial.params), attrs=dict(frozen_trials[number].system_attrs)), changed, study_memory
+    )
 
 
 def check_pruning(search: Search, trials: Sequence[Trial], number: int) -> tuple[bool, Trial]:
-    """Whether the pruner would end that trial where its curve now ends, and the trial with what the pruner remembers of it."""
+    """Return (pruner's decision to end the trial at the end of its curve, the trial with its new Optuna state)."""
     import optuna
 
     study = made(search, trials)
@@ -90,18 +100,24 @@ def check_pruning(search: Search, trials: Sequence[Trial], number: int) -> tuple
 
 
 def best(search: Search, trials: Sequence[Trial]) -> list[int]:
-    """Numbers of the trials that none beats: one objective's best, or the Pareto front of several."""
+    """Return the numbers of the best trials: one for a single objective, the Pareto front for several.
+
+    Empty without finished trials.
+    """
     done = [trial for trial in trials if trial.standing == "done"]
     if not done:
         return []
     study = made(search, trials)
     return sorted(
-        {study.best_trial.number} if len(search.objectives) == 1 else {one.number for one in study.best_trials}
+        {study.best_trial.number} if len(search.objectives) == 1 else {trial.number for trial in study.best_trials}
     )
 
 
 def made(search: Search, trials: Sequence[Trial], storage: optuna.storages.BaseStorage | None = None) -> optuna.Study:
-    """The study as these trials leave it, in memory unless `storage` says where."""
+    """Return the Optuna study with these trials, in memory unless `storage` is given.
+
+    Sets Optuna's log level to WARNING.
+    """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -111,64 +127,72 @@ def made(search: Search, trials: Sequence[Trial], storage: optuna.storages.BaseS
             storage=storage, directions=list(search.objectives.values()), sampler=sampler_for(search, len(trials)),
             pruner=pruner_for(search), study_name=NAME.format(seed=search.seed),
         )  # fmt: skip
-    study.add_trials(_frozen(search, trial) for trial in trials)
+    study.add_trials(_frozen_trial(search, trial) for trial in trials)
     return study
 
 
-def _frozen(search: Search, trial: Trial) -> FrozenTrial:
+def _frozen_trial(search: Search, trial: Trial) -> FrozenTrial:
+    """Return the trial in Optuna's form.
+
+    Parameters outside the current ranges are left out, since a study may have been widened. Diverged trials count as
+    pruned ones without a
+    curve.
+    """
     from optuna.trial import TrialState, create_trial
 
     states = {
         "asked": TrialState.RUNNING,
         "done": TrialState.COMPLETE,
         "pruned": TrialState.PRUNED,
-        # worse than whatever was measured, which is what TPE takes a pruned trial without a curve for
+        # TPE ranks a pruned trial without a curve below every measured one
         "diverged": TrialState.PRUNED,
         "failed": TrialState.FAIL,
     }
     distributions = distributions_of(search.ranges)
-    # a study may have been widened: what an earlier trial proposed counts where the new ranges still hold it
-    known = {
+    # a study may have new ranges: an earlier parameter counts if they contain it
+    valid_params = {
         path: value
         for path, value in trial.params.items()
-        if path in distributions and _holds(distributions[path], value)
+        if path in distributions and _contains(distributions[path], value)
     }
     last = trial.curve[-1][1] if trial.standing == "pruned" and trial.curve and len(search.objectives) == 1 else None
     return create_trial(
         state=states[trial.standing],
-        params=known,
-        distributions={path: distributions[path] for path in known},
+        params=valid_params,
+        distributions={path: distributions[path] for path in valid_params},
         values=trial.values if trial.standing == "done" else None if last is None else (last,),
         intermediate_values={} if trial.standing == "diverged" else dict(trial.curve),
         system_attrs=dict(trial.attrs),
     )
 
 
-def _holds(distribution: BaseDistribution, value: Any) -> bool:
+def _contains(distribution: BaseDistribution, value: Any) -> bool:
+    """Return True if the distribution contains the value."""
     try:
         return distribution._contains(distribution.to_internal_repr(value))
     except ValueError:
-        return False  # a level that is searched no more
+        return False  # a level that is no longer in the search space
 
 
 def distributions_of(ranges: Mapping[str, Range]) -> dict[str, BaseDistribution]:
-    """Return the distribution of Optuna for every range."""
-    return {path: _distribution(one) for path, one in ranges.items()}
+    """Return Optuna's distribution of every range."""
+    return {path: _distribution(range_) for path, range_ in ranges.items()}
 
 
-def _distribution(one: Range) -> BaseDistribution:
+def _distribution(range_: Range) -> BaseDistribution:
+    """Return Optuna's distribution of a range."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    if isinstance(one, LevelChoice):
-        return CategoricalDistribution(one.levels)
-    assert isinstance(one, Interval)
-    if one.whole and (one.step is None or float(one.step).is_integer()):
-        return IntDistribution(int(one.low), int(one.high), log=one.log, step=int(one.step or 1))
-    return FloatDistribution(one.low, one.high, log=one.log, step=one.step)
+    if isinstance(range_, LevelChoice):
+        return CategoricalDistribution(range_.levels)
+    assert isinstance(range_, Interval)
+    if range_.whole and (range_.step is None or float(range_.step).is_integer()):
+        return IntDistribution(int(range_.low), int(range_.high), log=range_.log, step=int(range_.step or 1))
+    return FloatDistribution(range_.low, range_.high, log=range_.log, step=range_.step)
 
 
 def sampler_for(search: Search, number: int) -> optuna.samplers.BaseSampler:
-    """Return the sampler that proposes the trial of that number."""
+    """Return the sampler that proposes the trial of that number, seeded by the study's seed and the number."""
     from optuna import samplers
 
     seed = int.from_bytes(hashlib.sha256(f"{search.seed} {number}".encode()).digest()[:4], "little")
@@ -177,7 +201,7 @@ def sampler_for(search: Search, number: int) -> optuna.samplers.BaseSampler:
         case "random":
             return samplers.RandomSampler(seed=seed)
         case "tpe":
-            # what runs at this moment counts as bad, so that trials side by side are not all in one place
+            # running trials count as bad, so that concurrent proposals differ
             return samplers.TPESampler(seed=seed, n_startup_trials=options.get("startup", 10), constant_liar=True)
         case "cmaes":
             return samplers.CmaEsSampler(
@@ -185,13 +209,13 @@ def sampler_for(search: Search, number: int) -> optuna.samplers.BaseSampler:
                 independent_sampler=samplers.RandomSampler(seed=seed), warn_independent_sampling=False,
             )  # fmt: skip
         case "nsga2":
-            # Optuna's own 50 would be one generation, all at random, of most studies of whole trainings
+            # Optuna's default of 50 would be one random generation in most studies of complete trainings
             size = options.get("population", max(4, round(search.trials**0.5)))
             return samplers.NSGAIISampler(seed=seed, population_size=size)
 
 
 def pruner_for(search: Search) -> optuna.pruners.BasePruner:
-    """Return the pruner of the search; one that ends nothing where it has none."""
+    """Return the pruner of the search; one that never prunes if it has none."""
     from optuna import pruners
 
     match search.pruner:

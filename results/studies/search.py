@@ -1,4 +1,4 @@
-"""What a grid's `search:` says: which settings are searched, by what, for what (docs/studies.md)."""
+"""The section `search:` of a grid: searched settings, objectives, sampler and pruner (docs/studies.md)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from ..revision_options import read_option
 
 OPTION = "search"
-"""Under this key in a revision's options."""
+"""Key in a revision's options."""
 Sampler = Literal["tpe", "random", "cmaes", "nsga2"]
 Pruner = Literal["asha", "hyperband", "median"]
 Direction = Literal["minimize", "maximize"]
@@ -24,28 +24,28 @@ class Interval:
     low: float
     high: float
     log: bool = False
-    """Even in the logarithm."""
+    """True for a logarithmic scale."""
     step: float | None = None
-    """Only low, low + step, ...; None: any number, or any whole one where `whole`."""
+    """Only low, low + step, ... are allowed; None for all numbers, or all integers if both ends are integers."""
 
     @property
     def whole(self) -> bool:
-        """Whether both ends are whole numbers, so that all between are."""
+        """True if both ends are integers, so that all values are."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def at(self, share: float) -> float:
-        """The number at that share of the way, from 0 to 1, with the steps or whole numbers that the range asks for."""
-        along = (self.high - self.low) * share
-        found = self.low * (self.high / self.low) ** share if self.log else self.low + along
+        """Return the number at a fraction of the range, from 0 to 1, rounded to the steps or integers of the range."""
+        offset = (self.high - self.low) * share
+        value = self.low * (self.high / self.low) ** share if self.log else self.low + offset
         step = self.step or (1 if self.whole else None)
         if step is not None:
-            found = self.low + step * min(round((found - self.low) / step), int((self.high - self.low) / step))
-        return min(found, self.high)
+            value = self.low + step * min(round((value - self.low) / step), int((self.high - self.low) / step))
+        return min(value, self.high)
 
 
 @dataclass(frozen=True)
 class LevelChoice:
-    """One of these levels, of which none lies between two others."""
+    """A choice of unordered levels."""
 
     levels: tuple[SettingValue, ...]
 
@@ -55,25 +55,28 @@ Range = Interval | LevelChoice
 
 @dataclass(frozen=True)
 class Search:
-    """One study."""
+    """The definition of a study."""
 
     ranges: Mapping[str, Range]
-    """By dotted path of the setting, or axis."""
+    """Ranges by dotted path of the setting, or by axis."""
     objectives: Mapping[str, Direction]
-    """By measure, such as val_loss or needle.digits@65536."""
+    """Directions by measure, such as val_loss or needle.digits@65536."""
     sampler: Sampler = "tpe"
     trials: int = 20
     pruner: Pruner | None = None
     seed: int = 0
     options: Mapping[str, Any] | None = None
-    """Of the sampler: `startup` trials at random first, `population` of a generation."""
+    """Options of the sampler: `startup` (number of random trials at the start), `population` (size of a generation)."""
 
 
 def as_options(search: Search) -> dict[str, Any]:
-    """As JSON; ranges and objectives in lists, since the order of a mapping is lost in some databases."""
+    """Return the search as JSON values.
+
+    Ranges and objectives are lists, since some databases lose the order of a mapping.
+    """
     ranges = [
-        [path, {"levels": list(one.levels)} if isinstance(one, LevelChoice) else asdict(one)]
-        for path, one in search.ranges.items()
+        [path, {"levels": list(range_.levels)} if isinstance(range_, LevelChoice) else asdict(range_)]
+        for path, range_ in search.ranges.items()
     ]
     return {
         "ranges": ranges,
@@ -87,27 +90,44 @@ def as_options(search: Search) -> dict[str, Any]:
 
 
 def search_from(options: object) -> Search | None:
-    """The search that a launch stored with its revision; None where there is none, or what is no search."""
-    return read_option(options, OPTION, _search)
+    """Return the search in the options of a stored revision; None for no search or an invalid one."""
+    return read_option(options, OPTION, _parse_search)
 
 
-def _search(found: Mapping[str, Any]) -> Search | None:
-    ranges = {str(path): _range(given) for path, given in found["ranges"]}
-    objectives = {str(name): direction for name, direction in found["objectives"]}
-    known = found["sampler"] in get_args(Sampler) and found["pruner"] in (None, *get_args(Pruner))
-    known = known and all(one in get_args(Direction) for one in objectives.values())
-    if not ranges or not objectives or not known or type(found["trials"]) is not int or type(found["seed"]) is not int:
+def _parse_search(fields: Mapping[str, Any]) -> Search | None:
+    """Return the search that `as_options` wrote; None for an invalid one.
+
+    May raise KeyError, TypeError or ValueError.
+    """
+    ranges = {str(path): _parse_range(entry) for path, entry in fields["ranges"]}
+    objectives = {str(name): direction for name, direction in fields["objectives"]}
+    is_valid = fields["sampler"] in get_args(Sampler) and fields["pruner"] in (None, *get_args(Pruner))
+    is_valid = is_valid and all(direction in get_args(Direction) for direction in objectives.values())
+    if (
+        not ranges
+        or not objectives
+        or not is_valid
+        or type(fields["trials"]) is not int
+        or type(fields["seed"]) is not int
+    ):
         return None
     return Search(
-        ranges, objectives, found["sampler"], found["trials"], found["pruner"], found["seed"], dict(found["options"])
+        ranges,
+        objectives,
+        fields["sampler"],
+        fields["trials"],
+        fields["pruner"],
+        fields["seed"],
+        dict(fields["options"]),
     )
 
 
-def _range(given: Mapping[str, Any]) -> Range:
-    if "levels" in given:
-        return LevelChoice(tuple(given["levels"]))
-    low, high, step = given["low"], given["high"], given["step"]
+def _parse_range(fields: Mapping[str, Any]) -> Range:
+    """Return the range of a setting. Raises KeyError or ValueError for an invalid one."""
+    if "levels" in fields:
+        return LevelChoice(tuple(fields["levels"]))
+    low, high, step = fields["low"], fields["high"], fields["step"]
     numbers = (low, high) if step is None else (low, high, step)
-    if not all(type(one) in (int, float) and math.isfinite(one) for one in numbers) or low > high:
-        raise ValueError(f"{given!r} is no range")
-    return Interval(low, high, bool(given["log"]), step)
+    if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers) or low > high:
+        raise ValueError(f"{fields!r} is no range")
+    return Interval(low, high, bool(fields["log"]), step)

@@ -1,4 +1,4 @@
-"""Studies as the database holds them: what was searched, every trial, and what the sampler remembers."""
+"""Studies in the database: reading of searches and trials, and writing by the supervisor."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ from .optuna_study import Trial
 from .search import Search, search_from
 
 ONLY_PART = ""
-"""The part of a sweep that has one study."""
+"""Name of the study of a sweep that has only one."""
 
 
 def search_of(store: StoreReader, sweep: str | None = None) -> Search | None:
-    """What the sweep's newest revision searches (None: the sweep launched last); None for a sweep that is no study.
+    """Return the search of the sweep's newest revision (None: the sweep launched last).
+
+    None for a sweep that is not a study.
 
     Raises SweepUnknown.
     """
@@ -34,16 +36,17 @@ def search_of(store: StoreReader, sweep: str | None = None) -> Search | None:
 
 
 def trials_of(store: StoreReader, sweep: str | None = None, part: str = ONLY_PART) -> list[Trial]:
-    """Every trial of the sweep's study by number. Raises SweepUnknown."""
-    return store.read(_trials, sweep, part)
+    """Return all trials of the sweep's study, by number. Raises SweepUnknown."""
+    return store.read(_read_trials, sweep, part)
 
 
 def sampler_state(store: StoreReader, sweep: str | None = None, part: str = ONLY_PART) -> dict[str, Any]:
-    """What the sampler remembers of the study as a whole. Raises SweepUnknown."""
-    return store.read(_memory, sweep, part)
+    """Return the Optuna state of the study, empty without one. Raises SweepUnknown."""
+    return store.read(_read_memory, sweep, part)
 
 
-def _trials(session: Session, sweep: str | None, part: str) -> list[Trial]:
+def _read_trials(session: Session, sweep: str | None, part: str) -> list[Trial]:
+    """Return all trials of a study, by number."""
     owner = queries.sweep_row(session, sweep)
     query = select(TrialRow).where(TrialRow.sweep_id == owner.id, TrialRow.part == part).order_by(TrialRow.number)
     return [
@@ -61,7 +64,7 @@ def _trials(session: Session, sweep: str | None, part: str) -> list[Trial]:
     ]
 
 
-def _memory(session: Session, sweep: str | None, part: str) -> dict[str, Any]:
+def _read_memory(session: Session, sweep: str | None, part: str) -> dict[str, Any]:
     owner = queries.sweep_row(session, sweep)
     query = select(StudyRow.memory).where(StudyRow.sweep_id == owner.id, StudyRow.part == part)
     return dict(session.scalar(query) or {})
@@ -72,9 +75,9 @@ def _memory(session: Session, sweep: str | None, part: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class StudyWriter:
-    """Writes for the study of a sweep that the caller holds under `fence`; each call is one transaction, durable at its end.
+    """Writes for the study of a sweep that the caller holds under `fence`. Each call is one durable transaction.
 
-    Every method raises LostLease when somebody else has taken the sweep since; then nothing was written.
+    Every method raises LeaseLost, with nothing written, if another supervisor has taken the sweep.
     """
 
     store: Store
@@ -88,68 +91,84 @@ class StudyWriter:
         cell: CellRecord | None,
         changed: Sequence[Trial] = (),
         memory: Mapping[str, Any] | None = None,
-        price: Forecast | None = None,
+        forecast: Forecast | None = None,
     ) -> None:
-        """A new trial with its cell, which the sweep's newest revision lists from then on, what a sampler now remembers
-        of earlier trials and of the whole, and what the cell is expected to take. Raises IntegrityError for a number that is taken."""
+        """Insert a new trial with its cell, and update what changed with it.
+
+        Args:
+            trial: new trial.
+            cell: its cell, appended to the sweep's newest revision; None for a trial without a cell.
+            changed: earlier trials with a new Optuna state.
+            memory: new Optuna state of the study; None keeps the stored one.
+            forecast: predicted cost of the cell, appended to the revision's forecast; None for none.
+
+        Raises:
+            IntegrityError: the number of the trial is in use.
+        """
 
         def work(session: Session, sweep_id: int) -> None:
-            kept = {"sweep_id": sweep_id, "part": self.part, "memory": jsonable(dict(memory or {}))}
-            session.execute(upsert(session, StudyRow, key=("sweep_id", "part"), replace=memory is not None), kept)
+            """Store the study, the cell, the trial and the changed trials."""
+            values = {"sweep_id": sweep_id, "part": self.part, "memory": jsonable(dict(memory or {}))}
+            session.execute(upsert(session, StudyRow, key=("sweep_id", "part"), replace=memory is not None), values)
             if cell is not None:
-                _list(session, sweep_id, cell, price)
+                _append_cell(session, sweep_id, cell, forecast)
             ended = {} if trial.standing == "asked" else {"ended_at": UtcNow()}
             key = {"sweep_id": sweep_id, "part": self.part, "number": trial.number, "asked_at": UtcNow()}
             session.execute(insert(TrialRow).values(**key, **ended, **_values(trial)))
-            for one in changed:
-                self._write(session, sweep_id, one)
+            for earlier in changed:
+                self._update_trial(session, sweep_id, earlier)
 
-        self._held(work)
+        self._write_if_held(work)
 
     def enlist(self, cells: Sequence[CellRecord]) -> None:
-        """Cells of earlier trials that the newest revision does not list."""
+        """Append cells of earlier trials that the newest revision does not list."""
 
         def work(session: Session, sweep_id: int) -> None:
             sweep_lease.append_cells(session, sweep_id, cells)
 
         if cells:
-            self._held(work)
+            self._write_if_held(work)
 
     def tell(self, *trials: Trial) -> None:
-        """Trials as they now are."""
+        """Update trials; the first update to an end state sets the time of the end."""
 
         def work(session: Session, sweep_id: int) -> None:
-            for one in trials:
-                ended = None if one.standing == "asked" else func.coalesce(TrialRow.ended_at, UtcNow())
-                self._write(session, sweep_id, one, ended_at=ended)
+            for trial in trials:
+                ended = None if trial.standing == "asked" else func.coalesce(TrialRow.ended_at, UtcNow())
+                self._update_trial(session, sweep_id, trial, ended_at=ended)
 
-        self._held(work)
+        self._write_if_held(work)
 
-    def _write(self, session: Session, sweep_id: int, trial: Trial, **more: Any) -> None:
+    def _update_trial(self, session: Session, sweep_id: int, trial: Trial, **more: Any) -> None:
+        """Update one trial, with further columns."""
         row = update(TrialRow).where(
             TrialRow.sweep_id == sweep_id, TrialRow.part == self.part, TrialRow.number == trial.number
         )
         session.execute(row.values(**_values(trial), **more).execution_options(synchronize_session=False))
 
-    def _held(self, work: Callable[[Session, int], None]) -> None:
-        def whole(session: Session) -> None:
+    def _write_if_held(self, work: Callable[[Session, int], None]) -> None:
+        """Run `work(session, sweep_id)` in a durable transaction with the sweep's row locked. Raises LeaseLost."""
+
+        def guarded(session: Session) -> None:
             row = sweep_lease.lock_sweep_row(session, self.sweep)
             if row.fence != self.fence:
                 raise LeaseLost(f"sweep {self.sweep!r} was taken over by another supervisor; this one has to stop")
             work(session, row.id)
 
-        self.store.write(whole, durable=True)
+        self.store.write(guarded, durable=True)
 
 
-def _list(session: Session, sweep_id: int, cell: CellRecord, price: Forecast | None) -> None:
+def _append_cell(session: Session, sweep_id: int, cell: CellRecord, forecast: Forecast | None) -> None:
+    """Append a cell to the newest revision; extend the forecast if the revision has one and the cell is new."""
     newest = queries.revision_row(session, sweep_id)
     before, listed = forecast_of(newest.options), queries.members(session, newest.id)
     sweep_lease.append_cells(session, sweep_id, [cell])
-    if before is not None and price is not None and cell.id not in {one for one, _ in listed}:
-        newest.options = dict(newest.options) | {OPTION: jsonable(as_option(extended(before, len(listed), price)))}
+    if before is not None and forecast is not None and cell.id not in {cell_id for cell_id, _ in listed}:
+        newest.options = dict(newest.options) | {OPTION: jsonable(as_option(extended(before, len(listed), forecast)))}
 
 
 def _values(trial: Trial) -> dict[str, Any]:
+    """Return the columns of a trial that may change."""
     return {
         "cell_id": trial.cell,
         "params": jsonable(dict(trial.params)),

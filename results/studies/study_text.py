@@ -1,4 +1,4 @@
-"""Where a study stands, in words."""
+"""Text and JSON about the progress of a study."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ DIRECTION_PHRASES = {"minimize": "less is better", "maximize": "more is better"}
 
 
 def left(search: Search, trials: Sequence[Trial]) -> int:
-    """Trials that are still to be proposed."""
+    """Return the number of trials that are still to be proposed."""
     return max(0, search.trials - len(trials))
 
 
 def count_standings(trials: Sequence[Trial]) -> Counter[str]:
-    """How many trials stand where."""
+    """Return the number of trials by standing."""
     return Counter(trial.standing for trial in trials)
 
 
 def describe(search: Search, trials: Sequence[Trial]) -> str:
-    """What is searched, how many trials stand where, and the best of one objective, in a line."""
-    what = " and ".join(f"{name} ({DIRECTION_PHRASES[way]})" for name, way in search.objectives.items())
+    """Return one line about a study: size, sampler, objectives, trials by standing, best value of one objective."""
+    what = " and ".join(f"{name} ({DIRECTION_PHRASES[direction]})" for name, direction in search.objectives.items())
     how = search.sampler + (f", pruner {search.pruner}" if search.pruner else "")
     counts = sorted(
         (word if word != "asked" else "not finished", count) for word, count in count_standings(trials).items()
     )
-    told = [f"{count} {word}" for word, count in counts]
-    told += [f"{left(search, trials)} to propose"] if left(search, trials) else []
-    line = f"study of {counted(search.trials, 'trial')} ({how}) for {what}: {', '.join(told) or 'none'}"
+    parts = [f"{count} {standing}" for standing, count in counts]
+    parts += [f"{left(search, trials)} to propose"] if left(search, trials) else []
+    line = f"study of {counted(search.trials, 'trial')} ({how}) for {what}: {', '.join(parts) or 'none'}"
     first = best_single_objective(search, trials)
     return (
         line if first is None or first.values is None else f"{line}; best {first.values[0]:.5g}, trial {first.number}"
@@ -40,7 +40,10 @@ def describe(search: Search, trials: Sequence[Trial]) -> str:
 
 
 def best_single_objective(search: Search, trials: Sequence[Trial]) -> Trial | None:
-    """The best trial of a study with one objective; the first of several that are as good."""
+    """Return the best trial of a study with one objective, the first of equal ones.
+
+    None for several objectives or no finished trial.
+    """
     if len(search.objectives) > 1:
         return None
     sign = 1 if next(iter(search.objectives.values())) == "minimize" else -1
@@ -49,7 +52,7 @@ def best_single_objective(search: Search, trials: Sequence[Trial]) -> Trial | No
 
 
 def as_json(search: Search, trials: Sequence[Trial]) -> dict[str, Any]:
-    """The same as plain values."""
+    """Return the search's main fields, the trials by standing, and the number of remaining trials as JSON values."""
     return {
         "sampler": search.sampler, "pruner": search.pruner, "objectives": dict(search.objectives),
         "trials": search.trials, "counts": dict(count_standings(trials)), "left": left(search, trials),

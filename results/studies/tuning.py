@@ -1,4 +1,4 @@
-"""What was tuned before a factorial, as its revision keeps it and its tables tell it."""
+"""Result of a tuning before a factorial grid, as stored in its revision and shown in its tables."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..console.text import counted
 from ..revision_options import read_option
 
 OPTION = "tuned"
-"""Under this key in a revision's options."""
+"""Key in a revision's options."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TunedLevel:
-    """A level of the tuned axis: its study, the trial whose settings its cells have, and what all its trials took."""
+    """A level of the tuned axis: its study, the trial whose settings its cells use, and the cost of all its trials."""
 
     level: str
     sweep: str
@@ -29,58 +29,59 @@ class TunedLevel:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningResult:
-    """The same number of trials for every level of an axis."""
+    """Tuning with the same number of trials for every level of the axis `per`."""
 
     per: str
     trials: int
     sampler: str
     objective: str
     unit: str
-    """Of hours: GPU-hours or core-hours."""
+    """Unit of the hours: GPU-hours or core-hours."""
     levels: tuple[TunedLevel, ...]
 
     @property
     def note(self) -> str:
-        """One sentence for tables: what was tuned, what was found, what it cost."""
-        told = [
-            f"{one.level} {', '.join(f'{path} {value}' for path, value in one.settings.items())} "
-            f"(trial {one.trial} of {one.sweep}, {one.value:.4g}, {one.hours:.3g} {self.unit})"
-            for one in self.levels
+        """A sentence for tables: trials, chosen settings and cost."""
+        level_texts = [
+            f"{level.level} {', '.join(f'{path} {value}' for path, value in level.settings.items())} "
+            f"(trial {level.trial} of {level.sweep}, {level.value:.4g}, {level.hours:.3g} {self.unit})"
+            for level in self.levels
         ]
-        hours = sum(one.hours for one in self.levels)
+        hours = sum(level.hours for level in self.levels)
         return (
             f"Tuned before it, {counted(self.trials, 'trial')} for every level of {self.per} ({self.sampler}, for {self.objective}), {hours:.3g} "
-            f"{self.unit} in all, which speak of the seed that was tuned: {'; '.join(told)}."
+            f"{self.unit} in all, which speak of the seed that was tuned: {'; '.join(level_texts)}."
         )
 
 
 def as_option(tuned: TuningResult) -> dict[str, Any]:
-    """As JSON; settings in lists, since the order of a mapping is lost in some databases."""
-    levels = [asdict(one) | {"settings": [list(pair) for pair in one.settings.items()]} for one in tuned.levels]
+    """Return the result as JSON values; settings are lists, since some databases lose the order of a mapping."""
+    levels = [asdict(level) | {"settings": [list(pair) for pair in level.settings.items()]} for level in tuned.levels]
     return asdict(tuned) | {"levels": levels}
 
 
 def tuned_of(options: object) -> TuningResult | None:
-    """What a launch stored with its revision; None where there is nothing of the kind."""
-    return read_option(options, OPTION, _tuned)
+    """Return the tuning in the options of a stored revision; None for no tuning or an invalid one."""
+    return read_option(options, OPTION, _parse_tuning)
 
 
-def _tuned(found: Mapping[str, Any]) -> TuningResult:
+def _parse_tuning(fields: Mapping[str, Any]) -> TuningResult:
+    """Return the result that `as_option` wrote. Raises KeyError, TypeError or ValueError for an invalid one."""
     levels = tuple(
         TunedLevel(
-            level=str(one["level"]), sweep=str(one["sweep"]), trial=int(one["trial"]), cell=str(one["cell"]),
-            value=_number(one["value"]), settings={str(path): value for path, value in one["settings"]},
-            hours=_number(one["hours"]),
+            level=str(level["level"]), sweep=str(level["sweep"]), trial=int(level["trial"]), cell=str(level["cell"]),
+            value=_finite_number(level["value"]), settings={str(path): value for path, value in level["settings"]},
+            hours=_finite_number(level["hours"]),
         )
-        for one in found["levels"]
+        for level in fields["levels"]
     )  # fmt: skip
     return TuningResult(
-        per=str(found["per"]), trials=int(found["trials"]), sampler=str(found["sampler"]),
-        objective=str(found["objective"]), unit=str(found["unit"]), levels=levels,
+        per=str(fields["per"]), trials=int(fields["trials"]), sampler=str(fields["sampler"]),
+        objective=str(fields["objective"]), unit=str(fields["unit"]), levels=levels,
     )  # fmt: skip
 
 
-def _number(given: object) -> float:
-    if not isinstance(given, int | float) or not math.isfinite(given):
-        raise ValueError(f"{given!r} is no number")
-    return float(given)
+def _finite_number(value: object) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no number")
+    return float(value)

@@ -34,7 +34,7 @@ def test_a_description_comes_back_as_it_was_written() -> None:
     assert metric("mine", "glow", metric_description(mine), "fraction") == mine
     assert mine.definition == "Share of lamps that glow. More is better. A trivial answer scores 25%."
     assert metric_description(Metric("glow", "lux")) == {}
-    assert metric("mine", "glow", {}, "lux").words == metrics.UNKNOWN.format(probe="mine")
+    assert metric("mine", "glow", {}, "lux").words == metrics.UNKNOWN_METRIC_TEXT.format(probe="mine")
 
 
 @pytest.mark.parametrize(

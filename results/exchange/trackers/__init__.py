@@ -1,6 +1,9 @@
-"""Exporters to experiment trackers, one file each, and the registry that lists them. Nothing is sent anywhere.
+"""Exporters to experiment trackers, one file each, and the registry that lists them.
 
-Imported by: sweep/commands. Imports the rest of results/exchange; a tracker's own package is imported when something is written.
+All of them write files; nothing is sent.
+
+Imported by sweep/commands. Imports the rest of results/exchange; the package of a tracker is imported only for an
+export.
 Start at EXPORTERS and runs.py.
 """
 
@@ -18,24 +21,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exporter:
-    """A file of this folder that writes a sweep for one tracker.
+    """A module of this folder that writes a sweep for one tracker.
 
-    An exporter to a folder has `runs(store, sweep, folder, out)`, which returns the function that writes one Run below
-    `folder`, later renamed to `out`. One with an `ending` has `export(store, sweep, out)`, which writes one file and returns a count.
+    An exporter to a folder has `runs(store, sweep, folder, out)`, which returns the function that writes one run below
+    `folder`, later
+    renamed to `out`. An exporter with an `ending` has `export(store, sweep, out)`, which writes one file and returns a
+    count.
     """
 
     module: str
     tracker: str = ""
-    """Name of the program, for people."""
+    """Display name of the program."""
     package: str = ""
-    """What pip is to install where its import fails."""
+    """Requirement to install with pip if the import fails."""
     ending: str = ""
-    """Of the one file; empty where a folder is filled, one run a cell."""
+    """Suffix of the one file; empty for an exporter that fills a folder with one run per cell."""
     counts: str = "cells"
-    """Noun of what is counted."""
+    """Plural noun of the exported objects."""
 
     def load(self) -> Any:
-        """Import the module. Raises StoreError where the tracker's package is missing."""
+        """Import and return the module. Raises StoreError if the tracker's package is missing."""
         try:
             return importlib.import_module(f".{self.module}", __name__)
         except ImportError as error:
@@ -46,20 +51,21 @@ class Exporter:
             ) from error
 
     def export(self, store: Store, sweep: str, out: Path) -> int:
-        """Write a sweep to a new folder, or a new file of that ending; return how many cells or trials.
+        """Write a sweep to a new folder or file, and return the number of exported cells or trials.
 
-        Raises StoreError: something is there already, it cannot be written, or the tracker's package is missing.
+        Raises:
+            StoreError: the target exists, cannot be written, or the tracker's package is missing.
         """
         module = self.load()
         if self.ending:
             return int(module.export(store, sweep, out))
         from ...console.output_files import atomic_folder
-        from .runs import runs_of
+        from .runs import tracker_runs
 
         count = 0
         with atomic_folder(out) as folder:
             write = module.runs(store, sweep, folder, out)
-            for run in runs_of(store, sweep):
+            for run in tracker_runs(store, sweep):
                 write(run)
                 count += 1
         return count
@@ -71,4 +77,4 @@ EXPORTERS: Mapping[str, Exporter] = {
     "mlflow": Exporter("mlflow", "MLflow", "mlflow-skinny>=3.10"),
     "optuna": Exporter("optuna", ending=".db", counts="trials"),
 }
-"""By the word of --to."""
+"""Exporters by the value of --to."""

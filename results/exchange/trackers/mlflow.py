@@ -1,8 +1,10 @@
-"""A database of MLflow's, `mlflow.db`: one experiment with one run a cell.
+"""Exporter to MLflow: a database `mlflow.db` with one experiment and one run per cell.
 
-Run name: the cell's slug. Parameters: id, seed, levels, axes and tokens, and under `config.` the cell's complete config. Metrics:
-`curve/NAME` by step, at the times they were trained, and `PROBE/METRIC` by context length (0: not about one). Tags: `cell` (its id),
-`state`, and as `reason.PROBE.METRIC.LENGTH` why a number could not be had. What somebody wrote about sweep or cell is the description.
+Run name: the cell's slug. Parameters: id, seed, levels, axes and tokens, and the complete config under `config.`.
+Metrics:
+`curve/NAME` by step, with the times of training, and `PROBE/METRIC` by context length (0: without a length). Tags:
+`cell` (its id),
+`state`, and the reasons of missing values as `reason.PROBE.METRIC.LENGTH`. Notes of users are the descriptions.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # it would tell its makers of every run
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # it would report every run to its makers
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
@@ -25,15 +27,15 @@ from ...store.store import Store
 from .runs import CURVE, TrackerRun
 
 BATCH = {"metrics": 1000, "params": 100, "tags": 100}
-"""Items that MLflow takes in one call, by kind."""
+"""Maximum number of items in one call of MLflow, by kind."""
 STATUS = {"done": "FINISHED", "failed": "FAILED", "diverged": "FAILED", "interrupted": "KILLED", "running": "RUNNING"}
-"""MLflow's status by the state of a cell; of a new one SCHEDULED."""
+"""MLflow's status by the state of a cell; a new cell has SCHEDULED."""
 LONGEST_NAME, LONGEST_VALUE = 250, 6000
-"""Letters of a parameter, as MLflow limits them."""
+"""MLflow's maximum lengths of the name and the value of a parameter, in characters."""
 
 
 def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[TrackerRun], None]:
-    """Make the experiment, and return the function that writes a run into it."""
+    """Create the experiment, and return the function that writes a run into it. Sets MLflow's log level to WARNING."""
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     summary = store.sweep(sweep)
     client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
@@ -46,27 +48,27 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
 
 def _log(client: Any, experiment: str, run: TrackerRun) -> None:
     """Write one run into MLflow's database."""
-    began, ended = _ms(run.began), _ms(run.ended)
-    facts = {name: str(value) for name, value in run.facts().items()}
+    began, ended = _ms(run.started_at), _ms(run.finished_at)
+    facts = {name: str(value) for name, value in run.hyperparameters().items()}
     facts |= {f"config.{name}": value for name, value in _flat(run.cell.config)}
     tags = {"cell": run.cell.id, "state": run.state}
     tags |= {"mlflow.note.content": run.cell.note} if run.cell.note else {}
     metrics = [
-        Metric(f"curve/{_word(name)}", value, began + round(1000 * point.wall_s), point.step)
+        Metric(f"curve/{_valid_name(name)}", value, began + round(1000 * point.wall_s), point.step)
         for point in run.curve
         for name in CURVE
         if (value := getattr(point, name)) is not None
     ]
-    for one in run.values:
-        probe, metric = _word(one.probe), _word(one.metric)
-        if one.value is not None:
-            metrics.append(Metric(f"{probe}/{metric}", one.value, ended or began, one.length))
+    for measured in run.values:
+        probe, metric = _valid_name(measured.probe), _valid_name(measured.metric)
+        if measured.value is not None:
+            metrics.append(Metric(f"{probe}/{metric}", measured.value, ended or began, measured.length))
         else:
-            tags[f"reason.{probe}.{metric}.{one.length}"] = one.reason or ""
+            tags[f"reason.{probe}.{metric}.{measured.length}"] = measured.reason or ""
     items: dict[str, list[Any]] = {
         "metrics": metrics,
-        "params": [Param(_word(name), value[:LONGEST_VALUE]) for name, value in facts.items()],
-        "tags": [RunTag(_word(name), value[:LONGEST_VALUE]) for name, value in tags.items()],
+        "params": [Param(_valid_name(name), value[:LONGEST_VALUE]) for name, value in facts.items()],
+        "tags": [RunTag(_valid_name(name), value[:LONGEST_VALUE]) for name, value in tags.items()],
     }
     id_ = client.create_run(experiment, start_time=began, run_name=run.name).info.run_id
     for kind, size in BATCH.items():
@@ -80,18 +82,18 @@ def _log(client: Any, experiment: str, run: TrackerRun) -> None:
 
 
 def _ms(moment: datetime | None) -> int:
-    """Milliseconds since the epoch; 0 for a time that there is not."""
+    """Return milliseconds since the epoch; 0 for None."""
     return round(1000 * moment.timestamp()) if moment is not None else 0
 
 
-def _word(text: str) -> str:
-    """The text as MLflow lets a name be."""
+def _valid_name(text: str) -> str:
+    """Return the text with the characters and the length that MLflow allows in a name."""
     word = re.sub(r"[^A-Za-z0-9_. -]", "_", text)[:LONGEST_NAME]
     return word if word.strip(". ") else "_"
 
 
 def _flat(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Every setting by its dotted path, as JSON unless it is text."""
+    """Yield every setting as (dotted path, text); values other than text are JSON."""
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{path}{name}.")

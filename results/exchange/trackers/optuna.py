@@ -1,6 +1,6 @@
-"""A study as a database of Optuna's own, which optuna-dashboard and every program that knows Optuna opens.
+"""Exporter of a study to an Optuna database, which optuna-dashboard and every program based on Optuna can open.
 
-It is made anew from our records each time: they are the truth, and nothing is read back from the copy.
+Each export writes a new database from the records of this program; nothing is ever read back from it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,16 @@ from ...studies.study_store import search_of, trials_of
 
 
 def export(store: Store, sweep: str, out: Path) -> int:
-    """Writes a SQLite file with one study, the sweep; returns how many trials. Directions, distributions, numbers, settings, values and
-    curves (by validation) are those of our trials; start and end those of their attempts; in the attributes of a trial stand its
-    cell, its standing here, why it failed, and settings that are outside of what is searched now.
+    """Write a SQLite file with one Optuna study, the sweep, and return the number of trials.
 
-    Raises StoreError: the sweep is no study, the file exists or cannot be written.
+    Directions, distributions, numbers, parameters, values and curves (by validation) are those of the study's trials.
+    Start and end are
+    those of their attempts. User attributes of a trial hold its cell, standing, failure reason, and parameters outside
+    the current
+    search space.
+
+    Raises:
+        StoreError: the sweep is not a study, or the file exists or cannot be written.
     """
     search = search_of(store, sweep)
     if search is None:
@@ -39,7 +44,7 @@ def export(store: Store, sweep: str, out: Path) -> int:
     if os.path.lexists(out):
         raise StoreError(f"{out} exists; name a new file with --out, since --to optuna replaces no database")
     trials = trials_of(store, sweep)
-    times = _times(store.attempts_of({one.cell for one in trials if one.cell is not None}))
+    times = _times(store.attempts_of({trial.cell for trial in trials if trial.cell is not None}))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "optuna.db"
         _write(file, sweep, search, trials, times)
@@ -51,6 +56,7 @@ def export(store: Store, sweep: str, out: Path) -> int:
 def _write(
     file: Path, sweep: str, search: Search, trials: list[Trial], times: Mapping[str, tuple[datetime, datetime | None]]
 ) -> None:
+    """Write the study with all trials to an Optuna database. `times` are start and end by cell id."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = optuna.storages.RDBStorage(f"sqlite:///{file}")
     study = optuna.create_study(storage=storage, study_name=sweep, directions=list(search.objectives.values()))
@@ -59,35 +65,39 @@ def _write(
         study.set_metric_names(list(search.objectives))
     study.set_user_attr("sampler", search.sampler)
     study.set_user_attr("pruner", search.pruner or "none")
-    here = made(search, trials).get_trials(deepcopy=False)
-    study.add_trials([_told(one, frozen, times) for one, frozen in zip(trials, here, strict=True)])
+    frozen_trials = made(search, trials).get_trials(deepcopy=False)
+    study.add_trials(
+        [_with_attributes(trial, frozen, times) for trial, frozen in zip(trials, frozen_trials, strict=True)]
+    )
     storage.remove_session()
     storage.engine.dispose()
 
 
-def _told(trial: Trial, frozen: FrozenTrial, times: Mapping[str, tuple[datetime, datetime | None]]) -> FrozenTrial:
-    """The trial of Optuna's with what it does not know."""
+def _with_attributes(
+    trial: Trial, frozen: FrozenTrial, times: Mapping[str, tuple[datetime, datetime | None]]
+) -> FrozenTrial:
+    """Set times and user attributes of an Optuna trial in place, and return it."""
     began, ended = times.get(trial.cell or "", (None, None))
-    frozen.datetime_start = _local(began) or frozen.datetime_start
+    frozen.datetime_start = _local_time(began) or frozen.datetime_start
     if frozen.state.is_finished():
-        frozen.datetime_complete = _local(ended) or frozen.datetime_start or frozen.datetime_complete
-    told: dict[str, Any] = {"cell": trial.cell, "standing": trial.standing, "reason": trial.reason}
-    told |= {f"outside.{path}": value for path, value in trial.params.items() if path not in frozen.params}
-    for name, value in told.items():
+        frozen.datetime_complete = _local_time(ended) or frozen.datetime_start or frozen.datetime_complete
+    attributes: dict[str, Any] = {"cell": trial.cell, "standing": trial.standing, "reason": trial.reason}
+    attributes |= {f"outside.{path}": value for path, value in trial.params.items() if path not in frozen.params}
+    for name, value in attributes.items():
         if value is not None:
             frozen.set_user_attr(name, value)
     return frozen
 
 
 def _times(attempts: list[Attempt]) -> dict[str, tuple[datetime, datetime | None]]:
-    """By cell: when its first attempt began, and when the last of them ended, if it has."""
-    found: dict[str, tuple[datetime, datetime | None]] = {}
-    for one in attempts:
-        first = found.get(one.cell_id, (one.started_at, None))[0]
-        found[one.cell_id] = (first, one.finished_at)
-    return found
+    """Return the start of a cell's first attempt and the end of its last one (None while it runs), by cell id."""
+    times: dict[str, tuple[datetime, datetime | None]] = {}
+    for attempt in attempts:
+        first = times.get(attempt.cell_id, (attempt.started_at, None))[0]
+        times[attempt.cell_id] = (first, attempt.finished_at)
+    return times
 
 
-def _local(moment: datetime | None) -> datetime | None:
-    """As Optuna keeps times: of this machine's zone, which is not written."""
+def _local_time(moment: datetime | None) -> datetime | None:
+    """Return the time as Optuna stores it: in this machine's time zone, without the zone."""
     return None if moment is None else moment.astimezone().replace(tzinfo=None)

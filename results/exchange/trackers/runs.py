@@ -1,4 +1,4 @@
-"""A sweep as trackers see it: one run a cell, with its curve and its newest values."""
+"""A sweep in the terms of experiment trackers: one run per cell, with its curve and its newest values."""
 
 from __future__ import annotations
 
@@ -17,24 +17,30 @@ CURVE = tuple(field.name for field in fields(CurvePoint) if field.name != "step"
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerRun:
-    """A cell with its curve and its newest values. `name` is its slug, with the id where several cells share that."""
+    """A cell with its curve and its newest values.
+
+    `name` is its slug, followed by the id if several cells share the slug.
+    """
 
     name: str
     cell: CellRecord
     state: str
-    began: datetime | None
-    ended: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
     curve: tuple[CurvePoint, ...]
     values: tuple[MeasuredValue, ...]
 
-    def facts(self) -> dict[str, Any]:
-        """What the cell is: id, state, seed, levels, the grid's axes and tokens."""
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return id, state, seed and tokens of the cell, its five levels and the grid's axes, by name."""
         facts = {"cell": self.cell.id, "state": self.state, "seed": self.cell.seed, "tokens": self.cell.tokens}
         return facts | dict(self.cell.levels) | dict(self.cell.axes)
 
 
-def runs_of(store: Store, sweep: str) -> Iterator[TrackerRun]:
-    """The cells of the newest revision in the grid's order; the curve is that of frames.Frames.curves."""
+def tracker_runs(store: Store, sweep: str) -> Iterator[TrackerRun]:
+    """Yield the cells of the newest revision as runs, in the grid's order.
+
+    The curve is that of the newest finished training, or of the newest attempt without one.
+    """
     states = store.cell_states(sweep)
     values: dict[str, list[MeasuredValue]] = {state.cell_id: [] for state in states}
     for value in store.values(sweep):
@@ -48,8 +54,8 @@ def runs_of(store: Store, sweep: str) -> Iterator[TrackerRun]:
             name=plain if named[state.slug] == 1 else f"{plain}-{state.cell_id}",
             cell=store.cell(state.cell_id),
             state=state.state,
-            began=attempt.started_at if attempt is not None else None,
-            ended=attempt.finished_at if attempt is not None else None,
+            started_at=attempt.started_at if attempt is not None else None,
+            finished_at=attempt.finished_at if attempt is not None else None,
             curve=tuple(store.curve(shown)) if shown is not None else (),
             values=tuple(values[state.cell_id]),
         )

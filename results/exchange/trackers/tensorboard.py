@@ -1,7 +1,8 @@
-"""Event files of TensorBoard: one run a cell, for `tensorboard --logdir`.
+"""Exporter to TensorBoard: event files with one run per cell, for `tensorboard --logdir`.
 
-Scalars `curve/NAME` by step, at the times they were trained, and `PROBE/METRIC` by context length (0: not about one); the reason of
-a number that could not be had is a text `PROBE/METRIC/reason`; levels and seed are hyper-parameters. TensorBoard keeps 32-bit floats.
+Scalars: `curve/NAME` by step, with the times of training, and `PROBE/METRIC` by context length (0: without a length).
+The reason of
+a missing value is a text `PROBE/METRIC/reason`. Levels and seed are hyper-parameters. TensorBoard stores 32-bit floats.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from .runs import CURVE, TrackerRun
 
 
 def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[TrackerRun], None]:
-    """Return the function that writes the event file of a run."""
+    """Return the function that writes the event file of a run into a new folder below `folder`."""
 
     def write(run: TrackerRun) -> None:
+        """Write the event file of one run into a new folder named after it."""
         (folder / run.name).mkdir()
-        # TensorBoard knows its files by the name; their own writer would put time, host and pid behind it
+        # TensorBoard recognizes its files by name; its own writer would append time, host and pid
         with (folder / run.name / "events.out.tfevents.0.atma-sweep").open("wb") as stream:
             writer = RecordWriter(stream)
             _record(run, lambda **event: writer.write(Event(**event).SerializeToString()))
@@ -35,15 +37,15 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
 
 
 def _record(run: TrackerRun, record: Callable[..., Any]) -> None:
-    """Write the events of a run."""
-    began = run.began.timestamp() if run.began else 0.0
-    ended = run.ended.timestamp() if run.ended else began
+    """Write the events of a run by calls of `record`, which takes the fields of an event."""
+    began = run.started_at.timestamp() if run.started_at else 0.0
+    ended = run.finished_at.timestamp() if run.finished_at else began
     record(wall_time=began, file_version="brain.Event:2")
-    hyper = {name: value if isinstance(value, int) else str(value) for name, value in run.facts().items()}
+    hyper = {name: value if isinstance(value, int) else str(value) for name, value in run.hyperparameters().items()}
     record(wall_time=began, summary=hparams_pb(hyper, trial_id=run.cell.id, start_time_secs=began))
     for point in run.curve:
-        found = [(name, getattr(point, name)) for name in CURVE]
-        scalars = [Summary.Value(tag=f"curve/{n}", simple_value=value) for n, value in found if value is not None]
+        values = [(name, getattr(point, name)) for name in CURVE]
+        scalars = [Summary.Value(tag=f"curve/{n}", simple_value=value) for n, value in values if value is not None]
         record(wall_time=began + point.wall_s, step=point.step, summary=Summary(value=scalars))
     for value in run.values:
         tag = f"{value.probe}/{value.metric}"

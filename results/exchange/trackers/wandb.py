@@ -1,8 +1,10 @@
-"""Offline runs of Weights & Biases: one a cell, for `wandb sync FOLDER/wandb/*`.
+"""Exporter to Weights & Biases: offline runs, one per cell, for `wandb sync FOLDER/wandb/*`.
 
-Project: the sweep; run id: the cell's; config: id, state, seed, levels, axes and the cell's complete config. History: `curve/NAME`
-over `step`, `PROBE/METRIC` over `length`; summary: `PROBE/METRIC@LENGTH`, or the reason why there is none. Neither this machine nor
-the working folder is described.
+Project: the sweep. Run id: the cell's id. Config: id, state, seed, levels, axes and the cell's complete config.
+History:
+`curve/NAME` over `step`, and `PROBE/METRIC` over `length`. Summary: `PROBE/METRIC@LENGTH`, or the reason of a missing
+value. Nothing
+about this machine or the working folder is written.
 """
 
 from __future__ import annotations
@@ -22,12 +24,16 @@ QUIET = ("silent", "disable_code", "disable_git", "x_disable_meta", "x_disable_s
 
 
 def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[TrackerRun], None]:
-    """Return the function that writes an offline run."""
+    """Return the function that writes an offline run below `folder`."""
     settings = wandb.Settings(mode="offline", console="off", x_save_requirements=False, **dict.fromkeys(QUIET, True))
 
     def write(run: TrackerRun) -> None:
-        times = {"began": run.began and format_utc(run.began), "ended": run.ended and format_utc(run.ended)}
-        config = run.facts() | times | {"config": dict(run.cell.config)}
+        """Write one offline run of W&B."""
+        times = {
+            "began": run.started_at and format_utc(run.started_at),
+            "ended": run.finished_at and format_utc(run.finished_at),
+        }
+        config = run.hyperparameters() | times | {"config": dict(run.cell.config)}
         project = safe_file_name(sweep)
         with wandb.init(
             project=project, id=run.cell.id, name=run.name, dir=str(folder), config=config, settings=settings
@@ -38,6 +44,7 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
 
 
 def _log(run: TrackerRun, target: Any) -> None:
+    """Log the curve by step and the measurements by length, and fill the summary."""
     target.define_metric("curve/*", step_metric="step")
     for probe in sorted({value.probe for value in run.values}):
         target.define_metric(f"{probe}/*", step_metric="length")

@@ -17,7 +17,7 @@ TYPES: dict[str, sa.types.TypeEngine[Any]] = {
     "time": sa.String(24), "id": sa.String(12), "state": sa.String(11), "word": sa.String(8), "int": sa.Integer(), "big": sa.BigInteger(),
     "real": sa.Double(), "bool": sa.Boolean(), "json": sa.JSON(), "text": sa.Text(),
 }  # fmt: skip
-"""Of columns; `time` is ISO-8601 in UTC with milliseconds and Z, `word` a kind or a phase."""
+"""Types of columns; `time` is ISO-8601 in UTC with milliseconds and Z, `name` a kind or a phase."""
 
 
 # Newest revision of each sweep; newest value per key over done attempts; a cell without values appears once.
@@ -50,13 +50,13 @@ LEFT JOIN (
 
 
 def _create(table: str, columns: str, *constraints: sa.Constraint, key: tuple[str, ...] = ("id",)) -> None:
-    """Make a table of columns written as `name:type`, with `?` where a value may be missing and `=` before a default."""
-    made = []
+    """Create a table from columns written as `name:type`, with `?` for a nullable column and `=` before a default."""
+    columns_ = []
     for column in columns.split():
         name, kind, optional, default = re.fullmatch(r"(\w+):(\w+)(\??)(?:=(\w+))?", column).groups()  # type: ignore[union-attr]
         stands = sa.text(default) if default == "false" else default
-        made.append(sa.Column(name, TYPES[kind], nullable=bool(optional), server_default=stands))
-    op.create_table(table, *made, sa.PrimaryKeyConstraint(*key, name=f"pk_{table}"), *constraints)
+        columns_.append(sa.Column(name, TYPES[kind], nullable=bool(optional), server_default=stands))
+    op.create_table(table, *columns_, sa.PrimaryKeyConstraint(*key, name=f"pk_{table}"), *constraints)
 
 
 def _refers(table: str, column: str, parent: str, ondelete: str | None = None) -> sa.ForeignKeyConstraint:
@@ -72,7 +72,7 @@ def _check(table: str, name: str, condition: str) -> sa.CheckConstraint:
 
 
 def upgrade() -> None:
-    """From nothing to the first release."""
+    """Create the tables, the index and the view of the first release."""
     _create(
         "sweep",
         "id:int name:text created_at:time launched_at:time owner:text? owner_host:text? owner_pid:int? owner_started:real? "
@@ -153,7 +153,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Back to nothing."""
+    """Drop everything."""
     op.execute("DROP VIEW results")
     tables = "provenance event curve_point example measurement attempt revision_cell cell revision sweep"
     for table in tables.split():

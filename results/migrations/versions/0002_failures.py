@@ -1,4 +1,4 @@
-"""How an attempt failed, what it did otherwise than its cell says, and what people ask of a running sweep."""
+"""Failure class and deviation of an attempt, and requests to a running sweep."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Columns that may be empty, so no table is made anew and no row is touched."""
+    """Add nullable columns; no table is rebuilt and no row changes."""
     op.add_column("attempt", sa.Column("failure", sa.String(14)))
     op.add_column("attempt", sa.Column("deviation", sa.JSON()))
     op.add_column("sweep", sa.Column("request", sa.JSON()))
 
 
 def downgrade() -> None:
-    """Back to the first release."""
+    """Return to the first release."""
     op.drop_column("sweep", "request")
     op.drop_column("attempt", "deviation")
     op.drop_column("attempt", "failure")

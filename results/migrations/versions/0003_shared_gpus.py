@@ -1,4 +1,4 @@
-"""Which GPU an attempt ran on, and how many others did meanwhile."""
+"""GPU of an attempt, and the number of other attempts on it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Columns that may be empty, so no table is made anew and no row is touched."""
+    """Add nullable columns; no table is rebuilt and no row changes."""
     op.add_column("provenance", sa.Column("gpu_uuid", sa.Text()))
     op.add_column("provenance", sa.Column("co_tenants", sa.Integer()))
 
 
 def downgrade() -> None:
-    """Back to the release before."""
+    """Return to the release before."""
     op.drop_column("provenance", "co_tenants")
     op.drop_column("provenance", "gpu_uuid")

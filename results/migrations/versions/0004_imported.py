@@ -1,4 +1,4 @@
-"""Which attempts came with a bundle: nothing that they say of places is ever followed."""
+"""Flag of attempts that came with a bundle: the paths and addresses in them are never followed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """A column with a constant default, so no table is made anew and no row is touched."""
+    """Add a column with a constant default; no table is rebuilt and no row changes."""
     op.add_column("attempt", sa.Column("imported", sa.Boolean(), nullable=False, server_default=sa.text("false")))
 
 
 def downgrade() -> None:
-    """Back to the release before."""
+    """Return to the release before."""
     op.drop_column("attempt", "imported")

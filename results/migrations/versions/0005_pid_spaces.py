@@ -1,4 +1,4 @@
-"""In which boot and PID namespace the pid of a supervisor or an attempt means something."""
+"""Boot and PID namespace in which the pid of a supervisor or an attempt is valid."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Columns that may be empty, so no table is made anew and no row is touched."""
+    """Add nullable columns; no table is rebuilt and no row changes."""
     op.add_column("sweep", sa.Column("owner_space", sa.Text()))
     op.add_column("attempt", sa.Column("pid_space", sa.Text()))
 
 
 def downgrade() -> None:
-    """Back to the release before."""
+    """Return to the release before."""
     op.drop_column("attempt", "pid_space")
     op.drop_column("sweep", "owner_space")

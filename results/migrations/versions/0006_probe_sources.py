@@ -1,4 +1,4 @@
-"""With a measurement the plugin that made it, and what its metric means where the package does not know that."""
+"""Plugin that made a measurement, and the description of a metric that the package does not define."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ branch_labels = None
 depends_on = None
 
 
-def _view(told: str, chosen: str) -> str:
+def _view(selected: str, chosen: str) -> str:
     """Newest revision of each sweep; newest value per key over done attempts; a cell without values appears once."""
     return f"""
 CREATE VIEW results AS
 SELECT s.name AS sweep, c.id AS cell, c.slug AS slug, c.seed AS seed, c.attn_type AS attn_type,
        c.reg_mode AS reg_mode, c.distractor AS distractor, c.memory AS memory, c."window" AS "window",
        rc.axes AS axes, m.probe AS probe, m.metric AS metric, m.length AS length, m.value AS value,
-       m.unit AS unit, m.n AS n, COALESCE(a.state, 'new') AS state{told}
+       m.unit AS unit, m.n AS n, COALESCE(a.state, 'new') AS state{selected}
 FROM sweep s
 JOIN revision r ON r.sweep_id = s.id
      AND r.number = (SELECT MAX(r2.number) FROM revision r2 WHERE r2.sweep_id = s.id)
@@ -42,7 +42,7 @@ LEFT JOIN (
 
 
 def upgrade() -> None:
-    """Columns that may be empty, so no table is made anew and no row is touched; the view gets the first of them."""
+    """Add nullable columns, and the first of them to the view; no table is rebuilt and no row changes."""
     op.execute("DROP VIEW results")
     op.add_column("measurement", sa.Column("source", sa.String(64)))
     op.add_column("measurement", sa.Column("description", sa.JSON()))
@@ -50,7 +50,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Back to the release before."""
+    """Return to the release before."""
     op.execute("DROP VIEW results")
     op.drop_column("measurement", "description")
     op.drop_column("measurement", "source")

@@ -1,4 +1,4 @@
-"""Words of people about sweeps and cells; and indexes, without which deleting many attempts reads all events for each."""
+"""Notes and tags of sweeps and cells, and indexes without which a deletion reads all events for each attempt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INDEXED = (("attempt", "parent_id"), ("event", "sweep_id"), ("event", "attempt_i
 
 
 def upgrade() -> None:
-    """Columns that may be empty, so no table is made anew and no row is touched."""
+    """Add nullable columns and indexes; no table is rebuilt and no row changes."""
     op.add_column("sweep", sa.Column("tags", sa.JSON()))
     op.add_column("sweep", sa.Column("note", sa.Text()))
     op.add_column("cell", sa.Column("note", sa.Text()))
@@ -23,7 +23,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Back to the release before."""
+    """Return to the release before."""
     for table, column in INDEXED:
         op.drop_index(f"ix_{table}_{column}", table)
     op.drop_column("cell", "note")

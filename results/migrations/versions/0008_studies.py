@@ -1,4 +1,4 @@
-"""Studies: what a sampler proposed, trial by trial, and what it remembers."""
+"""Studies: proposals of a sampler, trial by trial, and the state of the sampler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Two new tables; no row of another is touched."""
+    """Create two tables; no row of another table changes."""
     op.create_table(
         "study",
         sa.Column("sweep_id", sa.Integer(), nullable=False),
@@ -48,6 +48,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Back to the release before."""
+    """Return to the release before."""
     op.drop_table("trial")
     op.drop_table("study")

@@ -1,4 +1,4 @@
-"""Attempts on models from elsewhere: a third kind."""
+"""A third kind of attempts: evaluations of external models."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ BEFORE, AFTER = "kind IN ('train', 'evaluate')", "kind IN ('train', 'evaluate', 
 
 
 def upgrade() -> None:
-    """No row is touched."""
+    """Allow the kind `external`; no row changes."""
     _allow(BEFORE, AFTER)
 
 
 def downgrade() -> None:
-    """Back to the release before, which calls them evaluations."""
+    """Return to the release before, which stores them as evaluations."""
     op.execute("UPDATE attempt SET kind = 'evaluate' WHERE kind = 'external'")
     _allow(AFTER, BEFORE)
 
 
 def _allow(old: str, new: str) -> None:
+    """Replace the CHECK condition of the column `kind`."""
     if op.get_bind().dialect.name == "postgresql":
         op.drop_constraint(op.f("ck_attempt_kind"), "attempt", type_="check")
         op.create_check_constraint(op.f("ck_attempt_kind"), "attempt", new)
         return
     # SQLite alters no constraint in place, and to copy the table would break the view on it; its own documentation
     # has this way for a change that touches nothing on the disk but the text of the table
-    told, said = (text.replace("'", "''") for text in (old, new))
+    old_sql, new_sql = (text.replace("'", "''") for text in (old, new))
     op.execute("PRAGMA writable_schema = ON")
     op.execute(
-        f"UPDATE sqlite_master SET sql = replace(sql, '{told}', '{said}') WHERE type = 'table' AND name = 'attempt'"
+        f"UPDATE sqlite_master SET sql = replace(sql, '{old_sql}', '{new_sql}') WHERE type = 'table' AND name = 'attempt'"
     )
     op.execute("PRAGMA writable_schema = RESET")

@@ -1,5 +1,5 @@
-"""Migrations, oldest first.
+"""Migrations of the database, oldest first.
 
-Each file stands alone: it never imports the models, which move on; nothing imports it but alembic.
-Start at 0001_baseline.py.
+Each file is independent: it never imports the models, which change later, and only alembic imports it. Start at
+0001_baseline.py.
 """

@@ -30,7 +30,7 @@ def steering(found: str, kept: str = "") -> list[str]:
 def test_nothing_steers(said: str) -> None:
     for exit in (text.plain, text.sentence, text.html_escaped, text.markdown_escaped, text.tex_escaped):
         assert steering(exit(said)) == [], exit
-    for exit in (text.sanitize_text, text.printed, text.csv_field):
+    for exit in (text.sanitize_text, text.sanitize_log, text.csv_field):
         assert steering(exit(said), "\n\t") == [], exit
     assert steering(text.json_safe(json.dumps(said, ensure_ascii=False)), "\n") == []
     # what was cleaned stays so
@@ -39,7 +39,7 @@ def test_nothing_steers(said: str) -> None:
 
 @given(st.text("abc é中½ ±-.,:;()!?", max_size=40))
 def test_what_is_harmless_is_left_alone(said: str) -> None:
-    assert text.plain(said) == text.sanitize_text(said) == text.printed(said) == said
+    assert text.plain(said) == text.sanitize_text(said) == text.sanitize_log(said) == said
 
 
 @given(ANYTHING)
@@ -132,7 +132,7 @@ def test_the_password_of_an_address_is_hidden(user: str, password: str, host: st
     address = f"postgresql+psycopg://{user}:{password}@{host}:5432/runs?sslmode=require"
     found = text.without_passwords(f"cannot use {address} as a database")
     assert found == f"cannot use postgresql+psycopg://{user}:***@{host}:5432/runs?sslmode=require as a database"
-    for exit in (text.plain, text.sentence, text.sanitize_text, text.printed, text.csv_field):
+    for exit in (text.plain, text.sentence, text.sanitize_text, text.sanitize_log, text.csv_field):
         assert password not in exit(address).replace(user, "").replace(host, "").replace(
             exit("5432/runs?sslmode=require"), ""
         )
@@ -157,7 +157,7 @@ def test_passwords(said: str, left: str) -> None:
 
 def test_a_log_loses_colours_and_movements_but_no_word() -> None:
     said = "\x1b[1;31mred\x1b[0m \x1b]8;;http://x\x1b\\link\x1b]8;;\x07 50%\r100%\r\ndone\x1b[2K\x1b(B\x1b7\x07\n\tend"
-    assert text.printed(said) == "red link 50%\n100%\ndone\ufffd\n\tend"
+    assert text.sanitize_log(said) == "red link 50%\n100%\ndone\ufffd\n\tend"
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def determinant(model: LinearModel, members: tuple[int, ...]) -> float:
 def test_no_subset_is_better(space: DesignSpace, runs: int) -> None:
     model = LinearModel(space, tuple(space.terms(1)))
     best = max(determinant(model, some) for some in combinations(range(len(space.points)), runs))
-    found = point_exchange.exchanged(model.whitened, np.zeros((len(space.points), 0)), runs, seed=3)
+    found = point_exchange.exchange_design(model.whitened, np.zeros((len(space.points), 0)), runs, seed=3)
     assert len(set(found.tolist())) == runs
     assert determinant(model, tuple(found)) == pytest.approx(best)
 
@@ -41,7 +41,7 @@ def test_no_subset_is_better(space: DesignSpace, runs: int) -> None:
 def test_an_orthogonal_array_is_found_where_there_is_one() -> None:
     space = DesignSpace(dict.fromkeys("ABCDEFG", ("-", "+")))
     model = LinearModel(space, tuple(space.terms(1)))
-    found = point_exchange.exchanged(model.whitened, np.zeros((128, 0)), 8, seed=1)
+    found = point_exchange.exchange_design(model.whitened, np.zeros((128, 0)), 8, seed=1)
     rows = model.every[found]
     assert np.allclose(rows.T @ rows, 8 * np.eye(8))
 
@@ -78,8 +78,8 @@ def test_the_choice_hangs_on_no_basis(seed: int) -> None:
     random = np.random.default_rng(seed)
     turn, _ = np.linalg.qr(random.normal(size=(10, 10)))
     turned, _ = np.linalg.qr(random.normal(size=(others.shape[1],) * 2))
-    plain = point_exchange.order(model.whitened, others, 5, 60)
-    moved = point_exchange.order(
+    plain = point_exchange.point_order(model.whitened, others, 5, 60)
+    moved = point_exchange.point_order(
         model.whitened @ turn * (1 + 1e-13 * random.normal(size=(120, 10))), others @ turned, 5, 60
     )
     assert plain.tolist() == moved.tolist()

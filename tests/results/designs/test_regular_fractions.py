@@ -22,7 +22,7 @@ def test_the_half_of_five_axes_is_i_abcde() -> None:
     space = letters(5)
     fraction = regular_fractions.best(space, 1, space.terms(1))
     assert fraction is not None
-    assert fraction.named() == [("A", "B", "C", "D", "E")]
+    assert fraction.relation_as_terms() == [("A", "B", "C", "D", "E")]
     members = fraction.members(space)
     table = signs(space, members)
     assert len(table) == 16
@@ -45,7 +45,7 @@ def test_resolutions_and_words_are_the_book_s(k: int, p: int) -> None:
     space = letters(k)
     fraction = regular_fractions.best(space, p, space.terms(1))
     assert fraction is not None
-    lengths = [len(word) for word in fraction.named()]
+    lengths = [len(word) for word in fraction.relation_as_terms()]
     assert (fraction.resolution, lengths.count(3), lengths.count(4)) == TABLE[k, p]
     assert len(fraction.members(space)) == 2 ** (k - p)
 
@@ -72,7 +72,7 @@ def test_aliases_are_the_columns_that_are_equal(k: int, p: int) -> None:
     design, members = design_choice.regular_fraction(
         space, space.terms(1), regular_fractions.best(space, p, space.terms(1))
     )  # type: ignore[arg-type]
-    found = {frozenset((one.first, one.second)) for one in aliasing.aliases(design.model, members) if one.equal}
+    found = {frozenset((one.first, one.second)) for one in aliasing.aliases(design.model, members) if one.is_mutual}
     assert found == by_hand(space, members)
     told = aliasing.alias_sentences(design.model, members)[0]
     assert told.startswith(f"with these {2 ** (k - p)} cells, ")

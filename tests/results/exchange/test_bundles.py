@@ -12,7 +12,7 @@ import pytest
 from atma_sweep.results.errors import BundleError, StoreTooNew
 from atma_sweep.results.exchange import row_validation
 from atma_sweep.results.exchange.bundles import Limits, open_bundle
-from atma_sweep.results.exchange.import_plan import Content
+from atma_sweep.results.exchange.import_plan import BundleContent
 from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.store.store import open_store
 from bundles import packed, unpacked
@@ -170,14 +170,14 @@ def test_too_many_members_are_refused_before_their_list_is_read(victim, tmp_path
     _, members, unchanged = victim
     with open_bundle(packed(tmp_path / "evil.zip", members)):
         pass
-    with pytest.raises(BundleError, match="--large"), open_bundle(tmp_path / "evil.zip", Limits(files=0)):
+    with pytest.raises(BundleError, match="--large"), open_bundle(tmp_path / "evil.zip", Limits(max_files=0)):
         pass
     with zipfile.ZipFile(tmp_path / "evil.zip", "w") as archive:
         for number in range(1000):
             archive.writestr(f"{number}" + "x" * 500, b"")
     with (
         pytest.raises(BundleError, match="lists too many members"),
-        open_bundle(tmp_path / "evil.zip", Limits(files=1000)),
+        open_bundle(tmp_path / "evil.zip", Limits(max_files=1000)),
     ):
         pass
     unchanged()
@@ -311,7 +311,7 @@ def test_damaged_files(victim, tmp_path):
         (tmp_path / "evil.zip").write_bytes(data)
         try:
             with open_bundle(tmp_path / "evil.zip") as found:
-                Content(found, None)
+                BundleContent(found, None)
         except (BundleError, StoreTooNew):
             refused += 1
     assert refused > 75

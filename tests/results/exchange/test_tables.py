@@ -49,7 +49,7 @@ class TestTables:
         assert losses == [1 / 3, 1 / 3, 1 + 1 / 3]  # both attempts of the first cell; the dropped cell is left out
 
     def test_csv_has_one_header_line(self, filled, tmp_path, monkeypatch):
-        monkeypatch.setattr(tables, "ROWS", 2)
+        monkeypatch.setattr(tables, "ROWS_PER_BATCH", 2)
         export_table(filled, "curves", tmp_path / "c.csv", "csv")
         text_ = (tmp_path / "c.csv").read_text()
         assert text_.startswith("attempt_id,cell_id,number,")

@@ -174,9 +174,9 @@ def test_what_runs_is_left_alone(store: Store, four: list[CellRecord], owner: Ow
     run(store, four[2].id, owner, "running")
     for names in (["one"], [four[2].id]):
         with pytest.raises(CellAlreadyRunning, match="is being run"):
-            deletion.plan(store, names, holds=holds, lives=lambda attempt: True)
+            deletion.plan(store, names, holds=holds, is_alive=lambda attempt: True)
     assert counts(store) | {"event": 0} == before | {"event": 0, "attempt": before["attempt"] + 1, "measurement": before["measurement"] + 1, "example": before["example"] + 3, "curve_point": before["curve_point"] + 4, "provenance": before["provenance"] + 1}  # fmt: skip
-    assert deletion.plan(store, ["one"], holds=holds, lives=lambda attempt: False).cells[-1] == four[2].id
+    assert deletion.plan(store, ["one"], holds=holds, is_alive=lambda attempt: False).cells[-1] == four[2].id
 
 
 def test_an_attempt_on_this_host_lives_as_long_as_its_process(

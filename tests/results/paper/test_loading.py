@@ -11,7 +11,7 @@ from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper
 from atma_sweep.results.builtin_sweeps import open_store_with_builtins
 from atma_sweep.results.paper import loading
-from atma_sweep.results.store.store import Store, open_store, scratch_store
+from atma_sweep.results.store.store import Store, open_store, temporary_store
 from tiers import every_nth
 
 Told = dict[tuple[str, str, str, int], float | None]
@@ -128,7 +128,7 @@ def test_attempts_have_the_same_ids_whichever_sweep_is_read_first() -> None:
     """So that a file's trace, which names them, holds for `report --check` in another process."""
     found = []
     for names in (("printed-v2",), ("printed-v1", "printed-v2")):
-        store = scratch_store("published", lambda store: None)
+        store = temporary_store("published", lambda store: None)
         for name in names:
             loading.load_published(store, [name], alone=True)
         found.append({cell.slug: cell.attempt_id for cell in store.cell_states("printed-v2")})

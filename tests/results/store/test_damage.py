@@ -229,7 +229,7 @@ def test_a_write_without_room_says_so_and_goes_on(
     cramped: tuple[Store, list[int]], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, most = cramped
-    monkeypatch.setattr(database_connection, "TELL_S", 0.0)
+    monkeypatch.setattr(database_connection, "WARN_AFTER_S", 0.0)
 
     def room(record: logging.LogRecord) -> bool:
         most[0] = 10_000
@@ -248,7 +248,7 @@ def test_a_write_that_never_finds_room_ends_with_3(cramped: tuple[Store, list[in
     with pytest.raises(StoreBusy, match="its disk is full or broken; make room and launch again") as error:
         cramped[0].write(grow, patience=0.2)
     assert error.value.exit_code == 3
-    assert database_connection.TELL_S + 5.0 < 15, "the longest pause between two tries comes on top"
+    assert database_connection.WARN_AFTER_S + 5.0 < 15, "the longest pause between two tries comes on top"
 
 
 @pytest.mark.thorough

@@ -84,7 +84,7 @@ def test_what_a_proposal_is_expected_to_take_is_kept_at_its_place(store: Store, 
     asked = NewRevision(grid_text="x", grid_file="x.yaml", options=given, cells=[known])
     studies = StudyWriter(store, "s", store.acquire_sweep("s", owner, 60.0, revision=asked))
     for number, (cell, hours) in enumerate([(first, 2.0), (known, 9.0), (second, 3.0), (first, 9.0)]):
-        studies.propose(Trial(number, {"a": number}, cell=cell.id), cell, price=cost(hours))
+        studies.propose(Trial(number, {"a": number}, cell=cell.id), cell, forecast=cost(hours))
     found = forecast.forecast_of(store.revision("s").options)
     assert found is not None
     assert [cell for cell, _ in store.members("s")] == [known.id, first.id, second.id]
