@@ -81,7 +81,7 @@ class Limits:
     @classmethod
     def unlimited(cls) -> Limits:
         """Return limits that no real sweep reaches."""
-        return cls(rows=2**62, kept=2**62, ratio=2**31, files=2**62)
+        return cls(max_rows=2**62, max_compared_bytes=2**62, max_ratio=2**31, max_files=2**62)
 
 
 @dataclass(frozen=True, kw_only=True)

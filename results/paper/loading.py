@@ -21,9 +21,7 @@ from .published_sweeps import OPEN_WEIGHT, RIVALS, SWEEPS, options_of, published
 
 GRID_FILE = "results/paper"
 OWNER = "published"
-IDS_PER_SWEEP = (
-    1000  # distance between the first attempt ids of two sweeps, in a database of published sweeps alone
-)
+IDS_PER_SWEEP = 1000  # distance between the first attempt ids of two sweeps, in a database of published sweeps alone
 NAMES = (OPEN_WEIGHT, *SWEEPS, *RIVALS)
 """All published sweeps, in the order of their ids, which never changes: files refer to attempts by them."""
 LISTING_ORDER = (*RIVALS, OPEN_WEIGHT, *SWEEPS)

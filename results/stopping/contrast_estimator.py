@@ -82,8 +82,8 @@ class ContrastEstimator:
             ):
                 rest = tuple(sorted((axis, word) for axis, word in levels.items() if axis != contrast.axis))
                 index_by_level.setdefault(rest, {})[str(level)] = index
-        both = [some for some in index_by_level.values() if len(some) == 2]
-        return [np.array([some[contrast.level], some[str(contrast.reference)]]) for some in both]
+        pairs = [pair for pair in index_by_level.values() if len(pair) == 2]
+        return [np.array([pair[contrast.level], pair[str(contrast.reference)]]) for pair in pairs]
 
     def _pair_weights(self, chosen: Sequence[np.ndarray]) -> np.ndarray:
         """Return the weights [configuration] of the mean over strata of the mean difference of their pairs."""

@@ -153,12 +153,12 @@ def evaluate_rule(rule: StoppingRule, results: Sequence[SeedResult], design: Des
     indices = [index_by_levels.setdefault(tuple(sorted(run.levels.items())), len(index_by_levels)) for run in results]
     estimator = ContrastEstimator([dict(key) for key in index_by_levels], rule.contrast, design)
     used_configurations = estimator.needed
-    column_by_seed = {seed: place for place, seed in enumerate(rule.seeds)}
+    column_by_seed = {seed: column for column, seed in enumerate(rule.seeds)}
     values = np.full((len(index_by_levels), rule.most), np.nan)
     has_cell, finished = np.zeros_like(values, dtype=bool), np.zeros_like(values, dtype=bool)
-    for run, place in zip(results, indices, strict=True):
-        if run.seed in column_by_seed and used_configurations[place]:
-            at = place, column_by_seed[run.seed]
+    for run, index in zip(results, indices, strict=True):
+        if run.seed in column_by_seed and used_configurations[index]:
+            at = index, column_by_seed[run.seed]
             has_cell[at], finished[at] = True, run.is_finished
             values[at] = run.value if run.is_finished and run.value is not None else np.nan
     have = int(np.flatnonzero(has_cell.any(axis=0)).max(initial=-1)) + 1

@@ -212,8 +212,8 @@ class Store(DatabaseConnection, StoreReader):
                 alive = is_alive(lease.holder)
                 if alive or (alive is None and not lease.expired):
                     raise SweepBusy(sweep_lease.busy_message(name, lease, is_holder_alive=alive is not None))
-            claim = partial(sweep_lease.claim_sweep, name=name, owner=owner, lease_seconds=lease_seconds, seen=lease)
-            fence = self.write(partial(claim, revision=revision, forget=forget))
+            claim = partial(sweep_lease.claim_sweep, name=name, owner=owner, lease_seconds=lease_seconds, expected=lease)
+            fence = self.write(partial(claim, revision=revision, clear_requests=forget))
             if fence is not None:
                 return fence
 

@@ -24,8 +24,8 @@ def server() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def made(server: str) -> Iterator[str]:
-    """The name of a PostgreSQL database with our tables, to copy: making them takes much longer."""
+def template_database(server: str) -> Iterator[str]:
+    """Yield the name of a PostgreSQL database with the tables, as a template: creating them takes much longer."""
     with postgres.database(server) as url:
         open_store(url, create=True).close()
         yield str(make_url(url).database)
@@ -50,9 +50,9 @@ def url(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterato
     if backend == "sqlite":
         yield f"sqlite:///{tmp_path / 'test.db'}"
         return
-    template = request.getfixturevalue("made") if "store" in request.fixturenames else None
-    with postgres.database(request.getfixturevalue("server"), template=template) as found:
-        yield found
+    template = request.getfixturevalue("template_database") if "store" in request.fixturenames else None
+    with postgres.database(request.getfixturevalue("server"), template=template) as database_url:
+        yield database_url
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def make(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
             (tmp_path / name).mkdir(exist_ok=True)
             where: str | Path = tmp_path / name / "atma.db"
             if backend == "postgresql":
-                server, template = request.getfixturevalue("server"), request.getfixturevalue("made")
+                server, template = request.getfixturevalue("server"), request.getfixturevalue("template_database")
                 where = stack.enter_context(postgres.database(server, template=template))
             store = open_store(where, create=True)
             stack.callback(store.close)
@@ -91,7 +91,7 @@ def cells() -> Callable[..., list[CellRecord]]:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Artifacts of a PostgreSQL database go into the working folder."""
     monkeypatch.chdir(tmp_path)
 

@@ -36,34 +36,34 @@ GENERATED = [
 ]
 
 
-@pytest.mark.parametrize(("function", "given", "named", "said"), WRONG)
+@pytest.mark.parametrize(("function", "positional", "named", "message"), WRONG)
 def test_arguments_of_another_type_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Any, given: Any, named: Any, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Any, positional: Any, named: Any, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TypeError) as caught:
-        function(*given, **named)
-    assert str(caught.value) == said
+        function(*positional, **named)
+    assert str(caught.value) == message
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("named", "said"), GENERATED)
-def test_generate_names_arguments_of_another_type(named: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("named", "message"), GENERATED)
+def test_generate_names_arguments_of_another_type(named: dict[str, Any], message: str) -> None:
     trained = LoadedModel(None, None, None, "0123456789ab", "polar-s0")  # type: ignore[arg-type]
     with pytest.raises(TypeError) as caught:
         trained.generate(**named)
-    assert str(caught.value) == said
+    assert str(caught.value) == message
 
 
 def test_frames_name_arguments_of_another_type(tmp_path: Path) -> None:
     store = open_store(tmp_path / "atma.db", create=True)
-    for named, said in (
+    for named, message in (
         ({"sweep": 5}, "frames: sweep must be a str or None, got int 5"),
         ({"revision": "1"}, "frames: revision must be an int or None, got str '1'"),
     ):
         with pytest.raises(TypeError) as caught:
             store.frames(**named)  # type: ignore[arg-type]
-        assert str(caught.value) == said
+        assert str(caught.value) == message
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

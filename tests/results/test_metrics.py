@@ -1,4 +1,4 @@
-"""What is said of a metric, and what of one that nobody knows."""
+"""Declarations of metrics, and of metrics that the package does not define."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from atma_sweep.results import metrics
 from atma_sweep.results.metrics import METRICS, Metric, metric, metric_description
 
 
-def test_every_metric_of_the_package_has_words_and_a_unit() -> None:
-    assert [key for key, one in METRICS.items() if not (one.words and one.unit and key[1] == one.name)] == []
+def test_declared_metrics_have_a_text_and_a_unit() -> None:
+    assert [
+        key for key, declared in METRICS.items() if not (declared.words and declared.unit and key[1] == declared.name)
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -19,14 +21,14 @@ def test_every_metric_of_the_package_has_words_and_a_unit() -> None:
         (("needle", "peak_memory"), -1), (("mine", "peak_memory"), -1), (("mine", "nats"), 0),
     ],
 )  # fmt: skip
-def test_the_direction_is_that_of_the_probe_s_metric_and_never_guessed(key: tuple[str, str], direction: int) -> None:
+def test_metric_direction_comes_from_its_declaration(key: tuple[str, str], direction: int) -> None:
     assert metric(*key).direction == direction
 
 
 def test_an_unknown_metric_says_who_recorded_it_and_no_more() -> None:
-    found = metric("mine", "glow", unit="lux")
-    assert found.definition == "Recorded by the probe mine, which says no more of it than its name and unit."
-    assert (found.unit, found.better, found.chance, found.heading) == ("lux", "neither", None, "")
+    unknown = metric("mine", "glow", unit="lux")
+    assert unknown.definition == "Recorded by the probe mine, which says no more of it than its name and unit."
+    assert (unknown.unit, unknown.better, unknown.chance, unknown.heading) == ("lux", "neither", None, "")
 
 
 def test_a_description_comes_back_as_it_was_written() -> None:
@@ -44,10 +46,10 @@ def test_a_description_comes_back_as_it_was_written() -> None:
         {"heading": None}, {"chance": "often"}, {"chance": True}, {"trials": -1}, {"trials": 2.5}, {"name": "other"}, {"unit": "s"}, {"what": 1},
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_in_a_description_counts_as_not_said(nonsense: dict[str, object]) -> None:
+def test_invalid_description_fields_are_ignored(nonsense: dict[str, object]) -> None:
     assert metric("mine", "glow", nonsense, "lux") == metric("mine", "glow", unit="lux")
 
 
-def test_a_cell_s_own_chance_level_stands_over_that_of_the_package() -> None:
-    found = metric("needle", "digit_accuracy", {"chance": 0.175})
-    assert (found.chance_text, found.heading) == ("17.5%", "Ndl")
+def test_metric_description_overrides_the_chance_level() -> None:
+    needle = metric("needle", "digit_accuracy", {"chance": 0.175})
+    assert (needle.chance_text, needle.heading) == ("17.5%", "Ndl")

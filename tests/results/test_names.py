@@ -50,13 +50,13 @@ def test_the_published_names_are_nobodys_own(name: str) -> None:
 @example("")
 @example("-rf")
 def test_any_text_gives_a_file_name_that_stays_where_it_is(text: str) -> None:
-    found = safe_file_name(text)
-    assert os.path.normpath(os.path.join("/folder", found)) == f"/folder/{found}"
-    assert found not in ("", ".", "..")
-    assert found.isascii()
-    assert found.isprintable()
-    assert not found.startswith((".", "-"))
-    assert len(found) <= 120
+    file_name = safe_file_name(text)
+    assert os.path.normpath(os.path.join("/folder", file_name)) == f"/folder/{file_name}"
+    assert file_name not in ("", ".", "..")
+    assert file_name.isascii()
+    assert file_name.isprintable()
+    assert not file_name.startswith((".", "-"))
+    assert len(file_name) <= 120
 
 
 @given(st.lists(st.text(alphabet="a/. -_\\:*", max_size=4), unique=True, max_size=50))
@@ -81,7 +81,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["../../../x", "a b", "x" * 5000, "printed-v2", ""])
-def test_an_import_takes_no_other_name(bundle: Path, tmp_path: Path, name: str) -> None:
+def test_import_refuses_an_invalid_name(bundle: Path, tmp_path: Path, name: str) -> None:
     store = open_store(tmp_path / "here.db", create=True)
     with pytest.raises(StoreError, match="--name") as error:
         import_bundle(store, bundle, rename=name)

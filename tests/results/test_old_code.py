@@ -65,8 +65,8 @@ def within(old: Any, new: Any, path: str = "") -> Iterator[str]:
         for key, value in old.items():
             yield from within(value, new[key], f"{path}.{key}") if key in new else [f"{path}.{key}"]
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for index, (left, right) in enumerate(zip(old, new, strict=True)):
-            yield from within(left, right, f"{path}[{index}]")
+        for index, (expected, actual) in enumerate(zip(old, new, strict=True)):
+            yield from within(expected, actual, f"{path}[{index}]")
     elif old != new:
         yield f"{path}: {old!r} is now {new!r}"
 

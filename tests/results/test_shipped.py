@@ -39,13 +39,15 @@ def data(sweep: str) -> SweepData:
 
 
 @pytest.mark.parametrize("sweep", SHIPPED)
-def test_a_bundle_is_small_and_whole(sweep: str) -> None:
+def test_shipped_bundle_is_small_and_complete(sweep: str) -> None:
     assert shipped.bundle_path(sweep).stat().st_size < 3e6
-    found = data(sweep)
-    assert {found.standing(cell) for cell in found.cells} == {"done"}
+    sweep_data = data(sweep)
+    assert {sweep_data.standing(cell) for cell in sweep_data.cells} == {"done"}
     # of the very cells that the grid has now, on the text that the page names
     assert TEXT.startswith(re.findall(r"fingerprint `([0-9a-f]+)`: no cell", PAGE)[0])
-    assert {cell.cell_id for cell in found.cells} == {cell.id for cell in load_grid(sweep).expand(lambda data: TEXT)}
+    assert {cell.cell_id for cell in sweep_data.cells} == {
+        cell.id for cell in load_grid(sweep).expand(lambda data: TEXT)
+    }
 
 
 def test_every_reading_command_knows_them_without_a_database(tmp_path: Path, command_line: Command) -> None:
@@ -53,8 +55,8 @@ def test_every_reading_command_knows_them_without_a_database(tmp_path: Path, com
     assert code == 0
     assert len(out.splitlines()) == 13
     assert command_line("status", "--sweep", "replication-rates", "--json")[0] == 0
-    told = command_line("status", "--sweep", "replication-rates", "--watch")
-    assert told == (
+    status = command_line("status", "--sweep", "replication-rates", "--watch")
+    assert status == (
         2,
         "",
         "atma-sweep: replication-rates comes along with this program and nothing of it runs; leave --watch out\n",
@@ -76,7 +78,7 @@ def test_ones_own_sweep_goes_before(tmp_path: Path) -> None:
 
 
 def checked(folder: Path, command_line: Command, files: Sequence[str]) -> str:
-    """What --check says of copies of these files of the page, of which it finds none wrong."""
+    """Return the output of --check for copies of these files of the page; it must report no difference."""
     folder.mkdir()
     for name in files:
         shutil.copy(ROOT / "docs" / "replication" / name, folder)
@@ -100,7 +102,7 @@ def test_tables_of_the_page_say_what_the_numbers_say(tmp_path: Path, command_lin
 
 
 @pytest.mark.thorough
-def test_all_tables_and_figures_of_the_page_say_what_the_numbers_say(
+def test_tables_and_figures_of_the_page_match_the_numbers(
     tmp_path: Path, command_line: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = sweeps_read(monkeypatch)
@@ -112,15 +114,13 @@ def test_all_tables_and_figures_of_the_page_say_what_the_numbers_say(
 
 def test_tokens_are_what_the_pilot_decides_by_the_rule() -> None:
     """The smallest number at which two of the six cells answer at least twice what the best constant answer does."""
-    found = data("replication-pilot")
-    constant = {
-        value.value for place, value in found.values.items() if place[1:] == ("needle", "constant_accuracy", 512)
-    }
+    pilot = data("replication-pilot")
+    constant = {value.value for key, value in pilot.values.items() if key[1:] == ("needle", "constant_accuracy", 512)}
     (best,) = constant
     assert best is not None
     enough: dict[int, int] = {}
-    for cell in found.cells:
-        answered = found.values[cell.cell_id, "needle", "digit_accuracy", 512].value
+    for cell in pilot.cells:
+        answered = pilot.values[cell.cell_id, "needle", "digit_accuracy", 512].value
         assert answered is not None
         tokens = int(cell_level(cell, "train.tokens"))
         enough[tokens] = enough.get(tokens, 0) + (answered >= 2 * best)
@@ -129,12 +129,15 @@ def test_tokens_are_what_the_pilot_decides_by_the_rule() -> None:
     assert {cell.config.train.tokens for cell in cells} == {decided}
 
 
-def test_rates_are_what_the_rates_decide_by_the_rule_and_the_page_says() -> None:
+def test_rates_of_the_page_follow_from_the_rule() -> None:
     """The lowest mean over both recipes; of two that differ by less than 0.005 nats the smaller; no end of the range."""
-    found = data("replication-rates")
+    rates_data = data("replication-rates")
     losses: dict[str, dict[float, dict[str, float]]] = {}
-    for cell in found.cells:
-        rate, value = float(cell_level(cell, "train.muon_lr")), found.values[cell.cell_id, "val", "val_loss", 0].value
+    for cell in rates_data.cells:
+        rate, value = (
+            float(cell_level(cell, "train.muon_lr")),
+            rates_data.values[cell.cell_id, "val", "val_loss", 0].value,
+        )
         assert value is not None
         losses.setdefault(cell.levels["attn_type"], {}).setdefault(rate, {})[cell_level(cell, "recipe")] = value
     decided = {}
@@ -148,13 +151,13 @@ def test_rates_are_what_the_rates_decide_by_the_rule_and_the_page_says() -> None
     assert {cell.config.model.attn_type: cell.config.train.muon_lr for cell in cells} == decided
     assert len({(cell.config.model.attn_type, cell.config.train.muon_lr) for cell in cells}) == 3
     # the page's table, row by row
-    told = re.findall(r"^\| (0\.0\d+) \| (.*) \|$", PAGE.split("## What pilot and rates decided")[1], re.MULTILINE)
-    assert len(told) == 4
-    for rate, row in told:
+    page_rows = re.findall(r"^\| (0\.0\d+) \| (.*) \|$", PAGE.split("## What pilot and rates decided")[1], re.MULTILINE)
+    assert len(page_rows) == 4
+    for rate, row in page_rows:
         numbers = [float(word.strip("* ")) for word in row.split("|")]
         for at, mixer in enumerate(("polar", "nope", "rope")):
-            one = losses[mixer][float(rate)]
-            wanted = [one["intended"], one["published"], fmean(one.values())]
+            cell_losses = losses[mixer][float(rate)]
+            wanted = [cell_losses["intended"], cell_losses["published"], fmean(cell_losses.values())]
             for shown, exact, digits in zip(numbers[3 * at : 3 * at + 3], wanted, (3, 3, 4), strict=True):
                 assert shown == pytest.approx(exact, abs=0.5 * 10**-digits + 1e-9), (rate, mixer)
 
@@ -170,27 +173,27 @@ def test_the_page_says_how_often_a_difference_would_be_seen() -> None:
     )
     assert len(rows) == 6
     for row in rows:
-        configurations, difference, sd, *told = map(float, row)
-        for seeds, shown in ((3, told[:2]), (5, told[2:])):
-            found = names["seen"](int(configurations), difference, sd, seeds=seeds, sweeps=250)
-            assert [100 * share for share in found] == pytest.approx(shown, abs=11), row
+        configurations, difference, sd, *page_shares = map(float, row)
+        for seeds, shown in ((3, page_shares[:2]), (5, page_shares[2:])):
+            computed = names["seen"](int(configurations), difference, sd, seeds=seeds, sweeps=250)
+            assert [100 * share for share in computed] == pytest.approx(shown, abs=11), row
 
 
-def rows_of(command_line: Command, table: str, *words: str) -> list[dict[str, Any]]:
-    code, out, err = command_line("report", "--table", table, *words, "--format", "json")
+def rows_of(command_line: Command, table: str, *arguments: str) -> list[dict[str, Any]]:
+    code, out, err = command_line("report", "--table", table, *arguments, "--format", "json")
     assert code == 0, err
-    found: list[dict[str, Any]] = json.loads(out)
-    return found
+    rows: list[dict[str, Any]] = json.loads(out)
+    return rows
 
 
 def of(row: dict[str, Any], heading: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(one for one in row["values"] if one["heading"] == heading)
-    return found
+    entry: dict[str, Any] = next(value for value in row["values"] if value["heading"] == heading)
+    return entry
 
 
 def verdict_of(row: dict[str, Any]) -> str:
-    found: str = of(row, "Verdict")["printed"]
-    return found
+    verdict: str = of(row, "Verdict")["printed"]
+    return verdict
 
 
 def decided(rows: Sequence[tuple[dict[str, Any], int]], verdict: Callable[[dict[str, Any]], str] = verdict_of) -> str:
@@ -206,23 +209,23 @@ def decided(rows: Sequence[tuple[dict[str, Any], int]], verdict: Callable[[dict[
     return next(word for word in ("not asked", "falls", "undecided", "stands") if word in each)
 
 
-def test_each_conclusion_is_what_the_contrasts_decide_by_the_rules(command_line: Command) -> None:
+def test_conclusions_of_the_page_follow_from_the_contrasts(command_line: Command) -> None:
     contrasts = rows_of(command_line, "contrasts", "--sweep", "replication")
     assert len(contrasts) == 14
-    told = dict(
+    page_verdicts = dict(
         re.findall(r"^\| (\d) \| (.*) \|$", PAGE.split("## What came out")[1].split("## Question")[0], re.MULTILINE)
     )
-    assert len(told) == len(CONCLUSIONS)
+    assert len(page_verdicts) == len(CONCLUSIONS)
     for number, parts in CONCLUSIONS.items():
-        for recipe, cell in enumerate(told[str(number)].split(" | ")[1:]):
+        for recipe, cell in enumerate(page_verdicts[str(number)].split(" | ")[1:]):
             rows = [(contrasts[at + recipe], claimed) for at, claimed in parts]
-            whole = decided(rows)
-            assert cell.startswith(f"**{whole}**: "), (number, recipe)
+            all_verdicts = decided(rows)
+            assert cell.startswith(f"**{all_verdicts}**: "), (number, recipe)
             for row, _ in rows:
                 assert ("published" if recipe else "intended") in row["row"]["Within"]
                 shown = {name: of(row, name)["printed"] for name in ("Mean", "Low", "High", "p corr")}
                 assert "{Mean} [{Low}, {High}]".format(**shown) in cell, (number, recipe)
-                assert (f"p {shown['p corr']}" in cell) == (whole != "not asked")
+                assert (f"p {shown['p corr']}" in cell) == (all_verdicts != "not asked")
                 assert of(row, "Pairs")["value"] == (20 if number < 4 else 10)
     # whether there is retrieval to lose
     for row, wanted in zip(contrasts[12:], ("28.3 [16.7, 39.9]", "33.2 [24.8, 41.6]"), strict=True):
@@ -234,20 +237,20 @@ def test_each_conclusion_is_what_the_contrasts_decide_by_the_rules(command_line:
 
 
 def test_the_page_says_how_firm_its_verdicts_are(command_line: Command) -> None:
-    """What correction over the asked contrasts alone would say, and what the verdicts would be if *not asked* did not go first."""
+    """The oracle corrects over the requested contrasts alone, and computes the verdicts without the precedence of *not asked*."""
     contrasts = rows_of(command_line, "contrasts", "--sweep", "replication")
-    asked = [row for row in contrasts if not verdict_of(row).startswith("not asked")]
-    assert len(asked) == 7
+    requested = [row for row in contrasts if not verdict_of(row).startswith("not asked")]
+    assert len(requested) == 7
     assert "Corrected over the other seven, p would be 0.028 for both" in PAGE
-    corrected = holm([of(row, "p")["value"] for row in asked])
-    undecided = [p for row, p in zip(asked, corrected, strict=True) if verdict_of(row) == "not shown"]
+    corrected = holm([of(row, "p")["value"] for row in requested])
+    undecided = [p for row, p in zip(requested, corrected, strict=True) if verdict_of(row) == "not shown"]
     assert [round(p, 3) for p in undecided] == [0.028, 0.028]
 
-    def always_asked(row: dict[str, Any]) -> str:
+    def without_precedence(row: dict[str, Any]) -> str:
         return "equivalent" if (of(row, "p equiv")["value"] or 1) < 0.05 else "not shown"
 
     verdicts = [
-        decided([(contrasts[at + recipe], claimed) for at, claimed in parts], always_asked)
+        decided([(contrasts[at + recipe], claimed) for at, claimed in parts], without_precedence)
         for parts in CONCLUSIONS.values()
         for recipe in (0, 1)
     ]
@@ -257,18 +260,18 @@ def test_the_page_says_how_firm_its_verdicts_are(command_line: Command) -> None:
 
 
 def test_the_pages_means_are_those_of_the_cells() -> None:
-    found = data("replication")
+    sweep_data = data("replication")
     seen = PAGE.split("### What else is seen")[1].split("### What was run")[0]
-    told = re.findall(r"^\| (polar|nope|rope)(, memory)? \| ([\d. |]+) \|$", seen, re.MULTILINE)
-    assert len(told) == 6
+    page_rows = re.findall(r"^\| (polar|nope|rope)(, memory)? \| ([\d. |]+) \|$", seen, re.MULTILINE)
+    assert len(page_rows) == 6
     columns = (("val", "val_loss", 0, 1, 3), ("clean", "nats", 16384, 1, 3),
                ("needle", "digit_accuracy", 512, 100, 1), ("needle", "digit_accuracy", 16384, 100, 1))  # fmt: skip
-    for mixer, memory, row in told:
+    for mixer, memory, row in page_rows:
         numbers = [float(word) for word in row.split("|")]
         for at, recipe in enumerate(("intended", "published")):
             configurations: dict[tuple[str, ...], list[str]] = {}
             wanted = {"attn_type": mixer, "memory": "on" if memory else "off", "recipe": recipe}
-            for cell in cells_of(found, wanted):
+            for cell in cells_of(sweep_data, wanted):
                 if cell_level(cell, "reg_mode") != "strong":
                     configurations.setdefault(row_of(cell), []).append(cell.cell_id)
             assert len(configurations) == 16
@@ -276,8 +279,8 @@ def test_the_pages_means_are_those_of_the_cells() -> None:
                 columns, numbers[4 * at : 4 * at + 4], strict=True
             ):
                 means = [
-                    fmean(number_of(found, cell, probe, metric, length) for cell in one)
-                    for one in configurations.values()
+                    fmean(number_of(sweep_data, cell, probe, metric, length) for cell in group)
+                    for group in configurations.values()
                 ]
                 assert shown == pytest.approx(scale * fmean(means), abs=0.5 * 10**-digits + 1e-9), (
                     mixer,
@@ -288,10 +291,10 @@ def test_the_pages_means_are_those_of_the_cells() -> None:
 
 def test_the_page_says_how_the_regularizers_disagree() -> None:
     """Nope - polar, both with memory, at 16,384 tokens."""
-    found = data("replication")
+    sweep_data = data("replication")
     head, _, *lines = PAGE.split("| | baseline |")[1].split("\n\n")[0].splitlines()
     modes = ["baseline", *head.strip("| ").split(" | ")]
-    assert modes == found.levels("reg_mode")
+    assert modes == sweep_data.levels("reg_mode")
     for line, recipe in zip(lines, ("intended", "published"), strict=True):
         name, *shown = line.strip("| ").split(" | ")
         assert name == recipe
@@ -308,19 +311,19 @@ def row_of(cell: CellState) -> tuple[str, ...]:
     return tuple(cell_level(cell, axis) for axis in ("reg_mode", "distractor", "window"))
 
 
-def cells_of(found: SweepData, levels: dict[str, str]) -> list[CellState]:
+def cells_of(sweep_data: SweepData, levels: dict[str, str]) -> list[CellState]:
     """Those with these levels."""
-    return [cell for cell in found.cells if all(cell_level(cell, axis) == level for axis, level in levels.items())]
+    return [cell for cell in sweep_data.cells if all(cell_level(cell, axis) == level for axis, level in levels.items())]
 
 
 def numbers_of(sweep: str, levels: dict[str, str], probe: str, metric: str, length: int) -> list[float]:
-    """Of the sweep's cells with these levels."""
-    found = data(sweep)
-    return [number_of(found, cell.cell_id, probe, metric, length) for cell in cells_of(found, levels)]
+    """Return the values of the sweep's cells with these levels."""
+    sweep_data = data(sweep)
+    return [number_of(sweep_data, cell.cell_id, probe, metric, length) for cell in cells_of(sweep_data, levels)]
 
 
-def number_of(found: SweepData, cell: str, probe: str, metric: str, length: int) -> float:
-    number = found.values[cell, probe, metric, length].value
+def number_of(sweep_data: SweepData, cell: str, probe: str, metric: str, length: int) -> float:
+    number = sweep_data.values[cell, probe, metric, length].value
     assert number is not None
     return number
 
@@ -332,20 +335,20 @@ def test_the_pages_sentences_have_the_verdicts_of_the_claims(command_line: Comma
         *(["--sweep", "replication", "--only", f"recipe={name}"] for name in ("intended", "published")),
     )
     verdicts = [
-        {row["row"]["Sentence"]: row["row"]["Verdict"] for row in rows_of(command_line, "claims", *words)}
-        for words in ways
+        {row["row"]["Sentence"]: row["row"]["Verdict"] for row in rows_of(command_line, "claims", *arguments)}
+        for arguments in ways
     ]
-    told = PAGE.split("| sentence |")[1].split("\n\n")[0].splitlines()[2:]
-    assert len(told) == 11
-    for line in told:
+    page_lines = PAGE.split("| sentence |")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(page_lines) == 11
+    for line in page_lines:
         sentence, *shown = line.strip("| ").split(" | ")
-        assert shown == [one[sentence] for one in verdicts]
+        assert shown == [verdict_by_sentence[sentence] for verdict_by_sentence in verdicts]
 
 
 def test_the_page_says_what_more_tokens_bring() -> None:
     """The sweep's own cells (mean, lowest and highest of the seeds) beside one run each at four and eight times the tokens."""
-    told = PAGE.split("### With more tokens")[1].split("### At 370M")[0]
-    rows = re.findall(r"^\| (polar|nope|rope)(, memory)? \| (.*) \|$", told, re.MULTILINE)
+    section = PAGE.split("### With more tokens")[1].split("### At 370M")[0]
+    rows = re.findall(r"^\| (polar|nope|rope)(, memory)? \| (.*) \|$", section, re.MULTILINE)
     assert len(rows) == 6
     needle = "needle", "digit_accuracy"
     columns = (("val", "val_loss", 0, 1, 3), (*needle, 512, 100, 1), (*needle, 16384, 100, 1))
@@ -358,17 +361,17 @@ def test_the_page_says_what_more_tokens_bring() -> None:
             assert len(own) == (5 if mixer == "polar" or (mixer == "nope" and memory) else 3)
             exact = [fmean(own), *([min(own), max(own)] if at else [])]
             for tokens in ("65536000", "131072000"):
-                (one,) = numbers_of("replication-longer", cells | {"train.tokens": tokens}, probe, metric, length)
-                exact.append(one)
-            said = map(float, re.findall(r"[\d.]+", " ".join(numbers[3 * at : 3 * at + 3])))
-            close = pytest.approx([scale * one for one in exact], abs=0.5 * 10**-digits + 1e-9)
-            assert list(said) == close, (mixer, memory, probe, length)
+                (number,) = numbers_of("replication-longer", cells | {"train.tokens": tokens}, probe, metric, length)
+                exact.append(number)
+            page_numbers = map(float, re.findall(r"[\d.]+", " ".join(numbers[3 * at : 3 * at + 3])))
+            close = pytest.approx([scale * number for number in exact], abs=0.5 * 10**-digits + 1e-9)
+            assert list(page_numbers) == close, (mixer, memory, probe, length)
 
 
-def test_the_first_conclusion_asked_again_is_what_its_contrasts_decide(command_line: Command) -> None:
+def test_repeated_first_conclusion_follows_from_its_contrasts(command_line: Command) -> None:
     contrasts = rows_of(command_line, "contrasts", "--sweep", "replication-retrieval")
-    told = PAGE.split("### Asked again")[1].split("### At 370M")[0]
-    rows = re.findall(r"^\| needle at ([\d,]+) \| (.*) \|$", told, re.MULTILINE)
+    section = PAGE.split("### Asked again")[1].split("### At 370M")[0]
+    rows = re.findall(r"^\| needle at ([\d,]+) \| (.*) \|$", section, re.MULTILINE)
     assert len(rows) == len(contrasts) == 2
     for (length, shown), row in zip(rows, contrasts, strict=True):
         tokens = int(length.replace(",", ""))
@@ -378,39 +381,41 @@ def test_the_first_conclusion_asked_again_is_what_its_contrasts_decide(command_l
         )
         assert len(off) == len(on) == 32
         (constant,) = set(numbers_of("replication-retrieval", {}, "needle", "constant_accuracy", tokens))
-        twice = [sum(one >= 2 * constant for one in side) for side in (off, on)]
-        said = {name: of(row, name)["printed"] for name in ("Mean", "Low", "High", "p corr", "p equiv")}
-        numbers = "{Mean} [{Low}, {High}] | {p corr} | p {p equiv}".format(**said)
+        twice = [sum(accuracy >= 2 * constant for accuracy in side) for side in (off, on)]
+        printed = {name: of(row, name)["printed"] for name in ("Mean", "Low", "High", "p corr", "p equiv")}
+        numbers = "{Mean} [{Low}, {High}] | {p corr} | p {p equiv}".format(**printed)
         assert decided([(row, +1)]) == ("falls" if tokens == 16384 else "undecided")
         verdict = "**falls**" if tokens == 16384 else "undecided"
         assert shown == f"{100 * fmean(off):.1f} | {100 * fmean(on):.1f} | {numbers} | {verdict}"
         if tokens == 512:
-            assert f"{twice[0]} of 32 networks without memory" in told
-            assert f"and {twice[1]} of 32 with memory" in told
+            assert f"{twice[0]} of 32 networks without memory" in section
+            assert f"and {twice[1]} of 32 with memory" in section
         else:
             assert twice == [4, 4]
-            assert f"memory - none is {said['Mean']} [{said['Low']}, {said['High']}] points there" in PAGE
+            assert f"memory - none is {printed['Mean']} [{printed['Low']}, {printed['High']}] points there" in PAGE
 
 
 @pytest.mark.thorough
 def test_the_page_says_what_would_decide_what_is_undecided() -> None:
     """By its own code, with the spread of the cells themselves."""
-    found = data("replication")
+    sweep_data = data("replication")
     names: dict[str, Any] = {}
     for code in re.findall(r"```python\n(.*?)\n```", PAGE, re.DOTALL):
         exec(re.sub(r"^print.*$", "", code, flags=re.MULTILINE), names)
-    said = re.findall(r"^print\(again\((.*), (\d+), seeds=(\d+), tests=(\d)\)\)$", PAGE, re.MULTILINE)
+    calls = re.findall(r"^print\(again\((.*), (\d+), seeds=(\d+), tests=(\d)\)\)$", PAGE, re.MULTILINE)
     shown = re.findall(r"(\d\d)%", PAGE.split("**What would decide.**")[1].split("([simulated]")[0])
     needle, clean = ("needle", "digit_accuracy"), ("clean", "nats")
-    for words, share, (probe, metric) in zip(said, shown, (needle, needle, clean, clean, clean), strict=True):
+    for call, share, (probe, metric) in zip(calls, shown, (needle, needle, clean, clean, clean), strict=True):
         numbers = {
-            (cell.levels["attn_type"], *row_of(cell), cell.seed): number_of(found, cell.cell_id, probe, metric, 16384)
-            for cell in cells_of(found, {"recipe": "intended", "memory": "on"})
+            (cell.levels["attn_type"], *row_of(cell), cell.seed): number_of(
+                sweep_data, cell.cell_id, probe, metric, 16384
+            )
+            for cell in cells_of(sweep_data, {"recipe": "intended", "memory": "on"})
         }
         rows = sorted({key[1:4] for key in numbers})
         table = [[numbers["nope", *row, s] - numbers["polar", *row, s] for s in range(5)] for row in rows]
         parts = names["parts"](np.array(table))
-        assert parts == pytest.approx([float(word) for word in words[0].split(", ")], abs=6e-5)
-        size, seeds, tests = map(int, words[1:])
+        assert parts == pytest.approx([float(word) for word in call[0].split(", ")], abs=6e-5)
+        size, seeds, tests = map(int, call[1:])
         # 250 sweeps have a standard deviation of 3 points at most
         assert 100 * names["again"](*parts, size, seeds, tests, sweeps=250) == pytest.approx(int(share), abs=11)

@@ -20,7 +20,7 @@ from atma_sweep.results.console import output_files
 from atma_sweep.results.errors import StoreError, WriteRefused
 from patience import PATIENCE_S
 
-HERE = [sys.executable, "-c"]
+PYTHON = [sys.executable, "-c"]
 WRITE = "from pathlib import Path; import sys; from atma_sweep.results.console import output_files; output_files.write(Path(sys.argv[1]), {!r})"
 ENDINGS = {".md": "md", ".csv": "csv"}
 
@@ -38,16 +38,16 @@ def test_what_a_folder_takes_while_files_go(tmp_path: Path) -> None:
             (tmp_path / "a.part" / "x").touch()
             shutil.rmtree(tmp_path / "a.part")
 
-    other = threading.Thread(target=working)
-    other.start()
+    worker = threading.Thread(target=working)
+    worker.start()
     try:
         assert {output_files.size_on_disk(tmp_path) for _ in range(300)} == {1001 + link}
     finally:
         ended.set()
-        other.join()
+        worker.join()
 
 
-def test_a_file_takes_its_place_whole(tmp_path: Path) -> None:
+def test_atomic_file_appears_only_when_complete(tmp_path: Path) -> None:
     to = tmp_path / "out.txt"
     to.write_text("old")
     with contextlib.suppress(ZeroDivisionError), output_files.atomic_file(to) as stream:
@@ -61,7 +61,7 @@ def test_a_file_takes_its_place_whole(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out.txt"]
 
 
-def test_the_mode_of_a_file_stays_and_a_new_one_has_the_usual(tmp_path: Path) -> None:
+def test_atomic_file_keeps_the_mode_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "usual").touch()
     output_files.write(tmp_path / "new", "x")
     assert (tmp_path / "new").stat().st_mode == (tmp_path / "usual").stat().st_mode
@@ -82,17 +82,17 @@ def test_links_are_followed(tmp_path: Path) -> None:
     assert {path.name: path.read_text() for path in (tmp_path / "far").iterdir()} == {"file": "new", "new": "made"}
 
 
-def test_a_pipe_gets_what_is_written_and_stays_one(tmp_path: Path) -> None:
+def test_atomic_file_writes_directly_into_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
-    found: list[bytes] = []
-    reader = threading.Thread(target=lambda: found.append((tmp_path / "pipe").read_bytes()))
+    received: list[bytes] = []
+    reader = threading.Thread(target=lambda: received.append((tmp_path / "pipe").read_bytes()))
     reader.start()
     with output_files.atomic_file(tmp_path / "link") as stream, zipfile.ZipFile(stream, "w") as archive:
         archive.writestr("a.txt", "through the pipe")
     reader.join()
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
-    assert zipfile.ZipFile(io.BytesIO(found[0])).read("a.txt") == b"through the pipe"
+    assert zipfile.ZipFile(io.BytesIO(received[0])).read("a.txt") == b"through the pipe"
 
 
 def test_a_device_is_written_to(tmp_path: Path) -> None:
@@ -110,19 +110,19 @@ def test_a_device_is_written_to(tmp_path: Path) -> None:
 def test_standard_output(tmp_path: Path, to: str) -> None:
     (tmp_path / "link").symlink_to("/dev/stdout")
     code = "print('before'); " + WRITE.format("one\n") + "; print('after')"
-    done = subprocess.run([*HERE, code, to], cwd=tmp_path, capture_output=True, check=True)
+    done = subprocess.run([*PYTHON, code, to], cwd=tmp_path, capture_output=True, check=True)
     assert done.stdout == b"before\none\nafter\n"
     # behind what a file holds already, and in the order of the prints: it is the same open file
     (tmp_path / "log").write_text("earlier\n")
     with (tmp_path / "log").open("a") as log:
-        subprocess.run([*HERE, code, to], cwd=tmp_path, stdout=log, check=True)
+        subprocess.run([*PYTHON, code, to], cwd=tmp_path, stdout=log, check=True)
     assert (tmp_path / "log").read_text() == "earlier\nbefore\none\nafter\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "log"]
 
 
-def test_a_full_standard_output_is_one_error_and_no_more(tmp_path: Path) -> None:
+def test_full_standard_output_gives_a_single_error(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run([*HERE, WRITE.format("x"), "-"], stdout=full, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run([*PYTHON, WRITE.format("x"), "-"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith(
         "cannot write standard output: No space left on device; make room, or name another place"
@@ -130,7 +130,7 @@ def test_a_full_standard_output_is_one_error_and_no_more(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("to", "said", "code"),
+    ("to", "message", "code"),
     [
         ("none/out.csv", "there is no folder .*none; make it", 2),
         ("file/out.csv", "file is no folder; name another", 2),
@@ -142,12 +142,12 @@ def test_a_full_standard_output_is_one_error_and_no_more(tmp_path: Path) -> None
         ("/sys/out.csv", "cannot write /sys/out.csv: (Permission denied|Read-only file system); ", 3),
     ],
 )
-def test_what_cannot_be_written_is_one_line(tmp_path: Path, to: str, said: str, code: int) -> None:
+def test_unwritable_targets_give_a_single_line(tmp_path: Path, to: str, message: str, code: int) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(StoreError, match=said) as error:
+    with pytest.raises(StoreError, match=message) as error:
         output_files.write(tmp_path / to, "x")
     assert error.value.exit_code == code
     assert len(str(error.value)) < 500
@@ -156,7 +156,7 @@ def test_what_cannot_be_written_is_one_line(tmp_path: Path, to: str, said: str, 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT])
 def test_what_the_machine_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """As root no permission is missing, so the lowest call says what it would say to others."""
+    """Root lacks no permission, so a patched system call raises the error that other users would get."""
 
     def refuse(path: object, *rest: object, **more: object) -> int:
         raise OSError(number, os.strerror(number), path)
@@ -170,7 +170,7 @@ def test_what_the_machine_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (tmp_path / "out.csv").read_text() == "old"
 
 
-def test_a_write_protected_file_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_atomic_file_keeps_a_write_protected_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").write_text("old")
     monkeypatch.setattr(os, "access", lambda path, mode: not (mode & os.W_OK))
     with pytest.raises(WriteRefused, match="Permission denied; see to its permissions"):
@@ -178,19 +178,19 @@ def test_a_write_protected_file_is_left_alone(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "mine").read_text() == "old"
 
 
-def test_the_format_is_said_or_the_ending_says_it(tmp_path: Path) -> None:
-    def asked(to: str | None, said: str | None = None) -> str:
-        return output_files.resolve_format(Path(to) if to else None, said, ENDINGS, "terminal")
+def test_resolve_format_uses_the_option_or_the_suffix(tmp_path: Path) -> None:
+    def resolved(to: str | None, format_name: str | None = None) -> str:
+        return output_files.resolve_format(Path(to) if to else None, format_name, ENDINGS, "terminal")
 
-    assert asked(None) == asked("-") == asked("/dev/null") == "terminal"
-    assert asked("-", "md") == asked("x.txt", "md") == asked("x.MD") == asked(None, "md") == "md"
-    for to, said, why in [
+    assert resolved(None) == resolved("-") == resolved("/dev/null") == "terminal"
+    assert resolved("-", "md") == resolved("x.txt", "md") == resolved("x.MD") == resolved(None, "md") == "md"
+    for to, format_name, why in [
         ("x.docx", None, "'x.docx' has no ending that names a format; end it in .md, .csv, or add --format"),
         ("table", None, "'table' has no ending that names a format"),
         ("x.csv", "md", "'x.csv' ends as csv, but --format says md"),
     ]:
         with pytest.raises(StoreError, match=why):
-            asked(to, said)
+            resolved(to, format_name)
 
 
 def test_folders(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_folders(tmp_path: Path) -> None:
         output_files.make_folder(Path("/proc/x"))
 
 
-def test_a_place_is_tried_before_long_work(tmp_path: Path) -> None:
+def test_check_writable_before_long_work(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "nowhere").symlink_to("gone")
     for to in ("new", "a/b/c", "."):
@@ -273,7 +273,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.thorough
-def test_every_command_that_writes_says_so_in_one_line_when_it_may_not(tmp_path: Path) -> None:
+def test_writing_commands_report_refusals_in_a_single_line(tmp_path: Path) -> None:
     """On a file system that is really mounted read-only."""
     (tmp_path / "read-only").mkdir()
     mount = 'mount -t tmpfs -o ro none read-only && exec "$@"'
@@ -296,15 +296,15 @@ def test_every_command_that_writes_says_so_in_one_line_when_it_may_not(tmp_path:
         ["launch", "quick", "--executor", "local", "--runs", "read-only/a/b"],
     ]
     done = subprocess.run(
-        [*inside, *HERE, READ_ONLY, json.dumps(commands)],
+        [*inside, *PYTHON, READ_ONLY, json.dumps(commands)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
-    for words, (code, err) in zip(commands, json.loads(done.stdout), strict=True):
-        assert (words, code, len(err.splitlines())) == (words, 3, 1)
-        assert err.startswith("atma-sweep: "), words
-        assert "read-only" in err, words
-        assert "Read-only file system" in err, words
+    for command, (code, err) in zip(commands, json.loads(done.stdout), strict=True):
+        assert (command, code, len(err.splitlines())) == (command, 3, 1)
+        assert err.startswith("atma-sweep: "), command
+        assert "read-only" in err, command
+        assert "Read-only file system" in err, command

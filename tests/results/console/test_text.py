@@ -21,32 +21,32 @@ NASTY = "\x1b[31m\x1b]0;owned\x07\x9b2J\u202e\u2066\u200f\ufeff\x00\x7f\r\n\t\x8
 ANYTHING = st.text(st.characters(exclude_categories=[]), max_size=60) | st.just(NASTY) | st.text("-=+@<&|`~^,[ ")
 
 
-def steering(found: str, kept: str = "") -> list[str]:
-    return [sign for sign in found if sign not in kept and unicodedata.category(sign) in STEERING]
+def steering(raw: str, allowed: str = "") -> list[str]:
+    return [sign for sign in raw if sign not in allowed and unicodedata.category(sign) in STEERING]
 
 
 @given(ANYTHING)
 @example(NASTY)
-def test_nothing_steers(said: str) -> None:
+def test_nothing_steers(raw: str) -> None:
     for exit in (text.plain, text.sentence, text.html_escaped, text.markdown_escaped, text.tex_escaped):
-        assert steering(exit(said)) == [], exit
+        assert steering(exit(raw)) == [], exit
     for exit in (text.sanitize_text, text.sanitize_log, text.csv_field):
-        assert steering(exit(said), "\n\t") == [], exit
-    assert steering(text.json_safe(json.dumps(said, ensure_ascii=False)), "\n") == []
+        assert steering(exit(raw), "\n\t") == [], exit
+    assert steering(text.json_safe(json.dumps(raw, ensure_ascii=False)), "\n") == []
     # what was cleaned stays so
-    assert text.plain(text.plain(said)) == text.plain(said)
+    assert text.plain(text.plain(raw)) == text.plain(raw)
 
 
 @given(st.text("abc é中½ ±-.,:;()!?", max_size=40))
-def test_what_is_harmless_is_left_alone(said: str) -> None:
-    assert text.plain(said) == text.sanitize_text(said) == text.sanitize_log(said) == said
+def test_harmless_text_is_unchanged(raw: str) -> None:
+    assert text.plain(raw) == text.sanitize_text(raw) == text.sanitize_log(raw) == raw
 
 
 @given(ANYTHING)
-def test_xml_and_html_are_well_formed(said: str) -> None:
-    safe = text.html_escaped(said)
+def test_xml_and_html_are_well_formed(raw: str) -> None:
+    safe = text.html_escaped(raw)
     root = ElementTree.fromstring(f'<x y="{safe}">{safe}</x>')
-    assert (root.text or "") == root.attrib["y"] == text.plain(said)
+    assert (root.text or "") == root.attrib["y"] == text.plain(raw)
 
     class Tags(HTMLParser):
         def handle_starttag(self, tag: str, attrs: object) -> None:
@@ -59,7 +59,7 @@ def test_xml_and_html_are_well_formed(said: str) -> None:
 
 
 @given(st.lists(ANYTHING, min_size=1, max_size=4))
-def test_a_cell_of_csv_is_one_cell_and_no_formula(row: list[str]) -> None:
+def test_csv_field_stays_a_single_field_and_no_formula(row: list[str]) -> None:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerow(map(text.csv_field, row))
     ((*read,),) = csv.reader(io.StringIO(out.getvalue()), strict=True)
@@ -72,7 +72,7 @@ def test_a_cell_of_csv_is_one_cell_and_no_formula(row: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "cell"),
+    ("raw", "cell"),
     [
         ("=1+1", "'=1+1"),
         (" =cmd|' /C calc'!A0", "' =cmd|' /C calc'!A0"),
@@ -89,14 +89,14 @@ def test_a_cell_of_csv_is_one_cell_and_no_formula(row: list[str]) -> None:
         ("a=b", "a=b"),
     ],
 )
-def test_what_a_spreadsheet_would_calculate_gets_an_apostrophe(said: str, cell: str) -> None:
-    assert text.csv_field(said) == cell
+def test_what_a_spreadsheet_would_calculate_gets_an_apostrophe(raw: str, cell: str) -> None:
+    assert text.csv_field(raw) == cell
 
 
 @given(ANYTHING)
 @example("---- and ,,,,,")
-def test_latex_has_no_special_sign_and_joins_nothing(said: str) -> None:
-    safe = text.tex_escaped(said)
+def test_latex_has_no_special_sign_and_joins_nothing(raw: str) -> None:
+    safe = text.tex_escaped(raw)
     rest = re.sub(r"\\text\w+\{\}|\\[&%$#_{}]|\[U\+[0-9A-F]+\]", "", safe).replace("-{}", "-").replace(",{}", ",")
     assert not set(rest) & set("\\&%$#_{}~^<>|\"'`\n\r\t")
     assert "--" not in safe
@@ -104,15 +104,15 @@ def test_latex_has_no_special_sign_and_joins_nothing(said: str) -> None:
 
 
 @given(ANYTHING)
-def test_markdown_has_no_markup(said: str) -> None:
-    safe = text.markdown_escaped(said)
+def test_markdown_has_no_markup(raw: str) -> None:
+    safe = text.markdown_escaped(raw)
     assert not re.search(r"(?<!\\)(?:\\\\)*[`*_\[\]|~$]", safe)
     assert not set(safe) & set("<>\n")
 
 
 @given(
     st.recursive(
-        ANYTHING | st.integers(), lambda one: st.lists(one, max_size=3) | st.dictionaries(ANYTHING, one, max_size=3)
+        ANYTHING | st.integers(), lambda item: st.lists(item, max_size=3) | st.dictionaries(ANYTHING, item, max_size=3)
     )
 )
 def test_json_keeps_every_value(value: object) -> None:
@@ -130,8 +130,8 @@ WORD = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_charac
 )
 def test_the_password_of_an_address_is_hidden(user: str, password: str, host: str) -> None:
     address = f"postgresql+psycopg://{user}:{password}@{host}:5432/runs?sslmode=require"
-    found = text.without_passwords(f"cannot use {address} as a database")
-    assert found == f"cannot use postgresql+psycopg://{user}:***@{host}:5432/runs?sslmode=require as a database"
+    safe = text.without_passwords(f"cannot use {address} as a database")
+    assert safe == f"cannot use postgresql+psycopg://{user}:***@{host}:5432/runs?sslmode=require as a database"
     for exit in (text.plain, text.sentence, text.sanitize_text, text.sanitize_log, text.csv_field):
         assert password not in exit(address).replace(user, "").replace(host, "").replace(
             exit("5432/runs?sslmode=require"), ""
@@ -139,7 +139,7 @@ def test_the_password_of_an_address_is_hidden(user: str, password: str, host: st
 
 
 @pytest.mark.parametrize(
-    ("said", "left"),
+    ("raw", "safe"),
     [
         ("postgresql://me:p@ss:w/rd@host/db", "postgresql://me:***@host/db"),
         ("postgresql:///db?host=h&password=geheim&sslmode=x", "postgresql:///db?host=h&password=***&sslmode=x"),
@@ -151,17 +151,17 @@ def test_the_password_of_an_address_is_hidden(user: str, password: str, host: st
         ("http://host:80/path", "http://host:80/path"),
     ],
 )
-def test_passwords(said: str, left: str) -> None:
-    assert text.without_passwords(said) == left
+def test_passwords(raw: str, safe: str) -> None:
+    assert text.without_passwords(raw) == safe
 
 
 def test_a_log_loses_colours_and_movements_but_no_word() -> None:
-    said = "\x1b[1;31mred\x1b[0m \x1b]8;;http://x\x1b\\link\x1b]8;;\x07 50%\r100%\r\ndone\x1b[2K\x1b(B\x1b7\x07\n\tend"
-    assert text.sanitize_log(said) == "red link 50%\n100%\ndone\ufffd\n\tend"
+    log = "\x1b[1;31mred\x1b[0m \x1b]8;;http://x\x1b\\link\x1b]8;;\x07 50%\r100%\r\ndone\x1b[2K\x1b(B\x1b7\x07\n\tend"
+    assert text.sanitize_log(log) == "red link 50%\n100%\ndone\ufffd\n\tend"
 
 
 @pytest.mark.parametrize(
-    ("word", "said"), [("htlm", "choose one of: csv, html; did you mean html?"), ("xyz", "choose one of: csv, html")]
+    ("word", "hint"), [("htlm", "choose one of: csv, html; did you mean html?"), ("xyz", "choose one of: csv, html")]
 )
-def test_a_choice_names_the_nearest(word: str, said: str) -> None:
-    assert text.choices_hint(word, ["csv", "html"]) == said
+def test_a_choice_names_the_nearest(word: str, hint: str) -> None:
+    assert text.choices_hint(word, ["csv", "html"]) == hint

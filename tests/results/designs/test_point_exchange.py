@@ -32,17 +32,17 @@ def determinant(model: LinearModel, members: tuple[int, ...]) -> float:
 @pytest.mark.parametrize("runs", [5, 6, 7, 8])
 def test_no_subset_is_better(space: DesignSpace, runs: int) -> None:
     model = LinearModel(space, tuple(space.terms(1)))
-    best = max(determinant(model, some) for some in combinations(range(len(space.points)), runs))
-    found = point_exchange.exchange_design(model.whitened, np.zeros((len(space.points), 0)), runs, seed=3)
-    assert len(set(found.tolist())) == runs
-    assert determinant(model, tuple(found)) == pytest.approx(best)
+    best = max(determinant(model, subset) for subset in combinations(range(len(space.points)), runs))
+    members = point_exchange.exchange_design(model.whitened, np.zeros((len(space.points), 0)), runs, seed=3)
+    assert len(set(members.tolist())) == runs
+    assert determinant(model, tuple(members)) == pytest.approx(best)
 
 
-def test_an_orthogonal_array_is_found_where_there_is_one() -> None:
+def test_exchange_design_reaches_an_orthogonal_array() -> None:
     space = DesignSpace(dict.fromkeys("ABCDEFG", ("-", "+")))
     model = LinearModel(space, tuple(space.terms(1)))
-    found = point_exchange.exchange_design(model.whitened, np.zeros((128, 0)), 8, seed=1)
-    rows = model.every[found]
+    members = point_exchange.exchange_design(model.whitened, np.zeros((128, 0)), 8, seed=1)
+    rows = model.every[members]
     assert np.allclose(rows.T @ rows, 8 * np.eye(8))
 
 
@@ -58,29 +58,29 @@ def test_larger_designs_hold_smaller_ones() -> None:
     assert len(before) == 120
 
 
-def test_forty_of_the_published_cells_are_nearly_as_good_as_orthogonal_ones() -> None:
+def test_forty_published_cells_are_nearly_orthogonal() -> None:
     design, members = design_choice.d_optimal(PAPER, PAPER.terms(1), 40)
     rows = design.model.every[members]
     # by its definition, over the complete factorial's columns
     by_hand = np.linalg.det(rows.T @ rows / 40) ** (1 / 10)
     assert aliasing.efficiency(design.model, members) == pytest.approx(by_hand)
     assert by_hand > 0.97
-    for one in aliasing.widths(design.model, members):
-        assert one.fewer == pytest.approx(3**0.5)
-        assert 1 <= one.balance < 1.05
+    for inflation in aliasing.widths(design.model, members):
+        assert inflation.fewer == pytest.approx(3**0.5)
+        assert 1 <= inflation.balance < 1.05
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_choice_hangs_on_no_basis(seed: int) -> None:
     """Linear algebra of another machine turns the basis, and its last digits differ."""
     model = LinearModel(PAPER, tuple(PAPER.terms(1)))
-    others = residual(LinearModel(PAPER, tuple(PAPER.terms(2))).every[:, 1:], model.every)
+    potential = residual(LinearModel(PAPER, tuple(PAPER.terms(2))).every[:, 1:], model.every)
     random = np.random.default_rng(seed)
     turn, _ = np.linalg.qr(random.normal(size=(10, 10)))
-    turned, _ = np.linalg.qr(random.normal(size=(others.shape[1],) * 2))
-    plain = point_exchange.point_order(model.whitened, others, 5, 60)
+    turned, _ = np.linalg.qr(random.normal(size=(potential.shape[1],) * 2))
+    plain = point_exchange.point_order(model.whitened, potential, 5, 60)
     moved = point_exchange.point_order(
-        model.whitened @ turn * (1 + 1e-13 * random.normal(size=(120, 10))), others @ turned, 5, 60
+        model.whitened @ turn * (1 + 1e-13 * random.normal(size=(120, 10))), potential @ turned, 5, 60
     )
     assert plain.tolist() == moved.tolist()
 
@@ -93,9 +93,9 @@ def test_differences_are_those_of_matched_pairs() -> None:
     solved, *_ = np.linalg.lstsq(model.every, values, rcond=None)
 
     def at(*levels: str) -> float:
-        place = HOLES.index(dict(zip(HOLES.axes, levels, strict=True)))
-        assert place is not None
-        return float(values[place])
+        index = HOLES.index(dict(zip(HOLES.axes, levels, strict=True)))
+        assert index is not None
+        return float(values[index])
 
     pairs = [[at(mixer, "on", w) - at(mixer, "off", w) for w in ("off", "on")] for mixer in "ab"]
     assert model.contrast("memory", "on", "off") @ solved == pytest.approx(np.mean(pairs))
@@ -112,16 +112,16 @@ def test_what_can_be_estimated() -> None:
     same = np.flatnonzero(SMALL.points[:, 1] == SMALL.points[:, 2])  # memory on where window is
     assert not is_estimable(main.every[same], weights)
     assert is_estimable(main.every[same], main.contrast("mixer", "b", "a"))
-    told = "memory x window cannot be told from the mean; memory cannot be told from window; mixer x memory cannot be told from mixer x window"
-    assert aliasing.alias_sentences(main, same)[0] == f"with these 6 cells, {told}"
+    aliases_text = "memory x window cannot be told from the mean; memory cannot be told from window; mixer x memory cannot be told from mixer x window"
+    assert aliasing.alias_sentences(main, same)[0] == f"with these 6 cells, {aliases_text}"
 
 
 def test_a_revision_keeps_it() -> None:
     design, _ = design_choice.d_optimal(HOLES, hierarchical_closure([*HOLES.terms(1), ("memory", "window")]), 7)
-    kept = design_of({"design": as_options(design)})
-    assert isinstance(kept, Design)
-    assert as_options(kept) == as_options(design)
-    assert (kept.space.points == HOLES.points).all()
+    restored = design_of({"design": as_options(design)})
+    assert isinstance(restored, Design)
+    assert as_options(restored) == as_options(design)
+    assert (restored.space.points == HOLES.points).all()
 
 
 @pytest.mark.parametrize(

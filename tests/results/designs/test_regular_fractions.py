@@ -72,14 +72,16 @@ def test_aliases_are_the_columns_that_are_equal(k: int, p: int) -> None:
     design, members = design_choice.regular_fraction(
         space, space.terms(1), regular_fractions.best(space, p, space.terms(1))
     )  # type: ignore[arg-type]
-    found = {frozenset((one.first, one.second)) for one in aliasing.aliases(design.model, members) if one.is_mutual}
-    assert found == by_hand(space, members)
-    told = aliasing.alias_sentences(design.model, members)[0]
-    assert told.startswith(f"with these {2 ** (k - p)} cells, ")
-    assert " cannot be told from " in told
+    pairs = {
+        frozenset((alias.first, alias.second)) for alias in aliasing.aliases(design.model, members) if alias.is_mutual
+    }
+    assert pairs == by_hand(space, members)
+    sentence = aliasing.alias_sentences(design.model, members)[0]
+    assert sentence.startswith(f"with these {2 ** (k - p)} cells, ")
+    assert " cannot be told from " in sentence
 
 
-def test_what_is_to_be_estimated_is_kept_apart() -> None:
+def test_best_fraction_separates_the_terms() -> None:
     space = letters(6)
     wanted = hierarchical_closure([("A", "B"), ("C", "E"), ("C", "D"), ("B", "F")])
     fraction = regular_fractions.smallest_fraction(space, 4, wanted)
@@ -89,7 +91,7 @@ def test_what_is_to_be_estimated_is_kept_apart() -> None:
     assert np.allclose(rows.T @ rows, len(members) * np.eye(rows.shape[1]))
 
 
-def test_other_axes_are_crossed_with_the_fraction() -> None:
+def test_multilevel_axes_are_crossed_with_the_fraction() -> None:
     space = DesignSpace({"mixer": ("a", "b", "c")} | dict.fromkeys("ABCD", ("-", "+")))
     fraction = regular_fractions.smallest_fraction(space, 4, space.terms(1))
     assert fraction is not None

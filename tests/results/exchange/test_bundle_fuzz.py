@@ -64,7 +64,7 @@ class Members(dict[str, bytes]):
 
 @pytest.fixture(scope="module")
 def members(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What a real bundle of two cells holds: a row in every table, weights and logs."""
+    """Return the members of a real bundle of two cells: rows in every table, weights and logs."""
     folder = tmp_path_factory.mktemp("theirs")
     (folder / "grid.yaml").write_text(GRID)
     cells = [record(cell) for cell in load_grid(str(folder / "grid.yaml")).expand(lambda data: "f" * 64)]
@@ -76,10 +76,10 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     for cell in cells:
         attempt = store.start_attempt(cell.id, owner=OWNER, fence=1, steps_total=7, deviation={"train.micro_batch": 1})
         recorder = DatabaseRecorder(store, attempt.id, 1)
-        known = {
+        provenance_fields = {
             "packages": {"torch": "2"}, "kernels": {"memory": "torch"}, "extra": {"parameters": 5}, "gpu_name": "x",
         }  # fmt: skip
-        recorder.provenance(Provenance(config=dict(cell.config), seed=0, device="cpu", **known))  # type: ignore[arg-type]
+        recorder.provenance(Provenance(config=dict(cell.config), seed=0, device="cpu", **provenance_fields))  # type: ignore[arg-type]
         recorder.curve([CurvePoint(step=n, tokens=n, wall_s=n / 3, train_loss=1 / 3, lr=0.5) for n in range(1, 4)])
         recorder.measurements(
             [
@@ -90,10 +90,10 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
             ]
         )
         recorder.examples([Example(probe="clean", metric="nats", length=64, item=0, value=0.1, detail={"a": [1]})])
-        place = store.runs / attempt.run_dir
-        place.mkdir(parents=True)
-        (place / "weights.safetensors").write_bytes(b"weights")
-        (place / "log.txt").write_text("log\n")
+        run_folder = store.runs / attempt.run_dir
+        run_folder.mkdir(parents=True)
+        (run_folder / "weights.safetensors").write_bytes(b"weights")
+        (run_folder / "log.txt").write_text("log\n")
         named = f"{attempt.run_dir}/weights.safetensors"
         store.finish_attempt(attempt.id, 1, "done", cause="as it should", exit_code=0, weights=named)
     store.add_event("code", "0123456789ab", sweep="theirs")
@@ -110,7 +110,7 @@ class Victim:
         self.folder = folder
         self.home = folder / "home"
         self.ran: list[str] = []
-        self.taken = 0
+        self.n_imported = 0
         self.empty = folder / "empty.db"
         store = open_store(self.empty, create=True)
         with store.transaction() as session:
@@ -119,7 +119,10 @@ class Victim:
         (folder / "canary").write_text("as it was")
 
     def take(self, make: Callable[[Path], object]) -> bool:
-        """Whether the file that `make` writes came in; anything but that or one domain error fails."""
+        """Import the file that `make` writes, and return True if it was imported.
+
+        Fail on any error but a domain error.
+        """
         shutil.rmtree(self.home, ignore_errors=True)
         self.home.mkdir()
         (self.home / "grid.yaml").write_text(GRID)
@@ -159,36 +162,36 @@ class Victim:
 
     def works(self, states: Any) -> None:
         """Every command ends in a result or in one line. Two at a time, in turn: together they take longer than imports."""
-        self.taken += 1
+        self.n_imported += 1
         for at in range(2):
-            command = COMMANDS[(2 * self.taken + at) % len(COMMANDS)]
-            words = [word.format(cell=states[0].cell_id if states else "none") for word in command]
+            command = COMMANDS[(2 * self.n_imported + at) % len(COMMANDS)]
+            arguments = [word.format(cell=states[0].cell_id if states else "none") for word in command]
             with_home = pytest.MonkeyPatch()
             with_home.chdir(self.home)
             with_home.setenv("ATMA_DB", str(self.home / "atma.db"))
             try:
-                done = CliRunner().invoke(cli.app, words)
+                done = CliRunner().invoke(cli.app, arguments)
             finally:
                 with_home.undo()
             if done.exception is not None and not isinstance(done.exception, SystemExit):
                 # what the command line shows as one line, with an exit code of its own
-                assert hasattr(done.exception, "exit_code"), (words, done.exception)
+                assert hasattr(done.exception, "exit_code"), (arguments, done.exception)
 
 
 @pytest.fixture(scope="module")
 def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
     """Whatever it takes in, no program is started and no file of it is run."""
-    found = Victim(tmp_path_factory.mktemp("victim"))
+    new_victim = Victim(tmp_path_factory.mktemp("victim"))
     watched = ["subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork"]
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         if watched and event in watched:
-            found.ran.append(f"{event} {arguments}")
-        if watched and event == "exec" and str(found.folder) in getattr(arguments[0], "co_filename", ""):
-            found.ran.append(f"{event} {arguments}")
+            new_victim.ran.append(f"{event} {arguments}")
+        if watched and event == "exec" and str(new_victim.folder) in getattr(arguments[0], "co_filename", ""):
+            new_victim.ran.append(f"{event} {arguments}")
 
     sys.addaudithook(hook)
-    yield found
+    yield new_victim
     watched.clear()
 
 
@@ -216,16 +219,16 @@ VALUES = st.one_of(
         max_leaves=8,
     ),
 )
-PLACES = [(table, word) for table in row_validation.BUNDLE_TABLES for word in row_validation.FIELD_RULES[table]]
+FIELDS = [(table, word) for table in row_validation.BUNDLE_TABLES for word in row_validation.FIELD_RULES[table]]
 
 
 def changed(members: dict[str, bytes], table: str, row: int, word: str, value: Any) -> dict[str, bytes]:
     """The members with one field of one row of a table changed."""
     lines = members[f"{table}.jsonl"].splitlines(keepends=True)
     at = row % len(lines)
-    found = json.loads(lines[at])
-    found[word] = value
-    lines[at] = json.dumps(found).encode() + b"\n"
+    parsed = json.loads(lines[at])
+    parsed[word] = value
+    lines[at] = json.dumps(parsed).encode() + b"\n"
     return members | {f"{table}.jsonl": b"".join(lines)}
 
 
@@ -238,7 +241,7 @@ def test_the_bundle_itself_comes_in(victim: Victim, members: dict[str, bytes]) -
 
 @pytest.mark.slow
 @FUZZ
-@given(changes=st.lists(st.tuples(st.sampled_from(PLACES), st.integers(0, 3), VALUES), min_size=1, max_size=2))
+@given(changes=st.lists(st.tuples(st.sampled_from(FIELDS), st.integers(0, 3), VALUES), min_size=1, max_size=2))
 @pytest.mark.thorough
 def test_any_value_in_any_field(victim: Victim, members: dict[str, bytes], changes: list[Any]) -> None:
     evil = members
@@ -263,15 +266,15 @@ def test_any_members_and_any_bytes(victim: Victim, members: dict[str, bytes], da
     name = data.draw(st.sampled_from(sorted(evil)))
     what = data.draw(st.sampled_from(["drop", "rename", "add", "lines", "bytes", "manifest", "zip", "mode"]))
     spot = data.draw(st.integers(0, 10**6))
-    other = data.draw(st.one_of(st.sampled_from(NAMES), st.text(min_size=1, max_size=10)))
+    new_name = data.draw(st.one_of(st.sampled_from(NAMES), st.text(min_size=1, max_size=10)))
 
     def make(file: Path) -> None:
         if what == "drop" and name != "manifest.json":
             del evil[name]
         if what == "rename" and name != "manifest.json":
-            evil[other] = evil.pop(name)
+            evil[new_name] = evil.pop(name)
         if what == "add":
-            evil[other] = b"evil"
+            evil[new_name] = b"evil"
         if what in ("lines", "bytes") and name != "manifest.json":
             evil[name] = damaged(evil[name], what, spot)
         facts = {}
@@ -283,10 +286,10 @@ def test_any_members_and_any_bytes(victim: Victim, members: dict[str, bytes], da
         except (UnicodeEncodeError, IndexError):  # a name that zipfile does not write
             packed(file, members)
         if what == "zip":
-            whole = bytearray(file.read_bytes())
+            content = bytearray(file.read_bytes())
             for step in range(3):
-                whole[(spot * (step + 1)) % len(whole)] ^= 1 << (spot % 8)
-            file.write_bytes(whole if spot % 2 else whole[: spot % len(whole)])
+                content[(spot * (step + 1)) % len(content)] ^= 1 << (spot % 8)
+            file.write_bytes(content if spot % 2 else content[: spot % len(content)])
         if what == "mode":
             with zipfile.ZipFile(file, "a") as archive:
                 info = zipfile.ZipInfo("files/1/log.txt" if spot % 2 else "files/2/evil")

@@ -18,7 +18,7 @@ from atma_sweep.results.store.store import open_store
 from bundles import packed, unpacked
 from histories import bundle, files, halves, run, whole
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = pytest.mark.usefixtures("working_folder")
 
 
 def edited(members, table, **values):
@@ -152,9 +152,9 @@ BOMBS = {
 def test_what_unpacks_to_far_more_than_it_is(victim, tmp_path, what):
     """Refused before it is unpacked; even when the limits are lifted a line has its length."""
     store, members, unchanged = victim
-    name, data, said = BOMBS[what]
+    name, data, message = BOMBS[what]
     file = packed(tmp_path / "evil.zip", members | {name: data})
-    with pytest.raises(BundleError, match=f"{said}.*--large"):
+    with pytest.raises(BundleError, match=f"{message}.*--large"):
         import_bundle(store, file)
     if name.endswith(".jsonl"):
         tracemalloc.start()
@@ -166,7 +166,7 @@ def test_what_unpacks_to_far_more_than_it_is(victim, tmp_path, what):
     unchanged()
 
 
-def test_too_many_members_are_refused_before_their_list_is_read(victim, tmp_path):
+def test_too_many_members_are_refused_before_reading_them(victim, tmp_path):
     _, members, unchanged = victim
     with open_bundle(packed(tmp_path / "evil.zip", members)):
         pass
@@ -310,8 +310,8 @@ def test_damaged_files(victim, tmp_path):
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
         (tmp_path / "evil.zip").write_bytes(data)
         try:
-            with open_bundle(tmp_path / "evil.zip") as found:
-                BundleContent(found, None)
+            with open_bundle(tmp_path / "evil.zip") as opened:
+                BundleContent(opened, None)
         except (BundleError, StoreTooNew):
             refused += 1
     assert refused > 75
@@ -325,7 +325,7 @@ def test_damaged_files(victim, tmp_path):
     unchanged()
 
 
-def test_ids_are_compared_with_configs_when_asked(victim, tmp_path):
+def test_import_compares_ids_with_configs_on_request(victim, tmp_path):
     store, members, unchanged = victim
     file = packed(tmp_path / "evil.zip", members)
     with pytest.raises(BundleError, match="is that of other"):

@@ -15,7 +15,7 @@ from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.store.store import open_store
 from histories import bundle, cells_of, files, launch, natural, run, whole
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = pytest.mark.usefixtures("working_folder")
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
@@ -33,7 +33,7 @@ class TestFiles:
         assert import_bundle(ours, out).files == 0
         assert sorted(os.listdir(ours.runs)) == sorted(cells_of(ours))
 
-    def test_the_end_of_an_attempt_brings_its_files_beside_those_of_its_beginning(self, make, cells, tmp_path):
+    def test_finished_attempt_adds_files_to_its_unfinished_copy(self, make, cells, tmp_path):
         ours, theirs = make("a"), make("b")
         launch(theirs, cells(1))
         attempt = run(theirs, cells(1)[0].id, 5, state="running", weights=b"w", log="begun\n")
@@ -41,9 +41,9 @@ class TestFiles:
         (theirs.runs / attempt.run_dir / "log.txt").write_text("begun\nended\n")
         theirs.finish_attempt(attempt.id, 1, "done", weights=f"{attempt.run_dir}/weights.safetensors")
         import_bundle(ours, bundle(theirs, tmp_path, "end.zip", weights=True))
-        (found,) = ours.attempts(cells(1)[0].id)
-        assert (ours.runs / found.weights).read_bytes() == b"w"
-        assert (ours.runs / found.run_dir / "log.txt").read_text() == "begun\nended\n"
+        (imported,) = ours.attempts(cells(1)[0].id)
+        assert (ours.runs / imported.weights).read_bytes() == b"w"
+        assert (ours.runs / imported.run_dir / "log.txt").read_text() == "begun\nended\n"
         assert (ours.runs / attempt.run_dir / "log.txt").read_text() == "begun\n"
 
     def test_without_weights_none_are_named(self, make, cells, tmp_path):
@@ -71,14 +71,14 @@ class TestFiles:
         import_bundle(store, out)
         assert (store.runs / store.cell_states()[0].weights).read_bytes() == b"w"
 
-    def test_missing_weights_are_told_of(self, make, cells, tmp_path):
+    def test_import_notes_missing_weights(self, make, cells, tmp_path):
         store = make("a")
         launch(store, cells(1))
         run(store, cells(1)[0].id, 5, weights=b"w")
         shutil.rmtree(store.runs)
         assert any("are missing" in note for note in export_sweep(store, None, tmp_path / "x.zip", weights=True).notes)
 
-    def test_folders_in_the_way_are_left_alone(self, make, cells, tmp_path):
+    def test_import_keeps_existing_folders(self, make, cells, tmp_path):
         ours, theirs = make("a"), make("b")
         cell = cells(1)[0].id
         for store, minute, word in ((ours, 50, b"ours"), (theirs, 10, b"theirs")):
@@ -88,8 +88,8 @@ class TestFiles:
         stranger.mkdir()
         (stranger / "weights.safetensors").write_bytes(b"stranger")
         import_bundle(ours, bundle(theirs, tmp_path, weights=True))
-        found = {attempt.host: (ours.runs / attempt.weights).read_bytes() for attempt in ours.attempts(cell)}
-        assert found == {"50": b"ours", "10": b"theirs"}
+        weights_by_host = {attempt.host: (ours.runs / attempt.weights).read_bytes() for attempt in ours.attempts(cell)}
+        assert weights_by_host == {"50": b"ours", "10": b"theirs"}
         assert (stranger / "weights.safetensors").read_bytes() == b"stranger"
 
     def test_nothing_stays_of_an_import_that_fails(self, laptops, tmp_path, cells, monkeypatch):
@@ -117,8 +117,10 @@ class TestFiles:
         with pytest.raises(KeyboardInterrupt):
             import_bundle(first, out)
         assert whole(first) == before
-        left = {path for path in tmp_path.rglob("*") if path not in disk and not path.name.endswith(("-wal", "-shm"))}
-        assert {path.name for path in left} <= {first.runs.name}  # empty
+        leftovers = {
+            path for path in tmp_path.rglob("*") if path not in disk and not path.name.endswith(("-wal", "-shm"))
+        }
+        assert {path.name for path in leftovers} <= {first.runs.name}  # empty
         assert import_bundle(first, out).added["attempt"] == 3
 
     def test_a_full_disk_is_noticed_first(self, laptops, tmp_path, monkeypatch):
@@ -158,15 +160,15 @@ def test_an_import_that_is_killed_leaves_all_or_nothing(laptops, tmp_path, cells
     out = bundle(second, tmp_path, weights=True)
     before = natural(first)
     first.close()
-    whole = tmp_path / "whole"
-    shutil.copytree(first.path.parent, whole)
+    reference = tmp_path / "whole"
+    shutil.copytree(first.path.parent, reference)
     counted = subprocess.run(
-        [sys.executable, "-c", KILLED, str(whole / "atma.db"), str(out), "0"],
+        [sys.executable, "-c", KILLED, str(reference / "atma.db"), str(out), "0"],
         capture_output=True,
         text=True,
         check=True,
     )
-    total, after = int(counted.stdout), natural(open_store(whole / "atma.db"))
+    total, after = int(counted.stdout), natural(open_store(reference / "atma.db"))
     draw, outcomes = random.Random(3), []
     for index in range(5):
         copy = tmp_path / f"killed{index}"

@@ -1,4 +1,4 @@
-"""What `import` is given that is no regular file: one line at once, and no database is made."""
+"""Import from paths that are no regular file: one line at once, and no database is created."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_import_refuses_what_is_no_file(tmp_path: Path, command_line: Command, s
 
 
 def test_a_file_that_cannot_be_sought_is_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the memory of a process, whose end lies nowhere."""
+    """The memory of a process, whose end cannot be determined, is such a file."""
     monkeypatch.setattr("atma_sweep.results.exchange.bundles.check_regular", lambda path, remedy: None)
     with pytest.raises(Exception, match="cannot be read as a bundle") as caught, open_bundle(Path("/proc/self/mem")):
         pass

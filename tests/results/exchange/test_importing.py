@@ -1,4 +1,4 @@
-"""What goes out comes in again, and two databases merge to one whole, whoever was first."""
+"""An exported sweep can be imported again, and two databases merge to the same result, in either order."""
 
 import random
 from dataclasses import replace
@@ -14,11 +14,11 @@ from histories import T, at, bundle, cells_of, launch, natural, rows, run, view,
 from sqlalchemy import delete, select
 from tiers import shared_out
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = pytest.mark.usefixtures("working_folder")
 
 
 class TestRoundTrip:
-    def test_everything_comes_back_and_goes_out_again_as_the_same_bytes(self, store, cells, tmp_path, make):
+    def test_reexported_bundle_has_the_same_bytes(self, store, cells, tmp_path, make):
         launch(store, cells(3), 1, grid="a: ä\n")
         trained = run(store, cells(3)[0].id, 5, value=1 / 3)
         run(store, cells(3)[0].id, 6, kind="evaluate", parent=trained.id, value=2e-308)
@@ -26,26 +26,27 @@ class TestRoundTrip:
         launch(store, cells(2), 8, grid="b")
         store.add_event("note", "hello", sweep="quick")
         file = bundle(store, tmp_path)
-        other = make("other")
-        summary = import_bundle(other, file)
+        target = make("other")
+        summary = import_bundle(target, file)
         assert summary.added == {**summary.added, "sweep": 1, "revision": 2, "cell": 3, "attempt": 3, "measurement": 6}
-        assert natural(other) == natural(store)
-        assert view(other) == view(store)
-        assert [a.parent_id for a in other.attempts(cells(3)[0].id)] == [None, other.attempts(cells(3)[0].id)[0].id]
-        assert bundle(other, tmp_path, "again.zip").read_bytes() == file.read_bytes()
-        assert other.cell(cells(3)[2].id) == replace(cells(3)[2], axes=store.cell(cells(3)[2].id).axes)
-        assert [state.state for state in other.cell_states(orphans=True)] == ["new"]
+        assert natural(target) == natural(store)
+        assert view(target) == view(store)
+        assert [a.parent_id for a in target.attempts(cells(3)[0].id)] == [None, target.attempts(cells(3)[0].id)[0].id]
+        assert bundle(target, tmp_path, "again.zip").read_bytes() == file.read_bytes()
+        assert target.cell(cells(3)[2].id) == replace(cells(3)[2], axes=store.cell(cells(3)[2].id).axes)
+        assert [state.state for state in target.cell_states(orphans=True)] == ["new"]
 
     def test_an_empty_database_numbers_attempts_as_they_were(self, store, cells, tmp_path, make):
-        """What a report's trace names holds on both sides, whatever order the cells were run in."""
+        """The ids in a report's trace are valid on both sides, whatever order the cells were run in."""
         grid = cells(3)
         launch(store, grid, 1)
         for minute, index in enumerate((2, 0, 1, 0, 2)):
             run(store, grid[index].id, minute + 2, value=minute / 7)
-        other = make("other")
-        import_bundle(other, bundle(store, tmp_path))
+        target = make("other")
+        import_bundle(target, bundle(store, tmp_path))
         before, after = (
-            sorted((a.id, a.cell_id, a.started_at) for c in grid for a in one.attempts(c.id)) for one in (store, other)
+            sorted((a.id, a.cell_id, a.started_at) for c in grid for a in side.attempts(c.id))
+            for side in (store, target)
         )
         assert [row[1:] for row in before] == [row[1:] for row in after]
         if store.path is not None:  # a sequence of PostgreSQL has gaps
@@ -56,17 +57,17 @@ class TestRoundTrip:
         for minute, cell in enumerate(cells(2)):
             run(store, cell.id, minute + 2, value=minute / 7)
         small = tmp_path / "small.zip"
-        told = export_sweep(store, "quick", small, examples=False)
-        assert (told.added["example"], told.added["measurement"]) == (0, 4)
-        assert any("--no-examples" in note for note in told.notes)
-        other = make("other")
-        import_bundle(other, small)
-        assert view(other) == view(store)
-        assert not rows(other, "example")
-        assert bundle(other, tmp_path, "again.zip", examples=False).read_bytes() == small.read_bytes()
+        summary = export_sweep(store, "quick", small, examples=False)
+        assert (summary.added["example"], summary.added["measurement"]) == (0, 4)
+        assert any("--no-examples" in note for note in summary.notes)
+        target = make("other")
+        import_bundle(target, small)
+        assert view(target) == view(store)
+        assert not rows(target, "example")
+        assert bundle(target, tmp_path, "again.zip", examples=False).read_bytes() == small.read_bytes()
         # the whole bundle brings them later
-        assert import_bundle(other, bundle(store, tmp_path)).added["example"] == 2
-        assert natural(other) == natural(store)
+        assert import_bundle(target, bundle(store, tmp_path)).added["example"] == 2
+        assert natural(target) == natural(store)
         held = whole(store)
         # the database that has the items keeps them
         assert import_bundle(store, small).added["example"] == 0
@@ -80,13 +81,13 @@ class TestRoundTrip:
         DatabaseRecorder(store, trained.id, 1).examples([item])
         store.finish_attempt(trained.id, 1, "done")
         file, small = bundle(store, tmp_path), bundle(store, tmp_path, "small.zip", examples=False)
-        other = make("other")
-        import_bundle(other, small)
-        for one in (store, other):
-            forget(one, plan_measurements(one, cell, lengths=[4096]), who="ada")
+        target = make("other")
+        import_bundle(target, small)
+        for side in (store, target):
+            forget(side, plan_measurements(side, cell, lengths=[4096]), who="ada")
         # those of numbers that are still here come
-        assert import_bundle(other, file).added["example"] == 1
-        assert [row["length"] for row in rows(other, "example")] == [64]
+        assert import_bundle(target, file).added["example"] == 1
+        assert [row["length"] for row in rows(target, "example")] == [64]
         # and an attempt of one's own, which never was without, gets none back
         forget(store, plan_measurements(store, cell, probes=["val"]), who="ada")
         with store.transaction() as session:
@@ -97,20 +98,20 @@ class TestRoundTrip:
         cell = cells(1)[0].id
         launch(store, cells(1), 1)
         attempt = run(store, cell, 2, state="running")
-        other = make("other")
-        import_bundle(other, bundle(store, tmp_path))
-        assert len(rows(other, "example")) == 1
+        target = make("other")
+        import_bundle(target, bundle(store, tmp_path))
+        assert len(rows(target, "example")) == 1
         DatabaseRecorder(store, attempt.id, 1).examples(
             [Example(probe="clean", metric="nats", length=64, item=2, value=0.3)]
         )
         store.finish_attempt(attempt.id, 1, "done")
-        found = import_bundle(other, bundle(store, tmp_path, "ended.zip", examples=False))
-        assert found.added["attempt"] == 1
-        assert [row["state"] for row in rows(other, "attempt")] == ["done"]
-        assert len(rows(other, "example")) == 1
+        summary = import_bundle(target, bundle(store, tmp_path, "ended.zip", examples=False))
+        assert summary.added["attempt"] == 1
+        assert [row["state"] for row in rows(target, "attempt")] == ["done"]
+        assert len(rows(target, "example")) == 1
         # and what is still missing comes with the whole bundle
-        assert import_bundle(other, bundle(store, tmp_path, "whole.zip")).added["example"] == 1
-        assert natural(other)["example"] == natural(store)["example"]
+        assert import_bundle(target, bundle(store, tmp_path, "whole.zip")).added["example"] == 1
+        assert natural(target)["example"] == natural(store)["example"]
 
     def test_importing_twice_changes_nothing(self, laptops, tmp_path):
         first, second = laptops
@@ -133,7 +134,7 @@ class TestRoundTrip:
                 import_bundle(first, bundle(second, tmp_path), rename=wrong)
 
     @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-    def test_unknown_sweep_and_places_that_cannot_be(self, laptops, tmp_path):
+    def test_export_refuses_unknown_sweeps_and_bad_targets(self, laptops, tmp_path):
         with pytest.raises(SweepUnknown):
             export_sweep(laptops[0], "quik", tmp_path / "x.zip")
         with pytest.raises(StoreError, match="no folder"):
@@ -146,7 +147,7 @@ class TestRoundTrip:
 
 
 class TestMerging:
-    def test_two_halves_make_the_whole(self, laptops, tmp_path):
+    def test_merged_halves_equal_the_complete_sweep(self, laptops, tmp_path):
         first, second = laptops
         out = bundle(first, tmp_path, "1.zip"), bundle(second, tmp_path, "2.zip")
         import_bundle(first, out[1])
@@ -162,7 +163,7 @@ class TestMerging:
 
     @pytest.mark.parametrize(
         ("backend", "seed"),
-        shared_out([*(("sqlite", seed) for seed in range(4)), ("postgresql", 1)], lambda one: one == ("sqlite", 0)),
+        shared_out([*(("sqlite", seed) for seed in range(4)), ("postgresql", 1)], lambda case: case == ("sqlite", 0)),
         indirect=["backend"],
     )
     def test_any_order_of_merging_gives_the_same_results(self, make, cells, tmp_path, seed):
@@ -198,11 +199,11 @@ class TestMerging:
                         assert session.scalars(lost).all() == []
             for cell in grid[:2]:
                 expected = [(m, state) for m, c, state in sorted(history) if c == cell.id]
-                found = store.attempts(cell.id)
-                assert [(attempt.pid - 100, attempt.state) for attempt in found] == expected
-                assert len({attempt.number for attempt in found}) == len(found)
-                assert len({attempt.run_dir for attempt in found}) == len(found)
-                for attempt in found:
+                attempts = store.attempts(cell.id)
+                assert [(attempt.pid - 100, attempt.state) for attempt in attempts] == expected
+                assert len({attempt.number for attempt in attempts}) == len(attempts)
+                assert len({attempt.run_dir for attempt in attempts}) == len(attempts)
+                for attempt in attempts:
                     assert store.provenance(attempt.id).seed == attempt.pid - 100
                     assert len(store.curve(attempt.id)) == 3
         # and the next attempt goes on after all of them
@@ -219,15 +220,15 @@ class TestMerging:
         run(theirs, cell, 55, host="there", value=2.0)
         before = {attempt.pid: (attempt.number, attempt.run_dir) for attempt in ours.attempts(cell)}
         import_bundle(ours, bundle(theirs, tmp_path))
-        found = ours.attempts(cell)
-        assert [attempt.pid - 100 for attempt in found] == [10, 50, 55, 60]
-        assert {a.pid: (a.number, a.run_dir) for a in found if a.host == "here"} == before
-        assert [attempt.number for attempt in found] == [3, 1, 4, 2]
-        assert found[3].parent_id == found[1].id
+        attempts = ours.attempts(cell)
+        assert [attempt.pid - 100 for attempt in attempts] == [10, 50, 55, 60]
+        assert {a.pid: (a.number, a.run_dir) for a in attempts if a.host == "here"} == before
+        assert [attempt.number for attempt in attempts] == [3, 1, 4, 2]
+        assert attempts[3].parent_id == attempts[1].id
         assert [value.value for value in ours.measurements(cell) if value.probe == "val"] == [6.0]
-        assert {event.attempt_id for event in ours.events(cell_id=cell)} == {attempt.id for attempt in found}
+        assert {event.attempt_id for event in ours.events(cell_id=cell)} == {attempt.id for attempt in attempts}
         assert [event.attempt_id for event in ours.events(cell_id=cell)] == [
-            attempt.id for attempt in found for _ in "12"
+            attempt.id for attempt in attempts for _ in "12"
         ]
         assert [event.at for event in ours.events(cell_id=cell, limit=3)] == [at(55), at(60), at(60)]
 
@@ -287,7 +288,7 @@ class TestMerging:
         assert len(rows(ours, "cell")) == 3
 
     @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-    def test_sweeps_of_one_name_that_share_nothing_are_told_of(self, make, cells, tmp_path):
+    def test_import_notes_sweeps_without_common_cells(self, make, cells, tmp_path):
         ours, theirs = make("a"), make("b")
         launch(ours, cells(1, prefix="a"))
         launch(theirs, cells(1, prefix="b"), 3)
@@ -297,16 +298,16 @@ class TestMerging:
     @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
     def test_a_cell_that_is_evaluated_otherwise_stays(self, make, cells, tmp_path):
         ours, theirs = make("a"), make("b")
-        other = replace(cells(1)[0], config={"eval": {"lengths": [1]}})
+        changed = replace(cells(1)[0], config={"eval": {"lengths": [1]}})
         launch(ours, cells(1))
-        launch(theirs, [other])
+        launch(theirs, [changed])
         notes = import_bundle(ours, bundle(theirs, tmp_path)).notes
-        assert ours.cell(other.id).config == cells(1)[0].config
+        assert ours.cell(changed.id).config == cells(1)[0].config
         assert any("evaluated or kept otherwise" in note for note in notes)
 
 
 class TestRunning:
-    def test_a_running_attempt_comes_in_as_interrupted_and_is_replaced_by_its_end(self, make, cells, tmp_path):
+    def test_import_replaces_an_interrupted_copy_by_its_end(self, make, cells, tmp_path):
         ours, theirs = make("a"), make("b")
         cell = cells(1)[0].id
         launch(theirs, cells(1))
@@ -353,7 +354,7 @@ class TestRunning:
         import_bundle(ours, tmp_path / "2.zip")
         assert whole(ours) == before
 
-    def test_cells_that_run_here_are_left_alone(self, laptops, tmp_path, cells):
+    def test_import_refuses_cells_that_are_running(self, laptops, tmp_path, cells):
         first, second = laptops
         run(first, cells(4)[2].id, 90, state="running")
         before = whole(first)
@@ -361,7 +362,7 @@ class TestRunning:
             import_bundle(first, bundle(second, tmp_path))
         assert whole(first) == before
 
-    def test_older_attempts_are_not_set_among_those_of_a_sweep_that_runs(self, laptops, tmp_path, owner):
+    def test_import_refuses_older_attempts_of_a_running_sweep(self, laptops, tmp_path, owner):
         first, second = laptops
         out = bundle(first, tmp_path)
         fence = second.acquire_sweep("quick", owner, 60)

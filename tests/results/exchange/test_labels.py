@@ -59,7 +59,7 @@ FALSE: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("column", "value", "sentence"), FALSE)
-def test_false_labels_are_refused_and_found(
+def test_false_labels_are_refused_and_reported(
     folder: Path, command_line: Command, column: str, value: Any, sentence: str
 ) -> None:
     """In a bundle by import, which changes nothing, and in a database by db check."""
@@ -83,7 +83,7 @@ def test_false_labels_are_refused_and_found(
     assert sentence.format(cell) in out
 
 
-def test_true_labels_are_taken_in(folder: Path, command_line: Command) -> None:
+def test_true_labels_are_imported(folder: Path, command_line: Command) -> None:
     assert command_line("import", "labels.zip", "--db", "other.db")[0] == 0
     assert command_line("db", "check", "--db", "other.db")[:2] == (0, "nothing is wrong\n")
 

@@ -1,4 +1,4 @@
-"""What MLflow reads from an export is what the database holds."""
+"""MLflow reads from an export the values of the database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from databases import finished
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.usefixtures("here"),
+    pytest.mark.usefixtures("working_folder"),
     pytest.mark.parametrize("backend", ["sqlite"], indirect=True),
 ]
 CONFIG = {"model": {"d_model": 8, "mixers": {"polar": {"base": 1e-3}}}, "train": {"lr": None}, "seed": 0}
@@ -28,8 +28,8 @@ def filled(store: Store, cells: Any, owner: Owner) -> Store:
     from dataclasses import replace
 
     first, second, third = cells(3)
-    made = [replace(first, config=CONFIG, axes={"train.lr": "0.1"}), second, replace(third, slug="odd / slug")]
-    store.record_revision("quick", grid_text="x", grid_file="x", cells=made)
+    records = [replace(first, config=CONFIG, axes={"train.lr": "0.1"}), second, replace(third, slug="odd / slug")]
+    store.record_revision("quick", grid_text="x", grid_file="x", cells=records)
     for cell, state in ((first, "done"), (second, "failed")):
         finished(
             store,
@@ -51,7 +51,7 @@ def filled(store: Store, cells: Any, owner: Owner) -> Store:
 
 @pytest.fixture
 def client(filled: Store, tmp_path: Path) -> Any:
-    """Of MLflow's own, for what was exported."""
+    """Return MLflow's own client for the exported database."""
     from mlflow import MlflowClient
 
     assert EXPORTERS["mlflow"].export(filled, "quick", tmp_path / "out") == 3
@@ -64,7 +64,7 @@ def runs_of(client: Any) -> dict[str, Any]:
     return {run.data.tags["cell"]: run for run in client.search_runs([experiment.experiment_id])}
 
 
-def test_one_experiment_with_one_run_a_cell(client: Any, filled: Store, cells: Any, tmp_path: Path) -> None:
+def test_mlflow_experiment_has_a_run_per_cell(client: Any, filled: Store, cells: Any, tmp_path: Path) -> None:
     (experiment,) = client.search_experiments(filter_string="name = 'quick'")
     assert experiment.lifecycle_stage == "active"
     assert experiment.artifact_location == (tmp_path / "out" / "artifacts").as_uri()
@@ -86,8 +86,8 @@ def test_one_experiment_with_one_run_a_cell(client: Any, filled: Store, cells: A
     assert runs[first.id].info.start_time == math.floor(attempt.started_at.timestamp() * 1000 + 0.5)
     assert runs[first.id].info.end_time == math.floor(attempt.finished_at.timestamp() * 1000 + 0.5)
     assert not [path for path in tmp_path.rglob("*") if path.is_symlink()]
-    found = client.search_runs([experiment.experiment_id], "params.memory = 'off' and metrics.`val/val_loss` < 1")
-    assert [run.data.tags["cell"] for run in found] == [first.id]
+    matching = client.search_runs([experiment.experiment_id], "params.memory = 'off' and metrics.`val/val_loss` < 1")
+    assert [run.data.tags["cell"] for run in matching] == [first.id]
 
 
 def test_numbers_to_the_last_bit(client: Any, cells: Any) -> None:
@@ -95,14 +95,14 @@ def test_numbers_to_the_last_bit(client: Any, cells: Any) -> None:
     run = runs_of(client)[first.id]
 
     def history(name: str) -> list[tuple[int, float]]:
-        return sorted((one.step, one.value) for one in client.get_metric_history(run.info.run_id, name))
+        return sorted((entry.step, entry.value) for entry in client.get_metric_history(run.info.run_id, name))
 
     assert sorted(run.data.metrics) == [
         "curve/tokens", "curve/train_loss", "curve/wall_s", "needle/digit_right", "val/val_loss",
     ]  # fmt: skip
     began = run.info.start_time
     curve = client.get_metric_history(run.info.run_id, "curve/train_loss")
-    assert sorted((one.timestamp, one.value, one.step) for one in curve) == [
+    assert sorted((entry.timestamp, entry.value, entry.step) for entry in curve) == [
         (began + 125 * s, 1 / (s + 3), s) for s in range(4)
     ]
     assert history("needle/digit_right") == [(64, 1 / 64), (128, 1 / 128)]

@@ -25,7 +25,10 @@ from sqlalchemy import select
 
 FIXTURES = Path(__file__).with_name("fixtures")
 FILES = sorted(FIXTURES.glob("bundle-*.zip"))
-pytestmark = [pytest.mark.usefixtures("here"), pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)]
+pytestmark = [
+    pytest.mark.usefixtures("working_folder"),
+    pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem),
+]
 
 
 CELL = "cell_id slug seed levels axes tokens_total state attempt_number step steps_total loss cause".split()
@@ -35,56 +38,59 @@ ATTEMPT = "cell_id number kind state started_at finished_at host pid failure cau
 
 
 def only(values: Any, like: Mapping[str, Any]) -> dict[str, Any]:
-    """What that release knew of it; times as text, as JSON has them."""
-    found = {name: values[name] for name in like}
-    return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in found.items()}
+    """Return the fields that the old release had; times as text, as in JSON."""
+    selected = {name: values[name] for name in like}
+    return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in selected.items()}
 
 
-def in_json(found: Any) -> Any:
-    """As JSON has it: tuples and other mappings are lists and objects there, times text."""
+def in_json(value: Any) -> Any:
+    """Return the value as JSON would restore it: tuples as lists, mappings as objects, times as text."""
     return json.loads(
-        json.dumps(found, default=lambda one: one.isoformat() if isinstance(one, datetime) else dict(one))
+        json.dumps(value, default=lambda item: item.isoformat() if isinstance(item, datetime) else dict(item))
     )
 
 
-def told_by(file: Path) -> dict[str, Any]:
+def recorded_values(file: Path) -> dict[str, Any]:
     return json.loads(file.with_suffix(".json").read_text())  # type: ignore[no-any-return]
 
 
 def test_the_numbers_are_those_of_the_release_that_wrote_it(file: Path, store: Store, tmp_path: Path) -> None:
-    told = told_by(file)
-    made = import_bundle(store, file, runs=tmp_path / "runs")
-    assert made.added["measurement"] == 23
+    recorded = recorded_values(file)
+    summary = import_bundle(store, file, runs=tmp_path / "runs")
+    assert summary.added["measurement"] == 23
     values = [vars(value) | {"number": store.attempt(value.attempt_id).number} for value in store.values("before")]
-    assert len(values) == len(told["values"]) == 12
-    assert [only(found, like) for found, like in zip(values, told["values"], strict=True)] == told["values"]
+    assert len(values) == len(recorded["values"]) == 12
+    assert [only(actual, like) for actual, like in zip(values, recorded["values"], strict=True)] == recorded["values"]
     cells = [attrgetter(*CELL)(cell) for cell in store.cell_states("before")]
-    assert in_json(cells) == told["cells"]
+    assert in_json(cells) == recorded["cells"]
     revisions = [store.revision("before", number) for number in (1, 2)]
-    found = [attrgetter(*REVISION)(revision) for revision in revisions]
-    assert in_json(found) == told["revisions"]
+    actual = [attrgetter(*REVISION)(revision) for revision in revisions]
+    assert in_json(actual) == recorded["revisions"]
 
 
-def test_attempts_curves_and_items_are_whole(file: Path, store: Store, tmp_path: Path) -> None:
-    told = told_by(file)
+def test_old_bundle_keeps_attempts_curves_and_items(file: Path, store: Store, tmp_path: Path) -> None:
+    recorded = recorded_values(file)
     import_bundle(store, file, runs=tmp_path / "runs")
-    points: list[str] = list(told["attempts"][0][-1][0])
+    points: list[str] = list(recorded["attempts"][0][-1][0])
     assert set(points) <= set(CurvePoint.__dataclass_fields__)
-    attempts = [one for cell in store.cell_states("before") for one in store.attempts(cell.cell_id)]
-    found = [
-        (*attrgetter(*ATTEMPT)(one), [only(vars(point), dict.fromkeys(points)) for point in store.curve(one.id)])
-        for one in attempts
+    attempts = [attempt for cell in store.cell_states("before") for attempt in store.attempts(cell.cell_id)]
+    actual = [
+        (
+            *attrgetter(*ATTEMPT)(attempt),
+            [only(vars(point), dict.fromkeys(points)) for point in store.curve(attempt.id)],
+        )
+        for attempt in attempts
     ]
-    assert in_json(found) == told["attempts"]
-    trained = next(one for one in attempts if one.weights)
-    assert in_json(only(vars(store.provenance(trained.id)), told["provenance"])) == told["provenance"]
-    assert next(one for one in attempts if one.kind == "evaluate").parent_id == trained.id
+    assert in_json(actual) == recorded["attempts"]
+    trained = next(attempt for attempt in attempts if attempt.weights)
+    assert in_json(only(vars(store.provenance(trained.id)), recorded["provenance"])) == recorded["provenance"]
+    assert next(attempt for attempt in attempts if attempt.kind == "evaluate").parent_id == trained.id
     assert (tmp_path / "runs" / str(trained.weights)).read_bytes() == b"weights of a polar cell"
     columns = (ExampleRow.probe, ExampleRow.metric, ExampleRow.length, ExampleRow.item, ExampleRow.position)
     query = select(AttemptRow.cell_id, AttemptRow.number, *columns, ExampleRow.value, ExampleRow.detail)
     query = query.join(AttemptRow, AttemptRow.id == ExampleRow.attempt_id)
     items = store.read(lambda session: [list(row) for row in session.execute(query)])
-    assert sorted(items, key=repr) == told["examples"]
+    assert sorted(items, key=repr) == recorded["examples"]
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
@@ -92,9 +98,9 @@ def test_the_database_is_sound_and_gives_the_bundle_on(file: Path, store: Store,
     import_bundle(store, file, runs=tmp_path / "runs")
     assert [finding for finding in check(store.path, runs=tmp_path / "runs") if finding.severity == "error"] == []
     export_sweep(store, "before", tmp_path / "again.zip", weights=True, runs=tmp_path / "runs")
-    other = open_store(tmp_path / "other.db", create=True)
+    second_store = open_store(tmp_path / "other.db", create=True)
     assert (
-        import_bundle(other, tmp_path / "again.zip").added
+        import_bundle(second_store, tmp_path / "again.zip").added
         == import_bundle(open_store(tmp_path / "third.db", create=True), file).added
     )
-    assert [value.value for value in other.values()] == [value.value for value in store.values()]
+    assert [value.value for value in second_store.values()] == [value.value for value in store.values()]

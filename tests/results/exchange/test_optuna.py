@@ -41,7 +41,7 @@ def test_every_trial_is_what_it_was(empty: Store, tmp_path: Path) -> None:
     trials = studied.one(empty)
     assert export(empty, "tuned", tmp_path / "o.db") == 40
     study = loaded(tmp_path / "o.db", "tuned")
-    assert [one.name for one in study.directions] == ["MINIMIZE"]
+    assert [item.name for item in study.directions] == ["MINIMIZE"]
     assert study.metric_names == ["val.val_loss"]
     assert study.user_attrs == {"sampler": "tpe", "pruner": "asha"}
     spaces = {
@@ -62,7 +62,7 @@ def test_every_trial_is_what_it_was(empty: Store, tmp_path: Path) -> None:
         if ours.standing != "asked":
             assert theirs.datetime_start == START.astimezone().replace(tzinfo=None)
             assert theirs.duration == timedelta(seconds=SECONDS * (ours.number + 1))
-    best = min((one for one in trials if one.standing == "done"), key=lambda one: (one.values or (0,))[0])
+    best = min((item for item in trials if item.standing == "done"), key=lambda item: (item.values or (0,))[0])
     assert study.best_trial.number == best.number
 
 
@@ -70,14 +70,14 @@ def test_a_front_is_optunas_and_a_study_there_can_go_on(empty: Store, tmp_path: 
     trials = studied.two(empty)
     export(empty, "both", tmp_path / "o.db")
     study = loaded(tmp_path / "o.db", "both")
-    assert [one.name for one in study.directions] == ["MINIMIZE", "MAXIMIZE"]
-    points = {one.number: one.values for one in trials if one.values is not None}
+    assert [item.name for item in study.directions] == ["MINIMIZE", "MAXIMIZE"]
+    points = {item.number: item.values for item in trials if item.values is not None}
     front = {n for n, a in points.items() if not any(b[0] <= a[0] and b[1] >= a[1] and b != a for b in points.values())}
-    assert {one.number for one in study.best_trials} == front
+    assert {item.number for item in study.best_trials} == front
     assert study.ask(study.trials[0].distributions).number == 30
 
 
-def test_what_a_narrower_search_left_outside_is_told(empty: Store, tmp_path: Path) -> None:
+def test_parameters_outside_a_narrower_search_are_exported(empty: Store, tmp_path: Path) -> None:
     first, second = trials_at_random(ONE, 2)
     odd = replace(first, params={**first.params, RATE: 0.5, KIND: "titans"})
     nowhere = Trial(2, {RATE: 0.01}, "failed", reason="makes no cell")
@@ -100,8 +100,8 @@ def test_the_command_writes_a_file_and_replaces_none(empty: Store, tmp_path: Pat
     with sqlite3.connect(tmp_path / "tuned-optuna.db") as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert connection.execute("SELECT count(*) FROM trials").fetchone() == (40,)
-    told = here(tmp_path, "export", "--sweep", "tuned", "--to", "optuna", "--out", "x.db", "--json")
-    assert json.loads(told[1]) == {"sweep": "tuned", "file": "x.db", "trials": 40}
+    result = here(tmp_path, "export", "--sweep", "tuned", "--to", "optuna", "--out", "x.db", "--json")
+    assert json.loads(result[1]) == {"sweep": "tuned", "file": "x.db", "trials": 40}
     before = (tmp_path / "atma.db").read_bytes()
     for name in ("atma.db", "x.db"):
         code, out, err = here(tmp_path, "export", "--sweep", "tuned", "--to", "optuna", "--out", name)
@@ -122,17 +122,17 @@ def test_optuna_dashboard_itself_reads_it(empty: Store, tmp_path: Path) -> None:
     export(empty, "tuned", tmp_path / "o.db")
     storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'o.db'}")
     serve = dashboard.wsgi(storage)
-    told: list[str] = []
+    output: list[str] = []
 
-    def asked(path: str) -> Any:
+    def fetched(path: str) -> Any:
         environment: dict[str, Any] = {"PATH_INFO": path}
         setup_testing_defaults(environment)
-        body = b"".join(serve(environment, lambda status, *_: told.append(status)))
+        body = b"".join(serve(environment, lambda status, *_: output.append(status)))
         return json.loads(body)
 
-    (study,) = asked("/api/studies")["study_summaries"]
+    (study,) = fetched("/api/studies")["study_summaries"]
     assert study["study_name"] == "tuned"
-    trials = asked(f"/api/studies/{study['study_id']}")["trials"]
-    assert [one["number"] for one in trials] == list(range(40))
-    assert sum(one["state"] == "Complete" for one in trials) == 33
-    assert all(status.startswith("200") for status in told)
+    trials = fetched(f"/api/studies/{study['study_id']}")["trials"]
+    assert [entry["number"] for entry in trials] == list(range(40))
+    assert sum(entry["state"] == "Complete" for entry in trials) == 33
+    assert all(status.startswith("200") for status in output)

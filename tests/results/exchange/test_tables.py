@@ -11,7 +11,7 @@ from atma_sweep.results.exchange import tables
 from atma_sweep.results.exchange.tables import export_table
 from histories import T, launch, run
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = pytest.mark.usefixtures("working_folder")
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
@@ -24,7 +24,7 @@ class TestTables:
             run(store, cells(4)[index].id, minute, value=index + 1 / 3)
         return store
 
-    def test_formats_agree_with_each_other_and_with_sql(self, filled, tmp_path):
+    def test_table_formats_agree_with_sql(self, filled, tmp_path):
         for what, table in (
             ("cells", "cell"), ("attempts", "attempt"), ("measurements", "measurement"),
             ("curves", "curve_point"), ("examples", "example"),
@@ -48,7 +48,7 @@ class TestTables:
         losses = sorted(line["value"] for line in jsonl(tmp_path / "measurements.jsonl") if line["probe"] == "val")
         assert losses == [1 / 3, 1 / 3, 1 + 1 / 3]  # both attempts of the first cell; the dropped cell is left out
 
-    def test_csv_has_one_header_line(self, filled, tmp_path, monkeypatch):
+    def test_csv_has_a_single_header_line(self, filled, tmp_path, monkeypatch):
         monkeypatch.setattr(tables, "ROWS_PER_BATCH", 2)
         export_table(filled, "curves", tmp_path / "c.csv", "csv")
         text_ = (tmp_path / "c.csv").read_text()
@@ -62,7 +62,7 @@ class TestTables:
             assert export_table(store, "measurements", tmp_path / f"m.{fmt}", fmt) == 0
         assert list(pd.read_parquet(tmp_path / "m.parquet").columns) == list(pd.read_csv(tmp_path / "m.csv").columns)
 
-    def test_what_cannot_be_is_told(self, filled, tmp_path, monkeypatch):
+    def test_export_table_refuses_impossible_requests(self, filled, tmp_path, monkeypatch):
         with pytest.raises(StoreError, match="choose one of: csv, jsonl, parquet"):
             export_table(filled, "cells", tmp_path / "x", "xls")
         with pytest.raises(StoreError, match="choose one of: cells, measurements"):

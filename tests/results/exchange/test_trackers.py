@@ -14,7 +14,7 @@ from atma_sweep.results.exchange.trackers import EXPORTERS
 from atma_sweep.results.store.records import AXES
 from histories import at, files, launch, rows, run
 
-pytestmark = [pytest.mark.usefixtures("here"), pytest.mark.parametrize("backend", ["sqlite"], indirect=True)]
+pytestmark = [pytest.mark.usefixtures("working_folder"), pytest.mark.parametrize("backend", ["sqlite"], indirect=True)]
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ MARKS = {"wandb": pytest.mark.thorough, "mlflow": pytest.mark.slow}
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in EXPORTERS])
 class TestContract:
-    """What holds of every exporter in the registry."""
+    """Requirements on every exporter in the registry."""
 
     def test_it_writes_all_and_replaces_nothing(self, filled, tmp_path, name):
         exporter, out = EXPORTERS[name], tmp_path / "out"
@@ -85,48 +85,48 @@ class TestTensorboard:
         assert EXPORTERS["tensorboard"].export(filled, "quick", tmp_path / "logs") == 3
 
         def reader(name):
-            found = EventAccumulator(str(tmp_path / "logs" / name), size_guidance={"scalars": 0, "tensors": 0})
-            return found.Reload()
+            events = EventAccumulator(str(tmp_path / "logs" / name), size_guidance={"scalars": 0, "tensors": 0})
+            return events.Reload()
 
         return reader
 
-    def test_one_run_a_cell(self, read, tmp_path):
+    def test_tensorboard_has_a_run_per_cell(self, read, tmp_path):
         assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == NAMES
 
     def test_curves_by_step_at_their_time(self, read, filled, cells):
-        found = read(NAMES[1])
+        events = read(NAMES[1])
         points = curve_of(filled, cells(1)[0].id)
         assert len(points) == 3
         for name in CURVE:
-            scalars = found.Scalars(f"curve/{name}")
+            scalars = events.Scalars(f"curve/{name}")
             assert [event.step for event in scalars] == [0, 1, 2]
             assert [event.value for event in scalars] == [float(np.float32(point[name])) for point in points]
             times = [event.wall_time - at(6).timestamp() for event in scalars]
             assert times == pytest.approx([point["wall_s"] for point in points], abs=1e-6)
-        assert [tag for tag in found.Tags()["scalars"] if tag.startswith("curve/")] == [f"curve/{n}" for n in CURVE]
+        assert [tag for tag in events.Tags()["scalars"] if tag.startswith("curve/")] == [f"curve/{n}" for n in CURVE]
 
     def test_measurements_by_length_and_reasons_as_text(self, read):
-        found = read(NAMES[1])
-        (value,) = found.Scalars("val/val_loss")
+        events = read(NAMES[1])
+        (value,) = events.Scalars("val/val_loss")
         assert (value.step, value.value) == (0, float(np.float32(2 / 3)))
         assert value.wall_time == (at(6).timestamp() + 40)
-        (reason,) = found.Tensors("clean/nats/reason")
+        (reason,) = events.Tensors("clean/nats/reason")
         assert (reason.step, reason.tensor_proto.string_val[0]) == (4096, b"oom: no memory")
-        assert "clean/nats" not in found.Tags()["scalars"]
+        assert "clean/nats" not in events.Tags()["scalars"]
 
     def test_cells_without_numbers_have_their_levels(self, read, cells):
         from tensorboard.plugins.hparams import plugin_data_pb2
 
-        found = read(NAMES[0])
-        assert found.Tags()["scalars"] == []
+        events = read(NAMES[0])
+        assert events.Tags()["scalars"] == []
         data = plugin_data_pb2.HParamsPluginData.FromString(
-            found.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+            events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
         )
-        given = {
+        hyperparameters = {
             name: value.string_value or value.number_value for name, value in data.session_start_info.hparams.items()
         }
         expected = {"cell": cells(3)[2].id, "state": "new", "seed": 0, "tokens": 3 * 10**9, "lr": "0.1"}
-        assert given == expected | dict(cells(3)[2].levels)
+        assert hyperparameters == expected | dict(cells(3)[2].levels)
         assert "val/val_loss" not in read(NAMES[2]).Tags()["scalars"]  # it failed; its curve is there all the same
         assert len(read(NAMES[2]).Scalars("curve/train_loss")) == 3
 
@@ -137,18 +137,18 @@ class TestTensorboard:
 
 def records(file, kind):
     """The records of an offline run. The file is a log as LevelDB writes them, in blocks of 32 KiB, each record a message."""
-    data, place, whole = file.read_bytes(), 7, b""
+    data, offset, record = file.read_bytes(), 7, b""
     assert data[:4] == b":W&B"
-    while place < len(data):
-        if 32768 - place % 32768 < 7:  # no header fits into the rest of a block
-            place += 32768 - place % 32768
+    while offset < len(data):
+        if 32768 - offset % 32768 < 7:  # no header fits into the rest of a block
+            offset += 32768 - offset % 32768
             continue
-        _, length, part = struct.unpack_from("<IHB", data, place)
-        whole += data[place + 7 : place + 7 + length]
-        place += 7 + length
+        _, length, part = struct.unpack_from("<IHB", data, offset)
+        record += data[offset + 7 : offset + 7 + length]
+        offset += 7 + length
         if part in (1, 4):  # whole, or the last part
-            yield kind.FromString(whole)
-            whole = b""
+            yield kind.FromString(record)
+            record = b""
 
 
 @pytest.mark.thorough
@@ -191,7 +191,7 @@ class TestWandb:
         assert {axis: config[axis] for axis in AXES} == cell.levels
         assert (config["seed"], config["state"], config["began"]) == (0, "done", "2026-01-02T03:10:05.678Z")
 
-    def test_a_cell_without_numbers_and_one_that_failed(self, read, cells):
+    def test_runs_of_an_unmeasured_and_a_failed_cell(self, read, cells):
         described, history, _ = read(cells(3)[2].id)
         assert (described.display_name, history) == (NAMES[0], [])
         assert [sorted(row)[-1] for row in read(cells(3)[1].id)[1]] == ["step"] * 3

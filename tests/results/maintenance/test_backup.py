@@ -27,9 +27,9 @@ ME = Owner(name="me", host=os.uname().nodename, pid=os.getpid(), started=psutil.
 
 def dump(path):
     connection = sqlite3.connect(path)
-    found = sorted(connection.iterdump())  # a copy may name views before indexes
+    statements = sorted(connection.iterdump())  # a copy may name views before indexes
     connection.close()
-    return found
+    return statements
 
 
 class TestBackup:
@@ -49,7 +49,7 @@ class TestBackup:
         db.chmod(mode)
         assert backup(db).stat().st_mode & 0o777 == mode
 
-    def test_places(self, db, tmp_path, monkeypatch):
+    def test_targets(self, db, tmp_path, monkeypatch):
         (tmp_path / "folder").mkdir()
         assert backup(db, tmp_path / "folder").parent == tmp_path / "folder"
         assert backup(f"sqlite:///{db}", tmp_path / "named") == tmp_path / "named"
@@ -72,11 +72,11 @@ class TestBackup:
             backup(tmp_path / "notes.db")
         assert [path for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
 
-    def test_many_at_once_overwrite_nothing(self, db):
-        made = [backup(db) for _ in range(5)]
-        assert len(set(made)) == 5
+    def test_concurrent_backups_overwrite_nothing(self, db):
+        copies = [backup(db) for _ in range(5)]
+        assert len(set(copies)) == 5
 
-    def test_a_name_that_is_taken_meanwhile_is_left_alone(self, db, tmp_path, monkeypatch):
+    def test_backup_keeps_a_file_created_meanwhile(self, db, tmp_path, monkeypatch):
         real = upgrading.verify_copy
 
         def slow(part):
@@ -182,8 +182,8 @@ class TestBackup:
             process = FORK.Process(target=work, args=(limit,))
             process.start()
             process.join(PATIENCE_S)
-            kept = list((tmp_path / "out").glob("*.backup"))
-            assert all(dump(copy) == before for copy in kept)
+            backups = list((tmp_path / "out").glob("*.backup"))
+            assert all(dump(copy) == before for copy in backups)
             outcomes.append(process.exitcode)
         for _ in range(4):
             process = FORK.Process(target=work, args=(999,))

@@ -30,9 +30,9 @@ ME = Owner(name="me", host=os.uname().nodename, pid=os.getpid(), started=psutil.
 
 def dump(path):
     connection = sqlite3.connect(path)
-    found = list(connection.iterdump())
+    statements = list(connection.iterdump())
     connection.close()
-    return found
+    return statements
 
 
 def summary(findings):
@@ -94,8 +94,8 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", every_nth(BROKEN, 2))
-def test_what_was_broken_is_found(db, what):
-    """As one error that names it, with a remedy."""
+def test_check_reports_the_damage(db, what):
+    """The report is one error that names the damage, with a remedy."""
     sql(
         db,
         *["DROP VIEW IF EXISTS results"] * (what.startswith("the table attempt") or "copy" in str(BROKEN[what])),
@@ -125,10 +125,10 @@ def test_keys_that_are_there_twice(db):
         "ALTER TABLE copy RENAME TO measurement", "INSERT INTO measurement SELECT * FROM measurement WHERE id = 1",
         "DROP INDEX one_live_attempt", "UPDATE attempt SET state = 'running', cell_id = (SELECT MIN(cell_id) FROM attempt), number = id",
     )  # fmt: skip
-    found = [what for _, what in summary(check(db))]
-    assert "measurement has 1 keys (id) more than once" in found
-    assert "measurement has 1 keys (attempt_id, probe, metric, length) more than once" in found
-    assert "cells with two live attempts: 1" in found
+    problems = [what for _, what in summary(check(db))]
+    assert "measurement has 1 keys (id) more than once" in problems
+    assert "measurement has 1 keys (attempt_id, probe, metric, length) more than once" in problems
+    assert "cells with two live attempts: 1" in problems
 
 
 def test_a_damaged_file_names_the_newest_backup(db):
@@ -210,10 +210,10 @@ def test_files_that_are_missing(db, tmp_path, cells):
 
 
 def test_ids_that_are_not_those_of_their_configs(db, cells):
-    known = {cell.config["model"]["d_model"]: cell.id for cell in cells(3)}
+    id_by_width = {cell.config["model"]["d_model"]: cell.id for cell in cells(3)}
 
     def identify(config, claimed):
-        return known[config["model"]["d_model"]]
+        return id_by_width[config["model"]["d_model"]]
 
     assert check(db, identify=identify) == []
     sql(db, f"UPDATE cell SET config = replace(config, '8', '9') WHERE id = '{cells(1)[0].id}'")
@@ -251,7 +251,7 @@ def test_a_network_file_system(db, monkeypatch, kind):
     assert (finding.severity, kind in finding.what, "PostgreSQL" in finding.remedy) == ("error", True, True)
 
 
-def test_while_somebody_writes(db, cells):
+def test_check_during_writes(db, cells):
     store = open_store(db)
     with store.transaction() as session:
         session.execute(

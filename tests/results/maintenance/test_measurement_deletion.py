@@ -13,7 +13,7 @@ from atma_sweep.results.store.records import CellRecord, Example, Measurement, O
 from atma_sweep.results.store.store import Store
 from databases import finished
 
-ASKED = {"requested": [["val", 0], ["clean", 64], ["clean", 128]]}
+REQUESTED = {"requested": [["val", 0], ["clean", 64], ["clean", 128]]}
 Make = Callable[[int], list[CellRecord]]
 
 
@@ -25,9 +25,9 @@ def values(length: int, value: float | None) -> list[Measurement]:
 @pytest.fixture
 def measured(store: Store, cells: Make, owner: Owner) -> CellRecord:
     """A cell of sweep `quick` that is done, was evaluated at a length that nothing can have, and twice at 64."""
-    first, other = cells(2)
-    store.record_revision("quick", grid_text="x", grid_file="x", options=ASKED, cells=[first, other])
-    for kind, found in (
+    first, second = cells(2)
+    store.record_revision("quick", grid_text="x", grid_file="x", options=REQUESTED, cells=[first, second])
+    for kind, batch in (
         ("train", [Measurement(probe="val", metric="val_loss", value=2.0), *values(64, 1.0), *values(128, 1.5)]),
         ("evaluate", [*values(64, 1.25), *values(999_999_999, None)]),
     ):
@@ -35,7 +35,7 @@ def measured(store: Store, cells: Make, owner: Owner) -> CellRecord:
             store,
             first,
             kind=kind,
-            measurements=found,
+            measurements=batch,
             examples=[Example(probe="clean", metric="nats", length=64, item=item, value=1.0) for item in (0, 1)],
             weights="w" if kind == "train" else None,
         )
@@ -48,11 +48,11 @@ def word(store: Store, cell: str) -> str:
 
 def test_a_stranger_goes_and_all_else_stays(store: Store, measured: CellRecord) -> None:
     before = store.measurements(measured.id)
-    found = plan_measurements(store, measured.slug, lengths=[999_999_999])
-    assert found.rows == [MeasurementCount(probe="clean", length=999_999_999, measurements=1, attempts=1, examples=0)]
-    assert found.asked_by == {}
+    planned = plan_measurements(store, measured.slug, lengths=[999_999_999])
+    assert planned.rows == [MeasurementCount(probe="clean", length=999_999_999, measurements=1, attempts=1, examples=0)]
+    assert planned.asked_by == {}
     assert store.measurements(measured.id) == before, "a plan changes nothing"
-    done = forget(store, found, who="ada on here")
+    done = forget(store, planned, who="ada on here")
     assert done.deleted
     assert store.measurements(measured.id) == [value for value in before if value.length != 999_999_999]
     assert word(store, measured.id) == "done"
@@ -60,15 +60,15 @@ def test_a_stranger_goes_and_all_else_stays(store: Store, measured: CellRecord) 
     assert (event.kind, event.message) == ("forgot", "1 number deleted by ada on here: clean at 999999999")
 
 
-def test_what_a_grid_asks_for_is_said_to_be_wanted_again(store: Store, measured: CellRecord) -> None:
-    found = plan_measurements(store, measured.id, probes=["clean"], lengths=[64])
-    assert found.rows == [MeasurementCount(probe="clean", length=64, measurements=2, attempts=2, examples=4)]
-    assert found.asked_by == {"quick": "needs-eval"}
-    assert found.lines()[1:] == [
+def test_plan_names_the_sweeps_that_request_the_numbers(store: Store, measured: CellRecord) -> None:
+    planned = plan_measurements(store, measured.id, probes=["clean"], lengths=[64])
+    assert planned.rows == [MeasurementCount(probe="clean", length=64, measurements=2, attempts=2, examples=4)]
+    assert planned.asked_by == {"quick": "needs-eval"}
+    assert planned.lines()[1:] == [
         "  clean at 64: 2 numbers of 2 attempts, 4 items behind them",
         "  sweep quick asks for it: there the cell becomes needs-eval, and the next launch measures it again",
     ]
-    forget(store, found, who="ada")
+    forget(store, planned, who="ada")
     assert word(store, measured.id) == "needs-eval"
     keys = {(value.probe, value.length) for value in store.measurements(measured.id)}
     assert keys == {("val", 0), ("clean", 128), ("clean", 999_999_999)}, "no older number came back"
@@ -77,36 +77,38 @@ def test_what_a_grid_asks_for_is_said_to_be_wanted_again(store: Store, measured:
     )
 
 
-def test_without_weights_it_is_said_that_nothing_can_measure_it_again(store: Store, measured: CellRecord) -> None:
+def test_plan_warns_if_the_weights_are_gone(store: Store, measured: CellRecord) -> None:
     store.forget_weights(store.attempts(measured.id)[0].id)
-    found = plan_measurements(store, measured.id, probes=["val"])
-    assert found.asked_by == {"quick": "weights gone"}
-    assert "only after a launch with --retrain" in found.lines()[-1]
+    planned = plan_measurements(store, measured.id, probes=["val"])
+    assert planned.asked_by == {"quick": "weights gone"}
+    assert "only after a launch with --retrain" in planned.lines()[-1]
 
 
 def test_a_plan_that_is_out_of_date_deletes_nothing(store: Store, measured: CellRecord, owner: Owner) -> None:
-    found = plan_measurements(store, measured.id, probes=["clean"])
+    planned = plan_measurements(store, measured.id, probes=["clean"])
     attempt = store.start_attempt(measured.id, kind="evaluate", owner=owner, fence=1)
     DatabaseRecorder(store, attempt.id, 1).measurements(values(256, 3.0))
-    assert plan_measurements(store, measured.id, probes=["clean"]).rows == found.rows, "what runs is left alone"
+    assert plan_measurements(store, measured.id, probes=["clean"]).rows == planned.rows, "what runs is left alone"
     store.finish_attempt(attempt.id, 1, "done")
     before = store.measurements(measured.id)
     with pytest.raises(StoreError, match="changed meanwhile"):
-        forget(store, found, who="ada")
+        forget(store, planned, who="ada")
     assert store.measurements(measured.id) == before
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("selection", "message"),
     [
         ({}, "say which measurements"),
         ({"lengths": [-1]}, "no measurement has such a length"),
         ({"lengths": [2**40]}, "no measurement"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(store: Store, measured: CellRecord, asked: dict[str, Any], said: str) -> None:
-    with pytest.raises(StoreError, match=said):
-        plan_measurements(store, measured.id, **asked)
+def test_what_cannot_be_meant_is_refused(
+    store: Store, measured: CellRecord, selection: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(StoreError, match=message):
+        plan_measurements(store, measured.id, **selection)
 
 
 def test_imported_numbers_stay(store: Store, measured: CellRecord) -> None:

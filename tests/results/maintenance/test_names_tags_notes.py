@@ -1,4 +1,4 @@
-"""What people call sweeps and write about them, on both kinds of database: it changes names and notes, and nothing else."""
+"""Names, tags and notes of sweeps, on both kinds of database: nothing else changes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tiers import every_nth
 Make = Callable[..., list[CellRecord]]
 
 
-def nobody(owner: Owner, until: datetime | None) -> bool:
+def inactive(owner: Owner, until: datetime | None) -> bool:
     return False
 
 
-def somebody(owner: Owner, until: datetime | None) -> bool:
+def active(owner: Owner, until: datetime | None) -> bool:
     return True
 
 
@@ -47,39 +47,37 @@ def test_a_sweep_with_another_name_is_the_same_sweep(filled: Store) -> None:
     before = rows(filled, "SELECT id, created_at, launched_at, fence FROM sweep ORDER BY id")
     view = "SELECT cell, slug, axes, state FROM results WHERE sweep = '{}' ORDER BY cell"
     seen = [(row[0], row[1], str(row[2]), row[3]) for row in rows(filled, view.format("one"))]
-    assert names_tags_notes.rename(filled, "one", "first-try", holds=somebody, who="ada") == "one.yaml", (
-        "nobody runs it"
-    )
+    assert names_tags_notes.rename(filled, "one", "first-try", holds=active, who="ada") == "one.yaml", "nobody runs it"
     assert rows(filled, "SELECT id, created_at, launched_at, fence FROM sweep ORDER BY id") == before
     assert [(row[0], row[1], str(row[2]), row[3]) for row in rows(filled, view.format("first-try"))] == seen
     assert rows(filled, view.format("one")) == []
-    assert [one.message for one in filled.events(sweep="first-try") if one.kind == "renamed"] == [
+    assert [event.message for event in filled.events(sweep="first-try") if event.kind == "renamed"] == [
         "one to first-try by ada"
     ]
 
 
 @pytest.mark.parametrize(
-    ("name", "new", "said"),
+    ("name", "new", "message"),
     every_nth([
-        ("one", "two", "there is a sweep two already"),
-        ("one", "a b", "is no name for a sweep"),
-        ("one", "printed-mine", "is no name for a sweep of your own"),
+        ("sweep", "two", "there is a sweep two already"),
+        ("sweep", "a b", "is no name for a sweep"),
+        ("sweep", "printed-mine", "is no name for a sweep of your own"),
         ("printed-v2", "mine", "keeps its name"),
     ], 4),
 )  # fmt: skip
-def test_names_that_cannot_be_given(filled: Store, name: str, new: str, said: str) -> None:
-    with pytest.raises(StoreError, match=said):
-        names_tags_notes.rename(filled, name, new, holds=nobody, who="ada")
-    assert [one.name for one in filled.sweeps()] == ["two", "one"]
+def test_rename_refuses_invalid_names(filled: Store, name: str, new: str, message: str) -> None:
+    with pytest.raises(StoreError, match=message):
+        names_tags_notes.rename(filled, name, new, holds=inactive, who="ada")
+    assert [sweep.name for sweep in filled.sweeps()] == ["two", "one"]
 
 
 def test_a_sweep_that_runs_keeps_its_name(filled: Store, owner: Owner) -> None:
     filled.acquire_sweep("one", owner, 60)
     with pytest.raises(SweepBusy, match="cannot be renamed meanwhile"):
-        names_tags_notes.rename(filled, "one", "new", holds=somebody, who="ada")
+        names_tags_notes.rename(filled, "one", "new", holds=active, who="ada")
     with pytest.raises(SweepUnknown):
         filled.sweep("new")
-    names_tags_notes.rename(filled, "one", "new", holds=nobody, who="ada")
+    names_tags_notes.rename(filled, "one", "new", holds=inactive, who="ada")
     assert filled.sweep("new").name == "new", "whose launch has died is free"
 
 
@@ -119,14 +117,21 @@ def test_the_list_counts_as_sql_does(filled: Store, owner: Owner) -> None:
     names_tags_notes.tag(filled, "two", ["paper"])
     filled.set_read_only("two")
     filled.acquire_sweep("one", owner, 60)
-    two, one = overview(filled, somebody).sweeps
-    assert (one.sweep, one.revisions, one.cells, one.done, one.failed, one.open) == ("one", 2, 3, 1, 1, 1)
-    assert (two.sweep, two.revisions, two.cells, two.done, two.failed, two.open) == ("two", 1, 2, 1, 0, 1)
+    second, first = overview(filled, active).sweeps
+    assert (first.sweep, first.revisions, first.cells, first.done, first.failed, first.open) == ("one", 2, 3, 1, 1, 1)
+    assert (second.sweep, second.revisions, second.cells, second.done, second.failed, second.open) == (
+        "two",
+        1,
+        2,
+        1,
+        0,
+        1,
+    )
     states = rows(filled, "SELECT state, count(*) FROM results WHERE sweep = 'one' GROUP BY state ORDER BY state")
-    assert states == [("done", 1), ("failed", 1), ("new", 1)] == sorted(one.counts.items())
-    assert (one.origin, two.origin, two.tags) == ("launched", "imported", ("paper",))
-    assert (one.run_by, two.run_by) == ("ada on here, pid 101", None)
-    assert overview(filled, nobody).sweeps[1].run_by is None
-    text = "\n".join(overview(filled, nobody).lines())
+    assert states == [("done", 1), ("failed", 1), ("new", 1)] == sorted(first.counts.items())
+    assert (first.origin, second.origin, second.tags) == ("launched", "imported", ("paper",))
+    assert (first.run_by, second.run_by) == ("ada on here, pid 101", None)
+    assert overview(filled, inactive).sweeps[1].run_by is None
+    text = "\n".join(overview(filled, inactive).lines())
     assert "paper" in text
     assert "imported" in text

@@ -82,29 +82,29 @@ def sound(store: Store) -> bool:
 
 
 def delete(store: Store, *names: str) -> DeletionPlan:
-    found = deletion.plan(store, names, holds=holds)
-    return deletion.execute_deletion(store, found, names, holds=holds, who="ada")
+    planned = deletion.plan(store, names, holds=holds)
+    return deletion.execute_deletion(store, planned, names, holds=holds, who="ada")
 
 
 @pytest.fixture
 def four(store: Store, cells: Make, owner: Owner) -> list[CellRecord]:
-    found = cells(4)
-    fill(store, found, owner)
-    return found
+    records = cells(4)
+    fill(store, records, owner)
+    return records
 
 
-def told(store: Store, sweep: str) -> list[object]:
+def report_of(store: Store, sweep: str) -> list[object]:
     return [store.cell_states(sweep), store.values(sweep), store.revision(sweep), store.sweep(sweep)]
 
 
 def test_a_sweep_goes_with_the_cells_that_are_its_own(store: Store, four: list[CellRecord]) -> None:
-    before, other = counts(store), told(store, "two")
-    found = deletion.plan(store, ["one"], holds=holds)
+    before, report_before = counts(store), report_of(store, "two")
+    planned = deletion.plan(store, ["one"], holds=holds)
     assert counts(store) == before, "a plan changes nothing"
-    assert (found.sweeps, found.cells) == (("one",), (four[1].id, four[2].id))
-    assert [(kept.cell, kept.why) for kept in found.kept] == [(four[0].id, "shared with sweep two")]
-    assert (found.places, found.asked_by) == (("s3://b/c",), {})
-    done = deletion.execute_deletion(store, found, ["one"], holds=holds, who="ada")
+    assert (planned.sweeps, planned.cells) == (("one",), (four[1].id, four[2].id))
+    assert [(retained.cell, retained.why) for retained in planned.kept] == [(four[0].id, "shared with sweep two")]
+    assert (planned.places, planned.asked_by) == (("s3://b/c",), {})
+    done = deletion.execute_deletion(store, planned, ["one"], holds=holds, who="ada")
     assert done.deleted
     after = counts(store)
     # c01 has two attempts and c02 one, each with 1 number, 3 items, 4 points, and 2 events; one event was the sweep's
@@ -113,14 +113,14 @@ def test_a_sweep_goes_with_the_cells_that_are_its_own(store: Store, four: list[C
     assert {name: done.rows[name] for name in expected} == expected
     assert before["event"] - after["event"] == done.rows["event"] - 1, "one event more says what was deleted"
     assert done.rows["event"] == 7
-    assert told(store, "two") == other
+    assert report_of(store, "two") == report_before
     assert [event.message for event in store.events(sweep="two") if event.kind == "said"] == ["of two and c01"]
     assert sound(store)
     assert store.find_cell(four[0].id).id == four[0].id
     assert [event.message for event in store.events()][-1] == "sweep one, 2 cells, 47 rows, by ada"
 
 
-def test_the_database_can_be_told_the_same_again(store: Store, four: list[CellRecord], owner: Owner) -> None:
+def test_deleted_cells_can_be_recorded_again(store: Store, four: list[CellRecord], owner: Owner) -> None:
     delete(store, "one", "two")
     assert {name: count for name, count in counts(store).items() if count} == {"event": 1}
     fill(store, four, owner)
@@ -138,15 +138,15 @@ def test_a_cell_goes_and_the_sweep_that_wants_it_is_named(store: Store, four: li
     after = counts(store)
     assert (before["cell"] - after["cell"], before["attempt"] - after["attempt"]) == (1, 2)
     assert [cell.cell_id for cell in store.cell_states("one")] == [four[0].id, four[2].id]
-    kept = [event for event in store.events(sweep="one") if event.message == "of one and c01"]
-    assert [(event.cell_id, event.attempt_id) for event in kept] == [(None, None)], "what happened to a sweep stays"
+    retained = [event for event in store.events(sweep="one") if event.message == "of one and c01"]
+    assert [(event.cell_id, event.attempt_id) for event in retained] == [(None, None)], "what happened to a sweep stays"
     assert sound(store)
 
 
 def test_what_two_sweeps_share_stays(store: Store, four: list[CellRecord]) -> None:
-    found = deletion.plan(store, [four[0].id], holds=holds)
-    assert found.nothing
-    assert [kept.why for kept in found.kept] == ["shared with sweep one and two"]
+    planned = deletion.plan(store, [four[0].id], holds=holds)
+    assert planned.nothing
+    assert [retained.why for retained in planned.kept] == ["shared with sweep one and two"]
     with pytest.raises(StoreError, match="sweeps one and two share cell"):
         store.read(lambda session: deletion.require_unshared(session, four[0].id, holds))
 
@@ -154,15 +154,15 @@ def test_what_two_sweeps_share_stays(store: Store, four: list[CellRecord]) -> No
 def test_a_cell_on_whose_weights_another_was_measured_stays(store: Store, four: list[CellRecord], owner: Owner) -> None:
     theirs = store.attempts(four[2].id)[0].id
     run(store, four[3].id, owner, parent=theirs)
-    found = deletion.plan(store, ["one"], holds=holds)
-    assert found.cells == (four[1].id,)
-    assert [kept.why for kept in found.kept][1:] == [f"on whose weights cell {four[3].id} was measured"]
+    planned = deletion.plan(store, ["one"], holds=holds)
+    assert planned.cells == (four[1].id,)
+    assert [retained.why for retained in planned.kept][1:] == [f"on whose weights cell {four[3].id} was measured"]
     delete(store, "one")
     assert sound(store)
     assert set(deletion.plan(store, ["two", four[2].id], holds=holds).cells) == {four[i].id for i in (0, 2, 3)}
 
 
-def test_what_runs_is_left_alone(store: Store, four: list[CellRecord], owner: Owner) -> None:
+def test_deletion_refuses_running_cells(store: Store, four: list[CellRecord], owner: Owner) -> None:
     before = counts(store)
     fence = store.acquire_sweep("one", Owner(name="alive", host="here", pid=1, started=1.0), 60)
     for names in (["one"], [four[1].id], ["one", "two"]):
@@ -189,15 +189,15 @@ def test_an_attempt_on_this_host_lives_as_long_as_its_process(
     alive = store.attempt(run(store, four[1].id, mine, "running"))
     dead = store.attempt(run(store, four[2].id, Owner(name="x", host=mine.host, pid=me.pid, started=1.0), "running"))
     far = store.attempt(run(store, four[3].id, owner, "running"))
-    assert [deletion.attempt_is_alive(one) for one in (alive, dead, far)] == [True, False, True]
+    assert [deletion.attempt_is_alive(attempt_) for attempt_ in (alive, dead, far)] == [True, False, True]
 
 
 def test_a_plan_that_is_out_of_date_deletes_nothing(store: Store, four: list[CellRecord], owner: Owner) -> None:
-    found = deletion.plan(store, ["one"], holds=holds)
+    planned = deletion.plan(store, ["one"], holds=holds)
     run(store, four[2].id, owner)
     before = counts(store)
     with pytest.raises(StoreError, match="changed meanwhile"):
-        deletion.execute_deletion(store, found, ["one"], holds=holds, who="ada")
+        deletion.execute_deletion(store, planned, ["one"], holds=holds, who="ada")
     assert counts(store) == before
 
 

@@ -58,11 +58,11 @@ def prepare(folder: Path) -> None:
         recorder = DatabaseRecorder(store, attempt.id, 1)
         recorder.provenance(Provenance(config=dict(cell.config), seed=cell.seed, device="cpu", gpu_name="H100"))
         recorder.curve([CurvePoint(step=s, tokens=s, wall_s=s, train_loss=draw.random()) for s in range(1, 9)])
-        found = [Measurement(probe="val", metric="val_loss", value=2 + draw.random(), unit="nats/token", n=9)]
-        found += [
+        measurements = [Measurement(probe="val", metric="val_loss", value=2 + draw.random(), unit="nats/token", n=9)]
+        measurements += [
             Measurement(probe="needle", metric="digit_accuracy", length=64, value=draw.random(), unit="fraction", n=8)
         ]
-        recorder.measurements(found)
+        recorder.measurements(measurements)
         items = range(4)
         recorder.examples(
             [Example(probe="needle", metric="digit_accuracy", length=64, item=n, value=draw.random()) for n in items]
@@ -74,7 +74,7 @@ def prepare(folder: Path) -> None:
 def edit(file: Path, table: str, column: str, value: Any) -> bool:
     """Set a column of a table's second row; False where the database itself refuses that."""
     with closing(sqlite3.connect(file)) as connection:
-        given = "CAST(? AS TEXT)" if value is SURROGATE else "?"
+        placeholder = "CAST(? AS TEXT)" if value is SURROGATE else "?"
         row = f"(SELECT rowid FROM {table} ORDER BY rowid LIMIT 1 OFFSET 1)"
         row = (
             row
@@ -82,7 +82,7 @@ def edit(file: Path, table: str, column: str, value: Any) -> bool:
             else f"(SELECT rowid FROM {table})"
         )
         try:
-            changed = connection.execute(f"UPDATE {table} SET {column} = {given} WHERE rowid = {row}", [value])
+            changed = connection.execute(f"UPDATE {table} SET {column} = {placeholder} WHERE rowid = {row}", [value])
             connection.commit()
         except sqlite3.IntegrityError:
             return False
@@ -102,7 +102,7 @@ def cell_of(folder: Path) -> str:
 
 
 def named_in(file: Path) -> str:
-    """What an error of a command would say of the edited row; empty where its value breaks no rule."""
+    """Return the message about the edited row; empty if its value breaks no rule."""
     store = open_store(file)
     try:
         return first_damage(store.engine) or ""
@@ -125,14 +125,14 @@ def fuzz(folder: Path, work: Path, *, seed: int, n_edits: int, n_commands: int, 
         if not edit(work / "atma.db", table, column, value):
             continue
         commands = draw.sample(COMMANDS, n_commands)
-        if share < 1 and (said := named_in(work / "atma.db")):
-            assert table in said, (table, column, value, said)
+        if share < 1 and (message := named_in(work / "atma.db")):
+            assert table in message, (table, column, value, message)
             commands = commands[: draw.random() < share]
         for command in commands:
             code, _, err = here(work, *(cell if word == "CELL" else word for word in command))
-            about = (table, column, value, command, err)
-            assert code in (0, 1, 2, 3), about
-            assert "Traceback" not in err, about
+            case = (table, column, value, command, err)
+            assert code in (0, 1, 2, 3), case
+            assert "Traceback" not in err, case
             named += code == 2 and "run: atma-sweep db check" in err
     return named
 
@@ -159,20 +159,20 @@ NAMED: list[tuple[str, str, Any, tuple[str, ...], str]] = [
 
 
 @pytest.mark.usefixtures("no_databases")
-@pytest.mark.parametrize(("table", "column", "value", "command", "said"), NAMED)
+@pytest.mark.parametrize(("table", "column", "value", "command", "message"), NAMED)
 def test_errors_name_the_edited_row(
-    folder: Path, table: str, column: str, value: Any, command: tuple[str, ...], said: str
+    folder: Path, table: str, column: str, value: Any, command: tuple[str, ...], message: str
 ) -> None:
-    """As one line that ends with what to do; db check finds the same."""
+    """The error is one line that ends with the remedy; db check reports the same."""
     cell = cell_of(folder)
     assert edit(folder / "atma.db", table, column, value)
     code, out, err = here(folder, *(cell if word == "CELL" else word for word in command))
     assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert said.format(cell=cell) in err
+    assert message.format(cell=cell) in err
     assert "run: atma-sweep db check" in err
     code, out, _ = here(folder, "db", "check")
     assert (code, "error: 1 values cannot be as they are" in out) == (1, True)
-    assert said.format(cell=cell) in out
+    assert message.format(cell=cell) in out
 
 
 def test_the_library_names_the_edited_row(folder: Path) -> None:
@@ -184,7 +184,7 @@ def test_the_library_names_the_edited_row(folder: Path) -> None:
 
 
 def test_a_dangling_reference_is_named(folder: Path) -> None:
-    """Where nothing else explains an error."""
+    """It is named if nothing else explains an error."""
     store = open_store(folder / "atma.db")
     assert first_damage(store.engine) is None
     edit(folder / "atma.db", "measurement", "attempt_id", 999)

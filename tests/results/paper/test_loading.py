@@ -14,10 +14,10 @@ from atma_sweep.results.paper import loading
 from atma_sweep.results.store.store import Store, open_store, temporary_store
 from tiers import every_nth
 
-Told = dict[tuple[str, str, str, int], float | None]
+Values = dict[tuple[str, str, str, int], float | None]
 
 
-def told(store: Store, sweep: str = "printed-v1") -> Told:
+def values_of(store: Store, sweep: str = "printed-v1") -> Values:
     return {(v.cell_id, v.probe, v.metric, v.length): v.value for v in store.values(sweep)}
 
 
@@ -46,31 +46,31 @@ def older(tmp_path: Path) -> Store:
 
 def test_reports_take_the_numbers_of_this_release(older: Store) -> None:
     fresh = paper.open_published()
-    assert told(older) != told(fresh)
-    found = paper.with_published(older, "printed-v1")
-    assert found is not older
-    assert told(found) == told(fresh)
-    assert points(found) == 1700
+    assert values_of(older) != values_of(fresh)
+    store_ = paper.with_published(older, "printed-v1")
+    assert store_ is not older
+    assert values_of(store_) == values_of(fresh)
+    assert points(store_) == 1700
 
 
 @pytest.mark.thorough
 def test_an_older_database_gets_the_numbers_once(older: Store) -> None:
     table = make_table("6", older, "printed-v1").rows
     assert paper.load_published(older, ["printed-v1"]) == ["printed-v1"]
-    assert told(older) == told(paper.open_published())
+    assert values_of(older) == values_of(paper.open_published())
     assert points(older) == 1700
     assert paper.with_published(older, "printed-v1") is older
     assert make_table("6", older, "printed-v1").rows == table
     assert paper.load_published(older, ["printed-v1"]) == []
     cell = older.cell_states("printed-v1")[0]
-    assert [(one.number, one.state) for one in older.attempts(cell.cell_id)] == [(1, "done"), (2, "done")]
+    assert [(attempt.number, attempt.state) for attempt in older.attempts(cell.cell_id)] == [(1, "done"), (2, "done")]
     (summary,) = older.sweeps()
     assert (summary.revision, summary.read_only, summary.cells, summary.launched_at.year) == (2, True, 100, 1970)
 
 
 @pytest.mark.parametrize("table", every_nth(["provenance", "measurement", "curve_point"], 3))
 def test_an_interruption_leaves_it_as_it_was(older: Store, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, insert = told(older), loading.insert_rows
+    before, insert = values_of(older), loading.insert_rows
 
     def dies(session: Any, row: Any, rows: Any) -> None:
         insert(session, row, rows)
@@ -82,7 +82,7 @@ def test_an_interruption_leaves_it_as_it_was(older: Store, table: str, monkeypat
         paper.load_published(older, ["printed-v1"])
     (summary,) = older.sweeps()
     assert (summary.revision, summary.read_only) == (1, True)
-    assert told(older) == before
+    assert values_of(older) == before
     monkeypatch.setattr(loading, "insert_rows", insert)
     assert paper.load_published(older, ["printed-v1"]) == ["printed-v1"]
     assert points(older) == 1700
@@ -109,8 +109,8 @@ def test_several_at_once_load_it_once(tmp_path: Path) -> None:
     assert {len(store.attempts(cell.cell_id)) for cell in store.cell_states("printed-v2-open-weight")} == {1}
 
 
-def test_a_temporary_database_has_the_tables_of_any_other(tmp_path: Path) -> None:
-    """All but the view for people; and only the sweep that was asked for."""
+def test_temporary_database_has_the_migrated_tables(tmp_path: Path) -> None:
+    """It lacks only the view for people, and holds only the requested sweep."""
 
     def schema(store: Store) -> dict[str, list[tuple[Any, ...]]]:
         with closing(sqlite3.connect(str(store.path))) as database:
@@ -118,22 +118,18 @@ def test_a_temporary_database_has_the_tables_of_any_other(tmp_path: Path) -> Non
             columns = 'SELECT name, upper(type), "notnull", pk FROM pragma_table_info(?) ORDER BY cid'
             return {name: sorted(database.execute(columns, (name,)).fetchall()) for name in names}
 
-    whole = open_store(tmp_path / "atma.db", create=True)
-    made = open_store_with_builtins(tmp_path / "none.db", "printed-v2-open-weight")
-    assert schema(made) == schema(whole)
-    assert "printed-v2-open-weight" in [summary.name for summary in made.sweeps()]
+    migrated = open_store(tmp_path / "atma.db", create=True)
+    temporary = open_store_with_builtins(tmp_path / "none.db", "printed-v2-open-weight")
+    assert schema(temporary) == schema(migrated)
+    assert "printed-v2-open-weight" in [summary.name for summary in temporary.sweeps()]
 
 
-def test_attempts_have_the_same_ids_whichever_sweep_is_read_first() -> None:
+def test_published_attempt_ids_do_not_depend_on_read_order() -> None:
     """So that a file's trace, which names them, holds for `report --check` in another process."""
-    found = []
+    ids = []
     for names in (("printed-v2",), ("printed-v1", "printed-v2")):
         store = temporary_store("published", lambda store: None)
         for name in names:
             loading.load_published(store, [name], alone=True)
-        found.append({cell.slug: cell.attempt_id for cell in store.cell_states("printed-v2")})
-    assert (
-        found[0]
-        == found[1]
-        == {cell.slug: cell.attempt_id for cell in paper.open_published().cell_states("printed-v2")}
-    )
+        ids.append({cell.slug: cell.attempt_id for cell in store.cell_states("printed-v2")})
+    assert ids[0] == ids[1] == {cell.slug: cell.attempt_id for cell in paper.open_published().cell_states("printed-v2")}

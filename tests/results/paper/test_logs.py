@@ -1,4 +1,4 @@
-"""What the published logs say, as the sweeps hold it: against the logs' own figures, and against what the paper prints of them."""
+"""Published logs in the sweeps, compared with the logs' own figures and with the paper's tables."""
 
 import csv
 import hashlib
@@ -38,8 +38,8 @@ def cells(published: Store, sweep: str) -> dict[str, Levels]:
 @pytest.fixture(scope="module")
 def numbers(published: Store, sweep: str, cells: dict[str, Levels]) -> dict[tuple[Levels, str, str, int], float]:
     """By (levels, probe, metric, length): the number."""
-    found = {(cells[v.cell_id], v.probe, v.metric, v.length): v.value for v in published.values(sweep)}
-    return {key: value for key, value in found.items() if value is not None}
+    values = {(cells[v.cell_id], v.probe, v.metric, v.length): v.value for v in published.values(sweep)}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def logged(shared: Path, name: str) -> Iterator[tuple[Levels, dict[str, str]]]:
@@ -63,9 +63,9 @@ def test_curves_are_those_of_the_logs(published: Store, cells: dict[str, Levels]
     rows = {(levels, int(row["step"])): row for levels, row in logged(shared, "logged-curves")}
     assert len(rows) == 2040
     for cell, levels in cells.items():
-        found = points(published, cell)
-        assert [point[0] for point in found] == STEPS
-        for step, tokens, wall_s, train, val, speed in found:
+        curve = points(published, cell)
+        assert [point[0] for point in curve] == STEPS
+        for step, tokens, wall_s, train, val, speed in curve:
             row = rows[levels, step]
             assert (tokens, wall_s, train) == (step * 524_288, float(row["wall_s"]), None)
             assert single(val) == single(row["val_loss"])
@@ -86,11 +86,11 @@ def test_numbers_of_a_run_are_those_of_the_logs(
         assert numbers[levels, "throughput", "parameters", 0] == int(row["parameters"])
         assert int(row["parameters"]) == paper.PARAMETERS[levels[0], levels[3]]
     attempts = [published.attempts(cell)[-1].id for cell in cells]
-    told: dict[int, Provenance] = published.provenances(attempts)
+    provenances: dict[int, Provenance] = published.provenances(attempts)
     releases = {levels: row["torch"] for levels, row in rows.items()}
     for cell, attempt in zip(cells, attempts, strict=True):
-        assert told[attempt].packages == {"torch": releases[cells[cell]]}
-        assert told[attempt].host == "paper"
+        assert provenances[attempt].packages == {"torch": releases[cells[cell]]}
+        assert provenances[attempt].host == "paper"
 
 
 def test_every_cell_has_all_of_it(
@@ -122,17 +122,17 @@ def test_what_is_printed_is_the_log_rounded(
 def test_a_curve_agrees_with_itself(published: Store, cells: dict[str, Levels]) -> None:
     """The speed at a point is that since the point before; the time grows; an untrained model is as good as guessing."""
     for cell in cells:
-        found = points(published, cell)
-        assert found[0][:4] == (0, 0, 0.0, None)
-        assert found[0][4] == pytest.approx(np.log(50304), abs=1e-4)
-        assert found[0][5] is None
-        for before, after in pairwise(found):
+        curve = points(published, cell)
+        assert curve[0][:4] == (0, 0, 0.0, None)
+        assert curve[0][4] == pytest.approx(np.log(50304), abs=1e-4)
+        assert curve[0][5] is None
+        for before, after in pairwise(curve):
             speed = (after[1] - before[1]) / (after[2] - before[2])
             assert after[5] == pytest.approx(speed, abs=0.07)
 
 
 def test_both_versions_say_the_same_of_a_cell(published: Store) -> None:
-    def told(sweep: str) -> dict[tuple[str, str, str, int], float | None]:
+    def values_of(sweep: str) -> dict[tuple[str, str, str, int], float | None]:
         slugs = {cell.cell_id: cell.slug for cell in published.cell_states(sweep)}
         return {
             (slugs[v.cell_id], v.probe, v.metric, v.length): v.value
@@ -140,12 +140,12 @@ def test_both_versions_say_the_same_of_a_cell(published: Store) -> None:
             if not v.probe.startswith("table-") and v.metric != "step_seconds"
         }
 
-    first, second = told("printed-v1"), told("printed-v2")
+    first, second = values_of("printed-v1"), values_of("printed-v2")
     assert first == {key: second[key] for key in first}
     assert len(first) == 100 * 29
 
 
-def test_the_complete_table_rounds_the_logs_as_binary_numbers_fall() -> None:
+def test_complete_table_rounds_binary_numbers_of_the_logs() -> None:
     """So an MFU of 41.55 is printed as 41.5; docs/recipes.md says so."""
     runs = {tuple(row[axis] for axis in AXES): row for row in paper.rows("runs")}
     last = {tuple(row[axis] for axis in AXES): row for row in paper.rows("curves")}
@@ -157,17 +157,17 @@ def test_the_complete_table_rounds_the_logs_as_binary_numbers_fall() -> None:
 
 def test_a_change_of_the_numbers_is_another_edition() -> None:
     """Databases that hold older numbers are known by it: where this fails, raise the edition and write both down here."""
-    made = [
-        (one.name, one.cells, one.values, one.curves, one.torch)
-        for one in map(published_sweeps.published_sweep, PUBLISHED)
+    digests = [
+        (sheet.name, sheet.cells, sheet.values, sheet.curves, sheet.torch)
+        for sheet in map(published_sweeps.published_sweep, PUBLISHED)
     ]
 
-    def digest(told: object) -> str:
+    def digest(value: object) -> str:
         # a note is what somebody says of a cell of theirs
-        return hashlib.sha256(repr(told).replace(", note=None", "").encode()).hexdigest()[:16]
+        return hashlib.sha256(repr(value).replace(", note=None", "").encode()).hexdigest()[:16]
 
-    assert (published_sweeps.EDITION, digest(made[:3])) == (2, "dbb0622e8acceaa5")
+    assert (published_sweeps.EDITION, digest(digests[:3])) == (2, "dbb0622e8acceaa5")
     editions = [published_sweeps.options_of(name)["edition"] for name in PUBLISHED[3:]]
-    assert list(zip(editions, map(digest, made[3:]), strict=True)) == [
+    assert list(zip(editions, map(digest, digests[3:]), strict=True)) == [
         (2, "1a0833bbd09b09e9"), (2, "e2ff4285f2a09e28"), (2, "564784b2c48f5638"),
     ]  # fmt: skip

@@ -32,17 +32,17 @@ def test_status_knows_them(bench: Bench) -> None:
 
 
 def test_show_knows_them(bench: Bench) -> None:
-    said = bench.ask("show", CELL, "--sweep", "printed-v2")
-    assert "curve (17 points)" in said
-    assert "needle nats at 65536: " in said
-    assert "throughput train_seconds: 61712.2 s" in said
-    found = json.loads(bench.ask("show", CELL, "--sweep", "printed-v2", "--json"))
-    assert [point["step"] for point in found["curve"]] == [*range(0, 1876, 125), 1900]
+    output = bench.ask("show", CELL, "--sweep", "printed-v2")
+    assert "curve (17 points)" in output
+    assert "needle nats at 65536: " in output
+    assert "throughput train_seconds: 61712.2 s" in output
+    cell = json.loads(bench.ask("show", CELL, "--sweep", "printed-v2", "--json"))
+    assert [point["step"] for point in cell["curve"]] == [*range(0, 1876, 125), 1900]
 
 
 def test_export_knows_them(bench: Bench) -> None:
-    said = bench.ask("export", "--sweep", "printed-v2", "--to", "csv", "--what", "curves")
-    assert said == "printed-v2-curves.csv: 2,040 rows of curves of sweep printed-v2\n"
+    output = bench.ask("export", "--sweep", "printed-v2", "--to", "csv", "--what", "curves")
+    assert output == "printed-v2-curves.csv: 2,040 rows of curves of sweep printed-v2\n"
     with (bench.folder / "printed-v2-curves.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     shipped = paper.rows("curves")
@@ -53,21 +53,21 @@ def test_export_knows_them(bench: Bench) -> None:
 @pytest.mark.parametrize("name", ["printed-v1", "printed-v2-open-weight", "printed-tra", "Printed-wall"])
 def test_no_sweep_of_ones_own_gets_such_a_name(run: Run, tmp_path: Path, name: str) -> None:
     (tmp_path / "own.yaml").write_text(f"name: {name}\nextends: tiny\naxes: {{attn_type: [nope]}}\n")
-    for words in (["launch", "quick", "--name", name, "--dry-run"], ["launch", "own.yaml", "--dry-run"]):
-        code, out, err = run(*words)
+    for arguments in (["launch", "quick", "--name", name, "--dry-run"], ["launch", "own.yaml", "--dry-run"]):
+        code, out, err = run(*arguments)
         assert (code, out, len(err.splitlines())) == (2, "", 1)
         assert "is no name for a sweep of your own: printed-... are the numbers that the paper prints" in err
     assert not (tmp_path / "atma.db").exists()
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [["pause"], ["cancel"], ["prune-checkpoints"], ["logs", CELL], ["evaluate", CELL], ["status", "--watch"]],
-    ids=lambda words: words[0],
+    ids=lambda arguments: arguments[0],
 )
-def test_what_works_on_runs_says_that_there_are_none(run: Run, tmp_path: Path, words: list[str]) -> None:
+def test_what_works_on_runs_says_that_there_are_none(run: Run, tmp_path: Path, arguments: list[str]) -> None:
     open_store(tmp_path / "atma.db", create=True).close()
-    code, _, err = run(*words, "--sweep", "printed-v2")
+    code, _, err = run(*arguments, "--sweep", "printed-v2")
     assert (code, len(err.splitlines())) == (2, 1)
     assert "printed-v2 holds " in err
     assert "paper" in err

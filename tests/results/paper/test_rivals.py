@@ -1,4 +1,4 @@
-"""What the rivals print: against what was written down of their papers elsewhere, and the blog's bars against their own averages."""
+"""Numbers of rival papers, compared with independent notes on them, and the blog's bars with their own averages."""
 
 import csv
 import math
@@ -36,12 +36,12 @@ def tra(tmp_path_factory: pytest.TempPathFactory) -> SweepData:
 
 
 def published_alone(folder: Path, sweep: str) -> SweepData:
-    """Where there is no database, the sweep that is asked for is loaded and no other."""
+    """Return a sweep as loaded without a database; only the requested sweep is loaded."""
     return load_sweep_data(open_store_with_builtins(folder / "none.db", sweep), sweep)
 
 
 def cell(data: SweepData, slug: str) -> CellState:
-    return next(one for one in data.cells if one.slug == slug)
+    return next(candidate for candidate in data.cells if candidate.slug == slug)
 
 
 def exact(which: str) -> Column:
@@ -49,42 +49,42 @@ def exact(which: str) -> Column:
 
 
 def share(column: Column) -> Column:
-    """As printed, in percent with two digits."""
+    """Return the column as printed: in percent with two digits."""
     return Column(column.heading, column.probe, column.metric, 2, True)
 
 
 def test_flip_flop_is_what_was_written_down(tra: SweepData, shared: Path) -> None:
     """`FoT 93.4 ± 4.21` is sparse, `(dense 12.58 ± 15.87)` dense; the page has no more, the next test the rest."""
-    (line,) = [one for one in (shared / "RIVALS.md").read_text().splitlines() if "add the spreads (4 seeds)" in one]
-    told = re.findall(r"(\w+) ([\d.]+) ± ([\d.]+)(?: \(dense ([\d.]+)(?: ± ([\d.]+))?\))?", line)
-    assert {name for name, *_ in told} == set(NAMES) - {"TRA"}
-    for name, mean, sd, dense, dense_sd in told:
-        one = cell(tra, f"{NAMES[name]}-flipflop")
-        found = measured_entry(tra, [one], share(exact("sparse")))
-        assert (found.value, found.sd, found.seeds) == (
+    (line,) = [item for item in (shared / "RIVALS.md").read_text().splitlines() if "add the spreads (4 seeds)" in item]
+    targets = re.findall(r"(\w+) ([\d.]+) ± ([\d.]+)(?: \(dense ([\d.]+)(?: ± ([\d.]+))?\))?", line)
+    assert {name for name, *_ in targets} == set(NAMES) - {"TRA"}
+    for name, mean, sd, dense, dense_sd in targets:
+        item = cell(tra, f"{NAMES[name]}-flipflop")
+        sparse = measured_entry(tra, [item], share(exact("sparse")))
+        assert (sparse.value, sparse.sd, sparse.seeds) == (
             pytest.approx(float(mean) / 100, abs=1e-12),
             pytest.approx(float(sd) / 100, abs=1e-12),
             4,
         )
-        assert found.text == f"{float(mean):.2f} ± {float(sd):.2f}"
-        other = measured_entry(tra, [one], share(exact("dense")))
+        assert sparse.text == f"{float(mean):.2f} ± {float(sd):.2f}"
+        dense_entry = measured_entry(tra, [item], share(exact("dense")))
         if dense:
-            assert other.value == pytest.approx(float(dense) / 100, abs=1e-12)
+            assert dense_entry.value == pytest.approx(float(dense) / 100, abs=1e-12)
         if dense_sd:
-            assert other.sd == pytest.approx(float(dense_sd) / 100, abs=1e-12)
+            assert dense_entry.sd == pytest.approx(float(dense_sd) / 100, abs=1e-12)
     assert "TRA 100/100/100" in line
     all_of_it = [measured_entry(tra, [cell(tra, "tra-flipflop")], share(exact(name))).value for name in paper.SETS]
     assert all_of_it == [1.0, 1.0, 1.0]
 
 
 def test_perplexities_are_what_was_written_down(tra: SweepData, shared: Path) -> None:
-    given = re.search(r"Full-run targets: ([\d. ]+) \(order ([\w ]+) TRA\)", (shared / "RIVALS.md").read_text())
-    assert given is not None
-    names = [{"Rel": "REL"}.get(name, name) for name in (*given[2].split(), "TRA")]
-    for name, printed in zip(names, given[1].split(), strict=True):
-        one = cell(tra, f"{NAMES[name]}-wikitext-103")
-        found = measured_entry(tra, [one], column_of("extrapolation", "perplexity", decimals=2, length=128))
-        assert found.text.startswith(f"{printed} ± ")
+    targets = re.search(r"Full-run targets: ([\d. ]+) \(order ([\w ]+) TRA\)", (shared / "RIVALS.md").read_text())
+    assert targets is not None
+    names = [{"Rel": "REL"}.get(name, name) for name in (*targets[2].split(), "TRA")]
+    for name, printed in zip(names, targets[1].split(), strict=True):
+        row_cell = cell(tra, f"{NAMES[name]}-wikitext-103")
+        entry = measured_entry(tra, [row_cell], column_of("extrapolation", "perplexity", decimals=2, length=128))
+        assert entry.text.startswith(f"{printed} ± ")
     assert tra.lengths("extrapolation", "perplexity") == [128]
 
 
@@ -154,12 +154,12 @@ def test_every_printed_row_of_a_rival_names_its_source() -> None:
         assert all(row["where"] for row in paper.rows(name)), name
 
 
-def test_every_cell_of_the_threshold_paper_is_done_and_says_its_recipe(tra: SweepData) -> None:
+def test_threshold_cells_are_done_and_have_their_recipe(tra: SweepData) -> None:
     assert tra.done == len(tra.cells) == 18
     assert tra.extra_axes() == ["model.positions", "data.corpus"]
-    tokens = {one.axes["data.corpus"]: one.tokens_total for one in tra.cells}
+    tokens = {state.axes["data.corpus"]: state.tokens_total for state in tra.cells}
     assert tokens == {"flipflop": 25_000 * 64 * 512, "wikitext-103": 100_000 * 64 * 128}
-    steps = {one.axes["data.corpus"]: one.steps_total for one in tra.cells}
+    steps = {state.axes["data.corpus"]: state.steps_total for state in tra.cells}
     assert steps == {"flipflop": 25_000, "wikitext-103": 100_000}
 
 
@@ -170,31 +170,31 @@ def test_the_bars_of_the_blog_and_their_averages(tmp_path: Path) -> None:
         "rope": (68.0, 46.5, 31.1, 62.4, 52.0), "fox": (66.9, 45.0, 28.8, 61.2, 50.4),
         "wall-rotary-full": (67.1, 46.6, 33.1, 63.1, 52.5), "wall": (68.9, 47.1, 39.8, 63.0, 54.7),
     }  # fmt: skip
-    assert {one.slug for one in data.cells} == set(bars)
+    assert {state.slug for state in data.cells} == set(bars)
     for slug, printed in bars.items():
-        one = cell(data, slug)
-        found = [
-            100 * (measured_entry(data, [one], column_of("downstream", name)).value or math.nan)
+        state = cell(data, slug)
+        values = [
+            100 * (measured_entry(data, [state], column_of("downstream", name)).value or math.nan)
             for name in ("hellaswag", "arc_c", "mmlu", "winogrande", "average")
         ]
-        assert found == pytest.approx(printed)
-        assert abs(sum(found[:4]) / 4 - found[4]) < 0.1
+        assert values == pytest.approx(printed)
+        assert abs(sum(values[:4]) / 4 - values[4]) < 0.1
     fox = [value.value for value in data.values.values() if value.cell_id == cell(data, "fox").cell_id]
     assert sum(value for value in fox if value is not None) - 0.504 == pytest.approx(4 * 0.50475)
 
 
-def test_the_ends_of_the_blog_s_trainings_are_what_was_written_down(tmp_path: Path, shared: Path) -> None:
-    (line,) = [one for one in (shared / "RIVALS.md").read_text().splitlines() if "blog's end points" in one]
-    told = re.search(r"end points ([\d.]+) \(ATLAS, ([\d.]+) h\) and ([\d.]+) \(transformer, half the time\)", line)
-    assert told is not None
-    atlas, hours, transformer = map(float, told.groups())
+def test_blog_end_points_match_the_notes(tmp_path: Path, shared: Path) -> None:
+    (line,) = [item for item in (shared / "RIVALS.md").read_text().splitlines() if "blog's end points" in item]
+    targets = re.search(r"end points ([\d.]+) \(ATLAS, ([\d.]+) h\) and ([\d.]+) \(transformer, half the time\)", line)
+    assert targets is not None
+    atlas, hours, transformer = map(float, targets.groups())
     data = published_alone(tmp_path, "printed-atlas")
-    found = {
-        one.levels["memory"]: (
-            measured_entry(data, [one], column_of("val", "val_loss")).value,
-            measured_entry(data, [one], column_of("throughput", "train_seconds")).value,
+    values = {
+        item.levels["memory"]: (
+            measured_entry(data, [item], column_of("val", "val_loss")).value,
+            measured_entry(data, [item], column_of("throughput", "train_seconds")).value,
         )
-        for one in data.cells
+        for item in data.cells
     }
-    assert found == {"atlas": (atlas, 3600 * hours), "off": (transformer, 1800 * hours)}
+    assert values == {"atlas": (atlas, 3600 * hours), "off": (transformer, 1800 * hours)}
     assert data.done == len(data.cells) == 2

@@ -15,7 +15,7 @@ def test_five_looks_as_printed(spending: str) -> None:
     assert critical_values(FIVE, spending=spending) == pytest.approx(PRINTED[spending], abs=0.002)
 
 
-def test_one_look_is_the_ordinary_test() -> None:
+def test_single_look_equals_the_ordinary_test() -> None:
     for spending in SPENDING_FUNCTIONS:
         assert critical_values([1.0], spending=spending) == pytest.approx([1.959964], abs=1e-5)
 

@@ -37,16 +37,17 @@ def noisy(levels: Mapping[str, str], seed: int) -> float:
     return worth + NOISE[(*(levels[axis] for axis in AXES), seed)]
 
 
-def runs(seeds: int, number: Number = noisy, *, left: Any = (), **fixed: str) -> list[SeedResult]:
+def runs(seeds: int, number: Number = noisy, *, excluded: Any = (), **fixed: str) -> list[SeedResult]:
     """Every configuration at so many seeds; those of `left`, (levels, seed), are not finished."""
-    found = []
-    for words in itertools.product(*AXES.values()):
-        levels = dict(zip(AXES, words, strict=True))
+    results = []
+    for combination in itertools.product(*AXES.values()):
+        levels = dict(zip(AXES, combination, strict=True))
         if all(levels[axis] == word for axis, word in fixed.items()):
-            found += [
-                SeedResult(seed, levels, (words, seed) not in left, number(levels, seed)) for seed in range(seeds)
+            results += [
+                SeedResult(seed, levels, (combination, seed) not in excluded, number(levels, seed))
+                for seed in range(seeds)
             ]
-    return found
+    return results
 
 
 def student(d: list[float], alpha: float) -> tuple[float, float]:
@@ -54,26 +55,26 @@ def student(d: list[float], alpha: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def test_the_interval_is_students_over_the_seeds_at_the_level_of_its_look() -> None:
+def test_interval_is_students_t_at_the_level_of_its_look() -> None:
     rule = replace(RULE, width=1e-9)
     seen = evaluate_rule(rule, runs(5), None)
     bounds = critical_values([3 / 8, 4 / 8, 5 / 8])
-    assert [one.seeds for one in seen.looks] == [3, 4, 5]
-    for one, z in zip(seen.looks, bounds, strict=True):
-        d = [np.mean([NOISE[a, "on", w, s] - NOISE[a, "off", w, s] for a, w in itertools.product(("polar", "nope"), ("off", "on"))]) + 2 for s in range(one.seeds)]  # fmt: skip
+    assert [each_look.seeds for each_look in seen.looks] == [3, 4, 5]
+    for each_look, z in zip(seen.looks, bounds, strict=True):
+        d = [np.mean([NOISE[a, "on", w, s] - NOISE[a, "off", w, s] for a, w in itertools.product(("polar", "nope"), ("off", "on"))]) + 2 for s in range(each_look.seeds)]  # fmt: skip
         level = 2 * stats.norm.sf(z)
-        assert one.level == pytest.approx(level, rel=1e-6)
-        assert (one.low, one.high) == pytest.approx(student([float(x) for x in d], level), rel=1e-9)
-        assert one.configurations == 4
+        assert each_look.level == pytest.approx(level, rel=1e-6)
+        assert (each_look.low, each_look.high) == pytest.approx(student([float(x) for x in d], level), rel=1e-9)
+        assert each_look.configurations == 4
     assert (seen.verdict, seen.asked, seen.further, seen.waiting) == ("open", 5, 6, 0)
 
 
-def test_strata_weigh_the_same_and_a_contrast_within_one_needs_no_other() -> None:
+def test_strata_have_equal_weights() -> None:
     # polar without half of its pairs: still half of the mean
-    some = [run for run in runs(3) if run.levels["attn_type"] == "nope" or run.levels["window"] == "off"]
-    one = evaluate_rule(RULE, some, None).looks[0]
+    subset = [run for run in runs(3) if run.levels["attn_type"] == "nope" or run.levels["window"] == "off"]
+    look = evaluate_rule(RULE, subset, None).looks[0]
     mean = {a: np.mean([NOISE[a, "on", w, s] - NOISE[a, "off", w, s] for w in windows for s in range(3)]) for a, windows in (("polar", ("off",)), ("nope", ("off", "on")))}  # fmt: skip
-    assert one.mean == pytest.approx(2 + (mean["polar"] + mean["nope"]) / 2)
+    assert look.mean == pytest.approx(2 + (mean["polar"] + mean["nope"]) / 2)
     inside = replace(RULE, contrast=replace(MEMORY, within={"attn_type": "polar"}))
     seen = evaluate_rule(inside, [*runs(1, attn_type="nope"), *runs(3, attn_type="polar")], None)
     assert (seen.asked, seen.cells, seen.looks[0].configurations) == (3, 12, 2)
@@ -82,7 +83,7 @@ def test_strata_weigh_the_same_and_a_contrast_within_one_needs_no_other() -> Non
 def test_no_look_before_all_of_its_cells_are_finished() -> None:
     last = ("polar", "off", "off"), 3
     seen = evaluate_rule(RULE, runs(4, left=[last]), None)
-    assert ([one.seeds for one in seen.looks], seen.asked, seen.waiting, seen.further) == ([3], 4, 1, 4)
+    assert ([look.seeds for look in seen.looks], seen.asked, seen.waiting, seen.further) == ([3], 4, 1, 4)
     assert seen.verdict == "open"
     first = ("polar", "off", "off"), 0
     assert evaluate_rule(RULE, runs(3, left=[first]), None).looks == ()
@@ -107,14 +108,14 @@ def test_verdicts(rule: StoppingRule, seeds: int, number: Number, verdict: str) 
     assert seen.further == (4 if verdict == "open" else seeds)
 
 
-def test_what_lacks_numbers_is_left_out_where_it_costs_least() -> None:
+def test_missing_values_drop_the_smallest_part() -> None:
     def without(*lost: tuple[tuple[str, ...], int]) -> Number:
         return lambda levels, seed: None if (tuple(levels.values()), seed) in lost else noisy(levels, seed)
 
     # one of four pairs lacks one of six seeds: a quarter of the seed, a sixth of the pair
-    one = evaluate_rule(replace(RULE, width=1e-9), runs(6, without((("polar", "on", "off"), 5))), None)
-    assert (one.looks[-1].seeds, one.looks[-1].used, one.looks[-1].left_out) == (5, 5, 0)
-    assert one.further == 7, "a further seed takes its place"
+    status = evaluate_rule(replace(RULE, width=1e-9), runs(6, without((("polar", "on", "off"), 5))), None)
+    assert (status.looks[-1].seeds, status.looks[-1].used, status.looks[-1].left_out) == (5, 5, 0)
+    assert status.further == 7, "a further seed takes its place"
     # one that never has a number counts nowhere, and costs no seed
     lost = [(("polar", "on", "off"), seed) for seed in range(6)]
     none = evaluate_rule(replace(RULE, width=1e-9), runs(6, without(*lost)), None)
@@ -129,22 +130,22 @@ def test_what_lacks_numbers_is_left_out_where_it_costs_least() -> None:
 def test_of_a_partial_design_each_seed_is_least_squares() -> None:
     space = DesignSpace(AXES)
     design, members = design_choice.d_optimal(space, hierarchical_closure(space.terms(1)), 6)
-    every = [dict(zip(AXES, words, strict=True)) for words in itertools.product(*AXES.values())]
-    some = [run for run in runs(4) if space.index(run.levels) in set(members.tolist())]
-    one = evaluate_rule(RULE, some, design).looks[-1]
+    every = [dict(zip(AXES, combination, strict=True)) for combination in itertools.product(*AXES.values())]
+    subset = [run for run in runs(4) if space.index(run.levels) in set(members.tolist())]
+    look = evaluate_rule(RULE, subset, design).looks[-1]
     fitted = []
     for seed in range(4):
-        frame = pd.DataFrame([{**run.levels, "y": run.value} for run in some if run.seed == seed])
-        found = smf.ols("y ~ C(attn_type) + C(memory, Treatment('off')) + C(window)", frame).fit()
-        fitted.append(float(found.params["C(memory, Treatment('off'))[T.on]"]))
-    assert one.mean == pytest.approx(np.mean(fitted))
-    assert one.error == pytest.approx(stats.sem(fitted))
+        frame = pd.DataFrame([{**run.levels, "y": run.value} for run in subset if run.seed == seed])
+        fit = smf.ols("y ~ C(attn_type) + C(memory, Treatment('off')) + C(window)", frame).fit()
+        fitted.append(float(fit.params["C(memory, Treatment('off'))[T.on]"]))
+    assert look.mean == pytest.approx(np.mean(fitted))
+    assert look.error == pytest.approx(stats.sem(fitted))
     # a design that holds every combination is a complete grid: pairs
-    whole = replace(design, runs=8)
-    assert evaluate_rule(RULE, runs(4), whole).looks == evaluate_rule(RULE, runs(4), None).looks
+    complete = replace(design, runs=8)
+    assert evaluate_rule(RULE, runs(4), complete).looks == evaluate_rule(RULE, runs(4), None).looks
     # and what it cannot tell needs no cells
-    other = replace(MEMORY, axis="attn_type", level="rope", reference="nope")
-    assert not contrast_estimator.ContrastEstimator(every[:6], other, design).needed.any()
+    mixer_contrast = replace(MEMORY, axis="attn_type", level="rope", reference="nope")
+    assert not contrast_estimator.ContrastEstimator(every[:6], mixer_contrast, design).needed.any()
 
 
 @pytest.mark.thorough
@@ -172,7 +173,7 @@ def test_a_rule_as_a_database_keeps_it() -> None:
 
 
 def shares(rule: StoppingRule, draws: int) -> float:
-    """How often adding seeds until memory's worth of nothing is sure makes it so."""
+    """Return how often adding seeds makes a zero effect of memory significant."""
     random = np.random.default_rng(1)
     wrong = 0
     for _ in range(draws):
@@ -183,7 +184,11 @@ def shares(rule: StoppingRule, draws: int) -> float:
             seeds = seeds if seen is None else seen.further
             seen = evaluate_rule(
                 rule,
-                [SeedResult(s, one, True, noise[i, s]) for i, one in enumerate(levels) for s in range(seeds)],
+                [
+                    SeedResult(s, levels_of_run, True, noise[i, s])
+                    for i, levels_of_run in enumerate(levels)
+                    for s in range(seeds)
+                ],
                 None,
             )
         wrong += seen.verdict == "sure"
@@ -201,5 +206,5 @@ def test_looking_often_buys_no_significance(spending: str, monkeypatch: pytest.M
 
 def test_the_verdict_is_that_of_the_numbers_alone() -> None:
     seen = [evaluate_rule(RULE, runs(n), None) for n in (3, 4)]
-    assert [type(one) for one in seen] == [StoppingStatus, StoppingStatus]
+    assert [type(status) for status in seen] == [StoppingStatus, StoppingStatus]
     assert seen[1].looks[0] == seen[0].looks[0], "a later launch sees the earlier looks as they were"

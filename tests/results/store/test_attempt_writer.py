@@ -1,7 +1,4 @@
-"""One contract for whatever an attempt writes with: the same calls leave the same rows, and the same ones are refused.
-
-`desk` is a running attempt with a writer into SQLite or PostgreSQL, in turn directly and through a journal.
-"""
+"""Contract of all attempt writers: the same calls leave the same rows, and the same calls are refused."""
 
 from __future__ import annotations
 
@@ -71,7 +68,7 @@ class Desk:
         self.writer = self.another(3)
 
     def another(self, fence: int) -> AttemptWriter:
-        """One more writer for the same attempt."""
+        """Return a further writer for the same attempt."""
         if self.through == "direct":
             return DatabaseRecorder(self.store, self.attempt.id, fence)
         self.journals += 1
@@ -86,21 +83,23 @@ class Desk:
 
     def rows(self, *, times: bool = False) -> dict[str, list[Any]]:
         """Everything that the database holds of the attempt, but the numbers of rows."""
-        found = {}
+        rows_by_table = {}
         with self.store.transaction(write=False) as session:
             for name in TABLES:
                 table = Base.metadata.tables[name]
                 columns = [
-                    one for one in table.columns if one.name != "id" and (times or not isinstance(one.type, UtcTime))
+                    column
+                    for column in table.columns
+                    if column.name != "id" and (times or not isinstance(column.type, UtcTime))
                 ]
                 whose = table.c.id if name == "attempt" else table.c.attempt_id
                 query = select(*columns).where(whose == self.attempt.id)
-                found[name] = sorted((dict(row._mapping) for row in session.execute(query)), key=repr)
-        return found
+                rows_by_table[name] = sorted((dict(row._mapping) for row in session.execute(query)), key=repr)
+        return rows_by_table
 
     def row(self, name: str) -> dict[str, Any]:
-        (found,) = self.rows(times=True)[name]
-        return found  # type: ignore[no-any-return]
+        (single,) = self.rows(times=True)[name]
+        return single  # type: ignore[no-any-return]
 
 
 @pytest.fixture(params=["direct", "journal"])
@@ -108,14 +107,14 @@ def desk(request: pytest.FixtureRequest, store: Store, tmp_path: Path, cells: An
     return Desk(store, tmp_path, request.param, cells(1)[0], owner)
 
 
-def test_every_call_of_the_contract_is_in_it_and_each_writer_has_it_of_its_own() -> None:
+def test_writers_implement_every_call_of_the_protocol() -> None:
     """A method that a writer lacked would be the protocol's empty one, which writes nothing."""
-    asked = {name for name in vars(AttemptWriter) if name[0] != "_"}
-    assert asked == set(CALLS) | FREE
+    methods = {name for name in vars(AttemptWriter) if name[0] != "_"}
+    assert methods == set(CALLS) | FREE
     for kind in (DatabaseRecorder, JournalRecorder):
-        assert asked <= set(vars(kind))
+        assert methods <= set(vars(kind))
         assert "__init__" in vars(kind)
-        for name in asked - {"finish"}:
+        for name in methods - {"finish"}:
             assert inspect.signature(getattr(kind, name)) == inspect.signature(getattr(AttemptWriter, name))
 
 
@@ -127,23 +126,23 @@ class TestContract:
             call(desk.writer)
         desk.writer.event("storage", "left behind")
         desk.deliver()
-        found = desk.rows()
-        attempt, provenance = found["attempt"][0], found["provenance"][0]
-        told = {
+        rows = desk.rows()
+        attempt, provenance = rows["attempt"][0], rows["provenance"][0]
+        expected = {
             "state": "done", "pid": 17, "pid_started": 2.5, "host": "node-3", "pid_space": "boot", "step": 5,
             "steps_total": 10, "loss": 1.25, "tokens_per_s": 99.5, "phase": "training", "checkpoint": "c/1/step5",
             "weights": "w", "exit_code": 0, "cause": None, "traceback": None, "failure": None, "number": 2, "fence": 3,
         }  # fmt: skip
-        assert {name: attempt[name] for name in told} == told
-        told = {"config": {"lr": 0.1}, "seed": 5, "gpu_uuid": "GPU-1", "co_tenants": 0, "packages": {}, "host": ""}
-        told |= {"kernels": {"wall": "reference"}}
-        assert {name: provenance[name] for name in told} == told
+        assert {name: attempt[name] for name in expected} == expected
+        expected = {"config": {"lr": 0.1}, "seed": 5, "gpu_uuid": "GPU-1", "co_tenants": 0, "packages": {}, "host": ""}
+        expected |= {"kernels": {"wall": "reference"}}
+        assert {name: provenance[name] for name in expected} == expected
         inherited = [CurvePoint(step=step, tokens=step, wall_s=0.5, train_loss=9.0) for step in range(4)]
         assert desk.store.curve(desk.attempt.id) == [*inherited, POINT]
         assert len(desk.store.curve(1)) == 5, "the earlier attempt keeps its own"
         (value,) = desk.store.measurements(desk.cell.id)
         assert (value.probe, value.metric, value.length, value.value, value.n) == ("val", "val_loss", 0, 1.5, 7)
-        assert [(e["probe"], e["metric"], e["item"], e["position"], e["value"]) for e in found["example"]] == [
+        assert [(e["probe"], e["metric"], e["item"], e["position"], e["value"]) for e in rows["example"]] == [
             ("val", "nats", 3, 0, 0.5)
         ]
         events = [event for event in desk.store.events(cell_id=desk.cell.id) if event.attempt_id == desk.attempt.id]
@@ -160,7 +159,7 @@ class TestContract:
         desk.writer.event("note", "once")
         desk.writer.event("note", "once")
         desk.deliver()
-        counts = {name: len(found) for name, found in desk.rows().items()}
+        counts = {name: len(rows) for name, rows in desk.rows().items()}
         assert counts == {"attempt": 1, "provenance": 1, "curve_point": 5, "measurement": 1, "example": 1, "event": 2}
         desk.writer.measurements([Measurement(probe="val", metric="val_loss", value=2.5)])
         desk.writer.examples([Example(probe="val", metric="nats", item=3, value=None)])
@@ -168,10 +167,10 @@ class TestContract:
         desk.writer.inherit_curve(1, 4)  # which replaces nothing
         desk.writer.event("note", "another")
         desk.deliver()
-        found = desk.rows()
-        assert {name: len(listed) for name, listed in found.items()} == counts | {"event": 3}
-        assert (found["measurement"][0]["value"], found["measurement"][0]["n"]) == (2.5, None)
-        assert found["example"][0]["value"] is None
+        rows = desk.rows()
+        assert {name: len(listed) for name, listed in rows.items()} == counts | {"event": 3}
+        assert (rows["measurement"][0]["value"], rows["measurement"][0]["n"]) == (2.5, None)
+        assert rows["example"][0]["value"] is None
         assert desk.store.curve(desk.attempt.id)[-1] == CurvePoint(step=4, tokens=401, wall_s=3.0, train_loss=1.0)
 
     @pytest.mark.parametrize("how", ["another fence", "reaped", "finished"])
@@ -225,24 +224,24 @@ class TestContract:
         desk.writer.progress(1, loss=1.0)
         desk.writer.progress(2, loss=NAN, tokens_per_s=INF)
         desk.deliver()
-        found = desk.rows()
-        values = {one["metric"]: (one["value"], one["low"], one["high"], one["reason"]) for one in found["measurement"]}
+        rows = desk.rows()
+        values = {row["metric"]: (row["value"], row["low"], row["high"], row["reason"]) for row in rows["measurement"]}
         assert values == {
             "nan": (None, None, 1.0, "nan: the value is not finite"),
             "inf": (None, None, None, "diverged: loss left the range"),
         }
         assert desk.store.curve(desk.attempt.id) == [CurvePoint(step=1, tokens=1, wall_s=1.0, train_loss=None)]
-        assert (found["example"][0]["value"], found["example"][0]["detail"]) == (
+        assert (rows["example"][0]["value"], rows["example"][0]["detail"]) == (
             None, {"logits": [1.0, "Infinity", "-Infinity"]},
         )  # fmt: skip
         expected = {"weight": "NaN", "a": ["-Infinity", "NaN", 3, {"é": None}]}
-        assert list(found["provenance"][0]["config"].items()) == list(expected.items()), "in the order given"
+        assert list(rows["provenance"][0]["config"].items()) == list(expected.items()), "in the order given"
         with desk.store.transaction(write=False) as session:  # not the JSON word null
             assert session.scalar(text("SELECT COUNT(*) FROM example WHERE detail IS NULL")) == 1
-        assert found["provenance"][0]["extra"] == {"nested": {"x": ["Infinity"]}}
-        assert [found["attempt"][0][name] for name in ("step", "loss", "tokens_per_s")] == [2, None, None]
+        assert rows["provenance"][0]["extra"] == {"nested": {"x": ["Infinity"]}}
+        assert [rows["attempt"][0][name] for name in ("step", "loss", "tokens_per_s")] == [2, None, None]
 
-    def test_numbers_of_numpy_and_mappings_of_other_kinds(self, desk: Desk) -> None:
+    def test_writers_accept_numpy_numbers_and_any_mapping(self, desk: Desk) -> None:
         third = np.float32(1 / 3)
         desk.writer.curve([CurvePoint(step=1, tokens=2**40, wall_s=1.0, train_loss=third)])  # type: ignore[arg-type]
         desk.writer.measurements([Measurement(probe="p", metric="m", value=np.float64(0.1), n=2**40)])
@@ -251,11 +250,11 @@ class TestContract:
             Provenance(config={"path": Path("a/b")}, seed=2**40, packages=packages, extra={"n": third})
         )
         desk.deliver()
-        found = desk.rows()
-        assert (found["curve_point"][0]["train_loss"], found["curve_point"][0]["tokens"]) == (float(third), 2**40)
-        assert (found["measurement"][0]["value"], found["measurement"][0]["n"]) == (0.1, 2**40)
-        told = {"config": {"path": "a/b"}, "seed": 2**40, "packages": {"torch": "2"}, "extra": {"n": float(third)}}
-        assert {name: found["provenance"][0][name] for name in told} == told
+        rows = desk.rows()
+        assert (rows["curve_point"][0]["train_loss"], rows["curve_point"][0]["tokens"]) == (float(third), 2**40)
+        assert (rows["measurement"][0]["value"], rows["measurement"][0]["n"]) == (0.1, 2**40)
+        expected = {"config": {"path": "a/b"}, "seed": 2**40, "packages": {"torch": "2"}, "extra": {"n": float(third)}}
+        assert {name: rows["provenance"][0][name] for name in expected} == expected
 
     def test_text_that_is_long_or_strange(self, desk: Desk) -> None:
         long = "quote ' \" % _ \\ : ; -- $1 %s {} \U0001f600 e\u0301" + "ü\u2028" * 100_000
@@ -271,18 +270,18 @@ class TestContract:
         cause = f"postgresql://me:secret@host/db is away\0 {long}"
         desk.writer.finish("failed", cause=cause, traceback=f"{cause}\nline 2", failure="code", exit_code=1)
         desk.deliver()
-        found = desk.rows()
-        assert sorted((one["probe"], one["metric"], one["reason"]) for one in found["measurement"]) == [
+        rows = desk.rows()
+        assert sorted((row["probe"], row["metric"], row["reason"]) for row in rows["measurement"]) == [
             ("p", "m", f"oom: {long}"), ("p\ufffd", "?", None),
         ]  # fmt: skip
-        assert f"a\ufffdb?{long}" in [one["message"] for one in found["event"]]
-        told = {"config": {"key": "?"}, "host": "h\ufffd", "extra": {"long": long}}
-        assert {name: found["provenance"][0][name] for name in told} == told
-        attempt = found["attempt"][0]
+        assert f"a\ufffdb?{long}" in [row["message"] for row in rows["event"]]
+        expected = {"config": {"key": "?"}, "host": "h\ufffd", "extra": {"long": long}}
+        assert {name: rows["provenance"][0][name] for name in expected} == expected
+        attempt = rows["attempt"][0]
         assert (attempt["checkpoint"], attempt["failure"], attempt["exit_code"]) == (long, "code", 1)
         assert attempt["cause"].endswith(f" is away\ufffd {long}")
         assert attempt["traceback"] == f"{attempt['cause']}\nline 2"
-        assert "secret" not in repr(found)
+        assert "secret" not in repr(rows)
 
     def test_times_are_those_of_the_database_in_utc(self, desk: Desk) -> None:
         begun = desk.row("attempt")["heartbeat_at"]
@@ -299,7 +298,7 @@ class TestContract:
         assert times == tuple(sorted(times))
         assert all(abs(datetime.now(UTC) - moment) < timedelta(hours=1) and moment.tzinfo == UTC for moment in times)
 
-    def test_the_last_point_is_the_one_with_the_highest_step(self, desk: Desk) -> None:
+    def test_last_point_has_the_highest_step(self, desk: Desk) -> None:
         assert desk.writer.last_point() is None
         desk.writer.curve([])
         assert desk.writer.last_point() is None

@@ -24,7 +24,7 @@ def launcher(who, cells):
 
 
 def claim(store, name, owner, revision):
-    """Whether it got the sweep."""
+    """Return True if the owner got the sweep."""
     try:
         store.acquire_sweep(name, owner, 60.0, is_alive=lambda held: True, revision=revision, forget=True)
     except SweepBusy:
@@ -32,7 +32,7 @@ def claim(store, name, owner, revision):
     return True
 
 
-def left(store, name):
+def state_of(store, name):
     """Grids and cells that the database holds, and who holds the sweep."""
     with store.transaction(write=False) as session:
         grids = session.scalars(select(RevisionRow.grid_text).join(SweepRow).where(SweepRow.name == name)).all()
@@ -44,7 +44,7 @@ class Disturbed(Store):
     """A store that lets a rival in after its n-th transaction."""
 
     rival = staticmethod(lambda: None)
-    left = 0
+    state_of = 0
 
     @contextmanager
     def transaction(self, **how):
@@ -52,21 +52,21 @@ class Disturbed(Store):
             with super().transaction(**how) as session:
                 yield session
         finally:
-            self.left -= 1
-            if self.left == 0:
+            self.remaining -= 1
+            if self.remaining == 0:
                 self.rival()
 
 
-@pytest.mark.parametrize("known", [False, True], ids=["a new name", "a name launched before"])
+@pytest.mark.parametrize("expected_cells", [False, True], ids=["a new name", "a name launched before"])
 @pytest.mark.parametrize("after", every_nth(range(4), 2))
 @pytest.mark.parametrize("first", ["a", "b"])
-def test_one_of_two_launches_of_a_name_leaves_its_grid_alone(make, cells, first, after, known):
+def test_concurrent_launches_record_a_single_grid(make, cells, first, after, expected_cells):
     store = make("x")
     (mine, my_grid), (theirs, their_grid) = launcher("a", cells), launcher("b", cells)
     if first == "b":
         (mine, my_grid), (theirs, their_grid) = (theirs, their_grid), (mine, my_grid)
     before = []
-    if known:
+    if expected_cells:
         assert claim(store, "quick", Owner(name="z", host="here", pid=1, started=1.0), my_grid)
         assert store.release_sweep("quick", 1)
         before = [my_grid.grid_text]
@@ -74,16 +74,16 @@ def test_one_of_two_launches_of_a_name_leaves_its_grid_alone(make, cells, first,
     won = {}
     if after == 0:
         won[theirs.name] = claim(store, "quick", theirs, their_grid)
-    disturbed.left = after
+    disturbed.remaining = after
     disturbed.rival = lambda: won.setdefault(theirs.name, claim(store, "quick", theirs, their_grid))
     won[mine.name] = claim(disturbed, "quick", mine, my_grid)
     disturbed.close()
     assert len(won) == 2 or after == 3
     (winner,) = [name for name, has in won.items() if has]
-    grids, known_cells, holder = left(store, "quick")
+    grids, stored_cells, holder = state_of(store, "quick")
     assert holder == winner
     assert grids == before + [text for text in [f"# by {winner}"] if text not in before]
-    assert known_cells == {winner, *(my_grid.cells[0].id[0] for _ in before)}
+    assert stored_cells == {winner, *(my_grid.cells[0].id[0] for _ in before)}
 
 
 def _race(url, name, who, cells, start, results):
@@ -100,16 +100,16 @@ def test_launches_of_different_grids_race_for_new_names(store, url, cells):
         start, results = FORK.Barrier(2), FORK.Queue()
         order = "ab" if number % 2 else "ba"
         both = [FORK.Process(target=_race, args=(url, name, who, cells, start, results)) for who in order]
-        for one in both:
-            one.start()
+        for process in both:
+            process.start()
         won = [who for who, has in (results.get(timeout=PATIENCE_S) for _ in both) if has]
-        for one in both:
-            one.join(timeout=PATIENCE_S)
-        grids, _, holder = left(store, name)
+        for process in both:
+            process.join(timeout=PATIENCE_S)
+        grids, _, holder = state_of(store, name)
         assert (won, grids) == ([holder], [f"# by {holder}"])
 
 
-def test_wishes_of_an_earlier_launch_are_forgotten_only_by_who_takes_the_sweep(store, cells):
+def test_only_a_new_owner_clears_earlier_requests(store, cells):
     owner, grid = launcher("a", cells)
     assert claim(store, "quick", owner, grid)
     store.ask("quick", pause=True)

@@ -35,17 +35,17 @@ def race(work, count=PROCESSES):
     processes = [FORK.Process(target=run, args=(index,)) for index in range(count)]
     for process in processes:
         process.start()
-    found = sorted(results.get(timeout=PATIENCE_S) for _ in range(count))
+    outcomes = sorted(results.get(timeout=PATIENCE_S) for _ in range(count))
     for process in processes:
         process.join(timeout=PATIENCE_S)
-    return [result for _, result in found]
+    return [result for _, result in outcomes]
 
 
 def quick(store, cells):
     store.record_revision("quick", grid_text="x", grid_file="x.yaml", cells=cells)
 
 
-def test_many_processes_make_one_database(url, cells):
+def test_concurrent_processes_create_a_single_database(url, cells):
     def work(index):
         with_cells = open_store(url, create=True)
         number = with_cells.record_revision("quick", grid_text="x", grid_file="x.yaml", cells=cells(3))
@@ -54,7 +54,7 @@ def test_many_processes_make_one_database(url, cells):
     assert race(work) == [(1, 3)] * PROCESSES
 
 
-def test_exactly_one_starts_the_cell(store, url, cells):
+def test_start_attempt_succeeds_in_a_single_process(store, url, cells):
     quick(store, cells(1))
 
     def work(index):
@@ -70,7 +70,7 @@ def test_exactly_one_starts_the_cell(store, url, cells):
     assert len(store.attempts(cells(1)[0].id)) == 1
 
 
-def test_exactly_one_takes_the_sweep(store, url, cells):
+def test_acquire_sweep_succeeds_in_a_single_process(store, url, cells):
     quick(store, cells(1))
 
     def work(index):
@@ -173,7 +173,7 @@ def test_a_lock_held_for_seconds_is_waited_for(tmp_path, cells, owner, impatient
     assert [value.value for value in store.measurements(cells(1)[0].id)] == [1.5]
 
 
-def test_patience_ends_with_one_clear_line(tmp_path, cells, owner, impatient):
+def test_patience_ends_with_a_single_clear_line(tmp_path, cells, owner, impatient):
     store = open_store(tmp_path / "test.db", create=True)
     quick(store, cells(1))
     attempt = store.start_attempt(cells(1)[0].id, owner=owner, fence=1)

@@ -123,7 +123,7 @@ def test_another_revision_is_refused(tmp_path, monkeypatch, revision, error, cre
         open_store(tmp_path / "test.db", create=create)
 
 
-def test_places(tmp_path, monkeypatch):
+def test_targets(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert str(place("some.db")) == f"sqlite:///{tmp_path}/some.db"
     assert place("postgresql://ada:secret@db/x").drivername == "postgresql+psycopg"
@@ -136,11 +136,11 @@ def test_places(tmp_path, monkeypatch):
 def test_pragmas(tmp_path):
     store = open_store(tmp_path / "test.db", create=True)
     with store.transaction() as session:
-        found = [
+        pragmas = [
             session.connection().exec_driver_sql(f"PRAGMA {name}").scalar()
             for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
         ]
-    assert found == ["wal", 1, 1, 30_000]
+    assert pragmas == ["wal", 1, 1, 30_000]
     store.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["test.db"]  # no lock file, no journal left behind
 
@@ -166,9 +166,9 @@ def test_status_needs_nothing_heavy(tmp_path):
         "import atma_sweep.reports.tables\n"
         "print([name for name in ('pandas', 'alembic', 'torch', 'ray', 'matplotlib', 'numpy') if name in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
-    assert found.stdout == "[]\n"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
+    assert completed.stdout == "[]\n"
 
 
-def test_a_store_without_open_store_knows_its_place(tmp_path):
+def test_store_resolves_its_url_without_open_store(tmp_path):
     assert str(Store(tmp_path / "x.db")) == str(tmp_path / "x.db")

@@ -18,7 +18,7 @@ from atma_sweep.results.store.records import AXES
 from histories import at, launch, run
 from sqlalchemy import text
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = pytest.mark.usefixtures("working_folder")
 
 
 def sql(store, query):
@@ -43,54 +43,54 @@ def ids(*indices):
 
 
 def test_cells_in_the_order_of_the_grid(filled):
-    found = filled.frames().cells()
-    assert list(found["cell"]) == ids(2, 0, 3, 1)
-    assert list(found["position"]) == [0, 1, 2, 3]
-    assert list(found["state"]) == ["new", "done", "running", "failed"]
-    assert list(found["standing"]) == ["new", "done", "running", "failed"]
-    assert list(found["attn_type"]) == ["polar2", "polar0", "polar3", "polar1"]
-    assert list(found["tokens_total"]) == [3 * 10**9, 10**9, 4 * 10**9, 2 * 10**9]
-    assert found["attempt"].isna().tolist() == [True, False, False, False]
-    assert found["attempt"][1:].tolist() == [row[0] for row in sql(filled, "SELECT max(id) FROM attempt GROUP BY cell_id ORDER BY CASE cell_id WHEN 'c00000000000' THEN 1 WHEN 'c03000000000' THEN 2 ELSE 3 END")]  # fmt: skip
-    assert found["started_at"][1:].tolist() == [at(6), at(8), at(7)]
-    assert found["finished_at"].isna().tolist() == [True, False, True, False]
+    frame = filled.frames().cells()
+    assert list(frame["cell"]) == ids(2, 0, 3, 1)
+    assert list(frame["position"]) == [0, 1, 2, 3]
+    assert list(frame["state"]) == ["new", "done", "running", "failed"]
+    assert list(frame["standing"]) == ["new", "done", "running", "failed"]
+    assert list(frame["attn_type"]) == ["polar2", "polar0", "polar3", "polar1"]
+    assert list(frame["tokens_total"]) == [3 * 10**9, 10**9, 4 * 10**9, 2 * 10**9]
+    assert frame["attempt"].isna().tolist() == [True, False, False, False]
+    assert frame["attempt"][1:].tolist() == [row[0] for row in sql(filled, "SELECT max(id) FROM attempt GROUP BY cell_id ORDER BY CASE cell_id WHEN 'c00000000000' THEN 1 WHEN 'c03000000000' THEN 2 ELSE 3 END")]  # fmt: skip
+    assert frame["started_at"][1:].tolist() == [at(6), at(8), at(7)]
+    assert frame["finished_at"].isna().tolist() == [True, False, True, False]
 
 
 def test_measurements_are_those_of_the_view(filled):
     columns = "cell, slug, seed, attn_type, memory, probe, metric, length, value, unit, n"
     expected = sql(filled, f"SELECT {columns} FROM results WHERE probe IS NOT NULL")
-    found = filled.frames("quick").measurements()
-    rows = found[columns.split(", ")].astype(object).where(lambda frame: frame.notna(), None)
+    measured = filled.frames("quick").measurements()
+    rows = measured[columns.split(", ")].astype(object).where(lambda frame: frame.notna(), None)
     assert sorted(map(repr, rows.itertuples(index=False, name=None))) == sorted(map(repr, expected))
-    assert list(found["value"].dropna()) == [2 / 3]  # of the newer attempt; a failed one counts for nothing
-    assert list(found["reason"].dropna()) == ["oom: no memory"]
-    assert found["n"].dropna().tolist() == [2**40]
+    assert list(measured["value"].dropna()) == [2 / 3]  # of the newer attempt; a failed one counts for nothing
+    assert list(measured["reason"].dropna()) == ["oom: no memory"]
+    assert measured["n"].dropna().tolist() == [2**40]
 
 
 def test_curves_of_the_newest_training(filled):
-    found = filled.frames().curves()
-    assert list(found["cell"].unique()) == ids(0, 3, 1)
+    frame = filled.frames().curves()
+    assert list(frame["cell"].unique()) == ids(0, 3, 1)
     names = ", ".join(CURVE).replace("attempt,", "attempt_id,")
     newest = f"SELECT {names} FROM curve_point WHERE attempt_id IN (SELECT max(id) FROM attempt GROUP BY cell_id)"
     expected = pd.DataFrame(sql(filled, newest), columns=list(CURVE)).astype(CURVE)
-    left = found[list(CURVE)].sort_values(["attempt", "step"], ignore_index=True)
-    pd.testing.assert_frame_equal(left, expected.sort_values(["attempt", "step"], ignore_index=True))
-    assert list(found.loc[found["cell"] == ids(0)[0], "train_loss"]) == [2 / 21] * 3
-    assert list(found["step"]) == [0, 1, 2] * 3
+    sorted_frame = frame[list(CURVE)].sort_values(["attempt", "step"], ignore_index=True)
+    pd.testing.assert_frame_equal(sorted_frame, expected.sort_values(["attempt", "step"], ignore_index=True))
+    assert list(frame.loc[frame["cell"] == ids(0)[0], "train_loss"]) == [2 / 21] * 3
+    assert list(frame["step"]) == [0, 1, 2] * 3
 
 
-def test_a_training_that_failed_later_does_not_hide_the_one_that_is_done(filled, cells):
+def test_frames_prefer_a_finished_training_to_a_failed_retry(filled, cells):
     run(filled, cells(1)[0].id, 9, value=7.0, state="failed")
-    found = filled.frames()
-    curve, values = found.curves(), found.measurements()
+    frames = filled.frames()
+    curve, values = frames.curves(), frames.measurements()
     assert set(curve.loc[curve["cell"] == ids(0)[0], "train_loss"]) == {2 / 21}
     assert list(values["value"].dropna()) == [2 / 3]
 
 
 def test_examples_of_the_attempt_that_measured_last(filled, cells):
-    found = filled.frames().examples()
-    assert len(found) == 1  # only one cell is done
-    (row,) = found.to_dict("records")
+    frame = filled.frames().examples()
+    assert len(frame) == 1  # only one cell is done
+    (row,) = frame.to_dict("records")
     last = sql(filled, "SELECT max(id) FROM attempt WHERE cell_id = 'c00000000000'")[0][0]
     assert (row["cell"], row["attempt"], row["item"], row["item_position"]) == (ids(0)[0], last, 1, 0)
     assert (row["probe"], row["metric"], row["length"], row["value"]) == ("clean", "nats", 64, 0.1)
@@ -98,29 +98,29 @@ def test_examples_of_the_attempt_that_measured_last(filled, cells):
 
 
 def test_wide_has_a_column_a_measurement(filled):
-    found = filled.frames().wide()
-    assert list(found.columns[-2:]) == ["clean.nats@4096", "val.val_loss"]
-    assert found["val.val_loss"].tolist()[1] == 2 / 3
-    assert found["val.val_loss"].isna().tolist() == [True, False, True, True]
-    assert found["clean.nats@4096"].isna().all()
-    assert list(found["cell"]) == ids(2, 0, 3, 1)
+    frame = filled.frames().wide()
+    assert list(frame.columns[-2:]) == ["clean.nats@4096", "val.val_loss"]
+    assert frame["val.val_loss"].tolist()[1] == 2 / 3
+    assert frame["val.val_loss"].isna().tolist() == [True, False, True, True]
+    assert frame["clean.nats@4096"].isna().all()
+    assert list(frame["cell"]) == ids(2, 0, 3, 1)
 
 
 def test_axes_that_vary_become_columns(store, cells):
     axes = [{"train.lr": "0.1", "value": "a", "same": "x"}, {"train.lr": "0.2", "value": "b", "same": "x"}]
-    launch(store, [replace(cell, axes=given) for cell, given in zip(cells(2), axes, strict=True)])
+    launch(store, [replace(cell, axes=cell_axes) for cell, cell_axes in zip(cells(2), axes, strict=True)])
     run(store, cells(2)[1].id, 5)
-    found = store.frames()
-    for frame in (found.cells(), found.measurements(), found.curves(), found.examples()):
+    frames = store.frames()
+    for frame in (frames.cells(), frames.measurements(), frames.curves(), frames.examples()):
         assert list(frame.columns[: len(CELL) + 2]) == [*CELL, "train.lr", "axis.value"]
         assert frame["train.lr"].tolist()[-1] == "0.2"
-    assert found.cells()["axis.value"].tolist() == ["a", "b"]
+    assert frames.cells()["axis.value"].tolist() == ["a", "b"]
 
 
 @pytest.mark.parametrize(
     ("name", "columns"), [("cells", STATE), ("measurements", VALUE), ("curves", CURVE), ("examples", EXAMPLE)]
 )
-def test_columns_have_their_types_full_or_empty_and_are_documented(filled, cells, name, columns):
+def test_frame_columns_are_typed_and_documented(filled, cells, name, columns):
     launch(filled, cells(2, prefix="e"), 3, name="empty")
     full, empty = (getattr(filled.frames(sweep), name)() for sweep in ("quick", "empty"))
     launch(filled, [], 3, name="none")
@@ -144,7 +144,7 @@ def test_older_revisions_and_names_that_are_not_there(filled, cells):
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-def test_pandas_is_loaded_only_when_asked_for(filled):
+def test_pandas_is_imported_only_for_frames(filled):
     code = (
         "import sys, json\n"
         "from atma_sweep.results import open_store\n"
@@ -154,10 +154,10 @@ def test_pandas_is_loaded_only_when_asked_for(filled):
         "rows = len(store.frames('quick').cells())\n"
         "print(json.dumps([first, rows, [name for name in heavy if name in sys.modules]]))"
     )
-    found = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code, str(filled.path)], capture_output=True, text=True, env=os.environ, check=True
     )
-    assert json.loads(found.stdout) == [[], 4, ["pandas"]]
+    assert json.loads(completed.stdout) == [[], 4, ["pandas"]]
 
 
 def test_the_package_names_what_it_gives():
@@ -185,5 +185,5 @@ def test_the_lines_of_the_guide_work_with_every_kind_of_address(store, filled, u
         os.symlink(store.path, tmp_path / "atma.db")
     space = {"url": url}
     exec(block.replace('open_store("atma.db")', f"open_store({address})"), space)
-    found = {row[0]: row[1] for row in space["losses"][["cell", "value"]].itertuples(index=False)}
-    assert found == {ids(0)[0]: 2 / 3}
+    losses = {row[0]: row[1] for row in space["losses"][["cell", "value"]].itertuples(index=False)}
+    assert losses == {ids(0)[0]: 2 / 3}

@@ -1,4 +1,4 @@
-"""What is asked of a journal alone; that it leaves what direct writes leave is the contract of test_writer.py."""
+"""Behaviour of journals alone; test_attempt_writer.py compares their effect with direct writes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def running(store: Store, cells: Any, owner: Any) -> tuple[Attempt, Attempt]:
 
 
 def work(recorder: AttemptWriter) -> None:
-    """What an attempt writes, everything once."""
+    """Write everything that an attempt writes, once."""
     recorder.set_process(17, 2.5)
     recorder.provenance(Provenance(config={"lr": 0.1}, seed=5, packages={"numpy": "2"}, gpu_uuid="GPU-1"))
     recorder.heartbeat()
@@ -58,7 +58,7 @@ def work(recorder: AttemptWriter) -> None:
     recorder.finish("done", exit_code=0, weights="w")
 
 
-def test_lines_that_were_applied_before_a_kill_are_applied_again_without_a_trace(
+def test_journal_lines_are_idempotent_after_a_kill(
     store: Store, running: tuple[Attempt, Attempt], tmp_path: Path
 ) -> None:
     """The one who applies dies after any line, and another begins anew from the first."""
@@ -84,14 +84,14 @@ def test_lines_that_were_applied_before_a_kill_are_applied_again_without_a_trace
 def test_a_torn_last_line_waits_for_its_end(store: Store, running: tuple[Attempt, Attempt], tmp_path: Path) -> None:
     attempt, file = running[0], tmp_path / JOURNAL
     work(JournalRecorder(file))
-    whole = file.read_bytes()
-    cut = whole.rindex(b'"finish"')
-    file.write_bytes(whole[:cut])
+    complete = file.read_bytes()
+    cut = complete.rindex(b'"finish"')
+    file.write_bytes(complete[:cut])
     reader = JournalReader(file, store, attempt.id, 3)
     assert reader.apply() == 12
     assert store.attempt(attempt.id).state == "running"
     assert reader.apply() == 0
-    file.write_bytes(whole)
+    file.write_bytes(complete)
     assert reader.apply() == 1
     assert store.attempt(attempt.id).state == "done"
 
@@ -107,21 +107,21 @@ def test_a_line_that_cannot_be_read_ends_the_journal(
     work(JournalRecorder(file))
     reader = JournalReader(file, store, attempt.id, 3)
     assert (reader.apply(), reader.apply()) == (1, 0)
-    found = store.attempt(attempt.id)
-    assert (found.state, found.pid, found.step) == ("running", 17, 0)
+    stored = store.attempt(attempt.id)
+    assert (stored.state, stored.pid, stored.step) == ("running", 17, 0)
 
 
 def test_a_full_disk_leaves_no_half_line(
     store: Store, running: tuple[Attempt, Attempt], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt, journal = running[0], JournalRecorder(tmp_path / JOURNAL)
-    real, left_over = os.write, [10]
+    real, free_bytes = os.write, [10]
 
     def write(file: int, data: bytes) -> int:
-        if left_over[0] <= 0:
+        if free_bytes[0] <= 0:
             raise OSError(28, "No space left on device")
-        size = real(file, data[: left_over[0]])
-        left_over[0] -= size
+        size = real(file, data[: free_bytes[0]])
+        free_bytes[0] -= size
         return int(size)
 
     with monkeypatch.context() as patch:
@@ -133,7 +133,7 @@ def test_a_full_disk_leaves_no_half_line(
     assert JournalReader(tmp_path / JOURNAL, store, attempt.id, 3).apply() == 13
 
 
-def test_the_curve_that_is_inherited_is_whole(store: Store, running: tuple[Attempt, Attempt], tmp_path: Path) -> None:
+def test_inherited_curve_is_complete(store: Store, running: tuple[Attempt, Attempt], tmp_path: Path) -> None:
     """The first attempt's machine is gone before anybody applied a line; the second goes on from its checkpoint."""
     first = running[0]
     folder = tmp_path / first.run_dir
@@ -187,16 +187,24 @@ def test_a_journal_of_an_earlier_release_is_applied(
     points = [CurvePoint(step=step, tokens=100 * step, wall_s=0.1, train_loss=3.0) for step in (0, 5, 7)]
     DatabaseRecorder(store, first.id, 3).curve(points)
     assert JournalReader(OLD, store, second.id, 3).apply() == 13
-    found = store.attempt(second.id)
-    assert (found.state, found.exit_code, found.weights) == ("done", 0, "c00000000000/1/weights.safetensors")
-    assert (found.host, found.pid, found.pid_started, found.pid_space) == ("node-3", 4242, 17.5, "boot-1:4026531836")
-    assert (found.step, found.steps_total, found.loss, found.tokens_per_s, found.phase) == (
+    stored = store.attempt(second.id)
+    assert (stored.state, stored.exit_code, stored.weights) == ("done", 0, "c00000000000/1/weights.safetensors")
+    assert (stored.host, stored.pid, stored.pid_started, stored.pid_space) == (
+        "node-3",
+        4242,
+        17.5,
+        "boot-1:4026531836",
+    )
+    assert (stored.step, stored.steps_total, stored.loss, stored.tokens_per_s, stored.phase) == (
         6, 10, None, 99.5, "training",
     )  # fmt: skip
-    assert found.checkpoint == "c00000000000/1/checkpoint-00000006"
+    assert stored.checkpoint == "c00000000000/1/checkpoint-00000006"
     own = CurvePoint(step=6, tokens=600, wall_s=0.5, train_loss=2.25, lr=1.0)
     assert store.curve(second.id) == [*points[:2], own]
-    values = {(one.probe, one.length): (one.value, one.n, one.reason) for one in store.measurements(second.cell_id)}
+    values = {
+        (measurement.probe, measurement.length): (measurement.value, measurement.n, measurement.reason)
+        for measurement in store.measurements(second.cell_id)
+    }
     assert values == {
         ("clean", 64): (1 / 3, 7, None),
         ("clean", 128): (None, None, "inf: the value is not finite"),

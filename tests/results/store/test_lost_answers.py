@@ -53,16 +53,20 @@ class Desk:
 
     def rows(self) -> dict[str, list[Any]]:
         """Everything in the database but the times, and the numbers of rows: what is undone uses them up."""
-        found = {}
+        rows_by_table = {}
         with self.store.transaction(write=False) as session:
             for table in Base.metadata.sorted_tables:
                 serial = {"id", *(f"{name}_id" for name in ("sweep", "revision", "attempt"))}
-                columns = [one for one in table.columns if not isinstance(one.type, UtcTime) and one.name not in serial]
-                found[table.name] = sorted(map(repr, session.execute(select(*columns))))
-        return found
+                columns = [
+                    column
+                    for column in table.columns
+                    if not isinstance(column.type, UtcTime) and column.name not in serial
+                ]
+                rows_by_table[table.name] = sorted(map(repr, session.execute(select(*columns))))
+        return rows_by_table
 
 
-def _other(desk: Desk) -> Any:
+def _second_attempt(desk: Desk) -> Any:
     revision = NewRevision(grid_text="y", grid_file="y.yaml", cells=desk.cells)
     return desk.store.acquire_sweep("other", ME, 60.0, revision=revision, forget=True)
 
@@ -80,13 +84,13 @@ def _refused(desk: Desk) -> str:
 
 
 def _import(desk: Desk) -> Any:
-    made = import_bundle(desk.store, desk.folder / "quick.zip", runs=desk.folder / "runs")
-    return made.added
+    summary = import_bundle(desk.store, desk.folder / "quick.zip", runs=desk.folder / "runs")
+    return summary.added
 
 
 STORE: dict[str, Callable[[Desk], Any]] = {
     "record_revision": lambda desk: desk.store.record_revision("quick", grid_text="z", grid_file="z", cells=[]),
-    "acquire_sweep": _other,
+    "acquire_sweep": _second_attempt,
     "set_read_only": lambda desk: desk.store.set_read_only("quick"),
     "extend_revision": lambda desk: desk.store.extend_revision(
         "quick", 1, [replace(desk.cells[0], id="e" * 12)], price={}
@@ -121,11 +125,11 @@ RECORDER: dict[str, Callable[[Desk], Any]] = {
     "examples": lambda desk: desk.recorder.examples([Example(probe="p", metric="m", item=1, value=0.5)]),
     "checkpoint": lambda desk: desk.recorder.checkpoint("c/1"),
 }
-OTHERS: dict[str, Callable[[Desk], Any]] = {"a start that is refused": _refused, "an import": _import}
-WRITES = STORE | RECORDER | OTHERS
+FURTHER_WRITES: dict[str, Callable[[Desk], Any]] = {"a start that is refused": _refused, "an import": _import}
+WRITES = STORE | RECORDER | FURTHER_WRITES
 
 
-def test_no_write_is_forgotten_here() -> None:
+def test_every_write_method_is_covered() -> None:
     """Whoever adds one adds it to the tests below."""
 
     def writing(kind: type) -> set[str]:
@@ -138,7 +142,7 @@ def test_no_write_is_forgotten_here() -> None:
 
 
 @pytest.fixture
-def desk_on(server: str, made: str, cells: Callable[..., Any], tmp_path: Path) -> Any:
+def desk_on(server: str, template_database: str, cells: Callable[..., Any], tmp_path: Path) -> Any:
     """desk_on() is a desk in a database of its own behind a proxy, with that proxy."""
     bundle = tmp_path / "quick.zip"
     local = open_store(tmp_path / "local.db", create=True)
@@ -149,7 +153,7 @@ def desk_on(server: str, made: str, cells: Callable[..., Any], tmp_path: Path) -
 
     @contextmanager
     def opened() -> Any:
-        with postgres.database(server, template=made) as url, Proxy(url) as proxy:
+        with postgres.database(server, template=template_database) as url, Proxy(url) as proxy:
             store = open_store(proxy.url)
             yield Desk(store, cells(3), tmp_path), proxy
             store.close()
@@ -175,7 +179,7 @@ def test_a_write_whose_answer_is_lost_is_done_once(desk_on: Any, what: str, how:
         assert proxy.lost == 1
 
 
-def test_a_database_whose_making_is_not_answered_is_made(postgres_url: str) -> None:
+def test_create_database_survives_a_lost_answer(postgres_url: str) -> None:
     if postgres.GIVEN is not None:
         pytest.skip("the proxy speaks to a server's socket")
     with Proxy(postgres_url) as proxy:
@@ -195,7 +199,7 @@ def test_a_transaction_that_the_server_still_holds_open_is_ended(desk_on: Any, m
             assert session.scalar(select(func.count()).select_from(EventRow).where(EventRow.message == "once")) == 1
 
 
-def test_answers_that_are_lost_for_ever_end_with_one_line(desk_on: Any) -> None:
+def test_permanently_lost_answers_end_with_a_single_line(desk_on: Any) -> None:
     with desk_on() as (desk, proxy):
         proxy.how, proxy.lose = "request", float("inf")
         with pytest.raises(StoreBusy, match="does not answer; start its server"):

@@ -29,16 +29,16 @@ def test_models_and_migrations_agree(store):
 
 def test_every_constraint_has_the_name_that_the_models_give_it(store):
     with store.transaction() as session:
-        found = inspect(session.connection())
+        inspector = inspect(session.connection())
         for name, table in schema.Base.metadata.tables.items():
             named = {str(c.name) for c in table.constraints if isinstance(c, UniqueConstraint)}
-            assert {unique["name"] for unique in found.get_unique_constraints(name)} == named
+            assert {unique["name"] for unique in inspector.get_unique_constraints(name)} == named
             checks = {str(c.name) for c in table.constraints if c.__visit_name__ == "table_or_column_check_constraint"}
             checks |= {str(c.name) for c in table.constraints if c.__visit_name__ == "check_constraint"}
-            assert {check["name"] for check in found.get_check_constraints(name)} == checks
-            assert all(key["name"] for key in found.get_foreign_keys(name))
-            assert found.get_pk_constraint(name)["name"] == f"pk_{name}"
-        assert "results" in found.get_view_names()
+            assert {check["name"] for check in inspector.get_check_constraints(name)} == checks
+            assert all(key["name"] for key in inspector.get_foreign_keys(name))
+            assert inspector.get_pk_constraint(name)["name"] == f"pk_{name}"
+        assert "results" in inspector.get_view_names()
 
 
 def test_the_list_of_revisions_is_that_of_the_files():
@@ -73,12 +73,12 @@ def content(path):
     connection = sqlite3.connect(path)
     columns = {name: [row[1] for row in connection.execute(f"PRAGMA table_info({name})")] for name in TABLES}
     old = {name: [c for c in columns[name] if c != "remark"] for name in TABLES}
-    found = {}
+    rows_by_table = {}
     for name in TABLES:
         quoted = ", ".join(f'"{column}"' for column in old[name])
-        found[name] = connection.execute(f"SELECT {quoted} FROM {name}").fetchall()
+        rows_by_table[name] = connection.execute(f"SELECT {quoted} FROM {name}").fetchall()
     connection.close()
-    return found
+    return rows_by_table
 
 
 def test_nothing_to_do(populated):

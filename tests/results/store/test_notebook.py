@@ -49,34 +49,34 @@ def means(rows):
 
 
 def test_without_a_database_it_reads_the_published_numbers(tmp_path):
-    found = executed(tmp_path)
+    cells = executed(tmp_path)
     printed = paper.rows("complete-v2")
-    assert (found["sweep"], len(found["cells"])) == ("printed-v2", 120)
-    assert found["by_memory"] == means((row["attn_type"], row["memory"], float(row["val_loss"])) for row in printed)
+    assert (cells["sweep"], len(cells["cells"])) == ("printed-v2", 120)
+    assert cells["by_memory"] == means((row["attn_type"], row["memory"], float(row["val_loss"])) for row in printed)
     loss = {tuple(row[axis] for axis in paper.AXES): float(row["val_loss"]) for row in printed}
     gains = [value - loss[(*key[:3], "off", key[4])] for key, value in loss.items() if key[3] == "on"]
-    assert found["effect"] == [60, pytest.approx(fmean(gains))]
-    assert sorted({row[2] for row in found["by_length"]}) == list(paper.LENGTHS)
+    assert cells["effect"] == [60, pytest.approx(fmean(gains))]
+    assert sorted({row[2] for row in cells["by_length"]}) == list(paper.LENGTHS)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("working_folder")
 def test_with_a_database_it_reads_that(store, cells, tmp_path):
     launch(store, cells(4), 1)
     for index in range(3):
         run(store, cells(4)[index].id, 5 + index, value=index + 1 / 3)
-    found = executed(tmp_path, ATMA_DB=str(store.path))
+    outputs = executed(tmp_path, ATMA_DB=str(store.path))
     rows = [row for row in map(json.loads, view(store)) if row["metric"] == "val_loss"]
-    assert (found["sweep"], len(rows)) == ("quick", 3)
-    assert found["by_memory"] == means((row["attn_type"], row["memory"], row["value"]) for row in rows)
-    assert found["by_step"] == {cells(4)[i].slug: [pytest.approx((i + 1 / 3) / 7)] * 3 for i in range(3)}
-    assert found["effect"][0] == 0  # the cells differ in more than memory
-    assert found["by_length"] == []
-    assert found["wide"][-2:] == ["clean.nats@4096", "val.val_loss"]
+    assert (outputs["sweep"], len(rows)) == ("quick", 3)
+    assert outputs["by_memory"] == means((row["attn_type"], row["memory"], row["value"]) for row in rows)
+    assert outputs["by_step"] == {cells(4)[i].slug: [pytest.approx((i + 1 / 3) / 7)] * 3 for i in range(3)}
+    assert outputs["effect"][0] == 0  # the cells differ in more than memory
+    assert outputs["by_length"] == []
+    assert outputs["wide"][-2:] == ["clean.nats@4096", "val.val_loss"]
 
 
-def test_it_is_kept_without_outputs():
+def test_notebook_is_stored_without_outputs():
     book = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     code = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
     assert book["nbformat"] == 4

@@ -46,36 +46,36 @@ def columns(path):
     """Table -> its columns."""
     connection = sqlite3.connect(path)
     names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
-    found = {name: [row[1] for row in connection.execute(f'PRAGMA table_info("{name}")')] for name in names}
+    columns_by_table = {name: [row[1] for row in connection.execute(f'PRAGMA table_info("{name}")')] for name in names}
     connection.close()
-    return {name: listed for name, listed in found.items() if name != "alembic_version"}
+    return {name: listed for name, listed in columns_by_table.items() if name != "alembic_version"}
 
 
 def contents(path, listed):
     """Table -> (rows, checksum over those columns, in the order of all of them)."""
     connection = sqlite3.connect(path)
-    found = {}
+    rows_by_table = {}
     for name, wanted in listed.items():
         quoted = ", ".join(f'"{column}"' for column in wanted)
         rows = sorted(repr(row) for row in connection.execute(f'SELECT {quoted} FROM "{name}"'))
-        found[name] = len(rows), hashlib.sha256("\n".join(rows).encode()).hexdigest()
+        rows_by_table[name] = len(rows), hashlib.sha256("\n".join(rows).encode()).hexdigest()
     connection.close()
-    return found
+    return rows_by_table
 
 
 def schema_of(path):
     connection = sqlite3.connect(path)
-    found = connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY type, name").fetchall()
+    entries = connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY type, name").fetchall()
     # alembic lists the constraints of a table that it makes anew in any order
-    found = [(kind, name, sorted((text or "").replace(",", " ").split())) for kind, name, text in found]
+    entries = [(kind, name, sorted((text or "").replace(",", " ").split())) for kind, name, text in entries]
     version = connection.execute("SELECT version_num FROM alembic_version").fetchall()
     assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
     connection.close()
-    return found, version
+    return entries, version
 
 
-def test_every_release_before_this_one_has_a_fixture():
+def test_every_earlier_release_has_a_fixture():
     have = {file.name.removeprefix("schema-").removesuffix(".sql.gz") for file in FILES}
     assert have == set(REVISIONS[:-1]), f"run: python {Path(__file__).name}"
 
@@ -114,25 +114,25 @@ def test_an_old_database_comes_to_this_release_with_every_row(old):
     store.close()
 
 
-def test_it_looks_like_one_that_was_made_today(old, tmp_path):
+def test_upgraded_schema_equals_a_new_schema(old, tmp_path):
     """Upgraded and new databases have the same tables, columns, constraints and indexes."""
     upgrade_store(old)
     open_store(tmp_path / "new.db", create=True).close()
 
     def shape(path):
         connection = sqlite3.connect(path)
-        found = {}
+        tables = {}
         for name in columns(path):
-            found[name] = [
+            tables[name] = [
                 sorted(connection.execute(f'PRAGMA {pragma}("{name}")'), key=repr)
                 for pragma in ("table_info", "foreign_key_list")
             ]
-            found[name].append(
+            tables[name].append(
                 sorted((row[1:] for row in connection.execute(f'PRAGMA index_list("{name}")')), key=repr)
             )
-        found["views"] = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'view'").fetchall()
+        tables["views"] = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'view'").fetchall()
         connection.close()
-        return found
+        return tables
 
     assert shape(old) == shape(tmp_path / "new.db")
 
@@ -221,13 +221,13 @@ def test_the_trap_is_there(old, following):
     assert after["revision"][0] == after["revision_cell"][0] == 0 < before["revision"][0]
 
 
-@pytest.mark.parametrize(("tables", "said"), [(("sweep",), "would lose data"), (PARENTS, "failed and was undone")])
-def test_foreign_keys_that_are_on_undo_the_upgrade(old, following, monkeypatch, tables, said):
+@pytest.mark.parametrize(("tables", "message"), [(("sweep",), "would lose data"), (PARENTS, "failed and was undone")])
+def test_foreign_keys_that_are_on_undo_the_upgrade(old, following, monkeypatch, tables, message):
     """Should somebody lose the switch, the comparison of row counts still catches it, or SQLite does."""
     before = contents(old, columns(old))
     real = make_engine
     monkeypatch.setattr("atma_sweep.results.store.upgrading.make_engine", lambda url, **options: real(url))
-    with pytest.raises(StoreError, match=said):
+    with pytest.raises(StoreError, match=message):
         upgrade_store(old, migrations=following(*tables), head="next")
     assert contents(old, columns(old)) == before
 
@@ -255,10 +255,10 @@ def test_killed_in_the_midst_it_is_wholly_old_or_wholly_new(tmp_path, following)
     before, was = contents(source, listed), schema_of(source)
     grown, queue = shutil.copy(source, tmp_path / "grown.db"), FORK.Queue()
     start = time.monotonic()
-    whole = FORK.Process(target=lambda: queue.put(_upgrade(grown, release)))
-    whole.start()
+    uninterrupted = FORK.Process(target=lambda: queue.put(_upgrade(grown, release)))
+    uninterrupted.start()
     total = queue.get(timeout=PATIENCE_S)
-    whole.join(PATIENCE_S)
+    uninterrupted.join(PATIENCE_S)
     took, now = time.monotonic() - start, schema_of(grown)
     assert contents(grown, listed) == before
     assert now != was
@@ -298,8 +298,8 @@ def populate(connection):
         table = metadata.tables.get(name)
         if table is None:
             return
-        known = [{key: value for key, value in row.items() if key in table.c} for row in rows]
-        for row in known:
+        valid_rows = [{key: value for key, value in row.items() if key in table.c} for row in rows]
+        for row in valid_rows:
             connection.execute(insert(table).values(**row))
 
     moments = [TIME.format(second) for second in range(30)]
@@ -332,17 +332,17 @@ def populate(connection):
                         "cause": "a 'cause' with \"quotes\"; ünïcode\n", "traceback": "T" * 500, "run_dir": folder,
                         "checkpoint": f"{folder}/checkpoint-1", "weights": f"{folder}/weights.safetensors" if state == "done" else None,
                         "failure": "code" if state == "failed" else None})  # fmt: skip
-        about = {"attempt_id": id_}
-        add("measurement", {**about, "probe": "val", "metric": "val_loss", "length": 0, "value": 0.1 + 0.2, "unit": "nats", "n": 2**40,
+        attempt_key = {"attempt_id": id_}
+        add("measurement", {**attempt_key, "probe": "val", "metric": "val_loss", "length": 0, "value": 0.1 + 0.2, "unit": "nats", "n": 2**40,
                             "low": 1e-300, "high": 5e-324, "seconds": 1.5, "peak_memory": 2**36, "created_at": moments[9],
                             "source": "5" * 64, "description": {"words": "é"}},
-            {**about, "probe": "clean", "metric": "nats", "length": 65536, "unit": "nats", "reason": "oom: no memory",
+            {**attempt_key, "probe": "clean", "metric": "nats", "length": 65536, "unit": "nats", "reason": "oom: no memory",
              "created_at": moments[9]})  # fmt: skip
-        add("example", *({**about, "probe": "clean", "metric": "nats", "length": 64, "item": i, "position": i % 2, "value": i / 7,
+        add("example", *({**attempt_key, "probe": "clean", "metric": "nats", "length": 64, "item": i, "position": i % 2, "value": i / 7,
                           "detail": {"é": i} if i else None} for i in range(4)))  # fmt: skip
-        add("curve_point", *({**about, "step": s, "tokens": 10**11 * s, "wall_s": s / 3, "train_loss": loss, "lr": 1.0}
+        add("curve_point", *({**attempt_key, "step": s, "tokens": 10**11 * s, "wall_s": s / 3, "train_loss": loss, "lr": 1.0}
                              for s, loss in ((0, 3 / 7), (5, None), (10, 3e-5))))  # fmt: skip
-        add("provenance", {**about, "config": {"z": 1, "é": "ü\n"}, "seed": 2**62, "git_commit": None, "git_dirty": None,
+        add("provenance", {**attempt_key, "config": {"z": 1, "é": "ü\n"}, "seed": 2**62, "git_commit": None, "git_dirty": None,
                            "packages": {"numpy": "2"}, "python": "3.11", "platform": "Linux", "host": "far", "device": "cpu",
                            "gpu_count": 0, "dtype": "float32", "kernels": {}, "tokenizer": "bytes", "corpus": "x",
                            "corpus_fingerprint": "f", "extra": {}})  # fmt: skip

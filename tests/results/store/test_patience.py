@@ -1,4 +1,4 @@
-"""How long a database that does not answer is waited for: once, whoever asks again while everything is given up."""
+"""Waiting time for a database that does not answer: it is spent once, not again by every call after a failure."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(database_connection, "time", made)
-    return made
+    new_clock = Clock()
+    monkeypatch.setattr(database_connection, "time", new_clock)
+    return new_clock
 
 
 @pytest.fixture

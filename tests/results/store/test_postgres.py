@@ -1,7 +1,4 @@
-"""What PostgreSQL does differently from SQLite: clocks, sizes, text, locks, servers that go away. Contract: see the others.
-
-`url`, `store` and `make` stand for SQLite and PostgreSQL in turn, here and in the other tests.
-"""
+"""Differences of PostgreSQL from SQLite: clocks, sizes, text, locks, and servers that become unreachable."""
 
 import contextlib
 import multiprocessing
@@ -88,12 +85,12 @@ def test_the_database_itself_refuses_a_second_live_attempt(store, running):
 @server_only
 def test_a_claim_that_waits_for_another_transaction_loses_to_it(store, url, running):
     """Two conditional updates of one row: the second waits for the first and must then see what it wrote."""
-    other, begun, results = open_store(url), threading.Event(), []
+    second_store, begun, results = open_store(url), threading.Event(), []
 
     def stale():
         begun.wait()
         try:
-            DatabaseRecorder(other, running.id, 3).heartbeat()
+            DatabaseRecorder(second_store, running.id, 3).heartbeat()
         except LeaseLost:
             results.append("refused")
 
@@ -107,17 +104,17 @@ def test_a_claim_that_waits_for_another_transaction_loses_to_it(store, url, runn
         assert not results
     thread.join()
     assert results == ["refused"]
-    other.close()
+    second_store.close()
 
 
 @server_only
 def test_a_start_waits_for_another_that_is_not_committed_yet(store, url, cells, owner):
     launched(store, cells(1))
-    other, results = open_store(url), []
+    second_store, results = open_store(url), []
 
     def second():
         try:
-            other.start_attempt(cells(1)[0].id, owner=owner, fence=2)
+            second_store.start_attempt(cells(1)[0].id, owner=owner, fence=2)
         except CellAlreadyRunning as error:
             results.append(str(error))
 
@@ -134,10 +131,10 @@ def test_a_start_waits_for_another_that_is_not_committed_yet(store, url, cells, 
         assert not results
     thread.join()
     assert "has a live attempt already" in results[0]
-    other.close()
+    second_store.close()
 
 
-def _one_supervisor(url, index, rounds, queue):
+def _run_supervisor(url, index, rounds, queue):
     store = open_store(url)
     me = Owner(name=str(index), host="h", pid=index, started=0.0)
     won = []
@@ -150,10 +147,10 @@ def _one_supervisor(url, index, rounds, queue):
 
 @pytest.mark.thorough
 @server_only
-def test_no_fence_is_given_twice(store, url, cells):
+def test_fencing_tokens_are_unique(store, url, cells):
     launched(store, cells(1))
     queue = FORK.Queue()
-    processes = [FORK.Process(target=_one_supervisor, args=(url, index, 15, queue)) for index in range(4)]
+    processes = [FORK.Process(target=_run_supervisor, args=(url, index, 15, queue)) for index in range(4)]
     for process in processes:
         process.start()
     won = sorted(fence for _ in processes for fence in queue.get(timeout=PATIENCE_S))
@@ -180,10 +177,10 @@ def test_numbers_of_every_size(store, running, cells, owner):
     recorder.curve([CurvePoint(step=2**31 - 1, tokens=huge, wall_s=1 / 3, train_loss=0.1 + 0.2, peak_memory=huge)])
     recorder.provenance(Provenance(config={"n": 2**70, "x": 1e-320}, seed=2**63 - 1))
     store.finish_attempt(running.id, 3, "done", exit_code=-(2**31))
-    point, found = store.curve(running.id)[0], {value.metric: value for value in store.measurements(running.cell_id)}
+    point, values = store.curve(running.id)[0], {value.metric: value for value in store.measurements(running.cell_id)}
     assert (point.tokens, point.wall_s, point.train_loss) == (huge, 1 / 3, 0.1 + 0.2)
-    assert (found["m"].value, found["m"].n, found["m"].low, found["m"].length) == (5e-324, huge, 1e308, 2**31 - 1)
-    assert (found["numpy"].value, found["numpy"].n) == (float(np.float32(0.1)), 7)
+    assert (values["m"].value, values["m"].n, values["m"].low, values["m"].length) == (5e-324, huge, 1e308, 2**31 - 1)
+    assert (values["numpy"].value, values["numpy"].n) == (float(np.float32(0.1)), 7)
     assert store.provenance(running.id).config == {"n": 2**70, "x": 1e-320}
     assert store.provenance(running.id).seed == 2**63 - 1
     wide = CellRecord(**{**vars(cells(1)[0]), "id": "wide", "seed": 2**63 - 1, "tokens": 2**62})
@@ -194,13 +191,13 @@ def test_numbers_of_every_size(store, running, cells, owner):
 def test_slugs_are_matched_as_they_are_written(store, cells):
     """No LIKE, no letter case, no collation: `%` and `_` are letters."""
     launched(store, cells(3))
-    for asked in ("%", "_00000000000", "C01", "POLAR1-baseline-c-s0", "c%"):
+    for cell_name in ("%", "_00000000000", "C01", "POLAR1-baseline-c-s0", "c%"):
         with pytest.raises(StoreError, match="no cell has"):
-            store.find_cell(asked)
+            store.find_cell(cell_name)
 
 
 @pytest.mark.parametrize("locale", ["en-US", "tr-TR"])
-def test_an_order_of_words_that_is_not_that_of_bytes(server, locale, cells, owner):
+def test_server_collation_does_not_change_the_order(server, locale, cells, owner):
     with postgres.database(server, locale=locale) as url:
         store = open_store(url, create=True)
         launched(store, cells(2))
@@ -319,8 +316,8 @@ def test_check_and_backup(store, url, cells, owner):
     if postgres.GIVEN is None:
         folder = postgres.programs()
         assert folder is not None
-        words = [word for word in shlex.split(command) if not word.startswith("--file")]
-        dumped = subprocess.run([folder / words[0], *words[1:]], capture_output=True, check=True)
+        arguments = [word for word in shlex.split(command) if not word.startswith("--file")]
+        dumped = subprocess.run([folder / arguments[0], *arguments[1:]], capture_output=True, check=True)
         assert dumped.stdout.startswith(b"PGDMP")
     shown = backup.dump_command(place("postgresql://ada:secret@db:5433/x"))
     assert shown == "pg_dump --format=custom --file=x.dump --dbname=postgresql://ada@db:5433/x"
@@ -330,12 +327,12 @@ def test_check_and_backup(store, url, cells, owner):
         session.execute(text("ALTER TABLE measurement DROP CONSTRAINT uq_measurement_attempt_id_probe_metric_length"))
         session.execute(text("ALTER TABLE event DROP CONSTRAINT fk_event_attempt_id"))
         session.execute(text("INSERT INTO event (attempt_id, at, kind, message) VALUES (77, '2026', 'x', 'x')"))
-    found = " ".join(finding.what for finding in check.check(url))
+    problems = " ".join(finding.what for finding in check.check(url))
     for part in ("one_live_attempt", "view results", "uq_measurement", "event.attempt_id", "1 row of event refers"):
-        assert part in found
+        assert part in problems
 
 
-def test_a_newer_or_foreign_database_is_told(server, cells):
+def test_newer_or_foreign_database_is_refused(server, cells):
     with postgres.database(server) as url:
         with pytest.raises(StoreError, match="is empty; launch a grid first"):
             open_store(url)
@@ -351,7 +348,7 @@ def test_a_newer_or_foreign_database_is_told(server, cells):
 # --- servers and clients that die -----------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_not_there_is_one_clear_line(tmp_path):
+def test_unreachable_server_gives_a_single_clear_line(tmp_path):
     if postgres.missing():
         pytest.skip(str(postgres.missing()))
     away = ("ada:secret@127.0.0.1:1", "ada:secret@nowhere.invalid")
@@ -364,9 +361,9 @@ def test_a_server_that_is_not_there_is_one_clear_line(tmp_path):
 
 
 def test_a_server_that_does_not_know_us_is_a_wrong_input(server):
-    for wrong, said in (("postgres", "nobody"), ("no_such_database", "atma")):
+    for wrong, name in (("postgres", "nobody"), ("no_such_database", "atma")):
         with pytest.raises(StoreError, match=r"cannot use .*FATAL") as refused:
-            open_store(make_url(server).set(database=wrong, username=said))
+            open_store(make_url(server).set(database=wrong, username=name))
         assert refused.value.exit_code == 2
 
 
@@ -399,20 +396,20 @@ def test_a_killed_client_leaves_no_half(store, url):
 
 
 @server_only
-def test_connections_that_the_server_closed_are_opened_anew(store, running):
-    """As after a restart of the server, or a firewall's silence."""
+def test_closed_connections_are_reopened(store, running):
+    """The effect equals that of a restarted server or a silent firewall."""
 
     def cut():
         with store.transaction() as session:
             mine = "datname = current_database() AND pid <> pg_backend_pid()"
             session.execute(text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {mine}"))
 
-    other = open_store(store.url.render_as_string(hide_password=False))
-    recorder = DatabaseRecorder(other, running.id, 3)
+    second_store = open_store(store.url.render_as_string(hide_password=False))
+    recorder = DatabaseRecorder(second_store, running.id, 3)
     for step in range(3):
         recorder.curve([CurvePoint(step=step, tokens=1, wall_s=1.0, train_loss=1.0)])
         cut()
-    assert [point.step for point in other.curve(running.id)] == [0, 1, 2]
+    assert [point.step for point in second_store.curve(running.id)] == [0, 1, 2]
     # in the middle of a transaction: it is done again, whole
     calls = []
 
@@ -423,10 +420,10 @@ def test_connections_that_the_server_closed_are_opened_anew(store, running):
             cut()
         session.execute(update(SweepRow).values(fence=SweepRow.fence + 10))
 
-    other.write(work)
+    second_store.write(work)
     with store.transaction(write=False) as session:
         assert (session.scalar(select(SweepRow.fence)), len(calls)) == (11, 2)
-    other.close()
+    second_store.close()
 
 
 @pytest.mark.thorough
@@ -448,10 +445,10 @@ def test_a_server_that_restarts_is_waited_for(cells, owner):
             with pytest.raises(StoreBusy, match="does not answer; start its server"):
                 Store(url, patience=0.2).attempt(attempt.id)
             measured = [Measurement(probe="p", metric="m", value=1.5)]
-            asked = []
+            answers = []
             waiting = [
                 threading.Thread(target=recorder.measurements, args=(measured,)),
-                threading.Thread(target=lambda: asked.append(store.attempt(attempt.id))),
+                threading.Thread(target=lambda: answers.append(store.attempt(attempt.id))),
             ]
             for thread in waiting:
                 thread.start()
@@ -460,13 +457,13 @@ def test_a_server_that_restarts_is_waited_for(cells, owner):
             cluster.start()  # by this thread: the server ends with the thread that started it
             for thread in waiting:
                 thread.join()
-            assert [one.id for one in asked] == [attempt.id]
+            assert [live.id for live in answers] == [attempt.id]
             store.finish_attempt(attempt.id, 1, "done")
             assert [value.value for value in store.measurements(cells(1)[0].id)] == [1.5]
             store.close()
 
 
-def test_no_server_is_left_behind():
+def test_test_server_ends_with_its_process():
     """The server of a test run that is killed ends with it."""
     if not sys.platform.startswith("linux") or postgres.not_ours():
         pytest.skip(postgres.not_ours() or "needs Linux")

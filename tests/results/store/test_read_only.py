@@ -34,7 +34,7 @@ def test_a_copy_in_another_process_reads_alone_too(reader: Store) -> None:
         pickle.loads(pickle.dumps(reader)).add_event("told", "something happened", sweep="big")
 
 
-def test_it_sees_what_others_change_and_tells_it_by_its_mark(store: Store, reader: Store, owner: Owner) -> None:
+def test_reader_sees_changes_and_a_new_change_token(store: Store, reader: Store, owner: Owner) -> None:
     marks = [reader.mark("big"), reader.mark("big")]
     assert marks[0] == marks[1]
     attempt = store.start_attempt(reader.cell_states("big")[0].cell_id, owner=owner, fence=1)

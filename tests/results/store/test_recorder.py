@@ -1,4 +1,4 @@
-"""Who shared a GPU with an attempt; the contract of all that an attempt writes stands in test_attempt_writer.py."""
+"""Attempts that shared a GPU; test_attempt_writer.py holds the contract of all writes."""
 
 import time
 from dataclasses import replace
@@ -32,36 +32,36 @@ def ended(store, recorder):
 
 
 def test_co_tenants_are_those_alive_meanwhile_on_the_same_gpu(store, cells, owner):
-    made = cells(6)
-    store.record_revision("quick", grid_text="x", grid_file="x.yaml", cells=made)
+    records = cells(6)
+    store.record_revision("quick", grid_text="x", grid_file="x.yaml", cells=records)
     elsewhere = replace(owner, host="elsewhere")
-    before = on_gpu(store, made[0], owner)
+    before = on_gpu(store, records[0], owner)
     assert ended(store, before) == 0
-    first = on_gpu(store, made[1], owner)
+    first = on_gpu(store, records[1], owner)
     first.neighbours()
     assert store.provenance(first.attempt_id).co_tenants == 0
-    second = on_gpu(store, made[2], owner)
-    on_gpu(store, made[3], owner, "GPU-b")
-    on_gpu(store, made[4], elsewhere)  # the same name on another host is another GPU
+    second = on_gpu(store, records[2], owner)
+    on_gpu(store, records[3], owner, "GPU-b")
+    on_gpu(store, records[4], elsewhere)  # the same name on another host is another GPU
     second.neighbours()
     assert store.provenance(second.attempt_id).co_tenants == 1
     assert ended(store, second) == 1
-    third = on_gpu(store, made[5], owner)
+    third = on_gpu(store, records[5], owner)
     assert ended(store, first) == 2
     assert ended(store, third) == 1, "the second had ended before it began"
 
 
-def test_one_of_a_launch_that_died_is_no_co_tenant_though_nobody_has_said_so(store, cells, owner):
-    made = cells(2)
-    store.record_revision("quick", grid_text="x", grid_file="x.yaml", cells=made)
-    on_gpu(store, made[0], owner, fence=2)
-    late = on_gpu(store, made[1], owner)
+def test_stale_attempts_are_no_co_tenants(store, cells, owner):
+    records = cells(2)
+    store.record_revision("quick", grid_text="x", grid_file="x.yaml", cells=records)
+    on_gpu(store, records[0], owner, fence=2)
+    late = on_gpu(store, records[1], owner)
     assert ended(store, late) == 0
-    assert store.attempts(made[0].id)[0].state == "running"
+    assert store.attempts(records[0].id)[0].state == "running"
 
 
 def test_without_a_gpu_there_is_nothing_to_count(store, cells, owner):
-    made = cells(2)
-    store.record_revision("quick", grid_text="x", grid_file="x.yaml", cells=made)
-    plain = [on_gpu(store, cell, owner, None) for cell in made]
-    assert [ended(store, one) for one in plain] == [None, None]
+    records = cells(2)
+    store.record_revision("quick", grid_text="x", grid_file="x.yaml", cells=records)
+    plain = [on_gpu(store, cell, owner, None) for cell in records]
+    assert [ended(store, attempt_) for attempt_ in plain] == [None, None]

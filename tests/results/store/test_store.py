@@ -24,7 +24,7 @@ from atma_sweep.results.store.store import open_store
 from databases import finished
 from sqlalchemy import text
 
-OTHER = Owner(name="bob", host="there", pid=202, started=2.5)
+SECOND_OWNER = Owner(name="bob", host="there", pid=202, started=2.5)
 
 
 def launch(store, cells, name="quick", text="grid: 1"):
@@ -57,10 +57,15 @@ class TestRevisions:
         assert store.cell(cells(3)[2].id) == cells(3)[2]
         assert store.cell_states()[2].tokens_total == 3 * 10**9
 
-    def test_what_was_launched_is_kept(self, store, cells):
+    def test_record_revision_stores_the_launch(self, store, cells):
         launch(store, cells(1), text="a: ä\n")
-        kept = store.revision("quick")
-        assert (kept.grid_text, kept.grid_file, kept.options, kept.number) == ("a: ä\n", "g.yaml", {"only": None}, 1)
+        record = store.revision("quick")
+        assert (record.grid_text, record.grid_file, record.options, record.number) == (
+            "a: ä\n",
+            "g.yaml",
+            {"only": None},
+            1,
+        )
 
     def test_two_sweeps_share_a_cell(self, store, cells, owner):
         launch(store, cells(2), "one")
@@ -75,7 +80,7 @@ class TestRevisions:
             ("one", {"done": 1, "new": 1}),
         ]
 
-    def test_the_default_sweep_is_the_one_launched_last(self, store, cells):
+    def test_default_sweep_is_that_launched_last(self, store, cells):
         for name in ("one", "two", "one"):
             launch(store, cells(1), name)
             assert store.default_sweep() == name
@@ -96,7 +101,7 @@ class TestRevisions:
             store.acquire_sweep("quick", owner, 10)
         assert len(store.cell_states()) == 1
 
-    def test_an_unknown_sweep_is_told_with_those_that_exist(self, store, cells):
+    def test_unknown_sweep_error_lists_existing_sweeps(self, store, cells):
         with pytest.raises(SweepUnknown, match="launch a grid first"):
             store.default_sweep()
         launch(store, cells(1))
@@ -111,21 +116,21 @@ class TestLeases:
         launch(store, cells(1))
         assert store.acquire_sweep("quick", owner, 60) == 1
         with pytest.raises(SweepBusy, match=r"ada on here \(pid 101\) since 20\d\d-"):
-            store.acquire_sweep("quick", OTHER, 60, is_alive=lambda held: held == owner)
+            store.acquire_sweep("quick", SECOND_OWNER, 60, is_alive=lambda held: held == owner)
         with pytest.raises(SweepBusy):
-            store.acquire_sweep("quick", OTHER, 60)  # nobody knows, and the lease runs
+            store.acquire_sweep("quick", SECOND_OWNER, 60)  # nobody knows, and the lease runs
 
     def test_a_dead_owner_is_replaced_at_once_and_its_fence_is_void(self, store, cells, owner):
         launch(store, cells(1))
         old = store.acquire_sweep("quick", owner, 600)
-        new = store.acquire_sweep("quick", OTHER, 600, is_alive=lambda held: False)
+        new = store.acquire_sweep("quick", SECOND_OWNER, 600, is_alive=lambda held: False)
         assert new == old + 1
         with pytest.raises(LeaseLost):
             store.renew_sweep("quick", old, 60)
         with pytest.raises(LeaseLost):
             store.start_attempt(cells(1)[0].id, owner=owner, fence=old, sweep="quick")
         assert not store.release_sweep("quick", old)
-        assert store.sweeps()[0].owner == OTHER
+        assert store.sweeps()[0].owner == SECOND_OWNER
         assert store.attempts(cells(1)[0].id) == []
 
     def test_an_expired_lease_counts_only_when_nobody_can_know(self, store, cells, owner):
@@ -133,21 +138,21 @@ class TestLeases:
         store.acquire_sweep("quick", owner, 0.01)
         time.sleep(0.05)
         with pytest.raises(SweepBusy):
-            store.acquire_sweep("quick", OTHER, 60, is_alive=lambda held: True)
-        assert store.acquire_sweep("quick", OTHER, 60) == 2
+            store.acquire_sweep("quick", SECOND_OWNER, 60, is_alive=lambda held: True)
+        assert store.acquire_sweep("quick", SECOND_OWNER, 60) == 2
 
     def test_renewing_extends_and_releasing_frees(self, store, cells, owner):
         launch(store, cells(1))
         fence = store.acquire_sweep("quick", owner, 5)
         store.renew_sweep("quick", fence, 3600)
-        left = store.sweeps()[0].lease_until - datetime.now(UTC)
-        assert timedelta(seconds=3500) < left < timedelta(seconds=3700)
+        remaining = store.sweeps()[0].lease_until - datetime.now(UTC)
+        assert timedelta(seconds=3500) < remaining < timedelta(seconds=3700)
         assert store.release_sweep("quick", fence)
         assert store.sweeps()[0].owner is None
         assert not store.release_sweep("quick", fence)
         with pytest.raises(LeaseLost):
             store.renew_sweep("quick", fence, 10)
-        assert store.acquire_sweep("quick", OTHER, 5) == 2
+        assert store.acquire_sweep("quick", SECOND_OWNER, 5) == 2
 
     def test_the_same_process_may_take_its_sweep_again(self, store, cells, owner):
         launch(store, cells(1))
@@ -155,15 +160,15 @@ class TestLeases:
 
 
 class TestAttempts:
-    def test_one_live_attempt_and_numbers_that_go_on(self, store, cells, owner):
+    def test_start_attempt_numbers_attempts_and_allows_a_single_live(self, store, cells, owner):
         launch(store, cells(2))
         first = store.start_attempt(cells(2)[0].id, owner=owner, fence=4, steps_total=7)
         assert (first.number, first.state, first.run_dir, first.steps_total) == (1, "running", "c0000000000" + "0/1", 7)
         with pytest.raises(CellAlreadyRunning, match="pid 101 on here"):
-            store.start_attempt(cells(2)[0].id, owner=OTHER, fence=5)
-        store.start_attempt(cells(2)[1].id, owner=OTHER, fence=5)
+            store.start_attempt(cells(2)[0].id, owner=SECOND_OWNER, fence=5)
+        store.start_attempt(cells(2)[1].id, owner=SECOND_OWNER, fence=5)
         store.finish_attempt(first.id, 4, "interrupted", cause="SIGTERM", checkpoint="c/1/step3")
-        second = store.start_attempt(cells(2)[0].id, owner=OTHER, fence=5)
+        second = store.start_attempt(cells(2)[0].id, owner=SECOND_OWNER, fence=5)
         assert second.number == 2
         assert [attempt.cause for attempt in store.attempts(cells(2)[0].id)] == ["SIGTERM", None]
         assert store.cell_states()[0].checkpoint == "c/1/step3"
@@ -177,10 +182,10 @@ class TestAttempts:
         store.finish_attempt(attempt.id, 4, "failed", cause="boom", traceback="T", exit_code=1)
         with pytest.raises(LeaseLost):
             store.finish_attempt(attempt.id, 4, "done")
-        found = store.attempt(attempt.id)
-        assert (found.state, found.cause, found.traceback, found.exit_code) == ("failed", "boom", "T", 1)
-        assert found.finished_at is not None
-        assert found.finished_at.tzinfo is not None
+        stored = store.attempt(attempt.id)
+        assert (stored.state, stored.cause, stored.traceback, stored.exit_code) == ("failed", "boom", "T", 1)
+        assert stored.finished_at is not None
+        assert stored.finished_at.tzinfo is not None
 
     def test_reaping(self, store, cells, owner):
         launch(store, cells(1))
@@ -199,7 +204,7 @@ class TestAttempts:
         with pytest.raises(LeaseLost):
             store.set_process(attempt.id, 2, 556, 9.25)
 
-    def test_unknown_things(self, store, cells, owner):
+    def test_unknown_cells_and_attempts_are_refused(self, store, cells, owner):
         launch(store, cells(1))
         with pytest.raises(CellUnknown):
             store.start_attempt("nothing", owner=owner, fence=1)
@@ -238,7 +243,7 @@ class TestCellStates:
 
     @pytest.mark.thorough
     def test_ten_thousand_cells(self, store, cells, capsys):
-        many = [
+        records = [
             CellRecord(
                 id=f"{index:012x}",
                 slug=f"s{index}",
@@ -250,7 +255,7 @@ class TestCellStates:
             )
             for index in range(10_000)
         ]
-        launch(store, many)
+        launch(store, records)
         start = time.perf_counter()
         assert len(store.cell_states()) == 10_000
         with capsys.disabled():
@@ -261,8 +266,8 @@ class TestFindCell:
     def test_by_id_prefix_and_slug(self, store, cells):
         launch(store, cells(3))
         wanted = cells(3)[1]
-        for asked in (wanted.id, "c01", wanted.slug):
-            assert store.find_cell(asked) == wanted
+        for cell_name in (wanted.id, "c01", wanted.slug):
+            assert store.find_cell(cell_name) == wanted
 
     def test_near_and_ambiguous(self, store, cells):
         with pytest.raises(CellUnknown, match="launch a grid first"):
@@ -275,7 +280,7 @@ class TestFindCell:
         with pytest.raises(CellUnknown):
             store.find_cell("")
 
-    def test_the_newest_sweep_comes_before_the_others(self, store, cells):
+    def test_find_cell_prefers_the_newest_sweep(self, store, cells):
         launch(store, cells(1, prefix="a"), "one")
         launch(store, cells(1, prefix="b"), "two")
         assert store.find_cell("a00").id == cells(1, prefix="a")[0].id
@@ -322,7 +327,7 @@ def test_reopening_and_the_runs_folder(tmp_path, monkeypatch):
 
 
 class TestDurability:
-    def test_only_what_is_asked_to_waits_for_the_disk(self, store):
+    def test_only_durable_writes_wait_for_the_disk(self, store):
         """Also where the server was told to wait for nothing; a connection used again is as it was."""
         server = store.url.get_backend_name() == "postgresql"
 
@@ -335,8 +340,8 @@ class TestDurability:
                 connection.commit()
             store.close()
         relaxed, strict = ("off", "on") if server else ("1", "2")
-        found = [store.write(mode, durable=durable) for durable in (False, True, True, False, True)]
-        assert found == [relaxed, strict, strict, relaxed, strict]
+        modes = [store.write(mode, durable=durable) for durable in (False, True, True, False, True)]
+        assert modes == [relaxed, strict, strict, relaxed, strict]
         assert store.read(mode) in (relaxed, strict), "a read syncs nothing"
 
     def test_what_a_file_may_go_after_is_durable(self, store, cells, owner, monkeypatch):

@@ -1,4 +1,4 @@
-"""What finished trainings took, on both kinds of database."""
+"""Timings of finished trainings, on both kinds of database."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def cell(index: int, width: int) -> CellRecord:
     return CellRecord(id=f"{index:012x}", slug=f"c-s{index}", seed=index, levels=levels, config=config, tokens=9)
 
 
-def run(store: Store, one: CellRecord, *, state: str = "done", points: int = 3) -> int:
+def run(store: Store, cell: CellRecord, *, state: str = "done", points: int = 3) -> int:
     attempt = finished(
         store,
-        one,
+        cell,
         state,
         owner=ME,
-        provenance=Provenance(config=one.config, seed=0, gpu_name="NVIDIA H200", extra={"start_seconds": 4}),
+        provenance=Provenance(config=cell.config, seed=0, gpu_name="NVIDIA H200", extra={"start_seconds": 4}),
         curve=[
             CurvePoint(step=n, tokens=100 * n, wall_s=2.0 * n, train_loss=1.0, tokens_per_s=50.0 + n)
             for n in range(1, points + 1)
@@ -49,15 +49,27 @@ def test_a_training_tells_its_times_and_only_finished_ones_do(store: Store) -> N
     first = run(store, cells[0], points=5)
     failed = run(store, cells[1], state="failed")
     second = run(store, cells[1], points=1)
-    one, other = store.timed()
-    assert (one.attempt_id, one.gpu_name, one.host, one.start_s, one.elapsed_s) == (
+    first_timing, second_timing = store.timed()
+    assert (first_timing.attempt_id, first_timing.gpu_name, first_timing.host, first_timing.start_s, first_timing.elapsed_s) == (
         first, "NVIDIA H200", "here", 4.0, 30.0,
     )  # fmt: skip
-    assert (one.points, one.first, one.last, one.tokens_per_s) == (5, (100, 2.0), (500, 10.0), 55.0)
-    assert dict(one.probes) == {("val", 0): 1.5}
-    assert one.config == {"model": {"d_model": 16}, "train": {"micro_batch": 2}}
-    assert (one.whole, other.whole) == (True, False), "the second attempt may have gone on from the first"
-    assert (other.attempt_id, other.points, other.first, other.last) == (second, 1, (100, 2.0), (100, 2.0))
+    assert (first_timing.points, first_timing.first, first_timing.last, first_timing.tokens_per_s) == (
+        5,
+        (100, 2.0),
+        (500, 10.0),
+        55.0,
+    )
+    assert dict(first_timing.probes) == {("val", 0): 1.5}
+    assert first_timing.config == {"model": {"d_model": 16}, "train": {"micro_batch": 2}}
+    assert (first_timing.whole, second_timing.whole) == (True, False), (
+        "the second attempt may have gone on from the first"
+    )
+    assert (second_timing.attempt_id, second_timing.points, second_timing.first, second_timing.last) == (
+        second,
+        1,
+        (100, 2.0),
+        (100, 2.0),
+    )
     assert store.starts([first, failed, second]) == {first: 4.0, failed: 4.0, second: 4.0}
 
 
@@ -65,5 +77,5 @@ def test_of_trainings_that_are_alike_the_newest_are_read(store: Store) -> None:
     narrow = [cell(n, 16) for n in range(MAX_PER_GROUP + 3)]
     wide = [cell(100 + n, 32) for n in range(2)]
     store.record_revision("g", grid_text="a: 1\n", grid_file="g.yaml", cells=[*narrow, *wide])
-    made = [run(store, one) for one in (*wide, *narrow)]
-    assert [one.attempt_id for one in store.timed()] == [*made[:2], *made[-MAX_PER_GROUP:]]
+    attempt_ids = [run(store, item) for item in (*wide, *narrow)]
+    assert [item.attempt_id for item in store.timed()] == [*attempt_ids[:2], *attempt_ids[-MAX_PER_GROUP:]]

@@ -37,24 +37,24 @@ def test_the_query_of_the_handbook_through_sqlite3(tmp_path, cells, owner):
     for index, cell in enumerate(cells(2) + cells(2, seed=1)):
         run(store, cell.id, owner, "done", [("val", "val_loss", 0, 3.0 + index), ("clean", "nats", 64, 100.0)])
     store.close()
-    found = sqlite3.connect(tmp_path / "test.db").execute(
+    result = sqlite3.connect(tmp_path / "test.db").execute(
         "SELECT attn_type, memory, avg(value) FROM results WHERE sweep='quick' AND metric='val_loss' GROUP BY 1, 2"
     )
-    assert found.fetchall() == [("polar0", "off", 4.0), ("polar1", "on", 5.0)]
+    assert result.fetchall() == [("polar0", "off", 4.0), ("polar1", "on", 5.0)]
 
 
 def test_columns_and_cells_without_numbers(store, cells, owner):
     store.record_revision("quick", grid_text="x", grid_file="x.yaml", cells=cells(3))
     run(store, cells(3)[0].id, owner, "running", [("val", "val_loss", 0, 9.0)])
     run(store, cells(3)[1].id, owner, "diverged", [])
-    found = rows(store)
-    assert list(found[0]) == COLUMNS
-    assert [(row["state"], row["probe"], row["value"], row["n"]) for row in found] == [
+    result = rows(store)
+    assert list(result[0]) == COLUMNS
+    assert [(row["state"], row["probe"], row["value"], row["n"]) for row in result] == [
         ("running", None, None, None),
         ("diverged", None, None, None),
         ("new", None, None, None),
     ]
-    axes = found[1]["axes"]
+    axes = result[1]["axes"]
     assert (json.loads(axes) if isinstance(axes, str) else axes) == {"attn_type": "polar1", "memory": "on"}
 
 
@@ -85,10 +85,10 @@ def test_the_newest_finished_value_wins_everywhere(store, cells, owner):
         states[cell] = state
         if state == "done":
             expected |= {(cell, *key): value for *key, value in values}
-    found = rows(store)
-    assert {(r["cell"], r["probe"], r["metric"], r["length"]): r["value"] for r in found if r["probe"]} == expected
-    assert {row["cell"]: row["state"] for row in found} == states
-    assert len([row for row in found if row["probe"]]) == len(expected)
+    result = rows(store)
+    assert {(r["cell"], r["probe"], r["metric"], r["length"]): r["value"] for r in result if r["probe"]} == expected
+    assert {row["cell"]: row["state"] for row in result} == states
+    assert len([row for row in result if row["probe"]]) == len(expected)
     assert {(v.cell_id, v.probe, v.metric, v.length): v.value for v in store.values("quick")} == expected
     for state in store.cell_states("quick"):
         assert state.state == states[state.cell_id]

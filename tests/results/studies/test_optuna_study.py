@@ -35,7 +35,7 @@ def search_of(sampler: Any, **more: Any) -> Search:
 
 
 @pytest.mark.parametrize("sampler", shared_out(["random", "tpe", "nsga2", "cmaes"], lambda name: name != "cmaes"))
-def test_a_study_made_again_at_each_question_proposes_what_one_that_stays_does(sampler: str) -> None:
+def test_rebuilt_study_proposes_like_a_persistent_study(sampler: str) -> None:
     search = search_of(sampler)
     stays = optuna.create_study(directions=list(search.objectives.values()), sampler=studies.sampler_for(search, 0))
     trials: list[Trial] = []
@@ -43,19 +43,19 @@ def test_a_study_made_again_at_each_question_proposes_what_one_that_stays_does(s
     for number in range(16):
         stays.sampler = studies.sampler_for(search, number)
         wanted = stays.ask(studies.distributions_of(search.ranges))
-        found = propose_trial(search, trials, memory)
-        memory = json.loads(json.dumps(found.memory))
-        for old in found.changed:
+        proposal = propose_trial(search, trials, memory)
+        memory = json.loads(json.dumps(proposal.memory))
+        for old in proposal.changed:
             trials[old.number] = old
-        assert found.trial.params == wanted.params, number
+        assert proposal.trial.params == wanted.params, number
         values = score(wanted.params)[: len(search.objectives)]
         stays.tell(wanted, values)
-        trials.append(replace(found.trial, standing="done", values=values))
-    assert best(search, trials) == sorted(one.number for one in stays.best_trials)
+        trials.append(replace(proposal.trial, standing="done", values=values))
+    assert best(search, trials) == sorted(best_trial.number for best_trial in stays.best_trials)
     assert len({tuple(sorted(map(str, trial.params.items()))) for trial in trials}) > 8
 
 
-def test_what_is_not_finished_is_counted_and_what_failed_is_told_apart() -> None:
+def test_unfinished_and_failed_trials_have_their_own_states() -> None:
     """Eight asked at once get eight proposals, none twice; a failed one says nothing about its neighbourhood."""
     search = search_of("tpe")
     trials: list[Trial] = []
@@ -65,12 +65,12 @@ def test_what_is_not_finished_is_counted_and_what_failed_is_told_apart() -> None
     trials[3] = replace(trials[3], standing="failed")
     trials[5] = replace(trials[5], standing="done", values=(1.0,))
     assert best(search, trials) == [5]
-    assert [one.state.name for one in made(search, trials).trials].count("RUNNING") == 6
+    assert [frozen.state.name for frozen in made(search, trials).trials].count("RUNNING") == 6
 
 
 @pytest.mark.thorough
 def test_the_search_finds_what_chance_does_not() -> None:
-    found = {}
+    best_values = {}
     for sampler in ("random", "tpe"):
         search = search_of(sampler, trials=60, options={"startup": 10})
         ends = []
@@ -80,10 +80,10 @@ def test_the_search_finds_what_chance_does_not() -> None:
                 trial = propose_trial(replace(search, seed=seed), trials, {}).trial
                 trials.append(replace(trial, standing="done", values=score(trial.params)[:1]))
             ends.append(min(trial.values[0] for trial in trials if trial.values))
-        found[sampler] = sum(ends) / 3
+        best_values[sampler] = sum(ends) / 3
     # the optimum is -0.5
-    assert found["tpe"] < found["random"] - 0.02
-    assert found["tpe"] < -0.45
+    assert best_values["tpe"] < best_values["random"] - 0.02
+    assert best_values["tpe"] < -0.45
 
 
 @pytest.mark.parametrize("pruner", ["asha", "hyperband", "median"])
@@ -134,8 +134,8 @@ def test_a_widened_study_keeps_what_the_new_ranges_hold() -> None:
         ranges=MIXED | {"train.matrix_lr": Interval(1e-2, 1.0, log=True), "model.mlp_ratio": LevelChoice((2, 4))},
     )
     study = made(wider, trials)
-    for trial, kept in zip(trials, study.trials, strict=True):
-        assert ("train.matrix_lr" in kept.params) == (trial.params["train.matrix_lr"] >= 1e-2)
-        assert kept.params["attn_type"] == trial.params["attn_type"]
-        assert kept.values == list(trial.values or ())
+    for trial, frozen in zip(trials, study.trials, strict=True):
+        assert ("train.matrix_lr" in frozen.params) == (trial.params["train.matrix_lr"] >= 1e-2)
+        assert frozen.params["attn_type"] == trial.params["attn_type"]
+        assert frozen.values == list(trial.values or ())
     assert propose_trial(wider, trials, {}).trial.params.keys() == wider.ranges.keys()

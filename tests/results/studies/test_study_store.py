@@ -26,19 +26,19 @@ SEARCH = Search(
 
 @pytest.fixture
 def studied(store: Store, cells: Any, owner: Owner) -> tuple[StudyWriter, list[Any]]:
-    asked = NewRevision(
+    revision = NewRevision(
         grid_text="x", grid_file="x.yaml", options=json.loads(json.dumps({OPTION: as_options(SEARCH)})), cells=[]
     )
-    return StudyWriter(store, "s", store.acquire_sweep("s", owner, 60.0, revision=asked)), cells(3)
+    return StudyWriter(store, "s", store.acquire_sweep("s", owner, 60.0, revision=revision)), cells(3)
 
 
 def test_a_search_comes_back_from_the_options_of_its_revision(studied: Any, store: Store) -> None:
-    found = search_of(store, "s")
-    assert found == SEARCH
-    assert list(found.ranges) == list(SEARCH.ranges)
-    whole = found.ranges["model.n_layers"]
-    assert isinstance(whole, Interval)
-    assert whole.whole
+    restored = search_of(store, "s")
+    assert restored == SEARCH
+    assert list(restored.ranges) == list(SEARCH.ranges)
+    layers = restored.ranges["model.n_layers"]
+    assert isinstance(layers, Interval)
+    assert layers.whole
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_what_is_no_search_is_none(key: str, value: Any) -> None:
     assert search_from({}) is search_from(None) is search_from({OPTION: 3}) is None
 
 
-def test_trials_come_back_as_they_were_told(studied: Any, store: Store) -> None:
+def test_trials_are_restored_as_written(studied: Any, store: Store) -> None:
     studies, cells = studied
     first = Trial(0, {"train.muon_lr": 1 / 3, "memory": True}, attrs={"a": [1.5]}, cell=cells[0].id)
     studies.propose(first, cells[0], memory={"generation": 1})
@@ -75,20 +75,20 @@ def test_trials_come_back_as_they_were_told(studied: Any, store: Store) -> None:
     assert trials_of(store, "s", "other") == []
 
 
-def test_what_a_proposal_is_expected_to_take_is_kept_at_its_place(store: Store, cells: Any, owner: Owner) -> None:
+def test_forecast_of_a_proposal_follows_its_cell(store: Store, cells: Any, owner: Owner) -> None:
     def cost(hours: float) -> Forecast:
         return Forecast("here", (0,), ({"FLOPs": (hours / 2, hours, 2 * hours)},))
 
-    known, first, second = cells(3)
-    given = {forecast.OPTION: forecast.as_option(cost(1.0))}
-    asked = NewRevision(grid_text="x", grid_file="x.yaml", options=given, cells=[known])
-    studies = StudyWriter(store, "s", store.acquire_sweep("s", owner, 60.0, revision=asked))
-    for number, (cell, hours) in enumerate([(first, 2.0), (known, 9.0), (second, 3.0), (first, 9.0)]):
+    listed, first, second = cells(3)
+    options = {forecast.OPTION: forecast.as_option(cost(1.0))}
+    revision = NewRevision(grid_text="x", grid_file="x.yaml", options=options, cells=[listed])
+    studies = StudyWriter(store, "s", store.acquire_sweep("s", owner, 60.0, revision=revision))
+    for number, (cell, hours) in enumerate([(first, 2.0), (listed, 9.0), (second, 3.0), (first, 9.0)]):
         studies.propose(Trial(number, {"a": number}, cell=cell.id), cell, forecast=cost(hours))
-    found = forecast.forecast_of(store.revision("s").options)
-    assert found is not None
-    assert [cell for cell, _ in store.members("s")] == [known.id, first.id, second.id]
-    assert [found.cell(place)["FLOPs"][1] for place in range(3)] == [1.0, 2.0, 3.0]
+    restored = forecast.forecast_of(store.revision("s").options)
+    assert restored is not None
+    assert [cell for cell, _ in store.members("s")] == [listed.id, first.id, second.id]
+    assert [restored.cell(position)["FLOPs"][1] for position in range(3)] == [1.0, 2.0, 3.0]
 
 
 def test_only_who_holds_the_sweep_writes(studied: Any, store: Store) -> None:
@@ -98,7 +98,7 @@ def test_only_who_holds_the_sweep_writes(studied: Any, store: Store) -> None:
     assert trials_of(store, "s") == store.members("s") == []
 
 
-def test_a_deleted_cell_is_asked_for_again_and_a_deleted_sweep_takes_its_study(studied: Any, store: Store) -> None:
+def test_deletion_resets_trials_and_removes_studies(studied: Any, store: Store) -> None:
     studies, cells = studied
     for number in range(2):
         trial = Trial(number, {"a": number}, "done", (1.0,), ((1, 2.0),), cell=cells[number].id)
@@ -109,8 +109,8 @@ def test_a_deleted_cell_is_asked_for_again_and_a_deleted_sweep_takes_its_study(s
         deletion.execute_deletion(store, deletion.plan(store, [name], holds=lambda *a: False), [name], holds=lambda *a: False, who="ada")  # fmt: skip
 
     delete(cells[1].id)
-    kept, gone = trials_of(store, "s")
-    assert kept.values == (1.0,)
+    remaining, gone = trials_of(store, "s")
+    assert remaining.values == (1.0,)
     assert gone == Trial(1, {"a": 1})
     delete("s")
     assert store.sweeps() == []

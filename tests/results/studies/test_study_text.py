@@ -28,17 +28,17 @@ def test_a_study_in_a_line() -> None:
     assert study_text.as_json(LOSS, TRIALS)["counts"] == {"done": 2, "pruned": 1, "asked": 1}
 
 
-def test_the_best_is_the_one_that_optuna_names() -> None:
+def test_best_trial_equals_that_of_optuna() -> None:
     more = Search(RANGES, {"throughput.tokens_per_s": "maximize"})
     for search, number in ((LOSS, 2), (more, 0)):
-        found = study_text.best_single_objective(search, TRIALS)
-        assert found is not None
-        assert [found.number] == best(search, TRIALS) == [number]
+        best_trial = study_text.best_single_objective(search, TRIALS)
+        assert best_trial is not None
+        assert [best_trial.number] == best(search, TRIALS) == [number]
     assert study_text.best_single_objective(LOSS, TRIALS[1:2]) is None
     assert study_text.best_single_objective(Search(RANGES, {"a": "minimize", "b": "maximize"}), TRIALS) is None
 
 
-def test_whole_numbers_and_steps_along_a_range() -> None:
+def test_interval_values_respect_integers_and_steps() -> None:
     shares = [0.0, 0.3, 0.5, 0.99, 1.0]
     assert [Interval(2, 5).at(share) for share in shares] == [2, 3, 4, 5, 5]
     assert [Interval(0.0, 1.0, step=0.4).at(share) for share in shares] == pytest.approx([0, 0.4, 0.4, 0.8, 0.8])
@@ -54,7 +54,7 @@ TUNED = TuningResult(
 )  # fmt: skip
 
 
-def test_what_was_tuned_comes_back_and_is_told_with_its_cost() -> None:
+def test_tuning_result_is_restored_and_described() -> None:
     options = json.loads(json.dumps({tuning.OPTION: tuning.as_option(TUNED)}))
     assert tuned_of(options) == TUNED
     assert TUNED.note.startswith(
