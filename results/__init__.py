@@ -5,8 +5,7 @@
     losses = open_store("atma.db").frames("quick").measurements().query("metric == 'val_loss'")
 
 This package imports neither sweep, model and reports nor torch and Ray. Start at store/store.py; metrics.py,
-failure_classes.py and
-errors.py define the metrics, the failure classes and the errors.
+failure_classes.py and errors.py define the metrics, the failure classes and the errors.
 """
 
 from __future__ import annotations

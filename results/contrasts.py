@@ -25,8 +25,7 @@ class Contrast:
     """A difference of one metric between two levels of an axis, over the cells at the levels of `within`.
 
     `length` is a context length in tokens, 0 for a metric without one, None for the length-weighted average. `margin`
-    is the largest
-    irrelevant difference, in the metric's own unit (shares as fractions); None if none is declared.
+    is the largest irrelevant difference, in the metric's own unit (shares as fractions); None if none is declared.
     """
 
     probe: str

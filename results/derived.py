@@ -83,8 +83,7 @@ def _differs(level: Any, setting: Any, *, compare_text: bool) -> bool:
     """Return True if a level, as text, certainly means another value than the setting.
 
     A word such as `auto`, which a grid resolves to a number, may mean any number. The keyword argument says if text
-    settings
-    are compared at all.
+    settings are compared at all.
     """
     if isinstance(setting, str):
         return compare_text and level != setting

@@ -19,8 +19,8 @@ class Forecast:
     """Predicted hours of a complete cell (training and measurements), by source, the most reliable source first.
 
     `group_of_position` gives the group of each cell by its position in the revision. Each group maps a source
-    (measured, calibrated,
-    FLOPs) to the low, likely and high number of GPU-hours, or of core-hours for cells without a GPU.
+    (measured, calibrated, FLOPs) to the low, likely and high number of GPU-hours, or of core-hours for cells without a
+    GPU.
     """
 
     place: str

@@ -26,7 +26,6 @@ def of_trials(share: float, trials: int) -> tuple[float, float]:
     """Return Wilson's 95% interval of the mean share over trials, each of which gives a share between 0 and 1.
 
     A share varies less than a single right or wrong answer. The interval is therefore wide enough however strongly the
-    answers of one
-    trial depend on each other. Raises ValueError for an impossible share.
+    answers of one trial depend on each other. Raises ValueError for an impossible share.
     """
     return wilson(share * trials, trials)

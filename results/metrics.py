@@ -1,10 +1,8 @@
 """Declaration of every metric: unit, better direction, wording, and the score of a trivial answer.
 
 Tables, figures and the dashboard use no other source. METRICS holds the metrics of the package's probes, read from
-metrics.csv, which
-databases store without a description. The description of any other metric, such as one of a plugin, is in the database
-next to the
-value.
+metrics.csv, which databases store without a description. The description of any other metric, such as one of a plugin,
+is in the database next to the value.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ SD_SUFFIX = "_sd"
 """Suffix of a metric's name: the standard deviation between runs.
 
 It is the sample standard deviation between the `n` runs whose mean is the metric without the suffix. Published numbers
-have such
-pairs.
+have such pairs.
 """
 PEAK_MEMORY = "peak_memory"
 """Metric that every probe over context lengths has."""

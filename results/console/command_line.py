@@ -72,12 +72,9 @@ class Documented:
     """A command whose options are described only in the section `Args:` at the end of its docstring.
 
     An entry `name (METAVAR): text` describes the option --name, or an argument if the parameter has no default or is
-    annotated with
-    typer.Argument(). Bounds and completion are in the annotation: Annotated[int, typer.Option(min=1)]. {NAME} stands
-    for the text of
-    that constant of the command's module. The section is not part of the command's help. It is parsed when the command
-    is first asked
-    for its parameters.
+    annotated with typer.Argument(). Bounds and completion are in the annotation: Annotated[int, typer.Option(min=1)].
+    {NAME} stands for the text of that constant of the command's module. The section is not part of the command's help.
+    It is parsed when the command is first asked for its parameters.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
@@ -203,8 +200,7 @@ class OneLine(TyperGroup):
         """Run the command line as typer does, with one-line messages.
 
         Exits with code 2 for a usage error and 130 for an abort. Completions exit with code 0 and never print a
-        message. With
-        `standalone_mode` False, errors are raised and the result is returned.
+        message. With `standalone_mode` False, errors are raised and the result is returned.
         """
         if os.environ.get(COMPLETE):
             # a message would be printed into the line that the user is typing

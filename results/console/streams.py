@@ -1,10 +1,8 @@
 """Standard output and standard error of every command: closed, full, or with a limited encoding.
 
 Standard output without a reader raises OutputClosed, which ends the command silently; an unwritable one raises
-WriteRefused. Standard
-error only carries messages, so that failed writes to it are ignored. Characters that the encoding of either lacks are
-written as
-the most similar ASCII.
+WriteRefused. Standard error only carries messages, so that failed writes to it are ignored. Characters that the
+encoding of either lacks are written as the most similar ASCII.
 """
 
 from __future__ import annotations
@@ -103,8 +101,7 @@ def open_standard_streams() -> None:
     """Set up the three standard streams of this process, even if they are closed.
 
     A closed descriptor would be reused for the first file opened, such as the database. So a closed standard output
-    becomes a pipe without
-    a reader, and the others /dev/null. Streams that were replaced inside Python are not changed.
+    becomes a pipe without a reader, and the others /dev/null. Streams that were replaced inside Python are not changed.
     """
     for descriptor in (0, 1, 2):
         try:

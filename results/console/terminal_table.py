@@ -91,10 +91,8 @@ def lines(
     """Return a table as lines, with text columns aligned left and number columns aligned right.
 
     If the table is too wide, it is reduced in this order. Headings and texts are wrapped. Columns with the same value
-    in every row are moved
-    to a note. Then few rows become blocks with one line per column, and of many rows the last number columns are hidden
-    and named in a
-    note.
+    in every row are moved to a note. Then few rows become blocks with one line per column, and of many rows the last
+    number columns are hidden and named in a note.
 
     Args:
         headings: heading of each column.
@@ -213,8 +211,7 @@ def _draw(
     """Return the lines of the table.
 
     Rich draws the head and the rows that are folded. Other rows, possibly thousands, are only padded, since Rich takes
-    a millisecond per
-    text.
+    a millisecond per text.
     """
     widths = layout.widths or tuple(
         max(map(_cell_width, [headings[c], *(row[c] for row in rows)])) for c in layout.columns

@@ -1,10 +1,8 @@
 """Sanitizing of untrusted text, with one function per destination, and helpers for messages.
 
 A grid, a plugin, another machine or a bundle may have put anything into a name, a level, a host, the cause of a
-failure, a path or a
-log. None of it may move the cursor of a terminal, end a comment, become a formula of a spreadsheet, or reveal a
-password. Only
-JSON keeps every character, since its own escapes make them safe.
+failure, a path or a log. None of it may move the cursor of a terminal, end a comment, become a formula of a
+spreadsheet, or reveal a password. Only JSON keeps every character, since its own escapes make them safe.
 """
 
 from __future__ import annotations
@@ -103,8 +101,7 @@ def plain(text: str) -> str:
     """Return one line without passwords and control characters, for table entries, names in sentences and titles.
 
     Control characters, escapes and marks that change the writing direction become replacement characters; line breaks
-    become spaces. XML and
-    HTML can contain the result; `html_escaped` escapes their special characters.
+    become spaces. XML and HTML can contain the result; `html_escaped` escapes their special characters.
     """
     text = without_passwords(text)
     return text if text.isprintable() else _replace_control_characters(_BREAK.sub(" ", text))
@@ -160,8 +157,7 @@ def csv_field(text: str) -> str:
     """Return sanitized text for a CSV field, before quoting; newlines and tabs stay.
 
     Text that a spreadsheet would evaluate gets an apostrophe before it: text that begins (after spaces) with = + - @ or
-    a tab, and is
-    neither a number in this program's format nor a single sign.
+    a tab, and is neither a number in this program's format nor a single sign.
     """
     safe = sanitize_text(text)
     risky = safe.lstrip(" \n").startswith(_FORMULA) and not _NUMBER.fullmatch(safe)

@@ -25,8 +25,8 @@ class Alias:
     """Two terms whose columns are correlated over the points of a design.
 
     `correlation` is the largest canonical correlation between the columns of both. `first` is the term with fewer
-    columns. The two flags
-    say if all of `first` is confounded with `second`, and if each is confounded completely with the other.
+    columns. The two flags say if all of `first` is confounded with `second`, and if each is confounded completely with
+    the other.
     """
 
     first: Term
@@ -40,8 +40,7 @@ def aliases(model: LinearModel, members: np.ndarray, least: float = MIN_CORRELAT
     """Return the pairs of terms that these points confound, the strongest first.
 
     The terms are main effects, interactions of two axes, and other terms of the model. Pairs that the complete space
-    confounds as strongly
-    are left out.
+    confounds as strongly are left out.
 
     Args:
         model: linear model.

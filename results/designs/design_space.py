@@ -21,8 +21,7 @@ class DesignSpace:
     """Space of all combinations of the axes' levels that no rule of `exclude` matches.
 
     `axes` maps each axis with two or more levels to its levels. A rule maps axes to levels. It drops the points that
-    have one of these
-    levels on every axis of the rule.
+    have one of these levels on every axis of the rule.
     """
 
     axes: Mapping[str, tuple[str, ...]]
@@ -128,8 +127,7 @@ class LinearModel:
         """Return the weights [column] by which the coefficients give the mean difference between two levels of an axis.
 
         The mean is over the pairs of points that the grid lists at the levels `within`; levels of `stratum` have equal
-        weights. Zeros if there
-        are no such pairs.
+        weights. Zeros if there are no such pairs.
         """
         return self.contrasted({axis: (level, reference)}, within, stratum)
 

@@ -1,10 +1,8 @@
 """D-optimal designs over any set of points, by point exchange and an order in which designs are nested.
 
 The criterion is the determinant of X'X + K. X has the columns of the model and, with a small weight, those of potential
-interactions
-(DuMouchel and Jones, Technometrics 36, 1994). Among designs that are equally good for the model, the one that confounds
-it least with
-these is chosen.
+interactions (DuMouchel and Jones, Technometrics 36, 1994). Among designs that are equally good for the model, the one
+that confounds it least with these is chosen.
 """
 
 from __future__ import annotations

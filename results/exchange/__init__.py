@@ -1,6 +1,5 @@
 """Sweeps in files: bundles to export and import, tables for other programs, and exporters to experiment trackers.
 
 This package imports results/store, results/paper and results/studies; commands and results/shipped may import it. Start
-with bundles.py
-and row_validation.py for the format of a bundle, then read importing.py; trackers/ lists the exporters.
+with bundles.py and row_validation.py for the format of a bundle, then read importing.py; trackers/ lists the exporters.
 """

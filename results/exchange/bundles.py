@@ -1,10 +1,8 @@
 """Bundle format: its content, writing, and reading without trust in the content.
 
 A bundle is a zip file: manifest.json (format, schema, sweep, row counts, size and SHA-256 of every other member), one
-JSON-lines
-member per table, and optionally the saved weights and logs. The same rows give the same bytes. Attempts in a bundle are
-numbered by
-age, from 1, so that it does not depend on the ids of the database that it came from.
+JSON-lines member per table, and optionally the saved weights and logs. The same rows give the same bytes. Attempts in a
+bundle are numbered by age, from 1, so that it does not depend on the ids of the database that it came from.
 """
 
 from __future__ import annotations

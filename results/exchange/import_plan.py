@@ -1,16 +1,12 @@
 """Plan of an import: validate the rows of a bundle against each other, then compare them with the database. Reads only.
 
 An import adds missing rows and changes no existing number. Cells are equal by id, revisions by their content, attempts
-by (cell,
-started_at, host, pid, kind, finished_at). Reports use the attempt with the highest id, and ids follow the age. If older
-attempts
-arrive after younger ones, ids are therefore reassigned among them. Two databases that import each other's bundles then
-show the same
-results, whichever was first.
+by (cell, started_at, host, pid, kind, finished_at). Reports use the attempt with the highest id, and ids follow the
+age. If older attempts arrive after younger ones, ids are therefore reassigned among them. Two databases that import
+each other's bundles then show the same results, whichever was first.
 
 Ids rather than times say which attempt is newer: on one machine the later attempt is newer even after the clock was set
-back, and only
-the order of ids records that. Attempt numbers and folders, which users see, stay.
+back, and only the order of ids records that. Attempt numbers and folders, which users see, stay.
 """
 
 from __future__ import annotations

@@ -286,8 +286,7 @@ def import_bundle(
     """Import a bundle into the database, in one transaction.
 
     Adds missing rows and keeps existing ones; a second import changes nothing. Attempts that ran at the time of the
-    export are imported as
-    interrupted, until a later bundle contains them finished.
+    export are imported as interrupted, until a later bundle contains them finished.
 
     Args:
         store: database.

@@ -1,10 +1,8 @@
 """Validation schema for the rows of an untrusted bundle: type, range, length and structure of every column.
 
 All rows of a bundle are validated before the first of them is written. Rows are validated in batches, column by column,
-since a
-sweep has millions of curve points. Only a batch with an invalid value is searched value by value, so that the message
-can name
-the row and the field.
+since a sweep has millions of curve points. Only a batch with an invalid value is searched value by value, so that the
+message can name the row and the field.
 """
 
 from __future__ import annotations

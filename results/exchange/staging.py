@@ -1,8 +1,7 @@
 """Temporary tables next to the database, which hold the rows of a bundle until all of them are validated.
 
 Temporary tables belong to one connection and vanish with it, so that an aborted import leaves nothing behind. Memory
-use stays
-constant however long the curves are, since the database moves the rows itself.
+use stays constant however long the curves are, since the database moves the rows itself.
 """
 
 from __future__ import annotations

@@ -73,10 +73,8 @@ def export_table(store: Store, what: TableName, to: Path, fmt: TableFormat, swee
     """Write a table of a sweep's newest revision to a file for another program, and return its number of rows.
 
     Columns have the database's names and units, times are ISO-8601 text in UTC. JSON columns are text in CSV and
-    Parquet. In CSV, text
-    that a spreadsheet would evaluate begins with an apostrophe, and control characters are replaced; JSON lines and
-    Parquet keep every
-    text. An existing file is replaced when the new one is complete.
+    Parquet. In CSV, text that a spreadsheet would evaluate begins with an apostrophe, and control characters are
+    replaced; JSON lines and Parquet keep every text. An existing file is replaced when the new one is complete.
 
     Args:
         store: database.

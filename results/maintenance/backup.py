@@ -20,8 +20,7 @@ def backup(url_or_path: str | Path | None, to: Path | None = None) -> Path:
     """Copy a SQLite database in its current state to `<db>.<UTC time>.backup` next to it, and return the file.
 
     Writers are not blocked. The copy is verified, synced, has the permissions of the database, and includes the
-    write-ahead log. Nothing
-    is ever overwritten.
+    write-ahead log. Nothing is ever overwritten.
 
     Args:
         url_or_path: database URL, file, or None for the default.
@@ -30,8 +29,7 @@ def backup(url_or_path: str | Path | None, to: Path | None = None) -> Path:
     Raises:
         StoreMissing: there is no database, or it is empty.
         StoreError: it is not a database of this program, the target exists, or the disk is full. For PostgreSQL: the
-            message contains
-            the command to use.
+            message contains the command to use.
     """
     url = place(url_or_path)
     source = file_of(url)

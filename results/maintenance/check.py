@@ -37,7 +37,7 @@ def check(
         identify: returns the id of a config, given the id that its cell has; None skips the check of cell ids.
         derive: returns the columns that follow from a config; None skips their check.
         weights: read saved weights completely and compare them with their recorded hashes.
-        tell: receives a line before a step that takes long.
+        report_progress: receives a line before a step that takes long.
 
     Raises:
         StoreMissing: there is no database.

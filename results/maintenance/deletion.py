@@ -1,8 +1,7 @@
 """Deletion of sweeps, cells and single measurements: in one transaction, and never of data that another sweep shares.
 
 Rows are counted and shown before they are deleted, and the list names the sweeps that still request them. Files stay on
-the disk;
-the command gc finds them later.
+the disk; the command gc finds them later.
 """
 
 from __future__ import annotations
@@ -130,13 +129,12 @@ def plan(
     """Return the plan of a deletion; deletes nothing.
 
     A cell of a deleted sweep is deleted unless another sweep lists it, in any revision. A cell that was named is
-    deleted unless two
-    sweeps list it. Cells whose weights were used to measure a remaining cell are retained.
+    deleted unless two sweeps list it. Cells whose weights were used to measure a remaining cell are retained.
 
     Args:
         store: database.
         names: sweeps, or cells by complete id or slug.
-        holds: returns True if an owner still runs a sweep, given the end of its lease.
+        is_active: returns True if an owner still runs a sweep, given the end of its lease.
         is_alive: returns True if a running attempt's process is alive.
         runs: runs folder, to measure the size of the files; None skips that.
 
@@ -169,7 +167,7 @@ def execute_deletion(
         store: database.
         planned: result of `plan_deletion`.
         names: the same names as for the plan.
-        holds: as for the plan.
+        is_active: as for the plan.
         who: user, for the event.
         is_alive: as for the plan.
 
@@ -566,8 +564,7 @@ def _requesting_sweeps(
     """Return the cell's slug, and the cell's status after the deletion by sweep.
 
     Only sweeps whose newest revision requests one of the pairs `gone` are included. Raises SweepReadOnly if all sweeps
-    of the cell were
-    imported.
+    of the cell were imported.
     """
     newest = select(func.max(RevisionRow.id)).group_by(RevisionRow.sweep_id)
     query = select(SweepRow.name, SweepRow.read_only, RevisionRow.options).join_from(SweepRow, RevisionRow)

@@ -45,7 +45,7 @@ def rename(store: Store, name: str, new: str, *, holds: OwnerIsActive, who: str)
         store: database.
         name: sweep.
         new: new name.
-        holds: returns True if an owner still runs a sweep.
+        is_active: returns True if an owner still runs a sweep.
         who: user, for the event.
 
     Raises:
@@ -106,7 +106,7 @@ def resolve_target(session: Session, name: str, *, whole: bool = False) -> tuple
     Args:
         session: open session.
         name: name of a sweep, or id, slug or beginning of a cell.
-        whole: accept only a complete id or slug of a cell.
+        complete: accept only a complete id or slug of a cell.
 
     Raises:
         CellAmbiguous: several cells match.

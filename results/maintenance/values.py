@@ -1,8 +1,7 @@
 """Checks for values that this program never writes, as a manual change or a failing disk leaves them.
 
 The rules are those for the rows of a bundle (exchange/row_validation.py). Normal reads do not look for such values;
-this check runs after
-an unforeseen error, so that the message can name the row.
+this check runs after an unforeseen error, so that the message can name the row.
 """
 
 from __future__ import annotations

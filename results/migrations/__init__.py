@@ -1,5 +1,5 @@
-"""Steps to today's schema: alembic's env.py and a file per change in versions/.
+"""Migrations to the current schema: alembic's env.py, and one file per change in versions/.
 
-Imports alembic alone; only results/store/upgrading.py runs it.
-Start at versions/0001_baseline.py; CONTRIBUTING.md, "A migration", says how to add a step.
+This package imports alembic alone; only results/store/upgrading.py runs it. Start at versions/0001_baseline.py; the
+section "A migration" of CONTRIBUTING.md explains how to add one.
 """

@@ -1,24 +1,19 @@
 """The paper's numbers (arXiv:2606.25156, versions 1 and 2) as CSV files in this folder, and as read-only sweeps.
 
 `printed-v1` holds 100 cells, `printed-v2` 120, which include the 100. Both have the numbers of the training logs:
-`clean`, `junk` and
-`needle` (accuracy and nats) at six lengths, `needle.absent_nats`, `throughput.train_seconds`, `.mfu_paper`, the release
-of torch, and
-the training curve with the validation loss every 125 steps (17 points). The logs do not contain the training loss.
-`val` is the value of
-the complete table, with three decimals; the last point of a curve has more. Curves and nats have the digits that
-distinguish them in
-single precision, in which they were measured.
+`clean`, `junk` and `needle` (accuracy and nats) at six lengths, `needle.absent_nats`, `throughput.train_seconds`,
+`.mfu_paper`, the release of torch, and the training curve with the validation loss every 125 steps (17 points). The
+logs do not contain the training loss. `val` is the value of the complete table, with three decimals; the last point of
+a curve has more. Curves and nats have the digits that distinguish them in single precision, in which they were
+measured.
 
 A number as printed in Table N has the probe `table-N`, the metric `PROBE.METRIC` and its length. N follows the first
-version: 4 is
-training throughput (6 in the second version), 6 the complete results (8). `printed-v2-open-weight` holds the rows of
-the second
-version's tables of training budgets and of open-weight models.
+version: 4 is training throughput (6 in the second version), 6 the complete results (8). `printed-v2-open-weight` holds
+the rows of the second version's tables of training budgets and of open-weight models.
 
 `printed-tra`, `printed-wall` and `printed-atlas` hold the numbers of rival papers: threshold relative attention
-(arXiv:2503.23174), Wall
-attention (its authors' blog) and the ATLAS memory (a blog). See rivals.py, and docs/recipes.md for the sources.
+(arXiv:2503.23174), Wall attention (its authors' blog) and the ATLAS memory (a blog). See rivals.py, and docs/recipes.md
+for the sources.
 
 Losses are nats per token (the open-weight table: bits per token), accuracies and MFU fractions, times seconds.
 

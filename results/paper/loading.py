@@ -32,8 +32,8 @@ def load_published(store: Store, names: Collection[str] = NAMES, *, alone: bool 
     """Add the published sweeps that the database lacks or holds in an older edition; return their names.
 
     It may be called repeatedly, by several processes at once, and after an interruption. Published sweeps never become
-    the default sweep
-    of a database that has another. Numbers of an older edition stay with their attempts; reports use the newest.
+    the default sweep of a database that has another. Numbers of an older edition stay with their attempts; reports use
+    the newest.
 
     Args:
         store: database.

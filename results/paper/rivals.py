@@ -1,10 +1,8 @@
 """Published numbers of rival papers as sweeps.
 
 These are threshold relative attention (`printed-tra`), Wall attention (`printed-wall`) and the ATLAS memory
-(`printed-atlas`). A printed
-mean over runs has its metric's name. The printed standard deviation between the runs has that name with
-metrics.SD_SUFFIX, and the number
-of runs as its `n`.
+(`printed-atlas`). A printed mean over runs has its metric's name. The printed standard deviation between the runs has
+that name with metrics.SD_SUFFIX, and the number of runs as its `n`.
 """
 
 from __future__ import annotations

@@ -138,8 +138,7 @@ def complete_subset(
     """Return the groups and seeds to use, so that every used group has values at every used seed.
 
     The group or seed with the largest share of missing values is dropped repeatedly. Among equals a seed is dropped,
-    the last one first,
-    since a further seed can replace it.
+    the last one first, since a further seed can replace it.
 
     Args:
         available: bool [group, seed], True for groups with all values.

@@ -49,8 +49,7 @@ class InterimAnalysis:
     """A look, in the metric's own unit.
 
     `low` and `high` are the ends of the interval with confidence 1 - `level`, by Student's t over the seeds of these
-    configurations. They
-    are NaN, as is `error`, if the values do not differ between seeds.
+    configurations. They are NaN, as is `error`, if the values do not differ between seeds.
     """
 
     number: int

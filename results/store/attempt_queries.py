@@ -230,8 +230,7 @@ def training_timings(session: Session) -> list[TrainingTiming]:
     """Return the timings of the newest finished trainings.
 
     At most MAX_PER_GROUP are returned per network, losses, micro-batch and machine, sorted by attempt id. Trainings
-    without a curve are
-    absent.
+    without a curve are absent.
     """
     attempt_rows = _newest_trainings(session)
     ids = [row.id for row in attempt_rows]
@@ -385,8 +384,7 @@ def item_means(session: Session, attempt_ids: Collection[int], measurement_key: 
 
     Returns:
         float64 array [rows, 4] of attempt id, item, mean and minimum, sorted by attempt and item. Items with a missing
-        value at any
-        position are left out.
+        value at any position are left out.
     """
     probe, metric, length = measurement_key
     value, key_columns = ExampleRow.value, (ExampleRow.attempt_id, ExampleRow.item)
@@ -412,7 +410,7 @@ def _fetch_array(session: Session, query: Any, attempt_ids: Collection[int]) -> 
 def curve_arrays(
     session: Session, attempt_ids: Iterable[int], columns: Sequence[str], *, having: Sequence[str] = ()
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (attempt id, curve) for each attempt that has points, in the order of `attempts`.
+    """Yield (attempt id, curve) for each attempt that has points, in the order of `attempt_ids`.
 
     Args:
         session: open session.

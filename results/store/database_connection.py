@@ -165,18 +165,15 @@ class DatabaseConnection:
         """Run `work(session)` in a write transaction, retried while the database cannot take it, and return its result.
 
         It is retried with growing pauses while the database is locked, its disk is full, or its server is unreachable.
-        `work` may run
-        several times, so it must only use the session; the write is applied once. If the connection is lost before the
-        answer
-        arrives, the server is asked for the outcome before anything is tried again.
+        `work` may run several times, so it must only use the session; the write is applied once. If the connection is
+        lost before the answer arrives, the server is asked for the outcome before anything is tried again.
 
         Args:
             work: function that writes.
             patience: seconds to wait, counted from the database's last successful write; None for the store's own
                 setting.
             durable: on return, a power failure loses neither this write nor any earlier one, by whichever process. For
-                writes that must
-                last before a file is deleted.
+                writes that must last before a file is deleted.
 
         Raises:
             StoreBusy: the database could not take the write in time.
@@ -246,8 +243,7 @@ class _RetriedWrite(Generic[Result]):
     """A write that is applied once, however often it is called.
 
     Only a server can lose an answer. PostgreSQL numbers its transactions and can report the outcome of each. SQLite
-    itself reports a
-    failed commit.
+    itself reports a failed commit.
     """
 
     def __init__(self, database: DatabaseConnection, work: Work[Result], durable: bool) -> None:

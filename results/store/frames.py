@@ -7,17 +7,13 @@
     losses.groupby(["attn_type", "memory"])["value"].mean()
 
 Every frame begins with the columns that identify a cell: `cell` (id), `slug`, `seed`, the five factors `attn_type`,
-`reg_mode`,
-`distractor`, `memory`, `window`, and one column for every further axis whose level differs between cells. That column
-has the
-axis's own name, or `axis.NAME` if the name is that of another column. Rows follow the grid. Units are those of the
-database:
-losses nats per token unless `unit` gives another, accuracies and MFU fractions, times seconds, sizes bytes, lengths
-tokens.
+`reg_mode`, `distractor`, `memory`, `window`, and one column for every further axis whose level differs between cells.
+That column has the axis's own name, or `axis.NAME` if the name is that of another column. Rows follow the grid. Units
+are those of the database: losses nats per token unless `unit` gives another, accuracies and MFU fractions, times
+seconds, sizes bytes, lengths tokens.
 
 Types: text is `string` and levels are text. Integers are `int64` if every row has one and `Int64` otherwise. Other
-numbers are
-`float64` with NaN for missing ones, times are `datetime64[ms, UTC]`.
+numbers are `float64` with NaN for missing ones, times are `datetime64[ms, UTC]`.
 """
 
 from __future__ import annotations
@@ -74,12 +70,9 @@ class Frames:
         """Return one row per cell, with its progress.
 
         Columns: `position` (in the grid, from 0), `state` (of the newest attempt: new, running, done, failed, diverged,
-        interrupted),
-        `standing` (the status that `status` shows: also needs-eval and weights gone), `tokens_total` (requested
-        training tokens). Columns of
-        the newest attempt, missing without one: `attempt` (id), `step`, `steps_total`, `loss`, `tokens_per_s`,
-        `started_at`, `finished_at`
-        and `cause`.
+        interrupted), `standing` (the status that `status` shows: also needs-eval and weights gone), `tokens_total`
+        (requested training tokens). Columns of the newest attempt, missing without one: `attempt` (id), `step`,
+        `steps_total`, `loss`, `tokens_per_s`, `started_at`, `finished_at` and `cause`.
         """
         with self.snapshot() as snapshot:
             states = self._states(snapshot)
@@ -97,11 +90,9 @@ class Frames:
         Values are those of the view `results`.
 
         Columns: `probe`, `metric`, `length` (context length, 0 for a measurement without one), `value` (NaN with a
-        `reason`), `unit`, `n`
-        (samples), `low` and `high` (an interval, if the probe gives one), `reason`, `seconds`, `peak_memory`, `source`
-        (SHA-256 of the
-        plugin that defines the probe, missing for a probe of the package), and `attempt` (id of the attempt that
-        measured it).
+        `reason`), `unit`, `n` (samples), `low` and `high` (an interval, if the probe gives one), `reason`, `seconds`,
+        `peak_memory`, `source` (SHA-256 of the plugin that defines the probe, missing for a probe of the package), and
+        `attempt` (id of the attempt that measured it).
         """
         with self.snapshot() as snapshot:
             states = self._states(snapshot)
@@ -114,10 +105,8 @@ class Frames:
         """Return one row per reported step of each cell's newest finished training (of its newest attempt without one).
 
         Columns: `attempt`, `step` (from 0), `tokens` (trained so far), `wall_s` (training seconds so far),
-        `train_loss`, `val_loss`,
-        `tokens_per_s`, `grad_norm`, `lr` (learning-rate factor), `mfu_paper` (by the paper's formula), `mfu` (from the
-        FLOPs actually
-        executed), `peak_memory`; NaN for values that a step did not report.
+        `train_loss`, `val_loss`, `tokens_per_s`, `grad_norm`, `lr` (learning-rate factor), `mfu_paper` (by the paper's
+        formula), `mfu` (from the FLOPs actually executed), `peak_memory`; NaN for values that a step did not report.
         """
         with self.snapshot() as snapshot:
             states = self._states(snapshot)
@@ -133,10 +122,8 @@ class Frames:
         """Return one row per item of a probe (a document, a trial), from the attempt that measured it last.
 
         Columns: `attempt`, `probe`, `metric`, `length`, `item` (an item is the same document or trial in every cell),
-        `item_position`
-        (position inside the item, such as that of the needle; 0 for none), `value`, and `detail` (a dictionary that the
-        probe defines, or
-        None).
+        `item_position` (position inside the item, such as that of the needle; 0 for none), `value`, and `detail` (a
+        dictionary that the probe defines, or None).
         """
         columns = (ExampleRow.probe, ExampleRow.metric, ExampleRow.length)
         rows: list[tuple[Any, ...]] = []

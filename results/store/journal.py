@@ -1,12 +1,9 @@
 """Journal file of an attempt whose database only another machine may write.
 
 The attempt calls a JournalRecorder like a DatabaseRecorder, and each call becomes one line. The process that holds the
-database
-applies the lines to a DatabaseRecorder, in order (JournalReader). The file grows while the database is locked or
-unreachable, and
-applying a line twice changes nothing. The file is in the attempt's folder next to its checkpoints, so that an attempt
-that resumes
-from a checkpoint of a lost machine also finds all numbers before it.
+database applies the lines to a DatabaseRecorder, in order (JournalReader). The file grows while the database is locked
+or unreachable, and applying a line twice changes nothing. The file is in the attempt's folder next to its checkpoints,
+so that an attempt that resumes from a checkpoint of a lost machine also finds all numbers before it.
 """
 
 from __future__ import annotations
@@ -185,8 +182,7 @@ class JournalReader:
         """Apply the new lines, at most `limit`, and return their number.
 
         An incomplete last line is left for later. A line that cannot be parsed is the end of the journal: nothing after
-        it is applied, now
-        or later. A missing file counts as empty.
+        it is applied, now or later. A missing file counts as empty.
 
         Raises:
             LeaseLost: the attempt no longer runs under its fencing token.

@@ -24,9 +24,9 @@ from .schema import AttemptRow, Base, CellRow, MeasurementRow, RevisionCellRow, 
 Record = TypeVar("Record")
 Item = TypeVar("Item")
 MAX_BOUND_IDS = 500
+"""Ids in one statement; databases limit the number of bound parameters."""
 MAX_LISTED = 5
-"""Sweeps, or cells, that the message about an unknown one names."""
-"""Ids in one statement; databases limit how many it may bind."""
+"""Sweeps or cells that the message about an unknown one lists."""
 
 
 def columns_of(row: type[Base], record: type) -> list[Any]:
@@ -144,7 +144,7 @@ def revision(session: Session, sweep: str | None = None, number: int | None = No
 
 
 def _cell_state_column() -> Any:
-    """The state of an attempt as that of its cell."""
+    """Return the SQL expression of the state of an attempt's cell: that of the attempt, or `pruned`."""
     return case((and_(AttemptRow.state == "interrupted", AttemptRow.failure == PRUNED), PRUNED), else_=AttemptRow.state)
 
 
@@ -196,7 +196,7 @@ def _summary(session: Session, row: SweepRow) -> SweepSummary:
 
 
 def _newest_attempts() -> Any:
-    """The newest attempt of every cell: cell_id, attempt_id."""
+    """Return a query for the newest attempt of every cell: cell_id, attempt_id."""
     return select(AttemptRow.cell_id, func.max(AttemptRow.id).label("attempt_id")).group_by(AttemptRow.cell_id)
 
 
@@ -396,10 +396,8 @@ def find_cell(session: Session, cell_name: str, sweep: str | None = None) -> Cel
     """Return the cell that an id, a slug with or without its seed, or the beginning of either identifies.
 
     A complete id or slug has precedence over a slug without its seed, and that over a beginning. Each is looked for in
-    the sweep
-    `sweep`; without a sweep first in the one launched last, then in all. The beginning of a slug never splits a number:
-    `-s1` is not
-    the beginning of `-s10`.
+    the sweep `sweep`; without a sweep first in the one launched last, then in all. The beginning of a slug never splits
+    a number: `-s1` is not the beginning of `-s10`.
 
     Args:
         session: open session.

@@ -1,9 +1,8 @@
 """Writing for a running attempt: the protocol AttemptWriter, and DatabaseRecorder, which implements it on the database.
 
 Every method of DatabaseRecorder is one transaction that first renews the attempt's heartbeat under its fencing token.
-An attempt that
-was finished, declared dead or taken over gets LeaseLost and nothing is written. For a locked database see
-DatabaseConnection.write.
+An attempt that was finished, declared dead or taken over gets LeaseLost and nothing is written. For a locked database
+see DatabaseConnection.write.
 """
 
 from __future__ import annotations
@@ -29,12 +28,9 @@ class AttemptWriter(Protocol):
     """Write interface of one attempt, used by the process that runs it.
 
     Writing the same record twice changes nothing, and a later value under the same key replaces the earlier one. An
-    attempt that was
-    finished, declared dead or taken over can write nothing but events. A DatabaseRecorder then raises LeaseLost at the
-    call; for a
-    journal, JournalReader raises it when it applies the line. Non-finite numbers become NULL. Characters that a
-    database cannot store are
-    removed from strings. Times are those of the database.
+    attempt that was finished, declared dead or taken over can write nothing but events. A DatabaseRecorder then raises
+    LeaseLost at the call; for a journal, JournalReader raises it when it applies the line. Non-finite numbers become
+    NULL. Characters that a database cannot store are removed from strings. Times are those of the database.
     """
 
     def set_process(self, pid: int, started: float, *, host: str | None = None, space: str | None = None) -> None:
@@ -47,8 +43,7 @@ class AttemptWriter(Protocol):
         """Return when everything written so far would survive a power failure.
 
         Call it before a checkpoint is written, since the curve could otherwise have a gap before it. Call it as well
-        before older
-        checkpoints are deleted, those of an earlier attempt included: the database might know no other.
+        before older checkpoints are deleted, those of an earlier attempt included: the database might know no other.
         """
 
     def provenance(self, provenance: Provenance) -> None:

@@ -44,9 +44,8 @@ class Owner:
     """Process that owns a sweep or an attempt.
 
     `started` is the creation time of the process (seconds since the epoch, from psutil); it distinguishes the process
-    from a later one
-    with the same pid. The field space identifies the boot and the PID namespace in which `pid` is valid; None for
-    unknown.
+    from a later one with the same pid. The field space identifies the boot and the PID namespace in which `pid` is
+    valid; None for unknown.
     """
 
     name: str
@@ -70,9 +69,8 @@ class CellRecord:
     """A cell as a revision lists it.
 
     `levels` holds the level of each of the five AXES as text. `axes` maps each axis that the grid itself varied to its
-    level as text,
-    in the grid's order. `config` is the complete frozen config, `tokens` the number of training tokens that it
-    requests.
+    level as text, in the grid's order. `config` is the complete frozen config, `tokens` the number of training tokens
+    that it requests.
     """
 
     id: str
@@ -139,12 +137,9 @@ class CellState:
     """A cell of a sweep and its progress.
 
     `state` is the state of the newest attempt, `new` without attempts, or `pruned` for a cell that a study ended early.
-    `attempt_*`,
-    `step`, `loss`, `cause` and the other run-time fields belong to the newest attempt. `trained_attempt_id` and
-    `weights` belong to
-    the newest finished training, `checkpoint` to the newest training that has one. `measured` holds every (probe,
-    metric, length)
-    with a value or a reason in a finished attempt.
+    `attempt_*`, `step`, `loss`, `cause` and the other run-time fields belong to the newest attempt.
+    `trained_attempt_id` and `weights` belong to the newest finished training, `checkpoint` to the newest training that
+    has one. `measured` holds every (probe, metric, length) with a value or a reason in a finished attempt.
     """
 
     cell_id: str
@@ -248,12 +243,10 @@ class Measurement:
     """A measured value, or the reason for its absence.
 
     `reason` starts with a short code before a colon ("n/a: no peak FLOPs known for cpu", "oom: ..."); tables print the
-    code. `n` is the
-    sample count, `low` and `high` are the ends of an interval, `seconds` and `peak_memory` (bytes) the cost. `source`
-    is the SHA-256 of
-    the plugin file whose probe measured the value, None for a probe of the package. `description` describes the metric
-    in the format
-    of results/metrics.py; it is set only for metrics that the package does not define.
+    code. `n` is the sample count, `low` and `high` are the ends of an interval, `seconds` and `peak_memory` (bytes) the
+    cost. `source` is the SHA-256 of the plugin file whose probe measured the value, None for a probe of the package.
+    `description` describes the metric in the format of results/metrics.py; it is set only for metrics that the package
+    does not define.
 
     Raises:
         ValueError: both the value and the reason are missing.
@@ -304,8 +297,7 @@ class CurvePoint:
     """Point of a training curve.
 
     `tokens` counts the training tokens since step 0, `wall_s` the training seconds so far (without validation), `lr` is
-    the
-    learning-rate factor, `peak_memory` is in bytes.
+    the learning-rate factor, `peak_memory` is in bytes.
     """
 
     step: int
@@ -452,8 +444,8 @@ def standing(state: CellState, requested: Iterable[Request]) -> Standing:
     Returns:
         The state of the newest attempt while the cell runs or has no finished training. Else `done` if every requested
         (probe, length) has a value or a reason, `needs-eval` if a measurement is missing, or `weights gone` if a
-        measurement is
-        missing and so are the saved weights. Cells of external models never have the status `weights gone`.
+        measurement is missing and so are the saved weights. Cells of external models never have the status `weights
+        gone`.
     """
     if state.state == "running" or state.trained_attempt_id is None:
         return state.state
@@ -500,8 +492,7 @@ def find(pid: int | None, started: float | None) -> psutil.Process | None:
 
     Returns:
         None if an argument is None, or if the process is gone, a zombie, or another process with the same pid. A
-        process that may
-        not be inspected (access denied) is returned without a comparison of its creation time.
+        process that may not be inspected (access denied) is returned without a comparison of its creation time.
     """
     if pid is None or started is None:
         return None

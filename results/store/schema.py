@@ -1,8 +1,7 @@
 """Tables of the database, as SQLAlchemy models. Imports neither alembic nor pandas, so that `status` starts quickly.
 
 The migrations create the database itself (and the view `results`); a test compares the two. Times are text, ISO-8601 in
-UTC with
-milliseconds and Z: they have a fixed width, so they sort, and are readable in any SQL shell.
+UTC with milliseconds and Z: they have a fixed width, so they sort, and are readable in any SQL shell.
 """
 
 from __future__ import annotations

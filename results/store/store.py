@@ -1,14 +1,12 @@
 """The results database: the class Store, which writes and reads, and functions that open or create one.
 
 Thread and process rules: A Store may be shared by threads and used after a fork; every method is one transaction. A
-supervisor (the
-owner of a sweep) calls record_revision, acquire/renew/release_sweep, start_attempt, set_process and interrupt_dead. The
-process of
-an attempt writes through recorder.DatabaseRecorder and calls finish_attempt; every process may read.
+supervisor (the owner of a sweep) calls record_revision, acquire/renew/release_sweep, start_attempt, set_process and
+interrupt_dead. The process of an attempt writes through recorder.DatabaseRecorder and calls finish_attempt; every
+process may read.
 
 Finished attempts are read-only with two exceptions: the method that clears `weights` when the files are deleted, and
-mark_pruned,
-which changes the failure class of an interrupted attempt.
+mark_pruned, which changes the failure class of an interrupted attempt.
 
 Every method waits while the database is locked or its server is unreachable, up to `patience` seconds, then raises
 StoreBusy.
@@ -151,10 +149,8 @@ class Store(DatabaseConnection, StoreReader):
         """Record a launch and return the number (from 1) of the revision that describes it.
 
         Adds the sweep and the cells that are missing. Adds a revision only if the grid's text, the options, the cells,
-        their order or
-        their axes differ from the newest one. Always makes the sweep the one launched last. A launch that also runs the
-        sweep passes
-        its revision to acquire_sweep instead.
+        their order or their axes differ from the newest one. Always makes the sweep the one launched last. A launch
+        that also runs the sweep passes its revision to acquire_sweep instead.
 
         Raises:
             SweepReadOnly: the sweep was imported.
@@ -193,12 +189,10 @@ class Store(DatabaseConnection, StoreReader):
             owner: process that takes the sweep.
             lease_seconds: duration of the lease, from now.
             is_alive: called with another owner that holds the sweep. True: that owner keeps the sweep, even with an
-                expired lease. False:
-                the sweep is taken over at once. None (unknown, as on another host): the lease decides, by the
-                    database's clock.
+                expired lease. False: the sweep is taken over at once. None (unknown, as on another host): the lease
+                decides, by the database's clock.
             revision: with a revision the sweep may be new, and the launch is recorded in the same transaction; a
-                refused launch
-                changes nothing.
+                refused launch changes nothing.
             clear_requests: discard the requests (pause, cancel, retry) that were made to an earlier launch.
 
         Raises:
@@ -212,7 +206,9 @@ class Store(DatabaseConnection, StoreReader):
                 alive = is_alive(lease.holder)
                 if alive or (alive is None and not lease.expired):
                     raise SweepBusy(sweep_lease.busy_message(name, lease, is_holder_alive=alive is not None))
-            claim = partial(sweep_lease.claim_sweep, name=name, owner=owner, lease_seconds=lease_seconds, expected=lease)
+            claim = partial(
+                sweep_lease.claim_sweep, name=name, owner=owner, lease_seconds=lease_seconds, expected=lease
+            )
             fence = self.write(partial(claim, revision=revision, clear_requests=forget))
             if fence is not None:
                 return fence
@@ -255,8 +251,7 @@ class Store(DatabaseConnection, StoreReader):
         Args:
             name: sweep.
             **changes: `pause`, `finish`, `cancel` (True, or None to withdraw the request), `retry` (cell ids, added to
-                those that are
-                pending).
+                those that are pending).
 
         Raises:
             SweepUnknown: there is no such sweep.
@@ -287,9 +282,7 @@ class Store(DatabaseConnection, StoreReader):
     ) -> Attempt:
         """Create a running attempt of the cell, with the next number and the run folder `<cell>/<number>`.
 
-        Record an event.
-
-        The database itself allows one running attempt per cell.
+        Records an event. The database itself allows one running attempt per cell.
 
         Args:
             cell_id: cell.

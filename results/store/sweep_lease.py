@@ -134,8 +134,7 @@ def write_revision(session: Session, sweep: SweepRow, new_revision: NewRevision)
     """Return the number of the revision that describes the launch: the newest if it is equal, else a new one.
 
     Two launches are equal if grid text, options (without the forecast), cells, their order and their axes are equal. A
-    new
-    revision adds the cells that are missing.
+    new revision adds the cells that are missing.
     """
     newest = session.scalar(
         select(RevisionRow).where(RevisionRow.sweep_id == sweep.id).order_by(RevisionRow.number.desc()).limit(1)

@@ -100,8 +100,7 @@ def creation_lock(url: URL) -> Iterator[None]:
     """Hold the lock under which databases are created and upgraded: one process at a time per folder.
 
     The lock is on the folder itself, so that no lock file remains. For PostgreSQL this does nothing, since it locks
-    inside its
-    transaction.
+    inside its transaction.
 
     Raises:
         StoreError: the folder does not exist.
@@ -214,8 +213,7 @@ def upgrade_store(
     """Upgrade an older database to this release; nothing else ever migrates a database.
 
     The upgrade is one transaction that is applied completely or not at all. Foreign keys are off, since a rebuilt table
-    would otherwise
-    delete its child rows. A foreign-key check and a comparison of row counts follow.
+    would otherwise delete its child rows. A foreign-key check and a comparison of row counts follow.
 
     Args:
         url_or_path: database URL, file, or None for the default.
@@ -224,8 +222,7 @@ def upgrade_store(
 
     Returns:
         The backup of the SQLite database, made before any change. None if there was nothing to do, and for PostgreSQL
-        (which is backed
-        up with pg_dump).
+        (which is backed up with pg_dump).
 
     Raises:
         StoreMissing: there is no database, or it is empty.

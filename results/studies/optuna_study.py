@@ -1,10 +1,8 @@
 """Optuna studies that are rebuilt for every request: the database holds the trials, and Optuna only computes proposals.
 
 A launch that is killed therefore has nothing to repair. The state that a sampler or pruner stores for a trial is kept
-with the trial
-(`attrs`). Random numbers come from the study's seed and the trial's number. The same trials thus give the same
-proposal, however many
-processes requested them.
+with the trial (`attrs`). Random numbers come from the study's seed and the trial's number. The same trials thus give
+the same proposal, however many processes requested them.
 """
 
 from __future__ import annotations
@@ -135,8 +133,7 @@ def _frozen_trial(search: Search, trial: Trial) -> FrozenTrial:
     """Return the trial in Optuna's form.
 
     Parameters outside the current ranges are left out, since a study may have been widened. Diverged trials count as
-    pruned ones without a
-    curve.
+    pruned ones without a curve.
     """
     from optuna.trial import TrialState, create_trial
 

@@ -64,7 +64,7 @@ def store(url: str) -> Iterator[Store]:
 
 @pytest.fixture
 def make(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], Store]]:
-    """make("a") opens a new empty database of that kind; its runs folder lies under the test's folder a."""
+    """Return a function that opens a new empty database of that kind; its runs folder is in the test's folder NAME."""
     with contextlib.ExitStack() as stack:
 
         def opened(name: str) -> Store:

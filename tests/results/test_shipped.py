@@ -237,7 +237,7 @@ def test_conclusions_of_the_page_follow_from_the_contrasts(command_line: Command
 
 
 def test_the_page_says_how_firm_its_verdicts_are(command_line: Command) -> None:
-    """The oracle corrects over the requested contrasts alone, and computes the verdicts without the precedence of *not asked*."""
+    """The oracle corrects over the requested contrasts alone, and ignores the precedence of *not asked*."""
     contrasts = rows_of(command_line, "contrasts", "--sweep", "replication")
     requested = [row for row in contrasts if not verdict_of(row).startswith("not asked")]
     assert len(requested) == 7

@@ -3,8 +3,7 @@
 All of them write files; nothing is sent.
 
 Imported by sweep/commands. Imports the rest of results/exchange; the package of a tracker is imported only for an
-export.
-Start at EXPORTERS and runs.py.
+export. Start at EXPORTERS and runs.py.
 """
 
 from __future__ import annotations
@@ -24,9 +23,8 @@ class Exporter:
     """A module of this folder that writes a sweep for one tracker.
 
     An exporter to a folder has `runs(store, sweep, folder, out)`, which returns the function that writes one run below
-    `folder`, later
-    renamed to `out`. An exporter with an `ending` has `export(store, sweep, out)`, which writes one file and returns a
-    count.
+    `folder`, later renamed to `out`. An exporter with an `ending` has `export(store, sweep, out)`, which writes one
+    file and returns a count.
     """
 
     module: str

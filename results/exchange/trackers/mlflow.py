@@ -1,10 +1,9 @@
 """Exporter to MLflow: a database `mlflow.db` with one experiment and one run per cell.
 
 Run name: the cell's slug. Parameters: id, seed, levels, axes and tokens, and the complete config under `config.`.
-Metrics:
-`curve/NAME` by step, with the times of training, and `PROBE/METRIC` by context length (0: without a length). Tags:
-`cell` (its id),
-`state`, and the reasons of missing values as `reason.PROBE.METRIC.LENGTH`. Notes of users are the descriptions.
+Metrics: `curve/NAME` by step, with the times of training, and `PROBE/METRIC` by context length (0: without a length).
+Tags: `cell` (its id), `state`, and the reasons of missing values as `reason.PROBE.METRIC.LENGTH`. Notes of users are
+the descriptions.
 """
 
 from __future__ import annotations

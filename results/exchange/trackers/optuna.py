@@ -30,10 +30,8 @@ def export(store: Store, sweep: str, out: Path) -> int:
     """Write a SQLite file with one Optuna study, the sweep, and return the number of trials.
 
     Directions, distributions, numbers, parameters, values and curves (by validation) are those of the study's trials.
-    Start and end are
-    those of their attempts. User attributes of a trial hold its cell, standing, failure reason, and parameters outside
-    the current
-    search space.
+    Start and end are those of their attempts. User attributes of a trial hold its cell, standing, failure reason, and
+    parameters outside the current search space.
 
     Raises:
         StoreError: the sweep is not a study, or the file exists or cannot be written.

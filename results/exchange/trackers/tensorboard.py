@@ -1,8 +1,8 @@
 """Exporter to TensorBoard: event files with one run per cell, for `tensorboard --logdir`.
 
 Scalars: `curve/NAME` by step, with the times of training, and `PROBE/METRIC` by context length (0: without a length).
-The reason of
-a missing value is a text `PROBE/METRIC/reason`. Levels and seed are hyper-parameters. TensorBoard stores 32-bit floats.
+The reason of a missing value is a text `PROBE/METRIC/reason`. Levels and seed are hyper-parameters. TensorBoard stores
+32-bit floats.
 """
 
 from __future__ import annotations

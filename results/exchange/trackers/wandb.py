@@ -1,10 +1,8 @@
 """Exporter to Weights & Biases: offline runs, one per cell, for `wandb sync FOLDER/wandb/*`.
 
 Project: the sweep. Run id: the cell's id. Config: id, state, seed, levels, axes and the cell's complete config.
-History:
-`curve/NAME` over `step`, and `PROBE/METRIC` over `length`. Summary: `PROBE/METRIC@LENGTH`, or the reason of a missing
-value. Nothing
-about this machine or the working folder is written.
+History: `curve/NAME` over `step`, and `PROBE/METRIC` over `length`. Summary: `PROBE/METRIC@LENGTH`, or the reason of a
+missing value. Nothing about this machine or the working folder is written.
 """
 
 from __future__ import annotations

@@ -12,7 +12,10 @@ depends_on = None
 
 
 def _view(selected: str, chosen: str) -> str:
-    """Newest revision of each sweep; newest value per key over done attempts; a cell without values appears once."""
+    """Return the SQL of the view `results`: newest revision per sweep, newest value per key over finished attempts.
+
+    A cell without values has one row. The arguments are further columns of the outer and of the inner query.
+    """
     return f"""
 CREATE VIEW results AS
 SELECT s.name AS sweep, c.id AS cell, c.slug AS slug, c.seed AS seed, c.attn_type AS attn_type,

@@ -83,7 +83,7 @@ ROWS = {
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory, cells):
-    """(the file of a database, the members of a bundle for it)"""
+    """Return (file of a database, members of a bundle for it)."""
     folder = tmp_path_factory.mktemp("prepared")
     first, second = halves(*(open_store(folder / name, create=True) for name in ("a.db", "b.db")), cells)
     run(second, cells(4)[0].id, 95, weights=b"w")
@@ -95,7 +95,7 @@ def prepared(tmp_path_factory, cells):
 
 @pytest.fixture
 def victim(prepared, tmp_path):
-    """(a database, the members of a bundle for it, a check that nothing has changed)"""
+    """Yield (database, members of a bundle for it, check that nothing has changed)."""
     path, members = prepared
     store = open_store(shutil.copy(path, tmp_path / "a.db"))
     before, disk = whole(store), {*files(tmp_path), "evil.zip"}

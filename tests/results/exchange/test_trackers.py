@@ -155,7 +155,7 @@ def records(file, kind):
 class TestWandb:
     @pytest.fixture
     def read(self, filled, tmp_path):
-        """read(cell) -> (the run, its history as dictionaries, its summary)"""
+        """Return a function from a cell to (its run, the history as dictionaries, the summary)."""
         pytest.importorskip("wandb", reason="needs wandb")
         from wandb.proto.wandb_internal_pb2 import Record
 

@@ -143,7 +143,7 @@ def test_every_write_method_is_covered() -> None:
 
 @pytest.fixture
 def desk_on(server: str, template_database: str, cells: Callable[..., Any], tmp_path: Path) -> Any:
-    """desk_on() is a desk in a database of its own behind a proxy, with that proxy."""
+    """Yield a function that returns a desk in a database of its own behind a proxy, and that proxy."""
     bundle = tmp_path / "quick.zip"
     local = open_store(tmp_path / "local.db", create=True)
     local.record_revision("theirs", **GRID, cells=cells(3, prefix="d"))

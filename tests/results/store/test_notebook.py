@@ -41,7 +41,7 @@ def executed(folder, **environment):
 
 
 def means(rows):
-    """[(key..., value)] -> sorted [[key..., mean]]"""
+    """Return the mean value by key, from rows (key..., value) to sorted rows [key..., mean]."""
     groups = {}
     for *key, value in rows:
         groups.setdefault(tuple(key), []).append(value)

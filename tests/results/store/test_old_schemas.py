@@ -185,7 +185,7 @@ def upgrade():
 
 @pytest.fixture
 def following(tmp_path):
-    """following("sweep", ...) gives the migrations of a release after this one, which makes those tables anew."""
+    """Return a function that writes the migrations of a later release, which rebuilds the given tables."""
 
     def release(*tables):
         folder = tmp_path / "migrations"
