@@ -38,8 +38,8 @@ def column_contradictions(row: Mapping[str, Any], derived: Derived) -> Iterator[
             yield f"{column} of cell {row['id']} is {_quoted(row[column])}, its config gives {_quoted(computed)}"
     slug = str(row["slug"])
     if not (slug.startswith(derived.slug_start) and slug.endswith(derived.slug_end)):
-        wanted = f"{derived.slug_start}...{derived.slug_end}"
-        yield f"slug of cell {row['id']} is {_quoted(slug)}, its config gives {_quoted(wanted)}"
+        expected = f"{derived.slug_start}...{derived.slug_end}"
+        yield f"slug of cell {row['id']} is {_quoted(slug)}, its config gives {_quoted(expected)}"
 
 
 def axis_contradictions(

@@ -38,7 +38,7 @@ def why_not(name: object) -> str | None:
 
 
 def quoted_short(text: object, max_chars: int = MAX_SHOWN_CHARS) -> str:
-    """Return the text quoted for a message, shortened to `longest` characters with its length appended."""
+    """Return the text quoted for a message, shortened to `max_chars` characters with its length appended."""
     text = str(text)
     return repr(text) if len(text) <= max_chars else f"{text[:max_chars]!r}... ({len(text)} letters)"
 

@@ -9,9 +9,9 @@ Read = TypeVar("Read")
 
 
 def read_option(options: object, key: str, parse: Callable[[Mapping[str, Any]], Read | None]) -> Read | None:
-    """Return `read(options[key])`; None if the key is missing, its value is no mapping, or `read` raises an error.
+    """Return `parse(options[key])`; None if the key is missing, its value is no mapping, or `parse` raises an error.
 
-    KeyError, TypeError and ValueError of `read` count as an invalid value.
+    KeyError, TypeError and ValueError of `parse` count as an invalid value.
     """
     value = options.get(key) if isinstance(options, Mapping) else None
     try:

@@ -270,8 +270,10 @@ def _suggestion(error: Any, ctx: Any) -> str:
         elsewhere = [name for name, command in _commands(ctx).items() if option in _options(command)]
         if elsewhere:
             return f"; write it after the command, as in {_command_path(ctx)} {elsewhere[0]} {option}"
-        near = nearest(option.strip("-"), [name.strip("-") for name in _options(ctx.command) if name.startswith("--")])
-        return f"; did you mean --{near}?" if near and option.startswith("--") else ""
+        similar = nearest(
+            option.strip("-"), [name.strip("-") for name in _options(ctx.command) if name.startswith("--")]
+        )
+        return f"; did you mean --{similar}?" if similar and option.startswith("--") else ""
     param = getattr(error, "param", None)
     kind = getattr(param, "type_descriptor", None) or getattr(param, "type", None)
     choices = getattr(kind, "choices", None)

@@ -190,19 +190,21 @@ def atomic_file(to: Path, option: str = "--out") -> Iterator[IO[bytes]]:
         final = Path(os.path.realpath(to))
         mode = _may_replace(final, to, option)
         # only a part of the name, which may already have the maximum length
-        aside = final.with_name(f".{final.name[:60]}.{os.getpid()}-{secrets.token_hex(4)}.part")
+        temporary = final.with_name(f".{final.name[:60]}.{os.getpid()}-{secrets.token_hex(4)}.part")
         try:
-            with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as stream:
+            with os.fdopen(
+                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb"
+            ) as stream:
                 if mode is not None:
                     os.fchmod(stream.fileno(), mode)
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
-            os.replace(aside, final)
+            os.replace(temporary, final)
             fsync_path(final.parent)
         finally:
             with contextlib.suppress(OSError):
-                aside.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
     except BrokenPipeError as error:
         raise OutputClosed from error
     except OSError as error:
@@ -251,10 +253,10 @@ def write(to: Path, content: str | bytes, option: str = "--out") -> None:
 def check_parent(to: Path, option: str = "--out") -> None:
     """Raise StoreError unless the parent folder of `to` exists."""
     if not os.path.isdir(to.parent):
-        where = _short_path(to.parent)
+        folder = _short_path(to.parent)
         if os.path.lexists(to.parent):
-            raise StoreError(f"{where} is no folder; name another place with {option}")
-        raise StoreError(f"there is no folder {where}; make it, or name another place with {option}")
+            raise StoreError(f"{folder} is no folder; name another place with {option}")
+        raise StoreError(f"there is no folder {folder}; make it, or name another place with {option}")
 
 
 def _short_path(path: Path) -> str:
@@ -303,8 +305,8 @@ def make_folder(to: Path, option: str = "--out", *, parents: bool = False) -> No
             check_parent(Path(os.path.abspath(to)), option)
         to.mkdir(parents=parents, exist_ok=True)
     except FileExistsError as error:
-        what = "a link to nothing" if to.is_symlink() and not to.exists() else "no folder"
-        raise StoreError(f"{_short_path(to)} is {what}; name another with {option}") from error
+        kind = "a link to nothing" if to.is_symlink() and not to.exists() else "no folder"
+        raise StoreError(f"{_short_path(to)} is {kind}; name another with {option}") from error
     except OSError as error:
         raise path_error(error, to, "make") from error
 
@@ -376,19 +378,19 @@ def atomic_folder(to: Path, option: str = "--out") -> Iterator[Path]:
     if to == STDOUT:
         raise StoreError(f"{option} names a folder here, and standard output is none; name one")
     to = Path(os.path.abspath(to))
-    aside = to.with_name(f".{to.name[:60]}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    temporary = to.with_name(f".{to.name[:60]}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         if os.path.lexists(to):
             raise StoreError(f"{to} exists already; name a new folder with {option}")
         check_parent(to, option)
-        aside.mkdir()
-        yield aside
-        os.rename(aside, to)
+        temporary.mkdir()
+        yield temporary
+        os.rename(temporary, to)
         fsync_path(to.parent)
     except OSError as error:
         raise path_error(error, to) from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def check_regular(path: Path, remedy: str) -> None:

@@ -144,8 +144,8 @@ def _min_width(heading: str, texts: Sequence[str], is_label: bool) -> int:
     head = max(map(_cell_width, _pieces(heading)))
     if not is_label:
         return max([head, *map(_cell_width, texts)])
-    longest = max((_cell_width(word) for text in texts for word in text.split()), default=0)
-    return max(min(head, MAX_UNBROKEN_CHARS), min(longest, MAX_UNBROKEN_CHARS))
+    longest_word = max((_cell_width(word) for text in texts for word in text.split()), default=0)
+    return max(min(head, MAX_UNBROKEN_CHARS), min(longest_word, MAX_UNBROKEN_CHARS))
 
 
 def _fit(headings: Sequence[str], rows: Sequence[Sequence[str]], label_columns: int, width: int) -> ColumnLayout | None:
@@ -153,10 +153,10 @@ def _fit(headings: Sequence[str], rows: Sequence[Sequence[str]], label_columns: 
     columns = list(range(len(headings)))
     texts = [[row[c] for row in rows] for c in columns]
     natural = [max(map(_cell_width, [headings[c], *texts[c]])) for c in columns]
-    least = [_min_width(headings[c], texts[c], c < label_columns) for c in columns]
+    min_widths = [_min_width(headings[c], texts[c], c < label_columns) for c in columns]
 
     def spare_width(chosen: Sequence[int], gap: int = GAPS[-1]) -> int:
-        return width - gap * (len(chosen) - 1) - sum(least[c] for c in chosen)
+        return width - gap * (len(chosen) - 1) - sum(min_widths[c] for c in chosen)
 
     notes = []
     if spare_width(columns) < 0 and len(rows) > 1:
@@ -174,8 +174,8 @@ def _fit(headings: Sequence[str], rows: Sequence[Sequence[str]], label_columns: 
         notes.append(f"{counted(len(hidden), 'column')} hidden: {names}; --format csv or a wider terminal shows all.")
     gap = next((gap for gap in GAPS if spare_width(columns, gap) >= 0), GAPS[-1])
     spare = spare_width(columns, gap)
-    widths = {c: least[c] for c in columns}
-    body = {c: max([least[c], *map(_cell_width, texts[c])]) for c in columns}
+    widths = {c: min_widths[c] for c in columns}
+    body = {c: max([min_widths[c], *map(_cell_width, texts[c])]) for c in columns}
     # unwrapped rows have precedence over unwrapped headings
     for target in (body, {c: natural[c] for c in columns}):
         for c in sorted(columns, key=lambda c: target[c] - widths[c]):

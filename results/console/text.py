@@ -266,8 +266,8 @@ def did_you_mean(word: str, allowed: Iterable[str], *, most: int = 1, shown: Cal
         most: maximum number of words to name.
         shown: formats a word, such as repr.
     """
-    near = [shown(name) for name in difflib.get_close_matches(word, list(allowed), n=most, cutoff=0.5)]
-    return f"; did you mean {' or '.join(filter(None, (', '.join(near[:-1]), near[-1])))}?" if near else ""
+    similar = [shown(name) for name in difflib.get_close_matches(word, list(allowed), n=most, cutoff=0.5)]
+    return f"; did you mean {' or '.join(filter(None, (', '.join(similar[:-1]), similar[-1])))}?" if similar else ""
 
 
 def choices_hint(word: str, allowed: Iterable[str]) -> str:

@@ -36,7 +36,7 @@ class Alias:
     is_mutual: bool
 
 
-def aliases(model: LinearModel, members: np.ndarray, least: float = MIN_CORRELATION) -> list[Alias]:
+def aliases(model: LinearModel, members: np.ndarray, min_correlation: float = MIN_CORRELATION) -> list[Alias]:
     """Return the pairs of terms that these points confound, the strongest first.
 
     The terms are main effects, interactions of two axes, and other terms of the model. Pairs that the complete space
@@ -45,7 +45,7 @@ def aliases(model: LinearModel, members: np.ndarray, least: float = MIN_CORRELAT
     Args:
         model: linear model.
         members: indices of the design's points in the space.
-        least: correlation above which a pair is returned.
+        min_correlation: correlation above which a pair is returned.
     """
     space = model.space
     terms = list(dict.fromkeys([*space.terms(1), *model.terms, *space.terms(2)]))
@@ -59,7 +59,7 @@ def aliases(model: LinearModel, members: np.ndarray, least: float = MIN_CORRELAT
         if not a.shape[1] or not b.shape[1]:
             continue
         sizes = np.linalg.svd(a.T @ b, compute_uv=False)
-        if sizes[0] <= least + 1e-6:  # up to rounding
+        if sizes[0] <= min_correlation + 1e-6:  # up to rounding
             continue
         # pairs that the complete space confounds as strongly are no property of the design
         if len(members) < len(space.points):
@@ -120,13 +120,13 @@ def widths(model: LinearModel, members: np.ndarray) -> list[IntervalInflation]:
 
     Axes that cannot be estimated are left out.
     """
-    every, rows = model.every, model.every[members]
-    inverse, full_inverse = np.linalg.pinv(rows.T @ rows), np.linalg.pinv(every.T @ every)
-    fewer = math.sqrt(len(every) / len(rows))
+    all_rows, rows = model.every, model.every[members]
+    inverse, full_inverse = np.linalg.pinv(rows.T @ rows), np.linalg.pinv(all_rows.T @ all_rows)
+    fewer = math.sqrt(len(all_rows) / len(rows))
     inflations = []
     for axis in model.space.axes:
         span = model.spans[axis,]
-        unit = np.eye(every.shape[1])[span]
+        unit = np.eye(all_rows.shape[1])[span]
         if all(is_estimable(rows, column) for column in unit):
             ratio = math.sqrt(float(np.trace(inverse[span, span]) / np.trace(full_inverse[span, span])))
             inflations.append(IntervalInflation(axis, fewer, ratio / fewer))
@@ -164,11 +164,13 @@ def alias_sentences(model: LinearModel, members: np.ndarray) -> list[str]:
             f"{'' if sentences else start}mixed in part (correlation above {MIN_CORRELATION:g}): {_first_parts(partly, ', ')}"
         )
     if not sentences:
-        what = "main effects and interactions of two axes"
+        terms_text = "main effects and interactions of two axes"
         if aliases(model, members, 1e-6):
-            sentences.append(f"{start}no two of the {what} are mixed with a correlation above {MIN_CORRELATION:g}")
+            sentences.append(
+                f"{start}no two of the {terms_text} are mixed with a correlation above {MIN_CORRELATION:g}"
+            )
         else:
-            sentences.append(f"{start}{what} can all be told from each other")
+            sentences.append(f"{start}{terms_text} can all be told from each other")
     return sentences
 
 

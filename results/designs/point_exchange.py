@@ -110,8 +110,8 @@ def _join_columns(model: np.ndarray, potential: np.ndarray) -> tuple[np.ndarray,
 def _exchange_points(columns: np.ndarray, prior: np.ndarray, start: np.ndarray) -> np.ndarray:
     """Return the indices of a design after exchanges that increase the determinant, in at most ROUNDS passes."""
     chosen = np.array(start)
-    inside = np.zeros(len(columns), dtype=bool)
-    inside[chosen] = True
+    is_chosen = np.zeros(len(columns), dtype=bool)
+    is_chosen[chosen] = True
     for _ in range(ROUNDS):
         # from scratch, so that rounding errors of updates do not accumulate
         inverse = np.linalg.inv(columns[chosen].T @ columns[chosen] + np.diag(prior))
@@ -121,13 +121,13 @@ def _exchange_points(columns: np.ndarray, prior: np.ndarray, start: np.ndarray) 
             cross = columns @ (inverse @ columns[old])
             # factor by which the determinant changes if `old` is exchanged for each other point
             factor = (1 + gain) * (1 - gain[old]) + cross**2
-            factor[inside] = -math.inf
+            factor[is_chosen] = -math.inf
             new = _first_best(factor)
             if factor[new] <= 1 + 1e-9:
                 continue
             inverse, gain = _update_inverse(columns, inverse, gain, new, 1.0)
             inverse, gain = _update_inverse(columns, inverse, gain, old, -1.0)
-            inside[old], inside[new], chosen[position] = False, True, new
+            is_chosen[old], is_chosen[new], chosen[position] = False, True, new
             has_changed = True
         if not has_changed:
             break

@@ -88,9 +88,9 @@ def smallest_fraction(space: DesignSpace, resolution: int, terms: Collection[Ter
     """Return the smallest fraction with at least that resolution that separates all `terms`; None if there is none."""
     k = len(two_level_axes(space))
     # a design of resolution 2 t + 1 separates all terms of up to t axes
-    least = {3: k + 1, 4: 2 * k}.get(resolution, 1 + k + k * (k - 1) // 2)
+    min_runs = {3: k + 1, 4: 2 * k}.get(resolution, 1 + k + k * (k - 1) // 2)
     for halvings in range(k - 1, 0, -1):
-        if 2 ** (k - halvings) >= least and (fraction := best(space, halvings, terms, resolution)) is not None:
+        if 2 ** (k - halvings) >= min_runs and (fraction := best(space, halvings, terms, resolution)) is not None:
             return fraction
     return None
 
@@ -119,7 +119,7 @@ def _subgroups(k: int, p: int) -> Iterator[tuple[int, ...]]:
         return
     if groups_per_base * len(bases) > MAX_GROUPS:
         bases = bases[:1]
-    seen = set()
+    yielded = set()
     for base_axes in bases:
         rest = [axis for axis in range(k) if axis not in base_axes]
         products = [sum(1 << axis for axis in axes) for n in range(2, k - p + 1) for axes in combinations(base_axes, n)]
@@ -129,6 +129,6 @@ def _subgroups(k: int, p: int) -> Iterator[tuple[int, ...]]:
                 generator = product | 1 << axis
                 span += [word ^ generator for word in span]
             group = tuple(sorted(span[1:]))
-            if group not in seen:
-                seen.add(group)
+            if group not in yielded:
+                yielded.add(group)
                 yield group

@@ -152,7 +152,7 @@ class BundleWriter:
         digest, size = hashlib.sha256(), 0
         waiting: deque[Future[None]] = deque()
         # hashing and packing release the GIL, so that a second thread uses another core
-        with self.archive.open(info, "w", force_zip64=True) as stream, ThreadPoolExecutor(1) as aside:
+        with self.archive.open(info, "w", force_zip64=True) as stream, ThreadPoolExecutor(1) as executor:
 
             def write(data: bytes) -> None:
                 nonlocal size
@@ -161,7 +161,7 @@ class BundleWriter:
                 stream.write(data)
 
             def add(data: bytes) -> None:
-                waiting.append(aside.submit(write, data))
+                waiting.append(executor.submit(write, data))
                 if len(waiting) > MAX_PENDING_BLOCKS:
                     waiting.popleft().result()
 
@@ -259,14 +259,14 @@ class Bundle:
         self.is_current_schema = self.manifest["schema"] == HEAD
         """True if rows must have every column of this release; rows of an older release lack the newer columns."""
 
-    def invalid_error(self, why: str) -> BundleError:
+    def invalid_error(self, reason: str) -> BundleError:
         """Return the error to raise for an invalid bundle."""
-        return BundleError(f"{self.path} cannot be taken in: {why}; nothing was changed. Export the sweep again")
+        return BundleError(f"{self.path} cannot be taken in: {reason}; nothing was changed. Export the sweep again")
 
-    def too_large_error(self, why: str) -> BundleError:
+    def too_large_error(self, reason: str) -> BundleError:
         """Return the error to raise for a bundle that exceeds the limits."""
         return BundleError(
-            f"{self.path} cannot be taken in: {why}, which no usual sweep has; nothing was changed. "
+            f"{self.path} cannot be taken in: {reason}, which no usual sweep has; nothing was changed. "
             "If you trust whom it is from, import it with --large"
         )
 
@@ -378,30 +378,30 @@ class Bundle:
 
         try:
             # unpacking and hashing release the GIL: the next block is read while the last one is used
-            with self.archive.open(name) as stream, ThreadPoolExecutor(1) as aside:
-                coming = aside.submit(read, stream)
+            with self.archive.open(name) as stream, ThreadPoolExecutor(1) as executor:
+                coming = executor.submit(read, stream)
                 while data := coming.result():
                     size += len(data)
                     if size > facts["bytes"]:
                         raise self.invalid_error(f"{name} is larger than the manifest says")
-                    coming = aside.submit(read, stream)
+                    coming = executor.submit(read, stream)
                     yield data
         except _DAMAGED as error:
             raise self.invalid_error(f"{name} is damaged ({error_text(error)})") from error
         if digest.hexdigest() != facts["sha256"] or size != facts["bytes"]:
             raise self.invalid_error(f"{name} has not the hash that the manifest says")
 
-    def _lines(self, name: str, longest: int) -> Iterator[list[bytes]]:
+    def _lines(self, name: str, max_bytes: int) -> Iterator[list[bytes]]:
         """Yield the lines of a member, in lists of at most BATCH_ROWS.
 
         Raises:
-            BundleError: a line has more than `longest` bytes, or the last one is incomplete.
+            BundleError: a line has more than `max_bytes` bytes, or the last one is incomplete.
         """
         rest = b""
         for data in self.chunks(name):
             *lines, rest = (rest + data).split(b"\n")
-            if len(rest) > longest or any(len(line) > longest for line in lines):
-                raise self.invalid_error(f"{name} has a line of more than {longest:,} bytes")
+            if len(rest) > max_bytes or any(len(line) > max_bytes for line in lines):
+                raise self.invalid_error(f"{name} has a line of more than {max_bytes:,} bytes")
             for start in range(0, len(lines), BATCH_ROWS):
                 yield lines[start : start + BATCH_ROWS]
         if rest:

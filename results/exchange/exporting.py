@@ -49,16 +49,16 @@ class _SweepExport:
     def _attempts(self) -> list[RowDict]:
         """Return all attempts of the cells, by age. The cells of parent attempts are added to the export."""
         attempts: list[RowDict] = []
-        wanted = set(self.cells)
-        while wanted:
-            attempts += self._rows_in(TABLES["attempt"], TABLES["attempt"].c.cell_id, wanted)
+        pending_cells = set(self.cells)
+        while pending_cells:
+            attempts += self._rows_in(TABLES["attempt"], TABLES["attempt"].c.cell_id, pending_cells)
             parents = {row["parent_id"] for row in attempts if row["parent_id"] is not None} - {
                 row["id"] for row in attempts
             }
-            wanted = {
+            pending_cells = {
                 row["cell_id"] for row in self._rows_in(TABLES["attempt"], TABLES["attempt"].c.id, parents)
             } - self.cells
-            self.cells |= wanted
+            self.cells |= pending_cells
         return sorted(attempts, key=lambda row: int(row["id"]))
 
     def _rows_in(self, table: Table, column: Column[Any], values: Iterable[Any]) -> list[RowDict]:

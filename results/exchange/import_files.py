@@ -36,9 +36,9 @@ class BundleFiles:
 
         Skips those already unpacked.
         """
-        wanted = set(indices)
+        requested = set(indices)
         for member, (index, name, _) in sorted(self.bundle.files.items()):
-            if index not in wanted or member in self._staged:
+            if index not in requested or member in self._staged:
                 continue
             if self._staging is None:
                 self.runs.mkdir(parents=True, exist_ok=True)

@@ -330,18 +330,18 @@ class ImportPlanner:
         new = []
         for row in rows:
             same = exact.get(_attempt_key(row))
-            near = loose.get((row["started_at"], row["host"], row["kind"]))
-            if same is None and near is not None and _is_unfinished(row):
-                same = near
+            same_start = loose.get((row["started_at"], row["host"], row["kind"]))
+            if same is None and same_start is not None and _is_unfinished(row):
+                same = same_start
             if same is not None:
-                if _is_unfinished(row) and near is same and self._is_older_copy(same, row):
+                if _is_unfinished(row) and same_start is same and self._is_older_copy(same, row):
                     self._replace(row, same)
                     continue
                 self.plan.present[row["id"]] = same["id"]
                 if row["id"] in self.with_weights and same["state"] == "done" and lacks_weights(same, self.runs):
                     self.plan.weights[row["id"]] = same, self._free_folder(same["run_dir"])
-            elif near is not None and near["state"] != "running" and _is_unfinished(near):
-                self._replace(row, near)
+            elif same_start is not None and same_start["state"] != "running" and _is_unfinished(same_start):
+                self._replace(row, same_start)
             else:
                 new.append(row)
         return new
@@ -391,13 +391,13 @@ class ImportPlanner:
         if any(row["id"] in self.plan.new_attempt_ids for row in existing):
             self._require_idle(cell)
 
-    def _free_folder(self, wanted: str) -> str:
+    def _free_folder(self, preferred: str) -> str:
         """Return the folder, or the same with a suffix if another attempt or an existing file uses it.
 
         Reserve the result.
         """
-        folder, attempt = wanted, 2
-        plain = wanted.partition("-")[0]
+        folder, attempt = preferred, 2
+        plain = preferred.partition("-")[0]
         while folder in self.folders or os.path.lexists(self.runs / folder):
             folder, attempt = f"{plain}-{attempt}", attempt + 1
         self.folders.add(folder)
@@ -452,10 +452,10 @@ class ImportPlanner:
         merged = _merge_by_age(existing, rows, same, lambda row: (row["created_at"], row["asked"]))
         distinct: list[RowDict] = []
         for index, row in enumerate(merged):
-            near = [distinct[-1]] if distinct else []
-            near += merged[index + 1 : index + 2]
+            neighbours = [distinct[-1]] if distinct else []
+            neighbours += merged[index + 1 : index + 2]
             # as on one machine, a launch equal to the one before or after it is not a revision of its own
-            if id(row) not in arriving or all(neighbour["asked"] != row["asked"] for neighbour in near):
+            if id(row) not in arriving or all(neighbour["asked"] != row["asked"] for neighbour in neighbours):
                 distinct.append(row)
         count = len(distinct) - len(existing)
         if count and sweep is not None and sweep.owner is not None and sweep.lease_until is not None:

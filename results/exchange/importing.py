@@ -193,10 +193,10 @@ class _ImportWriter:
         if self.files.names(row["id"], "weights"):
             values["weights"] = f"{row['run_dir']}/{WEIGHTS}"
         elif row["weights"]:
-            near = local_path(row["weights"]) is not None
+            is_local = local_path(row["weights"]) is not None
             self.n_missing_weights, self.n_remote_weights = (
-                self.n_missing_weights + near,
-                self.n_remote_weights + (not near),
+                self.n_missing_weights + is_local,
+                self.n_remote_weights + (not is_local),
             )
         if row["state"] == "running":
             values |= {"state": "interrupted", "finished_at": row["heartbeat_at"]}
@@ -311,14 +311,14 @@ def import_bundle(
         WriteRefused: the disk is full or read-only.
     """
     runs_folder = (runs or store.runs).absolute()
-    if rename is not None and (why := why_not(rename)):
-        raise StoreError(f"--name: {quoted_short(rename)} {why}")
+    if rename is not None and (problem := why_not(rename)):
+        raise StoreError(f"--name: {quoted_short(rename)} {problem}")
     # its connection holds the rows that are not validated yet
     import_store = Store(store.url.render_as_string(hide_password=False), patience=store.patience)
     try:
         with open_bundle(file, Limits.unlimited() if large else Limits()) as bundle:
-            if rename is None and (why := why_not(bundle.sweep)):
-                raise BundleError(f"{file}: {quoted_short(bundle.sweep)} {why}; give it another with --name")
+            if rename is None and (problem := why_not(bundle.sweep)):
+                raise BundleError(f"{file}: {quoted_short(bundle.sweep)} {problem}; give it another with --name")
             _require_disk_space(bundle, file_of(store.url), runs_folder)
             files = BundleFiles(bundle, runs_folder)
             try:

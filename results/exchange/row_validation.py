@@ -46,9 +46,9 @@ TIME = re.compile(r"(?:19[7-9]\d|20\d\d|21\d\d)-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z
 """Times from 1970 to 2199: arithmetic with them stays in the range of a datetime."""
 
 
-def is_storable_text(value: Any, longest: int | None) -> bool:
-    """Return True for text that every database can store, of at most `longest` characters (None: any length)."""
-    if not isinstance(value, str) or (longest is not None and len(value) > longest):
+def is_storable_text(value: Any, max_chars: int | None) -> bool:
+    """Return True for text that every database can store, of at most `max_chars` characters (None: any)."""
+    if not isinstance(value, str) or (max_chars is not None and len(value) > max_chars):
         return False
     # no database stores a lone surrogate, and PostgreSQL no NUL
     return "\0" not in value and not any("\ud800" <= letter <= "\udfff" for letter in value)
@@ -377,8 +377,10 @@ class RowValidator:
             if not isinstance(row, dict):
                 raise InvalidRow(at, "it is no JSON object")
             if row.keys() != self.names and not self.required_names <= row.keys() <= self.names:
-                odd = sorted(row.keys() ^ self.names)
-                raise InvalidRow(at, f"its fields are not those of {self.name}: {', '.join(map(repr, odd))[:200]}")
+                unexpected = sorted(row.keys() ^ self.names)
+                raise InvalidRow(
+                    at, f"its fields are not those of {self.name}: {', '.join(map(repr, unexpected))[:200]}"
+                )
         columns = {}
         for name, field in self.fields.items():
             values = [row.get(name, field.default) for row in rows] if self.required_names != self.names else None

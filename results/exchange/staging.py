@@ -30,11 +30,11 @@ class StagingTables:
     def __init__(self, store: Store) -> None:
         """Create the temporary tables and remember their connection."""
         self.store = store
-        aside = MetaData()
+        metadata = MetaData()
         self._tables = {
             name: Table(
                 f"incoming_{name}",
-                aside,
+                metadata,
                 *(Column(column.name, column.type) for column in bundle_columns(name)),
                 prefixes=["TEMPORARY"],
             )
@@ -42,7 +42,7 @@ class StagingTables:
         }
         self._attempt_ids = Table(
             "incoming_place",
-            aside,
+            metadata,
             Column("id", Integer, primary_key=True, autoincrement=False),
             Column("place", Integer, nullable=False),
             prefixes=["TEMPORARY"],

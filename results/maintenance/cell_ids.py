@@ -26,7 +26,7 @@ def check_cell_ids(connection: Connection, compute_cell_id: ComputeCellId) -> li
         connection: open connection.
         compute_cell_id: returns the id of a config, given the id that the cell has.
     """
-    wrong, unreadable = [], []
+    wrong_ids, unreadable = [], []
     cell = Base.metadata.tables["cell"].c
     for row in connection.execute(select(cell.id, cell.slug, cell.config).order_by(cell.id)):
         # published cells have other ids, since their complete config is unknown
@@ -38,12 +38,12 @@ def check_cell_ids(connection: Connection, compute_cell_id: ComputeCellId) -> li
             unreadable.append(f"{row.id} ({type(error).__name__}: {' '.join(str(error).split())[:100]})")
         else:
             if computed_id != row.id:
-                wrong.append(f"{row.id} ({computed_id})")
+                wrong_ids.append(f"{row.id} ({computed_id})")
     findings = []
-    if wrong:
+    if wrong_ids:
         findings.append(
             Finding.error(
-                f"the id of {counted(len(wrong), 'cell')} is not that of the config: {first_names(wrong)}",
+                f"the id of {counted(len(wrong_ids), 'cell')} is not that of the config: {first_names(wrong_ids)}",
                 "their config was changed by hand: restore the newest backup",
             )
         )

@@ -105,8 +105,8 @@ def findings_inside(
                 try:
                     findings += step()
                 except (DBAPIError, StoreDamaged) as error:
-                    why = str(error.orig) if isinstance(error, DBAPIError) else str(error).partition("; ")[0]
-                    findings.append(unreadable_finding(why, file_of(url)))
+                    cause = str(error.orig) if isinstance(error, DBAPIError) else str(error).partition("; ")[0]
+                    findings.append(unreadable_finding(cause, file_of(url)))
                     break  # after an error PostgreSQL accepts no more queries in the transaction
                 except Exception:
                     if not damaged:  # otherwise the damaged values explain the error

@@ -95,13 +95,15 @@ class DeletionPlan:
 
     def lines(self) -> list[str]:
         """Return the plan as lines for the user."""
-        what = [f"sweep {name}" for name in self.sweeps] + ([counted(len(self.cells), "cell")] if self.cells else [])
-        lines = [f"{'deleted' if self.deleted else 'to delete'}: {' and '.join(what) or 'nothing'}"]
+        subjects = [f"sweep {name}" for name in self.sweeps] + (
+            [counted(len(self.cells), "cell")] if self.cells else []
+        )
+        lines = [f"{'deleted' if self.deleted else 'to delete'}: {' and '.join(subjects) or 'nothing'}"]
         if not self.nothing:
             lines.append("  rows: " + ", ".join(f"{count:,} {table}" for table, count in self.rows.items() if count))
             lines.append(f"  measured in: {self.gpu_hours:,.1f} GPU-hours, {self.cpu_hours:,.1f} hours on the CPU")
-        for why, cells in _by_reason(self.kept).items():
-            lines.append(f"  stays: {counted(len(cells), 'cell')}, {why}: {first_names(cells)}")
+        for reason, cells in _by_reason(self.kept).items():
+            lines.append(f"  stays: {counted(len(cells), 'cell')}, {reason}: {first_names(cells)}")
         for sweep, count in self.asked_by.items():
             lines.append(f"  sweep {sweep} asks for {count} of these cells, and its next launch trains them again")
         if self.folders and not self.nothing:
@@ -185,8 +187,10 @@ def execute_deletion(
             raise StoreError(
                 f"{dict(deleted_rows)} rows would go and not {current.rows}; nothing was deleted, please report this"
             )
-        what = [*(f"sweep {name}" for name in current.sweeps), counted(len(current.cells), "cell")]
-        record_event(session, "deleted", f"{', '.join(what)}, {counted(sum(current.rows.values()), 'row')}, by {who}")
+        subjects = [*(f"sweep {name}" for name in current.sweeps), counted(len(current.cells), "cell")]
+        record_event(
+            session, "deleted", f"{', '.join(subjects)}, {counted(sum(current.rows.values()), 'row')}, by {who}"
+        )
         return replace(current, deleted=True)
 
     return store.write(work, durable=True)
@@ -433,11 +437,11 @@ class MeasurementDeletion:
                 f"  {row.probe}{at}: {counted(row.measurements, 'number')} of {counted(row.attempts, 'attempt')}{items}"
             )
         for sweep, then in self.asked_by.items():
-            how = {
+            consequence = {
                 "needs-eval": "becomes needs-eval, and the next launch measures it again",
                 "weights gone": "becomes `weights gone`: it can be measured again only after a launch with --retrain",
             }.get(then, f"is {then}")
-            lines.append(f"  sweep {sweep} asks for it: there the cell {how}")
+            lines.append(f"  sweep {sweep} asks for it: there the cell {consequence}")
         return lines
 
 
@@ -508,9 +512,11 @@ def forget(
         _delete_rows(
             session, [(table, current.selection.condition(table, attempts)) for table in (ExampleRow, MeasurementRow)]
         )
-        what = ", ".join(f"{row.probe}{f' at {row.length}' if row.length else ''}" for row in current.rows)
+        subjects = ", ".join(f"{row.probe}{f' at {row.length}' if row.length else ''}" for row in current.rows)
         count = sum(row.measurements for row in current.rows)
-        record_event(session, "forgot", f"{counted(count, 'number')} deleted by {who}: {what}", cell_id=planned.cell)
+        record_event(
+            session, "forgot", f"{counted(count, 'number')} deleted by {who}: {subjects}", cell_id=planned.cell
+        )
         return replace(current, deleted=True)
 
     return store.write(work)

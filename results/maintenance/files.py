@@ -98,13 +98,13 @@ def changed_weights(
             report_progress(f"reading {size}, to compare them with their hashes; --skip-weights leaves that out")
         findings += [finding for path, recorded in files for finding in _weights_findings(path, recorded)]
     if unrecorded:
-        what = f"the kept weights of {len(unrecorded)} attempts have {NO_HASH}: {first_names(unrecorded)}"
-        findings.append(Finding.note(what, "nothing; what is trained from now on has a hash"))
+        text = f"the kept weights of {len(unrecorded)} attempts have {NO_HASH}: {first_names(unrecorded)}"
+        findings.append(Finding.note(text, "nothing; what is trained from now on has a hash"))
     if elsewhere:
-        what = (
+        text = (
             f"the kept weights of {len(elsewhere)} attempts are not local and were not read: {first_names(elsewhere)}"
         )
-        findings.append(Finding.note(what, "nothing; they are compared with their hashes when they are loaded"))
+        findings.append(Finding.note(text, "nothing; they are compared with their hashes when they are loaded"))
     return findings
 
 
@@ -116,5 +116,5 @@ def _weights_findings(path: Path, recorded: str) -> list[Finding]:
         line = f"{path}: the kept weights cannot be read: {error.strerror}; make the file readable"
     if line is None:
         return []
-    what, _, remedy = line.partition("; ")
-    return [Finding.error(what, remedy)]
+    text, _, remedy = line.partition("; ")
+    return [Finding.error(text, remedy)]

@@ -42,10 +42,10 @@ class Finding:
         return cls(severity="note", what=what, remedy=remedy)
 
 
-def unreadable_finding(why: str, path: Path | None) -> Finding:
+def unreadable_finding(cause: str, path: Path | None) -> Finding:
     """Return an error about parts of the database, in the file `path` or on a server (None), that cannot be read."""
     remedy = restore_advice(path) if path is not None else "look at the server's log, and restore the newest pg_dump"
-    return Finding.error(f"parts cannot be read: {' '.join(why.split())}", remedy)
+    return Finding.error(f"parts cannot be read: {' '.join(cause.split())}", remedy)
 
 
 def restore_advice(path: Path) -> str:

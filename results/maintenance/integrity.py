@@ -42,18 +42,18 @@ def check_schema(connection: Connection) -> list[Finding]:
 
     Additions are ignored.
     """
-    lost = [what for difference in _differences(connection) for what in _missing_elements(difference)]
+    lost = [element for difference in _differences(connection) for element in _missing_elements(difference)]
     tables = {name for name in TABLES if f"the table {name}" not in lost}
-    lost += [what for name in TABLES if name in tables for what in _uncompared_elements(connection, TABLES[name])]
+    lost += [element for name in TABLES if name in tables for element in _uncompared_elements(connection, TABLES[name])]
     if "results" not in inspect(connection).get_view_names():
         lost.append("the view results")
     return [
         Finding.error(
-            f"{what} is missing or changed",
+            f"{element} is missing or changed",
             "somebody altered the database by hand: put a backup in its place, or export the sweeps and import "
             "them into a new one",
         )
-        for what in dict.fromkeys(lost)
+        for element in dict.fromkeys(lost)
     ]
 
 
@@ -161,13 +161,13 @@ def find_duplicates(connection: Connection) -> list[Finding]:
     return findings
 
 
-def _duplicate_findings(connection: Connection, query: str, what: str) -> list[Finding]:
+def _duplicate_findings(connection: Connection, query: str, template: str) -> list[Finding]:
     """Return an error with the count that the query returns; empty for zero."""
     count = connection.scalar(text(query))
     if not count:
         return []
     remedy = "restore the newest backup, or export the sweeps and import them into a new database"
-    return [Finding.error(what.format(count=count), remedy)]
+    return [Finding.error(template.format(count=count), remedy)]
 
 
 def find_orphans(connection: Connection) -> list[Finding]:

@@ -29,7 +29,7 @@ MAX_NOTE_CHARS = 4000
 
 
 def require_idle(row: SweepRow, is_active: OwnerIsActive, action: str) -> None:
-    """Raise SweepBusy if the sweep is being run; `what` is the phrase for the refused action ("be deleted")."""
+    """Raise SweepBusy if the sweep is being run; `action` is the phrase for the refused action ("be deleted")."""
     owner = queries.owner_of(row)
     if owner is not None and is_active(owner, row.lease_until):
         raise SweepBusy(

@@ -79,7 +79,7 @@ class Overview:
 
 
 def overview(store: Store, is_active: OwnerIsActive) -> Overview:
-    """Return all sweeps in their current state. `holds` returns True if an owner still runs a sweep."""
+    """Return all sweeps in their current state. `is_active` returns True if an owner still runs a sweep."""
     with store.snapshot() as snapshot:
         sweeps = []
         for summary in snapshot.sweeps():

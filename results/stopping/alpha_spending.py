@@ -82,7 +82,7 @@ def critical_values(fractions: Sequence[float], *, spending: str = OBRIEN_FLEMIN
     return bounds
 
 
-def _excess(z: float, weights: np.ndarray, grid: np.ndarray, step: float, root: float, wanted: float) -> float:
+def _excess(z: float, weights: np.ndarray, grid: np.ndarray, step: float, root: float, target: float) -> float:
     """Return the probability that the next sum lies beyond z on either side, minus the wanted probability.
 
     Args:
@@ -91,10 +91,10 @@ def _excess(z: float, weights: np.ndarray, grid: np.ndarray, step: float, root: 
         grid: values of the current sum, [point].
         step: standard deviation of the next step.
         root: square root of the sample fraction at the next look.
-        wanted: wanted probability.
+        target: wanted probability.
     """
     up, down = (special.ndtr((sign * grid - z * root) / step) for sign in (1, -1))
-    return float(weights @ (up + down)) - wanted
+    return float(weights @ (up + down)) - target
 
 
 def _simpson(grid: np.ndarray) -> np.ndarray:
@@ -143,9 +143,9 @@ def repeated_p_value(p: float, seeds: Sequence[int], max_seeds: int, *, spending
     def excess_level(log: float) -> float:
         return levels(seeds, max_seeds, spending=spending, level=math.exp(log))[-1] - p
 
-    least, largest = math.log(MIN_LEVEL), math.log(0.999)
-    if excess_level(largest) <= 0:
+    lowest, highest = math.log(MIN_LEVEL), math.log(0.999)
+    if excess_level(highest) <= 0:
         return 1.0
-    if excess_level(least) >= 0:
+    if excess_level(lowest) >= 0:
         return MIN_LEVEL
-    return math.exp(float(optimize.brentq(excess_level, least, largest, xtol=1e-6)))
+    return math.exp(float(optimize.brentq(excess_level, lowest, highest, xtol=1e-6)))

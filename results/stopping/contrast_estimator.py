@@ -103,27 +103,27 @@ class ContrastEstimator:
         None if the contrast has levels outside the design or cannot be estimated.
         """
         contrast, space = self._contrast, design.space
-        inside = {axis: word for axis, word in contrast.within.items() if axis in space.axes}
+        fixed_levels = {axis: word for axis, word in contrast.within.items() if axis in space.axes}
         levels = contrast.level, str(contrast.reference)
         is_in_design = contrast.axis in space.axes and {*levels} <= {*space.axes[contrast.axis]}
-        if not is_in_design or any(word not in space.axes[axis] for axis, word in inside.items()):
+        if not is_in_design or any(word not in space.axes[axis] for axis, word in fixed_levels.items()):
             return None
-        wanted = design.model.contrasted({contrast.axis: levels}, inside, self._stratum)
+        contrast_weights = design.model.contrasted({contrast.axis: levels}, fixed_levels, self._stratum)
         rows = design.model.every[self._point_indices[members]]
-        if not is_estimable(rows, wanted):
+        if not is_estimable(rows, contrast_weights):
             return None
         weights = np.zeros(len(self._configurations))
-        weights[members] = np.linalg.pinv(rows, rcond=1e-10).T @ wanted
+        weights[members] = np.linalg.pinv(rows, rcond=1e-10).T @ contrast_weights
         return weights
 
     def _design_groups(self, design: Design) -> list[np.ndarray]:
         """Return the configurations of the design with a nonzero weight, each as a group of its own."""
-        inside = np.flatnonzero(self._point_indices >= 0)
-        weights = self._least_squares_weights(design, inside) if len(inside) else None
+        in_design = np.flatnonzero(self._point_indices >= 0)
+        weights = self._least_squares_weights(design, in_design) if len(in_design) else None
         return (
             []
             if weights is None
-            else [inside[i : i + 1] for i in np.flatnonzero(np.abs(weights[inside]) > ZERO_WEIGHT)]
+            else [in_design[i : i + 1] for i in np.flatnonzero(np.abs(weights[in_design]) > ZERO_WEIGHT)]
         )
 
 

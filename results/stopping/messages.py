@@ -91,8 +91,8 @@ def unit_text(metric: Metric) -> str:
 
 def _number(value: float, metric: Metric, width: float, *, sign: bool = False) -> str:
     """Return a number as tables print it, with more decimals if the interval of that width is narrow."""
-    scale, least = (100, 1) if metric.percent else (1, 3)
-    fine = 1 - math.floor(math.log10(scale * width)) if width > 0 else least
-    text = f"{scale * value:.{min(max(least, fine), 12)}f}"
+    scale, min_decimals = (100, 1) if metric.percent else (1, 3)
+    decimals = 1 - math.floor(math.log10(scale * width)) if width > 0 else min_decimals
+    text = f"{scale * value:.{min(max(min_decimals, decimals), 12)}f}"
     text = text.lstrip("-") if not text.strip("-0.") else text  # no -0.0
     return f"+{text}" if sign and not text.startswith("-") else text

@@ -80,8 +80,8 @@ def live_attempts(session: Session, sweep: str | None = None) -> list[Attempt]:
     query = select(*columns_of(AttemptRow, Attempt)).where(AttemptRow.state == "running").order_by(AttemptRow.id)
     if sweep is not None:
         launched = revision_row(session, sweep_row(session, sweep).id)
-        inside = select(RevisionCellRow.cell_id).where(RevisionCellRow.revision_id == launched.id)
-        query = query.where(AttemptRow.cell_id.in_(inside))
+        revision_cells = select(RevisionCellRow.cell_id).where(RevisionCellRow.revision_id == launched.id)
+        query = query.where(AttemptRow.cell_id.in_(revision_cells))
     return read_records(session, Attempt, query)
 
 
@@ -164,13 +164,13 @@ def change_token(session: Session, sweep: str) -> str:
     """
     row = sweep_row(session, sweep)
     launched = revision_row(session, row.id)
-    inside = select(RevisionCellRow.cell_id).where(RevisionCellRow.revision_id == launched.id)
+    revision_cells = select(RevisionCellRow.cell_id).where(RevisionCellRow.revision_id == launched.id)
     columns: list[Any] = [func.count(AttemptRow.id), func.max(AttemptRow.id), func.sum(AttemptRow.step)]
     columns += [func.count(AttemptRow.finished_at), func.count(AttemptRow.weights)]
-    attempts = session.execute(select(*columns).where(AttemptRow.cell_id.in_(inside))).one()
+    attempts = session.execute(select(*columns).where(AttemptRow.cell_id.in_(revision_cells))).one()
     # the largest ids in the database, from indexes: counting the sweep's own rows would take as long as reading them
     newest = [session.scalar(select(func.max(column))) for column in (MeasurementRow.id, EventRow.id)]
-    alive = select(AttemptRow.id).where(AttemptRow.cell_id.in_(inside), AttemptRow.state == "running")
+    alive = select(AttemptRow.id).where(AttemptRow.cell_id.in_(revision_cells), AttemptRow.state == "running")
     last = select(CurvePointRow.attempt_id, func.max(CurvePointRow.step)).where(CurvePointRow.attempt_id.in_(alive))
     curves = session.execute(last.group_by(CurvePointRow.attempt_id).order_by(CurvePointRow.attempt_id)).all()
     return repr((launched.id, row.owner, row.request, tuple(attempts), newest, [tuple(point) for point in curves]))
@@ -195,8 +195,8 @@ def events(
     if sweep is not None:
         row = sweep_row(session, sweep)
         launched = revision_row(session, row.id)
-        inside = select(RevisionCellRow.cell_id).where(RevisionCellRow.revision_id == launched.id)
-        query = query.where((EventRow.sweep_id == row.id) | EventRow.cell_id.in_(inside))
+        revision_cells = select(RevisionCellRow.cell_id).where(RevisionCellRow.revision_id == launched.id)
+        query = query.where((EventRow.sweep_id == row.id) | EventRow.cell_id.in_(revision_cells))
     if cell_id is not None:
         query = query.where(EventRow.cell_id == cell_id)
     return read_records(session, Event, query.limit(limit) if limit is not None else query)[::-1]

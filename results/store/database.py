@@ -409,11 +409,11 @@ def _is_late(deadline: float) -> bool:
     return time.monotonic() > deadline
 
 
-def _damaged(path: Path, why: str) -> StoreDamaged:
+def _damaged(path: Path, cause: str) -> StoreDamaged:
     """Return a StoreDamaged that gives the reason and the command that saves what can be read."""
     file = shlex.quote(str(path))
     return StoreDamaged(
-        f"{path} is damaged: {why}; see atma-sweep db check, then restore a backup, or save what can be read: "
+        f"{path} is damaged: {cause}; see atma-sweep db check, then restore a backup, or save what can be read: "
         f"sqlite3 {file} .recover | sqlite3 NEW.db"
     )
 

@@ -110,12 +110,12 @@ class Frames:
         """
         with self.snapshot() as snapshot:
             states = self._states(snapshot)
-            shown = {state.trained_attempt_id or state.attempt_id: state.cell_id for state in states}
+            cell_by_attempt = {state.trained_attempt_id or state.attempt_id: state.cell_id for state in states}
             columns = [CurvePointRow.attempt_id, *(getattr(CurvePointRow, name) for name in list(CURVE)[1:])]
             query = select(*columns).order_by(CurvePointRow.attempt_id, CurvePointRow.step)
-            attempts = [attempt for attempt in shown if attempt is not None]
+            attempts = [attempt for attempt in cell_by_attempt if attempt is not None]
             points = queries.rows_in(snapshot.session, query, CurvePointRow.attempt_id, attempts)
-            rows = [(shown[row[0]], *row) for row in points]
+            rows = [(cell_by_attempt[row[0]], *row) for row in points]
         return _build_frame(states, rows, CURVE)
 
     def examples(self) -> pd.DataFrame:

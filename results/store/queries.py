@@ -36,9 +36,9 @@ def columns_of(row: type[Base], record: type) -> list[Any]:
 
 def chunked(items: Collection[Item]) -> Iterator[list[Item]]:
     """Yield the items in lists of at most MAX_BOUND_IDS."""
-    everything = list(items)
-    for start in range(0, len(everything), MAX_BOUND_IDS):
-        yield everything[start : start + MAX_BOUND_IDS]
+    all_items = list(items)
+    for start in range(0, len(all_items), MAX_BOUND_IDS):
+        yield all_items[start : start + MAX_BOUND_IDS]
 
 
 def rows_in(session: Session, query: Any, column: Any, ids: Collection[Any]) -> Iterator[Any]:
@@ -221,12 +221,12 @@ def revision_cell_pairs(session: Session, sweep: str | None, number: int | None,
         orphans: select the cells of earlier revisions that this one no longer lists, instead of those that it lists.
     """
     owner = sweep_row(session, sweep)
-    shown = revision_row(session, owner.id, number)
+    selected_revision = revision_row(session, owner.id, number)
     pairs = select(func.max(RevisionCellRow.revision_id).label("revision_id"), RevisionCellRow.cell_id)
     pairs = pairs.group_by(RevisionCellRow.cell_id)
     if not orphans:
-        return pairs.where(RevisionCellRow.revision_id == shown.id)
-    current_cells = select(RevisionCellRow.cell_id).where(RevisionCellRow.revision_id == shown.id)
+        return pairs.where(RevisionCellRow.revision_id == selected_revision.id)
+    current_cells = select(RevisionCellRow.cell_id).where(RevisionCellRow.revision_id == selected_revision.id)
     revision_ids = select(RevisionRow.id).where(RevisionRow.sweep_id == owner.id)
     return pairs.where(RevisionCellRow.revision_id.in_(revision_ids), RevisionCellRow.cell_id.not_in(current_cells))
 
@@ -412,12 +412,12 @@ def find_cell(session: Session, cell_name: str, sweep: str | None = None) -> Cel
     if sweep is not None:
         sweep_row(session, sweep)  # raises SweepUnknown
     columns = (CellRow.id, CellRow.slug, CellRow.seed)
-    everywhere = {key: (slug, seed) for key, slug, seed in session.execute(select(*columns))}
-    if not everywhere:
+    all_cells = {key: (slug, seed) for key, slug, seed in session.execute(select(*columns))}
+    if not all_cells:
         raise CellUnknown("the database holds no cell yet; launch a grid first")
-    inside = {key for key, _ in members(session, revision_row(session, sweep_row(session, sweep).id).id)}
-    scopes = [{key: names for key, names in everywhere.items() if key in inside}]
-    scopes += [everywhere] if sweep is None else []
+    sweep_cells = {key for key, _ in members(session, revision_row(session, sweep_row(session, sweep).id).id)}
+    scopes = [{key: names for key, names in all_cells.items() if key in sweep_cells}]
+    scopes += [all_cells] if sweep is None else []
 
     def is_complete(key: str, slug: str, seed: int) -> bool:
         return cell_name in (key, slug)
@@ -442,7 +442,7 @@ def find_cell(session: Session, cell_name: str, sweep: str | None = None) -> Cel
                 names = ", ".join(f"{key} ({scope[key][0]})" for key in sorted(matches)[:5])
                 raise CellAmbiguous(f"{cell_name!r} fits {len(matches)} cells: {names}; {more}")
     slugs = [slug for slug, _ in scopes[-1].values()]
-    near = did_you_mean(cell_name, slugs, most=3) or f"; there is: {', '.join(sorted(slugs)[:MAX_LISTED])}" + (
+    hint = did_you_mean(cell_name, slugs, most=3) or f"; there is: {', '.join(sorted(slugs)[:MAX_LISTED])}" + (
         ", ..." if len(slugs) > MAX_LISTED else ""
     )
-    raise CellUnknown(f"no cell has the id or slug {cell_name!r}{near}")
+    raise CellUnknown(f"no cell has the id or slug {cell_name!r}{hint}")

@@ -59,9 +59,9 @@ class Owner:
 
         Creation times may differ by up to one second; an unknown PID namespace matches any other.
         """
-        apart = None not in (self.space, owner.space) and self.space != owner.space
+        in_other_space = None not in (self.space, owner.space) and self.space != owner.space
         same = (self.host, self.pid) == (owner.host, owner.pid) and abs(self.started - owner.started) < 1.0
-        return same and not apart
+        return same and not in_other_space
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,14 +25,16 @@ def count_standings(trials: Sequence[Trial]) -> Counter[str]:
 
 def describe(search: Search, trials: Sequence[Trial]) -> str:
     """Return one line about a study: size, sampler, objectives, trials by standing, best value of one objective."""
-    what = " and ".join(f"{name} ({DIRECTION_PHRASES[direction]})" for name, direction in search.objectives.items())
-    how = search.sampler + (f", pruner {search.pruner}" if search.pruner else "")
+    objectives_text = " and ".join(
+        f"{name} ({DIRECTION_PHRASES[direction]})" for name, direction in search.objectives.items()
+    )
+    sampler_text = search.sampler + (f", pruner {search.pruner}" if search.pruner else "")
     counts = sorted(
         (word if word != "asked" else "not finished", count) for word, count in count_standings(trials).items()
     )
     parts = [f"{count} {standing}" for standing, count in counts]
     parts += [f"{left(search, trials)} to propose"] if left(search, trials) else []
-    line = f"study of {counted(search.trials, 'trial')} ({how}) for {what}: {', '.join(parts) or 'none'}"
+    line = f"study of {counted(search.trials, 'trial')} ({sampler_text}) for {objectives_text}: {', '.join(parts) or 'none'}"
     first = best_single_objective(search, trials)
     return (
         line if first is None or first.values is None else f"{line}; best {first.values[0]:.5g}, trial {first.number}"

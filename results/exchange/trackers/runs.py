@@ -47,8 +47,8 @@ def tracker_runs(store: Store, sweep: str) -> Iterator[TrackerRun]:
         values[value.cell_id].append(value)
     named = Counter(state.slug for state in states)
     for state in states:
-        shown = state.trained_attempt_id or state.attempt_id
-        attempt = store.attempt(shown) if shown is not None else None
+        attempt_id = state.trained_attempt_id or state.attempt_id
+        attempt = store.attempt(attempt_id) if attempt_id is not None else None
         plain = safe_file_name(state.slug)
         yield TrackerRun(
             name=plain if named[state.slug] == 1 else f"{plain}-{state.cell_id}",
@@ -56,6 +56,6 @@ def tracker_runs(store: Store, sweep: str) -> Iterator[TrackerRun]:
             state=state.state,
             started_at=attempt.started_at if attempt is not None else None,
             finished_at=attempt.finished_at if attempt is not None else None,
-            curve=tuple(store.curve(shown)) if shown is not None else (),
+            curve=tuple(store.curve(attempt_id)) if attempt_id is not None else (),
             values=tuple(values[state.cell_id]),
         )

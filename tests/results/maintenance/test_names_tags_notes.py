@@ -59,9 +59,9 @@ def test_a_sweep_with_another_name_is_the_same_sweep(filled: Store) -> None:
 @pytest.mark.parametrize(
     ("name", "new", "message"),
     every_nth([
-        ("sweep", "two", "there is a sweep two already"),
-        ("sweep", "a b", "is no name for a sweep"),
-        ("sweep", "printed-mine", "is no name for a sweep of your own"),
+        ("one", "two", "there is a sweep two already"),
+        ("one", "a b", "is no name for a sweep"),
+        ("one", "printed-mine", "is no name for a sweep of your own"),
         ("printed-v2", "mine", "keeps its name"),
     ], 4),
 )  # fmt: skip

@@ -82,11 +82,11 @@ def test_strata_have_equal_weights() -> None:
 
 def test_no_look_before_all_of_its_cells_are_finished() -> None:
     last = ("polar", "off", "off"), 3
-    seen = evaluate_rule(RULE, runs(4, left=[last]), None)
+    seen = evaluate_rule(RULE, runs(4, excluded=[last]), None)
     assert ([look.seeds for look in seen.looks], seen.asked, seen.waiting, seen.further) == ([3], 4, 1, 4)
     assert seen.verdict == "open"
     first = ("polar", "off", "off"), 0
-    assert evaluate_rule(RULE, runs(3, left=[first]), None).looks == ()
+    assert evaluate_rule(RULE, runs(3, excluded=[first]), None).looks == ()
     # a cell that was never launched is none that is finished
     assert evaluate_rule(RULE, runs(3)[1:], None).waiting == 1
 
