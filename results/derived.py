@@ -80,10 +80,12 @@ def _setting(config: Mapping[str, Any], path: str) -> Any:
 
 
 def _differs(level: Any, setting: Any, *, compare_text: bool) -> bool:
-    """Return True if a level, as text, certainly means another value than the setting.
+    """Return True if a level certainly means another value than the setting.
 
-    A word such as `auto`, which a grid resolves to a number, may mean any number. The keyword argument says if text
-    settings are compared at all.
+    Args:
+        level: level as text. A word such as `auto`, which a grid resolves to a number, may mean any number.
+        setting: value in the config.
+        compare_text: also compare settings that are text.
     """
     if isinstance(setting, str):
         return compare_text and level != setting

@@ -11,7 +11,12 @@ Read = TypeVar("Read")
 def read_option(options: object, key: str, parse: Callable[[Mapping[str, Any]], Read | None]) -> Read | None:
     """Return `parse(options[key])`; None if the key is missing, its value is no mapping, or `parse` raises an error.
 
-    KeyError, TypeError and ValueError of `parse` count as an invalid value.
+    KeyError, TypeError and ValueError count as an invalid value.
+
+    Args:
+        options: options of a stored revision; anything but a mapping counts as empty.
+        key: key of the option.
+        parse: function that returns the parsed value, or None for an invalid one.
     """
     value = options.get(key) if isinstance(options, Mapping) else None
     try:

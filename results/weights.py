@@ -34,7 +34,13 @@ def weights_change(path: Path, address: str, recorded: str) -> str | None:
 
 
 def hash_mismatch_text(address: str, actual: str, recorded: str) -> str:
-    """Return the message about saved weights at `address` whose SHA-256 differs from the recorded one."""
+    """Return the message about saved weights whose SHA-256 differs from the recorded one.
+
+    Args:
+        address: path or address of the weights.
+        actual: SHA-256 of the file, hex.
+        recorded: recorded SHA-256, hex.
+    """
     return (
         f"{address}: the kept weights have changed since they were written: SHA-256 is {actual}, recorded was {recorded}; "
         "restore the file from a copy, or train the cell again: launch its grid with --retrain"

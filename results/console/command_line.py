@@ -106,7 +106,13 @@ class Documented:
 
 
 def _described(parameter: inspect.Parameter, metavar: str | None, text: str) -> inspect.Parameter:
-    """Return a parameter annotated for typer with its option name, metavar and help."""
+    """Return a parameter annotated for typer with its option name, metavar and help.
+
+    Args:
+        parameter: parameter of the command's function.
+        metavar: placeholder of its value; None for typer's default.
+        text: help text.
+    """
     kind, *rest = (
         get_args(parameter.annotation) if hasattr(parameter.annotation, "__metadata__") else (parameter.annotation,)
     )
@@ -127,7 +133,13 @@ def print_json(value: Any, *, err: bool = False) -> None:
 
 
 def print_result(value: Any, lines: Sequence[str], *, as_json: bool) -> None:
-    """Print the result of a command as JSON or as lines for the user."""
+    """Print the result of a command as JSON or as lines for the user.
+
+    Args:
+        value: result as JSON values.
+        lines: the same as text lines, which are sanitized.
+        as_json: print the JSON.
+    """
     if as_json:
         print_json(value)
     else:

@@ -83,7 +83,13 @@ def metrics(ctx: typer.Context, incomplete: str) -> list[Offer]:
 
 
 def _rows(ctx: typer.Context, query: str, values: Any = ()) -> list[Offer]:
-    """Return the first column of a query; empty without a readable SQLite database."""
+    """Return the first column of a query as text; empty without a readable SQLite database.
+
+    Args:
+        ctx: context of the completion; its option --db names the database.
+        query: SQL with placeholders.
+        values: values of the placeholders.
+    """
     address = str(ctx.params.get("db") or os.environ.get("ATMA_DB") or DATABASE).removeprefix("sqlite:///")
     path = Path(address).expanduser().absolute()
     if "://" in address or not path.is_file():

@@ -84,7 +84,13 @@ def _undecodable_name_error(name: str) -> WriteRefused | None:
 def path_error(error: OSError, path: Path | str, verb: str = "write") -> StoreError:
     """Return the error about a path as one line with a remedy.
 
-    StoreError for a name that is not possible, WriteRefused for any other reason. `verb` is the refused action.
+    Args:
+        error: error of the operating system.
+        path: path that the message names.
+        verb: refused action ("write", "make", "use").
+
+    Returns:
+        A StoreError for a name that is not possible, a WriteRefused for any other reason.
     """
     cause = error.strerror or str(error) or type(error).__name__
     text = told(Path(path))
@@ -212,9 +218,16 @@ def atomic_file(to: Path, option: str = "--out") -> Iterator[IO[bytes]]:
 
 
 def _may_replace(final: Path, to: Path, option: str) -> int | None:
-    """Return the permissions of the existing file; None if there is none.
+    """Return the permissions (mode bits) of the existing file; None if there is none.
 
-    Raises StoreError or OSError if it cannot be replaced.
+    Args:
+        final: path with links resolved.
+        to: path as the user gave it, for messages.
+        option: option that named it, for messages.
+
+    Raises:
+        StoreError: it is a folder, or its parent folder does not exist.
+        OSError: it may not be written.
     """
     try:
         status = os.stat(final)
@@ -297,7 +310,17 @@ def resolve_format(
 
 
 def make_folder(to: Path, option: str = "--out", *, parents: bool = False) -> None:
-    """Create a folder unless it exists; missing parents only with `parents`. Raises StoreError, WriteRefused."""
+    """Create a folder unless it exists.
+
+    Args:
+        to: folder.
+        option: option that named it, for messages.
+        parents: create missing parent folders as well.
+
+    Raises:
+        StoreError: the name is not possible, or a parent is missing.
+        WriteRefused: permissions, a read-only file system, or no free space.
+    """
     if to == STDOUT:
         raise StoreError(f"{option} names a folder here, and standard output is none; name one")
     try:

@@ -140,7 +140,13 @@ def _fold_heading(heading: str, width: int) -> str:
 
 
 def _min_width(heading: str, texts: Sequence[str], is_label: bool) -> int:
-    """Return the minimum width of a column: numbers are never broken, texts only between words."""
+    """Return the minimum width of a column: numbers are never broken, texts only between words.
+
+    Args:
+        heading: heading of the column.
+        texts: its texts.
+        is_label: True for a text column, False for a number column.
+    """
     head = max(map(_cell_width, _pieces(heading)))
     if not is_label:
         return max([head, *map(_cell_width, texts)])
@@ -149,7 +155,14 @@ def _min_width(heading: str, texts: Sequence[str], is_label: bool) -> int:
 
 
 def _fit(headings: Sequence[str], rows: Sequence[Sequence[str]], label_columns: int, width: int) -> ColumnLayout | None:
-    """Return a layout that fits the width; None if the rows have to become blocks."""
+    """Return a layout that fits the width; None if the rows have to become blocks.
+
+    Args:
+        headings: heading of each column.
+        rows: texts of each row.
+        label_columns: number of text columns at the start.
+        width: maximum width in characters.
+    """
     columns = list(range(len(headings)))
     texts = [[row[c] for row in rows] for c in columns]
     natural = [max(map(_cell_width, [headings[c], *texts[c]])) for c in columns]
@@ -190,7 +203,10 @@ def _columns_to_hide(
 ) -> list[int]:
     """Return the last number columns, as many as must be hidden for the others to fit; empty if that is impossible.
 
-    The last argument returns the spare width for a list of columns, negative if they do not fit.
+    Args:
+        columns: indices of the columns.
+        label_columns: number of text columns at the start, which are never hidden.
+        spare_width: returns the spare width for a list of columns; negative if they do not fit.
     """
     shown = list(columns)
     while shown and shown[-1] >= label_columns:
@@ -212,6 +228,14 @@ def _draw(
 
     Rich draws the head and the rows that are folded. Other rows, possibly thousands, are only padded, since Rich takes
     a millisecond per text.
+
+    Args:
+        headings: heading of each column.
+        rows: texts of each row.
+        label_columns: number of text columns at the start.
+        layout: shown columns and their widths.
+        bold: (row, column) indices of bold entries.
+        color: write escape codes.
     """
     widths = layout.widths or tuple(
         max(map(_cell_width, [headings[c], *(row[c] for row in rows)])) for c in layout.columns
@@ -248,7 +272,16 @@ def _draw_with_rich(
     widths: Sequence[int],
     color: bool,
 ) -> list[str]:
-    """Return the lines of the head of a table (`headings`), or of one row of (text, style)."""
+    """Return the lines of the head of a table, or of one row.
+
+    Args:
+        headings: heading of each column for the head; None for a row.
+        row: (text, style) of each shown column; empty for the head.
+        label_columns: number of text columns at the start.
+        layout: shown columns and their gap.
+        widths: widths of the shown columns.
+        color: write escape codes.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table

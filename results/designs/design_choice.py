@@ -39,7 +39,13 @@ def d_optimal(space: DesignSpace, terms: Sequence[Term], runs: int) -> tuple[Des
 def regular_fraction(
     space: DesignSpace, terms: Sequence[Term], fraction: regular_fractions.RegularFraction
 ) -> tuple[Design, np.ndarray]:
-    """Return a regular fraction as a design, and the indices of its points."""
+    """Return a regular fraction as a design, and the indices of its points.
+
+    Args:
+        space: all possible points.
+        terms: terms to estimate.
+        fraction: the regular fraction.
+    """
     members = fraction.members(space)
     relation = tuple(fraction.relation_as_terms())
     return Design(method="regular", runs=len(members), space=space, terms=tuple(terms), words=relation), members

@@ -108,7 +108,13 @@ def _join_columns(model: np.ndarray, potential: np.ndarray) -> tuple[np.ndarray,
 
 
 def _exchange_points(columns: np.ndarray, prior: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Return the indices of a design after exchanges that increase the determinant, in at most ROUNDS passes."""
+    """Return the indices of a design after exchanges that increase the determinant, in at most ROUNDS passes.
+
+    Args:
+        columns: columns of all points, [point, column].
+        prior: prior precision of each column.
+        start: indices of the starting design.
+    """
     chosen = np.array(start)
     is_chosen = np.zeros(len(columns), dtype=bool)
     is_chosen[chosen] = True
@@ -148,7 +154,15 @@ def _first_best(values: np.ndarray) -> int:
 def _update_inverse(
     columns: np.ndarray, inverse: np.ndarray, gain: np.ndarray, index: int, sign: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the inverse information matrix and the gains after a point was added (sign 1) or removed (-1)."""
+    """Return the inverse information matrix and the gains after one point was added or removed.
+
+    Args:
+        columns: columns of all points, [point, column].
+        inverse: inverse information matrix before.
+        gain: gain of each point before, [point].
+        index: point that is added or removed.
+        sign: 1 for added, -1 for removed.
+    """
     step = inverse @ columns[index]
     scale = 1 + sign * float(columns[index] @ step)
     if scale < 1e-12:

@@ -99,6 +99,11 @@ def _forbidden(space: DesignSpace, axes: Sequence[str], terms: Collection[Term])
     """Return the words that would confound two of these terms, or one of them with the mean.
 
     Two terms can be confounded only if they agree on all axes with more than two levels.
+
+    Args:
+        space: all possible points.
+        axes: axes with two levels, which give the bits of a word.
+        terms: terms to separate.
     """
     split = []
     for term in [(), *terms]:

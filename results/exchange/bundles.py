@@ -182,6 +182,11 @@ class BundleWriter:
         """Write a file as a member, and return its SHA-256 in hex.
 
         Data appended to the file in the meantime is not included.
+
+        Args:
+            name: name of the member.
+            source: file to write.
+            role: `weights` or `log`.
         """
         with source.open("rb") as stream, self._member(name, zipfile.ZIP_STORED) as add:
             remaining = os.fstat(stream.fileno()).st_size  # a log may grow meanwhile

@@ -362,6 +362,13 @@ class ImportPlanner:
     ) -> None:
         """Plan ids, numbers and folders of a cell's new attempts, and new ids of existing ones that come later.
 
+        Args:
+            cell: cell id.
+            existing: the cell's attempts in the database, by age.
+            rows: the cell's attempts in the bundle, by age.
+            new: those of the bundle that the database lacks.
+            new_ids: ids for them, increasing.
+
         Raises:
             SweepBusy: an attempt of the cell is running, or ids would change under a running sweep.
         """

@@ -41,7 +41,15 @@ def _references(table: Table) -> list[Column[Any]]:
 
 
 def _change_id(session: Session, table: Table, old: int, new: int, number: int) -> None:
-    """Give a row another id and number, and update all rows that refer to it."""
+    """Give a row another id and number, and update all rows that refer to it.
+
+    Args:
+        session: open session.
+        table: table of the row.
+        old: current id.
+        new: new id, not in use.
+        number: new number.
+    """
     new_values: dict[str, Any] = {"id": literal(new), "number": literal(number)}
     names = [column.name for column in table.columns]
     source = select(*(new_values.get(column.name, column) for column in table.columns)).where(table.c.id == old)
@@ -68,7 +76,15 @@ class _ImportWriter:
     def __init__(
         self, session: Session, content: BundleContent, stage: StagingTables, plan: ImportPlan, files: BundleFiles
     ) -> None:
-        """Start with zero counts of added and present rows."""
+        """Start with zero counts of added and present rows.
+
+        Args:
+            session: session of the import's transaction.
+            content: checked rows of the bundle.
+            stage: staged numbers of the bundle.
+            plan: what to do with attempts and revisions.
+            files: weights and logs of the bundle.
+        """
         self.session, self.content, self.stage, self.plan, self.files = session, content, stage, plan, files
         self.counts: dict[str, int] = content.bundle.manifest["counts"]
         self.added: Counter[str] = Counter(dict.fromkeys(BUNDLE_TABLES, 0))
@@ -382,6 +398,14 @@ def _import_with_retry(
 ) -> BundleSummary:
     """Check the entire bundle, then write it. File operations are undone on any exception.
 
+    Args:
+        store: store of this import alone.
+        bundle: open bundle.
+        files: its weights and logs.
+        name: name of the sweep in this database.
+        compute_cell_id: as `identify` of import_bundle.
+        derive: as in import_bundle.
+
     Raises:
         StagingTablesLost: the connection with the staged rows was lost; the import can start again.
     """
@@ -424,7 +448,10 @@ def _import_with_retry(
 
 
 def _require_free_bytes(file: Path, folder: Path, size: int) -> None:
-    """Raise WriteRefused if the disk of a folder (or of its nearest parent) has less than `size` bytes free."""
+    """Raise WriteRefused if the disk of a folder (or of its nearest parent) has less than `size` bytes free.
+
+    `file` is the bundle, for the message.
+    """
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     if size > free:
         raise WriteRefused(

@@ -112,7 +112,12 @@ def export_table(store: Store, what: TableName, to: Path, fmt: TableFormat, swee
 def _table_writer(fmt: str, columns: list[Column[Any]], stream: IO[bytes]) -> Iterator[Callable[[list[Any]], None]]:
     """Yield a function that appends rows to the stream in one of the formats.
 
-    An empty list writes at most the header.
+    CSV starts with a line of names, and Parquet needs all columns; the function therefore also accepts an empty list.
+
+    Args:
+        fmt: csv, jsonl or parquet.
+        columns: columns of the table, in the order of the rows' values.
+        stream: binary stream.
     """
     names = [column.name for column in columns]
     if fmt == "jsonl":

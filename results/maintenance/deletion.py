@@ -216,7 +216,10 @@ def require_unshared(session: Session, cell: str, is_active: OwnerIsActive) -> N
 
 
 def _plan(session: Session, names: Sequence[str], is_active: OwnerIsActive, is_alive: AttemptIsAlive) -> DeletionPlan:
-    """Compute the plan in a session, and lock the rows of the affected sweeps."""
+    """Compute the plan in a session, and lock the rows of the affected sweeps.
+
+    The arguments and errors are those of `plan`.
+    """
     targets = list(dict.fromkeys(resolve_target(session, name, whole=True) for name in names))
     sweeps = {name: lock_sweep_row(session, name) for kind, name in targets if kind == "sweep"}
     for row in sweeps.values():
@@ -550,7 +553,14 @@ def _plan_measurements(session: Session, cell: str, selection: Selection) -> Mea
 
 
 def _check_names(session: Session, cell: str, attempts: Sequence[int], selection: Selection) -> None:
-    """Raise StoreError for a probe or metric that neither the cell nor this release has."""
+    """Raise StoreError for a probe or metric that neither the cell nor this release has.
+
+    Args:
+        session: open session.
+        cell: cell id.
+        attempts: ids of its finished attempts.
+        selection: selected probes and metrics.
+    """
     for option, names, column in (
         ("--probe", selection.probes, MeasurementRow.probe),
         ("--metric", selection.metrics, MeasurementRow.metric),
@@ -569,8 +579,16 @@ def _requesting_sweeps(
 ) -> tuple[str, dict[str, Standing]]:
     """Return the cell's slug, and the cell's status after the deletion by sweep.
 
-    Only sweeps whose newest revision requests one of the pairs `gone` are included. Raises SweepReadOnly if all sweeps
-    of the cell were imported.
+    Only sweeps whose newest revision requests a deleted pair are included.
+
+    Args:
+        session: open session.
+        cell: cell id.
+        gone: (probe, length) pairs with measurements to delete.
+        selection: measurements to delete.
+
+    Raises:
+        SweepReadOnly: all sweeps of the cell were imported.
     """
     newest = select(func.max(RevisionRow.id)).group_by(RevisionRow.sweep_id)
     query = select(SweepRow.name, SweepRow.read_only, RevisionRow.options).join_from(SweepRow, RevisionRow)

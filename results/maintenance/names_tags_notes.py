@@ -29,7 +29,13 @@ MAX_NOTE_CHARS = 4000
 
 
 def require_idle(row: SweepRow, is_active: OwnerIsActive, action: str) -> None:
-    """Raise SweepBusy if the sweep is being run; `action` is the phrase for the refused action ("be deleted")."""
+    """Raise SweepBusy if the sweep is being run.
+
+    Args:
+        row: row of the sweep.
+        is_active: returns True if an owner still runs a sweep, given the end of its lease.
+        action: phrase for the refused action ("be deleted"), for the message.
+    """
     owner = queries.owner_of(row)
     if owner is not None and is_active(owner, row.lease_until):
         raise SweepBusy(
@@ -74,6 +80,12 @@ def rename(store: Store, name: str, new: str, *, holds: OwnerIsActive, who: str)
 
 def tag(store: Store, name: str, tags: Sequence[str], *, remove: bool = False) -> tuple[str, ...]:
     """Add tags to a sweep, or remove them, and return the tags that it then has, sorted.
+
+    Args:
+        store: database.
+        name: sweep.
+        tags: tags to add or remove.
+        remove: remove them.
 
     Raises:
         SweepUnknown: there is no such sweep.

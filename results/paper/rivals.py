@@ -154,7 +154,15 @@ def _cell(sweep: str, slug: str, axes: Mapping[str, str], config: Mapping[str, A
 
 
 def _mean(probe: str, metric: Metric, length: int, mean: str, sd: str) -> list[Measurement]:
-    """Return a mean over runs and the standard deviation between them as two measurements."""
+    """Return a mean over runs and the standard deviation between them as two measurements.
+
+    Args:
+        probe: probe.
+        metric: metric of the mean.
+        length: context length, 0 for none.
+        mean: printed mean.
+        sd: printed standard deviation.
+    """
     return [
         printed_measurement(probe, metric, length, mean),
         replace(printed_measurement(probe, metrics.sd_metric(metric), length, sd), n=TRA_RUNS),

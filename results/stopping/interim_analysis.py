@@ -185,10 +185,15 @@ def evaluate_rule(rule: StoppingRule, results: Sequence[SeedResult], design: Des
 def _next_look(
     rule: StoppingRule, estimator: ContrastEstimator, values: np.ndarray, earlier: Sequence[InterimAnalysis]
 ) -> InterimAnalysis | None:
-    """Return the next look at `values` [configuration, seed].
+    """Return the next look.
 
-    None if fewer than two seeds are usable, or not more than at the last look in `before`, or if the contrast is
-    undetermined.
+    None if fewer than two seeds are usable, or not more than at the last look, or if the contrast is undetermined.
+
+    Args:
+        rule: stopping rule.
+        estimator: weights of the configurations.
+        values: [configuration, seed]; NaN for a missing value.
+        earlier: looks so far.
     """
     has_values = np.array([np.isfinite(values[group]).all(axis=0) for group in estimator.groups])
     groups, seeds = complete_subset(has_values, lambda groups: estimator.weights(groups) is not None)
@@ -210,7 +215,13 @@ def _next_look(
 
 
 def finished(rule: StoppingRule, state: CellState, requested: Sequence[Request]) -> bool:
-    """Return True if a cell is trained and has the rule's measurement or a reason for its absence, or has diverged."""
+    """Return True if a cell is trained and has the rule's measurement or a reason for its absence, or has diverged.
+
+    Args:
+        rule: stopping rule.
+        state: state of the cell.
+        requested: requested (probe, length) pairs of the sweep.
+    """
     contrast = rule.contrast
     of_probe = [(probe, length) for probe, length in requested if probe == contrast.probe]
     return standing(state, of_probe if contrast.length is None else [(probe, n) for probe, n in of_probe if n == contrast.length]) in (

@@ -30,7 +30,13 @@ def goal_text(rule: StoppingRule, metric: Metric) -> str:
 
 
 def plan(rule: StoppingRule, metric: Metric, configurations: int) -> str:
-    """Return a sentence about the rule: contrast, goal, looks and spending function."""
+    """Return a sentence about the rule: contrast, goal, looks and spending function.
+
+    Args:
+        rule: stopping rule.
+        metric: metric of the contrast.
+        configurations: number of configurations that get seeds.
+    """
     looks = rule.looks if len(rule.looks) < 8 else (*rule.looks[:3], "...", rule.most)
     return (
         f"stop: {contrast_text(rule)}: seeds are added to {counted(configurations, 'configuration')} until its interval {goal_text(rule, metric)}; looks after "
@@ -90,7 +96,14 @@ def unit_text(metric: Metric) -> str:
 
 
 def _number(value: float, metric: Metric, width: float, *, sign: bool = False) -> str:
-    """Return a number as tables print it, with more decimals if the interval of that width is narrow."""
+    """Return a number as tables print it, with more decimals if the interval is narrow.
+
+    Args:
+        value: number in the metric's unit.
+        metric: metric; shares are printed in percent.
+        width: width of the interval.
+        sign: write a plus sign before positive numbers.
+    """
     scale, min_decimals = (100, 1) if metric.percent else (1, 3)
     decimals = 1 - math.floor(math.log10(scale * width)) if width > 0 else min_decimals
     text = f"{scale * value:.{min(max(min_decimals, decimals), 12)}f}"

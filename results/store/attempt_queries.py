@@ -187,9 +187,13 @@ def newest_event(session: Session, sweep: str, kinds: Collection[str]) -> Event 
 def events(
     session: Session, *, sweep: str | None = None, cell_id: str | None = None, limit: int | None = None
 ) -> Sequence[Event]:
-    """Return events, oldest first; with `limit` only the newest ones.
+    """Return events, oldest first.
 
-    The events of a sweep include those of its cells.
+    Args:
+        session: open session.
+        sweep: only events of this sweep, those of its cells included; None for all.
+        cell_id: only events of this cell; None for all.
+        limit: number of newest events to return; None for all.
     """
     query = select(*columns_of(EventRow, Event)).order_by(EventRow.at.desc(), EventRow.id.desc())
     if sweep is not None:

@@ -63,7 +63,15 @@ class AttemptWriter(Protocol):
         tokens_per_s: float | None = None,
         phase: Phase | None = None,
     ) -> None:
-        """Record the progress of the attempt; `loss` in nats per token. None keeps a column; a NaN loss clears it."""
+        """Record the progress of the attempt.
+
+        Args:
+            step: steps done.
+            steps_total: steps of the complete run; None keeps this column and each of those below.
+            loss: training loss in nats per token; NaN clears the column.
+            tokens_per_s: current speed.
+            phase: starting, training or probing.
+        """
 
     def curve(self, points: Sequence[CurvePoint]) -> None:
         """Record points of the training curve."""
@@ -155,7 +163,13 @@ class DatabaseRecorder(AttemptWriter):
         self.store.write(guarded, patience=self.patience, durable=durable)
 
     def _upsert(self, row: Any, key: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
-        """Insert rows of the attempt in one transaction, replacing those with the same key."""
+        """Insert rows of the attempt in one transaction, replacing those with the same key.
+
+        Args:
+            row: mapped class of the table.
+            key: columns of its unique key.
+            rows: values by column, without the attempt id.
+        """
         values = [{"attempt_id": self.attempt_id} | values for values in rows]
 
         def work(session: Session) -> None:

@@ -152,6 +152,15 @@ class Store(DatabaseConnection, StoreReader):
         their order or their axes differ from the newest one. Always makes the sweep the one launched last. A launch
         that also runs the sweep passes its revision to acquire_sweep instead.
 
+        Args:
+            name: sweep.
+            grid_text: text of the grid.
+            grid_file: path of the grid, for the record.
+            options: options of the launch; None for none.
+            commit: git commit of the code.
+            dirty: True if the working tree had changes.
+            cells: cells in the grid's order.
+
         Raises:
             SweepReadOnly: the sweep was imported.
         """
@@ -459,7 +468,10 @@ class Store(DatabaseConnection, StoreReader):
         cell_id: str | None = None,
         attempt_id: int | None = None,
     ) -> None:
-        """Record an event about a sweep, a cell or an attempt. Raises SweepUnknown."""
+        """Record an event with a kind (a short word) and a message, about a sweep, a cell or an attempt.
+
+        Raises SweepUnknown.
+        """
 
         def work(session: Session) -> None:
             sweep_id = queries.sweep_row(session, sweep).id if sweep is not None else None

@@ -55,7 +55,10 @@ def read_lease(session: Session, name: str, *, new: bool) -> LeaseState:
 def busy_message(name: str, lease: LeaseState, *, is_holder_alive: bool) -> str:
     """Return the message about a sweep that another owner holds.
 
-    `is_holder_alive` is True if the holder's process was seen; otherwise the message also names the end of its lease.
+    Args:
+        name: sweep.
+        lease: its lease, with a holder.
+        is_holder_alive: True if the holder's process was seen; otherwise the message also names the end of its lease.
     """
     assert lease.holder is not None
     who = f"{lease.holder.name} on {lease.holder.host} (pid {lease.holder.pid})"
@@ -188,7 +191,15 @@ def append_cells(session: Session, sweep_id: int, cells: Sequence[CellRecord]) -
 
 
 def _list_cells(session: Session, revision_id: int, cells: Sequence[CellRecord], first: int, moment: datetime) -> None:
-    """Create the cells that are missing, and list all of them in a revision from position `first` on."""
+    """Create the cells that are missing, and list all of them in a revision.
+
+    Args:
+        session: open session.
+        revision_id: revision.
+        cells: cells in the order of their positions.
+        first: position of the first one.
+        moment: time of creation for new cells.
+    """
     if cells:
         rows = [cell_values(cell) | {"created_at": moment} for cell in cells]
         session.execute(upsert(session, CellRow, key=("id",), replace=False), rows)

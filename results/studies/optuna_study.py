@@ -87,7 +87,13 @@ def propose_trial(search: Search, trials: Sequence[Trial], memory: Mapping[str, 
 
 
 def check_pruning(search: Search, trials: Sequence[Trial], number: int) -> tuple[bool, Trial]:
-    """Return (pruner's decision to end the trial at the end of its curve, the trial with its new Optuna state)."""
+    """Return (pruner's decision to end the trial at the end of its curve, the trial with its new Optuna state).
+
+    Args:
+        search: the study.
+        trials: all trials, in the order of their numbers.
+        number: trial to check.
+    """
     import optuna
 
     study = made(search, trials)

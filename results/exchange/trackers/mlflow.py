@@ -34,7 +34,14 @@ LONGEST_NAME, LONGEST_VALUE = 250, 6000
 
 
 def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[TrackerRun], None]:
-    """Create the experiment, and return the function that writes a run into it. Sets MLflow's log level to WARNING."""
+    """Create the experiment, and return the function that writes a run into it. Sets MLflow's log level to WARNING.
+
+    Args:
+        store: database.
+        sweep: name of the sweep, and of the experiment.
+        folder: folder to write to.
+        out: final name of the folder, for the address of artifacts.
+    """
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     summary = store.sweep(sweep)
     client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")

@@ -22,7 +22,10 @@ from .runs import CURVE, TrackerRun
 
 
 def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[TrackerRun], None]:
-    """Return the function that writes the event file of a run into a new folder below `folder`."""
+    """Return the function that writes the event file of a run into a new folder below `folder`.
+
+    The other arguments belong to the protocol of exporters and are not used.
+    """
 
     def write(run: TrackerRun) -> None:
         """Write the event file of one run into a new folder named after it."""

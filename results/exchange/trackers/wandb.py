@@ -22,7 +22,10 @@ QUIET = ("silent", "disable_code", "disable_git", "x_disable_meta", "x_disable_s
 
 
 def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[TrackerRun], None]:
-    """Return the function that writes an offline run below `folder`."""
+    """Return the function that writes an offline run below `folder`, in a project named after the sweep.
+
+    `store` and `out` belong to the protocol of exporters and are not used.
+    """
     settings = wandb.Settings(mode="offline", console="off", x_save_requirements=False, **dict.fromkeys(QUIET, True))
 
     def write(run: TrackerRun) -> None:
