@@ -136,7 +136,7 @@ def plan(
     Args:
         store: database.
         names: sweeps, or cells by complete id or slug.
-        is_active: returns True if an owner still runs a sweep, given the end of its lease.
+        holds: returns True if an owner still runs a sweep, given the end of its lease.
         is_alive: returns True if a running attempt's process is alive.
         runs: runs folder, to measure the size of the files; None skips that.
 
@@ -169,7 +169,7 @@ def execute_deletion(
         store: database.
         planned: result of `plan_deletion`.
         names: the same names as for the plan.
-        is_active: as for the plan.
+        holds: as for the plan.
         who: user, for the event.
         is_alive: as for the plan.
 

@@ -21,7 +21,10 @@ from atma_sweep.results.errors import StoreError, WriteRefused
 from patience import PATIENCE_S
 
 PYTHON = [sys.executable, "-c"]
-WRITE = "from pathlib import Path; import sys; from atma_sweep.results.console import output_files; output_files.write(Path(sys.argv[1]), {!r})"
+WRITE = (
+    "from pathlib import Path; import sys; from atma_sweep.results.console import output_files; "
+    f"output_files.{output_files.write.__name__}(Path(sys.argv[1]), {{!r}})"
+)
 ENDINGS = {".md": "md", ".csv": "csv"}
 
 

@@ -233,10 +233,10 @@ def count(connection, cursor, statement, *rest):
 
 store = open_store(sys.argv[1])
 holds = lambda owner, until: False
-found = deletion.plan(store, ["one"], holds=holds)
+found = deletion.PLAN(store, ["one"], holds=holds)
 deletion.execute_deletion(store, found, ["one"], holds=holds, who="ada")
 print(seen[0])
-"""
+""".replace("PLAN", deletion.plan.__name__)
 
 
 @pytest.mark.parametrize("at", every_nth([4, 1, 9], 3))

@@ -23,7 +23,7 @@ def launcher(who, cells):
     return owner, NewRevision(grid_text=f"# by {who}", grid_file=f"{who}.yaml", cells=cells(2, prefix=who))
 
 
-def claim(store, name, owner, revision):
+def claim(store: Store, name, owner, revision):
     """Return True if the owner got the sweep."""
     try:
         store.acquire_sweep(name, owner, 60.0, is_alive=lambda held: True, revision=revision, forget=True)
@@ -109,7 +109,7 @@ def test_launches_of_different_grids_race_for_new_names(store, url, cells):
         assert (won, grids) == ([holder], [f"# by {holder}"])
 
 
-def test_only_a_new_owner_clears_earlier_requests(store, cells):
+def test_only_a_new_owner_clears_earlier_requests(store: Store, cells):
     owner, grid = launcher("a", cells)
     assert claim(store, "quick", owner, grid)
     store.ask("quick", pause=True)

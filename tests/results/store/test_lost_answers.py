@@ -97,8 +97,8 @@ STORE: dict[str, Callable[[Desk], Any]] = {
     ),
     "renew_sweep": lambda desk: desk.store.renew_sweep("quick", 1, 60.0),
     "release_sweep": lambda desk: desk.store.release_sweep("quick", 1),
-    "ask": lambda desk: desk.store.ask("quick", pause=True, retry=["a"]),
-    "answered": lambda desk: desk.store.answered("quick", retry=["a"]),
+    Store.ask.__name__: lambda desk: desk.store.ask("quick", pause=True, retry=["a"]),
+    Store.answered.__name__: lambda desk: desk.store.answered("quick", retry=["a"]),
     "start_attempt": lambda desk: replace(
         desk.store.start_attempt(desk.cells[2].id, owner=ME, fence=1, sweep="quick"),
         id=0,
@@ -109,7 +109,7 @@ STORE: dict[str, Callable[[Desk], Any]] = {
     "finish_attempt": lambda desk: desk.store.finish_attempt(desk.running.id, 1, "failed", cause="x"),
     "interrupt_dead": lambda desk: desk.store.interrupt_dead(desk.running.id, "dead"),
     "mark_pruned": _pruned,
-    "forget_weights": lambda desk: desk.store.forget_weights(desk.done.id),
+    Store.forget_weights.__name__: lambda desk: desk.store.forget_weights(desk.done.id),
     "add_event": lambda desk: desk.store.add_event("note", "once", sweep="quick"),
 }
 RECORDER: dict[str, Callable[[Desk], Any]] = {

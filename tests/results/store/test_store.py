@@ -20,7 +20,7 @@ from atma_sweep.results.errors import (
 from atma_sweep.results.store import sweep_lease
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
-from atma_sweep.results.store.store import open_store
+from atma_sweep.results.store.store import Store, open_store
 from databases import finished
 from sqlalchemy import text
 
@@ -215,7 +215,7 @@ class TestAttempts:
 
 
 class TestCellStates:
-    def test_fields_come_from_the_right_attempts(self, store, cells, owner):
+    def test_fields_come_from_the_right_attempts(self, store: Store, cells, owner):
         launch(store, cells(2))
         cell = cells(2)[0].id
         train = store.start_attempt(cell, owner=owner, fence=1)
@@ -344,7 +344,7 @@ class TestDurability:
         assert modes == [relaxed, strict, strict, relaxed, strict]
         assert store.read(mode) in (relaxed, strict), "a read syncs nothing"
 
-    def test_what_a_file_may_go_after_is_durable(self, store, cells, owner, monkeypatch):
+    def test_what_a_file_may_go_after_is_durable(self, store: Store, cells, owner, monkeypatch):
         waited = []
         write = store.write
 

@@ -54,7 +54,7 @@ def test_what_is_no_search_is_none(key: str, value: Any) -> None:
     assert search_from({}) is search_from(None) is search_from({OPTION: 3}) is None
 
 
-def test_trials_are_restored_as_written(studied: Any, store: Store) -> None:
+def test_trials_are_restored_as_written(studied: tuple[StudyWriter, list[Any]], store: Store) -> None:
     studies, cells = studied
     first = Trial(0, {"train.muon_lr": 1 / 3, "memory": True}, attrs={"a": [1.5]}, cell=cells[0].id)
     studies.propose(first, cells[0], memory={"generation": 1})
