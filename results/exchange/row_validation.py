@@ -394,7 +394,12 @@ class RowValidator:
         return columns
 
     def _check_relations(self, columns: Mapping[str, list[Any]]) -> None:
-        """Check fields that depend on each other, and the order of the rows, from the previous batch on."""
+        """Check fields that depend on each other, and the order of the rows, also across batches.
+
+        Raises:
+            InvalidRow: a measurement has neither value nor reason, an event of kind `code` has no fingerprint, or rows
+                are not in increasing order of their key.
+        """
         if self.name == "measurement":
             for at, (value, reason) in enumerate(zip(columns["value"], columns["reason"], strict=True)):
                 if value is None and not reason:

@@ -110,9 +110,7 @@ def export_table(store: Store, what: TableName, to: Path, fmt: TableFormat, swee
 
 @contextlib.contextmanager
 def _table_writer(fmt: str, columns: list[Column[Any]], stream: IO[bytes]) -> Iterator[Callable[[list[Any]], None]]:
-    """Yield a function that appends rows to the stream in one of the formats.
-
-    CSV starts with a line of names, and Parquet needs all columns; the function therefore also accepts an empty list.
+    """Yield a function that appends rows, possibly none, to the stream in one of the formats.
 
     Args:
         fmt: csv, jsonl or parquet.
