@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-Z_95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
+Z_95 = 1.959963984540054  # a standard normal lies within this of zero with 95%
 
 
 def wilson(hits: float, n: int) -> tuple[float, float]:
