@@ -37,26 +37,26 @@ class BackendChoice(NamedTuple):
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def constant(function: Function) -> Function:
+def compile_time_constant(function: Function) -> Function:
     """torch.compiler.assume_constant_result without importing the compiler, a second that a CPU attempt has no use for."""
     # private: torch is pinned below 3 for it (pyproject.toml)
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
-class _Switch:
-    plain = False
-    passed: Path | None = None
+class _DispatchState:
+    torch_only = False
+    self_test_folder: Path | None = None
 
 
-def use_torch_backend(plain: bool = True) -> None:
+def use_torch_backend(torch_only: bool = True) -> None:
     """For the rest of this process: torch's own operations everywhere (`train.kernels: torch`), or the best there is."""
-    _Switch.plain = plain
+    _DispatchState.torch_only = torch_only
 
 
 def is_torch_only() -> bool:
     """Whether only torch's own operations may be used."""
-    return _Switch.plain
+    return _DispatchState.torch_only
 
 
 def cache_self_tests(folder: Path | None) -> None:
@@ -65,38 +65,40 @@ def cache_self_tests(folder: Path | None) -> None:
     The folder is for one type of GPU, one driver, and one version each of torch and Triton; a note is for the sources of all
     kernels as they are, and the versions of cuDNN and flash-linear-attention. What fails is tried again by the next process.
     """
-    _Switch.passed = folder
+    _DispatchState.self_test_folder = folder
 
 
 @functools.cache
 def sources(folder: Path) -> str:
     """A hash of the Python files in a folder."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     # not rglob, which fails when compiled modules of another process go while it looks
     for path in sorted(Path(top, name) for top, _, names in os.walk(folder) for name in names if name.endswith(".py")):
-        found.update(repr(path.relative_to(folder)).encode() + path.read_bytes())
-    return found.hexdigest()
+        digest.update(repr(path.relative_to(folder)).encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
-def _tested() -> tuple[object, ...]:
+def _self_test_versions() -> tuple[object, ...]:
     """What a self-test is of: this package's sources, and others' kernels by their versions."""
     # whether operations have to repeat exactly, which fills unwritten memory, is part of how they are tested
-    others: list[object] = [torch.backends.cudnn.version(), torch.are_deterministic_algorithms_enabled()]
+    versions: list[object] = [torch.backends.cudnn.version(), torch.are_deterministic_algorithms_enabled()]
     for name in ("fla-core", "flash-linear-attention"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            others.append(importlib.metadata.version(name))
-    return sources(Path(__file__).parent), *others
+            versions.append(importlib.metadata.version(name))
+    return sources(Path(__file__).parent), *versions
 
 
-def _note(*case: object) -> Path | None:
-    if _Switch.passed is None:
+def _pass_marker(*case: object) -> Path | None:
+    if _DispatchState.self_test_folder is None:
         return None
-    return _Switch.passed / hashlib.sha256(repr((_tested(), case)).encode()).hexdigest()[:32]
+    return (
+        _DispatchState.self_test_folder / hashlib.sha256(repr((_self_test_versions(), case)).encode()).hexdigest()[:32]
+    )
 
 
 def why_no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why our Triton kernels cannot take tensors of that type on that device; None when they can."""
-    if _Switch.plain:
+    if _DispatchState.torch_only:
         return "asked for by train.kernels"
     if device.type != "cuda":
         return f"Triton needs CUDA, the device is {device.type}"
@@ -190,39 +192,39 @@ def failure(op: str, error: Callable[..., float], *case: Hashable) -> str | None
     Wrong is too large a relative error, the median of `DRAWS` seeds, and whatever compiler and GPU raise. The draws have one
     shape, so kernels are compiled once. See `cache_self_tests`.
     """
-    note = _note(op, error.__module__, error.__qualname__, case)
+    marker = _pass_marker(op, error.__module__, error.__qualname__, case)
     with contextlib.suppress(OSError):
-        if note is not None and note.exists():
+        if marker is not None and marker.exists():
             return None
     try:
         errors = [error(*case, seed=seed) for seed in range(DRAWS)]
-    except _refusals() as refused:
-        said = str(refused).strip().splitlines()
-        return f"the self-test of {op} stopped with {type(refused).__name__}: {said[-1] if said else 'no message'}"
-    found = _deciding(errors)
-    if not found <= SELF_TEST:
-        return f"the self-test of {op} found a relative error of {found:.2g}"
-    if note is not None:
+    except _launch_errors() as refused:
+        message_lines = str(refused).strip().splitlines()
+        return f"the self-test of {op} stopped with {type(refused).__name__}: {message_lines[-1] if message_lines else 'no message'}"
+    relative_error = _deciding(errors)
+    if not relative_error <= SELF_TEST:
+        return f"the self-test of {op} found a relative error of {relative_error:.2g}"
+    if marker is not None:
         with contextlib.suppress(OSError):  # it is then tried again
-            note.parent.mkdir(parents=True, exist_ok=True)
-            note.write_text(f"{op}, {case}: relative error {found:.2g}\n")
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.write_text(f"{op}, {case}: relative error {relative_error:.2g}\n")
     return None
 
 
 def result_and_gradients(
     attention: Callable[..., Tensor], backend: str, dtype: torch.dtype, narrow: Sequence[Tensor], wide: Sequence[Tensor] = ()
 ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
-    """Result and gradients by `backend` in `dtype`, and by "torch" in float32, as `worst` compares them.
+    """Result and gradients by `backend` in `dtype`, and by "torch" in float32, as `max_relative_error` compares them.
 
     `narrow` come in `dtype`, queries first, which also weigh the result; `wide` stay as they are.
     """
-    found = []
+    results = []
     for name, kind in ((backend, dtype), ("torch", torch.float32)):
         args = [x.detach().to(kind).requires_grad_() for x in narrow] + [x.detach().requires_grad_() for x in wide]
         with torch.enable_grad():
             y = attention(*args, backend=name)
-            found.append([y, *torch.autograd.grad((y.float() * narrow[0].float()).sum(), args)])
-    return found[0], found[1]
+            results.append([y, *torch.autograd.grad((y.float() * narrow[0].float()).sum(), args)])
+    return results[0], results[1]
 
 
 def self_test(
@@ -242,20 +244,20 @@ def self_test(
     return error
 
 
-def worst(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:
+def worst(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
     """Largest error among pairs of tensors, in the norm, relative to the wanted one; NaN if one of them is."""
-    pairs = [(a.detach().float(), b.detach()) for a, b in zip(found, wanted, strict=True)]
+    pairs = [(a.detach().float(), b.detach()) for a, b in zip(actual, expected, strict=True)]
     # Python's max passes over what is not a number
     return float(torch.stack([(a - b).norm() / b.norm() for a, b in pairs]).max())
 
 
 @functools.cache
-def _refusals() -> tuple[type[Exception], ...]:
+def _launch_errors() -> tuple[type[Exception], ...]:
     """What a kernel raises that does not compile, start or fit: it is not for this machine."""
-    known = (RuntimeError, ValueError, AssertionError)
+    error_types = (RuntimeError, ValueError, AssertionError)
     if importlib.util.find_spec("triton") is None:
-        return known
-    return (*known, importlib.import_module("triton.errors").TritonError)
+        return error_types
+    return (*error_types, importlib.import_module("triton.errors").TritonError)
 
 
 @functools.cache

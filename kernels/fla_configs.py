@@ -25,20 +25,20 @@ KernelConfigs = dict[str, KernelConfig]
 """Of kernels "module of fla:name in it"."""
 
 
-def shared_configs(d: int) -> KernelConfigs:
+def shared_configs(head_dim: int) -> KernelConfigs:
     """Kernels that carry the state along the chunks, a program for each tile BV of the state's rows."""
     # on Hopper, at d = 128 and B16 H8, these are one and two waves of programs; at 256, tiles of 64 take over 227 KB back,
     # and over 99 forth
-    tile = (("BV", 64 if d <= 128 else 32),)
+    tile = (("BV", 64 if head_dim <= 128 else 32),)
     return {
         "ops.common.chunk_delta_h:chunk_gated_delta_rule_fwd_kernel_h_blockdim64": KernelConfig(4, 2, tile),
         "ops.common.chunk_delta_h:chunk_gated_delta_rule_bwd_kernel_dhu_blockdim64": KernelConfig(4, 2, tile),
     }
 
 
-def channelwise(d: int) -> KernelConfigs:
-    """What `channelwise.fla_forward` and `fla_backward` launch for heads of size d."""
-    return shared_configs(d) | {
+def channelwise_configs(head_dim: int) -> KernelConfigs:
+    """What `channelwise_configs.fla_forward` and `fla_backward` launch for heads of size d."""
+    return shared_configs(head_dim) | {
         "ops.utils.cumsum:chunk_local_cumsum_vector_kernel": KernelConfig(4, 3, (("BS", 32),)),
         # one warp sums each row without shared memory
         "ops.kda.chunk_intra_token_parallel:chunk_kda_fwd_kernel_intra_token_parallel": KernelConfig(
@@ -48,16 +48,16 @@ def channelwise(d: int) -> KernelConfigs:
         "ops.kda.chunk_intra:chunk_kda_fwd_kernel_inter_solve_fused": KernelConfig(1, 3, (("BK", 32),)),
         "ops.kda.chunk_intra:chunk_kda_bwd_kernel_intra": KernelConfig(2, 2),
         "ops.kda.wy_fast:recompute_w_u_fwd_kda_kernel": KernelConfig(4, 2),
-        "ops.gla.chunk:chunk_gla_fwd_kernel_o": KernelConfig(4, 3, (("BK", 64), ("BV", min(d, 128)))),
+        "ops.gla.chunk:chunk_gla_fwd_kernel_o": KernelConfig(4, 3, (("BK", 64), ("BV", min(head_dim, 128)))),
         "ops.kda.chunk_bwd:chunk_kda_bwd_kernel_dAv": KernelConfig(4, 2),
         # two warps spill up to 45 KB a thread; on Hopper fla leaves out BK 32, and 64 it is, which spills on Ampere
         "ops.kda.chunk_bwd:chunk_kda_bwd_kernel_wy_dqkg_fused": KernelConfig(4, 2, (("BK", 32), ("BV", 64))),
     }
 
 
-def gated(d: int) -> KernelConfigs:
+def gated_delta_configs(head_dim: int) -> KernelConfigs:
     """What `ops.fla_forward` and `fla_backward` launch for heads of size d."""
-    return shared_configs(d) | {
+    return shared_configs(head_dim) | {
         "modules.norm.l2norm:l2norm_fwd_kernel": KernelConfig(4, 3, (("BT", 32),)),
         "modules.norm.l2norm:l2norm_bwd_kernel": KernelConfig(4, 3, (("BT", 32),)),
         "ops.utils.cumsum:chunk_local_cumsum_scalar_kernel": KernelConfig(1),
@@ -70,7 +70,7 @@ def gated(d: int) -> KernelConfigs:
     }
 
 
-def path(_d: int) -> KernelConfigs:
+def path_configs(_head_dim: int) -> KernelConfigs:
     """What PaTH attention launches that fla would tune: the products of keys of a chunk, and their inverse."""
     return {
         "ops.common.chunk_scaled_dot_kkt:chunk_scaled_dot_kkt_fwd_kernel": KernelConfig(4, 3, (("BK", 64),)),
@@ -80,23 +80,25 @@ def path(_d: int) -> KernelConfigs:
     }
 
 
-def pin_configs(wishes: Callable[[int], KernelConfigs], d: int) -> None:
+def pin_configs(configs_for: Callable[[int], KernelConfigs], head_dim: int) -> None:
     """Before each call of fla: from here on its kernels have one configuration each, that for heads of size d."""
-    for tuner, chosen in _chosen(wishes, d):
-        tuner.configs = chosen
+    for tuner, pinned in _pinned_configs(configs_for, head_dim):
+        tuner.configs = pinned
 
 
 @functools.cache
-def _chosen(wishes: Callable[[int], KernelConfigs], d: int) -> list[tuple[Any, list[Any]]]:
+def _pinned_configs(configs_for: Callable[[int], KernelConfigs], head_dim: int) -> list[tuple[Any, list[Any]]]:
     # fla lists what suits the GPU and leaves out what the compiler gets wrong there, so the one taken is of its list
     return [
-        (tuner, [min(listed, key=functools.partial(_distance, wish))])
-        for (tuner, listed), wish in ((_listed(kernel), wish) for kernel, wish in wishes(d).items())
+        (tuner, [min(listed, key=functools.partial(_distance, wanted))])
+        for (tuner, listed), wanted in (
+            (_autotuner_configs(kernel), wish) for kernel, wish in configs_for(head_dim).items()
+        )
     ]
 
 
 @functools.cache
-def _listed(kernel: str) -> tuple[Any, list[Any]]:
+def _autotuner_configs(kernel: str) -> tuple[Any, list[Any]]:
     """A kernel's autotuner, and its configurations as fla lists them."""
     module, name = kernel.split(":")
     tuner = getattr(importlib.import_module(f"fla.{module}"), name)
@@ -105,8 +107,8 @@ def _listed(kernel: str) -> tuple[Any, list[Any]]:
     return tuner, tuner.configs
 
 
-def _distance(wish: KernelConfig, config: Any) -> tuple[float, ...]:
+def _distance(wanted: KernelConfig, config: Any) -> tuple[float, ...]:
     """How far a configuration is from the wish: warps first, then tiles, then stages; of two as far, the smaller one."""
-    tiles = sum(abs(math.log2(config.kwargs[name] / size)) for name, size in wish.tiles)
-    warps, stages = abs(math.log2(config.num_warps / wish.warps)), abs(config.num_stages - wish.stages)
+    tiles = sum(abs(math.log2(config.kwargs[name] / size)) for name, size in wanted.tiles)
+    warps, stages = abs(math.log2(config.num_warps / wanted.warps)), abs(config.num_stages - wanted.stages)
     return (warps, tiles, stages, config.num_warps, *config.kwargs.values(), config.num_stages)

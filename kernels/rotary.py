@@ -63,16 +63,16 @@ def _empty_tables(
 _tables = torch_op("rotary_tables", _empty_tables)(_cos_and_sin)
 
 
-def rotate(x_BTHX: Tensor, kind: Kind | Literal["none"], base: float, places_BT: Tensor | None = None) -> Tensor:
+def rotate(x_BTHX: Tensor, kind: Kind | Literal["none"], base: float, positions_BT: Tensor | None = None) -> Tensor:
     """`apply_rotary` of tokens that stand at 0, 1, 2, ..., or at these places, int64 [B, T]; "none" leaves them as they are."""
     if kind == "none":
         return x_BTHX
     dtype, size = statistics_dtype(x_BTHX.dtype), x_BTHX.shape[-1]
-    if places_BT is None:
+    if positions_BT is None:
         return apply_rotary(
             x_BTHX, *rotary_tables(kind, x_BTHX.shape[1], size, base, dtype=dtype, device=x_BTHX.device)
         )
-    angle_NF = torch.outer(places_BT.flatten().to(dtype), frequencies(kind, size, base, x_BTHX.device).to(dtype))
+    angle_NF = torch.outer(positions_BT.flatten().to(dtype), frequencies(kind, size, base, x_BTHX.device).to(dtype))
     return apply_rotary(x_BTHX.flatten(0, 1)[None], angle_NF.cos(), angle_NF.sin()).view(x_BTHX.shape)
 
 

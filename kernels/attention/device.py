@@ -25,17 +25,17 @@ def visible(p_M, n_S, TK, window, WINDOWED: tl.constexpr):
 
 @triton.jit
 def bounds(m0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr):
-    """Tiles of keys [first, last) of a tile of queries; from `whole_to` on and before `whole_from` some pairs are hidden."""
+    """Tiles of keys [first, last) of a tile of queries; from `unmasked_to` on and before `unmasked_from` some pairs are hidden."""
     last = tl.cdiv(tl.minimum(m0 + BM, T), BN)
-    whole_to = (m0 + 1) // BN
+    unmasked_to = (m0 + 1) // BN
     first = 0
-    whole_from = 0
+    unmasked_from = 0
     if WINDOWED:
         first = tl.maximum(0, m0 - window + 1) // BN
-        whole_from = tl.maximum(first, tl.cdiv(tl.maximum(0, m0 + BM - window), BN))
-    whole_to = tl.maximum(whole_to, first)
-    whole_from = tl.minimum(whole_from, whole_to)
-    return first, whole_from, whole_to, last
+        unmasked_from = tl.maximum(first, tl.cdiv(tl.maximum(0, m0 + BM - window), BN))
+    unmasked_to = tl.maximum(unmasked_to, first)
+    unmasked_from = tl.minimum(unmasked_from, unmasked_to)
+    return first, unmasked_from, unmasked_to, last
 
 
 @triton.jit
@@ -44,26 +44,26 @@ def query_bounds(n0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl
     # queries at m see key n when n <= m < n + window
     first = n0 // BM * BM
     end = T
-    whole_from = tl.cdiv(n0 + BN - 1, BM) * BM
-    whole_to = T // BM * BM
+    unmasked_from = tl.cdiv(n0 + BN - 1, BM) * BM
+    unmasked_to = T // BM * BM
     if WINDOWED:
         end = tl.minimum(T, n0 + BN - 1 + window)
-        whole_to = tl.minimum(whole_to, (n0 + window) // BM * BM)
-    whole_from = tl.maximum(first, tl.minimum(whole_from, tl.cdiv(end, BM) * BM))
-    whole_to = tl.maximum(whole_from, tl.minimum(whole_to, tl.cdiv(end, BM) * BM))
-    return first, whole_from, whole_to, end
+        unmasked_to = tl.minimum(unmasked_to, (n0 + window) // BM * BM)
+    unmasked_from = tl.maximum(first, tl.minimum(unmasked_from, tl.cdiv(end, BM) * BM))
+    unmasked_to = tl.maximum(unmasked_from, tl.minimum(unmasked_to, tl.cdiv(end, BM) * BM))
+    return first, unmasked_from, unmasked_to, end
 
 
 @triton.jit
-def online_softmax_step(acc, top, total, a, v, PRECISION: tl.constexpr):
+def online_softmax_step(acc, row_max, row_sum, logits, v, PRECISION: tl.constexpr):
     """A row's sums with a tile of keys more, whose logits are a, -inf where hidden, even for all that a row has seen."""
-    higher = tl.maximum(top, tl.max(a, 1))
+    higher = tl.maximum(row_max, tl.max(logits, 1))
     base = tl.where(higher == float("-inf"), 0.0, higher)
-    shrink = tl.exp2(top - base)
-    p = tl.exp2(a - base[:, None])
-    total = total * shrink + tl.sum(p, 1)
+    shrink = tl.exp2(row_max - base)
+    p = tl.exp2(logits - base[:, None])
+    row_sum = row_sum * shrink + tl.sum(p, 1)
     acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-    return acc, higher, total
+    return acc, higher, row_sum
 
 
 @triton.jit

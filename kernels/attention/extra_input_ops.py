@@ -22,18 +22,28 @@ def attention_ops(name: str) -> tuple[Any, Any]:
     package = f"{__package__}.{name}"
 
     @torch_op(f"{name}_forward", lambda q, *_: (q.new_empty(q.shape), rows_like(q)))
-    def forward(q: Tensor, k: Tensor, v: Tensor, fourth: Tensor, factor: float, window: int) -> tuple[Tensor, Tensor]:
-        args = (x.contiguous() for x in (q, k, v, fourth))
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, extra_input: Tensor, factor: float, window: int
+    ) -> tuple[Tensor, Tensor]:
+        args = (x.contiguous() for x in (q, k, v, extra_input))
         return load_kernels(package).forward(*args, factor=factor, window=window or None)
 
     @torch_op(f"{name}_backward", lambda g_o, *tensors: empty_like(*tensors[:4]))
     def backward(
-        g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, fourth: Tensor, o: Tensor, lse: Tensor, factor: float, window: int
+        g_o: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        extra_input: Tensor,
+        o: Tensor,
+        lse: Tensor,
+        factor: float,
+        window: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        args = (x.contiguous() for x in (g_o, q, k, v, fourth, o, lse))
-        found: tuple[Tensor, Tensor, Tensor, Tensor]
-        found = load_kernels(package).backward(*args, factor=factor, window=window or None)
-        return found
+        args = (x.contiguous() for x in (g_o, q, k, v, extra_input, o, lse))
+        gradients: tuple[Tensor, Tensor, Tensor, Tensor]
+        gradients = load_kernels(package).backward(*args, factor=factor, window=window or None)
+        return gradients
 
     differentiate(forward, backward, keep_inputs(4))
     return forward, backward

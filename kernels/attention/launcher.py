@@ -22,9 +22,9 @@ def _row_products(a_ptr, b_ptr, out_ptr, T, rows, H: tl.constexpr, X: tl.constex
     # rows as they lie in memory, so that a tile is one piece of it
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     inside = row < rows
-    place = row.to(tl.int64)[:, None] * X + tl.arange(0, X)[None, :]
-    a = tl.load(a_ptr + place, mask=inside[:, None], other=0.0).to(tl.float32)
-    b = tl.load(b_ptr + place, mask=inside[:, None], other=0.0).to(tl.float32)
+    offsets = row.to(tl.int64)[:, None] * X + tl.arange(0, X)[None, :]
+    a = tl.load(a_ptr + offsets, mask=inside[:, None], other=0.0).to(tl.float32)
+    b = tl.load(b_ptr + offsets, mask=inside[:, None], other=0.0).to(tl.float32)
     h = row % H
     t = row // H % T
     batch = row // H // T
@@ -73,7 +73,7 @@ def constants(q: Tensor, k: Tensor, window: int | None, factor: float) -> dict[s
 
 def forward(
     kernel: Any, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, extra: tuple[Tensor, ...], sizes: tuple[int, ...],
-    shared: dict[str, Any],
+    constexprs: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(o [B, T, H, X] in q's type, lse [B, H, T] float32) of a kernel that takes q, k, v, o, `extra`, lse and `sizes`."""
     b, t, h, d = q.shape
@@ -81,38 +81,38 @@ def forward(
     lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
     bm, bn, warps, stages = tiles
     kernel[(triton.cdiv(t, bm), b * h)](
-        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(o, bm, d), *extra, lse, *sizes,
-        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
+        head_blocks(q, bm, d), head_blocks(k, bn, d), head_blocks(v, bn, d), head_blocks(o, bm, d), *extra, lse, *sizes,
+        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **constexprs,
     )  # fmt: skip
     return o, lse
 
 
 def queries_backward(
-    kernel: Any, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, g: Tensor, dq: Tensor, rest: tuple[Any, ...],
-    shared: dict[str, Any],
+    kernel: Any, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, g: Tensor, dq: Tensor, other_args: tuple[Any, ...],
+    constexprs: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Fill dq by a kernel that takes q, k, v, g, dq and `rest`, a program per tile of queries."""
+    """Fill dq by a kernel that takes q, k, v, g, dq and `other_args`, a program per tile of queries."""
     b, t, h, d = q.shape
     bm, bn, warps, stages = tiles
     kernel[(triton.cdiv(t, bm), b * h)](
-        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g, bm, d), flat(dq, bm, d), *rest,
-        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
+        head_blocks(q, bm, d), head_blocks(k, bn, d), head_blocks(v, bn, d), head_blocks(g, bm, d), head_blocks(dq, bm, d), *other_args,
+        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **constexprs,
     )  # fmt: skip
 
 
 def keys_backward(
-    kernel: Any, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, g: Tensor, dk: Tensor, dv: Tensor, rest: tuple[Any, ...],
-    shared: dict[str, Any], programs: int | None = None,
+    kernel: Any, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, g: Tensor, dk: Tensor, dv: Tensor, other_args: tuple[Any, ...],
+    constexprs: dict[str, Any], programs: int | None = None,
 ) -> None:  # fmt: skip
-    """Fill dk and dv by a kernel that takes q, k, v, g, dk, dv and `rest`, a program per tile of keys, or so many."""
+    """Fill dk and dv by a kernel that takes q, k, v, g, dk, dv and `other_args`, a program per tile of keys, or so many."""
     (b, t, heads, d), (bm, bn, warps, stages) = k.shape, tiles
     kernel[(programs or triton.cdiv(t, bn), b * heads)](
-        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g, bm, d), flat(dk, bn, d), flat(dv, bn, d), *rest,
-        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
+        head_blocks(q, bm, d), head_blocks(k, bn, d), head_blocks(v, bn, d), head_blocks(g, bm, d), head_blocks(dk, bn, d), head_blocks(dv, bn, d), *other_args,
+        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **constexprs,
     )  # fmt: skip
 
 
-def flat(x: Tensor, rows: int, d: int) -> TensorDescriptor:
+def head_blocks(x: Tensor, rows: int, d: int) -> TensorDescriptor:
     """[B, T, H, X] as [B, T, H * X], read and written in blocks of `rows` positions of one head."""
     return TensorDescriptor.from_tensor(x.view(*x.shape[:2], -1), [1, rows, d])
 

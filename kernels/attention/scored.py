@@ -25,7 +25,7 @@ class QueryBlock(NamedTuple):
     """Queries start <= i < stop."""
     first: int
     """Keys first <= j < stop."""
-    seen_MS: Tensor
+    visible_MS: Tensor
     """bool: causal, and within the window."""
 
     @property
@@ -39,7 +39,7 @@ class QueryBlock(NamedTuple):
     @property
     def distance(self) -> Tensor:
         """i - j, int64; below 0 for keys that are not seen."""
-        device = self.seen_MS.device
+        device = self.visible_MS.device
         i_M = torch.arange(self.start, self.stop, device=device)
         return i_M[:, None] - torch.arange(self.first, self.stop, device=device)
 
@@ -61,18 +61,22 @@ def scored_attention(
     dtype = statistics_dtype(v_BTJX.dtype)
     v_BJTX = v_BTJX.to(dtype).transpose(1, 2)
 
-    def rows(span: QueryBlock) -> Tensor:
-        return _weighted(logits(span).masked_fill(~span.seen_MS, -torch.inf), v_BJTX[:, :, span.keys], heads)
+    def rows(block_of_queries: QueryBlock) -> Tensor:
+        return _weighted(
+            logits(block_of_queries).masked_fill(~block_of_queries.visible_MS, -torch.inf),
+            v_BJTX[:, :, block_of_queries.keys],
+            heads,
+        )
 
-    spans = [span_of(start, min(start + block, t), window, v_BTJX.device) for start in range(0, t, block)]
+    spans = [query_block_at(start, min(start + block, t), window, v_BTJX.device) for start in range(0, t, block)]
     if len(spans) == 1 or not torch.is_grad_enabled():
-        found = [rows(span) for span in spans]
+        outputs = [rows(span) for span in spans]
     else:
-        found = [checkpoint(rows, span, use_reentrant=False) for span in spans]
-    return torch.cat(found, 2).transpose(1, 2).to(v_BTJX.dtype)
+        outputs = [checkpoint(rows, span, use_reentrant=False) for span in spans]
+    return torch.cat(outputs, 2).transpose(1, 2).to(v_BTJX.dtype)
 
 
-def span_of(start: int, stop: int, window: int | None, device: torch.device) -> QueryBlock:
+def query_block_at(start: int, stop: int, window: int | None, device: torch.device) -> QueryBlock:
     """The queries start <= i < stop and what they see."""
     first = 0 if window is None else max(0, start - window + 1)
     return QueryBlock(start, stop, first, visible_mask(start, stop, first, window, device))
@@ -98,15 +102,17 @@ def running_sum(x: Tensor) -> Tensor:
     return x.cumsum(1)
 
 
-def sum_by_products(x: Tensor, piece: int = 64) -> Tensor:
+def sum_by_products(x: Tensor, segment_tokens: int = 64) -> Tensor:
     """The same as products with a triangle of ones: within pieces of so many tokens, then over the pieces' sums."""
     t = x.shape[1]
-    if t <= piece:
+    if t <= segment_tokens:
         return torch.einsum("ts,bs...->bt...", torch.ones(t, t, dtype=x.dtype, device=x.device).tril(), x)
-    padded = torch.cat([x, x.new_zeros(len(x), -t % piece, *x.shape[2:])], 1).unflatten(1, (-1, piece))
-    within = sum_by_products(padded.flatten(0, 1), piece).unflatten(0, padded.shape[:2])
-    whole = within[:, :, -1]
-    return (within + (sum_by_products(whole, piece) - whole)[:, :, None]).flatten(1, 2)[:, :t]
+    padded = torch.cat([x, x.new_zeros(len(x), -t % segment_tokens, *x.shape[2:])], 1).unflatten(
+        1, (-1, segment_tokens)
+    )
+    within = sum_by_products(padded.flatten(0, 1), segment_tokens).unflatten(0, padded.shape[:2])
+    segment_sums = within[:, :, -1]
+    return (within + (sum_by_products(segment_sums, segment_tokens) - segment_sums)[:, :, None]).flatten(1, 2)[:, :t]
 
 
 def scored_reference(

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..custom_ops import differentiate, empty_like, torch_op
-from ..dispatch import BackendChoice, constant, failure, is_torch_only, version
-from ..fla_configs import channelwise, pin_configs
+from ..dispatch import BackendChoice, compile_time_constant, failure, is_torch_only, version
+from ..fla_configs import channelwise_configs, pin_configs
 from ..gated_delta.op import NORM_FLOOR, in_chunks, rule_error, running_sum, why_no_fla
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, expand_kv
@@ -50,7 +50,7 @@ def channelwise_delta(
     return r.to(q_BTHX.dtype), state
 
 
-@constant
+@compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
     """What `channelwise_delta` takes for such tensors."""
     device = torch.device(device)
@@ -106,26 +106,26 @@ def _chunked(
     )
     own, carried = solved.split(d, -1)
     last = decay[..., -1:, :]
-    kept, ends = last.exp(), k * (last - decay).exp()
-    reads = []
+    chunk_decay, decayed_keys = last.exp(), k * (last - decay).exp()
+    readouts = []
     for i in range(n):
         write = own[:, :, i] - carried[:, :, i] @ state.mT
-        reads.append((grown[:, :, i] * q[:, :, i]) @ state.mT + of_queries[:, :, i] @ write)
-        state = kept[:, :, i] * state + write.mT @ ends[:, :, i]
-    r_BTHX = torch.stack(reads, 2).permute(0, 2, 3, 1, 4).reshape(b, n * chunk, h, d)[:, :t]
+        readouts.append((grown[:, :, i] * q[:, :, i]) @ state.mT + of_queries[:, :, i] @ write)
+        state = chunk_decay[:, :, i] * state + write.mT @ decayed_keys[:, :, i]
+    r_BTHX = torch.stack(readouts, 2).permute(0, 2, 3, 1, 4).reshape(b, n * chunk, h, d)[:, :t]
     return r_BTHX, state
 
 
 # --- flash-linear-attention: keys and values already expanded to every head, states [X_v, X_k] ------------------------
 
-TOGETHER = 64
+CHUNK_TOKENS = 64
 """Tokens that fla's kernels solve together."""
 
 
 def _empty_results(
     q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, ...]:
-    inside = k.new_empty(*k.shape[:3], TOGETHER)
+    inside = k.new_empty(*k.shape[:3], CHUNK_TOKENS)
     row = q.new_empty(q.shape)
     return row, state.new_empty(state.shape), log_gamma.new_empty(q.shape), inside, torch.empty_like(inside)
 
@@ -137,7 +137,7 @@ def fla_forward(
     """(readout, last state, and the three tensors that `fla_backward` needs beside its inputs)."""
     from fla.ops.kda.chunk_fwd import chunk_kda_fwd
 
-    pin_configs(channelwise, q.size(-1))
+    pin_configs(channelwise_configs, q.size(-1))
     q, k, v, log_gamma, beta, state = (x.contiguous() for x in (q, k, v, log_gamma, beta, state))
     r, last, decay, of_queries, of_keys, *_ = chunk_kda_fwd(
         q=q, k=k, v=v, g=log_gamma, beta=beta, scale=1.0, initial_state=state, output_final_state=True,
@@ -157,7 +157,7 @@ def fla_backward(
     """Gradients of q, k, v, log_gamma, beta and the first state."""
     from fla.ops.kda.chunk_bwd import chunk_kda_bwd
 
-    pin_configs(channelwise, q.size(-1))
+    pin_configs(channelwise_configs, q.size(-1))
     q, k, v, beta, state, g_r = (x.contiguous() for x in (q, k, v, beta, state, g_r))
     dq, dk, dv, d_beta, d_gamma, d_state, *_ = chunk_kda_bwd(
         q=q, k=k, v=v, beta=beta, Aqk=of_queries, Akk=of_keys, scale=1.0, initial_state=state, do=g_r,

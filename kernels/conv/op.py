@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..custom_ops import differentiate, empty_like, keep_inputs, load_kernels, torch_op
-from ..dispatch import BackendChoice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import BackendChoice, compile_time_constant, failure, triton_or_torch, why_no_triton, worst
 from ..norms import rms_norm
 
-MOST_TAPS = 4
+MAX_TAPS = 4
 """Rows that the backward kernels keep in registers."""
 
 
@@ -83,18 +83,18 @@ def _takes_kernels(x: Tensor, w_CW: Tensor, backend: str | None) -> bool:
     if (backend or choose_backend(x.device, x.dtype, taps).backend) != "triton":
         return False
     _check_types(x, w_CW)
-    if taps > MOST_TAPS:
-        raise ValueError(f"the kernels take at most {MOST_TAPS} taps, got {taps}; use backend torch")
+    if taps > MAX_TAPS:
+        raise ValueError(f"the kernels take at most {MAX_TAPS} taps, got {taps}; use backend torch")
     return True
 
 
-@constant
+@compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, taps: int) -> BackendChoice:
     """What `gated_causal_conv` and `canon` take for such tensors, tried once on small ones before it is believed."""
     device = torch.device(device)
     why = why_no_triton(device, dtype)
-    if why is None and taps > MOST_TAPS:
-        why = f"the kernels take at most {MOST_TAPS} taps, got {taps}"
+    if why is None and taps > MAX_TAPS:
+        why = f"the kernels take at most {MAX_TAPS} taps, got {taps}"
     return triton_or_torch(why or failure("the convolutions", _error, device, dtype))
 
 
@@ -102,16 +102,16 @@ def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
     """Largest relative error of results and gradients, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)
     shapes = [(2, 37, 48), (16, 3), (2, 37, 2, 24), (48, 4)]
-    made = [torch.randn(shape, generator=draw).to(device, dtype) for shape in shapes]
-    found = []
+    tensors = [torch.randn(shape, generator=draw).to(device, dtype) for shape in shapes]
+    results = []
     for backend, kind in (("triton", dtype), ("torch", torch.float32)):
-        x, w, heads, filters = (one.detach().to(kind).requires_grad_() for one in made)
+        x, w, heads, filters = (tensor.detach().to(kind).requires_grad_() for tensor in tensors)
         with torch.enable_grad():
             y = gated_causal_conv(x, w, backend=backend)
             z = canon(heads, filters, norm=True, backend=backend)
-            loss = (y.float() * made[0][..., :16].float()).sum() + (z.float() * made[2].float().cos()).sum()
-            found.append([y, z, *torch.autograd.grad(loss, (x, w, heads, filters))])
-    return worst(*found)
+            loss = (y.float() * tensors[0][..., :16].float()).sum() + (z.float() * tensors[2].float().cos()).sum()
+            results.append([y, z, *torch.autograd.grad(loss, (x, w, heads, filters))])
+    return worst(*results)
 
 
 @torch_op("gated_conv_forward", lambda x, w: x.new_empty(*x.shape[:2], w.shape[0]))
@@ -129,17 +129,17 @@ def gated_conv_backward(g_BTC: Tensor, x_BTE: Tensor, w_CW: Tensor) -> tuple[Ten
 @torch_op("canon_forward", lambda x, w, norm: x.new_empty(x.shape))
 def canon_forward(x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> Tensor:
     """n + conv(n), contiguous."""
-    return load_kernels(__package__).canon_forward(_rows_apart(x_BTHX), w_CW.contiguous(), norm)
+    return load_kernels(__package__).canon_forward(_with_row_layout(x_BTHX), w_CW.contiguous(), norm)
 
 
 @torch_op("canon_backward", lambda g, x, w, norm: empty_like(x, w))
 def canon_backward(g_BTHX: Tensor, x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> tuple[Tensor, Tensor]:
     """Gradients of x and w."""
-    args = (g_BTHX.contiguous(), _rows_apart(x_BTHX), w_CW.contiguous())
+    args = (g_BTHX.contiguous(), _with_row_layout(x_BTHX), w_CW.contiguous())
     return load_kernels(__package__).canon_backward(*args, norm)
 
 
-def _rows_apart(x_BTHX: Tensor) -> Tensor:
+def _with_row_layout(x_BTHX: Tensor) -> Tensor:
     """x as it is if its rows follow each other through the whole batch and heads have no gaps inside, else a copy."""
     fits = x_BTHX.stride(3) == 1 and x_BTHX.stride(0) == x_BTHX.shape[1] * x_BTHX.stride(1)
     return x_BTHX if fits else x_BTHX.contiguous()

@@ -68,7 +68,7 @@ def _taps(w_ptr, at_C, inside_C, W: tl.constexpr):
 
 
 @triton.jit
-def _ahead(w0, w1, w2, w3, x0, x1, x2, x3, W: tl.constexpr):
+def _conv_transposed(w0, w1, w2, w3, x0, x1, x2, x3, W: tl.constexpr):
     """sum_back w_back x_{t + back} for the position t that lies W - 1 before the newest, x0."""
     if W == 1:
         y = w0 * x0
@@ -82,7 +82,7 @@ def _ahead(w0, w1, w2, w3, x0, x1, x2, x3, W: tl.constexpr):
 
 
 @triton.jit
-def _keep_taps(dw_ptr, part, width, at_C, inside_C, a0, a1, a2, a3, W: tl.constexpr):
+def _store_tap_sums(dw_ptr, part, width, at_C, inside_C, a0, a1, a2, a3, W: tl.constexpr):
     at = part.to(tl.int64) * W * width + at_C
     tl.store(dw_ptr + at + (W - 1) * width, a0, mask=inside_C)
     if W > 1:
@@ -125,7 +125,7 @@ def _gated_backward(
         a2 += counted * p2
         a3 += counted * p3
         past = t - (W - 1)
-        dp = _ahead(w0, w1, w2, w3, d0, d1, d2, d3, W)
+        dp = _conv_transposed(w0, w1, w2, w3, d0, d1, d2, d3, W)
         done = inside & (past >= t0) & (past < t0 + R) & (past < T)
         at -= (W - 1) * 3 * C
         b = tl.load(x_ptr + at, mask=done, other=0.0).to(tl.float32)
@@ -135,7 +135,7 @@ def _gated_backward(
         p3, p2, p1 = p2, p1, p0
         d3, d2, d1 = d2, d1, d0
     part = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
-    _keep_taps(dw_ptr, part, C, c_C, inside, a0, a1, a2, a3, W)
+    _store_tap_sums(dw_ptr, part, C, c_C, inside, a0, a1, a2, a3, W)
 
 
 @triton.jit
@@ -182,13 +182,13 @@ def _canon_backward(
     n1, n2, n3, _ = _zeros(P)
     g1, g2, g3, _ = _zeros(P)
     a0, a1, a2, a3 = _zeros(P)
-    one = tl.sum(tl.zeros([P], tl.float32), 0) + 1.0
-    s1, s2, s3 = one, one + 0.0, one - 0.0
+    unit_scale = tl.sum(tl.zeros([P], tl.float32), 0) + 1.0
+    s1, s2, s3 = unit_scale, unit_scale + 0.0, unit_scale - 0.0
     for i in range(0, R + 2 * W - 2):
         t = t0 - (W - 1) + i
         seen = inside & (t >= 0) & (t < T)
         n0 = tl.load(x_ptr + (row + t) * stride_t + h * stride_h + d_X, mask=seen, other=0.0).to(tl.float32)
-        s0 = one
+        s0 = unit_scale
         if NORM:
             s0 = tl.rsqrt(tl.sum(n0 * n0, 0) / X + _EPS)
             n0 = n0 * s0
@@ -200,7 +200,7 @@ def _canon_backward(
         a1 += counted * n1
         a2 += counted * n2
         a3 += counted * n3
-        dn = _ahead(w0, w1, w2, w3, g0, g1, g2, g3, W)
+        dn = _conv_transposed(w0, w1, w2, w3, g0, g1, g2, g3, W)
         if W == 1:
             dn += g0
             n, s = n0, s0
@@ -222,12 +222,12 @@ def _canon_backward(
         g3, g2, g1 = g2, g1, g0
         s3, s2, s1 = s2, s1, s0
     part = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
-    _keep_taps(dw_ptr, part, H * X, h * X + d_X, inside, a0, a1, a2, a3, W)
+    _store_tap_sums(dw_ptr, part, H * X, h * X + d_X, inside, a0, a1, a2, a3, W)
 
 
-GATED = (64, 256)
+GATED_TILE = (64, 256)
 """Rows and channels that a warp of the gated backward walks down."""
-CANON = 32
+CANON_ROWS = 32
 """Rows that a warp of Canon's backward walks down."""
 
 
@@ -244,7 +244,7 @@ def gated_forward(x_BTE: Tensor, w_CW: Tensor) -> Tensor:
 def gated_backward(g_BTC: Tensor, x_BTE: Tensor, w_CW: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of x and w."""
     (b, t, _), (c, k) = x_BTE.shape, w_CW.shape
-    rows, bc = GATED
+    rows, bc = GATED_TILE
     bc = min(bc, triton.next_power_of_2(c))
     dx_BTE = torch.empty_like(x_BTE)
     parts = triton.cdiv(t, rows)
@@ -269,11 +269,11 @@ def canon_backward(g_BTHX: Tensor, x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> 
     """Gradients of x (contiguous) and w."""
     (b, t, h, d), k = x_BTHX.shape, w_CW.shape[1]
     dx_BTHX = torch.empty_like(g_BTHX)
-    parts = triton.cdiv(t, CANON)
+    parts = triton.cdiv(t, CANON_ROWS)
     dw_PWC = torch.empty(b * parts, k, h * d, device=g_BTHX.device, dtype=torch.float32)
     _canon_backward[(parts, h, b)](
         x_BTHX, w_CW, g_BTHX, dx_BTHX, dw_PWC, t, *_strides(x_BTHX),
-        H=h, X=d, P=triton.next_power_of_2(d), W=k, R=CANON, NORM=norm, num_warps=1,
+        H=h, X=d, P=triton.next_power_of_2(d), W=k, R=CANON_ROWS, NORM=norm, num_warps=1,
     )  # fmt: skip
     return dx_BTHX, dw_PWC.sum(0).t().contiguous().to(w_CW.dtype)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..custom_ops import load_kernels, torch_op
-from ..dispatch import BackendChoice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import BackendChoice, compile_time_constant, failure, triton_or_torch, why_no_triton, worst
 from ..norms import rms_norm
 
 
@@ -60,20 +60,20 @@ def canon_step(
 ) -> Tensor:  # fmt: skip
     """What `canon` gives at the next token of q, k and v side by side, [B, C] of x's type with C = (H + 2 J) X.
 
-    x [B, E] begins with the H query heads, each `apart` channels after the one before it and X of them long, then come J heads of
+    x [B, E] begins with the H query heads, each `head_stride` channels after the one before it and X of them long, then come J heads of
     keys and J of values; `heads` is (H, J, apart), and what stands between query heads or behind the values is not read. With
     `norm` queries and keys are normed, and the tails hold them so. Otherwise as `conv_step`.
     """
-    h, j, apart = heads
+    h, j, head_stride = heads
     x = w_CW.shape[0] // (h + 2 * j)
-    if w_CW.shape[0] != (h + 2 * j) * x or x_BE.shape[1] < h * apart + 2 * j * x or apart < x:
+    if w_CW.shape[0] != (h + 2 * j) * x or x_BE.shape[1] < h * head_stride + 2 * j * x or head_stride < x:
         raise ValueError(
-            f"x has {x_BE.shape[1]} channels, the filters {w_CW.shape[0]}, for {h} query heads {apart} apart and {j} KV heads"
+            f"x has {x_BE.shape[1]} channels, the filters {w_CW.shape[0]}, for {h} query heads {head_stride} apart and {j} KV heads"
         )
     if (backend or choose_backend(x_BE.device, x_BE.dtype).backend) == "triton":
-        return heads_step(x_BE, tails_RWC, slots_B, w_CW, h, j, apart, norm)
-    q, k, v, _ = x_BE.split([h * apart, j * x, j * x, x_BE.shape[1] - h * apart - 2 * j * x], -1)
-    q, k, v = q.unflatten(-1, (h, apart))[..., :x], k.unflatten(-1, (j, x)), v.unflatten(-1, (j, x))
+        return heads_step(x_BE, tails_RWC, slots_B, w_CW, h, j, head_stride, norm)
+    q, k, v, _ = x_BE.split([h * head_stride, j * x, j * x, x_BE.shape[1] - h * head_stride - 2 * j * x], -1)
+    q, k, v = q.unflatten(-1, (h, head_stride))[..., :x], k.unflatten(-1, (j, x)), v.unflatten(-1, (j, x))
     if norm:
         q, k = rms_norm(q), rms_norm(k)
     return conv_step(torch.cat([q, k, v], 1).flatten(1), tails_RWC, slots_B, w_CW, residual=True, backend=backend)
@@ -81,12 +81,12 @@ def canon_step(
 
 def tail_of(x_TC: Tensor, taps: int) -> Tensor:
     """The last W - 1 inputs of a text, [W - 1, C], zeros before its start."""
-    wanted = taps - 1
-    last = x_TC[max(0, len(x_TC) - wanted) :]
-    return torch.cat([last.new_zeros(wanted - len(last), x_TC.shape[1]), last])
+    tail_length = taps - 1
+    last = x_TC[max(0, len(x_TC) - tail_length) :]
+    return torch.cat([last.new_zeros(tail_length - len(last), x_TC.shape[1]), last])
 
 
-@constant
+@compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype) -> BackendChoice:
     """What `conv_step` takes for such tensors."""
     device = torch.device(device)
@@ -98,7 +98,7 @@ def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
     draw = torch.Generator().manual_seed(seed)
     x, w = (torch.randn(shape, generator=draw).to(device, dtype) for shape in ((3, 2, 900), (300, 4)))
     slots = torch.tensor([2, 0], device=device)
-    found = []
+    results = []
     for name, kind in (("triton", dtype), ("torch", torch.float32)):
         plain, gated, heads = (torch.zeros(3, 3, 300, dtype=kind, device=device) for _ in range(3))
         parts = []
@@ -106,8 +106,8 @@ def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
             parts.append(conv_step(row[:, :300], plain, slots, w.to(kind), residual=True, backend=name))
             parts.append(gated_conv_step(row, gated, slots, w.to(kind), backend=name))
             parts.append(canon_step(row, heads, slots, w.to(kind), (3, 1, 120), norm=True, backend=name))
-        found.append([*parts, plain[slots], gated[slots], heads[slots]])
-    return worst(*found)
+        results.append([*parts, plain[slots], gated[slots], heads[slots]])
+    return worst(*results)
 
 
 def _of_channels(x: Tensor, tails: Tensor, slots: Tensor, w: Tensor, *_: Any) -> Tensor:
@@ -128,7 +128,14 @@ def gated_step(x_BE: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor) -
 
 @torch_op("canon_step", _of_channels, ("tails_RWC",))
 def heads_step(
-    x_BE: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor, heads: int, kv_heads: int, apart: int, norm: bool
+    x_BE: Tensor,
+    tails_RWC: Tensor,
+    slots_B: Tensor,
+    w_CW: Tensor,
+    heads: int,
+    kv_heads: int,
+    head_stride: int,
+    norm: bool,
 ) -> Tensor:
     """As `canon_step`."""
-    return load_kernels(__package__).heads(x_BE, tails_RWC, slots_B, w_CW, heads, kv_heads, apart, norm=norm)
+    return load_kernels(__package__).heads(x_BE, tails_RWC, slots_B, w_CW, heads, kv_heads, head_stride, norm=norm)

@@ -19,7 +19,7 @@ _EPS = tl.constexpr(EPS_FLOAT32)
 
 
 @triton.jit
-def _shift(x, tail_ptr, w_ptr, c, inside, C, W: tl.constexpr, RESIDUAL: tl.constexpr):
+def _convolve_and_shift(x, tail_ptr, w_ptr, c, inside, C, W: tl.constexpr, RESIDUAL: tl.constexpr):
     """The convolution of these channels at x, float32; their tail has x at its end afterwards."""
     y = x.to(tl.float32) * tl.load(w_ptr + c * W + (W - 1), mask=inside, other=0.0).to(tl.float32)
     if RESIDUAL:
@@ -48,7 +48,7 @@ def _conv(
         u = tl.load(x_ptr + b * x_text + 2 * C + c, mask=inside, other=0.0)
         x = (x.to(tl.float32) * u.to(tl.float32)).to(dtype)
     tail_ptr = tails_ptr + tl.load(slots_ptr + b) * ((W - 1) * C)
-    y = _shift(x, tail_ptr, w_ptr, c, inside, C, W, RESIDUAL)
+    y = _convolve_and_shift(x, tail_ptr, w_ptr, c, inside, C, W, RESIDUAL)
     if GATED:
         gate = tl.load(x_ptr + b * x_text + C + c, mask=inside, other=0.0)
         y = y.to(dtype).to(tl.float32) * gate.to(tl.float32)
@@ -62,33 +62,33 @@ def _heads(
 ):  # fmt: skip
     b = tl.program_id(0)
     head = tl.program_id(1)
-    at = tl.arange(0, BX)
-    inside = at < X
-    behind = tl.maximum(head - H, 0)
-    from_ptr = x_ptr + b * x_text + (head - behind) * APART + behind * X
-    x = tl.load(from_ptr + at, mask=inside, other=0.0)
+    d_X = tl.arange(0, BX)
+    inside = d_X < X
+    kv_index = tl.maximum(head - H, 0)
+    from_ptr = x_ptr + b * x_text + (head - kv_index) * APART + kv_index * X
+    x = tl.load(from_ptr + d_X, mask=inside, other=0.0)
     if NORM:
         wide = x.to(tl.float32)
         normed = wide * tl.rsqrt(tl.sum(wide * wide, 0) / X + _EPS)
         x = tl.where(head < H + J, normed.to(x.dtype), x)
-    c = head * X + at
+    c = head * X + d_X
     tail_ptr = tails_ptr + tl.load(slots_ptr + b) * ((W - 1) * C)
-    y = _shift(x, tail_ptr, w_ptr, c, inside, C, W, True)
+    y = _convolve_and_shift(x, tail_ptr, w_ptr, c, inside, C, W, True)
     tl.store(y_ptr + b * C + c, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 def step(x: Tensor, tails: Tensor, slots: Tensor, w: Tensor, *, residual: bool) -> Tensor:
     """As `conv_step`."""
-    return _along(x, tails, slots, w, residual=residual, gated=False)
+    return _launch_conv(x, tails, slots, w, residual=residual, gated=False)
 
 
 def gated(x: Tensor, tails: Tensor, slots: Tensor, w: Tensor) -> Tensor:
     """As `gated_conv_step`."""
-    return _along(x, tails, slots, w, residual=False, gated=True)
+    return _launch_conv(x, tails, slots, w, residual=False, gated=True)
 
 
-def _along(x: Tensor, tails: Tensor, slots: Tensor, w: Tensor, *, residual: bool, gated: bool) -> Tensor:
-    x, (c, taps) = _rows(x), w.shape
+def _launch_conv(x: Tensor, tails: Tensor, slots: Tensor, w: Tensor, *, residual: bool, gated: bool) -> Tensor:
+    x, (c, taps) = _with_unit_stride(x), w.shape
     y = torch.empty(len(x), c, dtype=x.dtype, device=x.device)
     _conv[(len(x), triton.cdiv(c, CHANNELS))](
         x, tails, slots, w.contiguous(), y, x.stride(0), c, W=taps, RESIDUAL=residual, GATED=gated, BC=CHANNELS,
@@ -98,18 +98,18 @@ def _along(x: Tensor, tails: Tensor, slots: Tensor, w: Tensor, *, residual: bool
 
 
 def heads(
-    x: Tensor, tails: Tensor, slots: Tensor, w: Tensor, heads: int, kv_heads: int, apart: int, *, norm: bool
+    x: Tensor, tails: Tensor, slots: Tensor, w: Tensor, heads: int, kv_heads: int, head_stride: int, *, norm: bool
 ) -> Tensor:
     """As `canon_step`."""
-    x, (c, taps) = _rows(x), w.shape
-    every = heads + 2 * kv_heads
+    x, (c, taps) = _with_unit_stride(x), w.shape
+    all_heads = heads + 2 * kv_heads
     y = torch.empty(len(x), c, dtype=x.dtype, device=x.device)
-    _heads[(len(x), every)](
-        x, tails, slots, w.contiguous(), y, x.stride(0), c, APART=apart, H=heads, J=kv_heads, X=c // every, W=taps,
-        NORM=norm, BX=triton.next_power_of_2(c // every), num_warps=2,
+    _heads[(len(x), all_heads)](
+        x, tails, slots, w.contiguous(), y, x.stride(0), c, APART=head_stride, H=heads, J=kv_heads, X=c // all_heads, W=taps,
+        NORM=norm, BX=triton.next_power_of_2(c // all_heads), num_warps=2,
     )  # fmt: skip
     return y
 
 
-def _rows(x: Tensor) -> Tensor:
+def _with_unit_stride(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 else x.contiguous()

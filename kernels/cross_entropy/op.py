@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ..custom_ops import load_kernels, torch_op
-from ..dispatch import BackendChoice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import BackendChoice, compile_time_constant, failure, triton_or_torch, why_no_triton, worst
 from ..norms import statistics_dtype
 
 CHUNK = 8192
@@ -47,9 +47,9 @@ def linear_cross_entropy(
     pieces = zip(h_ND.split(chunk), targets_N.split(chunk), strict=True)
     if not torch.is_grad_enabled():
         w, b = w_VD.to(h_ND.dtype), _cast(b_V, h_ND.dtype)
-        path = choose_backend(h_ND.device, h_ND.dtype, cap < math.inf).backend
-        found = [_overwritten(functional.linear(h, w, b), targets, cap, False, path) for h, targets in pieces]
-        return torch.cat(found)
+        backend = choose_backend(h_ND.device, h_ND.dtype, cap < math.inf).backend
+        losses = [_losses_in_place(functional.linear(h, w, b), targets, cap, False, backend) for h, targets in pieces]
+        return torch.cat(losses)
     if h_ND.shape[0] <= chunk:
         return _losses(h_ND, w_VD, b_V, targets_N, cap)
     return torch.cat([checkpoint(_losses, h, w_VD, b_V, targets, cap, use_reentrant=False) for h, targets in pieces])
@@ -76,7 +76,7 @@ def linear_cross_entropy_sum(
     return call(h_ND, w_VD, b_V, targets_N, float(cap), chunk, needs, backend)[0]
 
 
-@constant
+@compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, capped: bool = True) -> BackendChoice:
     """What `linear_cross_entropy_sum` takes for rows of logits, tried once on a few before it is believed."""
     device = torch.device(device)
@@ -89,10 +89,10 @@ def _error(device: torch.device, dtype: torch.dtype, capped: bool, *, seed: int)
     z_NV = (5 * torch.randn(5, 4099, generator=draw)).to(device, dtype)
     targets_N = torch.randint(4099, (5,), generator=draw).to(device)
     targets_N[2] = -1
-    found = []
+    results = []
     for backend, z in (("triton", z_NV.clone()), ("torch", z_NV.float())):
-        found.append((_overwritten(z, targets_N, 15.0 if capped else math.inf, True, backend), z))
-    return worst(*found)
+        results.append((_losses_in_place(z, targets_N, 15.0 if capped else math.inf, True, backend), z))
+    return worst(*results)
 
 
 def _sum(
@@ -104,14 +104,14 @@ def _sum(
     total = torch.zeros((), dtype=wide, device=h_ND.device)
     if not gradient:
         for h, targets in zip(h_ND.split(chunk), targets_N.split(chunk), strict=True):
-            total += _overwritten(functional.linear(h, w, b), targets, cap, False, path).sum()
+            total += _losses_in_place(functional.linear(h, w, b), targets, cap, False, path).sum()
         return total, h_ND.new_empty(0), w_VD.new_empty(0), w_VD.new_empty(0)
-    d_h, d_b = torch.empty_like(h_ND), torch.zeros(_rows(b_V), dtype=wide, device=h_ND.device)
+    d_h, d_b = torch.empty_like(h_ND), torch.zeros(_bias_shape(b_V), dtype=wide, device=h_ND.device)
     d_w = torch.zeros(w_VD.shape, dtype=wide, device=h_ND.device)
     for start in range(0, len(h_ND), chunk):
         part = slice(start, start + chunk)
         z_NV = functional.linear(h_ND[part], w, b)
-        total += _overwritten(z_NV, targets_N[part], cap, True, path).sum()
+        total += _losses_in_place(z_NV, targets_N[part], cap, True, path).sum()
         torch.mm(z_NV, w, out=d_h[part])
         if b_V is not None:
             d_b += z_NV.sum(0, dtype=wide)
@@ -123,7 +123,7 @@ def _cast(b_V: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if b_V is None else b_V.to(dtype)
 
 
-def _rows(b_V: Tensor | None) -> tuple[int, ...]:
+def _bias_shape(b_V: Tensor | None) -> tuple[int, ...]:
     return (0,) if b_V is None else tuple(b_V.shape)
 
 
@@ -133,7 +133,7 @@ def _empty_sum(
     total = h_ND.new_empty((), dtype=statistics_dtype(h_ND.dtype))
     d_h, d_w = (x.new_empty(x.shape if gradient else (0,)) for x in (h_ND, w_VD))
     like = w_VD if b_V is None or not gradient else b_V
-    return total, d_h, d_w, like.new_empty(_rows(b_V) if gradient else (0,))
+    return total, d_h, d_w, like.new_empty(_bias_shape(b_V) if gradient else (0,))
 
 
 cross_entropy_sum = torch_op("cross_entropy_sum", _empty_sum)(_sum)
@@ -174,9 +174,9 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += (a @ b).to(total.dtype)
 
 
-def _overwritten(z_NV: Tensor, targets_N: Tensor, cap: float, gradient: bool, path: str) -> Tensor:
+def _losses_in_place(z_NV: Tensor, targets_N: Tensor, cap: float, gradient: bool, backend: str) -> Tensor:
     """Losses [N] in the statistics' type; with `gradient` the logits become the losses' gradient."""
-    if path == "triton":
+    if backend == "triton":
         return load_kernels(__package__).rows(z_NV, targets_N, cap, gradient)
     lse_N, losses_N = _torch_losses(z_NV, targets_N, cap)
     if gradient:

@@ -17,7 +17,7 @@ LOG2E = 1.4426950408889634
 SAFE_CAP = 60.0
 """exp(60) times any vocabulary fits into float32, so that no running maximum is needed."""
 
-WIDE = 16_384
+WIDE_VOCABULARY = 16_384
 """Logits of a row, from which on the rows at work outgrow the cache."""
 
 _LOG2E = tl.constexpr(LOG2E)
@@ -32,8 +32,8 @@ def _capped_rows(
     z_ptr += row * V
     at = tl.arange(0, BLOCK)
     # each lane keeps its own sum (and maximum) until the end of the row
-    top = tl.full([BLOCK], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
+    row_max = tl.full([BLOCK], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK], tl.float32)
     for start in tl.range(0, V, BLOCK):
         inside = start + at < V
         z = tl.load(z_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
@@ -41,24 +41,28 @@ def _capped_rows(
         if CAPPED:
             y = z * (CAP * _LOG2E * tl.rsqrt(z * z + CAP * CAP))
         if SAFE:
-            total += tl.where(inside, tl.exp2(y), 0.0)
+            row_sum += tl.where(inside, tl.exp2(y), 0.0)
         else:
-            higher = tl.maximum(top, tl.where(inside, y, float("-inf")))
+            higher = tl.maximum(row_max, tl.where(inside, y, float("-inf")))
             # a lane without an element yet has no maximum to subtract
             base = tl.where(higher == float("-inf"), 0.0, higher)
-            total = total * tl.exp2(top - base) + tl.where(inside, tl.exp2(y - base), 0.0)
-            top = higher
+            row_sum = row_sum * tl.exp2(row_max - base) + tl.where(inside, tl.exp2(y - base), 0.0)
+            row_max = higher
     if SAFE:
-        lse = tl.log2(tl.sum(total, 0))
+        lse = tl.log2(tl.sum(row_sum, 0))
     else:
-        highest = tl.max(top, 0)
-        lse = highest + tl.log2(tl.sum(total * tl.exp2(top - highest), 0))
+        highest = tl.max(row_max, 0)
+        lse = highest + tl.log2(tl.sum(row_sum * tl.exp2(row_max - highest), 0))
     target = tl.load(target_ptr + row)
     counts = target >= 0
-    own = tl.load(z_ptr + tl.where(counts, target, 0)).to(tl.float32)
-    own = own * (CAP * _LOG2E * tl.rsqrt(own * own + CAP * CAP)) if CAPPED else own * _LOG2E
+    target_logit = tl.load(z_ptr + tl.where(counts, target, 0)).to(tl.float32)
+    target_logit = (
+        target_logit * (CAP * _LOG2E * tl.rsqrt(target_logit * target_logit + CAP * CAP))
+        if CAPPED
+        else target_logit * _LOG2E
+    )
     # where the target is all but certain, rounding may put its logit above the sum of all
-    tl.store(loss_ptr + row, tl.where(counts, tl.maximum(lse - own, 0.0) / _LOG2E, 0.0))
+    tl.store(loss_ptr + row, tl.where(counts, tl.maximum(lse - target_logit, 0.0) / _LOG2E, 0.0))
     if GRADIENT:
         # behind an infinite sum every exponential is zero
         lse = tl.where(counts, lse, float("inf"))
@@ -95,6 +99,6 @@ def rows(z_NV: Tensor, targets_N: Tensor, cap: float, gradient: bool) -> Tensor:
         SAFE=cap <= SAFE_CAP,
         GRADIENT=gradient,
         # fewer rows at a time, of which more is still in the cache when it is read again
-        num_warps=32 if v >= WIDE else 8,
+        num_warps=32 if v >= WIDE_VOCABULARY else 8,
     )
     return losses_N

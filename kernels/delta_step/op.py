@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..custom_ops import load_kernels, torch_op
-from ..dispatch import BackendChoice, attention_choice, constant, worst
+from ..dispatch import BackendChoice, attention_choice, compile_time_constant, worst
 from ..gated_delta.op import NORM_FLOOR
 
 
@@ -37,14 +37,14 @@ def delta_step(
     k, v = (part.to(dtype).repeat_interleave(h // k_BJX.shape[1], 1) for part in (k_BJX, v_BJX))
     k = functional.normalize(k, dim=-1, eps=NORM_FLOOR)
     gamma = log_gamma.to(dtype).exp()
-    kept = states_RHXX[slots_B] * (gamma[..., None, None] if gamma.ndim == 2 else gamma[:, :, None])
-    u_BHX = beta_BH.to(dtype)[..., None] * (v - torch.einsum("bhvk,bhk->bhv", kept, k))
-    state = kept + u_BHX[..., None] * k[:, :, None]
+    decayed_states = states_RHXX[slots_B] * (gamma[..., None, None] if gamma.ndim == 2 else gamma[:, :, None])
+    u_BHX = beta_BH.to(dtype)[..., None] * (v - torch.einsum("bhvk,bhk->bhv", decayed_states, k))
+    state = decayed_states + u_BHX[..., None] * k[:, :, None]
     states_RHXX.index_copy_(0, slots_B, state)
     return torch.einsum("bhvk,bhk->bhv", state, q).to(q_BHX.dtype)
 
 
-@constant
+@compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
     """What `delta_step` takes for such tensors."""
     return attention_choice("the delta step", torch.device(device), dtype, head_dim, _error)
@@ -54,7 +54,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     """Largest relative error of readouts and states after a few steps of both rules, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)
     slots = torch.tensor([2, 0], device=device)
-    found: list[list[Tensor]] = []
+    results: list[list[Tensor]] = []
     for name, kind in ((backend, dtype), ("torch", torch.float32)):
         draw.manual_seed(seed)
         parts = []
@@ -69,8 +69,8 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
                 args = q, k, v, functional.logsigmoid(gamma + 3), beta.sigmoid(), states, slots
                 parts.append(delta_step(*args, backend=name))
             parts.append(states[slots])
-        found.append(parts)
-    return worst(*found)
+        results.append(parts)
+    return worst(*results)
 
 
 @torch_op("delta_step", lambda q, *_: q.new_empty(q.shape), ("states_RHXX",))

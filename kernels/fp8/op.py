@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..dispatch import BackendChoice, failure, version, worst
 from ..gates import squared_relu_gate_forward
-from .rows import E4M3, E5M2, LEAST, TOP, gate_backward, quantise, quantise_gradient
+from .rows import E4M3, E5M2, MAX_EXPONENTS, MIN_SCALE, gate_backward, quantise, quantise_gradient
 
 MULTIPLE = 16
 """Of which inputs and outputs must be multiples for the products of torch."""
@@ -47,34 +47,34 @@ def fp8_gated_linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None, *, back
 def _check(x: Tensor, w_NK: Tensor, backend: str | None) -> None:
     if w_NK.ndim != 2 or x.shape[-1] != w_NK.shape[1]:
         raise ValueError(f"x has shape {tuple(x.shape)}, but w has shape {tuple(w_NK.shape)}")
-    taken = backend or choose_backend(x.device).backend
-    if taken == "scaled_mm" and (w_NK.shape[0] % MULTIPLE or w_NK.shape[1] % MULTIPLE):
+    backend_name = backend or choose_backend(x.device).backend
+    if backend_name == "scaled_mm" and (w_NK.shape[0] % MULTIPLE or w_NK.shape[1] % MULTIPLE):
         raise ValueError(f"inputs and outputs must be multiples of {MULTIPLE}, got w of shape {tuple(w_NK.shape)}")
 
 
 def fp8_linear_reference(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
     """The same forward in float64, by the definition: row by row and number by number, with autograd's own backward."""
-    y = nearest(x.double(), E4M3) @ nearest(w_NK.double(), E4M3).mT
+    y = round_to_type(x.double(), E4M3) @ round_to_type(w_NK.double(), E4M3).mT
     return y if b_N is None else y + b_N.double()
 
 
-def nearest(rows: Tensor, kind: torch.dtype) -> Tensor:
+def round_to_type(rows: Tensor, kind: torch.dtype) -> Tensor:
     """Each number replaced by the nearest one of the type, of a tie the even one, with the row's power of two as unit."""
     mantissa, smallest = {E4M3: (3, -6), E5M2: (2, -14)}[kind]
-    largest = rows.abs().amax(-1, keepdim=True).clamp(min=LEAST)
-    unit = torch.exp2(torch.floor(torch.log2(largest)) - TOP[kind])
+    largest = rows.abs().amax(-1, keepdim=True).clamp(min=MIN_SCALE)
+    unit = torch.exp2(torch.floor(torch.log2(largest)) - MAX_EXPONENTS[kind])
     scaled = rows / unit
     exponent = torch.floor(torch.log2(scaled.abs().clamp(min=2.0**smallest)))
     step = torch.exp2(exponent - mantissa)
     return (torch.round(scaled / step) * step * unit).detach() + (rows - rows.detach())
 
 
-def _product(x_MK: Tensor, kind: torch.dtype, w_NK: Tensor, b_N: Tensor | None, backend: str) -> Tensor:
+def _quantised_product(x_MK: Tensor, kind: torch.dtype, w_NK: Tensor, b_N: Tensor | None, backend: str) -> Tensor:
     """x Wᵀ + b of rows in `kind` and W in e4m3, summed in float32, in x's type."""
-    return _multiplied(quantise(x_MK, kind), w_NK, b_N, x_MK.dtype, backend)
+    return _multiply_quantised(quantise(x_MK, kind), w_NK, b_N, x_MK.dtype, backend)
 
 
-def _multiplied(
+def _multiply_quantised(
     rows: tuple[Tensor, Tensor], w_NK: Tensor, b_N: Tensor | None, dtype: torch.dtype, backend: str
 ) -> Tensor:
     (q_MK, s_M1), (q_NK, s_N1) = rows, quantise(w_NK, E4M3)
@@ -95,14 +95,16 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x_MK: Tensor, w_NK: Tensor, b_N: Tensor | None, backend: str) -> Tensor:
         ctx.save_for_backward(x_MK, w_NK)
         ctx.backend, ctx.bias = backend, None if b_N is None else b_N.dtype
-        return _product(x_MK, E4M3, w_NK, b_N, backend)
+        return _quantised_product(x_MK, E4M3, w_NK, b_N, backend)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         x_MK, w_NK = ctx.saved_tensors
         (g_MN,) = grads
         needs_x, needs_w, needs_b, _ = ctx.needs_input_grad
-        dx_MK = _multiplied(quantise_gradient(g_MN), w_NK.t(), None, g_MN.dtype, ctx.backend) if needs_x else None
+        dx_MK = (
+            _multiply_quantised(quantise_gradient(g_MN), w_NK.t(), None, g_MN.dtype, ctx.backend) if needs_x else None
+        )
         dw_NK = (g_MN.t() @ x_MK).to(w_NK.dtype) if needs_w else None
         return dx_MK, dw_NK, g_MN.sum(0).to(ctx.bias) if needs_b else None, None
 
@@ -112,7 +114,7 @@ class _GatedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_MK: Tensor, w_NK: Tensor, b_N: Tensor | None, backend: str) -> Tensor:
-        ag_MN = _product(x_MK, E4M3, w_NK, b_N, backend)
+        ag_MN = _quantised_product(x_MK, E4M3, w_NK, b_N, backend)
         ctx.save_for_backward(x_MK, w_NK, ag_MN)
         ctx.backend, ctx.bias = backend, None if b_N is None else b_N.dtype
         return squared_relu_gate_forward(ag_MN)
@@ -122,7 +124,7 @@ class _GatedLinear(torch.autograd.Function):
         x_MK, w_NK, ag_MN = ctx.saved_tensors
         needs_x, needs_w, needs_b, _ = ctx.needs_input_grad
         d_MN, q_MN, s_M1, sums_N = gate_backward(ag_MN, grads[0])
-        dx_MK = _multiplied((q_MN, s_M1), w_NK.t(), None, d_MN.dtype, ctx.backend) if needs_x else None
+        dx_MK = _multiply_quantised((q_MN, s_M1), w_NK.t(), None, d_MN.dtype, ctx.backend) if needs_x else None
         dw_NK = (d_MN.t() @ x_MK).to(w_NK.dtype) if needs_w else None
         return dx_MK, dw_NK, sums_N.to(ctx.bias) if needs_b else None, None
 
@@ -146,16 +148,16 @@ def choose_backend(device: torch.device | str) -> BackendChoice:
 def _error(device: torch.device, *, seed: int) -> float:
     """Relative error of "scaled_mm" against "torch", forward and backward, at odd numbers of rows."""
     draw = torch.Generator().manual_seed(seed)
-    made = [torch.randn(shape, generator=draw).to(device) for shape in ((67, 48), (80, 48), (80,), (67, 80))]
-    found = []
+    tensors = [torch.randn(shape, generator=draw).to(device) for shape in ((67, 48), (80, 48), (80,), (67, 80))]
+    results = []
     for backend in ("scaled_mm", "torch"):
         x, w, b = (
-            one.to(kind).requires_grad_()
-            for one, kind in zip(made, (torch.bfloat16, torch.float32, torch.float32), strict=False)
+            tensor.to(kind).requires_grad_()
+            for tensor, kind in zip(tensors, (torch.bfloat16, torch.float32, torch.float32), strict=False)
         )
-        y, g = fp8_linear(x, w, b, backend=backend), made[3].to(torch.bfloat16)
+        y, g = fp8_linear(x, w, b, backend=backend), tensors[3].to(torch.bfloat16)
         z = fp8_gated_linear(x, w, b, backend=backend)
         # scaled, so that the halves weigh alike
         both = torch.autograd.grad(y, (x, w, b), g), torch.autograd.grad(z, (x, w, b), g[:, :40] / 8)
-        found.append([y, *both[0], z, *both[1]])
-    return worst(*found)
+        results.append([y, *both[0], z, *both[1]])
+    return worst(*results)

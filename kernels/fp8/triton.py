@@ -71,7 +71,7 @@ def _gate_backward(
     tl.store(sums_ptr + F + at, sum_g, mask=inside)
 
 
-def cast(x_MN: Tensor, kind: torch.dtype, least: float, unit: float) -> tuple[Tensor, Tensor]:
+def cast(x_MN: Tensor, kind: torch.dtype, min_largest: float, unit: float) -> tuple[Tensor, Tensor]:
     """`quantise` of contiguous rows; unit is 2^-TOP."""
     rows, width = x_MN.shape
     q_MN = torch.empty_like(x_MN, dtype=kind)
@@ -79,13 +79,13 @@ def cast(x_MN: Tensor, kind: torch.dtype, least: float, unit: float) -> tuple[Te
     if rows:
         block = triton.next_power_of_2(width)
         _cast[(rows,)](
-            x_MN, q_MN, s_M1, width, LEAST=least, UNIT=unit, BLOCK=block, num_warps=min(16, max(1, block // 512))
+            x_MN, q_MN, s_M1, width, LEAST=min_largest, UNIT=unit, BLOCK=block, num_warps=min(16, max(1, block // 512))
         )
     return q_MN, s_M1
 
 
 def gate_backward(
-    ag_MN: Tensor, dy_MF: Tensor, kind: torch.dtype, least: float, unit: float
+    ag_MN: Tensor, dy_MF: Tensor, kind: torch.dtype, min_largest: float, unit: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradient of `squared_relu_gate`'s input in its type, the same in 8 bits with scales [M, 1], its sums over rows, float32 [N]."""
     rows, width = ag_MN.shape
@@ -96,6 +96,6 @@ def gate_backward(
     block = triton.next_power_of_2(width // 2)
     _gate_backward[(programs,)](
         ag_MN, dy_MF, d_MN, q_MN, s_M1, sums, rows, width // 2, programs,
-        LEAST=least, UNIT=unit, BLOCK=block, num_warps=min(8, max(1, block // 512)),
+        LEAST=min_largest, UNIT=unit, BLOCK=block, num_warps=min(8, max(1, block // 512)),
     )  # fmt: skip
     return d_MN, q_MN, s_M1, sums.sum(0)

@@ -14,7 +14,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from .. import dispatch
-from ..dispatch import SIXTEEN_BITS, BackendChoice, attention_choice, constant, is_torch_only, version, worst
+from ..dispatch import (
+    SIXTEEN_BITS,
+    BackendChoice,
+    attention_choice,
+    compile_time_constant,
+    is_torch_only,
+    version,
+    worst,
+)
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, expand_kv
 from . import torch_op
@@ -56,7 +64,7 @@ def gated_delta(
     return (r, state) if return_state else r
 
 
-@constant
+@compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
     """What `gated_delta` takes for such tensors: our "triton" kernels, else "fla", else "torch".
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..custom_ops import differentiate, empty_like, keep_inputs, load_kernels, torch_op
-from ..fla_configs import gated, pin_configs
+from ..fla_configs import gated_delta_configs, pin_configs
 
 CHUNK = 64
 PLANES = 7
@@ -83,7 +83,7 @@ def fla_forward(
     from fla.modules.norm.l2norm import l2norm_fwd
     from fla.ops.gated_delta_rule.chunk import chunk_gated_delta_rule_fwd
 
-    pin_configs(gated, q.size(-1))
+    pin_configs(gated_delta_configs, q.size(-1))
     q, k, v, log_gamma, beta = (x.contiguous() for x in (q, k, v, log_gamma, beta))
     q, q_scale = l2norm_fwd(q)
     k, k_scale = l2norm_fwd(k)
@@ -102,7 +102,7 @@ def fla_backward(
     from fla.modules.norm.l2norm import l2norm_bwd
     from fla.ops.gated_delta_rule.chunk import chunk_gated_delta_rule_bwd
 
-    pin_configs(gated, q.size(-1))
+    pin_configs(gated_delta_configs, q.size(-1))
     dq, dk, dv, d_beta, d_gamma, d_first, *_ = chunk_gated_delta_rule_bwd(
         q=q, k=k, v=v.contiguous(), g=decay, beta=beta.contiguous(), A=inverse, scale=1.0,
         initial_state=initial_state, do=g_r.contiguous(), dht=g_last,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..dispatch import BackendChoice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import BackendChoice, compile_time_constant, failure, triton_or_torch, why_no_triton, worst
 from ..norms import statistics_dtype
 from . import torch_op
 from .chunk_loop import ChunkCoefficients, ChunkRates, OrthogonalMode, gradients, hidden_activation, readout, run_chunks
@@ -132,7 +132,7 @@ def _check(q_BTHF: Tensor, k_BTHF: Tensor, v_BTHX: Tensor, state: State, window:
         raise ValueError(f"the state does not fit {b} rows, {h} heads, a window of {window} and {f} columns")
 
 
-@constant
+@compile_time_constant
 def choose_backend(
     device: torch.device | str,
     dtype: torch.dtype,

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ..attention.polar.op import TINY, null_schedule
 from ..custom_ops import load_kernels, torch_op
-from ..dispatch import BackendChoice, attention_choice, constant, worst
+from ..dispatch import BackendChoice, attention_choice, compile_time_constant, worst
 from ..norms import statistics_dtype
 from .page_tables import PAGE, Texts, check_step
 from .single_query import row_attention, row_scores, row_sums, row_weights
@@ -86,7 +86,7 @@ def write_pages(
     texts.write(v_pool, v_BJX)
 
 
-@constant
+@compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, page: int = PAGE) -> BackendChoice:
     """What `paged_softmax` and `paged_polar` take for such tensors."""
     if page < LEAST_PAGE or page & (page - 1):

@@ -13,11 +13,11 @@ from torch.nn import functional
 
 from ..conv_step.op import gated_conv_step
 from ..custom_ops import load_kernels, torch_op
-from ..dispatch import BackendChoice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import BackendChoice, compile_time_constant, failure, triton_or_torch, why_no_triton, worst
 from ..gates import squared_relu_gate, swish_gate
 from ..norms import rms_norm
 
-MOST_ROWS = 1
+MAX_ROWS = 1
 """Rows that are few. With two or more, the matrix units, cuBLAS and what the compiler fuses around it are faster (docs/speed.md, "Decoding")."""
 GATES = {"none": 0, "relu2": 1, "swiglu": 2}
 
@@ -35,7 +35,7 @@ def row_linear(
         raise ValueError(
             f"x must be [B, D] and w [E, D] of one type, got {tuple(x_BD.shape)} {x_BD.dtype} and {tuple(w_ED.shape)} {w_ED.dtype}"
         )
-    if _by_kernel(x_BD, backend):
+    if _uses_kernel(x_BD, backend):
         return fused(x_BD, w_ED, bias_E, norm_D, eps, GATES[gate], under_BE)
     y = functional.linear(x_BD if norm_D is None else rms_norm(x_BD, norm_D, eps), w_ED, bias_E)
     if gate != "none":
@@ -48,23 +48,23 @@ def row_conv_step(
     filters_CW: Tensor, *, backend: str | None = None,
 ) -> Tensor:  # fmt: skip
     """`gated_conv_step` of rms_norm(x) wᵀ + bias, [B, C], as a block with a convolution begins; the tails are changed in place."""
-    if _by_kernel(x_BD, backend):
+    if _uses_kernel(x_BD, backend):
         return fused_conv(x_BD, w_ED, bias_E, norm_D, eps, tails_RWC, slots_B, filters_CW)
     x_BE = row_linear(x_BD, w_ED, bias_E, norm_D=norm_D, eps=eps, backend=backend)
     return gated_conv_step(x_BE, tails_RWC, slots_B, filters_CW, backend=backend)
 
 
-def _by_kernel(x_BD: Tensor, backend: str | None) -> bool:
+def _uses_kernel(x_BD: Tensor, backend: str | None) -> bool:
     backend = backend or choose_backend(x_BD.device, x_BD.dtype, len(x_BD)).backend
-    if backend == "triton" and len(x_BD) > MOST_ROWS:
+    if backend == "triton" and len(x_BD) > MAX_ROWS:
         raise ValueError(f"the kernel is for one row, got {len(x_BD)}")
     return backend == "triton"
 
 
-@constant
+@compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, rows: int) -> BackendChoice:
     """What `row_linear` takes for so many rows."""
-    if rows > MOST_ROWS:
+    if rows > MAX_ROWS:
         return BackendChoice("torch", f"the kernel is for one row, got {rows}")
     device = torch.device(device)
     return triton_or_torch(why_no_triton(device, dtype) or failure("the product of one row", _error, device, dtype))
@@ -75,18 +75,18 @@ def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
     draw = torch.Generator().manual_seed(seed)
     shapes = (1, 600), (150, 600), (150,), (600,), (1, 150), (50, 3)
     x, w, bias, norm, under, filters = (torch.randn(shape, generator=draw).to(device, dtype) for shape in shapes)
-    found = []
+    results = []
     slots = torch.tensor([2], device=device)
     for name, kind in (("triton", dtype), ("torch", torch.float32)):
         tails = torch.zeros(6, 2, 50, dtype=kind, device=device)
-        whole: Any = x.to(kind), w.to(kind), bias.to(kind)
-        conv = whole[0], whole[1], None, norm.float(), 1e-6, tails, slots, filters.to(kind)
+        linear_args: Any = x.to(kind), w.to(kind), bias.to(kind)
+        conv = linear_args[0], linear_args[1], None, norm.float(), 1e-6, tails, slots, filters.to(kind)
         parts = [part for _ in range(2) for part in (row_conv_step(*conv, backend=name), tails[slots].clone())]
         for gate in ("relu2", "swiglu"):
-            parts.append(row_linear(*whole, norm_D=norm.float(), eps=1e-6, gate=gate, backend=name))
-        parts.append(row_linear(*whole, under_BE=under.to(kind), backend=name))
-        found.append(parts)
-    return worst(*found)
+            parts.append(row_linear(*linear_args, norm_D=norm.float(), eps=1e-6, gate=gate, backend=name))
+        parts.append(row_linear(*linear_args, under_BE=under.to(kind), backend=name))
+        results.append(parts)
+    return worst(*results)
 
 
 def _empty_outputs(x_BD: Tensor, w_ED: Tensor, bias: Any, norm: Any, eps: float, gate: int, under: Any) -> Tensor:

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-BN, MOST_INPUTS = 4, 1024
+BN, MAX_INPUTS = 4, 1024
 """Outputs of a program, and inputs that it reads at a time."""
 
 
@@ -25,7 +25,7 @@ def _sigmoid(x):
 
 
 @triton.jit
-def _read(at, inside, EVEN: tl.constexpr):
+def _load(at, inside, EVEN: tl.constexpr):
     """What is at these places of a matrix. Without a mask more of it is under way at a time."""
     if EVEN:
         return tl.load(at)
@@ -34,7 +34,7 @@ def _read(at, inside, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _end(y, gates, bias_ptr, under, y_ptr, n, N, BIAS: tl.constexpr, GATE: tl.constexpr, UNDER: tl.constexpr):
+def _epilogue(y, gates, bias_ptr, under, y_ptr, n, N, BIAS: tl.constexpr, GATE: tl.constexpr, UNDER: tl.constexpr):
     """What is behind a product, and its storing: y and the other half `gates`, of the outputs n; `under` is added to it."""
     dtype = y_ptr.dtype.element_ty
     if BIAS:
@@ -56,7 +56,7 @@ def _end(y, gates, bias_ptr, under, y_ptr, n, N, BIAS: tl.constexpr, GATE: tl.co
 
 
 @triton.jit
-def _one(
+def _row_kernel(
     x_ptr, w_ptr, bias_ptr, norm_ptr, under_ptr, y_ptr, eps, N, K: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
     GATE: tl.constexpr, UNDER: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     EVEN: tl.constexpr, EARLY: tl.constexpr,
@@ -72,9 +72,9 @@ def _one(
     for start in tl.static_range(0, K, BK):
         k = start + tl.arange(0, BK)
         inside = (n < N)[:, None] & (k < K)[None, :]
-        w = _read(w_ptr + rows + k[None, :], inside, EVEN)
+        w = _load(w_ptr + rows + k[None, :], inside, EVEN)
         if GATE > 0:
-            g = _read(w_ptr + rows + N * K + k[None, :], inside, EVEN)
+            g = _load(w_ptr + rows + N * K + k[None, :], inside, EVEN)
         # what of the matrix is asked for is asked for before anything waits
         tl.debug_barrier()
         if EARLY and start == 0:
@@ -82,21 +82,21 @@ def _one(
         if UNDER and start == 0:
             # here, while the matrix comes, rather than when all else is done
             under = tl.load(under_ptr + n, mask=n < N, other=0.0)
-        x = _read(x_ptr + k, k < K, EVEN).to(tl.float32)
+        x = _load(x_ptr + k, k < K, EVEN).to(tl.float32)
         if NORM:
             square += x * x
-            x *= _read(norm_ptr + k, k < K, EVEN).to(tl.float32)
+            x *= _load(norm_ptr + k, k < K, EVEN).to(tl.float32)
         y += w.to(tl.float32) * x[None, :]
         if GATE > 0:
             gates += g.to(tl.float32) * x[None, :]
     scale = 1.0
     if NORM:
         scale = tl.rsqrt(tl.sum(square, 0) / K + eps)
-    _end(tl.sum(y, 1) * scale, tl.sum(gates, 1) * scale, bias_ptr, under, y_ptr, n, N, BIAS, GATE, UNDER)
+    _epilogue(tl.sum(y, 1) * scale, tl.sum(gates, 1) * scale, bias_ptr, under, y_ptr, n, N, BIAS, GATE, UNDER)
 
 
 @triton.jit
-def _conv_end(
+def _conv_epilogue(
     b, c, u, bias_ptr, tails_ptr, tail, filters_ptr, y_ptr, n, C, BIAS: tl.constexpr, W: tl.constexpr
 ):  # fmt: skip
     """c conv(b u) of a token, and its storing; `tail` is where the tails of these outputs begin, which have b u at their end then."""
@@ -120,7 +120,7 @@ def _conv_end(
 
 
 @triton.jit
-def _one_conv(
+def _row_conv_kernel(
     x_ptr, w_ptr, bias_ptr, norm_ptr, tails_ptr, slots_ptr, filters_ptr, y_ptr, eps, C, K: tl.constexpr,
     BIAS: tl.constexpr, W: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     EVEN: tl.constexpr, EARLY: tl.constexpr,
@@ -136,23 +136,23 @@ def _one_conv(
     for start in tl.static_range(0, K, BK):
         k = start + tl.arange(0, BK)
         inside = (n < C)[:, None] & (k < K)[None, :]
-        w_b = _read(w_ptr + rows + k[None, :], inside, EVEN)
-        w_c = _read(w_ptr + rows + C * K + k[None, :], inside, EVEN)
-        w_u = _read(w_ptr + rows + 2 * C * K + k[None, :], inside, EVEN)
+        w_b = _load(w_ptr + rows + k[None, :], inside, EVEN)
+        w_c = _load(w_ptr + rows + C * K + k[None, :], inside, EVEN)
+        w_u = _load(w_ptr + rows + 2 * C * K + k[None, :], inside, EVEN)
         # what of the matrix is asked for is asked for before anything waits
         tl.debug_barrier()
         if EARLY and start == 0:
             gdc_wait()
         if start == 0:
             tail = tl.load(slots_ptr) * ((W - 1) * C) + n
-        x = _read(x_ptr + k, k < K, EVEN).to(tl.float32)
+        x = _load(x_ptr + k, k < K, EVEN).to(tl.float32)
         square += x * x
-        x *= _read(norm_ptr + k, k < K, EVEN).to(tl.float32)
+        x *= _load(norm_ptr + k, k < K, EVEN).to(tl.float32)
         b += w_b.to(tl.float32) * x[None, :]
         c += w_c.to(tl.float32) * x[None, :]
         u += w_u.to(tl.float32) * x[None, :]
     scale = tl.rsqrt(tl.sum(square, 0) / K + eps)
-    _conv_end(
+    _conv_epilogue(
         tl.sum(b, 1) * scale, tl.sum(c, 1) * scale, tl.sum(u, 1) * scale, bias_ptr, tails_ptr, tail, filters_ptr, y_ptr, n,
         C, BIAS, W,
     )  # fmt: skip
@@ -164,9 +164,9 @@ def conv_step(
     """As `row_conv_step`, of one row."""
     (c, taps), k = filters.shape, x.shape[1]
     y = torch.empty(1, c, dtype=x.dtype, device=x.device)
-    _one_conv[(triton.cdiv(c, BN),)](
+    _row_conv_kernel[(triton.cdiv(c, BN),)](
         x.contiguous(), w.contiguous(), y if bias is None else bias, norm, tails, slots, filters.contiguous(), y, eps, c, K=k,
-        BIAS=bias is not None, W=taps, **_options(c, k, x.device),
+        BIAS=bias is not None, W=taps, **_constexprs(c, k, x.device),
     )  # fmt: skip
     return y
 
@@ -178,16 +178,16 @@ def product(
     n, k = w.shape[0] // (2 if gate else 1), x.shape[1]
     under = None if under is None else under.contiguous()
     y = torch.empty(1, n, dtype=x.dtype, device=x.device)
-    given = [y if part is None else part for part in (bias, norm, under)]
-    _one[(triton.cdiv(n, BN),)](
-        x.contiguous(), w.contiguous(), *given, y, eps, n, K=k, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
-        UNDER=under is not None, **_options(n, k, x.device),
+    optional_tensors = [y if part is None else part for part in (bias, norm, under)]
+    _row_kernel[(triton.cdiv(n, BN),)](
+        x.contiguous(), w.contiguous(), *optional_tensors, y, eps, n, K=k, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
+        UNDER=under is not None, **_constexprs(n, k, x.device),
     )  # fmt: skip
     return y
 
 
-def _options(n: int, k: int, device: torch.device) -> dict[str, Any]:
-    bk, early = min(MOST_INPUTS, max(16, triton.next_power_of_2(k))), _starts_early(device)
+def _constexprs(n: int, k: int, device: torch.device) -> dict[str, Any]:
+    bk, early = min(MAX_INPUTS, max(16, triton.next_power_of_2(k))), _starts_early(device)
     return {
         "BN": BN, "BK": bk, "EVEN": n % BN == 0 and k % bk == 0, "EARLY": early, "num_warps": 4, "launch_pdl": early
     }  # fmt: skip

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..custom_ops import load_kernels, torch_op
-from ..dispatch import BackendChoice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import BackendChoice, compile_time_constant, failure, triton_or_torch, why_no_triton, worst
 from ..norms import statistics_dtype
 
 
@@ -31,7 +31,7 @@ def sketch(
         shapes = ", ".join(str(tuple(x.shape)) for x in xs)
         raise ValueError(f"x must be L times [N, D] and s [L, K, D], got {shapes} and {tuple(s_LKD.shape)}")
     if (backend or choose_backend(xs[0].device, xs[0].dtype).backend) == "triton":
-        z_LNK, square_LN = sketch_forward(list(xs), pieces(s_LKD.float(), xs[0].dtype), squares)
+        z_LNK, square_LN = sketch_forward(list(xs), split_precision(s_LKD.float(), xs[0].dtype), squares)
         return z_LNK, square_LN
     return sketch_reference(xs, s_LKD, squares=squares)
 
@@ -43,7 +43,7 @@ def sketch_reference(xs: Sequence[Tensor], s_LKD: Tensor, *, squares: bool = Fal
     return x_LND @ s_LKD.to(x_LND.dtype).mT, square_LN
 
 
-def pieces(s_LKD: Tensor, dtype: torch.dtype) -> Tensor:
+def split_precision(s_LKD: Tensor, dtype: torch.dtype) -> Tensor:
     """Float32 s as a sum of tensors in `dtype`, [P, L, K, D]: itself for float32, two for 16 bits."""
     if dtype == torch.float32:
         return s_LKD.unsqueeze(0)
@@ -67,8 +67,8 @@ class _Gram(torch.autograd.Function):
         rows = math.gcd(z.shape[-2], GRAM_ROWS)
         if rows < 64:
             return z.mT @ z
-        some = z.unflatten(-2, (-1, rows))
-        return (some.mT @ some).sum(-3)
+        row_blocks = z.unflatten(-2, (-1, rows))
+        return (row_blocks.mT @ row_blocks).sum(-3)
 
     @staticmethod
     def backward(ctx: Any, g_KK: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class _Gram(torch.autograd.Function):
         return z @ (g_KK + g_KK.mT)
 
 
-@constant
+@compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype) -> BackendChoice:
     """What `sketch` takes for such tensors, tried once on small ones before it is believed."""
     device = torch.device(device)
@@ -89,13 +89,13 @@ def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
     draw = torch.Generator().manual_seed(seed)
     shapes = ((2, 300, 96), (2, 64, 96), (2, 300, 64), (2, 300))
     x, s, g, h = (torch.randn(shape, generator=draw).to(device) for shape in shapes)
-    found = []
+    results = []
     for backend, kind in (("triton", dtype), ("torch", torch.float32)):
-        rows = [one.to(dtype).to(kind).requires_grad_() for one in x]
+        rows = [layer.to(dtype).to(kind).requires_grad_() for layer in x]
         with torch.enable_grad():
             outputs = sketch(rows, s, squares=True, backend=backend)
-            found.append([*outputs, *torch.autograd.grad(outputs, rows, (g, h))])
-    return worst(*found)
+            results.append([*outputs, *torch.autograd.grad(outputs, rows, (g, h))])
+    return worst(*results)
 
 
 def _empty_results(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Tensor, Tensor]:
@@ -106,7 +106,7 @@ def _empty_results(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Ten
 
 @torch_op("sketch_forward", _empty_results)
 def sketch_forward(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Tensor, Tensor]:
-    """x sᵀ, [L, N, K], and ||x||², [L, N] or [L, 0], in float32; s in `pieces`."""
+    """x sᵀ, [L, N, K], and ||x||², [L, N] or [L, 0], in float32; s in `split_precision`."""
     z_LNK, square_LN = load_kernels(__package__).forward([x.contiguous() for x in xs], s_PLKD.contiguous(), squares)
     return z_LNK, square_LN
 

@@ -21,13 +21,13 @@ def _forward(
     for c in tl.range(0, D, BC):
         c_D = c + tl.arange(0, BC)
         x = tl.load(x_ptr + n_N[:, None] * D + c_D[None, :], mask=rows & (c_D < D)[None, :], other=0.0)
-        place = s_ptr + k_K[None, :] * D + c_D[:, None]
-        here = wide & (c_D < D)[:, None]
+        s_at = s_ptr + k_K[None, :] * D + c_D[:, None]
+        inside = wide & (c_D < D)[:, None]
         if PIECES == 2:
-            acc = tl.dot(x, tl.load(place, mask=here, other=0.0), acc)
-            acc = tl.dot(x, tl.load(place + PIECE, mask=here, other=0.0), acc)
+            acc = tl.dot(x, tl.load(s_at, mask=inside, other=0.0), acc)
+            acc = tl.dot(x, tl.load(s_at + PIECE, mask=inside, other=0.0), acc)
         else:
-            acc = tl.dot(x, tl.load(place, mask=here, other=0.0), acc, input_precision="ieee")
+            acc = tl.dot(x, tl.load(s_at, mask=inside, other=0.0), acc, input_precision="ieee")
     tl.store(z_ptr + n_N[:, None] * K + k_K[None, :], acc, mask=rows & wide)
 
 
@@ -67,15 +67,15 @@ def _backward(
             k_K = k + tl.arange(0, BK)
             if K > BK:
                 g = tl.load(g_ptr + n_N[:, None] * K + k_K[None, :], mask=rows & (k_K < K)[None, :], other=0.0)
-            place = s_ptr + k_K[:, None] * D + c_D[None, :]
-            here = wide & (k_K < K)[:, None]
-            s1 = tl.load(place, mask=here, other=0.0)
+            s_at = s_ptr + k_K[:, None] * D + c_D[None, :]
+            inside = wide & (k_K < K)[:, None]
+            s1 = tl.load(s_at, mask=inside, other=0.0)
             if PIECES == 2:
                 # less the product of the second pieces, which is below 2^-16
                 g1 = g.to(kind)
                 acc = tl.dot(g1, s1, acc)
                 acc = tl.dot((g - g1.to(tl.float32)).to(kind), s1, acc)
-                acc = tl.dot(g1, tl.load(place + PIECE, mask=here, other=0.0), acc)
+                acc = tl.dot(g1, tl.load(s_at + PIECE, mask=inside, other=0.0), acc)
             else:
                 acc = tl.dot(g, s1, acc, input_precision="ieee")
         if SQUARES:
@@ -84,9 +84,9 @@ def _backward(
         tl.store(dx_ptr + n_N[:, None] * D + c_D[None, :], acc.to(kind), mask=rows & wide)
 
 
-FORWARD = (128, 64, 4, 3)
+FORWARD_TILE = (128, 64, 4, 3)
 """Rows, channels at a time, warps and stages of a program."""
-BACKWARD = (128, 64, 1024, 8, 3)
+BACKWARD_TILE = (128, 64, 1024, 8, 3)
 """Rows, channels at a time, channels in all, warps and stages of a program."""
 
 
@@ -97,7 +97,7 @@ def forward(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Tensor, Te
     z_LNK = torch.empty(layers, n, k, device=s_PLKD.device, dtype=torch.float32)
     square_LN = torch.empty(layers, n if squares else 0, device=s_PLKD.device, dtype=torch.float32)
     bk = min(64, max(16, triton.next_power_of_2(k)))
-    bn, bc, warps, stages = FORWARD
+    bn, bc, warps, stages = FORWARD_TILE
     for layer, x_ND in enumerate(xs):
         _forward[(triton.cdiv(n, bn), triton.cdiv(k, bk))](
             x_ND, s_PLKD[0, layer], z_LNK[layer], n, c, s_PLKD.stride(0), K=k, BN=bn, BC=bc, BK=bk, PIECES=parts,
@@ -113,7 +113,7 @@ def backward(g_LNK: Tensor, h_LN: Tensor, xs: list[Tensor], s_PLKD: Tensor, squa
     parts, _, k, c = s_PLKD.shape
     n = len(xs[0])
     bk = min(64, max(16, triton.next_power_of_2(k)))
-    bn, bc, span, warps, stages = BACKWARD
+    bn, bc, span, warps, stages = BACKWARD_TILE
     dxs = [torch.empty_like(x) for x in xs]
     for layer, (x_ND, dx_ND) in enumerate(zip(xs, dxs, strict=True)):
         _backward[(triton.cdiv(n, bn), triton.cdiv(c, span))](

@@ -24,7 +24,7 @@ from atma_sweep.kernels.cross_entropy import op as cross_entropy
 from atma_sweep.kernels.dispatch import (
     BackendChoice,
     attention_choice,
-    constant,
+    compile_time_constant,
     is_torch_only,
     use_torch_backend,
     why_no_triton,
@@ -277,8 +277,8 @@ def test_a_constant_is_marked_as_torch_marks_it() -> None:
 
     def theirs() -> None: ...
 
-    assert vars(constant(ours)) == vars(torch.compiler.assume_constant_result(theirs)) != {}
-    assert constant(ours) is ours
+    assert vars(compile_time_constant(ours)) == vars(torch.compiler.assume_constant_result(theirs)) != {}
+    assert compile_time_constant(ours) is ours
 
 
 # --- what has passed before -----------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import pytest
 import torch
 from atma_sweep.kernels.dispatch import SELF_TEST
 from atma_sweep.kernels.fp8 import op, rows
-from atma_sweep.kernels.fp8.op import fp8_gated_linear, fp8_linear, fp8_linear_reference, nearest
-from atma_sweep.kernels.fp8.rows import E4M3, E5M2, TOP, quantise
+from atma_sweep.kernels.fp8.op import fp8_gated_linear, fp8_linear, fp8_linear_reference, round_to_type
+from atma_sweep.kernels.fp8.rows import E4M3, E5M2, MAX_EXPONENTS, quantise
 from atma_sweep.kernels.gates import squared_relu_gate, squared_relu_gate_backward
 from atma_sweep.kernels.norms import rms_norm
 from graded import interpreted
@@ -42,9 +42,9 @@ def test_a_cast_takes_the_nearest_number_of_each_row(kind: torch.dtype, source: 
     assert q.is_contiguous()
     assert scale.shape == (57, 1)
     assert torch.equal(torch.log2(scale), torch.log2(scale).round()), "a scale is a power of two"
-    assert torch.equal(q.double() * scale, nearest(x.double(), kind))
+    assert torch.equal(q.double() * scale, round_to_type(x.double(), kind))
     largest = q.float().abs().amax(-1)
-    top = TOP[kind]
+    top = MAX_EXPONENTS[kind]
     awake = torch.arange(57) != 3
     assert float(largest[awake].min()) >= 2.0**top
     assert float(largest.max()) <= 2.0 ** (top + 1) <= torch.finfo(kind).max * 8 / 7
@@ -57,9 +57,12 @@ def test_nearest_against_every_number_of_the_type() -> None:
     for kind in (E4M3, E5M2):
         values = every.view(kind).double()
         values = values[values.isfinite()]
-        x = torch.cat([made(1, 300, seed=2).double() % 2.0 ** TOP[kind], torch.tensor([[2.0 ** TOP[kind]]])], 1)
+        x = torch.cat(
+            [made(1, 300, seed=2).double() % 2.0 ** MAX_EXPONENTS[kind], torch.tensor([[2.0 ** MAX_EXPONENTS[kind]]])],
+            1,
+        )
         best = (x.flatten()[:, None] - values).abs().amin(1)
-        assert torch.equal((nearest(x, kind) - x).abs().flatten(), best)
+        assert torch.equal((round_to_type(x, kind) - x).abs().flatten(), best)
 
 
 def test_a_row_that_is_not_finite_is_told() -> None:
@@ -91,7 +94,11 @@ def test_forward_and_backward_are_the_definition(
     close = 1e-5 if kind == torch.float32 else 5e-3
     assert relative(y.detach(), fp8_linear_reference(x, w, b).detach()) < close
     flat_g, flat_x = g.double().flatten(0, -2), x.detach().double().flatten(0, -2)
-    wanted = [nearest(flat_g, E5M2) @ nearest(w.detach().double().t(), E4M3).t(), flat_g.t() @ flat_x, flat_g.sum(0)]
+    wanted = [
+        round_to_type(flat_g, E5M2) @ round_to_type(w.detach().double().t(), E4M3).t(),
+        flat_g.t() @ flat_x,
+        flat_g.sum(0),
+    ]
     for found, one in zip(grads, wanted, strict=False):
         assert relative(found.flatten(0, -2) if found.ndim > 2 else found, one) < close
 
@@ -110,7 +117,7 @@ def test_eight_bits_cost_this_much() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("function", [fp8_linear, fp8_gated_linear])
-@pytest.mark.parametrize("outputs", [48, rows.NARROW + 16])
+@pytest.mark.parametrize("outputs", [48, rows.MIN_ROW_WIDTH + 16])
 def test_the_compiler_takes_forward_and_backward_as_one_graph_each(function: Any, outputs: int) -> None:
     x, w, b = (made(*shape, seed=n).requires_grad_() for n, shape in enumerate(((5, 32), (outputs, 32), (outputs,))))
 
@@ -231,11 +238,11 @@ def test_wide_gradients_take_the_kernel_where_it_is_chosen(monkeypatch: pytest.M
     asked: list[int] = []
     cast = rows.cast_rows
     monkeypatch.setattr(rows, "cast_rows", lambda g: (asked.append(g.shape[1]), cast(g))[1])
-    for width in (rows.NARROW - 1, rows.NARROW, rows.WIDEST + 1):
+    for width in (rows.MIN_ROW_WIDTH - 1, rows.MIN_ROW_WIDTH, rows.MAX_ROW_WIDTH + 1):
         g = exact(torch.bfloat16, 2, width)
         for one, other in zip(rows.quantise_gradient(g), quantise(g, E5M2), strict=True):
             assert torch.equal(one.float(), other.float())
-    assert asked == [rows.NARROW]
+    assert asked == [rows.MIN_ROW_WIDTH]
 
 
 def test_the_self_test_of_casts_takes_another_rounding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from atma_sweep.kernels.sketch.op import choose_backend, gram, pieces, sketch, sketch_reference
+from atma_sweep.kernels.sketch.op import choose_backend, gram, sketch, sketch_reference, split_precision
 from graded import distance, interpreted, normal
 from tiers import every_nth
 from tolerances import rounding_bound
@@ -54,7 +54,7 @@ def test_the_operator_says_what_it_does(squares: bool) -> None:
     if torch.cuda.is_available():
         x, s = x.cuda().bfloat16(), s.cuda()
     rows = [one.clone().requires_grad_() for one in x]
-    found = torch.library.opcheck(torch.ops.atma.sketch_forward.default, (rows, pieces(s, x.dtype), squares))
+    found = torch.library.opcheck(torch.ops.atma.sketch_forward.default, (rows, split_precision(s, x.dtype), squares))
     assert set(found.values()) == {"SUCCESS"}
 
 
@@ -71,7 +71,7 @@ def test_elsewhere_it_is_a_product_in_the_statistics_type(dtype: torch.dtype) ->
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_two_pieces_hold_sixteen_bits_of_the_mantissa(dtype: torch.dtype) -> None:
     s = normal(2, 3, 50)
-    found = pieces(s, dtype)
+    found = split_precision(s, dtype)
     assert (found.shape, found.dtype) == ((2, 2, 3, 50), dtype)
     # numbers below 2^-14 have less of it in float16
     allowed = 2.0**-16 * s.double().abs() + (2.0**-25 if dtype == torch.float16 else 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...dispatch import BackendChoice, attention_choice, constant, self_test
+from ...dispatch import BackendChoice, attention_choice, compile_time_constant, self_test
 from ...shapes import check_qkv, check_window, cut
 from ..extra_input_ops import attention_ops
 from ..scored import QueryBlock, dot_scores, scored_attention
@@ -40,12 +40,12 @@ def contextual_attention(
 
     def logits(span: QueryBlock) -> Tensor:
         scores = dot_scores(q_BTHX, k_BTJX, span, scale)
-        return scores + position_scores(q_BTHX[:, span.queries].to(scores.dtype), scores, span.seen_MS, vectors_PX)
+        return scores + position_scores(q_BTHX[:, span.queries].to(scores.dtype), scores, span.visible_MS, vectors_PX)
 
     return scored_attention(v_BTJX, heads, logits, window=window, query_block=query_block)
 
 
-@constant
+@compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, positions: int) -> BackendChoice:
     """What `contextual_attention` takes for such tensors and that many positions."""
     if positions > MOST:

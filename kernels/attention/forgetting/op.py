@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...custom_ops import differentiate, empty_like, keep_inputs, load_kernels, rows_like, torch_op
-from ...dispatch import BackendChoice, constant, gluon_choice, self_test
+from ...dispatch import BackendChoice, compile_time_constant, gluon_choice, self_test
 from ...shapes import check_qkv, check_window, cut
 from ..scored import QueryBlock, dot_scores, running_sum, scored_attention
 from ..softmax.op import factor_in_log2
@@ -45,12 +45,12 @@ def forgetting_attention(
         fade_BHMS = f_BHT[:, :, span.queries, None] - f_BHT[:, :, None, span.keys]
         scores = dot_scores(q_BTHX, k_BTJX, span, scale)
         # hidden pairs would grow, and may overflow
-        return scores + torch.where(span.seen_MS, fade_BHMS, 0.0).to(scores.dtype)
+        return scores + torch.where(span.visible_MS, fade_BHMS, 0.0).to(scores.dtype)
 
     return scored_attention(v_BTJX, h, logits, window=window, query_block=query_block)
 
 
-@constant
+@compile_time_constant
 def choose_backend(
     device: torch.device | str, dtype: torch.dtype, head_dim: int, window: int | None = None
 ) -> BackendChoice:
@@ -72,7 +72,7 @@ def forgetting_forward(
     """(o [B, T, H, X], lse, and F as two numbers, [B, H, T] float32) of scores factor qk + F_i - F_j in units of log 2.
 
     F are the sums of log_gate [B, T, H], float32 or float64, over log 2; q is not scaled, factor not 0, `window` 0 none. Only o has a gradient.
-    `path`, "triton" or "gluon", is that of the forward; the backward is plain Triton's.
+    `backend`, "triton" or "gluon", is that of the forward; the backward is plain Triton's.
     """
     return load_kernels(__package__, path).forward(
         *(x.contiguous() for x in (q, k, v, log_gate)), factor=factor, window=window or None

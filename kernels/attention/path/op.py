@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...custom_ops import differentiate, empty_like, keep_inputs, torch_op
-from ...dispatch import BackendChoice, constant, failure, is_torch_only, self_test, version, why_no_fla
-from ...fla_configs import path, pin_configs
+from ...dispatch import BackendChoice, compile_time_constant, failure, is_torch_only, self_test, version, why_no_fla
+from ...fla_configs import path_configs, pin_configs
 from ...norms import statistics_dtype
 from ...shapes import check_qkv, check_window
 from ..scored import QueryBlock, scored_attention
@@ -90,7 +90,7 @@ class _Maps:
         return torch.cat(found[::-1], -1).unflatten(2, (-1, queries)).flatten(1, 2)
 
 
-@constant
+@compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, *, windowed: bool) -> BackendChoice:
     """What `path_attention` takes for such tensors, with a window shorter than T or without."""
     device = torch.device(device)
@@ -140,7 +140,7 @@ def fla_backward(
 def _fla(tensors: list[Tensor], scale: float) -> Tensor:
     from fla.ops.path_attn import parallel_path_attn
 
-    pin_configs(path, tensors[0].size(-1))
+    pin_configs(path_configs, tensors[0].size(-1))
     o: Tensor = parallel_path_attn(*(x.contiguous() for x in tensors), scale=scale)[0]
     return o.to(tensors[0].dtype).contiguous()
 

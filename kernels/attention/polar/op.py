@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ...custom_ops import differentiate, empty_like, load_kernels, rows_like, torch_op
-from ...dispatch import BackendChoice, constant, gluon_choice, worst
+from ...dispatch import BackendChoice, compile_time_constant, gluon_choice, worst
 from ...norms import statistics_dtype
 from ...shapes import QUERY_BLOCK, check_groups, check_qkv, check_window, cut, visible_mask
 from ..softmax.op import log_sum
@@ -98,7 +98,7 @@ def polar_distractor_loss(
     return total / (b * t * h)
 
 
-@constant
+@compile_time_constant
 def choose_backend(
     device: torch.device | str, dtype: torch.dtype, head_dim: int, window: int | None = None
 ) -> BackendChoice:
@@ -296,7 +296,7 @@ def polar_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(c [B, T, H, X], mag [B, T, H], lse, n_eff, inverse [B, H, T]).
 
-    q is scaled so that weights are 2^(qk - lse), null scores are in units of log 2; `window` 0 is none, `path` "triton" or "gluon".
+    q is scaled so that weights are 2^(qk - lse), null scores are in units of log 2; `window` 0 is none, `backend` "triton" or "gluon".
     `exact_floor` is of the gradient alone: False takes a floored n_eff for one that the floor does not bind.
     """
     args = (q.contiguous(), k.contiguous(), v.contiguous(), null_TH.contiguous(), beta_H, v_null_HX.contiguous())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...dispatch import BackendChoice, attention_choice, constant, self_test
+from ...dispatch import BackendChoice, attention_choice, compile_time_constant, self_test
 from ...norms import statistics_dtype
 from ...shapes import check_qkv, check_window, cut
 from ..extra_input_ops import attention_ops
@@ -41,7 +41,7 @@ def relative_attention(
 
     def logits(span: QueryBlock) -> Tensor:
         scores = dot_scores(q_BTHX, k_BTJX, span, scale)
-        m, s = span.seen_MS.shape
+        m, s = span.visible_MS.shape
         # one number a diagonal, so that its gradient is a sum along it: from the last key at the first query on
         diagonals = torch.arange(m + s - 1, device=scores.device) + (span.start - span.stop + 1)
         along = bias_HR[:, diagonals.clamp(0, reach)]
@@ -50,7 +50,7 @@ def relative_attention(
     return scored_attention(v_BTJX, heads, logits, window=window, query_block=query_block)
 
 
-@constant
+@compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
     """What `relative_attention` takes for such tensors."""
     return attention_choice("relative attention", torch.device(device), dtype, head_dim, _error)

@@ -15,7 +15,15 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...custom_ops import differentiate, empty_like, keep_inputs, load_kernels, rows_like, torch_op
-from ...dispatch import BackendChoice, attention_choice, constant, failure, is_torch_only, result_and_gradients, worst
+from ...dispatch import (
+    BackendChoice,
+    attention_choice,
+    compile_time_constant,
+    failure,
+    is_torch_only,
+    result_and_gradients,
+    worst,
+)
 from ...norms import statistics_dtype
 from ...shapes import QUERY_BLOCK, check_qkv, check_window, cut, expand_kv, visible_mask
 
@@ -68,7 +76,7 @@ def softmax_attention(
     return torch.cat(blocks, 2).transpose(1, 2)
 
 
-@constant
+@compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, *, windowed: bool) -> BackendChoice:
     """What `softmax_attention` takes for such tensors, with a window shorter than T or without."""
     device = torch.device(device)

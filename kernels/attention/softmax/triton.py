@@ -344,7 +344,7 @@ def launch_forward(
     (b, t, h, d), (tk, j) = q.shape, k.shape[1:3]
     bm, bn, warps, stages = tiles_for("forward", tk, d, q.dtype, forgotten is not None)
     _forward[(triton.cdiv(t, bm), b * h)](
-        launcher.flat(q, bm, d), launcher.flat(k, bn, d), launcher.flat(v, bn, d), launcher.flat(out, bm, d), *rest,
+        launcher.head_blocks(q, bm, d), launcher.head_blocks(k, bn, d), launcher.head_blocks(v, bn, d), launcher.head_blocks(out, bm, d), *rest,
         *(forgotten or rest[-2:]), t, tk, offset, window or 0, H=h, G=h // j, X=d, BM=bm, BN=bn,
         WINDOWED=window is not None, PRECISION=launcher.precision(q.dtype), POLAR=polar, FORGETS=forgotten is not None,
         FACTOR=factor, num_warps=warps, num_stages=stages,

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...dispatch import BackendChoice, attention_choice, constant, result_and_gradients, worst
+from ...dispatch import BackendChoice, attention_choice, compile_time_constant, result_and_gradients, worst
 from ...norms import statistics_dtype
 from ...shapes import check_qkv, check_window, cut, expand_kv
 from ..extra_input_ops import attention_ops
@@ -59,7 +59,7 @@ def threshold_attention(
     return torch.where(none_BTH1, expand_kv(_mean_seen(v_BTJX, window), h), y)
 
 
-@constant
+@compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
     """What `threshold_attention` takes for such tensors."""
     return attention_choice("threshold attention", torch.device(device), dtype, head_dim, _error)
@@ -82,7 +82,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
 def survivors(q_BTHX: Tensor, k_BTJX: Tensor, span: QueryBlock, scale: float | None = None) -> tuple[Tensor, Tensor]:
     """(scores, and whether the query sees the key and gives it a positive one) [B, H, M, S]."""
     scores = dot_scores(q_BTHX, k_BTJX, span, scale)
-    return scores, (scores > 0) & span.seen_MS
+    return scores, (scores > 0) & span.visible_MS
 
 
 def distances(keep: Tensor) -> Tensor:

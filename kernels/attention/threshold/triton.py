@@ -305,7 +305,7 @@ def backward(
         low = max(0, high - stretch)
         if tiles > stretch:
             _count[(triton.cdiv(t, bm), b * h)](
-                launcher.flat(q, bm, d), launcher.flat(k, bn, d), count, counts, t, seen, low, high, stride,
+                launcher.head_blocks(q, bm, d), launcher.head_blocks(k, bn, d), count, counts, t, seen, low, high, stride,
                 BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
             )  # fmt: skip
         rest = (decay_BHT, lse, delta, counts, t, seen, low, stride)

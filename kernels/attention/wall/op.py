@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...custom_ops import differentiate, empty_like, load_kernels, rows_like, torch_op
-from ...dispatch import BackendChoice, constant, gluon_choice, result_and_gradients, worst
+from ...dispatch import BackendChoice, compile_time_constant, gluon_choice, result_and_gradients, worst
 from ...norms import statistics_dtype
 from ...shapes import check_qkv, check_window, cut, expand_kv
 from ..scored import QueryBlock, running_sum, scored_attention
@@ -53,7 +53,7 @@ def wall_attention(
     return scored_attention(v_BTJX, h, lambda span: _logits(q, k, p_BTPX, span), window=window, query_block=query_block)
 
 
-@constant
+@compile_time_constant
 def choose_backend(
     device: torch.device | str, dtype: torch.dtype, head_dim: int, steepest: float | None = None,
     window: int | None = None,
@@ -135,7 +135,7 @@ def _empty_results(q: Tensor, k: Tensor, v: Tensor, f: Tensor, *_: Any) -> tuple
 def wall_forward(
     q: Tensor, k: Tensor, v: Tensor, f: Tensor, factor: float, window: int, path: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(o, lse, q', k', E) of triton.forward; only o has a gradient. `window` 0 is none, `path` that of the forward alone."""
+    """(o, lse, q', k', E) of triton.forward; only o has a gradient. `window` 0 is none, `backend` that of the forward alone."""
     return load_kernels(__package__, path).forward(
         *(x.contiguous() for x in (q, k, v, f)), factor=factor, window=window or None
     )

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.kernels.attention.contextual.op import contextual_attention
-from atma_sweep.kernels.attention.scored import QueryBlock, dot_scores, scored_attention, scored_reference, span_of
+from atma_sweep.kernels.attention.scored import (
+    QueryBlock,
+    dot_scores,
+    query_block_at,
+    scored_attention,
+    scored_reference,
+)
 from atma_sweep.kernels.attention.softmax.op import softmax_attention_reference
 from graded import double
 from kernel_operations import softmax_inputs
@@ -102,10 +108,10 @@ def test_the_reference_of_pairs_is_the_same(window: int | None) -> None:
 
 
 def test_a_span_says_what_its_queries_see() -> None:
-    span = span_of(5, 8, 3, torch.device("cpu"))
+    span = query_block_at(5, 8, 3, torch.device("cpu"))
     assert (span.first, span.queries, span.keys) == (3, slice(5, 8), slice(3, 8))
     assert span.distance.tolist() == [[2, 1, 0, -1, -2], [3, 2, 1, 0, -1], [4, 3, 2, 1, 0]]
-    assert span.seen_MS.int().tolist() == [[1, 1, 1, 0, 0], [0, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
+    assert span.visible_MS.int().tolist() == [[1, 1, 1, 0, 0], [0, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
 
 
 # --- contextual positions -----------------------------------------------------------------------------------------
