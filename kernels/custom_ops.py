@@ -1,4 +1,4 @@
-"""Registration of kernels as torch ops, so that torch.compile keeps one graph."""
+"""Registration of kernels as torch custom ops, so that torch.compile keeps one graph."""
 
 from __future__ import annotations
 
@@ -11,16 +11,34 @@ from torch import Tensor
 
 
 def load_kernels(package: str | None, module: str = "triton") -> Any:
-    """Return the module of kernels in a package, imported when they first run: Triton is not installed everywhere."""
+    """Import and return a package's module of kernels.
+
+    Called when a kernel first runs and not at import, because Triton is not installed everywhere.
+
+    Args:
+        package: `__package__` of the caller, such as "atma_sweep.kernels.conv".
+        module: Module in that package: "triton" or "gluon".
+
+    Raises:
+        ImportError: Triton is not installed.
+    """
     return importlib.import_module(f".{module}", package)
 
 
 def torch_op(
     name: str, fake: Callable[..., Any], mutates_args: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Return a decorator that registers a function as the op atma::NAME; `fake` makes empty results of the same arguments."""
+    """Return a decorator that registers a function as the torch custom op atma::NAME and returns the op.
+
+    Args:
+        name: Name of the op without its namespace.
+        fake: Function of the same arguments that allocates results of the right shapes and dtypes and computes nothing,
+            for torch.compile.
+        mutates_args: Names of the function's parameters whose tensors it writes in place.
+    """
 
     def register(function: Callable[..., Any]) -> Any:
+        """Register `function` and `fake` as the op atma::NAME, and return the op in place of the function."""
         op = torch.library.custom_op(f"atma::{name}", function, mutates_args=mutates_args)
         op.register_fake(fake)
         return op
@@ -29,41 +47,49 @@ def torch_op(
 
 
 def empty_like(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Contiguous empty tensors of the same shapes and types, as a kernel allocates them."""
+    """Return contiguous, uninitialised tensors of the shapes, dtypes and devices of the given ones."""
     return tuple(x.new_empty(x.shape) for x in tensors)
 
 
 def rows_like(q: Tensor) -> Tensor:
-    """A number for each query of each head of q [B, T, H, X]: [B, H, T] float32."""
+    """Return an uninitialised float32 tensor [B, H, T], one number per query and head of q [B, T, H, X]."""
     b, t, h = q.shape[:3]
     return q.new_empty(b, h, t, dtype=torch.float32)
 
 
 Saved = Callable[[tuple[Any, ...], tuple[Tensor, ...]], tuple[Sequence[Tensor | None], Sequence[Any]]]
-"""(inputs, results) of an op -> the tensors that its backward reads, and its options."""
+"""Function (inputs, results) of an op -> (tensors that its backward reads, other inputs that it takes as options)."""
 
 
 def keep_inputs(count: int, results_from: int = 0) -> Saved:
-    """The first inputs, and the results from one of them on; the other inputs are options."""
+    """Return a `Saved` function that saves the first inputs and the last results of an op.
+
+    Args:
+        count: Number of leading inputs, all tensors or None, that are saved; the inputs after them become options.
+        results_from: Index of the first result that is saved; the results after it are saved too.
+    """
     return lambda inputs, results: ((*inputs[:count], *results[results_from:]), inputs[count:])
 
 
 def differentiate(
     forward: Any, backward: Callable[..., Any], saved: Saved, *, results: int = 1, zeros_like: int | None = None
 ) -> None:
-    """Give an op the gradient that `backward` works out.
+    """Register a gradient for an op.
 
     Args:
-        forward: Op whose first inputs may be tensors with gradients.
-        backward: Function of the gradients of the results, of the tensors saved and of the options. It returns the gradients of
-            the first inputs, of which those that are None or want none are not looked at.
-        saved: See `Saved`.
-        results: Results of `forward` that have a gradient; those behind them have none.
-        zeros_like: A result that is no part of the loss has None as its gradient, not zeros, which would cost a pass over
-            them; only the first has, of the shape and type of the saved tensor of that number.
+        forward: Custom op whose first inputs may be tensors with gradients.
+        backward: Function of the gradients of the results, then the saved tensors, then the options. It returns the
+            gradients of the first inputs; those of inputs that need none are ignored, and may be None.
+        saved: Chooses the tensors and options that reach `backward`.
+        results: Number of leading results of `forward` that have a gradient; the later ones are marked as not
+            differentiable.
+        zeros_like: None: autograd passes zeros for a result that is no part of the loss. An index into the saved
+            tensors: autograd passes None instead, which saves a pass over zeros; only the first result's gradient is
+            then replaced by zeros, of the shape and dtype of that saved tensor.
     """
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+        """Save tensors and options of a call of `forward` in the autograd context."""
         values = output if isinstance(output, tuple) else (output,)
         tensors, ctx.options = saved(inputs, values)
         ctx.save_for_backward(*tensors)
@@ -71,6 +97,7 @@ def differentiate(
         ctx.set_materialize_grads(zeros_like is None)
 
     def gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return one gradient per input of `forward`, None for inputs that need none."""
         tensors, first, *rest = ctx.saved_tensors, *grads[:results]
         if first is None:
             first = torch.zeros_like(tensors[zeros_like])

@@ -1,6 +1,7 @@
-"""Which implementation of an op a machine takes. Decided before anything runs, and told to the record of a run.
+"""Choice of the backend of each op (Triton, Gluon, fla, torch), with the reason that a run records.
 
-Nothing here falls back after a failure: a choice has a reason, and the reason is a column of the attempt.
+Backends are chosen before anything runs. Nothing here falls back after a failure: a choice has a reason, and the reason
+is a column of the attempt.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
 class BackendChoice(NamedTuple):
-    """A backend and why it is the one."""
+    """Name of the chosen backend, and the reason for the choice."""
 
     backend: str
     reason: str
@@ -38,39 +39,52 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compile_time_constant(function: Function) -> Function:
-    """torch.compiler.assume_constant_result without importing the compiler, a second that a CPU attempt has no use for."""
+    """Mark a function's result as a constant for torch.compile, and return the function.
+
+    Does what torch.compiler.assume_constant_result does without importing the compiler, which takes a second that an
+    attempt on a CPU does not need.
+    """
     # private: torch is pinned below 3 for it (pyproject.toml)
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 class _DispatchState:
+    """Settings of this process: whether only torch may be used, and the folder of passed self-tests."""
+
     torch_only = False
     self_test_folder: Path | None = None
 
 
 def use_torch_backend(torch_only: bool = True) -> None:
-    """For the rest of this process: torch's own operations everywhere (`train.kernels: torch`), or the best there is."""
+    """Set for the rest of this process whether every op uses torch's own operations (`train.kernels: torch`).
+
+    False restores the default: the fastest backend that is available.
+    """
     _DispatchState.torch_only = torch_only
 
 
 def is_torch_only() -> bool:
-    """Whether only torch's own operations may be used."""
+    """Return True when only torch's own operations may be used."""
     return _DispatchState.torch_only
 
 
 def cache_self_tests(folder: Path | None) -> None:
-    """For the rest of this process: self-tests that pass are noted in that folder, and those noted there are not run.
+    """Cache passed self-tests in a folder for the rest of this process, and skip those that are cached there.
 
-    The folder is for one type of GPU, one driver, and one version each of torch and Triton; a note is for the sources of all
-    kernels as they are, and the versions of cuDNN and flash-linear-attention. What fails is tried again by the next process.
+    An entry holds for the present sources of all kernels and the versions of cuDNN and flash-linear-attention. A
+    self-test that failed is not cached: the next process runs it again.
+
+    Args:
+        folder: Folder for one type of GPU, one driver and one version each of torch and Triton; created when the first
+            test passes. None switches the cache off.
     """
     _DispatchState.self_test_folder = folder
 
 
 @functools.cache
 def sources(folder: Path) -> str:
-    """A hash of the Python files in a folder."""
+    """Return a SHA-256 hex digest of the paths and contents of all Python files below a folder; cached per folder."""
     digest = hashlib.sha256()
     # not rglob, which fails when compiled modules of another process go while it looks
     for path in sorted(Path(top, name) for top, _, names in os.walk(folder) for name in names if name.endswith(".py")):
@@ -79,7 +93,11 @@ def sources(folder: Path) -> str:
 
 
 def _self_test_versions() -> tuple[object, ...]:
-    """What a self-test is of: this package's sources, and others' kernels by their versions."""
+    """Return the facts that a cached self-test depends on.
+
+    These are the digest of this package's sources, the cuDNN version, the deterministic mode of torch and the installed
+    versions of flash-linear-attention.
+    """
     # whether operations have to repeat exactly, which fills unwritten memory, is part of how they are tested
     versions: list[object] = [torch.backends.cudnn.version(), torch.are_deterministic_algorithms_enabled()]
     for name in ("fla-core", "flash-linear-attention"):
@@ -89,6 +107,7 @@ def _self_test_versions() -> tuple[object, ...]:
 
 
 def _pass_marker(*case: object) -> Path | None:
+    """Return the path of the cache entry of a self-test, or None without a cache folder."""
     if _DispatchState.self_test_folder is None:
         return None
     return (
@@ -97,7 +116,12 @@ def _pass_marker(*case: object) -> Path | None:
 
 
 def why_no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why our Triton kernels cannot take tensors of that type on that device; None when they can."""
+    """Return the reason why our Triton kernels cannot run on such tensors, or None when they can.
+
+    Args:
+        device: Device of the tensors; only CUDA with compute capability 8.0 or higher has kernels.
+        dtype: Dtype of the activations; only bfloat16 and float16 have kernels.
+    """
     if _DispatchState.torch_only:
         return "asked for by train.kernels"
     if device.type != "cuda":
@@ -109,6 +133,7 @@ def why_no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
 
 @functools.cache
 def _why_no_triton(device: torch.device) -> str | None:
+    """Return the reason why Triton does not run on a CUDA device, or None; cached per device."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     major, minor = torch.cuda.get_device_capability(device)
@@ -116,21 +141,31 @@ def _why_no_triton(device: torch.device) -> str | None:
 
 
 DRAWS = 3
-"""Random inputs that a self-test is tried on. Their median decides, so that no single draw near a singular matrix does."""
-ROUNDINGS, CONDITION = 16, 2.0
-"""Most roundings in a row from an op's inputs to a gradient, and the factor by which the op enlarges a change of what it reads."""
-SELF_TEST = CONDITION * math.sqrt(ROUNDINGS) * torch.finfo(torch.bfloat16).eps / 2
-"""Largest relative error, in the norm, of an implementation in 16 bits that is believed: 0.031.
+"""Number of random inputs per self-test.
 
-A kernel sums in float32 and rounds what stands between its products, each time by a relative error of at most u = eps / 2, which is
-2^-8 in bfloat16. These errors are independent, so R of them in a row make u sqrt(R), which the op enlarges by its condition.
+Their median error decides, so that a single draw near a singular matrix does not.
+"""
+ROUNDINGS, CONDITION = 16, 2.0
+"""Largest number of successive roundings from an op's inputs to a gradient; amplification of a change of its inputs."""
+SELF_TEST = CONDITION * math.sqrt(ROUNDINGS) * torch.finfo(torch.bfloat16).eps / 2
+"""Largest accepted relative error, in the norm, of an implementation in 16 bits: 0.031.
+
+A kernel sums in float32 and rounds what stands between its products, each time by a relative error of at most u = eps /
+2, which is 2^-8 in bfloat16. These errors are independent, so R successive roundings give u sqrt(R), which the op
+amplifies by its condition number.
 """
 OUTLIER = 4 * SELF_TEST
-"""Largest error of a single draw: chance makes no larger one, and a fault that shows in one draw of three is a fault."""
+"""Largest accepted relative error of a single draw.
+
+Rounding makes no larger one, so a larger error in one draw of three is a fault.
+"""
 
 
 def _deciding(errors: Sequence[float]) -> float:
-    """Return the error that decides about a kernel: the median of the draws, unless one of them is no number or an outlier."""
+    """Return the relative error that decides about a kernel.
+
+    It is the median of the draws, or the first error that is NaN or above `OUTLIER`.
+    """
     refused = [error for error in errors if not error <= OUTLIER]
     return refused[0] if refused else statistics.median(errors)
 
@@ -138,7 +173,15 @@ def _deciding(errors: Sequence[float]) -> float:
 def attention_choice(
     op: str, device: torch.device, dtype: torch.dtype, head_dim: int, error: Callable[..., float]
 ) -> BackendChoice:
-    """ "triton" where it can run and passes its self-test, else "torch". `error` gives the self-test's relative error."""
+    """Return "triton" where it can run and passes its self-test, else "torch" with the reason.
+
+    Args:
+        op: Name of the op, for the reason.
+        device: Device of the tensors.
+        dtype: Dtype of the activations.
+        head_dim: Head size; the kernels take 16, 32, 64, 128 and 256.
+        error: Self-test `error(device, dtype, head_dim, backend, seed=)`, which returns the relative error.
+    """
     why = why_no_triton(device, dtype)
     if why is None and (head_dim not in (16, 32, 64, 128, 256)):
         why = f"the kernels need a head_dim that is a power of two from 16 to 256, got {head_dim}"
@@ -146,7 +189,14 @@ def attention_choice(
 
 
 def why_not_gluon(device: torch.device, dtype: torch.dtype, head_dim: int, window: int | None) -> str | None:
-    """Return why the attention kernels for Hopper cannot take such tensors; None when they can."""
+    """Return the reason why the Gluon attention kernels for Hopper cannot run on such tensors, or None when they can.
+
+    Args:
+        device: Device of the tensors.
+        dtype: Dtype of the activations.
+        head_dim: Head size.
+        window: Attention window in keys; None for full attention.
+    """
     host = importlib.import_module(".attention.gluon.host", __package__)
     return host.why_not(device, dtype, head_dim, window)
 
@@ -154,7 +204,19 @@ def why_not_gluon(device: torch.device, dtype: torch.dtype, head_dim: int, windo
 def gluon_choice(
     op: str, device: torch.device, dtype: torch.dtype, head_dim: int, window: int | None, error: Callable[..., float]
 ) -> BackendChoice:
-    """As `attention_choice`, but "gluon" in place of "triton" where it can run and passes the same self-test."""
+    """Return "gluon" where it can run and passes its self-test, else the choice of `attention_choice`.
+
+    Both backends have to pass: "gluon" is tried only where "triton" was chosen. The reason of "triton" says why not
+    Gluon.
+
+    Args:
+        op: Name of the op, for the reason.
+        device: Device of the tensors.
+        dtype: Dtype of the activations.
+        head_dim: Head size.
+        window: Attention window in keys; None for full attention.
+        error: Self-test `error(device, dtype, head_dim, backend, seed=)`, which returns the relative error.
+    """
     ours = attention_choice(op, device, dtype, head_dim, error)
     if ours.backend != "triton":
         return ours
@@ -168,12 +230,12 @@ def gluon_choice(
 
 
 def triton_or_torch(why: str | None) -> BackendChoice:
-    """Our kernels, unless there is a reason why not."""
+    """Return the choice of "triton", or of "torch" for a reason `why` that rules Triton out."""
     return BackendChoice("triton", f"Triton {version('triton')}") if why is None else BackendChoice("torch", why)
 
 
 def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why no kernel of flash-linear-attention can be taken for such tensors; None when one may."""
+    """Return the reason why no kernel of flash-linear-attention can run on such tensors, or None when one can."""
     if device.type != "cuda":
         return f"fla needs CUDA, the device is {device.type}"
     if dtype not in SIXTEEN_BITS:
@@ -187,10 +249,16 @@ def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
 
 @functools.cache
 def failure(op: str, error: Callable[..., float], *case: Hashable) -> str | None:
-    """What the self-test `error(*case, seed=)` of an op found wrong; None if nothing. Tried once in a process, also in vain.
+    """Run the self-test of an op and return a text that says why it failed, or None when it passed.
 
-    Wrong is too large a relative error, the median of `DRAWS` seeds, and whatever compiler and GPU raise. The draws have one
-    shape, so kernels are compiled once. See `cache_self_tests`.
+    It passes when the relative error, the median over `DRAWS` seeds, is at most `SELF_TEST`. Exceptions of the
+    compiler, the launch and the GPU count as a failure. All draws have one shape, so kernels are compiled once. Cached
+    per process, failures too; passes are also cached across processes (`cache_self_tests`).
+
+    Args:
+        op: Name of the op, for the text.
+        error: Self-test that returns a relative error, called as `error(*case, seed=seed)`.
+        *case: Hashable arguments of `error`, such as device, dtype and head size.
     """
     marker = _pass_marker(op, error.__module__, error.__qualname__, case)
     with contextlib.suppress(OSError):
@@ -214,9 +282,17 @@ def failure(op: str, error: Callable[..., float], *case: Hashable) -> str | None
 def result_and_gradients(
     attention: Callable[..., Tensor], backend: str, dtype: torch.dtype, narrow: Sequence[Tensor], wide: Sequence[Tensor] = ()
 ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
-    """Result and gradients by `backend` in `dtype`, and by "torch" in float32, as `max_relative_error` compares them.
+    """Run an attention by `backend` in `dtype` and by "torch" in float32, and return both results with their gradients.
 
-    `narrow` come in `dtype`, queries first, which also weigh the result; `wide` stay as they are.
+    Args:
+        attention: Function of the tensors of `narrow` and `wide` that takes `backend=`.
+        backend: Backend under test.
+        dtype: Dtype under test, in which the tensors of `narrow` are passed to it.
+        narrow: Activations in `dtype`, queries first; the loss is the sum of the result times these queries.
+        wide: Further inputs, which keep their own dtype in both runs.
+
+    Returns:
+        (tested, expected): two lists of the result and the gradients of all inputs in order, for `worst`.
     """
     results = []
     for name, kind in ((backend, dtype), ("torch", torch.float32)):
@@ -230,12 +306,20 @@ def result_and_gradients(
 def self_test(
     attention: Callable[..., Tensor], tokens: int, more: Callable[[int, torch.Generator], list[Tensor]], **options: Any
 ) -> Callable[..., float]:
-    """Return the self-test of an attention of q, k, v and `more`, drawn in float32 for a head size: two heads on one.
+    """Return the self-test of an attention: a function (device, dtype, head_dim, backend, *, seed) -> relative error.
 
-    It gives the largest relative error of the result and of its gradients, against "torch" in float32.
+    It draws one row of q with two heads, k and v with one head. The error is the largest of the result and of its
+    gradients, against "torch" in float32.
+
+    Args:
+        attention: Function (q, k, v, *more, backend=, **options) of q, k and v [1, T, heads, X].
+        tokens: Tokens T of the row.
+        more: Function (head_dim, generator) that draws the further float32 inputs of the attention.
+        **options: Keyword arguments of every call of `attention`.
     """
 
     def error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
+        """Return the largest relative error of `attention`'s result and gradients, against "torch" in float32."""
         draw = torch.Generator().manual_seed(seed)
         tensors = [torch.randn(1, tokens, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
         wide = [x.to(device) for x in more(head_dim, draw)]
@@ -245,7 +329,10 @@ def self_test(
 
 
 def worst(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
-    """Largest error among pairs of tensors, in the norm, relative to the wanted one; NaN if one of them is."""
+    """Return the largest relative error ||actual - expected|| / ||expected|| among pairs of tensors.
+
+    It is NaN when the error of any pair is NaN.
+    """
     pairs = [(a.detach().float(), b.detach()) for a, b in zip(actual, expected, strict=True)]
     # Python's max passes over what is not a number
     return float(torch.stack([(a - b).norm() / b.norm() for a, b in pairs]).max())
@@ -253,7 +340,7 @@ def worst(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
 
 @functools.cache
 def _launch_errors() -> tuple[type[Exception], ...]:
-    """What a kernel raises that does not compile, start or fit: it is not for this machine."""
+    """Return the exception types that a kernel raises that does not compile, launch or fit on this machine."""
     error_types = (RuntimeError, ValueError, AssertionError)
     if importlib.util.find_spec("triton") is None:
         return error_types
@@ -262,7 +349,7 @@ def _launch_errors() -> tuple[type[Exception], ...]:
 
 @functools.cache
 def version(package: str) -> str:
-    """Version of an installed package; as the module says it where no metadata came along."""
+    """Return the version of an installed package, or its `__version__` attribute where it has no package metadata."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

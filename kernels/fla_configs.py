@@ -1,7 +1,8 @@
-"""One configuration for each kernel of flash-linear-attention that delta rules and PaTH attention launch, instead of its autotuner.
+"""Pinned launch configurations of the kernels of flash-linear-attention (fla), which replace its autotuner.
 
-The autotuner compiles every configuration that fla lists, for each number of heads anew: 133 of the rule with a retention for
-each channel, minutes on one core, and 39 of two kernels of PaTH attention on Hopper. And it takes the fastest by the clock, so that two processes may round otherwise.
+The delta rules and PaTH attention launch these kernels. fla's autotuner compiles every configuration for each number of
+heads: 133 of the rule with a retention per channel, minutes on one core, and 39 of two kernels of PaTH attention on
+Hopper. It also picks the fastest by measured time, so two processes may round differently.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 
 class KernelConfig(NamedTuple):
-    """The configuration wanted of a kernel: warps, stages, tiles."""
+    """Wanted launch configuration of one fla kernel: warps, pipeline stages, and (name, size) of its tiles."""
 
     warps: int
     stages: int = 3  # as Triton has it where a kernel's configurations do not say
@@ -22,11 +23,14 @@ class KernelConfig(NamedTuple):
 
 
 KernelConfigs = dict[str, KernelConfig]
-"""Of kernels "module of fla:name in it"."""
+"""Wanted configurations by kernel, "module below fla:name of the kernel"."""
 
 
 def shared_configs(head_dim: int) -> KernelConfigs:
-    """Kernels that carry the state along the chunks, a program for each tile BV of the state's rows."""
+    """Return the configurations of the kernels that carry the state across chunks, which both delta rules launch.
+
+    A program handles BV rows of the state.
+    """
     # on Hopper, at d = 128 and B16 H8, these are one and two waves of programs; at 256, tiles of 64 take over 227 KB back,
     # and over 99 forth
     tile = (("BV", 64 if head_dim <= 128 else 32),)
@@ -37,7 +41,7 @@ def shared_configs(head_dim: int) -> KernelConfigs:
 
 
 def channelwise_configs(head_dim: int) -> KernelConfigs:
-    """What `channelwise_configs.fla_forward` and `fla_backward` launch for heads of size d."""
+    """Return the configurations of the kernels that `channelwise_delta.op.fla_forward` and `fla_backward` launch."""
     return shared_configs(head_dim) | {
         "ops.utils.cumsum:chunk_local_cumsum_vector_kernel": KernelConfig(4, 3, (("BS", 32),)),
         # one warp sums each row without shared memory
@@ -56,7 +60,7 @@ def channelwise_configs(head_dim: int) -> KernelConfigs:
 
 
 def gated_delta_configs(head_dim: int) -> KernelConfigs:
-    """What `ops.fla_forward` and `fla_backward` launch for heads of size d."""
+    """Return the configurations of the kernels that `gated_delta.torch_op.fla_forward` and `fla_backward` launch."""
     return shared_configs(head_dim) | {
         "modules.norm.l2norm:l2norm_fwd_kernel": KernelConfig(4, 3, (("BT", 32),)),
         "modules.norm.l2norm:l2norm_bwd_kernel": KernelConfig(4, 3, (("BT", 32),)),
@@ -71,7 +75,10 @@ def gated_delta_configs(head_dim: int) -> KernelConfigs:
 
 
 def path_configs(_head_dim: int) -> KernelConfigs:
-    """What PaTH attention launches that fla would tune: the products of keys of a chunk, and their inverse."""
+    """Return the configurations of the kernels of PaTH attention that fla would tune.
+
+    They compute the products of the keys of a chunk and the inverse of that matrix; the head size does not matter.
+    """
     return {
         "ops.common.chunk_scaled_dot_kkt:chunk_scaled_dot_kkt_fwd_kernel": KernelConfig(4, 3, (("BK", 64),)),
         # of chunks of 64 on Hopper, of 32 elsewhere
@@ -81,13 +88,24 @@ def path_configs(_head_dim: int) -> KernelConfigs:
 
 
 def pin_configs(configs_for: Callable[[int], KernelConfigs], head_dim: int) -> None:
-    """Before each call of fla: from here on its kernels have one configuration each, that for heads of size d."""
+    """Restrict fla's autotuners to one configuration per kernel, the one for heads of size `head_dim`.
+
+    Call it before each call of fla: it overwrites the `configs` of fla's module-level autotuners until the next call.
+
+    Args:
+        configs_for: Function of the head size that returns the wanted configurations, such as `gated_delta_configs`.
+        head_dim: Head size.
+    """
     for tuner, pinned in _pinned_configs(configs_for, head_dim):
         tuner.configs = pinned
 
 
 @functools.cache
 def _pinned_configs(configs_for: Callable[[int], KernelConfigs], head_dim: int) -> list[tuple[Any, list[Any]]]:
+    """Return pairs (autotuner, list of its one pinned configuration); cached.
+
+    The pinned configuration is the one of fla's own list that is nearest to the wanted one.
+    """
     # fla lists what suits the GPU and leaves out what the compiler gets wrong there, so the one taken is of its list
     return [
         (tuner, [min(listed, key=functools.partial(_distance, wanted))])
@@ -99,7 +117,7 @@ def _pinned_configs(configs_for: Callable[[int], KernelConfigs], head_dim: int) 
 
 @functools.cache
 def _autotuner_configs(kernel: str) -> tuple[Any, list[Any]]:
-    """A kernel's autotuner, and its configurations as fla lists them."""
+    """Return (autotuner, configurations that fla lists) of a kernel "module below fla:name"; cached."""
     module, name = kernel.split(":")
     tuner = getattr(importlib.import_module(f"fla.{module}"), name)
     while not hasattr(tuner, "configs"):  # heuristics around it
@@ -108,7 +126,11 @@ def _autotuner_configs(kernel: str) -> tuple[Any, list[Any]]:
 
 
 def _distance(wanted: KernelConfig, config: Any) -> tuple[float, ...]:
-    """How far a configuration is from the wish: warps first, then tiles, then stages; of two as far, the smaller one."""
+    """Return a sort key for the distance of a configuration from the wanted one.
+
+    It compares warps first, then tiles, then stages, each by the logarithm of the ratio (stages by the difference); of
+    two equally distant ones the smaller comes first.
+    """
     tiles = sum(abs(math.log2(config.kwargs[name] / size)) for name, size in wanted.tiles)
     warps, stages = abs(math.log2(config.num_warps / wanted.warps)), abs(config.num_stages - wanted.stages)
     return (warps, tiles, stages, config.num_warps, *config.kwargs.values(), config.num_stages)

@@ -1,4 +1,4 @@
-"""Gated activations of the MLP (docs/mechanisms.md, "Backbone")."""
+"""Gated activations of the MLP (docs/mechanisms.md, "Backbone"): squared ReLU and swish gates with their own backward."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from torch.nn import functional
 
 
 def squared_relu_gate(ag: Tensor) -> Tensor:
-    """g relu(a)^2 of [a | g], halves of the last axis; [..., 2F] -> [..., F] in the same type.
+    """Return g relu(a)^2 of [a | g], the halves of the last axis: [..., 2F] -> [..., F] in the same dtype.
 
-    Keeps its input alone for the backward. Raises ValueError when the last axis is odd.
+    Differentiable; only the input is saved for the backward.
+
+    Raises:
+        ValueError: The last axis is odd.
     """
     if ag.shape[-1] % 2:
         raise ValueError(f"the last axis must hold two halves, got {ag.shape[-1]} entries")
@@ -20,9 +23,12 @@ def squared_relu_gate(ag: Tensor) -> Tensor:
 
 
 def swish_gate(ag: Tensor) -> Tensor:
-    """g silu(a) of [a | g], halves of the last axis; [..., 2F] -> [..., F] in the same type.
+    """Return g silu(a) of [a | g], the halves of the last axis: [..., 2F] -> [..., F] in the same dtype.
 
-    Keeps its input alone for the backward. Raises ValueError when the last axis is odd.
+    Differentiable; only the input is saved for the backward.
+
+    Raises:
+        ValueError: The last axis is odd.
     """
     if ag.shape[-1] % 2:
         raise ValueError(f"the last axis must hold two halves, got {ag.shape[-1]} entries")
@@ -30,26 +36,26 @@ def swish_gate(ag: Tensor) -> Tensor:
 
 
 def swish_gate_reference(ag: Tensor) -> Tensor:
-    """The same with autograd's own backward."""
+    """Return `swish_gate` of [a | g] from plain operations, with autograd's own backward."""
     a, gate = ag.chunk(2, -1)
     return gate * a * torch.sigmoid(a)
 
 
 def squared_relu_gate_reference(ag: Tensor) -> Tensor:
-    """The same with autograd's own backward."""
+    """Return `squared_relu_gate` of [a | g] from plain operations, with autograd's own backward."""
     a, gate = ag.chunk(2, -1)
     return gate * functional.relu(a) ** 2
 
 
 def squared_relu_gate_forward(ag: Tensor) -> Tensor:
-    """The same without a gradient."""
+    """Return `squared_relu_gate` of [a | g], [..., 2F] -> [..., F], without a gradient."""
     a, gate = ag.chunk(2, -1)
     positive = a.clamp(min=0)
     return (positive * gate).mul_(positive)
 
 
 def squared_relu_gate_backward(ag: Tensor, dy: Tensor) -> Tensor:
-    """Gradient of [a | g], [..., 2F], from that of the result, [..., F]."""
+    """Return the gradient of [a | g], [..., 2F] in its dtype, from that of the result, dy [..., F]."""
     a, gate = ag.chunk(2, -1)
     out = torch.empty_like(ag)
     d_a, d_gate = out.chunk(2, -1)
@@ -61,6 +67,8 @@ def squared_relu_gate_backward(ag: Tensor, dy: Tensor) -> Tensor:
 
 
 class _SquaredReluGate(torch.autograd.Function):
+    """Autograd function of `squared_relu_gate`."""
+
     @staticmethod
     def forward(ctx: Any, ag: Tensor) -> Tensor:
         ctx.save_for_backward(ag)
@@ -73,6 +81,8 @@ class _SquaredReluGate(torch.autograd.Function):
 
 
 class _SwishGate(torch.autograd.Function):
+    """Autograd function of `swish_gate`."""
+
     @staticmethod
     def forward(ctx: Any, ag: Tensor) -> Tensor:
         ctx.save_for_backward(ag)
@@ -81,6 +91,7 @@ class _SwishGate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        """Return the gradient of [a | g], [..., 2F], from that of the result, [..., F]."""
         (ag,) = ctx.saved_tensors
         a, gate = ag.chunk(2, -1)
         out = torch.empty_like(ag)

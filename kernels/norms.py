@@ -6,20 +6,28 @@ import torch
 from torch import Tensor
 
 EPS_FLOAT32 = 1.1920928955078125e-07
-"""The weightless norm's epsilon: float32's, whatever the input's type, because the statistics are float32."""
+"""Default epsilon of the norm: that of float32 whatever the input's dtype, because the statistics are float32."""
 EPS_FLOAT64 = 2.220446049250313e-16
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type that statistics are computed in: float64 stays float64, everything else becomes float32."""
+    """Return the dtype that statistics are computed in: float64 for float64, float32 for every other dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """x / sqrt(mean(x^2) + eps), times `weight` if given, over the last axis.
+    """Return x / sqrt(mean(x^2) + eps) over the last axis, times `weight` if given.
 
-    x [..., D] of any float type, weight [D]; the result has x's type, the statistics are float32 (float64 for float64).
-    `eps` None means 1.19e-7, or 2.2e-16 in float64. Raises ValueError when `weight` does not have D entries.
+    Args:
+        x: [..., D] of any float dtype; the statistics are float32 (float64 for float64).
+        weight: [D], or None for a norm without weights.
+        eps: Added to the mean square; None: 1.19e-7, or 2.2e-16 in float64.
+
+    Returns:
+        [..., D] in x's dtype.
+
+    Raises:
+        ValueError: `weight` does not have D entries.
     """
     if weight is not None and weight.shape != x.shape[-1:]:
         raise ValueError(f"weight has shape {tuple(weight.shape)}, but the last axis of x has {x.shape[-1]} entries")
@@ -34,7 +42,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None) 
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """The same row by row."""
+    """Return `rms_norm` of x [..., D], computed row by row."""
     dtype = statistics_dtype(x.dtype)
     if eps is None:
         eps = torch.finfo(dtype).eps

@@ -1,6 +1,6 @@
-"""Rotary positions (docs/mechanisms.md, "Softmax attention").
+"""Rotary position embeddings (docs/mechanisms.md, "Softmax attention").
 
-B batch, T length, H heads, X head size, F = X/2 rotating pairs.
+B batch, T length, H heads, X head size, F = X/2 rotated pairs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Kind = Literal["full", "half-truncated"]
 
 
 def check_rotary(kind: Kind | Literal["none"], head_dim: int) -> None:
-    """Raises ValueError when heads of that size cannot be rotated this way."""
+    """Raise ValueError when heads of size `head_dim` cannot be rotated by this kind of rotary embedding."""
     if kind == "full" and head_dim % 2:
         raise ValueError(f"full rotary needs an even head_dim, got {head_dim}")
     if kind == "half-truncated" and (head_dim % 4 or head_dim < 8):
@@ -25,7 +25,14 @@ def check_rotary(kind: Kind | Literal["none"], head_dim: int) -> None:
 
 
 def frequencies(kind: Kind, head_dim: int, base: float, device: torch.device | str = "cpu") -> Tensor:
-    """Radians per position, float64 [X/2]: base^(-2m/X), or (1/base)^(m/(X/4-1)) for X/4 pairs and then X/4 zeros."""
+    """Return the angle of each pair per position, in radians, float64 [X/2].
+
+    "full": base^(-2m/X) for pair m. "half-truncated": (1/base)^(m/(X/4-1)) for the first X/4 pairs, zeros for the
+    others.
+
+    Raises:
+        ValueError: The head size does not suit the kind.
+    """
     check_rotary(kind, head_dim)
     if kind == "full":
         return base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim)
@@ -38,7 +45,16 @@ def rotary_tables(
     kind: Kind, length: int, head_dim: int, base: float, *, dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """cos and sin, each [T, X/2], of the positions 0 .. T - 1."""
+    """Return (cos, sin), each [T, X/2] in `dtype`, of the angles at positions 0 .. T - 1.
+
+    Args:
+        kind: Rotary embedding.
+        length: Number of positions T.
+        head_dim: Head size X.
+        base: Base of the frequencies.
+        dtype: Dtype of positions, angles and tables.
+        device: Device of the tables.
+    """
     # the op imports the compiler on its first call, a second that a run without it can do without
     tables = _tables if torch.compiler.is_compiling() else _cos_and_sin
     cos_TF, sin_TF = tables(kind, length, head_dim, float(base), dtype, torch.device(device))
@@ -48,6 +64,7 @@ def rotary_tables(
 def _cos_and_sin(
     kind: str, length: int, head_dim: int, base: float, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
+    """Return (cos, sin), each [T, X/2] in `dtype`, of the angles at positions 0 .. T - 1."""
     position = torch.arange(length, dtype=dtype, device=device)
     angle_TF = torch.outer(position, frequencies(cast(Kind, kind), head_dim, base, device).to(dtype))
     return angle_TF.cos(), angle_TF.sin()
@@ -64,7 +81,14 @@ _tables = torch_op("rotary_tables", _empty_tables)(_cos_and_sin)
 
 
 def rotate(x_BTHX: Tensor, kind: Kind | Literal["none"], base: float, positions_BT: Tensor | None = None) -> Tensor:
-    """`apply_rotary` of tokens that stand at 0, 1, 2, ..., or at these places, int64 [B, T]; "none" leaves them as they are."""
+    """Return x rotated to its tokens' positions, in x's shape and dtype; "none" returns x itself.
+
+    Args:
+        x_BTHX: Queries or keys.
+        kind: Rotary embedding, or "none".
+        base: Base of the frequencies.
+        positions_BT: int64 positions of the tokens; None: 0, 1, 2, ... in every row.
+    """
     if kind == "none":
         return x_BTHX
     dtype, size = statistics_dtype(x_BTHX.dtype), x_BTHX.shape[-1]
@@ -77,7 +101,18 @@ def rotate(x_BTHX: Tensor, kind: Kind | Literal["none"], base: float, positions_
 
 
 def apply_rotary(x_BTHX: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
-    """Rotates the halves x1, x2: y1 = x1 cos + x2 sin, y2 = -x1 sin + x2 cos; in float32, returned in x's type."""
+    """Return x [B, T, H, X] with its halves x1, x2 rotated: y1 = x1 cos + x2 sin, y2 = -x1 sin + x2 cos.
+
+    Computed in float32 (float64 for float64), returned in x's dtype.
+
+    Args:
+        x_BTHX: Queries or keys.
+        cos_TF: Cosines [T, X/2].
+        sin_TF: Sines [T, X/2].
+
+    Raises:
+        ValueError: The tables do not fit x.
+    """
     t, d = x_BTHX.shape[1], x_BTHX.shape[3]
     if cos_TF.shape != (t, d // 2) or cos_TF.shape != sin_TF.shape or d % 2:
         raise ValueError(f"tables have shapes {tuple(cos_TF.shape)}, {tuple(sin_TF.shape)}; x needs [{t}, {d}/2]")
@@ -87,7 +122,7 @@ def apply_rotary(x_BTHX: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
 
 
 def apply_rotary_reference(x_BTHX: Tensor, kind: Kind, base: float, offset: int = 0) -> Tensor:
-    """The same as complex multiplication by exp(-i angle), in float64 angles."""
+    """Return x rotated as complex numbers by exp(-i angle), with float64 angles; tokens are at offset, offset + 1, ..."""
     t, d = x_BTHX.shape[1], x_BTHX.shape[3]
     position = torch.arange(offset, offset + t, dtype=torch.float64, device=x_BTHX.device)
     angle = torch.outer(position, frequencies(kind, d, base, x_BTHX.device)).unsqueeze(1)

@@ -1,6 +1,7 @@
-"""Shape checks shared by the ops: every message prints both sizes. And what a letter of a shape's suffix means.
+"""Shape checks shared by the ops, and the meaning of the letters in shape suffixes.
 
-`q_BTHX` is [B, T, H, X]. In every file of kernels/ and model/ a letter of a suffix is one of these:
+Every error message prints both sizes. `q_BTHX` is [B, T, H, X]. In every file of kernels/ and model/ a letter of a
+suffix is one of these:
 
 B rows of a batch
 T tokens of a row
@@ -18,7 +19,7 @@ C channels of a convolution
 W taps of a convolution
 E channels of [b | c | u], 3 C
 K directions of a sketch
-F pairs that a rotary embedding turns, X / 2
+F pairs that a rotary embedding rotates, X / 2
 M queries of a tile or a block
 P parts that add up to one tensor; heads that have gates of their own
 """
@@ -30,13 +31,17 @@ from torch import Tensor
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 QUERY_BLOCK = 1024
-"""Queries scored at a time where nothing asks for fewer."""
+"""Queries scored at a time by default."""
 SCORES_PER_TOKEN = 2048
-"""Scores a head that an evaluation holds for each token of its chunk."""
+"""Scores per head that an evaluation holds for each token of its chunk."""
 
 
 def check_qkv(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> tuple[int, int, int, int, int]:
-    """(B, T, H, J, X), J KV heads for H query heads; raises ValueError when the three do not belong together."""
+    """Return (B, T, H, J, X) of q [B, T, H, X], k and v [B, T, J, X]: J KV heads for H query heads.
+
+    Raises:
+        ValueError: The shapes or dtypes do not belong together, or J does not divide H.
+    """
     for name, x in (("q", q_BTHX), ("k", k_BTJX), ("v", v_BTJX)):
         if x.ndim != 4:
             raise ValueError(f"{name} must be [B, T, heads, X], got shape {tuple(x.shape)}")
@@ -52,39 +57,51 @@ def check_qkv(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> tuple[int, int,
 
 
 def check_groups(heads: int, kv_heads: int) -> None:
-    """Raises ValueError unless the KV heads divide the query heads."""
+    """Raise ValueError unless the number of KV heads divides that of the query heads."""
     if heads % kv_heads:
         raise ValueError(f"{kv_heads} KV heads must divide {heads} query heads")
 
 
 def check_window(window: int | None) -> None:
-    """Raises ValueError for a window without room for the query's own key."""
+    """Raise ValueError for a window below 1, which would hide the query's own key; None is full attention."""
     if window is not None and window < 1:
         raise ValueError(f"window must be at least 1 (the query's own key), got {window}")
 
 
 def cut(window: int | None, length: int) -> int:
-    """Return the window as the kernels take it: one that reaches the first key of `length` hides nothing, and is none, 0."""
+    """Return the window in keys that a kernel needs for texts of `length` tokens, 0 for none.
+
+    A window that reaches the first key hides nothing, and counts as none.
+    """
     return 0 if window is None or window >= length else window
 
 
 def query_block(chunk: int, rows: int, length: int) -> int:
-    """Queries scored at a time by an evaluation that works through `chunk` tokens at a time.
+    """Return the number of queries that an evaluation scores at a time.
 
-    The scores of a block, rows x block x length a head, stay within 2048 a token of the chunk: with 8 heads, float32
-    and 8192 tokens 512 MiB, and a block holds 256 queries of 65,536 keys. A single query is never divided.
+    The scores of a block, rows x block x length per head, stay within 2048 per token of the chunk. With 8 heads,
+    float32 and chunks of 8192 tokens these are 512 MiB, and a block holds 256 queries of 65,536 keys. A single query is
+    never divided.
+
+    Args:
+        chunk: Tokens that the evaluation processes at a time.
+        rows: Rows B of the batch.
+        length: Tokens T of a row.
     """
     return max(1, min(QUERY_BLOCK, chunk // rows, chunk * SCORES_PER_TOKEN // (rows * length)))
 
 
 def expand_kv(x_BTJX: Tensor, heads: int) -> Tensor:
-    """[B, T, J, X] -> [B, T, heads, X]; head h gets KV head h // (heads / J)."""
+    """Repeat KV heads for the query heads: [B, T, J, X] -> [B, T, heads, X]; head h gets KV head h // (heads / J)."""
     b, t, j, d = x_BTJX.shape
     return x_BTJX if j == heads else x_BTJX.unsqueeze(3).expand(b, t, j, heads // j, d).reshape(b, t, heads, d)
 
 
 def visible_mask(start: int, stop: int, first: int, window: int | None, device: torch.device) -> Tensor:
-    """bool [stop - start, stop - first]: whether query start + r sees key first + s (causal, at most `window` keys)."""
+    """Return a bool mask [stop - start, stop - first]: True where query start + r may see key first + s.
+
+    Causal: a query sees its own key and at most `window` keys in all; None for every earlier key.
+    """
     query = torch.arange(start, stop, device=device).unsqueeze(1)
     key = torch.arange(first, stop, device=device)
     mask = key <= query
