@@ -12,7 +12,7 @@ from torch.nn import functional
 from ..custom_ops import differentiate, empty_like, torch_op
 from ..dispatch import BackendChoice, compile_time_constant, failure, is_torch_only, version
 from ..fla_configs import channelwise_configs, pin_configs
-from ..gated_delta.op import NORM_FLOOR, in_chunks, rule_error, running_sum, why_no_fla
+from ..gated_delta.op import NORM_FLOOR, delta_rule_error, in_chunks, running_sum, why_no_fla
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, expand_kv
 
@@ -66,8 +66,8 @@ def _why_no_fla(device: torch.device, dtype: torch.dtype, head_dim: int) -> str 
 
 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """As `rule_error` says it, of `channelwise_delta`."""
-    return rule_error(channelwise_delta, (1, 131, 2, head_dim), device, dtype, head_dim, backend, seed)
+    """As `delta_rule_error` says it, of `channelwise_delta`."""
+    return delta_rule_error(channelwise_delta, (1, 131, 2, head_dim), device, dtype, head_dim, backend, seed)
 
 
 def channelwise_delta_reference(

@@ -85,10 +85,10 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
 
 def available(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> list[str]:
     """Every backend that is right for such tensors, the chosen one first."""
-    found = [choose_backend(device, dtype, head_dim).backend]
+    backends = [choose_backend(device, dtype, head_dim).backend]
     if why_no_fla(torch.device(device), dtype) is None:
-        found.append("fla")
-    return list(dict.fromkeys([*found, "torch"]))
+        backends.append("fla")
+    return list(dict.fromkeys([*backends, "torch"]))
 
 
 def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -103,13 +103,13 @@ def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """As `rule_error` says it, of `gated_delta`."""
-    return rule_error(
+    """As `delta_rule_error` says it, of `gated_delta`."""
+    return delta_rule_error(
         functools.partial(gated_delta, return_state=True), (1, 131, 2), device, dtype, head_dim, backend, seed
     )
 
 
-def rule_error(
+def delta_rule_error(
     rule: Callable[..., Any], gamma: tuple[int, ...], device: torch.device, dtype: torch.dtype, head_dim: int, backend: str,
     seed: int,
 ) -> float:  # fmt: skip
@@ -119,16 +119,16 @@ def rule_error(
     """
     draw = torch.Generator().manual_seed(seed)
     shapes = [(1, 131, 2, head_dim), (1, 131, 1, head_dim), (1, 131, 1, head_dim), gamma, (1, 131, 2)]
-    made = [torch.randn(shape, generator=draw).to(device) for shape in shapes]
-    found = []
+    tensors = [torch.randn(shape, generator=draw).to(device) for shape in shapes]
+    results = []
     for name, kind in ((backend, dtype), ("torch", torch.float32)):
-        q, k, v = (x.to(dtype).to(kind).requires_grad_() for x in made[:3])
-        log_gamma, beta = (x.clone().requires_grad_() for x in made[3:])
+        q, k, v = (x.to(dtype).to(kind).requires_grad_() for x in tensors[:3])
+        log_gamma, beta = (x.clone().requires_grad_() for x in tensors[3:])
         with torch.enable_grad():
             r, _ = rule(q, k, v, functional.logsigmoid(log_gamma + 3.9), beta.sigmoid(), backend=name)
-            grads = torch.autograd.grad((r.float() * made[0]).sum(), (q, k, v, log_gamma, beta))
-        found.append([r, *grads])
-    return worst(*found)
+            grads = torch.autograd.grad((r.float() * tensors[0]).sum(), (q, k, v, log_gamma, beta))
+        results.append([r, *grads])
+    return worst(*results)
 
 
 def fla_is_right(capability: tuple[int, int], triton: str) -> bool:
@@ -203,7 +203,7 @@ def _chunked(
     )
     own, carried = solved.split(d, -1)
     last = decay[..., -1:]
-    kept = last.exp().unsqueeze(-1)
+    chunk_decay = last.exp().unsqueeze(-1)
     k_end_t = (k * (last - decay).exp().unsqueeze(-1)).transpose(-1, -2)
     state = q.new_zeros(b, h, d, d) if initial_state is None else initial_state.to(dtype).transpose(-1, -2)
     states, writes = [], []
@@ -211,7 +211,7 @@ def _chunked(
         write = own[:, :, i] - carried[:, :, i] @ state
         states.append(state)
         writes.append(write)
-        state = kept[:, :, i] * state + k_end_t[:, :, i] @ write
+        state = chunk_decay[:, :, i] * state + k_end_t[:, :, i] @ write
     r = (grown * q) @ torch.stack(states, 2) + (ratio * (q @ k_t)) @ torch.stack(writes, 2)
     r_BTHX = r.permute(0, 2, 3, 1, 4).reshape(b, n * chunk, h, d)[:, :t]
     return r_BTHX.to(q_BTHX.dtype), state.transpose(-1, -2)

@@ -11,17 +11,17 @@ from ..custom_ops import differentiate, empty_like, keep_inputs, load_kernels, t
 from ..fla_configs import gated_delta_configs, pin_configs
 
 CHUNK = 64
-PLANES = 7
+NUM_PLANES = 7
 """Row statistics that our forward keeps."""
 
 
 def _empty_results(q: Tensor, *_: Any) -> tuple[Tensor, ...]:
     b, t, h, d = q.shape
     n = -(-t // CHUNK)
-    kept = torch.float32 if q.dtype == torch.float16 else q.dtype
-    square = [q.new_empty(b, h, n, CHUNK, CHUNK, dtype=kept) for _ in range(2)]
-    state, writes = (q.new_empty(b, h, n, d, width, dtype=kept) for width in (d, CHUNK))
-    stats = q.new_empty(PLANES, b, h, n * CHUNK, dtype=torch.float32)
+    saved_dtype = torch.float32 if q.dtype == torch.float16 else q.dtype
+    square = [q.new_empty(b, h, n, CHUNK, CHUNK, dtype=saved_dtype) for _ in range(2)]
+    state, writes = (q.new_empty(b, h, n, d, width, dtype=saved_dtype) for width in (d, CHUNK))
+    stats = q.new_empty(NUM_PLANES, b, h, n * CHUNK, dtype=torch.float32)
     return q.new_empty(q.shape), q.new_empty(b, h, d, d, dtype=torch.float32), stats, *square, state, writes
 
 

@@ -42,7 +42,7 @@ _BETA = tl.constexpr(3)
 _READ = tl.constexpr(4)
 _WRITE = tl.constexpr(5)
 _GROWN = tl.constexpr(6)
-PLANES = 7
+NUM_PLANES = 7
 
 
 @triton.jit
@@ -52,7 +52,7 @@ def _inverse_length(x):
 
 
 @triton.jit
-def _pairs(k_a, k_b, inv_a, inv_b, g_a, g_b, beta_a, DIAGONAL: tl.constexpr, PRECISION: tl.constexpr):
+def _pair_block(k_a, k_b, inv_a, inv_b, g_a, g_b, beta_a, DIAGONAL: tl.constexpr, PRECISION: tl.constexpr):
     """A block [16, 16] of N; the difference of the decays is masked before exp."""
     i = tl.arange(0, 16)
     power = g_a[:, None] - g_b[None, :]
@@ -87,7 +87,7 @@ def _inverse16(n, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _rows16(k_ptr, gate_ptr, beta_ptr, row, stride_k, stride_gate, T, X: tl.constexpr):
+def _load_rows16(k_ptr, gate_ptr, beta_ptr, row, stride_k, stride_gate, T, X: tl.constexpr):
     i = row + tl.arange(0, 16)
     inside = i < T
     k = tl.load(k_ptr + i[:, None] * stride_k + tl.arange(0, X)[None, :], mask=inside[:, None], other=0.0)
@@ -97,7 +97,7 @@ def _rows16(k_ptr, gate_ptr, beta_ptr, row, stride_k, stride_gate, T, X: tl.cons
 
 
 @triton.jit
-def _keep_rows(stats_ptr, plane, at, inv_k, decay, end, beta):
+def _store_row_stats(stats_ptr, plane, at, inv_k, decay, end, beta):
     tl.store(stats_ptr + _DECAY * plane + at, decay)
     tl.store(stats_ptr + _INV_K * plane + at, inv_k)
     tl.store(stats_ptr + _BETA * plane + at, beta)
@@ -106,7 +106,7 @@ def _keep_rows(stats_ptr, plane, at, inv_k, decay, end, beta):
 
 
 @triton.jit
-def _keep_blocks(t_ptr, t0, t1, t2, t3):
+def _store_block_row(t_ptr, t0, t1, t2, t3):
     tl.store(t_ptr, t0.to(t_ptr.dtype.element_ty))
     tl.store(t_ptr + 16, t1.to(t_ptr.dtype.element_ty))
     tl.store(t_ptr + 32, t2.to(t_ptr.dtype.element_ty))
@@ -114,7 +114,7 @@ def _keep_blocks(t_ptr, t0, t1, t2, t3):
 
 
 @triton.jit
-def _inverse(
+def _invert_chunk(
     k_ptr, gate_ptr, beta_ptr, t_ptr, stats_ptr, T, plane,
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -128,10 +128,10 @@ def _inverse(
     gate_ptr += b * T * H + h
     beta_ptr += b * T * H + h
     row = n * 64
-    k0, inv0, g0, sum0, beta0 = _rows16(k_ptr, gate_ptr, beta_ptr, row, J * X, H, T, X)
-    k1, inv1, g1, sum1, beta1 = _rows16(k_ptr, gate_ptr, beta_ptr, row + 16, J * X, H, T, X)
-    k2, inv2, g2, sum2, beta2 = _rows16(k_ptr, gate_ptr, beta_ptr, row + 32, J * X, H, T, X)
-    k3, inv3, g3, sum3, beta3 = _rows16(k_ptr, gate_ptr, beta_ptr, row + 48, J * X, H, T, X)
+    k0, inv0, g0, sum0, beta0 = _load_rows16(k_ptr, gate_ptr, beta_ptr, row, J * X, H, T, X)
+    k1, inv1, g1, sum1, beta1 = _load_rows16(k_ptr, gate_ptr, beta_ptr, row + 16, J * X, H, T, X)
+    k2, inv2, g2, sum2, beta2 = _load_rows16(k_ptr, gate_ptr, beta_ptr, row + 32, J * X, H, T, X)
+    k3, inv3, g3, sum3, beta3 = _load_rows16(k_ptr, gate_ptr, beta_ptr, row + 48, J * X, H, T, X)
     sum1 += sum0
     sum2 += sum1
     sum3 += sum2
@@ -140,21 +140,21 @@ def _inverse(
     g3 += sum2
     i = tl.arange(0, 16)
     at = bh.to(tl.int64) * tl.num_programs(0) * 64 + row + i
-    _keep_rows(stats_ptr, plane, at, inv0, g0, sum3, beta0)
-    _keep_rows(stats_ptr, plane, at + 16, inv1, g1, sum3, beta1)
-    _keep_rows(stats_ptr, plane, at + 32, inv2, g2, sum3, beta2)
-    _keep_rows(stats_ptr, plane, at + 48, inv3, g3, sum3, beta3)
+    _store_row_stats(stats_ptr, plane, at, inv0, g0, sum3, beta0)
+    _store_row_stats(stats_ptr, plane, at + 16, inv1, g1, sum3, beta1)
+    _store_row_stats(stats_ptr, plane, at + 32, inv2, g2, sum3, beta2)
+    _store_row_stats(stats_ptr, plane, at + 48, inv3, g3, sum3, beta3)
 
-    n00 = _pairs(k0, k0, inv0, inv0, g0, g0, beta0, True, PRECISION)
-    n11 = _pairs(k1, k1, inv1, inv1, g1, g1, beta1, True, PRECISION)
-    n22 = _pairs(k2, k2, inv2, inv2, g2, g2, beta2, True, PRECISION)
-    n33 = _pairs(k3, k3, inv3, inv3, g3, g3, beta3, True, PRECISION)
-    n10 = _pairs(k1, k0, inv1, inv0, g1, g0, beta1, False, PRECISION)
-    n20 = _pairs(k2, k0, inv2, inv0, g2, g0, beta2, False, PRECISION)
-    n21 = _pairs(k2, k1, inv2, inv1, g2, g1, beta2, False, PRECISION)
-    n30 = _pairs(k3, k0, inv3, inv0, g3, g0, beta3, False, PRECISION)
-    n31 = _pairs(k3, k1, inv3, inv1, g3, g1, beta3, False, PRECISION)
-    n32 = _pairs(k3, k2, inv3, inv2, g3, g2, beta3, False, PRECISION)
+    n00 = _pair_block(k0, k0, inv0, inv0, g0, g0, beta0, True, PRECISION)
+    n11 = _pair_block(k1, k1, inv1, inv1, g1, g1, beta1, True, PRECISION)
+    n22 = _pair_block(k2, k2, inv2, inv2, g2, g2, beta2, True, PRECISION)
+    n33 = _pair_block(k3, k3, inv3, inv3, g3, g3, beta3, True, PRECISION)
+    n10 = _pair_block(k1, k0, inv1, inv0, g1, g0, beta1, False, PRECISION)
+    n20 = _pair_block(k2, k0, inv2, inv0, g2, g0, beta2, False, PRECISION)
+    n21 = _pair_block(k2, k1, inv2, inv1, g2, g1, beta2, False, PRECISION)
+    n30 = _pair_block(k3, k0, inv3, inv0, g3, g0, beta3, False, PRECISION)
+    n31 = _pair_block(k3, k1, inv3, inv1, g3, g1, beta3, False, PRECISION)
+    n32 = _pair_block(k3, k2, inv3, inv2, g3, g2, beta3, False, PRECISION)
 
     t00 = _inverse16(n00, PRECISION)
     t11 = _inverse16(n11, PRECISION)
@@ -172,14 +172,14 @@ def _inverse(
 
     t_ptr += (bh.to(tl.int64) * tl.num_programs(0) + n) * 4096 + i[:, None] * 64 + i[None, :]
     none = tl.zeros([16, 16], tl.float32)
-    _keep_blocks(t_ptr, t00, none, none, none)
-    _keep_blocks(t_ptr + 1024, t10, t11, none, none)
-    _keep_blocks(t_ptr + 2048, t20, t21, t22, none)
-    _keep_blocks(t_ptr + 3072, t30, t31, t32, t33)
+    _store_block_row(t_ptr, t00, none, none, none)
+    _store_block_row(t_ptr + 1024, t10, t11, none, none)
+    _store_block_row(t_ptr + 2048, t20, t21, t22, none)
+    _store_block_row(t_ptr + 3072, t30, t31, t32, t33)
 
 
 @triton.jit
-def _scan(
+def _scan_states(
     k_desc, v_desc, t_desc, s_desc, u_desc, stats_ptr, first_ptr, last_ptr, N, plane,
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, C: tl.constexpr, BV: tl.constexpr,
     HAS_FIRST: tl.constexpr, PRECISION: tl.constexpr,
@@ -211,8 +211,8 @@ def _scan(
         next_keep = tl.load(row + _DECAY * plane + C - 1)
         start = state.to(k.dtype)
         s_desc.store([(bh * N + n) * X + v0, 0], start)
-        known = tl.dot(start, k.T, input_precision=PRECISION)
-        y = beta[None, :] * v.T.to(tl.float32) - read[None, :] * known
+        recalled = tl.dot(start, k.T, input_precision=PRECISION)
+        y = beta[None, :] * v.T.to(tl.float32) - read[None, :] * recalled
         u = tl.dot(y.to(k.dtype), t.T, input_precision=PRECISION)
         u_desc.store([(bh * N + n) * X + v0, 0], u.to(k.dtype))
         state = tl.dot((u * write[None, :]).to(k.dtype), k, state * tl.exp(keep), input_precision=PRECISION)
@@ -253,7 +253,7 @@ def _readout(
 
 
 @triton.jit
-def _scan_back(
+def _scan_states_backward(
     q_desc, k_desc, gr_desc, p_desc, t_desc, ds_desc, dy_desc, stats_ptr, last_ptr, first_ptr, N, plane,
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, C: tl.constexpr, BV: tl.constexpr,
     HAS_LAST: tl.constexpr, KEEP_FIRST: tl.constexpr, PRECISION: tl.constexpr,
@@ -287,8 +287,8 @@ def _scan_back(
         next_keep = tl.load(row + _DECAY * plane + C - 1)
         end = state.to(k.dtype)
         ds_desc.store([(bh * N + n) * X + v0, 0], end)
-        asked = (q.to(tl.float32) * grown[:, None]).to(k.dtype)
-        state = tl.dot(gr.T, asked, state * tl.exp(keep), input_precision=PRECISION)
+        decayed_queries = (q.to(tl.float32) * grown[:, None]).to(k.dtype)
+        state = tl.dot(gr.T, decayed_queries, state * tl.exp(keep), input_precision=PRECISION)
         du = tl.dot(end, k.T, input_precision=PRECISION) * write[None, :]
         du = tl.dot(gr.T, p, du, input_precision=PRECISION)
         dy = tl.dot(du.to(k.dtype), t, input_precision=PRECISION)
@@ -329,11 +329,11 @@ def _pair_gradients(
     inv_k = tl.load(row + _INV_K * plane)
     inv_q = tl.load(row + _INV_Q * plane)
     beta = tl.load(row + _BETA * plane)
-    place = (b.to(tl.int64) * T + n * C + c) * H + h
+    token_at = (b.to(tl.int64) * T + n * C + c) * H + h
     # u / beta, which is v less what the memory already holds, keeps its digits however small beta is
     d_beta = tl.sum(tl.where(c[:, None] == c[None, :], dn, 0.0), 1)
     d_beta = tl.where(beta > 1e-30, d_beta / tl.maximum(beta, 1e-30), 0.0)
-    tl.store(d_beta_ptr + place, d_beta, mask=n * C + c < T)
+    tl.store(d_beta_ptr + token_at, d_beta, mask=n * C + c < T)
 
     k = k_desc.load([b, n * C, h // G * X]).reshape(C, X)
     power = tl.where(c[:, None] >= c[None, :], decay[:, None] - decay[None, :], float("-inf"))
@@ -374,13 +374,13 @@ def _key_gradients(
     parts = parts_ptr + first + c
     dk = tl.zeros([C, X], tl.float32)
     write = tl.zeros([C, X], tl.float32)
-    kept = tl.zeros([X], tl.float32)
+    state_product = tl.zeros([X], tl.float32)
     for v0 in tl.range(0, X, BV):
         s = s_desc.load([(bh * N + n) * X + v0, 0])
         ds = ds_desc.load([(bh * N + n) * X + v0, 0])
         u = u_desc.load([(bh * N + n) * X + v0, 0])
         dy = dy_desc.load([(bh * N + n) * X + v0, 0])
-        kept += tl.sum(s.to(tl.float32) * ds.to(tl.float32), 0)
+        state_product += tl.sum(s.to(tl.float32) * ds.to(tl.float32), 0)
         dk = tl.dot(dy.T, s, dk, input_precision=PRECISION)
         write = tl.dot(u.T, ds, write, input_precision=PRECISION)
     decay = tl.load(row + _DECAY * plane)
@@ -391,7 +391,7 @@ def _key_gradients(
     k = k_desc.load([b, n * C, h // G * X]).reshape(C, X)
     write *= tl.exp(end - decay)[:, None]
     along_write = tl.sum(k.to(tl.float32) * write, 1) * inv_k
-    last = tl.sum(along_write) + tl.exp(end) * tl.sum(kept)
+    last = tl.sum(along_write) + tl.exp(end) * tl.sum(state_product)
     along_write += tl.load(parts + 2 * plane)
     dk *= (-beta * tl.exp(decay))[:, None]
     along_read = tl.sum(k.to(tl.float32) * dk, 1) * inv_k + tl.load(parts + plane)
@@ -406,8 +406,8 @@ def _key_gradients(
     dk = (dk - k.to(tl.float32) * along[:, None]) * inv_k[:, None]
     dk_desc.store([b, n * C, h * X], dk.to(k.dtype).reshape(1, C, X))
     dg = tl.load(parts) + along_read - along_write + tl.where(c == C - 1, last, 0.0)
-    place = (b.to(tl.int64) * T + n * C + c) * H + h
-    tl.store(d_gate_ptr + place, tl.cumsum(dg, 0, reverse=True), mask=n * C + c < T)
+    token_at = (b.to(tl.int64) * T + n * C + c) * H + h
+    tl.store(d_gate_ptr + token_at, tl.cumsum(dg, 0, reverse=True), mask=n * C + c < T)
 
 
 @triton.jit
@@ -470,12 +470,12 @@ def _precision(dtype: torch.dtype) -> str:
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
-def _tokens(x_BTHX: Tensor, columns: int) -> TensorDescriptor:
+def _token_blocks(x_BTHX: Tensor, columns: int) -> TensorDescriptor:
     """[B, T, H, X] as [B, T, H X], read and written in blocks of a chunk of rows and `columns` of one head."""
     return TensorDescriptor.from_tensor(x_BTHX.view(*x_BTHX.shape[:2], -1), [1, CHUNK, columns])
 
 
-def _blocks(x: Tensor, rows: int) -> TensorDescriptor:
+def _row_blocks(x: Tensor, rows: int) -> TensorDescriptor:
     """[..., A, B] as [... A, B], read and written `rows` whole rows at a time."""
     return TensorDescriptor.from_tensor(x.view(-1, x.shape[-1]), [rows, x.shape[-1]])
 
@@ -485,7 +485,7 @@ def _sizes(q_BTHX: Tensor, k_BTJX: Tensor) -> tuple[int, int, int, int, int, int
     return b, t, h, k_BTJX.shape[2], d, triton.cdiv(t, CHUNK)
 
 
-def _wide(x: Tensor) -> Tensor:
+def _widen_float16(x: Tensor) -> Tensor:
     # products of raw keys with 1 / |k| leave the range of float16
     return x.float() if x.dtype == torch.float16 else x
 
@@ -502,31 +502,31 @@ def forward(
     (1 KiB for bfloat16, X = 128). Multiply-adds a token and head: 3 X² + 3.6 C X, and the inverse.
     """
     kind = q_BTHX.dtype
-    q, k, v = _wide(q_BTHX), _wide(k_BTJX), _wide(v_BTJX)
+    q, k, v = _widen_float16(q_BTHX), _widen_float16(k_BTJX), _widen_float16(v_BTJX)
     b, t, h, heads_kv, d, n = _sizes(q, k)
-    chosen, precision = _tiles(d, q.dtype), _precision(q.dtype)
-    stats = q.new_empty(PLANES, b, h, n * CHUNK, dtype=torch.float32)
+    tiles, precision = _tiles(d, q.dtype), _precision(q.dtype)
+    stats = q.new_empty(NUM_PLANES, b, h, n * CHUNK, dtype=torch.float32)
     inverse, p = (q.new_empty(b, h, n, CHUNK, CHUNK) for _ in range(2))
     s, u = q.new_empty(b, h, n, d, d), q.new_empty(b, h, n, d, CHUNK)
     r, last = torch.empty_like(q), q.new_empty(b, h, d, d, dtype=torch.float32)
     plane = stats.stride(0)
-    shared: dict[str, Any] = {"H": h, "G": h // heads_kv, "X": d, "PRECISION": precision}
-    _inverse[(n, b * h)](
+    constexprs: dict[str, Any] = {"H": h, "G": h // heads_kv, "X": d, "PRECISION": precision}
+    _invert_chunk[(n, b * h)](
         k, log_gamma_BTH, beta_BTH, inverse, stats, t, plane,
-        **chosen["inverse"].launch(), **shared,
+        **tiles["inverse"].launch(), **constexprs,
     )  # fmt: skip
-    tile = chosen["scan"]
+    tile = tiles["scan"]
     block = tile.block
-    _scan[(d // block, b * h)](
-        _tokens(k, d), _tokens(v, block), _blocks(inverse, CHUNK), _blocks(s, block), _blocks(u, block), stats,
+    _scan_states[(d // block, b * h)](
+        _token_blocks(k, d), _token_blocks(v, block), _row_blocks(inverse, CHUNK), _row_blocks(s, block), _row_blocks(u, block), stats,
         last if initial_state_BHXX is None else initial_state_BHXX, last, n, plane,
-        C=CHUNK, BV=block, HAS_FIRST=initial_state_BHXX is not None, **tile.launch(), **shared,
+        C=CHUNK, BV=block, HAS_FIRST=initial_state_BHXX is not None, **tile.launch(), **constexprs,
     )  # fmt: skip
-    tile = chosen["readout"]
+    tile = tiles["readout"]
     block = tile.block
     _readout[(n, b * h)](
-        _tokens(q, d), _tokens(k, d), _blocks(s, block), _blocks(u, block), _tokens(r, block), _blocks(p, CHUNK),
-        stats, n, plane, C=CHUNK, BV=block, **tile.launch(), **shared,
+        _token_blocks(q, d), _token_blocks(k, d), _row_blocks(s, block), _row_blocks(u, block), _token_blocks(r, block), _row_blocks(p, CHUNK),
+        stats, n, plane, C=CHUNK, BV=block, **tile.launch(), **constexprs,
     )  # fmt: skip
     return r.to(kind), last, (stats, inverse, p, s, u)
 
@@ -544,44 +544,44 @@ def backward(
     """
     stats, inverse, p, s, u = saved
     kind = q_BTHX.dtype
-    q, k, g_r = _wide(q_BTHX), _wide(k_BTJX), _wide(g_r_BTHX)
+    q, k, g_r = _widen_float16(q_BTHX), _widen_float16(k_BTJX), _widen_float16(g_r_BTHX)
     b, t, h, heads_kv, d, n = _sizes(q, k)
-    chosen, plane = _tiles(d, q.dtype), stats.stride(0)
-    shared: dict[str, Any] = {"H": h, "G": h // heads_kv, "X": d, "C": CHUNK, "PRECISION": _precision(q.dtype)}
+    tiles, plane = _tiles(d, q.dtype), stats.stride(0)
+    constexprs: dict[str, Any] = {"H": h, "G": h // heads_kv, "X": d, "C": CHUNK, "PRECISION": _precision(q.dtype)}
     ds, dy = torch.empty_like(s), torch.empty_like(u)
     d_first = None if initial_state_BHXX is None else torch.empty_like(initial_state_BHXX)
-    tile = chosen["scan_back"]
+    tile = tiles["scan_back"]
     block = tile.block
-    _scan_back[(d // block, b * h)](
-        _tokens(q, d), _tokens(k, d), _tokens(g_r, block), _blocks(p, CHUNK), _blocks(inverse, CHUNK),
-        _blocks(ds, block), _blocks(dy, block), stats, stats if g_last_state_BHXX is None else g_last_state_BHXX,
+    _scan_states_backward[(d // block, b * h)](
+        _token_blocks(q, d), _token_blocks(k, d), _token_blocks(g_r, block), _row_blocks(p, CHUNK), _row_blocks(inverse, CHUNK),
+        _row_blocks(ds, block), _row_blocks(dy, block), stats, stats if g_last_state_BHXX is None else g_last_state_BHXX,
         stats if d_first is None else d_first, n, plane,
         BV=block, HAS_LAST=g_last_state_BHXX is not None, KEEP_FIRST=d_first is not None,
-        **tile.launch(), **shared,
+        **tile.launch(), **constexprs,
     )  # fmt: skip
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(k)
     shares = dk if h == heads_kv else torch.empty_like(q)
     d_gate, d_beta = torch.empty_like(log_gamma_BTH), torch.empty_like(beta_BTH)
     dp, e = torch.empty_like(p), torch.empty_like(p)
     parts = stats.new_empty(3, b, h, n * CHUNK)
-    tile = chosen["pair_gradients"]
+    tile = tiles["pair_gradients"]
     block = tile.block
     _pair_gradients[(n, b * h)](
-        _tokens(q, d), _tokens(k, d), _tokens(g_r, block), _blocks(p, CHUNK), _blocks(s, block), _blocks(u, block),
-        _blocks(dy, block), _tokens(dq, d), _blocks(dp, CHUNK), _blocks(e, CHUNK),
-        stats, parts, d_beta, t, n, plane, BV=block, **tile.launch(), **shared,
+        _token_blocks(q, d), _token_blocks(k, d), _token_blocks(g_r, block), _row_blocks(p, CHUNK), _row_blocks(s, block), _row_blocks(u, block),
+        _row_blocks(dy, block), _token_blocks(dq, d), _row_blocks(dp, CHUNK), _row_blocks(e, CHUNK),
+        stats, parts, d_beta, t, n, plane, BV=block, **tile.launch(), **constexprs,
     )  # fmt: skip
-    tile = chosen["key_gradients"]
+    tile = tiles["key_gradients"]
     block = tile.block
     _key_gradients[(n, b * h)](
-        _tokens(q, d), _tokens(k, d), _blocks(dp, CHUNK), _blocks(e, CHUNK), _blocks(s, block), _blocks(u, block),
-        _blocks(ds, block), _blocks(dy, block), _tokens(shares, d), stats, parts, d_gate, t, n, plane,
-        BV=block, **tile.launch(), **shared,
+        _token_blocks(q, d), _token_blocks(k, d), _row_blocks(dp, CHUNK), _row_blocks(e, CHUNK), _row_blocks(s, block), _row_blocks(u, block),
+        _row_blocks(ds, block), _row_blocks(dy, block), _token_blocks(shares, d), stats, parts, d_gate, t, n, plane,
+        BV=block, **tile.launch(), **constexprs,
     )  # fmt: skip
-    tile = chosen["sum_heads"]
+    tile = tiles["sum_heads"]
     block = tile.block
     _sum_heads[(n, b * heads_kv, d // block)](
-        _tokens(shares, block), _blocks(dy, block), _tokens(dk, block), _tokens(dv, block), stats, n, plane,
+        _token_blocks(shares, block), _row_blocks(dy, block), _token_blocks(dk, block), _token_blocks(dv, block), stats, n, plane,
         J=heads_kv, G=h // heads_kv, X=d, C=CHUNK, BD=block, **tile.launch(),
     )  # fmt: skip
     return dq.to(kind), dk.to(kind), dv.to(kind), d_gate, d_beta, d_first

@@ -18,7 +18,7 @@ from ..norms import statistics_dtype
 from .page_tables import PAGE, Texts, check_step
 from .single_query import row_attention, row_scores, row_sums, row_weights
 
-LEAST_PAGE = 16
+MIN_PAGE_TOKENS = 16
 """Tokens of the smallest page that the kernels take: a block of keys lies in one page."""
 
 
@@ -36,7 +36,7 @@ def paged_softmax(
         scale = x**-0.5 if scale is None else scale
         return attend(q_BHX, k_pool, v_pool, texts.tables_BP, texts.lengths_B, [], scale, window or 0, 0.0)[0]
     scores_BHS = row_scores(q_BHX, texts.gather(k_pool), scale)
-    return row_attention(scores_BHS, texts.gather(v_pool), texts.seen(window)).to(q_BHX.dtype)
+    return row_attention(scores_BHS, texts.gather(v_pool), texts.visible_keys(window)).to(q_BHX.dtype)
 
 
 def paged_polar(
@@ -52,12 +52,14 @@ def paged_polar(
     _, _, _, x = check_step(q_BHX, k_pool, v_pool, texts)
     dtype = statistics_dtype(q_BHX.dtype)
     if (backend or choose_backend(q_BHX.device, q_BHX.dtype, x, texts.page).backend) == "triton":
-        raw = [part.to(dtype) for part in (null_base_H, null_slope_H, len_gain_H, mag_beta_H, v_null_HX)]
-        return attend(q_BHX, k_pool, v_pool, texts.tables_BP, texts.lengths_B, raw, x**-0.5, window or 0, n_eff_floor)
-    n_B1 = texts.counts(window).to(dtype).clamp(min=1)[:, None]
+        null_params = [part.to(dtype) for part in (null_base_H, null_slope_H, len_gain_H, mag_beta_H, v_null_HX)]
+        return attend(
+            q_BHX, k_pool, v_pool, texts.tables_BP, texts.lengths_B, null_params, x**-0.5, window or 0, n_eff_floor
+        )
+    n_B1 = texts.visible_counts(window).to(dtype).clamp(min=1)[:, None]
     temp_BH, null_BH = null_schedule(n_B1, null_base_H, null_slope_H, len_gain_H)
     null_BH = temp_BH * null_BH
-    seen_BS = texts.seen(window)
+    seen_BS = texts.visible_keys(window)
     scores_BHS = row_scores(q_BHX, texts.gather(k_pool)) * temp_BH[..., None]
     weight_BHS = row_weights(scores_BHS, seen_BS)
     top_BH = scores_BHS.masked_fill(~seen_BS[:, None], -torch.inf).amax(-1)
@@ -89,8 +91,10 @@ def write_pages(
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, page: int = PAGE) -> BackendChoice:
     """What `paged_softmax` and `paged_polar` take for such tensors."""
-    if page < LEAST_PAGE or page & (page - 1):
-        return BackendChoice("torch", f"the kernels need a page that is a power of two from {LEAST_PAGE}, got {page}")
+    if page < MIN_PAGE_TOKENS or page & (page - 1):
+        return BackendChoice(
+            "torch", f"the kernels need a page that is a power of two from {MIN_PAGE_TOKENS}, got {page}"
+        )
     return attention_choice("paged attention", torch.device(device), dtype, head_dim, _error)
 
 
@@ -104,13 +108,13 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     raw = [torch.randn(4, generator=draw).to(device) for _ in range(4)]
     tables = torch.tensor([[7, 2, 5, 1], [3, 8, 0, 0]], dtype=torch.int32, device=device)
     texts = Texts(tables, torch.tensor([241, 70], dtype=torch.int32, device=device), 64)
-    found = []
+    results = []
     for name, kind in ((backend, dtype), ("torch", torch.float32)):
         args = (q.to(kind), k.to(kind, copy=True), v.to(kind, copy=True))
         write_pages(args[0][:, :2], args[0][:, 2:], *args[1:], texts, backend=name)
         y = paged_softmax(*args, texts, window=130, backend=name)
-        found.append([y, *paged_polar(*args, raw[0], raw[1], raw[2], raw[3], v_null, texts, backend=name)])
-    return worst(*found)
+        results.append([y, *paged_polar(*args, raw[0], raw[1], raw[2], raw[3], v_null, texts, backend=name)])
+    return worst(*results)
 
 
 # --- as torch ops ---------------------------------------------------------------------------------------------------

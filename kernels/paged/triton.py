@@ -21,7 +21,7 @@ KEYS = 64
 """Keys of a block, at most; a block lies in one page."""
 PROGRAMS = 4
 """Of each processor: with two, keys come at 0.9 of this speed on an H200, those of a single text at 0.7."""
-MERGED = 2**15
+MAX_MERGED = 2**15
 """Numbers of one head that a program merges, at most: ranges times head size."""
 
 _LOG2E, _TINY = tl.constexpr(LOG2E), tl.constexpr(TINY)
@@ -39,24 +39,24 @@ def _temperature(gain_ptr, head, inside, n):
 
 
 @triton.jit
-def _finish(
+def _store_outputs(
     top, total, square, part, b, head, inside, length, base_ptr, slope_ptr, gain_ptr, beta_ptr, v_null_ptr, y_ptr, mag_ptr,
     window, floor, H: tl.constexpr, X: tl.constexpr, POLAR: tl.constexpr,
 ):  # fmt: skip
     """Of some heads of a text, [rows] and [rows, X]: what all of their keys say."""
     x = tl.arange(0, X)
-    some = total > 0
-    y = part / tl.where(some, total, 1.0)[:, None]
+    has_keys = total > 0
+    y = part / tl.where(has_keys, total, 1.0)[:, None]
     if POLAR:
         n = tl.minimum(length, window)
         steps = log1p(tl.maximum(n, 1).to(tl.float32))
         slope = _softplus(tl.load(slope_ptr + head, mask=inside, other=0.0))
         null = tl.load(base_ptr + head, mask=inside, other=0.0) + slope * tl.sqrt(steps)
         null *= _temperature(gain_ptr, head, inside, n) * _LOG2E
-        lse = tl.where(some, top + tl.log2(tl.where(some, total, 1.0)), float("-inf"))
+        lse = tl.where(has_keys, top + tl.log2(tl.where(has_keys, total, 1.0)), float("-inf"))
         real = 1.0 / (1.0 + tl.exp2(null - lse))
         none = 1.0 / (1.0 + tl.exp2(lse - null))
-        n_eff = tl.where(some, total * total / tl.where(some, square, 1.0), 0.0)
+        n_eff = tl.where(has_keys, total * total / tl.where(has_keys, square, 1.0), 0.0)
         n_eff = tl.minimum(n_eff, tl.exp2(2.0 * (lse - null)) / floor)
         v_null = tl.load(v_null_ptr + head[:, None] * X + x[None, :], mask=inside[:, None], other=0.0)
         y = y * real[:, None] + none[:, None] * v_null
@@ -67,7 +67,7 @@ def _finish(
 
 
 @triton.jit
-def _ranges(
+def _attend_range(
     q_ptr, k_ptr, v_ptr, tables_ptr, lengths_ptr, base_ptr, slope_ptr, gain_ptr, beta_ptr, v_null_ptr, top_ptr, sum_ptr,
     square_ptr, part_ptr, y_ptr, mag_ptr, scale, window, floor, P, q_text, q_head, k_token, k_head, v_token, v_head,
     H: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr, X: tl.constexpr, PAGE: tl.constexpr, N: tl.constexpr,
@@ -93,8 +93,8 @@ def _ranges(
     if POLAR:
         factor *= _temperature(gain_ptr, head, inside, length - first)
 
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
+    row_max = tl.full([ROWS], float("-inf"), tl.float32)
+    row_sum = tl.zeros([ROWS], tl.float32)
     square = tl.zeros([ROWS], tl.float32)
     part = tl.zeros([ROWS, X], tl.float32)
     for block in range(start, stop):
@@ -108,28 +108,28 @@ def _ranges(
         score = tl.dot(q, tl.trans(k), input_precision="ieee") * factor[:, None]
         score = tl.where(seen[None, :], score, float("-inf"))
         # a block of a range has at least one key that is seen
-        higher = tl.maximum(top, tl.max(score, 1))
+        higher = tl.maximum(row_max, tl.max(score, 1))
         p = tl.exp2(score - higher[:, None])
-        alpha = tl.exp2(top - higher)
-        total = total * alpha + tl.sum(p, 1)
+        alpha = tl.exp2(row_max - higher)
+        row_sum = row_sum * alpha + tl.sum(p, 1)
         square = square * alpha * alpha + tl.sum(p * p, 1)
         part = part * alpha[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-        top = higher
+        row_max = higher
     if SPLITS == 1:
-        _finish(
-            top, total, square, part, b, head, inside, length, base_ptr, slope_ptr, gain_ptr, beta_ptr, v_null_ptr, y_ptr,
+        _store_outputs(
+            row_max, row_sum, square, part, b, head, inside, length, base_ptr, slope_ptr, gain_ptr, beta_ptr, v_null_ptr, y_ptr,
             mag_ptr, window, floor, H, X, POLAR,
         )  # fmt: skip
     else:
         to = (b * H + head) * SPLITS + split
-        tl.store(top_ptr + to, top, mask=inside)
-        tl.store(sum_ptr + to, total, mask=inside)
+        tl.store(top_ptr + to, row_max, mask=inside)
+        tl.store(sum_ptr + to, row_sum, mask=inside)
         tl.store(square_ptr + to, square, mask=inside)
         tl.store(part_ptr + to[:, None] * X + x[None, :], part, mask=inside[:, None])
 
 
 @triton.jit
-def _merge(
+def _merge_ranges(
     top_ptr, sum_ptr, square_ptr, part_ptr, lengths_ptr, base_ptr, slope_ptr, gain_ptr, beta_ptr, v_null_ptr, y_ptr,
     mag_ptr, window, floor, H: tl.constexpr, X: tl.constexpr, SPLITS: tl.constexpr, POLAR: tl.constexpr,
 ):  # fmt: skip
@@ -145,10 +145,10 @@ def _merge(
     total = tl.sum(tl.load(sum_ptr + at) * alpha, 0)
     square = tl.sum(tl.load(square_ptr + at) * alpha * alpha, 0)
     part = tl.sum(tl.load(part_ptr + at[:, None] * X + x[None, :]) * alpha[:, None], 0)
-    one = tl.zeros([1], tl.float32)
+    ones = tl.zeros([1], tl.float32)
     head = h + tl.arange(0, 1)
-    _finish(
-        one + highest, one + total, one + square, part[None, :], b, head, head < H, tl.load(lengths_ptr + b), base_ptr,
+    _store_outputs(
+        ones + highest, ones + total, ones + square, part[None, :], b, head, head < H, tl.load(lengths_ptr + b), base_ptr,
         slope_ptr, gain_ptr, beta_ptr, v_null_ptr, y_ptr, mag_ptr, window, floor, H, X, POLAR,
     )  # fmt: skip
 
@@ -162,28 +162,28 @@ def attend(
     `window` 0 is none; `splits`, a power of two, None: what fills the GPU.
     """
     (b, h, x), j, page = q.shape, k_pool.shape[2], k_pool.shape[1]
-    wide = tables.shape[1]
-    splits = splits or splits_for(q.device, b * j, wide * page, x)
-    one = splits == 1
+    max_pages = tables.shape[1]
+    splits = splits or splits_for(q.device, b * j, max_pages * page, x)
+    single_range = splits == 1
     polar = bool(null)
     q, k_pool, v_pool = (part if part.stride(-1) == 1 else part.contiguous() for part in (q, k_pool, v_pool))
     tables = tables.contiguous()
     y = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     mag = torch.empty(b, h if polar else 0, dtype=torch.float32, device=q.device)
-    count = lengths if one else torch.empty(3, b, h, splits, dtype=torch.float32, device=q.device)
-    top, total, square = (count,) * 3 if one else count
-    part = lengths if one else torch.empty(b, h, splits, x, dtype=torch.float32, device=q.device)
-    raw = null if polar else [lengths] * 5
-    seen = window or 2**30
-    _ranges[(b, j, splits)](
-        q, k_pool, v_pool, tables, lengths, *raw, top, total, square, part, y, mag, scale, seen, floor, wide,
+    count = lengths if single_range else torch.empty(3, b, h, splits, dtype=torch.float32, device=q.device)
+    top, total, square = (count,) * 3 if single_range else count
+    part = lengths if single_range else torch.empty(b, h, splits, x, dtype=torch.float32, device=q.device)
+    null_args = null if polar else [lengths] * 5
+    visible_window = window or 2**30
+    _attend_range[(b, j, splits)](
+        q, k_pool, v_pool, tables, lengths, *null_args, top, total, square, part, y, mag, scale, visible_window, floor, max_pages,
         q.stride(0), q.stride(1), k_pool.stride(1), k_pool.stride(2), v_pool.stride(1), v_pool.stride(2),
         H=h, G=h // j, ROWS=max(16, triton.next_power_of_2(h // j)), X=x, PAGE=page, N=min(KEYS, page),
         SPLITS=splits, POLAR=polar, num_warps=4,
     )  # fmt: skip
-    if not one:
-        _merge[(b, h)](
-            top, total, square, part, lengths, *raw, y, mag, seen, floor, H=h, X=x, SPLITS=splits, POLAR=polar,
+    if not single_range:
+        _merge_ranges[(b, h)](
+            top, total, square, part, lengths, *null_args, y, mag, visible_window, floor, H=h, X=x, SPLITS=splits, POLAR=polar,
             num_warps=1 if splits * x <= 1024 else 4 if splits * x <= 4096 else 8,
         )  # fmt: skip
     return y, mag
@@ -217,5 +217,5 @@ def put(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, tables: Tensor, le
 def splits_for(device: torch.device, programs: int, keys: int, size: int) -> int:
     """So many ranges that `PROGRAMS` a processor run, but no range of fewer than a block of keys and no more than can be merged."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-    wanted = max(1, min(MERGED // size, PROGRAMS * processors // programs, keys // KEYS))
-    return 1 << (wanted.bit_length() - 1)
+    num_splits = max(1, min(MAX_MERGED // size, PROGRAMS * processors // programs, keys // KEYS))
+    return 1 << (num_splits.bit_length() - 1)

@@ -32,7 +32,9 @@ LOSS_UNIT = "nats"
 
 @dataclass(frozen=True, kw_only=True)
 class PowerAnalysis:
-    """Detectable differences of a measure in a stratum (mixer and memory), with 80% power at a two-sided 5%."""
+    """What can be seen of a number in a stratum. `pairs` is the most that the design has there for two levels of an axis;
+    `ones` and `all` are the smallest differences that one pair and those pairs show with 80% power; `needed` are the pairs
+    that each of `differences` takes, None beyond MOST, empty where nobody said what difference matters."""
 
     measure: Column
     stratum: tuple[str, ...]
