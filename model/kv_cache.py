@@ -128,7 +128,7 @@ class KVView:
     def before(self, name: str) -> Tensor:
         """What is kept of the token before the new one, [B, ...]; zeros where there is none."""
         earlier = Texts(self.texts.tables_BP, self.texts.lengths_B - 1, self.texts.page)
-        rows = self.pools[name].flatten(0, 1)[earlier.write_rows]
+        rows = self.pools[name].flatten(0, 1)[earlier.last]
         none_B = self.texts.lengths_B <= 1
         return rows.masked_fill(none_B.view(-1, *[1] * (rows.ndim - 1)), 0)
 
@@ -156,7 +156,7 @@ class KVView:
     @property
     def seen(self) -> Tensor:
         """bool: the keys that the new token sees."""
-        return self.texts.visible_keys(self.window)
+        return self.texts.seen(self.window)
 
 
 @dataclass(frozen=True)

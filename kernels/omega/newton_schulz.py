@@ -11,22 +11,22 @@ FACTORS = (3.4445, -4.7750, 2.0315)
 EPS = 1e-7
 
 
-def orthogonalised(x: Tensor) -> Tensor:
+def newton_schulz(x: Tensor) -> Tensor:
     """[..., R, C] -> the same shape, singular values near 1; a zero matrix stays zero."""
-    start, length = _wide(x)
+    start, length = _wide_and_norm(x)
     m = start / (length + EPS)
     for _ in range(STEPS):
         _gram, _factor, m = _step(m)
-    return _turned_back(m, x)
+    return _restore_orientation(m, x)
 
 
-def _wide(x: Tensor) -> tuple[Tensor, Tensor]:
+def _wide_and_norm(x: Tensor) -> tuple[Tensor, Tensor]:
     """With no more rows than columns, and its norm."""
     start = x if x.shape[-2] <= x.shape[-1] else x.mT
     return start, torch.linalg.matrix_norm(start, keepdim=True)
 
 
-def _turned_back(m: Tensor, like: Tensor) -> Tensor:
+def _restore_orientation(m: Tensor, like: Tensor) -> Tensor:
     return m if m.shape[-2:] == like.shape[-2:] else m.mT
 
 
@@ -45,20 +45,20 @@ class NewtonSchulzTape:
     """
 
     def __init__(self, x: Tensor) -> None:
-        self._start, self._length = _wide(x)
+        self._start, self._length = _wide_and_norm(x)
         m = self._start / (self._length + EPS)
         self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
         for _ in range(STEPS):
             gram, factor, after = _step(m)
             self._steps.append((m, gram, factor))
             m = after
-        self.result = _turned_back(m, x)
+        self.result = _restore_orientation(m, x)
         """[N, G, R, C]."""
 
     def gradient(self, index: int, g: Tensor) -> Tensor:
         """That of matrix `index`, [G, R, C], from that of its result."""
         a, b, c = FACTORS
-        given, g = g, _turned_back(g, self._start)
+        gradient_of_result, g = g, _restore_orientation(g, self._start)
         for m, gram, factor in ((m[index], gram[index], factor[index]) for m, gram, factor in reversed(self._steps)):
             # of factor, and of its two equal halves
             of_factor = g @ m.mT
@@ -66,6 +66,6 @@ class NewtonSchulzTape:
             crossed = both @ gram
             g = a * g + factor @ g + (b * both + c * (crossed + crossed.mT)) @ m
         x, length = self._start[index], self._length[index]
-        whole = length + EPS
-        along = (g * x).sum((-2, -1), keepdim=True) / (length * whole * whole).clamp(min=torch.finfo(g.dtype).tiny)
-        return _turned_back(g / whole - along * x, given)
+        norm = length + EPS
+        along = (g * x).sum((-2, -1), keepdim=True) / (length * norm * norm).clamp(min=torch.finfo(g.dtype).tiny)
+        return _restore_orientation(g / norm - along * x, gradient_of_result)

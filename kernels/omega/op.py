@@ -18,7 +18,7 @@ from ..norms import statistics_dtype
 from . import torch_op
 from .chunk_loop import ChunkCoefficients, ChunkRates, OrthogonalMode, gradients, hidden_activation, readout, run_chunks
 from .scan import scan
-from .tiles import CHANNELS, MOST_SEEN, MOST_TOKENS
+from .tiles import CHANNELS, MAX_CHUNK_TOKENS, MAX_PAIRS
 
 
 class State(NamedTuple):
@@ -49,16 +49,18 @@ class Rates(NamedTuple):
     """ln theta <= 0: how much of the momentum stays; None: it is the gradient alone."""
 
 
-def first_state(layers: Sequence[Tensor], batch: int, heads: int, columns: int, size: int, window: int) -> State:
+def first_state(
+    layers: Sequence[Tensor], batch: int, heads: int, feature_columns: int, head_dim: int, window: int
+) -> State:
     """Before the first token. `layers`: the memory's matrices [out, in], the same for every row and head."""
     start = tuple(layer.expand(batch, heads, *layer.shape) for layer in layers)
-    some = start[0]
+    layer = start[0]
     return State(
         start,
         tuple(torch.zeros_like(layer) for layer in start),
-        some.new_zeros(batch, heads, window - 1, columns),
-        some.new_zeros(batch, heads, window - 1, size),
-        some.new_zeros(batch, heads, window - 1),
+        layer.new_zeros(batch, heads, window - 1, feature_columns),
+        layer.new_zeros(batch, heads, window - 1, head_dim),
+        layer.new_zeros(batch, heads, window - 1),
     )
 
 
@@ -83,42 +85,58 @@ def omega(
     dtype = statistics_dtype(v_BTHX.dtype)
     if backend is None:
         size = v_BTHX.shape[-1] if f == v_BTHX.shape[-1] and len(state.layers) == 1 else 0
-        given = size, window, chunk, orthogonal, rates.log_momentum_BTH is not None
-        backend = choose_backend(v_BTHX.device, v_BTHX.dtype, *given).backend
+        case = size, window, chunk, orthogonal, rates.log_momentum_BTH is not None
+        backend = choose_backend(v_BTHX.device, v_BTHX.dtype, *case).backend
 
     def heads_first(x: Tensor) -> Tensor:
         return x.to(dtype).transpose(1, 2)
 
-    def seen_first(old_BHSX: Tensor, x: Tensor) -> Tensor:
+    def window_first(earlier_BHSX: Tensor, x: Tensor) -> Tensor:
         """Behind those of the window before, [B, H, S, X]."""
-        return torch.cat([old_BHSX.to(dtype).transpose(1, 2), x.to(dtype)], 1).transpose(1, 2)
+        return torch.cat([earlier_BHSX.to(dtype).transpose(1, 2), x.to(dtype)], 1).transpose(1, 2)
 
-    q, keys, values = heads_first(q_BTHF), seen_first(state.keys_BHSF, k_BTHF), seen_first(state.values_BHSX, v_BTHX)
+    q, keys, values = (
+        heads_first(q_BTHF),
+        window_first(state.keys_BHSF, k_BTHF),
+        window_first(state.values_BHSX, v_BTHX),
+    )
     keep, step, weight = (heads_first(x) for x in rates[:3])
-    slow = None if rates.log_momentum_BTH is None else heads_first(rates.log_momentum_BTH)
+    log_momentum = None if rates.log_momentum_BTH is None else heads_first(rates.log_momentum_BTH)
     weights = torch.cat([state.weights_BHS.to(dtype), weight], 2)
     layers = tuple(layer.to(dtype) for layer in state.layers)
     momenta = tuple(momentum.to(dtype) for momentum in state.momenta)
-    reads, first = [], 0
+    readouts, first = [], 0
     if len(layers) == 1 and orthogonal != "token" and t >= chunk:
         first = t // chunk * chunk
         own, seen = slice(first), slice(first + window - 1)
-        rated = (keep[..., own], step[..., own], None if slow is None else slow[..., own], weights[..., seen])
+        chunk_rates = (
+            keep[..., own],
+            step[..., own],
+            None if log_momentum is None else log_momentum[..., own],
+            weights[..., seen],
+        )
         pairs_seen = keys[:, :, seen], values[:, :, seen].to(v_BTHX.dtype if backend == "triton" else dtype)
-        at_once = _by_kernels if backend == "triton" else _all_at_once
-        y, layers, momenta = at_once(q[:, :, own], *pairs_seen, rated, layers[0], momenta[0], window, chunk, orthogonal)
-        reads.append(y)
+        run_whole_chunks = _run_kernels if backend == "triton" else _scan_chunks
+        y, layers, momenta = run_whole_chunks(
+            q[:, :, own], *pairs_seen, chunk_rates, layers[0], momenta[0], window, chunk, orthogonal
+        )
+        readouts.append(y)
     if first < t:
-        left = slice(first, t)
-        rated = (keep[..., left], step[..., left], None if slow is None else slow[..., left], weights[..., first:])
+        rest = slice(first, t)
+        chunk_rates = (
+            keep[..., rest],
+            step[..., rest],
+            None if log_momentum is None else log_momentum[..., rest],
+            weights[..., first:],
+        )
         pairs = keys[:, :, first:], values[:, :, first:]
         y, layers, momenta = run_chunks(
-            q[:, :, left], *pairs, rated, layers, momenta, window=window, chunk=chunk, orthogonal=orthogonal
+            q[:, :, rest], *pairs, chunk_rates, layers, momenta, window=window, chunk=chunk, orthogonal=orthogonal
         )
-        reads.append(y)
-    tail = slice(t, t + window - 1)
-    state = State(layers, momenta, keys[:, :, tail], values[:, :, tail], weights[..., tail])
-    return torch.cat(reads, 2).transpose(1, 2).to(v_BTHX.dtype), state
+        readouts.append(y)
+    window_tail = slice(t, t + window - 1)
+    state = State(layers, momenta, keys[:, :, window_tail], values[:, :, window_tail], weights[..., window_tail])
+    return torch.cat(readouts, 2).transpose(1, 2).to(v_BTHX.dtype), state
 
 
 def _check(q_BTHF: Tensor, k_BTHF: Tensor, v_BTHX: Tensor, state: State, window: int, chunk: int) -> None:
@@ -140,32 +158,36 @@ def choose_backend(
     window: int,
     chunk: int,
     orthogonal: OrthogonalMode,
-    slow: bool,
+    has_momentum: bool,
 ) -> BackendChoice:
-    """What `omega` takes for activations of that type, a memory [size, size], 0 for any other; `slow`: with a momentum."""
+    """What `omega` takes for activations of that type, a memory [size, size], 0 for any other; `log_momentum`: with a momentum."""
     device = torch.device(device)
     why = why_no_triton(device, dtype)
     if why is None and size not in CHANNELS:
         why = "the kernels need one matrix of 16, 32, 64 or 128 rows and as many columns"
     if why is None and orthogonal == "token":
         why = "the kernels take no orthogonal step at each token"
-    if why is None and (chunk > MOST_TOKENS or chunk + window - 1 > MOST_SEEN):
-        why = f"the kernels take chunks to {MOST_TOKENS}, to {MOST_SEEN} with the window's tokens before, got {chunk} and {window}"
-    return triton_or_torch(why or failure("omega", _error, device, dtype, size, window, chunk, orthogonal, slow))
+    if why is None and (chunk > MAX_CHUNK_TOKENS or chunk + window - 1 > MAX_PAIRS):
+        why = f"the kernels take chunks to {MAX_CHUNK_TOKENS}, to {MAX_PAIRS} with the window's tokens before, got {chunk} and {window}"
+    return triton_or_torch(
+        why or failure("omega", _error, device, dtype, size, window, chunk, orthogonal, has_momentum)
+    )
 
 
 def _error(
-    device: torch.device, dtype: torch.dtype, size: int, window: int, chunk: int, orthogonal: OrthogonalMode, slow: bool, *,
+    device: torch.device, dtype: torch.dtype, size: int, window: int, chunk: int, orthogonal: OrthogonalMode, has_momentum: bool, *,
     seed: int,
 ) -> float:  # fmt: skip
     """Largest relative error of the kernels' readout and gradients, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)
     t = max(131, 4 * chunk + 3)
-    made = [torch.randn(1, t, 2, *more, generator=draw).to(device) for more in [(size,)] * 4 + [()] * (3 + slow)]
-    weight, *given = made
-    found = []
+    tensors = [
+        torch.randn(1, t, 2, *more, generator=draw).to(device) for more in [(size,)] * 4 + [()] * (3 + has_momentum)
+    ]
+    weight, *inputs = tensors
+    results = []
     for backend, kind in (("triton", dtype), ("torch", torch.float32)):
-        args = [x.to(dtype).to(kind) if x.ndim == 4 else x.clone() for x in given]
+        args = [x.to(dtype).to(kind) if x.ndim == 4 else x.clone() for x in inputs]
         q, k, v, *logits = (x.requires_grad_() for x in args)
         start = first_state([torch.zeros(size, size, device=device)], 1, 2, size, size, window)
         with torch.enable_grad():
@@ -174,77 +196,79 @@ def _error(
                 (logits[1] - 1).sigmoid(),
                 logits[2].sigmoid() / window,
             )
-            rates = Rates(keep, step, pair, functional.logsigmoid(logits[3] + 3) if slow else None)
+            rates = Rates(keep, step, pair, functional.logsigmoid(logits[3] + 3) if has_momentum else None)
             y, _ = omega(
                 unit(q), unit(k), v, rates, start,
                 window=window, chunk=chunk, orthogonal=orthogonal, backend=backend,
             )  # fmt: skip
-            found.append([y, *torch.autograd.grad((y.float() * weight).sum(), (q, k, v, *logits))])
-    return worst(*found)
+            results.append([y, *torch.autograd.grad((y.float() * weight).sum(), (q, k, v, *logits))])
+    return worst(*results)
 
 
 def _chunks(x: Tensor, size: int, chunk: int) -> Tensor:
     """[B, H, T, ...] -> [N, G, size, ...], each `chunk` after the last."""
-    cut = x.unfold(2, size, chunk)
-    return (cut.mT if x.ndim == 4 else cut).movedim(2, 0).flatten(1, 2).contiguous()
+    chunks = x.unfold(2, size, chunk)
+    return (chunks.mT if x.ndim == 4 else chunks).movedim(2, 0).flatten(1, 2).contiguous()
 
 
-def _planned(rated: ChunkRates, window: int, chunk: int) -> ChunkCoefficients:
-    """Of whole chunks, [N, G, ...]; `rated`: keep, step and momentum of their tokens, and the weights of the pairs that they see."""
-    keep, step, slow, weights = rated
-    slow = None if slow is None else _chunks(slow, chunk, chunk)
+def _chunk_coefficients(chunk_rates: ChunkRates, window: int, chunk: int) -> ChunkCoefficients:
+    """Of whole chunks, [N, G, ...]; `chunk_rates`: keep, step and momentum of their tokens, and the weights of the pairs that they see."""
+    keep, step, log_momentum, weights = chunk_rates
+    log_momentum = None if log_momentum is None else _chunks(log_momentum, chunk, chunk)
     seen = _chunks(weights, chunk + window - 1, chunk)
-    return ChunkCoefficients(_chunks(keep, chunk, chunk), _chunks(step, chunk, chunk), slow, seen, window)
+    return ChunkCoefficients(_chunks(keep, chunk, chunk), _chunks(step, chunk, chunk), log_momentum, seen, window)
 
 
-def _all_at_once(
-    q: Tensor, keys: Tensor, values: Tensor, rated: ChunkRates, layer: Tensor,
+def _scan_chunks(
+    q: Tensor, keys: Tensor, values: Tensor, chunk_rates: ChunkRates, layer: Tensor,
     momentum: Tensor, window: int, chunk: int, orthogonal: OrthogonalMode,
 ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
     """Whole chunks of a memory that is one matrix: a scan gives the memories before all of them, and the rest is products."""
     b, h = q.shape[:2]
     seen = chunk + window - 1
-    plan = _planned(rated, window, chunk)
+    coefficients = _chunk_coefficients(chunk_rates, window, chunk)
     q_NGCF, keys_NGSF, values_NGSX = _chunks(q, chunk, chunk), _chunks(keys, seen, chunk), _chunks(values, seen, chunk)
     plain = orthogonal == "none"
-    felt_NGCS, carried_NGC = plan.felt_and_carried() if plain else (None, None)
-    has_momentum = rated[2] is not None or not plain
+    pair_weights_NGCS, momentum_weight_NGC = coefficients.memory_weights() if plain else (None, None)
+    has_momentum = chunk_rates[2] is not None or not plain
     memories, momenta = scan(
         keys_NGSF, values_NGSX,
-        None if felt_NGCS is None else felt_NGCS[..., -1, :].contiguous(),
-        plan.last_momentum() if has_momentum else None,
-        plan.kept[..., -1].contiguous(),
-        (plan.step if carried_NGC is None else carried_NGC[..., -1]).contiguous(),
-        plan.old_momentum[..., -1].contiguous(),
+        None if pair_weights_NGCS is None else pair_weights_NGCS[..., -1, :].contiguous(),
+        coefficients.last_momentum_shares() if has_momentum else None,
+        coefficients.memory_decay[..., -1].contiguous(),
+        (coefficients.step if momentum_weight_NGC is None else momentum_weight_NGC[..., -1]).contiguous(),
+        coefficients.momentum_decay[..., -1].contiguous(),
         layer.flatten(0, 1).contiguous(), momentum.flatten(0, 1).contiguous(),
     )  # fmt: skip
-    if felt_NGCS is None or carried_NGC is None:
+    if pair_weights_NGCS is None or momentum_weight_NGC is None:
         y = q_NGCF @ memories[:-1].mT
     else:
         (pair,) = gradients((memories[:-1],), keys_NGSF, values_NGSX)
         before = momenta[:-1] if has_momentum else None
-        y = readout(q_NGCF, memories[:-1], before, pair, plan.kept, felt_NGCS, carried_NGC)
+        y = readout(
+            q_NGCF, memories[:-1], before, pair, coefficients.memory_decay, pair_weights_NGCS, momentum_weight_NGC
+        )
     y = y.unflatten(1, (b, h)).movedim(0, 2).flatten(2, 3)
     last = memories[-1].unflatten(0, (b, h))
     return y, (last,), (momenta[-1].unflatten(0, (b, h)) if has_momentum else momentum,)
 
 
-def _by_kernels(
-    q: Tensor, keys: Tensor, values: Tensor, rated: ChunkRates, layer: Tensor,
+def _run_kernels(
+    q: Tensor, keys: Tensor, values: Tensor, chunk_rates: ChunkRates, layer: Tensor,
     momentum: Tensor, window: int, chunk: int, orthogonal: OrthogonalMode,
 ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
     """The same by our kernels; values are in the activations' type."""
     b, h = q.shape[:2]
-    plan = _planned(rated, window, chunk)
+    coefficients = _chunk_coefficients(chunk_rates, window, chunk)
     plain = orthogonal == "none"
-    felt, carried = plan.felt_and_carried() if plain else (None, None)
-    has_momentum = rated[2] is not None or not plain
+    pair_weights, momentum_weight = coefficients.memory_weights() if plain else (None, None)
+    has_momentum = chunk_rates[2] is not None or not plain
     y, last, last_momentum, *_ = torch_op.forward(
-        q.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), plan.kept,
-        felt, carried if has_momentum else None,
-        plan.last_momentum() if has_momentum else None,
-        plan.old_momentum[..., -1] if has_momentum else None,
-        None if plain else plan.step,
+        q.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), coefficients.memory_decay,
+        pair_weights, momentum_weight if has_momentum else None,
+        coefficients.last_momentum_shares() if has_momentum else None,
+        coefficients.momentum_decay[..., -1] if has_momentum else None,
+        None if plain else coefficients.step,
         layer.flatten(0, 1), momentum.flatten(0, 1),
     )  # fmt: skip
     ended = last_momentum.unflatten(0, (b, h)) if has_momentum else momentum

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .newton_schulz import orthogonalised
+from .newton_schulz import newton_schulz
 
 
 def answer(layers: list[Tensor], x: Tensor) -> Tensor:
@@ -22,28 +22,28 @@ def omega_reference(
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """(readout [T, X], the memory after the last token) of one head of one row; rates as they are, not in logs."""
     memory = [layer.clone() for layer in layers]
-    slow = [torch.zeros_like(layer) for layer in layers]
-    reads = []
+    momentum = [torch.zeros_like(layer) for layer in layers]
+    readouts = []
     for t in range(len(k_TF)):
         if t % chunk == 0:
             frozen = [layer.clone().requires_grad_() for layer in memory]
             at_start = memory
         first = max(0, t + 1 - window)
         with torch.enable_grad():
-            wrong = answer(frozen, k_TF[first : t + 1].detach()) - v_TX[first : t + 1].detach()
-            loss = (weight_T[first : t + 1].detach() * wrong.square().sum(-1)).sum() / 2
+            errors = answer(frozen, k_TF[first : t + 1].detach()) - v_TX[first : t + 1].detach()
+            loss = (weight_T[first : t + 1].detach() * errors.square().sum(-1)).sum() / 2
             gradients = torch.autograd.grad(loss, frozen)
         theta = 0.0 if momentum_T is None else momentum_T[t]
-        slow = [theta * old + new for old, new in zip(slow, gradients, strict=True)]
+        momentum = [theta * old + new for old, new in zip(momentum, gradients, strict=True)]
         last = t % chunk == chunk - 1 or t == len(k_TF) - 1
         if orthogonal == "chunk":
-            reads.append(answer(at_start, q_TF[t]))
+            readouts.append(answer(at_start, q_TF[t]))
             memory = [keep_T[t] * layer for layer in memory]
             if last:
                 mean = step_T[t - t % chunk : t + 1].mean()
-                memory = [layer - mean * orthogonalised(s) for layer, s in zip(memory, slow, strict=True)]
+                memory = [layer - mean * newton_schulz(s) for layer, s in zip(memory, momentum, strict=True)]
         else:
-            moved = [orthogonalised(s) for s in slow] if orthogonal == "token" else slow
+            moved = [newton_schulz(s) for s in momentum] if orthogonal == "token" else momentum
             memory = [keep_T[t] * layer - step_T[t] * s for layer, s in zip(memory, moved, strict=True)]
-            reads.append(answer(memory, q_TF[t]))
-    return torch.stack(reads), memory
+            readouts.append(answer(memory, q_TF[t]))
+    return torch.stack(readouts), memory

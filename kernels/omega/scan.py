@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from ..custom_ops import differentiate, torch_op
-from .newton_schulz import NewtonSchulzTape, orthogonalised
+from .newton_schulz import NewtonSchulzTape, newton_schulz
 
-TOGETHER = 8
+CHUNKS_PER_GROUP = 8
 """Chunks whose Newton-Schulz steps the backward keeps at a time."""
 
 
 def _empty_memories(
-    keys: Tensor, values: Tensor, felt: Tensor | None, share: Tensor | None, keep: Tensor, to: Tensor, old: Tensor,
+    keys: Tensor, values: Tensor, pair_weights: Tensor | None, share: Tensor | None, keep: Tensor, to: Tensor, old: Tensor,
     memory: Tensor, momentum: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     n = len(keys) + 1
@@ -29,22 +29,22 @@ def _empty_memories(
 
 
 def _empty_gradients(
-    g_memories: Tensor, g_momenta: Tensor, keys: Tensor, values: Tensor, felt: Tensor | None, share: Tensor | None,
+    g_memories: Tensor, g_momenta: Tensor, keys: Tensor, values: Tensor, pair_weights: Tensor | None, share: Tensor | None,
     keep: Tensor, to: Tensor, old: Tensor, memories: Tensor, momenta: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    some = [keep.new_empty(0) if x is None else torch.empty_like(x) for x in (felt, share)]
+    coefficient_grads = [keep.new_empty(0) if x is None else torch.empty_like(x) for x in (pair_weights, share)]
     rest = (torch.empty_like(x) for x in (keep, to, old, memories[0], memories[0]))
-    return torch.empty_like(keys), torch.empty_like(values), *some, *rest
+    return torch.empty_like(keys), torch.empty_like(values), *coefficient_grads, *rest
 
 
 @torch_op("omega_scan_forward", _empty_memories)
 def scan(
-    keys_NGSF: Tensor, values_NGSX: Tensor, felt_NGS: Tensor | None, share_NGS: Tensor | None, keep_NG: Tensor, to_NG: Tensor,
-    old_NG: Tensor, memory_GXF: Tensor, momentum_GXF: Tensor,
+    keys_NGSF: Tensor, values_NGSX: Tensor, pair_weights_NGS: Tensor | None, share_NGS: Tensor | None, keep_NG: Tensor, step_NG: Tensor,
+    momentum_decay_NG: Tensor, memory_GXF: Tensor, momentum_GXF: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Memories and momenta before each chunk and after the last, [N + 1, G, X, F].
 
-    `felt` None: the steps are orthogonal. `share` None: there is no momentum, none of which is returned, and `to` and `old` are not
+    `pair_weights` None: the steps are orthogonal. `share` None: there is no momentum, none of which is returned, and `to` and `old` are not
     looked at. Everything is contiguous and of one type, float32 or float64.
     """
     n = len(keys_NGSF)
@@ -53,15 +53,15 @@ def scan(
     memories[0] = memory_GXF
     if share_NGS is not None:
         momenta[0] = momentum_GXF
-    keep, to, old = (x[..., None, None] for x in (keep_NG, to_NG, old_NG))
+    keep, to, old = (x[..., None, None] for x in (keep_NG, step_NG, momentum_decay_NG))
     for i, (k, v, before, after) in enumerate(zip(keys_NGSF, values_NGSX, memories[:-1], memories[1:], strict=True)):
-        wrong = torch.baddbmm(v, k, before.mT, beta=-1)
+        errors = torch.baddbmm(v, k, before.mT, beta=-1)
         start = keep[i] * before
         if share_NGS is not None:
-            torch.baddbmm(old[i] * momenta[i], (share_NGS[i, ..., None] * wrong).mT, k, out=momenta[i + 1])
-            start -= to[i] * (momenta[i] if felt_NGS is not None else orthogonalised(momenta[i + 1]))
-        if felt_NGS is not None:
-            torch.baddbmm(start, (felt_NGS[i, ..., None] * wrong).mT, k, alpha=-1, out=after)
+            torch.baddbmm(old[i] * momenta[i], (share_NGS[i, ..., None] * errors).mT, k, out=momenta[i + 1])
+            start -= to[i] * (momenta[i] if pair_weights_NGS is not None else newton_schulz(momenta[i + 1]))
+        if pair_weights_NGS is not None:
+            torch.baddbmm(start, (pair_weights_NGS[i, ..., None] * errors).mT, k, alpha=-1, out=after)
         else:
             after.copy_(start)
     return memories, momenta
@@ -69,53 +69,53 @@ def scan(
 
 @torch_op("omega_scan_backward", _empty_gradients)
 def scan_backward(
-    g_memories: Tensor, g_momenta: Tensor, keys_NGSF: Tensor, values_NGSX: Tensor, felt_NGS: Tensor | None,
-    share_NGS: Tensor | None, keep_NG: Tensor, to_NG: Tensor, old_NG: Tensor, memories: Tensor, momenta: Tensor,
+    g_memories: Tensor, g_momenta: Tensor, keys_NGSF: Tensor, values_NGSX: Tensor, pair_weights_NGS: Tensor | None,
+    share_NGS: Tensor | None, keep_NG: Tensor, step_NG: Tensor, momentum_decay_NG: Tensor, memories: Tensor, momenta: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of what `scan` takes, in its order; empty for what is None, zero for what is not looked at."""
     g_memories, g_momenta = g_memories.contiguous(), g_momenta.contiguous()
     before, n = memories[:-1], len(keys_NGSF)
-    keep, to, old = (x[..., None, None] for x in (keep_NG, to_NG, old_NG))
+    keep, to, old = (x[..., None, None] for x in (keep_NG, step_NG, momentum_decay_NG))
     # those of each chunk's result, and of its errors E
     g_after, g_slow, g_wrong = torch.empty_like(before), torch.empty_like(momenta[1:]), torch.empty_like(values_NGSX)
-    turned: NewtonSchulzTape | None = None
-    g_to = torch.zeros_like(to_NG)
+    tape: NewtonSchulzTape | None = None
+    g_to = torch.zeros_like(step_NG)
     g_m = g_memories[n].clone()
     g_s = g_momenta[n].clone() if share_NGS is not None else g_m
     for i in range(n - 1, -1, -1):
-        if felt_NGS is None:
-            if turned is None or i % TOGETHER == TOGETHER - 1:
-                first = i // TOGETHER * TOGETHER
-                turned = NewtonSchulzTape(momenta[first + 1 : i + 2])
-            g_to[i] = -(g_m * turned.result[i % TOGETHER]).sum((-2, -1))
-            g_s = g_s + turned.gradient(i % TOGETHER, -to[i] * g_m)
+        if pair_weights_NGS is None:
+            if tape is None or i % CHUNKS_PER_GROUP == CHUNKS_PER_GROUP - 1:
+                first = i // CHUNKS_PER_GROUP * CHUNKS_PER_GROUP
+                tape = NewtonSchulzTape(momenta[first + 1 : i + 2])
+            g_to[i] = -(g_m * tape.result[i % CHUNKS_PER_GROUP]).sum((-2, -1))
+            g_s = g_s + tape.gradient(i % CHUNKS_PER_GROUP, -to[i] * g_m)
         g_after[i] = g_m
         k = keys_NGSF[i]
-        g_e = None if felt_NGS is None else -felt_NGS[i, ..., None] * (k @ g_m.mT)
+        g_e = None if pair_weights_NGS is None else -pair_weights_NGS[i, ..., None] * (k @ g_m.mT)
         if share_NGS is not None:
             g_slow[i] = g_s
             more = share_NGS[i, ..., None] * (k @ g_s.mT)
             g_e = more if g_e is None else g_e + more
             g_s = torch.addcmul(g_momenta[i], old[i], g_s)
-            if felt_NGS is not None:
+            if pair_weights_NGS is not None:
                 g_s = g_s - to[i] * g_m
         assert g_e is not None, "steps are orthogonal to a momentum alone"
         g_wrong[i] = g_e
         g_m = torch.baddbmm(torch.addcmul(g_memories[i], keep[i], g_m), g_e.mT, k)
 
     # the rest is the same for all chunks at once
-    wrong = keys_NGSF @ before.mT - values_NGSX
+    errors = keys_NGSF @ before.mT - values_NGSX
     g_keys = g_wrong @ before
     g_felt, g_share = keep_NG.new_empty(0), keep_NG.new_empty(0)
-    g_old = torch.zeros_like(old_NG)
-    if felt_NGS is not None:
-        g_keys -= (felt_NGS[..., None] * wrong) @ g_after
-        g_felt = -(wrong * (keys_NGSF @ g_after.mT)).sum(-1)
+    g_old = torch.zeros_like(momentum_decay_NG)
+    if pair_weights_NGS is not None:
+        g_keys -= (pair_weights_NGS[..., None] * errors) @ g_after
+        g_felt = -(errors * (keys_NGSF @ g_after.mT)).sum(-1)
     if share_NGS is not None:
-        g_keys += (share_NGS[..., None] * wrong) @ g_slow
-        g_share = (wrong * (keys_NGSF @ g_slow.mT)).sum(-1)
+        g_keys += (share_NGS[..., None] * errors) @ g_slow
+        g_share = (errors * (keys_NGSF @ g_slow.mT)).sum(-1)
         g_old = (g_slow * momenta[:-1]).sum((-2, -1))
-        if felt_NGS is not None:
+        if pair_weights_NGS is not None:
             g_to = -(g_after * momenta[:-1]).sum((-2, -1))
     g_keep = (g_after * before).sum((-2, -1))
     g_momentum = g_s if share_NGS is not None else torch.zeros_like(g_m)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 CHANNELS = (16, 32, 64, 128)
 """Of a head that the kernels take."""
-MOST_SEEN = 128
+MAX_PAIRS = 128
 """Pairs of a chunk and the window before it that they take."""
-MOST_TOKENS = 64
+MAX_CHUNK_TOKENS = 64
 """Of a chunk."""
 
 
@@ -32,25 +32,25 @@ class Sizes(NamedTuple):
         return self.b * self.h
 
     @property
-    def pairs(self) -> int:
+    def pair_tile(self) -> int:
         """Of a tile: 79 are three of 32, not two of 64."""
         return 16 if self.s <= 16 else 32
 
     @property
-    def whole(self) -> int:
+    def padded_pairs(self) -> int:
         """S in whole tiles."""
-        return -(-self.s // self.pairs) * self.pairs
+        return -(-self.s // self.pair_tile) * self.pair_tile
 
     @property
-    def tokens(self) -> int:
+    def token_tile(self) -> int:
         """Rows of a chunk's tile: a power of two."""
         return max(16, 1 << (self.c - 1).bit_length())
 
 
-def sizes(q_BTHX: Tensor, k_BSHX: Tensor, kept: Tensor) -> Sizes:
+def sizes(q_BTHX: Tensor, k_BSHX: Tensor, memory_decay: Tensor) -> Sizes:
     """Of queries, pairs (those of the window before among them) and a rate [N, G, C]."""
     b, t, h, x = q_BTHX.shape
-    n, _, c = kept.shape
+    n, _, c = memory_decay.shape
     return Sizes(b, t, h, x, n, c, k_BSHX.shape[1] - t + c)
 
 

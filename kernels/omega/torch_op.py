@@ -12,9 +12,9 @@ from .tiles import operands, sizes
 
 
 def _empty_results(
-    q: Tensor, k: Tensor, v: Tensor, kept: Tensor, felt: Tensor | None, carried: Tensor | None, share: Tensor | None, *rest: Any
+    q: Tensor, k: Tensor, v: Tensor, memory_decay: Tensor, pair_weights: Tensor | None, momentum_weight: Tensor | None, share: Tensor | None, *rest: Any
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    size, orthogonal, memory = sizes(q, k, kept), felt is None, rest[2]
+    size, orthogonal, memory = sizes(q, k, memory_decay), pair_weights is None, rest[2]
     kind = operands(v.dtype, orthogonal)
     square = memory.shape
     if orthogonal:
@@ -23,7 +23,7 @@ def _empty_results(
     else:
         memories = q.new_empty(size.n, *square, dtype=kind)
         momenta = q.new_empty(0 if share is None else size.n, *square, dtype=kind)
-        p = q.new_empty(size.n, size.heads, size.tokens, size.whole, dtype=kind)
+        p = q.new_empty(size.n, size.heads, size.token_tile, size.padded_pairs, dtype=kind)
     return (
         v.new_empty(q.shape), memory.new_empty(square), memory.new_empty(0 if share is None else square),
         q.new_empty(q.shape, dtype=kind), k.new_empty(k.shape, dtype=kind), memories, momenta, p,
@@ -31,48 +31,64 @@ def _empty_results(
 
 
 def _empty_gradients(
-    g_y: Tensor, g_last: Tensor | None, g_last_momentum: Tensor | None, q: Tensor, k: Tensor, v: Tensor, kept: Tensor,
+    g_y: Tensor, g_last: Tensor | None, g_last_momentum: Tensor | None, q: Tensor, k: Tensor, v: Tensor, memory_decay: Tensor,
     *rest: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    *given, memories, _, _ = rest
+    *optional_rates, memories, _, _ = rest
     wide = [x.new_empty(x.shape, dtype=torch.float32) for x in (q, k)]
-    rates = [kept.new_empty(0 if x is None else x.shape) for x in given]
-    square, share = memories.shape[1:], given[2]
-    first = [kept.new_empty(square), kept.new_empty(0 if share is None else square)]
-    return *wide, v.new_empty(v.shape), kept.new_empty(kept.shape), *rates, *first
+    rates = [memory_decay.new_empty(0 if x is None else x.shape) for x in optional_rates]
+    square, share = memories.shape[1:], optional_rates[2]
+    first = [memory_decay.new_empty(square), memory_decay.new_empty(0 if share is None else square)]
+    return *wide, v.new_empty(v.shape), memory_decay.new_empty(memory_decay.shape), *rates, *first
 
 
 @torch_op("omega_forward", _empty_results)
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, kept: Tensor, felt: Tensor | None, carried: Tensor | None, share: Tensor | None,
-    old: Tensor | None, to: Tensor | None, memory: Tensor, momentum: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, memory_decay: Tensor, pair_weights: Tensor | None, momentum_weight: Tensor | None, share: Tensor | None,
+    momentum_decay: Tensor | None, step: Tensor | None, memory: Tensor, momentum: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(readout, last memory, last momentum, and the five tensors that `backward` needs).
 
     q and k are float32, so that their gradients are; the kernels round them.
     """
-    kind = operands(v.dtype, felt is None)
+    kind = operands(v.dtype, pair_weights is None)
     few_q, few_k = (x.to(kind, copy=True).contiguous() for x in (q, k))
-    rest = (None if x is None else x.contiguous() for x in (v, kept, felt, carried, share, old, to, memory, momentum))
-    y, last, last_momentum, *kept_back = load_kernels(__package__).forward(few_q, few_k, *rest)
-    return y, last, last_momentum, few_q, few_k, *kept_back
+    rest = (
+        None if x is None else x.contiguous()
+        for x in (v, memory_decay, pair_weights, momentum_weight, share, momentum_decay, step, memory, momentum)
+    )
+    y, last, last_momentum, *saved = load_kernels(__package__).forward(few_q, few_k, *rest)
+    return y, last, last_momentum, few_q, few_k, *saved
 
 
 @torch_op("omega_backward", _empty_gradients)
 def backward(
-    g_y: Tensor, g_last: Tensor | None, g_last_momentum: Tensor | None, q: Tensor, k: Tensor, v: Tensor, kept: Tensor,
-    felt: Tensor | None, carried: Tensor | None, share: Tensor | None, old: Tensor | None, to: Tensor | None,
+    g_y: Tensor, g_last: Tensor | None, g_last_momentum: Tensor | None, q: Tensor, k: Tensor, v: Tensor, memory_decay: Tensor,
+    pair_weights: Tensor | None, momentum_weight: Tensor | None, share: Tensor | None, momentum_decay: Tensor | None, step: Tensor | None,
     memories: Tensor, momenta: Tensor, p: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of what `forward` takes, in its order; empty for what is None."""
-    given = (g_y, g_last, g_last_momentum, q, k, v, kept, felt, carried, share, old, to)
-    flat = (None if x is None else x.contiguous() for x in given)
+    inputs = (
+        g_y,
+        g_last,
+        g_last_momentum,
+        q,
+        k,
+        v,
+        memory_decay,
+        pair_weights,
+        momentum_weight,
+        share,
+        momentum_decay,
+        step,
+    )
+    flat = (None if x is None else x.contiguous() for x in inputs)
     return load_kernels(__package__).backward(*flat, memories, momenta, p)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    few_q, few_k, *kept_back = output[3:]
-    ctx.save_for_backward(few_q, few_k, *inputs[2:9], *kept_back)
+    few_q, few_k, *saved = output[3:]
+    ctx.save_for_backward(few_q, few_k, *inputs[2:9], *saved)
     ctx.mark_non_differentiable(*output[3:])
     # the last state is seldom part of the loss, and a gradient of zeros would cost a pass over it
     ctx.set_materialize_grads(False)
@@ -81,13 +97,13 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _gradients(
     ctx: Any, g_y: Tensor | None, g_last: Tensor | None, g_last_momentum: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
-    q, v, given = ctx.saved_tensors[0], ctx.saved_tensors[2], ctx.saved_tensors[2:9]
-    slow = given[4] is not None
+    q, v, saved_inputs = ctx.saved_tensors[0], ctx.saved_tensors[2], ctx.saved_tensors[2:9]
+    has_momentum = saved_inputs[4] is not None
     g_y = v.new_zeros(q.shape) if g_y is None else g_y
-    *grads, d_momentum = backward(g_y, g_last, g_last_momentum if slow else None, *ctx.saved_tensors)
+    *grads, d_momentum = backward(g_y, g_last, g_last_momentum if has_momentum else None, *ctx.saved_tensors)
     d_q, d_k, d_v, *rates, d_memory = grads
-    rates = [None if x is None else g for x, g in zip(given[1:], rates, strict=True)]
-    return d_q, d_k, d_v, *rates, d_memory, d_momentum if slow else None
+    rates = [None if x is None else g for x, g in zip(saved_inputs[1:], rates, strict=True)]
+    return d_q, d_k, d_v, *rates, d_memory, d_momentum if has_momentum else None
 
 
 forward.register_autograd(_gradients, setup_context=_save)

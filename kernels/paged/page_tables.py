@@ -29,7 +29,7 @@ class Texts:
     page: int = PAGE
 
     @property
-    def write_rows(self) -> Tensor:
+    def last(self) -> Tensor:
         """int64: row of the flat pool [N page, ...] where the new token belongs."""
         at_B = (self.lengths_B.long() - 1).clamp(min=0)
         pages_B = self.tables_BP.long().gather(1, (at_B // self.page)[:, None])[:, 0]
@@ -37,13 +37,13 @@ class Texts:
 
     def write(self, pool: Tensor, rows: Tensor) -> None:
         """Puts `rows` [B, ...], of the new tokens, into the pool [N, page, ...]."""
-        pool.flatten(0, 1).index_copy_(0, self.write_rows, rows.to(pool.dtype))
+        pool.flatten(0, 1).index_copy_(0, self.last, rows.to(pool.dtype))
 
     def gather(self, pool: Tensor) -> Tensor:
         """[B, S, ...] of a pool [N, page, ...]: a copy; what lies beyond a text, or in no page of it, is any number."""
         return pool[self.tables_BP.long()].flatten(1, 2)
 
-    def visible_keys(self, window: int | None) -> Tensor:
+    def seen(self, window: int | None) -> Tensor:
         """bool [B, S]: the keys that the new token sees."""
         tokens = self.tables_BP.shape[1] * self.page
         at_S = torch.arange(tokens, device=self.lengths_B.device)
@@ -56,7 +56,7 @@ class Texts:
         at_S = torch.arange(self.tables_BP.shape[1] * self.page, device=self.lengths_B.device)
         return self.lengths_B.long()[:, None] - 1 - at_S
 
-    def visible_counts(self, window: int | None) -> Tensor:
+    def counts(self, window: int | None) -> Tensor:
         """int32 [B]: keys that the new token sees; 0 in a row that only fills the batch up."""
         return self.lengths_B if window is None else self.lengths_B.clamp(max=window)
 

@@ -134,7 +134,7 @@ class SSMax(NoPE):
         return self._by_keys(q_BTHX, torch.arange(1, t + 1, device=q_BTHX.device).clamp(max=window or t))
 
     def step(self, q_BHX: Tensor, kept: KVView) -> Tensor:
-        q = self._by_keys(q_BHX, kept.texts.visible_counts(kept.window).clamp(min=1))
+        q = self._by_keys(q_BHX, kept.texts.counts(kept.window).clamp(min=1))
         return paged_softmax(q, kept["k"], kept["v"], kept.texts, scale=self.config.scale, window=kept.window)
 
     def _by_keys(self, q_THX: Tensor, seen_T: Tensor) -> Tensor:

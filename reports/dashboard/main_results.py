@@ -30,7 +30,7 @@ MAX_RANKED = 5  # configurations per measure that the first page lists
 def answer_block(store: Store, data: SweepData, computed_effects: Sequence[Effect] | None = None) -> dict[str, Any]:
     """Return the JSON of the main results: best, declared, forest, needle and care (caveats).
 
-    `results`: effects that are worked out already, those of the main measures among them; None: they are worked out here.
+    `found`: effects that are worked out already, those of the main measures among them; None: they are worked out here.
     """
     columns = main_columns(data)
     forest = forest_json(data, columns, computed_effects)

@@ -33,7 +33,7 @@ LOSS_UNIT = "nats"
 @dataclass(frozen=True, kw_only=True)
 class PowerAnalysis:
     """What can be seen of a number in a stratum. `pairs` is the most that the design has there for two levels of an axis;
-    `ones` and `all` are the smallest differences that one pair and those pairs show with 80% power; `needed` are the pairs
+    `one` and `all` are the smallest differences that one pair and those pairs show with 80% power; `needed` are the pairs
     that each of `differences` takes, None beyond MOST, empty where nobody said what difference matters."""
 
     measure: Column

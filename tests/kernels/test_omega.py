@@ -10,7 +10,7 @@ import torch
 from atma_sweep.kernels.gated_delta.op import gated_delta_reference
 from atma_sweep.kernels.omega import features
 from atma_sweep.kernels.omega import scan as scanned
-from atma_sweep.kernels.omega.newton_schulz import NewtonSchulzTape, orthogonalised
+from atma_sweep.kernels.omega.newton_schulz import NewtonSchulzTape, newton_schulz
 from atma_sweep.kernels.omega.op import Rates, answer, first_state, omega, unit
 from atma_sweep.kernels.omega.reference import omega_reference
 from torch import Tensor
@@ -180,7 +180,7 @@ def test_gradients_are_those_of_differences(
     kind: str, orthogonal: Any, slow: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks whose steps the backward makes together, and one beyond; a rest; a memory and a momentum that are not zero."""
-    monkeypatch.setattr(scanned, "TOGETHER", 2)
+    monkeypatch.setattr(scanned, "CHUNKS_PER_GROUP", 2)
     q, k, v, rates = drawn(7, slow=slow)
     empty = first_state(memory(kind), 1, 1, F, X, 2)
     count = len(empty.layers)
@@ -199,9 +199,9 @@ def test_gradients_are_those_of_differences(
 def test_gradients_of_orthogonal_steps_are_those_of_differences(shape: tuple[int, int]) -> None:
     x = normal(3, 2, *shape, seed=40).requires_grad_()
     g = normal(3, 2, *shape, seed=41)
-    (wanted,) = torch.autograd.grad(orthogonalised(x), x, g)
+    (wanted,) = torch.autograd.grad(newton_schulz(x), x, g)
     ours = NewtonSchulzTape(x.detach())
-    assert (ours.result - orthogonalised(x.detach())).abs().max() <= 1e-14
+    assert (ours.result - newton_schulz(x.detach())).abs().max() <= 1e-14
     for i in range(3):
         assert (ours.gradient(i, g[i]) - wanted[i]).abs().max() <= 1e-12
     zero = NewtonSchulzTape(torch.zeros(1, 2, 3, 3, dtype=torch.float64)).gradient(0, normal(2, 3, 3, seed=42))
@@ -232,16 +232,16 @@ def test_singular_values_come_near_one(lowest: float, low: float, high: float) -
     for value in torch.logspace(math.log10(lowest), 0, 40, dtype=torch.float64):
         sizes = torch.zeros(40, dtype=torch.float64)
         sizes[0], sizes[1] = value, (1 - value**2).sqrt()
-        found = torch.linalg.svdvals(orthogonalised(u @ torch.diag(sizes) @ w.mT))[:2]
+        found = torch.linalg.svdvals(newton_schulz(u @ torch.diag(sizes) @ w.mT))[:2]
         left = found[sizes[:2] > lowest / 2]
         assert low <= left.min()
         assert found.max() <= high
 
 
 def test_zero_stays_zero_and_tall_is_wide_turned() -> None:
-    assert torch.equal(orthogonalised(torch.zeros(3, 5)), torch.zeros(3, 5))
+    assert torch.equal(newton_schulz(torch.zeros(3, 5)), torch.zeros(3, 5))
     m = normal(2, 6, 3, seed=4)
-    assert (orthogonalised(m) - orthogonalised(m.mT).mT).abs().max() <= 1e-14
+    assert (newton_schulz(m) - newton_schulz(m.mT).mT).abs().max() <= 1e-14
 
 
 # --- features ---------------------------------------------------------------------------------------------------------

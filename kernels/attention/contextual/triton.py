@@ -66,7 +66,7 @@ def _positions(z_ptr, met, gate, P: tl.constexpr):
 
 @triton.jit
 def _through_gates(dp, gate, left):
-    """What a gate adds to ds: dp of its key and of all farther ones, where `left` [M] is all that is not nearer than the tile."""
+    """What a gate adds to ds: dp of its key and of all farther ones, where `rest` [M] is all that is not nearer than the tile."""
     farther = left[:, None] - tl.cumsum(dp, 1, reverse=True) + dp
     return gate * (1.0 - gate) * farther * _LN2
 
