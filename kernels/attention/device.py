@@ -1,4 +1,4 @@
-"""Device code that the attention kernels in Triton share: visible keys, bounds of tiles, an online softmax step.
+"""Device functions that the Triton attention kernels share: visible keys, tile bounds and an online softmax step.
 
 M queries of a tile, S its keys.
 """
@@ -16,6 +16,15 @@ HIDDEN = -1e30
 
 @triton.jit
 def visible(p_M, n_S, TK, window, WINDOWED: tl.constexpr):
+    """Return a bool mask [M, S]: True where query p_M may see key n_S.
+
+    Args:
+        p_M: int32 positions of the queries; they may lie behind the last key.
+        n_S: int32 positions of the keys.
+        TK: Number of keys; positions from TK on are hidden.
+        window: Number of keys that a query sees, its own included; read only when WINDOWED.
+        WINDOWED: constexpr bool, True with an attention window.
+    """
     # queries may stand behind the last key
     seen = n_S[None, :] <= tl.minimum(p_M, TK - 1)[:, None]
     if WINDOWED:
@@ -25,7 +34,20 @@ def visible(p_M, n_S, TK, window, WINDOWED: tl.constexpr):
 
 @triton.jit
 def bounds(m0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr):
-    """Tiles of keys [first, last) of a tile of queries; from `unmasked_to` on and before `unmasked_from` some pairs are hidden."""
+    """Return the range of key tiles that a tile of queries sees, and the part of it that needs no mask.
+
+    Args:
+        m0: Position of the tile's first query.
+        T: Number of tokens.
+        window: Number of keys that a query sees; read only when WINDOWED.
+        BM: constexpr, queries of a tile.
+        BN: constexpr, keys of a tile.
+        WINDOWED: constexpr bool, True with an attention window.
+
+    Returns:
+        (first, unmasked_from, unmasked_to, last), indices of key tiles: the tiles first <= n < last have a visible
+        pair; in those of unmasked_from <= n < unmasked_to every query sees every key.
+    """
     last = tl.cdiv(tl.minimum(m0 + BM, T), BN)
     unmasked_to = (m0 + 1) // BN
     first = 0
@@ -40,7 +62,20 @@ def bounds(m0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.const
 
 @triton.jit
 def query_bounds(n0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr):
-    """Queries first <= . < end that see a key of a tile; those of whole_from <= . < whole_to, in whole tiles, see all of them."""
+    """Return the range of queries that see a key of a tile, and the part of it that needs no mask.
+
+    Args:
+        n0: Position of the tile's first key.
+        T: Number of tokens.
+        window: Number of keys that a query sees; read only when WINDOWED.
+        BM: constexpr, queries of a tile.
+        BN: constexpr, keys of a tile.
+        WINDOWED: constexpr bool, True with an attention window.
+
+    Returns:
+        (first, unmasked_from, unmasked_to, end), positions of queries; all but `end` are multiples of BM. Queries first
+        <= m < end see a key of the tile; those of unmasked_from <= m < unmasked_to, whole tiles, see all of its keys.
+    """
     # queries at m see key n when n <= m < n + window
     first = n0 // BM * BM
     end = T
@@ -56,7 +91,21 @@ def query_bounds(n0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl
 
 @triton.jit
 def online_softmax_step(acc, row_max, row_sum, logits, v, PRECISION: tl.constexpr):
-    """A row's sums with a tile of keys more, whose logits are a, -inf where hidden, even for all that a row has seen."""
+    """Add one tile of keys to the running softmax of a tile of queries.
+
+    A row may still have seen hidden keys only; its sums then stay 0 and its maximum -inf.
+
+    Args:
+        acc: float32 [M, X], sum of weights times values so far, relative to 2^row_max.
+        row_max: float32 [M], largest logit so far, -inf before the first visible key.
+        row_sum: float32 [M], sum of weights so far, relative to 2^row_max.
+        logits: float32 [M, S] in units of log 2; -inf where the key is hidden.
+        v: [S, X], values of the tile.
+        PRECISION: constexpr, input precision of the float32 product: "ieee" or "tf32".
+
+    Returns:
+        (acc, row_max, row_sum) with the tile included.
+    """
     higher = tl.maximum(row_max, tl.max(logits, 1))
     base = tl.where(higher == float("-inf"), 0.0, higher)
     shrink = tl.exp2(row_max - base)
@@ -68,11 +117,13 @@ def online_softmax_step(acc, row_max, row_sum, logits, v, PRECISION: tl.constexp
 
 @triton.jit
 def log1p(x):
+    """Return the natural logarithm of 1 + x for x >= 0, accurate for small x."""
     return tl.where(x < 1e-3, x * (1.0 - x * (0.5 - x * 0.33333334)), tl.log(1.0 + x))
 
 
 @triton.jit
 def tanh(x):
+    """Return the hyperbolic tangent of x >= 0, accurate for small x."""
     # x >= 0; the fraction loses the digits of a small x
     square = x * x
     e = tl.exp(-2.0 * x)

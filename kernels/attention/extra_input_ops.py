@@ -1,7 +1,9 @@
-"""Attention of q, k, v and a fourth tensor that is learned too, as torch ops.
+"""Torch ops of attention of q, k, v and an extra tensor with a gradient, such as position biases.
 
-Products of q and k are multiplied by `factor`, so that weights are 2^(logit - lse); what the fourth is, the module of the kernels says.
-q itself is not scaled before: rounded a second time, it would shift what is counted along a row, and flip who survives a threshold.
+Products of q and k are multiplied by `factor`, so that weights are 2^(logit - lse). The module of the kernels says what
+the extra tensor is.
+q itself is not scaled in advance: rounded a second time, it would shift sums of gates along a row and change which keys
+pass a threshold.
 """
 
 from __future__ import annotations
@@ -14,10 +16,14 @@ from ..custom_ops import differentiate, empty_like, keep_inputs, load_kernels, r
 
 
 def attention_ops(name: str) -> tuple[Any, Any]:
-    """The ops atma::NAME_forward and atma::NAME_backward of the kernels of that name.
+    """Register the ops atma::NAME_forward and atma::NAME_backward of an attention with an extra input, and return both.
 
-    The first takes (q, k, v, fourth, factor, window) and gives (o [B, T, H, X], lse [B, H, T] float32 in units of log 2), of which o has a
-    gradient; `window` 0 is none. The second takes (gradient of o, q, k, v, fourth, o, lse, factor, window).
+    The forward takes (q, k, v, extra_input, factor, window) and returns (o [B, T, H, X], lse [B, H, T] float32 in units
+    of log 2); only o has a gradient. The backward takes (gradient of o, q, k, v, extra_input, o, lse, factor, window)
+    and returns the gradients of q, k, v and extra_input. A `window` of 0 means full attention.
+
+    Args:
+        name: Name of the package in kernels/attention whose triton.py has `forward` and `backward`.
     """
     package = f"{__package__}.{name}"
 
@@ -40,6 +46,7 @@ def attention_ops(name: str) -> tuple[Any, Any]:
         factor: float,
         window: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the gradients of q, k, v and the extra input by the package's Triton kernels."""
         args = (x.contiguous() for x in (g_o, q, k, v, extra_input, o, lse))
         gradients: tuple[Tensor, Tensor, Tensor, Tensor]
         gradients = load_kernels(package).backward(*args, factor=factor, window=window or None)

@@ -1,4 +1,4 @@
-"""Set-up that the attention kernels in Triton share: tile sizes, tensor descriptors, launches, sums of rows.
+"""Launches that the Triton attention kernels share: tile sizes, tensor descriptors, grids, row products.
 
 B batch, T length, H query heads, J KV heads, X head size, R rows of a tile.
 """
@@ -19,6 +19,20 @@ ROWS = 64
 
 @triton.jit
 def _row_products(a_ptr, b_ptr, out_ptr, T, rows, H: tl.constexpr, X: tl.constexpr, BR: tl.constexpr):
+    """Store the scalar products of BR rows of a and b.
+
+    Grid: (cdiv(rows, BR),). A row is one head of one token in memory order, [B, T, H, X] flattened.
+
+    Args:
+        a_ptr: Contiguous [B, T, H, X] of any float dtype.
+        b_ptr: Contiguous [B, T, H, X] of any float dtype.
+        out_ptr: float32 [B, H, T], written.
+        T: Tokens of a row of the batch.
+        rows: Number of rows, B T H.
+        H: constexpr, heads.
+        X: constexpr, head size, a power of two.
+        BR: constexpr, rows of a program.
+    """
     # rows as they lie in memory, so that a tile is one piece of it
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     inside = row < rows
@@ -32,9 +46,13 @@ def _row_products(a_ptr, b_ptr, out_ptr, T, rows, H: tl.constexpr, X: tl.constex
 
 
 def row_products(a: Tensor, b: Tensor) -> Tensor:
-    """Scalar products of the rows of a and b, both [B, T, H, X] and contiguous: float32 [B, H, T].
+    """Return the scalar products of the rows of a and b over X, float32 [B, H, T].
 
-    One pass without float32 copies. The order of a sum is fixed, so numbers repeat to the bit. X is a power of two.
+    One pass without float32 copies. The order of each sum is fixed, so results repeat bit for bit.
+
+    Args:
+        a: Contiguous [B, T, H, X] on a GPU; X is a power of two.
+        b: Like a.
     """
     n, t, h, x = a.shape
     out = torch.empty(n, h, t, device=a.device, dtype=torch.float32)
@@ -47,7 +65,7 @@ def row_products(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Tiles(NamedTuple):
-    """Rows and keys of a tile of one kernel, its warps and its stages."""
+    """Launch configuration of one attention kernel: queries and keys of a tile, warps and pipeline stages."""
 
     rows: int
     keys: int
@@ -56,7 +74,7 @@ class Tiles(NamedTuple):
 
 
 SMALL_TILES = Tiles(32, 32, 4, 1)
-"""Of float32 and of large heads."""
+"""Tiles of float32 inputs and of heads above 128."""
 
 
 def needs_small_tiles(d: int, dtype: torch.dtype) -> bool:
@@ -64,7 +82,16 @@ def needs_small_tiles(d: int, dtype: torch.dtype) -> bool:
 
 
 def constants(q: Tensor, k: Tensor, window: int | None, factor: float) -> dict[str, Any]:
-    """Return what every kernel of an attention is compiled for, in a new dictionary that may be added to."""
+    """Return a new dictionary of the constexprs that every attention kernel takes; callers may add to it.
+
+    Keys: H query heads, G query heads per KV head, X head size, WINDOWED, PRECISION of float32 products, FACTOR of q·k.
+
+    Args:
+        q: [B, T, H, X].
+        k: [B, T, J, X].
+        window: Attention window in keys, or None.
+        factor: Factor of q·k that gives logits in units of log 2.
+    """
     return {
         "H": q.shape[2], "G": q.shape[2] // k.shape[2], "X": q.shape[3], "WINDOWED": window is not None,
         "PRECISION": precision(q.dtype), "FACTOR": factor,
@@ -75,7 +102,21 @@ def forward(
     kernel: Any, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, extra: tuple[Tensor, ...], sizes: tuple[int, ...],
     constexprs: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(o [B, T, H, X] in q's type, lse [B, H, T] float32) of a kernel that takes q, k, v, o, `extra`, lse and `sizes`."""
+    """Launch a forward kernel, one program per tile of queries and head, and return its outputs.
+
+    Args:
+        kernel: Triton kernel of descriptors of q, k, v, o, then `extra`, lse and `sizes`.
+        tiles: Launch configuration.
+        q: Contiguous [B, T, H, X].
+        k: Contiguous [B, T, J, X].
+        v: Like k.
+        extra: Further tensors that the kernel reads.
+        sizes: Further integers that the kernel takes, such as T and the window.
+        constexprs: Constexprs of the kernel, without the tile's BM and BN.
+
+    Returns:
+        (o [B, T, H, X] in q's dtype, lse [B, H, T] float32 in units of log 2).
+    """
     b, t, h, d = q.shape
     o = torch.empty_like(q)
     lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
@@ -91,7 +132,19 @@ def queries_backward(
     kernel: Any, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, g: Tensor, dq: Tensor, other_args: tuple[Any, ...],
     constexprs: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Fill dq by a kernel that takes q, k, v, g, dq and `other_args`, a program per tile of queries."""
+    """Launch the kernel that writes dq, one program per tile of queries and head.
+
+    Args:
+        kernel: Triton kernel of descriptors of q, k, v, g, dq, then `other_args`.
+        tiles: Launch configuration.
+        q: Contiguous [B, T, H, X].
+        k: Contiguous [B, T, J, X].
+        v: Like k.
+        g: Gradient of the output, contiguous [B, T, H, X].
+        dq: Output like q, overwritten.
+        other_args: Further arguments of the kernel, in order.
+        constexprs: Constexprs of the kernel, without the tile's BM and BN.
+    """
     b, t, h, d = q.shape
     bm, bn, warps, stages = tiles
     kernel[(triton.cdiv(t, bm), b * h)](
@@ -104,7 +157,21 @@ def keys_backward(
     kernel: Any, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, g: Tensor, dk: Tensor, dv: Tensor, other_args: tuple[Any, ...],
     constexprs: dict[str, Any], programs: int | None = None,
 ) -> None:  # fmt: skip
-    """Fill dk and dv by a kernel that takes q, k, v, g, dk, dv and `other_args`, a program per tile of keys, or so many."""
+    """Launch the kernel that writes dk and dv, one program per tile of keys and KV head.
+
+    Args:
+        kernel: Triton kernel of descriptors of q, k, v, g, dk, dv, then `other_args`.
+        tiles: Launch configuration.
+        q: Contiguous [B, T, H, X].
+        k: Contiguous [B, T, J, X].
+        v: Like k.
+        g: Gradient of the output, contiguous [B, T, H, X].
+        dk: Output like k, overwritten.
+        dv: Output like v, overwritten.
+        other_args: Further arguments of the kernel, in order.
+        constexprs: Constexprs of the kernel, without the tile's BM and BN.
+        programs: Size of the grid's first axis; None: the number of key tiles.
+    """
     (b, t, heads, d), (bm, bn, warps, stages) = k.shape, tiles
     kernel[(programs or triton.cdiv(t, bn), b * heads)](
         head_blocks(q, bm, d), head_blocks(k, bn, d), head_blocks(v, bn, d), head_blocks(g, bm, d), head_blocks(dk, bn, d), head_blocks(dv, bn, d), *other_args,
@@ -113,7 +180,7 @@ def keys_backward(
 
 
 def head_blocks(x: Tensor, rows: int, d: int) -> TensorDescriptor:
-    """[B, T, H, X] as [B, T, H * X], read and written in blocks of `rows` positions of one head."""
+    """Return a descriptor of contiguous x [B, T, H, X] as [B, T, H X], in blocks of `rows` positions of one head."""
     return TensorDescriptor.from_tensor(x.view(*x.shape[:2], -1), [1, rows, d])
 
 

@@ -1,4 +1,4 @@
-"""Causal attention whose logits are any function of the pair: the plain torch path of the mixers that bend their scores.
+"""Causal attention whose logits are any function of the pair: the plain torch path that several mixers share.
 
 B batch, T length, H query heads, J KV heads, G = H / J, X head size, M queries of a block, S the keys in its reach.
 """
@@ -18,15 +18,15 @@ from ..shapes import QUERY_BLOCK, check_qkv, check_window, visible_mask
 
 
 class QueryBlock(NamedTuple):
-    """A block of queries and the keys in its reach."""
+    """Block of queries, and the keys that at least one of them may see."""
 
     start: int
     stop: int
-    """Queries start <= i < stop."""
+    """The block's queries are start <= i < stop."""
     first: int
-    """Keys first <= j < stop."""
+    """The block's keys are first <= j < stop."""
     visible_MS: Tensor
-    """bool: causal, and within the window."""
+    """bool [M, S]: True where the key is not after the query, and within the window."""
 
     @property
     def queries(self) -> slice:
@@ -38,23 +38,36 @@ class QueryBlock(NamedTuple):
 
     @property
     def distance(self) -> Tensor:
-        """i - j, int64; below 0 for keys that are not seen."""
+        """Distances i - j in tokens, int64 [M, S]; negative for keys after the query."""
         device = self.visible_MS.device
         i_M = torch.arange(self.start, self.stop, device=device)
         return i_M[:, None] - torch.arange(self.first, self.stop, device=device)
 
 
 LogitsFn = Callable[[QueryBlock], Tensor]
-"""Span -> [B, H, M, S] of the statistics' type; -inf hides a key beyond those that the span hides."""
+"""Function QueryBlock -> logits [B, H, M, S] in natural units, of the statistics' dtype.
+
+It may hide further keys by -inf; those that `visible_MS` hides are masked by the caller.
+"""
 
 
 def scored_attention(
     v_BTJX: Tensor, heads: int, logits: LogitsFn, *, window: int | None = None, query_block: int | None = None
 ) -> Tensor:
-    """softmax over the keys i - window < j <= i of `logits`, times v: [B, T, H, X] of v's type.
+    """Return softmax of `logits` over the visible keys, times v: [B, T, H, X] of v's dtype.
 
-    A row without any key gives 0. Blocks of `query_block` queries (None: 1024) are computed again in the backward, so
-    no T x T matrix is kept; softmax and sums are float32 (float64 for float64).
+    A query without any visible key gives 0. Blocks of queries are computed again in the backward, so no T x T matrix is
+    saved. Softmax and sums are float32 (float64 for float64).
+
+    Args:
+        v_BTJX: Values.
+        heads: Query heads H, a multiple of J.
+        logits: Function of a block of queries.
+        window: Number of keys that a query sees, its own included; None for all earlier keys.
+        query_block: Queries of a block; None: 1024.
+
+    Raises:
+        ValueError: The window is below 1.
     """
     check_window(window)
     t, block = v_BTJX.shape[1], query_block or QUERY_BLOCK
@@ -77,13 +90,20 @@ def scored_attention(
 
 
 def query_block_at(start: int, stop: int, window: int | None, device: torch.device) -> QueryBlock:
-    """The queries start <= i < stop and what they see."""
+    """Return the block of the queries start <= i < stop with the keys in their reach."""
     first = 0 if window is None else max(0, start - window + 1)
     return QueryBlock(start, stop, first, visible_mask(start, stop, first, window, device))
 
 
 def dot_scores(q_BTHX: Tensor, k_BTJX: Tensor, span: QueryBlock, scale: float | None = None) -> Tensor:
-    """scale q kᵀ [B, H, M, S] in the statistics' type; `scale` None is 1/sqrt(X)."""
+    """Return scale q·k [B, H, M, S] of a block, in the statistics' dtype; keys that are not visible are not masked.
+
+    Args:
+        q_BTHX: All queries.
+        k_BTJX: All keys.
+        span: Block of queries and its keys.
+        scale: Factor of q·k; None is 1/sqrt(X).
+    """
     dtype = statistics_dtype(q_BTHX.dtype)
     scale = q_BTHX.shape[-1] ** -0.5 if scale is None else scale
     q = q_BTHX[:, span.queries].to(dtype).unflatten(2, (k_BTJX.shape[2], -1))
@@ -92,9 +112,10 @@ def dot_scores(q_BTHX: Tensor, k_BTJX: Tensor, span: QueryBlock, scale: float | 
 
 
 def running_sum(x: Tensor) -> Tensor:
-    """Sums over the tokens up to each, float64; x [B, T, ...].
+    """Return the inclusive cumulative sums over the tokens of x [B, T, ...], in float64.
 
-    torch's own adds on CUDA in an order that may change, and refuses where runs must repeat to the bit.
+    torch's own cumsum on CUDA adds in an order that may change, and raises where runs must repeat bit for bit; matrix
+    products replace it there.
     """
     x = x.double()
     if x.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
@@ -103,7 +124,12 @@ def running_sum(x: Tensor) -> Tensor:
 
 
 def sum_by_products(x: Tensor, segment_tokens: int = 64) -> Tensor:
-    """The same as products with a triangle of ones: within pieces of so many tokens, then over the pieces' sums."""
+    """Return the inclusive cumulative sums over the tokens of x [B, T, ...], as products with a triangle of ones.
+
+    Args:
+        x: Float tensor.
+        segment_tokens: Tokens of a segment; sums within segments come first, then recursively those over the segments.
+    """
     t = x.shape[1]
     if t <= segment_tokens:
         return torch.einsum("ts,bs...->bt...", torch.ones(t, t, dtype=x.dtype, device=x.device).tril(), x)
@@ -118,7 +144,15 @@ def sum_by_products(x: Tensor, segment_tokens: int = 64) -> Tensor:
 def scored_reference(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, pair: Callable[[int, int], Tensor], *, window: int | None = None
 ) -> Tensor:
-    """The same one query and one key at a time: `pair(i, j)` is their logit [B, H], -inf for a key that is not seen."""
+    """Return causal softmax attention computed one query and one key at a time: [B, T, H, X] of v's dtype.
+
+    Args:
+        q_BTHX: Queries; only their shape is used.
+        k_BTJX: Keys; only their shape is used.
+        v_BTJX: Values.
+        pair: Function (i, j) -> logit [B, H] of query i and key j in natural units; -inf hides the key.
+        window: Number of keys that a query sees; None for all earlier keys.
+    """
     _, t, h, j, _ = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     v_BTHX = v_BTJX.repeat_interleave(h // j, 2)
     rows = []
@@ -133,7 +167,7 @@ def scored_reference(
 
 
 def _weighted(logits_BHMS: Tensor, v_BJSX: Tensor, heads: int) -> Tensor:
-    """[B, H, M, X]; rows of -inf alone give 0, and no gradient."""
+    """Return softmax of the logits times v, [B, H, M, X]; rows of -inf only give 0, and no gradient."""
     top_BHM1 = logits_BHMS.detach().amax(-1, keepdim=True)
     top_BHM1 = torch.where(top_BHM1.isinf(), 0.0, top_BHM1)
     weight_BHMS = torch.exp(logits_BHMS - top_BHM1)

@@ -1,4 +1,4 @@
-"""Delta rule with a retention per channel of the keys: torch, and flash-linear-attention's kernels.
+"""Delta rule with a decay per channel of the keys: torch, and flash-linear-attention's kernels.
 
 Imported by: model/memory/gated_delta.py, sweep/bench.
 Start at op.py.

@@ -1,4 +1,4 @@
-"""The delta rule with a retention for each channel of the keys, as in Kimi Linear (docs/mechanisms.md, "Delta rules").
+"""Delta rule with a decay per channel of the keys, as in Kimi Linear (docs/mechanisms.md, "Delta rules").
 
 B batch, T length, H heads, X head size, J KV heads (J divides H), C chunk, N chunks. The state is [B, H, X_v, X_k].
 """
@@ -24,11 +24,25 @@ def channelwise_delta(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTHX: Tensor, beta_BTH: Tensor, *, chunk: int = 16,
     initial_state: Tensor | None = None, backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(readout r [B, T, H, X] in q's type, the last state [B, H, X_v, X_k] in float32, float64 for float64).
+    """Return the readout of the delta rule with a decay per key channel, and the last state.
 
-    M <- M diag(gamma); u = beta (v - M k); M <- M + u kᵀ; r = M q, with k and q scaled to unit length here. Shapes and types
-    as in `gated_delta`, but log_gamma <= 0 is [B, T, H, X]. `backend` None is what `choose_backend` says: "fla" (CUDA, 16
-    bits) or "torch", which solves `chunk` tokens together. Raises ValueError when shapes do not fit.
+    Per token: M <- M diag(gamma); u = beta (v - M k); M <- M + u kᵀ; r = M q. k and q are scaled to unit length here.
+
+    Args:
+        q_BTHX: Queries.
+        k_BTJX: Keys, of q's dtype.
+        v_BTJX: Values, of q's dtype.
+        log_gamma_BTHX: Natural logarithm of the decay, <= 0.
+        beta_BTH: Write strength in (0, 1).
+        chunk: Tokens that "torch" solves together; "fla" always takes 64.
+        initial_state: [B, H, X_v, X_k]; None for zeros.
+        backend: "fla" (CUDA, 16 bits) or "torch"; None: `choose_backend`.
+
+    Returns:
+        (readout r [B, T, H, X] in q's dtype, last state [B, H, X_v, X_k] in float32, float64 for float64).
+
+    Raises:
+        ValueError: Shapes do not fit.
     """
     b, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     if log_gamma_BTHX.shape != (b, t, h, d) or beta_BTH.shape != (b, t, h):
@@ -52,7 +66,7 @@ def channelwise_delta(
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
-    """What `channelwise_delta` takes for such tensors."""
+    """Return the backend of `channelwise_delta`, "fla" or "torch", for this device, dtype and head size."""
     device = torch.device(device)
     why = "asked for by train.kernels" if is_torch_only() else _why_no_fla(device, dtype, head_dim)
     why = why or failure("channelwise delta", _error, device, dtype, head_dim, "fla")
@@ -66,14 +80,14 @@ def _why_no_fla(device: torch.device, dtype: torch.dtype, head_dim: int) -> str 
 
 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """As `delta_rule_error` says it, of `channelwise_delta`."""
+    """Return the largest relative error of `channelwise_delta` by `backend`, results and gradients, against "torch"."""
     return delta_rule_error(channelwise_delta, (1, 131, 2, head_dim), device, dtype, head_dim, backend, seed)
 
 
 def channelwise_delta_reference(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTHX: Tensor, beta_BTH: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Step by step: (readout, last state)."""
+    """Return (readout [B, T, H, X], last state [B, H, X_v, X_k]) of `channelwise_delta`, computed token by token."""
     _, t, h, _, _ = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     q, k = functional.normalize(q_BTHX, dim=-1), functional.normalize(expand_kv(k_BTJX, h), dim=-1)
     v = expand_kv(v_BTJX, h)
@@ -90,7 +104,20 @@ def channelwise_delta_reference(
 def _chunked(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta_BTH: Tensor, chunk: int, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As `gated_delta` does it; what fades is in the middle of each product of two keys, so that no exponent exceeds 0."""
+    """Return (readout [B, T, H, X], last state) in plain torch, a chunk of tokens at a time.
+
+    It solves the same triangular system as `gated_delta`. The decay stands inside each product of two keys as a
+    difference of logarithms, so that no exponent exceeds 0.
+
+    Args:
+        q: Unit-length queries [B, T, H, X].
+        k: Unit-length keys [B, T, H, X], expanded to every head.
+        v: Values [B, T, H, X], expanded to every head.
+        decay: Log decays [B, T, H, X] per token.
+        beta_BTH: Write strengths.
+        chunk: Tokens of a chunk.
+        state: Initial state [B, H, X_v, X_k].
+    """
     b, t, h, d = q.shape
     chunk = min(chunk, t)
     n = -(-t // chunk)
@@ -125,6 +152,7 @@ CHUNK_TOKENS = 64
 def _empty_results(
     q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, ...]:
+    """Return uninitialised results of `fla_forward`."""
     inside = k.new_empty(*k.shape[:3], CHUNK_TOKENS)
     row = q.new_empty(q.shape)
     return row, state.new_empty(state.shape), log_gamma.new_empty(q.shape), inside, torch.empty_like(inside)
@@ -134,7 +162,20 @@ def _empty_results(
 def fla_forward(
     q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(readout, last state, and the three tensors that `fla_backward` needs beside its inputs)."""
+    """Run flash-linear-attention's forward kernels on the current GPU.
+
+    Args:
+        q: Unit-length queries [B, T, H, X] in 16 bits.
+        k: Unit-length keys like q, expanded to every head.
+        v: Values like q.
+        log_gamma: float32 [B, T, H, X], natural logarithms.
+        beta: float32 [B, T, H].
+        state: Initial state, float32 [B, H, X_v, X_k].
+
+    Returns:
+        (readout, last state, then three tensors that `fla_backward` reads: running log decays, query-key products and
+        key-key products within chunks).
+    """
     from fla.ops.kda.chunk_fwd import chunk_kda_fwd
 
     pin_configs(channelwise_configs, q.size(-1))
@@ -154,7 +195,10 @@ def fla_backward(
     g_r: Tensor, g_last: Tensor | None, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, state: Tensor, decay: Tensor,
     of_queries: Tensor, of_keys: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v, log_gamma, beta and the first state."""
+    """Return the gradients of q, k, v, log_gamma, beta and the initial state.
+
+    The last three are float32. `g_last` None means that the last state is no part of the loss.
+    """
     from fla.ops.kda.chunk_bwd import chunk_kda_bwd
 
     pin_configs(channelwise_configs, q.size(-1))
@@ -167,6 +211,7 @@ def fla_backward(
 
 
 def _saved(inputs: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[()]]:
+    """Return the tensors that `fla_backward` reads, and no options."""
     q, k, v, _, beta, state = inputs
     return (q, k, v, beta, state, *results[2:]), ()
 

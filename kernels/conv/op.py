@@ -1,6 +1,6 @@
-"""Depthwise causal convolutions (docs/mechanisms.md, "Backbone"): LFM2's between two gates, and Canon's on the heads of q, k and v.
+"""Depthwise causal convolutions: LFM2's between two gates, and Canon's on the heads of q, k and v.
 
-B batch, T length, C channels, W taps, E = 3 C, H heads, X head size.
+B batch, T length, C channels, W taps, E = 3 C, H heads, X head size. See docs/mechanisms.md, "Backbone".
 """
 
 from __future__ import annotations
@@ -14,13 +14,19 @@ from ..dispatch import BackendChoice, compile_time_constant, failure, triton_or_
 from ..norms import rms_norm
 
 MAX_TAPS = 4
-"""Rows that the backward kernels keep in registers."""
+"""Largest number of taps that the kernels take: rows that the backward kernels hold in registers."""
 
 
 def gated_causal_conv(x_BTE: Tensor, w_CW: Tensor, *, backend: str | None = None) -> Tensor:
-    """c conv(b u) of x = [b | c | u]; x [B, T, 3 C] and w [C, W] of one type; returns [B, T, C] of that type.
+    """Return c conv(b u) of x = [b | c | u], [B, T, C] of x's dtype.
 
-    `backend` None is what `choose_backend` says. Raises ValueError when the channels or the types disagree.
+    Args:
+        x_BTE: [B, T, 3 C].
+        w_CW: Filters, of x's dtype; w[:, -1] multiplies the current token.
+        backend: "triton" or "torch"; None: `choose_backend`.
+
+    Raises:
+        ValueError: Channels or dtypes disagree, or "triton" is given more than 4 taps.
     """
     if x_BTE.ndim != 3 or w_CW.ndim != 2 or x_BTE.shape[2] != 3 * w_CW.shape[0]:
         raise ValueError(f"x must be [B, T, 3 C] and w [C, W], got {tuple(x_BTE.shape)} and {tuple(w_CW.shape)}")
@@ -31,10 +37,18 @@ def gated_causal_conv(x_BTE: Tensor, w_CW: Tensor, *, backend: str | None = None
 
 
 def canon(x_BTHX: Tensor, w_CW: Tensor, *, norm: bool, backend: str | None = None) -> Tensor:
-    """n + conv(n) over the C = H X flattened heads, with n = `rms_norm(x)` over X, or x itself without `norm`.
+    """Return n + conv(n) over the C = H X flattened heads, [B, T, H, X] of x's dtype.
 
-    x [B, T, H, X] and w [C, W] of one type; returns [B, T, H, X] of that type. `backend` None is what `choose_backend`
-    says. Raises ValueError when the channels or the types disagree.
+    n is `rms_norm(x)` over X with `norm`, else x itself.
+
+    Args:
+        x_BTHX: Queries, keys or values.
+        w_CW: Filters, of x's dtype; w[:, -1] multiplies the current token.
+        norm: Whether x is normed first.
+        backend: "triton" or "torch"; None: `choose_backend`.
+
+    Raises:
+        ValueError: Channels or dtypes disagree, or "triton" is given more than 4 taps.
     """
     if x_BTHX.ndim != 4 or x_BTHX.shape[2] * x_BTHX.shape[3] != w_CW.shape[0]:
         raise ValueError(f"x must be [B, T, H, X] and w [H X, W], got {tuple(x_BTHX.shape)} and {tuple(w_CW.shape)}")
@@ -45,10 +59,18 @@ def canon(x_BTHX: Tensor, w_CW: Tensor, *, norm: bool, backend: str | None = Non
 
 
 def causal_conv(x_BTC: Tensor, w_CW: Tensor, residual: bool = False) -> Tensor:
-    """y_t = sum_j w[:, j] x_{t-W+1+j} with zeros before the start; w[:, -1] multiplies the current token.
+    """Return the depthwise causal convolution of x in plain torch, [B, T, C] of x's dtype.
 
-    With `residual`, x_t is added. x [B, T, C] and w [C, W] of one type; returns [B, T, C] of that type.
-    Raises ValueError when the channels or the types disagree.
+    y_t = sum_j w[:, j] x_{t-W+1+j} with zeros before the start; w[:, -1] multiplies the current token. With `residual`,
+    x_t is added.
+
+    Args:
+        x_BTC: Inputs.
+        w_CW: Filters, of x's dtype.
+        residual: Whether the input is added.
+
+    Raises:
+        ValueError: Channels or dtypes disagree.
     """
     _check(x_BTC, w_CW)
     t, taps = x_BTC.shape[1], w_CW.shape[1]
@@ -60,7 +82,7 @@ def causal_conv(x_BTC: Tensor, w_CW: Tensor, residual: bool = False) -> Tensor:
 
 
 def causal_conv_reference(x_BTC: Tensor, w_CW: Tensor, residual: bool = False) -> Tensor:
-    """The same with torch's grouped convolution."""
+    """Return `causal_conv` of x, computed by torch's grouped convolution."""
     _check(x_BTC, w_CW)
     padded_BCT = functional.pad(x_BTC.transpose(1, 2), (w_CW.shape[1] - 1, 0))
     y_BTC = functional.conv1d(padded_BCT, w_CW.unsqueeze(1), groups=x_BTC.shape[2]).transpose(1, 2)
@@ -79,6 +101,11 @@ def _check_types(x: Tensor, w_CW: Tensor) -> None:
 
 
 def _takes_kernels(x: Tensor, w_CW: Tensor, backend: str | None) -> bool:
+    """Return True when the Triton kernels run, False for plain torch.
+
+    Raises:
+        ValueError: The kernels were chosen, but dtypes disagree or the filter has more than 4 taps.
+    """
     taps = w_CW.shape[1]
     if (backend or choose_backend(x.device, x.dtype, taps).backend) != "triton":
         return False
@@ -90,7 +117,11 @@ def _takes_kernels(x: Tensor, w_CW: Tensor, backend: str | None) -> bool:
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, taps: int) -> BackendChoice:
-    """What `gated_causal_conv` and `canon` take for such tensors, tried once on small ones before it is believed."""
+    """Return the backend of `gated_causal_conv` and `canon`, "triton" or "torch", for this device and dtype.
+
+    "torch" is also chosen for more than 4 taps. The kernels are chosen only when they pass a self-test on small
+    tensors.
+    """
     device = torch.device(device)
     why = why_no_triton(device, dtype)
     if why is None and taps > MAX_TAPS:
@@ -99,7 +130,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, taps: int) ->
 
 
 def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
-    """Largest relative error of results and gradients, against "torch" in float32."""
+    """Return the largest relative error of "triton", results and gradients of both ops, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)
     shapes = [(2, 37, 48), (16, 3), (2, 37, 2, 24), (48, 4)]
     tensors = [torch.randn(shape, generator=draw).to(device, dtype) for shape in shapes]
@@ -116,31 +147,34 @@ def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
 
 @torch_op("gated_conv_forward", lambda x, w: x.new_empty(*x.shape[:2], w.shape[0]))
 def gated_conv_forward(x_BTE: Tensor, w_CW: Tensor) -> Tensor:
-    """c conv(b u), [B, T, C]."""
+    """Return c conv(b u) of x = [b | c | u] by the Triton kernel, [B, T, C]."""
     return load_kernels(__package__).gated_forward(x_BTE.contiguous(), w_CW.contiguous())
 
 
 @torch_op("gated_conv_backward", lambda g, x, w: empty_like(x, w))
 def gated_conv_backward(g_BTC: Tensor, x_BTE: Tensor, w_CW: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of x and w."""
+    """Return the gradients of x and w from g, that of the result, by the Triton kernel."""
     return load_kernels(__package__).gated_backward(g_BTC.contiguous(), x_BTE.contiguous(), w_CW.contiguous())
 
 
 @torch_op("canon_forward", lambda x, w, norm: x.new_empty(x.shape))
 def canon_forward(x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> Tensor:
-    """n + conv(n), contiguous."""
+    """Return n + conv(n) by the Triton kernel, contiguous [B, T, H, X]."""
     return load_kernels(__package__).canon_forward(_with_row_layout(x_BTHX), w_CW.contiguous(), norm)
 
 
 @torch_op("canon_backward", lambda g, x, w, norm: empty_like(x, w))
 def canon_backward(g_BTHX: Tensor, x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> tuple[Tensor, Tensor]:
-    """Gradients of x and w."""
+    """Return the gradients of x (contiguous) and w from g, that of the result, by the Triton kernel."""
     args = (g_BTHX.contiguous(), _with_row_layout(x_BTHX), w_CW.contiguous())
     return load_kernels(__package__).canon_backward(*args, norm)
 
 
 def _with_row_layout(x_BTHX: Tensor) -> Tensor:
-    """x as it is if its rows follow each other through the whole batch and heads have no gaps inside, else a copy."""
+    """Return x itself if its layout suits the Canon kernels, else a contiguous copy.
+
+    It suits when heads have no gaps inside and tokens have one stride throughout the batch.
+    """
     fits = x_BTHX.stride(3) == 1 and x_BTHX.stride(0) == x_BTHX.shape[1] * x_BTHX.stride(1)
     return x_BTHX if fits else x_BTHX.contiguous()
 

@@ -1,11 +1,11 @@
-"""Gated and residual depthwise causal convolutions as one pass over memory each way (docs/mechanisms.md, "Backbone").
+"""Triton kernels of the gated and the residual depthwise causal convolution (docs/mechanisms.md, "Backbone").
 
-B batch, T length, C channels, W taps (at most 4), H heads, X head size, M rows of a tile. Forward a program reads its rows
-and the W - 1 before them again for each tap, out of the cache. Backward a warp walks down its rows. Sums over rows are
-kept one a program and added up afterwards, so that every number repeats bit for bit. Arithmetic is float32, rounded once
-at the end.
+B batch, T length, C channels, W taps (at most 4), H heads, X head size, M rows of a tile; a row is a token. In the
+forward a program reads its rows and the W - 1 before them again for each tap, out of the cache. In the backward a warp
+walks down its rows. Gradients of the filters are stored per program and summed afterwards, so that every number repeats
+bit for bit. Arithmetic is float32, rounded once at the end.
 
-Bytes in bf16, forward and backward: gated 8 C and 14 C a token, Canon 4 C and 6 C.
+Bytes in bf16, forward and backward: gated 8 C and 14 C per token, Canon 4 C and 6 C.
 """
 
 from __future__ import annotations
@@ -24,6 +24,20 @@ _EPS = tl.constexpr(EPS)
 def _gated_forward(
     x_ptr, w_ptr, y_ptr, T, C: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
+    """Store y = c conv(b u) of BT tokens and BC channels.
+
+    Grid: (cdiv(T, BT), cdiv(C, BC), B).
+
+    Args:
+        x_ptr: Contiguous [B, T, 3 C], [b | c | u].
+        w_ptr: Contiguous filters [C, W].
+        y_ptr: Contiguous [B, T, C], written in its own dtype.
+        T: Tokens of a row of the batch.
+        C: constexpr, channels.
+        W: constexpr, taps.
+        BT: constexpr, tokens of a program.
+        BC: constexpr, channels of a program, a power of two.
+    """
     t_M = tl.program_id(0) * BT + tl.arange(0, BT)
     c_C = tl.program_id(1) * BC + tl.arange(0, BC)
     row = tl.program_id(2).to(tl.int64) * T + t_M
@@ -43,7 +57,10 @@ def _gated_forward(
 
 @triton.jit
 def _zeros(width: tl.constexpr):
-    """Four values of their own: names that start as one value do not rotate, Triton takes them for constants of the loop."""
+    """Return four separate float32 vectors of zeros.
+
+    Variables that start as one shared value cannot rotate in a loop: Triton takes them for loop constants.
+    """
     a = tl.zeros([width], tl.float32)
     b = tl.zeros([width], tl.float32)
     c = tl.zeros([width], tl.float32)
@@ -53,7 +70,7 @@ def _zeros(width: tl.constexpr):
 
 @triton.jit
 def _taps(w_ptr, at_C, inside_C, W: tl.constexpr):
-    """Taps by how far back they look; those that a filter does not have are 0."""
+    """Return the filter weights (w0, w1, w2, w3) of these channels, float32; index = tokens back, 0 beyond the filter."""
     w0 = tl.load(w_ptr + at_C * W + (W - 1), mask=inside_C, other=0.0).to(tl.float32)
     w1 = tl.zeros_like(w0)
     w2 = tl.zeros_like(w0)
@@ -69,7 +86,11 @@ def _taps(w_ptr, at_C, inside_C, W: tl.constexpr):
 
 @triton.jit
 def _conv_transposed(w0, w1, w2, w3, x0, x1, x2, x3, W: tl.constexpr):
-    """sum_back w_back x_{t + back} for the position t that lies W - 1 before the newest, x0."""
+    """Return sum over j < W of w_j x_{t+j}, the transposed convolution, at the token t W - 1 before the newest.
+
+    w0 to w3 are the filter weights of 0 to 3 tokens back; x0 is the newest row, x1 to x3 the rows 1 to 3 tokens before
+    it.
+    """
     if W == 1:
         y = w0 * x0
     elif W == 2:
@@ -83,6 +104,11 @@ def _conv_transposed(w0, w1, w2, w3, x0, x1, x2, x3, W: tl.constexpr):
 
 @triton.jit
 def _store_tap_sums(dw_ptr, part, width, at_C, inside_C, a0, a1, a2, a3, W: tl.constexpr):
+    """Store a program's share of the filters' gradient, float32, into dw [parts, W, width].
+
+    `part` is the index of the share, `at_C` the program's channels out of `width`, `inside_C` the mask of those that
+    exist. a0 to a3 are the gradients of the weights of 0 to 3 tokens back; those beyond W are dropped.
+    """
     at = part.to(tl.int64) * W * width + at_C
     tl.store(dw_ptr + at + (W - 1) * width, a0, mask=inside_C)
     if W > 1:
@@ -97,7 +123,23 @@ def _store_tap_sums(dw_ptr, part, width, at_C, inside_C, a0, a1, a2, a3, W: tl.c
 def _gated_backward(
     x_ptr, w_ptr, g_ptr, dx_ptr, dw_ptr, T, C: tl.constexpr, W: tl.constexpr, R: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """One warp walks down R rows of BC channels and keeps the last W rows in registers, so that each is read once."""
+    """Store the gradient of x, and a share of that of w, for R tokens and BC channels of the gated convolution.
+
+    Grid: (cdiv(T, R), cdiv(C, BC), B), one warp each. The warp walks down its rows, plus W - 1 before and after, and
+    holds the last W in registers, so that each is read once.
+
+    Args:
+        x_ptr: Contiguous [B, T, 3 C], [b | c | u].
+        w_ptr: Contiguous filters [C, W].
+        g_ptr: Gradient of y, contiguous [B, T, C].
+        dx_ptr: Like x, written.
+        dw_ptr: float32 [B cdiv(T, R), W, C], written; the caller sums over the first axis.
+        T: Tokens of a row of the batch.
+        C: constexpr, channels.
+        W: constexpr, taps.
+        R: constexpr, tokens of a program.
+        BC: constexpr, channels of a program, a power of two.
+    """
     t0 = tl.program_id(0) * R
     c_C = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = c_C < C
@@ -140,6 +182,7 @@ def _gated_backward(
 
 @triton.jit
 def _normed(x_ptr, at, seen, X: tl.constexpr, NORM: tl.constexpr):
+    """Return rows of x in float32, divided by their root mean square over X when NORM."""
     x = tl.load(x_ptr + at, mask=seen, other=0.0).to(tl.float32)
     if NORM:
         x = x * tl.rsqrt(tl.sum(x * x, 1) / X + _EPS)[:, None]
@@ -151,6 +194,24 @@ def _canon_forward(
     x_ptr, w_ptr, y_ptr, T, stride_t, stride_h, H: tl.constexpr, X: tl.constexpr, P: tl.constexpr, W: tl.constexpr,
     BT: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
+    """Store y = n + conv(n) of BT tokens of one head, with n = x or its RMS norm over X.
+
+    Grid: (cdiv(T, BT), H, B).
+
+    Args:
+        x_ptr: [B, T, H, X] with unit stride in X; batch rows follow each other without a gap.
+        w_ptr: Contiguous filters [H X, W].
+        y_ptr: Contiguous [B, T, H, X], written in its own dtype.
+        T: Tokens of a row of the batch.
+        stride_t: Elements from one token of x to the next.
+        stride_h: Elements from one head of x to the next.
+        H: constexpr, heads.
+        X: constexpr, head size.
+        P: constexpr, X rounded up to a power of two.
+        W: constexpr, taps.
+        BT: constexpr, tokens of a program.
+        NORM: constexpr bool, True for the RMS norm.
+    """
     t_M = tl.program_id(0) * BT + tl.arange(0, BT)
     h = tl.program_id(1)
     d_X = tl.arange(0, P)
@@ -172,7 +233,27 @@ def _canon_backward(
     x_ptr, w_ptr, g_ptr, dx_ptr, dw_ptr, T, stride_t, stride_h,
     H: tl.constexpr, X: tl.constexpr, P: tl.constexpr, W: tl.constexpr, R: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """One warp walks down R rows of one head and keeps the last W rows in registers."""
+    """Store the gradient of x, and a share of that of w, for R tokens of one head of Canon.
+
+    Grid: (cdiv(T, R), H, B), one warp each. The warp walks down its rows, plus W - 1 before and after, and holds the
+    last W in registers.
+
+    Args:
+        x_ptr: [B, T, H, X] with unit stride in X; batch rows follow each other without a gap.
+        w_ptr: Contiguous filters [H X, W].
+        g_ptr: Gradient of y, contiguous [B, T, H, X].
+        dx_ptr: Contiguous [B, T, H, X], written.
+        dw_ptr: float32 [B cdiv(T, R), W, H X], written; the caller sums over the first axis.
+        T: Tokens of a row of the batch.
+        stride_t: Elements from one token of x to the next.
+        stride_h: Elements from one head of x to the next.
+        H: constexpr, heads.
+        X: constexpr, head size.
+        P: constexpr, X rounded up to a power of two.
+        W: constexpr, taps.
+        R: constexpr, tokens of a program.
+        NORM: constexpr bool, True for the RMS norm.
+    """
     t0 = tl.program_id(0) * R
     h = tl.program_id(1)
     d_X = tl.arange(0, P)
@@ -226,13 +307,18 @@ def _canon_backward(
 
 
 GATED_TILE = (64, 256)
-"""Rows and channels that a warp of the gated backward walks down."""
+"""Tokens and channels of a program of the gated backward."""
 CANON_ROWS = 32
-"""Rows that a warp of Canon's backward walks down."""
+"""Tokens of a program of Canon's backward."""
 
 
 def gated_forward(x_BTE: Tensor, w_CW: Tensor) -> Tensor:
-    """c conv(b u) of contiguous [b | c | u], E = 3 C; [B, T, C] in x's type."""
+    """Return c conv(b u) of contiguous x = [b | c | u], [B, T, C] in x's dtype.
+
+    Args:
+        x_BTE: Contiguous, on a GPU, E = 3 C.
+        w_CW: Contiguous filters, of x's dtype.
+    """
     (b, t, _), (c, k) = x_BTE.shape, w_CW.shape
     y_BTC = x_BTE.new_empty(b, t, c)
     bt, bc = 16, min(256, triton.next_power_of_2(c))
@@ -242,7 +328,13 @@ def gated_forward(x_BTE: Tensor, w_CW: Tensor) -> Tensor:
 
 
 def gated_backward(g_BTC: Tensor, x_BTE: Tensor, w_CW: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of x and w."""
+    """Return the gradients of x and w, in their dtypes, from that of the result.
+
+    Args:
+        g_BTC: Gradient of the result, contiguous.
+        x_BTE: Contiguous input, E = 3 C.
+        w_CW: Contiguous filters.
+    """
     (b, t, _), (c, k) = x_BTE.shape, w_CW.shape
     rows, bc = GATED_TILE
     bc = min(bc, triton.next_power_of_2(c))
@@ -255,7 +347,13 @@ def gated_backward(g_BTC: Tensor, x_BTE: Tensor, w_CW: Tensor) -> tuple[Tensor, 
 
 
 def canon_forward(x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> Tensor:
-    """n + conv(n) with n = x or its RMS norm over X; x may have gaps between heads; contiguous [B, T, H, X]."""
+    """Return n + conv(n), contiguous [B, T, H, X], with n = x or its RMS norm over X.
+
+    Args:
+        x_BTHX: Input on a GPU; it may have gaps between tokens and heads.
+        w_CW: Contiguous filters, C = H X.
+        norm: Whether x is normed first.
+    """
     (b, t, h, d), k = x_BTHX.shape, w_CW.shape[1]
     y_BTHX = torch.empty(b, t, h, d, device=x_BTHX.device, dtype=x_BTHX.dtype)
     bt = 32
@@ -266,7 +364,14 @@ def canon_forward(x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> Tensor:
 
 
 def canon_backward(g_BTHX: Tensor, x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> tuple[Tensor, Tensor]:
-    """Gradients of x (contiguous) and w."""
+    """Return the gradients of x (contiguous) and w, in their dtypes, from that of the result.
+
+    Args:
+        g_BTHX: Gradient of the result, contiguous.
+        x_BTHX: Input; it may have gaps between tokens and heads.
+        w_CW: Contiguous filters, C = H X.
+        norm: Whether x was normed.
+    """
     (b, t, h, d), k = x_BTHX.shape, w_CW.shape[1]
     dx_BTHX = torch.empty_like(g_BTHX)
     parts = triton.cdiv(t, CANON_ROWS)
@@ -279,5 +384,5 @@ def canon_backward(g_BTHX: Tensor, x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> 
 
 
 def _strides(x_BTHX: Tensor) -> tuple[int, int]:
-    """Strides of T and H; the kernels count rows through the whole batch."""
+    """Return the strides of T and H in elements; the kernels count tokens through the whole batch."""
     return x_BTHX.stride(1), x_BTHX.stride(2)

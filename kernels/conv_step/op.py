@@ -1,6 +1,7 @@
 """Causal convolutions one token at a time, from the inputs before it (docs/decoding.md).
 
-B texts, C channels, W taps, E channels of x, H query heads, J KV heads, X head size, R texts that a table has rows for.
+B texts, C channels, W taps, E channels of x, H query heads, J KV heads, X head size, R rows of a table of texts. The
+table `tails` [R, W - 1, C] holds the last W - 1 inputs of each text, zeros before its start.
 """
 
 from __future__ import annotations
@@ -19,11 +20,18 @@ def conv_step(
     x_BC: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor, residual: bool = False, *,
     backend: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """What `causal_conv` gives at the token after those whose inputs are in the table, [B, C] of x's type.
+    """Return `causal_conv` at the next token of each text, [B, C] of x's dtype, and append x to the tails in place.
 
-    `tails` [R, W - 1, C] holds the last W - 1 inputs of each text, zeros before its start, and has x among them afterwards;
-    `slots` int64 says which row each text has, `backend` None is what `choose_backend` says. Raises ValueError when shapes
-    disagree.
+    Args:
+        x_BC: Inputs of the new tokens.
+        tails_RWC: Last W - 1 inputs of each text, oldest first, zeros before its start; changed in place.
+        slots_B: int64, row of the table of each text.
+        w_CW: Filters, of x's dtype.
+        residual: Whether the input is added.
+        backend: "triton" or "torch"; None: `choose_backend`.
+
+    Raises:
+        ValueError: Shapes disagree.
     """
     taps = w_CW.shape[1]
     if x_BC.ndim != 2 or tails_RWC.shape[1:] != (taps - 1, x_BC.shape[1]) or w_CW.shape[0] != x_BC.shape[1]:
@@ -44,9 +52,17 @@ def conv_step(
 def gated_conv_step(
     x_BE: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor, *, backend: str | None = None
 ) -> Tensor:
-    """What `gated_causal_conv` gives at the next token, [B, C] of x's type: c conv(b u) of x = [b | c | u]; the tails hold b u.
+    """Return `gated_causal_conv` at the next token of each text, c conv(b u), [B, C] of x's dtype.
 
-    Otherwise as `conv_step`.
+    Args:
+        x_BE: Inputs [b | c | u] of the new tokens, E = 3 C.
+        tails_RWC: Last W - 1 products b u of each text, oldest first; changed in place.
+        slots_B: int64, row of the table of each text.
+        w_CW: Filters, of x's dtype.
+        backend: "triton" or "torch"; None: `choose_backend`.
+
+    Raises:
+        ValueError: Shapes disagree.
     """
     if (backend or choose_backend(x_BE.device, x_BE.dtype).backend) == "triton":
         return gated_step(x_BE, tails_RWC, slots_B, w_CW)
@@ -58,11 +74,20 @@ def canon_step(
     x_BE: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor, heads: tuple[int, int, int], *, norm: bool,
     backend: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """What `canon` gives at the next token of q, k and v side by side, [B, C] of x's type with C = (H + 2 J) X.
+    """Return `canon` at the next token of q, k and v side by side, [B, C] of x's dtype with C = (H + 2 J) X.
 
-    x [B, E] begins with the H query heads, each `head_stride` channels after the one before it and X of them long, then come J heads of
-    keys and J of values; `heads` is (H, J, apart), and what stands between query heads or behind the values is not read. With
-    `norm` queries and keys are normed, and the tails hold them so. Otherwise as `conv_step`.
+    Args:
+        x_BE: Inputs of the new tokens: H query heads of X channels, `head_stride` channels apart, then J heads of keys
+            and J of values. Channels between query heads and behind the values are not read.
+        tails_RWC: Last W - 1 inputs of each text, oldest first, normed with `norm`; changed in place.
+        slots_B: int64, row of the table of each text.
+        w_CW: Filters, of x's dtype.
+        heads: (H, J, head_stride).
+        norm: Whether queries and keys are divided by their root mean square.
+        backend: "triton" or "torch"; None: `choose_backend`.
+
+    Raises:
+        ValueError: Shapes disagree.
     """
     h, j, head_stride = heads
     x = w_CW.shape[0] // (h + 2 * j)
@@ -80,7 +105,12 @@ def canon_step(
 
 
 def tail_of(x_TC: Tensor, taps: int) -> Tensor:
-    """The last W - 1 inputs of a text, [W - 1, C], zeros before its start."""
+    """Return the last W - 1 inputs of a text, [W - 1, C], oldest first, with zeros before its start.
+
+    Args:
+        x_TC: Inputs of one text.
+        taps: Taps W of the filter.
+    """
     tail_length = taps - 1
     last = x_TC[max(0, len(x_TC) - tail_length) :]
     return torch.cat([last.new_zeros(tail_length - len(last), x_TC.shape[1]), last])
@@ -88,13 +118,13 @@ def tail_of(x_TC: Tensor, taps: int) -> Tensor:
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype) -> BackendChoice:
-    """What `conv_step` takes for such tensors."""
+    """Return the backend of the three convolution steps, "triton" or "torch", for this device and dtype."""
     device = torch.device(device)
     return triton_or_torch(why_no_triton(device, dtype) or failure("the convolution step", _error, device, dtype))
 
 
 def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
-    """Largest relative error of a few outputs and of the tails after them, against "torch" in float32."""
+    """Return the largest relative error of a few outputs, and of the tails after them, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)
     x, w = (torch.randn(shape, generator=draw).to(device, dtype) for shape in ((3, 2, 900), (300, 4)))
     slots = torch.tensor([2, 0], device=device)
@@ -116,13 +146,13 @@ def _of_channels(x: Tensor, tails: Tensor, slots: Tensor, w: Tensor, *_: Any) ->
 
 @torch_op("conv_step", lambda x, *_: x.new_empty(x.shape), ("tails_RWC",))
 def plain_step(x_BC: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor, residual: bool) -> Tensor:
-    """As `conv_step`."""
+    """Return `conv_step` by the Triton kernel; `tails_RWC` is changed in place."""
     return load_kernels(__package__).step(x_BC, tails_RWC, slots_B, w_CW, residual=residual)
 
 
 @torch_op("gated_conv_step", _of_channels, ("tails_RWC",))
 def gated_step(x_BE: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor) -> Tensor:
-    """As `gated_conv_step`."""
+    """Return `gated_conv_step` by the Triton kernel; `tails_RWC` is changed in place."""
     return load_kernels(__package__).gated(x_BE, tails_RWC, slots_B, w_CW)
 
 
@@ -137,5 +167,5 @@ def heads_step(
     head_stride: int,
     norm: bool,
 ) -> Tensor:
-    """As `canon_step`."""
+    """Return `canon_step` by the Triton kernel; `tails_RWC` is changed in place."""
     return load_kernels(__package__).heads(x_BE, tails_RWC, slots_B, w_CW, heads, kv_heads, head_stride, norm=norm)

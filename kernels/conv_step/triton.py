@@ -1,6 +1,6 @@
-"""Causal convolutions one token at a time, as one pass over their tails (docs/decoding.md).
+"""Triton kernels of the causal convolutions one token at a time, as one pass over their tails (docs/decoding.md).
 
-B texts, C channels, W taps, H query heads, J KV heads, X head size.
+B texts, C channels, W taps, H query heads, J KV heads, X head size, R rows of the table of tails.
 """
 
 from __future__ import annotations
@@ -20,7 +20,18 @@ _EPS = tl.constexpr(EPS_FLOAT32)
 
 @triton.jit
 def _convolve_and_shift(x, tail_ptr, w_ptr, c, inside, C, W: tl.constexpr, RESIDUAL: tl.constexpr):
-    """The convolution of these channels at x, float32; their tail has x at its end afterwards."""
+    """Return the convolution of these channels at the new input x, float32, and append x to their tail.
+
+    Args:
+        x: Inputs of the channels, in the tails' dtype.
+        tail_ptr: [W - 1, C] of the text, oldest first; shifted by one token in place.
+        w_ptr: Filters [C, W].
+        c: Indices of the channels.
+        inside: Mask of the channels that exist.
+        C: Channels of a row of the tail.
+        W: constexpr, taps.
+        RESIDUAL: constexpr bool, True to add x.
+    """
     y = x.to(tl.float32) * tl.load(w_ptr + c * W + (W - 1), mask=inside, other=0.0).to(tl.float32)
     if RESIDUAL:
         y += x.to(tl.float32)
@@ -39,6 +50,23 @@ def _conv(
     x_ptr, tails_ptr, slots_ptr, w_ptr, y_ptr, x_text, C, W: tl.constexpr, RESIDUAL: tl.constexpr, GATED: tl.constexpr,
     BC: tl.constexpr,
 ):  # fmt: skip
+    """Store one step of a plain or a gated convolution, for one text and BC channels.
+
+    Grid: (B, cdiv(C, BC)).
+
+    Args:
+        x_ptr: Inputs, [B, C], or [B, 3 C] as [b | c | u] when GATED.
+        tails_ptr: [R, W - 1, C], shifted in place.
+        slots_ptr: int64 [B], row of the table of each text.
+        w_ptr: Contiguous filters [C, W].
+        y_ptr: Contiguous [B, C], written.
+        x_text: Elements from one text of x to the next.
+        C: Channels.
+        W: constexpr, taps.
+        RESIDUAL: constexpr bool, True to add the input.
+        GATED: constexpr bool, True for c conv(b u).
+        BC: constexpr, channels of a program.
+    """
     b = tl.program_id(0)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = c < C
@@ -60,6 +88,26 @@ def _heads(
     x_ptr, tails_ptr, slots_ptr, w_ptr, y_ptr, x_text, C, APART: tl.constexpr, H: tl.constexpr, J: tl.constexpr,
     X: tl.constexpr, W: tl.constexpr, NORM: tl.constexpr, BX: tl.constexpr,
 ):  # fmt: skip
+    """Store one step of Canon for one text and one head of q, k or v.
+
+    Grid: (B, H + 2 J).
+
+    Args:
+        x_ptr: Inputs [B, E]: query heads APART channels apart, then keys and values.
+        tails_ptr: [R, W - 1, C], shifted in place, C = (H + 2 J) X.
+        slots_ptr: int64 [B], row of the table of each text.
+        w_ptr: Contiguous filters [C, W].
+        y_ptr: Contiguous [B, C], written.
+        x_text: Elements from one text of x to the next.
+        C: Channels of all heads.
+        APART: constexpr, channels from one query head of x to the next.
+        H: constexpr, query heads.
+        J: constexpr, KV heads.
+        X: constexpr, head size.
+        W: constexpr, taps.
+        NORM: constexpr bool, True to divide queries and keys by their root mean square.
+        BX: constexpr, X rounded up to a power of two.
+    """
     b = tl.program_id(0)
     head = tl.program_id(1)
     d_X = tl.arange(0, BX)
@@ -78,16 +126,17 @@ def _heads(
 
 
 def step(x: Tensor, tails: Tensor, slots: Tensor, w: Tensor, *, residual: bool) -> Tensor:
-    """As `conv_step`."""
+    """Return one step of the plain convolution, [B, C] of x's dtype; `tails` [R, W - 1, C] is changed in place."""
     return _launch_conv(x, tails, slots, w, residual=residual, gated=False)
 
 
 def gated(x: Tensor, tails: Tensor, slots: Tensor, w: Tensor) -> Tensor:
-    """As `gated_conv_step`."""
+    """Return one step of the gated convolution, c conv(b u) [B, C] of x = [b | c | u]; `tails` is changed in place."""
     return _launch_conv(x, tails, slots, w, residual=False, gated=True)
 
 
 def _launch_conv(x: Tensor, tails: Tensor, slots: Tensor, w: Tensor, *, residual: bool, gated: bool) -> Tensor:
+    """Launch `_conv` and return its output, [B, C] of x's dtype; `tails` is changed in place."""
     x, (c, taps) = _with_unit_stride(x), w.shape
     y = torch.empty(len(x), c, dtype=x.dtype, device=x.device)
     _conv[(len(x), triton.cdiv(c, CHANNELS))](
@@ -100,7 +149,18 @@ def _launch_conv(x: Tensor, tails: Tensor, slots: Tensor, w: Tensor, *, residual
 def heads(
     x: Tensor, tails: Tensor, slots: Tensor, w: Tensor, heads: int, kv_heads: int, head_stride: int, *, norm: bool
 ) -> Tensor:
-    """As `canon_step`."""
+    """Return one step of Canon, [B, (H + 2 J) X] of x's dtype; `tails` is changed in place.
+
+    Args:
+        x: Inputs [B, E]: query heads, then keys and values.
+        tails: [R, W - 1, C] with C = (H + 2 J) X.
+        slots: int64 [B], row of the table of each text.
+        w: Filters [C, W].
+        heads: Query heads H.
+        kv_heads: KV heads J.
+        head_stride: Channels from one query head of x to the next.
+        norm: Whether queries and keys are divided by their root mean square.
+    """
     x, (c, taps) = _with_unit_stride(x), w.shape
     all_heads = heads + 2 * kv_heads
     y = torch.empty(len(x), c, dtype=x.dtype, device=x.device)
