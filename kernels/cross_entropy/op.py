@@ -1,6 +1,6 @@
-"""Head, soft cap and cross-entropy in one op that never stores all logits (docs/mechanisms.md, "Backbone").
+"""Output head, soft cap and cross-entropy in one op that never stores all logits (docs/mechanisms.md, "Backbone").
 
-N tokens, D width, V vocabulary.
+N tokens, D width, V vocabulary. Losses are in nats. A token whose target is negative does not count.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ..dispatch import BackendChoice, compile_time_constant, failure, triton_or_
 from ..norms import statistics_dtype
 
 CHUNK = 8192
-"""Tokens whose logits exist at a time where nothing asks for fewer."""
+"""Tokens whose logits exist at a time by default."""
 
 
 def softcap(z: Tensor, cap: float) -> Tensor:
-    """cap z / sqrt(z^2 + cap^2): odd, slope 1 at 0, |result| < cap. In float32 (float64 stays float64).
+    """Return cap z / sqrt(z^2 + cap^2): odd, slope 1 at 0, absolute value below cap.
 
-    A cap of infinity, here and below, is no cap.
+    In float32 (float64 stays float64). A cap of infinity, here and below, is no cap.
     """
     wide = z.to(statistics_dtype(z.dtype))
     if cap == math.inf:
@@ -35,11 +35,21 @@ def softcap(z: Tensor, cap: float) -> Tensor:
 def linear_cross_entropy(
     h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor, *, cap: float, chunk: int = CHUNK
 ) -> Tensor:
-    """Nats per token of softmax(softcap(h wᵀ + b)), float32 [N] (float64 for float64).
+    """Return each token's cross-entropy of softmax(softcap(h wᵀ + b)) in nats, float32 [N] (float64 for float64).
 
-    h [N, D], w [V, D], b [V] or None for no bias, targets int64 [N]. A token whose target is negative does not count: 0 nats, no
-    gradient. The product runs in h's type, cap and log-sum-exp in float32. More than `chunk` tokens are done in chunks, which the backward computes again instead of keeping their logits.
-    Raises ValueError when the shapes disagree or `chunk` is not positive.
+    The product runs in h's dtype, cap and log-sum-exp in float32. More than `chunk` tokens are done in chunks, whose
+    logits the backward computes again instead of saving them.
+
+    Args:
+        h_ND: Hidden states.
+        w_VD: Weight of the output head, of any float dtype.
+        b_V: Bias of the output head, or None.
+        targets_N: int64; a negative target gives a loss of 0 and no gradient.
+        cap: Soft cap of the logits; infinity for none.
+        chunk: Tokens whose logits exist at a time.
+
+    Raises:
+        ValueError: Shapes disagree or `chunk` is below 1.
     """
     _check(h_ND, w_VD, b_V, targets_N)
     if chunk < 1:
@@ -59,12 +69,23 @@ def linear_cross_entropy_sum(
     h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor, *, cap: float, chunk: int = CHUNK,
     backend: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """The sum of `linear_cross_entropy` over the tokens, scalar float32 (float64 for float64).
+    """Return the sum of `linear_cross_entropy` over the tokens, in nats, scalar float32 (float64 for float64).
 
-    Its gradient is worked out beside it: the logits of `chunk` tokens are overwritten by their gradient, which goes into
-    those of h, w and b at once, so no logit outlives its chunk and none is computed twice. 6 N D V FLOPs in all. Products
-    run in h's type, the gradient of w adds up in float32. `backend` None is what `choose_backend` says.
-    Raises ValueError when the shapes disagree or `chunk` is not positive.
+    The gradient is computed in the forward: the logits of `chunk` tokens are overwritten by their gradient, which is
+    multiplied into those of h, w and b at once. So no logit outlives its chunk and none is computed twice. 6 N D V
+    FLOPs in all. Products run in h's dtype, the gradient of w is summed in float32.
+
+    Args:
+        h_ND: Hidden states.
+        w_VD: Weight of the output head, of any float dtype.
+        b_V: Bias of the output head, or None.
+        targets_N: int64; a token with a negative target does not count.
+        cap: Soft cap of the logits; infinity for none.
+        chunk: Tokens whose logits exist at a time.
+        backend: "triton" or "torch", for the losses of rows of logits; None: `choose_backend`.
+
+    Raises:
+        ValueError: Shapes disagree or `chunk` is below 1.
     """
     _check(h_ND, w_VD, b_V, targets_N)
     if chunk < 1:
@@ -78,13 +99,19 @@ def linear_cross_entropy_sum(
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, capped: bool = True) -> BackendChoice:
-    """What `linear_cross_entropy_sum` takes for rows of logits, tried once on a few before it is believed."""
+    """Return the backend of the losses of rows of logits, "triton" or "torch"; a self-test on a few rows must pass.
+
+    Args:
+        device: Device of the logits.
+        dtype: Dtype of the logits.
+        capped: Whether the logits are soft-capped.
+    """
     device = torch.device(device)
     return triton_or_torch(why_no_triton(device, dtype) or failure("cross-entropy", _error, device, dtype, capped))
 
 
 def _error(device: torch.device, dtype: torch.dtype, capped: bool, *, seed: int) -> float:
-    """Largest relative error of losses and gradient, against "torch" in float32."""
+    """Return the largest relative error of "triton", losses and gradient of the logits, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)
     z_NV = (5 * torch.randn(5, 4099, generator=draw)).to(device, dtype)
     targets_N = torch.randint(4099, (5,), generator=draw).to(device)
@@ -98,7 +125,18 @@ def _error(device: torch.device, dtype: torch.dtype, capped: bool, *, seed: int)
 def _sum(
     h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor, cap: float, chunk: int, gradient: bool, path: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(sum of the losses, and its gradients by h, w and b, empty unless `gradient`)."""
+    """Return (sum of the losses, its gradients by h, w and b), a chunk of tokens at a time.
+
+    Args:
+        h_ND: Hidden states.
+        w_VD: Weight of the output head.
+        b_V: Bias, or None.
+        targets_N: int64 targets.
+        cap: Soft cap; infinity for none.
+        chunk: Tokens of a chunk.
+        gradient: Whether gradients are computed; False gives three empty tensors.
+        path: Backend of the losses, "triton" or "torch".
+    """
     dtype, wide = h_ND.dtype, statistics_dtype(h_ND.dtype)
     w, b = w_VD.to(dtype), _cast(b_V, dtype)
     total = torch.zeros((), dtype=wide, device=h_ND.device)
@@ -130,6 +168,7 @@ def _bias_shape(b_V: Tensor | None) -> tuple[int, ...]:
 def _empty_sum(
     h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor, cap: float, chunk: int, gradient: bool, path: str
 ) -> tuple[Tensor, ...]:
+    """Return uninitialised results of `cross_entropy_sum`."""
     total = h_ND.new_empty((), dtype=statistics_dtype(h_ND.dtype))
     d_h, d_w = (x.new_empty(x.shape if gradient else (0,)) for x in (h_ND, w_VD))
     like = w_VD if b_V is None or not gradient else b_V
@@ -146,6 +185,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _gradients(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    """Return the saved gradients times that of the sum, for h, w and b; None for the other five inputs."""
     saved = ctx.saved_tensors if ctx.biased else ctx.saved_tensors[:2]
     d_h, d_w, *d_b = ((g * x).to(x.dtype) for x in saved)
     return d_h, d_w, d_b[0] if d_b else None, None, None, None, None, None
@@ -155,7 +195,7 @@ cross_entropy_sum.register_autograd(_gradients, setup_context=_save)
 
 
 class _EagerSum(torch.autograd.Function):
-    """`cross_entropy_sum` outside of compiled graphs."""
+    """Autograd function of `cross_entropy_sum` outside of compiled graphs."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
@@ -167,7 +207,10 @@ class _EagerSum(torch.autograd.Function):
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a b in total's type: straight from 16-bit factors where the product can be given out wider."""
+    """Add a b to `total` in place, in total's dtype.
+
+    16-bit factors are multiplied straight into a float32 total where the GPU can give out a wider product.
+    """
     if total.is_cuda and total.dtype == torch.float32 and a.dtype in (torch.bfloat16, torch.float16):
         torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
     else:
@@ -175,7 +218,15 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _losses_in_place(z_NV: Tensor, targets_N: Tensor, cap: float, gradient: bool, backend: str) -> Tensor:
-    """Losses [N] in the statistics' type; with `gradient` the logits become the losses' gradient."""
+    """Return the losses [N] in the statistics' dtype; with `gradient`, overwrite the logits by their gradient.
+
+    Args:
+        z_NV: Contiguous raw logits, before the cap.
+        targets_N: int64 targets.
+        cap: Soft cap; infinity for none.
+        gradient: Whether `z_NV` is overwritten.
+        backend: "triton" or "torch".
+    """
     if backend == "triton":
         return load_kernels(__package__).rows(z_NV, targets_N, cap, gradient)
     lse_N, losses_N = _torch_losses(z_NV, targets_N, cap)
@@ -185,7 +236,7 @@ def _losses_in_place(z_NV: Tensor, targets_N: Tensor, cap: float, gradient: bool
 
 
 def _torch_losses(z_NV: Tensor, targets_N: Tensor, cap: float) -> tuple[Tensor, Tensor]:
-    """(log-sum-exp [N], infinite where the target does not count, losses [N])."""
+    """Return (log-sum-exp [N], losses [N]) of raw logits in nats; for an ignored target they are infinity and 0."""
     capped_NV = softcap(z_NV, cap)
     counts_N = targets_N >= 0
     lse_N = torch.logsumexp(capped_NV, 1)
@@ -195,7 +246,7 @@ def _torch_losses(z_NV: Tensor, targets_N: Tensor, cap: float) -> tuple[Tensor, 
 
 
 def _capped_gradient(z_NV: Tensor, targets_N: Tensor, lse_N: Tensor, cap: float) -> Tensor:
-    """Gradient of the losses by the raw logits, in the statistics' type."""
+    """Return the gradient of the losses by the raw logits, [N, V] in the statistics' dtype."""
     wide_NV = z_NV.to(lse_N.dtype)
     own_N1, less_N1 = targets_N.clamp(min=0).unsqueeze(1), (targets_N >= 0).to(lse_N.dtype).neg_().unsqueeze(1)
     if cap == math.inf:
@@ -211,7 +262,7 @@ def _capped_gradient(z_NV: Tensor, targets_N: Tensor, lse_N: Tensor, cap: float)
 def linear_cross_entropy_reference(
     h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor, *, cap: float
 ) -> Tensor:
-    """The same from one matrix of logits."""
+    """Return `linear_cross_entropy` computed from one matrix of all logits."""
     _check(h_ND, w_VD, b_V, targets_N)
     z_NV = h_ND @ w_VD.to(h_ND.dtype).t()
     if b_V is not None:
@@ -224,12 +275,13 @@ def linear_cross_entropy_reference(
 
 
 def _losses(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor, cap: float) -> Tensor:
+    """Return the losses [N] of one chunk of hidden states, differentiable."""
     z_NV = functional.linear(h_ND, w_VD.to(h_ND.dtype), _cast(b_V, h_ND.dtype))
     return _CappedLosses.apply(z_NV, targets_N, cap)
 
 
 class _CappedLosses(torch.autograd.Function):
-    """Cross-entropy of softcap(z); keeps the raw logits and one number a token."""
+    """Autograd function of the cross-entropy of softcap(z); it saves the raw logits and one number per token."""
 
     @staticmethod
     def forward(ctx: Any, z_NV: Tensor, targets_N: Tensor, cap: float) -> Tensor:

@@ -1,7 +1,8 @@
-"""Soft-capped cross-entropy of rows of logits, and its gradient in their place (docs/mechanisms.md, "Backbone"). N tokens, V vocabulary.
+"""Soft-capped cross-entropy of rows of logits, with the gradient written over the logits.
 
-Per element two roots and two exponentials; bytes: each logit read twice, the second time from the cache, and written
-once. Agrees with the formula in float32 up to the rounding of the exponential, 2e-6.
+N tokens, V vocabulary. See docs/mechanisms.md, "Backbone". Two roots and two exponentials per element. Each logit is
+read twice, the second time from the cache, and written once. Agrees with the formula in float32 up to the rounding of
+the exponential, 2e-6.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from torch import Tensor
 
 LOG2E = 1.4426950408889634
 SAFE_CAP = 60.0
-"""exp(60) times any vocabulary fits into float32, so that no running maximum is needed."""
+"""Largest soft cap without a running maximum: exp(60) times any vocabulary fits into float32."""
 
 WIDE_VOCABULARY = 16_384
-"""Logits of a row, from which on the rows at work outgrow the cache."""
+"""Number of logits of a row from which on the rows in flight outgrow the cache."""
 
 _LOG2E = tl.constexpr(LOG2E)
 
@@ -28,6 +29,21 @@ def _capped_rows(
     z_ptr, target_ptr, loss_ptr, V,
     CAP: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr, SAFE: tl.constexpr, GRADIENT: tl.constexpr,
 ):  # fmt: skip
+    """Store the loss of one token in nats, and with GRADIENT overwrite its logits by the gradient of that loss.
+
+    Grid: (N,), one row of V logits per program. Sums are float32 in units of log 2.
+
+    Args:
+        z_ptr: Contiguous raw logits [N, V]; overwritten with GRADIENT, in their own dtype.
+        target_ptr: int64 [N]; a negative target gives loss 0 and gradient 0.
+        loss_ptr: float32 [N], written.
+        V: Vocabulary.
+        CAP: constexpr, soft cap, read only when CAPPED.
+        CAPPED: constexpr bool, True for soft-capped logits.
+        BLOCK: constexpr, logits read at a time.
+        SAFE: constexpr bool, True when the cap makes a running maximum unnecessary.
+        GRADIENT: constexpr bool, True to overwrite the logits.
+    """
     row = tl.program_id(0).to(tl.int64)
     z_ptr += row * V
     at = tl.arange(0, BLOCK)
@@ -81,9 +97,13 @@ def _capped_rows(
 
 
 def rows(z_NV: Tensor, targets_N: Tensor, cap: float, gradient: bool) -> Tensor:
-    """Nats per token, float32 [N], of contiguous logits, 0 where the target is negative; with `gradient`, z is overwritten by the losses' gradient.
+    """Return the losses in nats, float32 [N], 0 where the target is negative.
 
-    A cap of infinity is none.
+    Args:
+        z_NV: Contiguous raw logits on a GPU; with `gradient` overwritten by the gradient of the losses.
+        targets_N: int64 targets.
+        cap: Soft cap; infinity for none.
+        gradient: Whether `z_NV` is overwritten.
     """
     n, v = z_NV.shape
     capped = cap < math.inf

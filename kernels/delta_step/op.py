@@ -1,6 +1,7 @@
-"""The delta rules one token at a time, in place (docs/decoding.md; docs/mechanisms.md, "Gated delta memory").
+"""Delta rules one token at a time, with states updated in place (docs/decoding.md).
 
-B texts, H query heads, J KV heads, X head size, R texts that a table has rows for.
+B texts, H query heads, J KV heads, X head size, R rows of the table of states. See docs/mechanisms.md, "Gated delta
+memory".
 """
 
 from __future__ import annotations
@@ -18,12 +19,24 @@ def delta_step(
     q_BHX: Tensor, k_BJX: Tensor, v_BJX: Tensor, log_gamma: Tensor, beta_BH: Tensor, states_RHXX: Tensor,
     slots_B: Tensor, *, backend: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """The readout after one token, [B, H, X] in q's type; its texts' states [R, H, X_v, X_k] are changed in place.
+    """Update each text's state by one token in place, and return the readout, [B, H, X] in q's dtype.
 
-    M <- gamma M; u = beta (v - M k); M <- M + u kᵀ; r = M q, with k and q scaled to unit length here. log_gamma <= 0 is [B, H],
-    as in `gated_delta`, or [B, H, X], one a channel of the keys, as in `channelwise_delta`. Arithmetic is that of the states'
-    type, `slots` int64 says which row each text has, `backend` None is what `choose_backend` says. Raises ValueError when shapes
-    disagree.
+    M <- gamma M; u = beta (v - M k); M <- M + u kᵀ; r = M q. k and q are scaled to unit length here. Arithmetic runs in
+    the states' dtype.
+
+    Args:
+        q_BHX: Queries of the new tokens.
+        k_BJX: Keys.
+        v_BJX: Values.
+        log_gamma: Natural log decay <= 0: [B, H] as in `gated_delta`, or [B, H, X] per key channel as in
+            `channelwise_delta`.
+        beta_BH: Write strength in (0, 1).
+        states_RHXX: States [R, H, X_v, X_k], changed in place.
+        slots_B: int64, row of `states_RHXX` of each text.
+        backend: "triton" or "torch"; None: `choose_backend`.
+
+    Raises:
+        ValueError: Shapes disagree.
     """
     b, h, x = q_BHX.shape
     if states_RHXX.shape[1:] != (h, x, x) or log_gamma.shape not in ((b, h), (b, h, x)) or beta_BH.shape != (b, h):
@@ -46,12 +59,12 @@ def delta_step(
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
-    """What `delta_step` takes for such tensors."""
+    """Return the backend of `delta_step`, "triton" or "torch", for this device, dtype and head size."""
     return attention_choice("the delta step", torch.device(device), dtype, head_dim, _error)
 
 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """Largest relative error of readouts and states after a few steps of both rules, against "torch" in float32."""
+    """Return the largest relative error of a few steps of both rules, readouts and states, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)
     slots = torch.tensor([2, 0], device=device)
     results: list[list[Tensor]] = []
@@ -78,5 +91,5 @@ def step(
     q_BHX: Tensor, k_BJX: Tensor, v_BJX: Tensor, log_gamma: Tensor, beta_BH: Tensor, states_RHXX: Tensor,
     slots_B: Tensor,
 ) -> Tensor:  # fmt: skip
-    """As `delta_step`."""
+    """Return `delta_step` by the Triton kernel; `states_RHXX`, float32, is changed in place."""
     return load_kernels(__package__).step(q_BHX, k_BJX, v_BJX, log_gamma, beta_BH, states_RHXX, slots_B)

@@ -1,6 +1,7 @@
-"""The delta rules one token at a time as one pass over the states (docs/decoding.md).
+"""Triton kernel of the delta rules one token at a time, as one pass over the states (docs/decoding.md).
 
-B texts, H query heads, J KV heads, X head size, V rows of a state that a program has. Rows do not depend on each other.
+B texts, H query heads, J KV heads, X head size, V rows of a state per program. Rows of a state do not depend on each
+other.
 """
 
 from __future__ import annotations
@@ -26,6 +27,28 @@ def _step(
     q_ptr, k_ptr, v_ptr, gamma_ptr, beta_ptr, states_ptr, slots_ptr, r_ptr, q_text, k_text, v_text,
     H: tl.constexpr, J: tl.constexpr, X: tl.constexpr, V: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
+    """Update V rows of one text's and head's state in place, and store their readout.
+
+    Grid: (B, H, X / V). Arithmetic is float32; keys and queries are scaled to unit length here.
+
+    Args:
+        q_ptr: [B, H, X], contiguous within a text.
+        k_ptr: [B, J, X], contiguous within a text.
+        v_ptr: [B, J, X], contiguous within a text.
+        gamma_ptr: Contiguous float32 natural log decay, [B, H], or [B, H, X] with CHANNELS.
+        beta_ptr: Contiguous float32 [B, H].
+        states_ptr: Contiguous float32 [R, H, X_v, X_k], changed in place.
+        slots_ptr: int64 [B], row of the table of each text.
+        r_ptr: Contiguous [B, H, X], written in its own dtype.
+        q_text: Elements from one text of q to the next; k_text and v_text alike.
+        k_text: Elements from one text of k to the next.
+        v_text: Elements from one text of v to the next.
+        H: constexpr, query heads.
+        J: constexpr, KV heads.
+        X: constexpr, head size, a power of two.
+        V: constexpr, rows of a program.
+        CHANNELS: constexpr bool, True for a decay per key channel.
+    """
     b = tl.program_id(0)
     h = tl.program_id(1)
     row = tl.program_id(2) * V + tl.arange(0, V)
@@ -48,7 +71,17 @@ def _step(
 
 
 def step(q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, states: Tensor, slots: Tensor) -> Tensor:
-    """As `delta_step`; states float32."""
+    """Update the states by one token in place, and return the readout, [B, H, X] in q's dtype.
+
+    Args:
+        q: [B, H, X].
+        k: [B, J, X].
+        v: [B, J, X].
+        log_gamma: Natural log decay, [B, H] or [B, H, X].
+        beta: [B, H].
+        states: Contiguous float32 [R, H, X_v, X_k], changed in place.
+        slots: int64 [B], row of `states` of each text.
+    """
     b, h, x = q.shape
     r = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     q, k, v = (part if part[0].is_contiguous() else part.contiguous() for part in (q, k, v))

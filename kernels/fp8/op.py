@@ -1,6 +1,6 @@
-"""Linear layers whose products are taken in 8 bits, e4m3 forward and e5m2 for gradients (docs/mechanisms.md, "Precision").
+"""Linear layers with 8-bit products, e4m3 in the forward and e5m2 for gradients (docs/mechanisms.md, "Precision").
 
-M rows, K inputs, N outputs.
+M rows, K inputs, N outputs. Every row of a factor has a scale of its own, a power of two.
 """
 
 from __future__ import annotations
@@ -15,15 +15,23 @@ from ..gates import squared_relu_gate_forward
 from .rows import E4M3, E5M2, MAX_EXPONENTS, MIN_SCALE, gate_backward, quantise, quantise_gradient
 
 MULTIPLE = 16
-"""Of which inputs and outputs must be multiples for the products of torch."""
+"""Divisor that inputs and outputs must have for torch's 8-bit product."""
 
 
 def fp8_linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None, *, backend: str | None = None) -> Tensor:
-    """x Wᵀ + b, [..., K] -> [..., N] in x's type, from x and W cast to e4m3; W and b of any float type.
+    """Return x Wᵀ + b, [..., K] -> [..., N] in x's dtype, computed from x and W cast to e4m3.
 
-    Backward: dx from the gradient in e5m2 and W in e4m3, dW from gradient and x in x's own type. backend: "scaled_mm",
-    torch's product of 8-bit matrices, or "torch", the same 8-bit numbers multiplied in float32. Raises ValueError for
-    shapes that do not fit and, with "scaled_mm", for K or N that is no multiple of 16.
+    In the backward dx comes from the gradient in e5m2 and W in e4m3, dW from gradient and x in x's own dtype.
+
+    Args:
+        x: Inputs [..., K].
+        w_NK: Weight, of any float dtype.
+        b_N: Bias, of any float dtype, or None.
+        backend: "scaled_mm", torch's product of 8-bit matrices, or "torch", the same 8-bit numbers multiplied in
+            float32; None: `choose_backend`.
+
+    Raises:
+        ValueError: Shapes do not fit, or with "scaled_mm" K or N is no multiple of 16.
     """
     _check(x, w_NK, backend)
     backend = backend or choose_backend(x.device).backend
@@ -32,9 +40,19 @@ def fp8_linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None, *, backend: s
 
 
 def fp8_gated_linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None, *, backend: str | None = None) -> Tensor:
-    """`squared_relu_gate` of `fp8_linear`, [..., K] -> [..., N / 2]: forward the same numbers, backward but for rounding; raises as they do.
+    """Return `squared_relu_gate` of `fp8_linear`, [..., K] -> [..., N / 2] in x's dtype.
 
-    Backward, the gate's kernel casts the gradient that it makes, which else would be read once or twice more.
+    The forward equals that composition exactly, the backward up to rounding: there the gate's kernel casts the gradient
+    that it computes, which would otherwise be read once or twice more.
+
+    Args:
+        x: Inputs [..., K].
+        w_NK: Weight, of any float dtype; N is even.
+        b_N: Bias, of any float dtype, or None.
+        backend: "scaled_mm" or "torch"; None: `choose_backend`.
+
+    Raises:
+        ValueError: Shapes do not fit, N is odd, or with "scaled_mm" K or N is no multiple of 16.
     """
     _check(x, w_NK, backend)
     if w_NK.shape[0] % 2:
@@ -45,6 +63,7 @@ def fp8_gated_linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None, *, back
 
 
 def _check(x: Tensor, w_NK: Tensor, backend: str | None) -> None:
+    """Raise ValueError when x and W do not fit, or when the backend is "scaled_mm" and a size is no multiple of 16."""
     if w_NK.ndim != 2 or x.shape[-1] != w_NK.shape[1]:
         raise ValueError(f"x has shape {tuple(x.shape)}, but w has shape {tuple(w_NK.shape)}")
     backend_name = backend or choose_backend(x.device).backend
@@ -53,13 +72,18 @@ def _check(x: Tensor, w_NK: Tensor, backend: str | None) -> None:
 
 
 def fp8_linear_reference(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
-    """The same forward in float64, by the definition: row by row and number by number, with autograd's own backward."""
+    """Return the forward of `fp8_linear` in float64 by the definition of the 8-bit types, with autograd's own backward."""
     y = round_to_type(x.double(), E4M3) @ round_to_type(w_NK.double(), E4M3).mT
     return y if b_N is None else y + b_N.double()
 
 
 def round_to_type(rows: Tensor, kind: torch.dtype) -> Tensor:
-    """Each number replaced by the nearest one of the type, of a tie the even one, with the row's power of two as unit."""
+    """Round each number to the nearest one of an 8-bit type, ties to even; the gradient passes through unchanged.
+
+    Args:
+        rows: Float numbers [..., K]; each row is scaled by a power of two of its own.
+        kind: torch.float8_e4m3fn or torch.float8_e5m2.
+    """
     mantissa, smallest = {E4M3: (3, -6), E5M2: (2, -14)}[kind]
     largest = rows.abs().amax(-1, keepdim=True).clamp(min=MIN_SCALE)
     unit = torch.exp2(torch.floor(torch.log2(largest)) - MAX_EXPONENTS[kind])
@@ -70,13 +94,22 @@ def round_to_type(rows: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def _quantised_product(x_MK: Tensor, kind: torch.dtype, w_NK: Tensor, b_N: Tensor | None, backend: str) -> Tensor:
-    """x Wᵀ + b of rows in `kind` and W in e4m3, summed in float32, in x's type."""
+    """Return x Wᵀ + b in x's dtype, from rows of x in the 8-bit type `kind` and W in e4m3, summed in float32."""
     return _multiply_quantised(quantise(x_MK, kind), w_NK, b_N, x_MK.dtype, backend)
 
 
 def _multiply_quantised(
     rows: tuple[Tensor, Tensor], w_NK: Tensor, b_N: Tensor | None, dtype: torch.dtype, backend: str
 ) -> Tensor:
+    """Return x Wᵀ + b from rows that are quantised already, in `dtype`.
+
+    Args:
+        rows: (8-bit numbers [M, K], float32 scales [M, 1]) of x.
+        w_NK: Weight, cast to e4m3 here.
+        b_N: Bias, or None.
+        dtype: Dtype of the result.
+        backend: "scaled_mm" or "torch".
+    """
     (q_MK, s_M1), (q_NK, s_N1) = rows, quantise(w_NK, E4M3)
     if backend == "scaled_mm":
         bias = None if b_N is None else b_N.to(dtype)
@@ -89,7 +122,10 @@ def _multiply_quantised(
 
 
 class _Linear(torch.autograd.Function):
-    """Keeps x and W as they came, which the casts of the backward pass read anew: other rows have other scales."""
+    """Autograd function of `fp8_linear`.
+
+    It saves x and W unquantised: the backward casts other rows, which have other scales.
+    """
 
     @staticmethod
     def forward(ctx: Any, x_MK: Tensor, w_NK: Tensor, b_N: Tensor | None, backend: str) -> Tensor:
@@ -99,6 +135,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        """Return the gradients of x, w and b, None where not needed, and None for the backend."""
         x_MK, w_NK = ctx.saved_tensors
         (g_MN,) = grads
         needs_x, needs_w, needs_b, _ = ctx.needs_input_grad
@@ -110,7 +147,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _GatedLinear(torch.autograd.Function):
-    """A linear layer and the gate behind it; the gate's backward casts what it makes."""
+    """Autograd function of `fp8_gated_linear`, whose backward quantises the gradient in the gate's kernel."""
 
     @staticmethod
     def forward(ctx: Any, x_MK: Tensor, w_NK: Tensor, b_N: Tensor | None, backend: str) -> Tensor:
@@ -121,6 +158,7 @@ class _GatedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        """Return the gradients of x, w and b, None where not needed, and None for the backend."""
         x_MK, w_NK, ag_MN = ctx.saved_tensors
         needs_x, needs_w, needs_b, _ = ctx.needs_input_grad
         d_MN, q_MN, s_M1, sums_N = gate_backward(ag_MN, grads[0])
@@ -130,7 +168,10 @@ class _GatedLinear(torch.autograd.Function):
 
 
 def why_no_fp8(device: torch.device) -> str | None:
-    """Why torch's product of 8-bit matrices cannot be taken there; None when it can."""
+    """Return the reason why torch's 8-bit product cannot run on a device, or None when it can.
+
+    Runs a self-test on a GPU that has 8-bit products.
+    """
     if device.type != "cuda":
         return f"8-bit products need CUDA, the device is {device.type}"
     major, minor = torch.cuda.get_device_capability(device)
@@ -140,13 +181,13 @@ def why_no_fp8(device: torch.device) -> str | None:
 
 
 def choose_backend(device: torch.device | str) -> BackendChoice:
-    """ "scaled_mm" where the GPU has it and it passes its self-test, else "torch"."""
+    """Return "scaled_mm" where the GPU has 8-bit products and they pass a self-test, else "torch" with the reason."""
     why = why_no_fp8(torch.device(device))
     return BackendChoice("scaled_mm", f"torch {version('torch')}") if why is None else BackendChoice("torch", why)
 
 
 def _error(device: torch.device, *, seed: int) -> float:
-    """Relative error of "scaled_mm" against "torch", forward and backward, at odd numbers of rows."""
+    """Return the largest relative error of "scaled_mm" against "torch", forward and backward of both ops."""
     draw = torch.Generator().manual_seed(seed)
     tensors = [torch.randn(shape, generator=draw).to(device) for shape in ((67, 48), (80, 48), (80,), (67, 80))]
     results = []

@@ -1,4 +1,4 @@
-"""Rows of a gradient cast to 8 bits where they are made: by a kernel of ours, or by torch's operations.
+"""Casts of rows to 8 bits, by a Triton kernel or by torch's operations.
 
 M rows, N numbers of a row, F = N / 2.
 """
@@ -14,19 +14,29 @@ from ..gates import squared_relu_gate_backward
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 MAX_EXPONENTS = {E4M3: 7, E5M2: 14}
-"""The largest number of a row becomes 2^TOP to 2^(TOP + 1), below 448 and 57,344, which are the largest of the type."""
+"""Exponent e by type: the largest number of a row is scaled to 2^e .. 2^(e + 1).
+
+That is below the type's maximum of 448 or 57,344.
+"""
 MIN_SCALE = 2.0**-100
-"""A row with smaller numbers alone is cast as if it had this one."""
+"""Lower bound of a row's largest absolute number in the choice of its scale."""
 MAX_ROW_WIDTH = 16_384
-"""Numbers of a row that a program keeps in registers."""
+"""Largest number of elements of a row that a program holds in registers."""
 MIN_ROW_WIDTH = 2048
-"""Numbers of a row, below which torch's compiler puts the cast into the kernel before it, and reads the row once."""
+"""Row width below which torch's compiler fuses the cast into the kernel before it, and reads the row once."""
 
 
 def quantise(x_MK: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(q [M, K] of the 8-bit type, contiguous; s float32 [M, 1], powers of two) with x = q s but for rounding.
+    """Return (q, s) with x = q s up to rounding: 8-bit numbers and one scale per row.
 
     A row with a number that is not finite becomes NaN.
+
+    Args:
+        x_MK: Rows of any float dtype.
+        kind: torch.float8_e4m3fn or torch.float8_e5m2.
+
+    Returns:
+        q [M, K] of the 8-bit type, contiguous; s float32 [M, 1], powers of two.
     """
     largest_M1 = x_MK.abs().amax(-1, keepdim=True).float().clamp(min=MIN_SCALE)
     # a float32 without the bits of its mantissa is the power of two below it, on every device the same
@@ -36,14 +46,26 @@ def quantise(x_MK: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def quantise_gradient(g_MN: Tensor) -> tuple[Tensor, Tensor]:
-    """`quantise` to e5m2 of a gradient that a kernel of ours has made, which no compiler can cast on its way."""
+    """Return `quantise` of a gradient to e5m2, (q [M, N], s [M, 1]).
+
+    Our kernel does the cast for wide rows where it is available: gradients come out of kernels into which no compiler
+    can fuse it.
+    """
     if MIN_ROW_WIDTH <= g_MN.shape[1] <= MAX_ROW_WIDTH and choose_backend(g_MN.device, g_MN.dtype).backend == "triton":
         return cast_rows(g_MN)
     return quantise(g_MN, E5M2)
 
 
 def gate_backward(ag_MN: Tensor, dy_MF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of y = `squared_relu_gate`(ag): the gradient of ag in its type, `quantise` of that to e5m2 as q and s, its sums over rows in float32 [N]."""
+    """Return the gradient of the input of `squared_relu_gate`, also quantised to e5m2, and its sums over rows.
+
+    Args:
+        ag_MN: Input [a | g] of the gate.
+        dy_MF: Gradient of the gate's result.
+
+    Returns:
+        (d [M, N] in ag's dtype, q [M, N] in e5m2 and s float32 [M, 1] with d = q s, sum of d over rows, float32 [N]).
+    """
     if ag_MN.shape[1] <= MAX_ROW_WIDTH and choose_backend(ag_MN.device, ag_MN.dtype).backend == "triton":
         return gate_rows(ag_MN, dy_MF)
     return _gate_backward(ag_MN, dy_MF)
@@ -56,15 +78,15 @@ def _gate_backward(ag_MN: Tensor, dy_MF: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 @compile_time_constant
 def choose_backend(device: torch.device, dtype: torch.dtype) -> BackendChoice:
-    """ "triton" where it can run and passes its self-test, else "torch"."""
+    """Return the backend of the casts, "triton" where it can run and passes its self-test, else "torch"."""
     return triton_or_torch(why_no_triton(device, dtype) or failure("casts to 8 bits", _error, device, dtype))
 
 
 def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
-    """Largest relative error of what the kernels make, against torch's operations, at odd sizes.
+    """Return the largest relative error of the kernels' casts and gradients, against torch's operations, at odd sizes.
 
-    Of a gradient that the kernel makes, q and s are compared as the numbers that they stand for: where its last bit takes a
-    row's largest number over a power of two, s doubles and q halves.
+    Of a gradient that the kernel computes, q and s are compared as the numbers that they stand for: where its last bit
+    takes a row's largest number over a power of two, s doubles and q halves.
     """
     draw = torch.Generator().manual_seed(seed)
     ag, dy = (torch.randn(1031, width, generator=draw).to(device, dtype) for width in (96, 48))
@@ -83,7 +105,7 @@ def _empty_quantised(x_MN: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch_op("fp8_cast_rows", _empty_quantised)
 def cast_rows(g_MN: Tensor) -> tuple[Tensor, Tensor]:
-    """q and s of `quantise` to e5m2."""
+    """Return `quantise` of contiguous or strided rows to e5m2 by the Triton kernel: (q [M, N], s float32 [M, 1])."""
     return load_kernels(__package__).cast(g_MN.contiguous(), E5M2, MIN_SCALE, 2.0 ** -MAX_EXPONENTS[E5M2])
 
 
@@ -92,7 +114,7 @@ def cast_rows(g_MN: Tensor) -> tuple[Tensor, Tensor]:
     lambda ag, dy: (ag.new_empty(ag.shape), *_empty_quantised(ag), ag.new_empty(ag.shape[1:], dtype=torch.float32)),
 )
 def gate_rows(ag_MN: Tensor, dy_MF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`gate_backward` by the kernel."""
+    """Return `gate_backward` by the Triton kernel."""
     return load_kernels(__package__).gate_backward(
         ag_MN.contiguous(), dy_MF.contiguous(), E5M2, MIN_SCALE, 2.0 ** -MAX_EXPONENTS[E5M2]
     )

@@ -1,8 +1,9 @@
-"""Casts of gradients to 8 bits in the kernel that makes them (docs/mechanisms.md, "Precision"). M rows, N numbers of a row, F = N / 2.
+"""Triton kernels that cast gradients to 8 bits while they compute them (docs/mechanisms.md, "Precision").
 
-A row is read once and stays in registers until its largest number is known. Bytes of a row, 16-bit numbers: the cast alone reads 2 N and
-writes N; the gate's backward reads 3 N and writes 3 N, where one that casts afterwards reads 2 N to 4 N more. Sums over rows
-are kept one a program and added up afterwards, so that every number repeats bit for bit.
+M rows, N numbers of a row, F = N / 2. A row is read once and stays in registers until its largest number is known.
+Bytes per row with 16-bit numbers: the cast alone reads 2 N and writes N; the gate's backward reads 3 N and writes 3 N,
+where one that casts afterwards reads 2 N to 4 N more. Sums over rows are stored per program and added up afterwards, so
+that every number repeats bit for bit.
 """
 
 from __future__ import annotations
@@ -13,18 +14,31 @@ import triton.language as tl
 from torch import Tensor
 
 PROGRAMS = 264
-"""Of the gate's backward; each keeps sums of the rows that it walks over. Two for each multiprocessor of a large Hopper."""
+"""Programs of the gate's backward, each with sums of its own: two per multiprocessor of a large Hopper."""
 
 
 @triton.jit
 def _scale(largest, LEAST: tl.constexpr, UNIT: tl.constexpr):
-    """The power of two below the largest number of a row, times UNIT; as `quantise` has it."""
+    """Return the power of two below the largest number of a row, times UNIT, float32; the same as in `quantise`."""
     bits = tl.maximum(largest, LEAST).to(tl.int32, bitcast=True) & 0x7F800000
     return bits.to(tl.float32, bitcast=True) * UNIT
 
 
 @triton.jit
 def _cast(x_ptr, q_ptr, s_ptr, N, LEAST: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr):
+    """Store the 8-bit numbers and the scale of one row.
+
+    Grid: (M,).
+
+    Args:
+        x_ptr: Contiguous [M, N] of any float dtype.
+        q_ptr: Contiguous [M, N] of the 8-bit type, written.
+        s_ptr: float32 [M], written.
+        N: Numbers of a row.
+        LEAST: constexpr, lower bound of the row's largest absolute number.
+        UNIT: constexpr, 2^-e for the exponent e that the row's largest number is scaled to.
+        BLOCK: constexpr, N rounded up to a power of two.
+    """
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < N
@@ -39,6 +53,24 @@ def _gate_backward(
     ag_ptr, dy_ptr, d_ptr, q_ptr, s_ptr, sums_ptr, M, F, PROGRAMS,
     LEAST: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Store the gradient of the gate's input, its 8-bit numbers and scales, and a share of its sums over rows.
+
+    Grid: (PROGRAMS,). Program p takes the rows p, p + PROGRAMS, p + 2 PROGRAMS, ...
+
+    Args:
+        ag_ptr: Contiguous [M, 2 F], input [a | g] of the gate.
+        dy_ptr: Contiguous [M, F], gradient of the gate's result.
+        d_ptr: Contiguous [M, 2 F], gradient of the input, written.
+        q_ptr: Contiguous [M, 2 F] of the 8-bit type, written.
+        s_ptr: float32 [M], scales, written.
+        sums_ptr: float32 [PROGRAMS, 2 F], written; the caller sums over programs.
+        M: Rows.
+        F: Half of a row.
+        PROGRAMS: Number of programs.
+        LEAST: constexpr, lower bound of a row's largest absolute number.
+        UNIT: constexpr, 2^-e for the exponent e that the row's largest number is scaled to.
+        BLOCK: constexpr, F rounded up to a power of two.
+    """
     row = tl.program_id(0).to(tl.int64)
     sums_ptr += row * 2 * F
     at = tl.arange(0, BLOCK)
@@ -72,7 +104,14 @@ def _gate_backward(
 
 
 def cast(x_MN: Tensor, kind: torch.dtype, min_largest: float, unit: float) -> tuple[Tensor, Tensor]:
-    """`quantise` of contiguous rows; unit is 2^-TOP."""
+    """Return (q [M, N] of dtype `kind`, s float32 [M, 1]) of contiguous rows x, with x = q s up to rounding.
+
+    Args:
+        x_MN: Contiguous rows on a GPU.
+        kind: 8-bit dtype.
+        min_largest: Lower bound of a row's largest absolute number.
+        unit: 2^-e for the exponent e that a row's largest number is scaled to.
+    """
     rows, width = x_MN.shape
     q_MN = torch.empty_like(x_MN, dtype=kind)
     s_M1 = torch.empty(rows, 1, dtype=torch.float32, device=x_MN.device)
@@ -87,7 +126,18 @@ def cast(x_MN: Tensor, kind: torch.dtype, min_largest: float, unit: float) -> tu
 def gate_backward(
     ag_MN: Tensor, dy_MF: Tensor, kind: torch.dtype, min_largest: float, unit: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradient of `squared_relu_gate`'s input in its type, the same in 8 bits with scales [M, 1], its sums over rows, float32 [N]."""
+    """Return the gradient of the gate's input, also in 8 bits, and its sums over rows.
+
+    Args:
+        ag_MN: Contiguous input [a | g] of the gate.
+        dy_MF: Contiguous gradient of the gate's result.
+        kind: 8-bit dtype.
+        min_largest: Lower bound of a row's largest absolute number.
+        unit: 2^-e for the exponent e that a row's largest number is scaled to.
+
+    Returns:
+        (d [M, N] in ag's dtype, q [M, N] of dtype `kind`, s float32 [M, 1], sums of d over rows, float32 [N]).
+    """
     rows, width = ag_MN.shape
     d_MN, q_MN = torch.empty_like(ag_MN), torch.empty_like(ag_MN, dtype=kind)
     s_M1 = torch.empty(rows, 1, dtype=torch.float32, device=ag_MN.device)

@@ -1,6 +1,6 @@
-"""A projection of one row, with the norm before it and the gate or the sum behind it in one pass over its matrix (docs/decoding.md).
+"""Projection of one row, with the norm before it and the gate or sum after it in one pass over its matrix.
 
-B texts, D inputs, E outputs, C channels, W taps, R texts that a table has rows for.
+B texts, D inputs, E outputs, C channels, W taps, R rows of the table of convolution tails. See docs/decoding.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from ..gates import squared_relu_gate, swish_gate
 from ..norms import rms_norm
 
 MAX_ROWS = 1
-"""Rows that are few. With two or more, the matrix units, cuBLAS and what the compiler fuses around it are faster (docs/speed.md, "Decoding")."""
+"""Largest number of rows that the kernel takes.
+
+With two or more, matrix units, cuBLAS and the compiler's fusions around it are faster (docs/speed.md, "Decoding").
+"""
 GATES = {"none": 0, "relu2": 1, "swiglu": 2}
 
 
@@ -26,10 +29,22 @@ def row_linear(
     x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None = None, *, norm_D: Tensor | None = None, eps: float = 0.0,
     gate: str = "none", under_BE: Tensor | None = None, backend: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """under + gate(rms_norm(x) wᵀ + bias), [B, E] of x's type, or [B, E / 2] with the gate "relu2" or "swiglu"; each part only where it is given.
+    """Return under + gate(rms_norm(x) wᵀ + bias), [B, E] of x's dtype, or [B, E / 2] with a gate.
 
-    `norm` [D] is the norm's weight, `eps` its epsilon; gates read [a | g] as `kernels.gates` has them. x, w and under have one type.
-    `backend` None is what `choose_backend` says; "triton" takes one row. Raises ValueError when shapes or types disagree.
+    Norm, bias, gate and `under` apply only where they are given.
+
+    Args:
+        x_BD: Rows.
+        w_ED: Weight, of x's dtype.
+        bias_E: Bias, or None.
+        norm_D: Weight of the RMS norm, or None for no norm.
+        eps: Epsilon of the norm.
+        gate: "none", "relu2" (`squared_relu_gate`) or "swiglu" (`swish_gate`), of outputs [a | g].
+        under_BE: Residual that is added to the result, of x's dtype, or None.
+        backend: "triton" (one row only) or "torch"; None: `choose_backend`.
+
+    Raises:
+        ValueError: Shapes or dtypes disagree, or "triton" is given several rows.
     """
     if x_BD.ndim != 2 or w_ED.ndim != 2 or x_BD.shape[1] != w_ED.shape[1] or x_BD.dtype != w_ED.dtype:
         raise ValueError(
@@ -47,7 +62,24 @@ def row_conv_step(
     x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, norm_D: Tensor, eps: float, tails_RWC: Tensor, slots_B: Tensor,
     filters_CW: Tensor, *, backend: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """`gated_conv_step` of rms_norm(x) wᵀ + bias, [B, C], as a block with a convolution begins; the tails are changed in place."""
+    """Return `gated_conv_step` of rms_norm(x) wᵀ + bias, [B, C] of x's dtype; the tails are changed in place.
+
+    These are the first operations of a block with a convolution.
+
+    Args:
+        x_BD: Rows.
+        w_ED: Weight, E = 3 C, of x's dtype.
+        bias_E: Bias, or None.
+        norm_D: Weight of the RMS norm.
+        eps: Epsilon of the norm.
+        tails_RWC: Last W - 1 inputs of the convolution of each text, oldest first; changed in place.
+        slots_B: int64, row of `tails_RWC` of each text.
+        filters_CW: Filters of the convolution.
+        backend: "triton" (one row only) or "torch"; None: `choose_backend`.
+
+    Raises:
+        ValueError: Shapes or dtypes disagree, or "triton" is given several rows.
+    """
     if _uses_kernel(x_BD, backend):
         return fused_conv(x_BD, w_ED, bias_E, norm_D, eps, tails_RWC, slots_B, filters_CW)
     x_BE = row_linear(x_BD, w_ED, bias_E, norm_D=norm_D, eps=eps, backend=backend)
@@ -55,6 +87,7 @@ def row_conv_step(
 
 
 def _uses_kernel(x_BD: Tensor, backend: str | None) -> bool:
+    """Return True when the Triton kernel runs; raise ValueError when it was requested for several rows."""
     backend = backend or choose_backend(x_BD.device, x_BD.dtype, len(x_BD)).backend
     if backend == "triton" and len(x_BD) > MAX_ROWS:
         raise ValueError(f"the kernel is for one row, got {len(x_BD)}")
@@ -63,7 +96,7 @@ def _uses_kernel(x_BD: Tensor, backend: str | None) -> bool:
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, rows: int) -> BackendChoice:
-    """What `row_linear` takes for so many rows."""
+    """Return the backend of `row_linear` for this number of rows: "triton" for one row where it can run, else "torch"."""
     if rows > MAX_ROWS:
         return BackendChoice("torch", f"the kernel is for one row, got {rows}")
     device = torch.device(device)
@@ -71,7 +104,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, rows: int) ->
 
 
 def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
-    """Largest relative error against "torch" in float32."""
+    """Return the largest relative error of "triton", outputs and tails, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)
     shapes = (1, 600), (150, 600), (150,), (600,), (1, 150), (50, 3)
     x, w, bias, norm, under, filters = (torch.randn(shape, generator=draw).to(device, dtype) for shape in shapes)
@@ -98,7 +131,7 @@ def fused(
     x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, norm_D: Tensor | None, eps: float, gate: int,
     under_BE: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """As `row_linear`; the gate by its number."""
+    """Return `row_linear` of one row by the Triton kernel; `gate` is the number in `GATES`."""
     return load_kernels(__package__).product(x_BD, w_ED, bias_E, norm_D, eps, gate, under_BE)
 
 
@@ -107,5 +140,5 @@ def fused_conv(
     x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, norm_D: Tensor, eps: float, tails_RWC: Tensor, slots_B: Tensor,
     filters_CW: Tensor,
 ) -> Tensor:  # fmt: skip
-    """As `row_conv_step`."""
+    """Return `row_conv_step` of one row by the Triton kernel; `tails_RWC` is changed in place."""
     return load_kernels(__package__).conv_step(x_BD, w_ED, bias_E, norm_D, eps, tails_RWC, slots_B, filters_CW)

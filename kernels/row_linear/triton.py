@@ -1,7 +1,8 @@
-"""Products of one row as one pass over the matrix (docs/decoding.md).
+"""Triton kernels of the product of one row with a matrix, as one pass over the matrix (docs/decoding.md).
 
-K inputs, N outputs. A program has BN outputs and their gates. On Hopper a kernel starts while the one before it still runs, asks for its part
-of the matrix, which no kernel of a step writes, and only then waits for what the other has written.
+K inputs, N outputs. A program computes BN outputs and their gates. On Hopper a kernel starts while the one before it
+still runs (programmatic dependent launch). It requests its part of the matrix, which no kernel of a step writes, and
+only then waits for what the earlier kernel writes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ def _sigmoid(x):
 
 @triton.jit
 def _load(at, inside, EVEN: tl.constexpr):
-    """What is at these places of a matrix. Without a mask more of it is under way at a time."""
+    """Load a block of a matrix; EVEN skips the mask, which keeps more loads in flight.
+
+    Args:
+        at: Pointers to the elements.
+        inside: Mask; elements outside read as 0.
+        EVEN: constexpr bool, True when all elements exist.
+    """
     if EVEN:
         return tl.load(at)
     else:
@@ -35,7 +42,20 @@ def _load(at, inside, EVEN: tl.constexpr):
 
 @triton.jit
 def _epilogue(y, gates, bias_ptr, under, y_ptr, n, N, BIAS: tl.constexpr, GATE: tl.constexpr, UNDER: tl.constexpr):
-    """What is behind a product, and its storing: y and the other half `gates`, of the outputs n; `under` is added to it."""
+    """Apply bias, gate and residual to BN sums and store them in y's dtype, rounded where torch rounds.
+
+    Args:
+        y: float32 [BN], products of the first N outputs.
+        gates: float32 [BN], products of the second N outputs; read only when GATE > 0.
+        bias_ptr: [N], or [2 N] with a gate.
+        under: [BN], residual that is added last.
+        y_ptr: [N], written.
+        n: Indices of the outputs.
+        N: Outputs, after the gate.
+        BIAS: constexpr bool, True to add the bias.
+        GATE: constexpr, 0 none, 1 squared ReLU, 2 SwiGLU.
+        UNDER: constexpr bool, True to add `under`.
+    """
     dtype = y_ptr.dtype.element_ty
     if BIAS:
         y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
@@ -61,6 +81,29 @@ def _row_kernel(
     GATE: tl.constexpr, UNDER: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     EVEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    """Store BN outputs of under + gate(rms_norm(x) wᵀ + bias) of one row.
+
+    Grid: (cdiv(N, BN),). Sums are float32; the norm's scale is applied after the product.
+
+    Args:
+        x_ptr: The row [K].
+        w_ptr: Contiguous weight [N, K], or [2 N, K] with a gate.
+        bias_ptr: [N] or [2 N]; read only with BIAS.
+        norm_ptr: Weight of the RMS norm [K]; read only with NORM.
+        under_ptr: Residual [N]; read only with UNDER.
+        y_ptr: [N], written.
+        eps: Epsilon of the norm.
+        N: Outputs, after the gate.
+        K: constexpr, inputs.
+        NORM: constexpr bool, True to norm x.
+        BIAS: constexpr bool, True to add the bias.
+        GATE: constexpr, 0 none, 1 squared ReLU, 2 SwiGLU.
+        UNDER: constexpr bool, True to add the residual.
+        BN: constexpr, outputs of a program.
+        BK: constexpr, inputs read at a time.
+        EVEN: constexpr bool, True when BN divides N and BK divides K.
+        EARLY: constexpr bool, True to start before the kernel ahead has ended.
+    """
     if EARLY:
         gdc_launch_dependents()
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -99,7 +142,22 @@ def _row_kernel(
 def _conv_epilogue(
     b, c, u, bias_ptr, tails_ptr, tail, filters_ptr, y_ptr, n, C, BIAS: tl.constexpr, W: tl.constexpr
 ):  # fmt: skip
-    """c conv(b u) of a token, and its storing; `tail` is where the tails of these outputs begin, which have b u at their end then."""
+    """Store c conv(b u) of one token for BN channels, and append b u to their tails in place.
+
+    Args:
+        b: float32 [BN], products of the first C outputs; c and u: those of the second and third C.
+        c: float32 [BN].
+        u: float32 [BN].
+        bias_ptr: [3 C]; read only with BIAS.
+        tails_ptr: Table [R, W - 1, C], changed in place.
+        tail: Offsets of these channels' oldest input in the table.
+        filters_ptr: Filters [C, W].
+        y_ptr: [C], written.
+        n: Indices of the channels.
+        C: Channels.
+        BIAS: constexpr bool, True to add the bias.
+        W: constexpr, taps.
+    """
     dtype = y_ptr.dtype.element_ty
     if BIAS:
         b += tl.load(bias_ptr + n, mask=n < C, other=0.0).to(tl.float32)
@@ -125,6 +183,29 @@ def _row_conv_kernel(
     BIAS: tl.constexpr, W: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     EVEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    """Store BN channels of the gated convolution step of rms_norm(x) wᵀ + bias of one row.
+
+    Grid: (cdiv(C, BN),).
+
+    Args:
+        x_ptr: The row [K].
+        w_ptr: Contiguous weight [3 C, K], rows of b, c and u.
+        bias_ptr: [3 C]; read only with BIAS.
+        norm_ptr: Weight of the RMS norm [K].
+        tails_ptr: Table [R, W - 1, C], changed in place.
+        slots_ptr: int64 [1], row of the table.
+        filters_ptr: Contiguous filters [C, W].
+        y_ptr: [C], written.
+        eps: Epsilon of the norm.
+        C: Channels.
+        K: constexpr, inputs.
+        BIAS: constexpr bool, True to add the bias.
+        W: constexpr, taps.
+        BN: constexpr, channels of a program.
+        BK: constexpr, inputs read at a time.
+        EVEN: constexpr bool, True when BN divides C and BK divides K.
+        EARLY: constexpr bool, True to start before the kernel ahead has ended.
+    """
     if EARLY:
         gdc_launch_dependents()
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -161,7 +242,18 @@ def _row_conv_kernel(
 def conv_step(
     x: Tensor, w: Tensor, bias: Tensor | None, norm: Tensor, eps: float, tails: Tensor, slots: Tensor, filters: Tensor
 ) -> Tensor:
-    """As `row_conv_step`, of one row."""
+    """Return `row_conv_step` of one row, [1, C] of x's dtype; `tails` is changed in place.
+
+    Args:
+        x: [1, K].
+        w: [3 C, K].
+        bias: [3 C], or None.
+        norm: Weight of the RMS norm [K].
+        eps: Epsilon of the norm.
+        tails: [R, W - 1, C].
+        slots: int64 [1], row of `tails`.
+        filters: [C, W].
+    """
     (c, taps), k = filters.shape, x.shape[1]
     y = torch.empty(1, c, dtype=x.dtype, device=x.device)
     _row_conv_kernel[(triton.cdiv(c, BN),)](
@@ -174,7 +266,17 @@ def conv_step(
 def product(
     x: Tensor, w: Tensor, bias: Tensor | None, norm: Tensor | None, eps: float, gate: int, under: Tensor | None
 ) -> Tensor:
-    """As `row_linear`, of one row."""
+    """Return `row_linear` of one row, [1, N] of x's dtype.
+
+    Args:
+        x: [1, K].
+        w: [N, K], or [2 N, K] with a gate.
+        bias: [N] or [2 N], or None.
+        norm: Weight of the RMS norm [K], or None.
+        eps: Epsilon of the norm.
+        gate: 0 none, 1 squared ReLU, 2 SwiGLU.
+        under: Residual [1, N], or None.
+    """
     n, k = w.shape[0] // (2 if gate else 1), x.shape[1]
     under = None if under is None else under.contiguous()
     y = torch.empty(1, n, dtype=x.dtype, device=x.device)
@@ -195,5 +297,5 @@ def _constexprs(n: int, k: int, device: torch.device) -> dict[str, Any]:
 
 @functools.cache
 def _starts_early(device: torch.device) -> bool:
-    """Whether a kernel may start before the one ahead of it has ended."""
+    """Return True when a kernel may start before the one ahead of it has ended: on Hopper and later; cached per device."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -1,8 +1,9 @@
-"""Projections of bf16 rows on a few float32 directions, without float32 copies of the rows, for all layers at once.
+"""Projections of 16-bit rows on a few float32 directions, without float32 copies of the rows, for all layers at once.
 
-L layers of N rows with D channels, K directions. Forward 2 L N D K FLOPs and 2 L N D + 4 L N K bytes, backward the same:
-bytes decide. What is not in 16 bits is cut into two pieces that are, 16 bits of its mantissa, and accumulated in float32:
-the result is within 1e-5 of float32's in the norm, gradients are rounded once, to x's type.
+L layers of N rows with D channels, K directions. The forward takes 2 L N D K FLOPs and moves 2 L N D + 4 L N K bytes,
+the backward the same: memory bandwidth decides. A float32 factor is split into two 16-bit parts, together 16 bits of
+its mantissa, and products accumulate in float32. The result is within 1e-5 of float32's in the norm; gradients are
+rounded once, to x's dtype.
 """
 
 from __future__ import annotations
@@ -22,10 +23,19 @@ from ..norms import statistics_dtype
 def sketch(
     xs: Sequence[Tensor], s_LKD: Tensor, *, squares: bool = False, backend: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(x sᵀ [L, N, K], with `squares` ||x||² [L, N], else [L, 0]) of L tensors x [N, D] of one float type.
+    """Return the projections of each layer's rows, and with `squares` their squared lengths.
 
-    Float32, or float64 for float64. s [L, K, D] takes no gradient. `backend` None is what `choose_backend` says. Raises
-    ValueError when shapes disagree.
+    Args:
+        xs: L tensors [N, D] of one float dtype.
+        s_LKD: Directions [L, K, D]; they take no gradient.
+        squares: Whether squared lengths are computed.
+        backend: "triton" or "torch"; None: `choose_backend`.
+
+    Returns:
+        (x sᵀ [L, N, K], ||x||² [L, N], or [L, 0] without `squares`), float32 (float64 for float64).
+
+    Raises:
+        ValueError: Shapes disagree.
     """
     if s_LKD.ndim != 3 or len(xs) != len(s_LKD) or any(x.shape != (*xs[0].shape[:1], s_LKD.shape[2]) for x in xs):
         shapes = ", ".join(str(tuple(x.shape)) for x in xs)
@@ -37,14 +47,17 @@ def sketch(
 
 
 def sketch_reference(xs: Sequence[Tensor], s_LKD: Tensor, *, squares: bool = False) -> tuple[Tensor, Tensor]:
-    """The same with a copy of x in the type of the result."""
+    """Return `sketch` computed from a copy of x in the dtype of the result."""
     x_LND = torch.stack([x.to(statistics_dtype(x.dtype)) for x in xs])
     square_LN = x_LND.square().sum(2) if squares else x_LND.new_zeros(len(xs), 0)
     return x_LND @ s_LKD.to(x_LND.dtype).mT, square_LN
 
 
 def split_precision(s_LKD: Tensor, dtype: torch.dtype) -> Tensor:
-    """Float32 s as a sum of tensors in `dtype`, [P, L, K, D]: itself for float32, two for 16 bits."""
+    """Return float32 s as a sum of P tensors in `dtype`, [P, L, K, D].
+
+    P = 1 for float32; P = 2, a high and a low part, for 16 bits.
+    """
     if dtype == torch.float32:
         return s_LKD.unsqueeze(0)
     first = s_LKD.to(dtype)
@@ -52,17 +65,23 @@ def split_precision(s_LKD: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 GRAM_ROWS = 512
-"""A product over many rows is cut into pieces of these, since one product of 32,768 rows would occupy a single core."""
+"""Rows of the partial products that `gram` sums: one product of 32,768 rows would occupy a single multiprocessor."""
 
 
 def gram(z: Tensor) -> Tensor:
-    """zᵀ z of z [..., N, K], [..., K, K]; its gradient is one product where autograd's would be two."""
+    """Return the Gram matrices zᵀ z of z [..., N, K], [..., K, K].
+
+    Differentiable; the backward is one product where autograd's would be two.
+    """
     return _Gram.apply(z)
 
 
 class _Gram(torch.autograd.Function):
+    """Autograd function of `gram`."""
+
     @staticmethod
     def forward(ctx: Any, z: Tensor) -> Tensor:
+        """Return zᵀ z, summed over blocks of rows where `GRAM_ROWS` and the number of rows share a divisor of 64 or more."""
         ctx.save_for_backward(z)
         rows = math.gcd(z.shape[-2], GRAM_ROWS)
         if rows < 64:
@@ -78,14 +97,14 @@ class _Gram(torch.autograd.Function):
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype) -> BackendChoice:
-    """What `sketch` takes for such tensors, tried once on small ones before it is believed."""
+    """Return the backend of `sketch`, "triton" or "torch"; the kernels must pass a self-test on small tensors."""
     device = torch.device(device)
     why = why_no_triton(device, dtype)
     return triton_or_torch(why or failure("the sketch", _error, device, dtype))
 
 
 def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
-    """Largest relative error of the results and of the gradient, against "torch" in float32."""
+    """Return the largest relative error of "triton", results and gradient, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)
     shapes = ((2, 300, 96), (2, 64, 96), (2, 300, 64), (2, 300))
     x, s, g, h = (torch.randn(shape, generator=draw).to(device) for shape in shapes)
@@ -106,7 +125,13 @@ def _empty_results(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Ten
 
 @torch_op("sketch_forward", _empty_results)
 def sketch_forward(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Tensor, Tensor]:
-    """x sᵀ, [L, N, K], and ||x||², [L, N] or [L, 0], in float32; s in `split_precision`."""
+    """Return (x sᵀ [L, N, K], ||x||² [L, N], or [L, 0] without `squares`) in float32 by the Triton kernels.
+
+    Args:
+        xs: L tensors [N, D] of one 16-bit dtype, or float32.
+        s_PLKD: Directions as `split_precision` returns them.
+        squares: Whether squared lengths are computed.
+    """
     z_LNK, square_LN = load_kernels(__package__).forward([x.contiguous() for x in xs], s_PLKD.contiguous(), squares)
     return z_LNK, square_LN
 
@@ -115,7 +140,15 @@ def sketch_forward(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Ten
     "sketch_backward", lambda g, h, xs, *_: [torch.empty_like(x, memory_format=torch.contiguous_format) for x in xs]
 )
 def sketch_backward(g_LNK: Tensor, h_LN: Tensor, xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> list[Tensor]:
-    """g s + 2 h x, L times [N, D] in x's type; with `squares` false h and x are not looked at, but for x's type."""
+    """Return the gradients of xs, g s + 2 h x, L tensors [N, D] in x's dtype, by the Triton kernel.
+
+    Args:
+        g_LNK: Gradient of the projections, float32.
+        h_LN: Gradient of the squared lengths, float32; ignored without `squares`.
+        xs: Inputs of the forward.
+        s_PLKD: Directions as `split_precision` returns them.
+        squares: Whether squared lengths were computed; without them the term 2 h x is left out.
+    """
     return load_kernels(__package__).backward(
         g_LNK.contiguous(), h_LN.contiguous(), [x.contiguous() for x in xs], s_PLKD.contiguous(), squares
     )

@@ -1,4 +1,7 @@
-"""The kernels of `sketch`, launched for each layer. N rows, D channels, K directions in P pieces; a program has BN rows."""
+"""Triton kernels of `sketch`, launched per layer.
+
+N rows, D channels, K directions in P parts of lower precision; a program handles BN rows.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,23 @@ def _forward(
     x_ptr, s_ptr, z_ptr, N, D, PIECE, K: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
-    """PIECE: elements from one piece of the directions to the next."""
+    """Store the projections of BN rows on BK directions.
+
+    Grid: (cdiv(N, BN), cdiv(K, BK)).
+
+    Args:
+        x_ptr: Contiguous [N, D].
+        s_ptr: Contiguous directions [K, D] of this layer's first part, in x's dtype.
+        z_ptr: float32 [N, K], written.
+        N: Rows.
+        D: Channels.
+        PIECE: Elements from one part of the directions to the next.
+        K: constexpr, directions.
+        BN: constexpr, rows of a program.
+        BC: constexpr, channels read at a time.
+        BK: constexpr, directions of a program.
+        PIECES: constexpr, number of parts, 1 (float32) or 2 (16 bits).
+    """
     n_N = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     k_K = tl.program_id(1) * BK + tl.arange(0, BK)
     rows, wide = (n_N < N)[:, None], (k_K < K)[None, :]
@@ -33,7 +52,19 @@ def _forward(
 
 @triton.jit
 def _squares(x_ptr, square_ptr, N, D, BN: tl.constexpr, BC: tl.constexpr):
-    """By itself: where `_forward` summed what its products also read, some tiles on Hopper were wrong by 1e-4."""
+    """Store the squared lengths of BN rows, float32.
+
+    Grid: (cdiv(N, BN),). A kernel of its own: when `_forward` summed squares of tiles that its products also read, some
+    tiles on Hopper were wrong by 1e-4.
+
+    Args:
+        x_ptr: Contiguous [N, D].
+        square_ptr: float32 [N], written.
+        N: Rows.
+        D: Channels.
+        BN: constexpr, rows of a program.
+        BC: constexpr, channels read at a time.
+    """
     n_N = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     square_N = tl.zeros([BN], tl.float32)
     for c in tl.range(0, D, BC):
@@ -49,7 +80,28 @@ def _backward(
     g_ptr, h_ptr, x_ptr, s_ptr, dx_ptr, N, D, PIECE, K: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
     BK: tl.constexpr, SPAN: tl.constexpr, PIECES: tl.constexpr, SQUARES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A program goes through SPAN channels, BC at a time."""
+    """Store dx = g s + 2 h x for BN rows and SPAN channels.
+
+    Grid: (cdiv(N, BN), cdiv(D, SPAN)). A program walks through its SPAN channels, BC at a time.
+
+    Args:
+        g_ptr: Gradient of the projections, contiguous float32 [N, K].
+        h_ptr: Gradient of the squared lengths, float32 [N]; read only with SQUARES.
+        x_ptr: Contiguous [N, D]; read only with SQUARES.
+        s_ptr: Contiguous directions [K, D] of this layer's first part.
+        dx_ptr: Contiguous [N, D], written in its own dtype.
+        N: Rows.
+        D: Channels.
+        PIECE: Elements from one part of the directions to the next.
+        K: constexpr, directions.
+        BN: constexpr, rows of a program.
+        BC: constexpr, channels written at a time.
+        BK: constexpr, directions read at a time.
+        SPAN: constexpr, channels of a program.
+        PIECES: constexpr, number of parts, 1 (float32) or 2 (16 bits).
+        SQUARES: constexpr bool, True to add 2 h x.
+        STAGES: constexpr, pipeline stages of the loop over channels.
+    """
     n_N = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     rows = (n_N < N)[:, None]
     kind = dx_ptr.dtype.element_ty
@@ -85,13 +137,19 @@ def _backward(
 
 
 FORWARD_TILE = (128, 64, 4, 3)
-"""Rows, channels at a time, warps and stages of a program."""
+"""(rows of a program, channels at a time, warps, stages)."""
 BACKWARD_TILE = (128, 64, 1024, 8, 3)
-"""Rows, channels at a time, channels in all, warps and stages of a program."""
+"""(rows of a program, channels at a time, channels of a program, warps, stages)."""
 
 
 def forward(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Tensor, Tensor]:
-    """x sᵀ of contiguous x [N, D], [L, N, K], and ||x||², [L, N] or [L, 0], in float32."""
+    """Return (x sᵀ [L, N, K], ||x||² [L, N], or [L, 0] without `squares`) in float32.
+
+    Args:
+        xs: L contiguous tensors [N, D] on a GPU.
+        s_PLKD: Contiguous directions as `split_precision` returns them.
+        squares: Whether squared lengths are computed.
+    """
     parts, layers, k, c = s_PLKD.shape
     n = len(xs[0])
     z_LNK = torch.empty(layers, n, k, device=s_PLKD.device, dtype=torch.float32)
@@ -109,7 +167,15 @@ def forward(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Tensor, Te
 
 
 def backward(g_LNK: Tensor, h_LN: Tensor, xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> list[Tensor]:
-    """g s + 2 h x, where `squares` is set, of contiguous tensors; L times [N, D] in x's type."""
+    """Return dx = g s, plus 2 h x with `squares`, L tensors [N, D] in x's dtype.
+
+    Args:
+        g_LNK: Gradient of the projections, contiguous float32.
+        h_LN: Gradient of the squared lengths, contiguous float32.
+        xs: L contiguous tensors [N, D].
+        s_PLKD: Contiguous directions as `split_precision` returns them.
+        squares: Whether the term 2 h x is added.
+    """
     parts, _, k, c = s_PLKD.shape
     n = len(xs[0])
     bk = min(64, max(16, triton.next_power_of_2(k)))

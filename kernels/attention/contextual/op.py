@@ -14,7 +14,7 @@ from ..extra_input_ops import attention_ops
 from ..scored import QueryBlock, dot_scores, scored_attention
 from ..softmax.op import LOG2E, factor_in_log2
 
-MOST = 128
+MAX_POSITIONS = 128
 """Positions that the kernels' pass for queries has room for."""
 
 _forward, _backward = attention_ops("contextual")
@@ -48,8 +48,8 @@ def contextual_attention(
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, positions: int) -> BackendChoice:
     """What `contextual_attention` takes for such tensors and that many positions."""
-    if positions > MOST:
-        return BackendChoice("torch", f"the kernels hold {MOST} positions, these are {positions}")
+    if positions > MAX_POSITIONS:
+        return BackendChoice("torch", f"the kernels hold {MAX_POSITIONS} positions, these are {positions}")
     return attention_choice("contextual attention", torch.device(device), dtype, head_dim, _error)
 
 
@@ -57,9 +57,9 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
 _error = self_test(contextual_attention, 197, lambda d, draw: [torch.randn(40, d, generator=draw) / 8], window=150)
 
 
-def position_scores(q_BMHX: Tensor, scores_BHMS: Tensor, seen_MS: Tensor, vectors_PX: Tensor) -> Tensor:
+def position_scores(q_BMHX: Tensor, scores_BHMS: Tensor, visible_MS: Tensor, vectors_PX: Tensor) -> Tensor:
     """q·e(p), [B, H, M, S]; `seen` may also be that of each text, [B, 1, M, S]."""
-    gates = torch.where(seen_MS, scores_BHMS.sigmoid(), 0.0)
+    gates = torch.where(visible_MS, scores_BHMS.sigmoid(), 0.0)
     position = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=len(vectors_PX) - 1)
     below = position.detach().floor()
     along = torch.einsum("bmhx,px->bhmp", q_BMHX, vectors_PX.to(q_BMHX.dtype))

@@ -3,13 +3,13 @@
 B batch, T length, H query heads, J KV heads, G = H / J, X head size, P positions, M queries of a tile, S its keys.
 Units of log 2: s = factor q·k, gate = 1 / (1 + 2^-s), weight = 2^(s + z(p) - lse), where p sums the gates from the key to the query, at
 most P - 1, and z(p) lies between the row's numbers z of the whole positions around it. So a row is walked from its query back to
-its first key with `met`, the sum so far. Once all rows of a tile have met P - 1, every further key has the last position: what is
+its first key with `gate_count`, the sum so far. Once all rows of a tile have met P - 1, every further key has the last position: what is
 left is softmax attention with one number a row.
 
 Backward, with dl = weight (g.v - g.o) and slope = z above p less z below it, both of the keys before the last position alone:
     dp = dl slope,  ds = dl + gate (1 - gate) (sum of dp over the key and all farther ones),
 so the pass for queries walks a row twice: as far as gates are counted for the sum of its dp, then all of it. The pass for keys goes
-the other way, and needs `met` and the sum that is left at each tile of keys. They are kept for `STRETCH` keys at a time, so that
+the other way, and needs `gate_count` and the sum that is left at each tile of keys. They are kept for `SEGMENT_TOKENS` keys at a time, so that
 memory grows with T alone; the row walks that a further stretch takes again are those of the pass for queries. No atomics: every
 number repeats bit for bit, and every kernel multiplies q by k in the same order, so that all of them see the same positions.
 
@@ -27,7 +27,7 @@ from .. import launcher
 from ..device import LN2, bounds, online_softmax_step, query_bounds, visible
 from ..launcher import Tiles
 
-STRETCH = 4096
+SEGMENT_TOKENS = 4096
 """Keys whose borders are kept at a time."""
 
 _LN2 = tl.constexpr(LN2)
@@ -54,9 +54,9 @@ def _gates(s, seen):
 
 
 @triton.jit
-def _positions(z_ptr, met, gate, P: tl.constexpr):
+def _positions(z_ptr, gate_count, gate, P: tl.constexpr):
     """(p where it may be beyond the last position, z(p), the slope there); z_ptr [M] points at rows of P numbers."""
-    beyond = met[:, None] + tl.cumsum(gate, 1, reverse=True)
+    beyond = gate_count[:, None] + tl.cumsum(gate, 1, reverse=True)
     p = tl.minimum(beyond, P - 1.0)
     below = tl.floor(p)
     low = tl.load(z_ptr[:, None] + below.to(tl.int32))
@@ -65,15 +65,15 @@ def _positions(z_ptr, met, gate, P: tl.constexpr):
 
 
 @triton.jit
-def _through_gates(dp, gate, left):
+def _gate_gradients(dp, gate, remaining):
     """What a gate adds to ds: dp of its key and of all farther ones, where `rest` [M] is all that is not nearer than the tile."""
-    farther = left[:, None] - tl.cumsum(dp, 1, reverse=True) + dp
+    farther = remaining[:, None] - tl.cumsum(dp, 1, reverse=True) + dp
     return gate * (1.0 - gate) * farther * _LN2
 
 
 @triton.jit
 def _forward_keys(
-    acc, top, total, met, q, z_ptr, z_last, inside, p_M, k_desc, v_desc, b, j, start, stop, T, window,
+    acc, row_max, row_sum, gate_count, q, z_ptr, z_last, inside, p_M, k_desc, v_desc, b, j, start, stop, T, window,
     P: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
@@ -82,16 +82,16 @@ def _forward_keys(
         n = (stop - 1 - step) * BN
         _k, s, seen = _scores(q, k_desc, p_M, b, j, n, T, window, BN, X, MASKED, WINDOWED, PRECISION, FACTOR)
         a = s + z_last[:, None]
-        if tl.min(tl.where(inside, met, P), 0) < P - 1:
+        if tl.min(tl.where(inside, gate_count, P), 0) < P - 1:
             gate = _gates(s, seen)
-            _beyond, z, _slope = _positions(z_ptr, met, gate, P)
+            _beyond, z, _slope = _positions(z_ptr, gate_count, gate, P)
             a = s + z
-            met += tl.sum(gate, 1)
+            gate_count += tl.sum(gate, 1)
         if MASKED:
             a = tl.where(seen, a, float("-inf"))
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
-        acc, top, total = online_softmax_step(acc, top, total, a, v, PRECISION)
-    return acc, top, total, met
+        acc, row_max, row_sum = online_softmax_step(acc, row_max, row_sum, a, v, PRECISION)
+    return acc, row_max, row_sum, gate_count
 
 
 @triton.jit
@@ -113,54 +113,54 @@ def _forward(
     z_last = tl.load(row_ptr + P - 1)
     q = q_desc.load([b, m0, h * X]).reshape(BM, X)
     acc = tl.zeros([BM, X], tl.float32)
-    top = tl.full([BM], float("-inf"), tl.float32)
-    total = tl.zeros([BM], tl.float32)
-    met = tl.zeros([BM], tl.float32)
-    first, whole_from, whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
-    acc, top, total, met = _forward_keys(
-        acc, top, total, met, q, row_ptr, z_last, inside, p_M, k_desc, v_desc, b, j, whole_to, last, T, window,
+    row_max = tl.full([BM], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BM], tl.float32)
+    gate_count = tl.zeros([BM], tl.float32)
+    first, unmasked_from, unmasked_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
+    acc, row_max, row_sum, gate_count = _forward_keys(
+        acc, row_max, row_sum, gate_count, q, row_ptr, z_last, inside, p_M, k_desc, v_desc, b, j, unmasked_to, last, T, window,
         P, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
-    acc, top, total, met = _forward_keys(
-        acc, top, total, met, q, row_ptr, z_last, inside, p_M, k_desc, v_desc, b, j, whole_from, whole_to, T, window,
+    acc, row_max, row_sum, gate_count = _forward_keys(
+        acc, row_max, row_sum, gate_count, q, row_ptr, z_last, inside, p_M, k_desc, v_desc, b, j, unmasked_from, unmasked_to, T, window,
         P, BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     if WINDOWED:
-        acc, top, total, met = _forward_keys(
-            acc, top, total, met, q, row_ptr, z_last, inside, p_M, k_desc, v_desc, b, j, first, whole_from, T, window,
+        acc, row_max, row_sum, gate_count = _forward_keys(
+            acc, row_max, row_sum, gate_count, q, row_ptr, z_last, inside, p_M, k_desc, v_desc, b, j, first, unmasked_from, T, window,
             P, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     # rows behind the last may see no key
-    total = tl.where(inside, total, 1.0)
-    tl.store(lse_ptr + at, top + tl.log2(total), mask=inside)
-    o_desc.store([b, m0, h * X], (acc / total[:, None]).to(o_desc.dtype).reshape(1, BM, X))
+    row_sum = tl.where(inside, row_sum, 1.0)
+    tl.store(lse_ptr + at, row_max + tl.log2(row_sum), mask=inside)
+    o_desc.store([b, m0, h * X], (acc / row_sum[:, None]).to(o_desc.dtype).reshape(1, BM, X))
 
 
 @triton.jit
-def _counted(
+def _sum_position_gradients(
     q, g, z_ptr, lse, delta, inside, p_M, k_desc, v_desc, b, j, first, last, T, window,
     P: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """Sum of dp over a row's keys [M]: as far back as any row of the tile counts gates."""
-    met = tl.zeros(lse.shape, tl.float32)
-    left = tl.zeros(lse.shape, tl.float32)
+    gate_count = tl.zeros(lse.shape, tl.float32)
+    total_dp = tl.zeros(lse.shape, tl.float32)
     tile = last - 1
     least = 0.0
     while (tile >= first) & (least < P - 1):
         n = tile * BN
         _k, s, seen = _scores(q, k_desc, p_M, b, j, n, T, window, BN, X, True, WINDOWED, PRECISION, FACTOR)
         gate = _gates(s, seen)
-        _beyond, z, slope = _positions(z_ptr, met, gate, P)
+        _beyond, z, slope = _positions(z_ptr, gate_count, gate, P)
         weight = tl.where(seen, tl.exp2(s + z - lse[:, None]), 0.0)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
         dl = weight * (tl.dot(g, v.T, input_precision=PRECISION) - delta[:, None])
-        left += tl.sum(dl * slope, 1)
-        met += tl.sum(gate, 1)
-        least = tl.min(tl.where(inside, met, P), 0)
+        total_dp += tl.sum(dl * slope, 1)
+        gate_count += tl.sum(gate, 1)
+        least = tl.min(tl.where(inside, gate_count, P), 0)
         tile -= 1
-    return left
+    return total_dp
 
 
 @triton.jit
 def _dq_keys(
-    dq, dz, rest, met, left, q, g, z_ptr, z_last, lse, delta, inside, p_M, k_desc, v_desc, met_ptr, left_ptr, at, b, j,
+    dq, dz, rest, gate_count, remaining, q, g, z_ptr, z_last, lse, delta, inside, p_M, k_desc, v_desc, gate_count_ptr, remaining_ptr, at, b, j,
     start, stop, T, window, low, high, stride,
     P: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr, FACTOR: tl.constexpr, LEARNS: tl.constexpr,
@@ -169,9 +169,9 @@ def _dq_keys(
         tile = stop - 1 - step
         n = tile * BN
         if (tile >= low) & (tile < high):
-            tl.store(met_ptr + (tile - low).to(tl.int64) * stride + at, met, mask=inside)
-            tl.store(left_ptr + (tile - low).to(tl.int64) * stride + at, left, mask=inside)
-        counts = tl.min(tl.where(inside, met, P), 0) < P - 1
+            tl.store(gate_count_ptr + (tile - low).to(tl.int64) * stride + at, gate_count, mask=inside)
+            tl.store(remaining_ptr + (tile - low).to(tl.int64) * stride + at, remaining, mask=inside)
+        counts = tl.min(tl.where(inside, gate_count, P), 0) < P - 1
         if LEARNS or counts:
             k, s, seen = _scores(q, k_desc, p_M, b, j, n, T, window, BN, X, MASKED, WINDOWED, PRECISION, FACTOR)
             v = v_desc.load([b, n, j * X]).reshape(BN, X)
@@ -179,19 +179,19 @@ def _dq_keys(
             ds = tl.zeros(s.shape, tl.float32)
             if counts:
                 gate = _gates(s, seen)
-                beyond, z, slope = _positions(z_ptr, met, gate, P)
+                beyond, z, slope = _positions(z_ptr, gate_count, gate, P)
                 dl = tl.where(seen, tl.exp2(s + z - lse[:, None]), 0.0) * dweight
                 dp = dl * slope
                 if LEARNS:
-                    ds = dl + _through_gates(dp, gate, left)
+                    ds = dl + _gate_gradients(dp, gate, remaining)
                     p = tl.minimum(beyond, P - 1.0)
                     first = tl.min(tl.min(tl.where(seen, tl.floor(p), P), 1), 0).to(tl.int32)
                     behind = tl.max(tl.max(tl.where(seen, tl.ceil(p), -1.0), 1), 0).to(tl.int32) + 1
-                    for one in tl.range(first, behind):
-                        share = tl.maximum(1.0 - tl.abs(p - one), 0.0)
-                        dz += tl.where((tl.arange(0, BP) == one)[None, :], tl.sum(dl * share, 1)[:, None], 0.0)
-                left -= tl.sum(dp, 1)
-                met += tl.sum(gate, 1)
+                    for position in tl.range(first, behind):
+                        share = tl.maximum(1.0 - tl.abs(p - position), 0.0)
+                        dz += tl.where((tl.arange(0, BP) == position)[None, :], tl.sum(dl * share, 1)[:, None], 0.0)
+                remaining -= tl.sum(dp, 1)
+                gate_count += tl.sum(gate, 1)
             else:
                 weight = tl.exp2(s + z_last[:, None] - lse[:, None])
                 if MASKED:
@@ -200,16 +200,16 @@ def _dq_keys(
                 rest += tl.sum(ds, 1)
             if LEARNS:
                 dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
-    return dq, dz, rest, met, left
+    return dq, dz, rest, gate_count, remaining
 
 
 @triton.jit
 def _dq(
-    q_desc, k_desc, v_desc, g_desc, dq_desc, z_ptr, lse_ptr, delta_ptr, dz_ptr, met_ptr, left_ptr, T, window, low, high, stride,
+    q_desc, k_desc, v_desc, g_desc, dq_desc, z_ptr, lse_ptr, delta_ptr, dz_ptr, gate_count_ptr, remaining_ptr, T, window, low, high, stride,
     P: tl.constexpr, BP: tl.constexpr, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr, LEARNS: tl.constexpr,
 ):  # fmt: skip
-    """With LEARNS dq and dz [B, H, T, P]; `met` and what is left of the sum of dp at the tiles low <= . < high, [tiles, B, H, T]."""
+    """With LEARNS dq and dz [B, H, T, P]; `gate_count` and what is left of the sum of dp at the tiles low <= . < high, [tiles, B, H, T]."""
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
     h = tl.program_id(1) % H
@@ -226,21 +226,21 @@ def _dq(
     dq = tl.zeros([BM, X], tl.float32)
     dz = tl.zeros([BM, BP], tl.float32)
     rest = tl.zeros([BM], tl.float32)
-    met = tl.zeros([BM], tl.float32)
-    first, whole_from, whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
-    left = _counted(
+    gate_count = tl.zeros([BM], tl.float32)
+    first, unmasked_from, unmasked_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
+    remaining = _sum_position_gradients(
         q, g, z_ptr + row, lse, delta, inside, p_M, k_desc, v_desc, b, j, first, last, T, window,
         P, BN, X, WINDOWED, PRECISION, FACTOR)  # fmt: skip
-    dq, dz, rest, met, left = _dq_keys(
-        dq, dz, rest, met, left, q, g, z_ptr + row, z_last, lse, delta, inside, p_M, k_desc, v_desc, met_ptr, left_ptr, at, b, j,
-        whole_to, last, T, window, low, high, stride, P, BP, BN, X, True, WINDOWED, PRECISION, FACTOR, LEARNS)  # fmt: skip
-    dq, dz, rest, met, left = _dq_keys(
-        dq, dz, rest, met, left, q, g, z_ptr + row, z_last, lse, delta, inside, p_M, k_desc, v_desc, met_ptr, left_ptr, at, b, j,
-        whole_from, whole_to, T, window, low, high, stride, P, BP, BN, X, False, WINDOWED, PRECISION, FACTOR, LEARNS)  # fmt: skip
+    dq, dz, rest, gate_count, remaining = _dq_keys(
+        dq, dz, rest, gate_count, remaining, q, g, z_ptr + row, z_last, lse, delta, inside, p_M, k_desc, v_desc, gate_count_ptr, remaining_ptr, at, b, j,
+        unmasked_to, last, T, window, low, high, stride, P, BP, BN, X, True, WINDOWED, PRECISION, FACTOR, LEARNS)  # fmt: skip
+    dq, dz, rest, gate_count, remaining = _dq_keys(
+        dq, dz, rest, gate_count, remaining, q, g, z_ptr + row, z_last, lse, delta, inside, p_M, k_desc, v_desc, gate_count_ptr, remaining_ptr, at, b, j,
+        unmasked_from, unmasked_to, T, window, low, high, stride, P, BP, BN, X, False, WINDOWED, PRECISION, FACTOR, LEARNS)  # fmt: skip
     if WINDOWED:
-        dq, dz, rest, met, left = _dq_keys(
-            dq, dz, rest, met, left, q, g, z_ptr + row, z_last, lse, delta, inside, p_M, k_desc, v_desc, met_ptr, left_ptr, at, b, j,
-            first, whole_from, T, window, low, high, stride, P, BP, BN, X, True, WINDOWED, PRECISION, FACTOR, LEARNS)  # fmt: skip
+        dq, dz, rest, gate_count, remaining = _dq_keys(
+            dq, dz, rest, gate_count, remaining, q, g, z_ptr + row, z_last, lse, delta, inside, p_M, k_desc, v_desc, gate_count_ptr, remaining_ptr, at, b, j,
+            first, unmasked_from, T, window, low, high, stride, P, BP, BN, X, True, WINDOWED, PRECISION, FACTOR, LEARNS)  # fmt: skip
     if LEARNS:
         dq_desc.store([b, m0, h * X], (dq * (_LN2 * FACTOR)).to(dq_desc.dtype).reshape(1, BM, X))
         of_P = tl.arange(0, BP)
@@ -250,7 +250,7 @@ def _dq(
 
 @triton.jit
 def _dkv_queries(
-    dk, dv, k_desc, v, q_desc, g_desc, z_ptr, lse_ptr, delta_ptr, met_ptr, left_ptr, b, h, j, n0, start, stop, T, window,
+    dk, dv, k_desc, v, q_desc, g_desc, z_ptr, lse_ptr, delta_ptr, gate_count_ptr, remaining_ptr, b, h, j, n0, start, stop, T, window,
     P: tl.constexpr, H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
@@ -263,19 +263,19 @@ def _dkv_queries(
         g = g_desc.load([b, m, h * X]).reshape(BM, X)
         lse = tl.load(lse_ptr + at, mask=inside, other=0.0)
         delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
-        met = tl.load(met_ptr + at, mask=inside, other=P)
+        gate_count = tl.load(gate_count_ptr + at, mask=inside, other=P)
         _k, s, seen = _scores(q, k_desc, p_M, b, j, n0, T, window, BN, X, MASKED, WINDOWED, PRECISION, FACTOR)
         if MASKED:
             seen = seen & inside[:, None]
         dweight = tl.dot(g, v.T, input_precision=PRECISION) - delta[:, None]
-        if tl.min(met, 0) < P - 1:
-            left = tl.load(left_ptr + at, mask=inside, other=0.0)
+        if tl.min(gate_count, 0) < P - 1:
+            remaining = tl.load(remaining_ptr + at, mask=inside, other=0.0)
             gate = _gates(s, seen)
-            _beyond, z, slope = _positions(row_ptr, met, gate, P)
+            _beyond, z, slope = _positions(row_ptr, gate_count, gate, P)
             weight = tl.where(seen, tl.exp2(s + z - lse[:, None]), 0.0)
             dl = weight * dweight
             dp = dl * slope
-            ds = dl + _through_gates(dp, gate, left)
+            ds = dl + _gate_gradients(dp, gate, remaining)
         else:
             weight = tl.exp2(s + tl.load(row_ptr + P - 1)[:, None] - lse[:, None])
             if MASKED:
@@ -288,7 +288,7 @@ def _dkv_queries(
 
 @triton.jit
 def _dkv(
-    q_desc, k_desc, v_desc, g_desc, dk_desc, dv_desc, z_ptr, lse_ptr, delta_ptr, met_ptr, left_ptr, T, window, low, stride,
+    q_desc, k_desc, v_desc, g_desc, dk_desc, dv_desc, z_ptr, lse_ptr, delta_ptr, gate_count_ptr, remaining_ptr, T, window, low, stride,
     P: tl.constexpr, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
@@ -300,18 +300,18 @@ def _dkv(
     v = v_desc.load([b, n0, j * X]).reshape(BN, X)
     dk = tl.zeros([BN, X], tl.float32)
     dv = tl.zeros([BN, X], tl.float32)
-    first, whole_from, whole_to, end = query_bounds(n0, T, window, BM, BN, WINDOWED)
+    first, unmasked_from, unmasked_to, end = query_bounds(n0, T, window, BM, BN, WINDOWED)
     border = (tile - low).to(tl.int64) * stride
-    met_ptr += border
-    left_ptr += border
+    gate_count_ptr += border
+    remaining_ptr += border
     for g in tl.range(0, G):
         h = j * G + g
-        dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, z_ptr, lse_ptr, delta_ptr, met_ptr, left_ptr, b, h, j, n0,
-                              first, whole_from, T, window, P, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
-        dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, z_ptr, lse_ptr, delta_ptr, met_ptr, left_ptr, b, h, j, n0,
-                              whole_from, whole_to, T, window, P, H, BM, BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
-        dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, z_ptr, lse_ptr, delta_ptr, met_ptr, left_ptr, b, h, j, n0,
-                              whole_to, end, T, window, P, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+        dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, z_ptr, lse_ptr, delta_ptr, gate_count_ptr, remaining_ptr, b, h, j, n0,
+                              first, unmasked_from, T, window, P, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+        dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, z_ptr, lse_ptr, delta_ptr, gate_count_ptr, remaining_ptr, b, h, j, n0,
+                              unmasked_from, unmasked_to, T, window, P, H, BM, BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+        dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, z_ptr, lse_ptr, delta_ptr, gate_count_ptr, remaining_ptr, b, h, j, n0,
+                              unmasked_to, end, T, window, P, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     dk_desc.store([b, n0, j * X], (dk * (_LN2 * FACTOR)).to(dk_desc.dtype).reshape(1, BN, X))
     dv_desc.store([b, n0, j * X], dv.to(dv_desc.dtype).reshape(1, BN, X))
 
@@ -332,9 +332,9 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous, z float32."""
     tiles, sizes = tiles_for("forward", q.shape[3], q.dtype), (q.shape[1], window or 0)
-    shared = launcher.constants(q, k, window, factor)
-    shared["P"] = z_BHTP.shape[3]
-    return launcher.forward(_forward, tiles, q, k, v, (z_BHTP,), sizes, shared)
+    constexprs = launcher.constants(q, k, window, factor)
+    constexprs["P"] = z_BHTP.shape[3]
+    return launcher.forward(_forward, tiles, q, k, v, (z_BHTP,), sizes, constexprs)
 
 
 def backward(
@@ -343,19 +343,19 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (q, k, v, z) from that of o; z and lse in units of log 2 as `forward` has them; inputs contiguous."""
     b, t, h, d = q.shape
-    shared, positions, seen = launcher.constants(q, k, window, factor), z_BHTP.shape[3], window or 0
-    shared["P"] = positions
+    constexprs, positions, seen = launcher.constants(q, k, window, factor), z_BHTP.shape[3], window or 0
+    constexprs["P"] = positions
     dq, dk, dv, dz = (torch.empty_like(x) for x in (q, k, v, z_BHTP))
     delta = launcher.row_products(g_o, o)
     tiles_q, tiles_k = (tiles_for(kernel, d, q.dtype) for kernel in ("dq", "dkv"))
-    tiles, stretch, stride = triton.cdiv(t, tiles_q.keys), STRETCH // tiles_q.keys, b * h * t
-    met, left = torch.empty(2, min(tiles, stretch), b, h, t, device=q.device, dtype=torch.float32)
-    for high in range(tiles, 0, -stretch):
-        low = max(0, high - stretch)
-        shared["BP"], shared["LEARNS"] = triton.next_power_of_2(positions), high == tiles
-        rest = (z_BHTP, lse, delta, dz, met, left, t, seen, low, high, stride)
-        launcher.queries_backward(_dq, tiles_q, q, k, v, g_o, dq, rest, shared)
-        del shared["BP"], shared["LEARNS"]
-        of_keys = (z_BHTP, lse, delta, met, left, t, seen, low, stride)
-        launcher.keys_backward(_dkv, tiles_k, q, k, v, g_o, dk, dv, of_keys, shared, programs=high - low)
+    tiles, tiles_per_segment, stride = triton.cdiv(t, tiles_q.keys), SEGMENT_TOKENS // tiles_q.keys, b * h * t
+    gate_count, remaining = torch.empty(2, min(tiles, tiles_per_segment), b, h, t, device=q.device, dtype=torch.float32)
+    for high in range(tiles, 0, -tiles_per_segment):
+        low = max(0, high - tiles_per_segment)
+        constexprs["BP"], constexprs["LEARNS"] = triton.next_power_of_2(positions), high == tiles
+        rest = (z_BHTP, lse, delta, dz, gate_count, remaining, t, seen, low, high, stride)
+        launcher.queries_backward(_dq, tiles_q, q, k, v, g_o, dq, rest, constexprs)
+        del constexprs["BP"], constexprs["LEARNS"]
+        of_keys = (z_BHTP, lse, delta, gate_count, remaining, t, seen, low, stride)
+        launcher.keys_backward(_dkv, tiles_k, q, k, v, g_o, dk, dv, of_keys, constexprs, programs=high - low)
     return dq, dk, dv, dz

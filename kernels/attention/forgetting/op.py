@@ -67,14 +67,14 @@ _error = self_test(forgetting_attention, 397, lambda _, draw: [-torch.rand(1, 39
 
 @torch_op("forgetting_forward", lambda q, *_: (q.new_empty(q.shape), *(rows_like(q) for _ in range(3))))
 def forgetting_forward(
-    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, factor: float, window: int, path: str
+    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, factor: float, window: int, backend: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(o [B, T, H, X], lse, and F as two numbers, [B, H, T] float32) of scores factor qk + F_i - F_j in units of log 2.
 
     F are the sums of log_gate [B, T, H], float32 or float64, over log 2; q is not scaled, factor not 0, `window` 0 none. Only o has a gradient.
     `backend`, "triton" or "gluon", is that of the forward; the backward is plain Triton's.
     """
-    return load_kernels(__package__, path).forward(
+    return load_kernels(__package__, backend).forward(
         *(x.contiguous() for x in (q, k, v, log_gate)), factor=factor, window=window or None
     )
 
@@ -82,7 +82,7 @@ def forgetting_forward(
 @torch_op("forgetting_backward", lambda g_o, *tensors: empty_like(*tensors[:4]))
 def forgetting_backward(
     g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, o: Tensor, lse: Tensor, high: Tensor, low: Tensor,
-    factor: float, window: int, path: str,
+    factor: float, window: int, backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v and log_gate, of their types."""
     args = (x.contiguous() for x in (g_o, q, k, v, o))

@@ -22,7 +22,9 @@ _LOG2E = tl.constexpr(LOG2E)
 
 
 @triton.jit
-def _sums(gate_ptr, hi_ptr, lo_ptr, fade_ptr, T, FADES, H: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr):
+def _prefix_sums(
+    gate_ptr, hi_ptr, lo_ptr, fade_ptr, T, FADES, H: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr
+):
     b = tl.program_id(0) // H
     h = tl.program_id(0) % H
     before = tl.zeros([BLOCK], tl.float64)
@@ -45,7 +47,7 @@ def _sums(gate_ptr, hi_ptr, lo_ptr, fade_ptr, T, FADES, H: tl.constexpr, BLOCK: 
 
 
 @triton.jit
-def _sums_from_the_end(df_ptr, d_gate_ptr, T, N, H: tl.constexpr, BLOCK: tl.constexpr):
+def _suffix_sums(df_ptr, d_gate_ptr, T, N, H: tl.constexpr, BLOCK: tl.constexpr):
     b = tl.program_id(0) // H
     h = tl.program_id(0) % H
     behind = tl.zeros([BLOCK], tl.float64)
@@ -62,7 +64,7 @@ def sums(log_gate_BTH: Tensor) -> HighLow:
     """Their running sums in units of log 2, [B, H, T]."""
     b, t, h = log_gate_BTH.shape
     hi, lo = (torch.empty(b, h, t, device=log_gate_BTH.device, dtype=torch.float32) for _ in range(2))
-    _sums[(b * h,)](log_gate_BTH, hi, lo, lo, t, 0, H=h, BLOCK=BLOCK, TILE=0, num_warps=4)
+    _prefix_sums[(b * h,)](log_gate_BTH, hi, lo, lo, t, 0, H=h, BLOCK=BLOCK, TILE=0, num_warps=4)
     return hi, lo
 
 
@@ -72,7 +74,7 @@ def sums_in_tiles(log_gate_BTH: Tensor, tile: int) -> tuple[Tensor, Tensor, Tens
     device = log_gate_BTH.device
     hi, lo = (torch.empty(b, h, t, device=device, dtype=torch.float32) for _ in range(2))
     fade = torch.empty(b, h, t + -t % 4, device=device, dtype=torch.float32)
-    _sums[(b * h,)](log_gate_BTH, hi, lo, fade, t, fade.shape[2], H=h, BLOCK=BLOCK, TILE=tile, num_warps=4)
+    _prefix_sums[(b * h,)](log_gate_BTH, hi, lo, fade, t, fade.shape[2], H=h, BLOCK=BLOCK, TILE=tile, num_warps=4)
     return hi, lo, fade
 
 
@@ -80,19 +82,19 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, log_gate_BTH: Tensor, *, factor: float, window: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(o [B, T, H, X], lse [B, H, T], and the two parts of F) of the scores factor qk + F_i - F_j in units of log 2."""
-    halves = sums(log_gate_BTH)
-    return *softmax_forward(q, k, v, window=window, forgotten=halves, factor=factor), *halves
+    log_decay = sums(log_gate_BTH)
+    return *softmax_forward(q, k, v, window=window, log_decay=log_decay, factor=factor), *log_decay
 
 
 def backward(
-    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, halves: HighLow, *, factor: float,
+    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, log_decay: HighLow, *, factor: float,
     window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v and of the log gates, the last float32 [B, T, H]."""
     b, t, h, _ = q.shape
     dq, dk, dv, df = weights_backward(
-        q, k, v, g_o, lse, -launcher.row_products(g_o, o), None, window=window, forgotten=halves, factor=factor
+        q, k, v, g_o, lse, -launcher.row_products(g_o, o), None, window=window, log_decay=log_decay, factor=factor
     )  # fmt: skip
     d_gate = torch.empty(b, t, h, device=q.device, dtype=torch.float32)
-    _sums_from_the_end[(b * h,)](df, d_gate, t, triton.cdiv(t, BLOCK), H=h, BLOCK=BLOCK, num_warps=4)
+    _suffix_sums[(b * h,)](df, d_gate, t, triton.cdiv(t, BLOCK), H=h, BLOCK=BLOCK, num_warps=4)
     return dq, dk, dv, d_gate

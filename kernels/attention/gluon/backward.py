@@ -10,9 +10,9 @@ from .shared import (
     _barrier,
     _barriers,
     _jit,
-    _pass_over,
-    _rounds,
-    _turn,
+    _num_program_tiles,
+    _release_stages,
+    _tile_of_round,
     fence_async_shared,
     gl,
     mbarrier,
@@ -42,15 +42,15 @@ def _dq_load(
 ):  # fmt: skip
     X: gl.constexpr = q_desc.block_type.shape[2]
     steps = 0
-    for r in range(_rounds(tiles)):
-        b, h, m0, first = _dq_tile(_turn(r), TQ, window, H, BH, WINDOWED)
+    for r in range(_num_program_tiles(tiles)):
+        b, h, m0, first = _dq_tile(_tile_of_round(r), TQ, window, H, BH, WINDOWED)
         at = h // G * X
         mbarrier.wait(q_empty.index(0), (r & 1) ^ 1)
         mbarrier.expect(q_full.index(0), 4 * q_desc.block_type.nbytes)
         for half in gl.static_range(2):
-            place = [b, m0 + half * _HALF, h * X]
-            tma.async_copy_global_to_shared(q_desc, place, q_full.index(0), q_smem.index(half))
-            tma.async_copy_global_to_shared(g_desc, place, q_full.index(0), g_smem.index(half))
+            corner = [b, m0 + half * _HALF, h * X]
+            tma.async_copy_global_to_shared(q_desc, corner, q_full.index(0), q_smem.index(half))
+            tma.async_copy_global_to_shared(g_desc, corner, q_full.index(0), g_smem.index(half))
         block = m0 // _HALF + 1
         for i in range(block - first + 1):
             stage = steps % STAGES
@@ -115,15 +115,15 @@ def _dq_rows(
     g = g_smem.index(PART).reshape([_HALF, X])
     dq_part = dq_smem.index(PART)
     steps = 0
-    for r in range(_rounds(tiles)):
-        b, h, m0, tile_first = _dq_tile(_turn(r), TQ, window, H, BH, WINDOWED)
+    for r in range(_num_program_tiles(tiles)):
+        b, h, m0, tile_first = _dq_tile(_tile_of_round(r), TQ, window, H, BH, WINDOWED)
         m = m0 + PART * _HALF
         block = m // _HALF
         first = 0
-        whole = 0
+        unmasked_from = 0
         if WINDOWED:
             first = gl.maximum(m - window + 1, 0) // _HALF
-            whole = gl.cdiv(gl.maximum(m + _HALF - window, 0), _HALF)
+            unmasked_from = gl.cdiv(gl.maximum(m + _HALF - window, 0), _HALF)
         i_M = m + gl.arange(0, _HALF, gl.SliceLayout(1, S_MMA))
         at = (b * H + h) * TQ + i_M
         # rows beyond the end have P = 0
@@ -131,15 +131,15 @@ def _dq_rows(
         add = gl.load(add_ptr + at, mask=i_M < TQ, other=0.0)
         twice = gl.load(twice_ptr + at, mask=i_M < TQ, other=0.0)
         mbarrier.wait(q_full.index(0), r & 1)
-        steps = _pass_over(k_full, k_empty, steps, 1 - PART, STAGES)
+        steps = _release_stages(k_full, k_empty, steps, 1 - PART, STAGES)
         dq = warpgroup_mma_init(gl.zeros([_HALF, X], gl.float32, O_MMA))
         dq, steps = _dq_keys(dq, q, g, minus_lse, add, twice, k_smem, v_smem, k_full, k_empty, steps, 1, block, 0,
                              True, False, STAGES, X, S_MMA, O_MMA)  # fmt: skip
         dq, steps = _dq_keys(dq, q, g, minus_lse, add, twice, k_smem, v_smem, k_full, k_empty, steps,
-                             block - whole, block - 1, 0, False, False, STAGES, X, S_MMA, O_MMA)  # fmt: skip
+                             block - unmasked_from, block - 1, 0, False, False, STAGES, X, S_MMA, O_MMA)  # fmt: skip
         if WINDOWED:
             dq, steps = _dq_keys(dq, q, g, minus_lse, add, twice, k_smem, v_smem, k_full, k_empty, steps,
-                                 whole - first, whole - 1, m - window,
+                                 unmasked_from - first, unmasked_from - 1, m - window,
                                  False, True, STAGES, X, S_MMA, O_MMA)  # fmt: skip
         mbarrier.arrive(q_empty.index(0))
         # the last tile has left the buffer
@@ -151,7 +151,7 @@ def _dq_rows(
         fence_async_shared()
         _barrier()
         tma.async_copy_shared_to_global(dq_desc, [b, m, h * X], dq_part)
-        steps = _pass_over(k_full, k_empty, steps, first - tile_first, STAGES)
+        steps = _release_stages(k_full, k_empty, steps, first - tile_first, STAGES)
     tma.store_wait(0)
 
 
@@ -212,14 +212,14 @@ def _dkv_load(
     X: gl.constexpr = q_desc.block_type.shape[2]
     J: gl.constexpr = H // G
     steps = 0
-    for r in range(_rounds(tiles)):
-        b, j, n0, end = _dkv_tile(_turn(r), TQ, window, J, BJ, WINDOWED)
+    for r in range(_num_program_tiles(tiles)):
+        b, j, n0, end = _dkv_tile(_tile_of_round(r), TQ, window, J, BJ, WINDOWED)
         mbarrier.wait(k_empty.index(0), (r & 1) ^ 1)
         mbarrier.expect(k_full.index(0), 4 * k_desc.block_type.nbytes)
         for half in gl.static_range(2):
-            place = [b, n0 + half * _HALF, j * X]
-            tma.async_copy_global_to_shared(k_desc, place, k_full.index(0), k_smem.index(half))
-            tma.async_copy_global_to_shared(v_desc, place, k_full.index(0), v_smem.index(half))
+            corner = [b, n0 + half * _HALF, j * X]
+            tma.async_copy_global_to_shared(k_desc, corner, k_full.index(0), k_smem.index(half))
+            tma.async_copy_global_to_shared(v_desc, corner, k_full.index(0), v_smem.index(half))
         for h in range(j * G, j * G + G):
             for block in range(n0 // _HALF, end):
                 stage = steps % STAGES
@@ -293,28 +293,28 @@ def _dkv_keys(
     k = k_part.reshape([_HALF, X])
     v = v_part.reshape([_HALF, X])
     steps = 0
-    for r in range(_rounds(tiles)):
-        b, j, n0, tile_end = _dkv_tile(_turn(r), TQ, window, J, BJ, WINDOWED)
+    for r in range(_num_program_tiles(tiles)):
+        b, j, n0, tile_end = _dkv_tile(_tile_of_round(r), TQ, window, J, BJ, WINDOWED)
         n = n0 + PART * _HALF
         first = n // _HALF
         end = tile_end
-        whole = tile_end
+        unmasked_to = tile_end
         if WINDOWED:
             end = gl.minimum(tile_end, (n + _HALF - 2 + window) // _HALF + 1)
-            whole = gl.minimum(end, (n + window) // _HALF)
+            unmasked_to = gl.minimum(end, (n + window) // _HALF)
         mbarrier.wait(k_full.index(0), r & 1)
         dk = gl.zeros([_HALF, X], gl.float32, O_MMA)
         dv = gl.zeros([_HALF, X], gl.float32, O_MMA)
         for _ in range(G):
-            steps = _pass_over(q_full, q_empty, steps, PART, STAGES)
+            steps = _release_stages(q_full, q_empty, steps, PART, STAGES)
             dk, dv, steps = _dkv_queries(dk, dv, k, v, q_smem, g_smem, stats_smem, q_full, q_empty, steps,
                                          first, first + 1, 0, True, False, STAGES, X, S_MMA, O_MMA)  # fmt: skip
             dk, dv, steps = _dkv_queries(dk, dv, k, v, q_smem, g_smem, stats_smem, q_full, q_empty, steps,
-                                         first + 1, whole, 0, False, False, STAGES, X, S_MMA, O_MMA)  # fmt: skip
+                                         first + 1, unmasked_to, 0, False, False, STAGES, X, S_MMA, O_MMA)  # fmt: skip
             if WINDOWED:
                 dk, dv, steps = _dkv_queries(dk, dv, k, v, q_smem, g_smem, stats_smem, q_full, q_empty, steps,
-                                             whole, end, n + window, False, True, STAGES, X, S_MMA, O_MMA)  # fmt: skip
-            steps = _pass_over(q_full, q_empty, steps, tile_end - end, STAGES)
+                                             unmasked_to, end, n + window, False, True, STAGES, X, S_MMA, O_MMA)  # fmt: skip
+            steps = _release_stages(q_full, q_empty, steps, tile_end - end, STAGES)
         # no product reads this half of k and v any more: the results leave through it
         k.store((dk * _LN2).to(dk_desc.dtype))
         v.store(dv.to(dv_desc.dtype))

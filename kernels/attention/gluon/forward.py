@@ -11,9 +11,9 @@ from .shared import (
     _barriers,
     _jit,
     _log1p,
-    _rounds,
+    _num_program_tiles,
     _tanh,
-    _turn,
+    _tile_of_round,
     fence_async_shared,
     gl,
     mbarrier,
@@ -28,11 +28,11 @@ def _forward_tile(t, TQ, window, H: gl.constexpr, BH, WINDOWED: gl.constexpr):
     """(b, h, first row, its block of keys, the last block without an edge of the window, the last block)."""
     m0 = (gl.cdiv(TQ, _TILE) - 1 - t // BH) * _TILE
     first = 0
-    whole = 0
+    unmasked_from = 0
     if WINDOWED:
         first = gl.maximum(m0 - window + 1, 0) // _TILE
-        whole = gl.cdiv(gl.maximum(m0 + _TILE - window, 0), _TILE)
-    return t % BH // H, t % BH % H, m0, m0 // _TILE, whole, first
+        unmasked_from = gl.cdiv(gl.maximum(m0 + _TILE - window, 0), _TILE)
+    return t % BH // H, t % BH % H, m0, m0 // _TILE, unmasked_from, first
 
 
 @_jit
@@ -44,8 +44,8 @@ def _forward_load(
     """With FADES `fade` is that of `_forward_keys`, and the descriptor of what comes with a block of keys into its buffer."""
     X: gl.constexpr = q_desc.block_type.shape[2]
     steps = 0
-    for r in range(_rounds(tiles)):
-        b, h, m0, top, _whole, first = _forward_tile(_turn(r), TQ, window, H, BH, WINDOWED)
+    for r in range(_num_program_tiles(tiles)):
+        b, h, m0, top, _unmasked_from, first = _forward_tile(_tile_of_round(r), TQ, window, H, BH, WINDOWED)
         at = h // G * X
         mbarrier.wait(q_empty.index(0), (r & 1) ^ 1)
         mbarrier.expect(q_full.index(0), 2 * q_desc.block_type.nbytes)
@@ -156,8 +156,8 @@ def _forward_rows(
     c_part = c_smem.index(PART)
     anchor = anchor_smem.index(PART)
     steps = 0
-    for r in range(_rounds(tiles)):
-        b, h, m0, block, whole, first = _forward_tile(_turn(r), TQ, window, H, BH, WINDOWED)
+    for r in range(_num_program_tiles(tiles)):
+        b, h, m0, block, unmasked_from, first = _forward_tile(_tile_of_round(r), TQ, window, H, BH, WINDOWED)
         at_F, from_hi, from_lo = 0, 0, 0
         if FACTOR is not None:
             at_F = (b * H + h) * TQ
@@ -190,11 +190,11 @@ def _forward_rows(
         low = m0 + PART * _HALF - window
         acc, p, top, total, square, steps = _forward_keys(
             acc, p, top, total, square, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, anchor,
-            fade, at_F, from_hi, from_lo, steps, block - whole, block - 1, low, False, STAGES, X, S_MMA, O_MMA, FACTOR)  # fmt: skip
+            fade, at_F, from_hi, from_lo, steps, block - unmasked_from, block - 1, low, False, STAGES, X, S_MMA, O_MMA, FACTOR)  # fmt: skip
         if WINDOWED:
             acc, p, top, total, square, steps = _forward_keys(
                 acc, p, top, total, square, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, anchor,
-                fade, at_F, from_hi, from_lo, steps, whole - first, whole - 1, low, True, STAGES, X, S_MMA, O_MMA, FACTOR)  # fmt: skip
+                fade, at_F, from_hi, from_lo, steps, unmasked_from - first, unmasked_from - 1, low, True, STAGES, X, S_MMA, O_MMA, FACTOR)  # fmt: skip
         mbarrier.arrive(q_empty.index(0))
         stage = (steps - 1) % STAGES
         mbarrier.wait(v_full.index(stage), ((steps - 1) // STAGES) & 1)

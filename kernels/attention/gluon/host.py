@@ -13,7 +13,7 @@ from .shared import HALF, TILE, TensorDescriptor, _missing, gl
 
 
 @functools.cache
-def processors(device: torch.device) -> int:
+def num_multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
@@ -23,7 +23,7 @@ def layout(block: tuple[int, ...], dtype: torch.dtype) -> Any:
     return gl.NVMMASharedLayout.get_default_for(list(block), kinds[dtype])
 
 
-def flat(x: Tensor, rows: int) -> Any:
+def head_blocks(x: Tensor, rows: int) -> Any:
     """[B, T, H, X] as [B, T, H * X], read and written in blocks of `rows` positions of one head."""
     bsz, t, heads, d = x.shape
     block = (1, rows, d)
@@ -31,7 +31,7 @@ def flat(x: Tensor, rows: int) -> Any:
         x, [bsz, t, heads * d], [t * heads * d, heads * d, 1], list(block), layout(block, x.dtype))  # fmt: skip
 
 
-def columns(x: Tensor, width: int = HALF) -> Any:
+def row_blocks(x: Tensor, width: int = HALF) -> Any:
     """[B, H, T] as [B * H, T], read in blocks of `width` positions; zeros follow the last."""
     bsz, h, t = x.shape
     if t % 4:

@@ -47,16 +47,16 @@ if _missing is None:
 
 
 @_jit
-def _rounds(tiles):
+def _num_program_tiles(tiles):
     """How many of `tiles` fall to this program when the programs take turns, forth and back."""
     programs = gl.num_programs(0)
-    whole = tiles // programs
-    at = gl.program_id(0) + (whole % 2) * (programs - 1 - 2 * gl.program_id(0))
-    return whole + gl.where(at < tiles - whole * programs, 1, 0)
+    full_rounds = tiles // programs
+    at = gl.program_id(0) + (full_rounds % 2) * (programs - 1 - 2 * gl.program_id(0))
+    return full_rounds + gl.where(at < tiles - full_rounds * programs, 1, 0)
 
 
 @_jit
-def _turn(r):
+def _tile_of_round(r):
     """The tile of this program in round r."""
     programs = gl.num_programs(0)
     return r * programs + gl.program_id(0) + (r % 2) * (programs - 1 - 2 * gl.program_id(0))
@@ -76,7 +76,7 @@ def _tanh(x):
 
 
 @_jit
-def _pass_over(full, empty, steps, count, STAGES: gl.constexpr):
+def _release_stages(full, empty, steps, count, STAGES: gl.constexpr):
     """Hand `count` stages back unread: blocks that only the other warpgroup needs."""
     for _ in range(count):
         # an arrival before the stage is full could fall into its last round

@@ -47,7 +47,7 @@ def path_attention(
         if window is not None:
             raise ValueError("backend fla has no window; use torch")
         return fla_forward(q_BTHX, k_BTJX, v_BTJX, w_BTJX.float(), beta_BTJ.float(), scale)
-    maps = _Maps(k_BTJX, w_BTJX, beta_BTJ, min(chunk, t), statistics_dtype(q_BTHX.dtype))
+    maps = _HouseholderMaps(k_BTJX, w_BTJX, beta_BTJ, min(chunk, t), statistics_dtype(q_BTHX.dtype))
 
     def logits(span: QueryBlock) -> Tensor:
         return maps.scores(q_BTHX[:, span.queries], span) * scale
@@ -55,7 +55,7 @@ def path_attention(
     return scored_attention(v_BTJX, h, logits, window=window, query_block=query_block)
 
 
-class _Maps:
+class _HouseholderMaps:
     """The products of the maps of each chunk, A_last ... A_first = I - Wᵀ U, and of those behind each key."""
 
     def __init__(self, k_BTJX: Tensor, w_BTJX: Tensor, beta_BTJ: Tensor, chunk: int, dtype: torch.dtype) -> None:
@@ -67,7 +67,7 @@ class _Maps:
         solved = torch.linalg.solve_triangular(
             (scaled @ self.w.mT).tril(-1), torch.cat([scaled, behind], -1), upper=False, unitriangular=True
         )
-        self.u, self.moved = solved.split([self.w.shape[-1], chunk], -1)
+        self.u, self.moved_keys = solved.split([self.w.shape[-1], chunk], -1)
 
     def _chunks(self, x_BTJX: Tensor) -> Tensor:
         """[B, J, N, C, X]; the tokens added at the end have no map."""
@@ -78,16 +78,16 @@ class _Maps:
         """[B, H, M, S], from the last chunk back to the first: q is turned by each chunk that it leaves behind."""
         kv_heads, queries = self.w.shape[1], span.stop - span.start
         q = q_BMHX.to(self.w.dtype).transpose(1, 2).unflatten(1, (kv_heads, -1)).flatten(2, 3)
-        found = []
-        place = torch.arange(span.start, span.stop, device=q.device).repeat(q.shape[2] // queries)
+        chunk_scores = []
+        position = torch.arange(span.start, span.stop, device=q.device).repeat(q.shape[2] // queries)
         for n in range((span.stop - 1) // self.chunk, span.first // self.chunk - 1, -1):
             first = n * self.chunk
             token = torch.arange(first, first + self.chunk, device=q.device)
-            along = (q @ self.w[:, :, n].mT).masked_fill(token > place[:, None], 0.0)
-            scores = q @ self.k[:, :, n].mT - along @ self.moved[:, :, n]
+            along = (q @ self.w[:, :, n].mT).masked_fill(token > position[:, None], 0.0)
+            scores = q @ self.k[:, :, n].mT - along @ self.moved_keys[:, :, n]
             q = q - along @ self.u[:, :, n]
-            found.append(scores[..., max(0, span.first - first) : span.stop - first])
-        return torch.cat(found[::-1], -1).unflatten(2, (-1, queries)).flatten(1, 2)
+            chunk_scores.append(scores[..., max(0, span.first - first) : span.stop - first])
+        return torch.cat(chunk_scores[::-1], -1).unflatten(2, (-1, queries)).flatten(1, 2)
 
 
 @compile_time_constant
@@ -132,8 +132,8 @@ def fla_backward(
     """Gradients of q, k, v, w and beta. The forward runs again, so that nothing but fla's public function is called."""
     args = [x.detach().requires_grad_() for x in (q, k, v, w, beta)]
     with torch.enable_grad():
-        found = torch.autograd.grad(_fla(args, scale), args, g_o.contiguous())
-    dq, dk, dv, dw, d_beta = (g.to(x.dtype).contiguous() for g, x in zip(found, args, strict=True))
+        grads = torch.autograd.grad(_fla(args, scale), args, g_o.contiguous())
+    dq, dk, dv, dw, d_beta = (g.to(x.dtype).contiguous() for g, x in zip(grads, args, strict=True))
     return dq, dk, dv, dw, d_beta
 
 

@@ -1,7 +1,7 @@
 """Polar attention: direction and magnitude separately, with a null key (docs/mechanisms.md, "Polar attention").
 
 B batch, T length, H query heads, J KV heads, G = H/J queries per KV head, X head size, S keys in reach of a query
-block, N real keys a query sees, R distractors. docs/kernels.md, "Polar attention over real keys only", derives what `_Core` computes:
+block, N real keys a query sees, R distractors. docs/kernels.md, "Polar attention over real keys only", derives what `_PolarFunction` computes:
 the softmax runs over real keys only and the null is folded in last, so nothing underflows.
 """
 
@@ -21,7 +21,7 @@ from ...norms import statistics_dtype
 from ...shapes import QUERY_BLOCK, check_groups, check_qkv, check_window, cut, visible_mask
 from ..softmax.op import log_sum
 
-MASKED = -1e30
+MASK_VALUE = -1e30
 """Score of a key out of sight: finite, because -inf times a temperature gives NaN gradients."""
 TINY = 1e-6
 """Floor of ||s|| in c = s / max(||s||, TINY)."""
@@ -60,7 +60,7 @@ def polar_attention(
     q_scaled = q_BTHX.to(dtype) * (temp_TH * d**-0.5).unsqueeze(-1)
     k, v = k_BTJX.to(dtype), v_BTJX.to(dtype)
     options = (window, float(n_eff_floor), exact_floor, query_block)
-    c, mag = _Core.apply(q_scaled, k, v, score_null_TH, beta_H, v_null_HX.to(dtype), *options)
+    c, mag = _PolarFunction.apply(q_scaled, k, v, score_null_TH, beta_H, v_null_HX.to(dtype), *options)
     return c.to(q_BTHX.dtype), mag
 
 
@@ -121,16 +121,16 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     t, h, j, window = 397, 2, 1, 150
     draw = torch.Generator().manual_seed(seed)
     shapes = [(1, t, h, head_dim), (1, t, j, head_dim), (1, t, j, head_dim), (h,), (h,), (h,), (h,), (h, head_dim)]
-    made = [torch.randn(shape, generator=draw).to(device) for shape in shapes]
-    found = []
+    tensors = [torch.randn(shape, generator=draw).to(device) for shape in shapes]
+    results = []
     for name, kind in ((backend, dtype), ("torch", torch.float32)):
-        args = [x.to(dtype).to(kind) if x.ndim == 4 else x for x in made]
+        args = [x.to(dtype).to(kind) if x.ndim == 4 else x for x in tensors]
         args = [x.detach().requires_grad_() for x in args]
         with torch.enable_grad():
             c, mag = polar_attention(*args, window=window, backend=name)
-            grads = torch.autograd.grad((c.float() * made[0]).sum() + mag.sum(), args[:3])
-        found.append([c, mag, *grads])
-    return worst(*found)
+            grads = torch.autograd.grad((c.float() * tensors[0]).sum() + mag.sum(), args[:3])
+        results.append([c, mag, *grads])
+    return worst(*results)
 
 
 def _in_log2(q_BTHX: Tensor, temp_TH: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ def null_schedule(n_T1: Tensor, null_base_H: Tensor, null_slope_H: Tensor, len_g
     return temp_TH, null_base_H.to(dtype) + functional.softplus(null_slope_H.to(dtype)) * n_T1.log1p().sqrt()
 
 
-class _Core(torch.autograd.Function):
+class _PolarFunction(torch.autograd.Function):
     """(scaled q, k, v, null score, beta, v_null) -> (c, mag), everything in the statistics' type.
 
     The backward computes the weights of each query block again instead of keeping them.
@@ -256,7 +256,7 @@ def _scores(q: Tensor, k: Tensor, start: int, stop: int, first: int, window: int
     b, j, g, _, d = q.shape
     a = q[..., start:stop, :].reshape(b, j, -1, d) @ k[:, :, first:stop].transpose(-1, -2)
     hidden = ~visible_mask(start, stop, first, window, q.device)
-    a.view(b, j, g, stop - start, -1).masked_fill_(hidden, MASKED)
+    a.view(b, j, g, stop - start, -1).masked_fill_(hidden, MASK_VALUE)
     return a
 
 
@@ -292,7 +292,7 @@ def _empty_results(q: Tensor, *_: Any) -> tuple[Tensor, ...]:
 @torch_op("polar_forward", _empty_results)
 def polar_forward(
     q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
-    window: int, floor: float, exact_floor: bool, path: str,
+    window: int, floor: float, exact_floor: bool, backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(c [B, T, H, X], mag [B, T, H], lse, n_eff, inverse [B, H, T]).
 
@@ -300,17 +300,17 @@ def polar_forward(
     `exact_floor` is of the gradient alone: False takes a floored n_eff for one that the floor does not bind.
     """
     args = (q.contiguous(), k.contiguous(), v.contiguous(), null_TH.contiguous(), beta_H, v_null_HX.contiguous())
-    return load_kernels(__package__, path).polar_forward(*args, window=window or None, floor=floor)
+    return load_kernels(__package__, backend).polar_forward(*args, window=window or None, floor=floor)
 
 
 @torch_op("polar_backward", lambda gc, g_mag, *tensors: empty_like(*tensors[:6]))
 def polar_backward(
     gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
-    c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, window: int, path: str,
+    c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, window: int, backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, null_TH, beta_H and v_null_HX."""
     args = (gc, g_mag, q, k, v, null_TH, beta_H, v_null_HX, c, lse, n_eff, inverse)
-    return load_kernels(__package__, path).polar_backward(*(x.contiguous() for x in args), window=window or None)
+    return load_kernels(__package__, backend).polar_backward(*(x.contiguous() for x in args), window=window or None)
 
 
 def _saved(inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:

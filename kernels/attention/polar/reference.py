@@ -32,8 +32,8 @@ def polar_attention_reference(
         temp_H, null_H = _schedule(i + 1 - first, null_base_H, null_slope_H, len_gain_H)
         a_BHS = torch.einsum("bhd,bshd->bhs", q_BTHX[:, i], k_BTHX[:, first : i + 1]) / math.sqrt(d) * temp_H[:, None]
         a_null_BH1 = (temp_H * null_H)[None, :, None].expand(a_BHS.shape[0], h, 1)
-        every = torch.cat([a_BHS, a_null_BH1], -1)
-        p = torch.exp(every - every.amax(-1, keepdim=True))
+        logits = torch.cat([a_BHS, a_null_BH1], -1)
+        p = torch.exp(logits - logits.amax(-1, keepdim=True))
         p_BHS, p_null_BH = p[..., :-1], p[..., -1]
         w = p / p.sum(-1, keepdim=True)
         s_BHX = torch.einsum("bhs,bshd->bhd", w[..., :-1], v_BTHX[:, first : i + 1]) + w[..., -1:] * v_null_HX

@@ -15,7 +15,7 @@ from ..softmax.triton import launch_forward, weights_backward
 
 
 @triton.jit
-def _rows(
+def _row_gradients(
     c_ptr, gc_ptr, g_mag_ptr, null_ptr, v_null_ptr, beta_ptr, lse_ptr, n_eff_ptr, inverse_ptr,
     g_ptr, add_ptr, twice_ptr, d_null_ptr, d_beta_ptr, d_v_null_ptr, TQ,
     H: tl.constexpr, X: tl.constexpr, BM: tl.constexpr,
@@ -26,9 +26,9 @@ def _rows(
     h = tl.program_id(1) % H
     inside = i_M < TQ
     d_X = tl.arange(0, X)
-    place = ((b * TQ + i_M) * H + h)[:, None] * X + d_X[None, :]
-    c = tl.load(c_ptr + place, mask=inside[:, None], other=0.0).to(tl.float32)
-    gc = tl.load(gc_ptr + place, mask=inside[:, None], other=0.0).to(tl.float32)
+    element_at = ((b * TQ + i_M) * H + h)[:, None] * X + d_X[None, :]
+    c = tl.load(c_ptr + element_at, mask=inside[:, None], other=0.0).to(tl.float32)
+    gc = tl.load(gc_ptr + element_at, mask=inside[:, None], other=0.0).to(tl.float32)
     at = (b * H + h) * TQ + i_M
     lse = tl.load(lse_ptr + at, mask=inside, other=0.0)
     n_eff = tl.load(n_eff_ptr + at, mask=inside, other=1.0)
@@ -55,7 +55,7 @@ def _rows(
     to_null = tl.sum(gs * v_null[None, :], 1)
     d_null = scale_null * to_null - w * delta - kappa * tl.where(bound, 2.0 + w, w)
     add = kappa * (2.0 + w) - r * delta
-    tl.store(g_ptr + place, (real[:, None] * gs).to(g_ptr.dtype.element_ty), mask=inside[:, None])
+    tl.store(g_ptr + element_at, (real[:, None] * gs).to(g_ptr.dtype.element_ty), mask=inside[:, None])
     tl.store(add_ptr + at, add, mask=inside)
     tl.store(twice_ptr + at, tl.where(bound, 0.0, -2.0 * kappa * n_eff), mask=inside)
     tl.store(d_null_ptr + at, d_null, mask=inside)
@@ -103,7 +103,7 @@ def polar_rows(
     parts = triton.cdiv(t, rows)
     d_beta = torch.empty(parts, b, h, device=gc.device, dtype=torch.float32)
     d_v_null = torch.empty(parts, b, h, d, device=gc.device, dtype=torch.float32)
-    _rows[(parts, b * h)](
+    _row_gradients[(parts, b * h)](
         c, gc, g_mag, null_TH, v_null_HX, beta_H, lse, n_eff, inverse, g, add, twice, d_null, d_beta, d_v_null, t,
         H=h, X=d, BM=rows, num_warps=4,
     )  # fmt: skip

@@ -45,7 +45,7 @@ def _logits(
 
 @triton.jit
 def _forward_keys(
-    acc, top, total, q, bias_ptr, p_M, k_desc, v_desc, b, j, m0, start, stop, T, window,
+    acc, row_max, row_sum, q, bias_ptr, p_M, k_desc, v_desc, b, j, m0, start, stop, T, window,
     R: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
@@ -54,8 +54,8 @@ def _forward_keys(
         n = (stop - 1 - step) * BN
         _k, a = _logits(q, k_desc, bias_ptr, p_M, b, j, m0, n, T, window, R, BN, X, MASKED, WINDOWED, PRECISION, FACTOR)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
-        acc, top, total = online_softmax_step(acc, top, total, a, v, PRECISION)
-    return acc, top, total
+        acc, row_max, row_sum = online_softmax_step(acc, row_max, row_sum, a, v, PRECISION)
+    return acc, row_max, row_sum
 
 
 @triton.jit
@@ -74,27 +74,27 @@ def _forward(
     bias_ptr += h * (R + 1)
     q = q_desc.load([b, m0, h * X]).reshape(BM, X)
     acc = tl.zeros([BM, X], tl.float32)
-    top = tl.full([BM], float("-inf"), tl.float32)
-    total = tl.zeros([BM], tl.float32)
-    first, whole_from, whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
-    acc, top, total = _forward_keys(
-        acc, top, total, q, bias_ptr, p_M, k_desc, v_desc, b, j, m0, whole_to, last, T, window,
+    row_max = tl.full([BM], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BM], tl.float32)
+    first, unmasked_from, unmasked_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
+    acc, row_max, row_sum = _forward_keys(
+        acc, row_max, row_sum, q, bias_ptr, p_M, k_desc, v_desc, b, j, m0, unmasked_to, last, T, window,
         R, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
-    acc, top, total = _forward_keys(
-        acc, top, total, q, bias_ptr, p_M, k_desc, v_desc, b, j, m0, whole_from, whole_to, T, window,
+    acc, row_max, row_sum = _forward_keys(
+        acc, row_max, row_sum, q, bias_ptr, p_M, k_desc, v_desc, b, j, m0, unmasked_from, unmasked_to, T, window,
         R, BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     if WINDOWED:
-        acc, top, total = _forward_keys(
-            acc, top, total, q, bias_ptr, p_M, k_desc, v_desc, b, j, m0, first, whole_from, T, window,
+        acc, row_max, row_sum = _forward_keys(
+            acc, row_max, row_sum, q, bias_ptr, p_M, k_desc, v_desc, b, j, m0, first, unmasked_from, T, window,
             R, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     # rows behind the last may see no key
-    total = tl.where(inside, total, 1.0)
-    tl.store(lse_ptr + (b * H + h) * T + p_M, top + tl.log2(total), mask=inside)
-    o_desc.store([b, m0, h * X], (acc / total[:, None]).to(o_desc.dtype).reshape(1, BM, X))
+    row_sum = tl.where(inside, row_sum, 1.0)
+    tl.store(lse_ptr + (b * H + h) * T + p_M, row_max + tl.log2(row_sum), mask=inside)
+    o_desc.store([b, m0, h * X], (acc / row_sum[:, None]).to(o_desc.dtype).reshape(1, BM, X))
 
 
 @triton.jit
-def _along_diagonals(ds, out_ptr, BN: tl.constexpr):
+def _store_diagonal_sums(ds, out_ptr, BN: tl.constexpr):
     """Sums of ds [BN, BN] over i - j = d, for -BN < d < BN, to out[BN + d]."""
     row = tl.arange(0, BN)[:, None]
     x = tl.arange(0, BN)[None, :]
@@ -107,7 +107,7 @@ def _along_diagonals(ds, out_ptr, BN: tl.constexpr):
 
 @triton.jit
 def _dq_keys(
-    dq, rest, q, g, bias_ptr, lse, delta, p_M, k_desc, v_desc, parts_ptr, b, j, m0, start, stop, T, window,
+    dq, far_sum, q, g, bias_ptr, lse, delta, p_M, k_desc, v_desc, parts_ptr, b, j, m0, start, stop, T, window,
     R: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
@@ -118,15 +118,15 @@ def _dq_keys(
         ds = tl.exp2(a - lse[:, None]) * (tl.dot(g, v.T, input_precision=PRECISION) - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
         if m0 - (n + BN - 1) < R:
-            _along_diagonals(ds, parts_ptr + (m0 - n) // BN * (2 * BN), BN)
+            _store_diagonal_sums(ds, parts_ptr + (m0 - n) // BN * (2 * BN), BN)
         else:
-            rest += tl.sum(ds, 1)
-    return dq, rest
+            far_sum += tl.sum(ds, 1)
+    return dq, far_sum
 
 
 @triton.jit
 def _dq(
-    q_desc, k_desc, v_desc, g_desc, dq_desc, bias_ptr, lse_ptr, delta_ptr, parts_ptr, rest_ptr, T, window,
+    q_desc, k_desc, v_desc, g_desc, dq_desc, bias_ptr, lse_ptr, delta_ptr, parts_ptr, far_sum_ptr, T, window,
     R: tl.constexpr, NEAR: tl.constexpr, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
@@ -147,16 +147,16 @@ def _dq(
     lse = tl.load(lse_ptr + at, mask=inside, other=float("inf"))
     delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
     dq = tl.zeros([BM, X], tl.float32)
-    rest = tl.zeros([BM], tl.float32)
-    first, whole_from, whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
-    dq, rest = _dq_keys(dq, rest, q, g, bias_ptr, lse, delta, p_M, k_desc, v_desc, parts_ptr, b, j, m0, whole_to, last, T, window,
+    far_sum = tl.zeros([BM], tl.float32)
+    first, unmasked_from, unmasked_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
+    dq, far_sum = _dq_keys(dq, far_sum, q, g, bias_ptr, lse, delta, p_M, k_desc, v_desc, parts_ptr, b, j, m0, unmasked_to, last, T, window,
                         R, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
-    dq, rest = _dq_keys(dq, rest, q, g, bias_ptr, lse, delta, p_M, k_desc, v_desc, parts_ptr, b, j, m0, whole_from, whole_to, T, window,
+    dq, far_sum = _dq_keys(dq, far_sum, q, g, bias_ptr, lse, delta, p_M, k_desc, v_desc, parts_ptr, b, j, m0, unmasked_from, unmasked_to, T, window,
                         R, BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     if WINDOWED:
-        dq, rest = _dq_keys(dq, rest, q, g, bias_ptr, lse, delta, p_M, k_desc, v_desc, parts_ptr, b, j, m0, first, whole_from, T,
+        dq, far_sum = _dq_keys(dq, far_sum, q, g, bias_ptr, lse, delta, p_M, k_desc, v_desc, parts_ptr, b, j, m0, first, unmasked_from, T,
                             window, R, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
-    tl.store(rest_ptr + at, rest, mask=inside)
+    tl.store(far_sum_ptr + at, far_sum, mask=inside)
     dq_desc.store([b, m0, h * X], (dq * (_LN2 * FACTOR)).to(dq_desc.dtype).reshape(1, BM, X))
 
 
@@ -195,15 +195,15 @@ def _dkv(
     v = v_desc.load([b, n0, j * X]).reshape(BN, X)
     dk = tl.zeros([BN, X], tl.float32)
     dv = tl.zeros([BN, X], tl.float32)
-    first, whole_from, whole_to, end = query_bounds(n0, T, window, BM, BN, WINDOWED)
+    first, unmasked_from, unmasked_to, end = query_bounds(n0, T, window, BM, BN, WINDOWED)
     for g in tl.range(0, G):
         h = j * G + g
         dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, bias_ptr, lse_ptr, delta_ptr, b, h, j, n0,
-                              first, whole_from, T, window, R, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+                              first, unmasked_from, T, window, R, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
         dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, bias_ptr, lse_ptr, delta_ptr, b, h, j, n0,
-                              whole_from, whole_to, T, window, R, H, BM, BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+                              unmasked_from, unmasked_to, T, window, R, H, BM, BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
         dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, bias_ptr, lse_ptr, delta_ptr, b, h, j, n0,
-                              whole_to, end, T, window, R, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+                              unmasked_to, end, T, window, R, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     dk_desc.store([b, n0, j * X], (dk * (_LN2 * FACTOR)).to(dk_desc.dtype).reshape(1, BN, X))
     dv_desc.store([b, n0, j * X], dv.to(dv_desc.dtype).reshape(1, BN, X))
 
@@ -223,9 +223,9 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous, bias [H, R + 1] float32."""
     tiles, sizes = tiles_for("forward", q.shape[3], q.dtype), (q.shape[1], window or 0)
-    shared = launcher.constants(q, k, window, factor)
-    shared["R"] = bias_HR.shape[1] - 1
-    return launcher.forward(_forward, tiles, q, k, v, (bias_HR,), sizes, shared)
+    constexprs = launcher.constants(q, k, window, factor)
+    constexprs["R"] = bias_HR.shape[1] - 1
+    return launcher.forward(_forward, tiles, q, k, v, (bias_HR,), sizes, constexprs)
 
 
 def backward(
@@ -234,31 +234,31 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (q, k, v, bias) from that of o; bias and lse in units of log 2 as `forward` has them; inputs contiguous."""
     b, t, h, d = q.shape
-    shared, reach, seen = launcher.constants(q, k, window, factor), bias_HR.shape[1] - 1, window or 0
+    constexprs, reach, seen = launcher.constants(q, k, window, factor), bias_HR.shape[1] - 1, window or 0
     dq, dk, dv, delta = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), launcher.row_products(g_o, o)
     tiles = tiles_for("dq", d, q.dtype)
     count, bn = triton.cdiv(t, tiles.rows), tiles.keys
     # tiles m0 - n0 = 0, bn, 2 bn, ... whose least distance, m0 - n0 - (bn - 1), is below the reach
     near = min(count, (reach + bn - 2) // bn + 1)
     parts = torch.zeros(b, h, count, near, 2 * bn, device=q.device, dtype=torch.float32)
-    rest = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
-    shared["R"], shared["NEAR"] = reach, near
-    launcher.queries_backward(_dq, tiles, q, k, v, g_o, dq, (bias_HR, lse, delta, parts, rest, t, seen), shared)
-    del shared["NEAR"]
+    far_sum = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
+    constexprs["R"], constexprs["NEAR"] = reach, near
+    launcher.queries_backward(_dq, tiles, q, k, v, g_o, dq, (bias_HR, lse, delta, parts, far_sum, t, seen), constexprs)
+    del constexprs["NEAR"]
     launcher.keys_backward(
-        _dkv, tiles_for("dkv", d, q.dtype), q, k, v, g_o, dk, dv, (bias_HR, lse, delta, t, seen), shared
+        _dkv, tiles_for("dkv", d, q.dtype), q, k, v, g_o, dk, dv, (bias_HR, lse, delta, t, seen), constexprs
     )
-    return dq, dk, dv, _of_distances(parts.sum((0, 2)), rest.sum((0, 2)), bias_HR) * LN2
+    return dq, dk, dv, _sum_by_distance(parts.sum((0, 2)), far_sum.sum((0, 2)), bias_HR) * LN2
 
 
-def _of_distances(parts_HNS: Tensor, rest_H: Tensor, bias_HR: Tensor) -> Tensor:
+def _sum_by_distance(parts_HNS: Tensor, far_sum_H: Tensor, bias_HR: Tensor) -> Tensor:
     """[H, R + 1] from the diagonals' sums: tile n's column S + x belongs to the distance n S + x, of which none is below 0."""
     near, columns = parts_HNS.shape[1:]
     s = columns // 2
     at = parts_HNS[..., s:]
     # the next tile's columns below S reach back
     at = at + torch.nn.functional.pad(parts_HNS[:, 1:, :s], (0, 0, 0, 1))
-    found = at.flatten(1)
+    by_distance = at.flatten(1)
     reach = bias_HR.shape[1] - 1
-    own = torch.nn.functional.pad(found[:, :reach], (0, max(0, reach - near * s)))
-    return torch.cat([own, (found[:, reach:].sum(1) + rest_H)[:, None]], 1)
+    own = torch.nn.functional.pad(by_distance[:, :reach], (0, max(0, reach - near * s)))
+    return torch.cat([own, (by_distance[:, reach:].sum(1) + far_sum_H)[:, None]], 1)

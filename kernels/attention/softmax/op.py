@@ -102,9 +102,9 @@ def _full_choice(device: torch.device, dtype: torch.dtype, head_dim: int, ours: 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
     """Largest relative error of the result and of its gradients, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)
-    made = [torch.randn(1, 131, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
+    tensors = [torch.randn(1, 131, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
     attention = functools.partial(softmax_attention, window=None if backend == "cudnn" else 70)
-    return worst(*result_and_gradients(attention, backend, dtype, made))
+    return worst(*result_and_gradients(attention, backend, dtype, tensors))
 
 
 def in_log2(q_BTHX: Tensor, scale: float | None) -> Tensor:

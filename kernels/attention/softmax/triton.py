@@ -35,7 +35,7 @@ _HIDDEN = tl.constexpr(HIDDEN)
 
 
 @triton.jit
-def _forgotten(hi_ptr, lo_ptr, row, n, from_hi, from_lo, T):
+def _decay_between(hi_ptr, lo_ptr, row, n, from_hi, from_lo, T):
     """F at the anchor less F at n, where F = hi + lo: the two parts apart, so that nothing is lost where F is large."""
     hi = tl.load(hi_ptr + row + n, mask=n < T, other=0.0)
     lo = tl.load(lo_ptr + row + n, mask=n < T, other=0.0)
@@ -44,7 +44,7 @@ def _forgotten(hi_ptr, lo_ptr, row, n, from_hi, from_lo, T):
 
 @triton.jit
 def _forward_keys(
-    acc, top, total, square, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, start, stop, TK, window,
+    acc, row_max, row_sum, square, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, start, stop, TK, window,
     BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
     POLAR: tl.constexpr, FORGETS: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
@@ -52,19 +52,19 @@ def _forward_keys(
         k = k_desc.load([b, n, j * X]).reshape(BN, X)
         s = tl.dot(q, k.T, input_precision=PRECISION)
         if FORGETS:
-            s = s * FACTOR + _forgotten(hi_ptr, lo_ptr, row, n + tl.arange(0, BN), from_hi, from_lo, TK)[None, :]
+            s = s * FACTOR + _decay_between(hi_ptr, lo_ptr, row, n + tl.arange(0, BN), from_hi, from_lo, TK)[None, :]
         if MASKED:
             s = tl.where(visible(p_M, n + tl.arange(0, BN), TK, window, WINDOWED), s, _HIDDEN)
-        higher = tl.maximum(top, tl.max(s, 1))
-        shrink = tl.exp2(top - higher)
+        higher = tl.maximum(row_max, tl.max(s, 1))
+        shrink = tl.exp2(row_max - higher)
         p = tl.exp2(s - higher[:, None])
-        total = total * shrink + tl.sum(p, 1)
+        row_sum = row_sum * shrink + tl.sum(p, 1)
         if POLAR:
             square = square * shrink * shrink + tl.sum(p * p, 1)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-        top = higher
-    return acc, top, total, square
+        row_max = higher
+    return acc, row_max, row_sum, square
 
 
 @triton.jit
@@ -84,17 +84,17 @@ def _forward(
     p_M = offset + i_M
     q = q_desc.load([b, m0, h * X]).reshape(BM, X)
     acc = tl.zeros([BM, X], tl.float32)
-    top = tl.full([BM], float("-inf"), tl.float32)
-    total = tl.zeros([BM], tl.float32)
+    row_max = tl.full([BM], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BM], tl.float32)
     square = tl.zeros([BM], tl.float32)
     end = tl.minimum(TK, offset + tl.minimum(m0 + BM, TQ))
     first = 0
-    whole_from = 0
+    unmasked_from = 0
     if WINDOWED:
         first = tl.maximum(0, offset + m0 - window + 1) // BN * BN
-        whole_from = tl.maximum(first, tl.cdiv(tl.maximum(0, offset + m0 + BM - window), BN) * BN)
-        whole_from = tl.minimum(whole_from, tl.cdiv(end, BN) * BN)
-    whole_to = tl.maximum(whole_from, tl.minimum(offset + m0 + 1, TK) // BN * BN)
+        unmasked_from = tl.maximum(first, tl.cdiv(tl.maximum(0, offset + m0 + BM - window), BN) * BN)
+        unmasked_from = tl.minimum(unmasked_from, tl.cdiv(end, BN) * BN)
+    unmasked_to = tl.maximum(unmasked_from, tl.minimum(offset + m0 + 1, TK) // BN * BN)
     row = (b * H + h) * TK
     from_hi = 0.0
     from_lo = 0.0
@@ -102,25 +102,25 @@ def _forward(
         from_hi = tl.load(hi_ptr + row + m0)
         from_lo = tl.load(lo_ptr + row + m0)
     if WINDOWED:
-        acc, top, total, square = _forward_keys(
-            acc, top, total, square, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, first, whole_from, TK, window,
+        acc, row_max, row_sum, square = _forward_keys(
+            acc, row_max, row_sum, square, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, first, unmasked_from, TK, window,
             BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
-    acc, top, total, square = _forward_keys(
-        acc, top, total, square, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_from, whole_to, TK, window,
+    acc, row_max, row_sum, square = _forward_keys(
+        acc, row_max, row_sum, square, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, unmasked_from, unmasked_to, TK, window,
         BN, X, False, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
-    acc, top, total, square = _forward_keys(
-        acc, top, total, square, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_to, end, TK, window,
+    acc, row_max, row_sum, square = _forward_keys(
+        acc, row_max, row_sum, square, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, unmasked_to, end, TK, window,
         BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
 
     inside = i_M < TQ
     at = (b * H + h) * TQ + i_M
-    lse = top + tl.log2(total)  # with gates less F of the row over that of the tile's first
+    lse = row_max + tl.log2(row_sum)  # with gates less F of the row over that of the tile's first
     tl.store(lse_ptr + at, lse, mask=inside)
     if POLAR:
         null = tl.load(null_ptr + i_M * H + h, mask=inside, other=0.0)
         beta = tl.load(beta_ptr + h)
         floor = tl.load(floor_ptr)
-        n_eff = total * total / square
+        n_eff = row_sum * row_sum / square
         d = lse - null
         r = 1.0 / (1.0 + tl.exp2(-d))
         w = 1.0 / (1.0 + tl.exp2(d))
@@ -128,7 +128,7 @@ def _forward(
         bound = n_eff > cap
         n_eff = tl.where(bound, cap, n_eff)
         v_null = tl.load(v_null_ptr + h * X + tl.arange(0, X))
-        s = acc * (r / total)[:, None] + w[:, None] * v_null[None, :]
+        s = acc * (r / row_sum)[:, None] + w[:, None] * v_null[None, :]
         length = tl.sqrt(tl.sum(s * s, 1))
         inverse = 1.0 / tl.maximum(length, _TINY)
         tl.store(n_eff_ptr + at, tl.where(bound, -n_eff, n_eff), mask=inside)
@@ -137,7 +137,7 @@ def _forward(
         tl.store(mag_ptr + (b * TQ + i_M) * H + h, mag, mask=inside)
         out = s * inverse[:, None]
     else:
-        out = acc / total[:, None]
+        out = acc / row_sum[:, None]
     c_desc.store([b, m0, h * X], out.to(c_desc.dtype).reshape(1, BM, X))
 
 
@@ -153,7 +153,7 @@ def _dq_keys(
         # the accumulator starts at -lse: one subtraction an element less
         s = tl.dot(q, k.T, tl.broadcast_to(-lse[:, None], [q.shape[0], BN]), input_precision=PRECISION)
         if FORGETS:
-            s = s * FACTOR + _forgotten(hi_ptr, lo_ptr, row, n + tl.arange(0, BN), from_hi, from_lo, TK)[None, :]
+            s = s * FACTOR + _decay_between(hi_ptr, lo_ptr, row, n + tl.arange(0, BN), from_hi, from_lo, TK)[None, :]
         p = tl.exp2(s)
         if MASKED:
             p = tl.where(visible(p_M, n + tl.arange(0, BN), TK, window, WINDOWED), p, 0.0)
@@ -187,12 +187,12 @@ def _dq(
     twice = tl.load(twice_ptr + at, mask=inside, other=0.0) if POLAR else 0.0
     end = tl.minimum(TK, offset + tl.minimum(m0 + BM, TQ))
     first = 0
-    whole_from = 0
+    unmasked_from = 0
     if WINDOWED:
         first = tl.maximum(0, offset + m0 - window + 1) // BN * BN
-        whole_from = tl.maximum(first, tl.cdiv(tl.maximum(0, offset + m0 + BM - window), BN) * BN)
-        whole_from = tl.minimum(whole_from, tl.cdiv(end, BN) * BN)
-    whole_to = tl.maximum(whole_from, tl.minimum(offset + m0 + 1, TK) // BN * BN)
+        unmasked_from = tl.maximum(first, tl.cdiv(tl.maximum(0, offset + m0 + BM - window), BN) * BN)
+        unmasked_from = tl.minimum(unmasked_from, tl.cdiv(end, BN) * BN)
+    unmasked_to = tl.maximum(unmasked_from, tl.minimum(offset + m0 + 1, TK) // BN * BN)
     row = (b * H + h) * TK
     from_hi = 0.0
     from_lo = 0.0
@@ -200,15 +200,15 @@ def _dq(
         from_hi = tl.load(hi_ptr + row + m0)
         from_lo = tl.load(lo_ptr + row + m0)
         # what the product's accumulator starts from is multiplied with it
-        lse = (lse + _forgotten(hi_ptr, lo_ptr, row, i_M // TILE * TILE, from_hi, from_lo, TK)) / FACTOR
+        lse = (lse + _decay_between(hi_ptr, lo_ptr, row, i_M // TILE * TILE, from_hi, from_lo, TK)) / FACTOR
     dq = tl.zeros([BM, X], tl.float32)
     over = tl.zeros([BM], tl.float32)
     if WINDOWED:
-        dq, over = _dq_keys(dq, over, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, first, whole_from, TK, window,
+        dq, over = _dq_keys(dq, over, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, first, unmasked_from, TK, window,
                       BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
-    dq, over = _dq_keys(dq, over, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_from, whole_to, TK, window,
+    dq, over = _dq_keys(dq, over, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, unmasked_from, unmasked_to, TK, window,
                   BN, X, False, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
-    dq, over = _dq_keys(dq, over, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_to, end, TK, window,
+    dq, over = _dq_keys(dq, over, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, unmasked_to, end, TK, window,
                   BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
     if FORGETS:  # a row of da sums to 0, but `add` was taken from an output that is rounded
         tl.store(exact_ptr + at, add - over, mask=inside)
@@ -228,7 +228,9 @@ def _dkv_queries(
         q = q_desc.load([b, m, h * X]).reshape(BM, X)
         lse = tl.load(lse_ptr + at, mask=inside, other=-_HIDDEN)
         if FORGETS:
-            lse = (lse + _forgotten(hi_ptr, lo_ptr, (b * H + h) * TK, m // TILE * TILE, from_hi, from_lo, TK)) / FACTOR
+            lse = (
+                lse + _decay_between(hi_ptr, lo_ptr, (b * H + h) * TK, m // TILE * TILE, from_hi, from_lo, TK)
+            ) / FACTOR
         s_SM = tl.dot(k, q.T, tl.broadcast_to(-lse[None, :], [k.shape[0], BM]), input_precision=PRECISION)
         if FORGETS:
             s_SM = s_SM * FACTOR + f_S[:, None]
@@ -268,13 +270,13 @@ def _dkv(
     # queries at m see key n when n <= offset + m < n + window
     first = tl.maximum(0, n0 - offset) // BM * BM
     end = TQ
-    whole_from = tl.cdiv(tl.maximum(0, n0 + BN - 1 - offset), BM) * BM
-    whole_to = TQ
+    unmasked_from = tl.cdiv(tl.maximum(0, n0 + BN - 1 - offset), BM) * BM
+    unmasked_to = TQ
     if WINDOWED:
         end = tl.minimum(TQ, tl.maximum(0, n0 + BN - 1 + window - offset))
-        whole_to = tl.maximum(0, n0 + window - offset) // BM * BM
-    whole_from = tl.maximum(first, tl.minimum(whole_from, tl.cdiv(end, BM) * BM))
-    whole_to = tl.maximum(whole_from, tl.minimum(whole_to, tl.cdiv(end, BM) * BM))
+        unmasked_to = tl.maximum(0, n0 + window - offset) // BM * BM
+    unmasked_from = tl.maximum(first, tl.minimum(unmasked_from, tl.cdiv(end, BM) * BM))
+    unmasked_to = tl.maximum(unmasked_from, tl.minimum(unmasked_to, tl.cdiv(end, BM) * BM))
     for g in tl.range(0, G):
         h = j * G + g
         df = tl.zeros([BN], tl.float32)
@@ -285,17 +287,17 @@ def _dkv(
             row = (b * H + h) * TK
             from_hi = tl.load(hi_ptr + row + n0)
             from_lo = tl.load(lo_ptr + row + n0)
-            f_S = _forgotten(hi_ptr, lo_ptr, row, n_S, from_hi, from_lo, TK)
+            f_S = _decay_between(hi_ptr, lo_ptr, row, n_S, from_hi, from_lo, TK)
         dk, dv, df = _dkv_queries(dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr,
                               f_S, from_hi, from_lo, b, h,
-                              first, whole_from, TQ, TK, offset, window, H, BM, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR, TILE)  # fmt: skip
+                              first, unmasked_from, TQ, TK, offset, window, H, BM, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR, TILE)  # fmt: skip
         dk, dv, df = _dkv_queries(dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr,
                               f_S, from_hi, from_lo, b, h,
-                              whole_from, whole_to, TQ, TK, offset, window, H, BM, X, False, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR, TILE)  # fmt: skip
+                              unmasked_from, unmasked_to, TQ, TK, offset, window, H, BM, X, False, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR, TILE)  # fmt: skip
         if WINDOWED:
             dk, dv, df = _dkv_queries(dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr,
                               f_S, from_hi, from_lo, b, h,
-                                  whole_to, end, TQ, TK, offset, window, H, BM, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR, TILE)  # fmt: skip
+                                  unmasked_to, end, TQ, TK, offset, window, H, BM, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR, TILE)  # fmt: skip
         if FORGETS:
             tl.store(df_ptr + (b * H + h) * TK + n_S, df, mask=n_S < TK)
     dk_desc.store([b, n0, j * X], (dk * (_LN2 * FACTOR)).to(dk_desc.dtype).reshape(1, BN, X))
@@ -321,32 +323,32 @@ HighLow = tuple[Tensor, Tensor]
 
 
 def softmax_forward(
-    q: Tensor, k: Tensor, v: Tensor, *, window: int | None, offset: int = 0, forgotten: HighLow | None = None,
+    q: Tensor, k: Tensor, v: Tensor, *, window: int | None, offset: int = 0, log_decay: HighLow | None = None,
     factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous.
 
-    `forgotten` F [B, H, T], in units of log 2, adds F_i - F_j to the score of query i and key j; then the offset is 0, the
+    `log_decay` F [B, H, T], in units of log 2, adds F_i - F_j to the score of query i and key j; then the offset is 0, the
     factor of the scores, other than 0, may be left to the kernels as `factor`, and lse is for `weights_backward`
     alone: less F of the row over that of its tile's first.
     """
     b, t, h, _ = q.shape
     o = torch.empty_like(q)
     lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
-    launch_forward(q, k, v, o, (lse,) * 8, window, offset, polar=False, forgotten=forgotten, factor=factor)
+    launch_forward(q, k, v, o, (lse,) * 8, window, offset, polar=False, log_decay=log_decay, factor=factor)
     return o, lse
 
 
 def launch_forward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, rest: tuple[Tensor, ...], window: int | None, offset: int, *,
-    polar: bool, forgotten: HighLow | None = None, factor: float = 1.0,
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, other_tensors: tuple[Tensor, ...], window: int | None, offset: int, *,
+    polar: bool, log_decay: HighLow | None = None, factor: float = 1.0,
 ) -> None:  # fmt: skip
     (b, t, h, d), (tk, j) = q.shape, k.shape[1:3]
-    bm, bn, warps, stages = tiles_for("forward", tk, d, q.dtype, forgotten is not None)
+    bm, bn, warps, stages = tiles_for("forward", tk, d, q.dtype, log_decay is not None)
     _forward[(triton.cdiv(t, bm), b * h)](
-        launcher.head_blocks(q, bm, d), launcher.head_blocks(k, bn, d), launcher.head_blocks(v, bn, d), launcher.head_blocks(out, bm, d), *rest,
-        *(forgotten or rest[-2:]), t, tk, offset, window or 0, H=h, G=h // j, X=d, BM=bm, BN=bn,
-        WINDOWED=window is not None, PRECISION=launcher.precision(q.dtype), POLAR=polar, FORGETS=forgotten is not None,
+        launcher.head_blocks(q, bm, d), launcher.head_blocks(k, bn, d), launcher.head_blocks(v, bn, d), launcher.head_blocks(out, bm, d), *other_tensors,
+        *(log_decay or other_tensors[-2:]), t, tk, offset, window or 0, H=h, G=h // j, X=d, BM=bm, BN=bn,
+        WINDOWED=window is not None, PRECISION=launcher.precision(q.dtype), POLAR=polar, FORGETS=log_decay is not None,
         FACTOR=factor, num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
@@ -362,7 +364,7 @@ def softmax_backward(
 
 def weights_backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, add: Tensor, twice: Tensor | None, *,
-    window: int | None, offset: int = 0, forgotten: HighLow | None = None, factor: float = 1.0,
+    window: int | None, offset: int = 0, log_decay: HighLow | None = None, factor: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (q', k, v, F) where da = P (g.v + add + twice P) and dv = sum P g; add and twice float32 [B, H, T].
 
@@ -370,18 +372,18 @@ def weights_backward(
     its scores, so only keys have a gradient of it.
     """
     t, d, tk = q.shape[1], q.shape[3], k.shape[1]
-    forgets, halves = forgotten is not None, forgotten or (lse, lse)
+    forgets, decay_parts = log_decay is not None, log_decay or (lse, lse)
     df = torch.empty(lse.shape if forgets else (1,), device=q.device)
     # the pass for queries tells that for keys by how much `add` is off: gradients of gates sum what cancels
     exact = torch.empty_like(add) if forgets else add
-    shared = launcher.constants(q, k, window, factor)
-    shared["POLAR"], shared["FORGETS"] = twice is not None, forgets
-    shared["TILE"] = tiles_for("forward", tk, d, q.dtype, forgets).rows
+    constexprs = launcher.constants(q, k, window, factor)
+    constexprs["POLAR"], constexprs["FORGETS"] = twice is not None, forgets
+    constexprs["TILE"] = tiles_for("forward", tk, d, q.dtype, forgets).rows
     twice = lse if twice is None else twice
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     sizes = (t, tk, offset, window or 0)
     tiles = tiles_for("dq", tk, d, q.dtype, forgets)
-    launcher.queries_backward(_dq, tiles, q, k, v, g, dq, (lse, add, twice, *halves, exact, *sizes), shared)
+    launcher.queries_backward(_dq, tiles, q, k, v, g, dq, (lse, add, twice, *decay_parts, exact, *sizes), constexprs)
     tiles = tiles_for("dkv", tk, d, q.dtype, forgets)
-    launcher.keys_backward(_dkv, tiles, q, k, v, g, dk, dv, (lse, exact, twice, *halves, df, *sizes), shared)
+    launcher.keys_backward(_dkv, tiles, q, k, v, g, dk, dv, (lse, exact, twice, *decay_parts, df, *sizes), constexprs)
     return dq, dk, dv, df

@@ -74,9 +74,9 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     q, k = (torch.randn(1, t, heads, 1, generator=draw).sign() * axis_X for heads in (2, 1))
     k, v = k + 0.2 * torch.randn(k.shape, generator=draw), torch.randn(k.shape, generator=draw)
     gate = -torch.rand(1, t, 2, generator=draw)
-    made = [x.to(device, dtype) for x in (q, k, v)]
+    tensors = [x.to(device, dtype) for x in (q, k, v)]
     attention = functools.partial(threshold_attention, window=70)
-    return worst(*result_and_gradients(attention, backend, dtype, made, [gate.to(device)]))
+    return worst(*result_and_gradients(attention, backend, dtype, tensors, [gate.to(device)]))
 
 
 def survivors(q_BTHX: Tensor, k_BTJX: Tensor, span: QueryBlock, scale: float | None = None) -> tuple[Tensor, Tensor]:
@@ -99,13 +99,13 @@ def _logits(q_BTHX: Tensor, k_BTJX: Tensor, decay_BTH: Tensor, span: QueryBlock,
 def _rows_without(q_BTHX: Tensor, k_BTJX: Tensor, scale: float | None, window: int | None, block: int | None) -> Tensor:
     """bool [B, T, H, 1]: rows in which no key survives."""
 
-    def kept(span: QueryBlock) -> Tensor:
+    def survivor_logits(span: QueryBlock) -> Tensor:
         scores, keep = survivors(q_BTHX, k_BTJX, span, scale)
         return torch.where(keep, torch.zeros_like(scores), -torch.inf)
 
     with torch.no_grad():
         ones = torch.ones_like(k_BTJX[..., :1])
-        return scored_attention(ones, q_BTHX.shape[2], kept, window=window, query_block=block) == 0
+        return scored_attention(ones, q_BTHX.shape[2], survivor_logits, window=window, query_block=block) == 0
 
 
 def _mean_seen(v_BTJX: Tensor, window: int | None) -> Tensor:

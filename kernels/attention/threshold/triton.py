@@ -5,7 +5,7 @@ Units of log 2: s = factor q·k, weight = 2^(s + D decay - lse) for keys with s 
 the query. So a row is walked from its query back to its first key with `count`, the survivors met so far; inside a tile
 the count is a product of the 0/1 matrix of survivors with a triangle of ones, exact in float32.
 
-The backward of keys goes the other way and needs each row's count at each tile of keys. These are kept for `STRETCH` keys
+The backward of keys goes the other way and needs each row's count at each tile of keys. These are kept for `SEGMENT_TOKENS` keys
 at a time, 4 STRETCH / S bytes a row: the memory grows with T alone. No atomics: every number repeats bit for bit, and
 every kernel multiplies q by k in the same order, so that all of them see the same survivors.
 
@@ -24,7 +24,7 @@ from .. import launcher
 from ..device import LN2, bounds, online_softmax_step, query_bounds
 from ..launcher import Tiles
 
-STRETCH = 4096
+SEGMENT_TOKENS = 4096
 """Keys whose counts are kept at a time."""
 
 _LN2 = tl.constexpr(LN2)
@@ -57,7 +57,7 @@ def _upper(BN: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def _forward_keys(
-    acc, top, total, count, q, decay, p_M, k_desc, v_desc, b, j, start, stop, T, window, upper,
+    acc, row_max, row_sum, count, q, decay, p_M, k_desc, v_desc, b, j, start, stop, T, window, upper,
     BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
@@ -70,8 +70,8 @@ def _forward_keys(
         a = tl.where(keep, s + (count[:, None] + local) * decay[:, None], float("-inf"))
         count += tl.sum(keep.to(tl.float32), 1)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
-        acc, top, total = online_softmax_step(acc, top, total, a, v, PRECISION)
-    return acc, top, total, count
+        acc, row_max, row_sum = online_softmax_step(acc, row_max, row_sum, a, v, PRECISION)
+    return acc, row_max, row_sum, count
 
 
 @triton.jit
@@ -92,24 +92,24 @@ def _forward(
     decay = tl.load(decay_ptr + at, mask=inside, other=0.0)
     upper = _upper(BN, q.dtype)
     acc = tl.zeros([BM, X], tl.float32)
-    top = tl.full([BM], float("-inf"), tl.float32)
-    total = tl.zeros([BM], tl.float32)
+    row_max = tl.full([BM], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BM], tl.float32)
     count = tl.zeros([BM], tl.float32)
-    first, whole_from, whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
-    acc, top, total, count = _forward_keys(
-        acc, top, total, count, q, decay, p_M, k_desc, v_desc, b, j, whole_to, last, T, window, upper,
+    first, unmasked_from, unmasked_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
+    acc, row_max, row_sum, count = _forward_keys(
+        acc, row_max, row_sum, count, q, decay, p_M, k_desc, v_desc, b, j, unmasked_to, last, T, window, upper,
         BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
-    acc, top, total, count = _forward_keys(
-        acc, top, total, count, q, decay, p_M, k_desc, v_desc, b, j, whole_from, whole_to, T, window, upper,
+    acc, row_max, row_sum, count = _forward_keys(
+        acc, row_max, row_sum, count, q, decay, p_M, k_desc, v_desc, b, j, unmasked_from, unmasked_to, T, window, upper,
         BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     if WINDOWED:
-        acc, top, total, count = _forward_keys(
-            acc, top, total, count, q, decay, p_M, k_desc, v_desc, b, j, first, whole_from, T, window, upper,
+        acc, row_max, row_sum, count = _forward_keys(
+            acc, row_max, row_sum, count, q, decay, p_M, k_desc, v_desc, b, j, first, unmasked_from, T, window, upper,
             BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
-    some = total > 0.0
-    whole = tl.where(some, total, 1.0)
-    tl.store(lse_ptr + at, tl.where(some, top + tl.log2(whole), float("-inf")), mask=inside)
-    o_desc.store([b, m0, h * X], (acc / whole[:, None]).to(o_desc.dtype).reshape(1, BM, X))
+    has_survivors = row_sum > 0.0
+    safe_sum = tl.where(has_survivors, row_sum, 1.0)
+    tl.store(lse_ptr + at, tl.where(has_survivors, row_max + tl.log2(safe_sum), float("-inf")), mask=inside)
+    o_desc.store([b, m0, h * X], (acc / safe_sum[:, None]).to(o_desc.dtype).reshape(1, BM, X))
 
 
 @triton.jit
@@ -117,23 +117,23 @@ def _dq_keys(
     dq, d_decay, count, q, g, decay, lse, delta, p_M, k_desc, v_desc, counts_ptr, at, b, j, start, stop, T, window, upper,
     stride, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr, FACTOR: tl.constexpr,
-    KEPT: tl.constexpr,
+    STORES_COUNTS: tl.constexpr,
 ):  # fmt: skip
     for step in tl.range(0, stop - start):
         tile = stop - 1 - step
         n = tile * BN
-        if KEPT:
+        if STORES_COUNTS:
             tl.store(counts_ptr + tile.to(tl.int64) * stride + at, count, mask=p_M < T)
         k, s, keep, local = _survivors(
             q, k_desc, p_M, b, j, n, T, window, upper, BN, X, MASKED, WINDOWED, PRECISION, FACTOR
         )
-        met = count[:, None] + local
-        p = tl.where(keep, tl.exp2(s + met * decay[:, None] - lse[:, None]), 0.0)
+        distance = count[:, None] + local
+        p = tl.where(keep, tl.exp2(s + distance * decay[:, None] - lse[:, None]), 0.0)
         count += tl.sum(keep.to(tl.float32), 1)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
         ds = p * (tl.dot(g, v.T, input_precision=PRECISION) - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
-        d_decay += tl.sum(ds * met, 1)
+        d_decay += tl.sum(ds * distance, 1)
     return dq, d_decay, count
 
 
@@ -141,7 +141,7 @@ def _dq_keys(
 def _dq(
     q_desc, k_desc, v_desc, g_desc, dq_desc, decay_ptr, lse_ptr, delta_ptr, d_decay_ptr, counts_ptr, T, window, stride,
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr, KEPT: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr, STORES_COUNTS: tl.constexpr,
 ):  # fmt: skip
     """dq and d decay; with KEPT also the count at each tile of keys, [tiles, B, H, T]."""
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
@@ -161,17 +161,17 @@ def _dq(
     dq = tl.zeros([BM, X], tl.float32)
     d_decay = tl.zeros([BM], tl.float32)
     count = tl.zeros([BM], tl.float32)
-    first, whole_from, whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
+    first, unmasked_from, unmasked_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
     dq, d_decay, count = _dq_keys(
-        dq, d_decay, count, q, g, decay, lse, delta, p_M, k_desc, v_desc, counts_ptr, at, b, j, whole_to, last, T, window,
-        upper, stride, BN, X, True, WINDOWED, PRECISION, FACTOR, KEPT)  # fmt: skip
+        dq, d_decay, count, q, g, decay, lse, delta, p_M, k_desc, v_desc, counts_ptr, at, b, j, unmasked_to, last, T, window,
+        upper, stride, BN, X, True, WINDOWED, PRECISION, FACTOR, STORES_COUNTS)  # fmt: skip
     dq, d_decay, count = _dq_keys(
-        dq, d_decay, count, q, g, decay, lse, delta, p_M, k_desc, v_desc, counts_ptr, at, b, j, whole_from, whole_to, T,
-        window, upper, stride, BN, X, False, WINDOWED, PRECISION, FACTOR, KEPT)  # fmt: skip
+        dq, d_decay, count, q, g, decay, lse, delta, p_M, k_desc, v_desc, counts_ptr, at, b, j, unmasked_from, unmasked_to, T,
+        window, upper, stride, BN, X, False, WINDOWED, PRECISION, FACTOR, STORES_COUNTS)  # fmt: skip
     if WINDOWED:
         dq, d_decay, count = _dq_keys(
-            dq, d_decay, count, q, g, decay, lse, delta, p_M, k_desc, v_desc, counts_ptr, at, b, j, first, whole_from, T,
-            window, upper, stride, BN, X, True, WINDOWED, PRECISION, FACTOR, KEPT)  # fmt: skip
+            dq, d_decay, count, q, g, decay, lse, delta, p_M, k_desc, v_desc, counts_ptr, at, b, j, first, unmasked_from, T,
+            window, upper, stride, BN, X, True, WINDOWED, PRECISION, FACTOR, STORES_COUNTS)  # fmt: skip
     dq_desc.store([b, m0, h * X], (dq * (_LN2 * FACTOR)).to(dq_desc.dtype).reshape(1, BM, X))
     tl.store(d_decay_ptr + at, d_decay * _LN2, mask=inside)
 
@@ -193,7 +193,7 @@ def _count(
     q = q_desc.load([b, m0, h * X]).reshape(BM, X)
     upper = _upper(BN, q.dtype)
     count = tl.load(count_ptr + at, mask=inside, other=0.0)
-    first, _whole_from, _whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
+    first, _unmasked_from, _unmasked_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
     first = tl.maximum(first, low)
     last = tl.minimum(last, high)
     for step in tl.range(0, last - first):
@@ -249,16 +249,16 @@ def _dkv(
     upper = _upper(BN, v.dtype)
     dk = tl.zeros([BN, X], tl.float32)
     dv = tl.zeros([BN, X], tl.float32)
-    first, whole_from, whole_to, end = query_bounds(n0, T, window, BM, BN, WINDOWED)
+    first, unmasked_from, unmasked_to, end = query_bounds(n0, T, window, BM, BN, WINDOWED)
     counts_ptr += (tile - low).to(tl.int64) * stride
     for g in tl.range(0, G):
         h = j * G + g
         dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, decay_ptr, lse_ptr, delta_ptr, counts_ptr, b, h, j, n0,
-                              first, whole_from, T, window, upper, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+                              first, unmasked_from, T, window, upper, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
         dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, decay_ptr, lse_ptr, delta_ptr, counts_ptr, b, h, j, n0,
-                              whole_from, whole_to, T, window, upper, H, BM, BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+                              unmasked_from, unmasked_to, T, window, upper, H, BM, BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
         dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, decay_ptr, lse_ptr, delta_ptr, counts_ptr, b, h, j, n0,
-                              whole_to, end, T, window, upper, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+                              unmasked_to, end, T, window, upper, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
     dk_desc.store([b, n0, j * X], (dk * (_LN2 * FACTOR)).to(dk_desc.dtype).reshape(1, BN, X))
     dv_desc.store([b, n0, j * X], dv.to(dv_desc.dtype).reshape(1, BN, X))
 
@@ -293,13 +293,13 @@ def backward(
     delta = launcher.row_products(g_o, o)
     of_queries, of_keys = (tiles_for(kernel, d, q.dtype) for kernel in ("dq", "dkv"))
     bm, bn, warps, stages = of_queries
-    tiles, stretch, stride = triton.cdiv(t, bn), STRETCH // bn, b * h * t
+    tiles, stretch, stride = triton.cdiv(t, bn), SEGMENT_TOKENS // bn, b * h * t
     counts = torch.empty(min(tiles, stretch), b, h, t, device=q.device, dtype=torch.float32)
-    shared["KEPT"] = tiles <= stretch
+    shared["STORES_COUNTS"] = tiles <= stretch
     launcher.queries_backward(
         _dq, of_queries, q, k, v, g_o, dq, (decay_BHT, lse, delta, d_decay, counts, t, seen, stride), shared
     )
-    del shared["KEPT"]
+    del shared["STORES_COUNTS"]
     count = torch.zeros_like(decay_BHT)
     for high in range(tiles, 0, -stretch):
         low = max(0, high - stretch)

@@ -15,7 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ..gluon.host import flat, processors
+from ..gluon.host import head_blocks, num_multiprocessors
 from ..gluon.shared import (
     _HALF,
     _HIDDEN,
@@ -25,9 +25,9 @@ from ..gluon.shared import (
     _barrier,
     _barriers,
     _jit,
-    _pass_over,
-    _rounds,
-    _turn,
+    _num_program_tiles,
+    _release_stages,
+    _tile_of_round,
     fence_async_shared,
     gl,
     mbarrier,
@@ -35,7 +35,7 @@ from ..gluon.shared import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from .triton import BLOCK, gated
+from .triton import BLOCK, apply_gates
 
 STAGES = 4
 assert BLOCK == HALF, "a warpgroup's queries are one block of gates"
@@ -58,8 +58,8 @@ def _load(
 ):  # fmt: skip
     X: gl.constexpr = q_desc.block_type.shape[2]
     steps = 0
-    for r in range(_rounds(tiles)):
-        b, h, m0, first = _tile(_turn(r), TQ, window, H, BH, WINDOWED)
+    for r in range(_num_program_tiles(tiles)):
+        b, h, m0, first = _tile(_tile_of_round(r), TQ, window, H, BH, WINDOWED)
         mbarrier.wait(q_empty.index(0), (r & 1) ^ 1)
         mbarrier.expect(q_full.index(0), 2 * q_desc.block_type.nbytes)
         for half in gl.static_range(2):
@@ -157,8 +157,8 @@ def _rows(
     o_part = o_smem.index(PART)
     anchor = anchor_smem.index(PART)
     steps = 0
-    for r in range(_rounds(tiles)):
-        b, h, m0, first = _tile(_turn(r), TQ, window, H, BH, WINDOWED)
+    for r in range(_num_program_tiles(tiles)):
+        b, h, m0, first = _tile(_tile_of_round(r), TQ, window, H, BH, WINDOWED)
         own = m0 // _HALF + PART
         rates = total_ptr + (b * Y + h // (H // Y)) * N * X + gl.arange(0, X, CHANNELS)
         # behind the last token there is a block of queries that has no gates, and that nobody reads
@@ -167,8 +167,8 @@ def _rows(
         q = q_smem.index(PART).reshape([_HALF, X]).load(Q_DOT)
         if PART == 0:
             # the upper half's own block
-            _pass_over(k_full, k_empty, steps, 1, STAGES)
-            steps = _pass_over(v_full, v_empty, steps, 1, STAGES)
+            _release_stages(k_full, k_empty, steps, 1, STAGES)
+            steps = _release_stages(v_full, v_empty, steps, 1, STAGES)
         rate_smem.index(2 * PART + steps % 2).store(gl.exp2(-fallen).to(gl.bfloat16))
         _barrier()
         mbarrier.arrive(q_empty.index(0))
@@ -191,18 +191,18 @@ def _rows(
         p = gl.convert_layout(e.to(DTYPE), P_DOT)
         acc = gl.zeros([_HALF, X], gl.float32, O_MMA)
         steps += 1
-        whole, last = 0, 0
+        unmasked_from, last = 0, 0
         low = own * _HALF - window
         if WINDOWED:
             last = gl.maximum(low + 1, 0) // _HALF
-            whole = gl.cdiv(gl.maximum(low + _HALF, 0), _HALF)
+            unmasked_from = gl.cdiv(gl.maximum(low + _HALF, 0), _HALF)
         acc, p, top, total, rate, steps = _keys(
             acc, p, top, total, rate, q, rates, k_smem, v_smem, k_full, k_empty, v_full, v_empty, rate_smem, anchor,
-            steps, own - whole, own - 1, low, PART, False, STAGES, X, S_MMA, O_MMA)  # fmt: skip
+            steps, own - unmasked_from, own - 1, low, PART, False, STAGES, X, S_MMA, O_MMA)  # fmt: skip
         if WINDOWED:
             acc, p, top, total, rate, steps = _keys(
                 acc, p, top, total, rate, q, rates, k_smem, v_smem, k_full, k_empty, v_full, v_empty, rate_smem, anchor,
-                steps, whole - last, whole - 1, low, PART, True, STAGES, X, S_MMA, O_MMA)  # fmt: skip
+                steps, unmasked_from - last, unmasked_from - 1, low, PART, True, STAGES, X, S_MMA, O_MMA)  # fmt: skip
         stage = (steps - 1) % STAGES
         mbarrier.wait(v_full.index(stage), ((steps - 1) // STAGES) & 1)
         acc = warpgroup_mma(p, v_smem.index(stage).reshape([_HALF, X]), acc, is_async=True)
@@ -214,8 +214,8 @@ def _rows(
         mbarrier.arrive(v_empty.index(stage))
         if WINDOWED and PART == 1:
             # what only the lower half sees
-            _pass_over(k_full, k_empty, steps, last - first, STAGES)
-            steps = _pass_over(v_full, v_empty, steps, last - first, STAGES)
+            _release_stages(k_full, k_empty, steps, last - first, STAGES)
+            steps = _release_stages(v_full, v_empty, steps, last - first, STAGES)
         # the last tile has left the buffer
         tma.store_wait(0)
         _barrier()
@@ -227,7 +227,9 @@ def _rows(
 
 
 @_jit
-def _part(PART: gl.constexpr, H: gl.constexpr, Y: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr, rows):
+def _rows_part(
+    PART: gl.constexpr, H: gl.constexpr, Y: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr, rows
+):
     _rows(*rows, H, Y, STAGES, WINDOWED, PART)
 
 
@@ -253,8 +255,8 @@ def _wall_forward(
             q_full, q_empty, k_full, k_empty, v_full, v_empty, TQ, N, tiles, BH, window)  # fmt: skip
     gl.warp_specialize(
         [
-            (_part, (0, H, Y, STAGES, WINDOWED, rows)),
-            (_part, (1, H, Y, STAGES, WINDOWED, rows)),
+            (_rows_part, (0, H, Y, STAGES, WINDOWED, rows)),
+            (_rows_part, (1, H, Y, STAGES, WINDOWED, rows)),
             (_load, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
                      TQ, tiles, BH, window, H, J, Y, STAGES, WINDOWED)),
         ],
@@ -270,12 +272,12 @@ def forward(
     if window is not None and window < TILE:
         raise ValueError(f"window {window} is below {TILE}; these kernels mask the diagonal's blocks by order alone")
     (b, t, h, _), j, y = q.shape, k.shape[2], f.shape[2]
-    q_, k_, total, edges = gated(q, k, f, factor)
+    q_, k_, total, edges = apply_gates(q, k, f, factor)
     o = torch.empty_like(q)
     lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
     tiles = b * h * triton.cdiv(t, TILE)
-    _wall_forward[(min(tiles, processors(q.device)),)](
-        flat(q_, HALF), flat(k_, HALF), flat(v, HALF), flat(o, HALF), lse, total,
+    _wall_forward[(min(tiles, num_multiprocessors(q.device)),)](
+        head_blocks(q_, HALF), head_blocks(k_, HALF), head_blocks(v, HALF), head_blocks(o, HALF), lse, total,
         t, total.shape[2], tiles, b * h, window or 0,
         H=h, J=j, Y=y, STAGES=STAGES, WINDOWED=window is not None, num_warps=4,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from ...shapes import check_qkv, check_window, cut, expand_kv
 from ..scored import QueryBlock, running_sum, scored_attention
 
 LOG2E = math.log2(math.e)
-DIRECT = 32
+DIRECT_QUERIES = 32
 """Queries whose scores with each other are worked out channel by channel."""
 STEEPEST = 1.19
 """Largest fall of a log gate that the kernels hold: 64 of them stay within 2^110."""
@@ -60,9 +60,9 @@ def choose_backend(
 ) -> BackendChoice:  # fmt: skip
     """What `wall_attention` takes for such tensors, whose log gates are at least -`steepest`: "gluon" on Hopper, "triton" from Ampere on."""
     if steepest is None or steepest > STEEPEST:
-        said = "no limit" if steepest is None else f"the limit {steepest:g}"
+        limit = "no limit" if steepest is None else f"the limit {steepest:g}"
         return BackendChoice(
-            "torch", f"the kernels take gates that fall by at most {STEEPEST} a token, these have {said}"
+            "torch", f"the kernels take gates that fall by at most {STEEPEST} a token, these have {limit}"
         )
     if dtype == torch.float16:
         return BackendChoice(
@@ -76,26 +76,26 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     # odd, longer than three tiles, and a window that ends inside one
     t, window = 397, 150
     draw = torch.Generator().manual_seed(seed)
-    made = [torch.randn(1, t, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
+    tensors = [torch.randn(1, t, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
     gates = [(-torch.rand(1, t, heads, head_dim, generator=draw) / 4).to(device) for heads in (2, 1)]
     attention = functools.partial(wall_attention, window=window)
-    apart, tied = (result_and_gradients(attention, backend, dtype, made, [gate]) for gate in gates)
+    apart, tied = (result_and_gradients(attention, backend, dtype, tensors, [gate]) for gate in gates)
     return worst(apart[0] + tied[0], apart[1] + tied[1])
 
 
 def _logits(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, span: QueryBlock) -> Tensor:
     """[B, H, M, S]; what a span hides may be any finite number."""
-    far = _before(q_BTHX, k_BTJX, p_BTPX, span.start, span.stop, span.first)
+    far = _scores_before_block(q_BTHX, k_BTJX, p_BTPX, span.start, span.stop, span.first)
     near = []
-    for start in range(span.start, span.stop, DIRECT):
-        stop = min(start + DIRECT, span.stop)
-        left = _before(q_BTHX, k_BTJX, p_BTPX, start, stop, span.start)
-        right = _among(q_BTHX[:, start:stop], k_BTJX[:, start:stop], p_BTPX[:, start:stop])
-        near.append(torch.cat([left, right, right.new_zeros(*right.shape[:3], span.stop - stop)], -1))
+    for start in range(span.start, span.stop, DIRECT_QUERIES):
+        stop = min(start + DIRECT_QUERIES, span.stop)
+        earlier_keys = _scores_before_block(q_BTHX, k_BTJX, p_BTPX, start, stop, span.start)
+        own_keys = _scores_in_block(q_BTHX[:, start:stop], k_BTJX[:, start:stop], p_BTPX[:, start:stop])
+        near.append(torch.cat([earlier_keys, own_keys, own_keys.new_zeros(*own_keys.shape[:3], span.stop - stop)], -1))
     return torch.cat([far, torch.cat(near, 2)], -1)
 
 
-def _before(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, start: int, stop: int, first: int) -> Tensor:
+def _scores_before_block(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, start: int, stop: int, first: int) -> Tensor:
     """Scores of the queries start <= i < stop with the keys first <= j < start: both exponents are at most 0."""
     anchor = p_BTPX[:, start : start + 1]
     dtype, heads = q_BTHX.dtype, q_BTHX.shape[2]
@@ -107,7 +107,7 @@ def _before(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, start: int, stop: in
     return torch.einsum("bmpgx,bspx->bpgms", q.unflatten(2, (k.shape[2], -1)), k).flatten(1, 2)
 
 
-def _among(q_BMHX: Tensor, k_BMJX: Tensor, p_BMPX: Tensor) -> Tensor:
+def _scores_in_block(q_BMHX: Tensor, k_BMJX: Tensor, p_BMPX: Tensor) -> Tensor:
     """Scores of a few queries with their own keys, channel by channel."""
     seen = torch.ones(q_BMHX.shape[1], q_BMHX.shape[1], dtype=torch.bool, device=q_BMHX.device).tril()
     fall = (p_BMPX[:, :, None] - p_BMPX[:, None]).to(q_BMHX.dtype)
@@ -133,10 +133,10 @@ def _empty_results(q: Tensor, k: Tensor, v: Tensor, f: Tensor, *_: Any) -> tuple
 
 @torch_op("wall_forward", _empty_results)
 def wall_forward(
-    q: Tensor, k: Tensor, v: Tensor, f: Tensor, factor: float, window: int, path: str
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, factor: float, window: int, backend: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(o, lse, q', k', E) of triton.forward; only o has a gradient. `window` 0 is none, `backend` that of the forward alone."""
-    return load_kernels(__package__, path).forward(
+    return load_kernels(__package__, backend).forward(
         *(x.contiguous() for x in (q, k, v, f)), factor=factor, window=window or None
     )
 

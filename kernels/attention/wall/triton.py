@@ -30,7 +30,7 @@ from ..device import HIDDEN, LN2, LOG2E, visible
 from ..launcher import Tiles
 from .op import BLOCK
 
-MANY = 32
+BLOCKS_PER_SCAN = 32
 """Blocks whose gates are added up at once."""
 CHANNELS = 32
 """Channels of a program that makes q' and k' or gives back the gradients: what belongs to one stays in registers."""
@@ -45,9 +45,9 @@ def _sums(f_ptr, b, y, t0, d_C, T, Y: tl.constexpr, X: tl.constexpr, BLOCK: tl.c
     """(sum of the gates of a block up to each token [BLOCK, C], of all of it [C], in log 2; places, which exist)."""
     t_S = t0 + tl.arange(0, BLOCK)
     inside = t_S < T
-    place = ((b * T + t_S) * Y + y)[:, None] * X + d_C[None, :]
-    f = tl.load(f_ptr + place, mask=inside[:, None], other=0.0) * _LOG2E
-    return tl.cumsum(f, 0), tl.sum(f, 0), place, inside
+    gate_at = ((b * T + t_S) * Y + y)[:, None] * X + d_C[None, :]
+    f = tl.load(f_ptr + gate_at, mask=inside[:, None], other=0.0) * _LOG2E
+    return tl.cumsum(f, 0), tl.sum(f, 0), gate_at, inside
 
 
 @triton.jit
@@ -59,13 +59,13 @@ def _gate(
     b = tl.program_id(1) // Y
     y = tl.program_id(1) % Y
     d_C = tl.program_id(2) * C + tl.arange(0, C)
-    local, total, place, inside = _sums(f_ptr, b, y, n * BLOCK, d_C, T, Y, X, BLOCK)
+    local, total, gate_at, inside = _sums(f_ptr, b, y, n * BLOCK, d_C, T, Y, X, BLOCK)
     tl.store(total_ptr + ((b * Y + y) * N + n) * X + d_C, total)
     t_S = n * BLOCK + tl.arange(0, BLOCK)
     j = y // (Y // J)
     k = tl.load(k_ptr + ((b * T + t_S) * J + j)[:, None] * X + d_C[None, :], mask=inside[:, None], other=0.0)
     faded = k.to(tl.float32) * tl.exp2(total[None, :] - local)
-    tl.store(k_out + place, faded.to(k_out.dtype.element_ty), mask=inside[:, None])
+    tl.store(k_out + gate_at, faded.to(k_out.dtype.element_ty), mask=inside[:, None])
     grown = tl.exp2(local) * FACTOR
     for g in tl.range(0, H // Y):
         at = ((b * T + t_S) * H + y * (H // Y) + g)[:, None] * X + d_C[None, :]
@@ -74,7 +74,7 @@ def _gate(
 
 
 @triton.jit
-def _edges(total_ptr, hi_ptr, lo_ptr, N, X: tl.constexpr, C: tl.constexpr, MANY: tl.constexpr):
+def _edges(total_ptr, hi_ptr, lo_ptr, N, X: tl.constexpr, C: tl.constexpr, BLOCKS_PER_SCAN: tl.constexpr):
     """Sums of the blocks before each block and before the end, in float64, as two float32 numbers."""
     row = tl.program_id(0)
     d_C = tl.program_id(1) * C + tl.arange(0, C)
@@ -82,20 +82,20 @@ def _edges(total_ptr, hi_ptr, lo_ptr, N, X: tl.constexpr, C: tl.constexpr, MANY:
     tl.store(hi_ptr + first, tl.zeros([C], tl.float32))
     tl.store(lo_ptr + first, tl.zeros([C], tl.float32))
     before = tl.zeros([C], tl.float64)
-    for start in tl.range(0, N, MANY):
-        n = start + tl.arange(0, MANY)
+    for start in tl.range(0, N, BLOCKS_PER_SCAN):
+        n = start + tl.arange(0, BLOCKS_PER_SCAN)
         inside = (n < N)[:, None]
         total = tl.load(total_ptr + (row * N + n)[:, None] * X + d_C[None, :], mask=inside, other=0.0).to(tl.float64)
         edge = before[None, :] + tl.cumsum(total, 0)
         hi = edge.to(tl.float32)
-        place = (row * (N + 1) + n + 1)[:, None] * X + d_C[None, :]
-        tl.store(hi_ptr + place, hi, mask=inside)
-        tl.store(lo_ptr + place, (edge - hi.to(tl.float64)).to(tl.float32), mask=inside)
+        edge_at = (row * (N + 1) + n + 1)[:, None] * X + d_C[None, :]
+        tl.store(hi_ptr + edge_at, hi, mask=inside)
+        tl.store(lo_ptr + edge_at, (edge - hi.to(tl.float64)).to(tl.float32), mask=inside)
         before += tl.sum(total, 0)
 
 
 @triton.jit
-def _later(
+def _suffix_sums(
     of_q_ptr,
     of_k_ptr,
     later_ptr,
@@ -104,16 +104,16 @@ def _later(
     Y: tl.constexpr,
     X: tl.constexpr,
     C: tl.constexpr,
-    MANY: tl.constexpr,
+    BLOCKS_PER_SCAN: tl.constexpr,
 ):
     """Sum over all blocks behind each block of what queries add and keys take away."""
     b = tl.program_id(0) // Y
     y = tl.program_id(0) % Y
     d_C = tl.program_id(1) * C + tl.arange(0, C)
     behind = tl.zeros([C], tl.float64)
-    rounds = tl.cdiv(N, MANY)
+    rounds = tl.cdiv(N, BLOCKS_PER_SCAN)
     for i in tl.range(0, rounds):
-        n = (rounds - 1 - i) * MANY + tl.arange(0, MANY)
+        n = (rounds - 1 - i) * BLOCKS_PER_SCAN + tl.arange(0, BLOCKS_PER_SCAN)
         inside = (n < N)[:, None]
         at = ((b * Y + y) * N + n)[:, None] * X + d_C[None, :]
         along = -tl.load(of_k_ptr + at, mask=inside, other=0.0).to(tl.float64)
@@ -139,15 +139,15 @@ def _ungate(
     out = ((b * T + t_S) * J + j)[:, None] * X + d_C[None, :]
     dk_sum = tl.zeros([BLOCK, C], tl.float32)
     dv_sum = tl.zeros([BLOCK, C], tl.float32)
-    for one in tl.range(0, Y // J):
-        y = j * (Y // J) + one
-        local, total, place, inside = _sums(f_ptr, b, y, n * BLOCK, d_C, T, Y, X, BLOCK)
-        k = tl.load(k_ptr + place, mask=inside[:, None], other=0.0).to(tl.float32)
-        dk = tl.load(dk_ptr + place, mask=inside[:, None], other=0.0).to(tl.float32)
+    for gate_head in tl.range(0, Y // J):
+        y = j * (Y // J) + gate_head
+        local, total, gate_at, inside = _sums(f_ptr, b, y, n * BLOCK, d_C, T, Y, X, BLOCK)
+        k = tl.load(k_ptr + gate_at, mask=inside[:, None], other=0.0).to(tl.float32)
+        dk = tl.load(dk_ptr + gate_at, mask=inside[:, None], other=0.0).to(tl.float32)
         along = -k * dk
         dk_sum += dk * tl.exp2(total[None, :] - local)
         if Y > J:
-            dv_sum += tl.load(dv_ptr + place, mask=inside[:, None], other=0.0).to(tl.float32)
+            dv_sum += tl.load(dv_ptr + gate_at, mask=inside[:, None], other=0.0).to(tl.float32)
         grown = tl.exp2(local) * FACTOR
         for g in tl.range(0, H // Y):
             at = ((b * T + t_S) * H + y * (H // Y) + g)[:, None] * X + d_C[None, :]
@@ -156,8 +156,8 @@ def _ungate(
             along += q * dq
             tl.store(dq_ptr + at, (dq * grown).to(dq_ptr.dtype.element_ty), mask=inside[:, None])
         later = tl.load(later_ptr + ((b * Y + y) * N + n) * X + d_C)
-        from_here = (tl.sum(along, 0) + later)[None, :] - tl.cumsum(along, 0) + along
-        tl.store(df_ptr + place, from_here, mask=inside[:, None])
+        suffix_sum = (tl.sum(along, 0) + later)[None, :] - tl.cumsum(along, 0) + along
+        tl.store(df_ptr + gate_at, suffix_sum, mask=inside[:, None])
     tl.store(dk_out + out, dk_sum.to(dk_out.dtype.element_ty), mask=(t_S < T)[:, None])
     if Y > J:
         tl.store(dv_out + out, dv_sum.to(dv_out.dtype.element_ty), mask=(t_S < T)[:, None])
@@ -171,7 +171,7 @@ def _edge(hi_ptr, lo_ptr, row, n, X: tl.constexpr):
 
 
 @triton.jit
-def _between(hi_ptr, lo_ptr, row, hi, lo, n, N, X: tl.constexpr):
+def _decay_between(hi_ptr, lo_ptr, row, hi, lo, n, N, X: tl.constexpr):
     """2^(E - E before block n) [X], where E = hi + lo; that of the last edge where there is no such block."""
     hi_n, lo_n = _edge(hi_ptr, lo_ptr, row, tl.minimum(n, N), X)
     return tl.exp2((hi - hi_n) + (lo - lo_n))
@@ -179,25 +179,25 @@ def _between(hi_ptr, lo_ptr, row, hi, lo, n, N, X: tl.constexpr):
 
 @triton.jit
 def _forward_keys(
-    acc, top, total, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, start, stop, T, window, N,
+    acc, row_max, row_sum, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, start, stop, T, window, N,
     BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     # loaded a step ahead: beside the products the compiler would otherwise make them wait for each other
-    rate = _between(hi_ptr, lo_ptr, row, hi, lo, start // BN + 1, N, X)
+    rate = _decay_between(hi_ptr, lo_ptr, row, hi, lo, start // BN + 1, N, X)
     for n in tl.range(start, stop, BN):
         k = k_desc.load([b, n, y * X]).reshape(BN, X)
         s = tl.dot((q * rate[None, :]).to(k.dtype), k.T, input_precision=PRECISION)
-        rate = _between(hi_ptr, lo_ptr, row, hi, lo, n // BN + 2, N, X)
+        rate = _decay_between(hi_ptr, lo_ptr, row, hi, lo, n // BN + 2, N, X)
         if MASKED:
             s = tl.where(visible(p_M, n + tl.arange(0, BN), T, window, WINDOWED), s, _HIDDEN)
-        higher = tl.maximum(top, tl.max(s, 1))
-        shrink = tl.exp2(top - higher)
+        higher = tl.maximum(row_max, tl.max(s, 1))
+        shrink = tl.exp2(row_max - higher)
         p = tl.exp2(s - higher[:, None])
-        total = total * shrink + tl.sum(p, 1)
+        row_sum = row_sum * shrink + tl.sum(p, 1)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-        top = higher
-    return acc, top, total
+        row_max = higher
+    return acc, row_max, row_sum
 
 
 @triton.jit
@@ -205,13 +205,13 @@ def _reach(m0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.const
     """Keys first <= n < end of a tile of queries; those of whole_from <= n < whole_to every query of it sees."""
     end = tl.minimum(m0 + BM, T)
     first = 0
-    whole_from = 0
+    unmasked_from = 0
     if WINDOWED:
         first = tl.maximum(0, m0 - window + 1) // BN * BN
-        whole_from = tl.maximum(first, tl.cdiv(tl.maximum(0, m0 + BM - window), BN) * BN)
-        whole_from = tl.minimum(whole_from, tl.cdiv(end, BN) * BN)
-    whole_to = tl.maximum(whole_from, tl.minimum(m0 + 1, T) // BN * BN)
-    return first, whole_from, whole_to, end
+        unmasked_from = tl.maximum(first, tl.cdiv(tl.maximum(0, m0 + BM - window), BN) * BN)
+        unmasked_from = tl.minimum(unmasked_from, tl.cdiv(end, BN) * BN)
+    unmasked_to = tl.maximum(unmasked_from, tl.minimum(m0 + 1, T) // BN * BN)
+    return first, unmasked_from, unmasked_to, end
 
 
 @triton.jit
@@ -231,21 +231,21 @@ def _forward(
     hi, lo = _edge(hi_ptr, lo_ptr, row, m0 // BN, X)
     q = q_desc.load([b, m0, h * X]).reshape(BM, X)
     acc = tl.zeros([BM, X], tl.float32)
-    top = tl.full([BM], float("-inf"), tl.float32)
-    total = tl.zeros([BM], tl.float32)
-    first, whole_from, whole_to, end = _reach(m0, T, window, BM, BN, WINDOWED)
+    row_max = tl.full([BM], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BM], tl.float32)
+    first, unmasked_from, unmasked_to, end = _reach(m0, T, window, BM, BN, WINDOWED)
     if WINDOWED:
-        acc, top, total = _forward_keys(
-            acc, top, total, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, first, whole_from, T, window, N,
+        acc, row_max, row_sum = _forward_keys(
+            acc, row_max, row_sum, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, first, unmasked_from, T, window, N,
             BN, X, True, WINDOWED, PRECISION)  # fmt: skip
-    acc, top, total = _forward_keys(
-        acc, top, total, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, whole_from, whole_to, T, window, N,
+    acc, row_max, row_sum = _forward_keys(
+        acc, row_max, row_sum, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, unmasked_from, unmasked_to, T, window, N,
         BN, X, False, WINDOWED, PRECISION)  # fmt: skip
-    acc, top, total = _forward_keys(
-        acc, top, total, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, whole_to, end, T, window, N,
+    acc, row_max, row_sum = _forward_keys(
+        acc, row_max, row_sum, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, unmasked_to, end, T, window, N,
         BN, X, True, WINDOWED, PRECISION)  # fmt: skip
-    tl.store(lse_ptr + (b * H + h) * T + p_M, top + tl.log2(total), mask=p_M < T)
-    o_desc.store([b, m0, h * X], (acc / total[:, None]).to(o_desc.dtype).reshape(1, BM, X))
+    tl.store(lse_ptr + (b * H + h) * T + p_M, row_max + tl.log2(row_sum), mask=p_M < T)
+    o_desc.store([b, m0, h * X], (acc / row_sum[:, None]).to(o_desc.dtype).reshape(1, BM, X))
 
 
 @triton.jit
@@ -256,7 +256,7 @@ def _dq_keys(
     for n in tl.range(start, stop, BN):
         k = k_desc.load([b, n, y * X]).reshape(BN, X)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
-        rate = _between(hi_ptr, lo_ptr, row, hi, lo, n // BN + 1, N, X)
+        rate = _decay_between(hi_ptr, lo_ptr, row, hi, lo, n // BN + 1, N, X)
         # accumulators start at what would be added
         start_MS = tl.broadcast_to(-lse[:, None], [q.shape[0], BN])
         s = tl.dot((q * rate[None, :]).to(k.dtype), k.T, start_MS, input_precision=PRECISION)
@@ -290,13 +290,13 @@ def _dq(
     lse = tl.load(lse_ptr + at, mask=inside, other=-_HIDDEN)
     add = tl.load(add_ptr + at, mask=inside, other=0.0)
     dq = tl.zeros([BM, X], tl.float32)
-    first, whole_from, whole_to, end = _reach(m0, T, window, BM, BN, WINDOWED)
+    first, unmasked_from, unmasked_to, end = _reach(m0, T, window, BM, BN, WINDOWED)
     if WINDOWED:
-        dq = _dq_keys(dq, q, g, lse, add, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, first, whole_from,
+        dq = _dq_keys(dq, q, g, lse, add, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, first, unmasked_from,
                       T, window, N, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
-    dq = _dq_keys(dq, q, g, lse, add, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, whole_from, whole_to,
+    dq = _dq_keys(dq, q, g, lse, add, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, unmasked_from, unmasked_to,
                   T, window, N, BN, X, False, WINDOWED, PRECISION)  # fmt: skip
-    dq = _dq_keys(dq, q, g, lse, add, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, whole_to, end,
+    dq = _dq_keys(dq, q, g, lse, add, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, unmasked_to, end,
                   T, window, N, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
     dq *= _LN2
     tl.store(along_ptr + ((b * H + h) * N + m0 // BN) * X + tl.arange(0, X), tl.sum(q.to(tl.float32) * dq, 0))
@@ -350,22 +350,22 @@ def _dkv(
     dv = tl.zeros([BN, X], tl.float32)
     first = n0 // BM * BM
     end = T
-    whole_from = tl.cdiv(n0 + BN - 1, BM) * BM
-    whole_to = T
+    unmasked_from = tl.cdiv(n0 + BN - 1, BM) * BM
+    unmasked_to = T
     if WINDOWED:
         end = tl.minimum(T, n0 + BN - 1 + window)
-        whole_to = (n0 + window) // BM * BM
-    whole_from = tl.maximum(first, tl.minimum(whole_from, tl.cdiv(end, BM) * BM))
-    whole_to = tl.maximum(whole_from, tl.minimum(whole_to, tl.cdiv(end, BM) * BM))
+        unmasked_to = (n0 + window) // BM * BM
+    unmasked_from = tl.maximum(first, tl.minimum(unmasked_from, tl.cdiv(end, BM) * BM))
+    unmasked_to = tl.maximum(unmasked_from, tl.minimum(unmasked_to, tl.cdiv(end, BM) * BM))
     for g in tl.range(0, H // Y):
         h = y * (H // Y) + g
         dk, dv = _dkv_queries(dk, dv, k, v, n_S, q_desc, g_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, row, hi, lo, b, h,
-                              first, whole_from, T, window, N, H, BM, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+                              first, unmasked_from, T, window, N, H, BM, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
         dk, dv = _dkv_queries(dk, dv, k, v, n_S, q_desc, g_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, row, hi, lo, b, h,
-                              whole_from, whole_to, T, window, N, H, BM, BN, X, False, WINDOWED, PRECISION)  # fmt: skip
+                              unmasked_from, unmasked_to, T, window, N, H, BM, BN, X, False, WINDOWED, PRECISION)  # fmt: skip
         if WINDOWED:
             dk, dv = _dkv_queries(dk, dv, k, v, n_S, q_desc, g_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, row, hi, lo, b, h,
-                                  whole_to, end, T, window, N, H, BM, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+                                  unmasked_to, end, T, window, N, H, BM, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
     dk *= _LN2
     at = ((b * Y + y) * N + tl.program_id(0)) * X + tl.arange(0, X)
     tl.store(along_ptr + at, tl.sum(k.to(tl.float32) * dk, 0))
@@ -385,7 +385,7 @@ def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
     return Tiles(rows, BLOCK, 4, stages)
 
 
-def gated(q: Tensor, k: Tensor, f: Tensor, factor: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def apply_gates(q: Tensor, k: Tensor, f: Tensor, factor: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(q', k' [B, T, Y, X], the sums of the gates of each block [B, Y, N, X], E as `forward` gives it), all in log 2."""
     (b, t, h, d), j, y = q.shape, k.shape[2], f.shape[2]
     n = triton.cdiv(t, BLOCK)
@@ -396,7 +396,7 @@ def gated(q: Tensor, k: Tensor, f: Tensor, factor: float) -> tuple[Tensor, Tenso
         q, k, f, q_, k_, total, t, n, H=h, J=j, Y=y, X=d, BLOCK=BLOCK, FACTOR=factor, C=c, num_warps=4
     )  # fmt: skip
     edges = torch.empty(2, b, y, n + 1, d, device=q.device, dtype=torch.float32)
-    _edges[(b * y, d // c)](total, edges[0], edges[1], n, X=d, C=c, MANY=MANY, num_warps=4)
+    _edges[(b * y, d // c)](total, edges[0], edges[1], n, X=d, C=c, BLOCKS_PER_SCAN=BLOCKS_PER_SCAN, num_warps=4)
     return q_, k_, total, edges
 
 
@@ -407,9 +407,9 @@ def forward(
 
     f [B, T, Y, X] are natural log gates in float32, `factor` that of the scores in units of log 2; inputs contiguous.
     """
-    q_, k_, total, edges = gated(q, k, f, factor)
+    q_, k_, total, edges = apply_gates(q, k, f, factor)
     tiles, sizes = tiles_for("forward", q.shape[3], q.dtype), (q.shape[1], window or 0, total.shape[2])
-    shared = _shared(q, k.shape[2], f.shape[2], window)
+    shared = _constexprs(q, k.shape[2], f.shape[2], window)
     o, lse = launcher.forward(_forward, tiles, q_, k_, v, (edges[0], edges[1]), sizes, shared)
     return o, lse, q_, k_, edges
 
@@ -420,7 +420,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (q, k, v) in their types and of f in float32, from q' and k' of `forward`."""
     (b, t, h, d), j, y = q_.shape, v.shape[2], f.shape[2]
-    shared, n = _shared(q_, j, y, window), edges.shape[3] - 1
+    shared, n = _constexprs(q_, j, y, window), edges.shape[3] - 1
     add = -launcher.row_products(g_o, o)
     dq, dk, dv, df = (torch.empty_like(x) for x in (q_, k_, k_, f))
     of_q, of_k = (torch.empty(b, heads, n, d, device=q_.device, dtype=torch.float32) for heads in (h, y))
@@ -429,7 +429,9 @@ def backward(
     rest = (edges[0], edges[1], lse, add, of_q, t, window or 0, n)
     launcher.queries_backward(_dq, tiles_for("dq", d, q_.dtype), q_, k_, v, g_o, dq, rest, shared)
     c, later = min(CHANNELS, d), torch.empty_like(of_k)
-    _later[(b * y, d // c)](of_q, of_k, later, n, H=h, Y=y, X=d, C=c, MANY=MANY, num_warps=4)
+    _suffix_sums[(b * y, d // c)](
+        of_q, of_k, later, n, H=h, Y=y, X=d, C=c, BLOCKS_PER_SCAN=BLOCKS_PER_SCAN, num_warps=4
+    )
     dk_, dv_ = (dk, dv) if y == j else (torch.empty_like(v) for _ in range(2))
     _ungate[(n, b * j, d // c)](
         q_, k_, dq, dk, dv, f, later, df, dk_, dv_, t, n, H=h, J=j, Y=y, X=d, BLOCK=BLOCK, FACTOR=factor, C=c, num_warps=4
@@ -437,7 +439,7 @@ def backward(
     return dq, dk_, dv_, df
 
 
-def _shared(q: Tensor, kv_heads: int, gate_heads: int, window: int | None) -> dict[str, Any]:
+def _constexprs(q: Tensor, kv_heads: int, gate_heads: int, window: int | None) -> dict[str, Any]:
     return {
         "H": q.shape[2], "J": kv_heads, "Y": gate_heads, "X": q.shape[3], "WINDOWED": window is not None,
         "PRECISION": launcher.precision(q.dtype),

@@ -68,7 +68,7 @@ def test_the_block_of_the_kernels_changes_nothing(block: int, factor: float, mon
     kernels = load_kernels(wall.__package__)
     monkeypatch.setattr(kernels, "BLOCK", block)
     monkeypatch.setattr(kernels, "CHANNELS", 8)  # of 16: two programs of each
-    monkeypatch.setattr(kernels, "MANY", 2)  # of 2 to 5 blocks
+    monkeypatch.setattr(kernels, "BLOCKS_PER_SCAN", 2)  # of 2 to 5 blocks
     args = inputs(150, 2, 1, 1)
     ours = run(kernels_alone, args)
     check(ours, run(wall_attention, double(args), scale=1 / wall.LOG2E, backend="torch"), 1, gradient=1e-4)
