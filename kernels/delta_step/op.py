@@ -64,7 +64,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
 
 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """Return the largest relative error of a few steps of both rules, readouts and states, against "torch" in float32."""
+    """Return the largest relative error of a few steps of both rules against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)
     slots = torch.tensor([2, 0], device=device)
     results: list[list[Tensor]] = []

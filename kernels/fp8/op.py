@@ -78,7 +78,9 @@ def fp8_linear_reference(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> 
 
 
 def round_to_type(rows: Tensor, kind: torch.dtype) -> Tensor:
-    """Round each number to the nearest one of an 8-bit type, ties to even; the gradient passes through unchanged.
+    """Round each number to the nearest one of an 8-bit type, ties to even.
+
+    The gradient passes through unchanged.
 
     Args:
         rows: Float numbers [..., K]; each row is scaled by a power of two of its own.
@@ -94,7 +96,7 @@ def round_to_type(rows: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def _quantised_product(x_MK: Tensor, kind: torch.dtype, w_NK: Tensor, b_N: Tensor | None, backend: str) -> Tensor:
-    """Return x Wᵀ + b in x's dtype, from rows of x in the 8-bit type `kind` and W in e4m3, summed in float32."""
+    """Return x Wᵀ + b in x's dtype, from x in the 8-bit type `kind` and W in e4m3, summed in float32."""
     return _multiply_quantised(quantise(x_MK, kind), w_NK, b_N, x_MK.dtype, backend)
 
 
@@ -187,7 +189,7 @@ def choose_backend(device: torch.device | str) -> BackendChoice:
 
 
 def _error(device: torch.device, *, seed: int) -> float:
-    """Return the largest relative error of "scaled_mm" against "torch", forward and backward of both ops."""
+    """Return the largest relative error of "scaled_mm" against "torch", both ops and their gradients."""
     draw = torch.Generator().manual_seed(seed)
     tensors = [torch.randn(shape, generator=draw).to(device) for shape in ((67, 48), (80, 48), (80,), (67, 80))]
     results = []

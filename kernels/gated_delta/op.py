@@ -28,19 +28,32 @@ from ..shapes import check_qkv, expand_kv
 from . import torch_op
 
 NORM_FLOOR = 1e-12
-"""Keys and queries are divided by max(their length, this), so a zero key writes nothing."""
+"""Lower bound of the length that keys and queries are divided by, so that a zero key writes nothing."""
 
 
 def gated_delta(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor, *, chunk: int = 64,
     initial_state: Tensor | None = None, return_state: bool = False, backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
-    """Readout r [B, T, H, X] in q's type; with `return_state` also the last state [B, H, X_v, X_k] in float32.
+    """Return the readout of the gated delta rule, [B, T, H, X] in q's dtype, and with `return_state` also the last state.
 
-    M <- gamma M; u = beta (v - M k); M <- M + u kᵀ; r = M q, with k and q scaled to unit length here. q [B, T, H, X],
-    k and v [B, T, J, X] of one type; log_gamma <= 0 and beta in (0, 1), both [B, T, H]. Solve and state are float32
-    (float64 for float64). `backend` None is what `choose_backend` says: "triton", our kernels (CUDA, 16-bit), "fla" (the
-    same), both in chunks of 64 whatever `chunk` says, or "torch" (any device, any `chunk`). Raises ValueError when shapes, types or the backend do not fit.
+    Per token: M <- gamma M; u = beta (v - M k); M <- M + u kᵀ; r = M q. k and q are scaled to unit length here. Solve
+    and state are float32 (float64 for float64).
+
+    Args:
+        q_BTHX: Queries.
+        k_BTJX: Keys, of q's dtype.
+        v_BTJX: Values, of q's dtype.
+        log_gamma_BTH: Natural logarithm of the decay, <= 0.
+        beta_BTH: Write strength in (0, 1).
+        chunk: Tokens that "torch" solves together; the other backends always take 64.
+        initial_state: [B, H, X_v, X_k]; None for zeros.
+        return_state: Whether the last state, float32 [B, H, X_v, X_k], is returned as well.
+        backend: "triton" (our kernels; CUDA, 16 bits), "fla" (the same) or "torch" (any device); None:
+            `choose_backend`.
+
+    Raises:
+        ValueError: Shapes, dtypes or the backend do not fit.
     """
     b, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     for name, gate in (("log_gamma", log_gamma_BTH), ("beta", beta_BTH)):
@@ -66,10 +79,10 @@ def gated_delta(
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
-    """What `gated_delta` takes for such tensors: our "triton" kernels, else "fla", else "torch".
+    """Return the backend of `gated_delta`: our "triton" kernels, else "fla", else "torch".
 
-    Ours are tried once on a small input, forward and backward, before they are believed. fla is taken by its version:
-    where it is wrong, its backward alone is.
+    Ours must pass a self-test, forward and backward, on a small input. "fla" is accepted by its version: only its
+    backward is known to be wrong, on some versions.
     """
     device = torch.device(device)
     ours = attention_choice("gated delta", device, dtype, head_dim, _error)
@@ -84,7 +97,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
 
 
 def available(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> list[str]:
-    """Every backend that is right for such tensors, the chosen one first."""
+    """Return the names of all backends that give right results for such tensors, the chosen one first."""
     backends = [choose_backend(device, dtype, head_dim).backend]
     if why_no_fla(torch.device(device), dtype) is None:
         backends.append("fla")
@@ -92,7 +105,10 @@ def available(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> 
 
 
 def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why flash-linear-attention cannot be taken for such tensors; None when it can."""
+    """Return the reason why flash-linear-attention cannot run on such tensors, or None when it can.
+
+    It includes versions of Triton that miscompile its backward.
+    """
     why = dispatch.why_no_fla(device, dtype)
     if why is not None:
         return why
@@ -103,7 +119,7 @@ def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """As `delta_rule_error` says it, of `gated_delta`."""
+    """Return the largest relative error of `gated_delta` by `backend`, readout and gradients, against "torch" in float32."""
     return delta_rule_error(
         functools.partial(gated_delta, return_state=True), (1, 131, 2), device, dtype, head_dim, backend, seed
     )
@@ -113,9 +129,16 @@ def delta_rule_error(
     rule: Callable[..., Any], gamma: tuple[int, ...], device: torch.device, dtype: torch.dtype, head_dim: int, backend: str,
     seed: int,
 ) -> float:  # fmt: skip
-    """Largest relative error of a delta rule's readout and gradients, against its "torch" in float32.
+    """Return the largest relative error of a delta rule's readout and gradients, against its "torch" in float32.
 
-    The rule returns (readout, state); `gamma` is the shape of its retention for one row of 131 tokens and 2 heads.
+    Args:
+        rule: Function (q, k, v, log_gamma, beta, backend=) -> (readout, state).
+        gamma: Shape of log_gamma for one row of 131 tokens and 2 heads.
+        device: Device under test.
+        dtype: Dtype under test.
+        head_dim: Head size.
+        backend: Backend under test.
+        seed: Seed of the random inputs.
     """
     draw = torch.Generator().manual_seed(seed)
     shapes = [(1, 131, 2, head_dim), (1, 131, 1, head_dim), (1, 131, 1, head_dim), gamma, (1, 131, 2)]
@@ -132,7 +155,12 @@ def delta_rule_error(
 
 
 def fla_is_right(capability: tuple[int, int], triton: str) -> bool:
-    """False for Hopper with Triton 3.4.0 up to, not including, 3.7.1: fla's backward is miscompiled there."""
+    """Return False where fla's backward is miscompiled: Hopper with Triton from 3.4.0 up to, not including, 3.7.1.
+
+    Args:
+        capability: Compute capability (major, minor).
+        triton: Version of Triton, such as "3.5.1".
+    """
     version = tuple(int(part) for part in triton.split("+")[0].split(".")[:3] if part.isdigit())
     return not (capability[0] == 9 and (3, 4, 0) <= version < (3, 7, 1))
 
@@ -141,7 +169,10 @@ def gated_delta_reference(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor, *,
     initial_state: Tensor | None = None, normalize: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Step by step: (readout, last state). `normalize` False leaves keys and queries as they are (diagnostics)."""
+    """Return (readout [B, T, H, X], last state [B, H, X_v, X_k]) of `gated_delta`, computed token by token.
+
+    `normalize` False leaves keys and queries at their own length (diagnostics).
+    """
     b, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     dtype = statistics_dtype(q_BTHX.dtype)
     q, k, v = q_BTHX.to(dtype), expand_kv(k_BTJX, h).to(dtype), expand_kv(v_BTJX, h).to(dtype)
@@ -158,21 +189,21 @@ def gated_delta_reference(
 
 
 def running_sum(x: Tensor, dim: int = -1) -> Tensor:
-    """cumsum over an axis; for deterministic runs on CUDA as a product.
+    """Return the cumulative sums over an axis, as a matrix product in deterministic runs on CUDA.
 
-    The order in which torch's own adds there may change, so torch then refuses it.
+    The order in which torch's own cumsum adds there may change, so torch raises in deterministic mode.
     """
     exactly = x.device.type == "cuda" and torch.are_deterministic_algorithms_enabled()
     return sum_by_ones(x.movedim(dim, -1)).movedim(-1, dim) if exactly else x.cumsum(dim)
 
 
 def sum_by_ones(x: Tensor) -> Tensor:
-    """The same over the last axis, [..., C], as a product with a triangle of ones."""
+    """Return the cumulative sums over the last axis, [..., C], as a product with a triangle of ones."""
     return x @ torch.ones(x.shape[-1], x.shape[-1], dtype=x.dtype, device=x.device).triu()
 
 
 def in_chunks(x_BTHX: Tensor, chunk: int) -> Tensor:
-    """[B, T, H, X] -> [B, H, N, C, X]; zeros at the end neither decay nor write."""
+    """Return x [B, T, H, X] as [B, H, N, C, X], padded by zeros at the end, which neither decay nor write."""
     missing = -x_BTHX.shape[1] % chunk
     padded = functional.pad(x_BTHX, (0, 0, 0, 0, 0, missing)) if missing else x_BTHX
     return padded.unflatten(1, (-1, chunk)).permute(0, 3, 1, 2, 4).contiguous()
@@ -182,6 +213,11 @@ def _chunked(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor, chunk: int,
     initial_state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return (readout in q's dtype, last state [B, H, X_v, X_k]) in plain torch, a chunk of tokens at a time.
+
+    Within a chunk the writes come from one triangular solve; states pass from chunk to chunk. Arguments as in
+    `gated_delta`.
+    """
     b, t, h, d = q_BTHX.shape
     dtype = statistics_dtype(q_BTHX.dtype)
     chunk = min(chunk, t)
@@ -221,6 +257,11 @@ def _fla(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor,
     initial_state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return (readout, last state [B, H, X_v, X_k]) by flash-linear-attention's kernels.
+
+    Raises:
+        ValueError: The tensors are not 16-bit CUDA tensors.
+    """
     if q_BTHX.device.type != "cuda" or q_BTHX.dtype not in SIXTEEN_BITS:
         raise ValueError(f"backend fla needs 16-bit CUDA tensors, got {q_BTHX.dtype} on {q_BTHX.device}; use torch")
     h = q_BTHX.shape[2]

@@ -1,4 +1,4 @@
-"""The gated delta kernels as torch ops, so that torch.compile keeps one graph. Shapes and names as in `gated_delta`."""
+"""Torch ops of the gated delta kernels, so that torch.compile keeps one graph; shapes and names as in `gated_delta`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from ..fla_configs import gated_delta_configs, pin_configs
 
 CHUNK = 64
 NUM_PLANES = 7
-"""Row statistics that our forward keeps."""
+"""Number of row statistics that our forward saves."""
 
 
 def _empty_results(q: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    """Return uninitialised results of `forward`."""
     b, t, h, d = q.shape
     n = -(-t // CHUNK)
     saved_dtype = torch.float32 if q.dtype == torch.float16 else q.dtype
@@ -34,7 +35,7 @@ def _empty_gradients(g_r: Tensor, g_last: Tensor | None, *rest: Any) -> tuple[Te
 def forward(
     q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, initial_state: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(readout, last state, and the five tensors that `backward` needs)."""
+    """Return (readout, last state float32, then the five tensors that `backward` reads) by our Triton kernels."""
     first = None if initial_state is None else initial_state.contiguous()
     r, last, saved = load_kernels(__package__).forward(*(x.contiguous() for x in (q, k, v, log_gamma, beta)), first)
     return r, last, *saved
@@ -45,7 +46,23 @@ def backward(
     g_r: Tensor, g_last: Tensor | None, q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor,
     initial_state: Tensor | None, stats: Tensor, inverse: Tensor, p: Tensor, s: Tensor, u: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v, log_gamma, beta and the initial state, which is empty if there was none."""
+    """Return the gradients of q, k, v, log_gamma, beta and the initial state, the last empty if there was none.
+
+    Args:
+        g_r: Gradient of the readout.
+        g_last: Gradient of the last state, or None for zeros.
+        q: Inputs of `forward`, up to `initial_state`.
+        k: See `forward`.
+        v: See `forward`.
+        log_gamma: See `forward`.
+        beta: See `forward`.
+        initial_state: See `forward`.
+        stats: Saved by `forward`, like the following four.
+        inverse: Inverse matrices T of the chunks.
+        p: Query-key matrices P of the chunks.
+        s: States at the start of the chunks.
+        u: Writes of the chunks.
+    """
     args = [None if x is None else x.contiguous() for x in (g_r, g_last, q, k, v, log_gamma, beta, initial_state)]
     *grads, d_first = load_kernels(__package__).backward(*args, stats, inverse, p, s, u)
     return *grads, stats.new_empty(0) if d_first is None else d_first
@@ -58,6 +75,7 @@ differentiate(forward, backward, keep_inputs(6, 2), results=2, zeros_like=0)
 
 
 def _empty_fla_results(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    """Return uninitialised results of `fla_forward`."""
     b, t, h, d = q.shape
     row = [q.new_empty(b, t, h, dtype=torch.float32) for _ in range(3)]
     last = q.new_empty(b, h, d, d, dtype=torch.float32)
@@ -71,6 +89,7 @@ def _empty_fla_gradients(
     g_r: Tensor, g_last: Tensor | None, v: Tensor, beta: Tensor, initial_state: Tensor | None, q: Tensor,
     q_scale: Tensor, k: Tensor, k_scale: Tensor, decay: Tensor, inverse: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
+    """Return uninitialised results of `fla_backward`."""
     first = decay.new_empty(0 if initial_state is None else initial_state.shape)
     return *empty_like(q, k, v, beta, beta), first
 
@@ -79,7 +98,7 @@ def _empty_fla_gradients(
 def fla_forward(
     q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, initial_state: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(readout, last state, and the six tensors that `fla_backward` needs beside its inputs)."""
+    """Return (readout, last state, then the six tensors that `fla_backward` reads besides its inputs) by fla's kernels."""
     from fla.modules.norm.l2norm import l2norm_fwd
     from fla.ops.gated_delta_rule.chunk import chunk_gated_delta_rule_fwd
 
@@ -98,7 +117,10 @@ def fla_backward(
     g_r: Tensor, g_last: Tensor | None, v: Tensor, beta: Tensor, initial_state: Tensor | None, q: Tensor,
     q_scale: Tensor, k: Tensor, k_scale: Tensor, decay: Tensor, inverse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v, log_gamma, beta and the initial state, which is empty if there was none."""
+    """Return the gradients of q, k, v, log_gamma, beta and the initial state, the last empty if there was none.
+
+    The gradients of the gates and of the state are float32; `g_last` None means zeros.
+    """
     from fla.modules.norm.l2norm import l2norm_bwd
     from fla.ops.gated_delta_rule.chunk import chunk_gated_delta_rule_bwd
 

@@ -47,13 +47,26 @@ NUM_PLANES = 7
 
 @triton.jit
 def _inverse_length(x):
+    """Return 1 / max(length, 1e-12) of each row of x [rows, X], float32."""
     x = x.to(tl.float32)
     return 1.0 / tl.maximum(tl.sqrt(tl.sum(x * x, 1)), _FLOOR)
 
 
 @triton.jit
 def _pair_block(k_a, k_b, inv_a, inv_b, g_a, g_b, beta_a, DIAGONAL: tl.constexpr, PRECISION: tl.constexpr):
-    """A block [16, 16] of N; the difference of the decays is masked before exp."""
+    """Return a block [16, 16] of N: beta_a exp(g_a - g_b) of unit keys' products.
+
+    Args:
+        k_a: Raw keys [16, X] of the rows.
+        k_b: Raw keys [16, X] of the columns.
+        inv_a: Inverse lengths of k_a.
+        inv_b: Inverse lengths of k_b.
+        g_a: Running log decays of the rows.
+        g_b: Running log decays of the columns.
+        beta_a: Write strengths of the rows.
+        DIAGONAL: constexpr bool, True for a block on the diagonal, where only the strictly lower half counts.
+        PRECISION: constexpr, input precision of the product.
+    """
     i = tl.arange(0, 16)
     power = g_a[:, None] - g_b[None, :]
     if DIAGONAL:
@@ -64,7 +77,10 @@ def _pair_block(k_a, k_b, inv_a, inv_b, g_a, g_b, beta_a, DIAGONAL: tl.constexpr
 
 @triton.jit
 def _product(a, b, PRECISION: tl.constexpr):
-    """a @ b [16, 16] of float32: in full, or as three products of 16-bit halves (relative error about 2^-16)."""
+    """Return a @ b, [16, 16] float32, in full precision or as three products of 16-bit halves.
+
+    The halves have a relative error of about 2^-16.
+    """
     if PRECISION == "ieee":
         return tl.dot(a, b, input_precision="ieee")
     a_high = a.to(tl.bfloat16)
@@ -76,7 +92,10 @@ def _product(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def _inverse16(n, PRECISION: tl.constexpr):
-    """(I + n)^-1 [16, 16], n strictly lower: the inverses of squares of 2, 4, 8 and 16 rows, each from its halves'."""
+    """Return (I + n)^-1, [16, 16], of a strictly lower triangular n.
+
+    Inverses of diagonal squares of 2, 4, 8 and 16 rows follow from those of their halves.
+    """
     i = tl.arange(0, 16)
     apart = i[:, None] ^ i[None, :]
     t = tl.where(apart == 0, 1.0, tl.where(apart == 1, -n, 0.0))
@@ -88,6 +107,12 @@ def _inverse16(n, PRECISION: tl.constexpr):
 
 @triton.jit
 def _load_rows16(k_ptr, gate_ptr, beta_ptr, row, stride_k, stride_gate, T, X: tl.constexpr):
+    """Load 16 rows of a chunk.
+
+    Returns:
+        (raw keys [16, X], their inverse lengths, running sum of the log decays, its total, write strengths); rows from
+        T on are zeros.
+    """
     i = row + tl.arange(0, 16)
     inside = i < T
     k = tl.load(k_ptr + i[:, None] * stride_k + tl.arange(0, X)[None, :], mask=inside[:, None], other=0.0)
@@ -98,6 +123,17 @@ def _load_rows16(k_ptr, gate_ptr, beta_ptr, row, stride_k, stride_gate, T, X: tl
 
 @triton.jit
 def _store_row_stats(stats_ptr, plane, at, inv_k, decay, end, beta):
+    """Store the key-side statistics of 16 rows: decay, 1/|k|, beta, read and write factors.
+
+    Args:
+        stats_ptr: float32 table of planes.
+        plane: Elements of a plane.
+        at: Offsets of the rows within a plane.
+        inv_k: Inverse lengths of the keys.
+        decay: Running log decay g.
+        end: Log decay at the end of the chunk, g_C.
+        beta: Write strengths.
+    """
     tl.store(stats_ptr + _DECAY * plane + at, decay)
     tl.store(stats_ptr + _INV_K * plane + at, inv_k)
     tl.store(stats_ptr + _BETA * plane + at, beta)
@@ -107,6 +143,7 @@ def _store_row_stats(stats_ptr, plane, at, inv_k, decay, end, beta):
 
 @triton.jit
 def _store_block_row(t_ptr, t0, t1, t2, t3):
+    """Store four blocks [16, 16] side by side, 16 rows of a matrix [64, 64], in its dtype."""
     tl.store(t_ptr, t0.to(t_ptr.dtype.element_ty))
     tl.store(t_ptr + 16, t1.to(t_ptr.dtype.element_ty))
     tl.store(t_ptr + 32, t2.to(t_ptr.dtype.element_ty))
@@ -118,7 +155,23 @@ def _invert_chunk(
     k_ptr, gate_ptr, beta_ptr, t_ptr, stats_ptr, T, plane,
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """T [C, C] of one chunk and head, by blocks of 16, and the row statistics; one warp suffices."""
+    """Store T = (I + N)^-1 [C, C] of one chunk and head, by blocks of 16, and the key-side row statistics.
+
+    Grid: (N, B H), one warp each.
+
+    Args:
+        k_ptr: Contiguous keys [B, T, J, X].
+        gate_ptr: Contiguous float32 natural log decays [B, T, H].
+        beta_ptr: Contiguous float32 write strengths [B, T, H].
+        t_ptr: Contiguous [B, H, N, C, C], written.
+        stats_ptr: float32 [planes, B, H, N C], written.
+        T: Tokens.
+        plane: Elements of a plane of statistics.
+        H: constexpr, heads.
+        G: constexpr, heads per KV head.
+        X: constexpr, head size.
+        PRECISION: constexpr, input precision of products.
+    """
     n = tl.program_id(0)
     bh = tl.program_id(1)
     b = (bh // H).to(tl.int64)
@@ -184,7 +237,29 @@ def _scan_states(
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, C: tl.constexpr, BV: tl.constexpr,
     HAS_FIRST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The states at the start of every chunk and the writes u, BV rows of X_v at a time."""
+    """Store the states at the start of every chunk, the writes u, and the last state, for BV rows of X_v.
+
+    Grid: (X / BV, B H); a program walks through all chunks with its rows of the state in float32 registers.
+
+    Args:
+        k_desc: Descriptor of keys [B, T, J X].
+        v_desc: Descriptor of values [B, T, J X].
+        t_desc: Descriptor of T [B H N C, C].
+        s_desc: Descriptor of start states [B H N X, X], written.
+        u_desc: Descriptor of writes [B H N X, C], written.
+        stats_ptr: float32 [planes, B, H, N C].
+        first_ptr: Initial state, float32 [B, H, X_v, X_k]; read only with HAS_FIRST.
+        last_ptr: Last state, float32 [B, H, X_v, X_k], written.
+        N: Chunks.
+        plane: Elements of a plane of statistics.
+        H: constexpr, heads.
+        G: constexpr, heads per KV head.
+        X: constexpr, head size.
+        C: constexpr, tokens of a chunk.
+        BV: constexpr, rows of the state of a program.
+        HAS_FIRST: constexpr bool, True with an initial state.
+        PRECISION: constexpr, input precision of products.
+    """
     v0 = tl.program_id(0) * BV
     bh = tl.program_id(1)
     b = bh // H
@@ -225,7 +300,27 @@ def _readout(
     q_desc, k_desc, s_desc, u_desc, r_desc, p_desc, stats_ptr, N, plane,
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """r of one chunk and head; keeps P and 1 / |q|."""
+    """Store the readout, P, 1/|q| and e^g/|q| of one chunk and head.
+
+    Grid: (N, B H).
+
+    Args:
+        q_desc: Descriptor of queries [B, T, H X].
+        k_desc: Descriptor of keys [B, T, J X].
+        s_desc: Descriptor of start states [B H N X, X].
+        u_desc: Descriptor of writes [B H N X, C].
+        r_desc: Descriptor of the readout [B, T, H X], written.
+        p_desc: Descriptor of P [B H N C, C], written.
+        stats_ptr: float32 [planes, B, H, N C]; two planes are written.
+        N: Chunks.
+        plane: Elements of a plane of statistics.
+        H: constexpr, heads.
+        G: constexpr, heads per KV head.
+        X: constexpr, head size.
+        C: constexpr, tokens of a chunk.
+        BV: constexpr, columns of the readout at a time.
+        PRECISION: constexpr, input precision of products.
+    """
     n = tl.program_id(0)
     bh = tl.program_id(1)
     b = bh // H
@@ -258,7 +353,33 @@ def _scan_states_backward(
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, C: tl.constexpr, BV: tl.constexpr,
     HAS_LAST: tl.constexpr, KEEP_FIRST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dS' of every chunk and dy, BV rows of X_v at a time, from the last chunk to the first."""
+    """Store the gradients of the end state of every chunk (dS') and dy, for BV rows of X_v, from the last chunk to the
+    first.
+
+    Grid: (X / BV, B H).
+
+    Args:
+        q_desc: Descriptor of queries [B, T, H X].
+        k_desc: Descriptor of keys [B, T, J X].
+        gr_desc: Descriptor of the readout's gradient [B, T, H X].
+        p_desc: Descriptor of P [B H N C, C].
+        t_desc: Descriptor of T [B H N C, C].
+        ds_desc: Descriptor of dS' [B H N X, X], written.
+        dy_desc: Descriptor of dy [B H N X, C], written.
+        stats_ptr: float32 [planes, B, H, N C].
+        last_ptr: Gradient of the last state, float32 [B, H, X, X]; read only with HAS_LAST.
+        first_ptr: Gradient of the initial state, written only with KEEP_FIRST.
+        N: Chunks.
+        plane: Elements of a plane of statistics.
+        H: constexpr, heads.
+        G: constexpr, heads per KV head.
+        X: constexpr, head size.
+        C: constexpr, tokens of a chunk.
+        BV: constexpr, rows of the state of a program.
+        HAS_LAST: constexpr bool, True when the last state has a gradient.
+        KEEP_FIRST: constexpr bool, True to store the initial state's gradient.
+        PRECISION: constexpr, input precision of products.
+    """
     v0 = tl.program_id(0) * BV
     bh = tl.program_id(1)
     b = bh // H
@@ -305,7 +426,12 @@ def _pair_gradients(
     stats_ptr, parts_ptr, d_beta_ptr, T, N, plane,
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq and d_beta of one chunk and head; keeps ratio dP, E and what the pairs inside the chunk give to dg."""
+    """Store dq, d_beta, ratio dP, E and the terms of dg from pairs within the chunk, of one chunk and head.
+
+    Grid: (N, B H). `parts_ptr` is float32 [3, B, H, N C], written; `d_beta_ptr` float32 [B, T, H], written. The
+    descriptors of q, gr and dq are [B, T, H X], that of k [B, T, J X], those of P, dP and E [B H N C, C], of S [B H N
+    X, X], of u and dy [B H N X, C]. BV columns of X_v are read at a time.
+    """
     n = tl.program_id(0)
     bh = tl.program_id(1)
     b = bh // H
@@ -363,7 +489,12 @@ def _key_gradients(
     stats_ptr, parts_ptr, d_gate_ptr, T, N, plane,
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The head's share of dk, and d_log_gamma, of one chunk and head."""
+    """Store the head's share of dk, and d_log_gamma, of one chunk and head.
+
+    Grid: (N, B H). `d_gate_ptr` is float32 [B, T, H], written; `parts_ptr` float32 [3, B, H, N C] comes from
+    `_pair_gradients`. The descriptors of q and dk are [B, T, H X], that of k [B, T, J X], those of dP and E [B H N C,
+    C], of S and dS' [B H N X, X], of u and dy [B H N X, C]. BV columns of X_v are read at a time.
+    """
     n = tl.program_id(0)
     bh = tl.program_id(1)
     b = bh // H
@@ -415,7 +546,24 @@ def _sum_heads(
     part_desc, dy_desc, dk_desc, dv_desc, stats_ptr, N, plane,
     J: tl.constexpr, G: tl.constexpr, X: tl.constexpr, C: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of a KV head: the shares of its G heads in their order; BD columns of one chunk."""
+    """Store dk and dv of one KV head and chunk, BD columns, as the ordered sum over its G heads.
+
+    Grid: (N, B J, X / BD). With G = 1 only dv is written.
+
+    Args:
+        part_desc: Descriptor of the heads' shares of dk [B, T, H X].
+        dy_desc: Descriptor of dy [B H N X, C].
+        dk_desc: Descriptor of dk [B, T, J X], written.
+        dv_desc: Descriptor of dv [B, T, J X], written.
+        stats_ptr: float32 [planes, B, H, N C].
+        N: Chunks.
+        plane: Elements of a plane of statistics.
+        J: constexpr, KV heads.
+        G: constexpr, heads per KV head.
+        X: constexpr, head size.
+        C: constexpr, tokens of a chunk.
+        BD: constexpr, columns of a program.
+    """
     n = tl.program_id(0)
     b = tl.program_id(1) // J
     j = tl.program_id(1) % J
@@ -438,7 +586,11 @@ def _sum_heads(
 
 
 class Tile(NamedTuple):
-    """Rows of X_v (or columns of X) a program works on at a time, warps, pipeline stages and a cap on registers."""
+    """Launch configuration of one kernel.
+
+    `block` rows of X_v (or columns of X) are handled at a time; warps, pipeline stages, and a cap on registers per
+    thread.
+    """
 
     block: int
     warps: int
@@ -450,7 +602,7 @@ class Tile(NamedTuple):
 
 
 def _tiles(d: int, dtype: torch.dtype) -> dict[str, Tile]:
-    """The tiles of each kernel, by head size and type; measured on an H200."""
+    """Return the launch configuration of each kernel by name, for a head size and dtype; measured on an H200."""
     if dtype == torch.float32:
         names = ("scan", "readout", "scan_back", "pair_gradients", "key_gradients", "sum_heads")
         small = dict.fromkeys(names, Tile(min(d, 16), 4, 1))
@@ -471,12 +623,12 @@ def _precision(dtype: torch.dtype) -> str:
 
 
 def _token_blocks(x_BTHX: Tensor, columns: int) -> TensorDescriptor:
-    """[B, T, H, X] as [B, T, H X], read and written in blocks of a chunk of rows and `columns` of one head."""
+    """Return a descriptor of x [B, T, H, X] as [B, T, H X], in blocks of a chunk of tokens and `columns` of one head."""
     return TensorDescriptor.from_tensor(x_BTHX.view(*x_BTHX.shape[:2], -1), [1, CHUNK, columns])
 
 
 def _row_blocks(x: Tensor, rows: int) -> TensorDescriptor:
-    """[..., A, B] as [... A, B], read and written `rows` whole rows at a time."""
+    """Return a descriptor of x [..., A, B] as [... A, B], in blocks of `rows` whole rows."""
     return TensorDescriptor.from_tensor(x.view(-1, x.shape[-1]), [rows, x.shape[-1]])
 
 
@@ -494,12 +646,20 @@ def forward(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor,
     initial_state_BHXX: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:  # fmt: skip
-    """(readout [B, T, H, X] in q's type, last state [B, H, X_v, X_k] float32, what `backward` needs).
+    """Return (readout [B, T, H, X] in q's dtype, last state float32 [B, H, X_v, X_k], tensors that `backward` reads).
 
-    All contiguous; q, k, v of one type (float16 is computed in float32), gates and state float32. Saved, with e bytes an
-    element of q: stats [7, B, H, L] float32 (g, 1 / |k|, 1 / |q|, beta, beta e^g / |k|, e^(g_C - g) / |k|, e^g / |q|); T
-    and P [B, H, N, C, C], S [B, H, N, X_v, X_k] and u [B, H, N, X_v, C] in q's type: e (2 C + X + X²/C) bytes a token and head
-    (1 KiB for bfloat16, X = 128). Multiply-adds a token and head: 3 X² + 3.6 C X, and the inverse.
+    The saved tensors are stats [7, B, H, L] float32 (g, 1 / |k|, 1 / |q|, beta, beta e^g / |k|, e^(g_C - g) / |k|, e^g
+    / |q|), T and P [B, H, N, C, C], S [B, H, N, X_v, X_k] and u [B, H, N, X_v, C] in q's dtype. With e bytes per
+    element of q these are e (2 C + X + X²/C) bytes per token and head (1 KiB for bfloat16, X = 128). Multiply-adds per
+    token and head: 3 X² + 3.6 C X, and the inverse.
+
+    Args:
+        q_BTHX: Contiguous queries on a GPU; float16 is computed in float32.
+        k_BTJX: Contiguous keys, of q's dtype.
+        v_BTJX: Contiguous values, of q's dtype.
+        log_gamma_BTH: Contiguous float32 natural log decays.
+        beta_BTH: Contiguous float32 write strengths.
+        initial_state_BHXX: Contiguous float32 state, or None for zeros.
     """
     kind = q_BTHX.dtype
     q, k, v = _widen_float16(q_BTHX), _widen_float16(k_BTJX), _widen_float16(v_BTJX)
@@ -535,12 +695,22 @@ def backward(
     g_r_BTHX: Tensor, g_last_state_BHXX: Tensor | None, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor,
     log_gamma_BTH: Tensor, beta_BTH: Tensor, initial_state_BHXX: Tensor | None, *saved: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """Gradients of (q, k, v, log_gamma, beta, initial_state or None), the gates' and the state's in float32.
+    """Return the gradients of (q, k, v, log_gamma, beta, initial state or None), the gates' and the state's in float32.
 
-    From those of the readout (q's type) and of the last state (float32, or None for zeros); all contiguous, `saved` as
-    `forward` gave it. Works in dS [B, H, N, X_v, X_k], dy [B, H, N, X_v, C], ratio dP and E [B, H, N, C, C] and the heads'
-    shares of dk [B, T, H, X], all in q's type. Multiply-adds a token and head: 6 X² + 9 C X. At beta 0 the gradient of
-    beta is given as 0.
+    Works in dS [B, H, N, X_v, X_k], dy [B, H, N, X_v, C], ratio dP and E [B, H, N, C, C] and the heads' shares of dk
+    [B, T, H, X], all in q's dtype. Multiply-adds per token and head: 6 X² + 9 C X. At beta 0 the gradient of beta is
+    given as 0.
+
+    Args:
+        g_r_BTHX: Gradient of the readout, contiguous, of q's dtype.
+        g_last_state_BHXX: Gradient of the last state, float32, or None for zeros.
+        q_BTHX: Inputs of `forward`, up to the initial state.
+        k_BTJX: See `forward`.
+        v_BTJX: See `forward`.
+        log_gamma_BTH: See `forward`.
+        beta_BTH: See `forward`.
+        initial_state_BHXX: See `forward`.
+        *saved: Third result of `forward`.
     """
     stats, inverse, p, s, u = saved
     kind = q_BTHX.dtype

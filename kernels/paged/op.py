@@ -1,6 +1,6 @@
-"""Attention of one new token a text over keys in pages: softmax and polar (docs/decoding.md).
+"""Attention of one new token per text over keys in pages: softmax and polar (docs/decoding.md).
 
-B texts, N pages, H query heads, J KV heads, X head size, S keys.
+B texts, N pages of a pool, H query heads, J KV heads, X head size, S keys.
 """
 
 from __future__ import annotations
@@ -26,10 +26,19 @@ def paged_softmax(
     q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, texts: Texts, *, scale: float | None = None,
     window: int | None = None, backend: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """What `softmax_attention` gives at the last token of each text, [B, H, X] of q's type; a text of no token gives 0.
+    """Return `softmax_attention` at the last token of each text, [B, H, X] of q's dtype; an empty text gives 0.
 
-    q [B, H, X] of the new tokens, whose keys and values lie in the pools [N, page, J, X] already. `backend` None is what
-    `choose_backend` says. Raises ValueError when shapes disagree.
+    Args:
+        q_BHX: Queries of the new tokens.
+        k_pool: Keys [N, page, J, X]; those of the new tokens are already written.
+        v_pool: Values, like `k_pool`.
+        texts: Page tables and lengths of the texts.
+        scale: Factor of q·k; None is 1/sqrt(X).
+        window: Attention window in keys, or None.
+        backend: "triton" or "torch"; None: `choose_backend`.
+
+    Raises:
+        ValueError: Shapes disagree.
     """
     _, _, _, x = check_step(q_BHX, k_pool, v_pool, texts)
     if (backend or choose_backend(q_BHX.device, q_BHX.dtype, x, texts.page).backend) == "triton":
@@ -44,10 +53,29 @@ def paged_polar(
     mag_beta_H: Tensor, v_null_HX: Tensor, texts: Texts, *, window: int | None = None, n_eff_floor: float = 1e-30,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """What `polar_attention` gives at the last token of each text: c [B, H, X] in q's type, magnitude [B, H] in float32 (float64 for float64).
+    """Return `polar_attention` at the last token of each text: direction and magnitude.
 
-    q [B, H, X] of the new tokens, whose keys and values lie in the pools [N, page, J, X] already; parameters and `backend` as there. A text of
-    no token has c = v_null of unit length and magnitude 0. Raises ValueError when shapes disagree.
+    An empty text has the direction v_null, scaled to unit length, and magnitude 0.
+
+    Args:
+        q_BHX: Queries of the new tokens.
+        k_pool: Keys [N, page, J, X]; those of the new tokens are already written.
+        v_pool: Values, like `k_pool`.
+        null_base_H: Raw parameter of the null key's score, like the following three.
+        null_slope_H: Raw; softplus is applied here.
+        len_gain_H: Raw; softplus is applied here.
+        mag_beta_H: Raw; softplus is applied here.
+        v_null_HX: Value of the null key.
+        texts: Page tables and lengths of the texts.
+        window: Attention window in keys, or None.
+        n_eff_floor: Lower bound of the sum of squared weights, in units of the largest weight.
+        backend: "triton" or "torch"; None: `choose_backend`.
+
+    Returns:
+        (direction [B, H, X] in q's dtype, magnitude [B, H] in float32, float64 for float64).
+
+    Raises:
+        ValueError: Shapes disagree.
     """
     _, _, _, x = check_step(q_BHX, k_pool, v_pool, texts)
     dtype = statistics_dtype(q_BHX.dtype)
@@ -80,7 +108,7 @@ def paged_polar(
 def write_pages(
     k_BJX: Tensor, v_BJX: Tensor, k_pool: Tensor, v_pool: Tensor, texts: Texts, *, backend: str | None = None
 ) -> None:
-    """Keys and values of the new tokens into their pages of the pools [N, page, J, X]. `backend` as for attention."""
+    """Write keys and values [B, J, X] of the new tokens into their pages of the pools [N, page, J, X], in place."""
     if (backend or choose_backend(k_BJX.device, k_BJX.dtype, k_BJX.shape[2], texts.page).backend) == "triton":
         put(k_BJX, v_BJX, k_pool, v_pool, texts.tables_BP, texts.lengths_B)
         return
@@ -90,7 +118,14 @@ def write_pages(
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, page: int = PAGE) -> BackendChoice:
-    """What `paged_softmax` and `paged_polar` take for such tensors."""
+    """Return the backend of paged attention, "triton" or "torch".
+
+    Args:
+        device: Device of the tensors.
+        dtype: Dtype of queries and pools.
+        head_dim: Head size.
+        page: Tokens of a page; the kernels need a power of two from 16.
+    """
     if page < MIN_PAGE_TOKENS or page & (page - 1):
         return BackendChoice(
             "torch", f"the kernels need a page that is a power of two from {MIN_PAGE_TOKENS}, got {page}"
@@ -99,7 +134,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
 
 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """Largest relative error of both ops, against "torch" in float32."""
+    """Return the largest relative error of both ops, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)
     q, k, v, v_null = (
         torch.randn(shape, generator=draw).to(device, dtype)
@@ -131,7 +166,19 @@ def attend(
     q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, tables_BP: Tensor, lengths_B: Tensor, null: list[Tensor],
     scale: float, window: int, floor: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(y [B, H, X], magnitude [B, H] float32, empty without `null`); `window` 0 is none."""
+    """Return (y [B, H, X] in q's dtype, magnitude float32 [B, H], empty without `null`) by the Triton kernels.
+
+    Args:
+        q_BHX: Queries of the new tokens.
+        k_pool: Keys [N, page, J, X].
+        v_pool: Values, like `k_pool`.
+        tables_BP: int32 page tables.
+        lengths_B: int32 lengths of the texts in tokens.
+        null: Empty for softmax attention; for polar attention base, slope, gain, beta [H] and v_null [H, X].
+        scale: Factor of q·k.
+        window: Attention window in keys, 0 for none.
+        floor: Lower bound of the sum of squared weights, in units of the largest weight.
+    """
     return load_kernels(__package__).attend(
         q_BHX, k_pool, v_pool, tables_BP, lengths_B, null, scale=scale, window=window, floor=floor
     )
@@ -139,5 +186,5 @@ def attend(
 
 @torch_op("paged_put", lambda *_: None, ("k_pool", "v_pool"))
 def put(k_BJX: Tensor, v_BJX: Tensor, k_pool: Tensor, v_pool: Tensor, tables_BP: Tensor, lengths_B: Tensor) -> None:
-    """Keys and values of the new tokens into their pages."""
+    """Write keys and values [B, J, X] of the new tokens into their pages by the Triton kernel, in place."""
     load_kernels(__package__).put(k_BJX, v_BJX, k_pool, v_pool, tables_BP, lengths_B)

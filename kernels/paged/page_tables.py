@@ -1,6 +1,7 @@
-"""Texts whose keys and values lie in pages of a common pool, so that texts of any length share it (docs/decoding.md).
+"""Page tables of texts whose keys and values lie in pages of a common pool (docs/decoding.md).
 
-Kwon et al., "Efficient memory management for large language model serving with PagedAttention" (2023).
+Texts of any length share the pool. Kwon et al., "Efficient memory management for large language model serving with
+PagedAttention" (2023).
 
 B texts, N pages of the pool, P pages that a text may have, S = P page tokens, J KV heads, X head size.
 """
@@ -13,38 +14,45 @@ import torch
 from torch import Tensor
 
 PAGE = 256
-"""Tokens of a page."""
+"""Tokens of a page by default."""
 DUMMY = 0
-"""The page that belongs to no text: rows that only fill a batch up write there, and tables say it where a text has no page."""
+"""Page that belongs to no text.
+
+Padding rows of a batch write there, and tables hold it where a text has no page.
+"""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Which pages each text of a batch has, and how long it is. Tensors on the pool's device; no question to them waits for it."""
+    """Page tables and lengths of the texts of a decode batch.
+
+    The tensors lie on the pool's device; no accessor waits for the device.
+    """
 
     tables_BP: Tensor
-    """int32: page of the tokens 0 to page - 1, of the next ones, ...; what is not needed any more may be DUMMY."""
+    """int32: pages of the tokens 0 to page - 1, of the next ones and so on; DUMMY where a page is not needed any more.
+    """
     lengths_B: Tensor
-    """int32: tokens, the new one included; 0 for a row that only fills the batch up."""
+    """int32: tokens, the new one included; 0 for a padding row of the batch."""
     page: int = PAGE
 
     @property
     def last(self) -> Tensor:
-        """int64: row of the flat pool [N page, ...] where the new token belongs."""
+        """int64 [B]: index of the new token's row in the flat pool [N page, ...]."""
         at_B = (self.lengths_B.long() - 1).clamp(min=0)
         pages_B = self.tables_BP.long().gather(1, (at_B // self.page)[:, None])[:, 0]
         return pages_B * self.page + at_B % self.page
 
     def write(self, pool: Tensor, rows: Tensor) -> None:
-        """Puts `rows` [B, ...], of the new tokens, into the pool [N, page, ...]."""
+        """Write `rows` [B, ...], of the new tokens, into the pool [N, page, ...] in place."""
         pool.flatten(0, 1).index_copy_(0, self.last, rows.to(pool.dtype))
 
     def gather(self, pool: Tensor) -> Tensor:
-        """[B, S, ...] of a pool [N, page, ...]: a copy; what lies beyond a text, or in no page of it, is any number."""
+        """Return a copy of each text's rows of a pool, [B, S, ...]; values beyond a text's length are arbitrary."""
         return pool[self.tables_BP.long()].flatten(1, 2)
 
     def seen(self, window: int | None) -> Tensor:
-        """bool [B, S]: the keys that the new token sees."""
+        """Return bool [B, S]: True for the keys that the new token sees."""
         tokens = self.tables_BP.shape[1] * self.page
         at_S = torch.arange(tokens, device=self.lengths_B.device)
         seen_BS = at_S < self.lengths_B[:, None]
@@ -52,17 +60,27 @@ class Texts:
 
     @property
     def distance(self) -> Tensor:
-        """int64: tokens from each key to the new one; below 0 beyond the text."""
+        """int64 [B, S]: tokens from each key to the new one; negative beyond the text."""
         at_S = torch.arange(self.tables_BP.shape[1] * self.page, device=self.lengths_B.device)
         return self.lengths_B.long()[:, None] - 1 - at_S
 
     def counts(self, window: int | None) -> Tensor:
-        """int32 [B]: keys that the new token sees; 0 in a row that only fills the batch up."""
+        """Return int32 [B]: number of keys that the new token sees, 0 in a padding row."""
         return self.lengths_B if window is None else self.lengths_B.clamp(max=window)
 
 
 def check_step(q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, texts: Texts) -> tuple[int, int, int, int]:
-    """(B, H, J, X); raises ValueError when query, pools and tables do not belong together."""
+    """Return (B, H, J, X) of a decoding step.
+
+    Args:
+        q_BHX: Queries of the new tokens.
+        k_pool: Keys [N, page, J, X].
+        v_pool: Values, like `k_pool`.
+        texts: Page tables and lengths of the texts.
+
+    Raises:
+        ValueError: Query, pools and tables do not belong together.
+    """
     if q_BHX.ndim != 3 or k_pool.ndim != 4:
         raise ValueError(
             f"q must be [B, H, X] and a pool [N, page, J, X], got {tuple(q_BHX.shape)}, {tuple(k_pool.shape)}"

@@ -1,4 +1,4 @@
-"""One query a text against keys of its own, in plain torch: what mixers without a kernel for it decode with.
+"""Attention of one query per text over its keys in plain torch, for mixers that have no decoding kernel.
 
 B texts, S keys, H query heads, J KV heads, X head size.
 """
@@ -12,7 +12,7 @@ from ..norms import statistics_dtype
 
 
 def row_scores(q_BHX: Tensor, k_BSJX: Tensor, scale: float | None = None) -> Tensor:
-    """scale q·k, [B, H, S] in the statistics' type; `scale` None is 1/sqrt(X)."""
+    """Return scale q·k, [B, H, S] in the statistics' dtype; `scale` None is 1/sqrt(X)."""
     dtype = statistics_dtype(q_BHX.dtype)
     scale = q_BHX.shape[-1] ** -0.5 if scale is None else scale
     q_BJGX = q_BHX.to(dtype).unflatten(1, (k_BSJX.shape[2], -1))
@@ -20,7 +20,7 @@ def row_scores(q_BHX: Tensor, k_BSJX: Tensor, scale: float | None = None) -> Ten
 
 
 def row_weights(logits_BHS: Tensor, seen_BS: Tensor) -> Tensor:
-    """softmax over the keys that are seen, and 0 for all in a row that sees none."""
+    """Return the softmax of logits (natural units) over the visible keys, [B, H, S]; all 0 in a row that sees none."""
     logits_BHS = logits_BHS.masked_fill(~seen_BS[:, None], -torch.inf)
     top_BH1 = logits_BHS.amax(-1, keepdim=True)
     weight_BHS = torch.exp(logits_BHS - torch.where(top_BH1.isinf(), 0.0, top_BH1))
@@ -29,12 +29,12 @@ def row_weights(logits_BHS: Tensor, seen_BS: Tensor) -> Tensor:
 
 
 def row_sums(weight_BHS: Tensor, v_BSJX: Tensor, seen_BS: Tensor) -> Tensor:
-    """Values times weights, [B, H, X] in the weights' type; what is not seen may be any number, also none."""
+    """Return the sum of weights times values, [B, H, X] in the weights' dtype; values of hidden keys may be NaN."""
     v_BSJX = v_BSJX.to(weight_BHS.dtype).masked_fill(~seen_BS[..., None, None], 0.0)
     groups = weight_BHS.unflatten(1, (v_BSJX.shape[2], -1))
     return torch.einsum("bjgs,bsjx->bjgx", groups, v_BSJX).flatten(1, 2)
 
 
 def row_attention(logits_BHS: Tensor, v_BSJX: Tensor, seen_BS: Tensor) -> Tensor:
-    """softmax of the logits over the keys that are seen, times v: [B, H, X] of v's type. A row that sees none gives 0."""
+    """Return softmax of the logits over the visible keys, times v: [B, H, X] of v's dtype; 0 for a text that sees none."""
     return row_sums(row_weights(logits_BHS, seen_BS), v_BSJX, seen_BS).to(v_BSJX.dtype)

@@ -1,10 +1,12 @@
-"""One query a text against keys in pages, split over ranges of keys (docs/decoding.md).
+"""Triton kernels of attention of one query per text over keys in pages, split over ranges of keys (docs/decoding.md).
 
-B texts, P pages of a text, H query heads, J KV heads, G = H / J, X head size, N keys of a block. A program reads the keys of one text,
-one KV head and one range once for all G queries; a second kernel, where there is more than one range, merges them. Polar attention's
-null is folded in once, at the end. Dao et al., "Flash-Decoding for long-context inference" (2023). Scores and sums are float32, in units of log 2.
+B texts, P pages of a text, H query heads, J KV heads, G = H / J, X head size, N keys of a block. A program reads the
+keys of one text, one KV head and one range once for all G queries. A second kernel merges the ranges where there are
+several. Polar attention's null key is folded in once, at the end. Dao et al., "Flash-Decoding for long-context
+inference" (2023). Scores and sums are float32, in units of log 2.
 
-Launches depend on shapes alone: lengths and tables are read on the device, so a graph of a step holds for any of them.
+Launches depend on shapes alone: lengths and tables are read on the device, so a captured CUDA graph of a step stays
+valid.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ from ..attention.device import LOG2E, log1p, tanh
 from ..attention.polar.op import TINY
 
 KEYS = 64
-"""Keys of a block, at most; a block lies in one page."""
+"""Largest number of keys of a block; a block lies in one page."""
 PROGRAMS = 4
-"""Of each processor: with two, keys come at 0.9 of this speed on an H200, those of a single text at 0.7."""
+"""Programs per multiprocessor.
+
+With two, keys arrive at 0.9 of this speed on an H200, those of a single text at 0.7.
+"""
 MAX_MERGED = 2**15
-"""Numbers of one head that a program merges, at most: ranges times head size."""
+"""Largest number of values of one head that a program merges: ranges times head size."""
 
 _LOG2E, _TINY = tl.constexpr(LOG2E), tl.constexpr(TINY)
 
@@ -34,6 +39,7 @@ def _softplus(x):
 
 @triton.jit
 def _temperature(gain_ptr, head, inside, n):
+    """Return polar attention's temperature 1 + softplus(gain) ln(max(n, 1)) of some heads, for n visible keys."""
     gain = tl.load(gain_ptr + head, mask=inside, other=0.0)
     return 1.0 + _softplus(gain) * tl.log(tl.maximum(n, 1).to(tl.float32))
 
@@ -43,7 +49,30 @@ def _store_outputs(
     top, total, square, part, b, head, inside, length, base_ptr, slope_ptr, gain_ptr, beta_ptr, v_null_ptr, y_ptr, mag_ptr,
     window, floor, H: tl.constexpr, X: tl.constexpr, POLAR: tl.constexpr,
 ):  # fmt: skip
-    """Of some heads of a text, [rows] and [rows, X]: what all of their keys say."""
+    """Normalise and store the outputs of some heads of one text, from sums over all of its keys.
+
+    Args:
+        top: float32 [rows], largest score, in units of log 2.
+        total: float32 [rows], sum of the weights relative to 2^top.
+        square: float32 [rows], sum of their squares; read only with POLAR.
+        part: float32 [rows, X], sum of weights times values.
+        b: Index of the text.
+        head: Indices of the heads [rows].
+        inside: Mask of the heads that exist.
+        length: Tokens of the text.
+        base_ptr: Raw parameter of polar attention, float32 [H], like slope, gain and beta.
+        slope_ptr: float32 [H].
+        gain_ptr: float32 [H].
+        beta_ptr: float32 [H].
+        v_null_ptr: float32 [H, X], value of the null key.
+        y_ptr: [B, H, X], written in its own dtype.
+        mag_ptr: float32 [B, H], written with POLAR.
+        window: Largest number of visible keys.
+        floor: Lower bound of the sum of squared weights.
+        H: constexpr, query heads.
+        X: constexpr, head size.
+        POLAR: constexpr bool, True for polar attention.
+    """
     x = tl.arange(0, X)
     has_keys = total > 0
     y = part / tl.where(has_keys, total, 1.0)[:, None]
@@ -73,6 +102,46 @@ def _attend_range(
     H: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr, X: tl.constexpr, PAGE: tl.constexpr, N: tl.constexpr,
     SPLITS: tl.constexpr, POLAR: tl.constexpr,
 ):  # fmt: skip
+    """Attend from the G queries of one KV head of one text to one range of its keys.
+
+    Grid: (B, J, SPLITS). With SPLITS 1 the outputs are stored, else the partial sums of the range.
+
+    Args:
+        q_ptr: Queries [B, H, X] with unit stride in X.
+        k_ptr: Pool of keys [pages, PAGE, J, X] with unit stride in X.
+        v_ptr: Pool of values, like k_ptr.
+        tables_ptr: Contiguous int32 page tables [B, P].
+        lengths_ptr: int32 [B], tokens of each text.
+        base_ptr: Raw parameter of polar attention, float32 [H], like slope, gain and beta.
+        slope_ptr: float32 [H].
+        gain_ptr: float32 [H].
+        beta_ptr: float32 [H].
+        v_null_ptr: float32 [H, X], value of the null key.
+        top_ptr: float32 [B, H, SPLITS], largest score of the range, written.
+        sum_ptr: float32 [B, H, SPLITS], sum of weights, written.
+        square_ptr: float32 [B, H, SPLITS], sum of squared weights, written.
+        part_ptr: float32 [B, H, SPLITS, X], sum of weights times values, written.
+        y_ptr: [B, H, X], written when SPLITS is 1.
+        mag_ptr: float32 [B, H], written when SPLITS is 1 with POLAR.
+        scale: Factor of q·k in natural units.
+        window: Largest number of visible keys.
+        floor: Lower bound of the sum of squared weights.
+        P: Pages of a table.
+        q_text: Elements from one text of q to the next.
+        q_head: Elements from one head of q to the next.
+        k_token: Elements from one token of the key pool to the next.
+        k_head: Elements from one head of the key pool to the next.
+        v_token: Elements from one token of the value pool to the next.
+        v_head: Elements from one head of the value pool to the next.
+        H: constexpr, query heads.
+        G: constexpr, query heads per KV head.
+        ROWS: constexpr, G rounded up to a power of two of at least 16.
+        X: constexpr, head size.
+        PAGE: constexpr, tokens of a page.
+        N: constexpr, keys of a block; N divides PAGE.
+        SPLITS: constexpr, number of ranges.
+        POLAR: constexpr bool, True for polar attention.
+    """
     b = tl.program_id(0)
     j = tl.program_id(1)
     split = tl.program_id(2)
@@ -133,6 +202,30 @@ def _merge_ranges(
     top_ptr, sum_ptr, square_ptr, part_ptr, lengths_ptr, base_ptr, slope_ptr, gain_ptr, beta_ptr, v_null_ptr, y_ptr,
     mag_ptr, window, floor, H: tl.constexpr, X: tl.constexpr, SPLITS: tl.constexpr, POLAR: tl.constexpr,
 ):  # fmt: skip
+    """Merge the partial sums of all ranges of one text and head, and store the outputs.
+
+    Grid: (B, H).
+
+    Args:
+        top_ptr: float32 [B, H, SPLITS], largest score of each range, -inf for one without keys.
+        sum_ptr: float32 [B, H, SPLITS], sum of weights.
+        square_ptr: float32 [B, H, SPLITS], sum of squared weights.
+        part_ptr: float32 [B, H, SPLITS, X], sum of weights times values.
+        lengths_ptr: int32 [B], tokens of each text.
+        base_ptr: Raw parameter of polar attention, float32 [H], like slope, gain and beta.
+        slope_ptr: float32 [H].
+        gain_ptr: float32 [H].
+        beta_ptr: float32 [H].
+        v_null_ptr: float32 [H, X], value of the null key.
+        y_ptr: [B, H, X], written in its own dtype.
+        mag_ptr: float32 [B, H], written with POLAR.
+        window: Largest number of visible keys.
+        floor: Lower bound of the sum of squared weights.
+        H: constexpr, query heads.
+        X: constexpr, head size.
+        SPLITS: constexpr, number of ranges, a power of two.
+        POLAR: constexpr bool, True for polar attention.
+    """
     b = tl.program_id(0)
     h = tl.program_id(1)
     split = tl.arange(0, SPLITS)
@@ -157,9 +250,19 @@ def attend(
     q: Tensor, k_pool: Tensor, v_pool: Tensor, tables: Tensor, lengths: Tensor, null: list[Tensor], *, scale: float,
     window: int, floor: float = 0.0, splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(y [B, H, X] of q's type, magnitude float32 [B, H], empty without `null`: base, slope, gain, beta [H] and v [H, X], float32).
+    """Return (y [B, H, X] of q's dtype, magnitude float32 [B, H], [B, 0] without `null`).
 
-    `window` 0 is none; `splits`, a power of two, None: what fills the GPU.
+    Args:
+        q: Queries [B, H, X] of the new tokens.
+        k_pool: Keys [pages, page, J, X].
+        v_pool: Values, like `k_pool`.
+        tables: int32 page tables [B, P].
+        lengths: int32 [B], tokens of each text.
+        null: Empty for softmax attention; for polar attention float32 base, slope, gain, beta [H] and v_null [H, X].
+        scale: Factor of q·k in natural units.
+        window: Attention window in keys, 0 for none.
+        floor: Lower bound of the sum of squared weights, for polar attention.
+        splits: Number of ranges of keys, a power of two; None: as many as fill the GPU.
     """
     (b, h, x), j, page = q.shape, k_pool.shape[2], k_pool.shape[1]
     max_pages = tables.shape[1]
@@ -194,6 +297,24 @@ def _put(
     k_ptr, v_ptr, k_pool_ptr, v_pool_ptr, tables_ptr, lengths_ptr, P, C, k_text, v_text, PAGE: tl.constexpr,
     BC: tl.constexpr,
 ):  # fmt: skip
+    """Copy key and value of one text's new token into its page; a padding row of length 0 is skipped.
+
+    Grid: (B,).
+
+    Args:
+        k_ptr: Keys [B, C], contiguous within a text.
+        v_ptr: Values [B, C], contiguous within a text.
+        k_pool_ptr: Contiguous pool [pages, PAGE, C], written.
+        v_pool_ptr: Contiguous pool [pages, PAGE, C], written.
+        tables_ptr: Contiguous int32 page tables [B, P].
+        lengths_ptr: int32 [B], tokens, the new one included.
+        P: Pages of a table.
+        C: Numbers of a token, J X.
+        k_text: Elements from one text of k to the next.
+        v_text: Elements from one text of v to the next.
+        PAGE: constexpr, tokens of a page.
+        BC: constexpr, C rounded up to a power of two.
+    """
     b = tl.program_id(0)
     c = tl.arange(0, BC)
     at = tl.load(lengths_ptr + b) - 1
@@ -205,7 +326,7 @@ def _put(
 
 
 def put(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, tables: Tensor, lengths: Tensor) -> None:
-    """Rows [B, J, X] of the new tokens into their pages; those of a row without a token go nowhere."""
+    """Write the new tokens' keys and values [B, J, X] into their pages of the pools in place; padding rows are skipped."""
     k, v = (part if part[0].is_contiguous() else part.contiguous() for part in (k, v))
     tables, channels = tables.contiguous(), k[0].numel()
     _put[(len(k),)](
@@ -215,7 +336,17 @@ def put(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, tables: Tensor, le
 
 
 def splits_for(device: torch.device, programs: int, keys: int, size: int) -> int:
-    """So many ranges that `PROGRAMS` a processor run, but no range of fewer than a block of keys and no more than can be merged."""
+    """Return the number of ranges of keys, a power of two.
+
+    It gives `PROGRAMS` programs per multiprocessor, but no range below one block of keys, and no more ranges than one
+    program can merge.
+
+    Args:
+        device: Device of the launch.
+        programs: Programs of one range, texts times KV heads.
+        keys: Keys that a page table can hold.
+        size: Head size.
+    """
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
     num_splits = max(1, min(MAX_MERGED // size, PROGRAMS * processors // programs, keys // KEYS))
     return 1 << (num_splits.bit_length() - 1)

@@ -87,7 +87,11 @@ def row_conv_step(
 
 
 def _uses_kernel(x_BD: Tensor, backend: str | None) -> bool:
-    """Return True when the Triton kernel runs; raise ValueError when it was requested for several rows."""
+    """Return True when the Triton kernel runs.
+
+    Raises:
+        ValueError: "triton" was requested for several rows.
+    """
     backend = backend or choose_backend(x_BD.device, x_BD.dtype, len(x_BD)).backend
     if backend == "triton" and len(x_BD) > MAX_ROWS:
         raise ValueError(f"the kernel is for one row, got {len(x_BD)}")
@@ -96,7 +100,7 @@ def _uses_kernel(x_BD: Tensor, backend: str | None) -> bool:
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, rows: int) -> BackendChoice:
-    """Return the backend of `row_linear` for this number of rows: "triton" for one row where it can run, else "torch"."""
+    """Return the backend of `row_linear`: "triton" for one row where it can run, else "torch"."""
     if rows > MAX_ROWS:
         return BackendChoice("torch", f"the kernel is for one row, got {rows}")
     device = torch.device(device)

@@ -297,5 +297,5 @@ def _constexprs(n: int, k: int, device: torch.device) -> dict[str, Any]:
 
 @functools.cache
 def _starts_early(device: torch.device) -> bool:
-    """Return True when a kernel may start before the one ahead of it has ended: on Hopper and later; cached per device."""
+    """Return True on Hopper and later, where a kernel may start before the one ahead has ended."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

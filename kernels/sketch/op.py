@@ -81,7 +81,10 @@ class _Gram(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor) -> Tensor:
-        """Return zᵀ z, summed over blocks of rows where `GRAM_ROWS` and the number of rows share a divisor of 64 or more."""
+        """Return zᵀ z, summed over blocks of rows.
+
+        Rows are split where `GRAM_ROWS` and their number share a divisor of 64 or more.
+        """
         ctx.save_for_backward(z)
         rows = math.gcd(z.shape[-2], GRAM_ROWS)
         if rows < 64:
