@@ -119,7 +119,7 @@ def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """Return the largest relative error of `gated_delta` by `backend`, readout and gradients, against "torch" in float32."""
+    """Return the largest relative error of `gated_delta` by `backend`, readout and gradients, against "torch"."""
     return delta_rule_error(
         functools.partial(gated_delta, return_state=True), (1, 131, 2), device, dtype, head_dim, backend, seed
     )

@@ -98,7 +98,7 @@ def _empty_fla_gradients(
 def fla_forward(
     q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, initial_state: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return (readout, last state, then the six tensors that `fla_backward` reads besides its inputs) by fla's kernels."""
+    """Return (readout, last state, then the six tensors that `fla_backward` reads) by fla's kernels."""
     from fla.modules.norm.l2norm import l2norm_fwd
     from fla.ops.gated_delta_rule.chunk import chunk_gated_delta_rule_fwd
 

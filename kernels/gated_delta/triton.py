@@ -353,10 +353,9 @@ def _scan_states_backward(
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, C: tl.constexpr, BV: tl.constexpr,
     HAS_LAST: tl.constexpr, KEEP_FIRST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients of the end state of every chunk (dS') and dy, for BV rows of X_v, from the last chunk to the
-    first.
+    """Store dS', the gradient of every chunk's end state, and dy, for BV rows of X_v.
 
-    Grid: (X / BV, B H).
+    Grid: (X / BV, B H), from the last chunk to the first.
 
     Args:
         q_desc: Descriptor of queries [B, T, H X].
@@ -623,7 +622,7 @@ def _precision(dtype: torch.dtype) -> str:
 
 
 def _token_blocks(x_BTHX: Tensor, columns: int) -> TensorDescriptor:
-    """Return a descriptor of x [B, T, H, X] as [B, T, H X], in blocks of a chunk of tokens and `columns` of one head."""
+    """Return a descriptor of x [B, T, H, X] as [B, T, H X], in blocks of a chunk and `columns` of one head."""
     return TensorDescriptor.from_tensor(x_BTHX.view(*x_BTHX.shape[:2], -1), [1, CHUNK, columns])
 
 

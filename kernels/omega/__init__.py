@@ -1,5 +1,5 @@
 """Omega memory: the op, a step-by-step reference, custom ops, and Triton kernels.
 
 Imported by: model/memory/omega.py, sweep/bench, sweep/probes.
-Start at reference.py, then op.py; scan.py is the one part that goes from chunk to chunk.
+Start at reference.py, then op.py; scan.py is the part that runs sequentially over chunks.
 """

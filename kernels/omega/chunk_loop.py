@@ -1,9 +1,12 @@
-"""Chunk after chunk of a memory that cannot be taken all at once: a network of two matrices, orthogonal steps at each token, what is left of whole chunks.
+"""Sequential loop over chunks, for memories that a scan cannot handle.
 
-B batch, H heads, T length, X head size, F columns of a feature, C tokens of a chunk, S these and the window's tokens before.
+These are networks of two matrices, orthogonal steps at each token, and the rest after the last whole chunk.
 
-Each round is a hundred small operations or more. torch.compile meets one operation instead of all of them: it would work on a network of twelve such
-layers for minutes. Its backward goes through the rounds anew.
+B batch, H heads, T length, X head size, F columns of a feature, C tokens of a chunk, S these and the window's tokens
+before.
+
+A chunk takes a hundred small operations or more. torch.compile gets them as one operation, because compiling a network
+of twelve such layers would take minutes. The backward runs the forward again.
 """
 
 from __future__ import annotations
@@ -20,11 +23,11 @@ from .newton_schulz import newton_schulz
 
 OrthogonalMode = Literal["none", "chunk", "token"]
 MAX_TRACED_CHUNKS = 1
-"""Rounds that the compiler sees as they are."""
+"""Largest number of chunks whose operations torch.compile sees directly."""
 
 
 class ChunkCoefficients:
-    """How much of what a chunk's tokens feel: a function of the rates alone, [..., C], and of the weights, [..., S]."""
+    """Coefficients of a chunk's recurrence, computed from the rates [..., C] and the pairs' weights [..., S] only."""
 
     def __init__(
         self, log_keep: Tensor, step: Tensor, log_momentum: Tensor | None, weight: Tensor, window: int
@@ -36,35 +39,39 @@ class ChunkCoefficients:
         self._inside = (i_S >= t_C) & (i_S < t_C + window)
         self._weight, self._slow, self._keep, self._step = weight, log_momentum, log_keep, step
         self.momentum_decay = torch.zeros_like(log_keep) if log_momentum is None else running_sum(log_momentum).exp()
-        """What of the momentum before the chunk is in each token's, [..., C]."""
+        """Decay of the momentum from before the chunk to each token, [..., C]."""
         self.memory_decay = running_sum(log_keep).exp()
-        """What of the memory before the chunk is left, [..., C]."""
+        """Decay of the memory from before the chunk to each token, [..., C]."""
         self.step = step.mean(-1)
 
     def momentum_shares(self) -> Tensor:
-        """What of each pair's gradient is in each token's momentum, [..., C, S];"""
+        """Return the share of each pair's gradient in each token's momentum, [..., C, S]."""
         share = torch.where(self._inside, self._weight[..., None, :], 0.0)
         return share if self._slow is None else _decay_ratios(self._slow) @ share
 
     def last_momentum_shares(self) -> Tensor:
-        """the last token's alone, [..., S]."""
+        """Return the share of each pair's gradient in the last token's momentum, [..., S]."""
         if self._slow is None:
             return self._inside[-1] * self._weight
         total = running_sum(self._slow)
         return ((total[..., -1:] - total).exp() @ self._inside.to(total.dtype)) * self._weight
 
     def step_weights(self) -> Tensor:
-        """How far token t's memory has gone along token s's momentum, [..., C, C]."""
+        """Return the step of token t's memory along token s's momentum, [..., C, C], decay included."""
         return _decay_ratios(self._keep) * self._step[..., None, :]
 
     def memory_weights(self) -> tuple[Tensor, Tensor]:
-        """How far each token's memory has gone along each pair's gradient, [..., C, S], and along the momentum before the chunk, [..., C]."""
+        """Return the memory's total steps: along each pair's gradient, and along the momentum before the chunk.
+
+        Returns:
+            (pair_weights [..., C, S], momentum_weight [..., C]).
+        """
         moves = self.step_weights()
         return moves @ self.momentum_shares(), (moves @ self.momentum_decay[..., None]).squeeze(-1)
 
 
 def _decay_ratios(logs: Tensor) -> Tensor:
-    """Product of the factors after s up to t, [..., C, C]; 0 for s > t."""
+    """Return the product of the factors after s up to t, [..., C, C], from their logarithms [..., C]; 0 for s > t."""
     total = running_sum(logs)
     c = total.shape[-1]
     later = torch.ones(c, c, dtype=torch.bool, device=total.device).triu(1)
@@ -72,10 +79,17 @@ def _decay_ratios(logs: Tensor) -> Tensor:
 
 
 Pairs = list[tuple[Tensor, Tensor]]
-"""A layer's gradient for each pair seen as left ⊗ right: [B, H, S, out] and [B, H, S, in]."""
+"""Gradient of each layer for each pair as an outer product: factors [B, H, S, out] and [B, H, S, in]."""
 
 
 def gradients(layers: tuple[Tensor, ...], keys: Tensor, values: Tensor) -> Pairs:
+    """Return the gradient of each layer for each pair as two factors of an outer product.
+
+    Args:
+        layers: One matrix [..., out, in], or the two of a network.
+        keys: Features of the keys [..., S, F].
+        values: Values [..., S, X].
+    """
     if len(layers) == 1:
         return [(keys @ layers[0].mT - values, keys)]
     inner, outer = layers
@@ -85,7 +99,7 @@ def gradients(layers: tuple[Tensor, ...], keys: Tensor, values: Tensor) -> Pairs
 
 
 def hidden_activation(x: Tensor, index: int, layers: Sequence[Tensor]) -> Tensor:
-    """What the next layer reads of a layer's output."""
+    """Return the input of the next layer: the sigmoid of x, or x itself for the last layer."""
     return torch.sigmoid(x) if index + 1 < len(layers) else x
 
 
@@ -96,7 +110,19 @@ def readout(
     x: Tensor, layer: Tensor, momentum: Tensor | None, factors: tuple[Tensor, Tensor], memory_decay: Tensor, pair_weights: Tensor,
     momentum_weight: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Every token's own memory at its x: kept M - carried S - Σ felt left ⊗ right."""
+    """Return every token's own memory applied to its x, without forming the memories.
+
+    memory_decay M x - momentum_weight S x - Σ pair_weights (input_factor·x) output_factor.
+
+    Args:
+        x: Input of the layer [..., C, in].
+        layer: M before the chunk [..., out, in].
+        momentum: S before the chunk, or None for 0.
+        factors: Factors of the pairs' gradients, [..., S, out] and [..., S, in].
+        memory_decay: [..., C].
+        pair_weights: [..., C, S].
+        momentum_weight: [..., C].
+    """
     output_factor, input_factor = factors
     y = memory_decay[..., None] * (x @ layer.mT) - (pair_weights * (x @ input_factor.mT)) @ output_factor
     return y if momentum is None else y - momentum_weight[..., None] * (x @ momentum.mT)
@@ -105,7 +131,11 @@ def readout(
 def _run_plain_chunk(
     q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...], pairs: Pairs, coefficients: ChunkCoefficients
 ) -> ChunkResult:
-    """Every token's own memory, without ever forming one: masked products of what they are sums of."""
+    """Run one chunk without orthogonalisation, by masked products instead of a memory per token.
+
+    Returns:
+        (readout [B, H, C, X], layers and momenta after the chunk).
+    """
     pair_weights_BHCS, momentum_weight_BHC = coefficients.memory_weights()
     x, new_layers, new_momenta = q, [], []
     for index, (layer, momentum, (output_factor, input_factor)) in enumerate(zip(layers, momenta, pairs, strict=True)):
@@ -130,7 +160,11 @@ def _run_plain_chunk(
 def _run_chunk_orthogonal_per_token(
     q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...], pairs: Pairs, coefficients: ChunkCoefficients
 ) -> ChunkResult:
-    """Every token's momentum is made orthogonal: a matrix a token."""
+    """Run one chunk whose momentum is orthogonalised at every token, with one matrix per token.
+
+    Returns:
+        (readout [B, H, C, X], layers and momenta after the chunk).
+    """
     x, new_layers, new_momenta = q, [], []
     for index, (layer, momentum, (output_factor, input_factor)) in enumerate(zip(layers, momenta, pairs, strict=True)):
         all_momenta = torch.einsum("bhcs,bhso,bhsi->bhcoi", coefficients.momentum_shares(), output_factor, input_factor)
@@ -148,7 +182,11 @@ def _run_chunk_orthogonal_per_token(
 def _run_chunk_orthogonal_at_end(
     q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...], pairs: Pairs, coefficients: ChunkCoefficients
 ) -> ChunkResult:
-    """One orthogonal step at the end, which no token of the chunk may read."""
+    """Run one chunk with a single orthogonal step at its end, which no token of the chunk reads.
+
+    Returns:
+        (readout [B, H, C, X], layers and momenta after the chunk).
+    """
     x, new_layers, new_momenta = q, [], []
     for index, (layer, momentum, (output_factor, input_factor)) in enumerate(zip(layers, momenta, pairs, strict=True)):
         x = hidden_activation(x @ layer.mT, index, layers)
@@ -164,7 +202,7 @@ def _run_chunk_orthogonal_at_end(
 def _momentum_after(
     momentum: Tensor, output_factor: Tensor, input_factor: Tensor, coefficients: ChunkCoefficients
 ) -> Tensor:
-    """The momentum after the chunk's last token."""
+    """Return a layer's momentum after the chunk's last token, [B, H, out, in]."""
     new = (coefficients.last_momentum_shares()[..., None] * output_factor).mT @ input_factor
     return coefficients.momentum_decay[..., -1, None, None] * momentum + new
 
@@ -176,14 +214,29 @@ CHUNK_FUNCTIONS = {
 }
 
 ChunkRates = tuple[Tensor, Tensor, Tensor | None, Tensor]
-"""ln alpha, eta and ln theta of each token, [B, H, T], and the weights of the pairs, [B, H, window - 1 + T]."""
+"""ln alpha, eta and ln theta (or None) of each token, [B, H, T]; the pairs' weights, [B, H, window - 1 + T]."""
 
 
 def run_chunks(
     q: Tensor, keys: Tensor, values: Tensor, chunk_rates: ChunkRates, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...],
     *, window: int, chunk: int, orthogonal: OrthogonalMode,
 ) -> ChunkResult:  # fmt: skip
-    """(readout [B, H, T, X], the layers and the momenta after the last token) of q [B, H, T, F] and the pairs, which begin with the window's."""
+    """Run the memory over T tokens, chunk by chunk.
+
+    Args:
+        q: Features of the queries [B, H, T, F].
+        keys: Features of the keys [B, H, window - 1 + T, F], those of the window before first.
+        values: Values [B, H, window - 1 + T, X].
+        chunk_rates: Coefficients of the tokens.
+        layers: Matrices before the first token [B, H, out, in].
+        momenta: Their momenta.
+        window: Number of pairs in the loss of a token.
+        chunk: Tokens of a chunk; the last one may be shorter.
+        orthogonal: Orthogonalisation mode.
+
+    Returns:
+        (readout [B, H, T, X], layers and momenta after the last token).
+    """
     if torch.compiler.is_compiling() and q.shape[2] > MAX_TRACED_CHUNKS * chunk:
         second = (layers[1], momenta[1]) if len(layers) == 2 else (None, None)
         y, *ends = run_chunks_op(
@@ -209,7 +262,7 @@ def run_chunks(
 
 
 FinalState = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-"""The readout, the first layer and its momentum, the second and its; empty where there is none."""
+"""Readout, first layer and its momentum, second layer and its momentum; empty where there is no second layer."""
 
 
 def _empty_ends(q: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -224,12 +277,13 @@ def run_chunks_op(
     layer: Tensor, momentum: Tensor, layer2: Tensor | None, momentum2: Tensor | None,
     window: int, chunk: int, orthogonal: str,
 ) -> FinalState:  # fmt: skip
-    """`run_chunks`, as one operation."""
+    """Run `run_chunks` as one torch op, with optional tensors in place of tuples."""
     inputs = (q, keys, values, keep, step, log_momentum, weights, layer, momentum, layer2, momentum2)
     return _run_eagerly(inputs, window, chunk, orthogonal)
 
 
 def _run_eagerly(inputs: Any, window: int, chunk: int, orthogonal: Any) -> FinalState:
+    """Run `run_chunks` on the flat inputs of the op, and return copies of its results as a `FinalState`."""
     q, keys, values, keep, step, log_momentum, weights, *squares = inputs
     layers, momenta = (tuple(x for x in squares[i::2] if x is not None) for i in (0, 1))
     chunk_rates = keep, step, log_momentum, weights
@@ -252,7 +306,10 @@ def backward(
     layer: Tensor, momentum: Tensor, layer2: Tensor | None, momentum2: Tensor | None,
     window: int, chunk: int, orthogonal: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of the tensors that `run_chunks_op` takes, in its order; empty for what is None."""
+    """Return the gradients of the tensors that `run_chunks_op` takes, in its order; empty for inputs that are None.
+
+    Runs the forward again under torch.func.vjp.
+    """
     inputs = [q, keys, values, keep, step, log_momentum, weights, layer, momentum, layer2, momentum2]
     present = [i for i, x in enumerate(inputs) if x is not None]
 

@@ -1,6 +1,6 @@
-"""Feature maps of keys and queries, so that a matrix can hold more pairs than its keys have channels (docs/mechanisms.md, "Omega memory").
+"""Feature maps of keys and queries, so that a matrix holds more pairs than its keys have channels.
 
-X head size, H heads, F columns of a feature, r columns of a sketch.
+X head size, H heads, F columns of a feature, r columns of a sketch. See docs/mechanisms.md, "Omega memory".
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from torch import Tensor
 
 
 def poly2(x: Tensor) -> Tensor:
-    """[..., X] -> [..., 1 + X + X (X + 1)/2], each monomial of degree 0 to 2 once; the product of two is 1 + s + s²/2.
+    """Return all monomials of degree 0 to 2, [..., X] -> [..., 1 + X + X (X + 1)/2].
 
-    s is the product of the two arguments: the first terms of its exponential.
+    They are weighted so that the product of two features is 1 + s + s²/2, the first terms of exp(s), where s is the
+    product of the two arguments.
     """
     size = x.shape[-1]
     i, j = torch.triu_indices(size, size, device=x.device)
@@ -24,30 +25,37 @@ def poly2(x: Tensor) -> Tensor:
 
 
 def sketch_draws(heads: int, size: int, columns: int, degree: int, draw: torch.Generator) -> Tensor:
-    """Gaussians of a sketch: [degree / 2, H, X, r], in the order that `sketch` takes them."""
+    """Return the Gaussian directions of a sketch, [degree / 2, H, X, r], in the order that `sketch` takes them."""
     return torch.randn(degree // 2, heads, size, columns, generator=draw)
 
 
 def half_sketch(x_BTHX: Tensor, draws_KHXR: Tensor) -> Tensor:
-    """m [B, T, H, r] whose product m(q)·m(k) has the mean s^K over the draws, K = `degree` / 2 of them.
+    """Return features m [B, T, H, r] whose product m(q)·m(k) has the mean s^K over the draws, K = degree / 2.
 
-    The product of K projections a column, over sqrt(r): each multiplies the mean by s.
+    A column is the product of K projections, over sqrt(r); s is q·k.
     """
     projected = torch.einsum("bthx,khxr->kbthr", x_BTHX, draws_KHXR.to(x_BTHX.dtype))
     return projected.prod(0) * draws_KHXR.shape[-1] ** -0.5
 
 
 def sketch(x_BTHX: Tensor, draws_KHXR: Tensor) -> Tensor:
-    """m ⊗ m [B, T, H, r²], whose product is (m(q)·m(k))²: never negative, near s^degree for many columns.
+    """Return features m ⊗ m [B, T, H, r²] whose product is (m(q)·m(k))², with m of `half_sketch`.
 
-    Its mean over the draws is s^degree plus the variance of m(q)·m(k), which falls as 1/r.
+    The product is never negative. Its mean over the draws is s^degree plus the variance of m(q)·m(k), which falls as
+    1/r.
     """
     m = half_sketch(x_BTHX, draws_KHXR)
     return (m.unsqueeze(-1) * m.unsqueeze(-2)).flatten(-2)
 
 
 def columns(kind: str, size: int, sketch: int) -> int:
-    """Columns of the feature of `size` channels; a sketch has the square of its own number."""
+    """Return the number of columns F of a feature.
+
+    Args:
+        kind: "poly2", "sketch", or any other name for the identity.
+        size: Head size X.
+        sketch: Columns r of a half sketch; a sketch has r².
+    """
     if kind == "poly2":
         return 1 + size + size * (size + 1) // 2
     return sketch * sketch if kind == "sketch" else size

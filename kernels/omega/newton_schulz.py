@@ -1,4 +1,7 @@
-"""Five steps towards the nearest matrix with orthonormal rows or columns (docs/mechanisms.md, "Omega memory")."""
+"""Newton-Schulz orthogonalisation: five steps towards the nearest matrix with orthonormal rows or columns.
+
+See docs/mechanisms.md, "Omega memory".
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ from torch import Tensor
 
 STEPS = 5
 FACTORS = (3.4445, -4.7750, 2.0315)
-"""Of M, M Mᵀ M and (M Mᵀ)² M: singular values from 0.01 to 1 come to lie between 0.68 and 1.14."""
+"""Factors of M, M Mᵀ M and (M Mᵀ)² M per step: singular values from 0.01 to 1 end between 0.68 and 1.14."""
 EPS = 1e-7
 
 
 def newton_schulz(x: Tensor) -> Tensor:
-    """[..., R, C] -> the same shape, singular values near 1; a zero matrix stays zero."""
+    """Return x [..., R, C] with singular values near 1, same shape; a zero matrix stays zero."""
     start, length = _wide_and_norm(x)
     m = start / (length + EPS)
     for _ in range(STEPS):
@@ -21,7 +24,7 @@ def newton_schulz(x: Tensor) -> Tensor:
 
 
 def _wide_and_norm(x: Tensor) -> tuple[Tensor, Tensor]:
-    """With no more rows than columns, and its norm."""
+    """Return (x transposed where it has more rows than columns, its Frobenius norm [..., 1, 1])."""
     start = x if x.shape[-2] <= x.shape[-1] else x.mT
     return start, torch.linalg.matrix_norm(start, keepdim=True)
 
@@ -31,7 +34,7 @@ def _restore_orientation(m: Tensor, like: Tensor) -> Tensor:
 
 
 def _step(m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(M Mᵀ, what multiplies M beside a, and the next M)."""
+    """Return (M Mᵀ, polynomial factor that multiplies M besides a, next M) of one step."""
     a, b, c = FACTORS
     gram = m @ m.mT
     factor = b * gram + c * gram @ gram
@@ -39,9 +42,10 @@ def _step(m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class NewtonSchulzTape:
-    """That of many matrices [N, G, R, C] at once, and then the gradients of one [G, R, C] after the other.
+    """Forward results of Newton-Schulz on many matrices [N, G, R, C], with gradients on request.
 
-    A sequence whose next gradient needs the last one's has its steps made together and gone back through alone.
+    The forward runs for all N at once; `gradient` goes back through one [G, R, C] at a time, for sequences in which
+    each gradient depends on the next matrix's.
     """
 
     def __init__(self, x: Tensor) -> None:
@@ -56,7 +60,7 @@ class NewtonSchulzTape:
         """[N, G, R, C]."""
 
     def gradient(self, index: int, g: Tensor) -> Tensor:
-        """That of matrix `index`, [G, R, C], from that of its result."""
+        """Return the gradient of input matrix `index`, [G, R, C], from the gradient g of its result."""
         a, b, c = FACTORS
         gradient_of_result, g = g, _restore_orientation(g, self._start)
         for m, gram, factor in ((m[index], gram[index], factor[index]) for m, gram, factor in reversed(self._steps)):

@@ -1,7 +1,7 @@
-"""A memory that takes a gradient step on the loss of the last `window` pairs at each token (docs/mechanisms.md, "Omega memory").
+"""Omega memory: at each token one gradient step on the loss of the last `window` pairs.
 
-B batch, T length, H heads, X head size, F columns of a feature, C tokens of a chunk, S these and the window's tokens before, N chunks,
-G rows times heads.
+B batch, T length, H heads, X head size, F columns of a feature, C tokens of a chunk, S these and the window's tokens
+before, N chunks, G rows times heads. See docs/mechanisms.md, "Omega memory".
 """
 
 from __future__ import annotations
@@ -22,37 +22,46 @@ from .tiles import CHANNELS, MAX_CHUNK_TOKENS, MAX_PAIRS
 
 
 class State(NamedTuple):
-    """What a memory carries from one token to the next."""
+    """Memory of a sequence between two calls."""
 
     layers: tuple[Tensor, ...]
     """One matrix, or the two of a network: [B, H, out, in]."""
     momenta: tuple[Tensor, ...]
-    """Of the same shapes."""
+    """Momentum of each matrix, of the same shapes."""
     keys_BHSF: Tensor
-    """The last window - 1 tokens: features of their keys,"""
+    """Features of the keys of the last window - 1 tokens."""
     values_BHSX: Tensor
-    """their values,"""
+    """Values of the last window - 1 tokens."""
     weights_BHS: Tensor
-    """and their weights in the loss, 0 where there was no token."""
+    """Weights of these tokens in the loss, 0 where there was no token."""
 
 
 class Rates(NamedTuple):
-    """What each token says of the update at it: all [B, T, H]."""
+    """Coefficients of the update at each token, all [B, T, H]."""
 
     log_keep_BTH: Tensor
-    """ln alpha <= 0: how much of the memory stays."""
+    """ln alpha <= 0: natural logarithm of the memory's decay."""
     step_BTH: Tensor
-    """eta: how far the memory goes along the momentum."""
+    """eta: step size of the memory along the momentum."""
     weight_BTH: Tensor
     """gamma: the pair's weight in the loss of every window that holds it."""
     log_momentum_BTH: Tensor | None = None
-    """ln theta <= 0: how much of the momentum stays; None: it is the gradient alone."""
+    """ln theta <= 0: natural logarithm of the momentum's decay; None: the momentum is the gradient alone."""
 
 
 def first_state(
     layers: Sequence[Tensor], batch: int, heads: int, feature_columns: int, head_dim: int, window: int
 ) -> State:
-    """Before the first token. `layers`: the memory's matrices [out, in], the same for every row and head."""
+    """Return the state before the first token: the initial matrices, no momentum, no earlier pairs.
+
+    Args:
+        layers: Initial matrices [out, in], the same for every row and head.
+        batch: Rows B.
+        heads: Heads H.
+        feature_columns: Columns F of a key's feature.
+        head_dim: Head size X.
+        window: Number of pairs in the loss of a token.
+    """
     start = tuple(layer.expand(batch, heads, *layer.shape) for layer in layers)
     layer = start[0]
     return State(
@@ -68,17 +77,30 @@ def omega(
     q_BTHF: Tensor, k_BTHF: Tensor, v_BTHX: Tensor, rates: Rates, state: State, *,
     window: int, chunk: int, orthogonal: OrthogonalMode = "none", backend: str | None = None,
 ) -> tuple[Tensor, State]:  # fmt: skip
-    """(readout [B, T, H, X] in v's type, the state after the last token).
+    """Return the readout of the omega memory, [B, T, H, X] in v's dtype, and the state after the last token.
 
-    With f the memory and its gradient g_t = Σ over t - window < i <= t of gamma_i d ½‖f(k_i) − v_i‖² taken where the memory
-    stood before the token's chunk:
+    With f the memory and its gradient g_t = Σ over t - window < i <= t of gamma_i d ½‖f(k_i) − v_i‖², taken at the
+    memory before the token's chunk:
 
         S_t = theta_t S_{t−1} + g_t        M_t = alpha_t M_{t−1} − eta_t N(S_t)        r_t = M_t(q_t)
 
-    `orthogonal` "none": N is the identity. "token": N makes S_t orthogonal. "chunk": once a chunk, at its end, with the mean of its etas;
-    the readouts in a chunk are then those of the memory before it. q and k are features; state and sums are float32 (float64 for
-    float64). A sequence may be given in pieces that end where chunks end. `backend` None is what `choose_backend` says: "triton", for
-    the whole chunks of a memory [X, X] and features no longer than about 1, or "torch". Raises ValueError when shapes do not fit.
+    State and sums are float32 (float64 for float64). A sequence may be given in pieces that end where chunks end.
+
+    Args:
+        q_BTHF: Features of the queries.
+        k_BTHF: Features of the keys.
+        v_BTHX: Values.
+        rates: Coefficients of each token.
+        state: State before the first token.
+        window: Number of pairs in the loss of a token.
+        chunk: Tokens whose gradients are taken at the same memory.
+        orthogonal: "none": N is the identity. "token": N orthogonalises S_t. "chunk": N is applied once per chunk, at
+            its end, with the mean of its etas; readouts in a chunk are then those of the memory before it.
+        backend: "triton" (whole chunks of a memory [X, X], features no longer than about 1) or "torch"; None:
+            `choose_backend`.
+
+    Raises:
+        ValueError: Shapes do not fit.
     """
     _check(q_BTHF, k_BTHF, v_BTHX, state, window, chunk)
     t, f = k_BTHF.shape[1], k_BTHF.shape[3]
@@ -92,7 +114,7 @@ def omega(
         return x.to(dtype).transpose(1, 2)
 
     def window_first(earlier_BHSX: Tensor, x: Tensor) -> Tensor:
-        """Behind those of the window before, [B, H, S, X]."""
+        """Return x with the values of the window before it in front, [B, H, S, X]."""
         return torch.cat([earlier_BHSX.to(dtype).transpose(1, 2), x.to(dtype)], 1).transpose(1, 2)
 
     q, keys, values = (
@@ -160,7 +182,17 @@ def choose_backend(
     orthogonal: OrthogonalMode,
     has_momentum: bool,
 ) -> BackendChoice:
-    """What `omega` takes for activations of that type, a memory [size, size], 0 for any other; `log_momentum`: with a momentum."""
+    """Return the backend of `omega`, "triton" or "torch", with the reason.
+
+    Args:
+        device: Device of the tensors.
+        dtype: Dtype of the activations.
+        size: Rows and columns of a memory that is one square matrix; 0 for any other memory.
+        window: Number of pairs in the loss of a token.
+        chunk: Tokens of a chunk.
+        orthogonal: Orthogonalisation mode.
+        has_momentum: Whether the momentum has a decay of its own.
+    """
     device = torch.device(device)
     why = why_no_triton(device, dtype)
     if why is None and size not in CHANNELS:
@@ -178,7 +210,7 @@ def _error(
     device: torch.device, dtype: torch.dtype, size: int, window: int, chunk: int, orthogonal: OrthogonalMode, has_momentum: bool, *,
     seed: int,
 ) -> float:  # fmt: skip
-    """Largest relative error of the kernels' readout and gradients, against "torch" in float32."""
+    """Return the largest relative error of the kernels' readout and gradients, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)
     t = max(131, 4 * chunk + 3)
     tensors = [
@@ -206,13 +238,19 @@ def _error(
 
 
 def _chunks(x: Tensor, size: int, chunk: int) -> Tensor:
-    """[B, H, T, ...] -> [N, G, size, ...], each `chunk` after the last."""
+    """Return x [B, H, T, ...] as chunks [N, G, size, ...] that start `chunk` tokens apart; size may exceed chunk."""
     chunks = x.unfold(2, size, chunk)
     return (chunks.mT if x.ndim == 4 else chunks).movedim(2, 0).flatten(1, 2).contiguous()
 
 
 def _chunk_coefficients(chunk_rates: ChunkRates, window: int, chunk: int) -> ChunkCoefficients:
-    """Of whole chunks, [N, G, ...]; `chunk_rates`: keep, step and momentum of their tokens, and the weights of the pairs that they see."""
+    """Return the coefficients of whole chunks, each [N, G, ...].
+
+    Args:
+        chunk_rates: keep, step and momentum of the tokens, and the weights of the pairs that they see.
+        window: Number of pairs in the loss of a token.
+        chunk: Tokens of a chunk.
+    """
     keep, step, log_momentum, weights = chunk_rates
     log_momentum = None if log_momentum is None else _chunks(log_momentum, chunk, chunk)
     seen = _chunks(weights, chunk + window - 1, chunk)
@@ -223,7 +261,13 @@ def _scan_chunks(
     q: Tensor, keys: Tensor, values: Tensor, chunk_rates: ChunkRates, layer: Tensor,
     momentum: Tensor, window: int, chunk: int, orthogonal: OrthogonalMode,
 ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
-    """Whole chunks of a memory that is one matrix: a scan gives the memories before all of them, and the rest is products."""
+    """Run whole chunks of a memory that is one matrix in plain torch.
+
+    A scan gives the memories before all chunks; everything else is batched products.
+
+    Returns:
+        (readout [B, H, T, X], (last memory [B, H, X, F],), (last momentum,)).
+    """
     b, h = q.shape[:2]
     seen = chunk + window - 1
     coefficients = _chunk_coefficients(chunk_rates, window, chunk)
@@ -257,7 +301,11 @@ def _run_kernels(
     q: Tensor, keys: Tensor, values: Tensor, chunk_rates: ChunkRates, layer: Tensor,
     momentum: Tensor, window: int, chunk: int, orthogonal: OrthogonalMode,
 ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
-    """The same by our kernels; values are in the activations' type."""
+    """Run whole chunks of a memory that is one matrix by our kernels; values are in the activations' dtype.
+
+    Returns:
+        (readout [B, H, T, X], (last memory [B, H, X, X],), (last momentum,)).
+    """
     b, h = q.shape[:2]
     coefficients = _chunk_coefficients(chunk_rates, window, chunk)
     plain = orthogonal == "none"
@@ -276,7 +324,7 @@ def _run_kernels(
 
 
 def answer(state: State, q_BTHF: Tensor) -> Tensor:
-    """What the memory as it is says to features of queries: [B, T, H, X] in the state's type."""
+    """Return the memory's readout f(q) of features of queries, [B, T, H, X] in the state's dtype, without an update."""
     x = q_BTHF.to(state.layers[0].dtype).transpose(1, 2)
     for index, layer in enumerate(state.layers):
         x = hidden_activation(x @ layer.mT, index, state.layers)
@@ -284,5 +332,5 @@ def answer(state: State, q_BTHF: Tensor) -> Tensor:
 
 
 def unit(x: Tensor) -> Tensor:
-    """Keys and queries of length 1, in the statistics' type; a zero one stays zero."""
+    """Return keys or queries scaled to length 1 in the statistics' dtype; a zero vector stays zero."""
     return functional.normalize(x.to(statistics_dtype(x.dtype)), dim=-1, eps=1e-12)

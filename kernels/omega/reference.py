@@ -1,4 +1,4 @@
-"""The same token by token, gradients by autograd: what `omega` is compared with."""
+"""Omega memory token by token with gradients by autograd, the oracle of `omega`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .newton_schulz import newton_schulz
 
 
 def answer(layers: list[Tensor], x: Tensor) -> Tensor:
-    """What a memory of matrices [out, in] says to the vectors [..., in]."""
+    """Return the readout of a memory of matrices [out, in] for the vectors x [..., in]."""
     for index, layer in enumerate(layers):
         x = x @ layer.mT
         x = torch.sigmoid(x) if index + 1 < len(layers) else x
@@ -20,7 +20,21 @@ def omega_reference(
     q_TF: Tensor, k_TF: Tensor, v_TX: Tensor, keep_T: Tensor, step_T: Tensor, weight_T: Tensor,
     momentum_T: Tensor | None, layers: list[Tensor], *, window: int, chunk: int, orthogonal: str = "none",
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """(readout [T, X], the memory after the last token) of one head of one row; rates as they are, not in logs."""
+    """Return (readout [T, X], matrices after the last token) of one head of one row.
+
+    Args:
+        q_TF: Features of the queries.
+        k_TF: Features of the keys.
+        v_TX: Values.
+        keep_T: Decay alpha of the memory, not its logarithm.
+        step_T: Step size eta.
+        weight_T: Weight gamma of each pair.
+        momentum_T: Decay theta of the momentum, not its logarithm; None for 0.
+        layers: Initial matrices [out, in].
+        window: Number of pairs in the loss of a token.
+        chunk: Tokens whose gradients are taken at the same memory.
+        orthogonal: "none", "token" or "chunk".
+    """
     memory = [layer.clone() for layer in layers]
     momentum = [torch.zeros_like(layer) for layer in layers]
     readouts = []

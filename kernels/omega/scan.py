@@ -1,11 +1,12 @@
-"""The memory, a matrix, from chunk to chunk: the only part of the omega memory that cannot be done for all chunks at once.
+"""Scan of a memory that is one matrix over chunks: the only sequential part of the omega memory.
 
-N chunks, G rows times heads, S pairs that a chunk sees, F columns of a feature, X head size. With M and S the memory and its momentum
-before a chunk, K and V the pairs that it sees, E = K Mᵀ − V:
+N chunks, G rows times heads, S pairs that a chunk sees, F columns of a feature, X head size. With M and S the memory
+and its momentum before a chunk, K and V the pairs that it sees, E = K Mᵀ − V:
 
-    S' = old S + (share ⊙ E)ᵀ K          M' = keep M − to S − (felt ⊙ E)ᵀ K     or, orthogonal,     M' = keep M − to N(S')
+    S' = momentum_decay S + (share ⊙ E)ᵀ K
+    M' = keep M − step S − (pair_weights ⊙ E)ᵀ K     or, orthogonal,     M' = keep M − step N(S')
 
-As torch ops with a backward of their own, so that torch.compile meets one operation and not a loop.
+The scan is a torch op with a backward of its own, so that torch.compile gets one operation and not a loop.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..custom_ops import differentiate, torch_op
 from .newton_schulz import NewtonSchulzTape, newton_schulz
 
 CHUNKS_PER_GROUP = 8
-"""Chunks whose Newton-Schulz steps the backward keeps at a time."""
+"""Chunks whose Newton-Schulz steps the backward holds at a time."""
 
 
 def _empty_memories(
@@ -32,6 +33,7 @@ def _empty_gradients(
     g_memories: Tensor, g_momenta: Tensor, keys: Tensor, values: Tensor, pair_weights: Tensor | None, share: Tensor | None,
     keep: Tensor, to: Tensor, old: Tensor, memories: Tensor, momenta: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
+    """Return uninitialised results of `scan_backward`."""
     coefficient_grads = [keep.new_empty(0) if x is None else torch.empty_like(x) for x in (pair_weights, share)]
     rest = (torch.empty_like(x) for x in (keep, to, old, memories[0], memories[0]))
     return torch.empty_like(keys), torch.empty_like(values), *coefficient_grads, *rest
@@ -42,10 +44,21 @@ def scan(
     keys_NGSF: Tensor, values_NGSX: Tensor, pair_weights_NGS: Tensor | None, share_NGS: Tensor | None, keep_NG: Tensor, step_NG: Tensor,
     momentum_decay_NG: Tensor, memory_GXF: Tensor, momentum_GXF: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Memories and momenta before each chunk and after the last, [N + 1, G, X, F].
+    """Return the memories and momenta before each chunk and after the last, each [N + 1, G, X, F].
 
-    `pair_weights` None: the steps are orthogonal. `share` None: there is no momentum, none of which is returned, and `to` and `old` are not
-    looked at. Everything is contiguous and of one type, float32 or float64.
+    All tensors are contiguous and of one dtype, float32 or float64.
+
+    Args:
+        keys_NGSF: Features of the keys that each chunk sees.
+        values_NGSX: Their values.
+        pair_weights_NGS: Weights of the pairs in the memory after the chunk; None: steps are orthogonal.
+        share_NGS: Weights of the pairs in the momentum after the chunk; None: there is no momentum, an empty tensor is
+            returned for it, and step and momentum_decay are ignored.
+        keep_NG: Decay of the memory over the chunk.
+        step_NG: Step along the momentum before the chunk, or along N(S').
+        momentum_decay_NG: Decay of the momentum over the chunk.
+        memory_GXF: Memory before the first chunk.
+        momentum_GXF: Momentum before the first chunk.
     """
     n = len(keys_NGSF)
     memories = memory_GXF.new_empty(n + 1, *memory_GXF.shape)
@@ -72,7 +85,21 @@ def scan_backward(
     g_memories: Tensor, g_momenta: Tensor, keys_NGSF: Tensor, values_NGSX: Tensor, pair_weights_NGS: Tensor | None,
     share_NGS: Tensor | None, keep_NG: Tensor, step_NG: Tensor, momentum_decay_NG: Tensor, memories: Tensor, momenta: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of what `scan` takes, in its order; empty for what is None, zero for what is not looked at."""
+    """Return the gradients of the inputs of `scan` in its order; empty for inputs that are None, zero for ignored ones.
+
+    Args:
+        g_memories: Gradient of the memories [N + 1, G, X, F].
+        g_momenta: Gradient of the momenta, empty without momentum.
+        keys_NGSF: Inputs of `scan`, up to `momentum_decay_NG`.
+        values_NGSX: See `scan`.
+        pair_weights_NGS: See `scan`.
+        share_NGS: See `scan`.
+        keep_NG: See `scan`.
+        step_NG: See `scan`.
+        momentum_decay_NG: See `scan`.
+        memories: Results of `scan`.
+        momenta: See `memories`.
+    """
     g_memories, g_momenta = g_memories.contiguous(), g_momenta.contiguous()
     before, n = memories[:-1], len(keys_NGSF)
     keep, to, old = (x[..., None, None] for x in (keep_NG, step_NG, momentum_decay_NG))

@@ -1,4 +1,4 @@
-"""Sizes of the omega memory's kernels and of what they keep, known without Triton."""
+"""Sizes and dtypes of the omega memory's kernels, known without Triton."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 CHANNELS = (16, 32, 64, 128)
-"""Of a head that the kernels take."""
+"""Head sizes that the kernels take."""
 MAX_PAIRS = 128
-"""Pairs of a chunk and the window before it that they take."""
+"""Largest number of pairs, a chunk and the window before it, that the kernels take."""
 MAX_CHUNK_TOKENS = 64
-"""Of a chunk."""
+"""Largest number of tokens of a chunk that the kernels take."""
 
 
 class Sizes(NamedTuple):
-    """B, T, H, X, N, C and S as in `triton.py`."""
+    """Sizes of a launch: B, T, H, X, N, C and S as in `triton.py`."""
 
     b: int
     t: int
@@ -28,34 +28,43 @@ class Sizes(NamedTuple):
 
     @property
     def heads(self) -> int:
-        """G, of all rows."""
+        """G, heads of all rows."""
         return self.b * self.h
 
     @property
     def pair_tile(self) -> int:
-        """Of a tile: 79 are three of 32, not two of 64."""
+        """Pairs of a tile: 32 and not 64, since 79 pairs take three tiles of 32 but two of 64."""
         return 16 if self.s <= 16 else 32
 
     @property
     def padded_pairs(self) -> int:
-        """S in whole tiles."""
+        """S rounded up to whole tiles."""
         return -(-self.s // self.pair_tile) * self.pair_tile
 
     @property
     def token_tile(self) -> int:
-        """Rows of a chunk's tile: a power of two."""
+        """Rows of a chunk's tile, a power of two of at least 16."""
         return max(16, 1 << (self.c - 1).bit_length())
 
 
 def sizes(q_BTHX: Tensor, k_BSHX: Tensor, memory_decay: Tensor) -> Sizes:
-    """Of queries, pairs (those of the window before among them) and a rate [N, G, C]."""
+    """Return the sizes of a launch.
+
+    Args:
+        q_BTHX: Queries.
+        k_BSHX: Keys, those of the window before included.
+        memory_decay: A coefficient [N, G, C].
+    """
     b, t, h, x = q_BTHX.shape
     n, _, c = memory_decay.shape
     return Sizes(b, t, h, x, n, c, k_BSHX.shape[1] - t + c)
 
 
 def operands(dtype: torch.dtype, orthogonal: bool) -> torch.dtype:
-    """What the tensor cores are given for activations of that type."""
+    """Return the dtype of the tensor cores' operands for activations of a dtype.
+
+    float32 stays; 16-bit activations take float16 with orthogonal steps, else bfloat16.
+    """
     if dtype == torch.float32:
         return dtype
     return torch.float16 if orthogonal else torch.bfloat16

@@ -1,4 +1,7 @@
-"""The kernels of the omega memory as torch ops, so that torch.compile keeps one graph. Shapes and names as in `triton.py`."""
+"""Torch ops of the omega memory's kernels, so that torch.compile keeps one graph.
+
+Shapes and names as in `triton.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from .tiles import operands, sizes
 def _empty_results(
     q: Tensor, k: Tensor, v: Tensor, memory_decay: Tensor, pair_weights: Tensor | None, momentum_weight: Tensor | None, share: Tensor | None, *rest: Any
 ) -> tuple[Tensor, ...]:  # fmt: skip
+    """Return uninitialised results of `forward`."""
     size, orthogonal, memory = sizes(q, k, memory_decay), pair_weights is None, rest[2]
     kind = operands(v.dtype, orthogonal)
     square = memory.shape
@@ -34,6 +38,7 @@ def _empty_gradients(
     g_y: Tensor, g_last: Tensor | None, g_last_momentum: Tensor | None, q: Tensor, k: Tensor, v: Tensor, memory_decay: Tensor,
     *rest: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
+    """Return uninitialised results of `backward`."""
     *optional_rates, memories, _, _ = rest
     wide = [x.new_empty(x.shape, dtype=torch.float32) for x in (q, k)]
     rates = [memory_decay.new_empty(0 if x is None else x.shape) for x in optional_rates]
@@ -47,9 +52,9 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, memory_decay: Tensor, pair_weights: Tensor | None, momentum_weight: Tensor | None, share: Tensor | None,
     momentum_decay: Tensor | None, step: Tensor | None, memory: Tensor, momentum: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """(readout, last memory, last momentum, and the five tensors that `backward` needs).
+    """Return (readout, last memory, last momentum, then the five tensors that `backward` reads).
 
-    q and k are float32, so that their gradients are; the kernels round them.
+    q and k are float32, so that their gradients are; they are rounded here to the kernels' operands.
     """
     kind = operands(v.dtype, pair_weights is None)
     few_q, few_k = (x.to(kind, copy=True).contiguous() for x in (q, k))
@@ -67,7 +72,7 @@ def backward(
     pair_weights: Tensor | None, momentum_weight: Tensor | None, share: Tensor | None, momentum_decay: Tensor | None, step: Tensor | None,
     memories: Tensor, momenta: Tensor, p: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of what `forward` takes, in its order; empty for what is None."""
+    """Return the gradients of the inputs of `forward` in its order; empty for inputs that are None."""
     inputs = (
         g_y,
         g_last,
@@ -87,6 +92,7 @@ def backward(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Save operands, coefficients and the kernels' tensors; only readout and last state have gradients."""
     few_q, few_k, *saved = output[3:]
     ctx.save_for_backward(few_q, few_k, *inputs[2:9], *saved)
     ctx.mark_non_differentiable(*output[3:])
@@ -97,6 +103,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _gradients(
     ctx: Any, g_y: Tensor | None, g_last: Tensor | None, g_last_momentum: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the inputs of `forward`, None for inputs that are None."""
     q, v, saved_inputs = ctx.saved_tensors[0], ctx.saved_tensors[2], ctx.saved_tensors[2:9]
     has_momentum = saved_inputs[4] is not None
     g_y = v.new_zeros(q.shape) if g_y is None else g_y

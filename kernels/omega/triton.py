@@ -1,19 +1,22 @@
-"""The omega memory of one matrix as plain Triton kernels, forward and backward (docs/kernels.md, "Omega memory: one scan, the rest products"; oracle: `omega.py`).
+"""Triton kernels of the omega memory of one matrix, forward and backward (oracle: `omega.reference`).
 
-B batch, T length, H heads, X head size and size of a feature, G = B H, C tokens of a chunk, S pairs that it sees, N chunks, L = T + S - C.
-With M and R the memory and its momentum [X, X] before a chunk, K, V, Q its pairs and queries, E = K Mᵀ - V, P = felt ⊙ Q Kᵀ, and the
-chunk's last token giving keep, fl and to out of kept, felt and carried:
-    Y = kept Q Mᵀ - P E - carried Q Rᵀ,  M' = keep M - to R - (fl ⊙ E)ᵀ K,  R' = old R + (share ⊙ E)ᵀ K,
-or, orthogonal, Y = Q Mᵀ, M' = keep M - to N(R'). Backward, with y, m and r the gradients of Y, M' and R':
-    e = -Pᵀ y - fl ⊙ K mᵀ + share ⊙ K rᵀ (orthogonal: share ⊙ K rᵀ alone, r with what N gives back of -to m),
-    dM = keep m + (kept y)ᵀ Q + eᵀ K,  dR = old r - to m - (carried y)ᵀ Q,  dA = -felt ⊙ y Eᵀ,  dV = -e,
-    dQ = kept y M - carried y R + dA K,  dK = dAᵀ Q + e M - (fl ⊙ E) m + (share ⊙ E) r, and the rates' are row sums of these products.
+See docs/kernels.md, "Omega memory: one scan, the rest products". B batch, T length, H heads, X head size and size of a
+feature, G = B H, C tokens of a chunk, S pairs that it sees, N chunks, L = T + S - C. With M and R the memory and its
+momentum [X, X] before a chunk, K, V, Q its pairs and queries, a = memory_decay and c = momentum_weight [C], W =
+pair_weights [C, S], E = K Mᵀ - V, P = W ⊙ Q Kᵀ, and the last token's entries a_C, c_C and W_C:
+    Y = a Q Mᵀ - P E - c Q Rᵀ,  M' = a_C M - c_C R - (W_C ⊙ E)ᵀ K,  R' = momentum_decay R + (share ⊙ E)ᵀ K,
+or, orthogonal, Y = Q Mᵀ, M' = a_C M - step N(R'). Backward, with y, m and r the gradients of Y, M' and R':
+    e = -Pᵀ y - W_C ⊙ K mᵀ + share ⊙ K rᵀ (orthogonal: share ⊙ K rᵀ alone, r with what N gives back of -step m),
+    dM = a_C m + (a y)ᵀ Q + eᵀ K,  dR = momentum_decay r - c_C m - (c y)ᵀ Q,  dA = -W ⊙ y Eᵀ,  dV = -e,
+    dQ = a y M - c y R + dA K,  dK = dAᵀ Q + e M - (W_C ⊙ E) m + (share ⊙ E) r,
+and the coefficients' gradients are row sums of these products.
 
-Only M and R pass from chunk to chunk. Plain: rows of M never meet, so a program takes a block of them through all chunks, in float32
-registers. Orthogonal: they do, so a program has a head's whole matrix, and all chunks and Newton-Schulz steps in one launch: G = 128
-programs fill 132 multiprocessors, and a product of 128³ in 16 bits takes half a microsecond where a launch takes ten.
-What belongs to one chunk runs for all at once. Operands: bfloat16; orthogonal: float16 over the largest number of the tile, since what
-Newton-Schulz and its gradient enlarge 485 times must not be bfloat16's rounding (measured: 0.04 of dK, against 0.004). No atomics.
+Only M and R pass from chunk to chunk. Plain: rows of M never meet, so a program takes a block of them through all
+chunks, in float32 registers. Orthogonal: they do, so a program has a head's whole matrix, and all chunks and
+Newton-Schulz steps run in one launch: G = 128 programs fill 132 multiprocessors, and a product of 128³ in 16 bits takes
+half a microsecond where a launch takes ten. Everything that belongs to one chunk runs for all chunks at once. Operands:
+bfloat16; orthogonal: float16 over the largest number of the tile, because Newton-Schulz and its gradient amplify
+rounding 485 times (measured error of dK: 0.04 with bfloat16, 0.004 with float16). No atomics.
 """
 
 from __future__ import annotations
@@ -39,7 +42,10 @@ _TINY = tl.constexpr(1e-30)
 
 @triton.jit
 def _operand(x, kind: tl.constexpr):
-    """(x as the tensor cores take it, what it is to be multiplied by)."""
+    """Return (x in the tensor cores' dtype, scale that the product must be multiplied by).
+
+    float16 operands are divided by the largest absolute number of the tile; other dtypes have scale 1.
+    """
     if kind == tl.float16:
         top = tl.maximum(tl.max(tl.max(tl.abs(x.to(tl.float32)), 1), 0), _TINY)
         return (x.to(tl.float32) * (1.0 / top)).to(kind), top
@@ -54,7 +60,10 @@ def _sum(x):
 
 @triton.jit
 def _load_rows(x_ptr, first, i, inside, H: tl.constexpr, X: tl.constexpr):
-    """[., X] of the tokens first + i of one head, 0 where not inside; x_ptr stands at its row and head."""
+    """Load rows [., X] of the tokens first + i of one head, 0 where not inside.
+
+    x_ptr points at the batch row and head.
+    """
     at = (first + i).to(tl.int64)[:, None] * (H * X) + tl.arange(0, X)[None, :]
     return tl.load(x_ptr + at, mask=inside[:, None], other=0.0)
 
@@ -66,7 +75,35 @@ def _scan(
     H: tl.constexpr, X: tl.constexpr, C: tl.constexpr, S: tl.constexpr, BX: tl.constexpr, BS: tl.constexpr,
     SLOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Memories (and momenta) before every chunk, BX rows at a time, and after the last."""
+    """Store memories (and momenta) before every chunk, and those after the last, for BX rows.
+
+    Grid: (X / BX, G). A program walks through all chunks with its rows in float32 registers.
+
+    Args:
+        k_ptr: Keys [B, L, H, X], operands.
+        v_ptr: Values [B, L, H, X].
+        memory_decay_ptr: float32 [N, G, C].
+        pair_weights_ptr: float32 [N, G, C, S].
+        momentum_weight_ptr: float32 [N, G, C]; read only with SLOW.
+        share_ptr: float32 [N, G, S]; read only with SLOW.
+        momentum_decay_ptr: float32 [N, G]; read only with SLOW.
+        memory_ptr: First memory, float32 [G, X, X].
+        momentum_ptr: First momentum, float32 [G, X, X]; read only with SLOW.
+        memories_ptr: Operands [N, G, X, X], written.
+        momenta_ptr: Operands [N, G, X, X], written with SLOW.
+        last_ptr: float32 [G, X, X], written.
+        last_momentum_ptr: float32 [G, X, X], written with SLOW.
+        N: Chunks.
+        L: Tokens of keys and values.
+        H: constexpr, heads.
+        X: constexpr, head size.
+        C: constexpr, tokens of a chunk.
+        S: constexpr, pairs that a chunk sees.
+        BX: constexpr, rows of a program.
+        BS: constexpr, pairs at a time.
+        SLOW: constexpr bool, True with a momentum.
+        PRECISION: constexpr, input precision of products.
+    """
     x0 = tl.program_id(0) * BX
     g = tl.program_id(1).to(tl.int64)
     G = tl.num_programs(1)
@@ -111,7 +148,12 @@ def _readout(
     H: tl.constexpr, X: tl.constexpr, C: tl.constexpr, S: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr,
     ORTHOGONAL: tl.constexpr, SLOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Y of one chunk and head; keeps P [BC, S in whole blocks]."""
+    """Store the readout Y of one chunk and head, and P [BC, padded S] where steps are not orthogonal.
+
+    Grid: (N, G). q [B, T, H, X] and k [B, L, H, X] are operands, v is [B, L, H, X]; coefficients are float32 as in
+    `_scan`; memories and momenta [N, G, X, X] are those before each chunk; y [B, T, H, X] is written in its own dtype.
+    SLOW: constexpr bool, True with a momentum.
+    """
     n = tl.program_id(0)
     g = tl.program_id(1).to(tl.int64)
     ng = n * tl.num_programs(1) + g
@@ -156,7 +198,13 @@ def _scan_backward(
     BS: tl.constexpr, SLOW: tl.constexpr, HAS_LAST: tl.constexpr, HAS_LAST_MOMENTUM: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the memory (and the momentum) after every chunk, BX rows at a time, and before the first."""
+    """Store the gradients of the memory (and the momentum) after every chunk and before the first, for BX rows.
+
+    Grid: (X / BX, G), from the last chunk to the first. g_memories and g_momenta are operands [N, G, X, X], g_first and
+    g_first_momentum float32 [G, X, X]; all are written, momenta only with SLOW. gy and q are [B, T, H, X], k [B, L, H,
+    X], p [N, G, BC, padded S]. HAS_LAST and HAS_LAST_MOMENTUM: constexpr bools, True when the last state has a
+    gradient, float32 [G, X, X].
+    """
     x0 = tl.program_id(0) * BX
     g = tl.program_id(1).to(tl.int64)
     G = tl.num_programs(1)
@@ -210,7 +258,7 @@ def _scan_backward(
 
 @triton.jit
 def _newton_schulz_factor(m, PRECISION: tl.constexpr):
-    """(M Mᵀ, and what multiplies M beside a) of one Newton-Schulz step, as operands."""
+    """Return (M Mᵀ, polynomial factor that multiplies M besides a) of one Newton-Schulz step, as operands."""
     gram = tl.dot(m, m.T, input_precision=PRECISION)
     small = gram.to(m.dtype)
     # a Gram matrix is its own transpose
@@ -223,7 +271,12 @@ def _orthogonal_scan(
     k_ptr, v_ptr, memory_decay_ptr, step_ptr, share_ptr, momentum_decay_ptr, memories_ptr, momenta_ptr, N, L,
     H: tl.constexpr, X: tl.constexpr, C: tl.constexpr, S: tl.constexpr, BS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Memories and momenta [N + 1, G, X, X] of one row and head; those at 0 are given."""
+    """Store memories and momenta of one row and head for all chunks, with orthogonal steps.
+
+    Grid: (G,). memories and momenta are float32 [N + 1, G, X, X]; index 0 is given, the others are written. Keys are
+    operands [B, L, H, X], values [B, L, H, X], coefficients float32: memory_decay [N, G, C], step and momentum_decay
+    [N, G], share [N, G, S].
+    """
     g = tl.program_id(0).to(tl.int64)
     G = tl.num_programs(0)
     x = tl.arange(0, X)
@@ -264,9 +317,12 @@ def _orthogonal_scan_backward(
     H: tl.constexpr, X: tl.constexpr, C: tl.constexpr, S: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of memories [N + 1, G, X, X], the last given, of momenta after every chunk, [N, G, X, X], and of to.
+    """Store the gradients of memories, momenta and steps of one row and head, with orthogonal steps.
 
-    The momentum's own gradient after the last chunk is given in `g_first_momentum`. `steps` [G, 5, X, X] holds one chunk's steps.
+    Grid: (G,), from the last chunk to the first. g_memories is float32 [N + 1, G, X, X]; index N is given, the others
+    are written. g_momenta [N, G, X, X], after every chunk, and g_step [N, G] are written. g_first_momentum [G, X, X]
+    holds the gradient of the last momentum and ends as that of the first. steps_ptr [G, 5, X, X] is scratch for one
+    chunk's Newton-Schulz steps, operands.
     """
     g = tl.program_id(0).to(tl.int64)
     G = tl.num_programs(0)
@@ -342,7 +398,13 @@ def _chunk_gradients(
     H: tl.constexpr, X: tl.constexpr, C: tl.constexpr, S: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr,
     ORTHOGONAL: tl.constexpr, SLOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of one chunk and head, all that is not carried; dk and dv of every pair that the chunk sees, in whole blocks."""
+    """Store all gradients of one chunk and head that are not carried from chunk to chunk.
+
+    Grid: (N, G). dq is float32 [B, T, H, X]; dk and dv [N, G, padded S, X] are the chunk's shares for every pair that
+    it sees; the coefficients' gradients are float32 in the shapes of the coefficients. g_memories and g_momenta [N, G,
+    X, X] are the gradients after each chunk. ORTHOGONAL and SLOW: constexpr bools, True for orthogonal steps and with a
+    momentum.
+    """
     n = tl.program_id(0)
     g = tl.program_id(1).to(tl.int64)
     ng = n * tl.num_programs(1) + g
@@ -421,7 +483,11 @@ def _sum_pair_gradients(
     part_k_ptr, part_v_ptr, dk_ptr, dv_ptr, N, L,
     H: tl.constexpr, X: tl.constexpr, C: tl.constexpr, S: tl.constexpr, BS: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of BL tokens of one head: the shares of the chunks that see them, from the last on."""
+    """Store dk and dv of BL tokens of one head: the ordered sum of the shares of all chunks that see them.
+
+    Grid: (cdiv(L, BL), G). part_k and part_v are [N, G, padded S, X]; dk is float32 [B, L, H, X], dv [B, L, H, X] of
+    its own dtype.
+    """
     g = tl.program_id(1).to(tl.int64)
     x = tl.arange(0, X)
     t = tl.program_id(0) * BL + tl.arange(0, BL)
@@ -456,11 +522,24 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, memory_decay: Tensor, pair_weights: Tensor | None, momentum_weight: Tensor | None, share: Tensor | None,
     momentum_decay: Tensor | None, step: Tensor | None, memory: Tensor, momentum: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """(readout [B, T, H, X] of v's type, memory and momentum after the last chunk [G, X, X], and what `backward` takes).
+    """Return the readout, the last memory and momentum, and the tensors that `backward` reads.
 
-    q [B, T, H, X] and k [B, L, H, X] are operands, v [B, L, H, X]; the rest is float32: kept and carried [N, G, C], felt [N, G, C, S],
-    share [N, G, S], old and to [N, G]; all contiguous. `pair_weights` None: orthogonal, with `step`; `share` None: no momentum. Kept are memories and
-    momenta, N G X² numbers each (bfloat16, or float32 where orthogonal), and P in operands.
+    Args:
+        q: Queries [B, T, H, X], operands, contiguous like all inputs.
+        k: Keys [B, L, H, X], operands, those of the window before first.
+        v: Values [B, L, H, X].
+        memory_decay: float32 [N, G, C].
+        pair_weights: float32 [N, G, C, S]; None: steps are orthogonal.
+        momentum_weight: float32 [N, G, C], or None.
+        share: float32 [N, G, S]; None: no momentum.
+        momentum_decay: float32 [N, G], or None.
+        step: float32 [N, G], for orthogonal steps, or None.
+        memory: First memory, float32 [G, X, X].
+        momentum: First momentum, float32 [G, X, X].
+
+    Returns:
+        (readout [B, T, H, X] in v's dtype, last memory and momentum [G, X, X], then memories and momenta, N G X²
+        numbers each in the operands' dtype or float32 where orthogonal, and P in the operands' dtype).
     """
     size = sizes(q, k, memory_decay)
     n, g, x, length = size.n, size.heads, size.x, k.shape[1]
@@ -505,7 +584,7 @@ def forward(
 
 
 def _warps(x: int) -> int:
-    """Where a program holds a whole matrix."""
+    """Return the number of warps of a program that holds a whole matrix [x, x]."""
     return 8 if x == 128 else 4
 
 
@@ -514,7 +593,25 @@ def backward(
     pair_weights: Tensor | None, momentum_weight: Tensor | None, share: Tensor | None, momentum_decay: Tensor | None, step: Tensor | None,
     memories: Tensor, momenta: Tensor, p: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of what `forward` takes, in its order, empty for what is None; v's in its type, the others in float32."""
+    """Return the gradients of the inputs of `forward` in its order, empty for None; v's in its dtype, the others float32.
+
+    Args:
+        g_y: Gradient of the readout [B, T, H, X].
+        g_last: Gradient of the last memory, float32 [G, X, X], or None for zeros.
+        g_last_momentum: Gradient of the last momentum, or None for zeros.
+        q: Inputs of `forward`, up to `step`.
+        k: See `forward`.
+        v: See `forward`.
+        memory_decay: See `forward`.
+        pair_weights: See `forward`.
+        momentum_weight: See `forward`.
+        share: See `forward`.
+        momentum_decay: See `forward`.
+        step: See `forward`.
+        memories: Saved by `forward`, like the following two.
+        momenta: See `forward`.
+        p: See `forward`.
+    """
     size = sizes(q, k, memory_decay)
     n, g, x, length = size.n, size.heads, size.x, k.shape[1]
     orthogonal, slow = pair_weights is None, share is not None

@@ -36,5 +36,8 @@ def row_sums(weight_BHS: Tensor, v_BSJX: Tensor, seen_BS: Tensor) -> Tensor:
 
 
 def row_attention(logits_BHS: Tensor, v_BSJX: Tensor, seen_BS: Tensor) -> Tensor:
-    """Return softmax of the logits over the visible keys, times v: [B, H, X] of v's dtype; 0 for a text that sees none."""
+    """Return softmax of the logits over the visible keys, times v: [B, H, X] of v's dtype.
+
+    A text that sees no key gives 0.
+    """
     return row_sums(row_weights(logits_BHS, seen_BS), v_BSJX, seen_BS).to(v_BSJX.dtype)

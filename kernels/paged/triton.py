@@ -326,7 +326,10 @@ def _put(
 
 
 def put(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, tables: Tensor, lengths: Tensor) -> None:
-    """Write the new tokens' keys and values [B, J, X] into their pages of the pools in place; padding rows are skipped."""
+    """Write the new tokens' keys and values [B, J, X] into their pages of the pools in place.
+
+    Padding rows, of length 0, are skipped.
+    """
     k, v = (part if part[0].is_contiguous() else part.contiguous() for part in (k, v))
     tables, channels = tables.contiguous(), k[0].numel()
     _put[(len(k),)](

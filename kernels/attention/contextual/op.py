@@ -15,21 +15,33 @@ from ..scored import QueryBlock, dot_scores, scored_attention
 from ..softmax.op import LOG2E, factor_in_log2
 
 MAX_POSITIONS = 128
-"""Positions that the kernels' pass for queries has room for."""
+"""Largest number of positions that the kernels' pass for queries can hold."""
 
 _forward, _backward = attention_ops("contextual")
-"""The fourth is z = q·vectors [B, H, T, P], in log 2."""
+"""Ops whose extra input is z = q·vectors, float32 [B, H, T, P] in units of log 2."""
 
 
 def contextual_attention(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, vectors_PX: Tensor, *, scale: float | None = None,
     window: int | None = None, query_block: int | None = None, backend: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """softmax of s + q·e(p), times v, where s = scale q·k and p sums sigmoid(s) over the keys from j to i, both included.
+    """Return softmax of s + q·e(p), times v, with contextual positions p: [B, T, H, X] of q's dtype.
 
-    e is linear between the `vectors` of whole positions, and the last one's from P - 1 on. q [B, T, H, X], k and v
-    [B, T, J, X] of one type, `vectors` [P, X] of the statistics' type; returns [B, T, H, X] of q's type. Gradients flow through
-    the gates. `backend` None is what `choose_backend` says. Raises ValueError when shapes or types disagree.
+    s = scale q·k; p sums sigmoid(s) over the keys from j to i, both included. e is linear between the `vectors` of
+    whole positions, and constant from position P - 1 on. Gradients flow through the gates sigmoid(s).
+
+    Args:
+        q_BTHX: Queries.
+        k_BTJX: Keys, of q's dtype.
+        v_BTJX: Values, of q's dtype.
+        vectors_PX: Position vectors, in the statistics' dtype.
+        scale: Factor of q·k; None is 1/sqrt(X).
+        window: Attention window in keys, or None.
+        query_block: Queries that "torch" scores at a time.
+        backend: "triton" or "torch"; None: `choose_backend`.
+
+    Raises:
+        ValueError: Shapes or dtypes disagree.
     """
     _, t, heads, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
@@ -47,7 +59,7 @@ def contextual_attention(
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, positions: int) -> BackendChoice:
-    """What `contextual_attention` takes for such tensors and that many positions."""
+    """Return the backend of `contextual_attention`, "triton" or "torch"; the kernels take at most 128 positions."""
     if positions > MAX_POSITIONS:
         return BackendChoice("torch", f"the kernels hold {MAX_POSITIONS} positions, these are {positions}")
     return attention_choice("contextual attention", torch.device(device), dtype, head_dim, _error)
@@ -58,7 +70,14 @@ _error = self_test(contextual_attention, 197, lambda d, draw: [torch.randn(40, d
 
 
 def position_scores(q_BMHX: Tensor, scores_BHMS: Tensor, visible_MS: Tensor, vectors_PX: Tensor) -> Tensor:
-    """q·e(p), [B, H, M, S]; `seen` may also be that of each text, [B, 1, M, S]."""
+    """Return the position term q·e(p) of each pair, [B, H, M, S] in natural units.
+
+    Args:
+        q_BMHX: Queries of a block.
+        scores_BHMS: scale q·k, whose sigmoids are summed.
+        visible_MS: bool, True for visible keys; it may also be [B, 1, M, S].
+        vectors_PX: Position vectors.
+    """
     gates = torch.where(visible_MS, scores_BHMS.sigmoid(), 0.0)
     position = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=len(vectors_PX) - 1)
     below = position.detach().floor()

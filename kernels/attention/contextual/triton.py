@@ -1,17 +1,19 @@
-"""Triton kernels of contextual positions, for every NVIDIA GPU from Ampere on (docs/kernels.md, "Contextual positions").
+"""Triton kernels of contextual positions, for NVIDIA GPUs from Ampere on (docs/kernels.md, "Contextual positions").
 
 B batch, T length, H query heads, J KV heads, G = H / J, X head size, P positions, M queries of a tile, S its keys.
-Units of log 2: s = factor q·k, gate = 1 / (1 + 2^-s), weight = 2^(s + z(p) - lse), where p sums the gates from the key to the query, at
-most P - 1, and z(p) lies between the row's numbers z of the whole positions around it. So a row is walked from its query back to
-its first key with `gate_count`, the sum so far. Once all rows of a tile have met P - 1, every further key has the last position: what is
-left is softmax attention with one number a row.
+Units of log 2: s = factor q·k, gate = 1 / (1 + 2^-s), weight = 2^(s + z(p) - lse). p sums the gates from the key to the
+query, at most P - 1. z(p) is interpolated between the row's numbers z of the whole positions around it. So a row is
+walked from its query back to its first key with `gate_count`, the sum so far. Once all rows of a tile have reached P -
+1, every further key has the last position, and the rest is softmax attention with one number per row.
 
-Backward, with dl = weight (g.v - g.o) and slope = z above p less z below it, both of the keys before the last position alone:
+Backward, with dl = weight (g.v - g.o) and slope = z above p less z below it, both of the keys before the last position
+alone:
     dp = dl slope,  ds = dl + gate (1 - gate) (sum of dp over the key and all farther ones),
-so the pass for queries walks a row twice: as far as gates are counted for the sum of its dp, then all of it. The pass for keys goes
-the other way, and needs `gate_count` and the sum that is left at each tile of keys. They are kept for `SEGMENT_TOKENS` keys at a time, so that
-memory grows with T alone; the row walks that a further stretch takes again are those of the pass for queries. No atomics: every
-number repeats bit for bit, and every kernel multiplies q by k in the same order, so that all of them see the same positions.
+so the pass for queries walks a row twice: first as far as gates are counted, for the sum of its dp, then all of it. The
+pass for keys goes the other way, and needs `gate_count` and the remaining sum at each tile of keys. They are stored for
+`SEGMENT_TOKENS` keys at a time, so that memory grows linearly with T; each further segment repeats the row walks of the
+pass for queries. No atomics: every number repeats bit for bit, and every kernel multiplies q by k in the same order, so
+that all of them see the same positions.
 
 Products of n scores, 2 n X each: forward 2, dq 3 and where gates are counted 2 more, dk and dv 4.
 """
@@ -28,7 +30,7 @@ from ..device import LN2, bounds, online_softmax_step, query_bounds, visible
 from ..launcher import Tiles
 
 SEGMENT_TOKENS = 4096
-"""Keys whose borders are kept at a time."""
+"""Keys whose row states are stored at a time in the backward."""
 
 _LN2 = tl.constexpr(LN2)
 
@@ -39,7 +41,12 @@ def _scores(
     BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """k, scores, and which pairs are seen."""
+    """Return (k [BN, X], scores [M, BN] in units of log 2, bool mask of visible pairs) of the tile of keys from position n
+    on.
+
+    b and j are batch row and KV head, p_M the positions of the queries. With MASKED the causal mask and the window
+    apply, else all pairs count as visible.
+    """
     k = k_desc.load([b, n, j * X]).reshape(BN, X)
     s = tl.dot(q, k.T, input_precision=PRECISION) * FACTOR
     seen = tl.full(s.shape, True, tl.int1)
@@ -50,12 +57,23 @@ def _scores(
 
 @triton.jit
 def _gates(s, seen):
+    """Return the sigmoid of scores in units of log 2, 0 for hidden pairs."""
     return tl.where(seen, 1.0 / (1.0 + tl.exp2(-s)), 0.0)
 
 
 @triton.jit
 def _positions(z_ptr, gate_count, gate, P: tl.constexpr):
-    """(p where it may be beyond the last position, z(p), the slope there); z_ptr [M] points at rows of P numbers."""
+    """Return the contextual positions of a tile's pairs, their position terms and slopes.
+
+    Args:
+        z_ptr: Pointers [M] to rows of P numbers, float32 in units of log 2.
+        gate_count: float32 [M], sum of the gates of all nearer tiles.
+        gate: float32 [M, S], gates of the tile.
+        P: constexpr, positions.
+
+    Returns:
+        (position before the cap at P - 1, z at the capped position, slope of z there, 0 beyond the cap), each [M, S].
+    """
     beyond = gate_count[:, None] + tl.cumsum(gate, 1, reverse=True)
     p = tl.minimum(beyond, P - 1.0)
     below = tl.floor(p)
@@ -66,7 +84,13 @@ def _positions(z_ptr, gate_count, gate, P: tl.constexpr):
 
 @triton.jit
 def _gate_gradients(dp, gate, remaining):
-    """What a gate adds to ds: dp of its key and of all farther ones, where `rest` [M] is all that is not nearer than the tile."""
+    """Return what the gates add to ds, [M, S]: gate (1 - gate) times the sum of dp over the key and all farther ones.
+
+    Args:
+        dp: float32 [M, S], gradient of the positions.
+        gate: float32 [M, S].
+        remaining: float32 [M], sum of dp over the tile and all farther keys.
+    """
     farther = remaining[:, None] - tl.cumsum(dp, 1, reverse=True) + dp
     return gate * (1.0 - gate) * farther * _LN2
 
@@ -77,7 +101,11 @@ def _forward_keys(
     P: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """The tiles stop - 1, ..., start."""
+    """Add the tiles of keys stop - 1, ..., start, nearest first, to the running softmax of a tile of queries.
+
+    Returns:
+        (acc [M, X], row_max [M], row_sum [M], gate_count [M]) with these tiles included.
+    """
     for step in tl.range(0, stop - start):
         n = (stop - 1 - step) * BN
         _k, s, seen = _scores(q, k_desc, p_M, b, j, n, T, window, BN, X, MASKED, WINDOWED, PRECISION, FACTOR)
@@ -100,6 +128,12 @@ def _forward(
     P: tl.constexpr, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
+    """Store output and log-sum-exp of one tile of queries of one head.
+
+    Grid: (cdiv(T, BM), B H), the longest rows first. Descriptors: q and o [B, T, H X], k and v [B, T, J X]. z_ptr:
+    float32 [B, H, T, P] in units of log 2. lse_ptr: float32 [B, H, T] in units of log 2, written. FACTOR: constexpr,
+    factor of q·k. Other constexprs as in `launcher.constants`.
+    """
     # the longest rows first
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -138,7 +172,7 @@ def _sum_position_gradients(
     q, g, z_ptr, lse, delta, inside, p_M, k_desc, v_desc, b, j, first, last, T, window,
     P: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """Sum of dp over a row's keys [M]: as far back as any row of the tile counts gates."""
+    """Return the sum of dp over each row's keys, [M], up to the tile where every row has reached the last position."""
     gate_count = tl.zeros(lse.shape, tl.float32)
     total_dp = tl.zeros(lse.shape, tl.float32)
     tile = last - 1
@@ -165,6 +199,14 @@ def _dq_keys(
     P: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr, FACTOR: tl.constexpr, LEARNS: tl.constexpr,
 ):  # fmt: skip
+    """Add the tiles of keys stop - 1, ..., start, nearest first, to dq and dz of a tile of queries.
+
+    Also stores `gate_count` and `remaining` at the tiles low <= . < high. Without LEARNS only these are computed, not
+    dq and dz.
+
+    Returns:
+        (dq [M, X], dz [M, BP], far_sum of ds at the last position [M], gate_count [M], remaining [M]).
+    """
     for step in tl.range(0, stop - start):
         tile = stop - 1 - step
         n = tile * BN
@@ -209,7 +251,13 @@ def _dq(
     P: tl.constexpr, BP: tl.constexpr, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr, LEARNS: tl.constexpr,
 ):  # fmt: skip
-    """With LEARNS dq and dz [B, H, T, P]; `gate_count` and what is left of the sum of dp at the tiles low <= . < high, [tiles, B, H, T]."""
+    """Store dq and dz of one tile of queries, and the row states that the pass for keys needs.
+
+    Grid: (cdiv(T, BM), B H). With LEARNS it writes dq [B, T, H X] and dz, float32 [B, H, T, P]. In every case it writes
+    `gate_count` and `remaining`, the sum of dp over a key tile and all farther keys, at the key tiles low <= . < high:
+    float32 [high - low, B, H, T], whose tiles are `stride` elements apart. lse and delta (g·o) are float32 [B, H, T].
+    BP: constexpr, P rounded up to a power of two.
+    """
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
     h = tl.program_id(1) % H
@@ -254,6 +302,7 @@ def _dkv_queries(
     P: tl.constexpr, H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
+    """Return dk and dv [BN, X] of a tile of keys with the queries start <= . < stop of one head added."""
     for m in tl.range(start, stop, BM):
         p_M = m + tl.arange(0, BM)
         inside = p_M < T
@@ -292,7 +341,11 @@ def _dkv(
     P: tl.constexpr, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """The tiles of keys from `low` on, whose borders lie at met_ptr and left_ptr."""
+    """Store dk and dv of one tile of keys of one KV head, summed over its G query heads.
+
+    Grid: (tiles of the segment, B J); program 0 takes the key tile `low`. gate_count_ptr and remaining_ptr hold the row
+    states of `_dq` for these tiles. dk and dv are [B, T, J X], written.
+    """
     tile = low + tl.program_id(0)
     n0 = tile * BN
     b = tl.program_id(1) // (H // G)
@@ -320,7 +373,10 @@ def _dkv(
 
 
 def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
-    """Fixed by the sizes, so that every process rounds alike. The keys of a tile are the same in every kernel."""
+    """Return the launch configuration of a kernel, "forward", "dq" or "dkv".
+
+    It depends on the sizes only, so that every process rounds alike. All kernels have the same number of keys per tile.
+    """
     if launcher.needs_small_tiles(d, dtype):
         return launcher.SMALL_TILES
     # four warps spill a kilobyte a thread
@@ -330,7 +386,16 @@ def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, z_BHTP: Tensor, *, factor: float, window: int | None
 ) -> tuple[Tensor, Tensor]:
-    """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous, z float32."""
+    """Return (o [B, T, H, X] in q's dtype, lse [B, H, T] float32 in units of log 2).
+
+    Args:
+        q: Queries [B, T, H, X], contiguous like all inputs.
+        k: Keys [B, T, J, X].
+        v: Values [B, T, J, X].
+        z_BHTP: q times the position vectors, float32 in units of log 2.
+        factor: Factor of q·k that gives units of log 2.
+        window: Attention window in keys, or None.
+    """
     tiles, sizes = tiles_for("forward", q.shape[3], q.dtype), (q.shape[1], window or 0)
     constexprs = launcher.constants(q, k, window, factor)
     constexprs["P"] = z_BHTP.shape[3]
@@ -341,7 +406,19 @@ def backward(
     g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, z_BHTP: Tensor, o: Tensor, lse: Tensor, *,
     factor: float, window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of (q, k, v, z) from that of o; z and lse in units of log 2 as `forward` has them; inputs contiguous."""
+    """Return the gradients of (q, k, v, z) from that of o.
+
+    Args:
+        g_o: Gradient of the output, contiguous like all inputs.
+        q: Queries [B, T, H, X].
+        k: Keys [B, T, J, X].
+        v: Values [B, T, J, X].
+        z_BHTP: q times the position vectors, float32 in units of log 2.
+        o: Output of `forward`.
+        lse: Log-sum-exp of `forward`.
+        factor: Factor of q·k that gives units of log 2.
+        window: Attention window in keys, or None.
+    """
     b, t, h, d = q.shape
     constexprs, positions, seen = launcher.constants(q, k, window, factor), z_BHTP.shape[3], window or 0
     constexprs["P"] = positions

@@ -1,7 +1,8 @@
-"""Forgetting attention's forward in Gluon: polar's without a null, its scores faded (docs/kernels.md, "Forgetting attention").
+"""Forward of forgetting attention in Gluon for Hopper: polar attention's without a null key, with decayed scores.
 
-With every block of keys the copy engine brings what each of them lies behind the block's first, F_first - F_j; what the block lies
-behind the tile of queries is one number, and shifts the block's largest score instead of every score. The backward is plain Triton's.
+See docs/kernels.md, "Forgetting attention". With every block of keys the copy engine loads F_first - F_j, each key's
+decay relative to the block's first. The decay between the block and the tile of queries is one number, and shifts the
+block's largest score instead of every score. The backward is plain Triton's.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ def _forgetting_forward(
     q_desc, k_desc, v_desc, o_desc, fade_desc, hi_ptr, lo_ptr, lse_ptr, TQ, tiles, BH, window,
     H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr, FACTOR: gl.constexpr,
 ):  # fmt: skip
+    """Store output and log-sum-exp of forgetting attention for this program's share of the tiles.
+
+    Grid: (min(tiles, multiprocessors),), persistent programs over tiles of 128 queries of one head. Descriptors: q and
+    o [B, T, H X] in blocks of 64, k and v [B, T, J X] in blocks of 128, fade [B H, T] float32. hi_ptr and lo_ptr: the
+    two parts of F, float32 [B, H, T] in units of log 2. lse_ptr: float32 [B, H, T], written. BH: B H. FACTOR:
+    constexpr, factor of q·k in units of log 2.
+    """
     fade_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, _TILE], fade_desc.layout)
     fade = (fade_smem, hi_ptr, lo_ptr, fade_desc)
     _forward_roles(
@@ -30,7 +38,19 @@ def _forgetting_forward(
 def forward(
     q: Tensor, k: Tensor, v: Tensor, log_gate_BTH: Tensor, *, factor: float, window: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As in `.triton`. Raises ValueError for a window that cuts inside the diagonal's tile."""
+    """Return (o [B, T, H, X], lse [B, H, T], high and low part of F [B, H, T]) as `.triton.forward` does.
+
+    Args:
+        q: Contiguous queries [B, T, H, X] in 16 bits.
+        k: Contiguous keys [B, T, J, X].
+        v: Contiguous values [B, T, J, X].
+        log_gate_BTH: Natural log gates, float32 or float64.
+        factor: Factor of q·k that gives units of log 2.
+        window: Attention window in keys, or None.
+
+    Raises:
+        ValueError: The window is below 128 and cuts inside the diagonal's tile.
+    """
     if window is not None and window < TILE:
         raise ValueError(f"window {window} is below {TILE}; these kernels mask the diagonal's tile by order alone")
     b, t, h, _ = q.shape

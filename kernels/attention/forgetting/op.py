@@ -1,4 +1,4 @@
-"""Forgetting attention: softmax whose scores fade with every gate between key and query (docs/mechanisms.md, "Forgetting attention").
+"""Forgetting attention: softmax whose scores decay by every gate between key and query (docs/mechanisms.md).
 
 B batch, T length, H query heads, J KV heads, X head size, M queries of a block, S the keys in its reach.
 """
@@ -19,13 +19,22 @@ def forgetting_attention(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gate_BTH: Tensor, *, scale: float | None = None,
     window: int | None = None, query_block: int | None = None, backend: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """softmax of scale q·k_j + sum of log_gate over j < u <= i, over the keys i - window < j <= i, times v.
+    """Return softmax of scale q·k_j + sum of log_gate over j < u <= i, times v: [B, T, H, X] of q's dtype.
 
-    q [B, T, H, X], k and v [B, T, J, X] of one type; log_gate <= 0 of any float type, [B, T, H] or [1, T, H] for all rows
-    of a batch. Returns [B, T, H, X] of q's type. The sums are kept in float64, so that they differ rightly where they are
-    large. `scale` None is 1/sqrt(X), `backend` None what `choose_backend` says; "gluon" has a forward of its own and the
-    backward of "triton". Raises ValueError when shapes or types
-    disagree.
+    The sums of gates are float64, so that their differences are exact where they are large.
+
+    Args:
+        q_BTHX: Queries.
+        k_BTJX: Keys, of q's dtype.
+        v_BTJX: Values, of q's dtype.
+        log_gate_BTH: Natural log gates <= 0 of any float dtype; also [1, T, H], shared by all rows.
+        scale: Factor of q·k; None is 1/sqrt(X).
+        window: Attention window in keys, or None.
+        query_block: Queries that "torch" scores at a time.
+        backend: "gluon" (its own forward, the backward of "triton"), "triton" or "torch"; None: `choose_backend`.
+
+    Raises:
+        ValueError: Shapes or dtypes disagree.
     """
     b, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
@@ -54,7 +63,7 @@ def forgetting_attention(
 def choose_backend(
     device: torch.device | str, dtype: torch.dtype, head_dim: int, window: int | None = None
 ) -> BackendChoice:
-    """What `forgetting_attention` takes for such tensors: "gluon" on Hopper, "triton" from Ampere on, "torch" elsewhere."""
+    """Return the backend of `forgetting_attention`: "gluon" on Hopper, "triton" from Ampere on, "torch" elsewhere."""
     return gluon_choice("forgetting attention", torch.device(device), dtype, head_dim, window, _error)
 
 
@@ -69,10 +78,18 @@ _error = self_test(forgetting_attention, 397, lambda _, draw: [-torch.rand(1, 39
 def forgetting_forward(
     q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, factor: float, window: int, backend: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(o [B, T, H, X], lse, and F as two numbers, [B, H, T] float32) of scores factor qk + F_i - F_j in units of log 2.
+    """Return (o [B, T, H, X], lse, high and low part of F, [B, H, T] float32) by the kernels; only o has a gradient.
 
-    F are the sums of log_gate [B, T, H], float32 or float64, over log 2; q is not scaled, factor not 0, `window` 0 none. Only o has a gradient.
-    `backend`, "triton" or "gluon", is that of the forward; the backward is plain Triton's.
+    Scores are factor q·k + F_i - F_j in units of log 2.
+
+    Args:
+        q: Queries [B, T, H, X], not scaled.
+        k: Keys [B, T, J, X].
+        v: Values [B, T, J, X].
+        log_gate: Natural log gates [B, T, H], float32 or float64; F is their running sum over ln 2.
+        factor: Factor of q·k, not 0.
+        window: Attention window in keys, 0 for none.
+        backend: Backend of the forward, "triton" or "gluon"; the backward is plain Triton's.
     """
     return load_kernels(__package__, backend).forward(
         *(x.contiguous() for x in (q, k, v, log_gate)), factor=factor, window=window or None
@@ -84,7 +101,7 @@ def forgetting_backward(
     g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, o: Tensor, lse: Tensor, high: Tensor, low: Tensor,
     factor: float, window: int, backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v and log_gate, of their types."""
+    """Return the gradients of q, k, v and log_gate, in their dtypes, by the Triton kernels."""
     args = (x.contiguous() for x in (g_o, q, k, v, o))
     *grads, d_gate = load_kernels(__package__).backward(*args, lse, (high, low), factor=factor, window=window or None)
     return *grads, d_gate.to(log_gate.dtype)

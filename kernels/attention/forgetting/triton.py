@@ -1,7 +1,8 @@
-"""Triton kernels of forgetting attention: the sums of its gates; the rest is softmax attention's kernels (docs/kernels.md, "Forgetting attention").
+"""Triton kernels of forgetting attention: sums of its gates; the rest is softmax attention's kernels.
 
-B batch, T length, H query heads, J KV heads, X head size. A row of sums is added up in float64, block by block, and handed
-over as two float32 numbers.
+See docs/kernels.md, "Forgetting attention". B batch, T length, H query heads, J KV heads, X head size. F is the running
+sum of the gates in units of log 2. It is summed in float64, block by block, and stored as two float32 numbers, high and
+low part.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..device import LOG2E
 from ..softmax.triton import HighLow, softmax_forward, weights_backward
 
 BLOCK = 1024
-"""Tokens whose gates are added up at once."""
+"""Tokens whose gates are summed at once."""
 
 _LOG2E = tl.constexpr(LOG2E)
 
@@ -25,6 +26,21 @@ _LOG2E = tl.constexpr(LOG2E)
 def _prefix_sums(
     gate_ptr, hi_ptr, lo_ptr, fade_ptr, T, FADES, H: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr
 ):
+    """Store the running sums F of one head's log gates, as high and low float32 parts in units of log 2.
+
+    Grid: (B H,).
+
+    Args:
+        gate_ptr: Contiguous natural log gates [B, T, H].
+        hi_ptr: float32 [B, H, T], written.
+        lo_ptr: float32 [B, H, T], written.
+        fade_ptr: float32 [B, H, FADES], F of the first token of a token's tile less F of its own; written with TILE.
+        T: Tokens.
+        FADES: Length of a row of `fade_ptr`.
+        H: constexpr, heads.
+        BLOCK: constexpr, tokens summed at once.
+        TILE: constexpr, tokens of a tile for `fade_ptr`, 0 for none.
+    """
     b = tl.program_id(0) // H
     h = tl.program_id(0) % H
     before = tl.zeros([BLOCK], tl.float64)
@@ -48,6 +64,11 @@ def _prefix_sums(
 
 @triton.jit
 def _suffix_sums(df_ptr, d_gate_ptr, T, N, H: tl.constexpr, BLOCK: tl.constexpr):
+    """Store the gradient of one head's log gates: the sums of dF over each token and all later ones, in float64.
+
+    Grid: (B H,). df_ptr is float32 [B, H, T], d_gate_ptr float32 [B, T, H], written. N is the number of blocks of BLOCK
+    tokens.
+    """
     b = tl.program_id(0) // H
     h = tl.program_id(0) % H
     behind = tl.zeros([BLOCK], tl.float64)
@@ -61,7 +82,7 @@ def _suffix_sums(df_ptr, d_gate_ptr, T, N, H: tl.constexpr, BLOCK: tl.constexpr)
 
 
 def sums(log_gate_BTH: Tensor) -> HighLow:
-    """Their running sums in units of log 2, [B, H, T]."""
+    """Return the running sums of natural log gates in units of log 2, [B, H, T], as high and low float32 parts."""
     b, t, h = log_gate_BTH.shape
     hi, lo = (torch.empty(b, h, t, device=log_gate_BTH.device, dtype=torch.float32) for _ in range(2))
     _prefix_sums[(b * h,)](log_gate_BTH, hi, lo, lo, t, 0, H=h, BLOCK=BLOCK, TILE=0, num_warps=4)
@@ -69,7 +90,10 @@ def sums(log_gate_BTH: Tensor) -> HighLow:
 
 
 def sums_in_tiles(log_gate_BTH: Tensor, tile: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`sums`, then F of the first token of a token's tile less F of its own, float32 [B, H, T up to a multiple of 4]."""
+    """Return (high part, low part, fade) of the running sums in units of log 2.
+
+    fade is F of the first token of a token's tile less F of its own, float32 [B, H, T up to a multiple of 4].
+    """
     b, t, h = log_gate_BTH.shape
     device = log_gate_BTH.device
     hi, lo = (torch.empty(b, h, t, device=device, dtype=torch.float32) for _ in range(2))
@@ -81,7 +105,10 @@ def sums_in_tiles(log_gate_BTH: Tensor, tile: int) -> tuple[Tensor, Tensor, Tens
 def forward(
     q: Tensor, k: Tensor, v: Tensor, log_gate_BTH: Tensor, *, factor: float, window: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(o [B, T, H, X], lse [B, H, T], and the two parts of F) of the scores factor qk + F_i - F_j in units of log 2."""
+    """Return (o [B, T, H, X], lse [B, H, T], high and low part of F [B, H, T]) of scores factor q·k + F_i - F_j.
+
+    lse is for `backward` alone, float32 in units of log 2; other arguments as in `op.forgetting_forward`.
+    """
     log_decay = sums(log_gate_BTH)
     return *softmax_forward(q, k, v, window=window, log_decay=log_decay, factor=factor), *log_decay
 
@@ -90,7 +117,19 @@ def backward(
     g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, log_decay: HighLow, *, factor: float,
     window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v and of the log gates, the last float32 [B, T, H]."""
+    """Return the gradients of q, k, v in their dtypes, and of the natural log gates, float32 [B, T, H].
+
+    Args:
+        g_o: Gradient of the output, contiguous like all inputs.
+        q: Queries [B, T, H, X].
+        k: Keys [B, T, J, X].
+        v: Values [B, T, J, X].
+        o: Output of `forward`.
+        lse: Log-sum-exp of `forward`.
+        log_decay: High and low part of F of `forward`.
+        factor: Factor of q·k that gives units of log 2.
+        window: Attention window in keys, or None.
+    """
     b, t, h, _ = q.shape
     dq, dk, dv, df = weights_backward(
         q, k, v, g_o, lse, -launcher.row_products(g_o, o), None, window=window, log_decay=log_decay, factor=factor

@@ -1,4 +1,4 @@
-"""Polar attention's gradients in Gluon, one kernel for queries and one for keys; see `entry`."""
+"""Backward kernels of polar attention in Gluon for Hopper, one for queries and one for keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .shared import (
 
 @_jit
 def _dq_tile(t, TQ, window, H: gl.constexpr, BH, WINDOWED: gl.constexpr):
-    """(b, h, first row, the last block of 64 keys that a row sees)."""
+    """Return (b, h, first query, first visible block of 64 keys) of tile t of 128 queries; the longest rows come first."""
     m0 = (gl.cdiv(TQ, _TILE) - 1 - t // BH) * _TILE
     first = 0
     if WINDOWED:
@@ -40,6 +40,7 @@ def _dq_load(
     q_desc, k_desc, v_desc, g_desc, q_smem, g_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty,
     TQ, tiles, BH, window, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
 ):  # fmt: skip
+    """Load queries, gradients, keys and values of this program's tiles into shared memory by TMA; runs in one warp."""
     X: gl.constexpr = q_desc.block_type.shape[2]
     steps = 0
     for r in range(_num_program_tiles(tiles)):
@@ -68,7 +69,13 @@ def _dq_keys(
     DIAGONAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, X: gl.constexpr,
     S_MMA: gl.constexpr, O_MMA: gl.constexpr,
 ):  # fmt: skip
-    """`count` blocks of keys, from `block` down; dq is in flight between steps, so a stage goes back a step late."""
+    """Add `count` blocks of 64 keys, from `block` down, to dq of a warpgroup's 64 queries.
+
+    The product into dq stays in flight between steps, so a stage is released one step late.
+
+    Returns:
+        (dq, steps).
+    """
     blank = gl.zeros([_HALF, _HALF], gl.float32, S_MMA)
     for i in range(count):
         stage = steps % STAGES
@@ -107,7 +114,7 @@ def _dq_rows(
     dq_desc, lse_ptr, add_ptr, twice_ptr, q_smem, g_smem, k_smem, v_smem, dq_smem, q_full, q_empty, k_full, k_empty,
     TQ, tiles, BH, window, H: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
-    """Rows 64 PART to 64 PART + 63 of every tile."""
+    """Compute and store dq of rows 64 PART to 64 PART + 63 of every tile; runs in one warpgroup."""
     X: gl.constexpr = dq_desc.block_type.shape[2]
     S_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _HALF, 16])
     O_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, X, 16])
@@ -165,6 +172,12 @@ def _dq(
     q_desc, k_desc, v_desc, g_desc, dq_desc, lse_ptr, add_ptr, twice_ptr,
     TQ, tiles, BH, window, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
 ):  # fmt: skip
+    """Store dq of the scaled queries for this program's share of the tiles.
+
+    Grid: (min(tiles, multiprocessors),), persistent programs over tiles of 128 queries of one head: one warp loads, two
+    warpgroups of 64 rows compute. Descriptors: q, g and dq [B, T, H X], k and v [B, T, J X], all in blocks of 64.
+    lse_ptr, add_ptr and twice_ptr: float32 [B, H, T], as in `softmax.triton.weights_backward`. BH: B H.
+    """
     X: gl.constexpr = q_desc.block_type.shape[2]
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 1, _HALF, X], q_desc.layout)
     g_smem = gl.allocate_shared_memory(g_desc.dtype, [2, 1, _HALF, X], g_desc.layout)
@@ -194,7 +207,7 @@ def _dq(
 
 @_jit
 def _dkv_tile(t, TQ, window, J: gl.constexpr, BJ, WINDOWED: gl.constexpr):
-    """(b, j, first key, the first block of 64 queries that the tile does not need)."""
+    """Return (b, j, first key, end of the blocks of 64 queries that the tile needs) of tile t of 128 keys."""
     n0 = t // BJ * _TILE
     end = gl.cdiv(TQ, _HALF)
     if WINDOWED:
@@ -209,6 +222,7 @@ def _dkv_load(
     k_full, k_empty, q_full, q_empty,
     TQ, tiles, BJ, window, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
 ):  # fmt: skip
+    """Load keys, values, queries, gradients and row statistics of this program's tiles by TMA; runs in one warp."""
     X: gl.constexpr = q_desc.block_type.shape[2]
     J: gl.constexpr = H // G
     steps = 0
@@ -241,7 +255,13 @@ def _dkv_queries(
     DIAGONAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, X: gl.constexpr,
     S_MMA: gl.constexpr, O_MMA: gl.constexpr,
 ):  # fmt: skip
-    """Blocks of queries from `start` to `stop`; keys are rows, queries columns."""
+    """Add the blocks of 64 queries start <= . < stop to dk and dv of a warpgroup's 64 keys.
+
+    Keys are rows and queries are columns of the scores.
+
+    Returns:
+        (dk, dv, steps).
+    """
     COLUMN: gl.constexpr = gl.SliceLayout(0, S_MMA)
     P_DOT: gl.constexpr = gl.DotOperandLayout(0, O_MMA, 2)
     blank = gl.zeros([_HALF, _HALF], gl.float32, S_MMA)
@@ -283,7 +303,7 @@ def _dkv_keys(
     TQ, tiles, BJ, window, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
     PART: gl.constexpr,
 ):  # fmt: skip
-    """Keys 64 PART to 64 PART + 63 of every tile."""
+    """Compute and store dk and dv of keys 64 PART to 64 PART + 63 of every tile; runs in one warpgroup."""
     X: gl.constexpr = dk_desc.block_type.shape[2]
     J: gl.constexpr = H // G
     S_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _HALF, 16])
@@ -337,6 +357,12 @@ def _dkv(
     q_desc, k_desc, v_desc, g_desc, lse_desc, add_desc, twice_desc, dk_desc, dv_desc,
     TQ, tiles, BJ, window, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
 ):  # fmt: skip
+    """Store dk and dv for this program's share of the tiles, summed over the G query heads of a KV head.
+
+    Grid: (min(tiles, multiprocessors),), persistent programs over tiles of 128 keys of one KV head: one warp loads, two
+    warpgroups of 64 keys compute. Descriptors: q and g [B, T, H X], k, v, dk and dv [B, T, J X], in blocks of 64; lse,
+    add and twice float32 [B H, T]. BJ: B J.
+    """
     X: gl.constexpr = q_desc.block_type.shape[2]
     k_smem = gl.allocate_shared_memory(k_desc.dtype, [2, 1, _HALF, X], k_desc.layout)
     v_smem = gl.allocate_shared_memory(v_desc.dtype, [2, 1, _HALF, X], v_desc.layout)

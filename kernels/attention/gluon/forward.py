@@ -1,4 +1,4 @@
-"""Polar attention's forward in Gluon, and what forgetting attention's shares with it; see `entry`."""
+"""Forward kernel of polar and forgetting attention in Gluon for Hopper."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ from .shared import (
 
 @_jit
 def _forward_tile(t, TQ, window, H: gl.constexpr, BH, WINDOWED: gl.constexpr):
-    """(b, h, first row, its block of keys, the last block without an edge of the window, the last block)."""
+    """Return the coordinates and key blocks of tile t of 128 queries; the longest rows come first.
+
+    Returns:
+        (b, h, first query, its own block of 128 keys, first block that the window's lower edge does not cut, first
+        visible block).
+    """
     m0 = (gl.cdiv(TQ, _TILE) - 1 - t // BH) * _TILE
     first = 0
     unmasked_from = 0
@@ -41,7 +46,11 @@ def _forward_load(
     TQ, tiles, BH, window, fade, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
     FADES: gl.constexpr,
 ):  # fmt: skip
-    """With FADES `fade` is that of `_forward_keys`, and the descriptor of what comes with a block of keys into its buffer."""
+    """Load queries, keys and values of this program's tiles into shared memory by TMA; runs in one warp.
+
+    Key blocks go from the diagonal down, STAGES in flight. With FADES, fade[0] is a buffer and fade[3] the descriptor
+    of the keys' decays, loaded with each block of keys.
+    """
     X: gl.constexpr = q_desc.block_type.shape[2]
     steps = 0
     for r in range(_num_program_tiles(tiles)):
@@ -76,11 +85,16 @@ def _forward_keys(
     MASKED: gl.constexpr, STAGES: gl.constexpr, X: gl.constexpr, S_MMA: gl.constexpr, O_MMA: gl.constexpr,
     FACTOR: gl.constexpr,
 ):  # fmt: skip
-    """`count` more blocks of keys, from `block` down; the product with v lags one block behind the scores.
+    """Add `count` blocks of keys, from `block` down, to the running softmax of a warpgroup's 64 queries.
 
-    Scores of a block and the product of the one before are issued together; the softmax runs under the latter.
-    With a FACTOR scores are FACTOR qk + F_m0 - F_j, where m0 is the tile's first query and F_m0 = from_hi + from_lo; `fade` is
-    (buffer of what a key lies behind its block's first, the two parts of F), at_F where the head's row of those begins.
+    The product with v lags one block behind the scores: both are issued together, and the softmax of a block runs under
+    the other product. With a FACTOR, scores are FACTOR q·k + F_m0 - F_j, where m0 is the tile's first query and F_m0 =
+    from_hi + from_lo. `fade` is then (buffer of each key's decay relative to its block's first, high part of F, low
+    part of F), and at_F the offset of the head's row in F. `low` is the largest key offset that the window hides from
+    the first row.
+
+    Returns:
+        (acc, p of the last block, row maximum, row sum, sum of squares, steps).
     """
     O_ROW: gl.constexpr = gl.SliceLayout(1, O_MMA)
     for i in range(count):
@@ -143,7 +157,11 @@ def _forward_rows(
     TQ, tiles, BH, window,
     H: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr, FACTOR: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
-    """Rows 64 PART to 64 PART + 63 of every tile: of polar attention, or with a FACTOR of forgetting attention."""
+    """Compute and store the outputs of rows 64 PART to 64 PART + 63 of every tile; runs in one warpgroup.
+
+    Without a FACTOR this is polar attention: c, magnitude, lse, n_eff and inverse are written. With one it is
+    forgetting attention: output and lse.
+    """
     X: gl.constexpr = c_desc.block_type.shape[2]
     DTYPE: gl.constexpr = c_desc.dtype
     S_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _TILE, 16])
@@ -262,7 +280,11 @@ def _forward_roles(
     q_desc, k_desc, v_desc, c_desc, lse_ptr, null, fade, TQ, tiles, BH, window,
     H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr, FACTOR: gl.constexpr,
 ):  # fmt: skip
-    """One warp that loads, two warpgroups of 64 rows; `fade` is () or as in `_forward_load`."""
+    """Run one warp that loads and two warpgroups of 64 rows each, over this program's tiles.
+
+    `null` is the tuple of polar attention's pointers, () for forgetting attention; `fade` is that of `_forward_load`,
+    () for polar.
+    """
     X: gl.constexpr = q_desc.block_type.shape[2]
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 1, _HALF, X], q_desc.layout)
     c_smem = gl.allocate_shared_memory(c_desc.dtype, [2, 1, _HALF, X], c_desc.layout)
@@ -293,6 +315,13 @@ def _forward(
     q_desc, k_desc, v_desc, c_desc, null_ptr, v_null_ptr, beta_ptr, mag_ptr, lse_ptr, n_eff_ptr, inverse_ptr,
     TQ, tiles, BH, window, floor_bits, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
 ):  # fmt: skip
+    """Store polar attention's outputs for this program's share of the tiles.
+
+    Grid: (min(tiles, multiprocessors),), persistent programs over tiles of 128 queries of one head. Descriptors: q and
+    c [B, T, H X] in blocks of 64, k and v [B, T, J X] in blocks of 128; q is scaled to units of log 2. null_ptr [T, H],
+    v_null_ptr [H, X] and beta_ptr [H] are float32. Written, float32: mag_ptr [B, T, H], lse_ptr, n_eff_ptr and
+    inverse_ptr [B, H, T]. floor_bits: bits of the float32 floor. BH: B H.
+    """
     null = (null_ptr, v_null_ptr, beta_ptr, mag_ptr, n_eff_ptr, inverse_ptr, floor_bits)
     _forward_roles(
         q_desc, k_desc, v_desc, c_desc, lse_ptr, null, (), TQ, tiles, BH, window, H, G, STAGES, WINDOWED, None)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Set-up on the host that the Gluon kernels share: tensor descriptors, processors, and what they can take."""
+"""Host-side set-up that the Gluon kernels share: tensor descriptors, multiprocessors, and supported inputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def layout(block: tuple[int, ...], dtype: torch.dtype) -> Any:
 
 
 def head_blocks(x: Tensor, rows: int) -> Any:
-    """[B, T, H, X] as [B, T, H * X], read and written in blocks of `rows` positions of one head."""
+    """Return a TMA descriptor of x [B, T, H, X] as [B, T, H X], in blocks of `rows` positions of one head."""
     bsz, t, heads, d = x.shape
     block = (1, rows, d)
     return TensorDescriptor(
@@ -32,7 +32,10 @@ def head_blocks(x: Tensor, rows: int) -> Any:
 
 
 def row_blocks(x: Tensor, width: int = HALF) -> Any:
-    """[B, H, T] as [B * H, T], read in blocks of `width` positions; zeros follow the last."""
+    """Return a TMA descriptor of x [B, H, T] as [B H, T], in blocks of `width` positions.
+
+    T is padded by zeros to a multiple of 4 where needed, in a copy: the copy engine steps by 16 bytes.
+    """
     bsz, h, t = x.shape
     if t % 4:
         # the copy engine steps by multiples of 16 bytes
@@ -43,12 +46,15 @@ def row_blocks(x: Tensor, width: int = HALF) -> Any:
 
 @functools.cache
 def float_bits(x: float) -> int:
-    """The bits of a float32 of value x."""
+    """Return the bits of x as a float32, as a signed integer."""
     return int(struct.unpack("<i", struct.pack("<f", x))[0])
 
 
 def why_not(device: torch.device, dtype: torch.dtype, head_dim: int, window: int | None) -> str | None:
-    """None if these kernels can take such tensors, else why not."""
+    """Return the reason why the Gluon kernels cannot run on such tensors, or None when they can.
+
+    They need compute capability 9.0, 16 bits, head size 64 or 128, and a window of at least 128 or none.
+    """
     if _missing:
         return _missing
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):

@@ -1,4 +1,4 @@
-"""What the Gluon kernels share: Triton's names where it has them, turns of programs, stages and their barriers."""
+"""Device code that the Gluon kernels share: imports, tile order of persistent programs, stages and their barriers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if _missing is None:
 
 @_jit
 def _num_program_tiles(tiles):
-    """How many of `tiles` fall to this program when the programs take turns, forth and back."""
+    """Return the number of `tiles` that this program handles; programs take turns, forth and back."""
     programs = gl.num_programs(0)
     full_rounds = tiles // programs
     at = gl.program_id(0) + (full_rounds % 2) * (programs - 1 - 2 * gl.program_id(0))
@@ -57,7 +57,7 @@ def _num_program_tiles(tiles):
 
 @_jit
 def _tile_of_round(r):
-    """The tile of this program in round r."""
+    """Return the index of this program's tile in round r; odd rounds run through the programs backwards."""
     programs = gl.num_programs(0)
     return r * programs + gl.program_id(0) + (r % 2) * (programs - 1 - 2 * gl.program_id(0))
 
@@ -77,7 +77,15 @@ def _tanh(x):
 
 @_jit
 def _release_stages(full, empty, steps, count, STAGES: gl.constexpr):
-    """Hand `count` stages back unread: blocks that only the other warpgroup needs."""
+    """Release `count` stages unread, blocks that only the other warpgroup needs, and return the new step count.
+
+    Args:
+        full: mbarriers that signal a filled stage.
+        empty: mbarriers that signal a free stage.
+        steps: Stages consumed so far.
+        count: Stages to release.
+        STAGES: constexpr, number of stages.
+    """
     for _ in range(count):
         # an arrival before the stage is full could fall into its last round
         mbarrier.wait(full.index(steps % STAGES), (steps // STAGES) & 1)
@@ -88,7 +96,7 @@ def _release_stages(full, empty, steps, count, STAGES: gl.constexpr):
 
 @_jit
 def _barriers(STAGES: gl.constexpr, READERS: gl.constexpr):
-    """(full, empty): mbarriers of as many stages, with one writer and `READERS` readers."""
+    """Return (full, empty): initialised mbarriers of STAGES stages, with one writer and READERS readers each."""
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):

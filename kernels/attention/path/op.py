@@ -1,6 +1,7 @@
-"""PaTH attention: what lies between key and query turns the query, a Householder map a token (docs/mechanisms.md, "PaTH attention").
+"""PaTH attention: a Householder map per token transforms the query on its way back to each key.
 
-B batch, T length, H query heads, J KV heads, X head size, N chunks of C tokens, M queries of a block, S the keys in its reach.
+See docs/mechanisms.md, "PaTH attention". B batch, T length, H query heads, J KV heads, X head size, N chunks of C
+tokens, M queries of a block, S the keys in its reach.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ...shapes import check_qkv, check_window
 from ..scored import QueryBlock, scored_attention
 
 CHUNK = 64
-"""Tokens whose maps are taken as one."""
+"""Tokens whose maps are combined into one."""
 SIZES = (16, 32, 64, 128)
 """Head sizes that fla has kernels for."""
 
@@ -26,12 +27,24 @@ def path_attention(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, w_BTJX: Tensor, beta_BTJ: Tensor, *, scale: float | None = None,
     window: int | None = None, query_block: int | None = None, chunk: int = CHUNK, backend: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """softmax of scale q_iᵀ A_i ... A_{j+1} k_j, A_t = I - beta_t w_t w_tᵀ, over the keys i - window < j <= i, times v.
+    """Return softmax of scale q_iᵀ A_i ... A_{j+1} k_j, times v: [B, T, H, X] of q's dtype.
 
-    q [B, T, H, X], k and v [B, T, J, X] of one type; w, of unit length, and beta in (0, 2) of any float type. Returns [B, T, H, X]
-    of q's type. `scale` None is 1/sqrt(X). `backend` None is what `choose_backend` says: "fla" (CUDA, 16 bits, no
-    window) or "torch", where a product of maps is worked out `chunk` tokens at a time. Raises ValueError when shapes
-    or types disagree.
+    A_t = I - beta_t w_t w_tᵀ is the map of token t.
+
+    Args:
+        q_BTHX: Queries.
+        k_BTJX: Keys, of q's dtype.
+        v_BTJX: Values, of q's dtype.
+        w_BTJX: Directions of unit length, of any float dtype.
+        beta_BTJ: Strengths in (0, 2), of any float dtype.
+        scale: Factor of the products; None is 1/sqrt(X).
+        window: Attention window in keys, or None.
+        query_block: Queries that "torch" scores at a time.
+        chunk: Tokens whose maps "torch" combines.
+        backend: "fla" (CUDA, 16 bits, no window) or "torch"; None: `choose_backend`.
+
+    Raises:
+        ValueError: Shapes or dtypes disagree, or "fla" is given a window.
     """
     b, t, h, j, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
@@ -56,9 +69,10 @@ def path_attention(
 
 
 class _HouseholderMaps:
-    """The products of the maps of each chunk, A_last ... A_first = I - Wᵀ U, and of those behind each key."""
+    """Products of the maps of each chunk, A_last ... A_first = I - Wᵀ U, and of those after each key of the chunk."""
 
     def __init__(self, k_BTJX: Tensor, w_BTJX: Tensor, beta_BTJ: Tensor, chunk: int, dtype: torch.dtype) -> None:
+        """Compute the products of maps of all chunks by one triangular solve, in `dtype`."""
         self.chunk = chunk
         self.w, self.k, beta = (self._chunks(x.to(dtype)) for x in (w_BTJX, k_BTJX, beta_BTJ.unsqueeze(-1)))
         scaled = beta * self.w
@@ -75,7 +89,11 @@ class _HouseholderMaps:
         return functional.pad(x_BTJX, (0, 0, 0, 0, 0, missing)).transpose(1, 2).unflatten(2, (-1, self.chunk))
 
     def scores(self, q_BMHX: Tensor, span: QueryBlock) -> Tensor:
-        """[B, H, M, S], from the last chunk back to the first: q is turned by each chunk that it leaves behind."""
+        """Return the products of queries and keys through the maps, [B, H, M, S], unscaled.
+
+        Runs from the last chunk back to the first; q is transformed by each chunk that it passes. Keys after the query
+        get arbitrary finite numbers.
+        """
         kv_heads, queries = self.w.shape[1], span.stop - span.start
         q = q_BMHX.to(self.w.dtype).transpose(1, 2).unflatten(1, (kv_heads, -1)).flatten(2, 3)
         chunk_scores = []
@@ -92,7 +110,7 @@ class _HouseholderMaps:
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, *, windowed: bool) -> BackendChoice:
-    """What `path_attention` takes for such tensors, with a window shorter than T or without."""
+    """Return the backend of `path_attention`, "fla" or "torch"; `windowed` is True for a window shorter than T."""
     device = torch.device(device)
     why = _why_no_fla(device, dtype, head_dim, windowed)
     why = why or failure("path attention", _error, device, dtype, head_dim, "fla")
@@ -100,6 +118,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
 
 
 def _why_no_fla(device: torch.device, dtype: torch.dtype, head_dim: int, windowed: bool) -> str | None:
+    """Return the reason why fla's kernels cannot run on such tensors, or None when they can."""
     if is_torch_only():
         return "asked for by train.kernels"
     why = why_no_fla(device, dtype)
@@ -120,7 +139,7 @@ _error = self_test(path_attention, 131, _drawn_maps)
 
 @torch_op("path_fla_forward", lambda q, *_: q.new_empty(q.shape))
 def fla_forward(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, scale: float) -> Tensor:
-    """o [B, T, H, X] of flash-linear-attention's kernels, which are compiled at their first call."""
+    """Return the output [B, T, H, X] of flash-linear-attention's kernels, which compile at their first call."""
     with torch.no_grad():
         return _fla([q, k, v, w, beta], scale)
 
@@ -129,7 +148,7 @@ def fla_forward(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, scale:
 def fla_backward(
     g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, w and beta. The forward runs again, so that nothing but fla's public function is called."""
+    """Return the gradients of q, k, v, w and beta; the forward runs again, so that only fla's public function is called."""
     args = [x.detach().requires_grad_() for x in (q, k, v, w, beta)]
     with torch.enable_grad():
         grads = torch.autograd.grad(_fla(args, scale), args, g_o.contiguous())
@@ -138,6 +157,7 @@ def fla_backward(
 
 
 def _fla(tensors: list[Tensor], scale: float) -> Tensor:
+    """Return the output of fla's PaTH attention of [q, k, v, w, beta], contiguous and in q's dtype."""
     from fla.ops.path_attn import parallel_path_attn
 
     pin_configs(path_configs, tensors[0].size(-1))
