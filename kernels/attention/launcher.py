@@ -129,13 +129,13 @@ def forward(
 
 
 def queries_backward(
-    kernel: Any, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, g: Tensor, dq: Tensor, other_args: tuple[Any, ...],
+    kernel: Any, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, g: Tensor, dq: Tensor, kernel_args: tuple[Any, ...],
     constexprs: dict[str, Any],
 ) -> None:  # fmt: skip
     """Launch the kernel that writes dq, one program per tile of queries and head.
 
     Args:
-        kernel: Triton kernel of descriptors of q, k, v, g, dq, then `other_args`.
+        kernel: Triton kernel of descriptors of q, k, v, g, dq, then `kernel_args`.
         tiles: Launch configuration.
         q: Contiguous [B, T, H, X].
         k: Contiguous [B, T, J, X].
@@ -148,19 +148,19 @@ def queries_backward(
     b, t, h, d = q.shape
     bm, bn, warps, stages = tiles
     kernel[(triton.cdiv(t, bm), b * h)](
-        head_blocks(q, bm, d), head_blocks(k, bn, d), head_blocks(v, bn, d), head_blocks(g, bm, d), head_blocks(dq, bm, d), *other_args,
+        head_blocks(q, bm, d), head_blocks(k, bn, d), head_blocks(v, bn, d), head_blocks(g, bm, d), head_blocks(dq, bm, d), *kernel_args,
         BM=bm, BN=bn, num_warps=warps, num_stages=stages, **constexprs,
     )  # fmt: skip
 
 
 def keys_backward(
-    kernel: Any, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, g: Tensor, dk: Tensor, dv: Tensor, other_args: tuple[Any, ...],
+    kernel: Any, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, g: Tensor, dk: Tensor, dv: Tensor, kernel_args: tuple[Any, ...],
     constexprs: dict[str, Any], programs: int | None = None,
 ) -> None:  # fmt: skip
     """Launch the kernel that writes dk and dv, one program per tile of keys and KV head.
 
     Args:
-        kernel: Triton kernel of descriptors of q, k, v, g, dk, dv, then `other_args`.
+        kernel: Triton kernel of descriptors of q, k, v, g, dk, dv, then `kernel_args`.
         tiles: Launch configuration.
         q: Contiguous [B, T, H, X].
         k: Contiguous [B, T, J, X].
@@ -174,7 +174,7 @@ def keys_backward(
     """
     (b, t, heads, d), (bm, bn, warps, stages) = k.shape, tiles
     kernel[(programs or triton.cdiv(t, bn), b * heads)](
-        head_blocks(q, bm, d), head_blocks(k, bn, d), head_blocks(v, bn, d), head_blocks(g, bm, d), head_blocks(dk, bn, d), head_blocks(dv, bn, d), *other_args,
+        head_blocks(q, bm, d), head_blocks(k, bn, d), head_blocks(v, bn, d), head_blocks(g, bm, d), head_blocks(dk, bn, d), head_blocks(dv, bn, d), *kernel_args,
         BM=bm, BN=bn, num_warps=warps, num_stages=stages, **constexprs,
     )  # fmt: skip
 

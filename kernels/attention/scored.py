@@ -75,6 +75,7 @@ def scored_attention(
     v_BJTX = v_BTJX.to(dtype).transpose(1, 2)
 
     def rows(block_of_queries: QueryBlock) -> Tensor:
+        """Return the attention output of one block of queries, [B, H, M, X] in the statistics' dtype."""
         return _weighted(
             logits(block_of_queries).masked_fill(~block_of_queries.visible_MS, -torch.inf),
             v_BJTX[:, :, block_of_queries.keys],

@@ -58,7 +58,10 @@ def linear_cross_entropy(
     if not torch.is_grad_enabled():
         w, b = w_VD.to(h_ND.dtype), _cast(b_V, h_ND.dtype)
         backend = choose_backend(h_ND.device, h_ND.dtype, cap < math.inf).backend
-        losses = [_losses_in_place(functional.linear(h, w, b), targets, cap, False, backend) for h, targets in pieces]
+        losses = [
+            _losses_overwriting_logits(functional.linear(h, w, b), targets, cap, False, backend)
+            for h, targets in pieces
+        ]
         return torch.cat(losses)
     if h_ND.shape[0] <= chunk:
         return _losses(h_ND, w_VD, b_V, targets_N, cap)
@@ -118,12 +121,19 @@ def _error(device: torch.device, dtype: torch.dtype, capped: bool, *, seed: int)
     targets_N[2] = -1
     results = []
     for backend, z in (("triton", z_NV.clone()), ("torch", z_NV.float())):
-        results.append((_losses_in_place(z, targets_N, 15.0 if capped else math.inf, True, backend), z))
+        results.append((_losses_overwriting_logits(z, targets_N, 15.0 if capped else math.inf, True, backend), z))
     return worst(*results)
 
 
 def _sum(
-    h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor, cap: float, chunk: int, gradient: bool, path: str
+    h_ND: Tensor,
+    w_VD: Tensor,
+    b_V: Tensor | None,
+    targets_N: Tensor,
+    cap: float,
+    chunk: int,
+    gradient: bool,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (sum of the losses, its gradients by h, w and b), a chunk of tokens at a time.
 
@@ -142,14 +152,14 @@ def _sum(
     total = torch.zeros((), dtype=wide, device=h_ND.device)
     if not gradient:
         for h, targets in zip(h_ND.split(chunk), targets_N.split(chunk), strict=True):
-            total += _losses_in_place(functional.linear(h, w, b), targets, cap, False, path).sum()
+            total += _losses_overwriting_logits(functional.linear(h, w, b), targets, cap, False, backend).sum()
         return total, h_ND.new_empty(0), w_VD.new_empty(0), w_VD.new_empty(0)
     d_h, d_b = torch.empty_like(h_ND), torch.zeros(_bias_shape(b_V), dtype=wide, device=h_ND.device)
     d_w = torch.zeros(w_VD.shape, dtype=wide, device=h_ND.device)
     for start in range(0, len(h_ND), chunk):
         part = slice(start, start + chunk)
         z_NV = functional.linear(h_ND[part], w, b)
-        total += _losses_in_place(z_NV, targets_N[part], cap, True, path).sum()
+        total += _losses_overwriting_logits(z_NV, targets_N[part], cap, True, backend).sum()
         torch.mm(z_NV, w, out=d_h[part])
         if b_V is not None:
             d_b += z_NV.sum(0, dtype=wide)
@@ -166,7 +176,14 @@ def _bias_shape(b_V: Tensor | None) -> tuple[int, ...]:
 
 
 def _empty_sum(
-    h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor, cap: float, chunk: int, gradient: bool, path: str
+    h_ND: Tensor,
+    w_VD: Tensor,
+    b_V: Tensor | None,
+    targets_N: Tensor,
+    cap: float,
+    chunk: int,
+    gradient: bool,
+    backend: str,
 ) -> tuple[Tensor, ...]:
     """Return uninitialised results of `cross_entropy_sum`."""
     total = h_ND.new_empty((), dtype=statistics_dtype(h_ND.dtype))
@@ -217,7 +234,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += (a @ b).to(total.dtype)
 
 
-def _losses_in_place(z_NV: Tensor, targets_N: Tensor, cap: float, gradient: bool, backend: str) -> Tensor:
+def _losses_overwriting_logits(z_NV: Tensor, targets_N: Tensor, cap: float, gradient: bool, backend: str) -> Tensor:
     """Return the losses [N] in the statistics' dtype; with `gradient`, overwrite the logits by their gradient.
 
     Args:
@@ -298,6 +315,7 @@ class _CappedLosses(torch.autograd.Function):
 
 
 def _check(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor) -> None:
+    """Raise ValueError when hidden states, weight, bias and targets do not fit each other."""
     n, d = h_ND.shape
     if w_VD.shape[1] != d or (b_V is not None and b_V.shape != w_VD.shape[:1]):
         b = "none" if b_V is None else tuple(b_V.shape)

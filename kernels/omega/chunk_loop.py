@@ -32,6 +32,15 @@ class ChunkCoefficients:
     def __init__(
         self, log_keep: Tensor, step: Tensor, log_momentum: Tensor | None, weight: Tensor, window: int
     ) -> None:
+        """Compute the decays and steps of a chunk.
+
+        Args:
+            log_keep: ln alpha [..., C].
+            step: eta [..., C].
+            log_momentum: ln theta [..., C], or None for a momentum that is the gradient alone.
+            weight: Weights of the pairs that the chunk sees [..., S].
+            window: Number of pairs in the loss of a token.
+        """
         c = log_keep.shape[-1]
         i_S = torch.arange(c + window - 1, device=log_keep.device)
         t_C = torch.arange(c, device=log_keep.device)[:, None]

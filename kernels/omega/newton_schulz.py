@@ -49,6 +49,7 @@ class NewtonSchulzTape:
     """
 
     def __init__(self, x: Tensor) -> None:
+        """Run the forward on all matrices and save the results of every step."""
         self._start, self._length = _wide_and_norm(x)
         m = self._start / (self._length + EPS)
         self._steps: list[tuple[Tensor, Tensor, Tensor]] = []

@@ -138,8 +138,8 @@ def omega(
             weights[..., seen],
         )
         pairs_seen = keys[:, :, seen], values[:, :, seen].to(v_BTHX.dtype if backend == "triton" else dtype)
-        run_whole_chunks = _run_kernels if backend == "triton" else _scan_chunks
-        y, layers, momenta = run_whole_chunks(
+        run_full_chunks = _run_kernels if backend == "triton" else _scan_chunks
+        y, layers, momenta = run_full_chunks(
             q[:, :, own], *pairs_seen, chunk_rates, layers[0], momenta[0], window, chunk, orthogonal
         )
         readouts.append(y)

@@ -25,6 +25,7 @@ def _empty_memories(
     keys: Tensor, values: Tensor, pair_weights: Tensor | None, share: Tensor | None, keep: Tensor, to: Tensor, old: Tensor,
     memory: Tensor, momentum: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return uninitialised results of `scan`."""
     n = len(keys) + 1
     return memory.new_empty(n, *memory.shape), memory.new_empty(0 if share is None else n, *memory.shape)
 

@@ -618,8 +618,8 @@ def backward(
     constexprs = _constexprs(size, q.dtype)
     d_memory_decay = torch.empty_like(memory_decay)
     d_felt, d_carried, d_share, d_old, d_to = (
-        memory_decay.new_empty(0 if given is None else given.shape)
-        for given in (pair_weights, momentum_weight, share, momentum_decay, step)
+        memory_decay.new_empty(0 if coefficient is None else coefficient.shape)
+        for coefficient in (pair_weights, momentum_weight, share, momentum_decay, step)
     )
     if orthogonal:
         d_memories, d_momenta = torch.empty_like(memories), torch.empty_like(momenta[1:])
@@ -645,7 +645,7 @@ def backward(
         )  # fmt: skip
     partial_dtype = torch.bfloat16 if q.dtype == torch.float16 else q.dtype
     part_k, part_v = (q.new_empty(n, g, size.padded_pairs, x, dtype=partial_dtype) for _ in range(2))
-    dq, dk = (given.new_empty(given.shape, dtype=torch.float32) for given in (q, k))
+    dq, dk = (tensor.new_empty(tensor.shape, dtype=torch.float32) for tensor in (q, k))
     dv = torch.empty_like(v)
     _chunk_gradients[(n, g)](
         g_y, q, k, v, p, memory_decay, pair_weights, momentum_weight, share, memories, momenta, after, d_momenta,

@@ -140,7 +140,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
         torch.randn(shape, generator=draw).to(device, dtype)
         for shape in ((2, 4, head_dim), (9, 64, 2, head_dim), (9, 64, 2, head_dim), (4, head_dim))
     )
-    raw = [torch.randn(4, generator=draw).to(device) for _ in range(4)]
+    null_params = [torch.randn(4, generator=draw).to(device) for _ in range(4)]
     tables = torch.tensor([[7, 2, 5, 1], [3, 8, 0, 0]], dtype=torch.int32, device=device)
     texts = Texts(tables, torch.tensor([241, 70], dtype=torch.int32, device=device), 64)
     results = []
@@ -148,7 +148,14 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
         args = (q.to(kind), k.to(kind, copy=True), v.to(kind, copy=True))
         write_pages(args[0][:, :2], args[0][:, 2:], *args[1:], texts, backend=name)
         y = paged_softmax(*args, texts, window=130, backend=name)
-        results.append([y, *paged_polar(*args, raw[0], raw[1], raw[2], raw[3], v_null, texts, backend=name)])
+        results.append(
+            [
+                y,
+                *paged_polar(
+                    *args, null_params[0], null_params[1], null_params[2], null_params[3], v_null, texts, backend=name
+                ),
+            ]
+        )
     return worst(*results)
 
 

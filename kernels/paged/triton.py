@@ -46,7 +46,7 @@ def _temperature(gain_ptr, head, inside, n):
 
 @triton.jit
 def _store_outputs(
-    top, total, square, part, b, head, inside, length, base_ptr, slope_ptr, gain_ptr, beta_ptr, v_null_ptr, y_ptr, mag_ptr,
+    row_max, row_sum, square, part, b, head, inside, length, base_ptr, slope_ptr, gain_ptr, beta_ptr, v_null_ptr, y_ptr, mag_ptr,
     window, floor, H: tl.constexpr, X: tl.constexpr, POLAR: tl.constexpr,
 ):  # fmt: skip
     """Normalise and store the outputs of some heads of one text, from sums over all of its keys.
@@ -74,18 +74,18 @@ def _store_outputs(
         POLAR: constexpr bool, True for polar attention.
     """
     x = tl.arange(0, X)
-    has_keys = total > 0
-    y = part / tl.where(has_keys, total, 1.0)[:, None]
+    has_keys = row_sum > 0
+    y = part / tl.where(has_keys, row_sum, 1.0)[:, None]
     if POLAR:
         n = tl.minimum(length, window)
         steps = log1p(tl.maximum(n, 1).to(tl.float32))
         slope = _softplus(tl.load(slope_ptr + head, mask=inside, other=0.0))
         null = tl.load(base_ptr + head, mask=inside, other=0.0) + slope * tl.sqrt(steps)
         null *= _temperature(gain_ptr, head, inside, n) * _LOG2E
-        lse = tl.where(has_keys, top + tl.log2(tl.where(has_keys, total, 1.0)), float("-inf"))
+        lse = tl.where(has_keys, row_max + tl.log2(tl.where(has_keys, row_sum, 1.0)), float("-inf"))
         real = 1.0 / (1.0 + tl.exp2(null - lse))
         none = 1.0 / (1.0 + tl.exp2(lse - null))
-        n_eff = tl.where(has_keys, total * total / tl.where(has_keys, square, 1.0), 0.0)
+        n_eff = tl.where(has_keys, row_sum * row_sum / tl.where(has_keys, square, 1.0), 0.0)
         n_eff = tl.minimum(n_eff, tl.exp2(2.0 * (lse - null)) / floor)
         v_null = tl.load(v_null_ptr + head[:, None] * X + x[None, :], mask=inside[:, None], other=0.0)
         y = y * real[:, None] + none[:, None] * v_null

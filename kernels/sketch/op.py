@@ -65,7 +65,7 @@ def split_precision(s_LKD: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 GRAM_ROWS = 512
-"""Rows of the partial products that `gram` sums: one product of 32,768 rows would occupy a single multiprocessor."""
+"""Rows of the partial products that `gram` sums: one product of 32,768 rows would run on a single core."""
 
 
 def gram(z: Tensor) -> Tensor:

@@ -41,11 +41,13 @@ def _scores(
     BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """Return (k [BN, X], scores [M, BN] in units of log 2, bool mask of visible pairs) of the tile of keys from position n
-    on.
+    """Return the keys, scores and visible pairs of the tile of keys from position n on.
 
     b and j are batch row and KV head, p_M the positions of the queries. With MASKED the causal mask and the window
     apply, else all pairs count as visible.
+
+    Returns:
+        (k [BN, X], scores float32 [M, BN] in units of log 2, bool [M, BN]).
     """
     k = k_desc.load([b, n, j * X]).reshape(BN, X)
     s = tl.dot(q, k.T, input_precision=PRECISION) * FACTOR
@@ -420,7 +422,7 @@ def backward(
         window: Attention window in keys, or None.
     """
     b, t, h, d = q.shape
-    constexprs, positions, seen = launcher.constants(q, k, window, factor), z_BHTP.shape[3], window or 0
+    constexprs, positions, visible_window = launcher.constants(q, k, window, factor), z_BHTP.shape[3], window or 0
     constexprs["P"] = positions
     dq, dk, dv, dz = (torch.empty_like(x) for x in (q, k, v, z_BHTP))
     delta = launcher.row_products(g_o, o)
@@ -430,9 +432,9 @@ def backward(
     for high in range(tiles, 0, -tiles_per_segment):
         low = max(0, high - tiles_per_segment)
         constexprs["BP"], constexprs["LEARNS"] = triton.next_power_of_2(positions), high == tiles
-        rest = (z_BHTP, lse, delta, dz, gate_count, remaining, t, seen, low, high, stride)
+        rest = (z_BHTP, lse, delta, dz, gate_count, remaining, t, visible_window, low, high, stride)
         launcher.queries_backward(_dq, tiles_q, q, k, v, g_o, dq, rest, constexprs)
         del constexprs["BP"], constexprs["LEARNS"]
-        of_keys = (z_BHTP, lse, delta, gate_count, remaining, t, seen, low, stride)
+        of_keys = (z_BHTP, lse, delta, gate_count, remaining, t, visible_window, low, stride)
         launcher.keys_backward(_dkv, tiles_k, q, k, v, g_o, dk, dv, of_keys, constexprs, programs=high - low)
     return dq, dk, dv, dz

@@ -148,7 +148,10 @@ def fla_forward(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, scale:
 def fla_backward(
     g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v, w and beta; the forward runs again, so that only fla's public function is called."""
+    """Return the gradients of q, k, v, w and beta.
+
+    The forward runs again, so that only fla's public function is called.
+    """
     args = [x.detach().requires_grad_() for x in (q, k, v, w, beta)]
     with torch.enable_grad():
         grads = torch.autograd.grad(_fla(args, scale), args, g_o.contiguous())

@@ -1,16 +1,17 @@
-"""Polar attention's three heavy kernels for Hopper (compute capability 9.0), in Triton's Gluon (docs/mechanisms.md, "Polar attention").
+"""Polar attention's three heavy kernels for Hopper (compute capability 9.0), in Triton's Gluon.
 
-B batch, T length, H query heads, J KV heads, G = H / J, X head size, M rows of queries. Formulas, units and signs are
-those of the plain Triton kernels: queries carry temp log2(e) / sqrt(X), null scores temp log2(e), P = 2^(q'k - lse);
-negative n_eff marks a row bound by the floor, negative inverse one whose |s| is below TINY.
+See docs/mechanisms.md, "Polar attention". B batch, T length, H query heads, J KV heads, G = H / J, X head size, M rows
+of queries. Formulas, units and signs are those of the plain Triton kernels: queries carry temp log2(e) / sqrt(X), null
+scores temp log2(e), P = 2^(q'k - lse). Negative n_eff marks a row bound by the floor, negative inverse a row whose |s|
+is below TINY.
     s = r O + w_null v_null,  c = s / |s|
     da = P (g.v + add + twice P),  dq' = ln2 sum da k,  dk = ln2 sum da q',  dv = sum P g
 
-Each kernel runs one program on each multiprocessor, over tiles of 128 positions, the longest first, forth and back. One
-warp asks the copy engine for blocks, two warpgroups of 64 positions each multiply; mbarriers tell which stage is full
-and which is empty. Queries take their keys from the diagonal down, so that a row's maximum is real from its first block
-on, and only the diagonal and a window's lower edge are masked. Zeros follow the end of a sequence and add nothing.
-No atomics, and no sum whose order depends on timing: every number repeats bit for bit.
+Each kernel runs one program per multiprocessor, over tiles of 128 positions, the longest first, forth and back. One
+warp requests blocks from the copy engine, two warpgroups of 64 positions each multiply; mbarriers tell which stage is
+full and which is empty. Queries take their keys from the diagonal down, so that a row's maximum is real from its first
+block on, and only the diagonal and a window's lower edge are masked. Zeros follow the end of a sequence and add
+nothing. No atomics, and no sum whose order depends on timing: every number repeats bit for bit.
 
 Matrix products of n visible scores, 2 n X each: forward 2, dq 3, dkv 4. Shared memory at X = 128: 198, 230 and 167 KB.
 """
@@ -32,7 +33,18 @@ def polar_forward(
     q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor, *,
     window: int | None, floor: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """As in `.triton`."""
+    """Return (c [B, T, H, X], mag [B, T, H], lse, n_eff, inverse [B, H, T]), as `.triton.polar_forward` does.
+
+    Args:
+        q: Contiguous queries [B, T, H, X] in 16 bits, scaled to units of log 2.
+        k: Contiguous keys [B, T, J, X].
+        v: Contiguous values [B, T, J, X].
+        null_TH: Null scores, float32 in units of log 2.
+        beta_H: float32, after softplus.
+        v_null_HX: Value of the null key, float32.
+        window: Attention window in keys, or None.
+        floor: Lower bound of the sum of squared weights, in units of the largest weight.
+    """
     bsz, t, h, _ = q.shape
     tiles = bsz * h * triton.cdiv(t, TILE)
     c = torch.empty_like(q)
@@ -50,7 +62,10 @@ def polar_backward(
     gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
     c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, *, window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """As in `.triton`, whose pass over rows it shares."""
+    """Return the gradients of (q', k, v, null_TH, beta_H, v_null_HX), as `.triton.polar_backward` does.
+
+    The pass over rows is that of `.triton`; dq, dk and dv come from the Gluon kernels.
+    """
     g, add, twice, d_null, d_beta, d_v_null = polar_rows(gc, g_mag, null_TH, beta_H, v_null_HX, c, lse, n_eff, inverse)
     dq, dk, dv = _gradients(q, k, v, g, lse, add, twice, window=window)
     return dq, dk, dv, d_null, d_beta, d_v_null
@@ -59,7 +74,18 @@ def polar_backward(
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, add: Tensor, twice: Tensor, *, window: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """(dq [B, T, H, X] of the scaled queries, dk, dv [B, T, J, X]); g as q, statistics [B, H, T]."""
+    """Return (dq [B, T, H, X] of the scaled queries, dk, dv [B, T, J, X]).
+
+    Args:
+        q: Scaled queries [B, T, H, X].
+        k: Keys [B, T, J, X].
+        v: Values [B, T, J, X].
+        g: Gradient of the weighted sum, like q.
+        lse: float32 [B, H, T] in units of log 2.
+        add: float32 [B, H, T], added to g.v.
+        twice: float32 [B, H, T], factor of the weights in da.
+        window: Attention window in keys, or None.
+    """
     (bsz, t, h, _), heads_kv, blocks = q.shape, k.shape[2], [head_blocks(x, HALF) for x in (q, k, v, g)]
     rows = bsz * heads_kv
     tiles = rows * triton.cdiv(t, TILE)

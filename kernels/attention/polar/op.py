@@ -1,8 +1,8 @@
 """Polar attention: direction and magnitude separately, with a null key (docs/mechanisms.md, "Polar attention").
 
 B batch, T length, H query heads, J KV heads, G = H/J queries per KV head, X head size, S keys in reach of a query
-block, N real keys a query sees, R distractors. docs/kernels.md, "Polar attention over real keys only", derives what `_PolarFunction` computes:
-the softmax runs over real keys only and the null is folded in last, so nothing underflows.
+block, N real keys a query sees, R distractors. docs/kernels.md, "Polar attention over real keys only", derives what
+`_PolarFunction` computes: the softmax runs over real keys only and the null is folded in last, so nothing underflows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...shapes import QUERY_BLOCK, check_groups, check_qkv, check_window, cut, v
 from ..softmax.op import log_sum
 
 MASK_VALUE = -1e30
-"""Score of a key out of sight: finite, because -inf times a temperature gives NaN gradients."""
+"""Score of a hidden key: finite, because -inf times a temperature gives NaN gradients."""
 TINY = 1e-6
 """Floor of ||s|| in c = s / max(||s||, TINY)."""
 LOG2E = math.log2(math.e)
@@ -33,14 +33,28 @@ def polar_attention(
     mag_beta_H: Tensor, v_null_HX: Tensor, *, window: int | None = None, n_eff_floor: float = 1e-30,
     exact_floor: bool = True, query_block: int = QUERY_BLOCK, backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Direction c [B, T, H, X] in q's type and magnitude [B, T, H] in float32 (float64 for float64).
+    """Return the direction c [B, T, H, X] in q's dtype and the magnitude [B, T, H] in float32 (float64 for float64).
 
-    q [B, T, H, X], k and v [B, T, J, X] of one type; the parameters are raw (softplus is applied here), any float type.
-    Query head h uses KV head h // (H / J). `window` counts the query's own key. `n_eff_floor` bounds Q2 from below in
-    units of the largest weight, null included; `exact_floor` False differentiates as if it never bound (docs/mechanisms.md,
-    "Polar attention"), as the published runs did. `backend` None is what `choose_backend` says. "torch" works through
-    `query_block` queries at a time with the keys they can see, forward and backward, so no T x T matrix exists beyond
-    that; the kernels keep none at all. Raises ValueError when shapes or types disagree.
+    "torch" works through `query_block` queries at a time with the keys they can see, forward and backward, so no T x T
+    matrix exists beyond that; the kernels hold none at all.
+
+    Args:
+        q_BTHX: Queries.
+        k_BTJX: Keys, of q's dtype; query head h uses KV head h // (H / J).
+        v_BTJX: Values, of q's dtype.
+        null_base_H: Raw parameter of the null key's score, of any float dtype.
+        null_slope_H: Raw; softplus is applied here, as to the following two.
+        len_gain_H: Raw gain of the temperature with the number of keys.
+        mag_beta_H: Raw gain of the magnitude.
+        v_null_HX: Value of the null key.
+        window: Number of keys that a query sees, its own included; None for all earlier keys.
+        n_eff_floor: Lower bound of the sum of squared weights, in units of the largest weight, null included.
+        exact_floor: False differentiates as if the floor never bound, as the published runs did.
+        query_block: Queries that "torch" scores at a time.
+        backend: "gluon", "triton" or "torch"; None: `choose_backend`.
+
+    Raises:
+        ValueError: Shapes or dtypes disagree.
     """
     _, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
@@ -68,12 +82,22 @@ def polar_distractor_loss(
     q_BTHX: Tensor, k_r_BRJX: Tensor, len_gain_H: Tensor, null_base_H: Tensor, null_slope_H: Tensor, *,
     query_block: int = 512, backend: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Mean over B, H, T of the weight on R distractor keys when only they and the null compete (docs/mechanisms.md, "Polar attention").
+    """Return the mean weight of R distractor keys when only they and the null key compete.
 
-    q [B, T, H, X], k_r [B, R, J, X]; parameters raw. n is the full causal count, window or not. Scalar float32
-    (float64 for float64). The keys get no gradient from the kernels, and must not ask for one. In "torch" longer inputs
-    than `query_block` are done in blocks that the backward computes again; no [B, H, T, R] tensor exists in either.
-    Raises ValueError when shapes disagree.
+    Scalar float32 (float64 for float64); the mean runs over B, H and T. In "torch" inputs longer than `query_block` are
+    done in blocks that the backward computes again; no [B, H, T, R] tensor exists in either backend.
+
+    Args:
+        q_BTHX: Queries.
+        k_r_BRJX: Distractor keys; the kernels have no gradient for them, so they must not require one.
+        len_gain_H: Raw parameter, like the following two.
+        null_base_H: See `polar_attention`.
+        null_slope_H: See `polar_attention`.
+        query_block: Queries that "torch" scores at a time.
+        backend: "gluon", "triton" or "torch"; None: `choose_backend`.
+
+    Raises:
+        ValueError: Shapes disagree.
     """
     b, t, h, d = q_BTHX.shape
     j = k_r_BRJX.shape[2]
@@ -102,21 +126,21 @@ def polar_distractor_loss(
 def choose_backend(
     device: torch.device | str, dtype: torch.dtype, head_dim: int, window: int | None = None
 ) -> BackendChoice:
-    """What `polar_attention` takes for such tensors: "gluon" on Hopper, "triton" from Ampere on, "torch" elsewhere.
+    """Return the backend of `polar_attention`: "gluon" on Hopper, "triton" from Ampere on, "torch" elsewhere.
 
-    Each is tried once on a small input, forward and backward, before it is believed.
+    The kernels must pass a self-test, forward and backward, on a small input.
     """
     return gluon_choice("polar attention", torch.device(device), dtype, head_dim, window, _error)
 
 
 def available(device: torch.device | str, dtype: torch.dtype, head_dim: int, window: int | None = None) -> list[str]:
-    """Every backend that is right for such tensors, the chosen one first."""
+    """Return the names of all backends that give right results for such tensors, the chosen one first."""
     chosen = choose_backend(device, dtype, head_dim, window).backend
     return {"gluon": ["gluon", "triton", "torch"], "triton": ["triton", "torch"]}.get(chosen, ["torch"])
 
 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """Largest relative error of the result and of its gradients, against "torch" in float32."""
+    """Return the largest relative error of the results and of the gradients of q, k and v, against "torch" in float32."""
     # odd, longer than two tiles, and a window that ends inside one
     t, h, j, window = 397, 2, 1, 150
     draw = torch.Generator().manual_seed(seed)
@@ -134,11 +158,12 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
 
 
 def _in_log2(q_BTHX: Tensor, temp_TH: Tensor) -> Tensor:
-    """q scaled for the kernels, rounded once."""
+    """Return q scaled by temp log2(e) / sqrt(X) for the kernels, rounded once to q's dtype."""
     return (q_BTHX.to(temp_TH.dtype) * (temp_TH * (LOG2E * q_BTHX.shape[-1] ** -0.5)).unsqueeze(-1)).to(q_BTHX.dtype)
 
 
 def _distractor_weight(q_BTHX: Tensor, k_r_BJXR: Tensor, score_null_TH: Tensor) -> Tensor:
+    """Return the summed weight of the distractors over rows, heads and queries, from scaled queries."""
     b, t, h, d = q_BTHX.shape
     j = k_r_BJXR.shape[1]
     score_BJMR = q_BTHX.view(b, t, j, h // j, d).permute(0, 2, 3, 1, 4).reshape(b, j, -1, d) @ k_r_BJXR
@@ -149,7 +174,10 @@ def _distractor_weight(q_BTHX: Tensor, k_r_BJXR: Tensor, score_null_TH: Tensor) 
 def schedules(
     t: int, window: int | None, null_base_H: Tensor, null_slope_H: Tensor, len_gain_H: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Temperature and null score per query position and head, [T, H] each, from the visible count n."""
+    """Return (temperature, null score), each [T, H] in `dtype`, at the positions 0 .. T - 1.
+
+    Both depend on the number of visible keys; the null score is not yet multiplied by the temperature.
+    """
     n_T1 = torch.arange(1, t + 1, dtype=dtype, device=null_base_H.device).unsqueeze(1)
     if window is not None:
         n_T1 = n_T1.clamp(max=window)
@@ -157,16 +185,19 @@ def schedules(
 
 
 def null_schedule(n_T1: Tensor, null_base_H: Tensor, null_slope_H: Tensor, len_gain_H: Tensor) -> tuple[Tensor, Tensor]:
-    """Temperature and null score of queries that see n keys, [T, H] each in n's type."""
+    """Return (temperature, null score), each [T, H] in n's dtype, of queries that see n keys, n [T, 1].
+
+    temperature = 1 + softplus(gain) ln n; null score = base + softplus(slope) sqrt(ln(1 + n)).
+    """
     dtype = n_T1.dtype
     temp_TH = 1 + functional.softplus(len_gain_H.to(dtype)) * n_T1.log()
     return temp_TH, null_base_H.to(dtype) + functional.softplus(null_slope_H.to(dtype)) * n_T1.log1p().sqrt()
 
 
 class _PolarFunction(torch.autograd.Function):
-    """(scaled q, k, v, null score, beta, v_null) -> (c, mag), everything in the statistics' type.
+    """Autograd function (scaled q, k, v, null score, beta, v_null) -> (c, mag) in the statistics' dtype.
 
-    The backward computes the weights of each query block again instead of keeping them.
+    The backward computes the weights of each query block again instead of saving them.
     """
 
     @staticmethod
@@ -174,6 +205,7 @@ class _PolarFunction(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
         window: int | None, floor: float, exact_floor: bool, query_block: int,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Return (c [B, T, H, X], mag [B, T, H]) from real keys, with the null key folded in last."""
         b, t, h, d = q.shape
         j = k.shape[2]
         q_BJGTX = q.reshape(b, t, j, h // j, d).permute(0, 2, 3, 1, 4).contiguous()
@@ -211,6 +243,7 @@ class _PolarFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of q, k, v, null_TH, beta_H and v_null_HX, and None for the four options."""
         q, k, v, v_null, beta_H, c, length, n_eff, bound, w_null, w_real, grow, mag = ctx.saved_tensors
         window, query_block = ctx.options
         b, j, g, t, d = q.shape
@@ -244,7 +277,7 @@ class _PolarFunction(torch.autograd.Function):
 
 
 def _blocks(t: int, window: int | None, query_block: int) -> list[tuple[int, int, int]]:
-    """(first query, end, first key in reach) of each block of queries."""
+    """Return (first query, end, first key in reach) of each block of queries; raise ValueError for blocks below 1."""
     if query_block < 1:
         raise ValueError(f"query_block must be at least 1, got {query_block}")
     starts = range(0, t, query_block)
@@ -252,7 +285,7 @@ def _blocks(t: int, window: int | None, query_block: int) -> list[tuple[int, int
 
 
 def _scores(q: Tensor, k: Tensor, start: int, stop: int, first: int, window: int | None) -> Tensor:
-    """Masked scores [B, J, G * rows, S] of the queries start .. stop - 1 with the keys first .. stop - 1."""
+    """Return masked scores [B, J, G rows, S] of the queries start .. stop - 1 and the keys first .. stop - 1."""
     b, j, g, _, d = q.shape
     a = q[..., start:stop, :].reshape(b, j, -1, d) @ k[:, :, first:stop].transpose(-1, -2)
     hidden = ~visible_mask(start, stop, first, window, q.device)
@@ -261,17 +294,17 @@ def _scores(q: Tensor, k: Tensor, start: int, stop: int, first: int, window: int
 
 
 def _rows(x: Tensor, g: int) -> Tensor:
-    """[B, J, G * rows, ...] -> [B, J, G, rows, ...]."""
+    """Reshape [B, J, G rows, ...] to [B, J, G, rows, ...]."""
     return x.unflatten(2, (g, -1))
 
 
 def _flat(x_BJGT: Tensor, rows: slice) -> Tensor:
-    """[B, J, G, T] -> [B, J, G * rows, 1]."""
+    """Reshape a slice of [B, J, G, T] to [B, J, G rows, 1]."""
     return x_BJGT[..., rows].reshape(*x_BJGT.shape[:2], -1, 1)
 
 
 def _heads_last(x: Tensor) -> Tensor:
-    """[B, J, G, T, ...] -> [B, T, J * G, ...]."""
+    """Reshape [B, J, G, T, ...] to [B, T, J G, ...]."""
     b, j, g, t = x.shape[:4]
     return x.permute(0, 3, 1, 2, *range(4, x.ndim)).reshape(b, t, j * g, *x.shape[4:])
 
@@ -294,10 +327,19 @@ def polar_forward(
     q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
     window: int, floor: float, exact_floor: bool, backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """(c [B, T, H, X], mag [B, T, H], lse, n_eff, inverse [B, H, T]).
+    """Return (c [B, T, H, X], mag [B, T, H], lse, n_eff, inverse [B, H, T]) by the kernels; c and mag have gradients.
 
-    q is scaled so that weights are 2^(qk - lse), null scores are in units of log 2; `window` 0 is none, `backend` "triton" or "gluon".
-    `exact_floor` is of the gradient alone: False takes a floored n_eff for one that the floor does not bind.
+    Args:
+        q: Queries scaled so that weights are 2^(q·k - lse).
+        k: Keys [B, T, J, X].
+        v: Values [B, T, J, X].
+        null_TH: Null scores in units of log 2.
+        beta_H: After softplus.
+        v_null_HX: Value of the null key.
+        window: Attention window in keys, 0 for none.
+        floor: Lower bound of the sum of squared weights, in units of the largest weight.
+        exact_floor: Concerns the gradient only; False differentiates as if the floor never bound.
+        backend: "triton" or "gluon".
     """
     args = (q.contiguous(), k.contiguous(), v.contiguous(), null_TH.contiguous(), beta_H, v_null_HX.contiguous())
     return load_kernels(__package__, backend).polar_forward(*args, window=window or None, floor=floor)
@@ -308,7 +350,7 @@ def polar_backward(
     gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
     c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, window: int, backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v, null_TH, beta_H and v_null_HX."""
+    """Return the gradients of q, k, v, null_TH, beta_H and v_null_HX by the kernels."""
     args = (gc, g_mag, q, k, v, null_TH, beta_H, v_null_HX, c, lse, n_eff, inverse)
     return load_kernels(__package__, backend).polar_backward(*(x.contiguous() for x in args), window=window or None)
 

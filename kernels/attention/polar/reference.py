@@ -1,6 +1,7 @@
-"""Slow, obvious versions of polar attention (docs/mechanisms.md, "Polar attention"): by query, by key block, and backwards by hand.
+"""Slow, obvious versions of polar attention: by query, by key block, and a backward derived by hand.
 
-B batch, T length, H query heads, J KV heads, X head size, S keys that one query sees.
+B batch, T length, H query heads, J KV heads, X head size, S keys that one query sees. See docs/mechanisms.md, "Polar
+attention".
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ def polar_attention_reference(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, null_base_H: Tensor, null_slope_H: Tensor, len_gain_H: Tensor,
     mag_beta_H: Tensor, v_null_HX: Tensor, *, window: int | None = None, n_eff_floor: float = 1e-30,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The formula for one query at a time, null in the same softmax as the keys; differentiable by autograd.
+    """Return (c [B, T, H, X], mag [B, T, H]) by the formula, one query at a time.
 
-    Float32 or float64 throughout, as the inputs are. The floor bounds sum_j p_j^2 with p_j = exp(a_j - largest a).
+    The null stands in the same softmax as the keys. Differentiable by autograd; float32 or float64 throughout, as the
+    inputs are. The floor bounds sum_j p_j^2 from below, with p_j = exp(a_j - largest a). Arguments as in
+    `polar_attention`.
     """
     _, t, h, d = q_BTHX.shape
     k_BTHX, v_BTHX = expand_kv(k_BTJX, h), expand_kv(v_BTJX, h)
@@ -49,7 +52,11 @@ def polar_streaming_reference(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, null_base_H: Tensor, null_slope_H: Tensor, len_gain_H: Tensor,
     mag_beta_H: Tensor, v_null_HX: Tensor, *, window: int | None = None, key_block: int = 4,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The online recurrence over key blocks: M, L, Q2, S rescaled at each new maximum, the null folded in last."""
+    """Return (c, mag) by the online recurrence over blocks of `key_block` keys, with the null folded in last.
+
+    The running maximum, sum, sum of squares and weighted values are rescaled at each new maximum. Other arguments as in
+    `polar_attention`.
+    """
     b, t, h, d = q_BTHX.shape
     k_BTHX, v_BTHX = expand_kv(k_BTJX, h), expand_kv(v_BTJX, h)
     c_rows, mag_rows = [], []
@@ -83,10 +90,25 @@ def polar_backward_reference(
     null_slope_H: Tensor, len_gain_H: Tensor, mag_beta_H: Tensor, v_null_HX: Tensor, *, window: int | None = None,
     n_eff_floor: float = 0.0,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of the eight inputs, in `polar_attention`'s order, by the hand-derived formulas.
+    """Return the gradients of the eight inputs, in `polar_attention`'s order, by hand-derived formulas.
 
-    Where `n_eff_floor` binds these keep dm/dQ2 = -m/Q2 under the clamp and take the largest weight for a constant: not the
-    gradient of the forward, but what the published runs trained with (docs/mechanisms.md, "Polar attention").
+    Where `n_eff_floor` binds, they use dm/dQ2 = -m/Q2 under the clamp and take the largest weight as constant. This is
+    not the gradient of the forward, but the one that the published runs trained with (docs/mechanisms.md, "Polar
+    attention").
+
+    Args:
+        g_c_BTHX: Gradient of the direction.
+        g_mag_BTH: Gradient of the magnitude.
+        q_BTHX: Inputs of `polar_attention`, up to `window`.
+        k_BTJX: See `polar_attention`.
+        v_BTJX: See `polar_attention`.
+        null_base_H: See `polar_attention`.
+        null_slope_H: See `polar_attention`.
+        len_gain_H: See `polar_attention`.
+        mag_beta_H: See `polar_attention`.
+        v_null_HX: See `polar_attention`.
+        window: See `polar_attention`.
+        n_eff_floor: Lower bound of the sum of squared weights.
     """
     _, t, h, d = q_BTHX.shape
     j = k_BTJX.shape[2]

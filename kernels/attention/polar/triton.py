@@ -1,6 +1,6 @@
-"""Plain Triton kernels of polar attention: those of softmax attention, and a pass over rows (docs/mechanisms.md, "Polar attention").
+"""Triton kernels of polar attention: those of softmax attention, and a backward pass over rows.
 
-Units, shapes and formulas as in `..softmax.triton`.
+Units, shapes and formulas as in `..softmax.triton`; see docs/mechanisms.md, "Polar attention".
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ def _row_gradients(
     g_ptr, add_ptr, twice_ptr, d_null_ptr, d_beta_ptr, d_v_null_ptr, TQ,
     H: tl.constexpr, X: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """The part of the backward that belongs to a row alone."""
+    """Compute the part of the backward that belongs to single rows, for BM queries of one head.
+
+    Grid: (cdiv(T, BM), B H). Read: c, its gradient gc and the magnitude's gradient g_mag, [B, T, H, X] and [B, T, H];
+    null [T, H] in units of log 2, v_null [H, X], beta [H]; lse, n_eff and inverse [B, H, T] as the forward stored them.
+    Written: g [B, T, H, X], gradient of the weighted sum over real keys; float32 add, twice and d_null [B, H, T];
+    float32 d_beta [parts, B, H] and d_v_null [parts, B, H, X], which the caller sums. TQ: number of queries T.
+    """
     i_M = tl.program_id(0) * BM + tl.arange(0, BM)
     b = tl.program_id(1) // H
     h = tl.program_id(1) % H
@@ -71,7 +77,20 @@ def polar_forward(
     q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor, *,
     window: int | None, floor: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """(c [B, T, H, X] in q's type, mag [B, T, H], lse, n_eff, inverse [B, H, T], all float32); inputs contiguous."""
+    """Return (c [B, T, H, X] in q's dtype, then float32 mag [B, T, H], lse, n_eff and inverse [B, H, T]).
+
+    Negative n_eff marks a row that the floor binds, negative inverse (1/|s|) a row with |s| below TINY.
+
+    Args:
+        q: Queries [B, T, H, X] scaled to units of log 2, contiguous like all inputs.
+        k: Keys [B, T, J, X].
+        v: Values [B, T, J, X].
+        null_TH: Null scores, float32 in units of log 2.
+        beta_H: float32, after softplus.
+        v_null_HX: Value of the null key, float32.
+        window: Attention window in keys, or None.
+        floor: Lower bound of the sum of squared weights, in units of the largest weight.
+    """
     b, t, h, _ = q.shape
     c = torch.empty_like(q)
     mag = torch.empty(b, t, h, device=q.device, dtype=torch.float32)
@@ -86,7 +105,23 @@ def polar_backward(
     gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
     c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, *, window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of (q', k, v, null_TH, beta_H, v_null_HX) from those of c and mag; null_TH in units of log 2."""
+    """Return the gradients of (q', k, v, null_TH, beta_H, v_null_HX) from those of c and mag.
+
+    Args:
+        gc: Gradient of c [B, T, H, X], contiguous like all inputs.
+        g_mag: Gradient of mag [B, T, H].
+        q: Scaled queries of `polar_forward`.
+        k: See `polar_forward`.
+        v: See `polar_forward`.
+        null_TH: See `polar_forward`.
+        beta_H: See `polar_forward`.
+        v_null_HX: See `polar_forward`.
+        c: Result of `polar_forward`, like the following three.
+        lse: See `polar_forward`.
+        n_eff: See `polar_forward`.
+        inverse: See `polar_forward`.
+        window: Attention window in keys, or None.
+    """
     g, add, twice, d_null, d_beta, d_v_null = polar_rows(gc, g_mag, null_TH, beta_H, v_null_HX, c, lse, n_eff, inverse)
     dq, dk, dv, _ = weights_backward(q, k, v, g, lse, add, twice, window=window)
     return dq, dk, dv, d_null, d_beta, d_v_null
@@ -96,7 +131,10 @@ def polar_rows(
     gc: Tensor, g_mag: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor, c: Tensor, lse: Tensor,
     n_eff: Tensor, inverse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """What a row brings to `weights_backward` (g, add, twice), and the gradients of null_TH, beta_H and v_null_HX."""
+    """Return the inputs of `weights_backward`, g, add and twice, and the gradients of null_TH, beta_H and v_null_HX.
+
+    g is like gc; add and twice are float32 [B, H, T]. Arguments as in `polar_backward`.
+    """
     b, t, h, d = gc.shape
     g, (add, twice, d_null) = torch.empty_like(gc), (torch.empty_like(lse) for _ in range(3))
     rows = 32

@@ -1,4 +1,4 @@
-"""Attention with a learned number for each head and distance (docs/mechanisms.md, "Other position schemes").
+"""Attention with a learned bias per head and distance (docs/mechanisms.md, "Other position schemes").
 
 B batch, T length, H query heads, J KV heads, X head size, R reach, M queries of a block, S the keys in its reach.
 """
@@ -16,18 +16,27 @@ from ..scored import QueryBlock, dot_scores, scored_attention
 from ..softmax.op import LOG2E, factor_in_log2
 
 _forward, _backward = attention_ops("relative")
-"""The fourth is bias [H, R + 1], in log 2."""
+"""Ops whose extra input is the bias [H, R + 1], float32 in units of log 2."""
 
 
 def relative_attention(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, bias_HR: Tensor, *, scale: float | None = None,
     window: int | None = None, query_block: int | None = None, backend: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """softmax of scale q·k + bias[h, min(i - j, R)] over the keys i - window < j <= i, times v.
+    """Return softmax of scale q·k + bias[h, min(i - j, R)], times v: [B, T, H, X] of q's dtype.
 
-    q [B, T, H, X], k and v [B, T, J, X] of one type; bias [H, R + 1], the numbers of distances 0 to R and beyond. Returns
-    [B, T, H, X] of q's type. `scale` None is 1/sqrt(X), `backend` None what `choose_backend` says. Raises ValueError when shapes
-    or types disagree.
+    Args:
+        q_BTHX: Queries.
+        k_BTJX: Keys, of q's dtype.
+        v_BTJX: Values, of q's dtype.
+        bias_HR: Biases [H, R + 1] in natural units; the last one serves all distances from R on.
+        scale: Factor of q·k; None is 1/sqrt(X).
+        window: Attention window in keys, or None.
+        query_block: Queries that "torch" scores at a time.
+        backend: "triton" or "torch"; None: `choose_backend`.
+
+    Raises:
+        ValueError: Shapes or dtypes disagree.
     """
     _, t, heads, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
@@ -40,6 +49,7 @@ def relative_attention(
     reach = bias_HR.shape[1] - 1
 
     def logits(span: QueryBlock) -> Tensor:
+        """Return the logits [B, H, M, S] of a block; the bias is gathered once per diagonal."""
         scores = dot_scores(q_BTHX, k_BTJX, span, scale)
         m, s = span.visible_MS.shape
         # one number a diagonal, so that its gradient is a sum along it: from the last key at the first query on
@@ -52,7 +62,7 @@ def relative_attention(
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
-    """What `relative_attention` takes for such tensors."""
+    """Return the backend of `relative_attention`, "triton" or "torch", for this device, dtype and head size."""
     return attention_choice("relative attention", torch.device(device), dtype, head_dim, _error)
 
 

@@ -1,10 +1,10 @@
-"""Triton kernels of learned relative bias, for every NVIDIA GPU from Ampere on (docs/kernels.md, "Relative bias").
+"""Triton kernels of learned relative bias, for NVIDIA GPUs from Ampere on (docs/kernels.md, "Relative bias").
 
 B batch, T length, H query heads, J KV heads, G = H / J, X head size, R reach, M queries of a tile, S its keys, as many.
-Units of log 2: weight = 2^(factor q·k + bias of min(i - j, R) - lse). A tile whose keys all lie R or more away adds one number; any other
-reads a number a pair, of which 2 M - 1 differ. Their gradient is a sum along each diagonal of ds: rows are shifted so that diagonals
-become columns, and the columns' sums of each tile go into memory of its own, to be added up outside. No atomics: every number
-repeats bit for bit.
+Units of log 2: weight = 2^(factor q·k + bias of min(i - j, R) - lse). A tile whose keys all lie R or more away adds one
+number; any other reads a number per pair, of which 2 M - 1 differ. Their gradient is a sum along each diagonal of ds:
+rows are shifted so that diagonals become columns. The columns' sums of each tile go into memory of its own, and are
+added up outside. No atomics: every number repeats bit for bit.
 
 Products of n scores, 2 n X each: forward 2, dq 3, dk and dv 4.
 """
@@ -29,7 +29,11 @@ def _logits(
     R: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """k and the logits; `bias_ptr` points at the head's R + 1 numbers."""
+    """Return (k [BN, X], logits float32 [M, BN] in units of log 2) of the tile of keys from position n on.
+
+    bias_ptr points at the head's R + 1 biases; b and j are batch row and KV head, m0 and p_M the first and all
+    positions of the queries. With MASKED hidden pairs are -inf.
+    """
     k = k_desc.load([b, n, j * X]).reshape(BN, X)
     n_S = n + tl.arange(0, BN)
     a = tl.dot(q, k.T, input_precision=PRECISION) * FACTOR
@@ -49,7 +53,11 @@ def _forward_keys(
     R: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """The tiles stop - 1, ..., start."""
+    """Add the tiles of keys stop - 1, ..., start, nearest first, to the running softmax of a tile of queries.
+
+    Returns:
+        (acc [M, X], row_max [M], row_sum [M]) with these tiles included.
+    """
     for step in tl.range(0, stop - start):
         n = (stop - 1 - step) * BN
         _k, a = _logits(q, k_desc, bias_ptr, p_M, b, j, m0, n, T, window, R, BN, X, MASKED, WINDOWED, PRECISION, FACTOR)
@@ -64,6 +72,12 @@ def _forward(
     R: tl.constexpr, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
+    """Store output and log-sum-exp of one tile of queries of one head.
+
+    Grid: (cdiv(T, BM), B H), the longest rows first. Descriptors: q and o [B, T, H X], k and v [B, T, J X]. bias_ptr:
+    float32 [H, R + 1] in units of log 2. lse_ptr: float32 [B, H, T] in units of log 2, written. Constexprs as in
+    `launcher.constants`.
+    """
     # the longest rows first
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -95,7 +109,7 @@ def _forward(
 
 @triton.jit
 def _store_diagonal_sums(ds, out_ptr, BN: tl.constexpr):
-    """Sums of ds [BN, BN] over i - j = d, for -BN < d < BN, to out[BN + d]."""
+    """Store the sums of ds [BN, BN] over i - j = d, for -BN < d < BN, to out[BN + d], float32."""
     row = tl.arange(0, BN)[:, None]
     x = tl.arange(0, BN)[None, :]
     below = tl.gather(ds, tl.maximum(row - x, 0), 1)
@@ -111,6 +125,11 @@ def _dq_keys(
     R: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
+    """Add the tiles of keys stop - 1, ..., start, nearest first, to dq, and store their diagonal sums of ds.
+
+    Returns:
+        (dq [M, X], far_sum [M], sum of ds over tiles beyond the reach).
+    """
     for step in tl.range(0, stop - start):
         n = (stop - 1 - step) * BN
         k, a = _logits(q, k_desc, bias_ptr, p_M, b, j, m0, n, T, window, R, BN, X, MASKED, WINDOWED, PRECISION, FACTOR)
@@ -130,7 +149,12 @@ def _dq(
     R: tl.constexpr, NEAR: tl.constexpr, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """dq; parts [B, H, tiles, NEAR, 2 S], the diagonals' sums of the tiles at distance 0, 1, ...; rest [B, H, T], of keys beyond."""
+    """Store dq and the sums that the bias's gradient consists of, for one tile of queries of one head.
+
+    Grid: (cdiv(T, BM), B H). Written: dq [B, T, H X]; parts, float32 [B, H, tiles, NEAR, 2 S], diagonal sums of the key
+    tiles 0, 1, ... tiles away; far_sum, float32 [B, H, T], sum of ds over tiles beyond the reach. lse and delta (g·o)
+    are float32 [B, H, T].
+    """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     m0 = tile * BM
     b = tl.program_id(1) // H
@@ -166,6 +190,7 @@ def _dkv_queries(
     R: tl.constexpr, H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
+    """Return dk and dv [BN, X] of a tile of keys with the queries start <= . < stop of one head added."""
     for m in tl.range(start, stop, BM):
         p_M = m + tl.arange(0, BM)
         inside = p_M < T
@@ -189,6 +214,11 @@ def _dkv(
     R: tl.constexpr, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
+    """Store dk and dv of one tile of keys of one KV head, summed over its G query heads.
+
+    Grid: (cdiv(T, BN), B J). Descriptors: q and g [B, T, H X], k, v, dk and dv [B, T, J X]. lse and delta (g·o) are
+    float32 [B, H, T].
+    """
     n0 = tl.program_id(0) * BN
     b = tl.program_id(1) // (H // G)
     j = tl.program_id(1) % (H // G)
@@ -212,7 +242,10 @@ def _dkv(
 
 
 def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
-    """Fixed by the sizes, so that every process rounds alike. A tile has as many queries as keys."""
+    """Return the launch configuration of a kernel, "forward", "dq" or "dkv".
+
+    It depends on the sizes only, so that every process rounds alike. A tile has as many queries as keys.
+    """
     if launcher.needs_small_tiles(d, dtype):
         return launcher.SMALL_TILES
     return {"forward": Tiles(64, 64, 4, 2), "dq": Tiles(64, 64, 8, 1), "dkv": Tiles(64, 64, 4, 1)}[kernel]
@@ -221,7 +254,16 @@ def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, bias_HR: Tensor, *, factor: float, window: int | None
 ) -> tuple[Tensor, Tensor]:
-    """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous, bias [H, R + 1] float32."""
+    """Return (o [B, T, H, X] in q's dtype, lse [B, H, T] float32 in units of log 2).
+
+    Args:
+        q: Queries [B, T, H, X], contiguous like all inputs.
+        k: Keys [B, T, J, X].
+        v: Values [B, T, J, X].
+        bias_HR: float32 [H, R + 1] in units of log 2.
+        factor: Factor of q·k that gives units of log 2.
+        window: Attention window in keys, or None.
+    """
     tiles, sizes = tiles_for("forward", q.shape[3], q.dtype), (q.shape[1], window or 0)
     constexprs = launcher.constants(q, k, window, factor)
     constexprs["R"] = bias_HR.shape[1] - 1
@@ -232,9 +274,21 @@ def backward(
     g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, bias_HR: Tensor, o: Tensor, lse: Tensor, *,
     factor: float, window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of (q, k, v, bias) from that of o; bias and lse in units of log 2 as `forward` has them; inputs contiguous."""
+    """Return the gradients of (q, k, v, bias) from that of o.
+
+    Args:
+        g_o: Gradient of the output, contiguous like all inputs.
+        q: Queries [B, T, H, X].
+        k: Keys [B, T, J, X].
+        v: Values [B, T, J, X].
+        bias_HR: float32 [H, R + 1] in units of log 2.
+        o: Output of `forward`.
+        lse: Log-sum-exp of `forward`.
+        factor: Factor of q·k that gives units of log 2.
+        window: Attention window in keys, or None.
+    """
     b, t, h, d = q.shape
-    constexprs, reach, seen = launcher.constants(q, k, window, factor), bias_HR.shape[1] - 1, window or 0
+    constexprs, reach, visible_window = launcher.constants(q, k, window, factor), bias_HR.shape[1] - 1, window or 0
     dq, dk, dv, delta = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), launcher.row_products(g_o, o)
     tiles = tiles_for("dq", d, q.dtype)
     count, bn = triton.cdiv(t, tiles.rows), tiles.keys
@@ -243,16 +297,24 @@ def backward(
     parts = torch.zeros(b, h, count, near, 2 * bn, device=q.device, dtype=torch.float32)
     far_sum = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
     constexprs["R"], constexprs["NEAR"] = reach, near
-    launcher.queries_backward(_dq, tiles, q, k, v, g_o, dq, (bias_HR, lse, delta, parts, far_sum, t, seen), constexprs)
+    launcher.queries_backward(
+        _dq, tiles, q, k, v, g_o, dq, (bias_HR, lse, delta, parts, far_sum, t, visible_window), constexprs
+    )
     del constexprs["NEAR"]
     launcher.keys_backward(
-        _dkv, tiles_for("dkv", d, q.dtype), q, k, v, g_o, dk, dv, (bias_HR, lse, delta, t, seen), constexprs
+        _dkv, tiles_for("dkv", d, q.dtype), q, k, v, g_o, dk, dv, (bias_HR, lse, delta, t, visible_window), constexprs
     )
     return dq, dk, dv, _sum_by_distance(parts.sum((0, 2)), far_sum.sum((0, 2)), bias_HR) * LN2
 
 
 def _sum_by_distance(parts_HNS: Tensor, far_sum_H: Tensor, bias_HR: Tensor) -> Tensor:
-    """[H, R + 1] from the diagonals' sums: tile n's column S + x belongs to the distance n S + x, of which none is below 0."""
+    """Return the sums of ds by distance, [H, R + 1], from the diagonal sums of the near tiles.
+
+    Args:
+        parts_HNS: [H, near tiles, 2 S]; tile n's column S + x belongs to the distance n S + x, never negative.
+        far_sum_H: Sums of the tiles beyond the reach.
+        bias_HR: Biases, for their shape.
+    """
     near, columns = parts_HNS.shape[1:]
     s = columns // 2
     at = parts_HNS[..., s:]

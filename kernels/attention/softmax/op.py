@@ -34,13 +34,22 @@ def softmax_attention(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, scale: float | None = None, window: int | None = None,
     query_block: int | None = None, backend: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """softmax(scale q kᵀ) v over the keys i - window < j <= i; query head h uses KV head h // (H / J).
+    """Return softmax(scale q kᵀ) v over the visible keys, [B, T, H, X] of q's dtype.
 
-    q [B, T, H, X], k and v [B, T, J, X] of one type; returns [B, T, H, X] of that type. `scale` None is 1/sqrt(X).
-    `backend` None is what `choose_backend` says: "cudnn" (full attention only), our "triton" kernels, or "torch". There,
-    with a window shorter than T, blocks of `query_block` queries (None: 1024) read only the keys they can see, and a
-    given `query_block` also bounds full attention where torch has no kernel for it that makes no T x T scores.
-    Raises ValueError when shapes or types disagree.
+    "torch" reads, with a window shorter than T, only the keys that a block of queries can see. A given `query_block`
+    also bounds full attention where torch has no kernel for it without T x T scores.
+
+    Args:
+        q_BTHX: Queries; head h uses KV head h // (H / J).
+        k_BTJX: Keys, of q's dtype.
+        v_BTJX: Values, of q's dtype.
+        scale: Factor of q·k; None is 1/sqrt(X).
+        window: Number of keys that a query sees, its own included; None for all earlier keys.
+        query_block: Queries that "torch" scores at a time; None: 1024.
+        backend: "cudnn" (full attention only), "triton" or "torch"; None: `choose_backend`.
+
+    Raises:
+        ValueError: Shapes or dtypes disagree.
     """
     _, t, h, j, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
@@ -78,7 +87,14 @@ def softmax_attention(
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, *, windowed: bool) -> BackendChoice:
-    """What `softmax_attention` takes for such tensors, with a window shorter than T or without."""
+    """Return the backend of `softmax_attention`: "cudnn", "triton" or "torch".
+
+    Args:
+        device: Device of the tensors.
+        dtype: Dtype of the activations.
+        head_dim: Head size.
+        windowed: True for a window shorter than T.
+    """
     device = torch.device(device)
     ours = attention_choice("softmax", device, dtype, head_dim, _error)
     if windowed or device.type != "cuda" or is_torch_only() or ours.backend == "torch":
@@ -87,7 +103,10 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
 
 
 def _full_choice(device: torch.device, dtype: torch.dtype, head_dim: int, ours: BackendChoice) -> BackendChoice:
-    """cuDNN for Hopper and later, unless it has to repeat bit for bit."""
+    """Return the backend of full attention on a GPU: cuDNN on Hopper and later, unless runs must repeat bit for bit.
+
+    `ours` is the choice of our kernels, which is taken where cuDNN fails its self-test. Before Hopper it is "torch".
+    """
     major, minor = torch.cuda.get_device_capability(device)
     if major < 9:
         return BackendChoice("torch", f"torch's own choice on compute capability {major}.{minor}")
@@ -100,7 +119,7 @@ def _full_choice(device: torch.device, dtype: torch.dtype, head_dim: int, ours: 
 
 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """Largest relative error of the result and of its gradients, against "torch" in float32."""
+    """Return the largest relative error of the result and of its gradients, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)
     tensors = [torch.randn(1, 131, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
     attention = functools.partial(softmax_attention, window=None if backend == "cudnn" else 70)
@@ -108,19 +127,20 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
 
 
 def in_log2(q_BTHX: Tensor, scale: float | None) -> Tensor:
-    """q scaled for the kernels, rounded once."""
+    """Return q scaled by `factor_in_log2`, for the kernels, rounded once to q's dtype."""
     return (q_BTHX.to(statistics_dtype(q_BTHX.dtype)) * factor_in_log2(q_BTHX.shape[-1], scale)).to(q_BTHX.dtype)
 
 
 def factor_in_log2(head_dim: int, scale: float | None) -> float:
-    """What q·k is multiplied with so that weights are 2^(product - lse); `scale` None is 1/sqrt(X)."""
+    """Return the factor of q·k that gives logits in units of log 2; `scale` None is 1/sqrt(X)."""
     return LOG2E * (head_dim**-0.5 if scale is None else scale)
 
 
 def _is_fused(q_BTHX: Tensor, k_BTJX: Tensor) -> bool:
-    """Whether torch takes full causal attention of grouped heads in memory that grows with T alone.
+    """Return True when torch computes full causal attention of grouped heads in memory that grows linearly with T.
 
-    On the CPU it does for every float type. On CUDA only its flash kernel does, which wants 16 bits and capability 8.0.
+    On the CPU it does for every float dtype. On CUDA only its flash kernel does, which needs 16 bits and capability
+    8.0.
     """
     if q_BTHX.device.type != "cuda":
         return q_BTHX.device.type == "cpu"
@@ -133,12 +153,26 @@ def softmax_distractor_loss(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_clean_BTHX: Tensor, *,
     scale: float | None = None, window: int | None = None, query_block: int = 1024, backend: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Mean squared difference between `y_clean` and the output when every query also sees all R distractors.
+    """Return the mean squared difference between `y_clean` and the output when every query also sees all R distractors.
 
-    Shapes as in `softmax_attention`, distractors [B, R, J, X]; scalar float32 (float64 for float64). Nothing is
-    detached here. R = 0 gives 0. The kernels attend to reals and distractors apart: with their log-sums l_c and l_r and
-    a = sigmoid(l_r - l_c), the output with distractors is y_clean + a (o_r - y_clean), so no [B, H, T, R] tensor exists.
-    Raises ValueError when shapes or types disagree.
+    Scalar float32 (float64 for float64); R = 0 gives 0. Nothing is detached here. The kernels attend to real keys and
+    distractors apart: with their log-sums l_c and l_r and a = sigmoid(l_r - l_c), the output with distractors is
+    y_clean + a (o_r - y_clean), so no [B, H, T, R] tensor exists.
+
+    Args:
+        q_BTHX: Queries.
+        k_BTJX: Keys.
+        v_BTJX: Values.
+        k_r_BRJX: Distractor keys.
+        v_r_BRJX: Distractor values.
+        y_clean_BTHX: Output of `softmax_attention` without distractors.
+        scale: Factor of q·k; None is 1/sqrt(X).
+        window: Attention window of the real keys, or None.
+        query_block: Queries that "torch" scores at a time.
+        backend: "triton" or "torch"; None: `choose_backend`.
+
+    Raises:
+        ValueError: Shapes or dtypes disagree.
     """
     b, t, h, j, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
@@ -175,7 +209,7 @@ def softmax_distractor_loss(
 def softmax_attention_reference(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, scale: float | None = None, window: int | None = None
 ) -> Tensor:
-    """The same, one query at a time."""
+    """Return `softmax_attention` computed one query at a time."""
     _, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     k_BTHX, v_BTHX = expand_kv(k_BTJX, h), expand_kv(v_BTJX, h)
     scale = d**-0.5 if scale is None else scale
@@ -194,9 +228,14 @@ def softmax_attention_reference(
 
 @torch_op("softmax_forward", lambda q, *_: (q.new_empty(q.shape), rows_like(q)))
 def softmax_forward(q: Tensor, k: Tensor, v: Tensor, window: int, offset: int) -> tuple[Tensor, Tensor]:
-    """(o [B, T, H, X], lse [B, H, T] float32 in units of log 2) of q scaled so that weights are 2^(qk - lse); both have gradients.
+    """Return (o [B, T, H, X], lse [B, H, T] float32 in units of log 2) by the Triton kernels; both have gradients.
 
-    `window` 0 is none; an offset of all keys or more shows every key to every query.
+    Args:
+        q: Queries scaled so that weights are 2^(q·k - lse).
+        k: Keys.
+        v: Values.
+        window: Attention window in keys, 0 for none.
+        offset: Position of the first query among the keys; the number of keys or more shows every key to every query.
     """
     args = (q.contiguous(), k.contiguous(), v.contiguous())
     return load_kernels(__package__).softmax_forward(*args, window=window or None, offset=offset)
@@ -206,7 +245,7 @@ def softmax_forward(q: Tensor, k: Tensor, v: Tensor, window: int, offset: int) -
 def softmax_backward(
     g_o: Tensor, g_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, window: int, offset: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v."""
+    """Return the gradients of q, k and v from those of o and lse, by the Triton kernels."""
     args = (x.contiguous() for x in (g_o, g_lse, q, k, v, o, lse))
     return load_kernels(__package__).softmax_backward(*args, window=window or None, offset=offset)
 
@@ -216,9 +255,10 @@ differentiate(softmax_forward, softmax_backward, keep_inputs(3), results=2)
 
 @torch_op("log_sum", lambda q, *_: (rows_like(q), q.new_empty(q.shape)))
 def log_sum(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """(lse [B, H, T] of every query over every key, in units of log 2, and sum_j 2^(qk_j - lse) k_j [B, T, H, X]).
+    """Return (lse [B, H, T] of every query over every key, in units of log 2, and the weighted mean key [B, T, H, X]).
 
-    The second is the gradient of the first by q, so the backward needs no product at all. k gets no gradient.
+    The mean, sum_j 2^(q·k_j - lse) k_j, is the gradient of lse by q, so the backward needs no product at all. k gets no
+    gradient; a k that requires one raises ValueError.
     """
     k = k.contiguous()
     o, lse = load_kernels(__package__).softmax_forward(q.contiguous(), k, k, window=None, offset=k.shape[1])

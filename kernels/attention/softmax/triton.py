@@ -1,21 +1,24 @@
-"""Plain Triton kernels of polar and of softmax attention, for every NVIDIA GPU from Ampere on (docs/mechanisms.md, "Polar attention" and "Softmax attention").
+"""Triton kernels of polar and of softmax attention, for NVIDIA GPUs from Ampere on.
 
-B batch, T length, H query heads, J KV heads, G = H / J, X head size, M queries of a tile, S its keys.
-Scores are in units of log 2: the caller scales queries by log2(e) times the factor of the scores (polar: temp / sqrt(X))
-and null scores by temp log2(e), so that weights are 2^(q'k - lse). Query i stands at position `offset` + i of the keys;
-an offset of TK or more shows every key to every query.
+See docs/mechanisms.md, "Polar attention" and "Softmax attention". B batch, T length, H query heads, J KV heads, G = H /
+J, X head size, M queries of a tile, S its keys. Scores are in units of log 2: the caller scales queries by log2(e)
+times the factor of the scores (polar: temp / sqrt(X)) and null scores by temp log2(e), so that weights are 2^(q'k -
+lse). Query i stands at position `offset` + i of the keys; an offset of TK or more shows every key to every query.
 
-The forward of polar keeps per row the log-sum of the real keys `lse`, their participation ratio `n_eff`, and
-`inverse` = 1 / |s|. Negative `n_eff` marks a row whose ratio is bound by the floor, negative `inverse` one whose |s| is
-below TINY. Its backward, with r = 1 - w_null, P = 2^(q'k - lse), kappa = g_mag (1 - mag^2) beta m / (1 + m) and
-g = (r / |s|) (gc - (gc.c) c):
+The forward of polar stores per row the log-sum of the real keys `lse`, their participation ratio `n_eff`, and `inverse`
+= 1 / |s|. Negative `n_eff` marks a row whose ratio is bound by the floor, negative `inverse` a row whose |s| is below
+TINY. Its backward, with r = 1 - w_null, P = 2^(q'k - lse), kappa = g_mag (1 - mag^2) beta m / (1 + m) and g = (r / |s|)
+(gc - (gc.c) c):
     da = P (g.v + kappa (2 + w_null) - 2 kappa n_eff P),  dv = sum P g,  dk = ln2 sum da q',  dq' = ln2 sum da k,
     d null = (w_null / r) g.v_null - kappa w_null.
-Softmax is the same with g = g_o and da = P (g_o.v - g_o.o + g_lse). So `_dq` and `_dkv` serve both: a row brings what is
-added to g.v and what multiplies P. No atomics: every number repeats bit for bit.
+Softmax is the same with g = g_o and da = P (g_o.v - g_o.o + g_lse). So `_dq` and `_dkv` serve both: each row has an
+`add`, added to g.v, and a `twice`, the factor of P. No atomics: every number repeats bit for bit.
 
-Matrix products of n scores, 2 n X each: forward 2, dq 3, dkv 4. Bytes: q, k, v, the result and 12 a row forward; twice
-that and dq, dk, dv backward. In bf16 the norm of the error is at most twice that of the naive formula in bf16.
+Forgetting attention adds F_i - F_j to the scores, where F is the running sum of the log gates in units of log 2, held
+as a high and a low float32 part.
+
+Matrix products of n scores, 2 n X each: forward 2, dq 3, dkv 4. Bytes: q, k, v, the result and 12 per row forward;
+twice that and dq, dk, dv backward. In bf16 the norm of the error is at most twice that of the naive formula in bf16.
 """
 
 from __future__ import annotations
@@ -36,7 +39,11 @@ _HIDDEN = tl.constexpr(HIDDEN)
 
 @triton.jit
 def _decay_between(hi_ptr, lo_ptr, row, n, from_hi, from_lo, T):
-    """F at the anchor less F at n, where F = hi + lo: the two parts apart, so that nothing is lost where F is large."""
+    """Return F at an anchor less F at the positions n, float32, where F = hi + lo.
+
+    The two parts are subtracted apart, so that nothing is lost where F is large. `row` is the offset of the head's F,
+    from_hi and from_lo are F at the anchor, T is the number of tokens.
+    """
     hi = tl.load(hi_ptr + row + n, mask=n < T, other=0.0)
     lo = tl.load(lo_ptr + row + n, mask=n < T, other=0.0)
     return (from_hi - hi) + (from_lo - lo)
@@ -48,6 +55,11 @@ def _forward_keys(
     BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
     POLAR: tl.constexpr, FORGETS: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
+    """Add the keys start <= n < stop, BN at a time, to the running softmax of a tile of queries.
+
+    Returns:
+        (acc [M, X], row_max [M], row_sum [M], square [M], sum of squared weights, with POLAR).
+    """
     for n in tl.range(start, stop, BN):
         k = k_desc.load([b, n, j * X]).reshape(BN, X)
         s = tl.dot(q, k.T, input_precision=PRECISION)
@@ -75,6 +87,42 @@ def _forward(
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, POLAR: tl.constexpr, FORGETS: tl.constexpr,
     FACTOR: tl.constexpr,
 ):  # fmt: skip
+    """Store the outputs of one tile of queries of one head.
+
+    These are softmax, polar (POLAR) or forgetting attention (FORGETS). Grid: (cdiv(TQ, BM), B H), the longest rows
+    first.
+
+    Args:
+        q_desc: Descriptor of queries [B, TQ, H X].
+        k_desc: Descriptor of keys [B, TK, J X].
+        v_desc: Descriptor of values [B, TK, J X].
+        c_desc: Descriptor of the output [B, TQ, H X], written.
+        null_ptr: Null scores, float32 [TQ, H] in units of log 2; this, the next four, n_eff and inverse only with
+            POLAR.
+        v_null_ptr: float32 [H, X].
+        beta_ptr: float32 [H].
+        floor_ptr: float32 scalar, lower bound of the sum of squared weights.
+        mag_ptr: float32 [B, TQ, H], written.
+        lse_ptr: float32 [B, H, TQ] in units of log 2, written in every case.
+        n_eff_ptr: float32 [B, H, TQ], written.
+        inverse_ptr: float32 [B, H, TQ], written.
+        hi_ptr: High part of F, float32 [B, H, TK]; read only with FORGETS.
+        lo_ptr: Low part of F.
+        TQ: Queries.
+        TK: Keys.
+        offset: Position of the first query among the keys.
+        window: Attention window in keys; read only when WINDOWED.
+        H: constexpr, query heads.
+        G: constexpr, query heads per KV head.
+        X: constexpr, head size.
+        BM: constexpr, queries of a tile.
+        BN: constexpr, keys of a tile.
+        WINDOWED: constexpr bool, True with a window.
+        PRECISION: constexpr, input precision of products.
+        POLAR: constexpr bool, True for polar attention.
+        FORGETS: constexpr bool, True for forgetting attention.
+        FACTOR: constexpr, factor of q·k with FORGETS; otherwise q is scaled already.
+    """
     # the longest rows first
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -147,6 +195,11 @@ def _dq_keys(
     BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
     POLAR: tl.constexpr, FORGETS: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
+    """Add the keys start <= n < stop, BN at a time, to dq of a tile of queries.
+
+    Returns:
+        (dq [M, X], over [M], sum of da over the keys, with FORGETS).
+    """
     for n in tl.range(start, stop, BN):
         k = k_desc.load([b, n, j * X]).reshape(BN, X)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
@@ -172,6 +225,13 @@ def _dq(
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, POLAR: tl.constexpr, FORGETS: tl.constexpr,
     FACTOR: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
+    """Store dq of one tile of queries of one head.
+
+    Grid: (cdiv(TQ, BM), B H). Descriptors: q, g and dq [B, TQ, H X], k and v [B, TK, J X]. lse, add and twice are
+    float32 [B, H, TQ]; hi and lo, float32 [B, H, TK], are the parts of F. With FORGETS it also writes exact_ptr,
+    float32 [B, H, TQ]: `add` corrected so that each row of da sums to 0. TILE: constexpr, queries of a tile of the
+    forward, to whose first query its lse refers.
+    """
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
     h = tl.program_id(1) % H
@@ -221,6 +281,7 @@ def _dkv_queries(
     start, stop, TQ, TK, offset, window, H: tl.constexpr, BM: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr, POLAR: tl.constexpr, FORGETS: tl.constexpr, FACTOR: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
+    """Return dk, dv [BN, X] and df [BN] of a tile of keys with the queries start <= . < stop of one head added."""
     for m in tl.range(start, stop, BM):
         i_M = m + tl.arange(0, BM)
         inside = i_M < TQ
@@ -259,6 +320,12 @@ def _dkv(
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, POLAR: tl.constexpr, FORGETS: tl.constexpr,
     FACTOR: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
+    """Store dk and dv of one tile of keys of one KV head, summed over its G query heads.
+
+    Grid: (cdiv(TK, BN), B J). Descriptors: q and g [B, TQ, H X], k, v, dk and dv [B, TK, J X]. lse, add and twice are
+    float32 [B, H, TQ]. With FORGETS it also writes df_ptr, float32 [B, H, TK], the gradient of F in natural units.
+    TILE: constexpr, queries of a tile of the forward.
+    """
     n0 = tl.program_id(0) * BN
     b = tl.program_id(1) // (H // G)
     j = tl.program_id(1) % (H // G)
@@ -308,7 +375,17 @@ def _dkv(
 
 
 def tiles_for(kernel: str, keys: int, d: int, dtype: torch.dtype, forgets: bool = False) -> Tiles:
-    """Fixed by the sizes, never by the clock, so that every process rounds alike. Measured on an H200, see docs."""
+    """Return the launch configuration of a kernel, "forward", "dq" or "dkv"; measured on an H200.
+
+    It depends on the sizes and not on measured time, so that every process rounds alike.
+
+    Args:
+        kernel: Name of the kernel.
+        keys: Number of keys TK.
+        d: Head size.
+        dtype: Dtype of the queries.
+        forgets: Whether scores decay by gates.
+    """
     if launcher.needs_small_tiles(d, dtype):
         return launcher.SMALL_TILES
     if keys >= 8192:
@@ -319,18 +396,24 @@ def tiles_for(kernel: str, keys: int, d: int, dtype: torch.dtype, forgets: bool 
 
 
 HighLow = tuple[Tensor, Tensor]
-"""Two float32 numbers whose sum is the float64 one."""
+"""High and low float32 part whose sum is a float64 tensor."""
 
 
 def softmax_forward(
     q: Tensor, k: Tensor, v: Tensor, *, window: int | None, offset: int = 0, log_decay: HighLow | None = None,
     factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous.
+    """Return (o [B, T, H, X] in q's dtype, lse [B, H, T] float32 in units of log 2).
 
-    `log_decay` F [B, H, T], in units of log 2, adds F_i - F_j to the score of query i and key j; then the offset is 0, the
-    factor of the scores, other than 0, may be left to the kernels as `factor`, and lse is for `weights_backward`
-    alone: less F of the row over that of its tile's first.
+    Args:
+        q: Queries, contiguous like all inputs, scaled to units of log 2.
+        k: Keys.
+        v: Values.
+        window: Attention window in keys, or None.
+        offset: Position of the first query among the keys; 0 with `log_decay`.
+        log_decay: Parts of F [B, H, T] in units of log 2; adds F_i - F_j to the score of query i and key j. lse is then
+            for `weights_backward` alone: less F of the row over that of its tile's first query.
+        factor: Factor of q·k, not 0, that the kernels apply with `log_decay`.
     """
     b, t, h, _ = q.shape
     o = torch.empty_like(q)
@@ -340,14 +423,28 @@ def softmax_forward(
 
 
 def launch_forward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, other_tensors: tuple[Tensor, ...], window: int | None, offset: int, *,
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, extra_tensors: tuple[Tensor, ...], window: int | None, offset: int, *,
     polar: bool, log_decay: HighLow | None = None, factor: float = 1.0,
 ) -> None:  # fmt: skip
+    """Launch `_forward`, which overwrites `out` and the outputs among `extra_tensors`.
+
+    Args:
+        q: Contiguous queries [B, T, H, X].
+        k: Contiguous keys [B, TK, J, X].
+        v: Contiguous values.
+        out: Output like q.
+        other_tensors: The eight tensors of `_forward` from null to inverse.
+        window: Attention window in keys, or None.
+        offset: Position of the first query among the keys.
+        polar: Whether this is polar attention.
+        log_decay: Parts of F, for forgetting attention.
+        factor: Factor of q·k with `log_decay`.
+    """
     (b, t, h, d), (tk, j) = q.shape, k.shape[1:3]
     bm, bn, warps, stages = tiles_for("forward", tk, d, q.dtype, log_decay is not None)
     _forward[(triton.cdiv(t, bm), b * h)](
-        launcher.head_blocks(q, bm, d), launcher.head_blocks(k, bn, d), launcher.head_blocks(v, bn, d), launcher.head_blocks(out, bm, d), *other_tensors,
-        *(log_decay or other_tensors[-2:]), t, tk, offset, window or 0, H=h, G=h // j, X=d, BM=bm, BN=bn,
+        launcher.head_blocks(q, bm, d), launcher.head_blocks(k, bn, d), launcher.head_blocks(v, bn, d), launcher.head_blocks(out, bm, d), *extra_tensors,
+        *(log_decay or extra_tensors[-2:]), t, tk, offset, window or 0, H=h, G=h // j, X=d, BM=bm, BN=bn,
         WINDOWED=window is not None, PRECISION=launcher.precision(q.dtype), POLAR=polar, FORGETS=log_decay is not None,
         FACTOR=factor, num_warps=warps, num_stages=stages,
     )  # fmt: skip
@@ -357,7 +454,7 @@ def softmax_backward(
     g_o: Tensor, g_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *,
     window: int | None, offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of (q', k, v) from those of o and of lse (in units of log 2)."""
+    """Return the gradients of (q', k, v), q' the scaled queries, from those of o and of lse (in units of log 2)."""
     add = g_lse * LOG2E - launcher.row_products(g_o, o)
     return weights_backward(q, k, v, g_o, lse, add, None, window=window, offset=offset)[:3]
 
@@ -366,10 +463,23 @@ def weights_backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, add: Tensor, twice: Tensor | None, *,
     window: int | None, offset: int = 0, log_decay: HighLow | None = None, factor: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of (q', k, v, F) where da = P (g.v + add + twice P) and dv = sum P g; add and twice float32 [B, H, T].
+    """Return the gradients of (q', k, v, F) where da = P (g.v + add + twice P) and dv = sum P g.
 
-    `twice` None is 0. The last, of F in natural units, is unwritten without F. A row's own F adds the same to all of
-    its scores, so only keys have a gradient of it.
+    The last, of F in natural units [B, H, T], is uninitialised without `log_decay`. A row's own F adds the same to all
+    of its scores, so only keys have a gradient of it.
+
+    Args:
+        q: Queries [B, T, H, X] in units of log 2, contiguous like all inputs.
+        k: Keys.
+        v: Values.
+        g: Gradient of the weighted sum of values, like q.
+        lse: float32 [B, H, T] of the forward.
+        add: float32 [B, H, T], added to g.v.
+        twice: float32 [B, H, T], factor of P; None for 0.
+        window: Attention window in keys, or None.
+        offset: Position of the first query among the keys.
+        log_decay: Parts of F, or None.
+        factor: Factor of q·k with `log_decay`.
     """
     t, d, tk = q.shape[1], q.shape[3], k.shape[1]
     forgets, decay_parts = log_decay is not None, log_decay or (lse, lse)

@@ -1,6 +1,7 @@
-"""Threshold relative attention: only keys with a positive score count, and only they are counted (docs/mechanisms.md, "Threshold relative attention").
+"""Threshold relative attention: only keys with a positive score take part, and distances count only these.
 
-B batch, T length, H query heads, J KV heads, X head size, M queries of a block, S the keys in its reach.
+See docs/mechanisms.md, "Threshold relative attention". B batch, T length, H query heads, J KV heads, X head size, M
+queries of a block, S the keys in its reach.
 """
 
 from __future__ import annotations
@@ -22,19 +23,31 @@ Empty = Literal["zero", "uniform"]
 
 
 _forward, _backward = attention_ops("threshold")
-"""The fourth is the decay [B, H, T], in log 2; lse is -inf where nothing survives."""
+"""Ops whose extra input is the decay [B, H, T], float32 in units of log 2; lse is -inf where no key survives."""
 
 
 def threshold_attention(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_decay_BTH: Tensor, *, scale: float | None = None,
     window: int | None = None, empty: Empty = "zero", query_block: int | None = None, backend: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """softmax over the keys with s = scale q·k > 0 of s + D log_decay, times v; [B, T, H, X] of q's type.
+    """Return softmax of s + D log_decay over the keys with s = scale q·k > 0, times v: [B, T, H, X] of q's dtype.
 
-    q [B, T, H, X], k and v [B, T, J, X] of one type; log_decay <= 0 [B, T, H] of any float type belongs to the query.
-    D counts the surviving keys from j to i, both included: the nearest survivor has D = 1. D and the survival itself have
-    no gradient. A row without a survivor gives 0, or with `empty` "uniform" the mean of the values that it sees.
-    `backend` None is what `choose_backend` says. Raises ValueError when shapes or types disagree.
+    D counts the surviving keys from j to i, both included: the nearest survivor has D = 1. D and survival have no
+    gradient.
+
+    Args:
+        q_BTHX: Queries.
+        k_BTJX: Keys, of q's dtype.
+        v_BTJX: Values, of q's dtype.
+        log_decay_BTH: Natural log decay <= 0 of each query, of any float dtype.
+        scale: Factor of q·k; None is 1/sqrt(X).
+        window: Attention window in keys, or None.
+        empty: Result of a query without a survivor: "zero", or "uniform" for the mean of the values that it sees.
+        query_block: Queries that "torch" scores at a time.
+        backend: "triton" or "torch"; None: `choose_backend`.
+
+    Raises:
+        ValueError: Shapes or dtypes disagree.
     """
     b, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
@@ -61,12 +74,15 @@ def threshold_attention(
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
-    """What `threshold_attention` takes for such tensors."""
+    """Return the backend of `threshold_attention`, "triton" or "torch", for this device, dtype and head size."""
     return attention_choice("threshold attention", torch.device(device), dtype, head_dim, _error)
 
 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """Largest relative error of the result and of its gradients, against "torch" in float32, where no score is near 0."""
+    """Return the largest relative error of the result and of its gradients, against "torch" in float32.
+
+    The inputs have no score near 0, where rounding would change which keys survive.
+    """
     draw = torch.Generator().manual_seed(seed)
     t = 131
     # scores of one size and random sign, so that no rounding changes who survives
@@ -80,13 +96,13 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
 
 
 def survivors(q_BTHX: Tensor, k_BTJX: Tensor, span: QueryBlock, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """(scores, and whether the query sees the key and gives it a positive one) [B, H, M, S]."""
+    """Return (scores, bool survivors), each [B, H, M, S]: a key survives when it is visible and its score is positive."""
     scores = dot_scores(q_BTHX, k_BTJX, span, scale)
     return scores, (scores > 0) & span.visible_MS
 
 
 def distances(keep: Tensor) -> Tensor:
-    """Survivors from each key to the end of the row, itself included: float, [..., S]."""
+    """Return the number of survivors from each key to the end of the row, itself included: float32 [..., S]."""
     return keep.to(torch.float32).flip(-1).cumsum(-1).flip(-1)
 
 
@@ -97,7 +113,7 @@ def _logits(q_BTHX: Tensor, k_BTJX: Tensor, decay_BTH: Tensor, span: QueryBlock,
 
 
 def _rows_without(q_BTHX: Tensor, k_BTJX: Tensor, scale: float | None, window: int | None, block: int | None) -> Tensor:
-    """bool [B, T, H, 1]: rows in which no key survives."""
+    """Return bool [B, T, H, 1]: True for queries for which no key survives."""
 
     def survivor_logits(span: QueryBlock) -> Tensor:
         scores, keep = survivors(q_BTHX, k_BTJX, span, scale)
@@ -109,7 +125,7 @@ def _rows_without(q_BTHX: Tensor, k_BTJX: Tensor, scale: float | None, window: i
 
 
 def _mean_seen(v_BTJX: Tensor, window: int | None) -> Tensor:
-    """Mean of the values that each position sees."""
+    """Return the mean of the values that each position sees, [B, T, J, X] in v's dtype."""
     t = v_BTJX.shape[1]
     total = v_BTJX.to(statistics_dtype(v_BTJX.dtype)).cumsum(1)
     if window is not None and window < t:

@@ -1,16 +1,18 @@
-"""Triton kernels of threshold relative attention, for every NVIDIA GPU from Ampere on (docs/kernels.md, "Threshold relative attention").
+"""Triton kernels of threshold relative attention, for NVIDIA GPUs from Ampere on.
 
-B batch, T length, H query heads, J KV heads, G = H / J, X head size, M queries of a tile, S its keys.
-Units of log 2: s = factor q·k, weight = 2^(s + D decay - lse) for keys with s > 0, where D counts the survivors from the key to
-the query. So a row is walked from its query back to its first key with `count`, the survivors met so far; inside a tile
-the count is a product of the 0/1 matrix of survivors with a triangle of ones, exact in float32.
+See docs/kernels.md, "Threshold relative attention". B batch, T length, H query heads, J KV heads, G = H / J, X head
+size, M queries of a tile, S its keys. Units of log 2: s = factor q·k, weight = 2^(s + D decay - lse) for keys with s >
+0, where D counts the survivors from the key to the query. So a row is walked from its query back to its first key with
+`count`, the survivors so far. Inside a tile the count is a product of the 0/1 matrix of survivors with a triangle of
+ones, exact in float32.
 
-The backward of keys goes the other way and needs each row's count at each tile of keys. These are kept for `SEGMENT_TOKENS` keys
-at a time, 4 STRETCH / S bytes a row: the memory grows with T alone. No atomics: every number repeats bit for bit, and
-every kernel multiplies q by k in the same order, so that all of them see the same survivors.
+The backward of keys goes the other way and needs each row's count at each tile of keys. These are stored for
+`SEGMENT_TOKENS` keys at a time, 4 SEGMENT_TOKENS / S bytes per row: memory grows linearly with T. No atomics: every
+number repeats bit for bit, and every kernel multiplies q by k in the same order, so that all of them see the same
+survivors.
 
-Products of n scores, 2 n X each, and 2 n S for the count: forward 2 + 1, dq 3 + 1, dk and dv 4 + 1, and beyond STRETCH
-keys 1 + 1 more.
+Products of n scores, 2 n X each, and 2 n S for the count: forward 2 + 1, dq 3 + 1, dk and dv 4 + 1, and beyond
+SEGMENT_TOKENS keys 1 + 1 more.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from ..device import LN2, bounds, online_softmax_step, query_bounds
 from ..launcher import Tiles
 
 SEGMENT_TOKENS = 4096
-"""Keys whose counts are kept at a time."""
+"""Keys whose counts are stored at a time in the backward."""
 
 _LN2 = tl.constexpr(LN2)
 
@@ -36,7 +38,14 @@ def _survivors(
     BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """k, scores, survivors, and survivors from each key to the tile's end."""
+    """Return the keys, scores and survivors of the tile of keys from position n on.
+
+    b and j are batch row and KV head, p_M the positions of the queries, `upper` the matrix of `_upper`.
+
+    Returns:
+        (k [BN, X], scores float32 [M, BN] in units of log 2, bool survivors [M, BN], number of survivors from each key
+        to the tile's end [M, BN]).
+    """
     k = k_desc.load([b, n, j * X]).reshape(BN, X)
     s = tl.dot(q, k.T, input_precision=PRECISION) * FACTOR
     keep = s > 0.0
@@ -61,7 +70,11 @@ def _forward_keys(
     BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """The tiles stop - 1, ..., start."""
+    """Add the tiles of keys stop - 1, ..., start, nearest first, to the running softmax of a tile of queries.
+
+    Returns:
+        (acc [M, X], row_max [M], row_sum [M], count [M]) with these tiles included.
+    """
     for step in tl.range(0, stop - start):
         n = (stop - 1 - step) * BN
         _, s, keep, local = _survivors(
@@ -80,6 +93,12 @@ def _forward(
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
+    """Store output and log-sum-exp of one tile of queries of one head; -inf and 0 for rows without a survivor.
+
+    Grid: (cdiv(T, BM), B H), the longest rows first. Descriptors: q and o [B, T, H X], k and v [B, T, J X]. decay_ptr:
+    float32 [B, H, T] in units of log 2. lse_ptr: float32 [B, H, T] in units of log 2, written. Constexprs as in
+    `launcher.constants`.
+    """
     # the longest rows first
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -119,6 +138,13 @@ def _dq_keys(
     PRECISION: tl.constexpr, FACTOR: tl.constexpr,
     STORES_COUNTS: tl.constexpr,
 ):  # fmt: skip
+    """Add the tiles of keys stop - 1, ..., start, nearest first, to dq and d_decay of a tile of queries.
+
+    With STORES_COUNTS it also stores the row's count of survivors at each of these tiles.
+
+    Returns:
+        (dq [M, X], d_decay [M], count [M]).
+    """
     for step in tl.range(0, stop - start):
         tile = stop - 1 - step
         n = tile * BN
@@ -143,7 +169,12 @@ def _dq(
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr, STORES_COUNTS: tl.constexpr,
 ):  # fmt: skip
-    """dq and d decay; with KEPT also the count at each tile of keys, [tiles, B, H, T]."""
+    """Store dq and the decay's gradient of one tile of queries of one head.
+
+    Grid: (cdiv(T, BM), B H). Written: dq [B, T, H X], d_decay float32 [B, H, T], and with STORES_COUNTS the count of
+    survivors at each tile of keys, float32 [tiles, B, H, T], whose tiles are `stride` elements apart. lse and delta
+    (g·o) are float32 [B, H, T].
+    """
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
     h = tl.program_id(1) % H
@@ -182,7 +213,12 @@ def _count(
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """The counts at the tiles high - 1, ..., low of keys, going on from `count` [B, H, T], which it takes further."""
+    """Store the counts of survivors at the tiles of keys high - 1, ..., low, for one tile of queries of one head.
+
+    Grid: (cdiv(T, BM), B H). count_ptr, float32 [B, H, T], holds the survivors in the tiles from `high` on, and is
+    advanced by those of the tiles down to `low`. counts_ptr: float32 [high - low, B, H, T], whose tiles are `stride`
+    elements apart, written.
+    """
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
     h = tl.program_id(1) % H
@@ -212,6 +248,7 @@ def _dkv_queries(
     upper, H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
+    """Return dk and dv [BN, X] of a tile of keys with the queries start <= . < stop of one head added."""
     for m in tl.range(start, stop, BM):
         p_M = m + tl.arange(0, BM)
         inside = p_M < T
@@ -240,7 +277,11 @@ def _dkv(
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """The tiles of keys from `low` on, whose counts lie at counts_ptr."""
+    """Store dk and dv of one tile of keys of one KV head, summed over its G query heads.
+
+    Grid: (tiles of the segment, B J); program 0 takes the key tile `low`. counts_ptr holds the counts at these tiles,
+    float32 [tiles, B, H, T]. Descriptors: q and g [B, T, H X], k, v, dk and dv [B, T, J X].
+    """
     tile = low + tl.program_id(0)
     n0 = tile * BN
     b = tl.program_id(1) // (H // G)
@@ -267,7 +308,10 @@ def _dkv(
 
 
 def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
-    """Fixed by the sizes, so that every process rounds alike. The keys of a tile are the same in every kernel."""
+    """Return the launch configuration of a kernel, "forward", "dq" or "dkv".
+
+    It depends on the sizes only, so that every process rounds alike. All kernels have the same number of keys per tile.
+    """
     if launcher.needs_small_tiles(d, dtype):
         return launcher.SMALL_TILES
     return {"forward": Tiles(64, 64, 4, 2), "dq": Tiles(64, 64, 4, 2), "dkv": Tiles(128, 64, 8, 2)}[kernel]
@@ -276,7 +320,16 @@ def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, decay_BHT: Tensor, *, factor: float, window: int | None
 ) -> tuple[Tensor, Tensor]:
-    """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous."""
+    """Return (o [B, T, H, X] in q's dtype, lse [B, H, T] float32 in units of log 2, -inf where no key survives).
+
+    Args:
+        q: Queries [B, T, H, X], contiguous like all inputs.
+        k: Keys [B, T, J, X].
+        v: Values [B, T, J, X].
+        decay_BHT: float32 in units of log 2.
+        factor: Factor of q·k that gives units of log 2.
+        window: Attention window in keys, or None.
+    """
     tiles, sizes = tiles_for("forward", q.shape[3], q.dtype), (q.shape[1], window or 0)
     return launcher.forward(_forward, tiles, q, k, v, (decay_BHT,), sizes, launcher.constants(q, k, window, factor))
 
@@ -285,29 +338,49 @@ def backward(
     g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, decay_BHT: Tensor, o: Tensor, lse: Tensor, *,
     factor: float, window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of (q, k, v, decay) from that of o; decay and lse in units of log 2 as `forward` has them; inputs contiguous."""
+    """Return the gradients of (q, k, v, decay) from that of o.
+
+    Args:
+        g_o: Gradient of the output, contiguous like all inputs.
+        q: Queries [B, T, H, X].
+        k: Keys [B, T, J, X].
+        v: Values [B, T, J, X].
+        decay_BHT: float32 in units of log 2.
+        o: Output of `forward`.
+        lse: Log-sum-exp of `forward`.
+        factor: Factor of q·k that gives units of log 2.
+        window: Attention window in keys, or None.
+    """
     b, t, h, d = q.shape
-    shared, seen = launcher.constants(q, k, window, factor), window or 0
+    constexprs, visible_window = launcher.constants(q, k, window, factor), window or 0
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     d_decay = torch.empty_like(decay_BHT)
     delta = launcher.row_products(g_o, o)
     of_queries, of_keys = (tiles_for(kernel, d, q.dtype) for kernel in ("dq", "dkv"))
     bm, bn, warps, stages = of_queries
-    tiles, stretch, stride = triton.cdiv(t, bn), SEGMENT_TOKENS // bn, b * h * t
-    counts = torch.empty(min(tiles, stretch), b, h, t, device=q.device, dtype=torch.float32)
-    shared["STORES_COUNTS"] = tiles <= stretch
+    tiles, tiles_per_segment, stride = triton.cdiv(t, bn), SEGMENT_TOKENS // bn, b * h * t
+    counts = torch.empty(min(tiles, tiles_per_segment), b, h, t, device=q.device, dtype=torch.float32)
+    constexprs["STORES_COUNTS"] = tiles <= tiles_per_segment
     launcher.queries_backward(
-        _dq, of_queries, q, k, v, g_o, dq, (decay_BHT, lse, delta, d_decay, counts, t, seen, stride), shared
+        _dq,
+        of_queries,
+        q,
+        k,
+        v,
+        g_o,
+        dq,
+        (decay_BHT, lse, delta, d_decay, counts, t, visible_window, stride),
+        constexprs,
     )
-    del shared["STORES_COUNTS"]
+    del constexprs["STORES_COUNTS"]
     count = torch.zeros_like(decay_BHT)
-    for high in range(tiles, 0, -stretch):
-        low = max(0, high - stretch)
-        if tiles > stretch:
+    for high in range(tiles, 0, -tiles_per_segment):
+        low = max(0, high - tiles_per_segment)
+        if tiles > tiles_per_segment:
             _count[(triton.cdiv(t, bm), b * h)](
-                launcher.head_blocks(q, bm, d), launcher.head_blocks(k, bn, d), count, counts, t, seen, low, high, stride,
-                BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
+                launcher.head_blocks(q, bm, d), launcher.head_blocks(k, bn, d), count, counts, t, visible_window, low, high, stride,
+                BM=bm, BN=bn, num_warps=warps, num_stages=stages, **constexprs,
             )  # fmt: skip
-        rest = (decay_BHT, lse, delta, counts, t, seen, low, stride)
-        launcher.keys_backward(_dkv, of_keys, q, k, v, g_o, dk, dv, rest, shared, programs=high - low)
+        rest = (decay_BHT, lse, delta, counts, t, visible_window, low, stride)
+        launcher.keys_backward(_dkv, of_keys, q, k, v, g_o, dk, dv, rest, constexprs, programs=high - low)
     return dq, dk, dv, d_decay

@@ -1,12 +1,13 @@
-"""Wall attention's forward in Gluon (docs/kernels.md, "Wall attention"); the backward is plain Triton's.
+"""Forward of wall attention in Gluon for Hopper (docs/kernels.md, "Wall attention"); the backward is plain Triton's.
 
-Polar's loader and two warpgroups over tiles of 128 queries, but keys in blocks of 64, whose gates q' and k' are cut at. A
-warpgroup's 64 queries are such a block too, so one vector of rates [X] multiplies them for a block of keys,
+Loader and two warpgroups as in polar attention, over tiles of 128 queries, but keys in blocks of 64, at which the gates
+of q' and k' are cut. A warpgroup's 64 queries are such a block too, so one vector of rates [X] multiplies them for a
+block of keys,
 
     rate = 2^(E before the queries' block - E at the end of the keys' block),
 
-which going down from one block of keys to the next is multiplied by what the block lets fall. Each thread keeps one channel of
-it; shared memory hands it round in 16 bits, as it is multiplied with queries that stay in registers.
+which from one block of keys to the next lower one is multiplied by the decay over that block. Each thread holds one
+channel of it. Shared memory distributes it in 16 bits, as it is multiplied with queries that stay in registers.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ assert BLOCK == HALF, "a warpgroup's queries are one block of gates"
 
 @_jit
 def _tile(t, TQ, window, H: gl.constexpr, BH, WINDOWED: gl.constexpr):
-    """(b, h, first row, first block of keys that it sees)."""
+    """Return (b, h, first query, first visible block of 64 keys) of tile t of 128 queries; the longest rows come first."""
     m0 = (gl.cdiv(TQ, _TILE) - 1 - t // BH) * _TILE
     first = 0
     if WINDOWED:
@@ -56,6 +57,10 @@ def _load(
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty, TQ, tiles, BH, window,
     H: gl.constexpr, J: gl.constexpr, Y: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
 ):  # fmt: skip
+    """Load queries, keys and values of this program's tiles into shared memory by TMA; runs in one warp.
+
+    Key blocks of 64 go from the diagonal down, STAGES in flight.
+    """
     X: gl.constexpr = q_desc.block_type.shape[2]
     steps = 0
     for r in range(_num_program_tiles(tiles)):
@@ -83,7 +88,7 @@ def _load(
 
 @_jit
 def _scaled(q, rate_smem):
-    """q [64, X] times the rates that lie in shared memory, two channels at once."""
+    """Return q [64, X] times the rates in shared memory [X], in bfloat16, two channels at once."""
     rate = rate_smem.load(gl.SliceLayout(0, q.type.layout))
     rate, q = gl.broadcast(rate[None, :], q)
     return gl.inline_asm_elementwise(
@@ -95,9 +100,14 @@ def _keys(
     acc, p, top, total, rate, q, rates, k_smem, v_smem, k_full, k_empty, v_full, v_empty, rate_smem, anchor, steps, count, block, low,
     PART: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, X: gl.constexpr, S_MMA: gl.constexpr, O_MMA: gl.constexpr,
 ):  # fmt: skip
-    """`count` more blocks of keys, from `block` down; the product with v lags one block behind the scores.
+    """Add `count` blocks of keys, from `block` down, to the running softmax of a warpgroup's 64 queries.
 
-    rate: that of `block`, which lies in rate_smem too, in this part's buffer `steps % 2`; rates: log2 of what block 0 lets fall, X a block.
+    The product with v lags one block behind the scores. `rate` [X] is that of `block`, which also lies in rate_smem, in
+    this part's buffer `steps % 2`. `rates` points at the block sums of the gates in units of log 2, X per block,
+    starting with block 0.
+
+    Returns:
+        (acc, p of the last block, row maximum, row sum, rate of the next block, steps).
     """
     O_ROW: gl.constexpr = gl.SliceLayout(1, O_MMA)
     for i in range(count):
@@ -143,7 +153,7 @@ def _rows(
     v_empty, TQ, N, tiles, BH, window,
     H: gl.constexpr, Y: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
-    """Rows 64 PART to 64 PART + 63 of every tile."""
+    """Compute and store output and lse of rows 64 PART to 64 PART + 63 of every tile; runs in one warpgroup."""
     X: gl.constexpr = o_desc.block_type.shape[2]
     DTYPE: gl.constexpr = o_desc.dtype
     S_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _HALF, 16])
@@ -238,7 +248,13 @@ def _wall_forward(
     q_desc, k_desc, v_desc, o_desc, lse_ptr, total_ptr, TQ, N, tiles, BH, window,
     H: gl.constexpr, J: gl.constexpr, Y: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
 ):  # fmt: skip
-    """One warp that loads, two warpgroups of 64 rows."""
+    """Store output and log-sum-exp of wall attention for this program's share of the tiles.
+
+    Grid: (min(tiles, multiprocessors),), persistent programs over tiles of 128 queries of one head: one warp loads, two
+    warpgroups of 64 rows compute. Descriptors in blocks of 64: q' and o [B, T, H X], k' [B, T, Y X], v [B, T, J X],
+    bfloat16. total_ptr: block sums of the gates, float32 [B, Y, N, X] in units of log 2. lse_ptr: float32 [B, H, T] in
+    units of log 2, written. BH: B H.
+    """
     X: gl.constexpr = q_desc.block_type.shape[2]
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 1, _HALF, X], q_desc.layout)
     o_smem = gl.allocate_shared_memory(o_desc.dtype, [2, 1, _HALF, X], o_desc.layout)
@@ -268,7 +284,19 @@ def _wall_forward(
 def forward(
     q: Tensor, k: Tensor, v: Tensor, f: Tensor, *, factor: float, window: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As in `.triton`, in bfloat16. Raises ValueError for a window below `TILE`, which could cut inside a diagonal block."""
+    """Return (o, lse, q', k', E) as `.triton.forward` does, in bfloat16.
+
+    Args:
+        q: Contiguous queries [B, T, H, X] in bfloat16.
+        k: Contiguous keys [B, T, J, X].
+        v: Contiguous values [B, T, J, X].
+        f: Natural log gates, float32 [B, T, Y, X].
+        factor: Factor of the products that gives units of log 2.
+        window: Attention window in keys, or None.
+
+    Raises:
+        ValueError: The window is below 128 and could cut inside a diagonal block.
+    """
     if window is not None and window < TILE:
         raise ValueError(f"window {window} is below {TILE}; these kernels mask the diagonal's blocks by order alone")
     (b, t, h, _), j, y = q.shape, k.shape[2], f.shape[2]

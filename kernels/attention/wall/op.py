@@ -1,6 +1,7 @@
-"""Wall attention: every channel of a score fades with its own gates between key and query (docs/mechanisms.md, "Wall attention").
+"""Wall attention: every channel of a score decays by its own gates between key and query.
 
-B batch, T length, H query heads, J KV heads, P gate heads (H or J), X head size, M queries of a block, S the keys in reach.
+See docs/mechanisms.md, "Wall attention". B batch, T length, H query heads, J KV heads, P gate heads (H or J), X head
+size, M queries of a block, S the keys in reach.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from ..scored import QueryBlock, running_sum, scored_attention
 
 LOG2E = math.log2(math.e)
 DIRECT_QUERIES = 32
-"""Queries whose scores with each other are worked out channel by channel."""
+"""Queries whose scores with each other are computed channel by channel."""
 STEEPEST = 1.19
-"""Largest fall of a log gate that the kernels hold: 64 of them stay within 2^110."""
+"""Largest fall of a natural log gate that the kernels support: 64 of them stay within 2^110."""
 
 
 def wall_attention(
@@ -30,12 +31,24 @@ def wall_attention(
     window: int | None = None, query_block: int | None = None, steepest: float | None = None,
     backend: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """softmax of scale sum_x q_ix k_jx exp(sum of log_gate_x over j < u <= i), over the keys i - window < j <= i, times v.
+    """Return softmax attention with one decay per channel, [B, T, H, X] of q's dtype.
 
-    q [B, T, H, X], k and v [B, T, J, X] of one type; log_gate <= 0 of any float type has a head for each of q's, or for each
-    of k's. Returns [B, T, H, X] of q's type. `scale` None is 1/sqrt(X), `backend` None what `choose_backend` says. No
-    log_gate lies below -`steepest` (None: nothing is known of them); the kernels take gates of at least -1.19; "gluon" has a
-    forward of its own and the backward of "triton". The sums are kept in float64. Raises ValueError when shapes or types disagree.
+    The score of query i and key j is scale sum_x q_ix k_jx exp(sum of log_gate_x over j < u <= i). The sums of gates
+    are float64.
+
+    Args:
+        q_BTHX: Queries.
+        k_BTJX: Keys, of q's dtype.
+        v_BTJX: Values, of q's dtype.
+        log_gate_BTPX: Natural log gates <= 0 of any float dtype, with P = H or P = J heads.
+        scale: Factor of the products; None is 1/sqrt(X).
+        window: Attention window in keys, or None.
+        query_block: Queries that "torch" scores at a time.
+        steepest: No log gate lies below -steepest; None: no limit is known. The kernels need at most 1.19.
+        backend: "gluon" (its own forward, the backward of "triton"), "triton" or "torch"; None: `choose_backend`.
+
+    Raises:
+        ValueError: Shapes or dtypes disagree.
     """
     b, t, h, j, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
@@ -58,7 +71,17 @@ def choose_backend(
     device: torch.device | str, dtype: torch.dtype, head_dim: int, steepest: float | None = None,
     window: int | None = None,
 ) -> BackendChoice:  # fmt: skip
-    """What `wall_attention` takes for such tensors, whose log gates are at least -`steepest`: "gluon" on Hopper, "triton" from Ampere on."""
+    """Return the backend of `wall_attention`: "gluon" on Hopper, "triton" from Ampere on, "torch" elsewhere.
+
+    It is "torch" as well for float16 and for gates without a known limit or steeper than 1.19.
+
+    Args:
+        device: Device of the tensors.
+        dtype: Dtype of the activations.
+        head_dim: Head size.
+        steepest: No log gate lies below -steepest; None: no limit is known.
+        window: Attention window in keys, or None.
+    """
     if steepest is None or steepest > STEEPEST:
         limit = "no limit" if steepest is None else f"the limit {steepest:g}"
         return BackendChoice(
@@ -72,7 +95,10 @@ def choose_backend(
 
 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """Largest relative error of the result and of its gradients, against "torch" in float32."""
+    """Return the largest relative error of results and gradients, against "torch" in float32.
+
+    Both kinds of gates are tried, one per query head and one per KV head.
+    """
     # odd, longer than three tiles, and a window that ends inside one
     t, window = 397, 150
     draw = torch.Generator().manual_seed(seed)
@@ -84,7 +110,14 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
 
 
 def _logits(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, span: QueryBlock) -> Tensor:
-    """[B, H, M, S]; what a span hides may be any finite number."""
+    """Return the scores of a block, [B, H, M, S]; hidden pairs get arbitrary finite numbers.
+
+    Args:
+        q_BTHX: All queries, scaled, in the statistics' dtype.
+        k_BTJX: All keys.
+        p_BTPX: Running sums of the natural log gates, float64.
+        span: Block of queries and its keys.
+    """
     far = _scores_before_block(q_BTHX, k_BTJX, p_BTPX, span.start, span.stop, span.first)
     near = []
     for start in range(span.start, span.stop, DIRECT_QUERIES):
@@ -96,7 +129,10 @@ def _logits(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, span: QueryBlock) ->
 
 
 def _scores_before_block(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, start: int, stop: int, first: int) -> Tensor:
-    """Scores of the queries start <= i < stop with the keys first <= j < start: both exponents are at most 0."""
+    """Return the scores [B, H, stop - start, start - first] of queries start <= i < stop and keys first <= j < start.
+
+    The decay is split at `start`, so that both exponents are at most 0.
+    """
     anchor = p_BTPX[:, start : start + 1]
     dtype, heads = q_BTHX.dtype, q_BTHX.shape[2]
     grown = torch.exp((p_BTPX[:, start:stop] - anchor).to(dtype))
@@ -108,7 +144,7 @@ def _scores_before_block(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, start: 
 
 
 def _scores_in_block(q_BMHX: Tensor, k_BMJX: Tensor, p_BMPX: Tensor) -> Tensor:
-    """Scores of a few queries with their own keys, channel by channel."""
+    """Return the scores [B, H, M, M] of a few queries with their own keys, channel by channel."""
     seen = torch.ones(q_BMHX.shape[1], q_BMHX.shape[1], dtype=torch.bool, device=q_BMHX.device).tril()
     fall = (p_BMPX[:, :, None] - p_BMPX[:, None]).to(q_BMHX.dtype)
     # hidden pairs would grow, and infinity times 0 is no number
@@ -122,7 +158,7 @@ def _scores_in_block(q_BMHX: Tensor, k_BMJX: Tensor, p_BMPX: Tensor) -> Tensor:
 
 
 BLOCK = 64
-"""Tokens whose gates one exponent sums at most."""
+"""Largest number of tokens whose gates one exponent sums."""
 
 
 def _empty_results(q: Tensor, k: Tensor, v: Tensor, f: Tensor, *_: Any) -> tuple[Tensor, ...]:
@@ -135,7 +171,17 @@ def _empty_results(q: Tensor, k: Tensor, v: Tensor, f: Tensor, *_: Any) -> tuple
 def wall_forward(
     q: Tensor, k: Tensor, v: Tensor, f: Tensor, factor: float, window: int, backend: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(o, lse, q', k', E) of triton.forward; only o has a gradient. `window` 0 is none, `backend` that of the forward alone."""
+    """Return (o, lse, q', k', E) of `triton.forward` by the kernels; only o has a gradient.
+
+    Args:
+        q: Queries [B, T, H, X].
+        k: Keys [B, T, J, X].
+        v: Values [B, T, J, X].
+        f: Natural log gates [B, T, P, X].
+        factor: Factor of the products that gives units of log 2.
+        window: Attention window in keys, 0 for none.
+        backend: Backend of the forward, "triton" or "gluon".
+    """
     return load_kernels(__package__, backend).forward(
         *(x.contiguous() for x in (q, k, v, f)), factor=factor, window=window or None
     )
@@ -146,7 +192,7 @@ def wall_backward(
     g_o: Tensor, q_: Tensor, k_: Tensor, v: Tensor, f: Tensor, o: Tensor, lse: Tensor, edges: Tensor, factor: float,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v and f, of their types."""
+    """Return the gradients of q, k, v and f, in their dtypes, by the Triton kernels."""
     return load_kernels(__package__).backward(
         g_o.contiguous(), q_, k_, v.contiguous(), f.contiguous(), o, lse, edges, factor=factor, window=window or None
     )

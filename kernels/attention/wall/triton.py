@@ -1,17 +1,18 @@
-"""Triton kernels of wall attention, for every NVIDIA GPU from Ampere on (docs/kernels.md, "Wall attention").
+"""Triton kernels of wall attention, for NVIDIA GPUs from Ampere on (docs/kernels.md, "Wall attention").
 
-B batch, T length, H query heads, J KV heads, Y gate heads (H, or J when tied), X head size, M queries of a tile, S its keys.
-Units of log 2. P_t is the sum of a channel's log gates up to t, and a score is sum_x q_ix k_jx 2^(P_ix - P_jx). P falls
-without end, so it is cut at blocks of `BLOCK` tokens: with E_b the sum up to the end of block b,
+B batch, T length, H query heads, J KV heads, Y gate heads (H, or J when tied), X head size, M queries of a tile, S its
+keys. Units of log 2. P_t is the sum of a channel's log gates up to t, and a score is sum_x q_ix k_jx 2^(P_ix - P_jx). P
+falls without end, so it is cut at blocks of `BLOCK` tokens: with E_b the sum up to the end of block b,
 
-    q'_i = factor q_i 2^(P_i - E_b(i)-1),  k'_j = k_j 2^(E_b(j) - P_j),  score = sum_x q'_ix 2^(E_b(i)-1 - E_b(j))_x k'_jx.
+    q'_i = factor q_i 2^(P_i - E_b(i)-1),  k'_j = k_j 2^(E_b(j) - P_j),  score = sum_x q'_ix 2^(E_b(i)-1 - E_b(j))_x
+    k'_jx.
 
-q' and k' are no larger than q and k. The vector in the middle is the only thing that a tile of scores multiplies by; on the
-diagonal it is a sum over BLOCK gates, so it stays within 2^(BLOCK g_max / ln 2) (2^80 for the mixer's 0.86) and bf16 holds it.
-`_gate` makes q' and k', the three kernels in the middle are those of softmax attention with that vector, `_ungate` gives back the
-gradients of q, k and the gates: dP = q dq - k dk = q' dq' - k' dk', summed from the end, since shifting P changes nothing.
-The sums of whole blocks come from the kernels in the middle, in float32; only what lies within a block is
-added up from dq' and dk' as they are written. No atomics: every number repeats bit for bit.
+q' and k' are no larger than q and k. The vector in the middle is the only thing that a tile of scores multiplies by; on
+the diagonal it is a sum over BLOCK gates, so it stays within 2^(BLOCK g_max / ln 2) (2^80 for the mixer's 0.86) and
+bf16 can represent it. `_gate` computes q' and k'. The three kernels in the middle are those of softmax attention with
+that vector. `_ungate` computes the gradients of q, k and the gates: dP = q dq - k dk = q' dq' - k' dk', summed from the
+end, since shifting P changes nothing. The sums of entire blocks come from the kernels in the middle, in float32; only
+the part within a block is summed from dq' and dk' as they are written. No atomics: every number repeats bit for bit.
 
 Products of n scores, 2 n X each: forward 2, dq 3, dk and dv 4.
 """
@@ -31,9 +32,9 @@ from ..launcher import Tiles
 from .op import BLOCK
 
 BLOCKS_PER_SCAN = 32
-"""Blocks whose gates are added up at once."""
+"""Blocks whose gates are summed at once."""
 CHANNELS = 32
-"""Channels of a program that makes q' and k' or gives back the gradients: what belongs to one stays in registers."""
+"""Channels of a program of `_gate` or `_ungate`, so that all of a channel's numbers stay in registers."""
 
 _LN2 = tl.constexpr(LN2)
 _LOG2E = tl.constexpr(LOG2E)
@@ -42,7 +43,23 @@ _HIDDEN = tl.constexpr(HIDDEN)
 
 @triton.jit
 def _sums(f_ptr, b, y, t0, d_C, T, Y: tl.constexpr, X: tl.constexpr, BLOCK: tl.constexpr):
-    """(sum of the gates of a block up to each token [BLOCK, C], of all of it [C], in log 2; places, which exist)."""
+    """Return the sums of one block's gates for a gate head, in units of log 2.
+
+    Args:
+        f_ptr: Contiguous natural log gates [B, T, Y, X].
+        b: Batch row.
+        y: Gate head.
+        t0: First token of the block.
+        d_C: Channels.
+        T: Tokens.
+        Y: constexpr, gate heads.
+        X: constexpr, head size.
+        BLOCK: constexpr, tokens of a block.
+
+    Returns:
+        (sum up to each token [BLOCK, C], sum of the block [C], offsets of the gates [BLOCK, C], mask of tokens that
+        exist [BLOCK]).
+    """
     t_S = t0 + tl.arange(0, BLOCK)
     inside = t_S < T
     gate_at = ((b * T + t_S) * Y + y)[:, None] * X + d_C[None, :]
@@ -55,6 +72,12 @@ def _gate(
     q_ptr, k_ptr, f_ptr, q_out, k_out, total_ptr, T, N,
     H: tl.constexpr, J: tl.constexpr, Y: tl.constexpr, X: tl.constexpr, BLOCK: tl.constexpr, FACTOR: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
+    """Store q' and k' and the block sums of the gates, for one block of tokens, one gate head and C channels.
+
+    Grid: (N, B Y, X / C). Read: q [B, T, H, X], k [B, T, J, X], natural log gates f [B, T, Y, X]. Written: q_out [B, T,
+    H, X], k_out [B, T, Y, X], total float32 [B, Y, N, X] in units of log 2. N is the number of blocks, FACTOR that of
+    the scores in units of log 2.
+    """
     n = tl.program_id(0)
     b = tl.program_id(1) // Y
     y = tl.program_id(1) % Y
@@ -75,7 +98,11 @@ def _gate(
 
 @triton.jit
 def _edges(total_ptr, hi_ptr, lo_ptr, N, X: tl.constexpr, C: tl.constexpr, BLOCKS_PER_SCAN: tl.constexpr):
-    """Sums of the blocks before each block and before the end, in float64, as two float32 numbers."""
+    """Store the sums of all blocks before each block and before the end, in units of log 2.
+
+    Grid: (B Y, X / C). Summed in float64 and stored as high and low float32 parts, hi and lo [B, Y, N + 1, X]. total:
+    float32 [B, Y, N, X].
+    """
     row = tl.program_id(0)
     d_C = tl.program_id(1) * C + tl.arange(0, C)
     first = row * (N + 1) * X + d_C
@@ -106,7 +133,11 @@ def _suffix_sums(
     C: tl.constexpr,
     BLOCKS_PER_SCAN: tl.constexpr,
 ):
-    """Sum over all blocks behind each block of what queries add and keys take away."""
+    """Store the sum over all blocks after each block of the gradients of P, float32 [B, Y, N, X].
+
+    Grid: (B Y, X / C). Queries add (of_q, float32 [B, H, N, X], block sums of q' dq'), keys subtract (of_k, float32 [B,
+    Y, N, X], block sums of k' dk'). Summed in float64, BLOCKS_PER_SCAN blocks at a time.
+    """
     b = tl.program_id(0) // Y
     y = tl.program_id(0) % Y
     d_C = tl.program_id(1) * C + tl.arange(0, C)
@@ -130,7 +161,12 @@ def _ungate(
     q_ptr, k_ptr, dq_ptr, dk_ptr, dv_ptr, f_ptr, later_ptr, df_ptr, dk_out, dv_out, T, N,
     H: tl.constexpr, J: tl.constexpr, Y: tl.constexpr, X: tl.constexpr, BLOCK: tl.constexpr, FACTOR: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """dq' becomes dq in place; dk' and dv of the gate heads of a KV head become its dk and dv; df [B, T, Y, X]."""
+    """Turn gradients of q' and k' into those of q, k and the log gates, for one block, one KV head and C channels.
+
+    Grid: (N, B J, X / C). dq [B, T, H, X] is updated in place. dk and dv of the gate heads of a KV head [B, T, Y, X]
+    are summed into dk_out and dv_out [B, T, J, X]; dv_out is written only when Y > J. df, float32 [B, T, Y, X], is
+    written: the gradient of the natural log gates. later: float32 [B, Y, N, X] of `_suffix_sums`.
+    """
     n = tl.program_id(0)
     b = tl.program_id(1) // J
     j = tl.program_id(1) % J
@@ -165,14 +201,14 @@ def _ungate(
 
 @triton.jit
 def _edge(hi_ptr, lo_ptr, row, n, X: tl.constexpr):
-    """E before block n, [X], in two parts."""
+    """Return E before block n, [X], as high and low part; `row` is the offset of the gate head's edges."""
     at = (row + n) * X + tl.arange(0, X)
     return tl.load(hi_ptr + at), tl.load(lo_ptr + at)
 
 
 @triton.jit
 def _decay_between(hi_ptr, lo_ptr, row, hi, lo, n, N, X: tl.constexpr):
-    """2^(E - E before block n) [X], where E = hi + lo; that of the last edge where there is no such block."""
+    """Return 2^(E - E before block n), [X], where E = hi + lo; for n beyond the last edge that of the last edge."""
     hi_n, lo_n = _edge(hi_ptr, lo_ptr, row, tl.minimum(n, N), X)
     return tl.exp2((hi - hi_n) + (lo - lo_n))
 
@@ -182,6 +218,11 @@ def _forward_keys(
     acc, row_max, row_sum, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, start, stop, T, window, N,
     BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Add the keys start <= n < stop, a block at a time, to the running softmax of a tile of queries.
+
+    Returns:
+        (acc [M, X], row_max [M], row_sum [M]) with these keys included.
+    """
     # loaded a step ahead: beside the products the compiler would otherwise make them wait for each other
     rate = _decay_between(hi_ptr, lo_ptr, row, hi, lo, start // BN + 1, N, X)
     for n in tl.range(start, stop, BN):
@@ -202,7 +243,12 @@ def _forward_keys(
 
 @triton.jit
 def _reach(m0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr):
-    """Keys first <= n < end of a tile of queries; those of whole_from <= n < whole_to every query of it sees."""
+    """Return the range of keys that a tile of queries sees, and the part of it that needs no mask.
+
+    Returns:
+        (first, unmasked_from, unmasked_to, end), positions of keys: keys first <= n < end are visible to a query of the
+        tile, those of unmasked_from <= n < unmasked_to to all of them.
+    """
     end = tl.minimum(m0 + BM, T)
     first = 0
     unmasked_from = 0
@@ -220,6 +266,12 @@ def _forward(
     H: tl.constexpr, J: tl.constexpr, Y: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Store output and log-sum-exp of one tile of queries of one head.
+
+    Grid: (cdiv(T, BM), B H), the longest rows first. Descriptors: q' and o [B, T, H X], k' [B, T, Y X], v [B, T, J X].
+    hi_ptr and lo_ptr: parts of E, float32 [B, Y, N + 1, X] in units of log 2. lse_ptr: float32 [B, H, T] in units of
+    log 2, written. N: blocks of gates; BN is one block.
+    """
     # the longest rows first
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
@@ -253,6 +305,7 @@ def _dq_keys(
     dq, q, g, lse, add, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, start, stop, T, window, N,
     BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Return dq' [M, X] of a tile of queries with the keys start <= n < stop added, without the factor ln 2."""
     for n in tl.range(start, stop, BN):
         k = k_desc.load([b, n, y * X]).reshape(BN, X)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
@@ -275,6 +328,11 @@ def _dq(
     H: tl.constexpr, J: tl.constexpr, Y: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Store dq' of one tile of queries of one head, and the tile's sum of q' dq'.
+
+    Grid: (cdiv(T, BM), B H). Descriptors: q', g and dq' [B, T, H X], k' [B, T, Y X], v [B, T, J X]. lse and add (-g·o)
+    are float32 [B, H, T]. along_ptr: float32 [B, H, N, X], written.
+    """
     m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b = tl.program_id(1) // H
     h = tl.program_id(1) % H
@@ -309,6 +367,7 @@ def _dkv_queries(
     H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Return dk' and dv [BN, X] of a tile of keys with the queries start <= . < stop of one head added."""
     for m in tl.range(start, stop, BM):
         i_M = m + tl.arange(0, BM)
         inside = i_M < T
@@ -337,6 +396,11 @@ def _dkv(
     H: tl.constexpr, J: tl.constexpr, Y: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Store dk' and dv of one block of keys of one gate head, and the block's sum of k' dk'.
+
+    Grid: (N, B Y), summed over the H / Y query heads of the gate head. Descriptors: q' and g [B, T, H X], k', dk' and
+    dv [B, T, Y X], v [B, T, J X]. lse and add (-g·o) are float32 [B, H, T]. along_ptr: float32 [B, Y, N, X], written.
+    """
     n0 = tl.program_id(0) * BN
     b = tl.program_id(1) // Y
     y = tl.program_id(1) % Y
@@ -377,7 +441,11 @@ def _dkv(
 
 
 def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
-    """Keys in tiles of one block, queries too, but in the pass for keys in a part of it."""
+    """Return the launch configuration of a kernel, "forward", "dq" or "dkv", for a head size and dtype.
+
+    A tile of keys is one block of gates. So is a tile of queries, except for float32 or large heads in "dkv", where it
+    is half of one.
+    """
     if launcher.needs_small_tiles(d, dtype):
         rows, stages = {"forward": (BLOCK, 1), "dq": (BLOCK, 1), "dkv": (BLOCK // 2, 1)}[kernel]
     else:
@@ -386,7 +454,16 @@ def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
 
 
 def apply_gates(q: Tensor, k: Tensor, f: Tensor, factor: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(q', k' [B, T, Y, X], the sums of the gates of each block [B, Y, N, X], E as `forward` gives it), all in log 2."""
+    """Return (q' [B, T, H, X], k' [B, T, Y, X], block sums of the gates [B, Y, N, X], E [2, B, Y, N + 1, X]).
+
+    Sums are float32 in units of log 2.
+
+    Args:
+        q: Contiguous queries [B, T, H, X].
+        k: Contiguous keys [B, T, J, X].
+        f: Contiguous natural log gates, float32 [B, T, Y, X].
+        factor: Factor of the products that gives units of log 2.
+    """
     (b, t, h, d), j, y = q.shape, k.shape[2], f.shape[2]
     n = triton.cdiv(t, BLOCK)
     q_, k_ = torch.empty_like(q), torch.empty(b, t, y, d, device=k.device, dtype=k.dtype)
@@ -403,14 +480,22 @@ def apply_gates(q: Tensor, k: Tensor, f: Tensor, factor: float) -> tuple[Tensor,
 def forward(
     q: Tensor, k: Tensor, v: Tensor, f: Tensor, *, factor: float, window: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(o [B, T, H, X], lse [B, H, T], q', k' [B, T, Y, X], E [2, B, Y, N + 1, X], float32 numbers whose sum it is).
+    """Return (o [B, T, H, X], lse float32 [B, H, T] in units of log 2, q', k' [B, T, Y, X], E).
 
-    f [B, T, Y, X] are natural log gates in float32, `factor` that of the scores in units of log 2; inputs contiguous.
+    E is float32 [2, B, Y, N + 1, X], the high and the low part of the sums before each block.
+
+    Args:
+        q: Queries [B, T, H, X], contiguous like all inputs.
+        k: Keys [B, T, J, X].
+        v: Values [B, T, J, X].
+        f: Natural log gates, float32 [B, T, Y, X].
+        factor: Factor of the products that gives units of log 2.
+        window: Attention window in keys, or None.
     """
     q_, k_, total, edges = apply_gates(q, k, f, factor)
     tiles, sizes = tiles_for("forward", q.shape[3], q.dtype), (q.shape[1], window or 0, total.shape[2])
-    shared = _constexprs(q, k.shape[2], f.shape[2], window)
-    o, lse = launcher.forward(_forward, tiles, q_, k_, v, (edges[0], edges[1]), sizes, shared)
+    constexprs = _constexprs(q, k.shape[2], f.shape[2], window)
+    o, lse = launcher.forward(_forward, tiles, q_, k_, v, (edges[0], edges[1]), sizes, constexprs)
     return o, lse, q_, k_, edges
 
 
@@ -418,16 +503,29 @@ def backward(
     g_o: Tensor, q_: Tensor, k_: Tensor, v: Tensor, f: Tensor, o: Tensor, lse: Tensor, edges: Tensor, *,
     factor: float, window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of (q, k, v) in their types and of f in float32, from q' and k' of `forward`."""
+    """Return the gradients of (q, k, v) in their dtypes and of the natural log gates f in float32.
+
+    Args:
+        g_o: Gradient of the output, contiguous like all inputs.
+        q_: q' of `forward`.
+        k_: k' of `forward`.
+        v: Values [B, T, J, X].
+        f: Natural log gates, float32 [B, T, Y, X].
+        o: Output of `forward`.
+        lse: Log-sum-exp of `forward`.
+        edges: E of `forward`.
+        factor: Factor of the products that gives units of log 2.
+        window: Attention window in keys, or None.
+    """
     (b, t, h, d), j, y = q_.shape, v.shape[2], f.shape[2]
-    shared, n = _constexprs(q_, j, y, window), edges.shape[3] - 1
+    constexprs, n = _constexprs(q_, j, y, window), edges.shape[3] - 1
     add = -launcher.row_products(g_o, o)
     dq, dk, dv, df = (torch.empty_like(x) for x in (q_, k_, k_, f))
     of_q, of_k = (torch.empty(b, heads, n, d, device=q_.device, dtype=torch.float32) for heads in (h, y))
-    rest = (edges[0], edges[1], lse, add, of_k, t, window or 0, n)
-    launcher.keys_backward(_dkv, tiles_for("dkv", d, q_.dtype), q_, k_, v, g_o, dk, dv, rest, shared)
-    rest = (edges[0], edges[1], lse, add, of_q, t, window or 0, n)
-    launcher.queries_backward(_dq, tiles_for("dq", d, q_.dtype), q_, k_, v, g_o, dq, rest, shared)
+    kernel_args = (edges[0], edges[1], lse, add, of_k, t, window or 0, n)
+    launcher.keys_backward(_dkv, tiles_for("dkv", d, q_.dtype), q_, k_, v, g_o, dk, dv, kernel_args, constexprs)
+    kernel_args = (edges[0], edges[1], lse, add, of_q, t, window or 0, n)
+    launcher.queries_backward(_dq, tiles_for("dq", d, q_.dtype), q_, k_, v, g_o, dq, kernel_args, constexprs)
     c, later = min(CHANNELS, d), torch.empty_like(of_k)
     _suffix_sums[(b * y, d // c)](
         of_q, of_k, later, n, H=h, Y=y, X=d, C=c, BLOCKS_PER_SCAN=BLOCKS_PER_SCAN, num_warps=4
