@@ -86,7 +86,7 @@ def cache_self_tests(folder: Path | None) -> None:
 def sources(folder: Path) -> str:
     """Return a SHA-256 hex digest of the paths and contents of all Python files below a folder; cached per folder."""
     digest = hashlib.sha256()
-    # not rglob, which fails when compiled modules of another process go while it looks
+    # not rglob, which fails when another process deletes compiled modules meanwhile
     for path in sorted(Path(top, name) for top, _, names in os.walk(folder) for name in names if name.endswith(".py")):
         digest.update(repr(path.relative_to(folder)).encode() + path.read_bytes())
     return digest.hexdigest()
@@ -98,7 +98,7 @@ def _self_test_versions() -> tuple[object, ...]:
     These are the digest of this package's sources, the cuDNN version, the deterministic mode of torch and the installed
     versions of flash-linear-attention.
     """
-    # whether operations have to repeat exactly, which fills unwritten memory, is part of how they are tested
+    # deterministic mode fills unwritten memory, so a self-test passed in one mode says nothing about the other
     versions: list[object] = [torch.backends.cudnn.version(), torch.are_deterministic_algorithms_enabled()]
     for name in ("fla-core", "flash-linear-attention"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -273,7 +273,7 @@ def failure(op: str, error: Callable[..., float], *case: Hashable) -> str | None
     if not relative_error <= SELF_TEST:
         return f"the self-test of {op} found a relative error of {relative_error:.2g}"
     if marker is not None:
-        with contextlib.suppress(OSError):  # it is then tried again
+        with contextlib.suppress(OSError):  # the next process then runs the test again
             marker.parent.mkdir(parents=True, exist_ok=True)
             marker.write_text(f"{op}, {case}: relative error {relative_error:.2g}\n")
     return None
@@ -334,7 +334,7 @@ def worst(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
     It is NaN when the error of any pair is NaN.
     """
     pairs = [(a.detach().float(), b.detach()) for a, b in zip(actual, expected, strict=True)]
-    # Python's max passes over what is not a number
+    # Python's max may skip NaN
     return float(torch.stack([(a - b).norm() / b.norm() for a, b in pairs]).max())
 
 

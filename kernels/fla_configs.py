@@ -18,7 +18,7 @@ class KernelConfig(NamedTuple):
     """Wanted launch configuration of one fla kernel: warps, pipeline stages, and (name, size) of its tiles."""
 
     warps: int
-    stages: int = 3  # as Triton has it where a kernel's configurations do not say
+    stages: int = 3  # Triton's default for configurations that do not set it
     tiles: tuple[tuple[str, int], ...] = ()
 
 
@@ -31,8 +31,8 @@ def shared_configs(head_dim: int) -> KernelConfigs:
 
     A program handles BV rows of the state.
     """
-    # on Hopper, at d = 128 and B16 H8, these are one and two waves of programs; at 256, tiles of 64 take over 227 KB back,
-    # and over 99 forth
+    # on Hopper, at d = 128 and B16 H8, these are one and two waves of programs; at 256, tiles of 64 need over 227 KB
+    # backward and over 99 KB forward
     tile = (("BV", 64 if head_dim <= 128 else 32),)
     return {
         "ops.common.chunk_delta_h:chunk_gated_delta_rule_fwd_kernel_h_blockdim64": KernelConfig(4, 2, tile),
@@ -54,7 +54,7 @@ def channelwise_configs(head_dim: int) -> KernelConfigs:
         "ops.kda.wy_fast:recompute_w_u_fwd_kda_kernel": KernelConfig(4, 2),
         "ops.gla.chunk:chunk_gla_fwd_kernel_o": KernelConfig(4, 3, (("BK", 64), ("BV", min(head_dim, 128)))),
         "ops.kda.chunk_bwd:chunk_kda_bwd_kernel_dAv": KernelConfig(4, 2),
-        # two warps spill up to 45 KB a thread; on Hopper fla leaves out BK 32, and 64 it is, which spills on Ampere
+        # two warps spill up to 45 KB per thread; on Hopper fla does not list BK 32, so 64 is taken
         "ops.kda.chunk_bwd:chunk_kda_bwd_kernel_wy_dqkg_fused": KernelConfig(4, 2, (("BK", 32), ("BV", 64))),
     }
 
@@ -81,7 +81,7 @@ def path_configs(_head_dim: int) -> KernelConfigs:
     """
     return {
         "ops.common.chunk_scaled_dot_kkt:chunk_scaled_dot_kkt_fwd_kernel": KernelConfig(4, 3, (("BK", 64),)),
-        # of chunks of 64 on Hopper, of 32 elsewhere
+        # chunks of 64 on Hopper, of 32 elsewhere
         "ops.utils.solve_tril:merge_16x16_to_64x64_inverse_kernel": KernelConfig(4, 3),
         "ops.utils.solve_tril:merge_16x16_to_32x32_inverse_kernel": KernelConfig(4, 3),
     }
@@ -106,7 +106,7 @@ def _pinned_configs(configs_for: Callable[[int], KernelConfigs], head_dim: int) 
 
     The pinned configuration is the one of fla's own list that is nearest to the wanted one.
     """
-    # fla lists what suits the GPU and leaves out what the compiler gets wrong there, so the one taken is of its list
+    # fla lists only configurations that suit the GPU and compile correctly there, so the pinned one comes from its list
     return [
         (tuner, [min(listed, key=functools.partial(_distance, wanted))])
         for (tuner, listed), wanted in (
@@ -120,7 +120,7 @@ def _autotuner_configs(kernel: str) -> tuple[Any, list[Any]]:
     """Return (autotuner, configurations that fla lists) of a kernel "module below fla:name"; cached."""
     module, name = kernel.split(":")
     tuner = getattr(importlib.import_module(f"fla.{module}"), name)
-    while not hasattr(tuner, "configs"):  # heuristics around it
+    while not hasattr(tuner, "configs"):  # unwrap triton.heuristics
         tuner = tuner.fn
     return tuner, tuner.configs
 

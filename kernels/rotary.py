@@ -55,7 +55,7 @@ def rotary_tables(
         dtype: Dtype of positions, angles and tables.
         device: Device of the tables.
     """
-    # the op imports the compiler on its first call, a second that a run without it can do without
+    # the op imports the compiler at its first call, which costs a second that an eager run does not need
     tables = _tables if torch.compiler.is_compiling() else _cos_and_sin
     cos_TF, sin_TF = tables(kind, length, head_dim, float(base), dtype, torch.device(device))
     return cos_TF, sin_TF
@@ -76,7 +76,7 @@ def _empty_tables(
     return tuple(torch.empty(length, head_dim // 2, dtype=dtype, device=device) for _ in range(2))
 
 
-# an op of its own, or the compiler works out the angles again for every element that they turn
+# a separate op, because the compiler would otherwise recompute the angles for every rotated element
 _tables = torch_op("rotary_tables", _empty_tables)(_cos_and_sin)
 
 

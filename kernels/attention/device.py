@@ -25,7 +25,7 @@ def visible(p_M, n_S, TK, window, WINDOWED: tl.constexpr):
         window: Number of keys that a query sees, its own included; read only when WINDOWED.
         WINDOWED: constexpr bool, True with an attention window.
     """
-    # queries may stand behind the last key
+    # queries may lie beyond the last key
     seen = n_S[None, :] <= tl.minimum(p_M, TK - 1)[:, None]
     if WINDOWED:
         seen = seen & (n_S[None, :] > p_M[:, None] - window)
@@ -124,7 +124,7 @@ def log1p(x):
 @triton.jit
 def tanh(x):
     """Return the hyperbolic tangent of x >= 0, accurate for small x."""
-    # x >= 0; the fraction loses the digits of a small x
+    # for small x >= 0 the fraction would lose digits
     square = x * x
     e = tl.exp(-2.0 * x)
     return tl.where(x < 0.05, x * (1.0 - square * (0.33333334 - square * 0.13333334)), (1.0 - e) / (1.0 + e))

@@ -33,7 +33,7 @@ def _row_products(a_ptr, b_ptr, out_ptr, T, rows, H: tl.constexpr, X: tl.constex
         X: constexpr, head size, a power of two.
         BR: constexpr, rows of a program.
     """
-    # rows as they lie in memory, so that a tile is one piece of it
+    # rows in memory order, so that a tile is contiguous
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     inside = row < rows
     offsets = row.to(tl.int64)[:, None] * X + tl.arange(0, X)[None, :]
@@ -142,7 +142,7 @@ def queries_backward(
         v: Like k.
         g: Gradient of the output, contiguous [B, T, H, X].
         dq: Output like q, overwritten.
-        other_args: Further arguments of the kernel, in order.
+        kernel_args: Further arguments of the kernel, in order.
         constexprs: Constexprs of the kernel, without the tile's BM and BN.
     """
     b, t, h, d = q.shape
@@ -168,7 +168,7 @@ def keys_backward(
         g: Gradient of the output, contiguous [B, T, H, X].
         dk: Output like k, overwritten.
         dv: Output like v, overwritten.
-        other_args: Further arguments of the kernel, in order.
+        kernel_args: Further arguments of the kernel, in order.
         constexprs: Constexprs of the kernel, without the tile's BM and BN.
         programs: Size of the grid's first axis; None: the number of key tiles.
     """

@@ -95,7 +95,7 @@ def linear_cross_entropy_sum(
         raise ValueError(f"chunk must be at least 1, got {chunk}")
     backend = backend or choose_backend(h_ND.device, h_ND.dtype, cap < math.inf).backend
     needs = torch.is_grad_enabled() and any(x.requires_grad for x in (h_ND, w_VD, b_V) if x is not None)
-    # the op imports the compiler on its first call, a second that a run without it can do without
+    # the op imports the compiler at its first call, which costs a second that an eager run does not need
     call = cross_entropy_sum if torch.compiler.is_compiling() else _EagerSum.apply
     return call(h_ND, w_VD, b_V, targets_N, float(cap), chunk, needs, backend)[0]
 
@@ -145,7 +145,7 @@ def _sum(
         cap: Soft cap; infinity for none.
         chunk: Tokens of a chunk.
         gradient: Whether gradients are computed; False gives three empty tensors.
-        path: Backend of the losses, "triton" or "torch".
+        backend: Backend of the losses, "triton" or "torch".
     """
     dtype, wide = h_ND.dtype, statistics_dtype(h_ND.dtype)
     w, b = w_VD.to(dtype), _cast(b_V, dtype)
@@ -258,7 +258,7 @@ def _torch_losses(z_NV: Tensor, targets_N: Tensor, cap: float) -> tuple[Tensor, 
     counts_N = targets_N >= 0
     lse_N = torch.logsumexp(capped_NV, 1)
     losses_N = lse_N - capped_NV.gather(1, targets_N.clamp(min=0).unsqueeze(1)).squeeze(1)
-    # the exponentials of a gradient are zero behind an infinite sum
+    # with an infinite log-sum-exp all exponentials of the gradient are zero
     return lse_N.masked_fill(~counts_N, math.inf), losses_N.masked_fill(~counts_N, 0.0)
 
 

@@ -77,10 +77,10 @@ def _capped_rows(
         if CAPPED
         else target_logit * _LOG2E
     )
-    # where the target is all but certain, rounding may put its logit above the sum of all
+    # where the target is almost certain, rounding may put its logit above the log-sum-exp
     tl.store(loss_ptr + row, tl.where(counts, tl.maximum(lse - target_logit, 0.0) / _LOG2E, 0.0))
     if GRADIENT:
-        # behind an infinite sum every exponential is zero
+        # with an infinite log-sum-exp every exponential is zero
         lse = tl.where(counts, lse, float("inf"))
         # every lane must have read the target's logit before one of them overwrites it
         tl.debug_barrier()
@@ -118,7 +118,7 @@ def rows(z_NV: Tensor, targets_N: Tensor, cap: float, gradient: bool) -> Tensor:
         BLOCK=4096,
         SAFE=cap <= SAFE_CAP,
         GRADIENT=gradient,
-        # fewer rows at a time, of which more is still in the cache when it is read again
+        # fewer rows in flight, so that more of them is still cached at the second read
         num_warps=32 if v >= WIDE_VOCABULARY else 8,
     )
     return losses_N

@@ -200,7 +200,7 @@ def _error(device: torch.device, *, seed: int) -> float:
         )
         y, g = fp8_linear(x, w, b, backend=backend), tensors[3].to(torch.bfloat16)
         z = fp8_gated_linear(x, w, b, backend=backend)
-        # scaled, so that the halves weigh alike
+        # scaled, so that both losses have similar gradients
         both = torch.autograd.grad(y, (x, w, b), g), torch.autograd.grad(z, (x, w, b), g[:, :40] / 8)
         results.append([y, *both[0], z, *both[1]])
     return worst(*results)

@@ -39,7 +39,7 @@ def quantise(x_MK: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
         q [M, K] of the 8-bit type, contiguous; s float32 [M, 1], powers of two.
     """
     largest_M1 = x_MK.abs().amax(-1, keepdim=True).float().clamp(min=MIN_SCALE)
-    # a float32 without the bits of its mantissa is the power of two below it, on every device the same
+    # a float32 without its mantissa bits is the power of two below it, the same on every device
     below_M1 = (largest_M1.view(torch.int32) & 0x7F800000).view(torch.float32)
     scale_M1 = below_M1 * 2.0 ** -MAX_EXPONENTS[kind]
     return (x_MK.float() * (1 / scale_M1)).to(kind).contiguous(), scale_M1
@@ -93,7 +93,7 @@ def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
     results: list[list[Tensor]] = []
     for cast, gated in ((cast_rows(ag), gate_rows(ag, dy)), (quantise(ag, E5M2), _gate_backward(ag, dy))):
         d_MN, q_MN, s_M1, sums_N = gated
-        # in float32, in which 8-bit numbers can be compared
+        # in float32, because 8-bit numbers cannot be compared
         results.append([cast[0].float(), cast[1], d_MN.float(), q_MN.float() * s_M1, sums_N])
     return worst(*results)
 

@@ -278,7 +278,7 @@ def _scan_states(
         k = k_desc.load([b, n * C, j * X]).reshape(C, X)
         v = v_desc.load([b, n * C, j * X + v0]).reshape(C, BV)
         t = t_desc.load([(bh * N + n) * C, 0])
-        # the next chunk's rows, asked for before they are needed
+        # prefetch the next chunk's rows
         row += C * (n + 1 < N).to(tl.int32)
         next_beta = tl.load(row + _BETA * plane + c)
         next_read = tl.load(row + _READ * plane + c)
@@ -455,7 +455,7 @@ def _pair_gradients(
     inv_q = tl.load(row + _INV_Q * plane)
     beta = tl.load(row + _BETA * plane)
     token_at = (b.to(tl.int64) * T + n * C + c) * H + h
-    # u / beta, which is v less what the memory already holds, keeps its digits however small beta is
+    # u / beta is v less the memory's prediction, which keeps its digits however small beta is
     d_beta = tl.sum(tl.where(c[:, None] == c[None, :], dn, 0.0), 1)
     d_beta = tl.where(beta > 1e-30, d_beta / tl.maximum(beta, 1e-30), 0.0)
     tl.store(d_beta_ptr + token_at, d_beta, mask=n * C + c < T)
@@ -637,7 +637,7 @@ def _sizes(q_BTHX: Tensor, k_BTJX: Tensor) -> tuple[int, int, int, int, int, int
 
 
 def _widen_float16(x: Tensor) -> Tensor:
-    # products of raw keys with 1 / |k| leave the range of float16
+    # products of raw keys and 1 / |k| leave the range of float16
     return x.float() if x.dtype == torch.float16 else x
 
 

@@ -301,7 +301,7 @@ def _run_eagerly(inputs: Any, window: int, chunk: int, orthogonal: Any) -> Final
     )
     outputs = [y, *(x for pair in zip(*ends, strict=True) for x in pair)]
     outputs += [q.new_empty(0)] * (5 - len(outputs))
-    # nothing that comes out may be what went in
+    # an op must not return its inputs
     return tuple(x.clone() for x in outputs)
 
 
@@ -328,7 +328,7 @@ def backward(
             full[i] = x
         return _run_eagerly(full, window, chunk, orthogonal)
 
-    # autograd sees nothing inside of an operation; torch.func does
+    # autograd does not record inside an op; torch.func does
     _, back, *_ = torch.func.vjp(of, *(inputs[i] for i in present))
     gradients_in = [q.new_empty(0) for _ in inputs]
     grads = tuple(g.contiguous() for g in (g_y, g_layer, g_momentum, g_layer2, g_momentum2))

@@ -65,7 +65,7 @@ class NewtonSchulzTape:
         a, b, c = FACTORS
         gradient_of_result, g = g, _restore_orientation(g, self._start)
         for m, gram, factor in ((m[index], gram[index], factor[index]) for m, gram, factor in reversed(self._steps)):
-            # of factor, and of its two equal halves
+            # gradient of `factor`, and of gram gram as its two equal factors
             of_factor = g @ m.mT
             both = of_factor + of_factor.mT
             crossed = both @ gram

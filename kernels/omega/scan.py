@@ -104,7 +104,7 @@ def scan_backward(
     g_memories, g_momenta = g_memories.contiguous(), g_momenta.contiguous()
     before, n = memories[:-1], len(keys_NGSF)
     keep, to, old = (x[..., None, None] for x in (keep_NG, step_NG, momentum_decay_NG))
-    # those of each chunk's result, and of its errors E
+    # gradients of each chunk's result, and of its errors E
     g_after, g_slow, g_wrong = torch.empty_like(before), torch.empty_like(momenta[1:]), torch.empty_like(values_NGSX)
     tape: NewtonSchulzTape | None = None
     g_to = torch.zeros_like(step_NG)

@@ -96,7 +96,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     few_q, few_k, *saved = output[3:]
     ctx.save_for_backward(few_q, few_k, *inputs[2:9], *saved)
     ctx.mark_non_differentiable(*output[3:])
-    # the last state is seldom part of the loss, and a gradient of zeros would cost a pass over it
+    # the last state is rarely part of the loss, and a gradient of zeros would cost a pass over it
     ctx.set_materialize_grads(False)
 
 

@@ -32,7 +32,7 @@ from .newton_schulz import EPS, FACTORS, STEPS
 from .tiles import Sizes, sizes
 
 _A = tl.constexpr(FACTORS[0])
-# a sum begins with what is not a product, so that no second one is in registers
+# the accumulator starts with the term that is no product, so that no second one occupies registers
 _B_OF_C = tl.constexpr(FACTORS[1] / FACTORS[2])
 _C = tl.constexpr(FACTORS[2])
 _EPS = tl.constexpr(EPS)
@@ -261,7 +261,7 @@ def _newton_schulz_factor(m, PRECISION: tl.constexpr):
     """Return (M Mᵀ, polynomial factor that multiplies M besides a) of one Newton-Schulz step, as operands."""
     gram = tl.dot(m, m.T, input_precision=PRECISION)
     small = gram.to(m.dtype)
-    # a Gram matrix is its own transpose
+    # a Gram matrix is symmetric
     factor = tl.dot(small, small.T, gram * _B_OF_C, input_precision=PRECISION) * _C
     return small, factor.to(m.dtype)
 
@@ -306,7 +306,7 @@ def _orthogonal_scan(
             r = tl.dot(factor, small, r * _A, input_precision=PRECISION)
         keep = tl.load(memory_decay_ptr + ng * C + C - 1)
         tl.store(memory_at + G * X * X, tl.load(memory_at) * keep - tl.load(step_ptr + ng) * r)
-        # the next chunk's threads read what others of this one wrote
+        # threads of the next chunk read numbers that other threads wrote in this one
         tl.debug_barrier()
 
 
@@ -352,19 +352,19 @@ def _orthogonal_scan_backward(
             m = tl.dot(factor, small, m * _A, input_precision=PRECISION)
         d = tl.load(g_memory_at)
         tl.store(g_step_ptr + ng, -_sum(d * m))
-        # of length 1, which no step enlarges beyond float16
+        # scaled to length 1, which no step amplifies beyond float16
         size = tl.maximum(tl.sqrt(_sum(d * d)), _TINY)
         d *= 1.0 / size
         tl.debug_barrier()
         for step in tl.range(0, _STEPS, num_stages=1):
-            # in the order that keeps fewest matrices in registers
+            # in the order that needs fewest matrices in registers
             small = tl.load(steps_ptr + (_STEPS - 1 - step) * (X * X))
             d_operand = d.to(kind)
             both = tl.dot(d_operand, small.T, input_precision=PRECISION)
             both = tl.dot(small, d_operand.T, both, input_precision=PRECISION).to(kind)
             gram, factor = _newton_schulz_factor(small, PRECISION)
             d = tl.dot(factor, d_operand, d * _A, input_precision=PRECISION)
-            # both are their own transposes
+            # both matrices are symmetric
             inner = tl.dot(both, gram.T, both.to(tl.float32) * _B_OF_C, input_precision=PRECISION)
             inner = tl.dot(gram, both.T, inner, input_precision=PRECISION) * _C
             d = tl.dot(inner.to(kind), small, d, input_precision=PRECISION)

@@ -52,8 +52,8 @@ def _store_outputs(
     """Normalise and store the outputs of some heads of one text, from sums over all of its keys.
 
     Args:
-        top: float32 [rows], largest score, in units of log 2.
-        total: float32 [rows], sum of the weights relative to 2^top.
+        row_max: float32 [rows], largest score, in units of log 2.
+        row_sum: float32 [rows], sum of the weights relative to 2^row_max.
         square: float32 [rows], sum of their squares; read only with POLAR.
         part: float32 [rows, X], sum of weights times values.
         b: Index of the text.
@@ -233,7 +233,7 @@ def _merge_ranges(
     at = (b * H + h) * SPLITS + split
     top = tl.load(top_ptr + at)
     highest = tl.max(top, 0)
-    # a range without a key has -inf, and so have all of a text of no token
+    # a range without keys has -inf; in an empty text all ranges do
     alpha = tl.where(top == float("-inf"), 0.0, tl.exp2(top - highest))
     total = tl.sum(tl.load(sum_ptr + at) * alpha, 0)
     square = tl.sum(tl.load(square_ptr + at) * alpha * alpha, 0)

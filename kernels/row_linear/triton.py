@@ -118,12 +118,12 @@ def _row_kernel(
         w = _load(w_ptr + rows + k[None, :], inside, EVEN)
         if GATE > 0:
             g = _load(w_ptr + rows + N * K + k[None, :], inside, EVEN)
-        # what of the matrix is asked for is asked for before anything waits
+        # all loads of the matrix are issued before anything waits
         tl.debug_barrier()
         if EARLY and start == 0:
             gdc_wait()
         if UNDER and start == 0:
-            # here, while the matrix comes, rather than when all else is done
+            # loaded here, while the matrix arrives, and not at the end
             under = tl.load(under_ptr + n, mask=n < N, other=0.0)
         x = _load(x_ptr + k, k < K, EVEN).to(tl.float32)
         if NORM:
@@ -220,7 +220,7 @@ def _row_conv_kernel(
         w_b = _load(w_ptr + rows + k[None, :], inside, EVEN)
         w_c = _load(w_ptr + rows + C * K + k[None, :], inside, EVEN)
         w_u = _load(w_ptr + rows + 2 * C * K + k[None, :], inside, EVEN)
-        # what of the matrix is asked for is asked for before anything waits
+        # all loads of the matrix are issued before anything waits
         tl.debug_barrier()
         if EARLY and start == 0:
             gdc_wait()

@@ -107,7 +107,7 @@ def _backward(
     kind = dx_ptr.dtype.element_ty
     first = tl.program_id(1) * SPAN
     k_K = tl.arange(0, BK)
-    # all of a row's g where there is no more of it
+    # the entire row of g, when it fits into one block
     g = tl.load(g_ptr + n_N[:, None] * K + k_K[None, :], mask=rows & (k_K < K)[None, :], other=0.0)
     if SQUARES:
         twice_N = 2 * tl.load(h_ptr + n_N, mask=n_N < N, other=0.0)
@@ -123,7 +123,7 @@ def _backward(
             inside = wide & (k_K < K)[:, None]
             s1 = tl.load(s_at, mask=inside, other=0.0)
             if PIECES == 2:
-                # less the product of the second pieces, which is below 2^-16
+                # without the product of the two low parts, which is below 2^-16
                 g1 = g.to(kind)
                 acc = tl.dot(g1, s1, acc)
                 acc = tl.dot((g - g1.to(tl.float32)).to(kind), s1, acc)

@@ -144,7 +144,7 @@ def _forward(
     p_M = m0 + tl.arange(0, BM)
     inside = p_M < T
     at = (b * H + h) * T + p_M
-    # rows behind the last read the last one's numbers
+    # rows beyond the last token read the last row's numbers, to stay inside the tensor
     row_ptr = z_ptr + ((b * H + h).to(tl.int64) * T + tl.minimum(p_M, T - 1)) * P
     z_last = tl.load(row_ptr + P - 1)
     q = q_desc.load([b, m0, h * X]).reshape(BM, X)
@@ -163,7 +163,7 @@ def _forward(
         acc, row_max, row_sum, gate_count = _forward_keys(
             acc, row_max, row_sum, gate_count, q, row_ptr, z_last, inside, p_M, k_desc, v_desc, b, j, first, unmasked_from, T, window,
             P, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
-    # rows behind the last may see no key
+    # rows beyond the last token may see no key
     row_sum = tl.where(inside, row_sum, 1.0)
     tl.store(lse_ptr + at, row_max + tl.log2(row_sum), mask=inside)
     o_desc.store([b, m0, h * X], (acc / row_sum[:, None]).to(o_desc.dtype).reshape(1, BM, X))
@@ -381,7 +381,7 @@ def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
     """
     if launcher.needs_small_tiles(d, dtype):
         return launcher.SMALL_TILES
-    # four warps spill a kilobyte a thread
+    # with four warps a kilobyte per thread spills
     return Tiles(64, 64, 8, 2 if kernel == "forward" else 1)
 
 

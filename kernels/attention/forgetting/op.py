@@ -43,7 +43,7 @@ def forgetting_attention(
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, window).backend
     if backend != "torch":
         factor = factor_in_log2(d, scale)
-        # the kernels divide by it
+        # the kernels divide by the factor
         q, factor = (q_BTHX, factor) if factor else (q_BTHX * 0, 1.0)
         gate = log_gate_BTH if log_gate_BTH.dtype == torch.float64 else log_gate_BTH.float()
         window = cut(window, t)
@@ -53,7 +53,7 @@ def forgetting_attention(
     def logits(span: QueryBlock) -> Tensor:
         fade_BHMS = f_BHT[:, :, span.queries, None] - f_BHT[:, :, None, span.keys]
         scores = dot_scores(q_BTHX, k_BTJX, span, scale)
-        # hidden pairs would grow, and may overflow
+        # the sums of hidden pairs are positive and may overflow exp
         return scores + torch.where(span.visible_MS, fade_BHMS, 0.0).to(scores.dtype)
 
     return scored_attention(v_BTJX, h, logits, window=window, query_block=query_block)

@@ -54,7 +54,7 @@ def _prefix_sums(
         tl.store(hi_ptr + at, hi, mask=t < T)
         tl.store(lo_ptr + at, (f - hi.to(tl.float64)).to(tl.float32), mask=t < T)
         if TILE:
-            # behind the last token F stays as it is
+            # beyond the last token F stays constant
             tiles = tl.reshape(f, [BLOCK // TILE, TILE])
             first = tl.sum(tl.where(tl.arange(0, TILE)[None, :] == 0, tiles, 0.0), 1)
             fade = tl.reshape((first[:, None] - tiles).to(tl.float32), [BLOCK])

@@ -82,7 +82,7 @@ def _dq_keys(
         mbarrier.wait(full.index(stage), (steps // STAGES) & 1)
         k = k_smem.index(stage).reshape([_HALF, X])
         v = v_smem.index(stage).reshape([_HALF, X])
-        # the accumulators start at -lse and at what is added to g.v
+        # the accumulators start at -lse and at `add`, which saves two additions
         s, _ = gl.broadcast(minus_lse[:, None], blank)
         s = warpgroup_mma(q, k.permute([1, 0]), s, is_async=True)
         dp, _ = gl.broadcast(add[:, None], blank)
@@ -100,7 +100,7 @@ def _dq_keys(
             p = gl.where(key[None, :] <= row[:, None], p, 0.0)
         if MASKED:
             p = gl.where(key[None, :] - row[:, None] > low - (block - i) * _HALF, p, 0.0)
-        # p among what waits: a little more of the exponentials runs under the second product
+        # waiting for p here lets more of the exponentials overlap the second product
         dp, p = warpgroup_mma_wait(0, deps=[dp, p])
         da = p * (dp + twice[:, None] * p)
         da = gl.convert_layout(da.to(k.dtype), gl.DotOperandLayout(0, O_MMA, 2))
@@ -149,7 +149,7 @@ def _dq_rows(
                                  unmasked_from - first, unmasked_from - 1, m - window,
                                  False, True, STAGES, X, S_MMA, O_MMA)  # fmt: skip
         mbarrier.arrive(q_empty.index(0))
-        # the last tile has left the buffer
+        # the last tile must have left the buffer
         tma.store_wait(0)
         dq = warpgroup_mma_wait(0, deps=[dq])
         _barrier()
@@ -212,7 +212,7 @@ def _dkv_tile(t, TQ, window, J: gl.constexpr, BJ, WINDOWED: gl.constexpr):
     end = gl.cdiv(TQ, _HALF)
     if WINDOWED:
         end = gl.minimum(end, (n0 + _TILE - 2 + window) // _HALF + 1)
-    # the younger half's diagonal, even beyond the last query
+    # includes the diagonal of the tile's later half, even beyond the last query
     return t % BJ // J, t % BJ % J, n0, gl.maximum(end, n0 // _HALF + 2)
 
 
@@ -270,7 +270,7 @@ def _dkv_queries(
         mbarrier.wait(full.index(stage), (steps // STAGES) & 1)
         q = q_smem.index(stage).reshape([_HALF, X])
         g = g_smem.index(stage).reshape([_HALF, X])
-        # the accumulators start at -lse and at what is added to g.v
+        # the accumulators start at -lse and at `add`, which saves two additions
         lse = stats_smem.index(3 * stage).reshape([_HALF]).load(COLUMN)
         s, _ = gl.broadcast(-lse[None, :], blank)
         s = warpgroup_mma(k, q.permute([1, 0]), s, is_async=True)
@@ -335,7 +335,7 @@ def _dkv_keys(
                 dk, dv, steps = _dkv_queries(dk, dv, k, v, q_smem, g_smem, stats_smem, q_full, q_empty, steps,
                                              unmasked_to, end, n + window, False, True, STAGES, X, S_MMA, O_MMA)  # fmt: skip
             steps = _release_stages(q_full, q_empty, steps, tile_end - end, STAGES)
-        # no product reads this half of k and v any more: the results leave through it
+        # no product reads this half of k and v any more, so the results are stored through its buffer
         k.store((dk * _LN2).to(dk_desc.dtype))
         v.store(dv.to(dv_desc.dtype))
         fence_async_shared()
@@ -375,7 +375,7 @@ def _dkv(
     _barrier()
     keys = (dk_desc, dv_desc, q_smem, g_smem, stats_smem, k_smem, v_smem, k_full, k_empty, q_full, q_empty,
             TQ, tiles, BJ, window)  # fmt: skip
-    # an assigned tuple turns constants into tensors: they travel beside it
+    # an assigned tuple turns constants into tensors, so constants are passed separately
     gl.warp_specialize(
         [
             (_dkv_part, (0, H, G, STAGES, WINDOWED, keys)),

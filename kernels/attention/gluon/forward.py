@@ -100,7 +100,7 @@ def _forward_keys(
     for i in range(count):
         stage = steps % STAGES
         if FACTOR is not None:
-            # F of the block's first key, wanted when the scores are there
+            # F of the block's first key, loaded early because the scores need it
             hi = gl.load(fade[1] + at_F + (block - i) * _TILE)
             lo = gl.load(fade[2] + at_F + (block - i) * _TILE)
         mbarrier.wait(k_full.index(stage), (steps // STAGES) & 1)
@@ -122,10 +122,10 @@ def _forward_keys(
             if FACTOR is None:
                 s = gl.where(key[None, :] - row[:, None] > low - (block - i) * _TILE, s, _HIDDEN)
             else:
-                # no 64 differences to keep: with what fades the scores they would not fit
+                # without the 64 differences, which would not fit into registers beside the decays
                 s = gl.where(key[None, :] > (row + (low - (block - i) * _TILE))[:, None], s, _HIDDEN)
         if FACTOR is not None:
-            # the block's scores count from its first key: one number shifts them all
+            # scores are relative to the block's first key, so one number shifts them all
             shift = (from_hi - hi) + (from_lo - lo)
             higher = gl.maximum(top, gl.max(s, 1) + shift)
             base = higher - shift
@@ -139,7 +139,7 @@ def _forward_keys(
             square = square * (shrink * shrink) + gl.sum(e * e, 1)
         top = higher
         next_p = gl.convert_layout(e.to(p.dtype), p.type.layout)
-        # nobody reads it: a store of what all exponentials entered keeps the assembler from waiting ahead of them
+        # this store is never read: it depends on all exponentials and keeps the assembler from waiting before them
         anchor.store(total)
         acc = warpgroup_mma_wait(0, deps=[acc])
         _barrier()
@@ -193,7 +193,7 @@ def _forward_rows(
         _barrier()
         mbarrier.arrive(k_empty.index(stage))
         if FACTOR is not None:
-            # the diagonal's first key is the tile's first query: nothing shifts
+            # the diagonal block's first key is the tile's first query, so there is no shift
             s = s * FACTOR + local[None, :]
         s = gl.where(key[None, :] <= row[:, None], s, _HIDDEN)
         top = gl.max(s, 1)
@@ -218,7 +218,7 @@ def _forward_rows(
         mbarrier.wait(v_full.index(stage), ((steps - 1) // STAGES) & 1)
         acc = warpgroup_mma(p, v_smem.index(stage).reshape([_TILE, X]), acc, is_async=True)
 
-        # while the last product runs: the null, the sums of the rows
+        # the null key and the row statistics overlap the last product
         i_M = m0 + PART * _HALF + gl.arange(0, _HALF, gl.SliceLayout(1, S_MMA))
         inside = i_M < TQ
         at = (b * H + h) * TQ + i_M
@@ -255,7 +255,7 @@ def _forward_rows(
             c = x * inverse[:, None]
         else:
             c = acc * share[:, None]
-        # the last tile has left the buffer
+        # the last tile must have left the buffer
         tma.store_wait(0)
         _barrier()
         c_part.reshape([_HALF, X]).store(c.to(DTYPE))

@@ -69,7 +69,7 @@ def _log1p(x):
 
 @_jit
 def _tanh(x):
-    # x >= 0; the fraction loses the digits of a small x
+    # for small x >= 0 the fraction would lose digits
     square = x * x
     e = gl.exp(-2.0 * x)
     return gl.where(x < 0.05, x * (1.0 - square * (0.33333334 - square * 0.13333334)), (1.0 - e) / (1.0 + e))
@@ -87,7 +87,7 @@ def _release_stages(full, empty, steps, count, STAGES: gl.constexpr):
         STAGES: constexpr, number of stages.
     """
     for _ in range(count):
-        # an arrival before the stage is full could fall into its last round
+        # arriving before the stage is full could count for its previous round
         mbarrier.wait(full.index(steps % STAGES), (steps // STAGES) & 1)
         mbarrier.arrive(empty.index(steps % STAGES))
         steps += 1

@@ -76,7 +76,7 @@ class _HouseholderMaps:
         self.chunk = chunk
         self.w, self.k, beta = (self._chunks(x.to(dtype)) for x in (w_BTJX, k_BTJX, beta_BTJ.unsqueeze(-1)))
         scaled = beta * self.w
-        # behind[t, j] = beta_t w_t . k_j for t > j: a key's own map does not move it
+        # behind[t, j] = beta_t w_t . k_j for t > j: a key's own map is not applied to it
         behind = (scaled @ self.k.mT).tril(-1)
         solved = torch.linalg.solve_triangular(
             (scaled @ self.w.mT).tril(-1), torch.cat([scaled, behind], -1), upper=False, unitriangular=True

@@ -220,7 +220,7 @@ class _PolarFunction(torch.autograd.Function):
             lse[..., start:stop] = _rows(scores.amax(-1) - weight.amax(-1).log(), h // j)
             n_eff[..., start:stop] = _rows(torch.linalg.vector_norm(weight, dim=-1).pow(-2), h // j)
         null = null_TH.t().reshape(1, j, h // j, t)
-        # Both from their own sigmoid: 1 - w_null would lose the digits of a small real share.
+        # Two sigmoids, since 1 - w_null would lose the digits of a small share of real keys.
         w_null, w_real = torch.sigmoid(null - lse), torch.sigmoid(lse - null)
         # Q2 >= floor in units of the largest weight: n_eff <= exp(2 (lse - largest)) / floor. With a real key largest,
         # Q2 >= 1, so only the null can make it bind.
@@ -358,7 +358,7 @@ def polar_backward(
 def _saved(inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
     *tensors, window, _, exact_floor, path = inputs
     c, _, lse, n_eff, inverse = results
-    # the sign is what tells the kernels that the floor binds
+    # the sign of n_eff tells the kernels that the floor binds
     return (*tensors, c, lse, n_eff if exact_floor else n_eff.abs(), inverse), (window, path)
 
 

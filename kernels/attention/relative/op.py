@@ -52,7 +52,7 @@ def relative_attention(
         """Return the logits [B, H, M, S] of a block; the bias is gathered once per diagonal."""
         scores = dot_scores(q_BTHX, k_BTJX, span, scale)
         m, s = span.visible_MS.shape
-        # one number a diagonal, so that its gradient is a sum along it: from the last key at the first query on
+        # one number per diagonal, so that its gradient is a sum along it; starts with the last key of the first query
         diagonals = torch.arange(m + s - 1, device=scores.device) + (span.start - span.stop + 1)
         along = bias_HR[:, diagonals.clamp(0, reach)]
         return scores + along.unfold(-1, s, 1).flip(-1)

@@ -101,7 +101,7 @@ def _forward(
         acc, row_max, row_sum = _forward_keys(
             acc, row_max, row_sum, q, bias_ptr, p_M, k_desc, v_desc, b, j, m0, first, unmasked_from, T, window,
             R, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
-    # rows behind the last may see no key
+    # rows beyond the last token may see no key
     row_sum = tl.where(inside, row_sum, 1.0)
     tl.store(lse_ptr + (b * H + h) * T + p_M, row_max + tl.log2(row_sum), mask=inside)
     o_desc.store([b, m0, h * X], (acc / row_sum[:, None]).to(o_desc.dtype).reshape(1, BM, X))
@@ -167,7 +167,7 @@ def _dq(
     parts_ptr += ((b * H + h).to(tl.int64) * tl.num_programs(0) + tile) * (NEAR * 2 * BN)
     q = q_desc.load([b, m0, h * X]).reshape(BM, X)
     g = g_desc.load([b, m0, h * X]).reshape(BM, X)
-    # rows behind the last weigh nothing
+    # rows beyond the last token get weight 0
     lse = tl.load(lse_ptr + at, mask=inside, other=float("inf"))
     delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
     dq = tl.zeros([BM, X], tl.float32)
@@ -292,7 +292,7 @@ def backward(
     dq, dk, dv, delta = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), launcher.row_products(g_o, o)
     tiles = tiles_for("dq", d, q.dtype)
     count, bn = triton.cdiv(t, tiles.rows), tiles.keys
-    # tiles m0 - n0 = 0, bn, 2 bn, ... whose least distance, m0 - n0 - (bn - 1), is below the reach
+    # number of tiles m0 - n0 = 0, bn, 2 bn, ... whose smallest distance, m0 - n0 - (bn - 1), is below the reach
     near = min(count, (reach + bn - 2) // bn + 1)
     parts = torch.zeros(b, h, count, near, 2 * bn, device=q.device, dtype=torch.float32)
     far_sum = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
@@ -318,7 +318,7 @@ def _sum_by_distance(parts_HNS: Tensor, far_sum_H: Tensor, bias_HR: Tensor) -> T
     near, columns = parts_HNS.shape[1:]
     s = columns // 2
     at = parts_HNS[..., s:]
-    # the next tile's columns below S reach back
+    # the next tile's columns below S belong to distances of this tile
     at = at + torch.nn.functional.pad(parts_HNS[:, 1:, :s], (0, 0, 0, 1))
     by_distance = at.flatten(1)
     reach = bias_HR.shape[1] - 1

@@ -162,7 +162,7 @@ def _forward(
 
     inside = i_M < TQ
     at = (b * H + h) * TQ + i_M
-    lse = row_max + tl.log2(row_sum)  # with gates less F of the row over that of the tile's first
+    lse = row_max + tl.log2(row_sum)  # with gates lse is relative to F of the row less that of the tile's first query
     tl.store(lse_ptr + at, lse, mask=inside)
     if POLAR:
         null = tl.load(null_ptr + i_M * H + h, mask=inside, other=0.0)
@@ -203,7 +203,7 @@ def _dq_keys(
     for n in tl.range(start, stop, BN):
         k = k_desc.load([b, n, j * X]).reshape(BN, X)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
-        # the accumulator starts at -lse: one subtraction an element less
+        # the accumulator starts at -lse, which saves a subtraction per element
         s = tl.dot(q, k.T, tl.broadcast_to(-lse[:, None], [q.shape[0], BN]), input_precision=PRECISION)
         if FORGETS:
             s = s * FACTOR + _decay_between(hi_ptr, lo_ptr, row, n + tl.arange(0, BN), from_hi, from_lo, TK)[None, :]
@@ -259,7 +259,7 @@ def _dq(
     if FORGETS:
         from_hi = tl.load(hi_ptr + row + m0)
         from_lo = tl.load(lo_ptr + row + m0)
-        # what the product's accumulator starts from is multiplied with it
+        # the accumulator's start value is multiplied by FACTOR too
         lse = (lse + _decay_between(hi_ptr, lo_ptr, row, i_M // TILE * TILE, from_hi, from_lo, TK)) / FACTOR
     dq = tl.zeros([BM, X], tl.float32)
     over = tl.zeros([BM], tl.float32)
@@ -270,7 +270,7 @@ def _dq(
                   BN, X, False, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
     dq, over = _dq_keys(dq, over, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, unmasked_to, end, TK, window,
                   BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
-    if FORGETS:  # a row of da sums to 0, but `add` was taken from an output that is rounded
+    if FORGETS:  # a row of da sums to 0 exactly, but `add` comes from a rounded output
         tl.store(exact_ptr + at, add - over, mask=inside)
     dq_desc.store([b, m0, h * X], (dq * (_LN2 * FACTOR)).to(dq_desc.dtype).reshape(1, BM, X))
 
@@ -433,7 +433,7 @@ def launch_forward(
         k: Contiguous keys [B, TK, J, X].
         v: Contiguous values.
         out: Output like q.
-        other_tensors: The eight tensors of `_forward` from null to inverse.
+        extra_tensors: The eight tensors of `_forward` from null to inverse.
         window: Attention window in keys, or None.
         offset: Position of the first query among the keys.
         polar: Whether this is polar attention.
@@ -484,7 +484,7 @@ def weights_backward(
     t, d, tk = q.shape[1], q.shape[3], k.shape[1]
     forgets, decay_parts = log_decay is not None, log_decay or (lse, lse)
     df = torch.empty(lse.shape if forgets else (1,), device=q.device)
-    # the pass for queries tells that for keys by how much `add` is off: gradients of gates sum what cancels
+    # the pass for queries corrects `add` for the pass for keys, because gate gradients are sums of cancelling terms
     exact = torch.empty_like(add) if forgets else add
     constexprs = launcher.constants(q, k, window, factor)
     constexprs["POLAR"], constexprs["FORGETS"] = twice is not None, forgets

@@ -85,7 +85,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     """
     draw = torch.Generator().manual_seed(seed)
     t = 131
-    # scores of one size and random sign, so that no rounding changes who survives
+    # scores of one magnitude and random sign, so that rounding changes no survivor
     axis_X = 0.35 * torch.randn(head_dim, generator=draw)
     q, k = (torch.randn(1, t, heads, 1, generator=draw).sign() * axis_X for heads in (2, 1))
     k, v = k + 0.2 * torch.randn(k.shape, generator=draw), torch.randn(k.shape, generator=draw)

@@ -135,7 +135,7 @@ def _keys(
         total = total * shrink + gl.sum(e, 1)
         top = higher
         next_p = gl.convert_layout(e.to(p.dtype), p.type.layout)
-        # nobody reads it: a store of what all exponentials entered keeps the assembler from waiting ahead of them
+        # this store is never read: it depends on all exponentials and keeps the assembler from waiting before them
         anchor.store(total)
         acc = warpgroup_mma_wait(0, deps=[acc])
         _barrier()
@@ -171,12 +171,12 @@ def _rows(
         b, h, m0, first = _tile(_tile_of_round(r), TQ, window, H, BH, WINDOWED)
         own = m0 // _HALF + PART
         rates = total_ptr + (b * Y + h // (H // Y)) * N * X + gl.arange(0, X, CHANNELS)
-        # behind the last token there is a block of queries that has no gates, and that nobody reads
+        # a block of queries beyond the last token has no gates; its results are never read
         fallen = gl.load(rates + gl.minimum(own, N - 1) * X)
         mbarrier.wait(q_full.index(0), r & 1)
         q = q_smem.index(PART).reshape([_HALF, X]).load(Q_DOT)
         if PART == 0:
-            # the upper half's own block
+            # only the tile's later half sees this block
             _release_stages(k_full, k_empty, steps, 1, STAGES)
             steps = _release_stages(v_full, v_empty, steps, 1, STAGES)
         rate_smem.index(2 * PART + steps % 2).store(gl.exp2(-fallen).to(gl.bfloat16))
@@ -188,7 +188,7 @@ def _rows(
         k = k_smem.index(stage).reshape([_HALF, X]).permute([1, 0])
         blank = gl.zeros([_HALF, _HALF], gl.float32, S_MMA)
         s = warpgroup_mma(scaled, k, blank, use_acc=False, is_async=True)
-        # the block before it begins where this one's sums do
+        # the next lower block ends where this block's sums begin, so its rate is 1
         rate = gl.full([X], 1.0, gl.float32, CHANNELS)
         rate_smem.index(2 * PART + (steps + 1) % 2).store(rate.to(gl.bfloat16))
         s = warpgroup_mma_wait(0, deps=[s])
@@ -223,10 +223,10 @@ def _rows(
         _barrier()
         mbarrier.arrive(v_empty.index(stage))
         if WINDOWED and PART == 1:
-            # what only the lower half sees
+            # these blocks are visible to the earlier half only
             _release_stages(k_full, k_empty, steps, last - first, STAGES)
             steps = _release_stages(v_full, v_empty, steps, last - first, STAGES)
-        # the last tile has left the buffer
+        # the last tile must have left the buffer
         tma.store_wait(0)
         _barrier()
         o_part.reshape([_HALF, X]).store((acc * share[:, None]).to(DTYPE))

@@ -138,7 +138,7 @@ def _scores_before_block(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, start: 
     grown = torch.exp((p_BTPX[:, start:stop] - anchor).to(dtype))
     faded = torch.exp((anchor - p_BTPX[:, first:start]).to(dtype))
     q = q_BTHX[:, start:stop] * expand_kv(grown, heads)
-    # gates of KV heads need no keys of query heads
+    # with gates per KV head the keys need not be expanded to query heads
     k = expand_kv(k_BTJX[:, first:start], p_BTPX.shape[2]) * faded
     return torch.einsum("bmpgx,bspx->bpgms", q.unflatten(2, (k.shape[2], -1)), k).flatten(1, 2)
 
@@ -147,7 +147,7 @@ def _scores_in_block(q_BMHX: Tensor, k_BMJX: Tensor, p_BMPX: Tensor) -> Tensor:
     """Return the scores [B, H, M, M] of a few queries with their own keys, channel by channel."""
     seen = torch.ones(q_BMHX.shape[1], q_BMHX.shape[1], dtype=torch.bool, device=q_BMHX.device).tril()
     fall = (p_BMPX[:, :, None] - p_BMPX[:, None]).to(q_BMHX.dtype)
-    # hidden pairs would grow, and infinity times 0 is no number
+    # the decay of hidden pairs may overflow, and infinity times 0 is NaN
     fade = torch.where(seen[:, :, None, None], fall, 0.0).exp()
     k = expand_kv(k_BMJX, p_BMPX.shape[2])
     q = q_BMHX.unflatten(2, (k.shape[2], -1))

@@ -223,7 +223,7 @@ def _forward_keys(
     Returns:
         (acc [M, X], row_max [M], row_sum [M]) with these keys included.
     """
-    # loaded a step ahead: beside the products the compiler would otherwise make them wait for each other
+    # loaded one step ahead, because the compiler would otherwise serialise the loads and the products
     rate = _decay_between(hi_ptr, lo_ptr, row, hi, lo, start // BN + 1, N, X)
     for n in tl.range(start, stop, BN):
         k = k_desc.load([b, n, y * X]).reshape(BN, X)
@@ -310,7 +310,7 @@ def _dq_keys(
         k = k_desc.load([b, n, y * X]).reshape(BN, X)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
         rate = _decay_between(hi_ptr, lo_ptr, row, hi, lo, n // BN + 1, N, X)
-        # accumulators start at what would be added
+        # accumulators start at the terms that would be added
         start_MS = tl.broadcast_to(-lse[:, None], [q.shape[0], BN])
         s = tl.dot((q * rate[None, :]).to(k.dtype), k.T, start_MS, input_precision=PRECISION)
         if MASKED:
