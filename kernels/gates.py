@@ -1,4 +1,7 @@
-"""Gated activations of the MLP (docs/mechanisms.md, "Backbone"): squared ReLU and swish gates with their own backward."""
+"""Gated activations of the MLP: squared ReLU and swish gates with their own backward.
+
+See docs/mechanisms.md, "Backbone".
+"""
 
 from __future__ import annotations
 

@@ -122,7 +122,10 @@ def apply_rotary(x_BTHX: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
 
 
 def apply_rotary_reference(x_BTHX: Tensor, kind: Kind, base: float, offset: int = 0) -> Tensor:
-    """Return x rotated as complex numbers by exp(-i angle), with float64 angles; tokens are at offset, offset + 1, ..."""
+    """Return x rotated as complex numbers by exp(-i angle), with float64 angles.
+
+    The tokens are at the positions offset, offset + 1, ...
+    """
     t, d = x_BTHX.shape[1], x_BTHX.shape[3]
     position = torch.arange(offset, offset + t, dtype=torch.float64, device=x_BTHX.device)
     angle = torch.outer(position, frequencies(kind, d, base, x_BTHX.device)).unsqueeze(1)

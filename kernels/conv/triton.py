@@ -70,7 +70,10 @@ def _zeros(width: tl.constexpr):
 
 @triton.jit
 def _taps(w_ptr, at_C, inside_C, W: tl.constexpr):
-    """Return the filter weights (w0, w1, w2, w3) of these channels, float32; index = tokens back, 0 beyond the filter."""
+    """Return the filter weights (w0, w1, w2, w3) of these channels, float32.
+
+    The index is the number of tokens back; weights beyond the filter are 0.
+    """
     w0 = tl.load(w_ptr + at_C * W + (W - 1), mask=inside_C, other=0.0).to(tl.float32)
     w1 = tl.zeros_like(w0)
     w2 = tl.zeros_like(w0)

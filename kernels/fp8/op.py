@@ -72,7 +72,10 @@ def _check(x: Tensor, w_NK: Tensor, backend: str | None) -> None:
 
 
 def fp8_linear_reference(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
-    """Return the forward of `fp8_linear` in float64 by the definition of the 8-bit types, with autograd's own backward."""
+    """Return the forward of `fp8_linear` in float64, from the definition of the 8-bit types.
+
+    The gradient is autograd's own.
+    """
     y = round_to_type(x.double(), E4M3) @ round_to_type(w_NK.double(), E4M3).mT
     return y if b_N is None else y + b_N.double()
 

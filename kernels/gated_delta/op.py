@@ -35,10 +35,10 @@ def gated_delta(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor, *, chunk: int = 64,
     initial_state: Tensor | None = None, return_state: bool = False, backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the readout of the gated delta rule, [B, T, H, X] in q's dtype, and with `return_state` also the last state.
+    """Return the readout of the gated delta rule, [B, T, H, X] in q's dtype.
 
-    Per token: M <- gamma M; u = beta (v - M k); M <- M + u kᵀ; r = M q. k and q are scaled to unit length here. Solve
-    and state are float32 (float64 for float64).
+    With `return_state` return (readout, last state). Per token: M <- gamma M; u = beta (v - M k); M <- M + u kᵀ; r = M
+    q. k and q are scaled to unit length here. Solve and state are float32 (float64 for float64).
 
     Args:
         q_BTHX: Queries.

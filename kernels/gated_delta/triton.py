@@ -1,7 +1,8 @@
-"""The chunked gated delta rule as plain Triton kernels, forward and backward (docs/mechanisms.md, "Gated delta memory"; oracle: `gated_delta.py`).
+"""Triton kernels of the chunked gated delta rule, forward and backward (oracle: `gated_delta_reference`).
 
-B batch, T length, H heads, J KV heads, G = H / J, X head size, C = 64 chunk, N = ceil(T / C) chunks, L = N C. In a chunk
-with start state S [X_v, X_k], k and q of unit length, g the running sum of log_gamma, ratio_ps = exp(g_p - g_s), s <= p:
+See docs/mechanisms.md, "Gated delta memory". B batch, T length, H heads, J KV heads, G = H / J, X head size, C = 64
+chunk, N = ceil(T / C) chunks, L = N C. In a chunk with start state S [X_v, X_k], k and q of unit length, g the running
+sum of log_gamma, ratio_ps = exp(g_p - g_s), s <= p:
     N_ps = beta_p ratio_ps k_p.k_s (s < p),  T = (I + N)^-1,  y_p = beta_p (v_p - e^{g_p} S k_p),  u = T y,
     P_ps = ratio_ps q_p.k_s,  r_p = e^{g_p} S q_p + sum_s P_ps u_s,  S' = e^{g_C} S + sum_s e^{g_C - g_s} u_s k_sᵀ.
 Backward, with g_r and dS' (gradients of r and S'):
@@ -13,9 +14,10 @@ Backward, with g_r and dS' (gradients of r and S'):
 dg sums from the chunk's end to d_log_gamma: no gradient of T and no second inverse are needed. Its pairs inside a chunk
 enter once with each sign, from one product (P dP and k kᵀ E), so that they cancel there to float32.
 
-Scales 1 / |k| and 1 / |q| are applied to rows and columns of products, so that k and q reach the tensor cores unrounded.
-Only the state passes from chunk to chunk, in float32 registers; what belongs to one chunk runs for all chunks at once.
-No atomics and fixed tiles: every number repeats bit for bit. Rows past T read as zeros, whatever follows in memory.
+Scales 1 / |k| and 1 / |q| are applied to rows and columns of products, so that k and q reach the tensor cores
+unrounded. Only the state passes from chunk to chunk, in float32 registers; everything that belongs to one chunk runs
+for all chunks at once. No atomics and fixed tiles: every number repeats bit for bit. Rows past T read as zeros,
+whatever follows in memory.
 """
 
 from __future__ import annotations

@@ -593,7 +593,9 @@ def backward(
     pair_weights: Tensor | None, momentum_weight: Tensor | None, share: Tensor | None, momentum_decay: Tensor | None, step: Tensor | None,
     memories: Tensor, momenta: Tensor, p: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of the inputs of `forward` in its order, empty for None; v's in its dtype, the others float32.
+    """Return the gradients of the inputs of `forward` in its order, empty for inputs that are None.
+
+    The gradient of v is in its dtype, the others are float32.
 
     Args:
         g_y: Gradient of the readout [B, T, H, X].

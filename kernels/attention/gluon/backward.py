@@ -27,7 +27,10 @@ from .shared import (
 
 @_jit
 def _dq_tile(t, TQ, window, H: gl.constexpr, BH, WINDOWED: gl.constexpr):
-    """Return (b, h, first query, first visible block of 64 keys) of tile t of 128 queries; the longest rows come first."""
+    """Return (b, h, first query, first visible block of 64 keys) of tile t of 128 queries.
+
+    The longest rows come first.
+    """
     m0 = (gl.cdiv(TQ, _TILE) - 1 - t // BH) * _TILE
     first = 0
     if WINDOWED:

@@ -140,7 +140,7 @@ def available(device: torch.device | str, dtype: torch.dtype, head_dim: int, win
 
 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """Return the largest relative error of the results and of the gradients of q, k and v, against "torch" in float32."""
+    """Return the largest relative error of the results and of three gradients, against "torch" in float32."""
     # odd, longer than two tiles, and a window that ends inside one
     t, h, j, window = 397, 2, 1, 150
     draw = torch.Generator().manual_seed(seed)

@@ -1,6 +1,7 @@
-"""Causal softmax attention, with an optional sliding window, and its distractor loss (docs/mechanisms.md, "Softmax attention").
+"""Causal softmax attention, with an optional sliding window, and its distractor loss.
 
-B batch, T length, H query heads, J KV heads (J divides H), X head size, R distractors.
+B batch, T length, H query heads, J KV heads (J divides H), X head size, R distractors. See docs/mechanisms.md, "Softmax
+attention".
 """
 
 from __future__ import annotations

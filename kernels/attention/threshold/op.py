@@ -96,7 +96,10 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
 
 
 def survivors(q_BTHX: Tensor, k_BTJX: Tensor, span: QueryBlock, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """Return (scores, bool survivors), each [B, H, M, S]: a key survives when it is visible and its score is positive."""
+    """Return (scores, bool survivors), each [B, H, M, S].
+
+    A key survives when it is visible and its score is positive.
+    """
     scores = dot_scores(q_BTHX, k_BTJX, span, scale)
     return scores, (scores > 0) & span.visible_MS
 

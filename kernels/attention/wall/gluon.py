@@ -44,7 +44,10 @@ assert BLOCK == HALF, "a warpgroup's queries are one block of gates"
 
 @_jit
 def _tile(t, TQ, window, H: gl.constexpr, BH, WINDOWED: gl.constexpr):
-    """Return (b, h, first query, first visible block of 64 keys) of tile t of 128 queries; the longest rows come first."""
+    """Return (b, h, first query, first visible block of 64 keys) of tile t of 128 queries.
+
+    The longest rows come first.
+    """
     m0 = (gl.cdiv(TQ, _TILE) - 1 - t // BH) * _TILE
     first = 0
     if WINDOWED:
