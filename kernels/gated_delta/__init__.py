@@ -1,4 +1,4 @@
-"""Gated delta rule: the op, custom ops, and Triton kernels.
+"""Gated delta rule: the op, its custom ops, and Triton kernels.
 
 Imported by: the other delta rules, kernels/omega, model/memory/gated_delta.py, model/block.py, sweep/bench,
 sweep/doctor, sweep/probes.

@@ -153,7 +153,7 @@ def _store_block_row(t_ptr, t0, t1, t2, t3):
 
 
 @triton.jit
-def _invert_chunk(
+def _inverse(
     k_ptr, gate_ptr, beta_ptr, t_ptr, stats_ptr, T, plane,
     H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -672,7 +672,7 @@ def forward(
     r, last = torch.empty_like(q), q.new_empty(b, h, d, d, dtype=torch.float32)
     plane = stats.stride(0)
     constexprs: dict[str, Any] = {"H": h, "G": h // heads_kv, "X": d, "PRECISION": precision}
-    _invert_chunk[(n, b * h)](
+    _inverse[(n, b * h)](
         k, log_gamma_BTH, beta_BTH, inverse, stats, t, plane,
         **tiles["inverse"].launch(), **constexprs,
     )  # fmt: skip

@@ -391,7 +391,7 @@ def _orthogonal_scan_backward(
 
 
 @triton.jit
-def _chunk_gradients(
+def _gradients(
     gy_ptr, q_ptr, k_ptr, v_ptr, p_ptr, memory_decay_ptr, pair_weights_ptr, momentum_weight_ptr, share_ptr,
     memories_ptr, momenta_ptr, g_memories_ptr, g_momenta_ptr,
     dq_ptr, dk_ptr, dv_ptr, d_memory_decay_ptr, d_pair_weights_ptr, d_momentum_weight_ptr, d_share_ptr, d_momentum_decay_ptr, T, L,
@@ -479,7 +479,7 @@ def _chunk_gradients(
 
 
 @triton.jit
-def _sum_pair_gradients(
+def _sum_over_chunks(
     part_k_ptr, part_v_ptr, dk_ptr, dv_ptr, N, L,
     H: tl.constexpr, X: tl.constexpr, C: tl.constexpr, S: tl.constexpr, BS: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
@@ -649,13 +649,13 @@ def backward(
     part_k, part_v = (q.new_empty(n, g, size.padded_pairs, x, dtype=partial_dtype) for _ in range(2))
     dq, dk = (tensor.new_empty(tensor.shape, dtype=torch.float32) for tensor in (q, k))
     dv = torch.empty_like(v)
-    _chunk_gradients[(n, g)](
+    _gradients[(n, g)](
         g_y, q, k, v, p, memory_decay, pair_weights, momentum_weight, share, memories, momenta, after, d_momenta,
         dq, part_k, part_v, d_memory_decay, d_felt, d_carried, d_share, d_old, size.t, length,
         **constexprs, BC=size.token_tile, ORTHOGONAL=orthogonal, SLOW=slow, num_warps=_warps(x), num_stages=1,
     )  # fmt: skip
     tokens = 16
-    _sum_pair_gradients[(triton.cdiv(length, tokens), g)](
+    _sum_over_chunks[(triton.cdiv(length, tokens), g)](
         part_k, part_v, dk, dv, n, length, **_tiles(size), BL=tokens, num_warps=4, num_stages=1
     )
     return dq, dk, dv, d_memory_decay, d_felt, d_carried, d_share, d_old, d_to, d_memory, d_momentum

@@ -23,16 +23,16 @@ def drawn(t: int) -> list[Tensor]:
     return [x.detach() for x in double(delta_inputs(t, d=X, channels=True))]
 
 
-def test_in_pieces_it_is_the_whole() -> None:
+def test_a_sequence_in_pieces_equals_a_single_call() -> None:
     args = drawn(21)
-    whole, last = channelwise_delta(*args, chunk=4)
-    one, state = channelwise_delta(*(x[:, :13] for x in args), chunk=4)
+    full_readout, last = channelwise_delta(*args, chunk=4)
+    first_readout, state = channelwise_delta(*(x[:, :13] for x in args), chunk=4)
     two, state = channelwise_delta(*(x[:, 13:] for x in args), chunk=4, initial_state=state)
-    assert (torch.cat([one, two], 1) - whole).abs().max() <= 1e-12
+    assert (torch.cat([first_readout, two], 1) - full_readout).abs().max() <= 1e-12
     assert (state - last).abs().max() <= 1e-12
 
 
-def test_channels_that_agree_are_one_gate_a_head() -> None:
+def test_equal_channel_gates_are_a_single_gate_per_head() -> None:
     q, k, v, gamma, beta = drawn(19)
     gamma = gamma[..., :1]
     ours, state = channelwise_delta(q, k, v, gamma.expand(-1, -1, -1, X), beta)
@@ -62,15 +62,15 @@ def test_on_a_gpu_fla_gives_the_loop_and_the_same_bits_again(t: int, size: int) 
     assert choice.backend == "fla", choice
     args = in_type(delta_inputs(t, d=size, channels=True), torch.bfloat16, 3, "cuda")
     ours, again = (run(channelwise_delta, args, backend="fla") for _ in range(2))
-    for found, same, exact in zip(ours, again, run(channelwise_delta_reference, double(args)), strict=True):
-        assert torch.equal(found, same)
+    for actual, same, exact in zip(ours, again, run(channelwise_delta_reference, double(args)), strict=True):
+        assert torch.equal(actual, same)
         # of one token the gates have no gradient, and rounding leaves 1e-8
-        assert (found.double() - exact).norm() <= 0.02 * exact.norm() + 1e-6
+        assert (actual.double() - exact).norm() <= 0.02 * exact.norm() + 1e-6
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_compiler_is_told_fla_s_shapes() -> None:
-    made = [torch.randn(2, 70, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+def test_fake_shapes_of_fla_results_match_on_a_gpu() -> None:
+    tensors = [torch.randn(2, 70, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     rates = [-torch.rand(2, 70, 2, 64, device="cuda"), torch.rand(2, 70, 2, device="cuda")]
     state = torch.zeros(2, 2, 64, 64, device="cuda")
-    torch.library.opcheck(fla_forward, (*made, *rates, state), test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(fla_forward, (*tensors, *rates, state), test_utils=("test_schema", "test_faketensor"))

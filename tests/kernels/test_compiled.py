@@ -17,14 +17,14 @@ KERNELS = {
     "softmax": "_forward _row_products _dq _dkv",
     "polar": "_forward _rows _dq _dkv",
     "polar_on_hopper": "_forward _rows _dq _dkv",
-    "forgetting": "_sums _forward _row_products _dq _dkv _sums_from_the_end",
-    "forgetting_on_hopper": "_sums _forgetting_forward",
+    "forgetting": "_prefix_sums _forward _row_products _dq _dkv _suffix_sums",
+    "forgetting_on_hopper": "_prefix_sums _forgetting_forward",
     "threshold": "_forward _row_products _dq _count _dkv",
     "contextual": "_forward _row_products _dq _dkv",
     "relative": "_forward _row_products _dq _dkv",
-    "wall": "_gate _edges _forward _row_products _dkv _dq _later _ungate",
+    "wall": "_gate _edges _forward _row_products _dkv _dq _suffix_sums _ungate",
     "wall_on_hopper": "_gate _edges _wall_forward",
-    "gated_delta": "_inverse _scan _readout _scan_back _pair_gradients _key_gradients _sum_heads",
+    "gated_delta": "_inverse _scan_states _readout _scan_states_backward _pair_gradients _key_gradients _sum_heads",
     "gated_delta_fla": (
         "l2norm_fwd_kernel l2norm_bwd_kernel chunk_local_cumsum_scalar_kernel "
         "chunk_gated_delta_rule_fwd_kkt_solve_kernel recompute_w_u_fwd_kernel prepare_wy_repr_bwd_kernel "
@@ -44,13 +44,13 @@ KERNELS = {
         "parallel_path_bwd_dq_kernel chunk_cumprod_householder_bwd_kernel parallel_path_bwd_intra_chunk_kernel "
         "intra_chunk_preprocess_bwd_kernel"
     ),
-    "omega": "_scan _readout _scan_back _orthogonal_scan _orthogonal_scan_back _gradients _over_chunks",
+    "omega": "_scan _readout _scan_backward _orthogonal_scan _orthogonal_scan_backward _gradients _sum_over_chunks",
     "convolutions": "_gated_forward _gated_backward _canon_forward _canon_backward",
     "cross_entropy": "_capped_rows",
     "eight_bits": "_cast _gate_backward",
     "sketch": "_forward _squares _backward",
-    "steps": "_ranges _merge _put _step _conv _heads",
-    "row_products": "_one _one_conv",
+    "steps": "_attend_range _merge_ranges _put _step _conv _heads",
+    "row_products": "_row_kernel _row_conv_kernel",
 }
 """Case of compiled.py -> names of the kernels that it launches."""
 

@@ -179,7 +179,7 @@ def test_keys_beyond_a_stretch(name: str, keys: int, window: int | None, monkeyp
     op = OPERATIONS[name]
     args = threshold_inputs(70, 2, 1) if name == "threshold" else contextual_inputs(133, 2, 1, 30, shut=1.5)
     at_once = run(op.function, args, window=window, backend="triton")
-    monkeypatch.setattr(load_kernels(op.function.__module__.rpartition(".")[0]), "STRETCH", keys)
+    monkeypatch.setattr(load_kernels(op.function.__module__.rpartition(".")[0]), "SEGMENT_TOKENS", keys)
     results = run(op.function, args, window=window, backend="triton")
     assert all(torch.equal(a, b) for a, b in zip(results, at_once, strict=True))
     check(results, exactly(op, args, {"window": window}), 1, near=op.near, gradient=op.gradient)

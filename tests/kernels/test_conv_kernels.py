@@ -29,8 +29,8 @@ pytestmark = pytest.mark.usefixtures("unwritten_memory_is_nan")
 def test_canon_of_a_zero_token_is_finite() -> None:
     x = normal(1, 5, 2, 8)
     x[:, 2] = 0
-    found = run(canon, [x.requires_grad_(), normal(16, 3, seed=1).requires_grad_()], norm=True, backend="triton")
-    assert all(torch.isfinite(one).all() for one in found)
+    results = run(canon, [x.requires_grad_(), normal(16, 3, seed=1).requires_grad_()], norm=True, backend="triton")
+    assert all(torch.isfinite(result).all() for result in results)
 
 
 def cut(size: int, start: int) -> Callable[[Tensor], Tensor]:
@@ -48,7 +48,7 @@ def cut(size: int, start: int) -> Callable[[Tensor], Tensor]:
     lambda x: x.unflatten(-1, (-1, 8))[:, ::2],  # every second token
 ], 5))  # fmt: skip
 def test_canon_reads_views_where_they_lie(view: Callable[[Tensor], Tensor]) -> None:
-    """What lies between the view's numbers is NaN, and the gradients have the view's shape."""
+    """The memory between a view's numbers is NaN, and the gradients have the view's shape."""
     x = view(normal(2, 37, 24, seed=1))
     w = normal(x.shape[2] * x.shape[3], 4, seed=2)
     buffer = torch.full((2, 37, 24), torch.nan)
@@ -58,7 +58,7 @@ def test_canon_reads_views_where_they_lie(view: Callable[[Tensor], Tensor]) -> N
 
 
 @interpreted
-def test_canon_of_one_row_for_a_whole_batch() -> None:
+def test_canon_of_a_row_expanded_to_a_batch() -> None:
     x, w = normal(1, 21, 2, 8, seed=1).expand(3, -1, -1, -1), normal(16, 4, seed=2)
     ours = run(canon, [x.requires_grad_(), w.clone().requires_grad_()], norm=True, backend="triton")
     check(ours, run(canon_exact, double([x.contiguous(), w]), norm=True), 1, near=NEAR_NORMED, gradient=NEAR_NORMED)
@@ -103,13 +103,13 @@ def test_in_bf16_near_float64_and_the_same_bits_each_time(t: int, c: int, h: int
     for k in (1, 3, 4):
         gated = [normal(2, t, 3 * c, seed=1), normal(c, k, seed=2)]
         heads = [normal(2, t, h, d, seed=3), normal(h * d, k, seed=4)]
-        for function, naive, made in (
+        for function, naive, inputs in (
             (gated_causal_conv, gated_conv_exact, gated),
             (lambda x, w, backend: canon(x, w, norm=True, backend=backend), lambda x, w: canon(x, w, norm=True), heads),
         ):
-            args = [x.cuda().bfloat16().requires_grad_() for x in made]
+            args = [x.cuda().bfloat16().requires_grad_() for x in inputs]
             ours, again = (run(function, args, backend="triton") for _ in range(2))
             assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
-            found = run(naive, double(args))
+            expected = run(naive, double(args))
             # everything is rounded once, by at most 2^-8
-            assert max(distance(a, b) for a, b in zip(ours, found, strict=True)) <= 3.9e-3, (t, c, h, d, k)
+            assert max(distance(a, b) for a, b in zip(ours, expected, strict=True)) <= 3.9e-3, (t, c, h, d, k)

@@ -72,39 +72,39 @@ def test_a_negative_target_counts_for_nothing(backend: str, v: int, cap: float) 
     """Loss and gradients are those of the other tokens alone; the token's own gradient is zero, and with it alone all are."""
     args, targets = inputs(7, 5, v, scale=3.0)
     counts = torch.tensor([True, False, True, True, False, False, True])
-    some = targets.where(counts, -1)
-    ours = run(linear_cross_entropy_sum, args, some, cap=cap, chunk=3, backend=backend)
+    masked_targets = targets.where(counts, -1)
+    ours = run(linear_cross_entropy_sum, args, masked_targets, cap=cap, chunk=3, backend=backend)
     h, w, b = double(args)
     theirs = run(lambda h, w, b, targets, **kw: linear_cross_entropy_reference(h[counts], w, b, targets, **kw),
                  [h, w, b], targets[counts], cap=cap)  # fmt: skip
     check(ours, theirs, 1e-5)
     assert torch.equal(ours[1][~counts], torch.zeros(3, 5))
     assert all(
-        not one.any()
-        for one in run(linear_cross_entropy_sum, args, torch.full((7,), -1), cap=cap, chunk=3, backend=backend)
+        not gradient.any()
+        for gradient in run(linear_cross_entropy_sum, args, torch.full((7,), -1), cap=cap, chunk=3, backend=backend)
     )
     for losses in (
-        linear_cross_entropy(*args, some, cap=cap, chunk=3),
-        linear_cross_entropy_reference(*args, some, cap=cap),
-        linear_cross_entropy(*(x.detach() for x in args), some, cap=cap, chunk=3),
+        linear_cross_entropy(*args, masked_targets, cap=cap, chunk=3),
+        linear_cross_entropy_reference(*args, masked_targets, cap=cap),
+        linear_cross_entropy(*(x.detach() for x in args), masked_targets, cap=cap, chunk=3),
     ):
         assert torch.equal(losses == 0, ~counts)
         assert abs(losses.sum().item() - theirs[0].item()) <= 1e-5 * abs(theirs[0].item())
-    check(run(linear_cross_entropy, args, some, cap=cap, chunk=3), theirs, 1e-5)
+    check(run(linear_cross_entropy, args, masked_targets, cap=cap, chunk=3), theirs, 1e-5)
 
 
 @interpreted
 @pytest.mark.parametrize(("cap", "level"), [(60.0, 1e4), (60.0, -1e4), (100.0, 1e4), (100.0, -1e4), (80.0, -1e4)])
-def test_logits_all_at_one_end(cap: float, level: float) -> None:
+def test_saturated_logits_have_exact_losses(cap: float, level: float) -> None:
     """exp(60) fits into float32 times any vocabulary, exp(100) alone does not; exp(-100) is zero."""
     n, v = 2, 5003
     h, w = torch.ones(n, 1), torch.full((v, 1), level) + normal(v, 1)
-    found = linear_cross_entropy_sum(h, w, torch.zeros(v), torch.tensor([0, 4999]), cap=cap, backend="triton")
+    loss = linear_cross_entropy_sum(h, w, torch.zeros(v), torch.tensor([0, 4999]), cap=cap, backend="triton")
     expected = linear_cross_entropy_reference(
         h.double(), w.double(), torch.zeros(v).double(), torch.tensor([0, 4999]), cap=cap
     )
-    assert found.item() == pytest.approx(expected.sum().item(), abs=n * rounding_bound(torch.float32, v))
-    assert found.item() == pytest.approx(n * 8.5178, abs=1e-2)  # ln 5003
+    assert loss.item() == pytest.approx(expected.sum().item(), abs=n * rounding_bound(torch.float32, v))
+    assert loss.item() == pytest.approx(n * 8.5178, abs=1e-2)  # ln 5003
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -120,8 +120,8 @@ def test_without_a_cap_it_is_torchs_cross_entropy(backend: str, monkeypatch: pyt
     check(run(linear_cross_entropy_sum, args, targets, cap=math.inf, chunk=5), exact, NEAR)
     check(run(linear_cross_entropy, args, targets, cap=math.inf, chunk=5), exact, NEAR)
     with torch.no_grad():
-        found = linear_cross_entropy(*args, targets, cap=math.inf, chunk=5)
-        assert (found.double() - plain(*double(args), targets)).abs().max() <= NEAR
+        losses = linear_cross_entropy(*args, targets, cap=math.inf, chunk=5)
+        assert (losses.double() - plain(*double(args), targets)).abs().max() <= NEAR
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -132,8 +132,8 @@ def test_without_a_bias(backend: str, cap: float) -> None:
     capped = z if cap == math.inf else cap * z / torch.sqrt(z * z + cap * cap)
     expected = torch.nn.functional.cross_entropy(capped, targets, reduction="sum")
     wanted = [expected.detach(), *torch.autograd.grad(expected, (h, w))]
-    found = linear_cross_entropy_sum(h, w, None, targets, cap=cap, chunk=4, backend=backend)
-    check([found.detach(), *torch.autograd.grad(found, (h, w))], wanted, 2e-5)
+    loss = linear_cross_entropy_sum(h, w, None, targets, cap=cap, chunk=4, backend=backend)
+    check([loss.detach(), *torch.autograd.grad(loss, (h, w))], wanted, 2e-5)
     for chunk in (4, 100):
         losses = linear_cross_entropy(h, w, None, targets, cap=cap, chunk=chunk)
         check([losses.sum().detach(), *torch.autograd.grad(losses.sum(), (h, w))], wanted, 2e-5)
@@ -142,7 +142,7 @@ def test_without_a_bias(backend: str, cap: float) -> None:
         assert (bare - losses).abs().max() <= 2e-5
     with torch.no_grad():
         bare = linear_cross_entropy_sum(h, w, None, targets, cap=cap, backend=backend)
-    assert (bare - found).abs() <= 2e-5 * found
+    assert (bare - loss).abs() <= 2e-5 * loss
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -170,24 +170,24 @@ def test_sums_and_losses_of_single_tokens_without_gradients(
     total = linear_cross_entropy_sum(*args, targets, cap=15.0, chunk=chunk, backend=backend)
     with torch.no_grad():
         without = linear_cross_entropy_sum(*args, targets, cap=15.0, chunk=chunk, backend=backend)
-        found = linear_cross_entropy(*args, targets, cap=15.0, chunk=chunk)
+        losses = linear_cross_entropy(*args, targets, cap=15.0, chunk=chunk)
         expected = linear_cross_entropy_reference(*double(args), targets, cap=15.0)
     frozen = linear_cross_entropy_sum(*(x.detach() for x in args), targets, cap=15.0, chunk=chunk, backend=backend)
     assert not without.requires_grad
     assert torch.equal(without, total.detach())
     assert torch.equal(frozen, without)
-    assert found.dtype == torch.float32
-    assert (found.double() - expected).abs().max() <= NEAR
+    assert losses.dtype == torch.float32
+    assert (losses.double() - expected).abs().max() <= NEAR
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("learns", [0, 1, 2])
-def test_one_input_that_learns_is_enough(backend: str, learns: int) -> None:
+def test_a_single_input_that_learns_is_enough(backend: str, learns: int) -> None:
     args, targets = inputs(6, 4, 29)
-    whole = run(linear_cross_entropy_sum, args, targets, cap=15.0, backend=backend)
-    some = [x.detach().requires_grad_(index == learns) for index, x in enumerate(args)]
-    (grad,) = torch.autograd.grad(linear_cross_entropy_sum(*some, targets, cap=15.0, backend=backend), some[learns])
-    assert torch.equal(grad, whole[1 + learns])
+    all_gradients = run(linear_cross_entropy_sum, args, targets, cap=15.0, backend=backend)
+    leaves = [x.detach().requires_grad_(index == learns) for index, x in enumerate(args)]
+    (grad,) = torch.autograd.grad(linear_cross_entropy_sum(*leaves, targets, cap=15.0, backend=backend), leaves[learns])
+    assert torch.equal(grad, all_gradients[1 + learns])
 
 
 # --- on a GPU -----------------------------------------------------------------------------------------------------
@@ -198,20 +198,18 @@ def test_one_input_that_learns_is_enough(backend: str, learns: int) -> None:
     (1, 64, 5, 15.0, 8192), (37, 64, 4099, 15.0, 10), (300, 128, 50304, 15.0, 128), (129, 64, 12301, 100.0, 100),
     (300, 128, 50304, math.inf, 128),
 ])  # fmt: skip
-def test_in_bf16_errs_at_most_twice_as_much_as_the_plain_formula(
-    n: int, d: int, v: int, cap: float, chunk: int
-) -> None:
+def test_in_bf16_errs_at_most_twice_the_plain_formula(n: int, d: int, v: int, cap: float, chunk: int) -> None:
     args, targets = inputs(n, d, v, scale=cap / 15 if cap < math.inf else 1.0)
     h = args[0].detach().cuda().bfloat16().requires_grad_()
     # as in training: activations in bf16, weights in float32
-    some = [h, *(x.detach().cuda().requires_grad_() for x in args[1:])]
+    leaves = [h, *(x.detach().cuda().requires_grad_() for x in args[1:])]
     targets = targets.cuda()
     ours, again = (
-        run(linear_cross_entropy_sum, some, targets, cap=cap, chunk=chunk, backend="triton") for _ in range(2)
+        run(linear_cross_entropy_sum, leaves, targets, cap=cap, chunk=chunk, backend="triton") for _ in range(2)
     )
     assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
-    exact = run(linear_cross_entropy_reference, double(some), targets, cap=cap)
-    plain = run(linear_cross_entropy_reference, some, targets, cap=cap)
+    exact = run(linear_cross_entropy_reference, double(leaves), targets, cap=cap)
+    plain = run(linear_cross_entropy_reference, leaves, targets, cap=cap)
 
     for a, b, c in zip(ours, exact, plain, strict=True):
         assert distance(a, b) <= 2 * max(distance(c, b), 1e-3)

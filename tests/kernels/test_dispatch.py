@@ -1,4 +1,4 @@
-"""Which implementation is taken, and the reason that goes into the record of a run."""
+"""Tests of the choice of backends, and of the reason that a run records."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> Non
     monkeypatch.setattr(dispatch, "_why_no_triton", inspect.unwrap(dispatch._why_no_triton))
 
 
-def answers(found: float) -> Callable[..., float]:
+def answers(relative_error: float) -> Callable[..., float]:
     """A self-test with that result."""
-    return lambda *args, seed: found
+    return lambda *args, seed: relative_error
 
 
 def no_test(*args: Any, seed: int) -> float:
@@ -94,9 +94,9 @@ def test_reasons_against_triton(name: str) -> None:
     """Strings are devices too, as torch has it."""
     assert CHOOSERS[name]("cpu", BF16) == ("torch", "Triton needs CUDA, the device is cpu")
     assert str(CHOOSERS[name](CPU, torch.float32)) == "torch (Triton needs CUDA, the device is cpu)"
-    found = CHOOSERS[name](CUDA, torch.float32)
-    assert found.backend == "torch"
-    assert "the kernels compute in 16 bits, the activations are torch.float32" in found.reason
+    choice = CHOOSERS[name](CUDA, torch.float32)
+    assert choice.backend == "torch"
+    assert "the kernels compute in 16 bits, the activations are torch.float32" in choice.reason
 
 
 @pytest.mark.usefixtures("hopper")
@@ -104,9 +104,9 @@ def test_reasons_against_triton(name: str) -> None:
 @pytest.mark.parametrize("d", [8, 20, 96, 512])
 def test_head_sizes_that_the_kernels_do_not_have(name: str, d: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gated_delta, "why_no_fla", lambda device, dtype: "no fla")
-    found = CHOOSERS[name](CUDA, BF16, d)
-    assert found.backend == "torch"
-    assert f"a power of two from 16 to 256, got {d}" in found.reason
+    choice = CHOOSERS[name](CUDA, BF16, d)
+    assert choice.backend == "torch"
+    assert f"a power of two from 16 to 256, got {d}" in choice.reason
 
 
 @pytest.mark.usefixtures("hopper")
@@ -130,24 +130,24 @@ def test_old_gpus_and_machines_without_triton(dtype: torch.dtype, monkeypatch: p
 @pytest.mark.usefixtures("hopper")
 def test_a_self_test_decides() -> None:
     """Not a number is not believed either, and draws are asked for once, for the tensors in question."""
-    asked = []
+    calls = []
 
     def error(*args: Any, seed: int) -> float:
-        asked.append((args, seed))
+        calls.append((args, seed))
         return 0.004
 
     assert attention_choice("op", CUDA, BF16, 64, error) == ("triton", f"Triton {dispatch.version('triton')}")
-    assert asked == [((CUDA, BF16, 64, "triton"), seed) for seed in range(3)]
+    assert calls == [((CUDA, BF16, 64, "triton"), seed) for seed in range(3)]
     assert attention_choice("op", CUDA, BF16, 64, answers(dispatch.SELF_TEST)).backend == "triton"
-    for wrong, told in ((0.5, "0.5"), (float("nan"), "nan"), (float("inf"), "inf")):
-        found = attention_choice("op", CUDA, BF16, 64, answers(wrong))
-        assert found == ("torch", f"the self-test of op found a relative error of {told}")
+    for wrong, error_text in ((0.5, "0.5"), (float("nan"), "nan"), (float("inf"), "inf")):
+        choice = attention_choice("op", CUDA, BF16, 64, answers(wrong))
+        assert choice == ("torch", f"the self-test of op found a relative error of {error_text}")
 
 
 @pytest.mark.usefixtures("hopper")
 def test_a_self_test_that_cannot_run_says_why() -> None:
     """A kernel that does not compile here is not taken, and the last line of what was said is the reason."""
-    for raised, told in (
+    for raised, error_text in (
         (RuntimeError("In file k.py\nout of resource: shared memory"), "RuntimeError: out of resource: shared memory"),
         (NotImplementedError(), "NotImplementedError: no message"),
     ):
@@ -155,8 +155,8 @@ def test_a_self_test_that_cannot_run_says_why() -> None:
         def error(*args: Any, seed: int, raised: Exception = raised) -> float:
             raise raised
 
-        found = attention_choice("op", CUDA, BF16, 64, error)
-        assert found == ("torch", f"the self-test of op stopped with {told}")
+        choice = attention_choice("op", CUDA, BF16, 64, error)
+        assert choice == ("torch", f"the self-test of op stopped with {error_text}")
     with pytest.raises(KeyboardInterrupt):
         dispatch.failure("op", interrupted)
 
@@ -168,22 +168,24 @@ def interrupted(*, seed: int) -> float:
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("name", CHOOSERS)
 @pytest.mark.parametrize("wrong", [0.5, float("nan")])
-def test_what_fails_its_self_test_is_not_taken(name: str, wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_fail_their_self_test_are_not_chosen(
+    name: str, wrong: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gated_delta, "why_no_fla", lambda device, dtype: "no fla")
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
     for module in SELF_TESTS:
         monkeypatch.setattr(module, "_error", answers(wrong))
-    found = CHOOSERS[name](CUDA, BF16)
-    assert found.backend == "torch"
-    assert f"found a relative error of {wrong:.2g}" in found.reason
+    choice = CHOOSERS[name](CUDA, BF16)
+    assert choice.backend == "torch"
+    assert f"found a relative error of {wrong:.2g}" in choice.reason
     for module in SELF_TESTS:
         monkeypatch.setattr(module, "_error", answers(0.002))
     assert CHOOSERS[name](CUDA, BF16).backend == ("cudnn" if name == "softmax" else "triton")
 
 
 @pytest.mark.usefixtures("hopper")
-def test_full_softmax_attention_beside_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuDNN where it passes and need not repeat; ours where it refuses or fails; the reason says both."""
+def test_full_softmax_attention_prefers_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice is cuDNN where it passes and need not repeat, our kernels where it refuses or fails, with both reasons."""
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
     results: dict[str, Any] = {"triton": 0.002}
 
@@ -200,12 +202,12 @@ def test_full_softmax_attention_beside_cudnn(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(softmax, "_error", error)
     assert full(0.002) == ("cudnn", "cuDNN 91900")
     assert CHOOSERS["windowed"](CUDA, BF16).backend == "triton"
-    for wrong, told in (
+    for wrong, error_text in (
         (0.4, "found a relative error of 0.4"),
         (RuntimeError("No kernel."), "stopped with RuntimeError: No kernel."),
     ):
         assert full(wrong).backend == "triton"
-        assert full(wrong).reason.endswith(f"cuDNN attention {told}")
+        assert full(wrong).reason.endswith(f"cuDNN attention {error_text}")
     torch.use_deterministic_algorithms(True)
     try:
         assert full(0.002).backend == "triton"
@@ -220,34 +222,34 @@ def test_full_softmax_attention_beside_cudnn(monkeypatch: pytest.MonkeyPatch) ->
 def test_attention_on_hopper(op: Any, name: str, more: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Gluon for windows that leave the diagonal's tile whole, if it passes the self-test, else Triton with both reasons."""
     results: dict[str, Any] = {"triton": 0.002, "gluon": 0.002}
-    asked: list[Any] = []
+    calls: list[Any] = []
 
     def why_not(*args: Any) -> str | None:
-        asked.append(args)
+        calls.append(args)
         return "no room" if args[3] == 9 else None
 
     def available(*window: int) -> list[str]:
-        """What is right, best first, for benchmarks."""
+        """Return the backends that give right results, the chosen one first."""
         dispatch.failure.cache_clear()
-        found: list[str] = op.available(CUDA, BF16, 64, *window) if op is polar else []
-        return found
+        backends: list[str] = op.available(CUDA, BF16, 64, *window) if op is polar else []
+        return backends
 
     monkeypatch.setattr(dispatch, "why_not_gluon", why_not)
     monkeypatch.setattr(op, "_error", lambda device, dtype, d, backend, *, seed: results[backend])
     ours = f"Triton {dispatch.version('triton')}"
     assert op.choose_backend("cuda", BF16, 64, *more) == ("gluon", ours)
-    assert asked == [(CUDA, BF16, 64, None)]
+    assert calls == [(CUDA, BF16, 64, None)]
     assert op.choose_backend(CUDA, BF16, 64, *more, 300).backend == "gluon"
     assert op.choose_backend(CUDA, BF16, 64, *more, 9) == ("triton", f"{ours}; not Gluon: no room")
     assert [available(), available(9)] == (
         [["gluon", "triton", "torch"], ["triton", "torch"]] if op is polar else [[], []]
     )
-    for wrong, told in ((math.nan, "nan"), (0.5, "0.5")):
+    for wrong, error_text in ((math.nan, "nan"), (0.5, "0.5")):
         results["gluon"] = wrong
         dispatch.failure.cache_clear()
-        found = op.choose_backend(CUDA, BF16, 64, *more)
-        assert found.backend == "triton"
-        assert found.reason.endswith(f"the self-test of Gluon {name} attention found a relative error of {told}")
+        choice = op.choose_backend(CUDA, BF16, 64, *more)
+        assert choice.backend == "triton"
+        assert choice.reason.endswith(f"the self-test of Gluon {name} attention found a relative error of {error_text}")
     results["triton"] = 1.0
     assert available() == (["torch"] if op is polar else [])
     assert op.choose_backend("cpu", BF16, 64, *more).backend == "torch"
@@ -264,7 +266,7 @@ def test_version_of_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CHOOSERS)
-def test_kernels_are_taken_on_this_gpu(name: str) -> None:
+def test_kernels_are_chosen_on_this_gpu(name: str) -> None:
     """From Ampere on nothing is left to torch, and every self-test passes."""
     if torch.cuda.get_device_capability() >= (8, 0) and not (
         name == "softmax" and torch.cuda.get_device_capability() < (9, 0)
@@ -301,25 +303,25 @@ def test_a_self_test_that_passed_is_not_run_by_the_next_process(notes: Path, mon
             ran.append(case)
         return 0.01
 
-    def other(*case: Any, seed: int) -> float:
+    def second_error(*case: Any, seed: int) -> float:
         return error("other", *case, seed=seed)
 
-    def anew(op: str, test: Callable[..., float], *case: Any) -> int:
+    def run_in_new_process(op: str, test: Callable[..., float], *case: Any) -> int:
         dispatch.failure.cache_clear()
         assert dispatch.failure(op, test, *case) is None
         return len(ran)
 
     first = ("op", error, CUDA, BF16, 64)
-    assert (anew(*first), anew(*first)) == (1, 1)
+    assert (run_in_new_process(*first), run_in_new_process(*first)) == (1, 1)
     assert [note.read_text() for note in notes.iterdir()] == [f"op, {(CUDA, BF16, 64)}: relative error 0.01\n"]
     for count, changed in enumerate(
-        [("op", error, CUDA, BF16, 128), ("op 2", *first[1:]), ("op", other, *first[2:])], 2
+        [("op", error, CUDA, BF16, 128), ("op 2", *first[1:]), ("op", second_error, *first[2:])], 2
     ):
-        assert (anew(*changed), anew(*changed)) == (count, count)
+        assert (run_in_new_process(*changed), run_in_new_process(*changed)) == (count, count)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: -1)
-    assert (anew(*first), anew(*first)) == (5, 5)
+    assert (run_in_new_process(*first), run_in_new_process(*first)) == (5, 5)
     dispatch.cache_self_tests(None)
-    assert (anew(*first), anew(*first)) == (6, 7)
+    assert (run_in_new_process(*first), run_in_new_process(*first)) == (6, 7)
 
 
 @pytest.mark.parametrize("wrong", [0.5, math.nan, RuntimeError("out of resource")])
@@ -327,12 +329,12 @@ def test_what_fails_is_tried_again_by_the_next_process(notes: Path, wrong: float
     results = [wrong, 0.001]
 
     def error(*, seed: int) -> float:
-        found = results[0]
-        if seed == dispatch.DRAWS - 1 or isinstance(found, Exception):
+        choice = results[0]
+        if seed == dispatch.DRAWS - 1 or isinstance(choice, Exception):
             results.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        if isinstance(choice, Exception):
+            raise choice
+        return choice
 
     assert dispatch.failure("op", error) is not None
     assert not notes.exists()
@@ -341,13 +343,13 @@ def test_what_fails_is_tried_again_by_the_next_process(notes: Path, wrong: float
     assert len(list(notes.iterdir())) == 1
 
 
-def test_the_worst_of_several_errors_is_told_and_what_is_no_number_is_worse() -> None:
+def test_worst_is_the_largest_error_and_nan_exceeds_all() -> None:
     wanted = [torch.tensor([3.0, 4.0]), torch.tensor([1.0])]
     assert dispatch.worst([torch.tensor([3.0, 4.5]), torch.tensor([1.02])], wanted) == pytest.approx(0.1)
     for bad in range(2):
-        found = [x.clone() for x in wanted]
-        found[bad][0] = math.nan
-        assert math.isnan(dispatch.worst(found, wanted))
+        actual = [x.clone() for x in wanted]
+        actual[bad][0] = math.nan
+        assert math.isnan(dispatch.worst(actual, wanted))
 
 
 def test_a_note_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
@@ -370,12 +372,12 @@ def test_a_note_is_for_the_sources_of_all_kernels(notes: Path, monkeypatch: pyte
 
 
 def test_the_hash_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
-    found = []
+    digests = []
     for text, name in (("a = 1", "a.py"), ("a = 1", "b.py"), ("a = 2", "b.py"), ("a = 2", "within/b.py")):
         (tmp_path / "within").mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
         (tmp_path / "other.txt").write_text(text)
         dispatch.sources.cache_clear()
-        found.append(dispatch.sources(tmp_path))
+        digests.append(dispatch.sources(tmp_path))
         (tmp_path / name).unlink()
-    assert len(set(found)) == 4
+    assert len(set(digests)) == 4

@@ -19,21 +19,21 @@ from torch._inductor.utils import run_and_get_code
 BACKENDS = ["torch", "scaled_mm"]
 
 
-def made(*shape: int, seed: int = 0, kind: torch.dtype = torch.float32) -> torch.Tensor:
+def normal_numbers(*shape: int, seed: int = 0, kind: torch.dtype = torch.float32) -> torch.Tensor:
     """Numbers of many sizes, so that some are below the smallest normal one of the type."""
     draw = torch.Generator().manual_seed(seed)
     size = torch.exp2(8 * torch.randn(shape, generator=draw))
     return (torch.randn(shape, generator=draw) * size).to(kind)
 
 
-def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+def relative(actual: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((actual.double() - wanted.double()).norm() / wanted.double().norm())
 
 
 @pytest.mark.parametrize("kind", [E4M3, E5M2])
 @pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
 def test_a_cast_takes_the_nearest_number_of_each_row(kind: torch.dtype, source: torch.dtype) -> None:
-    x = made(57, 131, seed=1, kind=source)
+    x = normal_numbers(57, 131, seed=1, kind=source)
     x[3] = 0
     x[5] *= 2.0**-60
     x[7] *= 2.0**40
@@ -58,15 +58,18 @@ def test_nearest_against_every_number_of_the_type() -> None:
         values = every.view(kind).double()
         values = values[values.isfinite()]
         x = torch.cat(
-            [made(1, 300, seed=2).double() % 2.0 ** MAX_EXPONENTS[kind], torch.tensor([[2.0 ** MAX_EXPONENTS[kind]]])],
+            [
+                normal_numbers(1, 300, seed=2).double() % 2.0 ** MAX_EXPONENTS[kind],
+                torch.tensor([[2.0 ** MAX_EXPONENTS[kind]]]),
+            ],
             1,
         )
         best = (x.flatten()[:, None] - values).abs().amin(1)
         assert torch.equal((round_to_type(x, kind) - x).abs().flatten(), best)
 
 
-def test_a_row_that_is_not_finite_is_told() -> None:
-    x = made(3, 16)
+def test_a_row_that_is_not_finite_becomes_nan() -> None:
+    x = normal_numbers(3, 16)
     x[0, 4], x[1, 2] = float("inf"), float("nan")
     q, scale = quantise(x, E4M3)
     assert bool((q.float() * scale)[:2].isnan().all())
@@ -80,16 +83,19 @@ def test_forward_and_backward_are_the_definition(
     backend: str, rows: tuple[int, ...], inputs: int, outputs: int, bias: bool
 ) -> None:
     kind = torch.float32 if backend == "torch" else torch.bfloat16
-    x, w = made(*rows, inputs, kind=kind).requires_grad_(), made(outputs, inputs, seed=1).requires_grad_()
-    b = made(outputs, seed=2).requires_grad_() if bias else None
+    x, w = (
+        normal_numbers(*rows, inputs, kind=kind).requires_grad_(),
+        normal_numbers(outputs, inputs, seed=1).requires_grad_(),
+    )
+    b = normal_numbers(outputs, seed=2).requires_grad_() if bias else None
     y = fp8_linear(x, w, b, backend=backend)
     assert (y.dtype, y.shape) == (kind, (*rows, outputs))
-    g = made(*rows, outputs, seed=3, kind=kind)
-    asked = [x, w] if b is None else [x, w, b]
-    grads = torch.autograd.grad(y, asked, g)
-    assert [one.dtype for one in grads] == [one.dtype for one in asked]
+    g = normal_numbers(*rows, outputs, seed=3, kind=kind)
+    leaves = [x, w] if b is None else [x, w, b]
+    grads = torch.autograd.grad(y, leaves, g)
+    assert [tensor.dtype for tensor in grads] == [tensor.dtype for tensor in leaves]
     if not y.numel():
-        assert not any(one.any() for one in grads[1:])
+        assert not any(gradient.any() for gradient in grads[1:])
         return
     close = 1e-5 if kind == torch.float32 else 5e-3
     assert relative(y.detach(), fp8_linear_reference(x, w, b).detach()) < close
@@ -99,11 +105,11 @@ def test_forward_and_backward_are_the_definition(
         flat_g.t() @ flat_x,
         flat_g.sum(0),
     ]
-    for found, one in zip(grads, wanted, strict=False):
-        assert relative(found.flatten(0, -2) if found.ndim > 2 else found, one) < close
+    for actual, expected in zip(grads, wanted, strict=False):
+        assert relative(actual.flatten(0, -2) if actual.ndim > 2 else actual, expected) < close
 
 
-def test_eight_bits_cost_this_much() -> None:
+def test_rounding_error_of_eight_bits_is_bounded() -> None:
     """Normal numbers: three bits of mantissa forward, two for the gradient of x, none lost in that of the weight."""
     draw = torch.Generator().manual_seed(0)
     x, w = (torch.randn(shape, generator=draw).requires_grad_() for shape in ((96, 256), (128, 256)))
@@ -118,8 +124,10 @@ def test_eight_bits_cost_this_much() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("function", [fp8_linear, fp8_gated_linear])
 @pytest.mark.parametrize("outputs", [48, rows.MIN_ROW_WIDTH + 16])
-def test_the_compiler_takes_forward_and_backward_as_one_graph_each(function: Any, outputs: int) -> None:
-    x, w, b = (made(*shape, seed=n).requires_grad_() for n, shape in enumerate(((5, 32), (outputs, 32), (outputs,))))
+def test_forward_and_backward_compile_to_a_graph_each(function: Any, outputs: int) -> None:
+    x, w, b = (
+        normal_numbers(*shape, seed=n).requires_grad_() for n, shape in enumerate(((5, 32), (outputs, 32), (outputs,)))
+    )
 
     def numbers(function: Any) -> list[torch.Tensor]:
         y = function(x, w, b, backend="torch")
@@ -139,24 +147,24 @@ def test_a_gated_layer_is_the_layer_and_the_gate(
     backend: str, shape: tuple[int, ...], outputs: int, bias: bool
 ) -> None:
     kind = torch.float32 if backend == "torch" else torch.bfloat16
-    x, w = made(*shape, 48, kind=kind).requires_grad_(), made(outputs, 48, seed=1).requires_grad_()
-    b = made(outputs, seed=2).requires_grad_() if bias else None
-    g = made(*shape, outputs // 2, seed=3, kind=kind)
-    asked = [x, w] if b is None else [x, w, b]
-    found = []
+    x, w = normal_numbers(*shape, 48, kind=kind).requires_grad_(), normal_numbers(outputs, 48, seed=1).requires_grad_()
+    b = normal_numbers(outputs, seed=2).requires_grad_() if bias else None
+    g = normal_numbers(*shape, outputs // 2, seed=3, kind=kind)
+    leaves = [x, w] if b is None else [x, w, b]
+    results = []
     for y in (fp8_gated_linear(x, w, b, backend=backend), squared_relu_gate(fp8_linear(x, w, b, backend=backend))):
         assert (y.dtype, y.shape) == (kind, (*shape, outputs // 2))
-        found.append([y.detach(), *torch.autograd.grad(y, asked, g)])
-    for one, other in zip(*found, strict=True):
-        assert one.dtype == other.dtype
+        results.append([y.detach(), *torch.autograd.grad(y, leaves, g)])
+    for gated, composed in zip(*results, strict=True):
+        assert gated.dtype == composed.dtype
         # sums over rows of 16 bits are added up in float32 by one, and as torch likes by the other
-        assert torch.equal(one, other) or relative(one, other) < 4e-3
-    assert all(torch.equal(*pair) for pair in zip(found[0][:3], found[1][:3], strict=True))
+        assert torch.equal(gated, composed) or relative(gated, composed) < 4e-3
+    assert all(torch.equal(*pair) for pair in zip(results[0][:3], results[1][:3], strict=True))
 
 
-def differently(q: torch.Tensor, other: torch.Tensor) -> int:
+def differently(q: torch.Tensor, expected: torch.Tensor) -> int:
     """Numbers of 8 bits that are not the same."""
-    return int((q.float() != other.float()).sum())
+    return int((q.float() != expected.float()).sum())
 
 
 def exact(kind: torch.dtype, *shape: int) -> torch.Tensor:
@@ -218,7 +226,7 @@ def test_the_gates_kernel_is_gate_cast_and_sum(
 ) -> None:
     # powers of two, of which products are some
     ag, dy = (exact(kind, count, size).float() for size in (2 * half, half))
-    ag, dy = ((one.sign() * torch.exp2(torch.log2(one.abs()).div(3).floor())).to(kind) for one in (ag, dy))
+    ag, dy = ((tensor.sign() * torch.exp2(torch.log2(tensor.abs()).div(3).floor())).to(kind) for tensor in (ag, dy))
     check_gate(ag, dy)
 
 
@@ -226,33 +234,33 @@ def test_the_gates_kernel_is_gate_cast_and_sum(
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_a_gpu_any_numbers_are_cast_to_the_same_bits(kind: torch.dtype) -> None:
     for count, width in [*CASTS, (1000, 8192)]:
-        check_cast(made(count, width, seed=4, kind=kind).cuda())
+        check_cast(normal_numbers(count, width, seed=4, kind=kind).cuda())
     for count, half in [*GATES, (3000, 4096)]:
-        ag, dy = (made(count, size, seed=5).clamp(-1e3, 1e3).to(kind).cuda() for size in (2 * half, half))
+        ag, dy = (normal_numbers(count, size, seed=5).clamp(-1e3, 1e3).to(kind).cuda() for size in (2 * half, half))
         check_gate(ag, dy)
 
 
 @interpreted
 def test_wide_gradients_take_the_kernel_where_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "choose_backend", lambda device, dtype: rows.BackendChoice("triton", "asked for"))
-    asked: list[int] = []
+    widths: list[int] = []
     cast = rows.cast_rows
-    monkeypatch.setattr(rows, "cast_rows", lambda g: (asked.append(g.shape[1]), cast(g))[1])
+    monkeypatch.setattr(rows, "cast_rows", lambda g: (widths.append(g.shape[1]), cast(g))[1])
     for width in (rows.MIN_ROW_WIDTH - 1, rows.MIN_ROW_WIDTH, rows.MAX_ROW_WIDTH + 1):
         g = exact(torch.bfloat16, 2, width)
-        for one, other in zip(rows.quantise_gradient(g), quantise(g, E5M2), strict=True):
-            assert torch.equal(one.float(), other.float())
-    assert asked == [rows.MIN_ROW_WIDTH]
+        for actual, expected in zip(rows.quantise_gradient(g), quantise(g, E5M2), strict=True):
+            assert torch.equal(actual.float(), expected.float())
+    assert widths == [rows.MIN_ROW_WIDTH]
 
 
 def test_the_self_test_of_casts_takes_another_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gradient rounded once, as the kernel's, and not after each operation: single rows then have another power of two as s."""
-    other_scales = []
+    changed_scales = []
 
     def rounded_once(ag: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
         d = squared_relu_gate_backward(ag.float(), dy.float()).bfloat16()
         q, s = quantise(d, E5M2)
-        other_scales.append(int((s != rows._gate_backward(ag, dy)[2]).sum()))
+        changed_scales.append(int((s != rows._gate_backward(ag, dy)[2]).sum()))
         return d, q, s, d.sum(0, dtype=torch.float32)
 
     monkeypatch.setattr(rows, "cast_rows", lambda g: quantise(g, E5M2))
@@ -260,14 +268,14 @@ def test_the_self_test_of_casts_takes_another_rounding(monkeypatch: pytest.Monke
     case = torch.device("cpu"), torch.bfloat16
     errors = [rows._error(*case, seed=seed) for seed in range(6)]
     assert 0.01 < max(errors) <= SELF_TEST
-    assert max(other_scales) > 0
+    assert max(changed_scales) > 0
 
 
 @pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler of C++")
 def test_a_cast_is_in_the_kernel_of_the_norm_before_it() -> None:
     """Maximum, scale and cast are no passes of their own, with the compiler's code for the CPU."""
-    x, w = made(64, 256, kind=torch.bfloat16), made(256, seed=1)
+    x, w = normal_numbers(64, 256, kind=torch.bfloat16), normal_numbers(256, seed=1)
     both = torch.compile(lambda x, w: quantise(rms_norm(x, w, 1e-6), E4M3), fullgraph=True, dynamic=False)
     (q, scale), (code,) = run_and_get_code(both, x, w)
     assert code.count('extern "C"') == 1

@@ -34,8 +34,8 @@ def test_fast_decay_neither_overflows_nor_gives_nan() -> None:
 
 def test_reading_back_what_was_just_written() -> None:
     _, k, v, gamma, beta = inputs()
-    one = torch.ones_like(beta)
-    r = gated_delta(k, k, v, torch.zeros_like(gamma)[:, :, :J], one[:, :, :J], chunk=16)
+    ones = torch.ones_like(beta)
+    r = gated_delta(k, k, v, torch.zeros_like(gamma)[:, :, :J], ones[:, :, :J], chunk=16)
     assert (r - v).abs().max() <= 1e-12
 
 
@@ -51,10 +51,10 @@ def test_orthonormal_keys_are_all_recalled() -> None:
 @pytest.mark.parametrize("cut", [1, 30, 64])
 def test_a_carried_state_continues_the_sequence(cut: int) -> None:
     args = inputs()
-    whole, last = gated_delta(*args, return_state=True)
+    full_readout, last = gated_delta(*args, return_state=True)
     first, state = gated_delta(*(x[:, :cut] for x in args), return_state=True)
     second, end = gated_delta(*(x[:, cut:] for x in args), initial_state=state, return_state=True)
-    assert (torch.cat([first, second], 1) - whole).abs().max() <= 1e-12
+    assert (torch.cat([first, second], 1) - full_readout).abs().max() <= 1e-12
     assert (end - last).abs().max() <= 1e-12
 
 
@@ -108,7 +108,7 @@ def test_backend_choice() -> None:
     assert fla_is_right((8, 9), "3.6.0")
 
 
-def test_deterministic_runs_never_take_the_backend_that_is_tuned_by_the_clock() -> None:
+def test_deterministic_runs_never_choose_fla() -> None:
     torch.use_deterministic_algorithms(True)
     try:
         reason = why_no_fla(torch.device("cuda"), torch.bfloat16)
@@ -133,11 +133,11 @@ def test_running_sum_is_cumsum() -> None:
     (64, torch.bfloat16, "fast"), (32, torch.bfloat16, "kept"), (16, torch.bfloat16, "zeros"), (64, torch.float16, "zeros"),
     (128, torch.float32, "plain"),
 ])  # fmt: skip
-def test_other_sizes_types_and_gates_on_a_gpu(d: int, dtype: torch.dtype, kind: str) -> None:
+def test_sizes_dtypes_and_gates_on_a_gpu(d: int, dtype: torch.dtype, kind: str) -> None:
     args = in_type(delta_inputs(130, d=d, kind=kind, first=True), dtype, 3, "cuda")
     bound = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 1e-5}[dtype]
-    for found, wanted in zip(run(delta_rule, args, backend="triton"), run(delta_rule, double(args)), strict=True):
+    for actual, wanted in zip(run(delta_rule, args, backend="triton"), run(delta_rule, double(args)), strict=True):
         if dtype == torch.float16 and not wanted.abs().max() < 6e4:
             # a zero key's gradient is 1e12 times that of its direction, beyond float16
-            found, wanted = found[wanted.abs() < 6e4].nan_to_num(), wanted[wanted.abs() < 6e4]
-        assert (found.double() - wanted).norm() <= bound * wanted.norm()
+            actual, wanted = actual[wanted.abs() < 6e4].nan_to_num(), wanted[wanted.abs() < 6e4]
+        assert (actual.double() - wanted).norm() <= bound * wanted.norm()

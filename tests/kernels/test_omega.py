@@ -45,7 +45,7 @@ def naive(
             args = q[at], k[at], v[at], rates.log_keep_BTH[at].exp(), rates.step_BTH[at], rates.weight_BTH[at], slow
             reads[at], end = omega_reference(*args, layers, **options)
             ends.append(end)
-    return reads, [torch.stack(found).unflatten(0, (B, H)) for found in zip(*ends, strict=True)]
+    return reads, [torch.stack(matrices).unflatten(0, (B, H)) for matrices in zip(*ends, strict=True)]
 
 
 @pytest.mark.parametrize("orthogonal", ["none", "chunk", "token"])
@@ -64,16 +64,16 @@ def test_it_is_the_loop_of_gradients(kind: str, slow: bool, orthogonal: str, t: 
 
 
 @pytest.mark.parametrize("orthogonal", ["none", "chunk", "token"])
-def test_in_pieces_it_is_the_whole(orthogonal: Any) -> None:
+def test_a_sequence_in_pieces_equals_a_single_call(orthogonal: Any) -> None:
     q, k, v, rates = drawn(23, slow=True)
     start = first_state(memory("network"), B, H, F, X, 4)
-    whole, last = omega(q, k, v, rates, start, window=4, chunk=5, orthogonal=orthogonal)
-    state, found = start, []
+    full_readout, last = omega(q, k, v, rates, start, window=4, chunk=5, orthogonal=orthogonal)
+    state, readouts = start, []
     for part in (slice(0, 5), slice(5, 20), slice(20, 23)):
         piece = Rates(*(None if rate is None else rate[:, part] for rate in rates))  # type: ignore[arg-type]
         y, state = omega(q[:, part], k[:, part], v[:, part], piece, state, window=4, chunk=5, orthogonal=orthogonal)
-        found.append(y)
-    assert (torch.cat(found, 1) - whole).abs().max() <= 1e-13
+        readouts.append(y)
+    assert (torch.cat(readouts, 1) - full_readout).abs().max() <= 1e-13
     for a, b in zip([*state.layers, *state.momenta, *state[2:]], [*last.layers, *last.momenta, *last[2:]], strict=True):
         assert (a - b).abs().max() <= 1e-13
 
@@ -81,9 +81,9 @@ def test_in_pieces_it_is_the_whole(orthogonal: Any) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "orthogonal"), [("matrix", "token"), *(("network", one) for one in ("none", "chunk", "token"))]
+    ("kind", "orthogonal"), [("matrix", "token"), *(("network", mode) for mode in ("none", "chunk", "token"))]
 )
-def test_the_compiler_sees_one_operation_for_all_rounds(kind: str, orthogonal: Any, slow: bool) -> None:
+def test_the_compiler_sees_a_single_op_for_all_chunks(kind: str, orthogonal: Any, slow: bool) -> None:
     """The same numbers and gradients, of rates, first state and last state too, with a last chunk that is not whole."""
     q, k, v, rates = drawn(23, slow=slow)
     leaves = [x.requires_grad_() for x in (q, k, v, *(rate for rate in rates if rate is not None), *memory(kind))]
@@ -101,7 +101,7 @@ def test_the_compiler_sees_one_operation_for_all_rounds(kind: str, orthogonal: A
 
     torch._dynamo.reset()
     try:
-        found, wanted = torch.compile(both, fullgraph=True, backend=seen)(), both()
+        actual, wanted = torch.compile(both, fullgraph=True, backend=seen)(), both()
         assert [name for name in nodes if "omega_rounds" in name] == ["atma.omega_rounds.default"]
         assert len(nodes) < 60
         compiled = torch.compile(both, fullgraph=True, backend="aot_eager")()
@@ -109,7 +109,7 @@ def test_the_compiler_sees_one_operation_for_all_rounds(kind: str, orthogonal: A
         torch._dynamo.reset()
     weights = [normal(*x.shape, seed=40 + i) for i, x in enumerate(wanted)]
     expected = torch.autograd.grad(sum((x * w).sum() for x, w in zip(wanted, weights, strict=True)), leaves)
-    for ours in (found, compiled):
+    for ours in (actual, compiled):
         for a, b in zip(ours, wanted, strict=True):
             assert (a - b).abs().max() <= 1e-12
         grads = torch.autograd.grad(sum((x * w).sum() for x, w in zip(ours, weights, strict=True)), leaves)
@@ -117,8 +117,8 @@ def test_the_compiler_sees_one_operation_for_all_rounds(kind: str, orthogonal: A
             assert (a - b).abs().max() <= 1e-10 * (1 + b.abs().max())
 
 
-def test_one_pair_at_a_time_is_the_gated_delta_rule() -> None:
-    """gamma = 1 - a, beta = theta/gamma and v times gamma, as the relation to Titans says."""
+def test_a_window_of_a_single_pair_is_the_gated_delta_rule() -> None:
+    """The relation to Titans: gamma = 1 - a, beta = theta/gamma, and v times gamma."""
     q, k, v, rates = drawn(17, slow=False)
     q, k = unit(q[..., :X]), unit(k[..., :X])
     start = first_state([torch.zeros(X, X, dtype=torch.float64)], B, H, X, X, 1)
@@ -146,7 +146,7 @@ def test_a_window_of_all_is_the_loss_of_all_pairs_before() -> None:
 @pytest.mark.parametrize("orthogonal", ["none", "chunk", "token"])
 @pytest.mark.parametrize("kind", ["matrix", "network"])
 def test_a_step_lessens_the_loss(kind: str, orthogonal: Any) -> None:
-    """Of 100 draws of one window: down the gradient, not up."""
+    """100 draws of a window: the memory moves down the gradient, not up."""
     for seed in range(100):
         q, k, v, _ = drawn(4, slow=False, seed=100 + 10 * seed)
         start = first_state([0.3 * normal(*x.shape, seed=seed) for x in memory(kind)], B, H, F, X, 4)
@@ -163,13 +163,13 @@ def test_a_step_lessens_the_loss(kind: str, orthogonal: Any) -> None:
 def test_what_is_to_come_changes_nothing(orthogonal: Any) -> None:
     q, k, v, rates = drawn(11, slow=True)
     start = first_state(memory("matrix"), B, H, F, X, 3)
-    one, _ = omega(q, k, v, rates, start, window=3, chunk=4, orthogonal=orthogonal)
+    readout, _ = omega(q, k, v, rates, start, window=3, chunk=4, orthogonal=orthogonal)
     later = drawn(11, slow=True, seed=50)
     q2, k2, v2 = (torch.cat([a[:, :6], b[:, 6:]], 1) for a, b in zip((q, k, v), later[:3], strict=True))
     rates2 = Rates(*(torch.cat([a[:, :6], b[:, 6:]], 1) for a, b in zip(rates, later[3], strict=True)))  # type: ignore[arg-type, type-var]
     two, _ = omega(q2, k2, v2, rates2, start, window=3, chunk=4, orthogonal=orthogonal)
-    assert (one[:, :6] - two[:, :6]).abs().max() <= 1e-14
-    assert (one[:, 6:] - two[:, 6:]).abs().max() > 1e-2
+    assert (readout[:, :6] - two[:, :6]).abs().max() <= 1e-14
+    assert (readout[:, 6:] - two[:, 6:]).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize(("kind", "orthogonal", "slow", "chunk"), [
@@ -188,8 +188,8 @@ def test_gradients_are_those_of_differences(
     args += [normal(*x.shape, seed=30 + i) for i, x in enumerate((*empty.layers, *empty.momenta))]
 
     def run(*args: Tensor) -> tuple[Tensor, ...]:
-        given, state = args[: -2 * count], empty._replace(layers=args[-2 * count : -count], momenta=args[-count:])
-        y, end = omega(*given[:3], Rates(*given[3:]), state, window=2, chunk=chunk, orthogonal=orthogonal)
+        inputs, state = args[: -2 * count], empty._replace(layers=args[-2 * count : -count], momenta=args[-count:])
+        y, end = omega(*inputs[:3], Rates(*inputs[3:]), state, window=2, chunk=chunk, orthogonal=orthogonal)
         return y, *end.layers, *(end.momenta if slow else ())
 
     assert torch.autograd.gradcheck(run, [x.requires_grad_() for x in args], fast_mode=True)
@@ -215,27 +215,27 @@ def test_the_scan_keeps_the_rules_of_torch(orthogonal: str) -> None:
     felt, share = (normal(3, 2, 4, seed=seed).requires_grad_() for seed in (3, 4))
     numbers = [normal(3, 2, seed=seed).sigmoid().requires_grad_() for seed in (5, 6, 7)]
     start = [normal(2, X, F, seed=seed).requires_grad_() for seed in (8, 9)]
-    said = torch.library.opcheck(
+    outcome = torch.library.opcheck(
         scanned.scan, (keys, values, felt if orthogonal == "none" else None, share, *numbers, *start)
     )
-    assert set(said.values()) == {"SUCCESS"}, said
+    assert set(outcome.values()) == {"SUCCESS"}, outcome
 
 
 # --- Newton-Schulz ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("lowest", "low", "high"), [(1e-2, 0.68, 1.14), (1e-3, 0.47, 1.21)])
-def test_singular_values_come_near_one(lowest: float, low: float, high: float) -> None:
-    """Of matrices whose norm is 1 by one value alone, and the others spread below it."""
+def test_newton_schulz_brings_singular_values_near_1(lowest: float, low: float, high: float) -> None:
+    """The matrices have norm 1, most of it in a single singular value, and the others below it."""
     u, _ = torch.linalg.qr(normal(40, 40, seed=1))
     w, _ = torch.linalg.qr(normal(40, 40, seed=2))
     for value in torch.logspace(math.log10(lowest), 0, 40, dtype=torch.float64):
         sizes = torch.zeros(40, dtype=torch.float64)
         sizes[0], sizes[1] = value, (1 - value**2).sqrt()
-        found = torch.linalg.svdvals(newton_schulz(u @ torch.diag(sizes) @ w.mT))[:2]
-        left = found[sizes[:2] > lowest / 2]
-        assert low <= left.min()
-        assert found.max() <= high
+        singular_values = torch.linalg.svdvals(newton_schulz(u @ torch.diag(sizes) @ w.mT))[:2]
+        large_values = singular_values[sizes[:2] > lowest / 2]
+        assert low <= large_values.min()
+        assert singular_values.max() <= high
 
 
 def test_zero_stays_zero_and_tall_is_wide_turned() -> None:
@@ -247,7 +247,7 @@ def test_zero_stays_zero_and_tall_is_wide_turned() -> None:
 # --- features ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_product_of_two_is_the_first_terms_of_the_exponential() -> None:
+def test_poly2_products_are_the_first_terms_of_exp() -> None:
     q, k = normal(3, 7, seed=1), normal(3, 7, seed=2)
     s = (q * k).sum(-1)
     assert ((features.poly2(q) * features.poly2(k)).sum(-1) - (1 + s + s**2 / 2)).abs().max() <= 1e-12
@@ -256,19 +256,19 @@ def test_the_product_of_two_is_the_first_terms_of_the_exponential() -> None:
 
 
 @pytest.mark.parametrize("degree", [2, 4])
-def test_half_a_sketch_is_unbiased_and_a_whole_one_never_negative(degree: int) -> None:
+def test_half_sketch_is_unbiased_and_sketch_never_negative(degree: int) -> None:
     q, k = unit(normal(1, 1, 1, 6, seed=1)), unit(normal(1, 1, 1, 6, seed=2))
     draw = torch.Generator().manual_seed(0)
-    found, whole = [], []
+    halves, squares = [], []
     for _ in range(1000):
         draws = features.sketch_draws(1, 6, 4, degree, draw).double()
-        found.append((features.half_sketch(q, draws) * features.half_sketch(k, draws)).sum())
-        whole.append((features.sketch(q, draws) * features.sketch(k, draws)).sum())
-    products = torch.stack(found)
+        halves.append((features.half_sketch(q, draws) * features.half_sketch(k, draws)).sum())
+        squares.append((features.sketch(q, draws) * features.sketch(k, draws)).sum())
+    products = torch.stack(halves)
     right = (q * k).sum() ** (degree // 2)
     assert (products.mean() - right).abs() <= 3 * products.std() / math.sqrt(1000)
-    assert (torch.stack(whole) - products.square()).abs().max() <= 1e-12
-    assert torch.stack(whole).min() >= 0
+    assert (torch.stack(squares) - products.square()).abs().max() <= 1e-12
+    assert torch.stack(squares).min() >= 0
 
 
 # --- capacity ---------------------------------------------------------------------------------------------------------
@@ -283,11 +283,11 @@ def recalled(keys_NX: Tensor, feature: Any, *, passes: int) -> float:
     ones = torch.ones(1, k.shape[1], 1, dtype=torch.float64)
     start = first_state([torch.zeros(32, k.shape[-1], dtype=torch.float64)], 1, 1, k.shape[-1], 32, 1)
     _, end = omega(k, k, v, Rates(torch.zeros_like(ones), ones, ones), start, window=1, chunk=1)
-    said = unit(feature(keys_NX)) @ end.layers[0][0, 0].mT
-    return ((said @ values.mT).argmax(-1) == torch.arange(n)).double().mean().item()
+    recalled = unit(feature(keys_NX)) @ end.layers[0][0, 0].mT
+    return ((recalled @ values.mT).argmax(-1) == torch.arange(n)).double().mean().item()
 
 
-def test_as_many_orthonormal_pairs_as_channels_are_recalled() -> None:
+def test_a_matrix_recalls_a_pair_per_channel() -> None:
     keys = torch.linalg.qr(normal(64, 64, seed=1))[0]
     assert recalled(keys, lambda x: x, passes=1) == 1.0
 
@@ -305,6 +305,6 @@ def test_256_pairs_of_32_channels_fit_into_products_alone() -> None:
     keys, values = unit(normal(256, 32, seed=3)), normal(256, 32, seed=8).sign()
     for feature, share in ((features.poly2, 1.0), (lambda x: x, 0.7)):
         columns = unit(feature(keys))
-        said = columns @ torch.linalg.lstsq(columns, values, driver="gelsd").solution
-        right = ((said > 0) == (values > 0)).double().mean().item()
+        recalled = columns @ torch.linalg.lstsq(columns, values, driver="gelsd").solution
+        right = ((recalled > 0) == (values > 0)).double().mean().item()
         assert right == 1.0 if share == 1.0 else right < share

@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 NAMES = "readout memory momentum q k v keep step weight theta M0 S0 keys values weights".split()
 
 
-def made(b: int, t: int, h: int, x: int, window: int, slow: bool) -> list[Tensor]:
+def draw_inputs(b: int, t: int, h: int, x: int, window: int, slow: bool) -> list[Tensor]:
     """q, k, v, the rates' logits, and what a state carries."""
     logits = [normal(b, t, h, seed=10 + i) for i in range(3 + slow)]
     squares = [0.3 * normal(b, h, x, x, seed=20 + i) for i in (0, 1)]
@@ -37,23 +37,23 @@ def called(leaves: list[Tensor], **options: Any) -> tuple[Tensor, State]:
     return omega(unit(q), unit(k), v, rates, State((layer,), (momentum,), keys, values, weights), **options)
 
 
-def results(given: list[Tensor], *, ends: bool = True, **options: Any) -> list[Tensor]:
+def results(inputs: list[Tensor], *, ends: bool = True, **options: Any) -> list[Tensor]:
     """Readout, memory and momentum after the last token, and the gradients of everything given."""
-    leaves = [x.detach().clone().requires_grad_() for x in given]
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
     y, end = called(leaves, **options)
-    found = [y, *end.layers, *end.momenta]
-    weights = [normal(*x.shape, seed=90 + i).bfloat16().to(x) for i, x in enumerate(found)]
-    pairs = list(zip(found, weights, strict=True))[: 3 if ends else 1]
+    outputs = [y, *end.layers, *end.momenta]
+    weights = [normal(*x.shape, seed=90 + i).bfloat16().to(x) for i, x in enumerate(outputs)]
+    pairs = list(zip(outputs, weights, strict=True))[: 3 if ends else 1]
     loss = sum((x * w).sum() for x, w in pairs)
     assert isinstance(loss, Tensor)
     grads = torch.autograd.grad(loss, leaves, materialize_grads=True)
-    return [x.detach() for x in (*found, *grads)]
+    return [x.detach() for x in (*outputs, *grads)]
 
 
-def off(found: Tensor, wanted: Tensor) -> float:
+def off(actual: Tensor, wanted: Tensor) -> float:
     """Relative, in the norm; absolute where nothing is wanted."""
     size = wanted.norm()
-    return float((found.double() - wanted).norm() / (size if size > 1e-9 else 1.0))
+    return float((actual.double() - wanted).norm() / (size if size > 1e-9 else 1.0))
 
 
 CASES = [
@@ -80,42 +80,45 @@ def test_kernels_are_near_float64(
     b: int, t: int, h: int, x: int, window: int, chunk: int, orthogonal: Any, slow: bool
 ) -> None:
     """From a memory, a momentum and a window that are not empty, and with gradients of the state after the last token."""
-    given, how = made(b, t, h, x, window, slow), {"window": window, "chunk": chunk, "orthogonal": orthogonal}
-    ours = results(given, backend="triton", **how)
-    theirs = results([x.double() for x in given], backend="torch", **how)
+    inputs, how = draw_inputs(b, t, h, x, window, slow), {"window": window, "chunk": chunk, "orthogonal": orthogonal}
+    ours = results(inputs, backend="triton", **how)
+    theirs = results([x.double() for x in inputs], backend="torch", **how)
     # an orthogonal step enlarges small singular values, together some tens of times
     near = {"none": rounding_bound(torch.float32, 64), "chunk": rounding_bound(torch.float32, 64, condition=35)}
     names = NAMES if slow else (*NAMES[:9], *NAMES[10:])
-    for name, found, wanted in zip(names, ours, theirs, strict=True):
-        assert found.shape == wanted.shape, name
-        assert off(found, wanted) <= near[orthogonal], name
+    for name, actual, wanted in zip(names, ours, theirs, strict=True):
+        assert actual.shape == wanted.shape, name
+        assert off(actual, wanted) <= near[orthogonal], name
 
 
 @interpreted
 @pytest.mark.thorough
 @pytest.mark.usefixtures("unwritten_memory_is_nan")
 @pytest.mark.parametrize("orthogonal", ["none", "chunk"])
-def test_without_a_gradient_of_the_end_and_again_it_is_the_same_to_the_bit(orthogonal: Any) -> None:
-    given, how = made(1, 40, 2, 16, 5, True), {"window": 5, "chunk": 8, "orthogonal": orthogonal}
-    ours, again = (results(given, ends=False, backend="triton", **how) for _ in range(2))
-    theirs = results([x.double() for x in given], ends=False, backend="torch", **how)
-    for name, found, same, wanted in zip(NAMES, ours, again, theirs, strict=True):
-        assert torch.equal(found, same), name
-        assert off(found, wanted) <= 1e-4, name
+def test_gradients_repeat_bit_for_bit_without_a_final_gradient(orthogonal: Any) -> None:
+    inputs, how = draw_inputs(1, 40, 2, 16, 5, True), {"window": 5, "chunk": 8, "orthogonal": orthogonal}
+    ours, again = (results(inputs, ends=False, backend="triton", **how) for _ in range(2))
+    theirs = results([x.double() for x in inputs], ends=False, backend="torch", **how)
+    for name, actual, same, wanted in zip(NAMES, ours, again, theirs, strict=True):
+        assert torch.equal(actual, same), name
+        assert off(actual, wanted) <= 1e-4, name
 
 
 @interpreted
 @pytest.mark.thorough
 @pytest.mark.parametrize("orthogonal", ["none", "chunk"])
-def test_in_pieces_it_is_the_whole(orthogonal: Any) -> None:
-    given, how = made(1, 40, 2, 16, 6, True), {"window": 6, "chunk": 8, "orthogonal": orthogonal, "backend": "triton"}
-    whole, last = called(given, **how)
-    found, state = [], given[-5:]
+def test_a_sequence_in_pieces_equals_a_single_call(orthogonal: Any) -> None:
+    inputs, how = (
+        draw_inputs(1, 40, 2, 16, 6, True),
+        {"window": 6, "chunk": 8, "orthogonal": orthogonal, "backend": "triton"},
+    )
+    full_readout, last = called(inputs, **how)
+    readouts, state = [], inputs[-5:]
     for part in (slice(0, 8), slice(8, 32), slice(32, 40)):
-        y, end = called([*(x[:, part] for x in given[:7]), *state], **how)
-        found.append(y)
+        y, end = called([*(x[:, part] for x in inputs[:7]), *state], **how)
+        readouts.append(y)
         state = [*end.layers, *end.momenta, *end[2:]]
-    assert (torch.cat(found, 1) - whole).abs().max() <= 1e-5
+    assert (torch.cat(readouts, 1) - full_readout).abs().max() <= 1e-5
     for a, b in zip(state, [*last.layers, *last.momenta, *last[2:]], strict=True):
         assert (a - b).abs().max() <= 1e-5
 
@@ -137,18 +140,18 @@ def test_orthogonal_steps_of_float16_operands_pass_the_self_test(x: int) -> None
 @pytest.mark.thorough
 def test_no_size_of_values_or_gradients_leaves_float16(scale: float, of: str) -> None:
     """A chunk's steps are the same whatever the length of its momentum, and gradients are proportional."""
-    given, how = made(1, 48, 1, 16, 4, True), {"window": 4, "chunk": 16, "orthogonal": "chunk"}
-    given = [x.bfloat16() if x.ndim == 4 and x.shape[1] == 48 else x for x in given]
+    inputs, how = draw_inputs(1, 48, 1, 16, 4, True), {"window": 4, "chunk": 16, "orthogonal": "chunk"}
+    inputs = [x.bfloat16() if x.ndim == 4 and x.shape[1] == 48 else x for x in inputs]
     if of == "values":
-        given[2], given[-2] = given[2] * scale, given[-2] * scale
-        given[-5], given[-4] = given[-5] * scale, given[-4] * scale
-    found = []
+        inputs[2], inputs[-2] = inputs[2] * scale, inputs[-2] * scale
+        inputs[-5], inputs[-4] = inputs[-5] * scale, inputs[-4] * scale
+    gradients = []
     for backend, kind in (("triton", torch.bfloat16), ("torch", torch.float32)):
-        leaves = [x.to(kind if x.dtype == torch.bfloat16 else x.dtype).requires_grad_() for x in given]
+        leaves = [x.to(kind if x.dtype == torch.bfloat16 else x.dtype).requires_grad_() for x in inputs]
         y, _ = called(leaves, backend=backend, **how)
         grads = torch.autograd.grad((y.float() * (scale if of == "gradients" else 1.0)).sum(), leaves[:-5])
-        found.append([y.detach(), *grads])
-    for a, b in zip(*found, strict=True):
+        gradients.append([y.detach(), *grads])
+    for a, b in zip(*gradients, strict=True):
         assert a.isfinite().all()
         # what reaches the rates through values of 1e-4 beside steps of length 1 is a difference
         assert off(a, b.double()) <= 2 * SELF_TEST
@@ -163,35 +166,37 @@ def test_ops_keep_the_rules_of_torch(orthogonal: str, slow: bool) -> None:
     n, c, seen, g, x = 2, 4, 6, 2, 16
     q, k, v = (normal(1, tokens, g, x, seed=i).requires_grad_() for i, tokens in enumerate((8, 10, 10)))
     plain = orthogonal == "none"
-    kept, step = (normal(n, g, c, seed=i).sigmoid().requires_grad_() for i in (3, 4))
+    memory_decay, step = (normal(n, g, c, seed=i).sigmoid().requires_grad_() for i in (3, 4))
     felt = normal(n, g, c, seen, seed=5).requires_grad_() if plain else None
     share = normal(n, g, seen, seed=6).requires_grad_() if slow else None
     old, to = (normal(n, g, seed=i).sigmoid().requires_grad_() for i in (7, 8))
     squares = [normal(g, x, x, seed=i).requires_grad_() for i in (9, 10)]
-    rest = (kept, felt, step if plain and slow else None, share, old if slow else None, None if plain else to)
-    said = torch.library.opcheck(torch_op.forward, (q, k, v, *rest, *squares))
-    assert set(said.values()) == {"SUCCESS"}, said
+    rest = (memory_decay, felt, step if plain and slow else None, share, old if slow else None, None if plain else to)
+    outcome = torch.library.opcheck(torch_op.forward, (q, k, v, *rest, *squares))
+    assert set(outcome.values()) == {"SUCCESS"}, outcome
     y, last, momentum, *saved = (x.detach() for x in torch_op.forward(q, k, v, *rest, *squares))
     flat = [None if x is None else x.detach() for x in (v, *rest)]
     args = (y, last, momentum if slow else None, *saved[:2], *flat, *saved[2:])
     assert set(torch.library.opcheck(torch_op.backward, args).values()) == {"SUCCESS"}
 
 
-def test_what_the_kernels_do_not_take_is_told() -> None:
+def test_sizes_beyond_the_kernels_choose_torch_with_a_reason() -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     assert "needs CUDA" in choose_backend(cpu, torch.bfloat16, 128, 16, 16, "none", False).reason
     assert "float32" in choose_backend(cuda, torch.float32, 128, 16, 16, "none", False).reason
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("size", "window", "chunk", "orthogonal", "slow", "said"), [
+@pytest.mark.parametrize(("size", "window", "chunk", "orthogonal", "slow", "reason"), [
     (2145, 16, 16, "none", False, "one matrix"), (128, 16, 16, "token", True, "each token"),
     (128, 16, 128, "none", False, "chunks to 64"), (128, 66, 64, "none", False, "to 128"),
 ])  # fmt: skip
-def test_other_memories_are_torchs(size: int, window: int, chunk: int, orthogonal: Any, slow: bool, said: str) -> None:
+def test_memories_without_kernels_choose_torch(
+    size: int, window: int, chunk: int, orthogonal: Any, slow: bool, reason: str
+) -> None:
     chosen = choose_backend("cuda", torch.bfloat16, size, window, chunk, orthogonal, slow)
     assert chosen.backend == "torch"
-    assert said in chosen.reason
+    assert reason in chosen.reason
 
 
 @pytest.mark.gpu
@@ -204,13 +209,13 @@ def test_in_bf16_it_is_near_float32_and_repeats(
     t: int, h: int, x: int, window: int, chunk: int, orthogonal: Any, slow: bool
 ) -> None:
     """Two rows; torch's formulas in float32 are within 1e-5 of float64's."""
-    given = [x.cuda() for x in made(2, t, h, x, window, slow)]
-    given = [x.bfloat16() if x.ndim == 4 and x.shape[1] == t else x for x in given]
+    inputs = [x.cuda() for x in draw_inputs(2, t, h, x, window, slow)]
+    inputs = [x.bfloat16() if x.ndim == 4 and x.shape[1] == t else x for x in inputs]
     how = {"window": window, "chunk": chunk, "orthogonal": orthogonal}
     assert choose_backend("cuda", torch.bfloat16, x, window, chunk, orthogonal, slow).backend == "triton"
-    ours, again = (results(given, backend="triton", **how) for _ in range(2))
-    theirs = results([x.float() for x in given], backend="torch", **how)
+    ours, again = (results(inputs, backend="triton", **how) for _ in range(2))
+    theirs = results([x.float() for x in inputs], backend="torch", **how)
     names = NAMES if slow else (*NAMES[:9], *NAMES[10:])
-    for name, found, same, wanted in zip(names, ours, again, theirs, strict=True):
-        assert torch.equal(found, same), name
-        assert off(found, wanted.double()) <= SELF_TEST, name
+    for name, actual, same, wanted in zip(names, ours, again, theirs, strict=True):
+        assert torch.equal(actual, same), name
+        assert off(actual, wanted.double()) <= SELF_TEST, name

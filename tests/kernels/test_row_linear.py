@@ -41,10 +41,10 @@ def expected(args: list[Any], named: dict[str, Any]) -> Tensor:
 def to(
     dtype: torch.dtype, args: list[Any], named: dict[str, Any], device: str = "cpu"
 ) -> tuple[list[Any], dict[str, Any]]:
-    def cast(one: Any) -> Any:
-        return one.to(device, dtype) if isinstance(one, Tensor) else one
+    def cast(argument: Any) -> Any:
+        return argument.to(device, dtype) if isinstance(argument, Tensor) else argument
 
-    return [cast(one) for one in args], {name: cast(one) for name, one in named.items()}
+    return [cast(argument) for argument in args], {name: cast(argument) for name, argument in named.items()}
 
 
 @pytest.mark.parametrize("way", WAYS[::3])
@@ -59,8 +59,8 @@ def test_the_formula(way: tuple[str, bool, bool, bool]) -> None:
 def test_the_kernels_in_the_interpreter(inputs: int, outputs: int) -> None:
     for way in WAYS:
         args, named = case(1, inputs, outputs, way)
-        found = row_linear(*to(torch.float32, args, named)[0], **to(torch.float32, args, named)[1], backend="triton")
-        torch.testing.assert_close(found.double(), expected(args, named), rtol=1e-5, atol=1e-5)
+        y = row_linear(*to(torch.float32, args, named)[0], **to(torch.float32, args, named)[1], backend="triton")
+        torch.testing.assert_close(y.double(), expected(args, named), rtol=1e-5, atol=1e-5)
 
 
 def conv_case(rows: int, bias: bool, dtype: torch.dtype, device: str = "cpu") -> list[Any]:
@@ -92,11 +92,14 @@ def test_a_convolution_behind_its_product(rows: int, bias: bool) -> None:
 
 @pytest.mark.gpu
 def test_the_compiled_kernel_of_a_convolution_behind_its_product() -> None:
-    found, exact = conv_case(1, True, torch.bfloat16, "cuda"), conv_case(1, True, torch.bfloat16)
-    exact = [one.double() if isinstance(one, Tensor) and one.is_floating_point() else one for one in exact]
-    y, wanted = row_conv_step(*found, backend="triton"), row_conv_step(*exact, backend="torch")
+    case, exact = conv_case(1, True, torch.bfloat16, "cuda"), conv_case(1, True, torch.bfloat16)
+    exact = [
+        argument.double() if isinstance(argument, Tensor) and argument.is_floating_point() else argument
+        for argument in exact
+    ]
+    y, wanted = row_conv_step(*case, backend="triton"), row_conv_step(*exact, backend="torch")
     assert float((y.double().cpu() - wanted).norm() / wanted.norm()) < 0.02
-    assert float((found[5].double().cpu() - exact[5]).norm() / exact[5].norm()) < 0.02
+    assert float((case[5].double().cpu() - exact[5]).norm() / exact[5].norm()) < 0.02
 
 
 @interpreted
@@ -117,8 +120,8 @@ def test_the_compiled_kernels(inputs: int, outputs: int) -> None:
         args, named = to(torch.bfloat16, *case(1, inputs, outputs, way))
         wanted = expected(*to(torch.float64, args, named))
         args, named = to(torch.bfloat16, args, named, "cuda")
-        found = row_linear(*args, **named, backend="triton").double().cpu()
-        assert float((found - wanted).norm() / wanted.norm()) < 0.02
+        y = row_linear(*args, **named, backend="triton").double().cpu()
+        assert float((y - wanted).norm() / wanted.norm()) < 0.02
 
 
 @pytest.mark.gpu
@@ -139,13 +142,13 @@ def test_kernels_that_start_early_wait_for_what_they_read() -> None:
     wanted = chain(True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = chain(False)
+        actual = chain(False)
     for _ in range(50):
         assert torch.equal(chain(False), wanted)
         graph.replay()
-        assert torch.equal(found, wanted)
+        assert torch.equal(actual, wanted)
 
 
-def test_many_rows_are_left_to_torch() -> None:
+def test_several_rows_choose_torch() -> None:
     assert choose_backend("cuda", torch.bfloat16, 17) == ("torch", "the kernel is for one row, got 17")
     assert choose_backend("cpu", torch.bfloat16, 1).backend == "torch"

@@ -21,8 +21,8 @@ CASE = (torch.device("cpu"), torch.float16, 16, "triton")
 FAULTS = {
     "the window is one key too long": ("n_S[None, :] > p_M[:, None] - window", "n_S[None, :] >= p_M[:, None] - window"),
     "no query sees its own key": ("n_S[None, :] <= tl.minimum", "n_S[None, :] < tl.minimum"),
-    "a sum of weights is not scaled again": ("total = total * shrink + ", "total = total + "),
-    "results are 4 % too large": ("out = acc / total[:, None]", "out = 1.04 * acc / total[:, None]"),
+    "a sum of weights is not scaled again": ("row_sum = row_sum * shrink + ", "row_sum = row_sum + "),
+    "results are 4 % too large": ("out = acc / row_sum[:, None]", "out = 1.04 * acc / row_sum[:, None]"),
     "gradients of keys lack ln 2": ("(dk * (_LN2 * FACTOR))", "(dk * FACTOR)"),
     "gradients of queries lack a term": ("tl.broadcast_to(add[:, None], ", "tl.broadcast_to(0.0 * add[:, None], "),
 }
@@ -96,5 +96,5 @@ def test_three_draws_decide_by_their_median(errors: list[float], passes: bool) -
 
 
 def test_the_bound_is_that_of_bfloat16() -> None:
-    """u = 2^-8; sixteen independent roundings in a row make 4 u, and a condition of 2 makes 8 u."""
+    """With u = 2^-8, sixteen independent roundings in a row give 4 u, and a condition of 2 gives 8 u."""
     assert dispatch.SELF_TEST == 8 * 2.0**-8

@@ -14,17 +14,17 @@ SIZES = [(2, 8, 1), (17, 129, 5), (130, 1030, 64), (257, 96, 70)]
 
 
 def errors(x: Tensor, s: Tensor, squares: bool) -> tuple[float, float]:
-    """Of the results and of their gradient, over all layers of x [L, N, C] in the type that is tried."""
+    """Return the relative errors of results and of their gradient, over all layers of x [L, N, C] in x's dtype."""
     g, h = normal(*x.shape[:2], s.shape[1], seed=2).to(x.device), normal(*x.shape[:2], seed=3).to(x.device)
-    rows, exact = [one.clone().requires_grad_() for one in x], x.double().requires_grad_()
-    found = sketch(rows, s, squares=squares, backend="triton")
+    rows, exact = [layer.clone().requires_grad_() for layer in x], x.double().requires_grad_()
+    outputs = sketch(rows, s, squares=squares, backend="triton")
     wanted = [exact @ s.double().mT, exact.square().sum(2)[:, : None if squares else 0]]
-    gradients = torch.autograd.grad(found, rows, (g, h[:, : None if squares else 0]))
-    assert {one.dtype for one in found} == {torch.float32}
-    assert {one.dtype for one in gradients} == {x.dtype}
-    assert all(map(torch.equal, found, sketch(rows, s, squares=squares, backend="triton")))
+    gradients = torch.autograd.grad(outputs, rows, (g, h[:, : None if squares else 0]))
+    assert {output.dtype for output in outputs} == {torch.float32}
+    assert {gradient.dtype for gradient in gradients} == {x.dtype}
+    assert all(map(torch.equal, outputs, sketch(rows, s, squares=squares, backend="triton")))
     (right,) = torch.autograd.grad((wanted[0] * g).sum() + (wanted[1] * h[:, : wanted[1].shape[1]]).sum(), exact)
-    return max(distance(*pair) for pair in zip(found, wanted, strict=True) if pair[0].numel()), distance(
+    return max(distance(*pair) for pair in zip(outputs, wanted, strict=True) if pair[0].numel()), distance(
         torch.stack(gradients), right
     )
 
@@ -53,37 +53,37 @@ def test_the_operator_says_what_it_does(squares: bool) -> None:
     x, s = normal(2, 9, 12), normal(2, 4, 12, seed=1)
     if torch.cuda.is_available():
         x, s = x.cuda().bfloat16(), s.cuda()
-    rows = [one.clone().requires_grad_() for one in x]
-    found = torch.library.opcheck(torch.ops.atma.sketch_forward.default, (rows, split_precision(s, x.dtype), squares))
-    assert set(found.values()) == {"SUCCESS"}
+    rows = [layer.clone().requires_grad_() for layer in x]
+    outcome = torch.library.opcheck(torch.ops.atma.sketch_forward.default, (rows, split_precision(s, x.dtype), squares))
+    assert set(outcome.values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_elsewhere_it_is_a_product_in_the_statistics_type(dtype: torch.dtype) -> None:
     x, s = normal(2, 5, 7).to(dtype), normal(2, 3, 7, seed=1)
-    found = sketch(list(x), s, squares=True)
-    assert {one.dtype for one in found} == {torch.float64 if dtype == torch.float64 else torch.float32}
-    assert all(map(torch.equal, found, sketch_reference(list(x), s, squares=True)))
-    assert distance(found[0], x.double() @ s.double().mT) < 1e-6
-    assert distance(found[1], x.double().square().sum(2)) < 1e-6
+    outputs = sketch(list(x), s, squares=True)
+    assert {output.dtype for output in outputs} == {torch.float64 if dtype == torch.float64 else torch.float32}
+    assert all(map(torch.equal, outputs, sketch_reference(list(x), s, squares=True)))
+    assert distance(outputs[0], x.double() @ s.double().mT) < 1e-6
+    assert distance(outputs[1], x.double().square().sum(2)) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_two_pieces_hold_sixteen_bits_of_the_mantissa(dtype: torch.dtype) -> None:
     s = normal(2, 3, 50)
-    found = split_precision(s, dtype)
-    assert (found.shape, found.dtype) == ((2, 2, 3, 50), dtype)
+    parts = split_precision(s, dtype)
+    assert (parts.shape, parts.dtype) == ((2, 2, 3, 50), dtype)
     # numbers below 2^-14 have less of it in float16
     allowed = 2.0**-16 * s.double().abs() + (2.0**-25 if dtype == torch.float16 else 0)
-    assert ((found.double().sum(0) - s.double()).abs() <= allowed).all()
+    assert ((parts.double().sum(0) - s.double()).abs() <= allowed).all()
 
 
 @pytest.mark.parametrize("n", [7, 1536])
 def test_gram_and_its_gradient(n: int) -> None:
-    """Of few rows and of rows that are taken in pieces."""
+    """Both few rows and numbers of rows that are split into blocks."""
     z, g = normal(2, n, 3).double().requires_grad_(), normal(2, 3, 3, seed=1).double()
-    found = gram(z)
-    assert distance(found, z.mT @ z) < rounding_bound(torch.float64, n + 10)
-    (gradient,) = torch.autograd.grad(found, z, g)
+    gram_matrix = gram(z)
+    assert distance(gram_matrix, z.mT @ z) < rounding_bound(torch.float64, n + 10)
+    (gradient,) = torch.autograd.grad(gram_matrix, z, g)
     (wanted,) = torch.autograd.grad(z.mT @ z, z, g)
     assert distance(gradient, wanted) < rounding_bound(torch.float64, n + 10)

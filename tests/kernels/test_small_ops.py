@@ -32,7 +32,7 @@ def test_rotary_frequencies() -> None:
     assert half[32:].abs().max() == 0
 
 
-def test_rotary_scores_depend_on_distance_and_not_at_all_on_still_pairs() -> None:
+def test_rotary_scores_depend_on_distance_only() -> None:
     size, length = 16, 12
     q, k = (normal(1, 1, 1, size, seed=s).detach().expand(1, length, 1, size) for s in (1, 2))
     tables = rotary_tables("half-truncated", length, size, 1024.0, dtype=torch.float64)

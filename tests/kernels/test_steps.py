@@ -41,11 +41,11 @@ def paged(rows: list[Tensor], page: int, *, seed: int = 0) -> tuple[Tensor, Tens
     tables = torch.zeros(len(rows), max(wanted) + 1, dtype=torch.int32)
     start = 0
     for index, (text, pages) in enumerate(zip(rows, wanted, strict=True)):
-        for place in range(pages):
-            number = int(order[start + place])
-            piece = text[place * page : (place + 1) * page]
+        for page_index in range(pages):
+            number = int(order[start + page_index])
+            piece = text[page_index * page : (page_index + 1) * page]
             pool[number, : len(piece)] = piece
-            tables[index, place] = number
+            tables[index, page_index] = number
         start += pages
     return pool, tables
 
@@ -94,7 +94,7 @@ def test_a_convolution_token_by_token(taps: int, residual: bool) -> None:
 
 
 @pytest.mark.parametrize("channelwise", [False, True])
-def test_a_thousand_delta_steps_are_one_scan(channelwise: bool) -> None:
+def test_a_thousand_delta_steps_equal_the_scan(channelwise: bool) -> None:
     t, h, j, x = 1000, 4, 2, 8
     q, k, v, gate, step = drawn((2, t, h, x), (2, t, j, x), (2, t, j, x), (2, t, h, x), (2, t, h), dtype=torch.float32)
     log_gamma = functional.logsigmoid(gate + 3 if channelwise else gate[..., 0] + 3)
@@ -151,11 +151,11 @@ def kernel_as_float64(
 ) -> Tensor:
     """Return the kernel's result, near that of torch in float64, and so is the table that both change in place."""
     wide = [x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in args]
-    wanted, found = function(*wide, backend="torch", **options), function(*args, backend="triton", **options)
-    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=NEAR)
+    wanted, actual = function(*wide, backend="torch", **options), function(*args, backend="triton", **options)
+    torch.testing.assert_close(actual.double(), wanted, rtol=0, atol=NEAR)
     if table is not None:
         torch.testing.assert_close(args[table].double(), wide[table], rtol=0, atol=table_near)
-    return found  # type: ignore[no-any-return]
+    return actual  # type: ignore[no-any-return]
 
 
 @interpreted
@@ -212,20 +212,20 @@ def test_the_kernel_writes_keys_and_values_into_their_pages() -> None:
     tables = torch.tensor([[3, 5, 7], [0, 0, 0], [2, 0, 0], [9, 11, 0]], dtype=torch.int32)
     texts = Texts(tables, torch.tensor(lengths, dtype=torch.int32), page)
     wanted = k_pool.clone(), v_pool.clone()
-    for text, number, place in ((0, 7, 0), (2, 2, 3), (3, 11, 0)):
-        wanted[0][number, place], wanted[1][number, place] = rows[text, 1 : 1 + j], rows[text, 4 : 4 + j]
+    for text, number, offset in ((0, 7, 0), (2, 2, 3), (3, 11, 0)):
+        wanted[0][number, offset], wanted[1][number, offset] = rows[text, 1 : 1 + j], rows[text, 4 : 4 + j]
     plain = k_pool.clone(), v_pool.clone()
     write_pages(rows[:, 1 : 1 + j], rows[:, 4 : 4 + j], *plain, texts, backend="torch")
     write_pages(rows[:, 1 : 1 + j], rows[:, 4 : 4 + j], k_pool, v_pool, texts, backend="triton")
-    for found, other, expected in zip((k_pool, v_pool), plain, wanted, strict=True):
-        assert torch.equal(found, expected)
-        assert torch.equal(other[1:], expected[1:]), "nobody's row goes into nobody's page there"
+    for actual, plain_pool, expected in zip((k_pool, v_pool), plain, wanted, strict=True):
+        assert torch.equal(actual, expected)
+        assert torch.equal(plain_pool[1:], expected[1:]), "nobody's row goes into nobody's page there"
 
 
 @interpreted
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_the_kernels_read_every_other_head_of_a_pool() -> None:
-    """As differential attention does."""
+def test_the_kernels_read_strided_heads_of_a_pool() -> None:
+    """Differential attention reads every second head of its pools."""
     q, k_pool, v_pool = drawn((2, 8, 16), (7, 16, 4, 16), (7, 16, 4, 16), dtype=torch.float32)
     texts = Texts(torch.tensor([[3, 5], [6, 0]], dtype=torch.int32), torch.tensor([19, 4], dtype=torch.int32), 16)
     kernel_as_float64(paged_softmax, q[:, 1::2], k_pool[:, :, 1::2], v_pool[:, :, ::2], texts)
@@ -235,7 +235,7 @@ def test_the_kernels_read_every_other_head_of_a_pool() -> None:
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_ops_say_truly_what_they_return_and_change() -> None:
-    """What the compiler believes of them; the kernels' outputs are not looked at here."""
+    """The compiler relies on these declarations; the kernels' outputs are not compared here."""
     x, w, tails, states = drawn((2, 96), (32, 4), (4, 3, 32), (4, 4, 16, 16), dtype=torch.float32)
     q, k, v, k_pool, v_pool = drawn(
         (2, 4, 16), (2, 2, 16), (2, 2, 16), (5, 16, 2, 16), (5, 16, 2, 16), dtype=torch.float32

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from ..gluon.forward import _forward_roles
-from ..gluon.host import head_blocks, num_multiprocessors, row_blocks
+from ..gluon.host import head_blocks, processors, row_blocks
 from ..gluon.shared import _TILE, FORWARD_STAGES, HALF, TILE, _jit, gl
 from .triton import sums_in_tiles
 
@@ -57,7 +57,7 @@ def forward(
     hi, lo, fade = sums_in_tiles(log_gate_BTH, TILE)
     o, lse = torch.empty_like(q), torch.empty_like(hi)
     tiles = b * h * triton.cdiv(t, TILE)
-    _forgetting_forward[(min(tiles, num_multiprocessors(q.device)),)](
+    _forgetting_forward[(min(tiles, processors(q.device)),)](
         head_blocks(q, HALF), head_blocks(k, TILE), head_blocks(v, TILE), head_blocks(o, HALF), row_blocks(fade, TILE),
         hi, lo, lse, t, tiles, b * h, window or 0,
         H=h, G=h // k.shape[2], STAGES=FORWARD_STAGES, WINDOWED=window is not None, FACTOR=factor, num_warps=4,

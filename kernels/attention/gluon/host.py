@@ -13,7 +13,7 @@ from .shared import HALF, TILE, TensorDescriptor, _missing, gl
 
 
 @functools.cache
-def num_multiprocessors(device: torch.device) -> int:
+def processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 

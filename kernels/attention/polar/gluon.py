@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..gluon.backward import _dkv, _dq
 from ..gluon.forward import _forward
-from ..gluon.host import float_bits, head_blocks, num_multiprocessors, row_blocks
+from ..gluon.host import float_bits, head_blocks, processors, row_blocks
 from ..gluon.shared import DKV_STAGES, DQ_STAGES, FORWARD_STAGES, HALF, TILE
 from .triton import polar_rows
 
@@ -50,7 +50,7 @@ def polar_forward(
     c = torch.empty_like(q)
     mag = torch.empty(bsz, t, h, device=q.device, dtype=torch.float32)
     lse, n_eff, inverse = (torch.empty(bsz, h, t, device=q.device, dtype=torch.float32) for _ in range(3))
-    _forward[(min(tiles, num_multiprocessors(q.device)),)](
+    _forward[(min(tiles, processors(q.device)),)](
         head_blocks(q, HALF), head_blocks(k, TILE), head_blocks(v, TILE), head_blocks(c, HALF),
         null_TH, v_null_HX, beta_H, mag, lse, n_eff, inverse, t, tiles, bsz * h, window or 0, float_bits(floor),
         H=h, G=h // k.shape[2], STAGES=FORWARD_STAGES, WINDOWED=window is not None, num_warps=4,
@@ -90,12 +90,12 @@ def _gradients(
     rows = bsz * heads_kv
     tiles = rows * triton.cdiv(t, TILE)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(k)
-    _dkv[(min(tiles, num_multiprocessors(q.device)),)](
+    _dkv[(min(tiles, processors(q.device)),)](
         *blocks, row_blocks(lse), row_blocks(add), row_blocks(twice), head_blocks(dk, HALF), head_blocks(dv, HALF), t, tiles, rows, window or 0,
         H=h, G=h // heads_kv, STAGES=DKV_STAGES, WINDOWED=window is not None, num_warps=4,
     )  # fmt: skip
     tiles = bsz * h * triton.cdiv(t, TILE)
-    _dq[(min(tiles, num_multiprocessors(q.device)),)](
+    _dq[(min(tiles, processors(q.device)),)](
         *blocks, head_blocks(dq, HALF), lse, add, twice, t, tiles, bsz * h, window or 0,
         H=h, G=h // heads_kv, STAGES=DQ_STAGES, WINDOWED=window is not None, num_warps=4,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from ..softmax.triton import launch_forward, weights_backward
 
 
 @triton.jit
-def _row_gradients(
+def _rows(
     c_ptr, gc_ptr, g_mag_ptr, null_ptr, v_null_ptr, beta_ptr, lse_ptr, n_eff_ptr, inverse_ptr,
     g_ptr, add_ptr, twice_ptr, d_null_ptr, d_beta_ptr, d_v_null_ptr, TQ,
     H: tl.constexpr, X: tl.constexpr, BM: tl.constexpr,
@@ -141,7 +141,7 @@ def polar_rows(
     parts = triton.cdiv(t, rows)
     d_beta = torch.empty(parts, b, h, device=gc.device, dtype=torch.float32)
     d_v_null = torch.empty(parts, b, h, d, device=gc.device, dtype=torch.float32)
-    _row_gradients[(parts, b * h)](
+    _rows[(parts, b * h)](
         c, gc, g_mag, null_TH, v_null_HX, beta_H, lse, n_eff, inverse, g, add, twice, d_null, d_beta, d_v_null, t,
         H=h, X=d, BM=rows, num_warps=4,
     )  # fmt: skip

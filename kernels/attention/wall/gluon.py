@@ -16,7 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ..gluon.host import head_blocks, num_multiprocessors
+from ..gluon.host import head_blocks, processors
 from ..gluon.shared import (
     _HALF,
     _HIDDEN,
@@ -307,7 +307,7 @@ def forward(
     o = torch.empty_like(q)
     lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
     tiles = b * h * triton.cdiv(t, TILE)
-    _wall_forward[(min(tiles, num_multiprocessors(q.device)),)](
+    _wall_forward[(min(tiles, processors(q.device)),)](
         head_blocks(q_, HALF), head_blocks(k_, HALF), head_blocks(v, HALF), head_blocks(o, HALF), lse, total,
         t, total.shape[2], tiles, b * h, window or 0,
         H=h, J=j, Y=y, STAGES=STAGES, WINDOWED=window is not None, num_warps=4,

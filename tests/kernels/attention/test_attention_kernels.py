@@ -59,7 +59,7 @@ def magnitude(*args: Tensor, **options: Any) -> Tensor:
 @interpreted
 @pytest.mark.parametrize("null_base", [3.0, 6.0])
 def test_the_published_gradient_of_the_floor(null_base: float) -> None:
-    """Of the magnitude, where the floor binds: another gradient than the exact one of the same result."""
+    """Where the floor binds, the published gradient of the magnitude differs from the exact one of the same result."""
     args = inputs(45, 2, 1)
     args[3] = torch.full((2,), null_base).requires_grad_()
     ours, exact = (run(magnitude, args, n_eff_floor=1e-2, exact_floor=x, backend="triton") for x in (False, True))
@@ -79,10 +79,10 @@ def materialised(
     groups = q_BTHD.shape[2] // k_BSJD.shape[2]
     k, v = (x.repeat_interleave(groups, 2) for x in (k_BSJD, v_BSJD))
     scores = torch.einsum("bthd,bshd->bhts", q_BTHD, k) * math.log(2)
-    place, key = torch.arange(q_BTHD.shape[1])[:, None] + offset, torch.arange(k.shape[1])
-    hidden = key > place
+    position, key = torch.arange(q_BTHD.shape[1])[:, None] + offset, torch.arange(k.shape[1])
+    hidden = key > position
     if window:
-        hidden = hidden | (key <= place - window)
+        hidden = hidden | (key <= position - window)
     scores = scores.masked_fill(hidden, -math.inf)
     lse = torch.logsumexp(scores, -1)
     return torch.einsum("bhts,bshd->bthd", (scores - lse.unsqueeze(-1)).exp(), v), lse / math.log(2)
@@ -104,18 +104,18 @@ def test_softmax_and_its_log_sum_among_more_or_fewer_keys(queries: int, keys: in
 @pytest.mark.thorough
 @interpreted
 @pytest.mark.parametrize("window", [0, 30])
-def test_softmax_in_chunks_equals_the_whole(window: int) -> None:
+def test_softmax_in_chunks_equals_all_keys_at_once(window: int) -> None:
     args = [normal(1, 101, 4, D, seed=1), normal(1, 101, 2, D, seed=2), normal(1, 101, 2, D, seed=3)]
     args = [(x * 0.5).requires_grad_() for x in args]
 
     def chunks(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         # the second chunk sees all keys, those behind it among them; the last ones only what they need
-        found = [
+        outputs = [
             softmax_op.softmax_forward(q[:, :50], k[:, :50], v[:, :50], window, 0),
             softmax_op.softmax_forward(q[:, 50:57], k, v, window, 50),
             softmax_op.softmax_forward(q[:, 57:], k, v, window, 57),
         ]
-        return torch.cat([o for o, _ in found], 1), torch.cat([lse for _, lse in found], 2)
+        return torch.cat([o for o, _ in outputs], 1), torch.cat([lse for _, lse in outputs], 2)
 
     check(run(chunks, args), run(materialised, double(args), window=window), 2)
 
@@ -150,8 +150,8 @@ def test_polar_distractor_loss_is_near_float64(r: int) -> None:
     k_r = normal(2, r, 2, D, seed=20)
     args = [q, gain, base, slope]
     ours, theirs = (
-        run(lambda q, *rest, keys=keys, name=name: polar_distractor_loss(q, keys, *rest, backend=name), some)
-        for name, some, keys in (("triton", args, k_r), ("torch", double(args), k_r.double()))
+        run(lambda q, *rest, keys=keys, name=name: polar_distractor_loss(q, keys, *rest, backend=name), inputs)
+        for name, inputs, keys in (("triton", args, k_r), ("torch", double(args), k_r.double()))
     )
     assert r == 0 or ours[0] > 0.05
     check(ours, theirs, 1, near=2e-7)
@@ -191,11 +191,11 @@ def naive(
     wide = torch.promote_types(q.dtype, torch.float32)
     b, t, h, d = q.shape
     k, v = (x.repeat_interleave(h // x.shape[2], 2).transpose(1, 2) for x in (k, v))
-    place = torch.arange(t, device=q.device)
-    hidden = place[None, :] > place[:, None]
+    position = torch.arange(t, device=q.device)
+    hidden = position[None, :] > position[:, None]
     if window is not None:
-        hidden = hidden | (place[None, :] <= place[:, None] - window)
-    n = (place + 1).clamp(max=window or t).to(wide)[None, :]
+        hidden = hidden | (position[None, :] <= position[:, None] - window)
+    n = (position + 1).clamp(max=window or t).to(wide)[None, :]
     temp = 1 + functional.softplus(gain.to(wide))[:, None] * n.log()
     null = temp * (base.to(wide)[:, None] + functional.softplus(slope.to(wide))[:, None] * n.log1p().sqrt())
     scores = (q.transpose(1, 2) @ k.mT).to(wide) * (temp * d**-0.5).unsqueeze(-1)
@@ -210,7 +210,7 @@ def naive(
 
 
 def on_cuda(args: list[Tensor]) -> list[Tensor]:
-    """What belongs to tokens in bf16, what belongs to heads in float32."""
+    """Return leaves on the GPU: activations in bf16, per-head parameters in float32."""
     return [x.detach().cuda().to(torch.bfloat16 if x.ndim == 4 else x.dtype).requires_grad_() for x in args]
 
 
@@ -243,7 +243,7 @@ def test_the_published_gradient_of_the_floor_in_bf16(backend: str, window: int |
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["triton", "gluon"])
-def test_polar_in_bf16_errs_at_most_twice_as_much_as_the_naive_formula(
+def test_polar_in_bf16_errs_at_most_twice_the_naive_formula(
     backend: str, record_property: Callable[[str, object], None]
 ) -> None:
     """A head's scalars are sums of what cancels, so their errors are compared over all sizes together."""
@@ -309,7 +309,7 @@ def test_compiled_in_float32_every_gradient_is_near_float64(d: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("d", [16, 32, 64, 256])
-def test_other_head_sizes_in_bf16(d: int) -> None:
+def test_small_and_large_head_sizes_in_bf16(d: int) -> None:
     for t, window in ((127, None), (300, 70), (300, 200)):
         args = on_cuda(inputs(t, 4, 2, b=2, d=d))
         exact = run(polar_attention, double(args), window=window, backend="torch")
@@ -340,6 +340,6 @@ def test_distractor_losses_in_bf16_are_near_float64() -> None:
             strange = [x.to(clean.dtype) for x in drawn]
             return softmax_distractor_loss(*qkv, *strange, clean, window=window, backend=backend)
 
-        for loss, some in ((polar, [args[0], args[5], args[3], args[4]]), (softmax, args[:3])):
-            ours, exact = run(loss, some, backend="triton"), run(loss, double(some), backend="torch")
+        for loss, tensors in ((polar, [args[0], args[5], args[3], args[4]]), (softmax, args[:3])):
+            ours, exact = run(loss, tensors, backend="triton"), run(loss, double(tensors), backend="torch")
             assert max(distance(a, b) for a, b in zip(ours, exact, strict=True)) <= 3e-2, (loss, r, window)

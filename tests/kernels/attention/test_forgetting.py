@@ -24,12 +24,12 @@ pytestmark = [
 
 @pytest.mark.parametrize("t", [1, 3, 4, 5, 77])
 def test_sums_by_products_are_sums(t: int) -> None:
-    """As they are made where a GPU must repeat to the bit; pieces of four tokens, of sixteen, of all."""
+    """The sums of deterministic runs on a GPU, in segments of 4 tokens, of 16 and of all."""
     x = normal(2, t, 3, seed=t).double().requires_grad_()
     ours, theirs = sum_by_products(x, 4), x.cumsum(1)
     weight = torch.cos(ours.detach())
     assert (ours - theirs).abs().max() <= 1e-12
-    slopes = [torch.autograd.grad(one, x, weight)[0] for one in (ours, theirs)]
+    slopes = [torch.autograd.grad(total, x, weight)[0] for total in (ours, theirs)]
     assert (slopes[0] - slopes[1]).abs().max() <= 1e-12
 
 
@@ -100,13 +100,13 @@ def test_sums_in_tiles_say_what_a_key_lies_behind_its_tile(t: int) -> None:
     assert fade.shape == (2, 3, t + -t % 4)
     assert torch.isfinite(fade).all(), "what follows the last key is read too"
     assert (hi.double() + lo - exact).abs().max() <= 1e-9
-    found = (exact[..., torch.arange(t) // 128 * 128] - exact).float()
-    assert ((fade[..., :t] - found).abs() <= 1e-9 + 1.2e-7 * found.abs()).all()
+    expected_decay = (exact[..., torch.arange(t) // 128 * 128] - exact).float()
+    assert ((fade[..., :t] - expected_decay).abs() <= 1e-9 + 1.2e-7 * expected_decay.abs()).all()
     assert (fade[..., :t:128] == 0).all(), "the first key of the diagonal's tile is where its rows count from"
 
 
 @interpreted
-def test_the_forward_on_hopper_counts_rows_from_where_the_backward_does() -> None:
+def test_hopper_forward_and_backward_share_the_row_anchor() -> None:
     """Its tile is the one that the backward of plain Triton adds to the log-sums; narrower windows are refused."""
     tile = load_kernels(forgetting.__package__, "gluon").TILE
     for dtype in (torch.bfloat16, torch.float16):
@@ -131,15 +131,15 @@ def test_tiles_of_any_size_agree_on_what_a_row_counts_from(
 
 
 @interpreted
-def test_one_row_of_gates_serves_a_batch() -> None:
+def test_gates_of_a_single_row_broadcast_over_a_batch() -> None:
     q, k, v, f = inputs(21, 2, 1, b=3)
-    one = f.detach()[:1].requires_grad_()
-    ours = run(forgetting_attention, [q, k, v, one], backend="triton")
-    check(ours, run(forgetting_attention, double([q, k, v, one]), backend="torch"), 1)
+    shared_gates = f.detach()[:1].requires_grad_()
+    ours = run(forgetting_attention, [q, k, v, shared_gates], backend="triton")
+    check(ours, run(forgetting_attention, double([q, k, v, shared_gates]), backend="torch"), 1)
 
 
 @interpreted
-def test_an_output_in_sixteen_bits_does_not_blur_the_gradients_of_gates() -> None:
+def test_gate_gradients_are_exact_despite_16_bit_output() -> None:
     args = [x.detach() for x in inputs(197, 2, 1)]
     args = [(x.half() if x.ndim == 4 else x).requires_grad_() for x in args]
     ours = run(forgetting_attention, args, backend="triton")[-1]

@@ -11,8 +11,8 @@ from graded import distance, double, run
 from kernel_operations import path_inputs as inputs
 
 
-def test_one_direction_that_is_projected_away_is_gone_from_all_that_lies_before() -> None:
-    """beta = 1: the second time does nothing more, and the token itself is not touched."""
+def test_a_projected_direction_vanishes_from_earlier_keys() -> None:
+    """With beta = 1 a second projection changes nothing, and the token itself is not projected."""
     q, k, v, w, beta = double(inputs(21, 2, 1))
     axis = torch.zeros_like(w)
     axis[..., 0] = 1
@@ -43,10 +43,10 @@ def test_the_naive_formula_of_fla_agrees() -> None:
 
 
 def test_choices() -> None:
-    for case, said in (((torch.bfloat16, 64, True), "no window"), ((torch.float32, 64, False), "16 bits"),
+    for case, reason in (((torch.bfloat16, 64, True), "no window"), ((torch.float32, 64, False), "16 bits"),
                        ((torch.bfloat16, 256, False), "head_dim of 16, 32, 64, 128, got 256")):  # fmt: skip
         dtype, size, windowed = case
-        assert said in choose_backend("cuda", dtype, size, windowed=windowed).reason
+        assert reason in choose_backend("cuda", dtype, size, windowed=windowed).reason
     assert choose_backend("cpu", torch.bfloat16, 64, windowed=False).reason == "fla needs CUDA, the device is cpu"
 
 

@@ -87,10 +87,10 @@ def test_published_gradient_where_the_floor_binds(floor: float, null_base: float
         args[3] = torch.full((H,), null_base, dtype=torch.float64, requires_grad=True)
     assert error(polar_attention(*args, n_eff_floor=floor)[1], polar_attention(*args)[1]) > 0
     (g_c, g_mag), ours = gradients(polar_attention, args, n_eff_floor=floor, exact_floor=False, query_block=5)
-    _, words = gradients(published_attention, args, n_eff_floor=floor)
+    _, published = gradients(published_attention, args, n_eff_floor=floor)
     by_hand = polar_backward_reference(g_c, g_mag, *(x.detach() for x in args), n_eff_floor=floor)
     _, exact = gradients(polar_attention, args, n_eff_floor=floor)
-    for a, b, hand in zip(ours, words, by_hand, strict=True):
+    for a, b, hand in zip(ours, published, by_hand, strict=True):
         assert error(a, b) <= 1e-10 * max(1, b.abs().max().item())
         assert error(a, hand) <= 1e-10 * max(1, b.abs().max().item())
     assert max(error(a, b) for a, b in zip(ours, exact, strict=True)) > 1e-6
@@ -112,14 +112,14 @@ def test_how_far_the_published_gradient_is_off(null_base: float) -> None:
 
     step = 1e-5
     truth = ((mean(q + step * way, True) - mean(q - step * way, True)) / (2 * step)).item()
-    found = {}
+    differences = {}
     for exact in (True, False):
         free = q.clone().requires_grad_()
         (slope_q,) = torch.autograd.grad(mean(free, exact), free)
-        found[exact] = abs((slope_q * way).sum().item() - truth) / abs(truth)
-    print(null_base, found)
-    assert found[True] < 1e-6
-    assert 0.1 < found[False] < 1
+        differences[exact] = abs((slope_q * way).sum().item() - truth) / abs(truth)
+    print(null_base, differences)
+    assert differences[True] < 1e-6
+    assert 0.1 < differences[False] < 1
 
 
 def test_gradient_below_the_tiny_floor() -> None:
@@ -152,7 +152,7 @@ def testschedules_at_initial_values() -> None:
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, 0.1387), (37, 0.6247), (1000, 0.8835)])
-def test_identical_keys_count_as_many(count: int, expected: float) -> None:
+def test_identical_keys_add_up_in_n_eff(count: int, expected: float) -> None:
     """Scores far above the null: n_eff = m, so mag = tanh(0.2014 ln(1 + m)) at the last query."""
     q = torch.full((1, count, 1, 4), 30.0, dtype=torch.float64)
     v = torch.ones_like(q)
@@ -171,10 +171,10 @@ def test_duplicating_every_key_doubles_n_eff_only() -> None:
     base, gain = (torch.full((H,), x, dtype=torch.float64) for x in (-300.0, -800.0))
     q2 = torch.cat([torch.zeros_like(q), q[:, -1:].expand_as(q)], 1)
     k2, v2 = torch.cat([k, k], 1), torch.cat([v, v], 1)
-    one, mag_one = polar_attention(q2[:, 6:], k, v, base, slope, gain, beta, v_null)
+    direction, magnitude = polar_attention(q2[:, 6:], k, v, base, slope, gain, beta, v_null)
     two, mag_two = polar_attention(q2, k2, v2, base, slope, gain, beta, v_null)
-    assert error(one[:, -1], two[:, -1]) <= 1e-12
-    n_eff = [torch.expm1(torch.atanh(mag[:, -1]) / functional.softplus(beta)) for mag in (mag_one, mag_two)]
+    assert error(direction[:, -1], two[:, -1]) <= 1e-12
+    n_eff = [torch.expm1(torch.atanh(mag[:, -1]) / functional.softplus(beta)) for mag in (magnitude, mag_two)]
     assert error(2 * n_eff[0], n_eff[1]) <= 1e-9
 
 

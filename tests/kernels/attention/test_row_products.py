@@ -19,20 +19,20 @@ def rows(b: int, t: int, h: int, d: int, dtype: torch.dtype, seed: int) -> Tenso
 
 def check(b: int, t: int, h: int, d: int, dtype: torch.dtype) -> None:
     x, y = (rows(b, t, h, d, dtype, seed) for seed in (0, 1))
-    found = row_products(x, y)
-    assert (found.shape, found.dtype) == ((b, h, t), torch.float32)
-    assert found.is_contiguous()
+    products = row_products(x, y)
+    assert (products.shape, products.dtype) == ((b, h, t), torch.float32)
+    assert products.is_contiguous()
     exact = torch.einsum("bthx,bthx->bht", x.double(), y.double())
     # of the numbers that are added up, not of the sum, which may cancel
     size = torch.einsum("bthx,bthx->bht", x.double().abs(), y.double().abs())
-    assert ((found - exact).abs() <= 1e-6 * size).all()
-    assert torch.equal(found, row_products(x, y))
+    assert ((products - exact).abs() <= 1e-6 * size).all()
+    assert torch.equal(products, row_products(x, y))
 
 
 @interpreted
 @pytest.mark.parametrize(("b", "t", "h", "d"), [(1, 1, 1, 16), (2, 13, 3, 16), (3, 22, 1, 64), (1, 32, 4, 128)])
 def test_near_float64(b: int, t: int, h: int, d: int) -> None:
-    """One row, rows that fill no tile, and tiles that end inside a text."""
+    """Sizes: a single row, rows that fill no tile, and tiles that end inside a text."""
     check(b, t, h, d, torch.float32)
 
 

@@ -35,8 +35,8 @@ def vectors(count: int = P) -> Tensor:
     return torch.randn(count, X, generator=torch.Generator().manual_seed(9), dtype=torch.float64).requires_grad_()
 
 
-def one_by_one(v: Tensor, pair: Pair, window: int | None) -> Tensor:
-    """softmax in plain Python: `pair(b, h, i, j)` is a logit."""
+def attend_per_pair(v: Tensor, pair: Pair, window: int | None) -> Tensor:
+    """Return softmax attention in plain Python; `pair(b, h, i, j)` is a logit."""
     y = torch.zeros(B, v.shape[1], H, X, dtype=torch.float64)
     for b in range(B):
         for h in range(H):
@@ -54,9 +54,9 @@ def bent(q: Tensor, k: Tensor) -> Callable[[QueryBlock], Tensor]:
 
     def logits(span: QueryBlock) -> Tensor:
         distance = span.distance
-        place = torch.arange(span.first, span.stop, dtype=torch.float64)
-        found = dot_scores(q, k, span, 0.7) + torch.sin(distance.double()) - 0.1 * place
-        return found.masked_fill(distance % 3 == 0, -torch.inf)
+        position = torch.arange(span.first, span.stop, dtype=torch.float64)
+        scores = dot_scores(q, k, span, 0.7) + torch.sin(distance.double()) - 0.1 * position
+        return scores.masked_fill(distance % 3 == 0, -torch.inf)
 
     return logits
 
@@ -74,7 +74,7 @@ def bent_pair(q: Tensor, k: Tensor) -> Pair:
 def test_any_logits_in_any_blocks(window: int | None) -> None:
     """The first query sees its own key alone, which is hidden: it reads 0."""
     q, k, v = inputs()
-    expected = one_by_one(v, bent_pair(q.detach(), k.detach()), window)
+    expected = attend_per_pair(v, bent_pair(q.detach(), k.detach()), window)
     weight = torch.cos(torch.arange(expected.numel(), dtype=torch.float64)).view_as(expected)
     gradients = []
     for block in (None, 1, 4):
@@ -82,8 +82,8 @@ def test_any_logits_in_any_blocks(window: int | None) -> None:
         assert (y - expected).abs().max() <= 1e-13
         assert not y[:, 0].any()
         gradients.append(torch.autograd.grad(y, (q, k, v), weight))
-    for other in gradients[1:]:
-        assert all((a - b).abs().max() <= 1e-13 for a, b in zip(gradients[0], other, strict=True))
+    for block_gradients in gradients[1:]:
+        assert all((a - b).abs().max() <= 1e-13 for a, b in zip(gradients[0], block_gradients, strict=True))
 
 
 def test_gradients_of_logits_with_empty_rows() -> None:
@@ -100,11 +100,11 @@ def test_the_reference_of_pairs_is_the_same(window: int | None) -> None:
     k_BTHX = k.repeat_interleave(H // J, 2)
 
     def pair(i: int, j: int) -> Tensor:
-        found = 0.7 * (q[:, i] * k_BTHX[:, j]).sum(-1) + math.sin(i - j) - 0.1 * j
-        return found - torch.inf if (i - j) % 3 == 0 else found
+        logit = 0.7 * (q[:, i] * k_BTHX[:, j]).sum(-1) + math.sin(i - j) - 0.1 * j
+        return logit - torch.inf if (i - j) % 3 == 0 else logit
 
     ours = scored_reference(q, k, v, pair, window=window)
-    assert (ours - one_by_one(v, bent_pair(q.detach(), k.detach()), window)).abs().max() <= 1e-13
+    assert (ours - attend_per_pair(v, bent_pair(q.detach(), k.detach()), window)).abs().max() <= 1e-13
 
 
 def test_a_span_says_what_its_queries_see() -> None:
@@ -142,10 +142,10 @@ def test_positions_count_open_gates(key: float, step: float) -> None:
     t = 11
     k = torch.tensor([key, 0.0], dtype=torch.float64).expand(1, t, 1, 2)
     rising = torch.tensor([[0.0, 0.3 * p] for p in range(P)], dtype=torch.float64)
-    found = shares(k, rising, 1.0)
+    rising_shares = shares(k, rising, 1.0)
     for i in range(t):
         logits = torch.tensor([0.3 * min((i - j + 1) * step, P - 1) for j in range(i + 1)], dtype=torch.float64)
-        assert (found[i, : i + 1] - torch.softmax(logits, 0)).abs().max() <= 1e-12
+        assert (rising_shares[i, : i + 1] - torch.softmax(logits, 0)).abs().max() <= 1e-12
 
 
 def test_gradients_of_contextual_positions() -> None:

@@ -82,7 +82,7 @@ def test_distractor_loss(window: int | None, query_block: int) -> None:
 
 
 def test_blind_queries_give_distractors_their_share() -> None:
-    """q = 0, v = 0, v_r = 1: the output is the distractors' weight R / (R + n)."""
+    """With q = 0, v = 0 and v_r = 1 the output is the distractors' weight R / (R + n)."""
     q, v = torch.zeros(B, T, H, D, dtype=torch.float64), torch.zeros(B, T, J, D, dtype=torch.float64)
     k_r, _ = distractors()
     loss = softmax_distractor_loss(q, inputs()[1], v, k_r, torch.ones_like(k_r), torch.zeros_like(q))

@@ -32,25 +32,25 @@ def test_survivors_and_distances_as_the_paper_prints_them() -> None:
     weight = threshold_attention((met * 2 - 1)[None, :, None], ones, ones, decay)[0, :, 0]
     assert torch.equal(weight > 0, met > 0)
     ahead = torch.where(met > 0, weight.clamp(min=1e-300).log() / -0.7, torch.inf)
-    found = torch.where(met > 0, ahead - ahead.amin(-1, keepdim=True) + 1, 0.0)
-    assert (found - printed).abs().max() <= 1e-12
+    actual = torch.where(met > 0, ahead - ahead.amin(-1, keepdim=True) + 1, 0.0)
+    assert (actual - printed).abs().max() <= 1e-12
 
 
-def test_keys_with_no_positive_score_change_nothing_wherever_they_stand() -> None:
+def test_keys_without_positive_score_change_nothing() -> None:
     q, k, v, decay = inputs(12, 2, 1)
     # a last channel that is 1 in every query scores the strangers alone
     q, k = (functional.pad(x.detach(), (0, 1), value=value) for x, value in ((q, 1.0), (k, 0.0)))
     v = functional.pad(v.detach(), (0, 1))
     draw = torch.Generator().manual_seed(4)
-    place = torch.rand(40, generator=draw).argsort()[:12].sort().values
+    positions = torch.rand(40, generator=draw).argsort()[:12].sort().values
     k2, v2 = torch.zeros(1, 40, 1, 9, dtype=torch.float64), 1e3 * normal(1, 40, 1, 9, seed=5).double()
     k2[..., ::2, :, -1] = -5.0  # every other one scores below 0, the rest exactly 0
     q2, decay2 = normal(1, 40, 2, 9, seed=6).double(), -torch.ones(1, 40, 2, dtype=torch.float64)
     q2[..., -1] = 1.0
     for wide, own in ((q2, q), (k2, k), (v2, v), (decay2, decay)):
-        wide[:, place] = own.detach()
-    found = threshold_attention(q2, k2, v2, decay2)[:, place]
-    assert (found - threshold_attention(q, k, v, decay)).abs().max() <= 1e-13
+        wide[:, positions] = own.detach()
+    spread_output = threshold_attention(q2, k2, v2, decay2)[:, positions]
+    assert (spread_output - threshold_attention(q, k, v, decay)).abs().max() <= 1e-13
 
 
 @pytest.mark.parametrize("window", [None, 6])

@@ -64,7 +64,7 @@ def test_the_kernels_hold_the_steepest_gates() -> None:
 @interpreted
 @pytest.mark.parametrize(("block", "factor"), every_nth([(64, 2.43), (32, 1.56), (128, 5.90)], 3))
 def test_the_block_of_the_kernels_changes_nothing(block: int, factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a block of gates at -0.02 in log 2 lets fall is the factor by which a diagonal tile is scaled again."""
+    """Gates of -0.02 in log 2 make a block's decay the factor by which a diagonal tile is rescaled."""
     kernels = load_kernels(wall.__package__)
     monkeypatch.setattr(kernels, "BLOCK", block)
     monkeypatch.setattr(kernels, "CHANNELS", 8)  # of 16: two programs of each
@@ -85,9 +85,9 @@ def kernels_alone(*args: Tensor) -> Tensor:
 class _Alone(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, q: Tensor, k: Tensor, v: Tensor, f: Tensor) -> Tensor:
-        made = load_kernels(wall.__package__).forward(q, k, v, f, factor=1.0, window=None)
-        ctx.save_for_backward(v, f, *made)
-        return made[0]
+        results = load_kernels(wall.__package__).forward(q, k, v, f, factor=1.0, window=None)
+        ctx.save_for_backward(v, f, *results)
+        return results[0]
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, g: Tensor) -> tuple[Tensor, ...]:
@@ -95,11 +95,11 @@ class _Alone(torch.autograd.Function):
         return load_kernels(wall.__package__).backward(g, q_, k_, v, f, o, lse, edges, factor=1.0, window=None)
 
 
-@pytest.mark.parametrize(("steepest", "said"), [(None, "no limit"), (2.0, "the limit 2")])
-def test_gates_that_the_kernels_do_not_hold_take_torch(steepest: float | None, said: str) -> None:
+@pytest.mark.parametrize(("steepest", "reason"), [(None, "no limit"), (2.0, "the limit 2")])
+def test_gates_that_the_kernels_do_not_hold_take_torch(steepest: float | None, reason: str) -> None:
     choice = choose_backend("cuda", torch.bfloat16, 128, steepest)
     assert choice.backend == "torch"
-    assert choice.reason.endswith(said)
+    assert choice.reason.endswith(reason)
     assert "by at most 1.19 a token" in choice.reason
     assert math.exp(-1.19 * 64) > 2.0**-110
     half = choose_backend("cuda", torch.float16, 128, 0.86)
