@@ -87,7 +87,11 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
 def channelwise_delta_reference(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTHX: Tensor, beta_BTH: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return (readout [B, T, H, X], last state [B, H, X_v, X_k]) of `channelwise_delta`, computed token by token."""
+    """Return (readout [B, T, H, X], last state [B, H, X_v, X_k]) of `channelwise_delta`, computed token by token.
+
+    Computed in the inputs' dtype, from a state of zeros; differentiable by autograd. log_gamma is the natural logarithm
+    of the decay.
+    """
     _, t, h, _, _ = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     q, k = functional.normalize(q_BTHX, dim=-1), functional.normalize(expand_kv(k_BTJX, h), dim=-1)
     v = expand_kv(v_BTJX, h)

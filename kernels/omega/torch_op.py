@@ -72,7 +72,12 @@ def backward(
     pair_weights: Tensor | None, momentum_weight: Tensor | None, share: Tensor | None, momentum_decay: Tensor | None, step: Tensor | None,
     memories: Tensor, momenta: Tensor, p: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of the inputs of `forward` in its order; empty for inputs that are None."""
+    """Return the gradients of the inputs of `forward` in its order; empty for inputs that are None.
+
+    g_y, g_last and g_last_momentum are the gradients of readout, last memory and last momentum, the last two None for
+    zeros. q and k are the kernels' operands that `forward` returned; memories, momenta and p are its last three
+    results.
+    """
     inputs = (
         g_y,
         g_last,

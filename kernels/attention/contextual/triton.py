@@ -174,7 +174,11 @@ def _sum_position_gradients(
     q, g, z_ptr, lse, delta, inside, p_M, k_desc, v_desc, b, j, first, last, T, window,
     P: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """Return the sum of dp over each row's keys, [M], up to the tile where every row has reached the last position."""
+    """Return the sum of dp over each row's keys, float32 [M].
+
+    Tiles of keys last - 1, ..., first are walked until every row of the tile has reached the last position. g is the
+    output's gradient [M, X]; lse and delta (g·o) are the rows' statistics [M]; z_ptr points at the rows of P numbers.
+    """
     gate_count = tl.zeros(lse.shape, tl.float32)
     total_dp = tl.zeros(lse.shape, tl.float32)
     tile = last - 1
@@ -304,7 +308,13 @@ def _dkv_queries(
     P: tl.constexpr, H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """Return dk and dv [BN, X] of a tile of keys with the queries start <= . < stop of one head added."""
+    """Return dk and dv [BN, X] of a tile of keys with the queries of one head added, BM at a time.
+
+    The queries are start <= m < stop, the keys n0 <= n < n0 + BN of KV head j; v holds their values. q_desc and g_desc
+    describe queries and the output's gradient [B, T, H X]. z_ptr is float32 [B, H, T, P] in units of log 2; lse and
+    delta (g·o) are float32 [B, H, T]. gate_count_ptr and remaining_ptr point at this tile's row states [B, H, T]. With
+    MASKED hidden pairs are masked. dk still lacks the factor ln 2 FACTOR.
+    """
     for m in tl.range(start, stop, BM):
         p_M = m + tl.arange(0, BM)
         inside = p_M < T

@@ -43,7 +43,12 @@ def _dq_load(
     q_desc, k_desc, v_desc, g_desc, q_smem, g_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty,
     TQ, tiles, BH, window, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
 ):  # fmt: skip
-    """Load queries, gradients, keys and values of this program's tiles into shared memory by TMA; runs in one warp."""
+    """Load queries, gradients, keys and values of this program's tiles into shared memory by TMA.
+
+    Runs in one warp. Key blocks of 64 go from the diagonal down, STAGES in flight: the loader waits for a stage's
+    `empty` barrier and its copies signal the `full` one. Descriptors as in `_dq`; tiles is the number of tiles of all
+    programs.
+    """
     X: gl.constexpr = q_desc.block_type.shape[2]
     steps = 0
     for r in range(_num_program_tiles(tiles)):
@@ -117,7 +122,11 @@ def _dq_rows(
     dq_desc, lse_ptr, add_ptr, twice_ptr, q_smem, g_smem, k_smem, v_smem, dq_smem, q_full, q_empty, k_full, k_empty,
     TQ, tiles, BH, window, H: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
-    """Compute and store dq of rows 64 PART to 64 PART + 63 of every tile; runs in one warpgroup."""
+    """Compute and store dq of rows 64 PART to 64 PART + 63 of every tile of this program.
+
+    Runs in one warpgroup, on the blocks that `_dq_load` copies into shared memory. dq_desc, lse, add and twice as in
+    `_dq`; `full` and `empty` are the barriers of the stages.
+    """
     X: gl.constexpr = dq_desc.block_type.shape[2]
     S_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _HALF, 16])
     O_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, X, 16])
@@ -225,7 +234,12 @@ def _dkv_load(
     k_full, k_empty, q_full, q_empty,
     TQ, tiles, BJ, window, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
 ):  # fmt: skip
-    """Load keys, values, queries, gradients and row statistics of this program's tiles by TMA; runs in one warp."""
+    """Load keys, values, queries, gradients and row statistics of this program's tiles into shared memory by TMA.
+
+    Runs in one warp. Blocks of 64 queries of all G heads follow each other, STAGES in flight: the loader waits for a
+    stage's `empty` barrier and its copies signal the `full` one. Descriptors as in `_dkv`; tiles is the number of tiles
+    of all programs.
+    """
     X: gl.constexpr = q_desc.block_type.shape[2]
     J: gl.constexpr = H // G
     steps = 0
@@ -306,7 +320,11 @@ def _dkv_keys(
     TQ, tiles, BJ, window, H: gl.constexpr, G: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
     PART: gl.constexpr,
 ):  # fmt: skip
-    """Compute and store dk and dv of keys 64 PART to 64 PART + 63 of every tile; runs in one warpgroup."""
+    """Compute and store dk and dv of keys 64 PART to 64 PART + 63 of every tile of this program.
+
+    Runs in one warpgroup, on the blocks that `_dkv_load` copies into shared memory; results leave through the buffers
+    of k and v. stats_smem holds lse, add and twice of each stage.
+    """
     X: gl.constexpr = dk_desc.block_type.shape[2]
     J: gl.constexpr = H // G
     S_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _HALF, 16])

@@ -190,7 +190,12 @@ def _dkv_queries(
     R: tl.constexpr, H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """Return dk and dv [BN, X] of a tile of keys with the queries start <= . < stop of one head added."""
+    """Return dk and dv [BN, X] of a tile of keys with the queries of one head added, BM at a time.
+
+    The queries are start <= m < stop of head h, the keys n0 <= n < n0 + BN of KV head j; v holds their values. q_desc
+    and g_desc describe queries and the output's gradient [B, T, H X]. lse and delta (g·o) are float32 [B, H, T],
+    bias_ptr float32 [H, R + 1] in units of log 2. dk still lacks the factor ln 2 FACTOR.
+    """
     for m in tl.range(start, stop, BM):
         p_M = m + tl.arange(0, BM)
         inside = p_M < T

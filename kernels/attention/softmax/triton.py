@@ -281,7 +281,13 @@ def _dkv_queries(
     start, stop, TQ, TK, offset, window, H: tl.constexpr, BM: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr, POLAR: tl.constexpr, FORGETS: tl.constexpr, FACTOR: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Return dk, dv [BN, X] and df [BN] of a tile of keys with the queries start <= . < stop of one head added."""
+    """Return dk, dv [BN, X] and df [BN] of a tile of keys with the queries of one head added, BM at a time.
+
+    The queries are start <= m < stop of head h; k and v hold the keys n_S and their values. q_desc and g_desc describe
+    queries and the output's gradient [B, TQ, H X]; lse, add and twice are float32 [B, H, TQ] as in `weights_backward`.
+    With FORGETS f_S [BN] is F at the tile's first key less F of each key, from_hi and from_lo are F at that first key.
+    dk still lacks the factor ln 2 FACTOR.
+    """
     for m in tl.range(start, stop, BM):
         i_M = m + tl.arange(0, BM)
         inside = i_M < TQ

@@ -156,7 +156,11 @@ def _rows(
     v_empty, TQ, N, tiles, BH, window,
     H: gl.constexpr, Y: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
-    """Compute and store output and lse of rows 64 PART to 64 PART + 63 of every tile; runs in one warpgroup."""
+    """Compute and store output and lse of rows 64 PART to 64 PART + 63 of every tile of this program.
+
+    Runs in one warpgroup, on the blocks that `_load` copies into shared memory. o_desc, lse_ptr and total_ptr as in
+    `_wall_forward`; `full` and `empty` are the barriers of the stages; anchor_smem is never read.
+    """
     X: gl.constexpr = o_desc.block_type.shape[2]
     DTYPE: gl.constexpr = o_desc.dtype
     S_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _HALF, 16])

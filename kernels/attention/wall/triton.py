@@ -305,7 +305,12 @@ def _dq_keys(
     dq, q, g, lse, add, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, start, stop, T, window, N,
     BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return dq' [M, X] of a tile of queries with the keys start <= n < stop added, without the factor ln 2."""
+    """Return dq' [M, X] of a tile of queries with the keys start <= n < stop added, one block of BN at a time.
+
+    q and g hold q' and the output's gradient [M, X] of the positions p_M; lse and add (-g·o) are [M]. k_desc and v_desc
+    describe k' [B, T, Y X] and v [B, T, J X]. hi and lo [X] are the parts of E before the queries' block, `row` the
+    offset of the gate head's edges in hi_ptr and lo_ptr. dq' still lacks the factor ln 2.
+    """
     for n in tl.range(start, stop, BN):
         k = k_desc.load([b, n, y * X]).reshape(BN, X)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
@@ -367,7 +372,13 @@ def _dkv_queries(
     H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return dk' and dv [BN, X] of a tile of keys with the queries start <= . < stop of one head added."""
+    """Return dk' and dv [BN, X] of a block of keys with the queries of one head added, BM at a time.
+
+    The queries are start <= m < stop of head h; k and v hold k' of the keys n_S and their values. q_desc and g_desc
+    describe q' and the output's gradient [B, T, H X]. lse and add (-g·o) are float32 [B, H, T]. hi and lo [X] are the
+    parts of E at the end of the keys' block, `row` the offset of the gate head's edges in hi_ptr and lo_ptr. dk' still
+    lacks the factor ln 2.
+    """
     for m in tl.range(start, stop, BM):
         i_M = m + tl.arange(0, BM)
         inside = i_M < T

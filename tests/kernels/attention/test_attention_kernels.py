@@ -59,7 +59,7 @@ def magnitude(*args: Tensor, **options: Any) -> Tensor:
 @interpreted
 @pytest.mark.parametrize("null_base", [3.0, 6.0])
 def test_the_published_gradient_of_the_floor(null_base: float) -> None:
-    """Where the floor binds, the published gradient of the magnitude differs from the exact one of the same result."""
+    """The published gradient of the magnitude differs from the exact one where the floor binds."""
     args = inputs(45, 2, 1)
     args[3] = torch.full((2,), null_base).requires_grad_()
     ours, exact = (run(magnitude, args, n_eff_floor=1e-2, exact_floor=x, backend="triton") for x in (False, True))
