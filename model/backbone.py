@@ -25,7 +25,7 @@ from ..kernels.sketch import op as sketch
 from . import registry
 from .attention import Attention, LayerState
 from .bases import EmbeddingTable, Position
-from .block import Block, KVView
+from .block import Block, DropoutMasks
 from .compilation import compile_full_graph
 from .config import ModelConfig
 from .kv_cache import CacheCapacity, DecodeStep, PageTables
@@ -80,28 +80,30 @@ class Features:
 
 @dataclass
 class RandomDraws:
-    """The random parts of a forward pass of training, made by `Backbone.draw`."""
+    """The random parts of a forward pass of training, made by `Backbone.generator`."""
 
     regularizer: Callable[..., Tensor] | None = None
     sketches_LKD: Tensor | None = None
     distractors: dict[int, Tensor] = field(default_factory=dict)
-    kept: dict[int, KVView] = field(default_factory=dict)
-    places_BT: Tensor | None = None
+    dropout_masks: dict[int, DropoutMasks] = field(default_factory=dict)
+    positions_BT: Tensor | None = None
 
     def tensors(self) -> list[Tensor]:
         """Everything that was drawn, in an order that a network and its terms decide."""
-        single = [one for one in (self.sketches_LKD, self.places_BT) if one is not None]
-        return [*single, *self.distractors.values(), *(one for pair in self.kept.values() for one in pair)]
+        optional = [one for one in (self.sketches_LKD, self.positions_BT) if one is not None]
+        return [*optional, *self.distractors.values(), *(one for pair in self.dropout_masks.values() for one in pair)]
 
     def copy(self) -> RandomDraws:
         """The same in memory of its own."""
 
-        def own(one: Tensor | None) -> Tensor | None:
-            return None if one is None else one.clone(memory_format=torch.contiguous_format)
+        def clone(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.clone(memory_format=torch.contiguous_format)
 
         distractors = {layer: drawn.clone() for layer, drawn in self.distractors.items()}
-        kept = {layer: (mix.clone(), mlp.clone()) for layer, (mix, mlp) in self.kept.items()}
-        return RandomDraws(self.regularizer, own(self.sketches_LKD), distractors, kept, own(self.places_BT))
+        dropout_masks = {layer: (mix.clone(), mlp.clone()) for layer, (mix, mlp) in self.dropout_masks.items()}
+        return RandomDraws(
+            self.regularizer, clone(self.sketches_LKD), distractors, dropout_masks, clone(self.positions_BT)
+        )
 
 
 class Backbone(nn.Module):
@@ -129,26 +131,26 @@ class Backbone(nn.Module):
         self.positions: Position | None = None
         if config.positions != NO_POSITIONS:
             self.positions = registry.POSITIONS.load(config.positions)(config, position_settings(config))
-        self._longest = longest_text(config)
+        self._max_tokens = longest_text(config)
         self._cap = math.inf if config.logit_cap == "none" else float(config.logit_cap)
         self._forward_blocks: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = self._blocks
-        self._forward_block: Callable[..., tuple[Tensor, Tensor | None]] = _block
-        self._forward_end: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = _end
+        self._forward_block: Callable[..., tuple[Tensor, Tensor | None]] = _run_block
+        self._forward_end: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = _finish_forward
         self._compiler: str | None = None
-        self._joined = False
+        self._has_fused_weights = False
         self.to(torch.float64 if dtype == torch.float64 else torch.float32)
         self._fp8: BackendChoice | None = None
-        self._wide = config.embedding_dtype == "float32" or dtype == torch.float16
-        if not tied and not self._wide:  # a head's matrix is float32
+        self._float32_embedding = config.embedding_dtype == "float32" or dtype == torch.float16
+        if not tied and not self._float32_embedding:  # a head's matrix is float32
             self.embedding.to(dtype)
-        if self.positions is not None and not self._wide:
+        if self.positions is not None and not self._float32_embedding:
             self.positions.to(dtype)
         self._dtype = dtype
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the activations."""
-        return self._dtype if self.config.tie_head or self._wide else self.embedding.weight.dtype
+        return self._dtype if self.config.tie_head or self._float32_embedding else self.embedding.weight.dtype
 
     @property
     def precision(self) -> str:
@@ -181,14 +183,16 @@ class Backbone(nn.Module):
         """
         for path, module in self.named_modules():
             for name, parameter in module.named_parameters(path, recurse=False):
-                _fill(module, parameter, rng_stream(seed, "init", name), self.config)
+                _init_parameter(module, parameter, rng_stream(seed, "init", name), self.config)
         if self.config.init == "llama" and isinstance(self.head, Linear):
-            self.head.weight.copy_(HEAD_STD * _normal(self.head.weight, rng_stream(seed, "init", "head.weight")))
+            self.head.weight.copy_(
+                HEAD_STD * _standard_normal(self.head.weight, rng_stream(seed, "init", "head.weight"))
+            )
             if self.head.bias is not None:
                 self.head.bias.zero_()
 
     @torch.no_grad()
-    def _evaluation_places(self, length: int) -> Tensor | None:
+    def _evaluation_positions(self, length: int) -> Tensor | None:
         """Where tokens stand when nothing is drawn for a step: one draw for all texts of a length, on every machine."""
         if self.positions is None:
             return None
@@ -208,16 +212,16 @@ class Backbone(nn.Module):
         if tokens_BT.ndim != 2:
             raise ValueError(f"tokens must be [B, T], got shape {tuple(tokens_BT.shape)}")
         rows, length = tokens_BT.shape
-        if self._longest is not None and length > self._longest:
-            raise ValueError(f"positions {self.config.positions} has {self._longest} places, got {length} tokens")
+        if self._max_tokens is not None and length > self._max_tokens:
+            raise ValueError(f"positions {self.config.positions} has {self._max_tokens} places, got {length} tokens")
         window = self.config.window_size if self.config.window and not full_context else None
         if chunk is not None:
             if auxiliary is not None:
                 raise ValueError("auxiliary terms are not computed in chunks; leave out one of the two")
-            embedded_BTD = self._embedded(tokens_BT, self._evaluation_places(length))
+            embedded_BTD = self._embed(tokens_BT, self._evaluation_positions(length))
             return Features(self._evaluate(embedded_BTD, window, chunk))
         if auxiliary is None:
-            drawn = RandomDraws(places_BT=self._evaluation_places(length))
+            drawn = RandomDraws(positions_BT=self._evaluation_positions(length))
         else:
             drawn = auxiliary if isinstance(auxiliary, RandomDraws) else self.draw(auxiliary, rows, length)
         return Features(
@@ -227,8 +231,8 @@ class Backbone(nn.Module):
                 drawn.regularizer,
                 drawn.sketches_LKD,
                 drawn.distractors,
-                drawn.kept,
-                drawn.places_BT,
+                drawn.dropout_masks,
+                drawn.positions_BT,
             )
         )
 
@@ -246,23 +250,27 @@ class Backbone(nn.Module):
             # the compiler counts the graphs of all kinds of blocks and of all shapes together
             compiler: Any = importlib.import_module("torch._dynamo.config")
             compiler.recompile_limit = max(compiler.recompile_limit, 8 * len(self.blocks))
-            self._forward_block = compile_full_graph(Block.forward, backend, mixed=mixed)
-            self._forward_end = compile_full_graph(_end, backend, mixed=mixed)
+            self._forward_block = compile_full_graph(Block.forward, backend, allow_mixed_reductions=mixed)
+            self._forward_end = compile_full_graph(_finish_forward, backend, allow_mixed_reductions=mixed)
         else:
-            self._forward_blocks = compile_full_graph(self._blocks, backend, mixed=mixed)
+            self._forward_blocks = compile_full_graph(self._blocks, backend, allow_mixed_reductions=mixed)
         self._compiler = f"{backend}, block by block," if regional else backend
 
     def _blocks(
         self, tokens_BT: Tensor, window: int | None, regularizer: Callable[..., Tensor] | None,
-        sketches_LKD: Tensor | None, distractors: dict[int, Tensor], kept: dict[int, KVView], places_BT: Tensor | None,
+        sketches_LKD: Tensor | None, distractors: dict[int, Tensor], dropout_masks: dict[int, DropoutMasks], positions_BT: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         """What `Features` holds, from draws that are made: sketches of K directions, one a layer, distractors [B, R, D] by layer."""
-        x_BTD = self._embedded(tokens_BT, places_BT)
+        x_BTD = self._embed(tokens_BT, positions_BT)
         streams: list[Tensor] = []
         losses: list[Tensor] = []
         for layer, block in enumerate(self.blocks):
             x_BTD, loss = self._forward_block(
-                block, x_BTD, window=window, distractors_BRD=distractors.get(layer), kept=kept.get(layer, (None, None))
+                block,
+                x_BTD,
+                window=window,
+                distractors_BRD=distractors.get(layer),
+                kept=dropout_masks.get(layer, (None, None)),
             )
             if loss is not None:
                 losses.append(loss)
@@ -270,45 +278,47 @@ class Backbone(nn.Module):
                 streams.append(x_BTD.flatten(0, 1))
         return self._forward_end(self.norm, x_BTD, regularizer, streams, sketches_LKD, losses)
 
-    def _embedded(self, tokens_BT: Tensor, places_BT: Tensor | None) -> Tensor:
+    def _embed(self, tokens_BT: Tensor, positions_BT: Tensor | None) -> Tensor:
         x_BTD: Tensor = self.embedding(tokens_BT)
         if self.positions is not None:
-            x_BTD = x_BTD + self.positions(places_BT).to(x_BTD.dtype)
+            x_BTD = x_BTD + self.positions(positions_BT).to(x_BTD.dtype)
         return x_BTD.to(self.dtype)
 
     def draw(self, auxiliary: AuxiliaryTerms, rows: int, length: int) -> RandomDraws:
         """What `features` needs for [rows, length] tokens and draws itself otherwise. Raises as it does."""
         check_regularizer(auxiliary.regularizer)
         self._check_distractor(auxiliary)
-        found = RandomDraws()
+        draws = RandomDraws()
         layers, width, device = self.config.n_layers, self.config.d_model, self.device
         key = f"{auxiliary.step}.{auxiliary.micro}"
         if auxiliary.regularizer != NO_REGULARIZER:
-            found.regularizer = registry.REGULARIZERS.load(auxiliary.regularizer)
-            draw = rng_stream(auxiliary.seed, "sketch", key, device=device)
-            found.sketches_LKD = torch.randn(layers, auxiliary.sketch, width, generator=draw, device=device)
+            draws.regularizer = registry.REGULARIZERS.load(auxiliary.regularizer)
+            generator = rng_stream(auxiliary.seed, "sketch", key, device=device)
+            draws.sketches_LKD = torch.randn(layers, auxiliary.sketch, width, generator=generator, device=device)
         for layer in filter(self.config.is_global, range(layers) if auxiliary.distractor else ()):
             count = length if auxiliary.distractor_count is None else auxiliary.distractor_count
-            draw = rng_stream(auxiliary.seed, "distractor", f"{key}.{layer}", device=device)
+            generator = rng_stream(auxiliary.seed, "distractor", f"{key}.{layer}", device=device)
             # CUDA draws the same numbers in either type, the CPU others
             drawn = self.dtype if device.type == "cuda" else torch.float32
-            normal = torch.randn(rows, count, width, generator=draw, device=device, dtype=drawn)
-            found.distractors[layer] = normal.to(self.dtype)
+            normal = torch.randn(rows, count, width, generator=generator, device=device, dtype=drawn)
+            draws.distractors[layer] = normal.to(self.dtype)
         if self.positions is not None:
-            draw = rng_stream(auxiliary.seed, "places", key, device=device)
-            found.places_BT = self.positions.places(rows, length, draw)
+            generator = rng_stream(auxiliary.seed, "places", key, device=device)
+            draws.positions_BT = self.positions.places(rows, length, generator)
         if self.config.dropout:
-            found.kept = {layer: self._kept(auxiliary, layer, rows, length) for layer in range(layers)}
-        return found
+            draws.dropout_masks = {
+                layer: self._draw_dropout_masks(auxiliary, layer, rows, length) for layer in range(layers)
+            }
+        return draws
 
-    def _kept(self, auxiliary: AuxiliaryTerms, layer: int, rows: int, length: int) -> KVView:
-        def one(branch: str) -> Tensor:
+    def _draw_dropout_masks(self, auxiliary: AuxiliaryTerms, layer: int, rows: int, length: int) -> DropoutMasks:
+        def draw_mask(branch: str) -> Tensor:
             key = f"{auxiliary.step}.{auxiliary.micro}.{layer}.{branch}"
-            kept = torch.empty(rows, length, self.config.d_model, dtype=torch.bool, device=self.device)
-            draw = rng_stream(auxiliary.seed, "dropout", key, device=self.device)
-            return kept.bernoulli_(1 - self.config.dropout, generator=draw)
+            mask = torch.empty(rows, length, self.config.d_model, dtype=torch.bool, device=self.device)
+            generator = rng_stream(auxiliary.seed, "dropout", key, device=self.device)
+            return mask.bernoulli_(1 - self.config.dropout, generator=generator)
 
-        return one("mix"), one("mlp")
+        return draw_mask("mix"), draw_mask("mlp")
 
     def _evaluate(self, x_BTD: Tensor, window: int | None, chunk: int) -> Tensor:
         """The blocks and the final norm, `chunk` tokens at a time.
@@ -329,39 +339,39 @@ class Backbone(nn.Module):
         """The part that has no form for one token at a time, in words; None when the network can go on token by token."""
         if self.positions is not None and not self.positions.steady:
             return f"positions {self.config.positions}"
-        found = (block.mix.why_no_step() for block in self.blocks)
+        found = (block.mix.no_step_reason() for block in self.blocks)
         return next((why for why in found if why is not None), None)
 
-    def one_stream(self) -> bool:
+    def is_capturable(self) -> bool:
         """Whether a step asks the device for no number, so that it can be captured as a CUDA graph."""
-        return all(block.mix.one_stream() for block in self.blocks)
+        return all(block.mix.is_capturable() for block in self.blocks)
 
-    def open(self, room: CacheCapacity) -> list[Any]:
+    def open(self, capacity: CacheCapacity) -> list[Any]:
         """Empty states of every block, for `begin` and `step`."""
-        return [block.mix.open(room) for block in self.blocks]
+        return [block.mix.open(capacity) for block in self.blocks]
 
     def begin(self, tokens_T: Tensor, states: list[Any], step: DecodeStep, *, chunk: int) -> Tensor:
         """Logits [V] behind one text, int64 [T], worked out `chunk` tokens at a time; the states then hold what `step` needs."""
-        x_1TD = self._embedded(tokens_T[None], self._evaluation_places(len(tokens_T)))
+        x_1TD = self._embed(tokens_T[None], self._evaluation_positions(len(tokens_T)))
         for block, state in zip(self.blocks, states, strict=True):
             x_1TD = block.begin(x_1TD, state, step, chunk=chunk)
         return self.logits(self.norm(x_1TD[0, -1]))
 
     def step(
-        self, tokens_B: Tensor, states: list[Any], ledger: PageTables, slots_B: Tensor, window: int | None,
-        parts: StepFunctions | None = None,
+        self, tokens_B: Tensor, states: list[Any], page_tables: PageTables, slots_B: Tensor, window: int | None,
+        functions: StepFunctions | None = None,
     ) -> Tensor:  # fmt: skip
         """Logits [B, V] behind the next token of some texts, int64 [B]; states and ledger are changed in place.
 
-        `parts` None works everything out as it comes.
+        `functions` None works everything out as it comes.
         """
-        parts = parts or EAGER
-        x_BD, branch_BD, step = parts.first(self, tokens_B, ledger, slots_B, window)
+        functions = functions or EAGER
+        x_BD, branch_BD, step = functions.first(self, tokens_B, page_tables, slots_B, window)
         for block, state in zip(self.blocks, states, strict=True):
-            x_BD, branch_BD = parts.block(
-                block, x_BD, branch_BD, state.plain if isinstance(state, LayerState) else state, step
+            x_BD, branch_BD = functions.block(
+                block, x_BD, branch_BD, state.as_tuple if isinstance(state, LayerState) else state, step
             )
-        return parts.last(self, x_BD, branch_BD)
+        return functions.last(self, x_BD, branch_BD)
 
     def token_losses(self, hidden_BTD: Tensor, targets_BT: Tensor, *, chunk: int = CHUNK) -> Tensor:
         """Nats per token, float32 [B, T] (float64 in a float64 network), from the logits of `chunk` tokens at a time.
@@ -393,13 +403,13 @@ class Backbone(nn.Module):
         for block in self.blocks:
             if isinstance(block.mix, Attention):
                 block.mix.join()
-        self._joined = True
+        self._has_fused_weights = True
 
-    def few(self, rows: int) -> bool:
+    def uses_fused_rows(self, rows: int) -> bool:
         """Whether a step of so many texts takes its products with norms, gates and sums in them."""
-        return self._joined and choose_backend(self.device, self.dtype, rows).backend == "triton"
+        return self._has_fused_weights and choose_backend(self.device, self.dtype, rows).backend == "triton"
 
-    def few_logits(self, x_BD: Tensor) -> Tensor:
+    def fused_logits(self, x_BD: Tensor) -> Tensor:
         """`logits` of the stream of a few texts, [B, V], its norm still to be taken."""
         weight_VD, bias_V = self._head
         if weight_VD.dtype != x_BD.dtype:
@@ -426,7 +436,7 @@ class Backbone(nn.Module):
         """
         groups: dict[str, list[tuple[str, nn.Parameter]]] = {"muon": [], "embedding": [], "head": [], "scalar": []}
         for name, parameter in self.named_parameters():
-            groups[_group(name, parameter, self.config)].append((name, parameter))
+            groups[_optimizer_group(name, parameter, self.config)].append((name, parameter))
         grouped = [id(parameter) for members in groups.values() for _, parameter in members]
         if sorted(grouped) != sorted(map(id, self.parameters())):
             raise RuntimeError("the optimizer groups do not hold every parameter exactly once")
@@ -475,11 +485,11 @@ HEAD_STD, EMBEDDING_BOUND = 0.02, 0.01
 """Initial values of the head's matrix, normal, tied or with `init: llama`, and of that one's embedding, uniform."""
 
 
-def _normal(like: Tensor, draw: torch.Generator) -> Tensor:
+def _standard_normal(like: Tensor, draw: torch.Generator) -> Tensor:
     return torch.empty(like.shape).normal_(generator=draw)
 
 
-def _fill(module: nn.Module, parameter: nn.Parameter, draw: torch.Generator, config: ModelConfig) -> None:
+def _init_parameter(module: nn.Module, parameter: nn.Parameter, draw: torch.Generator, config: ModelConfig) -> None:
     """Initial values (docs/mechanisms.md, "Backbone"), drawn on the CPU in float32."""
     value = torch.empty(parameter.shape)
     llama = config.init == "llama"
@@ -505,7 +515,7 @@ def _fill(module: nn.Module, parameter: nn.Parameter, draw: torch.Generator, con
     parameter.copy_(value)
 
 
-def _group(name: str, parameter: nn.Parameter, config: ModelConfig) -> str:
+def _optimizer_group(name: str, parameter: nn.Parameter, config: ModelConfig) -> str:
     """The optimizer group of a parameter. An embedding that is the head's matrix too learns at its rate, the smaller one."""
     if parameter.ndim < 2:
         return "scalar"
@@ -517,18 +527,18 @@ def _group(name: str, parameter: nn.Parameter, config: ModelConfig) -> str:
     return group
 
 
-def _block(block: Block, *args: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
-    found: tuple[Tensor, Tensor | None] = block(*args, **named)
-    return found
+def _run_block(block: Block, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    output: tuple[Tensor, Tensor | None] = block(*args, **kwargs)
+    return output
 
 
 def _step_first(
-    model: Backbone, tokens_B: Tensor, ledger: PageTables, slots_B: Tensor, window: int | None
+    model: Backbone, tokens_B: Tensor, page_tables: PageTables, slots_B: Tensor, window: int | None
 ) -> tuple[Tensor, Tensor | None, DecodeStep]:
-    step = ledger.advance(slots_B, window)
-    places_B1 = None if model.positions is None else step.places[:, None]
-    x_BD = model._embedded(tokens_B[:, None], places_B1)[:, 0]
-    return x_BD, None if model.few(len(x_BD)) else torch.zeros_like(x_BD), step
+    step = page_tables.advance(slots_B, window)
+    positions_B1 = None if model.positions is None else step.places[:, None]
+    x_BD = model._embed(tokens_B[:, None], positions_B1)[:, 0]
+    return x_BD, None if model.uses_fused_rows(len(x_BD)) else torch.zeros_like(x_BD), step
 
 
 def _step_block(
@@ -538,21 +548,21 @@ def _step_block(
 
 
 def _step_last(model: Backbone, x_BD: Tensor, branch_BD: Tensor | None) -> Tensor:
-    return model.few_logits(x_BD) if branch_BD is None else model.logits(model.norm(x_BD + branch_BD))
+    return model.fused_logits(x_BD) if branch_BD is None else model.logits(model.norm(x_BD + branch_BD))
 
 
 EAGER = StepFunctions(_step_first, _step_block, _step_last)
 """The parts of a step as they come."""
 
 
-def _end(
+def _finish_forward(
     norm: nn.Module, x_BTD: Tensor, regularizer: Callable[..., Tensor] | None, streams: list[Tensor],
     sketches_LKD: Tensor | None, losses: list[Tensor],
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """What `Features` holds, from the stream behind the last block and what the blocks gave beside it."""
     value = None if regularizer is None else regularizer(streams, sketches_LKD).mean()
-    return norm(x_BTD), value, _mean(losses)
+    return norm(x_BTD), value, _mean_or_none(losses)
 
 
-def _mean(values: list[Tensor]) -> Tensor | None:
+def _mean_or_none(values: list[Tensor]) -> Tensor | None:
     return torch.stack(values).mean() if values else None

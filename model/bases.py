@@ -74,20 +74,20 @@ class Part(nn.Module):
         return {}
 
 
-def _forward(self: Mixer, *qkv: Tensor, window: int | None, **read: Tensor) -> MixerOutput:
+def _no_forward(self: Mixer, *qkv: Tensor, window: int | None, **inputs: Tensor) -> MixerOutput:
     raise NotImplementedError(f"{type(self).__name__} defines no forward")
 
 
-def _evaluate_whole(self: Mixer, *qkv: Tensor, window: int | None, chunk: int, **read: Tensor) -> MixerOutput:
-    mixed: MixerOutput = self.forward(*qkv, window=window, **read)
+def _evaluate_at_once(self: Mixer, *qkv: Tensor, window: int | None, chunk: int, **inputs: Tensor) -> MixerOutput:
+    mixed: MixerOutput = self.forward(*qkv, window=window, **inputs)
     return mixed
 
 
-def _keys_and_values(self: Mixer, k_BTJX: Tensor, v_BTJX: Tensor, **read: Any) -> dict[str, Tensor]:
+def _keys_and_values(self: Mixer, k_BTJX: Tensor, v_BTJX: Tensor, **inputs: Any) -> dict[str, Tensor]:
     return {"k": k_BTJX, "v": v_BTJX}
 
 
-def _no_gates(self: Mixer | Memory, **read: Tensor) -> Tensor | None:
+def _no_gates(self: Mixer | Memory, **inputs: Tensor) -> Tensor | None:
     return None
 
 
@@ -121,12 +121,12 @@ class Mixer(Part):
         return True
 
     # These two are attributes, as torch's own `forward` is, because a mixer that reads its input takes one more argument.
-    forward: Callable[..., MixerOutput] = _forward
+    forward: Callable[..., MixerOutput] = _no_forward
     """forward(q_BTHX, k_BTJX, v_BTJX, *, window) -> Mixed, with `x_BTD` as well if `reads_input`.
 
     Query i may see the keys i - window < j <= i, all up to i when `window` is None; never a later one.
     """
-    evaluate: Callable[..., MixerOutput] = _evaluate_whole
+    evaluate: Callable[..., MixerOutput] = _evaluate_at_once
     """evaluate(q_BTHX, k_BTJX, v_BTJX, *, window, chunk) -> Mixed, with `x_BTD` as well if `reads_input`: `forward` for
     evaluation, which works through `chunk` tokens at a time. The default is `forward` itself.
 
@@ -141,7 +141,7 @@ class Mixer(Part):
     """step(q_BHX, kept) -> what `forward` gives at the last token of each text, [B, H, X] or with [B, D]; with `x_BD` as well if
     `reads_input`. `kept` (kv_cache.py) has what `keep` returned for every token. None: texts are worked out anew for each token
     that is written. The answer of a class above is not taken for that of a class below it."""
-    one_stream: ClassVar[bool] = True
+    is_capturable: ClassVar[bool] = True
     """Whether `step` asks the device for no number, so that it can be captured as a CUDA graph; only asked of the package's own."""
     keep: Callable[..., dict[str, Tensor]] = _keys_and_values
     """keep(k_BTJX, v_BTJX, *, places_BT, before) -> name -> what `step` needs of these tokens, [B, T, ...]; with `x_BTD` as well if
@@ -160,11 +160,11 @@ class QueryBlockMixer(Mixer):
     """A mixer whose `forward` also takes `block`, the number of queries that it scores at a time."""
 
     def evaluate(
-        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int, **read: Tensor
+        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int, **inputs: Tensor
     ) -> MixerOutput:
         """`forward` with as many queries at a time as keep the scores within what a chunk may hold."""
         block = query_block(chunk, *q_BTHX.shape[:2])
-        mixed: MixerOutput = self.forward(q_BTHX, k_BTJX, v_BTJX, window=window, block=block, **read)
+        mixed: MixerOutput = self.forward(q_BTHX, k_BTJX, v_BTJX, window=window, block=block, **inputs)
         return mixed
 
 
@@ -199,13 +199,13 @@ class Memory(Part):
         """`forward` for evaluation, which works through `chunk` tokens at a time. The default is `forward` itself."""
         return self.forward(x_BTD, q_BTHX, k_BTJX, v_BTJX)
 
-    one_stream: ClassVar[bool] = True
+    is_capturable: ClassVar[bool] = True
     """Whether `step` asks the device for no number, so that it can be captured as a CUDA graph."""
     step: Callable[..., Tensor] | None = None
     """step(x_BD, q_BHX, k_BJX, v_BJX, states, slots_B) -> [B, D], what `forward` gives at the next token of the texts in these
     slots, whose states it changes in place. None: texts are worked out anew for each token that is written."""
 
-    def open(self, room: CacheCapacity) -> Any:
+    def open(self, capacity: CacheCapacity) -> Any:
         """Empty states for `step`."""
         raise NotImplementedError(f"{type(self).__name__} has no step")
 
@@ -243,20 +243,20 @@ class Position(Part):
         """Tokens of the longest text that it has places for; None, the default: any text."""
         return None
 
-    def places(self, rows: int, length: int, draw: torch.Generator) -> Tensor:
+    def places(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         """Return the argument of `forward`, int64 [rows or 1, length], on the generator's device.
 
-        All chance belongs here, drawn from `draw`: in training anew at each micro-batch, in evaluation the same for all
+        All chance belongs here, drawn from `generator`: in training anew at each micro-batch, in evaluation the same for all
         texts of one length. The default are 0, 1, 2, ...
         """
-        return torch.arange(length, device=draw.device)[None]
+        return torch.arange(length, device=generator.device)[None]
 
     @property
     def steady(self) -> bool:
         """Return true if a token keeps its place however long its text becomes, so that a text can be written token by token."""
         return type(self).places is Position.places
 
-    def forward(self, places_BT: Tensor) -> Tensor:
+    def forward(self, positions_BT: Tensor) -> Tensor:
         """[B, T, D] to add; B may be 1."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward")
 

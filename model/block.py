@@ -20,7 +20,7 @@ from .config import ModelConfig
 from .kv_cache import CacheCapacity, DecodeStep
 from .layers import MLP, CausalConv, Linear, RMSNorm, drop, map_chunks
 
-KVView = tuple[Tensor, Tensor]
+DropoutMasks = tuple[Tensor, Tensor]
 """What dropout leaves of a block's two branches, bool [B, T, D] each."""
 
 
@@ -40,23 +40,23 @@ class GatedConv(nn.Module):
     def forward(
         self, x_BTD: Tensor, *, window: int | None = None, distractors_BRD: Tensor | None = None
     ) -> tuple[Tensor, None]:
-        return self._out(x_BTD)[0], None
+        return self._convolve(x_BTD)[0], None
 
     def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
         # a slice of several rows has gaps, and in 16 bits its products round otherwise than those of a copy
-        return map_chunks(lambda x: self._out(x.contiguous()), (x_BTD,), chunk, self.conv.halo)[0]
+        return map_chunks(lambda x: self._convolve(x.contiguous()), (x_BTD,), chunk, self.conv.halo)[0]
 
     def projections(self) -> list[Linear]:
         return [self.in_proj, self.out_proj]
 
-    def why_no_step(self) -> str | None:
+    def no_step_reason(self) -> str | None:
         return None
 
-    def one_stream(self) -> bool:
+    def is_capturable(self) -> bool:
         return True
 
-    def open(self, room: CacheCapacity) -> Tensor:
-        return room.table(self.conv.halo, self.out_proj.weight.shape[1])
+    def open(self, capacity: CacheCapacity) -> Tensor:
+        return capacity.table(self.conv.halo, self.out_proj.weight.shape[1])
 
     def begin(self, x_1TD: Tensor, states: Tensor, step: DecodeStep, *, chunk: int) -> Tensor:
         b, _, u = self.in_proj(x_1TD[0, -self.conv.halo :] if self.conv.halo else x_1TD[0, :0]).chunk(3, -1)
@@ -68,17 +68,17 @@ class GatedConv(nn.Module):
         out_BD: Tensor = self.out_proj(y_BC)
         return out_BD
 
-    def few_step(self, x_BD: Tensor, norm: RMSNorm, under_BD: Tensor, states: Tensor, step: DecodeStep) -> Tensor:
+    def fused_step(self, x_BD: Tensor, norm: RMSNorm, residual_BD: Tensor, states: Tensor, step: DecodeStep) -> Tensor:
         y_BC = row_conv_step(
             x_BD, self.in_proj.weight, self.in_proj.bias, norm.weight, norm.eps, states, step.slots_B,
             self.conv.filters(x_BD.dtype),
         )  # fmt: skip
-        return self.out_proj.few(y_BC, under_BE=under_BD)
+        return self.out_proj.few(y_BC, under_BE=residual_BD)
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         return {"gated_conv": str(choose_backend(device, dtype, self.conv.taps))}
 
-    def _out(self, x_BTD: Tensor) -> tuple[Tensor]:
+    def _convolve(self, x_BTD: Tensor) -> tuple[Tensor]:
         return (self.out_proj(gated_causal_conv(self.in_proj(x_BTD), self.conv.filters(x_BTD.dtype))),)
 
 
@@ -99,29 +99,29 @@ class Block(nn.Module):
 
     def forward(
         self, x_BTD: Tensor, *, window: int | None, distractors_BRD: Tensor | None = None,
-        kept: KVView | tuple[None, None] = (None, None),
+        dropout_masks: DropoutMasks | tuple[None, None] = (None, None),
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         normed_BTD = self.norm1(x_BTD)
         out_BTD, loss = self.mix(normed_BTD, window=window, distractors_BRD=distractors_BRD)
-        x_BTD = self._under(x_BTD, normed_BTD) + drop(out_BTD, kept[0], self.dropout)
+        x_BTD = self._residual(x_BTD, normed_BTD) + drop(out_BTD, dropout_masks[0], self.dropout)
         normed_BTD = self.norm2(x_BTD)
-        return self._under(x_BTD, normed_BTD) + drop(self.mlp(normed_BTD), kept[1], self.dropout), loss
+        return self._residual(x_BTD, normed_BTD) + drop(self.mlp(normed_BTD), dropout_masks[1], self.dropout), loss
 
-    def _few_under(self, x_BD: Tensor, norm: RMSNorm) -> Tensor:
-        found: Tensor = norm(x_BD) if self.normed else x_BD
-        return found
+    def _fused_residual(self, x_BD: Tensor, norm: RMSNorm) -> Tensor:
+        residual_BD: Tensor = norm(x_BD) if self.normed else x_BD
+        return residual_BD
 
-    def _under(self, x_BTD: Tensor, normed_BTD: Tensor) -> Tensor:
+    def _residual(self, x_BTD: Tensor, normed_BTD: Tensor) -> Tensor:
         """What a branch is added to."""
         return normed_BTD if self.normed else x_BTD
 
     def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
         """The first of what `forward` returns, worked out `chunk` tokens at a time."""
-        return self._evaluated(x_BTD, lambda normed: self.mix.evaluate(normed, window=window, chunk=chunk), chunk)
+        return self._evaluate_with(x_BTD, lambda normed: self.mix.evaluate(normed, window=window, chunk=chunk), chunk)
 
-    def _evaluated(self, x_BTD: Tensor, mix: Callable[[Tensor], Tensor], chunk: int) -> Tensor:
+    def _evaluate_with(self, x_BTD: Tensor, mix: Callable[[Tensor], Tensor], chunk: int) -> Tensor:
         (normed_BTD,) = map_chunks(lambda x: (self.norm1(x),), (x_BTD,), chunk)
-        x_BTD = self._under(x_BTD, normed_BTD) + mix(normed_BTD)
+        x_BTD = self._residual(x_BTD, normed_BTD) + mix(normed_BTD)
         (out_BTD,) = map_chunks(lambda x: (self.mlp(self.norm2(x)),), (x_BTD,), chunk)
         if self.normed:
             (x_BTD,) = map_chunks(lambda x: (self.norm2(x),), (x_BTD,), chunk)
@@ -129,7 +129,7 @@ class Block(nn.Module):
 
     def begin(self, x_1TD: Tensor, states: Any, step: DecodeStep, *, chunk: int) -> Tensor:
         """`evaluate` of one text from its start, of which the states then hold what `step` needs."""
-        return self._evaluated(x_1TD, lambda normed: self.mix.begin(normed, states, step, chunk=chunk), chunk)
+        return self._evaluate_with(x_1TD, lambda normed: self.mix.begin(normed, states, step, chunk=chunk), chunk)
 
     def step(
         self, x_BD: Tensor, branch_BD: Tensor | None, states: Any, step: DecodeStep
@@ -140,10 +140,10 @@ class Block(nn.Module):
         there is one number alone (`Backbone.few`).
         """
         if branch_BD is None:
-            x_BD = self.mix.few_step(x_BD, self.norm1, self._few_under(x_BD, self.norm1), states, step)
-            return self.mlp.few(x_BD, self.norm2, self._few_under(x_BD, self.norm2)), None
+            x_BD = self.mix.fused_step(x_BD, self.norm1, self._fused_residual(x_BD, self.norm1), states, step)
+            return self.mlp.few(x_BD, self.norm2, self._fused_residual(x_BD, self.norm2)), None
         x_BD = x_BD + branch_BD
         normed_BD = self.norm1(x_BD)
-        x_BD = self._under(x_BD, normed_BD) + self.mix.step(normed_BD, states, step)
+        x_BD = self._residual(x_BD, normed_BD) + self.mix.step(normed_BD, states, step)
         normed_BD = self.norm2(x_BD)
-        return self._under(x_BD, normed_BD), self.mlp(normed_BD)
+        return self._residual(x_BD, normed_BD), self.mlp(normed_BD)

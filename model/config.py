@@ -20,7 +20,7 @@ from .bounds import (
     MAX_WIDTH,
 )
 
-_WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
+_BOOLEAN_TEXTS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
 MAX_SHOWN_BITS = 200
 """Of a whole number that a message shows in full, 60 digits."""
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?([eE][-+]?\d+)?")
@@ -28,10 +28,10 @@ _NUMBER = re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?([eE][-+]?\d+)?")
 
 def flag(value: Any) -> Any:
     """on, yes, off, no and so on as what they say; what is none of these as it is."""
-    return _WORDS.get(value.lower(), value) if isinstance(value, str) else value
+    return _BOOLEAN_TEXTS.get(value.lower(), value) if isinstance(value, str) else value
 
 
-def _whole(value: Any) -> Any:
+def _parse_int(value: Any) -> Any:
     """1e9, 1_000_000_000 and 1000000000 are one number; a switch is none."""
     if isinstance(value, bool):
         raise ValueError(f"must be a whole number, got {value!r}")
@@ -44,7 +44,7 @@ def _whole(value: Any) -> Any:
     return value
 
 
-def _real(value: Any) -> Any:
+def _parse_float(value: Any) -> Any:
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         value = float(value.replace("_", ""))
     if isinstance(value, float) and not math.isfinite(value):
@@ -52,10 +52,10 @@ def _real(value: Any) -> Any:
     return value
 
 
-def _real_or_none(value: Any) -> Any:
+def _parse_positive_or_none(value: Any) -> Any:
     if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
         return "none"
-    number = _real(value)
+    number = _parse_float(value)
     if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
         raise ValueError(f"must be a number above 0, or none, got {value!r}")
     if number > MAX_FLOAT:
@@ -84,15 +84,15 @@ def _within_floats(value: float) -> float:
 
 Flag = Annotated[bool, BeforeValidator(flag)]
 """A boolean that also understands on/off/yes/no."""
-Int = Annotated[int, BeforeValidator(_whole), AfterValidator(_within_int64)]
+Int = Annotated[int, BeforeValidator(_parse_int), AfterValidator(_within_int64)]
 """An integer that also understands 1e9 and 1_000_000_000; `knob` bounds it further."""
-Float = Annotated[float, BeforeValidator(_real), AfterValidator(_within_floats)]
+Float = Annotated[float, BeforeValidator(_parse_float), AfterValidator(_within_floats)]
 """A float that also understands 1e-3 written as text; `knob` bounds it further."""
-Real = Annotated[float, BeforeValidator(_real), Field(ge=-MAX_FLOAT, le=MAX_FLOAT)]
+Real = Annotated[float, BeforeValidator(_parse_float), Field(ge=-MAX_FLOAT, le=MAX_FLOAT)]
 """A float of either sign."""
 PositiveOrNone = Annotated[
     float | Literal["none"],
-    BeforeValidator(_real_or_none),
+    BeforeValidator(_parse_positive_or_none),
     WithJsonSchema(
         {
             "anyOf": [

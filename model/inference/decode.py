@@ -60,7 +60,7 @@ class PagedDecoder:
         room = CacheCapacity(texts, 1 + (texts * most if pages is None else pages), page, model.device, model.dtype)
         self.model, self.book, self._chunk = as_used(model), Book(room, most), chunk
         self.states = model.open(room)
-        one_stream = model.one_stream()
+        one_stream = model.is_capturable()
         able = model.device.type == "cuda" and one_stream
         self._graphs = able if graphs is None else graphs
         self._compiled = compiled
@@ -97,7 +97,7 @@ class PagedDecoder:
     ) -> Tensor:
         """As the protocol says, without waiting for the device.
 
-        `graphs` False works this step out as it comes, `compiled` False without the compiler. Without `own` the logits may
+        `graphs` False works this step out as it comes, `compiled` False without the compiler. Without `clone` the logits may
         be those of the next step once that is asked for: no copy is made of them.
         """
         graphs = graphs and self._graphs
@@ -185,14 +185,14 @@ def _copy(state: Any, slot: int, other: int, pages_P: Tensor, others_P: Tensor) 
         state.states[other], state.since[other] = state.states[slot], state.since[slot]
     elif isinstance(state, LayerState):
         state.pools.copy(pages_P, others_P)
-        for part in (*(state.tails or ()), *(() if state.memory is None else (state.memory,))):
+        for part in (*(state.conv_tails or ()), *(() if state.memory is None else (state.memory,))):
             _copy(part, slot, other, pages_P, others_P)
 
 
 def _kept(state: Any, slot: int, tokens: int) -> int:
     """Bytes that are kept of one text, of whose tokens so many are seen."""
     if isinstance(state, LayerState):
-        parts = (*(state.tails or ()), *(() if state.memory is None else (state.memory,)))
+        parts = (*(state.conv_tails or ()), *(() if state.memory is None else (state.memory,)))
         return tokens * state.pools.token_bytes + sum(_kept(part, slot, tokens) for part in parts)
     held = state[slot] if isinstance(state, Tensor) else [state.states[slot], state.since[slot]]
     return sum(one.numel() * one.element_size() for one in tree_leaves(held) if isinstance(one, Tensor))

@@ -75,7 +75,7 @@ class Omega(Recurrent):
     RATES: ClassVar[tuple[str, ...]] = ("keep", "step", "weight")
     config: OmegaConfig
     draws: Tensor
-    one_stream: ClassVar[bool] = False
+    is_capturable: ClassVar[bool] = False
 
     @classmethod
     def columns(cls, model: ModelConfig, config: OmegaConfig) -> int:

@@ -34,9 +34,9 @@ class APE(Position):
         super().__init__(model, config)
         self.table = EmbeddingTable(config.length, model.d_model, config.std)
 
-    def forward(self, places_BT: Tensor) -> Tensor:
+    def forward(self, positions_BT: Tensor) -> Tensor:
         """Rows of the table [B, T, D]."""
-        rows_BTD: Tensor = self.table(places_BT)
+        rows_BTD: Tensor = self.table(positions_BT)
         return rows_BTD
 
 
@@ -46,8 +46,8 @@ class Label(APE):
     So every row of the table is trained, and a text as long as the table sees distances that it was trained with.
     """
 
-    def places(self, rows: int, length: int, draw: torch.Generator) -> Tensor:
+    def places(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         # float64, so that no two are equal
-        of = (rows, self.table.num_embeddings)
-        numbers = torch.rand(of, generator=draw, device=draw.device, dtype=torch.float64)
-        return numbers.topk(length, sorted=False).indices.sort().values
+        shape = (rows, self.table.num_embeddings)
+        keys = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
+        return keys.topk(length, sorted=False).indices.sort().values

@@ -12,7 +12,7 @@ import pytest
 import torch
 from atma_sweep.kernels.dispatch import use_torch_backend
 from atma_sweep.model.backbone import AuxiliaryTerms, Backbone, build
-from atma_sweep.model.compilation import MIXED, CompileError, compile_full_graph
+from atma_sweep.model.compilation import MIX_ORDER_FLAG, CompileError, compile_full_graph
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.registry import REGULARIZERS
 from registries import EVERY_MEMORY, PAIRS, has_distractor
@@ -154,8 +154,8 @@ def test_no_kernel_sums_rows_and_columns_at_once_beside_eight_bits(
         assert "casts" in model.kernel_paths()
     model.compile_blocks(regional=regional)
     # the compiler's own name for it: if it has another one some day, this says so
-    assert MIXED in importlib.import_module("torch._inductor").list_options()
-    assert given == [{MIXED: False} if fp8 else None] * (2 if regional else 1)
+    assert MIX_ORDER_FLAG in importlib.import_module("torch._inductor").list_options()
+    assert given == [{MIX_ORDER_FLAG: False} if fp8 else None] * (2 if regional else 1)
 
 
 @pytest.mark.thorough

@@ -58,7 +58,7 @@ def test_the_first_block_reads_embedding_plus_place(awake: Awake, tokens: Tensor
     seen: list[Tensor] = []
     model.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     model.features(tokens, auxiliary=auxiliary())
-    places = model.draw(auxiliary(), *tokens.shape).places_BT
+    places = model.draw(auxiliary(), *tokens.shape).positions_BT
     table, embedding = model.positions.table.weight, model.embedding.weight
     expected = torch.stack([
         torch.stack([embedding[token] + table[place] for token, place in zip(row, at, strict=True)])
@@ -85,7 +85,7 @@ def test_moving_tokens_with_their_places_moves_the_output(awake: Awake) -> None:
     streams: list[Tensor] = []
     model.blocks[0].register_forward_pre_hook(lambda _, given: streams.append(given[0]))
     for some in (torch.arange(9), order):
-        model.features(tokens[:, some], auxiliary=RandomDraws(places_BT=some[None]))
+        model.features(tokens[:, some], auxiliary=RandomDraws(positions_BT=some[None]))
     assert torch.equal(streams[1], streams[0][:, order])
 
 
@@ -113,10 +113,10 @@ def test_labels_are_a_function_of_seed_step_and_micro_batch_alone(awake: Awake, 
     first = loss_of(model, tokens, terms)
     torch.manual_seed(99)
     assert torch.equal(first, loss_of(awake(**of("label", 50)), tokens, terms))
-    places = model.draw(terms, 2, 11).places_BT
+    places = model.draw(terms, 2, 11).positions_BT
     assert not torch.equal(places[0], places[1]), "each row has its own"
     for change in ({"seed": 1}, {"step": 4}, {"micro": 0}):
-        assert not torch.equal(places, model.draw(replace(terms, **change), 2, 11).places_BT)
+        assert not torch.equal(places, model.draw(replace(terms, **change), 2, 11).positions_BT)
 
 
 def test_labels_of_an_evaluation_depend_on_the_length_alone(awake: Awake, tokens: Tensor) -> None:

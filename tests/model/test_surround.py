@@ -125,7 +125,7 @@ def test_dropout_on_both_branches_by_hand(awake: Awake, auxiliary: Aux) -> None:
     model = awake(dropout=0.25, attn_type="nope")
     block = model.blocks[0]
     x = torch.randn(2, 5, 24, dtype=torch.float64)
-    mix, mlp = model.draw(auxiliary(), 2, 5).kept[0]
+    mix, mlp = model.draw(auxiliary(), 2, 5).dropout_masks[0]
     out = block.mix(block.norm1(x))[0].masked_fill(~mix, 0) / 0.75
     y = x + out
     expected = y + block.mlp(block.norm2(y)).masked_fill(~mlp, 0) / 0.75
@@ -134,7 +134,7 @@ def test_dropout_on_both_branches_by_hand(awake: Awake, auxiliary: Aux) -> None:
 
 def test_dropout_drops_its_share(small: Small, auxiliary: Aux) -> None:
     model = build(small(dropout=0.3), seed=0)
-    kept = torch.stack([part for parts in model.draw(auxiliary(), 8, 200).kept.values() for part in parts])
+    kept = torch.stack([part for parts in model.draw(auxiliary(), 8, 200).dropout_masks.values() for part in parts])
     n = kept.numel()
     assert abs(kept.double().mean() - 0.7) < 4 * math.sqrt(0.3 * 0.7 / n)
     # a draw of its own for each layer and branch: two agree where chance has it
@@ -150,7 +150,7 @@ def test_the_mean_of_dropout_is_the_branch(awake: Awake, auxiliary: Aux) -> None
     x = torch.randn(1, 6, 24, dtype=torch.float64)
     with torch.no_grad():
         branch, _ = block.mix(block.norm1(x))
-        found = [branch * model.draw(auxiliary(step=step), 1, 6).kept[0][0] * 2 for step in range(400)]
+        found = [branch * model.draw(auxiliary(step=step), 1, 6).dropout_masks[0][0] * 2 for step in range(400)]
     assert (torch.stack(found).mean(0) - branch).abs().max() < 5 * branch.abs().max() / 20
 
 
@@ -176,7 +176,7 @@ def test_dropout_is_off_in_evaluation(awake: Awake, tokens: Tensor) -> None:
 def test_dropout_changes_no_other_draw(awake: Awake, auxiliary: Aux) -> None:
     terms = auxiliary(regularizer="weak", distractor=True)
     one, other = (model.draw(terms, 2, 5) for model in (awake(dropout=0.25), awake()))
-    assert other.kept == {}
+    assert other.dropout_masks == {}
     assert torch.equal(one.sketches_LKD, other.sketches_LKD)
     assert all(torch.equal(one.distractors[layer], other.distractors[layer]) for layer in other.distractors)
 
