@@ -162,7 +162,7 @@ class Attention(nn.Module):
         else:
             x_BE = fused_rows(x_BD, *self.fused_weights, norm=norm)
         y_BE, *terms = self._mix_step(x_BE, x_BD, states, step)
-        out_BD = self.proj.few(y_BE, under_BE=residual_BD)
+        out_BD = self.proj.forward_fused(y_BE, residual_BE=residual_BD)
         for term_BD in terms:
             out_BD = out_BD + term_BD
         return out_BD
@@ -186,7 +186,7 @@ class Attention(nn.Module):
         entries = self.mixer.keep(
             k[:, None],
             v[:, None],
-            places_BT=step.places[:, None],
+            places_BT=step.positions[:, None],
             before=cache.before,
             **self._mixer_inputs(x_BD[:, None]),
         )

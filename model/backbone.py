@@ -536,7 +536,7 @@ def _step_first(
     model: Backbone, tokens_B: Tensor, page_tables: PageTables, slots_B: Tensor, window: int | None
 ) -> tuple[Tensor, Tensor | None, DecodeStep]:
     step = page_tables.advance(slots_B, window)
-    positions_B1 = None if model.positions is None else step.places[:, None]
+    positions_B1 = None if model.positions is None else step.positions[:, None]
     x_BD = model._embed(tokens_B[:, None], positions_B1)[:, 0]
     return x_BD, None if model.uses_fused_rows(len(x_BD)) else torch.zeros_like(x_BD), step
 

@@ -18,7 +18,7 @@ from ..kernels.row_linear.op import row_conv_step
 from .attention import Attention
 from .config import ModelConfig
 from .kv_cache import CacheCapacity, DecodeStep
-from .layers import MLP, CausalConv, Linear, RMSNorm, drop, map_chunks
+from .layers import MLP, CausalConv, Linear, RMSNorm, apply_dropout, map_chunks
 
 DropoutMasks = tuple[Tensor, Tensor]
 """What dropout leaves of a block's two branches, bool [B, T, D] each."""
@@ -73,7 +73,7 @@ class GatedConv(nn.Module):
             x_BD, self.in_proj.weight, self.in_proj.bias, norm.weight, norm.eps, states, step.slots_B,
             self.conv.filters(x_BD.dtype),
         )  # fmt: skip
-        return self.out_proj.few(y_BC, under_BE=residual_BD)
+        return self.out_proj.forward_fused(y_BC, residual_BE=residual_BD)
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         return {"gated_conv": str(choose_backend(device, dtype, self.conv.taps))}
@@ -103,9 +103,11 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         normed_BTD = self.norm1(x_BTD)
         out_BTD, loss = self.mix(normed_BTD, window=window, distractors_BRD=distractors_BRD)
-        x_BTD = self._residual(x_BTD, normed_BTD) + drop(out_BTD, dropout_masks[0], self.dropout)
+        x_BTD = self._residual(x_BTD, normed_BTD) + apply_dropout(out_BTD, dropout_masks[0], self.dropout)
         normed_BTD = self.norm2(x_BTD)
-        return self._residual(x_BTD, normed_BTD) + drop(self.mlp(normed_BTD), dropout_masks[1], self.dropout), loss
+        return self._residual(x_BTD, normed_BTD) + apply_dropout(
+            self.mlp(normed_BTD), dropout_masks[1], self.dropout
+        ), loss
 
     def _fused_residual(self, x_BD: Tensor, norm: RMSNorm) -> Tensor:
         residual_BD: Tensor = norm(x_BD) if self.normed else x_BD
@@ -137,11 +139,11 @@ class Block(nn.Module):
         """What `forward` gives at the next token of some texts, as two numbers to add, [B, D] each; so is its input.
 
         The sum stands where the next norm can take it along. Of few texts the products take norms and sums along instead, and
-        there is one number alone (`Backbone.few`).
+        there is one number alone (`Backbone.forward_fused`).
         """
         if branch_BD is None:
             x_BD = self.mix.fused_step(x_BD, self.norm1, self._fused_residual(x_BD, self.norm1), states, step)
-            return self.mlp.few(x_BD, self.norm2, self._fused_residual(x_BD, self.norm2)), None
+            return self.mlp.forward_fused(x_BD, self.norm2, self._fused_residual(x_BD, self.norm2)), None
         x_BD = x_BD + branch_BD
         normed_BD = self.norm1(x_BD)
         x_BD = self._residual(x_BD, normed_BD) + self.mix.step(normed_BD, states, step)

@@ -32,7 +32,7 @@ class CacheCapacity:
     """Texts at a time."""
     pages: int
     """Pages for all of them, and DUMMY."""
-    page: int
+    page_size: int
     device: torch.device
     dtype: torch.dtype
     """Of activations, keys and values."""
@@ -48,7 +48,7 @@ class CacheCapacity:
 
     def pool(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Zeros, an entry for each token of each page."""
-        return torch.zeros(self.pages, self.page, *shape, dtype=dtype or self.dtype, device=self.device)
+        return torch.zeros(self.pages, self.page_size, *shape, dtype=dtype or self.dtype, device=self.device)
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class DecodeStep:
     texts: Texts
     """Their pages, and their lengths with the new token."""
     window: int | None
-    nobody: int
+    padding_slot: int
     """The row of a table that belongs to no text."""
 
     @property
-    def places(self) -> Tensor:
+    def positions(self) -> Tensor:
         """int64: where the new token stands, counted from 0."""
         return (self.texts.lengths_B.long() - 1).clamp(min=0)
 
@@ -72,8 +72,8 @@ class DecodeStep:
 class Pools:
     """What a mixer keeps of each token, by name; pools are made when the first tokens come, since only these have shapes."""
 
-    def __init__(self, room: CacheCapacity) -> None:
-        self._room = room
+    def __init__(self, capacity: CacheCapacity) -> None:
+        self._capacity = capacity
         self._pools: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -85,19 +85,19 @@ class Pools:
         return self._pools
 
     def fill(self, pages_P: Tensor, rows: Mapping[str, Tensor]) -> None:
-        """`rows` [T, ...] of a whole text into its pages, of which there are enough; those that are DUMMY get nothing."""
-        page = self._room.page
-        for name, part in rows.items():
-            pool = self._pool(name, part)
-            for index, number in enumerate(pages_P[: -(-len(part) // page)].tolist()):
+        """`slot_tensor` [T, ...] of a whole text into its pages, of which there are enough; those that are DUMMY get nothing."""
+        page = self._capacity.page_size
+        for name, rows_T in rows.items():
+            pool = self._pool(name, rows_T)
+            for index, number in enumerate(pages_P[: -(-len(rows_T) // page)].tolist()):
                 if number != DUMMY:
-                    piece = part[index * page : (index + 1) * page]
-                    pool[number, : len(piece)] = piece.to(pool.dtype)
+                    chunk = rows_T[index * page : (index + 1) * page]
+                    pool[number, : len(chunk)] = chunk.to(pool.dtype)
 
-    def copy(self, pages_P: Tensor, others_P: Tensor) -> None:
+    def copy(self, sources_P: Tensor, targets_P: Tensor) -> None:
         """What lies in some pages into others."""
         for pool in self._pools.values():
-            pool[others_P.long()] = pool[pages_P.long()]
+            pool[targets_P.long()] = pool[sources_P.long()]
 
     @property
     def token_bytes(self) -> int:
@@ -106,7 +106,7 @@ class Pools:
 
     def _pool(self, name: str, like: Tensor) -> Tensor:
         if name not in self._pools:
-            self._pools[name] = self._room.pool(*like.shape[1:], dtype=like.dtype)
+            self._pools[name] = self._capacity.pool(*like.shape[1:], dtype=like.dtype)
         return self._pools[name]
 
 
@@ -118,11 +118,16 @@ class KVView:
     step: DecodeStep
 
     def write(self, rows: Mapping[str, Tensor]) -> None:
-        """`rows` [B, ...] of the new tokens."""
-        left = dict(rows)
-        if "k" in left and "v" in left and left["k"].ndim == 3 and left["k"].shape == left["v"].shape:
-            write_pages(left.pop("k"), left.pop("v"), self.pools["k"], self.pools["v"], self.texts)
-        for name, part in left.items():
+        """`slot_tensor` [B, ...] of the new tokens."""
+        remaining = dict(rows)
+        if (
+            "k" in remaining
+            and "v" in remaining
+            and remaining["k"].ndim == 3
+            and remaining["k"].shape == remaining["v"].shape
+        ):
+            write_pages(remaining.pop("k"), remaining.pop("v"), self.pools["k"], self.pools["v"], self.texts)
+        for name, part in remaining.items():
             self.texts.write(self.pools[name], part)
 
     def before(self, name: str) -> Tensor:
@@ -147,7 +152,7 @@ class KVView:
     @property
     def places(self) -> Tensor:
         """int64: where the new token of each text stands."""
-        return self.step.places
+        return self.step.positions
 
     @property
     def window(self) -> int | None:
@@ -167,8 +172,8 @@ class PageTables:
     """int32, as `Texts` has it."""
     lengths_R: Tensor
     """int32: tokens; 0 in a row that no text has."""
-    page: int
-    nobody: int
+    page_size: int
+    padding_slot: int
 
     def advance(self, slots_B: Tensor, window: int | None) -> DecodeStep:
         """Counts one token more of each text and says what its step needs; asks nothing of the host."""
@@ -179,25 +184,25 @@ class PageTables:
 
     def step(self, slots_B: Tensor, lengths_B: Tensor, window: int | None) -> DecodeStep:
         """What a step needs of texts of these lengths."""
-        return DecodeStep(slots_B, Texts(self.tables_RP[slots_B], lengths_B, self.page), window, self.nobody)
+        return DecodeStep(slots_B, Texts(self.tables_RP[slots_B], lengths_B, self.page_size), window, self.padding_slot)
 
 
-class Book:
+class PageAllocator:
     """Who has which pages. The host knows all of it; the device has tables and lengths of its own and is told what changes."""
 
-    def __init__(self, room: CacheCapacity, pages_of_a_text: int) -> None:
-        self.room, self._most = room, pages_of_a_text
-        self._free_pages = list(range(room.pages - 1, DUMMY, -1))
-        self._free_slots = list(range(room.slots - 1, -1, -1))
+    def __init__(self, capacity: CacheCapacity, pages_per_text: int) -> None:
+        self.room, self._pages_per_text = capacity, pages_per_text
+        self._free_pages = list(range(capacity.pages - 1, DUMMY, -1))
+        self._free_slots = list(range(capacity.slots - 1, -1, -1))
         # a text has the pages of the columns from `_first` to before `_end`; those before have been given back
-        self._table = np.full((room.rows, pages_of_a_text), DUMMY, np.int32)
-        self._first, self._end, self._length = (np.zeros(room.rows, np.int64) for _ in range(3))
-        self._open = np.zeros(room.rows, np.bool_)
-        self.ledger = PageTables(
-            torch.full((room.rows, pages_of_a_text), DUMMY, dtype=torch.int32, device=room.device),
-            torch.zeros(room.rows, dtype=torch.int32, device=room.device),
-            room.page,
-            self.nobody,
+        self._table = np.full((capacity.rows, pages_per_text), DUMMY, np.int32)
+        self._first, self._end, self._length = (np.zeros(capacity.rows, np.int64) for _ in range(3))
+        self._is_open = np.zeros(capacity.rows, np.bool_)
+        self.page_tables = PageTables(
+            torch.full((capacity.rows, pages_per_text), DUMMY, dtype=torch.int32, device=capacity.device),
+            torch.zeros(capacity.rows, dtype=torch.int32, device=capacity.device),
+            capacity.page_size,
+            self.padding_slot,
         )
         self._rows: dict[int, tuple[list[int], Tensor]] = {}
 
@@ -206,53 +211,53 @@ class Book:
         if not self._free_slots:
             raise CacheFull(f"all {self.room.slots} texts are under way; close one first")
         slot = int(self._free_slots.pop())
-        self._open[slot] = True
+        self._is_open[slot] = True
         try:
-            self.grow([slot], tokens, window)
+            self.extend([slot], tokens, window)
         except CacheFull:
-            self.close(slot)
+            self.free(slot)
             raise
-        self.ledger.lengths_R[slot].fill_(tokens)
+        self.page_tables.lengths_R[slot].fill_(tokens)
         return slot
 
-    def grow(self, slots: Sequence[int], tokens: int = 1, window: int | None = None) -> None:
+    def extend(self, slots: Sequence[int], tokens: int = 1, window: int | None = None) -> None:
         """Room for so many more tokens of each; pages that no later token will see become free. Rows that are nobody's get none.
 
         Raises CacheFull, with nothing changed. The device counts the tokens itself, in `PageTables.advance`.
         """
         rows = np.asarray(slots, np.int64)
-        rows = rows[self._open[rows]]
+        rows = rows[self._is_open[rows]]
         length = self._length[rows] + tokens
-        end, first = np.maximum(-(-length // self.room.page), self._end[rows]), self._first[rows]
+        end, first = np.maximum(-(-length // self.room.page_size), self._end[rows]), self._first[rows]
         if window is not None:
             # the token before the new one stays too: sums go on from what is kept of it
-            first = np.maximum(0, length - max(window, 2)) // self.room.page
+            first = np.maximum(0, length - max(window, 2)) // self.room.page_size
         if (end > self._end[rows]).any() or (first > self._first[rows]).any():
-            self._turn(*(part[np.unique(rows, return_index=True)[1]] for part in (rows, length, first, end)))
+            self._reassign_pages(*(part[np.unique(rows, return_index=True)[1]] for part in (rows, length, first, end)))
         self._length[rows] = length
 
-    def _turn(self, rows: Array, length: Array, first: Array, end: Array) -> None:
+    def _reassign_pages(self, slot_tensor: Array, length: Array, first: Array, end: Array) -> None:
         """Pages for texts of these lengths, in the columns from `first` to before `end`. Raises CacheFull, with nothing changed."""
-        if (end > self._most).any():
-            got = length[np.argmax(end > self._most)]
-            raise CacheFull(f"a text may have {self._most * self.room.page} tokens here, got {got}")
-        held, until = self._first[rows], self._end[rows]
-        gone = _cells(rows, held, np.minimum(first, until))
-        new = _cells(rows, np.maximum(first, until), end)
-        short = len(new[0]) - len(gone[0]) - len(self._free_pages)
+        if (end > self._pages_per_text).any():
+            got = length[np.argmax(end > self._pages_per_text)]
+            raise CacheFull(f"a text may have {self._pages_per_text * self.room.page_size} tokens here, got {got}")
+        old_first, old_end = self._first[slot_tensor], self._end[slot_tensor]
+        freed = _cells(slot_tensor, old_first, np.minimum(first, old_end))
+        added = _cells(slot_tensor, np.maximum(first, old_end), end)
+        short = len(added[0]) - len(freed[0]) - len(self._free_pages)
         if short > 0:
-            taken = f"all {self.room.pages - 1} pages of {self.room.page} tokens are taken"
-            raise CacheFull(f"{taken}, {short} more are needed; close a text first")
-        self._free_pages.extend(self._table[gone][::-1].tolist())
-        left = len(self._free_pages) - len(new[0])
-        self._table[gone] = DUMMY
-        self._table[new] = self._free_pages[left:][::-1]
-        del self._free_pages[left:]
-        self._first[rows], self._end[rows] = first, end
-        changed = tuple(np.concatenate(pair) for pair in zip(gone, new, strict=True))
-        said = np.stack([*changed, self._table[changed]])
-        row, column, number = torch.from_numpy(said).to(self.room.device, non_blocking=True)
-        self.ledger.tables_RP.index_put_((row, column), number.int())
+            problem = f"all {self.room.pages - 1} pages of {self.room.page_size} tokens are taken"
+            raise CacheFull(f"{problem}, {short} more are needed; close a text first")
+        self._free_pages.extend(self._table[freed][::-1].tolist())
+        num_left_free = len(self._free_pages) - len(added[0])
+        self._table[freed] = DUMMY
+        self._table[added] = self._free_pages[num_left_free:][::-1]
+        del self._free_pages[num_left_free:]
+        self._first[slot_tensor], self._end[slot_tensor] = first, end
+        changed = tuple(np.concatenate(pair) for pair in zip(freed, added, strict=True))
+        updates = np.stack([*changed, self._table[changed]])
+        row, column, number = torch.from_numpy(updates).to(self.room.device, non_blocking=True)
+        self.page_tables.tables_RP.index_put_((row, column), number.int())
 
     def shorten(self, slots: Sequence[int], tokens: int) -> None:
         """Takes the tokens of these texts behind their first `tokens` back; their pages stay theirs.
@@ -263,32 +268,32 @@ class Book:
         if (self._length[rows] < tokens).any() or self._first[rows].any():
             raise ValueError(f"a text of which the first {tokens} tokens are not kept cannot go back to them")
         self._length[rows] = tokens
-        self.ledger.lengths_R[torch.from_numpy(rows).to(self.room.device)] = tokens
+        self.page_tables.lengths_R[torch.from_numpy(rows).to(self.room.device)] = tokens
 
-    def close(self, slot: int) -> None:
+    def free(self, slot: int) -> None:
         """Forgets a text."""
         self._free_pages.extend(self._table[slot, self._first[slot] : self._end[slot]][::-1].tolist())
         self._table[slot], self._first[slot], self._end[slot], self._length[slot] = DUMMY, 0, 0, 0
-        self._open[slot] = False
-        self.ledger.tables_RP[slot].fill_(DUMMY)
-        self.ledger.lengths_R[slot].fill_(0)
+        self._is_open[slot] = False
+        self.page_tables.tables_RP[slot].fill_(DUMMY)
+        self.page_tables.lengths_R[slot].fill_(0)
         self._free_slots.append(slot)
 
     def pages(self, slot: int) -> Tensor:
         """int32 [P]: the text's row of the table."""
-        return self.ledger.tables_RP[slot]
+        return self.page_tables.tables_RP[slot]
 
     def length(self, slot: int) -> int:
         """Tokens of the text."""
         return int(self._length[slot])
 
     @property
-    def nobody(self) -> int:
+    def padding_slot(self) -> int:
         """The slot of rows that only fill a batch up."""
         return self.room.slots
 
     @property
-    def taken(self) -> int:
+    def num_used_pages(self) -> int:
         """Pages that texts have."""
         return self.room.pages - 1 - len(self._free_pages)
 
@@ -296,38 +301,38 @@ class Book:
         """int64 [count]: these slots, then nobody's. One tensor for each count, to which nothing is copied while its slots stay."""
         wanted = list(slots)
         if count not in self._rows:
-            self._rows[count] = [], torch.full((count,), self.nobody, device=self.room.device)
+            self._rows[count] = [], torch.full((count,), self.padding_slot, device=self.room.device)
         said, rows_B = self._rows[count]
         if said != wanted:
-            filled = [*wanted, *[self.nobody] * (count - len(wanted))]
+            filled = [*wanted, *[self.padding_slot] * (count - len(wanted))]
             rows_B.copy_(torch.tensor(filled), non_blocking=True)
             self._rows[count] = wanted, rows_B
         return rows_B
 
-    def step(self, slots: Sequence[int], window: int | None) -> DecodeStep:
+    def prefill_step(self, slots: Sequence[int], window: int | None) -> DecodeStep:
         """What a text's beginning needs: its slot, its pages, its length."""
         slots_B = torch.tensor(list(slots), device=self.room.device)
-        return self.ledger.step(slots_B, self.ledger.lengths_R[slots_B], window)
+        return self.page_tables.step(slots_B, self.page_tables.lengths_R[slots_B], window)
 
 
 def _cells(rows: Array, start: Array, stop: Array) -> tuple[Array, Array]:
     """(row, column) of every cell from `start` to before `stop`, row after row."""
     count = np.maximum(stop - start, 0)
-    of = np.repeat(np.arange(len(rows)), count)
-    within = np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count)
-    return rows[of], start[of] + within
+    owner = np.repeat(np.arange(len(rows)), count)
+    within = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+    return rows[owner], start[owner] + within
 
 
 @dataclass
-class Remembered:
+class ChunkedStates:
     """States of a memory whose steps are worked out text by text: its state after the last whole chunk, and the tokens since."""
 
     states: dict[int, Any] = field(default_factory=dict)
-    since: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
+    since_chunk: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
 
 
 def has_step(part: Any) -> bool:
-    """Whether a mixer or a memory says what its `forward` does one token at a time; a `forward` below a `step` may do another thing."""
+    """Whether a mixer or a memory says what its `forward` does one token at a time; a `forward` below a `prefill_step` may do another thing."""
     for cls in type(part).__mro__:
         if "step" in vars(cls):
             return vars(cls)["step"] is not None
@@ -339,12 +344,13 @@ def has_step(part: Any) -> bool:
 __all__ = [
     "DUMMY",
     "PAGE",
-    "Book",
-    "CacheCapacity",
+    "PageAllocator",
     "CacheFull",
     "DecodeStep",
     "Pools",
-    "Remembered",
+    "ChunkedStates",
+    "CacheCapacity",
+    "DecodeStep",
     "Texts",
     "has_step",
 ]

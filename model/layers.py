@@ -34,11 +34,11 @@ class Linear(nn.Module):
         self.register_parameter("bias", nn.Parameter(torch.empty(outputs)) if bias else None)
         self.zero = zero
 
-    def few(
-        self, x_BD: Tensor, *, norm: RMSNorm | None = None, gate: str = "none", under_BE: Tensor | None = None
+    def forward_fused(
+        self, x_BD: Tensor, *, norm: RMSNorm | None = None, gate: str = "none", residual_BE: Tensor | None = None
     ) -> Tensor:
         """under + gate(norm(x) Wᵀ + b) of a few rows, see `row_linear`; W and b are in x's type."""
-        return fused_rows(x_BD, self.weight, self.bias, norm=norm, gate=gate, under_BE=under_BE)
+        return fused_rows(x_BD, self.weight, self.bias, norm=norm, gate=gate, residual_BE=residual_BE)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fp8 is not None:
@@ -50,24 +50,24 @@ def fuse_weights(parts: Sequence[Linear | CausalConv]) -> tuple[Tensor, Tensor |
     """(matrices one below the other, their biases or None); the parts then are views of these, so nothing is kept twice."""
     weight = torch.cat([part.weight.detach() for part in parts])
     rows = [len(part.weight) for part in parts]
-    for part, share in zip(parts, weight.split(rows), strict=True):
-        part.weight = nn.Parameter(share, requires_grad=False)
+    for part, rows_ED in zip(parts, weight.split(rows), strict=True):
+        part.weight = nn.Parameter(rows_ED, requires_grad=False)
     linear = [part for part in parts if isinstance(part, Linear) and part.bias is not None]
     if len(linear) < len(parts):
         return weight, None
     bias = torch.cat([part.bias.detach() for part in linear if part.bias is not None])
-    for part, share in zip(linear, bias.split(rows), strict=True):
-        part.bias = nn.Parameter(share, requires_grad=False)
+    for part, rows_ED in zip(linear, bias.split(rows), strict=True):
+        part.bias = nn.Parameter(rows_ED, requires_grad=False)
     return weight, bias
 
 
 def fused_rows(
     x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, *, norm: RMSNorm | None = None, gate: str = "none",
-    under_BE: Tensor | None = None,
+    residual_BE: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """`row_linear` behind one of our norms."""
-    before: dict[str, Any] = {} if norm is None else {"norm_D": norm.weight, "eps": norm.eps}
-    return row_linear(x_BD, w_ED, bias_E, gate=gate, under_BE=under_BE, **before)
+    norm_arguments: dict[str, Any] = {} if norm is None else {"norm_D": norm.weight, "eps": norm.eps}
+    return row_linear(x_BD, w_ED, bias_E, gate=gate, under_BE=residual_BE, **norm_arguments)
 
 
 class TiedHead(nn.Module):
@@ -80,9 +80,9 @@ class TiedHead(nn.Module):
         self.register_parameter("bias", nn.Parameter(torch.zeros(vocabulary)) if bias else None)
 
 
-def drop(x_BTD: Tensor, kept_BTD: Tensor | None, share: float) -> Tensor:
+def apply_dropout(x_BTD: Tensor, mask_BTD: Tensor | None, rate: float) -> Tensor:
     """Zero where `kept` (bool) is false, and x/(1 - share) elsewhere, so that the mean stays; None keeps x as it is."""
-    return x_BTD if kept_BTD is None else x_BTD * kept_BTD * (1 / (1 - share))
+    return x_BTD if mask_BTD is None else x_BTD * mask_BTD * (1 / (1 - rate))
 
 
 class RMSNorm(nn.Module):
@@ -137,9 +137,9 @@ class MLP(nn.Module):
             return self.proj(fp8_gated_linear(x_BTD, fc.weight, fc.bias, backend=fc.fp8))
         return self.proj(self.gate(fc(x_BTD)))
 
-    def few(self, x_BD: Tensor, norm: RMSNorm, under_BD: Tensor) -> Tensor:
+    def forward_fused(self, x_BD: Tensor, norm: RMSNorm, residual_BD: Tensor) -> Tensor:
         """under + what `forward` gives at norm(x), a few rows."""
-        return self.proj.few(self.fc.few(x_BD, norm=norm, gate=self.kind), under_BE=under_BD)
+        return self.proj.forward_fused(self.fc.forward_fused(x_BD, norm=norm, gate=self.kind), residual_BE=residual_BD)
 
 
 class Canon(nn.Module):
@@ -152,7 +152,7 @@ class Canon(nn.Module):
         self.q = CausalConv(q_channels, taps)
         self.k = CausalConv(kv_channels, taps)
         self.v = CausalConv(kv_channels, taps)
-        self.joined_CW: Tensor | None = None
+        self.fused_filters_CW: Tensor | None = None
 
     @property
     def halo(self) -> int:
@@ -163,9 +163,9 @@ class Canon(nn.Module):
     def taps(self) -> int:
         return self.q.taps
 
-    def open(self, room: CacheCapacity) -> list[Tensor]:
+    def open(self, capacity: CacheCapacity) -> list[Tensor]:
         """Tails of q, k and v side by side, a row for each text."""
-        return [room.table(self.halo, sum(conv.weight.shape[0] for conv in (self.q, self.k, self.v)))]
+        return [capacity.table(self.halo, sum(conv.weight.shape[0] for conv in (self.q, self.k, self.v)))]
 
     def begin(self, tails: list[Tensor], slots_B: Tensor, *qkv_1THX: Tensor) -> None:
         """Keeps the tails of one text's q, k and v, of which the last W - 1 tokens are given, or all there are."""
@@ -174,11 +174,11 @@ class Canon(nn.Module):
 
     def join(self) -> None:
         """Lays the filters side by side for `step`, the same numbers in the same type."""
-        self.joined_CW = fuse_weights([self.q, self.k, self.v])[0].squeeze(1)
+        self.fused_filters_CW = fuse_weights([self.q, self.k, self.v])[0].squeeze(1)
 
     def step(self, tails: list[Tensor], slots_B: Tensor, x_BE: Tensor, heads: tuple[int, int, int]) -> Tensor:
         """q, k and v of one new token, [B, C], from what stands side by side in x, see `canon_step`."""
-        w_CW = self.joined_CW
+        w_CW = self.fused_filters_CW
         if w_CW is None:
             w_CW = torch.cat([conv.filters(x_BE.dtype) for conv in (self.q, self.k, self.v)])
         return canon_step(x_BE, tails[0], slots_B, w_CW, heads, norm=self.norm)
@@ -215,14 +215,14 @@ def map_chunks(
     The result at a token may depend on that token and the `halo` tokens before it. One piece is the plain call.
     """
     b, t = inputs[0].shape[:2]
-    wholes: tuple[Tensor, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
     for start, stop in chunk_bounds(b, t, chunk):
         first = max(0, start - halo)
         parts = function(*(x[:, first:stop] for x in inputs))
         if stop - start == t:
             return parts
-        if not wholes:
-            wholes = tuple(part.new_empty(b, t, *part.shape[2:]) for part in parts)
-        for whole, part in zip(wholes, parts, strict=True):
-            whole[:, start:stop] = part[:, start - first :]
-    return wholes
+        if not outputs:
+            outputs = tuple(part.new_empty(b, t, *part.shape[2:]) for part in parts)
+        for output, part in zip(outputs, parts, strict=True):
+            output[:, start:stop] = part[:, start - first :]
+    return outputs

@@ -94,7 +94,7 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
             self._targets, self._owners = before
 
 
-def own(part: type, method: str, *arguments: Any) -> Any:
+def call_if_defined(part: type, method: str, *arguments: Any) -> Any:
     """Return the answer of a class method that the part defines itself; None where it only inherits one.
 
     A part may have more parameters, and do more work, than the class above it.
@@ -102,9 +102,9 @@ def own(part: type, method: str, *arguments: Any) -> Any:
     return getattr(part, method)(*arguments) if method in vars(part) else None
 
 
-_HERE = __name__.rpartition(".")[0]
+_PACKAGE = __name__.rpartition(".")[0]
 
-MIXERS: Registry[type[Mixer]] = Registry("mixer", _HERE, {
+MIXERS: Registry[type[Mixer]] = Registry("mixer", _PACKAGE, {
     "polar": "mixers.polar:Polar",
     "nope": "mixers.softmax:NoPE",
     "rope": "mixers.softmax:RoPE",
@@ -118,18 +118,18 @@ MIXERS: Registry[type[Mixer]] = Registry("mixer", _HERE, {
     "wall": "mixers.wall:Wall",
     "path": "mixers.path:PaTH",
 })  # fmt: skip
-MEMORIES: Registry[type[Memory]] = Registry("memory", _HERE, {
+MEMORIES: Registry[type[Memory]] = Registry("memory", _PACKAGE, {
     "gated_delta": "memory.gated_delta:GatedDelta",
     "deltanet": "memory.gated_delta:DeltaNet",
     "kda": "memory.gated_delta:KDA",
     "omega": "memory.omega:Omega",
     "atlas": "memory.omega:Atlas",
 }, reserved=("none", "on", "off"))  # fmt: skip
-POSITIONS: Registry[type[Position]] = Registry("position scheme", _HERE, {
+POSITIONS: Registry[type[Position]] = Registry("position scheme", _PACKAGE, {
     "ape": "positions.ape:APE",
     "label": "positions.ape:Label",
 }, reserved=("none",))  # fmt: skip
-REGULARIZERS: Registry[Callable[..., Any]] = Registry("regularizer", _HERE, {
+REGULARIZERS: Registry[Callable[..., Any]] = Registry("regularizer", _PACKAGE, {
     "weak": "regularizers:weak",
     "strong": "regularizers:strong",
     "discrete": "regularizers:discrete",

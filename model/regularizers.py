@@ -29,8 +29,10 @@ def weak(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
 def discrete(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
     """`weak` of sqrt(D) x / ||x||: only directions count. A zero row stays zero."""
     z_LNK, square_LN = _sketched(streams, normal_LKD, squares=True)
-    some = square_LN > 0
-    scale_LN = torch.where(some, torch.where(some, square_LN, 1).rsqrt() * math.sqrt(normal_LKD.shape[2]), 0)
+    is_nonzero_LN = square_LN > 0
+    scale_LN = torch.where(
+        is_nonzero_LN, torch.where(is_nonzero_LN, square_LN, 1).rsqrt() * math.sqrt(normal_LKD.shape[2]), 0
+    )
     # the sketch is linear, so its rows are scaled in place of x's, which are longer
     return _off_identity(z_LNK * scale_LN.unsqueeze(2))
 
@@ -78,8 +80,8 @@ def _projected(streams: Sequence[Tensor], s_LKD: Tensor, *, squares: bool = Fals
 
 def _sketched(streams: Sequence[Tensor], normal_LKD: Tensor, *, squares: bool = False) -> tuple[Tensor, Tensor]:
     """The same with directions scaled to S."""
-    wide = statistics_dtype(streams[0].dtype)
-    return _projected(streams, normal_LKD.to(wide) / math.sqrt(normal_LKD.shape[2]), squares=squares)
+    dtype = statistics_dtype(streams[0].dtype)
+    return _projected(streams, normal_LKD.to(dtype) / math.sqrt(normal_LKD.shape[2]), squares=squares)
 
 
 def _centred(z_LNK: Tensor) -> Tensor:
@@ -89,8 +91,8 @@ def _centred(z_LNK: Tensor) -> Tensor:
 def _off_identity(z_LNK: Tensor) -> Tensor:
     """||cov(z) - I||_F, [L]."""
     covariance_LKK = gram(_centred(z_LNK)) / (z_LNK.shape[1] - 1)
-    one_KK = torch.eye(z_LNK.shape[2], dtype=z_LNK.dtype, device=z_LNK.device)
-    return torch.linalg.matrix_norm(covariance_LKK - one_KK)
+    identity_KK = torch.eye(z_LNK.shape[2], dtype=z_LNK.dtype, device=z_LNK.device)
+    return torch.linalg.matrix_norm(covariance_LKK - identity_KK)
 
 
 def _sorted(length_LN: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from ..attention import LayerState
 from ..backbone import EAGER, Backbone, StepFunctions
 from ..compilation import CompileError, compile_full_graph
-from ..kv_cache import PAGE, Book, CacheCapacity, CacheFull, Remembered
+from ..kv_cache import PAGE, CacheCapacity, CacheFull, ChunkedStates, PageAllocator
 from ..layers import CausalConv, Linear, TiedHead
 
 CHUNK = 8192
@@ -52,44 +52,46 @@ class PagedDecoder:
         cannot, `not_compiled` says why and steps go on as they come. Raises ValueError for a network of which a part has no
         form for one token at a time (`Backbone.why_no_step`).
         """
-        why = model.why_no_step()
-        if why is not None:
-            raise ValueError(f"{why} has no form for one token at a time")
+        reason = model.why_no_step()
+        if reason is not None:
+            raise ValueError(f"{reason} has no form for one token at a time")
         self.window = model.config.window_size if model.config.window and not full_context else None
-        most = -(-tokens // page)
-        room = CacheCapacity(texts, 1 + (texts * most if pages is None else pages), page, model.device, model.dtype)
-        self.model, self.book, self._chunk = as_used(model), Book(room, most), chunk
-        self.states = model.open(room)
-        one_stream = model.is_capturable()
-        able = model.device.type == "cuda" and one_stream
-        self._graphs = able if graphs is None else graphs
+        pages_per_text = -(-tokens // page)
+        capacity = CacheCapacity(
+            texts, 1 + (texts * pages_per_text if pages is None else pages), page, model.device, model.dtype
+        )
+        self.model, self.book, self._chunk = as_used(model), PageAllocator(capacity, pages_per_text), chunk
+        self.states = model.open(capacity)
+        is_capturable = model.is_capturable()
+        can_capture = model.device.type == "cuda" and is_capturable
+        self._graphs = can_capture if graphs is None else graphs
         self._compiled = compiled
         self.not_compiled: str | None = None
         """Why steps go on without the compiler although it was asked for."""
-        if compiled and not one_stream:
+        if compiled and not is_capturable:
             self.not_compiled = "a part of the network works its texts out one by one"
-        self._ready: dict[tuple[int, bool], PreparedStep] = {}
+        self._prepared_steps: dict[tuple[int, bool], PreparedStep] = {}
 
     @torch.inference_mode()
     def begin(self, tokens_T: Tensor) -> tuple[int, Tensor]:
         slot = self.book.open(len(tokens_T), self.window)
-        step = self.book.step([slot], self.window)
+        step = self.book.prefill_step([slot], self.window)
         return slot, self.model.begin(tokens_T.to(self.model.device), self.states, step, chunk=self._chunk)
 
     @torch.inference_mode()
     def fork(self, slot: int) -> int:
         """Another text that is the same so far. Raises CacheFull."""
-        other = self.book.open(self.book.length(slot), self.window)
-        pages = self.book.pages(slot), self.book.pages(other)
+        copy_slot = self.book.open(self.book.length(slot), self.window)
+        pages = self.book.pages(slot), self.book.pages(copy_slot)
         for state in self.states:
-            _copy(state, slot, other, *pages)
-        return other
+            _copy_state(state, slot, copy_slot, *pages)
+        return copy_slot
 
     def kept_bytes(self, slot: int) -> int:
         """Bytes that are kept of a text."""
         tokens = self.book.length(slot)
         seen = tokens if self.window is None else min(tokens, self.window)
-        return sum(_kept(state, slot, seen) for state in self.states)
+        return sum(_state_bytes(state, slot, seen) for state in self.states)
 
     @torch.inference_mode()
     def step(
@@ -103,41 +105,41 @@ class PagedDecoder:
         graphs = graphs and self._graphs
         compiled = compiled and self._compiled and self.not_compiled is None
         if not graphs and not compiled:
-            self.book.grow(slots, window=self.window)
+            self.book.extend(slots, window=self.window)
             rows_B = self.book.rows(slots, len(slots))
-            return self._worked_out(tokens_B.to(self.model.device, non_blocking=True), rows_B, EAGER)
-        count = padded(len(slots))
-        if (count, compiled) not in self._ready:
-            self._ready[count, compiled] = self._made_ready(count, compiled)
-        self.book.grow(slots, window=self.window)
-        parts, tokens, replay = self._ready[count, compiled]
+            return self._run_step(tokens_B.to(self.model.device, non_blocking=True), rows_B, EAGER)
+        count = padded_batch(len(slots))
+        if (count, compiled) not in self._prepared_steps:
+            self._prepared_steps[count, compiled] = self._prepare_step(count, compiled)
+        self.book.extend(slots, window=self.window)
+        functions, tokens, replay = self._prepared_steps[count, compiled]
         rows_B = self.book.rows(slots, count)
         tokens[: len(slots)].copy_(tokens_B, non_blocking=True)
         if replay is None or not graphs:
-            return self._worked_out(tokens, rows_B, parts)[: len(slots)]
+            return self._run_step(tokens, rows_B, functions)[: len(slots)]
         graph, logits_BV = replay
         graph.replay()
         return logits_BV[: len(slots)].clone() if own else logits_BV[: len(slots)]
 
-    def _made_ready(self, count: int, compiled: bool) -> PreparedStep:
+    def _prepare_step(self, count: int, compiled: bool) -> PreparedStep:
         """Compiles and captures a step of so many rows; they are nobody's, so that trying it out changes no text."""
         tokens_B = torch.zeros(count, dtype=torch.int64, device=self.model.device)
         rows_B = self.book.rows([], count)
         # kernels are chosen, and what is made once is made, before the compiler looks
-        self._worked_out(tokens_B, rows_B, EAGER)
-        parts = EAGER
+        self._run_step(tokens_B, rows_B, EAGER)
+        functions = EAGER
         if compiled:
             try:
-                parts = compiled_parts()
-                self._worked_out(tokens_B, rows_B, parts)
+                functions = compile_step_functions()
+                self._run_step(tokens_B, rows_B, functions)
             except CompileError as error:
-                parts, self.not_compiled = EAGER, error.why
+                functions, self.not_compiled = EAGER, error.why
         if not self._graphs or tokens_B.device.type != "cuda":
-            return PreparedStep(parts, tokens_B, None)
-        return PreparedStep(parts, tokens_B, captured(lambda: self._worked_out(tokens_B, rows_B, parts)))
+            return PreparedStep(functions, tokens_B, None)
+        return PreparedStep(functions, tokens_B, capture_graph(lambda: self._run_step(tokens_B, rows_B, functions)))
 
-    def _worked_out(self, tokens_B: Tensor, rows_B: Tensor, parts: StepFunctions) -> Tensor:
-        return self.model.step(tokens_B, self.states, self.book.ledger, rows_B, self.window, parts)
+    def _run_step(self, tokens_B: Tensor, rows_B: Tensor, functions: StepFunctions) -> Tensor:
+        return self.model.step(tokens_B, self.states, self.book.page_tables, rows_B, self.window, functions)
 
     def step_bytes(self, texts: int, tokens: int) -> int:
         """Bytes that a step of so many texts of so many tokens cannot but move: weights and what is kept of each token are read,
@@ -149,7 +151,7 @@ class PagedDecoder:
         return weights + texts * sum(block_bytes(state, tokens, self.window) for state in self.states)
 
     def close(self, slot: int) -> None:
-        self.book.close(slot)
+        self.book.free(slot)
 
 
 def as_used(model: Backbone) -> Backbone:
@@ -172,43 +174,43 @@ def block_bytes(state: Any, tokens: int, window: int | None) -> int:
     """Bytes that a step moves for one text of one block, whose states are these."""
     if isinstance(state, Tensor):
         return 2 * state[0].numel() * state.element_size()
-    seen = tokens if window is None else min(tokens, window)
+    visible = tokens if window is None else min(tokens, window)
     tables = [*(state.tails or []), *([state.memory] if isinstance(state.memory, Tensor) else [])]
-    return seen * state.pools.token_bytes + sum(block_bytes(table, tokens, window) for table in tables)
+    return visible * state.pools.token_bytes + sum(block_bytes(table, tokens, window) for table in tables)
 
 
-def _copy(state: Any, slot: int, other: int, pages_P: Tensor, others_P: Tensor) -> None:
+def _copy_state(state: Any, slot: int, target: int, pages_P: Tensor, targets_P: Tensor) -> None:
     """What is kept of one text to another one."""
     if isinstance(state, Tensor):
-        state[other] = state[slot]
-    elif isinstance(state, Remembered):
-        state.states[other], state.since[other] = state.states[slot], state.since[slot]
+        state[target] = state[slot]
+    elif isinstance(state, ChunkedStates):
+        state.states[target], state.since_chunk[target] = state.states[slot], state.since_chunk[slot]
     elif isinstance(state, LayerState):
-        state.pools.copy(pages_P, others_P)
+        state.pools.copy(pages_P, targets_P)
         for part in (*(state.conv_tails or ()), *(() if state.memory is None else (state.memory,))):
-            _copy(part, slot, other, pages_P, others_P)
+            _copy_state(part, slot, target, pages_P, targets_P)
 
 
-def _kept(state: Any, slot: int, tokens: int) -> int:
+def _state_bytes(state: Any, slot: int, tokens: int) -> int:
     """Bytes that are kept of one text, of whose tokens so many are seen."""
     if isinstance(state, LayerState):
         parts = (*(state.conv_tails or ()), *(() if state.memory is None else (state.memory,)))
-        return tokens * state.pools.token_bytes + sum(_kept(part, slot, tokens) for part in parts)
-    held = state[slot] if isinstance(state, Tensor) else [state.states[slot], state.since[slot]]
-    return sum(one.numel() * one.element_size() for one in tree_leaves(held) if isinstance(one, Tensor))
+        return tokens * state.pools.token_bytes + sum(_state_bytes(part, slot, tokens) for part in parts)
+    tensors = state[slot] if isinstance(state, Tensor) else [state.states[slot], state.since[slot]]
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor))
 
 
 class PreparedStep(NamedTuple):
     """A step of a number of rows, ready to be taken. It knows nothing of what it belongs to, so that both go together."""
 
-    parts: StepFunctions
+    functions: StepFunctions
     tokens_B: Tensor
     """Where a step reads its tokens."""
     replay: tuple[torch.cuda.CUDAGraph, Tensor] | None
     """A graph and the logits that it writes; None where each step is worked out as it comes."""
 
 
-def captured(step: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+def capture_graph(step: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     """A CUDA graph of a step, and what it returns: the same tensor, each time it is replayed."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -222,18 +224,18 @@ def captured(step: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     return graph, logits_BV
 
 
-def compiled_parts() -> StepFunctions:
+def compile_step_functions() -> StepFunctions:
     """The parts of a step, compiled for one number of texts: a graph for each kind of block, one for what comes before, one for after."""
-    return StepFunctions(*(compile_full_graph(fresh(part)) for part in EAGER))
+    return StepFunctions(*(compile_full_graph(clone_function(part)) for part in EAGER))
 
 
-def fresh(part: Callable[..., Any]) -> Callable[..., Any]:
+def clone_function(part: Callable[..., Any]) -> Callable[..., Any]:
     """The same function with code of its own: the compiler keeps what it made with the code, and so no longer than this."""
     assert isinstance(part, types.FunctionType)
     return types.FunctionType(part.__code__.replace(), part.__globals__, part.__name__, part.__defaults__)
 
 
-def padded(texts: int) -> int:
+def padded_batch(texts: int) -> int:
     """The next power of two: so many rows a graph has."""
     return 1 << (texts - 1).bit_length()
 
@@ -255,7 +257,7 @@ class RecomputeDecoder:
         slot = self._free.pop()
         self._texts[slot] = tokens_T.new_empty(0)
         try:
-            return slot, self._more(slot, tokens_T)
+            return slot, self._append_and_score(slot, tokens_T)
         except CacheFull:
             self.close(slot)
             raise
@@ -263,14 +265,16 @@ class RecomputeDecoder:
     def step(self, slots: Sequence[int], tokens_B: Tensor) -> Tensor:
         for slot in slots:
             self._check(len(self._texts[slot]) + 1)
-        return torch.stack([self._more(slot, token[None]) for slot, token in zip(slots, tokens_B, strict=True)])
+        return torch.stack(
+            [self._append_and_score(slot, token[None]) for slot, token in zip(slots, tokens_B, strict=True)]
+        )
 
     def close(self, slot: int) -> None:
         del self._texts[slot]
         self._free.append(slot)
 
     @torch.inference_mode()
-    def _more(self, slot: int, tokens: Tensor) -> Tensor:
+    def _append_and_score(self, slot: int, tokens: Tensor) -> Tensor:
         text_T = torch.cat([self._texts[slot], tokens])
         self._check(len(text_T))
         self._texts[slot] = text_T

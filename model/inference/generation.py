@@ -18,7 +18,7 @@ from .decode import Decoder, make_decoder
 def write(
     model: Backbone, prompt_T: Tensor, *, tokens: int, temperature: float = 1.0, top_p: float = 1.0, seed: int = 0,
     vocabulary: int | None = None, stop: int | None = None, full_context: bool = False,
-    under_way: Decoder | None = None,
+    decoder: Decoder | None = None,
 ) -> Iterator[int]:  # fmt: skip
     """At most `tokens` tokens behind a prompt, int64 [T], one by one, and none behind `stop`, which comes too.
 
@@ -28,17 +28,17 @@ def write(
     check_sampling(temperature, top_p)
     if tokens < 1:
         return
-    texts = under_way or make_decoder(model, tokens=len(prompt_T) + tokens, full_context=full_context)
-    slot, logits_V = texts.begin(prompt_T)
+    active_decoder = decoder or make_decoder(model, tokens=len(prompt_T) + tokens, full_context=full_context)
+    slot, logits_V = active_decoder.begin(prompt_T)
     try:
-        for place in range(len(prompt_T), len(prompt_T) + tokens):
-            token = sample_token(logits_V[:vocabulary], temperature, top_p, rng_stream(seed, "write", place))
+        for position in range(len(prompt_T), len(prompt_T) + tokens):
+            token = sample_token(logits_V[:vocabulary], temperature, top_p, rng_stream(seed, "write", position))
             yield token
-            if token == stop or place + 1 == len(prompt_T) + tokens:
+            if token == stop or position + 1 == len(prompt_T) + tokens:
                 return
-            logits_V = texts.step([slot], torch.tensor([token]))[0]
+            logits_V = active_decoder.step([slot], torch.tensor([token]))[0]
     finally:
-        texts.close(slot)
+        active_decoder.close(slot)
 
 
 def check_sampling(temperature: float, top_p: float) -> None:
@@ -49,15 +49,15 @@ def check_sampling(temperature: float, top_p: float) -> None:
         raise ValueError(f"top_p must be above 0 and at most 1, got {top_p:g}")
 
 
-def sample_token(logits_V: Tensor, temperature: float, top_p: float, draw: torch.Generator) -> int:
+def sample_token(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
     """A token drawn from softmax(logits / temperature) cut to the fewest tokens that have `top_p` of it; in float64 on the CPU."""
     logits_V = logits_V.double().cpu()
     if temperature == 0:
         return int(logits_V.argmax())
     ranked_V, token_V = (logits_V / temperature).softmax(-1).sort(descending=True, stable=True)
-    upto_V = ranked_V.cumsum(-1)
+    cumulative_V = ranked_V.cumsum(-1)
     # the first that reaches top_p is still taken
-    count = int((upto_V < top_p).sum()) + 1
-    total = float(upto_V[min(count, len(upto_V)) - 1])
-    drawn = float(torch.rand((), generator=draw, dtype=torch.float64)) * total
-    return int(token_V[min(int(torch.searchsorted(upto_V, drawn, right=True)), count - 1, len(upto_V) - 1)])
+    count = int((cumulative_V < top_p).sum()) + 1
+    total = float(cumulative_V[min(count, len(cumulative_V)) - 1])
+    drawn = float(torch.rand((), generator=generator, dtype=torch.float64)) * total
+    return int(token_V[min(int(torch.searchsorted(cumulative_V, drawn, right=True)), count - 1, len(cumulative_V) - 1)])

@@ -50,44 +50,46 @@ class DeltaRates(NamedTuple):
 class DeltaMemory(Recurrent):
     """The state is one matrix [B, H, X_v, X_k]."""
 
-    joined: tuple[Tensor, Tensor | None] | None = None
+    fused_weights: tuple[Tensor, Tensor | None] | None = None
 
-    def reads(self) -> list[Linear]:
-        """The projections of the block's input that `rates_of` takes."""
+    def rate_projections(self) -> list[Linear]:
+        """The projections of the block's input that `rates_from_logits` takes."""
         raise NotImplementedError(f"{type(self).__name__} reads no rates")
 
-    def rates_of(self, *logits_TC: Tensor) -> DeltaRates:
-        """What the outputs of `reads`, [..., C] each, say."""
+    def rates_from_logits(self, *logits_TC: Tensor) -> DeltaRates:
+        """What the outputs of `rate_projections`, [..., C] each, say."""
         raise NotImplementedError(f"{type(self).__name__} reads no rates")
 
     def read_rates(self, x_BTD: Tensor) -> DeltaRates:
-        return self.rates_of(*(linear(x_BTD) for linear in self.reads()))
+        return self.rates_from_logits(*(linear(x_BTD) for linear in self.rate_projections()))
 
     def join(self) -> None:
-        every = [*self.reads(), self.gate]
+        projections = [*self.rate_projections(), self.gate]
         # a matrix without a bias beside one with a bias stays apart
-        if len({linear.bias is None for linear in every}) == 1:
-            self.joined = fuse_weights(every)
+        if len({linear.bias is None for linear in projections}) == 1:
+            self.fused_weights = fuse_weights(projections)
 
-    def open(self, room: CacheCapacity) -> Tensor:
-        return room.table(self.heads, self.head_dim, self.head_dim, dtype=statistics_dtype(room.dtype))
+    def open(self, capacity: CacheCapacity) -> Tensor:
+        return capacity.table(self.heads, self.head_dim, self.head_dim, dtype=statistics_dtype(capacity.dtype))
 
     def begin(
         self, x_1TD: Tensor, q_1THX: Tensor, k_1TJX: Tensor, v_1TJX: Tensor, states: Tensor, slot: int, *, chunk: int
     ) -> Tensor:
-        out_1TD, state = self._carried(x_1TD, q_1THX, k_1TJX, v_1TJX, state=None, chunk=chunk)
+        out_1TD, state = self._run_chunks(x_1TD, q_1THX, k_1TJX, v_1TJX, state=None, chunk=chunk)
         states[slot] = state[0]
         return out_1TD
 
     def step(
         self, x_BD: Tensor, q_BHX: Tensor, k_BJX: Tensor, v_BJX: Tensor, states: Tensor, slots_B: Tensor
     ) -> Tensor:
-        every = [*self.reads(), self.gate]
-        if self.joined is None:
-            *logits, gate_BC = (linear(x_BD) for linear in every)
+        projections = [*self.rate_projections(), self.gate]
+        if self.fused_weights is None:
+            *logits, gate_BC = (linear(x_BD) for linear in projections)
         else:
-            *logits, gate_BC = fused_rows(x_BD, *self.joined).split([len(linear.weight) for linear in every], -1)
-        rates = self.rates_of(*logits)
+            *logits, gate_BC = fused_rows(x_BD, *self.fused_weights).split(
+                [len(linear.weight) for linear in projections], -1
+            )
+        rates = self.rates_from_logits(*logits)
         r_BHX = delta_step(q_BHX, k_BJX, v_BJX, rates.log_keep, rates.step_BTH, states, slots_B)
         return self.gated(r_BHX, gate_BC)
 
@@ -105,7 +107,7 @@ def delta_flops(model: ModelConfig, rate_weights: int) -> float:
     return 2 * (rate_weights + 2 * model.d_model * inner) + 7.0 * inner * model.head_dim
 
 
-class _OneGate(DeltaMemory):
+class _HeadGatedDelta(DeltaMemory):
     """What forgets as a whole, if at all."""
 
     config: GatedDeltaConfig
@@ -115,11 +117,11 @@ class _OneGate(DeltaMemory):
     ) -> tuple[Tensor, Tensor]:
         backend, chunk, _ = self._backend(q_BTHX.device, q_BTHX.dtype)
         args = q_BTHX, k_BTJX, v_BTJX, rates.log_keep, rates.step_BTH
-        found = gated_delta(*args, chunk=chunk, backend=backend, initial_state=state, return_state=True)
-        assert isinstance(found, tuple)
-        return found
+        result = gated_delta(*args, chunk=chunk, backend=backend, initial_state=state, return_state=True)
+        assert isinstance(result, tuple)
+        return result
 
-    def together(self, device: torch.device, dtype: torch.dtype) -> int:
+    def chunk_multiple(self, device: torch.device, dtype: torch.dtype) -> int:
         return self._backend(device, dtype)[1]
 
     def _backend(self, device: torch.device, dtype: torch.dtype) -> tuple[str, int, str]:
@@ -133,7 +135,7 @@ class _OneGate(DeltaMemory):
         return {"memory": f"{backend} chunk {chunk} ({reason})"}
 
 
-class GatedDelta(_OneGate):
+class GatedDelta(_HeadGatedDelta):
     """gamma and beta are read from x, one of each a head."""
 
     Config: ClassVar[type[Config]] = GatedDeltaConfig
@@ -146,10 +148,10 @@ class GatedDelta(_OneGate):
         self.w_gamma = Linear(model.d_model, model.n_heads, bias=model.bias)
         self.w_beta = Linear(model.d_model, model.n_heads, bias=model.bias)
 
-    def reads(self) -> list[Linear]:
+    def rate_projections(self) -> list[Linear]:
         return [self.w_gamma, self.w_beta]
 
-    def rates_of(self, *logits_TC: Tensor) -> DeltaRates:
+    def rates_from_logits(self, *logits_TC: Tensor) -> DeltaRates:
         gamma, beta = (logit.to(statistics_dtype(logit.dtype)) for logit in logits_TC)
         return DeltaRates(functional.logsigmoid(gamma + GAMMA_OFFSET), torch.sigmoid(beta))
 
@@ -158,7 +160,7 @@ class GatedDelta(_OneGate):
         return self.read_rates(x_BTD).log_keep
 
 
-class DeltaNet(_OneGate):
+class DeltaNet(_HeadGatedDelta):
     """Nothing is forgotten but what a write replaces: gamma is 1."""
 
     Config: ClassVar[type[Config]] = GatedDeltaConfig
@@ -170,10 +172,10 @@ class DeltaNet(_OneGate):
     def add_rates(self, model: ModelConfig) -> None:
         self.w_beta = Linear(model.d_model, model.n_heads, bias=model.bias)
 
-    def reads(self) -> list[Linear]:
+    def rate_projections(self) -> list[Linear]:
         return [self.w_beta]
 
-    def rates_of(self, *logits_TC: Tensor) -> DeltaRates:
+    def rates_from_logits(self, *logits_TC: Tensor) -> DeltaRates:
         (beta,) = (torch.sigmoid(logit.to(statistics_dtype(logit.dtype))) for logit in logits_TC)
         return DeltaRates(torch.zeros_like(beta), beta)
 
@@ -198,10 +200,10 @@ class KDA(DeltaMemory):
         """log gamma [B, T, H, X]."""
         return self.read_rates(x_BTD).log_keep
 
-    def reads(self) -> list[Linear]:
+    def rate_projections(self) -> list[Linear]:
         return [self.w_down, self.w_beta]
 
-    def rates_of(self, *logits_TC: Tensor) -> DeltaRates:
+    def rates_from_logits(self, *logits_TC: Tensor) -> DeltaRates:
         down, beta = logits_TC
         dtype = statistics_dtype(down.dtype)
         logit = self.w_gamma(down).to(dtype).unflatten(-1, (self.heads, self.head_dim))
@@ -213,7 +215,7 @@ class KDA(DeltaMemory):
         args = q_BTHX, k_BTJX, v_BTJX, rates.log_keep, rates.step_BTH
         return channelwise.channelwise_delta(*args, chunk=self.config.chunk, initial_state=state)
 
-    def together(self, device: torch.device, dtype: torch.dtype) -> int:
+    def chunk_multiple(self, device: torch.device, dtype: torch.dtype) -> int:
         fla = channelwise.choose_backend(device, dtype, self.head_dim).backend == "fla"
         return 64 if fla else self.config.chunk
 

@@ -85,20 +85,20 @@ class Omega(Recurrent):
     @classmethod
     def layers(cls, model: ModelConfig, config: OmegaConfig) -> list[tuple[int, int]]:
         """(outputs, inputs) of the memory's matrices."""
-        found, size = cls.columns(model, config), model.head_dim
+        columns, size = cls.columns(model, config), model.head_dim
         if config.memory == "matrix":
-            return [(size, found)]
-        return [(config.hidden * size, found), (size, config.hidden * size)]
+            return [(size, columns)]
+        return [(config.hidden * size, columns), (size, config.hidden * size)]
 
     @classmethod
     def check(cls, model: ModelConfig, config: OmegaConfig) -> None:
         if config.degree % 2:
             raise ValueError(f"degree ({config.degree}) must be even")
-        found = cls.columns(model, config)
-        if found > MOST_COLUMNS:
+        columns = cls.columns(model, config)
+        if columns > MOST_COLUMNS:
             state = 4 * sum(o * i for o, i in cls.layers(model, config)) * model.n_heads
             raise ValueError(
-                f"features ({config.features}) of {model.head_dim} channels have {found:,} columns, and the memory of a "
+                f"features ({config.features}) of {model.head_dim} channels have {columns:,} columns, and the memory of a "
                 f"layer {state / 2**20:,.0f} MiB a row; make sketch or model.head_dim smaller"
             )
 
@@ -113,12 +113,12 @@ class Omega(Recurrent):
         d, inner = model.d_model, model.n_heads * model.head_dim
         surround = 2.0 * (len(cls.RATES) * d * model.n_heads + 2 * d * inner)
         # keys of a chunk and of the window before it, for each token of the chunk
-        seen = config.chunk + config.window - 1
-        a_head = 0.0
+        keys = config.chunk + config.window - 1
+        head_flops = 0.0
         for outputs, inputs in cls.layers(model, config):
             # answers to the keys seen and to the query, what the chunk writes, and the masked products in it
-            a_head += 2.0 * outputs * inputs * (2 * seen / config.chunk + 1) + 2.0 * seen * (inputs + outputs)
-        return surround + model.n_heads * a_head
+            head_flops += 2.0 * outputs * inputs * (2 * keys / config.chunk + 1) + 2.0 * keys * (inputs + outputs)
+        return surround + model.n_heads * head_flops
 
     def __init__(self, model: ModelConfig, config: OmegaConfig) -> None:
         super().__init__(model, config)
@@ -134,10 +134,10 @@ class Omega(Recurrent):
     def add_rates(self, model: ModelConfig) -> None:
         self.rates = nn.ModuleDict({name: Linear(model.d_model, model.n_heads, bias=model.bias) for name in self.RATES})
 
-    def together(self, device: torch.device, dtype: torch.dtype) -> int:
+    def chunk_multiple(self, device: torch.device, dtype: torch.dtype) -> int:
         return self.config.chunk
 
-    def whole(self) -> int:
+    def chunk_tokens(self) -> int:
         return self.config.chunk
 
     def log_gates(self, x_BTD: Tensor) -> Tensor:
@@ -193,9 +193,9 @@ class Omega(Recurrent):
         return unit(x) if self.config.normalise else x
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        alone = self.config.features == "identity" and self.config.memory == "matrix"
+        is_plain_matrix = self.config.features == "identity" and self.config.memory == "matrix"
         choice = choose_backend(
-            device, dtype, self.head_dim if alone else 0, self.config.window, self.config.chunk, self.orthogonal,
+            device, dtype, self.head_dim if is_plain_matrix else 0, self.config.window, self.config.chunk, self.orthogonal,
             "momentum" in self.RATES,
         )  # fmt: skip
         return {"memory": f"{choice.backend} chunk {self.config.chunk} ({choice.reason})"}
@@ -219,15 +219,15 @@ class Atlas(Omega):
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: Any) -> float:
-        found = super().forward_flops(model, config)
+        flops = super().forward_flops(model, config)
         if config.orthogonal == "none":
-            return found
-        often = 1.0 if config.orthogonal == "token" else 1 / config.chunk
+            return flops
+        rounds_per_token = 1.0 if config.orthogonal == "token" else 1 / config.chunk
         for outputs, inputs in cls.layers(model, config):
             short, long = sorted((outputs, inputs))
             # five steps of a Gram matrix, its square and a product
-            found += model.n_heads * often * 5 * 2.0 * (2 * short * short * long + short**3)
-        return found
+            flops += model.n_heads * rounds_per_token * 5 * 2.0 * (2 * short * short * long + short**3)
+        return flops
 
     @property
     def orthogonal(self) -> Literal["none", "chunk", "token"]:

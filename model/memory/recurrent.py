@@ -13,7 +13,7 @@ from torch import Tensor
 from ...kernels.norms import rms_norm
 from ..bases import Memory
 from ..config import ModelConfig
-from ..kv_cache import CacheCapacity, Remembered
+from ..kv_cache import CacheCapacity, ChunkedStates
 from ..layers import Linear, chunk_bounds
 
 
@@ -54,13 +54,13 @@ class Recurrent(Memory):
         return 1
 
     def forward(self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> Tensor:
-        return self._out(x_BTD, self.write(self.read_rates(x_BTD), q_BTHX, k_BTJX, v_BTJX, None)[0])
+        return self._gate_and_project(x_BTD, self.write(self.read_rates(x_BTD), q_BTHX, k_BTJX, v_BTJX, None)[0])
 
     def evaluate(self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, chunk: int) -> Tensor:
         """The state is carried from piece to piece."""
-        return self._carried(x_BTD, q_BTHX, k_BTJX, v_BTJX, state=None, chunk=chunk)[0]
+        return self._run_chunks(x_BTD, q_BTHX, k_BTJX, v_BTJX, state=None, chunk=chunk)[0]
 
-    def _carried(
+    def _run_chunks(
         self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, state: Any, chunk: int
     ) -> tuple[Tensor, Any]:
         """(what `evaluate` returns, the state after the last token)."""
@@ -69,27 +69,27 @@ class Recurrent(Memory):
         for start, stop in chunk_bounds(b, t, chunk, self.together(x_BTD.device, x_BTD.dtype)):
             x, q, k, v = (part[:, start:stop] for part in (x_BTD, q_BTHX, k_BTJX, v_BTJX))
             r_BTHX, state = self.write(self.read_rates(x), q, k, v, state)
-            out_BTD[:, start:stop] = self._out(x, r_BTHX)
+            out_BTD[:, start:stop] = self._gate_and_project(x, r_BTHX)
         return out_BTD, state
 
-    def whole(self) -> int:
+    def chunk_tokens(self) -> int:
         """Tokens of a chunk whose tokens depend on where it starts, rounding aside; 1 where they do not."""
         return 1
 
-    def open(self, room: CacheCapacity) -> Any:
-        return Remembered()
+    def open(self, capacity: CacheCapacity) -> Any:
+        return ChunkedStates()
 
     def begin(
         self, x_1TD: Tensor, q_1THX: Tensor, k_1TJX: Tensor, v_1TJX: Tensor, states: Any, slot: int, *, chunk: int
     ) -> Tensor:
-        every = x_1TD, q_1THX, k_1TJX, v_1TJX
-        at = x_1TD.shape[1] // self.whole() * self.whole()
-        out_1TD, state = self._carried(*(part[:, :at] for part in every), state=None, chunk=chunk)
-        since = tuple(part[:, at:] for part in every)
-        states.states[slot], states.since[slot] = state, since
-        if at == x_1TD.shape[1]:
+        inputs = x_1TD, q_1THX, k_1TJX, v_1TJX
+        cut = x_1TD.shape[1] // self.chunk_tokens() * self.chunk_tokens()
+        out_1TD, state = self._run_chunks(*(part[:, :cut] for part in inputs), state=None, chunk=chunk)
+        tail = tuple(part[:, cut:] for part in inputs)
+        states.states[slot], states.since[slot] = state, tail
+        if cut == x_1TD.shape[1]:
             return out_1TD
-        return torch.cat([out_1TD, self._carried(*since, state=state, chunk=chunk)[0]], 1)
+        return torch.cat([out_1TD, self._run_chunks(*tail, state=state, chunk=chunk)[0]], 1)
 
     def step(self, x_BD: Tensor, q_BHX: Tensor, k_BJX: Tensor, v_BJX: Tensor, states: Any, slots_B: Tensor) -> Tensor:
         """Text by text, the tokens since its last whole chunk once more."""
@@ -100,14 +100,14 @@ class Recurrent(Memory):
             new = (part[row : row + 1, None] for part in (x_BD, q_BHX, k_BJX, v_BJX))
             since = tuple(torch.cat(pair, 1) for pair in zip(states.since[slot], new, strict=True))
             tokens = since[0].shape[1]
-            out_1TD, state = self._carried(*since, state=states.states[slot], chunk=tokens)
+            out_1TD, state = self._run_chunks(*since, state=states.states[slot], chunk=tokens)
             out_BD[row] = out_1TD[0, -1]
-            if tokens == self.whole():
+            if tokens == self.chunk_tokens():
                 states.states[slot], since = state, tuple(part[:, :0] for part in since)
             states.since[slot] = since
         return out_BD
 
-    def _out(self, x_BTD: Tensor, r_BTHX: Tensor) -> Tensor:
+    def _gate_and_project(self, x_BTD: Tensor, r_BTHX: Tensor) -> Tensor:
         return self.gated(r_BTHX, self.gate(x_BTD))
 
     def gated(self, r_THX: Tensor, gate_TC: Tensor) -> Tensor:

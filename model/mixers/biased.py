@@ -62,7 +62,7 @@ class ALiBi(QueryBlockMixer):
     def __init__(self, model: ModelConfig, config: ALiBiConfig) -> None:
         super().__init__(model, config)
         self.size, self.window = model.head_dim, model.window_size
-        self.slopes = slopes(model.n_heads)
+        self.slopes = alibi_slopes(model.n_heads)
 
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
@@ -73,30 +73,30 @@ class ALiBi(QueryBlockMixer):
             q_BTHX, k_BTJX, v_BTJX, gate_1TH, scale=self.config.scale, window=window, query_block=block
         )
 
-    def step(self, q_BHX: Tensor, kept: KVView) -> Tensor:
-        scores_BHS = row_scores(q_BHX, kept.gather("k"), self.config.scale)
-        fade_BHS = -_slopes_on(len(self.slopes), q_BHX.device) * kept.texts.distance[:, None]
-        return row_attention(scores_BHS + fade_BHS.to(scores_BHS.dtype), kept.gather("v"), kept.seen).to(q_BHX.dtype)
+    def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
+        scores_BHS = row_scores(q_BHX, cache.gather("k"), self.config.scale)
+        fade_BHS = -_slope_tensor(len(self.slopes), q_BHX.device) * cache.texts.distance[:, None]
+        return row_attention(scores_BHS + fade_BHS.to(scores_BHS.dtype), cache.gather("v"), cache.seen).to(q_BHX.dtype)
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         full, windowed = (choose_backend(device, dtype, self.size, window) for window in (None, self.window))
         return {"alibi": str(full), "alibi_window": str(windowed)}
 
 
-def slopes(heads: int) -> list[float]:
+def alibi_slopes(heads: int) -> list[float]:
     """2^(-8 h / H) for h = 1 to H a power of two; else those of the next lower power, then every other one of twice it.
 
     Press, Smith and Lewis, "Train short, test long" (2022).
     """
-    whole = 1 << (heads.bit_length() - 1)
-    first = [2.0 ** (-8 * h / whole) for h in range(1, whole + 1)]
-    return first + [2.0 ** (-8 * h / (2 * whole)) for h in range(1, 2 * whole, 2)][: heads - whole]
+    power = 1 << (heads.bit_length() - 1)
+    first = [2.0 ** (-8 * h / power) for h in range(1, power + 1)]
+    return first + [2.0 ** (-8 * h / (2 * power)) for h in range(1, 2 * power, 2)][: heads - power]
 
 
 @functools.cache
-def _slopes_on(heads: int, device: torch.device) -> Tensor:
+def _slope_tensor(heads: int, device: torch.device) -> Tensor:
     """[H, 1], float64; made once, since a graph of a step cannot bring numbers from the host."""
-    return torch.tensor(slopes(heads), dtype=torch.float64, device=device)[:, None]
+    return torch.tensor(alibi_slopes(heads), dtype=torch.float64, device=device)[:, None]
 
 
 class Rel(QueryBlockMixer):
@@ -111,7 +111,7 @@ class Rel(QueryBlockMixer):
             raise ValueError(f"buckets ({config.buckets}) must be at most reach ({config.reach})")
 
     @classmethod
-    def numbers(cls, config: RelConfig) -> int:
+    def entries_per_head(cls, config: RelConfig) -> int:
         """Of a head."""
         return config.reach + 1 if config.buckets is None else config.buckets
 
@@ -121,24 +121,24 @@ class Rel(QueryBlockMixer):
 
     def __init__(self, model: ModelConfig, config: RelConfig) -> None:
         super().__init__(model, config)
-        self.table = nn.Parameter(torch.zeros(model.n_heads * self.numbers(config)))
+        self.table = nn.Parameter(torch.zeros(model.n_heads * self.entries_per_head(config)))
         self.size = model.head_dim
 
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
-        bias_HR = self.table.view(q_BTHX.shape[2], -1)[:, self.number_of_distance()]
+        bias_HR = self.table.view(q_BTHX.shape[2], -1)[:, self.bucket_of_distance()]
         return relative_attention(
             q_BTHX, k_BTJX, v_BTJX, bias_HR, scale=self.config.scale, window=window, query_block=block
         )
 
-    def step(self, q_BHX: Tensor, kept: KVView) -> Tensor:
-        scores_BHS = row_scores(q_BHX, kept.gather("k"), self.config.scale)
-        bias_HR = self.table.view(q_BHX.shape[1], -1)[:, self._numbers].to(scores_BHS.dtype)
-        along_HBS = bias_HR[:, kept.texts.distance.clamp(0, self.config.reach)]
-        return row_attention(scores_BHS + along_HBS.transpose(0, 1), kept.gather("v"), kept.seen).to(q_BHX.dtype)
+    def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
+        scores_BHS = row_scores(q_BHX, cache.gather("k"), self.config.scale)
+        bias_HR = self.table.view(q_BHX.shape[1], -1)[:, self._buckets].to(scores_BHS.dtype)
+        bias_HBS = bias_HR[:, cache.texts.distance.clamp(0, self.config.reach)]
+        return row_attention(scores_BHS + bias_HBS.transpose(0, 1), cache.gather("v"), cache.seen).to(q_BHX.dtype)
 
-    def number_of_distance(self) -> Tensor:
+    def bucket_of_distance(self) -> Tensor:
         """Which of a head's numbers the distances 0, 1, ... reach have, int64."""
         device = self.table.device
         distance = torch.arange(self.config.reach + 1, device=device)
@@ -148,9 +148,9 @@ class Rel(QueryBlockMixer):
         return torch.bucketize(distance, first, right=True) - 1
 
     @functools.cached_property
-    def _numbers(self) -> Tensor:
+    def _buckets(self) -> Tensor:
         """The same, made once for the steps of a text."""
-        return self.number_of_distance()
+        return self.bucket_of_distance()
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         return {"rel": str(relative.choose_backend(device, dtype, self.size))}
@@ -158,14 +158,17 @@ class Rel(QueryBlockMixer):
 
 def first_distances(reach: int, buckets: int) -> list[int]:
     """The least distance of each bucket: half of them hold one each, the rest grow by one ratio up to `reach`."""
-    own = buckets // 2
-    grow = buckets - own
+    num_single = buckets // 2
+    num_growing = buckets - num_single
 
-    def starts(distance: int, m: int) -> bool:
+    def is_at_least_start(distance: int, m: int) -> bool:
         """Whether distance >= own (reach / own)^(m / grow), in whole numbers, which no rounding moves."""
-        return distance**grow * own**m >= reach**m * own**grow
+        return distance**num_growing * num_single**m >= reach**m * num_single**num_growing
 
-    return [*range(own), *(bisect_left(range(reach + 1), True, key=lambda d: starts(d, m)) for m in range(grow))]
+    return [
+        *range(num_single),
+        *(bisect_left(range(reach + 1), True, key=lambda d: is_at_least_start(d, m)) for m in range(num_growing)),
+    ]
 
 
 class CoPE(QueryBlockMixer):
@@ -191,11 +194,11 @@ class CoPE(QueryBlockMixer):
             q_BTHX, k_BTJX, v_BTJX, vectors, scale=self.config.scale, window=window, query_block=block
         )
 
-    def step(self, q_BHX: Tensor, kept: KVView) -> Tensor:
-        scores_BHS, seen_BS = row_scores(q_BHX, kept.gather("k"), self.config.scale), kept.seen
+    def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
+        scores_BHS, seen_BS = row_scores(q_BHX, cache.gather("k"), self.config.scale), cache.seen
         q_B1HX, scores_BH1S = q_BHX[:, None].to(scores_BHS.dtype), scores_BHS[:, :, None]
-        along_BH1S = position_scores(q_B1HX, scores_BH1S, seen_BS[:, None, None], self.vectors.to(scores_BHS.dtype))
-        return row_attention(scores_BHS + along_BH1S[:, :, 0], kept.gather("v"), seen_BS).to(q_BHX.dtype)
+        bias_BH1S = position_scores(q_B1HX, scores_BH1S, seen_BS[:, None, None], self.vectors.to(scores_BHS.dtype))
+        return row_attention(scores_BHS + bias_BH1S[:, :, 0], cache.gather("v"), seen_BS).to(q_BHX.dtype)
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         return {"cope": str(contextual.choose_backend(device, dtype, self.size, len(self.vectors)))}

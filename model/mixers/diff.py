@@ -54,20 +54,20 @@ class Diff(QueryBlockMixer):
         self.size = model.head_dim
 
     @property
-    def first_share(self) -> float:
+    def lambda_init(self) -> float:
         """Lambda's constant part, which grows with the layer."""
         return 0.8 - 0.6 * math.exp(-0.3 * self.layer)
 
-    def share(self) -> Tensor:
+    def lambda_value(self) -> Tensor:
         """Lambda, a scalar."""
         dtype = statistics_dtype(self.q1.dtype)
         q1, k1, q2, k2 = (x.to(dtype) for x in (self.q1, self.k1, self.q2, self.k2))
-        return (q1 * k1).sum().exp() - (q2 * k2).sum().exp() + self.first_share
+        return (q1 * k1).sum().exp() - (q2 * k2).sum().exp() + self.lambda_init
 
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
-        q, k = self._placed(q_BTHX), self._placed(k_BTJX)
+        q, k = self._rotated(q_BTHX), self._rotated(k_BTJX)
 
         def read(which: int) -> Tensor:
             """What the first or the second map of each pair reads of both heads' values: [B, T, H / 2, 2 X]."""
@@ -85,16 +85,16 @@ class Diff(QueryBlockMixer):
     def keep(
         self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: PreviousToken | None
     ) -> dict[str, Tensor]:
-        return {"k": self._placed(k_BTJX, places_BT), "v": v_BTJX}
+        return {"k": self._rotated(k_BTJX, places_BT), "v": v_BTJX}
 
-    def step(self, q_BHX: Tensor, kept: KVView) -> Tensor:
-        q = self._placed(q_BHX[:, None], kept.places[:, None])[:, 0]
+    def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
+        q = self._rotated(q_BHX[:, None], cache.places[:, None])[:, 0]
 
         def read(which: int) -> Tensor:
             halves = [
                 paged_softmax(
-                    q[:, which::2], kept["k"][:, :, which::2], kept["v"][:, :, side::2], kept.texts,
-                    scale=self.config.scale, window=kept.window,
+                    q[:, which::2], cache["k"][:, :, which::2], cache["v"][:, :, side::2], cache.texts,
+                    scale=self.config.scale, window=cache.window,
                 )
                 for side in (0, 1)
             ]  # fmt: skip
@@ -102,15 +102,15 @@ class Diff(QueryBlockMixer):
 
         return self._difference(read(0), read(1)).to(q_BHX.dtype)
 
-    def _difference(self, one: Tensor, two: Tensor) -> Tensor:
+    def _difference(self, first: Tensor, second: Tensor) -> Tensor:
         """What the two maps read [..., H / 2, 2 X] -> [..., H, X] in the statistics' type."""
-        dtype = statistics_dtype(one.dtype)
-        y = self.norm(one.to(dtype) - self.share() * two.to(dtype)) * (1 - self.first_share)
+        dtype = statistics_dtype(first.dtype)
+        y = self.norm(first.to(dtype) - self.lambda_value() * second.to(dtype)) * (1 - self.lambda_init)
         return y.unflatten(-1, (2, -1)).flatten(-3, -2)
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
         full, windowed = (choose_backend(device, dtype, self.size, windowed=w) for w in (False, True))
         return {"softmax": str(full), "softmax_window": str(windowed)}
 
-    def _placed(self, x_BTHX: Tensor, places_BT: Tensor | None = None) -> Tensor:
-        return rotate(x_BTHX, self.config.rotary, self.config.base, places_BT)
+    def _rotated(self, x_BTHX: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+        return rotate(x_BTHX, self.config.rotary, self.config.base, positions_BT)

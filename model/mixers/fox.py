@@ -13,7 +13,7 @@ from ..bases import PreviousToken, QueryBlockMixer, ScaledConfig, attention_flop
 from ..bounds import MAX_FLOAT
 from ..config import Config, Float, ModelConfig, Real, knob
 from ..kv_cache import KVView
-from .gates import Gate, cumulative_log_gate, faded
+from .gates import Gate, cumulative_log_gate, decayed_attention
 
 
 class FoXConfig(ScaledConfig):
@@ -52,9 +52,9 @@ class FoX(QueryBlockMixer):
     ) -> dict[str, Tensor]:
         return {"k": k_BTJX, "v": v_BTJX, "fall": cumulative_log_gate(self.gate(x_BTD), before)}
 
-    def step(self, q_BHX: Tensor, kept: KVView, x_BD: Tensor) -> Tensor:
-        scores_BHS = row_scores(q_BHX, kept.gather("k"), self.config.scale)
-        return faded(scores_BHS, kept).to(q_BHX.dtype)
+    def step(self, q_BHX: Tensor, cache: KVView, x_BD: Tensor) -> Tensor:
+        scores_BHS = row_scores(q_BHX, cache.gather("k"), self.config.scale)
+        return decayed_attention(scores_BHS, cache).to(q_BHX.dtype)
 
     def log_gates(self, x_BTD: Tensor, k_BTJX: Tensor) -> Tensor:
         """[B, T, H]: what lies before token t fades by this at t."""

@@ -31,8 +31,8 @@ class Gate(nn.Module):
         if self.groups == 1:
             logit = functional.linear(x_BTD, weight)
         else:
-            apart = x_BTD.unflatten(-1, (self.groups, -1))
-            logit = torch.einsum("btgx,gnx->btgn", apart, weight.unflatten(0, (self.groups, -1))).flatten(2)
+            grouped = x_BTD.unflatten(-1, (self.groups, -1))
+            logit = torch.einsum("btgx,gnx->btgn", grouped, weight.unflatten(0, (self.groups, -1))).flatten(2)
         return functional.logsigmoid(logit.to(dtype) + self.offset.to(dtype))
 
 
@@ -42,12 +42,12 @@ def cumulative_log_gate(log_gate_BTP: Tensor, before: PreviousToken | None) -> T
     return fall if before is None else fall + before("fall")[:, None]
 
 
-def faded(scores_BHS: Tensor, kept: KVView) -> Tensor:
+def decayed_attention(scores_BHS: Tensor, cache: KVView) -> Tensor:
     """Attention of the new tokens, [B, H, X], whose scores fade by what every gate since the key says."""
-    fall_BSH = kept.gather("fall")
-    now_B1H = fall_BSH.gather(1, kept.places.view(-1, 1, 1).expand(-1, 1, fall_BSH.shape[2]))
-    fade_BHS = (now_B1H - fall_BSH).transpose(1, 2)
-    seen_BS = kept.seen
+    fall_BSH = cache.gather("fall")
+    current_B1H = fall_BSH.gather(1, cache.places.view(-1, 1, 1).expand(-1, 1, fall_BSH.shape[2]))
+    fade_BHS = (current_B1H - fall_BSH).transpose(1, 2)
+    seen_BS = cache.seen
     # what is hidden may be any number
     logits_BHS = scores_BHS + torch.where(seen_BS[:, None], fade_BHS, 0.0).to(scores_BHS.dtype)
-    return row_attention(logits_BHS, kept.gather("v"), seen_BS)
+    return row_attention(logits_BHS, cache.gather("v"), seen_BS)

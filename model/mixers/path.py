@@ -47,13 +47,13 @@ class PaTH(QueryBlockMixer):
     def forward_flops(cls, model: ModelConfig, config: PaTHConfig, keys: float) -> float:
         heads, inner, size = model.n_kv_heads, model.n_kv_heads * model.head_dim, model.head_dim
         width = model.d_model if config.rank is None else config.rank
-        made = 2.0 * width * inner + (0.0 if config.rank is None else 2.0 * model.d_model * width)
-        made += 2.0 * model.d_model * heads
+        projections = 2.0 * width * inner + (0.0 if config.rank is None else 2.0 * model.d_model * width)
+        projections += 2.0 * model.d_model * heads
         # in a chunk: w wᵀ and w kᵀ, the triangle solved for both, and what a query and a key then meet
         inside = heads * CHUNK * (6.0 * size + CHUNK) + model.n_heads * CHUNK * 2.0 * size
         # a query is multiplied by each chunk's w, u and what moves its keys
         turned = model.n_heads * keys * (4.0 * size + 2.0 * CHUNK)
-        return attention_flops(model, keys) + made + inside + turned
+        return attention_flops(model, keys) + projections + inside + turned
 
     def __init__(self, model: ModelConfig, config: PaTHConfig) -> None:
         super().__init__(model, config)
@@ -76,9 +76,9 @@ class PaTH(QueryBlockMixer):
 
     def maps(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """(w [B, T, J, X] of unit length, beta [B, T, J] in (0, 2)), in the statistics' type."""
-        made = self.w(x_BTD if self.low is None else self.low(x_BTD))
-        made = functional.silu(causal_conv(made, self.conv.filters(made.dtype)))
-        w_BTJX = made.to(statistics_dtype(made.dtype)).unflatten(-1, (-1, self.size))
+        w_BTC = self.w(x_BTD if self.low is None else self.low(x_BTD))
+        w_BTC = functional.silu(causal_conv(w_BTC, self.conv.filters(w_BTC.dtype)))
+        w_BTJX = w_BTC.to(statistics_dtype(w_BTC.dtype)).unflatten(-1, (-1, self.size))
         return functional.normalize(w_BTJX, dim=-1), 2 * self.beta(x_BTD).exp()
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:

@@ -70,10 +70,10 @@ class Polar(QueryBlockMixer):
         )  # fmt: skip
         return c_BTHX, self.mu_proj(mag_BTH.to(q_BTHX.dtype))
 
-    def step(self, q_BHX: Tensor, kept: KVView) -> tuple[Tensor, Tensor]:
+    def step(self, q_BHX: Tensor, cache: KVView) -> tuple[Tensor, Tensor]:
         scalars = (self.null_base, self.null_slope, self.len_gain, self.mag_beta, self.v_null)
         c_BHX, mag_BH = paged_polar(
-            q_BHX, kept["k"], kept["v"], *scalars, kept.texts, window=kept.window, n_eff_floor=self.n_eff_floor
+            q_BHX, cache["k"], cache["v"], *scalars, cache.texts, window=cache.window, n_eff_floor=self.n_eff_floor
         )
         return c_BHX, self.mu_proj(mag_BH.to(q_BHX.dtype))
 

@@ -52,35 +52,35 @@ class NoPE(QueryBlockMixer):
     def norm_distractor_keys(self) -> bool:
         return self.config.distractor_norm
 
-    def place(self, x_BTHX: Tensor, places_BT: Tensor | None = None) -> Tensor:
+    def apply_positions(self, x_BTHX: Tensor, positions_BT: Tensor | None = None) -> Tensor:
         """Queries or keys with their positions, by default 0, 1, 2, ...; here they have none."""
         return x_BTHX
 
-    def query(self, q_BTHX: Tensor, window: int | None) -> Tensor:
+    def prepare_queries(self, q_BTHX: Tensor, window: int | None) -> Tensor:
         """Queries of a whole text as they meet the keys."""
-        return self.place(q_BTHX)
+        return self.apply_positions(q_BTHX)
 
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
-        q, k = self.query(q_BTHX, window), self.place(k_BTJX)
+        q, k = self.prepare_queries(q_BTHX, window), self.apply_positions(k_BTJX)
         return softmax_attention(q, k, v_BTJX, scale=self.config.scale, window=window, query_block=block)
 
     def keep(
         self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: PreviousToken | None
     ) -> dict[str, Tensor]:
-        return {"k": self.place(k_BTJX, places_BT), "v": v_BTJX}
+        return {"k": self.apply_positions(k_BTJX, places_BT), "v": v_BTJX}
 
-    def step(self, q_BHX: Tensor, kept: KVView) -> Tensor:
-        q = self.place(q_BHX[:, None], kept.places[:, None])[:, 0]
-        return paged_softmax(q, kept["k"], kept["v"], kept.texts, scale=self.config.scale, window=kept.window)
+    def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
+        q = self.apply_positions(q_BHX[:, None], cache.places[:, None])[:, 0]
+        return paged_softmax(q, cache["k"], cache["v"], cache.texts, scale=self.config.scale, window=cache.window)
 
     def distractor_loss(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_BTHX: Tensor, *,
         window: int | None,
     ) -> Tensor:  # fmt: skip
         # Distractors have no place in the sequence, so their keys are not rotated.
-        q, k = self.query(q_BTHX, window), self.place(k_BTJX)
+        q, k = self.prepare_queries(q_BTHX, window), self.apply_positions(k_BTJX)
         window = window if self.config.distractor_window else None
         return softmax_distractor_loss(q, k, v_BTJX, k_r_BRJX, v_r_BRJX, y_BTHX, scale=self.config.scale, window=window)
 
@@ -103,8 +103,8 @@ class RoPE(NoPE):
     def forward_flops(cls, model: ModelConfig, config: Any, keys: float) -> float:
         return attention_flops(model, keys)
 
-    def place(self, x_BTHX: Tensor, places_BT: Tensor | None = None) -> Tensor:
-        return rotate(x_BTHX, self.config.rotary, self.config.base, places_BT)
+    def apply_positions(self, x_BTHX: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+        return rotate(x_BTHX, self.config.rotary, self.config.base, positions_BT)
 
 
 class SSMaxConfig(SoftmaxConfig):
@@ -129,16 +129,16 @@ class SSMax(NoPE):
         super().__init__(model, config)
         self.sharpness = nn.Parameter(torch.full((model.n_heads,), config.sharpness))
 
-    def query(self, q_BTHX: Tensor, window: int | None) -> Tensor:
+    def prepare_queries(self, q_BTHX: Tensor, window: int | None) -> Tensor:
         t = q_BTHX.shape[1]
-        return self._by_keys(q_BTHX, torch.arange(1, t + 1, device=q_BTHX.device).clamp(max=window or t))
+        return self._scale_by_keys(q_BTHX, torch.arange(1, t + 1, device=q_BTHX.device).clamp(max=window or t))
 
-    def step(self, q_BHX: Tensor, kept: KVView) -> Tensor:
-        q = self._by_keys(q_BHX, kept.texts.counts(kept.window).clamp(min=1))
-        return paged_softmax(q, kept["k"], kept["v"], kept.texts, scale=self.config.scale, window=kept.window)
+    def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
+        q = self._scale_by_keys(q_BHX, cache.texts.counts(cache.window).clamp(min=1))
+        return paged_softmax(q, cache["k"], cache["v"], cache.texts, scale=self.config.scale, window=cache.window)
 
-    def _by_keys(self, q_THX: Tensor, seen_T: Tensor) -> Tensor:
+    def _scale_by_keys(self, q_THX: Tensor, num_keys_T: Tensor) -> Tensor:
         """Queries [..., T, H, X] that see so many keys."""
         dtype = statistics_dtype(q_THX.dtype)
-        factor_TH = seen_T.to(dtype).log()[:, None] * self.sharpness.to(dtype)
+        factor_TH = num_keys_T.to(dtype).log()[:, None] * self.sharpness.to(dtype)
         return (q_THX.to(dtype) * factor_TH[..., None]).to(q_THX.dtype)

@@ -49,17 +49,17 @@ class TRA(QueryBlockMixer):
             raise ValueError("scale must not be 0: a key survives when its score is above 0, and none would be")
 
     @classmethod
-    def gates(cls, model: ModelConfig, config: TRAConfig) -> int:
+    def num_gates(cls, model: ModelConfig, config: TRAConfig) -> int:
         """Gates of a token."""
         return model.n_heads if config.tie_gate == "head" else 1
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: TRAConfig, keys: float) -> float:
-        return attention_flops(model, keys) + 2.0 * model.d_model * cls.gates(model, config)
+        return attention_flops(model, keys) + 2.0 * model.d_model * cls.num_gates(model, config)
 
     def __init__(self, model: ModelConfig, config: TRAConfig) -> None:
         super().__init__(model, config)
-        gates = self.gates(model, config)
+        gates = self.num_gates(model, config)
         # uniform(-1/sqrt(D), 1/sqrt(D)) for both, as torch's own Linear starts
         bound = model.d_model**-0.5
         self.gate = Gate(model.d_model, gates, std=0.0, offset=0.0 if config.gate_bias is None else config.gate_bias)
@@ -79,14 +79,16 @@ class TRA(QueryBlockMixer):
             query_block=block,
         )  # fmt: skip
 
-    def step(self, q_BHX: Tensor, kept: KVView, x_BD: Tensor) -> Tensor:
-        v, seen_BS = kept.gather("v"), kept.seen
-        scores_BHS = row_scores(q_BHX, kept.gather("k"), self.config.scale)
-        keep = (scores_BHS > 0) & seen_BS[:, None]
+    def step(self, q_BHX: Tensor, cache: KVView, x_BD: Tensor) -> Tensor:
+        v, seen_BS = cache.gather("v"), cache.seen
+        scores_BHS = row_scores(q_BHX, cache.gather("k"), self.config.scale)
+        survives = (scores_BHS > 0) & seen_BS[:, None]
         decay_BH1 = self.gate(x_BD[:, None]).transpose(1, 2).expand(*q_BHX.shape[:2], 1)
-        logits_BHS = torch.where(keep, scores_BHS + distances(keep).to(scores_BHS.dtype) * decay_BH1, -torch.inf)
+        logits_BHS = torch.where(
+            survives, scores_BHS + distances(survives).to(scores_BHS.dtype) * decay_BH1, -torch.inf
+        )
         if self.config.empty == "uniform":
-            logits_BHS = torch.where(keep.any(-1, keepdim=True), logits_BHS, 0.0)
+            logits_BHS = torch.where(survives.any(-1, keepdim=True), logits_BHS, 0.0)
         return row_attention(logits_BHS, v, seen_BS).to(q_BHX.dtype)
 
     def log_gates(self, x_BTD: Tensor, k_BTJX: Tensor) -> Tensor:

@@ -61,29 +61,29 @@ class Wall(QueryBlockMixer):
         check_rotary(config.rotary, model.head_dim)
 
     @classmethod
-    def gates(cls, model: ModelConfig, config: WallConfig) -> tuple[int, int]:
+    def gate_shape(cls, model: ModelConfig, config: WallConfig) -> tuple[int, int]:
         """(heads that have gates of their own, gates of each)."""
         heads = model.n_heads if config.tie == "head" else model.n_kv_heads
         return heads, model.head_dim if config.subdim is None else config.subdim
 
     @classmethod
-    def inputs(cls, model: ModelConfig, config: WallConfig) -> int:
+    def gate_inputs(cls, model: ModelConfig, config: WallConfig) -> int:
         """Numbers that a gate is projected from."""
         return model.d_model if config.gate_source == "input" else model.head_dim
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: WallConfig, keys: float) -> float:
-        heads, size = cls.gates(model, config)
-        return attention_flops(model, keys) + 2.0 * cls.inputs(model, config) * heads * size
+        heads, size = cls.gate_shape(model, config)
+        return attention_flops(model, keys) + 2.0 * cls.gate_inputs(model, config) * heads * size
 
     def __init__(self, model: ModelConfig, config: WallConfig) -> None:
         super().__init__(model, config)
-        self.gate_heads, self.gated = self.gates(model, config)
+        self.gate_heads, self.gated_channels = self.gate_shape(model, config)
         self.kv_heads, self.size, self.window = model.n_kv_heads, model.head_dim, model.window_size
-        self.fall = None if config.g_max == "none" else config.g_max
-        if self.gated:
-            outputs = self.gate_heads * self.gated
-            inputs = self.inputs(model, config)
+        self.g_max = None if config.g_max == "none" else config.g_max
+        if self.gated_channels:
+            outputs = self.gate_heads * self.gated_channels
+            inputs = self.gate_inputs(model, config)
             groups = 1 if config.gate_source == "input" else self.kv_heads
             self.gate = Gate(inputs, outputs, std=config.gate_std, offset=config.gate_bias, groups=groups)
 
@@ -93,44 +93,46 @@ class Wall(QueryBlockMixer):
     ) -> Tensor:  # fmt: skip
         log_gate_BTPX = self.log_gates(x_BTD, k_BTJX)
         return wall_attention(
-            self._placed(q_BTHX), self._placed(k_BTJX), v_BTJX, log_gate_BTPX, scale=self.config.scale, window=window, query_block=block,
-            steepest=self.fall,
+            self._rotated(q_BTHX), self._rotated(k_BTJX), v_BTJX, log_gate_BTPX, scale=self.config.scale, window=window, query_block=block,
+            steepest=self.g_max,
         )  # fmt: skip
 
     def keep(
         self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: PreviousToken | None, x_BTD: Tensor
     ) -> dict[str, Tensor]:
         fall_BTPX = cumulative_log_gate(self.log_gates(x_BTD, k_BTJX), before)
-        return {"k": self._placed(k_BTJX, places_BT), "v": v_BTJX, "fall": fall_BTPX}
+        return {"k": self._rotated(k_BTJX, places_BT), "v": v_BTJX, "fall": fall_BTPX}
 
-    def step(self, q_BHX: Tensor, kept: KVView, x_BD: Tensor) -> Tensor:
-        q = self._placed(q_BHX[:, None], kept.places[:, None])[:, 0]
-        dtype, fall_BSPX, seen_BS = statistics_dtype(q.dtype), kept.gather("fall"), kept.seen
-        now_B1PX = fall_BSPX.gather(1, kept.places.view(-1, 1, 1, 1).expand(-1, 1, *fall_BSPX.shape[2:]))
+    def step(self, q_BHX: Tensor, cache: KVView, x_BD: Tensor) -> Tensor:
+        q = self._rotated(q_BHX[:, None], cache.places[:, None])[:, 0]
+        dtype, fall_BSPX, seen_BS = statistics_dtype(q.dtype), cache.gather("fall"), cache.seen
+        current_B1PX = fall_BSPX.gather(1, cache.places.view(-1, 1, 1, 1).expand(-1, 1, *fall_BSPX.shape[2:]))
         # what is hidden may be any number
-        fade_BSPX = torch.where(seen_BS[..., None, None], now_B1PX - fall_BSPX, 0.0).to(dtype).exp()
-        k_BSPX = expand_kv(kept.gather("k").to(dtype), self.gate_heads) * fade_BSPX
+        fade_BSPX = torch.where(seen_BS[..., None, None], current_B1PX - fall_BSPX, 0.0).to(dtype).exp()
+        k_BSPX = expand_kv(cache.gather("k").to(dtype), self.gate_heads) * fade_BSPX
         logits_BHS = row_scores(q, k_BSPX, self.config.scale)
-        return row_attention(logits_BHS, kept.gather("v"), seen_BS).to(q_BHX.dtype)
+        return row_attention(logits_BHS, cache.gather("v"), seen_BS).to(q_BHX.dtype)
 
-    def _placed(self, x_BTHX: Tensor, places_BT: Tensor | None = None) -> Tensor:
-        return rotate(x_BTHX, self.config.rotary, self.config.base, places_BT)
+    def _rotated(self, x_BTHX: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+        return rotate(x_BTHX, self.config.rotary, self.config.base, positions_BT)
 
     def log_gates(self, x_BTD: Tensor, k_BTJX: Tensor) -> Tensor:
         """[B, T, P, X] at most 0, in the statistics' type: by how much each token lets each channel fall."""
         b, t, _, size = k_BTJX.shape
-        if not self.gated:
+        if not self.gated_channels:
             return k_BTJX.new_zeros(b, t, self.gate_heads, size, dtype=statistics_dtype(k_BTJX.dtype))
         log_gate = self.gate(x_BTD if self.config.gate_source == "input" else k_BTJX.flatten(2))
-        if self.fall is not None:
-            log_gate = soft_clamp(log_gate, self.fall)
-        return functional.pad(log_gate.view(b, t, self.gate_heads, self.gated), (0, size - self.gated))
+        if self.g_max is not None:
+            log_gate = soft_clamp(log_gate, self.g_max)
+        return functional.pad(
+            log_gate.view(b, t, self.gate_heads, self.gated_channels), (0, size - self.gated_channels)
+        )
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        full, windowed = (choose_backend(device, dtype, self.size, self.fall, w) for w in (None, self.window))
+        full, windowed = (choose_backend(device, dtype, self.size, self.g_max, w) for w in (None, self.window))
         return {"wall": str(full), "wall_window": str(windowed)}
 
 
-def soft_clamp(log_gate: Tensor, fall: float) -> Tensor:
+def soft_clamp(log_gate: Tensor, g_max: float) -> Tensor:
     """Numbers <= 0 into (-fall, 0]: slope 1 at 0, -fall at minus infinity."""
-    return fall * torch.expm1(log_gate / fall)
+    return g_max * torch.expm1(log_gate / g_max)

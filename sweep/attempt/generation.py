@@ -26,7 +26,7 @@ def generate_text(
     model: Backbone, tokenizer: Tokenizer, prompt: str, *, tokens: int, temperature: float, top_p: float, seed: int,
     full_context: bool, under_way: Decoder | None = None,
 ) -> Iterator[str]:  # fmt: skip
-    """What `Trained.generate` returns; its errors come at once, not with the first piece. `under_way` as in `write`."""
+    """What `Trained.generate` returns; its errors come at once, not with the first piece. `decoder` as in `write`."""
     try:
         check_sampling(temperature, top_p)
     except ValueError as error:
@@ -34,7 +34,7 @@ def generate_text(
     prompt_T = _behind(model, tokenizer, prompt, tokens)
     found = write(
         model, prompt_T, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed,
-        vocabulary=tokenizer.vocabulary, stop=tokenizer.eot, full_context=full_context, under_way=under_way,
+        vocabulary=tokenizer.vocabulary, stop=tokenizer.eot, full_context=full_context, decoder=under_way,
     )  # fmt: skip
     return _text(tokenizer, found)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...model.config import ModelConfig
-from ...model.registry import MEMORIES, MIXERS, own
+from ...model.registry import MEMORIES, MIXERS, call_if_defined
 from ...model.resolve import NO_MEMORY
 
 SMALL = 1e13
@@ -120,11 +120,11 @@ def _of_parts(config: ModelConfig, keys: float) -> dict[str, float | None]:
     name = config.attn_type
     mixer = MIXERS.load(name)
     settings = mixer.Config(**config.mixers.get(name, {}))
-    said: dict[str, float | None] = {f"mixer {name!r}": own(mixer, "forward_flops", config, settings, keys)}
+    said: dict[str, float | None] = {f"mixer {name!r}": call_if_defined(mixer, "forward_flops", config, settings, keys)}
     if config.memory != NO_MEMORY:
         memory = MEMORIES.load(config.memory)
         settings = memory.Config(**config.memories.get(config.memory, {}))
-        said[f"memory {config.memory!r}"] = own(memory, "forward_flops", config, settings)
+        said[f"memory {config.memory!r}"] = call_if_defined(memory, "forward_flops", config, settings)
     return said
 
 

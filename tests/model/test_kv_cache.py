@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.model.kv_cache import DUMMY, Book, CacheCapacity, CacheFull
+from atma_sweep.model.kv_cache import DUMMY, CacheCapacity, CacheFull, PageAllocator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SLOTS, PAGE, MOST = 5, 4, 6
 
 
-def book(pages: int = 17) -> Book:
-    return Book(CacheCapacity(SLOTS, pages, PAGE, torch.device("cpu"), torch.float32), MOST)
+def book(pages: int = 17) -> PageAllocator:
+    return PageAllocator(CacheCapacity(SLOTS, pages, PAGE, torch.device("cpu"), torch.float32), MOST)
 
 
 class Counted(TorchDispatchMode):
@@ -44,12 +44,12 @@ def test_pages_are_those_that_a_text_needs(window: int | None) -> None:
                 lengths[ours.open(tokens, window)] = tokens
             elif kind == "close" and lengths:
                 slot = draw.choice(sorted(lengths))
-                ours.close(slot)
+                ours.free(slot)
                 del lengths[slot]
             elif lengths:
                 some = draw.sample(sorted(lengths), draw.randrange(1, len(lengths) + 1))
-                ours.grow([*some, ours.nobody], window=window)
-                ours.ledger.advance(ours.rows(some, 8), window)
+                ours.extend([*some, ours.padding_slot], window=window)
+                ours.page_tables.advance(ours.rows(some, 8), window)
                 lengths |= {slot: lengths[slot] + 1 for slot in some}
         except CacheFull:
             refused += 1
@@ -59,31 +59,31 @@ def test_pages_are_those_that_a_text_needs(window: int | None) -> None:
             row = ours.pages(slot).tolist()
             first = 0 if window is None else max(0, length - max(window, 2)) // PAGE
             assert [at for at, page in enumerate(row) if page != DUMMY] == [*range(first, -(-length // PAGE))]
-            assert ours.length(slot) == length == int(ours.ledger.lengths_R[slot])
+            assert ours.length(slot) == length == int(ours.page_tables.lengths_R[slot])
             taken += [page for page in row if page != DUMMY]
-        assert len(taken) == len(set(taken)) == ours.taken
-        assert sum(ours.ledger.lengths_R.tolist()) == sum(lengths.values())
-        assert ours.pages(ours.nobody).tolist() == [DUMMY] * MOST
+        assert len(taken) == len(set(taken)) == ours.num_used_pages
+        assert sum(ours.page_tables.lengths_R.tolist()) == sum(lengths.values())
+        assert ours.pages(ours.padding_slot).tolist() == [DUMMY] * MOST
     assert refused > 5
 
 
 def test_a_text_goes_back_to_its_first_tokens_and_keeps_its_pages() -> None:
     ours = book()
     slots = [ours.open(length) for length in (3, 5)]
-    ours.grow(slots, 9)
+    ours.extend(slots, 9)
     before = [ours.pages(slot).tolist() for slot in slots]
     with pytest.raises(ValueError, match="first 13 tokens are not kept"):
         ours.shorten(slots, 13)
     ours.shorten(slots, 2)
     assert [ours.length(slot) for slot in slots] == [2, 2]
-    assert ours.ledger.lengths_R[slots].tolist() == [2, 2]
-    ours.grow(slots, 10)
+    assert ours.page_tables.lengths_R[slots].tolist() == [2, 2]
+    ours.extend(slots, 10)
     assert [ours.pages(slot).tolist() for slot in slots] == before, "12 tokens have room in the pages of 12"
-    ours.grow(slots[:1], 1)
-    assert ours.taken == 3 + 4 + 1
+    ours.extend(slots[:1], 1)
+    assert ours.num_used_pages == 3 + 4 + 1
     for slot in slots:
-        ours.close(slot)
-    assert ours.taken == 0
+        ours.free(slot)
+    assert ours.num_used_pages == 0
     windowed = ours.open(9, window=4)
     with pytest.raises(ValueError, match="first 1 tokens"):
         ours.shorten([windowed], 1)
@@ -95,10 +95,10 @@ def test_a_step_of_the_same_texts_tells_the_device_nothing_but_new_pages() -> No
     told = []
     for turn in range(8):
         with Counted() as counted:
-            ours.grow(slots)
+            ours.extend(slots)
             ours.rows(slots, 4)
         told.append(len(counted.ops))
-        ours.ledger.advance(ours.rows(slots, 4), None)
+        ours.page_tables.advance(ours.rows(slots, 4), None)
         if turn == 0:
             assert any("copy" in op for op in counted.ops), "the slots, once"
     # lengths 1, 2 and 4 before: the third crosses at turns 0 and 4, the second at 2 and 6, the first at 3 and 7
@@ -111,10 +111,10 @@ def test_a_step_of_the_same_texts_tells_the_device_nothing_but_new_pages() -> No
 def test_a_text_may_not_outgrow_its_row() -> None:
     ours = book(pages=100)
     slots = [ours.open(MOST * PAGE - 1), ours.open(3)]
-    ours.grow(slots)
+    ours.extend(slots)
     with pytest.raises(CacheFull, match="a text may have 24 tokens here, got 25"):
-        ours.grow(slots)
+        ours.extend(slots)
     assert [ours.length(slot) for slot in slots] == [24, 4]
     with pytest.raises(CacheFull, match="a text may have 24 tokens here, got 30"):
         ours.open(30)
-    assert ours.taken == 7
+    assert ours.num_used_pages == 7

@@ -59,9 +59,9 @@ def shuffled(paged: PagedDecoder) -> PagedDecoder:
     book, draw = paged.book, random.Random(1)
     slots = [book.open(1) for _ in range(book.room.slots)]
     for slot in draw.sample(slots * 3, 3 * len(slots)):
-        book.grow([slot], PAGE)
+        book.extend([slot], PAGE)
     for slot in draw.sample(slots, len(slots)):
-        book.close(slot)
+        book.free(slot)
     return paged
 
 
@@ -98,13 +98,13 @@ def test_a_window_keeps_the_pages_that_it_needs_and_no_more(awake: Awake) -> Non
     for place in range(30, 60):
         found = paged.step([slot], text[place][None])
         near(found[0], rows[place])
-        assert paged.book.taken <= 3
+        assert paged.book.num_used_pages <= 3
     paged.close(slot)
-    assert paged.book.taken == 0
+    assert paged.book.num_used_pages == 0
     full = small_page(model, tokens=60, full_context=True)
     slot, logits_V = full.begin(text)
     near(logits_V, whole(model, text, full_context=True)[-1])
-    assert full.book.taken == 15
+    assert full.book.num_used_pages == 15
 
 
 def test_rows_that_only_fill_a_batch_up_change_no_text(awake: Awake) -> None:
@@ -169,7 +169,7 @@ def test_texts_come_go_fork_and_take_turns(awake: Awake, pair: tuple[str, str], 
                     wanted = whole(model, torch.tensor(texts_[slot]))[-1]
                     near(row, wanted)
         assert {slot: paged.book.length(slot) for slot in texts_} == {s: len(t) for s, t in texts_.items()}
-        told = paged.book.ledger.lengths_R.tolist()
+        told = paged.book.page_tables.lengths_R.tolist()
         assert [told[slot] for slot in texts_] == [len(text) for text in texts_.values()], "as the device counts"
         assert sum(told) == sum(map(len, texts_.values()))
     assert max(map(len, texts_.values())) > 20
@@ -248,7 +248,7 @@ def left_of(make: Callable[[], PagedDecoder]) -> int:
         states = [state for state in paged.states if isinstance(state, Tensor)]
         states += [state.pools["k"] for state in paged.states if not isinstance(state, Tensor)]
         assert len(states) == len(paged.states)
-        return [weakref.ref(one) for one in (*states, paged, paged.book, paged.book.ledger.tables_RP)]
+        return [weakref.ref(one) for one in (*states, paged, paged.book, paged.book.page_tables.tables_RP)]
 
     gc.collect()
     gc.disable()
@@ -334,7 +334,11 @@ def test_a_replayed_graph_gives_the_eager_step_bit_for_bit(pair: tuple[str, str]
         rows = []
         for turn in range(20):
             # four rows either way: a product of three may round otherwise
-            batch = [*slots, paged.book.nobody] if turn % 2 else [slots[1], slots[2], slots[0], paged.book.nobody]
+            batch = (
+                [*slots, paged.book.padding_slot]
+                if turn % 2
+                else [slots[1], slots[2], slots[0], paged.book.padding_slot]
+            )
             rows.append(paged.step(batch, torch.arange(4, device="cuda") + turn)[:3])
         found[graphs] = torch.stack(rows)
     assert torch.equal(found[True], found[False])

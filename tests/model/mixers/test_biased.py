@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.model.bases import Mixer
-from atma_sweep.model.mixers.biased import slopes
+from atma_sweep.model.mixers.biased import alibi_slopes
 from torch import Tensor
 
 Made = Callable[..., Mixer]
@@ -58,7 +58,7 @@ def test_alibi(made: Made, qkv: Draw, window: int | None, scale: float | None) -
 ])  # fmt: skip
 def test_slopes_by_hand(heads: int, powers: list[float]) -> None:
     """As the authors' program gives them, for numbers of heads that are no power of two as well."""
-    assert slopes(heads) == pytest.approx([2.0**-power for power in powers], rel=1e-15)
+    assert alibi_slopes(heads) == pytest.approx([2.0**-power for power in powers], rel=1e-15)
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -66,7 +66,7 @@ def test_alibi_is_forgetting_attention_with_constant_gates(made: Made, qkv: Draw
     alibi, fox = made("alibi"), made("fox", gate_std=0)
     with torch.no_grad():
         # sigmoid(offset) = exp(-slope)
-        for offset, slope in zip(fox.gate.offset, slopes(4), strict=True):
+        for offset, slope in zip(fox.gate.offset, alibi_slopes(4), strict=True):
             offset.fill_(-math.log(math.expm1(slope)))
         args = qkv()
         faded = fox(*args, window=window, x_BTD=torch.ones(2, 9, 8, dtype=torch.float64))
