@@ -1,6 +1,7 @@
-"""The network. A part of your own needs its base class, its config class and its `register_...` from here.
+"""The network: its parts, and the base classes and registration decorators for parts of your own.
 
-Imported by: sweep, and parts of your own; backbone.py builds the network, registry.py knows its parts.
+A part of your own needs its base class, its config class and its `register_...` decorator from here.
+Imported by: sweep, and parts of your own; backbone.py builds the network, registry.py lists its parts.
 Start at backbone.py.
 """
 
@@ -23,7 +24,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # Lazy, so that reading a grid does not import torch.
+    # Imported lazily, so that reading a grid does not import torch.
     if name in __all__:
         return getattr(import_module(".bases", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

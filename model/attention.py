@@ -1,6 +1,8 @@
-"""What surrounds a mixer: projections, norms, Canon, gate, output, memory (docs/mechanisms.md, "Backbone").
+"""Global attention layer around a mixer: projections, norms, Canon convolution, output gate and memory branch.
 
-B batch, T length, D model width, H query heads, J KV heads, X head size, R distractors.
+Source: docs/mechanisms.md, "Backbone".
+Letters of shapes: B batch, T length, D model width, H query heads, J KV heads, X head size, R distractors, E channels
+of concatenated projections.
 """
 
 from __future__ import annotations
@@ -21,31 +23,40 @@ from .registry import MEMORIES, MIXERS
 from .resolve import NO_MEMORY, memory_settings, mixer_settings
 
 LayerTensors = tuple[dict[str, Tensor], list[Tensor] | None, Any]
-"""What `LayerState` holds, as `step` takes it."""
+"""Pools by name, Canon's convolution tails, and the memory's states: the contents of `LayerState` as plain containers.
+
+"""
 
 
 @dataclass(frozen=True)
 class LayerState:
-    """Of a global layer, for texts that are written token by token."""
+    """Decoding state of one global layer, for all sequence slots of a cache."""
 
     pools: Pools
+    """Paged cache of what the mixer stores per token."""
     conv_tails: list[Tensor] | None
-    """Canon's."""
+    """Last inputs of Canon's convolutions, one row per slot; None without Canon."""
     memory: Any
+    """State of the recurrent memory, in the memory's own format; None without a memory."""
 
     @property
     def as_tuple(self) -> LayerTensors:
-        """As `step` takes them. The compiler keeps objects of a class until the next collection, and with them their tensors."""
+        """Return (pools by name, Canon's tails, memory state), the form that `Attention.step` takes.
+
+        The compiler keeps class instances, and with them their tensors, until the next garbage collection; tuples avoid
+        that.
+        """
         return self.pools.tensors, self.conv_tails, self.memory
 
 
 class Attention(nn.Module):
-    """out = W_o(y sigmoid(gate)) + the mixer's extra channel + memory, with y = mixer(q, k, v).
+    """Global layer: out = W_o(y sigmoid(gate)) + the mixer's extra term + the memory's output, with y = mixer(q, k, v).
 
-    Without `output_gate` out starts with W_o(y), without `qk_norm` q and k are what their projections give.
+    Without `output_gate`, W_o is applied to y alone. Without `qk_norm`, q and k are the plain projections.
     """
 
     def __init__(self, model: ModelConfig, layer: int = 0) -> None:
+        """Build the layer of block `layer` (0-based) with the mixer, Canon and memory that `model` names."""
         super().__init__()
         mixer = MIXERS.load(model.attn_type)(model, mixer_settings(model))
         mixer.layer = layer
@@ -54,7 +65,7 @@ class Attention(nn.Module):
         self.heads, self.kv_heads, self.size = model.n_heads, model.n_kv_heads, model.head_dim
         inner, kv = self.heads * self.size, self.kv_heads * self.size
         self.normed, bias = model.qk_norm, model.bias and model.qkv_bias
-        # channels from one query head to the next: with a gate, the second half is the head's
+        # channels from one query head to the next in w_q's output: q, then (with a gate) the gate's logits
         self.query_stride = self.size * (2 if model.output_gate else 1)
         self.w_q = Linear(model.d_model, self.heads * self.query_stride, bias=bias)
         self.w_k = Linear(model.d_model, kv, bias=bias)
@@ -70,9 +81,16 @@ class Attention(nn.Module):
     def forward(
         self, x_BTD: Tensor, *, window: int | None = None, distractors_BRD: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """(what to add to the residual stream [B, T, D], the distractor loss where there is one and it is asked for).
+        """Compute the branch's output for whole sequences, and the distractor loss if distractors are passed.
 
-        `x_BTD` is the normed stream. A window bounds what is seen.
+        Args:
+            x_BTD: the normed residual stream, [B, T, D].
+            window: number of most recent keys that a query sees, its own included; None: all earlier keys.
+            distractors_BRD: random inputs [B, R, D] that are projected to keys and values without gradient; None: no
+                loss.
+
+        Returns:
+            (output [B, T, D] to be added to the residual stream, scalar distractor loss or None).
         """
         q_BTHX, k_BTJX, v_BTJX, *gate = self._project_and_norm(x_BTD)
         mixed = self.mixer(q_BTHX, k_BTJX, v_BTJX, window=window, **self._mixer_inputs(x_BTD))
@@ -89,14 +107,19 @@ class Attention(nn.Module):
         return out_BTD, loss
 
     def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
-        """The first of what `forward` returns, worked out `chunk` tokens at a time."""
+        """Return the output [B, T, D] of `forward`, computed about `chunk` tokens at a time; without distractors."""
         out_BTD, *qkv = self._evaluate_mixer(x_BTD, window, chunk)
         if self.memory is not None:
             out_BTD = out_BTD + self.memory.evaluate(x_BTD, *qkv, chunk=chunk)
         return out_BTD
 
     def _evaluate_mixer(self, x_BTD: Tensor, window: int | None, chunk: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(what `evaluate` returns without the memory's part, q, k, v)."""
+        """Compute the layer's output without its memory, about `chunk` tokens at a time.
+
+        Returns:
+            (output [B, T, D], q [B, T, H, X], k [B, T, J, X], v [B, T, J, X]); q, k, v as the mixer and the memory read
+            them.
+        """
         halo = 0 if self.canon is None else self.canon.halo
         q_BTHX, k_BTJX, v_BTJX, *gate = map_chunks(self._project_and_norm, (x_BTD,), chunk, halo)
         mixed = self.mixer.evaluate(q_BTHX, k_BTJX, v_BTJX, window=window, chunk=chunk, **self._mixer_inputs(x_BTD))
@@ -105,29 +128,42 @@ class Attention(nn.Module):
         return out_BTD if extra_BTD is None else out_BTD + extra_BTD, q_BTHX, k_BTJX, v_BTJX
 
     def projections(self) -> list[Linear]:
-        """Those between the stream and what mixes, whose products may be taken in 8 bits; never a mixer's own."""
+        """Return the q, k, v and output projections, which may multiply in 8 bits; not those of mixer and memory."""
         return [self.w_q, self.w_k, self.w_v, self.proj]
 
     def no_step_reason(self) -> str | None:
-        """The part that has no form for one token at a time, in words; None when all have."""
+        """Return the part that cannot decode token by token, such as "mixer PaTH"; None if there is none."""
         if not has_step(self.mixer):
             return f"mixer {type(self.mixer).__name__}"
         return None if self.memory is None or has_step(self.memory) else f"memory {type(self.memory).__name__}"
 
     def is_capturable(self) -> bool:
-        """Whether `step` asks the device for no number, so that it can be captured as a CUDA graph."""
-        # what somebody else wrote may ask for numbers
+        """Return True if `step` never copies from the device to the host, so that a CUDA graph can capture it.
+
+        Parts defined outside this package count as not capturable.
+        """
+        # a plugin's `step` may copy values to the host
         ours = __name__.rpartition(".")[0]
         parts = (self.mixer,) if self.memory is None else (self.mixer, self.memory)
         return all(type(part).__module__.startswith(f"{ours}.") and part.is_capturable for part in parts)
 
     def open(self, capacity: CacheCapacity) -> LayerState:
-        """Empty states of texts that `step` goes on with."""
+        """Allocate empty decoding states for every sequence slot of a cache of that capacity."""
         tails = None if self.canon is None else self.canon.open(capacity)
         return LayerState(Pools(capacity), tails, None if self.memory is None else self.memory.open(capacity))
 
     def begin(self, x_1TD: Tensor, states: LayerState, step: DecodeStep, *, chunk: int) -> Tensor:
-        """`evaluate` of one text from its start, of which the states then hold what `step` needs."""
+        """Prefill: compute the output of one new sequence and store in `states` what `step` needs to continue it.
+
+        Args:
+            x_1TD: the normed residual stream of the sequence from its first token on, [1, T, D].
+            states: the layer's states; the pages and rows of the sequence's slot are overwritten.
+            step: slot, page table and window of this one sequence.
+            chunk: tokens processed at a time.
+
+        Returns:
+            Output [1, T, D], as `evaluate` returns it.
+        """
         out_1TD, q, k, v = self._evaluate_mixer(x_1TD, step.window, chunk)
         positions_1T = torch.arange(x_1TD.shape[1], device=x_1TD.device)[None]
         entries = self.mixer.keep(k, v, places_BT=positions_1T, before=None, **self._mixer_inputs(x_1TD))
@@ -141,7 +177,13 @@ class Attention(nn.Module):
         return out_1TD
 
     def step(self, x_BD: Tensor, states: LayerTensors, step: DecodeStep) -> Tensor:
-        """What `forward` gives at the next token of some texts, [B, D]; their states are changed in place."""
+        """Compute the output [B, D] for one new token of each of B sequences; updates their states in place.
+
+        Args:
+            x_BD: the normed residual stream of the new tokens.
+            states: the layer's states as `LayerState.as_tuple` returns them.
+            step: slots, page tables and lengths of the sequences, the new token included.
+        """
         y_BE, *terms = self._mix_step(self._fused_projections(x_BD), x_BD, states, step)
         out_BD: Tensor = self.proj(y_BE)
         for term_BD in terms:
@@ -151,9 +193,18 @@ class Attention(nn.Module):
     def fused_step(
         self, x_BD: Tensor, norm: RMSNorm, residual_BD: Tensor, states: LayerTensors, step: DecodeStep
     ) -> Tensor:
-        """under + what `step` gives at norm(x), for so few texts that a product costs what reading its matrix does.
+        """Return residual + the output of `step` at norm(x), [B, D], with norm and sum fused into the matrix products.
 
-        The matrices are in x's type and side by side (`Backbone.fuse_weights`).
+        Meant for batches so small that a product costs as much as reading its matrix. Needs `join` to have been called
+        and
+        matrices in x's type (`Backbone.join`). Updates the states in place.
+
+        Args:
+            x_BD: residual stream of the new tokens, before the norm.
+            norm: the block's first norm.
+            residual_BD: tensor that the output is added to.
+            states: as for `step`.
+            step: as for `step`.
         """
         assert self.fused_weights is not None
         if self.memory is not None or self.mixer.reads_input:
@@ -168,9 +219,18 @@ class Attention(nn.Module):
         return out_BD
 
     def _mix_step(self, x_BE: Tensor, x_BD: Tensor, states: LayerTensors, step: DecodeStep) -> list[Tensor]:
-        """What the last projection reads, [B, H X], then what is added behind it, from what the first ones give.
+        """Run Canon, mixer, output gate and memory for one new token per sequence, from its concatenated projections.
 
-        `x_BD`, the block's normed input, is read where a mixer or a memory asks for it.
+        Args:
+            x_BE: outputs of the q (with gate), k and v projections, concatenated.
+            x_BD: normed input of the block; read only by mixers with `reads_input` and by the memory.
+            states: as for `step`; updated in place.
+            step: as for `step`.
+
+        Returns:
+            List of the gated mixer output [B, H X], which the output projection reads, then 0 to 2 terms [B, D] to be
+            added
+            after that projection (the mixer's extra term, the memory's output).
         """
         pools, tails, memory = states
         cache = KVView(pools, step)
@@ -199,18 +259,22 @@ class Attention(nn.Module):
             y_BHX = y_BHX * gate[0].sigmoid()
         if self.memory is not None:
             assert self.memory.step is not None
-            # not appended: torch 2.11's compiler takes `terms` for a tuple
+            # a new list, because torch 2.11's compiler treats `terms` as a tuple, which has no append
             terms = [*terms, self.memory.step(x_BD, q, k, v, memory, step.slots_B)]
         return [y_BHX.flatten(1), *terms]
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        """Op -> implementation that `forward` takes for such tensors, for the record of a run."""
+        """Return op name -> description of the implementation that `forward` uses on that device and dtype."""
         paths = {} if self.canon is None else {"canon": str(choose_backend(device, dtype, self.canon.taps))}
         paths |= self.mixer.kernel_paths(device, dtype)
         return paths if self.memory is None else paths | self.memory.kernel_paths(device, dtype)
 
     def _project_and_norm(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
-        """q [B, T, H, X], k and v [B, T, J, X], as the mixer and the memory read them, and the gate [B, T, H, X] if any."""
+        """Return q, k, v after Canon or norm, as the mixer reads them, and the output gate's logits if there is a gate.
+
+        Returns:
+            (q [B, T, H, X], k [B, T, J, X], v [B, T, J, X]), with a gate followed by its logits [B, T, H, X].
+        """
         q_BTHX, k_BTJX, v_BTJX, *gate = self._project(x_BTD)
         if self.canon is not None:
             q_BTHX, k_BTJX, v_BTJX = self.canon(q_BTHX, k_BTJX, v_BTJX)
@@ -219,17 +283,26 @@ class Attention(nn.Module):
         return q_BTHX, k_BTJX, v_BTJX, *gate
 
     def _project(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
-        """The same before Canon and norms."""
-        # every size in full: Canon of one tap asks for no tokens, and torch infers no size of an empty tensor
+        """Return plain projections q, k, v, before norms and Canon, and the output gate's logits if there is a gate.
+
+        Returns:
+            (q [B, T, H, X], k [B, T, J, X], v [B, T, J, X]), with a gate followed by its logits [B, T, H, X].
+        """
+        # explicit sizes: Canon with one tap passes no tokens, and torch cannot infer a size of an empty tensor
         q_BTHX, *gate = self.w_q(x_BTD).view(*x_BTD.shape[:2], self.heads, self.query_stride).split(self.size, -1)
         return q_BTHX, self._keys(x_BTD), self._values(x_BTD), *gate
 
     def _mixer_inputs(self, x_BTD: Tensor) -> dict[str, Tensor]:
-        """What the mixer gets beside q, k and v."""
+        """Return the mixer's keyword arguments besides q, k and v: `x_BTD` if it reads the block's input."""
         return {"x_BTD": x_BTD} if self.mixer.reads_input else {}
 
     def join(self) -> None:
-        """Lays the matrices of q, k and v one below the other, for `step`: one product instead of three, of the same numbers."""
+        """Concatenate the q, k and v weights into one matrix: a decoding step then needs one product instead of three.
+
+        Values stay the same; the projections' weights become views of the new matrix, without gradients. Does the same
+        for
+        Canon's filters and calls `join` of the memory.
+        """
         self.fused_weights = fuse_weights([self.w_q, self.w_k, self.w_v])
         if self.canon is not None:
             self.canon.join()
@@ -237,12 +310,13 @@ class Attention(nn.Module):
             self.memory.join()
 
     def _fused_projections(self, x_BD: Tensor) -> Tensor:
-        """What the projections of q (and gate), k and v give, one behind the other."""
+        """Return the outputs of the q (with gate), k and v projections, concatenated: [B, E]."""
         if self.fused_weights is not None:
             return functional.linear(x_BD, *self.fused_weights)
         return torch.cat([self.w_q(x_BD), self.w_k(x_BD), self.w_v(x_BD)], -1)
 
     def _output(self, y_BTHX: Tensor, gate_BTHX: Tensor | None = None) -> tuple[Tensor]:
+        """Return (output projection [B, T, D] of y times the sigmoid of the gate's logits,), a tuple of one."""
         if gate_BTHX is not None:
             y_BTHX = y_BTHX * gate_BTHX.sigmoid()
         return (self.proj(y_BTHX.flatten(2)),)
@@ -254,6 +328,9 @@ class Attention(nn.Module):
         return self.w_v(x_BSD).view(*x_BSD.shape[:2], self.kv_heads, self.size)
 
     def _distractors(self, x_BRD: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of random inputs: no Canon, and no gradient into the projections."""
+        """Return keys and values [B, R, J, X] of random inputs: without Canon, and detached from the projections.
+
+        Keys are RMS-normed if real keys are and the mixer wants it (`norm_distractor_keys`).
+        """
         k, v = self._keys(x_BRD).detach(), self._values(x_BRD).detach()
         return (rms_norm(k) if self.normed and self.mixer.norm_distractor_keys else k), v

@@ -1,6 +1,8 @@
-"""The whole network: embedding, blocks, final norm, head (docs/mechanisms.md, "Backbone").
+"""The whole network: embedding, blocks, final norm and head; its training losses, decoding steps and initialisation.
 
-B batch, T length, D model width, V vocabulary, R distractors, N = B * T: kernels/shapes.py has all letters.
+Source: docs/mechanisms.md, "Backbone".
+Letters of shapes: B batch, T length, D model width, V vocabulary, R distractors, L layers, K sketch directions, N = B *
+T; kernels/shapes.py lists all.
 """
 
 from __future__ import annotations
@@ -42,33 +44,39 @@ from .rng import derive_seed, rng_stream
 
 
 class StepFunctions(NamedTuple):
-    """What a step of one token a text is made of, so that each part can be compiled by itself. See `EAGER`."""
+    """The three functions of one decoding step, which are compiled one by one. `EAGER` holds the plain ones."""
 
     first: Callable[..., tuple[Tensor, Tensor | None, DecodeStep]]
+    """(model, tokens_B, page_tables, slots_B, window) -> (stream [B, D], second summand [B, D] or None, DecodeStep)."""
     block: Callable[..., tuple[Tensor, Tensor | None]]
+    """Arguments and result of `Block.step`, the block first."""
     last: Callable[..., Tensor]
+    """(model, stream [B, D], second summand or None) -> logits [B, V]."""
 
 
 @dataclass(frozen=True)
 class AuxiliaryTerms:
-    """That a forward pass is one of training: the auxiliary terms, and what its random draws depend on."""
+    """Auxiliary loss terms of a training forward pass, and the keys of its random draws."""
 
     regularizer: str
     """A name from the registry, or "baseline" for none."""
     sketch: int
     """Directions of the regularizer's sketch."""
     distractor: bool
-    """Whether the distractor loss is computed."""
+    """True to compute the distractor loss."""
     distractor_count: int | None
     """Random keys per sequence; None means as many as the sequence has tokens."""
     seed: int
+    """Seed of the cell."""
     step: int
+    """Optimizer step, counted from 0."""
     micro: int
+    """Micro-batch within the step, counted from 0."""
 
 
 @dataclass
 class Features:
-    """What `Backbone.features` returns; the terms that were not asked for are None."""
+    """Hidden states and auxiliary losses of a forward pass; losses that were not requested are None."""
 
     hidden_BTD: Tensor
     """The residual stream after the final norm, in the activations' type."""
@@ -80,21 +88,26 @@ class Features:
 
 @dataclass
 class RandomDraws:
-    """The random parts of a forward pass of training, made by `Backbone.generator`."""
+    """Random tensors of one training forward pass, drawn by `Backbone.draw`; unused ones are None or empty."""
 
     regularizer: Callable[..., Tensor] | None = None
+    """Regularizer function (model/regularizers.py); None for none."""
     sketches_LKD: Tensor | None = None
+    """Directions of the regularizer's sketch, N(0, 1), per layer."""
     distractors: dict[int, Tensor] = field(default_factory=dict)
+    """Distractor inputs [B, R, D] by layer."""
     dropout_masks: dict[int, DropoutMasks] = field(default_factory=dict)
+    """Masks of a block's two branches by layer."""
     positions_BT: Tensor | None = None
+    """Positions of the tokens, int64 [B or 1, T]."""
 
     def tensors(self) -> list[Tensor]:
-        """Everything that was drawn, in an order that a network and its terms decide."""
-        optional = [one for one in (self.sketches_LKD, self.positions_BT) if one is not None]
-        return [*optional, *self.distractors.values(), *(one for pair in self.dropout_masks.values() for one in pair)]
+        """Return all drawn tensors as a list whose order depends only on the network and its auxiliary terms."""
+        optional = [tensor for tensor in (self.sketches_LKD, self.positions_BT) if tensor is not None]
+        return [*optional, *self.distractors.values(), *(mask for pair in self.dropout_masks.values() for mask in pair)]
 
     def copy(self) -> RandomDraws:
-        """The same in memory of its own."""
+        """Return a deep copy with contiguous tensors."""
 
         def clone(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.clone(memory_format=torch.contiguous_format)
@@ -107,13 +120,19 @@ class RandomDraws:
 
 
 class Backbone(nn.Module):
-    """The network. `dtype` is the type of activations and, unless the config says otherwise, of the embedding; other weights are float32.
+    """The network: embedding, blocks, final norm and head.
 
-    With dtype float64 everything is float64. With float16 the embedding is float32, as the others: squares of its
-    gradients would leave the range. Raises ModelConfigError for a config that cannot be built.
+    Activations have type `dtype`, and so has the embedding unless the config says otherwise; other weights are float32.
+    With float64 everything is float64. With float16 the embedding stays float32, because squares of its gradients would
+    leave the range of float16.
     """
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype = torch.float32) -> None:
+        """Build the network with uninitialised weights; `init_weights` fills them.
+
+        Raises:
+            ModelConfigError: the config cannot be built.
+        """
         super().__init__()
         self.config = config = check_model_config(config)
         self.embedding = nn.Embedding(
@@ -141,7 +160,7 @@ class Backbone(nn.Module):
         self.to(torch.float64 if dtype == torch.float64 else torch.float32)
         self._fp8: BackendChoice | None = None
         self._float32_embedding = config.embedding_dtype == "float32" or dtype == torch.float16
-        if not tied and not self._float32_embedding:  # a head's matrix is float32
+        if not tied and not self._float32_embedding:  # a tied matrix stays float32, as a head's is
             self.embedding.to(dtype)
         if self.positions is not None and not self._float32_embedding:
             self.positions.to(dtype)
@@ -149,20 +168,23 @@ class Backbone(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the activations."""
+        """Data type of the activations."""
         return self._dtype if self.config.tie_head or self._float32_embedding else self.embedding.weight.dtype
 
     @property
     def precision(self) -> str:
-        """Type of the activations and, if it is another one, of the projections' products, in words."""
+        """Data type of the activations in words, such as "bfloat16" or "bfloat16, fp8 projections"."""
         name = str(self.dtype).removeprefix("torch.")
         return name if self._fp8 is None else f"{name}, fp8 projections"
 
     def use_fp8(self) -> BackendChoice:
-        """Lets the projections around mixers, in convolutions and in MLPs multiply in 8 bits, in training and evaluation.
+        """Switch the projections of mixing branches and MLPs to 8-bit products, for training and evaluation.
 
-        Head, memory and a mixer's own parameters stay in the activations' type. Call it on the network's device; it
-        returns what multiplies there.
+        Head, memory and the mixer's own parameters keep the activations' type. Call it once the network is on its
+        device.
+
+        Returns:
+            The chosen implementation of these products.
         """
         self._fp8 = fp8_linear.choose_backend(self.device)
         for block in self.blocks:
@@ -172,14 +194,15 @@ class Backbone(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """Device of the parameters."""
         return self.embedding.weight.device
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """Every parameter of a known layer from its own draw, a function of (seed, its name) alone.
+        """Initialise every parameter of the known layers in place, each from a random stream of (seed, parameter name).
 
-        So two networks share every parameter whose name and shape they share. A mixer's own parameters keep the values
-        that its constructor gave them.
+        Two networks therefore share every parameter whose name and shape they share. A mixer's own parameters keep the
+        values that its constructor gave them.
         """
         for path, module in self.named_modules():
             for name, parameter in module.named_parameters(path, recurse=False):
@@ -193,7 +216,10 @@ class Backbone(nn.Module):
 
     @torch.no_grad()
     def _evaluation_positions(self, length: int) -> Tensor | None:
-        """Where tokens stand when nothing is drawn for a step: one draw for all texts of a length, on every machine."""
+        """Return the positions int64 [1, length] of an evaluation; None if the network has no position scheme.
+
+        Random schemes use one fixed draw per length, the same on every machine.
+        """
         if self.positions is None:
             return None
         return self.positions.places(1, length, rng_stream(0, "places of an evaluation", length)).to(self.device)
@@ -202,12 +228,20 @@ class Backbone(nn.Module):
         self, tokens_BT: Tensor, *, full_context: bool = False, auxiliary: AuxiliaryTerms | RandomDraws | None = None,
         chunk: int | None = None,
     ) -> Features:  # fmt: skip
-        """Hidden states of int64 tokens [B, T], and the auxiliary terms asked for, with what they draw or have drawn.
+        """Run the network up to the final norm; return hidden states and the requested auxiliary losses.
 
-        The window, if the config has one, is left out with `full_context`. With `chunk`, which is for evaluation
-        without gradients, about that many tokens are worked through at a time, see `_evaluate`; the states are the
-        same but for rounding. Raises ValueError for tokens of another shape, for a chunk below 1 or beside auxiliary
-        terms, and for a distractor loss that the network does not have, ModelConfigError for an unknown regularizer.
+        Args:
+            tokens_BT: int64 [B, T].
+            full_context: ignore the config's attention window, if it has one.
+            auxiliary: auxiliary losses to compute, with the keys of their random draws, or the draws themselves
+                (`draw`); None: a forward pass without losses and dropout.
+            chunk: process about this many tokens at a time to save memory; for evaluation without gradients. Results
+                differ by rounding only. None: all at once.
+
+        Raises:
+            ValueError: tokens of another shape or beyond the position scheme's length, chunk below 1 or combined with
+                `auxiliary`, or a distractor loss that the network does not have.
+            ModelConfigError: unknown regularizer.
         """
         if tokens_BT.ndim != 2:
             raise ValueError(f"tokens must be [B, T], got shape {tuple(tokens_BT.shape)}")
@@ -237,17 +271,23 @@ class Backbone(nn.Module):
         )
 
     def compile_blocks(self, backend: str = "inductor", *, regional: bool = False) -> None:
-        """Lets torch.compile turn `features` without `chunk` into one graph for each shape, whose backward is one too.
+        """Enable torch.compile for `features` without `chunk`: one graph per input shape, and one for its backward.
 
-        Random numbers are drawn outside it and nothing of a step's number, data or learning rate is in it, so it is
-        compiled once. A network that does not become one graph, such as one with a mixer that asks its tensors for
-        values, makes the first call raise CompileError rather than go on without it. With `regional` there is one graph for
-        each kind of block instead, which all of its kind share, and one for what follows them: sooner compiled, less fused.
+        Compilation happens at the first call per shape. Random numbers are drawn outside, and nothing in the graph
+        depends on
+        the step's number, data or learning rate, so it is compiled once. The first call raises CompileError if the
+        network
+        does not become a single graph, for example because a mixer reads values of its tensors.
+
+        Args:
+            backend: backend of torch.compile.
+            regional: compile one graph per kind of block, shared by all blocks of the kind, and one for what follows
+                the blocks: faster to compile, less fused.
         """
-        self.kernel_paths()  # decides between kernels now: a self-test does not belong into a graph
+        self.kernel_paths()  # chooses kernels now, because their self-tests must not run inside a graph
         mixed = self._fp8 is None
         if regional:
-            # the compiler counts the graphs of all kinds of blocks and of all shapes together
+            # the compiler's limit counts the graphs of all kinds of blocks and all shapes together
             compiler: Any = importlib.import_module("torch._dynamo.config")
             compiler.recompile_limit = max(compiler.recompile_limit, 8 * len(self.blocks))
             self._forward_block = compile_full_graph(Block.forward, backend, allow_mixed_reductions=mixed)
@@ -258,9 +298,14 @@ class Backbone(nn.Module):
 
     def _blocks(
         self, tokens_BT: Tensor, window: int | None, regularizer: Callable[..., Tensor] | None,
-        sketches_LKD: Tensor | None, distractors: dict[int, Tensor], dropout_masks: dict[int, DropoutMasks], positions_BT: Tensor | None,
+        sketches_LKD: Tensor | None, distractors: dict[int, Tensor], dropout_masks: dict[int, DropoutMasks],
+        positions_BT: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-        """What `Features` holds, from draws that are made: sketches of K directions, one a layer, distractors [B, R, D] by layer."""
+        """Run embedding, blocks and final norm on random tensors that are drawn already (see `RandomDraws`).
+
+        Returns:
+            (hidden states [B, T, D], regularizer loss or None, distractor loss or None), the fields of `Features`.
+        """
         x_BTD = self._embed(tokens_BT, positions_BT)
         streams: list[Tensor] = []
         losses: list[Tensor] = []
@@ -270,7 +315,7 @@ class Backbone(nn.Module):
                 x_BTD,
                 window=window,
                 distractors_BRD=distractors.get(layer),
-                kept=dropout_masks.get(layer, (None, None)),
+                dropout_masks=dropout_masks.get(layer, (None, None)),
             )
             if loss is not None:
                 losses.append(loss)
@@ -279,13 +324,21 @@ class Backbone(nn.Module):
         return self._forward_end(self.norm, x_BTD, regularizer, streams, sketches_LKD, losses)
 
     def _embed(self, tokens_BT: Tensor, positions_BT: Tensor | None) -> Tensor:
+        """Return the embedded tokens plus their position vectors, [B, T, D] in the activations' type."""
         x_BTD: Tensor = self.embedding(tokens_BT)
         if self.positions is not None:
             x_BTD = x_BTD + self.positions(positions_BT).to(x_BTD.dtype)
         return x_BTD.to(self.dtype)
 
     def draw(self, auxiliary: AuxiliaryTerms, rows: int, length: int) -> RandomDraws:
-        """What `features` needs for [rows, length] tokens and draws itself otherwise. Raises as it does."""
+        """Draw the random tensors that `features` needs for `rows` sequences of `length` tokens.
+
+        Each draw is a function of (seed, step, micro-batch, purpose) alone.
+
+        Raises:
+            ValueError: a distractor loss that the network does not have.
+            ModelConfigError: unknown regularizer.
+        """
         check_regularizer(auxiliary.regularizer)
         self._check_distractor(auxiliary)
         draws = RandomDraws()
@@ -298,7 +351,7 @@ class Backbone(nn.Module):
         for layer in filter(self.config.is_global, range(layers) if auxiliary.distractor else ()):
             count = length if auxiliary.distractor_count is None else auxiliary.distractor_count
             generator = rng_stream(auxiliary.seed, "distractor", f"{key}.{layer}", device=device)
-            # CUDA draws the same numbers in either type, the CPU others
+            # CUDA draws the same numbers in both types, the CPU does not
             drawn = self.dtype if device.type == "cuda" else torch.float32
             normal = torch.randn(rows, count, width, generator=generator, device=device, dtype=drawn)
             draws.distractors[layer] = normal.to(self.dtype)
@@ -312,6 +365,8 @@ class Backbone(nn.Module):
         return draws
 
     def _draw_dropout_masks(self, auxiliary: AuxiliaryTerms, layer: int, rows: int, length: int) -> DropoutMasks:
+        """Return the dropout masks of one block, bool [rows, length, D] for its mixing branch and for its MLP."""
+
         def draw_mask(branch: str) -> Tensor:
             key = f"{auxiliary.step}.{auxiliary.micro}.{layer}.{branch}"
             mask = torch.empty(rows, length, self.config.d_model, dtype=torch.bool, device=self.device)
@@ -321,13 +376,19 @@ class Backbone(nn.Module):
         return draw_mask("mix"), draw_mask("mlp")
 
     def _evaluate(self, x_BTD: Tensor, window: int | None, chunk: int) -> Tensor:
-        """The blocks and the final norm, `chunk` tokens at a time.
+        """Return the hidden states [B, T, D] of embedded tokens after blocks and final norm, computed in chunks.
 
-        What grows with T are a few copies of the residual stream and, in a global layer, q, gate, k, v and the mixer's
-        float32 copies of them. For the 370M network in bf16, one row of T = 65,536 and chunk 8192, where a copy takes
-        0.13 GB and a float32 one 0.27 GB, the sum of all live tensors peaks at 4.7 GB: weights 1.4, a polar layer's
-        copies 1.7, three tensors of its scores 0.5 each (see `query_block`); 2.9 GB or less with softmax attention, at most
-        9.4 GB, cope's, where torch bends the scores of pairs. The head of 8192 tokens takes 0.8 GB of logits and three
+        About `chunk` tokens are processed at a time.
+
+        Memory that grows with T: a few copies of the residual stream and, in a global layer, q, gate, k, v and the
+        mixer's
+        float32 copies of them. Example: the 370M network in bf16, one row of T = 65,536, chunk 8192. A copy then takes
+        0.13 GB, a float32 one 0.27 GB. Live tensors peak at 4.7 GB: weights 1.4, a polar layer's copies 1.7, three
+        tensors of
+        its scores 0.5 each (see `query_block`). With softmax attention the peak is 2.9 GB or less; with cope, the
+        largest, it
+        is 9.4 GB, because torch transforms the scores of pairs. The head of 8192 tokens takes 0.8 GB of logits and
+        three
         times 1.6 GB in float32: 7.3 GB in all.
         """
         for block in self.blocks:
@@ -336,22 +397,29 @@ class Backbone(nn.Module):
         return hidden_BTD
 
     def why_no_step(self) -> str | None:
-        """The part that has no form for one token at a time, in words; None when the network can go on token by token."""
+        """Return the part that cannot decode token by token, such as "mixer PaTH"; None if there is none."""
         if self.positions is not None and not self.positions.steady:
             return f"positions {self.config.positions}"
-        found = (block.mix.no_step_reason() for block in self.blocks)
-        return next((why for why in found if why is not None), None)
+        reasons = (block.mix.no_step_reason() for block in self.blocks)
+        return next((reason for reason in reasons if reason is not None), None)
 
     def is_capturable(self) -> bool:
-        """Whether a step asks the device for no number, so that it can be captured as a CUDA graph."""
+        """Return True if a CUDA graph can capture a decoding step: it never copies from device to host."""
         return all(block.mix.is_capturable() for block in self.blocks)
 
     def open(self, capacity: CacheCapacity) -> list[Any]:
-        """Empty states of every block, for `begin` and `step`."""
+        """Allocate empty decoding states, one entry per block, for `begin` and `step`."""
         return [block.mix.open(capacity) for block in self.blocks]
 
     def begin(self, tokens_T: Tensor, states: list[Any], step: DecodeStep, *, chunk: int) -> Tensor:
-        """Logits [V] behind one text, int64 [T], worked out `chunk` tokens at a time; the states then hold what `step` needs."""
+        """Prefill: return the logits [V] after the last token of one new sequence; store in `states` what `step` needs.
+
+        Args:
+            tokens_T: int64 [T], the whole sequence so far.
+            states: from `open`; those of the sequence's slot are overwritten.
+            step: slot, page table and window of this one sequence.
+            chunk: tokens processed at a time.
+        """
         x_1TD = self._embed(tokens_T[None], self._evaluation_positions(len(tokens_T)))
         for block, state in zip(self.blocks, states, strict=True):
             x_1TD = block.begin(x_1TD, state, step, chunk=chunk)
@@ -361,9 +429,15 @@ class Backbone(nn.Module):
         self, tokens_B: Tensor, states: list[Any], page_tables: PageTables, slots_B: Tensor, window: int | None,
         functions: StepFunctions | None = None,
     ) -> Tensor:  # fmt: skip
-        """Logits [B, V] behind the next token of some texts, int64 [B]; states and ledger are changed in place.
+        """Decode one token of each of B sequences; return the logits [B, V] after it.
 
-        `functions` None works everything out as it comes.
+        Args:
+            tokens_B: int64 [B], the next token of each sequence.
+            states: from `open`; updated in place.
+            page_tables: page tables and lengths; the lengths are incremented in place.
+            slots_B: int64 [B], slot of each sequence.
+            window: number of most recent keys that a query sees; None: all.
+            functions: compiled functions to use for the step; None: the eager ones.
         """
         functions = functions or EAGER
         x_BD, branch_BD, step = functions.first(self, tokens_B, page_tables, slots_B, window)
@@ -374,21 +448,36 @@ class Backbone(nn.Module):
         return functions.last(self, x_BD, branch_BD)
 
     def token_losses(self, hidden_BTD: Tensor, targets_BT: Tensor, *, chunk: int = CHUNK) -> Tensor:
-        """Nats per token, float32 [B, T] (float64 in a float64 network), from the logits of `chunk` tokens at a time.
+        """Return the cross-entropy of each token in nats, float32 [B, T] (float64 in a float64 network).
 
-        Raises ValueError for a chunk below 1.
+        Args:
+            hidden_BTD: hidden states from `features`.
+            targets_BT: int64, the token that should follow each position.
+            chunk: tokens whose logits exist at a time.
+
+        Raises:
+            ValueError: chunk below 1.
         """
         h_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
         losses_N = linear_cross_entropy(h_ND, *self._head, targets_N, cap=self._cap, chunk=chunk)
         return losses_N.view(targets_BT.shape)
 
     def total_loss(self, hidden_BTD: Tensor, targets_BT: Tensor, *, chunk: int = CHUNK) -> Tensor:
-        """Sum of `token_losses`, for training: its gradient is worked out with it, so no logits are kept or made twice."""
+        """Return the sum of `token_losses` as a scalar, for training.
+
+        The gradient is computed together with the loss, so logits are neither stored nor computed twice.
+        """
         h_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
         return linear_cross_entropy_sum(h_ND, *self._head, targets_N, cap=self._cap, chunk=chunk)
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
-        """Logits, float32 [..., V] (float64 in a float64 network), soft-capped: |logit| < logit_cap, if there is one."""
+        """Return logits [..., V], soft-capped to |logit| < logit_cap if there is a cap.
+
+        They are float32, or float64 in a float64 network.
+
+        Args:
+            hidden_BTD: hidden states [..., D] after the final norm.
+        """
         weight_VD, bias_V = self._head
         dtype = hidden_BTD.dtype
         bias_V = None if bias_V is None else bias_V.to(dtype)
@@ -396,7 +485,10 @@ class Backbone(nn.Module):
 
     @torch.no_grad()
     def join(self) -> None:
-        """Lays matrices that read the same one below the other, for `step`; every matrix is in the type that it is used in."""
+        """Concatenate matrices that read the same input, for fewer products per decoding step; enables the fused steps.
+
+        Every matrix must already be in the type that it is used in. Does nothing if a projection uses 8-bit products.
+        """
         for block in self.blocks:
             if any(linear.fp8 is not None for linear in (*block.mix.projections(), block.mlp.fc, block.mlp.proj)):
                 return
@@ -406,11 +498,11 @@ class Backbone(nn.Module):
         self._has_fused_weights = True
 
     def uses_fused_rows(self, rows: int) -> bool:
-        """Whether a step of so many texts takes its products with norms, gates and sums in them."""
+        """Return True if a decoding step of so many sequences uses products with fused norms, gates and sums."""
         return self._has_fused_weights and choose_backend(self.device, self.dtype, rows).backend == "triton"
 
     def fused_logits(self, x_BD: Tensor) -> Tensor:
-        """`logits` of the stream of a few texts, [B, V], its norm still to be taken."""
+        """Return soft-capped logits [B, V] of the stream [B, D], with the final norm fused into the product."""
         weight_VD, bias_V = self._head
         if weight_VD.dtype != x_BD.dtype:
             return self.logits(self.norm(x_BD))
@@ -419,20 +511,24 @@ class Backbone(nn.Module):
 
     @property
     def _head(self) -> tuple[Tensor, Tensor | None]:
-        """Matrix [V, D] and bias [V], if it has one."""
+        """Head matrix [V, D] and bias [V], or None without a bias."""
         weight_VD: Tensor = self.embedding.weight if isinstance(self.head, TiedHead) else self.head.weight
         return weight_VD, self.head.bias
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Logits [B, T, V] as the network was trained, window included."""
+        """Return the logits [B, T, V] of int64 tokens [B, T], with the attention window used in training."""
         return self.logits(self.features(tokens_BT).hidden_BTD)
 
     def parameter_groups(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
-        """(name, parameter) by optimizer group (docs/mechanisms.md, "Backbone"): every parameter in exactly one.
+        """Return optimizer group -> list of (name, parameter); every parameter is in exactly one group.
 
-        "muon": matrices inside blocks, conv filters [C, 1, W] among them; "embedding": its matrix, unless that is the
-        head's, and those of positions; "head": its matrix; "scalar": everything of fewer than two axes. Raises
-        RuntimeError for a parameter that fits no group.
+        Keys: "muon" (matrices inside blocks, conv filters [C, 1, W] included), "embedding" (its matrix unless the head
+        shares
+        it, and those of positions), "head" (its matrix), "scalar" (parameters of fewer than two axes).
+        Source: docs/mechanisms.md, "Backbone".
+
+        Raises:
+            RuntimeError: a parameter fits no group.
         """
         groups: dict[str, list[tuple[str, nn.Parameter]]] = {"muon": [], "embedding": [], "head": [], "scalar": []}
         for name, parameter in self.named_parameters():
@@ -443,7 +539,7 @@ class Backbone(nn.Module):
         return groups
 
     def kernel_paths(self) -> dict[str, str]:
-        """Op -> implementation that this network takes on its device, for the record of a run."""
+        """Return op name -> description of the implementation that the network uses on its device, for provenance."""
         paths = {"blocks": "eager" if self._compiler is None else f"{self._compiler} torch {version('torch')}"}
         for block in self.blocks:
             paths |= block.mix.kernel_paths(self.device, self.dtype)
@@ -455,6 +551,7 @@ class Backbone(nn.Module):
         return paths
 
     def _check_distractor(self, auxiliary: AuxiliaryTerms) -> None:
+        """Raise ValueError if a distractor loss is requested but the mixer defines none or no layer is global."""
         if not auxiliary.distractor:
             return
         if not registry.MIXERS.load(self.config.attn_type).has_distractor:
@@ -466,9 +563,16 @@ class Backbone(nn.Module):
 def build(
     config: ModelConfig, *, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Backbone:
-    """An initialised network on `device`: the same weights for the same (config, seed) on every device."""
+    """Return an initialised network on `device`; the same (config, seed) gives the same weights on every device.
+
+    Args:
+        config: the network.
+        seed: seed of all initial values.
+        device: device to move the network to.
+        dtype: type of the activations.
+    """
     with torch.random.fork_rng(devices=[]):
-        # A mixer may draw in its constructor; the global generator is left as it was.
+        # A mixer's constructor may draw random numbers; fork_rng restores the global generator.
         torch.random.default_generator.manual_seed(derive_seed(seed, "init", "constructors"))
         model = Backbone(config, dtype=dtype)
     model.init_weights(seed)
@@ -476,13 +580,13 @@ def build(
 
 
 def count_parameters(config: ModelConfig) -> int:
-    """Number of parameters, vocabulary matrices included; nothing is allocated."""
+    """Return the number of parameters, vocabulary matrices included, without allocating them."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in Backbone(config).parameters())
 
 
 HEAD_STD, EMBEDDING_BOUND = 0.02, 0.01
-"""Initial values of the head's matrix, normal, tied or with `init: llama`, and of that one's embedding, uniform."""
+"""Standard deviation of the head's initial matrix when tied or with `init: llama`, and bound of the llama embedding."""
 
 
 def _standard_normal(like: Tensor, draw: torch.Generator) -> Tensor:
@@ -490,7 +594,16 @@ def _standard_normal(like: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def _init_parameter(module: nn.Module, parameter: nn.Parameter, draw: torch.Generator, config: ModelConfig) -> None:
-    """Initial values (docs/mechanisms.md, "Backbone"), drawn on the CPU in float32."""
+    """Fill one parameter in place with its initial values; leave it unchanged if its module is of no known layer class.
+
+    Values are drawn on the CPU in float32. Source: docs/mechanisms.md, "Backbone".
+
+    Args:
+        module: layer that owns the parameter.
+        parameter: tensor to fill.
+        draw: random stream of this parameter.
+        config: network; `init` and `tie_head` select the distribution.
+    """
     value = torch.empty(parameter.shape)
     llama = config.init == "llama"
     if isinstance(module, Linear):
@@ -516,7 +629,13 @@ def _init_parameter(module: nn.Module, parameter: nn.Parameter, draw: torch.Gene
 
 
 def _optimizer_group(name: str, parameter: nn.Parameter, config: ModelConfig) -> str:
-    """The optimizer group of a parameter. An embedding that is the head's matrix too learns at its rate, the smaller one."""
+    """Return the optimizer group of a parameter: "muon", "embedding", "head" or "scalar".
+
+    An embedding that is also the head's matrix belongs to "head", whose learning rate is the smaller one.
+
+    Raises:
+        RuntimeError: the parameter belongs to none.
+    """
     if parameter.ndim < 2:
         return "scalar"
     embedding = "head" if config.tie_head else "embedding"
@@ -535,6 +654,10 @@ def _run_block(block: Block, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor 
 def _step_first(
     model: Backbone, tokens_B: Tensor, page_tables: PageTables, slots_B: Tensor, window: int | None
 ) -> tuple[Tensor, Tensor | None, DecodeStep]:
+    """Advance the page tables by one token per sequence and embed the tokens; see `StepFunctions.first`.
+
+    The second summand is None if the step uses fused products, else zeros.
+    """
     step = page_tables.advance(slots_B, window)
     positions_B1 = None if model.positions is None else step.positions[:, None]
     x_BD = model._embed(tokens_B[:, None], positions_B1)[:, 0]
@@ -552,14 +675,26 @@ def _step_last(model: Backbone, x_BD: Tensor, branch_BD: Tensor | None) -> Tenso
 
 
 EAGER = StepFunctions(_step_first, _step_block, _step_last)
-"""The parts of a step as they come."""
+"""Step functions without compilation."""
 
 
 def _finish_forward(
     norm: nn.Module, x_BTD: Tensor, regularizer: Callable[..., Tensor] | None, streams: list[Tensor],
     sketches_LKD: Tensor | None, losses: list[Tensor],
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """What `Features` holds, from the stream behind the last block and what the blocks gave beside it."""
+    """Apply the final norm and average the auxiliary losses of a forward pass.
+
+    Args:
+        norm: the final norm.
+        x_BTD: stream after the last block.
+        regularizer: regularizer function; None for none.
+        streams: stream after each block, [N, D]; empty without a regularizer.
+        sketches_LKD: directions of the regularizer's sketch.
+        losses: distractor loss of each global layer.
+
+    Returns:
+        (hidden states [B, T, D], regularizer loss or None, distractor loss or None).
+    """
     value = None if regularizer is None else regularizer(streams, sketches_LKD).mean()
     return norm(x_BTD), value, _mean_or_none(losses)
 

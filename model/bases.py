@@ -1,4 +1,6 @@
-"""Base classes of mixers, memories and position schemes. One of your own is a subclass, registered under a name:
+"""Base classes of mixers, memories and position schemes.
+
+A part of your own is a subclass, registered under a name:
 
     @register_mixer("mean")
     class Mean(Mixer):
@@ -6,8 +8,8 @@
             ...
             return y_BTHX
 
-B batch, T length, H query heads, J KV heads (J divides H; head h uses KV head h // (H / J)), X head size, D model
-width, R distractors: kernels/shapes.py has all letters.
+Letters of shapes: B batch, T length, H query heads, J KV heads (J divides H; head h uses KV head h // (H / J)), X head
+size, D model width, R distractors; kernels/shapes.py lists all.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from .config import Config, Flag, Float, ModelConfig, knob
 from .kv_cache import CacheCapacity
 
 PreviousToken = Callable[[str], Tensor]
-"""Name -> what was kept of the token before, [B, ...], zeros where there is none."""
+"""Function from a cache name to the entry stored for the previous token, [B, ...]; zeros where there is none."""
 MixerOutput = Tensor | tuple[Tensor, Tensor]
 """y [B, T, H, X], or (y, extra [B, T, D]) with a term that is added after the output projection."""
 
@@ -53,24 +55,25 @@ class PositionConfig(Config):
 
 
 class Part(nn.Module):
-    """A part of the network that a registry has by name.
+    """Part of the network that a registry knows by name.
 
-    Its class methods say what is known before it is built; none of them may touch a tensor.
+    Its class methods are called before it is built, to plan; none of them may touch a tensor.
     """
 
     Config: ClassVar[type[Config]]
     config: Any
 
     def __init__(self, model: ModelConfig, config: Any) -> None:
+        """Store the validated settings `config`; subclasses create their parameters for the network `model`."""
         super().__init__()
         self.config = config
 
     @classmethod
     def check(cls, model: ModelConfig, config: Any) -> None:
-        """Raises ValueError when the part cannot work in that network. The default accepts every network."""
+        """Raise ValueError if the part cannot work in that network. The default accepts every network."""
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        """Op -> implementation that `forward` takes for such tensors, for the record of a run."""
+        """Return op name -> description of the implementation that `forward` uses on that device and dtype."""
         return {}
 
 
@@ -92,138 +95,192 @@ def _no_gates(self: Mixer | Memory, **inputs: Tensor) -> Tensor | None:
 
 
 class Mixer(Part):
-    """Core of a global layer, which mixes tokens. q, k, v come normed (q, k) and, with `canon`, convolved.
+    """Core of a global layer: mixes information across tokens, given q, k and v.
 
-    Give own parameters their values in `__init__`: torch's random functions are seeded there from the cell's seed.
+    q and k come RMS-normed, and with `canon` q, k and v come convolved. Give own parameters their initial values in
+    `__init__`: torch's global random functions are seeded there from the cell's seed.
     """
 
     Config: ClassVar[type[Config]] = MixerConfig
     has_distractor: ClassVar[bool] = False
-    """Whether `distractor_loss` is defined."""
+    """True if `distractor_loss` is defined."""
     reads_input: ClassVar[bool] = False
-    """Whether `forward` and `evaluate` also take `x_BTD`, the block's normed input, as a memory does: for gates of one's own."""
+    """True if `forward`, `evaluate`, `step` and `keep` also take the block's normed input, as `x_BTD` (`step`: `x_BD`).
+
+    Mixers with gates of their own need it.
+    """
 
     layer: int = 0
-    """The block it stands in, counted from 0; set after `__init__`."""
+    """Index of the mixer's block, counted from 0; set after `__init__`."""
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: Any, keys: float) -> float | None:
-        """FLOPs that `forward` does for a token, two a multiply-add, when a query sees `keys` keys on average.
+        """Return FLOPs per token of `forward`, two per multiply-add, when a query sees `keys` keys on average.
 
-        Matrix products only, elementwise work left out, and nothing of q, k, v and the output projection, which surround
-        every mixer. None, the default: unknown, and so is the network's MFU. No answer is inherited.
+        Counts matrix products only, without elementwise work and without the q, k, v and output projections around
+        every
+        mixer. None, the default, means unknown, and the network's MFU is then unknown too. Subclasses do not inherit
+        it:
+        a class that does not define the method itself counts as unknown.
         """
         return None
 
     @property
     def norm_distractor_keys(self) -> bool:
-        """Return true if distractor keys are RMS-normed like real ones, where these are (`qk_norm`)."""
+        """True if distractor keys are RMS-normed like real ones (where real ones are, with `qk_norm`)."""
         return True
 
-    # These two are attributes, as torch's own `forward` is, because a mixer that reads its input takes one more argument.
+    # Declared as attributes, like torch's own `forward`, because a mixer with `reads_input` takes one more argument.
     forward: Callable[..., MixerOutput] = _no_forward
-    """forward(q_BTHX, k_BTJX, v_BTJX, *, window) -> Mixed, with `x_BTD` as well if `reads_input`.
+    """forward(q_BTHX, k_BTJX, v_BTJX, *, window) -> MixerOutput; also takes `x_BTD` if `reads_input`.
 
-    Query i may see the keys i - window < j <= i, all up to i when `window` is None; never a later one.
+    Query i may use keys i - window < j <= i, or all keys j <= i when `window` is None; never a later one.
     """
     evaluate: Callable[..., MixerOutput] = _evaluate_at_once
-    """evaluate(q_BTHX, k_BTJX, v_BTJX, *, window, chunk) -> Mixed, with `x_BTD` as well if `reads_input`: `forward` for
-    evaluation, which works through `chunk` tokens at a time. The default is `forward` itself.
+    """evaluate(q_BTHX, k_BTJX, v_BTJX, *, window, chunk) -> MixerOutput; also takes `x_BTD` if `reads_input`.
 
-    Define it for a mixer whose `forward` needs much more memory than its inputs, such as T x T scores.
+    Computes `forward` without gradients, `chunk` tokens at a time. The default is `forward` itself. Define it for a
+    mixer whose `forward` needs much more memory than its inputs, such as T x T scores.
     """
 
     log_gates: Callable[..., Tensor | None] = _no_gates
-    """log_gates(k_BTJX=..., with `x_BTD` as well if `reads_input`) -> what each token keeps of what lies before it, in natural
-    logs: [B, T, P], or [B, T, P, X] where every channel of a head has its own. None, as by default: no gates. For probes."""
+    """log_gates(k_BTJX=..., also x_BTD=... if `reads_input`) -> natural logarithm of each token's gate, for probes.
+
+    A gate is the fraction that a token keeps of earlier ones. Shape [B, T, P], or [B, T, P, X] with one gate per
+    channel;
+    P heads have gates. None, the default: the mixer has no gates.
+    """
 
     step: Callable[..., MixerOutput] | None = None
-    """step(q_BHX, kept) -> what `forward` gives at the last token of each text, [B, H, X] or with [B, D]; with `x_BD` as well if
-    `reads_input`. `kept` (kv_cache.py) has what `keep` returned for every token. None: texts are worked out anew for each token
-    that is written. The answer of a class above is not taken for that of a class below it."""
+    """step(q_BHX, cache) -> output of `forward` at the last token of each sequence: [B, H, X], or a tuple with [B, D].
+
+    Also takes `x_BD` if `reads_input`. `cache` is a `KVView` with what `keep` returned for every token. None: the whole
+    sequence is recomputed for each new token. A subclass that overrides `forward` does not inherit it.
+    """
     is_capturable: ClassVar[bool] = True
-    """Whether `step` asks the device for no number, so that it can be captured as a CUDA graph; only asked of the package's own."""
+    """True if `step` never copies from the device to the host, so that a CUDA graph can capture it.
+
+    It is read for this package's own mixers only.
+    """
     keep: Callable[..., dict[str, Tensor]] = _keys_and_values
-    """keep(k_BTJX, v_BTJX, *, places_BT, before) -> name -> what `step` needs of these tokens, [B, T, ...]; with `x_BTD` as well if
-    `reads_input`. `places` int64 counts from 0; `before`, None at a text's start, says what was kept of the token before the
-    first. The default are keys and values."""
+    """keep(k_BTJX, v_BTJX, *, places_BT, before) -> name -> tensor [B, T, ...] to cache per token for `step`.
+
+    Also takes `x_BTD` if `reads_input`. `places_BT` are positions, int64, counted from 0. `before` is a `PreviousToken`
+    for
+    the token before the first one, None at a sequence's start. The default caches keys and values.
+    """
 
     def distractor_loss(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_BTHX: Tensor, *,
         window: int | None,
     ) -> Tensor:  # fmt: skip
-        """Scalar: how much R detached random keys and values draw attention away. `y` is what `forward` returned."""
+        """Return a scalar loss that measures how much attention random keys draw away from the real ones.
+
+        Args:
+            q_BTHX: queries.
+            k_BTJX: real keys.
+            v_BTJX: real values.
+            k_r_BRJX: R random keys, detached.
+            v_r_BRJX: R random values, detached.
+            y_BTHX: first result of `forward` for the same q, k and v.
+            window: number of most recent real keys that a query sees; None: all earlier ones.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no distractor loss")
 
 
 class QueryBlockMixer(Mixer):
-    """A mixer whose `forward` also takes `block`, the number of queries that it scores at a time."""
+    """Mixer whose `forward` also takes `block`, the number of queries to score at a time."""
 
     def evaluate(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int, **inputs: Tensor
     ) -> MixerOutput:
-        """`forward` with as many queries at a time as keep the scores within what a chunk may hold."""
+        """Return the output of `forward`, with as many queries scored at a time as memory for `chunk` tokens allows."""
         block = query_block(chunk, *q_BTHX.shape[:2])
         mixed: MixerOutput = self.forward(q_BTHX, k_BTJX, v_BTJX, window=window, block=block, **inputs)
         return mixed
 
 
 def attention_flops(model: ModelConfig, keys: float) -> float:
-    """FLOPs a token of the scores of `keys` keys and of the values that they weigh, in every head."""
+    """Return FLOPs per token of scoring `keys` keys and averaging their values, in every head."""
     return 4.0 * model.n_heads * model.head_dim * keys
 
 
 class Memory(Part):
-    """A causal branch over the mixer's q, k and v whose output is added after the output projection."""
+    """Recurrent branch that reads the mixer's q, k and v causally; its output is added after the output projection."""
 
     Config: ClassVar[type[Config]] = MemoryConfig
 
     @classmethod
     def unfit(cls, config: Any, tokens: int) -> str | None:
-        """Say why these settings make no sense in rows of so many tokens, and what to set; None, the default: they do."""
+        """Return a text that says why these settings are useless for sequences of `tokens` tokens, and what to set.
+
+        None, the default, means that they are fine.
+        """
         return None
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: Any) -> float | None:
-        """FLOPs that `forward` does for a token, its own projections included; the rest as for a mixer."""
+        """Return FLOPs per token of `forward`, own projections included; None, the default: unknown. Not inherited."""
         return None
 
     def forward(self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> Tensor:
-        """[B, T, D] to add. x is the block's normed input; q, k, v are the mixer's, before any rotation."""
+        """Return the term [B, T, D] to add to the attention layer's output.
+
+        Args:
+            x_BTD: the block's normed input.
+            q_BTHX: the mixer's queries, before any rotation.
+            k_BTJX: the mixer's keys, before any rotation.
+            v_BTJX: the mixer's values.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no forward")
 
     log_gates: Callable[..., Tensor | None] = _no_gates
-    """log_gates(x_BTD=...) -> what each token keeps of the memory, in natural logs, as a mixer's."""
+    """log_gates(x_BTD=...) -> natural logarithm of the fraction of the memory that each token keeps.
+
+    Shapes are those of a mixer's `log_gates`.
+    """
 
     def evaluate(self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, chunk: int) -> Tensor:
-        """`forward` for evaluation, which works through `chunk` tokens at a time. The default is `forward` itself."""
+        """Return the result of `forward`, computed `chunk` tokens at a time. The default calls `forward` once."""
         return self.forward(x_BTD, q_BTHX, k_BTJX, v_BTJX)
 
     is_capturable: ClassVar[bool] = True
-    """Whether `step` asks the device for no number, so that it can be captured as a CUDA graph."""
+    """True if `step` never copies from the device to the host, so that a CUDA graph can capture it."""
     step: Callable[..., Tensor] | None = None
-    """step(x_BD, q_BHX, k_BJX, v_BJX, states, slots_B) -> [B, D], what `forward` gives at the next token of the texts in these
-    slots, whose states it changes in place. None: texts are worked out anew for each token that is written."""
+    """step(x_BD, q_BHX, k_BJX, v_BJX, states, slots_B) -> output [B, D] of `forward` at each sequence's next token.
+
+    Updates `states` in place at the given slots. None: the whole sequence is recomputed for each new token.
+    """
 
     def open(self, capacity: CacheCapacity) -> Any:
-        """Empty states for `step`."""
+        """Allocate empty states for `step`, for every slot of a cache of that capacity."""
         raise NotImplementedError(f"{type(self).__name__} has no step")
 
     def join(self) -> None:
-        """Lays matrices that read the same one below the other, for `step`, where that spares products; by default none.
+        """Concatenate matrices that read the same input, so that `step` needs fewer products. The default does nothing.
 
-        Every matrix is in the type that it is used in.
+        Every matrix must already be in the type that it is used in.
         """
 
     def begin(
         self, x_1TD: Tensor, q_1THX: Tensor, k_1TJX: Tensor, v_1TJX: Tensor, states: Any, slot: int, *, chunk: int
     ) -> Tensor:
-        """`evaluate` of one text from its start, whose last state is put into its slot."""
+        """Prefill: return the output of `evaluate` for one new sequence; store its final state in `states`.
+
+        Args:
+            x_1TD: the block's normed input, from the first token on.
+            q_1THX: the mixer's queries.
+            k_1TJX: the mixer's keys.
+            v_1TJX: the mixer's values.
+            states: from `open`.
+            slot: slot of the sequence.
+            chunk: tokens processed at a time.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no step")
 
 
 class EmbeddingTable(nn.Embedding):
-    """Learned vectors, one for each of `rows` places, that start normal with the deviation `std`."""
+    """Learned vectors for `rows` positions, initialised from a normal distribution with standard deviation `std`."""
 
     def __init__(self, rows: int, width: int, std: float) -> None:
         super().__init__(rows, width, _weight=torch.empty(rows, width))
@@ -231,33 +288,34 @@ class EmbeddingTable(nn.Embedding):
 
 
 class Position(Part):
-    """A vector for each place of a text, added to the embedding before the first block.
+    """Position scheme: a vector per position, added to the embedding before the first block.
 
-    Its matrices are learned as the embedding is, in the embedding's type.
+    Its matrices are learned like the embedding, in the embedding's type.
     """
 
     Config: ClassVar[type[Config]] = PositionConfig
 
     @classmethod
     def longest(cls, model: ModelConfig, config: Any) -> int | None:
-        """Tokens of the longest text that it has places for; None, the default: any text."""
+        """Return the number of tokens of the longest sequence that the scheme supports; None, the default: no limit."""
         return None
 
     def places(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
-        """Return the argument of `forward`, int64 [rows or 1, length], on the generator's device.
+        """Return the positions that `forward` takes, int64 [rows or 1, length], on the generator's device.
 
-        All chance belongs here, drawn from `generator`: in training anew at each micro-batch, in evaluation the same for all
-        texts of one length. The default are 0, 1, 2, ...
+        All randomness belongs here, drawn from `generator`: a new draw per micro-batch in training, one fixed draw per
+        length in
+        evaluation. The default is 0, 1, 2, ...
         """
         return torch.arange(length, device=generator.device)[None]
 
     @property
     def steady(self) -> bool:
-        """Return true if a token keeps its place however long its text becomes, so that a text can be written token by token."""
+        """True if a token keeps its position when its sequence grows, as decoding token by token requires."""
         return type(self).places is Position.places
 
     def forward(self, positions_BT: Tensor) -> Tensor:
-        """[B, T, D] to add; B may be 1."""
+        """Return the vectors [B, T, D] of positions int64 [B, T]; B may be 1."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward")
 
 

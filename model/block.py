@@ -1,6 +1,7 @@
-"""Blocks of the network: a mixing branch and an MLP (docs/mechanisms.md, "Backbone").
+"""Blocks of the network: a mixing branch (global attention or gated convolution) followed by an MLP.
 
-B batch, T length, D model width, R distractors.
+Source: docs/mechanisms.md, "Backbone".
+Letters of shapes: B batch, T length, D model width, R distractors, C channels.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from .kv_cache import CacheCapacity, DecodeStep
 from .layers import MLP, CausalConv, Linear, RMSNorm, apply_dropout, map_chunks
 
 DropoutMasks = tuple[Tensor, Tensor]
-"""What dropout leaves of a block's two branches, bool [B, T, D] each."""
+"""Dropout masks of a block's two branches (mixing, MLP), bool [B, T, D] each; True where a value is kept."""
 
 
 class GatedConv(nn.Module):
-    """LFM2's mixer: [b | c | u] = in_proj(x); out = out_proj(c conv(b u)).
+    """Gated short convolution of LFM2: [b | c | u] = in_proj(x); out = out_proj(c conv(b u)).
 
-    Its methods take and give what those of `Attention` do.
+    Implements the same methods as `Attention`, so that a block can hold either.
     """
 
     def __init__(self, model: ModelConfig) -> None:
+        """Create the projections and the convolution for the network `model`."""
         super().__init__()
         width, bias = model.d_model, model.bias
         self.in_proj = Linear(width, 3 * width, bias=bias, zero=model.init == "zero-ends-and-conv-in")
@@ -40,35 +42,61 @@ class GatedConv(nn.Module):
     def forward(
         self, x_BTD: Tensor, *, window: int | None = None, distractors_BRD: Tensor | None = None
     ) -> tuple[Tensor, None]:
+        """Return (output [B, T, D] of the normed stream `x_BTD`, None); `window` and `distractors_BRD` are ignored."""
         return self._convolve(x_BTD)[0], None
 
     def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
-        # a slice of several rows has gaps, and in 16 bits its products round otherwise than those of a copy
+        """Return the output [B, T, D] of `forward`, computed about `chunk` tokens at a time; `window` is ignored."""
+        # a slice of several rows is not contiguous, and in 16 bits its products round differently from a copy's
         return map_chunks(lambda x: self._convolve(x.contiguous()), (x_BTD,), chunk, self.conv.halo)[0]
 
     def projections(self) -> list[Linear]:
+        """Return the projections that may multiply in 8 bits."""
         return [self.in_proj, self.out_proj]
 
     def no_step_reason(self) -> str | None:
+        """Return None: a gated convolution can always decode token by token."""
         return None
 
     def is_capturable(self) -> bool:
+        """Return True: `step` never copies from the device to the host."""
         return True
 
     def open(self, capacity: CacheCapacity) -> Tensor:
+        """Allocate the last inputs of the convolution for every sequence slot, zeros [slots + 1, taps - 1, D]."""
         return capacity.table(self.conv.halo, self.out_proj.weight.shape[1])
 
     def begin(self, x_1TD: Tensor, states: Tensor, step: DecodeStep, *, chunk: int) -> Tensor:
+        """Prefill: return the output [1, T, D] of one new sequence; store the convolution's last inputs in `states`.
+
+        Args:
+            x_1TD: the normed residual stream of the sequence from its first token on.
+            states: from `open`; the row of the sequence's slot is overwritten.
+            step: slot and window of this one sequence.
+            chunk: tokens processed at a time.
+        """
         b, _, u = self.in_proj(x_1TD[0, -self.conv.halo :] if self.conv.halo else x_1TD[0, :0]).chunk(3, -1)
         states.index_copy_(0, step.slots_B, tail_of(b * u, self.conv.taps)[None])
         return self.evaluate(x_1TD, window=step.window, chunk=chunk)
 
     def step(self, x_BD: Tensor, states: Tensor, step: DecodeStep) -> Tensor:
+        """Return the output [B, D] for one new token of each sequence; updates their rows of `states` in place."""
         y_BC = gated_conv_step(self.in_proj(x_BD), states, step.slots_B, self.conv.filters(x_BD.dtype))
         out_BD: Tensor = self.out_proj(y_BC)
         return out_BD
 
     def fused_step(self, x_BD: Tensor, norm: RMSNorm, residual_BD: Tensor, states: Tensor, step: DecodeStep) -> Tensor:
+        """Return residual + the output of `step` at norm(x), [B, D], with norm and sum fused into the matrix products.
+
+        For batches of very few sequences. Updates their rows of `states` in place.
+
+        Args:
+            x_BD: residual stream of the new tokens, before the norm.
+            norm: the block's first norm.
+            residual_BD: tensor that the output is added to.
+            states: last inputs of the convolution, one row per slot.
+            step: slots of the sequences.
+        """
         y_BC = row_conv_step(
             x_BD, self.in_proj.weight, self.in_proj.bias, norm.weight, norm.eps, states, step.slots_B,
             self.conv.filters(x_BD.dtype),
@@ -83,12 +111,14 @@ class GatedConv(nn.Module):
 
 
 class Block(nn.Module):
-    """x + mix(norm(x)), then x + mlp(norm(x)); `mix` is global attention or a gated convolution.
+    """Two residual branches: x + mix(norm1(x)), then x + mlp(norm2(x)).
 
-    With `residual: normed` n + mix(n) of n = norm(x), and the same with the MLP.
+    `mix` is global attention or a gated convolution. With `residual: normed` each branch is added to its normed input n
+    instead: n + mix(n), and the same for the MLP.
     """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
+        """Build block `layer` (0-based); the config decides if it is a global attention layer."""
         super().__init__()
         self.norm1 = RMSNorm(config.d_model, config.norm_eps)
         self.mix: Attention | GatedConv = Attention(config, layer) if config.is_global(layer) else GatedConv(config)
@@ -101,6 +131,17 @@ class Block(nn.Module):
         self, x_BTD: Tensor, *, window: int | None, distractors_BRD: Tensor | None = None,
         dropout_masks: DropoutMasks | tuple[None, None] = (None, None),
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Compute the residual stream after this block, and the distractor loss of its attention layer.
+
+        Args:
+            x_BTD: residual stream before the block, [B, T, D].
+            window: number of most recent keys that a query sees, its own included; None: all earlier keys.
+            distractors_BRD: random inputs for the distractor loss; None: no loss.
+            dropout_masks: bool [B, T, D] for the mixing branch and for the MLP; (None, None): no dropout.
+
+        Returns:
+            (stream [B, T, D], scalar distractor loss or None).
+        """
         normed_BTD = self.norm1(x_BTD)
         out_BTD, loss = self.mix(normed_BTD, window=window, distractors_BRD=distractors_BRD)
         x_BTD = self._residual(x_BTD, normed_BTD) + apply_dropout(out_BTD, dropout_masks[0], self.dropout)
@@ -114,14 +155,21 @@ class Block(nn.Module):
         return residual_BD
 
     def _residual(self, x_BTD: Tensor, normed_BTD: Tensor) -> Tensor:
-        """What a branch is added to."""
+        """Return the tensor that a branch's output is added to: the stream, or its norm with `residual: normed`."""
         return normed_BTD if self.normed else x_BTD
 
     def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
-        """The first of what `forward` returns, worked out `chunk` tokens at a time."""
+        """Return the stream [B, T, D] after this block as `forward` does, computed about `chunk` tokens at a time."""
         return self._evaluate_with(x_BTD, lambda normed: self.mix.evaluate(normed, window=window, chunk=chunk), chunk)
 
     def _evaluate_with(self, x_BTD: Tensor, mix: Callable[[Tensor], Tensor], chunk: int) -> Tensor:
+        """Return the stream after this block, with `mix` as its first branch, computed about `chunk` tokens at a time.
+
+        Args:
+            x_BTD: residual stream before the block.
+            mix: function from the normed stream [B, T, D] to the mixing branch's output [B, T, D].
+            chunk: tokens processed at a time by norms and MLP.
+        """
         (normed_BTD,) = map_chunks(lambda x: (self.norm1(x),), (x_BTD,), chunk)
         x_BTD = self._residual(x_BTD, normed_BTD) + mix(normed_BTD)
         (out_BTD,) = map_chunks(lambda x: (self.mlp(self.norm2(x)),), (x_BTD,), chunk)
@@ -130,16 +178,34 @@ class Block(nn.Module):
         return x_BTD + out_BTD
 
     def begin(self, x_1TD: Tensor, states: Any, step: DecodeStep, *, chunk: int) -> Tensor:
-        """`evaluate` of one text from its start, of which the states then hold what `step` needs."""
+        """Prefill: return the stream [1, T, D] of one new sequence after this block; store its states for `step`.
+
+        Args:
+            x_1TD: residual stream of the sequence from its first token on.
+            states: the block's states for all slots; those of the sequence's slot are overwritten.
+            step: slot, page table and window of this one sequence.
+            chunk: tokens processed at a time.
+        """
         return self._evaluate_with(x_1TD, lambda normed: self.mix.begin(normed, states, step, chunk=chunk), chunk)
 
     def step(
         self, x_BD: Tensor, branch_BD: Tensor | None, states: Any, step: DecodeStep
     ) -> tuple[Tensor, Tensor | None]:
-        """What `forward` gives at the next token of some texts, as two numbers to add, [B, D] each; so is its input.
+        """Advance the residual stream of one new token per sequence through this block; updates `states` in place.
 
-        The sum stands where the next norm can take it along. Of few texts the products take norms and sums along instead, and
-        there is one number alone (`Backbone.forward_fused`).
+        The stream is passed on as two summands, so that the next block fuses their sum into its norm. When the first
+        block
+        gets no second summand, every product fuses its norm and its sum (`Backbone.uses_fused_rows`) and none is
+        returned.
+
+        Args:
+            x_BD: first summand of the stream.
+            branch_BD: second summand of the stream; None selects the fused products.
+            states: the block's states, an `Attention` layer's as `LayerState.as_tuple`.
+            step: slots, page tables and lengths of the sequences, the new token included.
+
+        Returns:
+            (first summand [B, D], second summand [B, D] or None).
         """
         if branch_BD is None:
             x_BD = self.mix.fused_step(x_BD, self.norm1, self._fused_residual(x_BD, self.norm1), states, step)

@@ -1,17 +1,17 @@
-"""Largest values of settings. Each is the largest published one times a wide margin, and products of them fit a float64."""
+"""Largest allowed values of settings: the largest published value times a wide margin; their products fit a float64."""
 
 from __future__ import annotations
 
 MAX_INT64 = 2**63 - 1
 """The largest whole number that a database column and a tensor hold: the bound of seeds."""
 MAX_FLOAT = 1e18
-"""Of a real number: its square still is a float32 (below 3.4e38)."""
+"""Absolute value of a real number; its square still is a float32 (below 3.4e38)."""
 MAX_LAYERS = 4096
 """Blocks; published networks have up to 1,000 (DeepNet)."""
 MAX_WIDTH = 2**20
 """Channels of a vector; published networks have up to 20,480 (Megatron-Turing NLG)."""
 MAX_RATIO = 1024
-"""A width over another; published ones are up to 8."""
+"""Ratio of two widths; published ones are up to 8."""
 MAX_HEADS = 2**14
 """Heads of a layer; published networks have up to 128."""
 MAX_VOCABULARY = 2**24
@@ -35,10 +35,10 @@ MAX_DIGITS = 1000
 MAX_CPUS = 2**16
 """Cores of a machine; the largest machines have about 2,000."""
 MAX_WATTS = 10**6
-"""Of a GPU; the largest take about 1,400."""
+"""Watts of a GPU; the largest take about 1,400."""
 MAX_GIB = 2**30
 """Memory in GiB; the largest machines have about 2^16."""
 MAX_MINUTES = 10 * 366 * 24 * 60
-"""Ten years."""
+"""Minutes of ten years."""
 MAX_VALUES = 1000
 """Members of a list."""

@@ -1,4 +1,4 @@
-"""torch.compile, as the network uses it: one graph or an error, never a part of it in silence."""
+"""torch.compile as the network uses it: a single graph or an error, never a silent partial compilation."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ class CompileError(RuntimeError):
     """torch.compile could not turn the network into one graph."""
 
     def __init__(self, refused: Exception) -> None:
+        """Build the message from the compiler's exception.
+
+        `why` is the exception's first line, followed by its debug context if it has one.
+        """
         lines = [line.strip() for line in str(refused).splitlines() if line.strip()]
-        # the first line may be no more than a heading
+        # the first line may be only a heading
         contexts = [line.partition(": ")[2] for line in lines if line.startswith("Developer debug context: ")]
         self.why = ": ".join([*lines[:1], *contexts[:1]]) or type(refused).__name__
         super().__init__(
@@ -29,13 +33,20 @@ MIX_ORDER_FLAG = "triton.mix_order_reduction"
 def compile_full_graph(
     part: Callable[..., Any], backend: str = "inductor", *, allow_mixed_reductions: bool = True
 ) -> Callable[..., Any]:
-    """`part`, compiled at its first call for each shape. Raises CompileError where it does not become one graph.
+    """Return `part` compiled as a single graph; compilation happens at its first call for each input shape.
 
-    `allow_mixed_reductions` False: no kernel sums over rows and columns at once, which torch 2.11 gets wrong where 8-bit casts are among them: it
-    queues such a kernel before what it reads is there.
+    The returned function raises CompileError where `part` does not become one graph. With deterministic algorithms
+    enabled,
+    the compiler is set to choose its tiles deterministically, for the whole process.
+
+    Args:
+        part: function or module to compile.
+        backend: backend of torch.compile.
+        allow_mixed_reductions: False forbids kernels that sum over rows and columns at once. torch 2.11 gets these
+            wrong among 8-bit casts: it queues such a kernel before its inputs are ready.
     """
     if torch.are_deterministic_algorithms_enabled():
-        # else the compiler picks the tiles of its sums by the clock
+        # otherwise the compiler picks the tiles of its reductions by measured time
         compiler: Any = importlib.import_module("torch._inductor.config")
         compiler.deterministic = True
     dynamo_errors: Any = importlib.import_module("torch._dynamo.exc")
@@ -47,6 +58,7 @@ def compile_full_graph(
     graph = torch.compile(part, fullgraph=True, dynamic=False, backend=backend, options=options)
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        """Call the compiled graph; turn the compiler's refusals into CompileError."""
         try:
             return graph(*args, **kwargs)
         except refusals as refused:

@@ -22,22 +22,26 @@ from .bounds import (
 
 _BOOLEAN_TEXTS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
 MAX_SHOWN_BITS = 200
-"""Of a whole number that a message shows in full, 60 digits."""
+"""Bits of the largest whole number that a message shows in full, 60 digits."""
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?([eE][-+]?\d+)?")
 
 
 def flag(value: Any) -> Any:
-    """on, yes, off, no and so on as what they say; what is none of these as it is."""
+    """Return the boolean that a text such as on, yes, off or no stands for; any other value unchanged."""
     return _BOOLEAN_TEXTS.get(value.lower(), value) if isinstance(value, str) else value
 
 
 def _parse_int(value: Any) -> Any:
-    """1e9, 1_000_000_000 and 1000000000 are one number; a switch is none."""
+    """Return a whole number written as 1e9, "1e9" or "1_000_000_000" as an int, other values unchanged.
+
+    Raises:
+        ValueError: the value is a boolean.
+    """
     if isinstance(value, bool):
         raise ValueError(f"must be a whole number, got {value!r}")
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         digits = value.strip().replace("_", "")
-        # Python refuses to read a whole number of more than 4,300 digits; as a float it is infinite, which no field takes
+        # Python cannot parse an int of more than 4,300 digits; as a float it is infinite, which every field rejects
         value = float(digits) if len(digits) > 4000 or re.search(r"[.eE]", digits) else int(digits)
     if isinstance(value, float) and value.is_integer():
         return int(value)
@@ -45,6 +49,7 @@ def _parse_int(value: Any) -> Any:
 
 
 def _parse_float(value: Any) -> Any:
+    """Return a text such as "1e-3" as a float, other values unchanged; ValueError for an infinite number or NaN."""
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         value = float(value.replace("_", ""))
     if isinstance(value, float) and not math.isfinite(value):
@@ -53,6 +58,11 @@ def _parse_float(value: Any) -> Any:
 
 
 def _parse_positive_or_none(value: Any) -> Any:
+    """Return a positive float, or "none" for None and the text "none".
+
+    Raises:
+        ValueError: the value is neither, or above MAX_FLOAT.
+    """
     if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
         return "none"
     number = _parse_float(value)
@@ -64,7 +74,7 @@ def _parse_positive_or_none(value: Any) -> Any:
 
 
 def quoted(value: Any) -> str:
-    """Return a value as a message quotes it; a whole number too long to read by its size alone."""
+    """Return a value as a message quotes it: its repr, or its size in bits for an int too long to read."""
     if isinstance(value, int) and value.bit_length() > MAX_SHOWN_BITS:
         return f"a whole number of {value.bit_length()} bits"
     return repr(value)
@@ -107,11 +117,17 @@ PositiveOrNone = Annotated[
 
 
 def knob(default: Any, doc: str, *, identity: Any = ..., **limits: Any) -> Any:
-    """A config field with its one-sentence description and its *identity default*.
+    """Return a config field with its one-sentence description and its identity default.
 
-    A cell's id leaves out fields that stand at their identity default, so a field added later must declare the value
-    that every older cell implicitly had, and must never change it, even when `default` moves. Without `identity` the
-    field always enters the id. `limits` are pydantic's `ge`, `gt`, `le` and `lt`; a number has a lower and an upper one.
+    A cell's id leaves out fields that stand at their identity default. A field that is added later must therefore
+    declare
+    the value that every older cell implicitly had, and must never change it, even when `default` changes.
+
+    Args:
+        default: default value.
+        doc: description.
+        identity: identity default; omitted: the field always enters the id.
+        **limits: pydantic's `ge`, `gt`, `le` and `lt`; a number needs a lower and an upper one.
     """
     extra = {} if identity is ... else {"identity": identity}
     return Field(default, description=doc, json_schema_extra=extra, **limits)
@@ -207,6 +223,7 @@ class ModelConfig(Config):
 
     @model_validator(mode="after")
     def _shapes_agree(self) -> ModelConfig:
+        """Raise ValueError unless n_kv_heads divides n_heads and attn_offset is below attn_every."""
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_kv_heads ({self.n_kv_heads}) must divide n_heads ({self.n_heads})")
         if self.attn_offset >= self.attn_every:
@@ -215,16 +232,16 @@ class ModelConfig(Config):
 
     @property
     def n_global_layers(self) -> int:
-        """Number of blocks that mix globally, without a loop over them."""
+        """Number of global attention layers."""
         return len(range(self.attn_offset, self.n_layers, self.attn_every))
 
     def is_global(self, layer: int) -> bool:
-        """Whether block `layer` (0-based) mixes globally; the others are gated convolutions."""
+        """Return True if block `layer` (0-based) is a global attention layer; the others are gated convolutions."""
         return layer % self.attn_every == self.attn_offset
 
 
 class ModelConfigError(ValueError):
-    """A model setting that cannot be built. `path` is the dotted place, `allowed` what may stand there."""
+    """Model setting that cannot be built; `path` is its dotted config path, `allowed` the values it may have."""
 
     def __init__(self, path: str, message: str, allowed: list[str] | None = None) -> None:
         self.path, self.message, self.allowed = path, message, allowed

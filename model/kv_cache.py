@@ -1,6 +1,7 @@
-"""What a network remembers of the texts that it is writing: pages of keys and values, memories, tails of convolutions.
+"""Decoding cache: pages of keys and values, page allocator, and states of sequences that are being decoded.
 
-B texts of a step, T tokens, N pages, P pages of a text, R = slots + 1 rows of a table, of which the last is nobody's.
+Letters of shapes: B sequences of a step, T tokens, N pages of a pool, P pages of one sequence, S = P * page_size keys,
+R = slots + 1 rows of a table, of which the last is a padding row.
 """
 
 from __future__ import annotations
@@ -21,56 +22,61 @@ Array = npt.NDArray[np.int64]
 
 
 class CacheFull(RuntimeError):
-    """There is no room for another text, or for another token of one."""
+    """No slot is free for another sequence, or no page for another token."""
 
 
 @dataclass(frozen=True)
 class CacheCapacity:
-    """How much there is room for, and where."""
+    """Capacity of a decoding cache: sequence slots, pages, page size, device and dtype."""
 
     slots: int
-    """Texts at a time."""
+    """Sequences that can be decoded at a time."""
     pages: int
-    """Pages for all of them, and DUMMY."""
+    """Pages shared by all sequences, the DUMMY page included."""
     page_size: int
+    """Tokens per page."""
     device: torch.device
     dtype: torch.dtype
-    """Of activations, keys and values."""
+    """Type of activations, keys and values."""
 
     @property
     def rows(self) -> int:
-        """Rows of a table that has one for each text: a row that only fills a batch up has the last."""
+        """Rows of a table with one row per slot and a last one for padding rows of a batch."""
         return self.slots + 1
 
     def table(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Zeros, a row for each text."""
+        """Return zeros [slots + 1, *shape] on the cache's device, one row per slot; `dtype` None is the cache's."""
         return torch.zeros(self.rows, *shape, dtype=dtype or self.dtype, device=self.device)
 
     def pool(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Zeros, an entry for each token of each page."""
+        """Return zeros [pages, page_size, *shape] on the cache's device; `dtype` None is the cache's."""
         return torch.zeros(self.pages, self.page_size, *shape, dtype=dtype or self.dtype, device=self.device)
 
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """Which texts get a token, as tensors: a graph of a step can be replayed for any of them."""
+    """Sequences that get a token in this step, as device tensors: a captured CUDA graph serves any sequences."""
 
     slots_B: Tensor
-    """int64: row of each text in every table."""
+    """int64: slot (row in every table) of each sequence."""
     texts: Texts
-    """Their pages, and their lengths with the new token."""
+    """Page tables and lengths of the sequences, the new token included."""
     window: int | None
+    """Number of most recent keys that the new token sees; None: all."""
     padding_slot: int
-    """The row of a table that belongs to no text."""
+    """Row of every table that belongs to no sequence."""
 
     @property
     def positions(self) -> Tensor:
-        """int64: where the new token stands, counted from 0."""
+        """Position of the new token, int64 [B], counted from 0."""
         return (self.texts.lengths_B.long() - 1).clamp(min=0)
 
 
 class Pools:
-    """What a mixer keeps of each token, by name; pools are made when the first tokens come, since only these have shapes."""
+    """Paged cache of one global layer: name -> pool [pages, page_size, ...] of what its mixer stores per token.
+
+    A pool is allocated when the first tokens are stored, because only these have shapes.
+    """
 
     def __init__(self, capacity: CacheCapacity) -> None:
         self._capacity = capacity
@@ -81,11 +87,16 @@ class Pools:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Those that are made."""
+        """Name -> pool, of the pools that have been allocated."""
         return self._pools
 
     def fill(self, pages_P: Tensor, rows: Mapping[str, Tensor]) -> None:
-        """`slot_tensor` [T, ...] of a whole text into its pages, of which there are enough; those that are DUMMY get nothing."""
+        """Store a whole sequence in its pages.
+
+        Args:
+            pages_P: int32, the sequence's pages in order, at least as many as needed; DUMMY pages are skipped.
+            rows: name -> [T, ...], an entry per token.
+        """
         page = self._capacity.page_size
         for name, rows_T in rows.items():
             pool = self._pool(name, rows_T)
@@ -95,13 +106,13 @@ class Pools:
                     pool[number, : len(chunk)] = chunk.to(pool.dtype)
 
     def copy(self, sources_P: Tensor, targets_P: Tensor) -> None:
-        """What lies in some pages into others."""
+        """Copy the contents of some pages to other pages, in every pool."""
         for pool in self._pools.values():
             pool[targets_P.long()] = pool[sources_P.long()]
 
     @property
     def token_bytes(self) -> int:
-        """Bytes that are kept of a token."""
+        """Bytes stored per token, over all pools."""
         return sum(pool[0, 0].numel() * pool.element_size() for pool in self._pools.values())
 
     def _pool(self, name: str, like: Tensor) -> Tensor:
@@ -112,13 +123,14 @@ class Pools:
 
 @dataclass(frozen=True)
 class KVView:
-    """What a step of a mixer reads: rows of every token of each text, the new one's included."""
+    """Cached entries that a mixer's decoding step reads: those of all tokens of each sequence, the new one included."""
 
     pools: Mapping[str, Tensor]
+    """Name -> pool [N, page_size, ...]."""
     step: DecodeStep
 
     def write(self, rows: Mapping[str, Tensor]) -> None:
-        """`slot_tensor` [B, ...] of the new tokens."""
+        """Store the new tokens' entries in the pools, in place; `rows` maps names to [B, ...]."""
         remaining = dict(rows)
         if (
             "k" in remaining
@@ -131,70 +143,83 @@ class KVView:
             self.texts.write(self.pools[name], part)
 
     def before(self, name: str) -> Tensor:
-        """What is kept of the token before the new one, [B, ...]; zeros where there is none."""
+        """Return the entry `name` of the token before the new one, [B, ...]; zeros where there is none."""
         earlier = Texts(self.texts.tables_BP, self.texts.lengths_B - 1, self.texts.page)
         rows = self.pools[name].flatten(0, 1)[earlier.last]
         none_B = self.texts.lengths_B <= 1
         return rows.masked_fill(none_B.view(-1, *[1] * (rows.ndim - 1)), 0)
 
     def __getitem__(self, name: str) -> Tensor:
-        """The pool [N, page, ...] of what was kept under that name."""
+        """Return the pool [N, page_size, ...] of that name."""
         return self.pools[name]
 
     def gather(self, name: str) -> Tensor:
-        """[B, S, ...], a copy."""
+        """Return a copy [B, S, ...] of each sequence's entries in order; those beyond its end are arbitrary."""
         return self.texts.gather(self.pools[name])
 
     @property
     def texts(self) -> Texts:
+        """Page tables and lengths of the sequences."""
         return self.step.texts
 
     @property
     def places(self) -> Tensor:
-        """int64: where the new token of each text stands."""
+        """Position of the new token of each sequence, int64 [B], counted from 0."""
         return self.step.positions
 
     @property
     def window(self) -> int | None:
+        """Number of most recent keys that the new token sees; None: all."""
         return self.step.window
 
     @property
     def seen(self) -> Tensor:
-        """bool: the keys that the new token sees."""
+        """Mask of the keys that the new token sees, bool [B, S]."""
         return self.texts.seen(self.window)
 
 
 @dataclass(frozen=True)
 class PageTables:
-    """Pages and lengths of every text, on the device, where they stay between steps."""
+    """Page tables and lengths of all slots, on the device, where they stay between steps."""
 
     tables_RP: Tensor
-    """int32, as `Texts` has it."""
+    """int32: pages of each slot in order, DUMMY where it has none."""
     lengths_R: Tensor
-    """int32: tokens; 0 in a row that no text has."""
+    """int32: tokens of each slot's sequence; 0 in a free slot and in the padding row."""
     page_size: int
+    """Tokens per page."""
     padding_slot: int
+    """Row that belongs to no sequence."""
 
     def advance(self, slots_B: Tensor, window: int | None) -> DecodeStep:
-        """Counts one token more of each text and says what its step needs; asks nothing of the host."""
+        """Increment the length of each of these sequences by one token, in place; return the description of its step.
+
+        Padding rows keep length 0. Never copies to or from the host.
+        """
         lengths_B = self.lengths_R[slots_B]
         lengths_B = lengths_B + (lengths_B > 0)
         self.lengths_R.index_copy_(0, slots_B, lengths_B)
         return self.step(slots_B, lengths_B, window)
 
     def step(self, slots_B: Tensor, lengths_B: Tensor, window: int | None) -> DecodeStep:
-        """What a step needs of texts of these lengths."""
+        """Return the description of a step for these slots with these lengths, without changing anything."""
         return DecodeStep(slots_B, Texts(self.tables_RP[slots_B], lengths_B, self.page_size), window, self.padding_slot)
 
 
 class PageAllocator:
-    """Who has which pages. The host knows all of it; the device has tables and lengths of its own and is told what changes."""
+    """Host-side page allocator: assigns cache pages to sequences and mirrors page tables and lengths to the device."""
 
     def __init__(self, capacity: CacheCapacity, pages_per_text: int) -> None:
+        """Create an allocator with every slot and page free.
+
+        Args:
+            capacity: slots, pages and page size of the cache.
+            pages_per_text: most pages that one sequence may have.
+        """
         self.room, self._pages_per_text = capacity, pages_per_text
         self._free_pages = list(range(capacity.pages - 1, DUMMY, -1))
         self._free_slots = list(range(capacity.slots - 1, -1, -1))
-        # a text has the pages of the columns from `_first` to before `_end`; those before have been given back
+        # a sequence has the pages of columns `_first` (inclusive) to `_end` (exclusive); earlier ones were freed
         self._table = np.full((capacity.rows, pages_per_text), DUMMY, np.int32)
         self._first, self._end, self._length = (np.zeros(capacity.rows, np.int64) for _ in range(3))
         self._is_open = np.zeros(capacity.rows, np.bool_)
@@ -207,7 +232,16 @@ class PageAllocator:
         self._rows: dict[int, tuple[list[int], Tensor]] = {}
 
     def open(self, tokens: int, window: int | None = None) -> int:
-        """A slot for a text of so many tokens, one or more; only the pages that the window's next token may see. Raises CacheFull."""
+        """Reserve a slot and pages for a new sequence of `tokens` tokens, one or more; return the slot.
+
+        Args:
+            tokens: length of the sequence.
+            window: number of keys that a query sees; only pages that the next token may see are reserved. None: all
+                pages.
+
+        Raises:
+            CacheFull: no slot or too few pages are free; nothing has changed.
+        """
         if not self._free_slots:
             raise CacheFull(f"all {self.room.slots} texts are under way; close one first")
         slot = int(self._free_slots.pop())
@@ -221,48 +255,71 @@ class PageAllocator:
         return slot
 
     def extend(self, slots: Sequence[int], tokens: int = 1, window: int | None = None) -> None:
-        """Room for so many more tokens of each; pages that no later token will see become free. Rows that are nobody's get none.
+        """Reserve pages for `tokens` more tokens of each sequence, and free pages that no later token will see.
 
-        Raises CacheFull, with nothing changed. The device counts the tokens itself, in `PageTables.advance`.
+        Slots without a sequence get none. The device increments its own lengths, in `PageTables.advance`.
+
+        Args:
+            slots: slots of the sequences.
+            tokens: new tokens per sequence.
+            window: number of keys that a query sees; None: all, so that no page is freed.
+
+        Raises:
+            CacheFull: too few pages are free or a sequence gets too long; nothing has changed.
         """
         rows = np.asarray(slots, np.int64)
         rows = rows[self._is_open[rows]]
         length = self._length[rows] + tokens
         end, first = np.maximum(-(-length // self.room.page_size), self._end[rows]), self._first[rows]
         if window is not None:
-            # the token before the new one stays too: sums go on from what is kept of it
+            # the previous token's page stays too, because cumulative sums continue from its entry
             first = np.maximum(0, length - max(window, 2)) // self.room.page_size
         if (end > self._end[rows]).any() or (first > self._first[rows]).any():
             self._reassign_pages(*(part[np.unique(rows, return_index=True)[1]] for part in (rows, length, first, end)))
         self._length[rows] = length
 
-    def _reassign_pages(self, slot_tensor: Array, length: Array, first: Array, end: Array) -> None:
-        """Pages for texts of these lengths, in the columns from `first` to before `end`. Raises CacheFull, with nothing changed."""
+    def _reassign_pages(self, rows: Array, length: Array, first: Array, end: Array) -> None:
+        """Give sequences the pages of columns `first` (inclusive) to `end` (exclusive) and free those before `first`.
+
+        Updates the host's table and the device's.
+
+        Args:
+            rows: slots, each once.
+            length: lengths of their sequences in tokens, for the error message.
+            first: first column of each slot's table that needs a page.
+            end: column after the last one that needs a page.
+
+        Raises:
+            CacheFull: nothing has changed.
+        """
         if (end > self._pages_per_text).any():
             got = length[np.argmax(end > self._pages_per_text)]
             raise CacheFull(f"a text may have {self._pages_per_text * self.room.page_size} tokens here, got {got}")
-        old_first, old_end = self._first[slot_tensor], self._end[slot_tensor]
-        freed = _cells(slot_tensor, old_first, np.minimum(first, old_end))
-        added = _cells(slot_tensor, np.maximum(first, old_end), end)
+        old_first, old_end = self._first[rows], self._end[rows]
+        freed = _cells(rows, old_first, np.minimum(first, old_end))
+        added = _cells(rows, np.maximum(first, old_end), end)
         short = len(added[0]) - len(freed[0]) - len(self._free_pages)
         if short > 0:
             problem = f"all {self.room.pages - 1} pages of {self.room.page_size} tokens are taken"
             raise CacheFull(f"{problem}, {short} more are needed; close a text first")
         self._free_pages.extend(self._table[freed][::-1].tolist())
-        num_left_free = len(self._free_pages) - len(added[0])
+        num_remaining_free = len(self._free_pages) - len(added[0])
         self._table[freed] = DUMMY
-        self._table[added] = self._free_pages[num_left_free:][::-1]
-        del self._free_pages[num_left_free:]
-        self._first[slot_tensor], self._end[slot_tensor] = first, end
+        self._table[added] = self._free_pages[num_remaining_free:][::-1]
+        del self._free_pages[num_remaining_free:]
+        self._first[rows], self._end[rows] = first, end
         changed = tuple(np.concatenate(pair) for pair in zip(freed, added, strict=True))
         updates = np.stack([*changed, self._table[changed]])
         row, column, number = torch.from_numpy(updates).to(self.room.device, non_blocking=True)
         self.page_tables.tables_RP.index_put_((row, column), number.int())
 
     def shorten(self, slots: Sequence[int], tokens: int) -> None:
-        """Takes the tokens of these texts behind their first `tokens` back; their pages stay theirs.
+        """Drop the tokens after the first `tokens` of these sequences; their pages stay reserved.
 
-        Only what lies in pages is taken back, no memory's state. Raises ValueError for a text that is shorter or has given pages up.
+        Only pages are rolled back, not the states of memories and convolutions.
+
+        Raises:
+            ValueError: a sequence is shorter than that, or its first pages were freed (sliding window).
         """
         rows = np.asarray(slots, np.int64)
         if (self._length[rows] < tokens).any() or self._first[rows].any():
@@ -271,7 +328,7 @@ class PageAllocator:
         self.page_tables.lengths_R[torch.from_numpy(rows).to(self.room.device)] = tokens
 
     def free(self, slot: int) -> None:
-        """Forgets a text."""
+        """Release the slot and the pages of a sequence."""
         self._free_pages.extend(self._table[slot, self._first[slot] : self._end[slot]][::-1].tolist())
         self._table[slot], self._first[slot], self._end[slot], self._length[slot] = DUMMY, 0, 0, 0
         self._is_open[slot] = False
@@ -280,43 +337,46 @@ class PageAllocator:
         self._free_slots.append(slot)
 
     def pages(self, slot: int) -> Tensor:
-        """int32 [P]: the text's row of the table."""
+        """Return the slot's row of the page table on the device, int32 [P]."""
         return self.page_tables.tables_RP[slot]
 
     def length(self, slot: int) -> int:
-        """Tokens of the text."""
+        """Return the number of tokens of the slot's sequence."""
         return int(self._length[slot])
 
     @property
     def padding_slot(self) -> int:
-        """The slot of rows that only fill a batch up."""
+        """Slot of padding rows, which only fill a batch up."""
         return self.room.slots
 
     @property
     def num_used_pages(self) -> int:
-        """Pages that texts have."""
+        """Number of pages that sequences have."""
         return self.room.pages - 1 - len(self._free_pages)
 
     def rows(self, slots: Sequence[int], count: int) -> Tensor:
-        """int64 [count]: these slots, then nobody's. One tensor for each count, to which nothing is copied while its slots stay."""
-        wanted = list(slots)
+        """Return the slots as a device tensor int64 [count], filled up with the padding slot.
+
+        The tensor is cached per `count` and is overwritten in place by a call with other slots.
+        """
+        requested = list(slots)
         if count not in self._rows:
             self._rows[count] = [], torch.full((count,), self.padding_slot, device=self.room.device)
-        said, rows_B = self._rows[count]
-        if said != wanted:
-            filled = [*wanted, *[self.padding_slot] * (count - len(wanted))]
+        cached_slots, rows_B = self._rows[count]
+        if cached_slots != requested:
+            filled = [*requested, *[self.padding_slot] * (count - len(requested))]
             rows_B.copy_(torch.tensor(filled), non_blocking=True)
-            self._rows[count] = wanted, rows_B
+            self._rows[count] = requested, rows_B
         return rows_B
 
     def prefill_step(self, slots: Sequence[int], window: int | None) -> DecodeStep:
-        """What a text's beginning needs: its slot, its pages, its length."""
+        """Return the `DecodeStep` for the prefill of sequences: slots, pages and lengths, not advanced."""
         slots_B = torch.tensor(list(slots), device=self.room.device)
         return self.page_tables.step(slots_B, self.page_tables.lengths_R[slots_B], window)
 
 
 def _cells(rows: Array, start: Array, stop: Array) -> tuple[Array, Array]:
-    """(row, column) of every cell from `start` to before `stop`, row after row."""
+    """Return (rows, columns) of all table entries from column `start` (inclusive) to `stop` (exclusive)."""
     count = np.maximum(stop - start, 0)
     owner = np.repeat(np.arange(len(rows)), count)
     within = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
@@ -325,14 +385,20 @@ def _cells(rows: Array, start: Array, stop: Array) -> tuple[Array, Array]:
 
 @dataclass
 class ChunkedStates:
-    """States of a memory whose steps are worked out text by text: its state after the last whole chunk, and the tokens since."""
+    """States of a memory that is decoded sequence by sequence, by slot."""
 
     states: dict[int, Any] = field(default_factory=dict)
+    """State after the last complete chunk."""
     since_chunk: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
+    """Inputs (x, q, k, v) of the tokens after that chunk, [1, T, ...] each."""
 
 
 def has_step(part: Any) -> bool:
-    """Whether a mixer or a memory says what its `forward` does one token at a time; a `forward` below a `prefill_step` may do another thing."""
+    """Return True if a mixer or memory defines `step` for the `forward` that it uses.
+
+    A class that overrides `forward` without overriding `step` has none: the inherited `step` may compute another
+    function.
+    """
     for cls in type(part).__mro__:
         if "step" in vars(cls):
             return vars(cls)["step"] is not None
@@ -344,13 +410,12 @@ def has_step(part: Any) -> bool:
 __all__ = [
     "DUMMY",
     "PAGE",
-    "PageAllocator",
-    "CacheFull",
-    "DecodeStep",
-    "Pools",
-    "ChunkedStates",
     "CacheCapacity",
+    "CacheFull",
+    "ChunkedStates",
     "DecodeStep",
+    "PageAllocator",
+    "Pools",
     "Texts",
     "has_step",
 ]

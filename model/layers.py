@@ -1,6 +1,8 @@
-"""Layers that every block is made of, and their evaluation in pieces (docs/mechanisms.md, "Backbone").
+"""Layers that blocks are made of, and helpers that evaluate them in chunks of tokens.
 
-B batch, T length, D model width, C channels, W taps, H query heads, J KV heads, X head size.
+Source: docs/mechanisms.md, "Backbone".
+Letters of shapes: B batch, T length, D input width, E output width, C channels, W taps, H query heads, J KV heads, X
+head size.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class Linear(nn.Module):
 
     bias: nn.Parameter | None
     fp8: str | None = None
-    """The backend of `fp8_linear` that takes the products instead; None for x's own type."""
+    """Implementation of 8-bit products to use; None: multiply in x's own type."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True, zero: bool = False) -> None:
         super().__init__()
@@ -37,17 +39,24 @@ class Linear(nn.Module):
     def forward_fused(
         self, x_BD: Tensor, *, norm: RMSNorm | None = None, gate: str = "none", residual_BE: Tensor | None = None
     ) -> Tensor:
-        """under + gate(norm(x) Wᵀ + b) of a few rows, see `row_linear`; W and b are in x's type."""
+        """Return residual + gate(norm(x) Wᵀ + b) in one fused operation; see `fused_rows` for arguments and shapes."""
         return fused_rows(x_BD, self.weight, self.bias, norm=norm, gate=gate, residual_BE=residual_BE)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return x Wᵀ + b, [..., outputs] in x's type, multiplied in 8 bits if `fp8` names an implementation."""
         if self.fp8 is not None:
             return fp8_linear(x, self.weight, self.bias, backend=self.fp8)
         return functional.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
 def fuse_weights(parts: Sequence[Linear | CausalConv]) -> tuple[Tensor, Tensor | None]:
-    """(matrices one below the other, their biases or None); the parts then are views of these, so nothing is kept twice."""
+    """Concatenate the weights of layers along their output axis; the layers' parameters become views of the result.
+
+    Nothing is stored twice; the views need no gradient.
+
+    Returns:
+        (weight [sum of outputs, ...], bias [sum of outputs], or None if a part has no bias).
+    """
     weight = torch.cat([part.weight.detach() for part in parts])
     rows = [len(part.weight) for part in parts]
     for part, rows_ED in zip(parts, weight.split(rows), strict=True):
@@ -65,13 +74,25 @@ def fused_rows(
     x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, *, norm: RMSNorm | None = None, gate: str = "none",
     residual_BE: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """`row_linear` behind one of our norms."""
+    """Return residual + gate(norm(x) Wᵀ + b) in one fused operation, for few rows.
+
+    Args:
+        x_BD: input rows; weight, bias and residual have the same type.
+        w_ED: weight.
+        bias_E: bias; None: no bias.
+        norm: RMS norm to apply to x first; None: no norm.
+        gate: "none", or the gate of an MLP, "relu2" or "swiglu", which halves the width of the result.
+        residual_BE: tensor to add, of the result's shape; None: nothing is added.
+
+    Returns:
+        [B, E], or [B, E / 2] with a gate.
+    """
     norm_arguments: dict[str, Any] = {} if norm is None else {"norm_D": norm.weight, "eps": norm.eps}
     return row_linear(x_BD, w_ED, bias_E, gate=gate, under_BE=residual_BE, **norm_arguments)
 
 
 class TiedHead(nn.Module):
-    """What a head has of its own when its matrix is the embedding's: its bias, if any."""
+    """Bias of a head whose matrix is the embedding's; `bias` is None without one."""
 
     bias: nn.Parameter | None
 
@@ -81,7 +102,7 @@ class TiedHead(nn.Module):
 
 
 def apply_dropout(x_BTD: Tensor, mask_BTD: Tensor | None, rate: float) -> Tensor:
-    """Zero where `kept` (bool) is false, and x/(1 - share) elsewhere, so that the mean stays; None keeps x as it is."""
+    """Return x / (1 - rate) where the mask is True and 0 elsewhere, so that the mean stays; x itself without a mask."""
     return x_BTD if mask_BTD is None else x_BTD * mask_BTD * (1 / (1 - rate))
 
 
@@ -98,7 +119,7 @@ class RMSNorm(nn.Module):
 
 
 class CausalConv(nn.Module):
-    """Filters of a depthwise causal convolution; [C, 1, W] are one 1 x W matrix a channel to the optimizer."""
+    """Filters of a depthwise causal convolution, [C, 1, W]: to the optimizer, one 1 x W matrix per channel."""
 
     def __init__(self, channels: int, taps: int) -> None:
         super().__init__()
@@ -106,47 +127,56 @@ class CausalConv(nn.Module):
 
     @property
     def taps(self) -> int:
+        """Number of taps W."""
         return self.weight.shape[-1]
 
     @property
     def halo(self) -> int:
-        """Earlier tokens that an output depends on."""
+        """Number of earlier tokens that an output depends on."""
         return self.taps - 1
 
     def filters(self, dtype: torch.dtype) -> Tensor:
-        """[C, W] in that type."""
+        """Return the filters as [C, W] in that type."""
         return self.weight.squeeze(1).to(dtype)
 
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"relu2": squared_relu_gate, "swiglu": swish_gate}
-"""Gate of the MLP by its name."""
+"""Gate function of the MLP by name; it maps [a | g] of width 2 C to width C."""
 
 
 class MLP(nn.Module):
-    """[a | g] = fc(x); out = proj(gate(a, g)), where gate is g relu(a)^2 or g silu(a)."""
+    """Gated MLP: [a | g] = fc(x); out = proj(gate(a, g)); gate is g relu(a)^2 ("relu2") or g silu(a) ("swiglu")."""
 
     def __init__(self, width: int, ratio: int, gate: str, *, bias: bool = True) -> None:
+        """Build an MLP from `width` to `ratio * width` hidden channels and back; `gate` is a key of `GATES`."""
         super().__init__()
         self.fc = Linear(width, 2 * ratio * width, bias=bias)
         self.gate, self.kind = GATES[gate], gate
         self.proj = Linear(ratio * width, width, bias=bias, zero=True)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        """Return the MLP's output [B, T, D]; gate and first product are one operation in 8 bits with "relu2"."""
         fc = self.fc
         if fc.fp8 is not None and self.kind == "relu2":
             return self.proj(fp8_gated_linear(x_BTD, fc.weight, fc.bias, backend=fc.fp8))
         return self.proj(self.gate(fc(x_BTD)))
 
     def forward_fused(self, x_BD: Tensor, norm: RMSNorm, residual_BD: Tensor) -> Tensor:
-        """under + what `forward` gives at norm(x), a few rows."""
+        """Return residual + the output of `forward` at norm(x), [B, D], fused into two products."""
         return self.proj.forward_fused(self.fc.forward_fused(x_BD, norm=norm, gate=self.kind), residual_BE=residual_BD)
 
 
 class Canon(nn.Module):
-    """n_t + conv(n)_t over flattened heads, one set of filters for each of q, k and v; n is plain v, and q and k normed."""
+    """Canon convolution: n_t + conv(n)_t, depthwise over the flattened heads, with separate filters for q, k and v.
+
+    n is v as it is, and q and k RMS-normed (unless `norm` is False).
+    """
 
     def __init__(self, q_channels: int, kv_channels: int, taps: int, *, norm: bool = True) -> None:
-        """`norm` False leaves q and k as they are too."""
+        """Create filters with `taps` taps for q (H X channels), k and v (J X channels each).
+
+        With `norm` False, q and k are not normed either.
+        """
         super().__init__()
         self.norm = norm
         self.q = CausalConv(q_channels, taps)
@@ -156,28 +186,45 @@ class Canon(nn.Module):
 
     @property
     def halo(self) -> int:
-        """Earlier tokens that an output depends on."""
+        """Number of earlier tokens that an output depends on."""
         return self.q.halo
 
     @property
     def taps(self) -> int:
+        """Number of taps W."""
         return self.q.taps
 
     def open(self, capacity: CacheCapacity) -> list[Tensor]:
-        """Tails of q, k and v side by side, a row for each text."""
+        """Allocate the last inputs of the convolutions for every slot: a list of one tensor [slots + 1, taps - 1, C].
+
+        Channels are those of q, k and v, concatenated.
+        """
         return [capacity.table(self.halo, sum(conv.weight.shape[0] for conv in (self.q, self.k, self.v)))]
 
     def begin(self, tails: list[Tensor], slots_B: Tensor, *qkv_1THX: Tensor) -> None:
-        """Keeps the tails of one text's q, k and v, of which the last W - 1 tokens are given, or all there are."""
+        """Store the last W - 1 inputs of one new sequence in its slot's row of `tails`, in place.
+
+        Args:
+            tails: from `open`.
+            slots_B: int64 [1], the slot.
+            qkv_1THX: projected q, k and v of the sequence's last W - 1 tokens, or of all if it has fewer.
+        """
         x_TC = torch.cat([part[0].flatten(1) for part in self._normed(*qkv_1THX)], -1)
         tails[0].index_copy_(0, slots_B, tail_of(x_TC, self.taps)[None])
 
     def join(self) -> None:
-        """Lays the filters side by side for `step`, the same numbers in the same type."""
+        """Concatenate the filters of q, k and v into one tensor for `step`; values and type stay the same."""
         self.fused_filters_CW = fuse_weights([self.q, self.k, self.v])[0].squeeze(1)
 
     def step(self, tails: list[Tensor], slots_B: Tensor, x_BE: Tensor, heads: tuple[int, int, int]) -> Tensor:
-        """q, k and v of one new token, [B, C], from what stands side by side in x, see `canon_step`."""
+        """Return q, k and v of one new token per sequence after the convolution, concatenated: [B, C].
+
+        Args:
+            tails: from `open`; updated in place.
+            slots_B: slots of the sequences.
+            x_BE: outputs of the q (with gate), k and v projections, concatenated.
+            heads: (query heads, KV heads, channels from one query head to the next in x).
+        """
         w_CW = self.fused_filters_CW
         if w_CW is None:
             w_CW = torch.cat([conv.filters(x_BE.dtype) for conv in (self.q, self.k, self.v)])
@@ -187,6 +234,7 @@ class Canon(nn.Module):
         return (rms_norm(q), rms_norm(k), v) if self.norm else (q, k, v)
 
     def forward(self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k and v of whole sequences after norm and convolution, in the shapes of the arguments."""
         dtype = q_BTHX.dtype
         return (
             canon(q_BTHX, self.q.filters(dtype), norm=self.norm),
@@ -196,9 +244,16 @@ class Canon(nn.Module):
 
 
 def chunk_bounds(rows: int, length: int, chunk: int, multiple: int = 1) -> Iterator[tuple[int, int]]:
-    """(first token, end) of pieces of `length` tokens; `rows` times a piece is about `chunk` tokens, and at least `rows`.
+    """Yield (first token, token after the last) of consecutive chunks of sequences of `length` tokens.
 
-    Every piece but the last is a multiple of `multiple` tokens long. Raises ValueError for a chunk below 1.
+    Args:
+        rows: sequences in the batch; `rows` times a chunk's length is about `chunk` tokens.
+        length: tokens of each sequence.
+        chunk: tokens to process at a time, over all rows; a chunk has at least one token per row.
+        multiple: every chunk but the last has a length divisible by this.
+
+    Raises:
+        ValueError: chunk below 1.
     """
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}")
@@ -210,9 +265,20 @@ def chunk_bounds(rows: int, length: int, chunk: int, multiple: int = 1) -> Itera
 def map_chunks(
     function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], chunk: int, halo: int = 0
 ) -> tuple[Tensor, ...]:
-    """`function` of inputs [B, T, ...], called with about `chunk` tokens at a time; its results are [B, T, ...] too.
+    """Apply `function` to sequences about `chunk` tokens at a time and concatenate its results along the tokens.
 
-    The result at a token may depend on that token and the `halo` tokens before it. One piece is the plain call.
+    Args:
+        function: maps tensors [B, t, ...] to a tuple of tensors [B, t, ...]; its result at a token may depend on that
+            token and the `halo` tokens before it.
+        inputs: tensors [B, T, ...].
+        chunk: tokens to process at a time, over all rows of the batch.
+        halo: earlier tokens that each call gets in addition.
+
+    Returns:
+        The function's results [B, T, ...]. If one chunk holds everything, the function's own tensors.
+
+    Raises:
+        ValueError: chunk below 1.
     """
     b, t = inputs[0].shape[:2]
     outputs: tuple[Tensor, ...] = ()

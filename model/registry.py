@@ -1,4 +1,7 @@
-"""Names of mixers, memories, position schemes and regularizers. A new one is one file and one line here. Imports no torch until asked."""
+"""Registries of mixers, memories, position schemes and regularizers by name. Imports torch only when a part is loaded.
+
+A new part is one file and one line here.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _plugin: ContextVar[str | None] = ContextVar("plugin", default=None)
 
 @contextmanager
 def registering_for(module: str) -> Iterator[None]:
-    """Within it, whatever is registered belongs to that plugin, even a class that the plugin only imports."""
+    """Attribute every registration in the `with` block to that plugin module, even of classes it only imports."""
     token = _plugin.set(module)
     try:
         yield
@@ -28,16 +31,21 @@ def registering_for(module: str) -> Iterator[None]:
 
 
 class Registry(Mapping[str, "str | Part"], Generic[Part]):
-    """Name -> part of one kind: the "module:attribute" of one of the package's own, or what a plugin registered.
+    """Mapping from name to part of one kind: "module:attribute" for the package's own, the object itself for plugins'.
 
-    Nothing is imported before `load` asks for it. A part of the network imports torch, so only what plans, launches or
+    Nothing is imported before `load` is called. A part of the network imports torch, so only code that plans, launches
+    or
     runs cells may load one.
     """
 
     def __init__(self, kind: str, package: str, entries: Mapping[str, str], *, reserved: Iterable[str] = ()) -> None:
-        """`entries`: "module:attribute" relative to `package`.
+        """Create a registry with the package's own parts.
 
-        `kind` is the word for messages, `reserved` are names that a plugin cannot take because they mean something else.
+        Args:
+            kind: noun for messages, such as "mixer".
+            package: package that targets are relative to.
+            entries: name -> "module:attribute".
+            reserved: names with another meaning, which a plugin cannot register.
         """
         self.kind, self._package, self._reserved = kind, package, frozenset(reserved)
         self._targets: dict[str, str | Part] = dict(entries)
@@ -53,7 +61,7 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
         return len(self._targets)
 
     def load(self, name: str) -> Part:
-        """The part itself; KeyError when there is none of that name."""
+        """Import and return the part of that name; raise KeyError if there is none."""
         target = self._targets[name]
         if not isinstance(target, str):
             return target
@@ -62,16 +70,19 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
         return part
 
     def register(self, name: str) -> Callable[[Registered], Registered]:
-        """Decorator for plugins: makes a class or function known by that name.
+        """Return a decorator that registers a class or function under that name.
 
-        Raises ValueError when the name is reserved or belongs to another module's part. A module may register its own
-        name anew.
+        A module may register its own name again.
+
+        Raises:
+            ValueError: the name is reserved, or (when decorating) belongs to another module's part.
         """
 
         if name in self._reserved:
             raise ValueError(f"no {self.kind} can be named {name!r}, which means something else; choose another name")
 
         def register(part: Any) -> Any:
+            """Register `part`, for the plugin that is being loaded or else for its defining module, and return it."""
             owner = _plugin.get() or str(getattr(part, "__module__", ""))
             if name in self._targets and self._owners.get(name) != owner:
                 raise ValueError(f"a {self.kind} named {name!r} exists already; choose another name")
@@ -81,12 +92,12 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
         return register
 
     def owner(self, name: str) -> str | None:
-        """The module that registered the part, for a plugin file the one that it was loaded as; None: the package."""
+        """Return the module that registered the part, for a plugin file its module name; None: part of this package."""
         return self._owners.get(name)
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Forget at the end whatever is registered within, as tests of plugins need it."""
+        """Undo at its end every registration made inside the `with` block; for tests of plugins."""
         before = dict(self._targets), dict(self._owners)
         try:
             yield
@@ -95,9 +106,14 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
 
 
 def call_if_defined(part: type, method: str, *arguments: Any) -> Any:
-    """Return the answer of a class method that the part defines itself; None where it only inherits one.
+    """Return the result of a class method that the part itself defines; None if it only inherits the method.
 
-    A part may have more parameters, and do more work, than the class above it.
+    An inherited method would answer for the class above, which may have fewer parameters and do less work.
+
+    Args:
+        part: class of the part.
+        method: name of the class method.
+        *arguments: arguments of the call.
     """
     return getattr(part, method)(*arguments) if method in vars(part) else None
 

@@ -1,8 +1,12 @@
-"""Regularizers of the residual stream (docs/mechanisms.md, "Regularizers").
+"""Regularizers of the residual stream: weak, discrete, strong and zipfian.
 
-L layers, N tokens, D channels, K sketch directions. Each takes the stream after every layer, L tensors [N, D] of any float
-type, and directions [L, K, D] drawn from N(0, 1) on their device, and returns a value a layer, [L], in float32 (float64 for
-float64). Layers share nothing; they come together so that a hundred small kernels become a few.
+Each takes the stream after every layer, L tensors [N, D] of any float type, and directions [L, K, D] drawn from N(0, 1)
+on
+their device. It returns one value per layer, [L], in float32 (float64 for float64). Layers share nothing; they are
+processed together so that a hundred small kernels become a few.
+
+Source: docs/mechanisms.md, "Regularizers".
+Letters of shapes: L layers, N tokens, D channels, K sketch directions.
 """
 
 from __future__ import annotations
@@ -19,26 +23,35 @@ from ..kernels.sketch.op import gram, sketch
 STRONG_POINTS, STRONG_LIMIT = 17, 5.0
 """`strong` compares characteristic functions at 17 points on [-5, 5]."""
 TINY = 1e-6
+"""Smallest norm to divide by."""
 
 
 def weak(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
-    """||cov(x Sᵀ) - I||_F with S [K, D] ~ N(0, 1)/sqrt(D). For x ~ N(0, I) it tends to sqrt(K^2/D)."""
+    """Return ||cov(x Sᵀ) - I||_F per layer, [L], with S [K, D] ~ N(0, 1)/sqrt(D).
+
+    For x ~ N(0, I) it tends to sqrt(K^2/D).
+    """
     return _off_identity(_sketched(streams, normal_LKD)[0])
 
 
 def discrete(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
-    """`weak` of sqrt(D) x / ||x||: only directions count. A zero row stays zero."""
+    """Return `weak` of sqrt(D) x / ||x|| per layer, [L]: only directions count. A zero row stays zero."""
     z_LNK, square_LN = _sketched(streams, normal_LKD, squares=True)
     is_nonzero_LN = square_LN > 0
     scale_LN = torch.where(
         is_nonzero_LN, torch.where(is_nonzero_LN, square_LN, 1).rsqrt() * math.sqrt(normal_LKD.shape[2]), 0
     )
-    # the sketch is linear, so its rows are scaled in place of x's, which are longer
+    # the sketch is linear, so scaling its rows instead of the longer rows of x gives the same result
     return _off_identity(z_LNK * scale_LN.unsqueeze(2))
 
 
 def strong(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
-    """N times the weighted squared distance between the characteristic functions of xA and of N(0, 1), mean over K."""
+    """Return N times the squared distance of the characteristic functions of x A and of N(0, 1) per layer, [L].
+
+    The columns of A are unit vectors along the directions. The squared distance is weighted by exp(-t^2 / 2),
+    integrated
+    over t in [-5, 5] by the trapezoid rule, and averaged over the K directions.
+    """
     a_LKD = normal_LKD.to(statistics_dtype(streams[0].dtype))
     a_LKD = a_LKD / (torch.linalg.vector_norm(a_LKD, dim=2, keepdim=True) + TINY)
     projected_LNK, _ = _projected(streams, a_LKD)
@@ -58,20 +71,29 @@ def strong(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
 
 
 def zipfian(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
-    """Off-diagonal second moments of sketched directions, plus the distance of sorted lengths from Zipf's 1/rank."""
+    """Return two distances of the sketched stream z from Zipf's law, added up, per layer: [L].
+
+    First, the Frobenius norm of the off-diagonal second moments of z / ||z||. Second, the Euclidean distance between
+    the
+    sorted lengths ||z||, divided by their sum, and 1/rank, divided by its sum.
+    """
     z_LNK = _centred(_sketched(streams, normal_LKD)[0])
     length_LN = torch.linalg.vector_norm(z_LNK, dim=2).clamp(min=TINY)
     n = length_LN.shape[1]
     moment_LKK = gram(z_LNK / length_LN.unsqueeze(2)) / (n - 1)
     angular_L = torch.linalg.matrix_norm(moment_LKK - torch.diag_embed(moment_LKK.diagonal(dim1=1, dim2=2)))
-    # both from the smallest to the largest
+    # ascending, like the sorted lengths
     zipf_N = 1 / torch.arange(n, 0, -1, dtype=z_LNK.dtype, device=z_LNK.device)
     share_LN = _sorted(length_LN) / length_LN.sum(1, keepdim=True)
     return angular_L + torch.linalg.vector_norm(share_LN - zipf_N / zipf_N.sum(), dim=1)
 
 
 def _projected(streams: Sequence[Tensor], s_LKD: Tensor, *, squares: bool = False) -> tuple[Tensor, Tensor]:
-    """x sᵀ of every layer, [L, N, K], and on request ||x||², [L, N], in the statistics' type."""
+    """Return x sᵀ of every layer, [L, N, K], and, if `squares`, ||x||^2, [L, N], in float32 (float64 for float64).
+
+    Raises:
+        ValueError: a stream is no [N, D] with at least 2 rows.
+    """
     for x_ND in streams:
         if x_ND.ndim != 2 or x_ND.shape[0] < 2:
             raise ValueError(f"x must be [N, D] with at least 2 rows, got shape {tuple(x_ND.shape)}")
@@ -79,7 +101,7 @@ def _projected(streams: Sequence[Tensor], s_LKD: Tensor, *, squares: bool = Fals
 
 
 def _sketched(streams: Sequence[Tensor], normal_LKD: Tensor, *, squares: bool = False) -> tuple[Tensor, Tensor]:
-    """The same with directions scaled to S."""
+    """Return `_projected` with directions divided by sqrt(D)."""
     dtype = statistics_dtype(streams[0].dtype)
     return _projected(streams, normal_LKD.to(dtype) / math.sqrt(normal_LKD.shape[2]), squares=squares)
 
@@ -89,17 +111,17 @@ def _centred(z_LNK: Tensor) -> Tensor:
 
 
 def _off_identity(z_LNK: Tensor) -> Tensor:
-    """||cov(z) - I||_F, [L]."""
+    """Return ||cov(z) - I||_F per layer, [L]."""
     covariance_LKK = gram(_centred(z_LNK)) / (z_LNK.shape[1] - 1)
     identity_KK = torch.eye(z_LNK.shape[2], dtype=z_LNK.dtype, device=z_LNK.device)
     return torch.linalg.matrix_norm(covariance_LKK - identity_KK)
 
 
 def _sorted(length_LN: Tensor) -> Tensor:
-    """Each row of positive numbers in ascending order."""
+    """Return each row of non-negative numbers in ascending order, [L, N]; gradients pass through the permutation."""
     if length_LN.dtype != torch.float32:
         return length_LN.sort(dim=1).values
-    # one sort of all rows: positive floats are ordered as their bits are, and the row's number stands above them
+    # one sort of all rows: positive floats sort like their bits, and the row's index fills the upper bits
     rows = torch.arange(len(length_LN), device=length_LN.device).unsqueeze(1)
     order = ((rows << 32) + length_LN.detach().view(torch.int32)).flatten().argsort()
     return length_LN.flatten()[order].view_as(length_LN)

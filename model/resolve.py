@@ -1,4 +1,4 @@
-"""From the model section as written to the one that is built: names checked, settings of other mixers dropped."""
+"""Resolution of a model section: names of parts checked, settings of the chosen parts validated, others dropped."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ NO_REGULARIZER = "baseline"
 
 
 class PartKind(NamedTuple):
-    """A kind of part that the model section names, and whose settings it holds."""
+    """Kind of part that the model section names, and whose settings it holds."""
 
     parts: registry.Registry[Any]
+    """Registry of the parts."""
     name: str
-    """Field of the part's name."""
+    """Config field of the part's name."""
     settings: str
-    """Field of the settings, by part."""
+    """Config field of the settings, by part."""
     absent: str | None
-    """The name that means no part."""
+    """Name that means no part; None if there must be one."""
 
 
 MIXER = PartKind(registry.MIXERS, "attn_type", "mixers", None)
@@ -33,10 +34,12 @@ KINDS = (MIXER, MEMORY, POSITION)
 
 
 def check_model_config(config: ModelConfig) -> ModelConfig:
-    """The config with the settings of mixers, memories and position schemes cut to the chosen ones and filled.
+    """Return the config with settings of the chosen mixer, memory and position scheme only, complete with defaults.
 
-    Idempotent. Raises ModelConfigError for the unknown name of a part, an unknown or wrong setting of it, and a network
-    it cannot work in.
+    Idempotent.
+
+    Raises:
+        ModelConfigError: unknown name of a part, unknown or invalid setting of it, or a network that the part rejects.
     """
     chosen = [(kind, getattr(config, kind.name)) for kind in KINDS]
     for kind, name in chosen:
@@ -55,7 +58,7 @@ def check_model_config(config: ModelConfig) -> ModelConfig:
 
 
 def check_regularizer(name: str) -> str:
-    """The name, if it is "baseline" (none) or a known regularizer; else ModelConfigError."""
+    """Return the name if it is "baseline" (none) or a registered regularizer; otherwise raise ModelConfigError."""
     if name != NO_REGULARIZER and name not in registry.REGULARIZERS:
         allowed = [NO_REGULARIZER, *sorted(registry.REGULARIZERS)]
         raise ModelConfigError("train.regularizer", f"no regularizer named {name!r}", allowed)
@@ -63,28 +66,33 @@ def check_regularizer(name: str) -> str:
 
 
 def mixer_settings(config: ModelConfig) -> Any:
-    """The validated Config of the config's own mixer; ModelConfigError when a setting is wrong."""
+    """Return the validated settings of the config's mixer; raise ModelConfigError if one is invalid."""
     return _settings(MIXER, config)
 
 
 def memory_settings(config: ModelConfig) -> Any:
-    """The validated Config of the config's own memory; ModelConfigError when a setting is wrong."""
+    """Return the validated settings of the config's memory; raise ModelConfigError if one is invalid."""
     return _settings(MEMORY, config)
 
 
 def position_settings(config: ModelConfig) -> Any:
-    """The validated Config of the config's own position scheme; ModelConfigError when a setting is wrong."""
+    """Return the validated settings of the config's position scheme; raise ModelConfigError if one is invalid."""
     return _settings(POSITION, config)
 
 
 def longest_text(config: ModelConfig) -> int | None:
-    """Tokens of the longest text that the network has places for; None for any. `config` is complete."""
+    """Return the most tokens that the position scheme of a resolved config supports; None: no limit."""
     if config.positions == NO_POSITIONS:
         return None
     return registry.POSITIONS.load(config.positions).longest(config, position_settings(config))
 
 
 def _settings(kind: PartKind, config: ModelConfig) -> Config:
+    """Return the validated settings of the part that the config names; they are also checked against the network.
+
+    Raises:
+        ModelConfigError: a setting is unknown or invalid, or the part rejects the network.
+    """
     name = getattr(config, kind.name)
     part, path = kind.parts.load(name), f"model.{kind.settings}.{name}"
     try:
@@ -98,6 +106,13 @@ def _settings(kind: PartKind, config: ModelConfig) -> Config:
 
 
 def _explain(path: str, schema: type[Config], error: ValidationError) -> ModelConfigError:
+    """Return a ModelConfigError for the first error of a failed validation, with the allowed names or choices.
+
+    Args:
+        path: dotted path of the part's settings in the config.
+        schema: config class that was validated.
+        error: error of the validation.
+    """
     first = error.errors(include_url=False)[0]
     names = [str(part) for part in first["loc"]]
     where = ".".join([path, *names[:1]])

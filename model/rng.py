@@ -1,4 +1,4 @@
-"""Every random draw of the project comes from `rng_stream`: it depends on what it is for and on nothing else."""
+"""Random streams: every random draw comes from `rng_stream` and depends on (seed, purpose, key) alone."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ import torch
 
 
 def derive_seed(seed: int, purpose: str, key: str | int) -> int:
-    """The first 63 bits of SHA-256 over (seed, purpose, key); equal on every machine."""
+    """Return the first 63 bits of SHA-256 over (seed, purpose, key), equal on every machine."""
     digest = hashlib.sha256(f"{int(seed)}\x00{purpose}\x00{key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def rng_stream(seed: int, purpose: str, key: str | int, *, device: str | torch.device = "cpu") -> torch.Generator:
-    """A fresh generator on `device` for one draw.
+    """Return a freshly seeded generator on `device` for one random draw.
 
-    `purpose` names what the draw is for ("init", "sketch", ...), `key` which one it is (a parameter name, a step).
+    Args:
+        seed: seed of the cell.
+        purpose: name of the draw's use ("init", "sketch", ...).
+        key: identifier of the draw among those of the same purpose, such as a parameter name or a step.
+        device: device of the generator; CPU and CUDA generators give different numbers.
     """
     return torch.Generator(device=device).manual_seed(derive_seed(seed, purpose, key))

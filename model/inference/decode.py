@@ -1,6 +1,6 @@
-"""Decoders: texts that a network continues token by token, from a cache or anew (docs/decoding.md).
+"""Decoders: continue sequences token by token, from a paged cache or by recomputing them.
 
-B texts of a step, T tokens, V vocabulary.
+Source: docs/decoding.md. Letters of shapes: B sequences of a step, T tokens, V vocabulary, P pages.
 """
 
 from __future__ import annotations
@@ -21,36 +21,57 @@ from ..kv_cache import PAGE, CacheCapacity, CacheFull, ChunkedStates, PageAlloca
 from ..layers import CausalConv, Linear, TiedHead
 
 CHUNK = 8192
-"""Tokens of a prompt that are worked through at a time."""
+"""Tokens of a prompt that are processed at a time."""
 
 
 class Decoder(Protocol):
-    """Texts under way, by slot."""
+    """Decoder of several sequences at a time, each identified by its slot."""
 
     def begin(self, tokens_T: Tensor) -> tuple[int, Tensor]:
-        """(slot, logits [V] behind the text) of a new text, int64 [T] of one token or more. Raises CacheFull."""
+        """Start a new sequence from int64 tokens [T], one or more.
+
+        Returns:
+            (slot, logits [V] after the last token).
+
+        Raises:
+            CacheFull: no slot or memory is free.
+        """
 
     def step(self, slots: Sequence[int], tokens_B: Tensor) -> Tensor:
-        """Logits [B, V] behind the next token of these texts, int64 [B]. Raises CacheFull, with nothing changed."""
+        """Append one token to each of these sequences, int64 [B], and return the logits [B, V] after it.
+
+        Raises:
+            CacheFull: a sequence gets too long or no page is free; nothing has changed.
+        """
 
     def close(self, slot: int) -> None:
-        """Forgets a text."""
+        """Drop a sequence and free its slot."""
 
 
 class PagedDecoder:
-    """Keys and values in pages, a state for each memory: a token costs one step, and what attention reads."""
+    """Decoder with a paged KV cache and recurrent states: a token costs one step of the network."""
 
     def __init__(
         self, model: Backbone, *, texts: int = 1, tokens: int, page: int = PAGE, pages: int | None = None,
         full_context: bool = False, chunk: int = CHUNK, graphs: bool | None = None, compiled: bool = False,
     ) -> None:  # fmt: skip
-        """For so many `texts` at a time of at most `tokens` tokens. `pages` None is enough for all of them at full length.
+        """Allocate the cache and states.
 
-        Without `full_context` the network keeps its window, if it has one, and no more pages than the window needs. With
-        `graphs`, None: on a GPU where every part can, steps are replayed as CUDA graphs, of 1, 2, 4, 8, ... texts. With
-        `compiled` torch.compile fuses what lies between the products of a step, once for each such number of texts; where it
-        cannot, `not_compiled` says why and steps go on as they come. Raises ValueError for a network of which a part has no
-        form for one token at a time (`Backbone.why_no_step`).
+        Args:
+            model: network; its weights are copied if they must be cast (`cast_for_decoding`).
+            texts: sequences that may be decoded at a time.
+            tokens: most tokens of one sequence.
+            page: tokens per page.
+            pages: pages of the cache; None: enough for all sequences at full length.
+            full_context: ignore the network's attention window. Otherwise pages outside the window are freed.
+            chunk: tokens of a prompt that are processed at a time.
+            graphs: replay steps as CUDA graphs of 1, 2, 4, 8, ... sequences; None: on a GPU if every part can be
+                captured.
+            compiled: fuse the steps with torch.compile, once per such number of sequences. Where it fails,
+                `not_compiled` holds the reason and steps run without it.
+
+        Raises:
+            ValueError: a part of the network cannot decode token by token (`Backbone.why_no_step`).
         """
         reason = model.why_no_step()
         if reason is not None:
@@ -67,20 +88,25 @@ class PagedDecoder:
         self._graphs = can_capture if graphs is None else graphs
         self._compiled = compiled
         self.not_compiled: str | None = None
-        """Why steps go on without the compiler although it was asked for."""
+        """Reason why steps run without the compiler although `compiled` was set; None otherwise."""
         if compiled and not is_capturable:
             self.not_compiled = "a part of the network works its texts out one by one"
         self._prepared_steps: dict[tuple[int, bool], PreparedStep] = {}
 
     @torch.inference_mode()
     def begin(self, tokens_T: Tensor) -> tuple[int, Tensor]:
+        """Prefill a new sequence from int64 tokens [T], one or more; return (slot, logits [V] after the last token).
+
+        Raises:
+            CacheFull: no slot or too few pages are free.
+        """
         slot = self.book.open(len(tokens_T), self.window)
         step = self.book.prefill_step([slot], self.window)
         return slot, self.model.begin(tokens_T.to(self.model.device), self.states, step, chunk=self._chunk)
 
     @torch.inference_mode()
     def fork(self, slot: int) -> int:
-        """Another text that is the same so far. Raises CacheFull."""
+        """Copy a sequence with its whole cache to a new slot; return that slot. Raises CacheFull."""
         copy_slot = self.book.open(self.book.length(slot), self.window)
         pages = self.book.pages(slot), self.book.pages(copy_slot)
         for state in self.states:
@@ -88,7 +114,7 @@ class PagedDecoder:
         return copy_slot
 
     def kept_bytes(self, slot: int) -> int:
-        """Bytes that are kept of a text."""
+        """Return the bytes of cache and states that the slot's sequence needs."""
         tokens = self.book.length(slot)
         seen = tokens if self.window is None else min(tokens, self.window)
         return sum(_state_bytes(state, slot, seen) for state in self.states)
@@ -97,10 +123,17 @@ class PagedDecoder:
     def step(
         self, slots: Sequence[int], tokens_B: Tensor, *, graphs: bool = True, compiled: bool = True, own: bool = True
     ) -> Tensor:
-        """As the protocol says, without waiting for the device.
+        """Append one token to each sequence; return the logits [B, V] after it without waiting for the device.
 
-        `graphs` False works this step out as it comes, `compiled` False without the compiler. Without `clone` the logits may
-        be those of the next step once that is asked for: no copy is made of them.
+        Args:
+            slots: slots of the sequences.
+            tokens_B: int64 [B].
+            graphs: False runs this step without a CUDA graph.
+            compiled: False runs this step without compiled functions.
+            own: False may return a buffer that the next call overwrites, instead of a copy.
+
+        Raises:
+            CacheFull: a sequence gets too long or no page is free; nothing has changed.
         """
         graphs = graphs and self._graphs
         compiled = compiled and self._compiled and self.not_compiled is None
@@ -122,10 +155,13 @@ class PagedDecoder:
         return logits_BV[: len(slots)].clone() if own else logits_BV[: len(slots)]
 
     def _prepare_step(self, count: int, compiled: bool) -> PreparedStep:
-        """Compiles and captures a step of so many rows; they are nobody's, so that trying it out changes no text."""
+        """Compile and capture a step of `count` rows, as far as requested and possible.
+
+        Trial runs use padding rows only, so no sequence changes. A failed compilation sets `not_compiled`.
+        """
         tokens_B = torch.zeros(count, dtype=torch.int64, device=self.model.device)
         rows_B = self.book.rows([], count)
-        # kernels are chosen, and what is made once is made, before the compiler looks
+        # an eager run first: it chooses kernels and fills caches, which the compiler must not trace
         self._run_step(tokens_B, rows_B, EAGER)
         functions = EAGER
         if compiled:
@@ -142,45 +178,66 @@ class PagedDecoder:
         return self.model.step(tokens_B, self.states, self.book.page_tables, rows_B, self.window, functions)
 
     def step_bytes(self, texts: int, tokens: int) -> int:
-        """Bytes that a step of so many texts of so many tokens cannot but move: weights and what is kept of each token are read,
-        states and tails read and written. A memory that is worked out text by text is left out."""
+        """Return the bytes that a step of `texts` sequences of `tokens` tokens must move at least.
+
+        Weights and cached entries are read once; recurrent states and convolution tails are read and written. Memories
+        that
+        decode sequence by sequence are left out.
+        """
         weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
         table = self.model.embedding.weight
         if not isinstance(self.model.head, TiedHead):
-            weights -= table.numel() * table.element_size()  # of which a token reads one row
+            weights -= table.numel() * table.element_size()  # a token reads only one row of it
         return weights + texts * sum(block_bytes(state, tokens, self.window) for state in self.states)
 
     def close(self, slot: int) -> None:
+        """Drop a sequence and free its slot and pages."""
         self.book.free(slot)
 
 
 def as_used(model: Backbone) -> Backbone:
-    """The network with every matrix in the type that it is used in, so that no step casts it again, and with those of q, k and v in
-    one piece; itself where the types are so already."""
+    """Return a copy of the network with weights cast to the activations' type and with fused projections, for decoding.
+
+    Returns the network itself if its weights have that type already.
+    """
     kinds = (Linear, CausalConv, TiedHead)
     if model.dtype == model.blocks[0].get_parameter("mlp.fc.weight").dtype:
         return model
-    found = copy.deepcopy(model)
-    for module in found.modules():
+    converted = copy.deepcopy(model)
+    for module in converted.modules():
         if isinstance(module, kinds):
             module.to(model.dtype)
-    if isinstance(found.head, TiedHead) and found.positions is None:
-        found.embedding.to(model.dtype)
-    found.join()
-    return found
+    if isinstance(converted.head, TiedHead) and converted.positions is None:
+        converted.embedding.to(model.dtype)
+    converted.join()
+    return converted
 
 
 def block_bytes(state: Any, tokens: int, window: int | None) -> int:
-    """Bytes that a step moves for one text of one block, whose states are these."""
+    """Return the bytes that a step moves for one sequence in one block.
+
+    Args:
+        state: states of the block, for all slots.
+        tokens: length of the sequence.
+        window: number of most recent keys that a query sees; None: all.
+    """
     if isinstance(state, Tensor):
         return 2 * state[0].numel() * state.element_size()
     visible = tokens if window is None else min(tokens, window)
-    tables = [*(state.tails or []), *([state.memory] if isinstance(state.memory, Tensor) else [])]
+    tables = [*(state.conv_tails or []), *([state.memory] if isinstance(state.memory, Tensor) else [])]
     return visible * state.pools.token_bytes + sum(block_bytes(table, tokens, window) for table in tables)
 
 
 def _copy_state(state: Any, slot: int, target: int, pages_P: Tensor, targets_P: Tensor) -> None:
-    """What is kept of one text to another one."""
+    """Copy one sequence's cached entries and states of a block from a slot to another slot.
+
+    Args:
+        state: states of the block, or one part of them; changed in place.
+        slot: slot to copy from.
+        target: slot to copy to.
+        pages_P: pages of `slot`.
+        targets_P: pages of `target`, as many.
+    """
     if isinstance(state, Tensor):
         state[target] = state[slot]
     elif isinstance(state, ChunkedStates):
@@ -192,26 +249,39 @@ def _copy_state(state: Any, slot: int, target: int, pages_P: Tensor, targets_P: 
 
 
 def _state_bytes(state: Any, slot: int, tokens: int) -> int:
-    """Bytes that are kept of one text, of whose tokens so many are seen."""
+    """Return the bytes of one sequence's cache and states in a block.
+
+    Args:
+        state: states of the block, or one part of them.
+        slot: slot of the sequence.
+        tokens: number of its tokens whose entries are still needed.
+    """
     if isinstance(state, LayerState):
         parts = (*(state.conv_tails or ()), *(() if state.memory is None else (state.memory,)))
         return tokens * state.pools.token_bytes + sum(_state_bytes(part, slot, tokens) for part in parts)
-    tensors = state[slot] if isinstance(state, Tensor) else [state.states[slot], state.since[slot]]
+    tensors = state[slot] if isinstance(state, Tensor) else [state.states[slot], state.since_chunk[slot]]
     return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor))
 
 
 class PreparedStep(NamedTuple):
-    """A step of a number of rows, ready to be taken. It knows nothing of what it belongs to, so that both go together."""
+    """Step for a fixed number of rows, compiled and captured as far as possible.
+
+    It holds no reference to the decoder, so that both are freed together.
+    """
 
     functions: StepFunctions
     tokens_B: Tensor
-    """Where a step reads its tokens."""
+    """Static input buffer of the step's tokens."""
     replay: tuple[torch.cuda.CUDAGraph, Tensor] | None
-    """A graph and the logits that it writes; None where each step is worked out as it comes."""
+    """(CUDA graph, logits that it overwrites); None: the step runs without a graph."""
 
 
 def capture_graph(step: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """A CUDA graph of a step, and what it returns: the same tensor, each time it is replayed."""
+    """Capture a step as a CUDA graph after two warm-up runs.
+
+    Returns:
+        (graph, the step's result: a tensor that each replay overwrites).
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -225,33 +295,43 @@ def capture_graph(step: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Ten
 
 
 def compile_step_functions() -> StepFunctions:
-    """The parts of a step, compiled for one number of texts: a graph for each kind of block, one for what comes before, one for after."""
+    """Return the step functions wrapped for compilation for one number of sequences.
+
+    There is one graph per kind of block, one for what precedes the blocks and one for what follows them.
+    """
     return StepFunctions(*(compile_full_graph(clone_function(part)) for part in EAGER))
 
 
 def clone_function(part: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function with code of its own: the compiler keeps what it made with the code, and so no longer than this."""
+    """Return a copy of a function with a code object of its own.
+
+    The compiler stores its results with the code object, so they are freed with the copy.
+    """
     assert isinstance(part, types.FunctionType)
     return types.FunctionType(part.__code__.replace(), part.__globals__, part.__name__, part.__defaults__)
 
 
 def padded_batch(texts: int) -> int:
-    """The next power of two: so many rows a graph has."""
+    """Return the next power of two, the number of rows of a captured graph."""
     return 1 << (texts - 1).bit_length()
 
 
 class RecomputeDecoder:
-    """Every token works its whole text out anew: for networks that have no other way, and as what others are tested against."""
+    """Decoder that recomputes the whole sequence for every token.
+
+    For networks that cannot decode token by token, and as the reference in tests.
+    """
 
     def __init__(
         self, model: Backbone, *, texts: int = 1, tokens: int, full_context: bool = False, chunk: int = CHUNK
     ) -> None:
-        """As for `PagedDecoder`."""
+        """Create a decoder for `texts` sequences of up to `tokens` tokens; arguments as for `PagedDecoder`."""
         self.model, self._tokens, self._full, self._chunk = model, tokens, full_context, chunk
         self._free = list(range(texts - 1, -1, -1))
         self._texts: dict[int, Tensor] = {}
 
     def begin(self, tokens_T: Tensor) -> tuple[int, Tensor]:
+        """Start a sequence from int64 tokens [T]; return (slot, logits [V] after the last). Raises CacheFull."""
         if not self._free:
             raise CacheFull(f"all {len(self._texts)} texts are under way; close one first")
         slot = self._free.pop()
@@ -263,6 +343,11 @@ class RecomputeDecoder:
             raise
 
     def step(self, slots: Sequence[int], tokens_B: Tensor) -> Tensor:
+        """Append one token to each of these sequences, int64 [B], and return the logits [B, V] after it.
+
+        Raises:
+            CacheFull: a sequence gets too long; nothing has changed.
+        """
         for slot in slots:
             self._check(len(self._texts[slot]) + 1)
         return torch.stack(
@@ -275,6 +360,7 @@ class RecomputeDecoder:
 
     @torch.inference_mode()
     def _append_and_score(self, slot: int, tokens: Tensor) -> Tensor:
+        """Append tokens to a sequence and recompute it; return the logits [V] after the last. Raises CacheFull."""
         text_T = torch.cat([self._texts[slot], tokens])
         self._check(len(text_T))
         self._texts[slot] = text_T
@@ -283,11 +369,19 @@ class RecomputeDecoder:
         return self.model.logits(hidden_1TD[0, -1])
 
     def _check(self, length: int) -> None:
+        """Raise CacheFull if a sequence of `length` tokens is too long."""
         if length > self._tokens:
             raise CacheFull(f"a text may have {self._tokens} tokens here, got {length}")
 
 
 def make_decoder(model: Backbone, *, texts: int = 1, tokens: int, full_context: bool = False) -> Decoder:
-    """The fastest of the two that the network has."""
+    """Return a `PagedDecoder` if the network can decode token by token, else a `RecomputeDecoder`.
+
+    Args:
+        model: network.
+        texts: sequences that may be decoded at a time.
+        tokens: most tokens of one sequence.
+        full_context: ignore the network's attention window.
+    """
     kind = PagedDecoder if model.why_no_step() is None else RecomputeDecoder
     return kind(model, texts=texts, tokens=tokens, full_context=full_context)

@@ -1,6 +1,6 @@
-"""Generation: tokens drawn one by one behind a prompt (docs/decoding.md).
+"""Text generation: sampling tokens one by one after a prompt.
 
-T tokens, V vocabulary.
+Source: docs/decoding.md. Letters of shapes: T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,10 +20,26 @@ def write(
     vocabulary: int | None = None, stop: int | None = None, full_context: bool = False,
     decoder: Decoder | None = None,
 ) -> Iterator[int]:  # fmt: skip
-    """At most `tokens` tokens behind a prompt, int64 [T], one by one, and none behind `stop`, which comes too.
+    """Yield up to `tokens` sampled tokens that continue a prompt; ends after yielding `stop`.
 
-    Temperature 0 takes the most probable token. The token at a place is a function of the logits, the seed and the place.
-    Tokens from `vocabulary` on are never written. The model is in evaluation mode. Raises ValueError for numbers out of range.
+    The token at a position is a function of logits, seed and position alone. The sequence's slot in the decoder is
+    freed
+    at the end. The model must be in evaluation mode.
+
+    Args:
+        model: network.
+        prompt_T: int64 [T], one token or more.
+        tokens: most tokens to generate; below 1: none.
+        temperature: 0 takes the most probable token.
+        top_p: sample from the fewest tokens that together have this probability.
+        seed: seed of the sampling.
+        vocabulary: token ids from this one on are never sampled; None: all may be.
+        stop: token id that ends the text; None: none does.
+        full_context: ignore the network's attention window.
+        decoder: decoder with a free slot to use; None: a new one.
+
+    Raises:
+        ValueError: temperature or top_p out of range.
     """
     check_sampling(temperature, top_p)
     if tokens < 1:
@@ -42,7 +58,7 @@ def write(
 
 
 def check_sampling(temperature: float, top_p: float) -> None:
-    """Raises ValueError unless temperature >= 0 and 0 < top_p <= 1."""
+    """Raise ValueError unless temperature is finite and >= 0 and 0 < top_p <= 1."""
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature must be 0 or more, got {temperature:g}")
     if not 0 < top_p <= 1:
@@ -50,13 +66,16 @@ def check_sampling(temperature: float, top_p: float) -> None:
 
 
 def sample_token(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
-    """A token drawn from softmax(logits / temperature) cut to the fewest tokens that have `top_p` of it; in float64 on the CPU."""
+    """Sample a token id from softmax(logits / temperature), restricted to the most probable tokens that reach `top_p`.
+
+    Computed in float64 on the CPU. Temperature 0 returns the most probable token without a random draw.
+    """
     logits_V = logits_V.double().cpu()
     if temperature == 0:
         return int(logits_V.argmax())
     ranked_V, token_V = (logits_V / temperature).softmax(-1).sort(descending=True, stable=True)
     cumulative_V = ranked_V.cumsum(-1)
-    # the first that reaches top_p is still taken
+    # the first token at which the cumulative probability reaches top_p is included
     count = int((cumulative_V < top_p).sum()) + 1
     total = float(cumulative_V[min(count, len(cumulative_V)) - 1])
     drawn = float(torch.rand((), generator=generator, dtype=torch.float64)) * total

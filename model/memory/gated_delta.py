@@ -1,4 +1,8 @@
-"""Memories that write by the delta rule: gated delta, delta net, and Kimi's with a retention a channel (docs/mechanisms.md, "Gated delta memory")."""
+"""Memories that write by the delta rule: gated delta, delta net, and KDA with one retention gate per channel.
+
+Source: docs/mechanisms.md, "Gated delta memory".
+Letters of shapes: B batch, T length, D model width, H query heads, J KV heads, X head size.
+"""
 
 from __future__ import annotations
 
@@ -35,46 +39,54 @@ class KDAConfig(MemoryConfig):
 
 
 GAMMA_OFFSET = 3.9
-"""Added to the retention logit, so that gamma starts near sigmoid(3.9) = 0.98. Not a parameter."""
+"""Constant added to the logit of the retention gamma, which therefore starts near sigmoid(3.9) = 0.98. Not a parameter.
+
+"""
 
 
 class DeltaRates(NamedTuple):
-    """What each token says of the update at it."""
+    """Update rates of the delta rule per token."""
 
     log_keep: Tensor
-    """ln gamma <= 0, [B, T, H] or, a channel of the keys each, [B, T, H, X]: how much of the state stays."""
+    """ln gamma <= 0, log of the fraction of the state that is kept: [B, T, H], or [B, T, H, X] per channel of the keys.
+
+    """
     step_BTH: Tensor
-    """beta: how far the token writes."""
+    """Write strength beta, in (0, 1)."""
 
 
 class DeltaMemory(Recurrent):
-    """The state is one matrix [B, H, X_v, X_k]."""
+    """Memory that writes by the delta rule; its state is one matrix per head, [B, H, X_v, X_k]."""
 
     fused_weights: tuple[Tensor, Tensor | None] | None = None
 
     def rate_projections(self) -> list[Linear]:
-        """The projections of the block's input that `rates_from_logits` takes."""
+        """Return the projections of the block's input whose outputs `rates_from_logits` takes, in order."""
         raise NotImplementedError(f"{type(self).__name__} reads no rates")
 
     def rates_from_logits(self, *logits_TC: Tensor) -> DeltaRates:
-        """What the outputs of `rate_projections`, [..., C] each, say."""
+        """Convert the outputs of `rate_projections`, [..., C] each, to update rates."""
         raise NotImplementedError(f"{type(self).__name__} reads no rates")
 
     def read_rates(self, x_BTD: Tensor) -> DeltaRates:
+        """Return the update rates of each token, computed from the block's input [B, T, D]."""
         return self.rates_from_logits(*(linear(x_BTD) for linear in self.rate_projections()))
 
     def join(self) -> None:
+        """Concatenate the weights of rate projections and readout gate for `step`, if all or none have a bias."""
         projections = [*self.rate_projections(), self.gate]
-        # a matrix without a bias beside one with a bias stays apart
+        # matrices with and without a bias cannot be concatenated
         if len({linear.bias is None for linear in projections}) == 1:
             self.fused_weights = fuse_weights(projections)
 
     def open(self, capacity: CacheCapacity) -> Tensor:
+        """Allocate zero states [slots + 1, H, X, X], float32 (float64 for a float64 cache)."""
         return capacity.table(self.heads, self.head_dim, self.head_dim, dtype=statistics_dtype(capacity.dtype))
 
     def begin(
         self, x_1TD: Tensor, q_1THX: Tensor, k_1TJX: Tensor, v_1TJX: Tensor, states: Tensor, slot: int, *, chunk: int
     ) -> Tensor:
+        """Prefill: return the output [1, T, D] for a new sequence; store its final state in row `slot` of `states`."""
         out_1TD, state = self._run_chunks(x_1TD, q_1THX, k_1TJX, v_1TJX, state=None, chunk=chunk)
         states[slot] = state[0]
         return out_1TD
@@ -82,6 +94,7 @@ class DeltaMemory(Recurrent):
     def step(
         self, x_BD: Tensor, q_BHX: Tensor, k_BJX: Tensor, v_BJX: Tensor, states: Tensor, slots_B: Tensor
     ) -> Tensor:
+        """Return the output [B, D] for one new token of each sequence; updates rows `slots_B` of `states` in place."""
         projections = [*self.rate_projections(), self.gate]
         if self.fused_weights is None:
             *logits, gate_BC = (linear(x_BD) for linear in projections)
@@ -94,49 +107,63 @@ class DeltaMemory(Recurrent):
         return self.gated(r_BHX, gate_BC)
 
     def norm(self, state: Tensor) -> Tensor:
+        """Return the Frobenius norm of each state matrix, [B, H]."""
         return torch.linalg.matrix_norm(state)
 
     def answer(self, state: Tensor, q_BTHX: Tensor) -> Tensor:
+        """Return the states' readouts for L2-normalised queries, [B, T, H, X], without writing."""
         q = functional.normalize(q_BTHX.to(state.dtype), dim=-1, eps=NORM_FLOOR)
         return torch.einsum("bhvk,bthk->bthv", state, q)
 
 
 def delta_flops(model: ModelConfig, rate_weights: int) -> float:
-    """FLOPs a token of a memory whose rates are read by projections of so many weights."""
+    """Return FLOPs per token of a delta memory: rates, gate and output projection, and the recurrence.
+
+    Args:
+        model: network.
+        rate_weights: number of weights of the rate projections.
+    """
     inner = model.n_heads * model.head_dim
     return 2 * (rate_weights + 2 * model.d_model * inner) + 7.0 * inner * model.head_dim
 
 
 class _HeadGatedDelta(DeltaMemory):
-    """What forgets as a whole, if at all."""
+    """Delta memory with at most one retention gate per head."""
 
     config: GatedDeltaConfig
 
     def write(
         self, rates: DeltaRates, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
+        """Write a sequence into the state by the gated delta rule and read it back with the queries.
+
+        Returns:
+            (readout [B, T, H, X], the state after the last token).
+        """
         backend, chunk, _ = self._backend(q_BTHX.device, q_BTHX.dtype)
         args = q_BTHX, k_BTJX, v_BTJX, rates.log_keep, rates.step_BTH
         result = gated_delta(*args, chunk=chunk, backend=backend, initial_state=state, return_state=True)
         assert isinstance(result, tuple)
         return result
 
-    def chunk_multiple(self, device: torch.device, dtype: torch.dtype) -> int:
+    def together(self, device: torch.device, dtype: torch.dtype) -> int:
+        """Return the number of tokens solved together; chunks of a multiple of it give the same result."""
         return self._backend(device, dtype)[1]
 
     def _backend(self, device: torch.device, dtype: torch.dtype) -> tuple[str, int, str]:
-        """(backend, tokens that it solves together, why that backend)."""
+        """Return (backend, tokens that it solves together, reason for the choice)."""
         choice = choose_backend(device, dtype, self.head_dim)
-        # attribute by attribute: what the compiler takes for a constant cannot be unpacked
+        # read attribute by attribute, because the compiler cannot unpack what it treats as a constant
         return choice.backend, self.config.chunk if choice.backend == "torch" else 64, choice.reason
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+        """Return {"memory": backend, chunk and reason} for tensors of that device and dtype."""
         backend, chunk, reason = self._backend(device, dtype)
         return {"memory": f"{backend} chunk {chunk} ({reason})"}
 
 
 class GatedDelta(_HeadGatedDelta):
-    """gamma and beta are read from x, one of each a head."""
+    """Gated delta memory: retention gamma and write strength beta are projected from x, one of each per head."""
 
     Config: ClassVar[type[Config]] = GatedDeltaConfig
 
@@ -145,6 +172,7 @@ class GatedDelta(_HeadGatedDelta):
         return delta_flops(model, 2 * model.d_model * model.n_heads)
 
     def add_rates(self, model: ModelConfig) -> None:
+        """Create the projections of gamma and beta."""
         self.w_gamma = Linear(model.d_model, model.n_heads, bias=model.bias)
         self.w_beta = Linear(model.d_model, model.n_heads, bias=model.bias)
 
@@ -152,16 +180,17 @@ class GatedDelta(_HeadGatedDelta):
         return [self.w_gamma, self.w_beta]
 
     def rates_from_logits(self, *logits_TC: Tensor) -> DeltaRates:
+        """Return log sigmoid(gamma logit + GAMMA_OFFSET) and sigmoid(beta logit), in float32 (float64 for float64)."""
         gamma, beta = (logit.to(statistics_dtype(logit.dtype)) for logit in logits_TC)
         return DeltaRates(functional.logsigmoid(gamma + GAMMA_OFFSET), torch.sigmoid(beta))
 
     def log_gates(self, x_BTD: Tensor) -> Tensor:
-        """log gamma [B, T, H]."""
+        """Return ln gamma, [B, T, H]."""
         return self.read_rates(x_BTD).log_keep
 
 
 class DeltaNet(_HeadGatedDelta):
-    """Nothing is forgotten but what a write replaces: gamma is 1."""
+    """Delta memory without decay: gamma is 1, and only overwriting removes content."""
 
     Config: ClassVar[type[Config]] = GatedDeltaConfig
 
@@ -176,34 +205,44 @@ class DeltaNet(_HeadGatedDelta):
         return [self.w_beta]
 
     def rates_from_logits(self, *logits_TC: Tensor) -> DeltaRates:
+        """Return log gamma = 0 and beta = sigmoid(logit), in float32 (float64 for float64)."""
         (beta,) = (torch.sigmoid(logit.to(statistics_dtype(logit.dtype))) for logit in logits_TC)
         return DeltaRates(torch.zeros_like(beta), beta)
 
 
 class KDA(DeltaMemory):
-    """Every channel of the keys has a retention of its own, read from x through a bottleneck."""
+    """Delta memory with one retention gate per channel of the keys, projected from x through a bottleneck."""
 
     Config: ClassVar[type[Config]] = KDAConfig
     config: KDAConfig
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: KDAConfig) -> float:
+        """Return FLOPs per token, the bottleneck projections included."""
         d, heads, size = model.d_model, model.n_heads, model.head_dim
         return delta_flops(model, d * size + size * heads * size + d * heads)
 
     def add_rates(self, model: ModelConfig) -> None:
+        """Create the bottleneck and the projections of gamma and beta."""
         self.w_down = Linear(model.d_model, model.head_dim, bias=False)
         self.w_gamma = Linear(model.head_dim, model.n_heads * model.head_dim, bias=model.bias)
         self.w_beta = Linear(model.d_model, model.n_heads, bias=model.bias)
 
     def log_gates(self, x_BTD: Tensor) -> Tensor:
-        """log gamma [B, T, H, X]."""
+        """Return ln gamma, [B, T, H, X]."""
         return self.read_rates(x_BTD).log_keep
 
     def rate_projections(self) -> list[Linear]:
         return [self.w_down, self.w_beta]
 
     def rates_from_logits(self, *logits_TC: Tensor) -> DeltaRates:
+        """Return ln gamma [B, T, H, X], projected from the bottleneck, and beta [B, T, H].
+
+        Both are float32 (float64 for float64).
+
+        Args:
+            *logits_TC: outputs of the bottleneck and of the projection of beta.
+        """
         down, beta = logits_TC
         dtype = statistics_dtype(down.dtype)
         logit = self.w_gamma(down).to(dtype).unflatten(-1, (self.heads, self.head_dim))
@@ -212,10 +251,16 @@ class KDA(DeltaMemory):
     def write(
         self, rates: DeltaRates, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
+        """Write a sequence into the state by the delta rule with channelwise decay and read it back with the queries.
+
+        Returns:
+            (readout [B, T, H, X], the state after the last token).
+        """
         args = q_BTHX, k_BTJX, v_BTJX, rates.log_keep, rates.step_BTH
         return channelwise.channelwise_delta(*args, chunk=self.config.chunk, initial_state=state)
 
-    def chunk_multiple(self, device: torch.device, dtype: torch.dtype) -> int:
+    def together(self, device: torch.device, dtype: torch.dtype) -> int:
+        """Return the number of tokens that the kernel solves together: 64 with FLA, else the config's `chunk`."""
         fla = channelwise.choose_backend(device, dtype, self.head_dim).backend == "fla"
         return 64 if fla else self.config.chunk
 

@@ -1,4 +1,8 @@
-"""Memories that learn by gradient steps while they read: omega and atlas (docs/mechanisms.md, "Omega memory")."""
+"""Memories that take gradient steps at test time: omega and atlas.
+
+Source: docs/mechanisms.md, "Omega memory".
+Letters of shapes: B batch, T length, D model width, H query heads, J KV heads, X head size, F columns of a feature.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +23,11 @@ from ..layers import Linear
 from .recurrent import Recurrent
 
 MOST_COLUMNS = 1 << 16
-"""Columns of a feature beyond which no memory is built."""
+"""Largest number of feature columns for which a memory is built."""
 
 
 class OmegaConfig(MemoryConfig):
-    """Of a memory that takes gradient steps on the last pairs."""
+    """Settings of a memory that takes gradient steps on the last key-value pairs."""
 
     window: Int = knob(16, "Tokens whose pairs are in the loss of each step.", identity=16, ge=1, le=MAX_LENGTH)
     chunk: Int = knob(
@@ -49,7 +53,7 @@ class OmegaConfig(MemoryConfig):
 
 
 class AtlasConfig(OmegaConfig):
-    """With a momentum, whose steps are made orthogonal."""
+    """Settings of an omega memory with momentum, whose steps are orthogonalised."""
 
     chunk: Int = knob(
         64, "Tokens after which gradients are taken at the memory as it is then.", identity=64, ge=1, le=MAX_LENGTH
@@ -69,22 +73,24 @@ class AtlasConfig(OmegaConfig):
 
 
 class Omega(Recurrent):
-    """The rates are read from x, one of each a head."""
+    """Omega memory: each token takes a gradient step on the last `window` pairs; rates are projected from x."""
 
     Config: ClassVar[type[Config]] = OmegaConfig
     RATES: ClassVar[tuple[str, ...]] = ("keep", "step", "weight")
+    """Names of the rates that are projected from x, one of each per head."""
     config: OmegaConfig
     draws: Tensor
+    """Fixed random directions of `features: sketch`, [degree / 2, H, X, sketch]; a buffer."""
     is_capturable: ClassVar[bool] = False
 
     @classmethod
     def columns(cls, model: ModelConfig, config: OmegaConfig) -> int:
-        """Of the feature of a key."""
+        """Return the number of columns of a key's feature."""
         return features.columns(config.features, model.head_dim, config.sketch)
 
     @classmethod
     def layers(cls, model: ModelConfig, config: OmegaConfig) -> list[tuple[int, int]]:
-        """(outputs, inputs) of the memory's matrices."""
+        """Return (outputs, inputs) of each of the memory's matrices."""
         columns, size = cls.columns(model, config), model.head_dim
         if config.memory == "matrix":
             return [(size, columns)]
@@ -92,6 +98,7 @@ class Omega(Recurrent):
 
     @classmethod
     def check(cls, model: ModelConfig, config: OmegaConfig) -> None:
+        """Raise ValueError for an odd `degree` or for features of more than MOST_COLUMNS columns."""
         if config.degree % 2:
             raise ValueError(f"degree ({config.degree}) must be even")
         columns = cls.columns(model, config)
@@ -104,48 +111,57 @@ class Omega(Recurrent):
 
     @classmethod
     def unfit(cls, config: OmegaConfig, tokens: int) -> str | None:
+        """Return a text if `window` exceeds the `tokens` tokens of a sequence (never full); None otherwise."""
         if config.window > tokens:
             return f"window ({config.window}) is more than the {tokens} tokens of a row, so none is ever full; set it to {tokens} at most"
         return None
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: OmegaConfig) -> float:
+        """Return FLOPs per token: rates, gate, output projection, and the memory's gradients and readouts."""
         d, inner = model.d_model, model.n_heads * model.head_dim
         surround = 2.0 * (len(cls.RATES) * d * model.n_heads + 2 * d * inner)
-        # keys of a chunk and of the window before it, for each token of the chunk
+        # keys that the tokens of a chunk use: those of the chunk and of the window before it
         keys = config.chunk + config.window - 1
         head_flops = 0.0
         for outputs, inputs in cls.layers(model, config):
-            # answers to the keys seen and to the query, what the chunk writes, and the masked products in it
+            # readouts for these keys and for the query, the chunk's update, and masked products within the chunk
             head_flops += 2.0 * outputs * inputs * (2 * keys / config.chunk + 1) + 2.0 * keys * (inputs + outputs)
         return surround + model.n_heads * head_flops
 
     def __init__(self, model: ModelConfig, config: OmegaConfig) -> None:
+        """Create projections, initial weights of `memory: mlp2`, and random directions of `features: sketch`."""
         super().__init__(model, config)
         self.width = self.columns(model, config)
         if config.memory == "mlp2":
             shapes = self.layers(model, config)
             self.start = nn.ParameterList(torch.randn(o, i).mul_(i**-0.5) for o, i in shapes)
         if config.features == "sketch":
-            # drawn here, where chance is the cell's; the same for q and k, and no parameters
+            # drawn here, where torch's generator is seeded from the cell's seed; shared by q and k, not trained
             draws = torch.randn(config.degree // 2, model.n_heads, model.head_dim, config.sketch)
             self.register_buffer("draws", draws)
 
     def add_rates(self, model: ModelConfig) -> None:
+        """Create one projection per rate."""
         self.rates = nn.ModuleDict({name: Linear(model.d_model, model.n_heads, bias=model.bias) for name in self.RATES})
 
-    def chunk_multiple(self, device: torch.device, dtype: torch.dtype) -> int:
+    def together(self, device: torch.device, dtype: torch.dtype) -> int:
+        """Return `chunk`, the tokens that share the memory at which gradients are taken."""
         return self.config.chunk
 
     def chunk_tokens(self) -> int:
+        """Return `chunk`: results depend on where a chunk starts."""
         return self.config.chunk
 
     def log_gates(self, x_BTD: Tensor) -> Tensor:
-        """ln alpha [B, T, H]."""
+        """Return ln alpha, the log of the fraction of the memory that is kept, [B, T, H]."""
         return self.read_rates(x_BTD).log_keep_BTH
 
     def read_rates(self, x_BTD: Tensor) -> Rates:
-        """From the block's input; a window's loss is the mean of its pairs."""
+        """Return the rates of each token, computed from the block's input [B, T, D] in float32 (float64 for float64).
+
+        The pair weights are divided by `window`, so that a window's loss is the mean over its pairs.
+        """
         dtype = statistics_dtype(x_BTD.dtype)
         logit = {name: rate(x_BTD).to(dtype) for name, rate in self.rates.items()}
         keep = functional.logsigmoid(logit["keep"] + self.config.keep_offset)
@@ -153,16 +169,22 @@ class Omega(Recurrent):
         return Rates(keep, step, torch.sigmoid(logit["weight"]) / self.config.window, self._momentum(logit))
 
     def _momentum(self, logit: dict[str, Tensor]) -> Tensor | None:
+        """Return the log of the fraction of the momentum that each token keeps, [B, T, H]; None: no momentum."""
         return None
 
     @property
     def orthogonal(self) -> Literal["none", "chunk", "token"]:
-        """What is done to the momentum before it is a step."""
+        """Granularity at which Newton-Schulz orthogonalises the momentum: per "chunk", per "token" or "none"."""
         return "none"
 
     def write(
         self, rates: Rates, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, state: State | None
     ) -> tuple[Tensor, State]:
+        """Update the memory with a sequence and read it with the queries; `state` None starts from the initial memory.
+
+        Returns:
+            (readout [B, T, H, X], the state after the last token).
+        """
         b, dtype = len(q_BTHX), statistics_dtype(q_BTHX.dtype)
         q, k = self._features(q_BTHX), self._features(expand_kv(k_BTJX, self.heads))
         v = expand_kv(v_BTJX, self.heads)
@@ -176,13 +198,19 @@ class Omega(Recurrent):
         )  # fmt: skip
 
     def norm(self, state: State) -> Tensor:
+        """Return the Frobenius norm over all matrices of a state, [B, H]."""
         squares = [layer.square().sum((-2, -1)) for layer in state.layers]
         return torch.stack(squares).sum(0).sqrt()
 
     def answer(self, state: State, q_BTHX: Tensor) -> Tensor:
+        """Return the memory's readouts for queries, [B, T, H, X] in the state's type, without writing."""
         return answer(state, self._features(q_BTHX))
 
     def _features(self, x_BTHX: Tensor) -> Tensor:
+        """Map keys or queries [B, T, H, X] to features [B, T, H, F].
+
+        They are L2-normalised, expanded as the setting `features` says, and (setting `normalise`) normalised again.
+        """
         x = unit(x_BTHX)
         if self.config.features == "poly2":
             x = features.poly2(x)
@@ -193,6 +221,7 @@ class Omega(Recurrent):
         return unit(x) if self.config.normalise else x
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+        """Return {"memory": backend, chunk and reason} for tensors of that device and dtype."""
         is_plain_matrix = self.config.features == "identity" and self.config.memory == "matrix"
         choice = choose_backend(
             device, dtype, self.head_dim if is_plain_matrix else 0, self.config.window, self.config.chunk, self.orthogonal,
@@ -202,7 +231,7 @@ class Omega(Recurrent):
 
 
 class Atlas(Omega):
-    """With a momentum, whose steps are made orthogonal."""
+    """Atlas memory: omega with momentum, orthogonalised by Newton-Schulz before each step."""
 
     Config: ClassVar[type[Config]] = AtlasConfig
     RATES: ClassVar[tuple[str, ...]] = (*Omega.RATES, "momentum")
@@ -210,6 +239,10 @@ class Atlas(Omega):
 
     @classmethod
     def unfit(cls, config: Any, tokens: int) -> str | None:
+        """Return a text if nothing would ever be read, or if `window` exceeds the sequence; None otherwise.
+
+        With `orthogonal: chunk` a chunk's writes are read only after it, so `chunk` must be below `tokens`.
+        """
         if config.orthogonal == "chunk" and config.chunk >= tokens:
             return (
                 f"chunk ({config.chunk}) is not below the {tokens} tokens of a row, and what a chunk writes is read after it alone, "
@@ -219,13 +252,14 @@ class Atlas(Omega):
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: Any) -> float:
+        """Return FLOPs per token: those of omega plus five Newton-Schulz iterations per token or per chunk."""
         flops = super().forward_flops(model, config)
         if config.orthogonal == "none":
             return flops
         rounds_per_token = 1.0 if config.orthogonal == "token" else 1 / config.chunk
         for outputs, inputs in cls.layers(model, config):
             short, long = sorted((outputs, inputs))
-            # five steps of a Gram matrix, its square and a product
+            # five iterations, each with a Gram matrix, its square and a product
             flops += model.n_heads * rounds_per_token * 5 * 2.0 * (2 * short * short * long + short**3)
         return flops
 

@@ -1,5 +1,7 @@
-"""Mixers that add to their scores what distance says: ALiBi, learned relative bias, contextual positions
-(docs/mechanisms.md, "Other position schemes").
+"""Mixers whose scores get a bias that depends on distance: ALiBi, learned relative bias, contextual positions (CoPE).
+
+Source: docs/mechanisms.md, "Other position schemes".
+Letters of shapes: B batch, T length, H query heads, J KV heads, X head size, S cached keys, R distances.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from ..kv_cache import KVView
 
 
 class ALiBiConfig(ScaledConfig):
-    """Slopes are fixed."""
+    """Settings of ALiBi, whose slopes are fixed."""
 
 
 class RelConfig(ALiBiConfig):
-    """Of a learned number for each head and distance."""
+    """Settings of the learned bias per head and distance."""
 
     reach: Int = knob(512, "Distance from which on all have the last number.", identity=512, ge=1, le=MAX_LENGTH)
     buckets: Int | None = knob(
@@ -42,7 +44,7 @@ class RelConfig(ALiBiConfig):
 
 
 class CoPEConfig(ALiBiConfig):
-    """Of positions that count gates instead of tokens."""
+    """Settings of contextual positions, which count gates instead of tokens."""
 
     positions: Int = knob(
         64, "Positions that have a vector; farther keys have the last.", identity=64, ge=1, le=MAX_LENGTH
@@ -50,7 +52,10 @@ class CoPEConfig(ALiBiConfig):
 
 
 class ALiBi(QueryBlockMixer):
-    """A fixed slope a head over the distance: forgetting attention with constant gates."""
+    """ALiBi: softmax attention with a fixed slope per head times the distance subtracted from the scores.
+
+    Computed as forgetting attention with constant gates.
+    """
 
     Config: ClassVar[type[Config]] = ALiBiConfig
     config: ALiBiConfig
@@ -67,6 +72,15 @@ class ALiBi(QueryBlockMixer):
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
+        """Return the attention output [B, T, H, X].
+
+        Args:
+            q_BTHX: queries.
+            k_BTJX: keys.
+            v_BTJX: values.
+            window: number of most recent keys that a query sees, its own included; None: all earlier keys.
+            block: queries scored at a time; None: the default.
+        """
         slope_H = torch.tensor(self.slopes, dtype=torch.float64, device=q_BTHX.device)
         gate_1TH = -slope_H.expand(1, q_BTHX.shape[1], -1)
         return forgetting_attention(
@@ -74,6 +88,7 @@ class ALiBi(QueryBlockMixer):
         )
 
     def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
+        """Return the attention output [B, H, X] of one new token per sequence."""
         scores_BHS = row_scores(q_BHX, cache.gather("k"), self.config.scale)
         fade_BHS = -_slope_tensor(len(self.slopes), q_BHX.device) * cache.texts.distance[:, None]
         return row_attention(scores_BHS + fade_BHS.to(scores_BHS.dtype), cache.gather("v"), cache.seen).to(q_BHX.dtype)
@@ -84,9 +99,11 @@ class ALiBi(QueryBlockMixer):
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """2^(-8 h / H) for h = 1 to H a power of two; else those of the next lower power, then every other one of twice it.
+    """Return the slope of each of `heads` heads.
 
-    Press, Smith and Lewis, "Train short, test long" (2022).
+    For a power of two H they are 2^(-8 h / H), h = 1 ... H. Otherwise they are those of the next lower power of two,
+    followed by every other slope of twice that power.
+    Source: Press, Smith and Lewis, "Train short, test long" (2022).
     """
     power = 1 << (heads.bit_length() - 1)
     first = [2.0 ** (-8 * h / power) for h in range(1, power + 1)]
@@ -95,12 +112,18 @@ def alibi_slopes(heads: int) -> list[float]:
 
 @functools.cache
 def _slope_tensor(heads: int, device: torch.device) -> Tensor:
-    """[H, 1], float64; made once, since a graph of a step cannot bring numbers from the host."""
+    """Return the slopes as a float64 tensor [H, 1] on the device.
+
+    It is cached, because a CUDA graph of a step cannot copy from the host.
+    """
     return torch.tensor(alibi_slopes(heads), dtype=torch.float64, device=device)[:, None]
 
 
 class Rel(QueryBlockMixer):
-    """A learned number for each head and distance; far distances share the last one."""
+    """Relative bias: softmax attention with a learned number per head and distance added to the scores.
+
+    Distances beyond `reach` share the last number.
+    """
 
     Config: ClassVar[type[Config]] = RelConfig
     config: RelConfig
@@ -112,7 +135,7 @@ class Rel(QueryBlockMixer):
 
     @classmethod
     def entries_per_head(cls, config: RelConfig) -> int:
-        """Of a head."""
+        """Return the number of learned numbers per head."""
         return config.reach + 1 if config.buckets is None else config.buckets
 
     @classmethod
@@ -127,19 +150,29 @@ class Rel(QueryBlockMixer):
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
+        """Return the attention output [B, T, H, X].
+
+        Args:
+            q_BTHX: queries.
+            k_BTJX: keys.
+            v_BTJX: values.
+            window: number of most recent keys that a query sees, its own included; None: all earlier keys.
+            block: queries scored at a time; None: the default.
+        """
         bias_HR = self.table.view(q_BTHX.shape[2], -1)[:, self.bucket_of_distance()]
         return relative_attention(
             q_BTHX, k_BTJX, v_BTJX, bias_HR, scale=self.config.scale, window=window, query_block=block
         )
 
     def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
+        """Return the attention output [B, H, X] of one new token per sequence."""
         scores_BHS = row_scores(q_BHX, cache.gather("k"), self.config.scale)
         bias_HR = self.table.view(q_BHX.shape[1], -1)[:, self._buckets].to(scores_BHS.dtype)
         bias_HBS = bias_HR[:, cache.texts.distance.clamp(0, self.config.reach)]
         return row_attention(scores_BHS + bias_HBS.transpose(0, 1), cache.gather("v"), cache.seen).to(q_BHX.dtype)
 
     def bucket_of_distance(self) -> Tensor:
-        """Which of a head's numbers the distances 0, 1, ... reach have, int64."""
+        """Return for each distance 0 ... reach the index of its number in a head's table, int64 [reach + 1]."""
         device = self.table.device
         distance = torch.arange(self.config.reach + 1, device=device)
         if self.config.buckets is None:
@@ -149,7 +182,7 @@ class Rel(QueryBlockMixer):
 
     @functools.cached_property
     def _buckets(self) -> Tensor:
-        """The same, made once for the steps of a text."""
+        """Cached result of `bucket_of_distance`, for decoding steps."""
         return self.bucket_of_distance()
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
@@ -157,12 +190,19 @@ class Rel(QueryBlockMixer):
 
 
 def first_distances(reach: int, buckets: int) -> list[int]:
-    """The least distance of each bucket: half of them hold one each, the rest grow by one ratio up to `reach`."""
+    """Return the smallest distance of each bucket, ascending.
+
+    The first half of the buckets holds one distance each; the others grow geometrically up to `reach`.
+
+    Args:
+        reach: distance from which on all share the last bucket.
+        buckets: number of buckets.
+    """
     num_single = buckets // 2
     num_growing = buckets - num_single
 
     def is_at_least_start(distance: int, m: int) -> bool:
-        """Whether distance >= own (reach / own)^(m / grow), in whole numbers, which no rounding moves."""
+        """Return True if distance >= num_single (reach / num_single)^(m / num_growing), in exact integer arithmetic."""
         return distance**num_growing * num_single**m >= reach**m * num_single**num_growing
 
     return [
@@ -172,13 +212,17 @@ def first_distances(reach: int, buckets: int) -> list[int]:
 
 
 class CoPE(QueryBlockMixer):
-    """Positions that count the gates between key and query, each with a vector that the query is multiplied with."""
+    """Contextual positions: softmax attention whose scores get the product of the query with a position vector.
+
+    A key's position is the sum of the gates between it and the query, interpolated between learned vectors.
+    """
 
     Config: ClassVar[type[Config]] = CoPEConfig
     config: CoPEConfig
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: CoPEConfig, keys: float) -> float:
+        """Return FLOPs per token: those of attention plus the products of queries and position vectors."""
         return attention_flops(model, keys) + 2.0 * model.n_heads * model.head_dim * config.positions
 
     def __init__(self, model: ModelConfig, config: CoPEConfig) -> None:
@@ -189,12 +233,22 @@ class CoPE(QueryBlockMixer):
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
+        """Return the attention output [B, T, H, X].
+
+        Args:
+            q_BTHX: queries.
+            k_BTJX: keys.
+            v_BTJX: values.
+            window: number of most recent keys that a query sees, its own included; None: all earlier keys.
+            block: queries scored at a time; None: the default.
+        """
         vectors = self.vectors.to(statistics_dtype(q_BTHX.dtype))
         return contextual_attention(
             q_BTHX, k_BTJX, v_BTJX, vectors, scale=self.config.scale, window=window, query_block=block
         )
 
     def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
+        """Return the attention output [B, H, X] of one new token per sequence."""
         scores_BHS, seen_BS = row_scores(q_BHX, cache.gather("k"), self.config.scale), cache.seen
         q_B1HX, scores_BH1S = q_BHX[:, None].to(scores_BHS.dtype), scores_BHS[:, :, None]
         bias_BH1S = position_scores(q_B1HX, scores_BH1S, seen_BS[:, None, None], self.vectors.to(scores_BHS.dtype))

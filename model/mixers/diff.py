@@ -1,4 +1,8 @@
-"""Differential attention as a mixer (docs/mechanisms.md, "Other position schemes")."""
+"""Differential attention as a mixer.
+
+Source: docs/mechanisms.md, "Other position schemes".
+Letters of shapes: B batch, T length, H query heads, J KV heads, X head size.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from ..layers import RMSNorm
 
 
 class DiffConfig(ScaledConfig):
-    """Of pairs of heads."""
+    """Settings of differential attention."""
 
     rotary: Literal["full", "half-truncated", "none"] = knob("full", "Rotary positions.", identity="full")
     base: Float = knob(10000.0, "Base of the rotary frequencies.", identity=10000.0, gt=1, le=MAX_FLOAT)
@@ -28,13 +32,19 @@ class DiffConfig(ScaledConfig):
 
 
 class Diff(QueryBlockMixer):
-    """Heads in pairs: what one map reads less lambda times what the other reads, of both heads' values, normed."""
+    """Differential attention over pairs of heads.
+
+    A pair's output is the first head's attention minus lambda times the second head's, both over the concatenated
+    values
+    of the two heads, then normed and scaled by 1 - lambda_init.
+    """
 
     Config: ClassVar[type[Config]] = DiffConfig
     config: DiffConfig
 
     @classmethod
     def check(cls, model: ModelConfig, config: DiffConfig) -> None:
+        """Raise ValueError if a number of heads is odd or the rotary setting does not fit the head size."""
         for name in ("n_heads", "n_kv_heads"):
             if getattr(model, name) % 2:
                 raise ValueError(
@@ -44,7 +54,7 @@ class Diff(QueryBlockMixer):
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: DiffConfig, keys: float) -> float:
-        # H maps, each with the values of two heads
+        # H attention maps, each applied to the values of two heads
         return 6.0 * model.n_heads * model.head_dim * keys
 
     def __init__(self, model: ModelConfig, config: DiffConfig) -> None:
@@ -55,11 +65,11 @@ class Diff(QueryBlockMixer):
 
     @property
     def lambda_init(self) -> float:
-        """Lambda's constant part, which grows with the layer."""
+        """Constant part of lambda, 0.8 - 0.6 exp(-0.3 layer)."""
         return 0.8 - 0.6 * math.exp(-0.3 * self.layer)
 
     def lambda_value(self) -> Tensor:
-        """Lambda, a scalar."""
+        """Return lambda, a scalar tensor: exp(q1 . k1) - exp(q2 . k2) + lambda_init."""
         dtype = statistics_dtype(self.q1.dtype)
         q1, k1, q2, k2 = (x.to(dtype) for x in (self.q1, self.k1, self.q2, self.k2))
         return (q1 * k1).sum().exp() - (q2 * k2).sum().exp() + self.lambda_init
@@ -67,10 +77,22 @@ class Diff(QueryBlockMixer):
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
+        """Return the attention output [B, T, H, X].
+
+        Args:
+            q_BTHX: queries; heads 2 i and 2 i + 1 are a pair.
+            k_BTJX: keys.
+            v_BTJX: values.
+            window: number of most recent keys that a query sees, its own included; None: all earlier keys.
+            block: queries scored at a time; None: the default.
+        """
         q, k = self._rotated(q_BTHX), self._rotated(k_BTJX)
 
         def read(which: int) -> Tensor:
-            """What the first or the second map of each pair reads of both heads' values: [B, T, H / 2, 2 X]."""
+            """Return each pair's attention by its first (0) or second (1) head, [B, T, H / 2, 2 X].
+
+            Both read the values of both heads, concatenated.
+            """
             halves = [
                 softmax_attention(
                     q[:, :, which::2], k[:, :, which::2], v_BTJX[:, :, side::2], scale=self.config.scale, window=window,
@@ -85,12 +107,15 @@ class Diff(QueryBlockMixer):
     def keep(
         self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: PreviousToken | None
     ) -> dict[str, Tensor]:
+        """Return the rotated keys as "k" and the values as "v", [B, T, J, X] each, to be cached."""
         return {"k": self._rotated(k_BTJX, places_BT), "v": v_BTJX}
 
     def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
+        """Return the attention output [B, H, X] of one new token per sequence."""
         q = self._rotated(q_BHX[:, None], cache.places[:, None])[:, 0]
 
         def read(which: int) -> Tensor:
+            """Return each pair's attention by its first (0) or second (1) head, [B, H / 2, 2 X]."""
             halves = [
                 paged_softmax(
                     q[:, which::2], cache["k"][:, :, which::2], cache["v"][:, :, side::2], cache.texts,
@@ -103,7 +128,7 @@ class Diff(QueryBlockMixer):
         return self._difference(read(0), read(1)).to(q_BHX.dtype)
 
     def _difference(self, first: Tensor, second: Tensor) -> Tensor:
-        """What the two maps read [..., H / 2, 2 X] -> [..., H, X] in the statistics' type."""
+        """Combine the two attention maps' outputs [..., H / 2, 2 X] to [..., H, X] in float32 (float64 for float64)."""
         dtype = statistics_dtype(first.dtype)
         y = self.norm(first.to(dtype) - self.lambda_value() * second.to(dtype)) * (1 - self.lambda_init)
         return y.unflatten(-1, (2, -1)).flatten(-3, -2)

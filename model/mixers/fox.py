@@ -1,4 +1,8 @@
-"""Forgetting attention as a mixer (docs/mechanisms.md, "Forgetting attention")."""
+"""Forgetting attention (FoX) as a mixer.
+
+Source: docs/mechanisms.md, "Forgetting attention".
+Letters of shapes: B batch, T length, D model width, H query heads, J KV heads, X head size, S cached keys.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +21,17 @@ from .gates import Gate, cumulative_log_gate, decayed_attention
 
 
 class FoXConfig(ScaledConfig):
-    """Of a gate for each head and token."""
+    """Settings of forgetting attention."""
 
     gate_bias: Real = knob(0.0, "Initial bias of the gates' logits: 0 keeps a half.", identity=0.0)
     gate_std: Float = knob(0.02, "Initial deviation of the gates' projection.", identity=0.02, ge=0, le=MAX_FLOAT)
 
 
 class FoX(QueryBlockMixer):
-    """Every token gives each head a share of what lies before it that is kept."""
+    """Forgetting attention: softmax attention with data-dependent decay.
+
+    Each token has a forget gate per head; a score is reduced by the logs of the gates between key and query.
+    """
 
     Config: ClassVar[type[Config]] = FoXConfig
     reads_input: ClassVar[bool] = True
@@ -43,6 +50,16 @@ class FoX(QueryBlockMixer):
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, x_BTD: Tensor,
         block: int | None = None,
     ) -> Tensor:  # fmt: skip
+        """Return the attention output [B, T, H, X].
+
+        Args:
+            q_BTHX: queries.
+            k_BTJX: keys.
+            v_BTJX: values.
+            window: number of most recent keys that a query sees, its own included; None: all earlier keys.
+            x_BTD: the block's normed input, from which the gates are projected.
+            block: queries scored at a time; None: the default.
+        """
         return forgetting_attention(
             q_BTHX, k_BTJX, v_BTJX, self.gate(x_BTD), scale=self.config.scale, window=window, query_block=block
         )
@@ -50,14 +67,16 @@ class FoX(QueryBlockMixer):
     def keep(
         self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: PreviousToken | None, x_BTD: Tensor
     ) -> dict[str, Tensor]:
+        """Return "k", "v" [B, T, J, X] and "fall", the cumulative log gate [B, T, H] float64, to be cached."""
         return {"k": k_BTJX, "v": v_BTJX, "fall": cumulative_log_gate(self.gate(x_BTD), before)}
 
     def step(self, q_BHX: Tensor, cache: KVView, x_BD: Tensor) -> Tensor:
+        """Return the attention output [B, H, X] of one new token per sequence."""
         scores_BHS = row_scores(q_BHX, cache.gather("k"), self.config.scale)
         return decayed_attention(scores_BHS, cache).to(q_BHX.dtype)
 
     def log_gates(self, x_BTD: Tensor, k_BTJX: Tensor) -> Tensor:
-        """[B, T, H]: what lies before token t fades by this at t."""
+        """Return the natural log of each token's forget gate, [B, T, H]; it applies to all earlier tokens."""
         log_gate_BTH: Tensor = self.gate(x_BTD)
         return log_gate_BTH
 

@@ -1,4 +1,7 @@
-"""Gates that mixers read from their block's input, or from their keys."""
+"""Gates that mixers project from their block's input or from their keys.
+
+Letters of shapes: B batch, T length, D inputs, H query heads, X head size, S cached keys, P heads that have gates.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,33 @@ from ..kv_cache import KVView
 
 
 class Gate(nn.Module):
-    """logsigmoid(W x + b) in the statistics' type; W starts normal with the deviation `std`, b at `offset`. Without biases b stays: it says how much a gate keeps.
+    """Projection to log gates: logsigmoid(W x + b), in float32 (float64 for float64).
 
-    x is [B, T, groups * inputs], and each group has an equal share of the outputs.
+    W starts normal with standard deviation `std`, b at `offset`. b exists even in networks without biases, because it
+    sets
+    the gate's initial value. With groups, x is [B, T, groups * inputs], and each group is projected to its equal share
+    of
+    the outputs.
     """
 
     def __init__(self, inputs: int, outputs: int, *, std: float, offset: float, groups: int = 1) -> None:
+        """Create W and b.
+
+        Args:
+            inputs: channels per group.
+            outputs: gates of all groups.
+            std: standard deviation of W's initial values.
+            offset: initial value of b.
+            groups: independent groups of channels.
+        """
         super().__init__()
-        # in place, since a product on the meta device, where sizes are counted, imports torch's compiler
+        # in place, because a product on the meta device (used to count sizes) imports torch's compiler
         self.weight = nn.Parameter(torch.randn(outputs, inputs).mul_(std))
         self.offset = nn.Parameter(torch.full((outputs,), offset))
         self.groups = groups
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        """Return log gates [B, T, outputs] <= 0 of inputs [B, T, groups * inputs]."""
         dtype, weight = statistics_dtype(x_BTD.dtype), self.weight.to(x_BTD.dtype)
         if self.groups == 1:
             logit = functional.linear(x_BTD, weight)
@@ -37,17 +54,27 @@ class Gate(nn.Module):
 
 
 def cumulative_log_gate(log_gate_BTP: Tensor, before: PreviousToken | None) -> Tensor:
-    """Sum of the gates up to each token, float64 [B, T, P, ...], going on from what was kept of the token before."""
+    """Return the cumulative sum of log gates up to each token, float64 [B, T, P, ...].
+
+    Args:
+        log_gate_BTP: log gates [B, T, P, ...].
+        before: cached entries of the token before the first one, whose "fall" the sums continue; None: start from 0.
+    """
     fall = running_sum(log_gate_BTP)
     return fall if before is None else fall + before("fall")[:, None]
 
 
 def decayed_attention(scores_BHS: Tensor, cache: KVView) -> Tensor:
-    """Attention of the new tokens, [B, H, X], whose scores fade by what every gate since the key says."""
+    """Return the attention output [B, H, X] of the new tokens, whose scores decay by the log gates since each key.
+
+    Args:
+        scores_BHS: scores of the new tokens with all cached keys.
+        cache: cached entries; "fall" is the cumulative log gate and "v" the values.
+    """
     fall_BSH = cache.gather("fall")
     current_B1H = fall_BSH.gather(1, cache.places.view(-1, 1, 1).expand(-1, 1, fall_BSH.shape[2]))
     fade_BHS = (current_B1H - fall_BSH).transpose(1, 2)
     seen_BS = cache.seen
-    # what is hidden may be any number
+    # entries of hidden keys are arbitrary
     logits_BHS = scores_BHS + torch.where(seen_BS[:, None], fade_BHS, 0.0).to(scores_BHS.dtype)
     return row_attention(logits_BHS, cache.gather("v"), seen_BS)

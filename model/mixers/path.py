@@ -1,4 +1,8 @@
-"""PaTH attention as a mixer (docs/mechanisms.md, "PaTH attention")."""
+"""PaTH attention as a mixer.
+
+Source: docs/mechanisms.md, "PaTH attention".
+Letters of shapes: B batch, T length, D model width, H query heads, J KV heads, X head size, C channels.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,11 @@ from ..layers import CausalConv, Linear
 from .gates import Gate
 
 CHUNK = 64
-"""Tokens whose maps are taken as one, where work is counted."""
+"""Tokens per chunk of transitions that the FLOP count assumes."""
 
 
 class PaTHConfig(ScaledConfig):
-    """Of a map for each KV head and token."""
+    """Settings of PaTH attention, which has a transition per KV head and token."""
 
     rank: Int | None = knob(
         32,
@@ -37,7 +41,7 @@ class PaTHConfig(ScaledConfig):
 
 
 class PaTH(QueryBlockMixer):
-    """Every token reflects, in part, what passes it along a direction of its own."""
+    """PaTH attention: keys are multiplied by Householder-like transitions I - beta w wᵀ of later tokens."""
 
     Config: ClassVar[type[Config]] = PaTHConfig
     reads_input: ClassVar[bool] = True
@@ -45,17 +49,19 @@ class PaTH(QueryBlockMixer):
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: PaTHConfig, keys: float) -> float:
+        """Return FLOPs per token: attention, projections of w and beta, and transitions in chunks of CHUNK tokens."""
         heads, inner, size = model.n_kv_heads, model.n_kv_heads * model.head_dim, model.head_dim
         width = model.d_model if config.rank is None else config.rank
         projections = 2.0 * width * inner + (0.0 if config.rank is None else 2.0 * model.d_model * width)
         projections += 2.0 * model.d_model * heads
-        # in a chunk: w wᵀ and w kᵀ, the triangle solved for both, and what a query and a key then meet
+        # within a chunk: w wᵀ and w kᵀ, the triangular solve for both, and their products with queries and keys
         inside = heads * CHUNK * (6.0 * size + CHUNK) + model.n_heads * CHUNK * 2.0 * size
-        # a query is multiplied by each chunk's w, u and what moves its keys
+        # a query is multiplied with each chunk's w and u, and with the transition that moves its keys
         turned = model.n_heads * keys * (4.0 * size + 2.0 * CHUNK)
         return attention_flops(model, keys) + projections + inside + turned
 
     def __init__(self, model: ModelConfig, config: PaTHConfig) -> None:
+        """Create the projections of w (through `rank` channels, unless None), its convolution, and the gate beta."""
         super().__init__(model, config)
         inner = model.n_kv_heads * model.head_dim
         width = model.d_model if config.rank is None else config.rank
@@ -69,13 +75,27 @@ class PaTH(QueryBlockMixer):
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, x_BTD: Tensor,
         block: int | None = None,
     ) -> Tensor:  # fmt: skip
+        """Return the attention output [B, T, H, X].
+
+        Args:
+            q_BTHX: queries.
+            k_BTJX: keys.
+            v_BTJX: values.
+            window: number of most recent keys that a query sees, its own included; None: all earlier keys.
+            x_BTD: the block's normed input, from which w and beta are projected.
+            block: queries scored at a time; None: the default.
+        """
         w_BTJX, beta_BTJ = self.maps(x_BTD)
         return path_attention(
             q_BTHX, k_BTJX, v_BTJX, w_BTJX, beta_BTJ, scale=self.config.scale, window=window, query_block=block
         )
 
     def maps(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """(w [B, T, J, X] of unit length, beta [B, T, J] in (0, 2)), in the statistics' type."""
+        """Return the transitions' directions and strengths for the block's normed input.
+
+        Returns:
+            (w [B, T, J, X] of unit length, beta [B, T, J] in (0, 2)), in float32 (float64 for float64).
+        """
         w_BTC = self.w(x_BTD if self.low is None else self.low(x_BTD))
         w_BTC = functional.silu(causal_conv(w_BTC, self.conv.filters(w_BTC.dtype)))
         w_BTJX = w_BTC.to(statistics_dtype(w_BTC.dtype)).unflatten(-1, (-1, self.size))

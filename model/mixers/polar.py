@@ -1,4 +1,8 @@
-"""Polar attention as a mixer (docs/mechanisms.md, "Polar attention")."""
+"""Polar attention (PoLAR) as a mixer.
+
+Source: docs/mechanisms.md, "Polar attention".
+Letters of shapes: B batch, T length, D model width, H query heads, J KV heads, X head size, R distractors.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,12 @@ class PolarConfig(MixerConfig):
 
 
 class Polar(QueryBlockMixer):
-    """Direction and magnitude separately; a null key takes the attention that no real key deserves."""
+    """Polar attention: the direction and the magnitude of what a query reads are separate outputs.
+
+    A learned null key takes the attention that no real key deserves. Output: the unit vector of the weighted values,
+    and a
+    projection of a magnitude that grows with the effective number of attended keys.
+    """
 
     Config: ClassVar[type[Config]] = PolarConfig
     has_distractor: ClassVar[bool] = True
@@ -49,6 +58,7 @@ class Polar(QueryBlockMixer):
         return attention_flops(model, keys)
 
     def __init__(self, model: ModelConfig, config: PolarConfig) -> None:
+        """Create the parameters of null key, temperature and magnitude, one of each per head."""
         super().__init__(model, config)
         heads = model.n_heads
         self.window = model.window_size
@@ -63,6 +73,15 @@ class Polar(QueryBlockMixer):
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int = QUERY_BLOCK
     ) -> tuple[Tensor, Tensor]:
+        """Return (unit directions [B, T, H, X], projected magnitudes [B, T, D], added after the output projection).
+
+        Args:
+            q_BTHX: queries.
+            k_BTJX: keys.
+            v_BTJX: values.
+            window: number of most recent keys that a query sees, its own included; None: all earlier keys.
+            block: queries scored at a time.
+        """
         scalars = (self.null_base, self.null_slope, self.len_gain, self.mag_beta, self.v_null)
         c_BTHX, mag_BTH = polar_attention(
             q_BTHX, k_BTJX, v_BTJX, *scalars, window=window, n_eff_floor=self.n_eff_floor, exact_floor=self.exact_floor,
@@ -71,6 +90,7 @@ class Polar(QueryBlockMixer):
         return c_BTHX, self.mu_proj(mag_BTH.to(q_BTHX.dtype))
 
     def step(self, q_BHX: Tensor, cache: KVView) -> tuple[Tensor, Tensor]:
+        """Return (unit directions [B, H, X], projected magnitudes [B, D]) of one new token per sequence."""
         scalars = (self.null_base, self.null_slope, self.len_gain, self.mag_beta, self.v_null)
         c_BHX, mag_BH = paged_polar(
             q_BHX, cache["k"], cache["v"], *scalars, cache.texts, window=cache.window, n_eff_floor=self.n_eff_floor
@@ -81,9 +101,16 @@ class Polar(QueryBlockMixer):
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_BTHX: Tensor, *,
         window: int | None,
     ) -> Tensor:  # fmt: skip
+        """Return the mean total attention weight of the distractor keys against the null key (scalar).
+
+        Uses the queries, the distractor keys and the number of all earlier keys, even with a window; other arguments
+        are
+        ignored.
+        """
         return polar_distractor_loss(q_BTHX, k_r_BRJX, self.len_gain, self.null_base, self.null_slope)
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+        """Return {"polar": ..., "polar_window": ...}: implementation without and with the window."""
         size = self.v_null.shape[1]
         return {
             "polar": str(choose_backend(device, dtype, size)),

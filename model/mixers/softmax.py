@@ -1,4 +1,8 @@
-"""Softmax attention without positions, with rotary ones, and scaled by the number of keys (docs/mechanisms.md, "Softmax attention" and "Scalable softmax")."""
+"""Softmax attention without positions (NoPE), with rotary positions (RoPE), and scaled by the number of keys (SSMax).
+
+Source: docs/mechanisms.md, "Softmax attention" and "Scalable softmax".
+Letters of shapes: B batch, T length, H query heads, J KV heads, X head size, R distractors.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,14 @@ from ..kv_cache import KVView
 
 
 class SoftmaxConfig(ScaledConfig):
-    """Settings of every softmax core."""
+    """Settings of every softmax mixer."""
 
     distractor_norm: Flag = knob(True, "RMS-norm distractor keys like real ones.", identity=True)
     distractor_window: Flag = knob(True, "Keep the window in the distractor loss.", identity=True)
 
 
 class RoPEConfig(SoftmaxConfig):
-    """The published core: rotary half-truncated, base 1024, scale 0.12, canon off."""
+    """Settings of RoPE; the published network has rotary half-truncated, base 1024, scale 0.12 and canon off."""
 
     rotary: Literal["full", "half-truncated"] = knob(
         "full", "Rotate all pairs, or a quarter of the head size with the rest left still.", identity="full"
@@ -34,7 +38,7 @@ class RoPEConfig(SoftmaxConfig):
 
 
 class NoPE(QueryBlockMixer):
-    """Causal softmax attention that knows no positions but Canon's."""
+    """Causal softmax attention without positions other than Canon's."""
 
     Config: ClassVar[type[Config]] = SoftmaxConfig
     has_distractor: ClassVar[bool] = True
@@ -53,25 +57,41 @@ class NoPE(QueryBlockMixer):
         return self.config.distractor_norm
 
     def apply_positions(self, x_BTHX: Tensor, positions_BT: Tensor | None = None) -> Tensor:
-        """Queries or keys with their positions, by default 0, 1, 2, ...; here they have none."""
+        """Return queries or keys [B, T, H, X] with their positions applied; here unchanged.
+
+        Args:
+            x_BTHX: queries or keys.
+            positions_BT: int64 positions; None: 0, 1, 2, ...
+        """
         return x_BTHX
 
     def prepare_queries(self, q_BTHX: Tensor, window: int | None) -> Tensor:
-        """Queries of a whole text as they meet the keys."""
+        """Return the queries of whole sequences as they are multiplied with the keys: with positions applied."""
         return self.apply_positions(q_BTHX)
 
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
+        """Return the attention output [B, T, H, X].
+
+        Args:
+            q_BTHX: queries, without positions.
+            k_BTJX: keys, without positions.
+            v_BTJX: values.
+            window: number of most recent keys that a query sees, its own included; None: all earlier keys.
+            block: queries scored at a time; None: the default.
+        """
         q, k = self.prepare_queries(q_BTHX, window), self.apply_positions(k_BTJX)
         return softmax_attention(q, k, v_BTJX, scale=self.config.scale, window=window, query_block=block)
 
     def keep(
         self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: PreviousToken | None
     ) -> dict[str, Tensor]:
+        """Return the keys with positions applied as "k" and the values as "v", [B, T, J, X] each, to be cached."""
         return {"k": self.apply_positions(k_BTJX, places_BT), "v": v_BTJX}
 
     def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
+        """Return the attention output [B, H, X] of one new token per sequence."""
         q = self.apply_positions(q_BHX[:, None], cache.places[:, None])[:, 0]
         return paged_softmax(q, cache["k"], cache["v"], cache.texts, scale=self.config.scale, window=cache.window)
 
@@ -79,7 +99,20 @@ class NoPE(QueryBlockMixer):
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_BTHX: Tensor, *,
         window: int | None,
     ) -> Tensor:  # fmt: skip
-        # Distractors have no place in the sequence, so their keys are not rotated.
+        """Return the mean squared difference between the outputs with and without the distractors (scalar).
+
+        The window is ignored with `distractor_window: false`.
+
+        Args:
+            q_BTHX: queries, without positions.
+            k_BTJX: real keys, without positions.
+            v_BTJX: real values.
+            k_r_BRJX: R random keys, detached; they get no positions.
+            v_r_BRJX: R random values, detached.
+            y_BTHX: output without distractors.
+            window: number of most recent real keys that a query sees; None: all earlier ones.
+        """
+        # Distractors have no position in the sequence, so their keys are not rotated.
         q, k = self.prepare_queries(q_BTHX, window), self.apply_positions(k_BTJX)
         window = window if self.config.distractor_window else None
         return softmax_distractor_loss(q, k, v_BTJX, k_r_BRJX, v_r_BRJX, y_BTHX, scale=self.config.scale, window=window)
@@ -90,7 +123,7 @@ class NoPE(QueryBlockMixer):
 
 
 class RoPE(NoPE):
-    """The same with rotary positions."""
+    """Softmax attention with rotary positions."""
 
     Config: ClassVar[type[Config]] = RoPEConfig
     config: RoPEConfig
@@ -104,11 +137,12 @@ class RoPE(NoPE):
         return attention_flops(model, keys)
 
     def apply_positions(self, x_BTHX: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+        """Return queries or keys rotated by their positions, [B, T, H, X]; positions None: 0, 1, 2, ..."""
         return rotate(x_BTHX, self.config.rotary, self.config.base, positions_BT)
 
 
 class SSMaxConfig(SoftmaxConfig):
-    """Of one factor a head."""
+    """Settings of scalable softmax, which has one factor per head."""
 
     sharpness: Real = knob(
         0.168, "Initial factor s of s ln n; 0.168 is 1 over the mean of ln n up to 1,024 keys.", identity=0.168
@@ -116,7 +150,7 @@ class SSMaxConfig(SoftmaxConfig):
 
 
 class SSMax(NoPE):
-    """Scores times s ln n, n being the keys that the query sees: the more keys, the sharper."""
+    """Scalable softmax: scores times s ln n, with n the number of keys that the query sees and s learned per head."""
 
     Config: ClassVar[type[Config]] = SSMaxConfig
     config: SSMaxConfig
@@ -130,6 +164,7 @@ class SSMax(NoPE):
         self.sharpness = nn.Parameter(torch.full((model.n_heads,), config.sharpness))
 
     def prepare_queries(self, q_BTHX: Tensor, window: int | None) -> Tensor:
+        """Return queries multiplied by s ln n, n being limited by the window."""
         t = q_BTHX.shape[1]
         return self._scale_by_keys(q_BTHX, torch.arange(1, t + 1, device=q_BTHX.device).clamp(max=window or t))
 
@@ -138,7 +173,12 @@ class SSMax(NoPE):
         return paged_softmax(q, cache["k"], cache["v"], cache.texts, scale=self.config.scale, window=cache.window)
 
     def _scale_by_keys(self, q_THX: Tensor, num_keys_T: Tensor) -> Tensor:
-        """Queries [..., T, H, X] that see so many keys."""
+        """Return queries [..., T, H, X] times s ln n, computed in float32 (float64 for float64), in the queries' type.
+
+        Args:
+            q_THX: queries.
+            num_keys_T: number of keys that each query sees, at least 1.
+        """
         dtype = statistics_dtype(q_THX.dtype)
         factor_TH = num_keys_T.to(dtype).log()[:, None] * self.sharpness.to(dtype)
         return (q_THX.to(dtype) * factor_TH[..., None]).to(q_THX.dtype)

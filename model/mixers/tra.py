@@ -1,4 +1,9 @@
-"""Threshold relative attention as a mixer (docs/mechanisms.md, "Threshold relative attention")."""
+"""Threshold relative attention (TRA) as a mixer.
+
+Source: docs/mechanisms.md, "Threshold relative attention".
+Letters of shapes: B batch, T length, D model width, H query heads, J KV heads, X head size, S cached keys, P gates of a
+token.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ from .gates import Gate
 
 
 class TRAConfig(ScaledConfig):
-    """docs/mechanisms.md says which settings around it make the authors' network."""
+    """Settings of threshold relative attention; docs/mechanisms.md lists the other settings of the authors' network."""
 
     empty: Literal["zero", "uniform"] = knob(
         "zero",
@@ -37,7 +42,10 @@ class TRAConfig(ScaledConfig):
 
 
 class TRA(QueryBlockMixer):
-    """Keys with a positive score survive, and the query's own gate fades them by how many survivors lie between."""
+    """Threshold relative attention: only keys with a positive score survive.
+
+    A surviving key's score decays by the query's log gate times the number of survivors between key and query.
+    """
 
     Config: ClassVar[type[Config]] = TRAConfig
     reads_input: ClassVar[bool] = True
@@ -45,12 +53,13 @@ class TRA(QueryBlockMixer):
 
     @classmethod
     def check(cls, model: ModelConfig, config: TRAConfig) -> None:
+        """Raise ValueError for `scale: 0`, with which no key would survive."""
         if config.scale == 0:
             raise ValueError("scale must not be 0: a key survives when its score is above 0, and none would be")
 
     @classmethod
     def num_gates(cls, model: ModelConfig, config: TRAConfig) -> int:
-        """Gates of a token."""
+        """Return the number of gates per token: one per head, or 1 if shared."""
         return model.n_heads if config.tie_gate == "head" else 1
 
     @classmethod
@@ -58,9 +67,13 @@ class TRA(QueryBlockMixer):
         return attention_flops(model, keys) + 2.0 * model.d_model * cls.num_gates(model, config)
 
     def __init__(self, model: ModelConfig, config: TRAConfig) -> None:
+        """Create the gate's projection, uniform in +-1/sqrt(D) like torch's Linear.
+
+        Its bias is initialised likewise unless `gate_bias` is set.
+        """
         super().__init__(model, config)
         gates = self.num_gates(model, config)
-        # uniform(-1/sqrt(D), 1/sqrt(D)) for both, as torch's own Linear starts
+        # the initial values of torch's own Linear
         bound = model.d_model**-0.5
         self.gate = Gate(model.d_model, gates, std=0.0, offset=0.0 if config.gate_bias is None else config.gate_bias)
         with torch.no_grad():
@@ -73,6 +86,16 @@ class TRA(QueryBlockMixer):
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, x_BTD: Tensor,
         block: int | None = None,
     ) -> Tensor:  # fmt: skip
+        """Return the attention output [B, T, H, X].
+
+        Args:
+            q_BTHX: queries.
+            k_BTJX: keys.
+            v_BTJX: values.
+            window: number of most recent keys that a query sees, its own included; None: all earlier keys.
+            x_BTD: the block's normed input, from which the gates are projected.
+            block: queries scored at a time; None: the default.
+        """
         decay_BTH = self.gate(x_BTD).expand(*q_BTHX.shape[:3])
         return threshold_attention(
             q_BTHX, k_BTJX, v_BTJX, decay_BTH, scale=self.config.scale, window=window, empty=self.config.empty,
@@ -80,6 +103,7 @@ class TRA(QueryBlockMixer):
         )  # fmt: skip
 
     def step(self, q_BHX: Tensor, cache: KVView, x_BD: Tensor) -> Tensor:
+        """Return the attention output [B, H, X] of one new token per sequence."""
         v, seen_BS = cache.gather("v"), cache.seen
         scores_BHS = row_scores(q_BHX, cache.gather("k"), self.config.scale)
         survives = (scores_BHS > 0) & seen_BS[:, None]
@@ -92,7 +116,7 @@ class TRA(QueryBlockMixer):
         return row_attention(logits_BHS, v, seen_BS).to(q_BHX.dtype)
 
     def log_gates(self, x_BTD: Tensor, k_BTJX: Tensor) -> Tensor:
-        """[B, T, P]: a key fades by this for each survivor between it and the query t."""
+        """Return the natural log of each query's gate, [B, T, P]: the decay per survivor between key and query."""
         log_gate_BTP: Tensor = self.gate(x_BTD)
         return log_gate_BTP
 

@@ -1,4 +1,9 @@
-"""Wall attention as a mixer (docs/mechanisms.md, "Wall attention")."""
+"""Wall attention as a mixer.
+
+Source: docs/mechanisms.md, "Wall attention".
+Letters of shapes: B batch, T length, D model width, H query heads, J KV heads, X head size, S cached keys, P heads that
+have gates.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,7 @@ from .gates import Gate, cumulative_log_gate
 
 
 class WallConfig(ScaledConfig):
-    """Of a gate for each channel and token."""
+    """Settings of wall attention, which has a gate per channel and token."""
 
     tie: Literal["head", "kv"] = knob(
         "head", "Gates of their own for each query head, or for each KV head.", identity="head"
@@ -48,7 +53,10 @@ class WallConfig(ScaledConfig):
 
 
 class Wall(QueryBlockMixer):
-    """Every token gives each channel of a head a share of what lies before it that is kept."""
+    """Wall attention: softmax attention with a forget gate per channel of the heads.
+
+    Each channel's contribution to a score decays by the product of its gates between key and query.
+    """
 
     Config: ClassVar[type[Config]] = WallConfig
     reads_input: ClassVar[bool] = True
@@ -56,19 +64,20 @@ class Wall(QueryBlockMixer):
 
     @classmethod
     def check(cls, model: ModelConfig, config: WallConfig) -> None:
+        """Raise ValueError if `subdim` exceeds the head size or the rotary setting does not fit it."""
         if config.subdim is not None and config.subdim > model.head_dim:
             raise ValueError(f"subdim ({config.subdim}) must be at most model.head_dim ({model.head_dim})")
         check_rotary(config.rotary, model.head_dim)
 
     @classmethod
     def gate_shape(cls, model: ModelConfig, config: WallConfig) -> tuple[int, int]:
-        """(heads that have gates of their own, gates of each)."""
+        """Return (number of heads with gates of their own, gated channels per head)."""
         heads = model.n_heads if config.tie == "head" else model.n_kv_heads
         return heads, model.head_dim if config.subdim is None else config.subdim
 
     @classmethod
     def gate_inputs(cls, model: ModelConfig, config: WallConfig) -> int:
-        """Numbers that a gate is projected from."""
+        """Return the number of channels that a gate is projected from."""
         return model.d_model if config.gate_source == "input" else model.head_dim
 
     @classmethod
@@ -77,6 +86,7 @@ class Wall(QueryBlockMixer):
         return attention_flops(model, keys) + 2.0 * cls.gate_inputs(model, config) * heads * size
 
     def __init__(self, model: ModelConfig, config: WallConfig) -> None:
+        """Create the gate's projection, unless no channel is gated (`subdim: 0`)."""
         super().__init__(model, config)
         self.gate_heads, self.gated_channels = self.gate_shape(model, config)
         self.kv_heads, self.size, self.window = model.n_kv_heads, model.head_dim, model.window_size
@@ -91,23 +101,38 @@ class Wall(QueryBlockMixer):
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, x_BTD: Tensor,
         block: int | None = None,
     ) -> Tensor:  # fmt: skip
+        """Return the attention output [B, T, H, X].
+
+        Args:
+            q_BTHX: queries.
+            k_BTJX: keys.
+            v_BTJX: values.
+            window: number of most recent keys that a query sees, its own included; None: all earlier keys.
+            x_BTD: the block's normed input, from which gates are projected with `gate_source: input`.
+            block: queries scored at a time; None: the default.
+        """
         log_gate_BTPX = self.log_gates(x_BTD, k_BTJX)
         return wall_attention(
-            self._rotated(q_BTHX), self._rotated(k_BTJX), v_BTJX, log_gate_BTPX, scale=self.config.scale, window=window, query_block=block,
-            steepest=self.g_max,
+            self._rotated(q_BTHX), self._rotated(k_BTJX), v_BTJX, log_gate_BTPX, scale=self.config.scale, window=window,
+            query_block=block, steepest=self.g_max,
         )  # fmt: skip
 
     def keep(
         self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: PreviousToken | None, x_BTD: Tensor
     ) -> dict[str, Tensor]:
+        """Return the entries to cache: "k" (rotated) and "v", [B, T, J, X], and "fall".
+
+        "fall" is the cumulative log gate [B, T, P, X], float64.
+        """
         fall_BTPX = cumulative_log_gate(self.log_gates(x_BTD, k_BTJX), before)
         return {"k": self._rotated(k_BTJX, places_BT), "v": v_BTJX, "fall": fall_BTPX}
 
     def step(self, q_BHX: Tensor, cache: KVView, x_BD: Tensor) -> Tensor:
+        """Return the attention output [B, H, X] of one new token per sequence."""
         q = self._rotated(q_BHX[:, None], cache.places[:, None])[:, 0]
         dtype, fall_BSPX, seen_BS = statistics_dtype(q.dtype), cache.gather("fall"), cache.seen
         current_B1PX = fall_BSPX.gather(1, cache.places.view(-1, 1, 1, 1).expand(-1, 1, *fall_BSPX.shape[2:]))
-        # what is hidden may be any number
+        # entries of hidden keys are arbitrary
         fade_BSPX = torch.where(seen_BS[..., None, None], current_B1PX - fall_BSPX, 0.0).to(dtype).exp()
         k_BSPX = expand_kv(cache.gather("k").to(dtype), self.gate_heads) * fade_BSPX
         logits_BHS = row_scores(q, k_BSPX, self.config.scale)
@@ -117,7 +142,10 @@ class Wall(QueryBlockMixer):
         return rotate(x_BTHX, self.config.rotary, self.config.base, positions_BT)
 
     def log_gates(self, x_BTD: Tensor, k_BTJX: Tensor) -> Tensor:
-        """[B, T, P, X] at most 0, in the statistics' type: by how much each token lets each channel fall."""
+        """Return the natural log of each channel's gate, [B, T, P, X] <= 0 in float32 (float64 for float64).
+
+        Channels without a gate have 0. With `g_max` values are soft-clamped to above -g_max.
+        """
         b, t, _, size = k_BTJX.shape
         if not self.gated_channels:
             return k_BTJX.new_zeros(b, t, self.gate_heads, size, dtype=statistics_dtype(k_BTJX.dtype))
@@ -134,5 +162,5 @@ class Wall(QueryBlockMixer):
 
 
 def soft_clamp(log_gate: Tensor, g_max: float) -> Tensor:
-    """Numbers <= 0 into (-fall, 0]: slope 1 at 0, -fall at minus infinity."""
+    """Map numbers <= 0 smoothly into (-g_max, 0]: slope 1 at 0, limit -g_max at minus infinity."""
     return g_max * torch.expm1(log_gate / g_max)

@@ -1,4 +1,8 @@
-"""Learned positions (docs/mechanisms.md, "Positions"): token t gets row t, or ordered rows of a longer table, drawn anew. T length, D model width."""
+"""Learned positions: token t gets row t of a table, or sorted random rows of a longer table.
+
+Source: docs/mechanisms.md, "Positions".
+Letters of shapes: T length, D model width.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +26,16 @@ class TableConfig(PositionConfig):
 
 
 class APE(Position):
-    """A table with a row for each place. Rows beyond the trained length stay as they start."""
+    """Learned absolute positions: a table with one row per position.
+
+    Rows beyond the trained length keep their initial values.
+    """
 
     Config: ClassVar[type[Config]] = TableConfig
 
     @classmethod
     def longest(cls, model: ModelConfig, config: TableConfig) -> int:
+        """Return the number of rows of the table, the longest supported sequence in tokens."""
         return config.length
 
     def __init__(self, model: ModelConfig, config: TableConfig) -> None:
@@ -35,19 +43,20 @@ class APE(Position):
         self.table = EmbeddingTable(config.length, model.d_model, config.std)
 
     def forward(self, positions_BT: Tensor) -> Tensor:
-        """Rows of the table [B, T, D]."""
+        """Return the table's rows [B, T, D] of positions int64 [B, T]."""
         rows_BTD: Tensor = self.table(positions_BT)
         return rows_BTD
 
 
 class Label(APE):
-    """APE whose places are T of the table's, drawn without replacement for each row of a batch, and in order.
+    """APE with random positions: T rows of the table, drawn without replacement for each sequence and sorted.
 
-    So every row of the table is trained, and a text as long as the table sees distances that it was trained with.
+    Every row is trained, so a sequence as long as the table has the distances that the network was trained with.
     """
 
     def places(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
-        # float64, so that no two are equal
+        """Draw `length` distinct positions below the table's size per row, sorted ascending: int64 [rows, length]."""
+        # float64, so that ties are practically impossible
         shape = (rows, self.table.num_embeddings)
         keys = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
         return keys.topk(length, sorted=False).indices.sort().values

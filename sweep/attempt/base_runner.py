@@ -25,7 +25,7 @@ from .process import StopFlag, log_line
 HEARTBEAT_S = 5.0
 
 
-class Probing:
+class AttemptRunner:
     """An attempt that measures. `weights` is the address of the kept weights, as the database holds it, once there are any."""
 
     def __init__(self, job: Job, runs: Path, recorder: AttemptWriter, stop: StopFlag) -> None:
@@ -35,7 +35,7 @@ class Probing:
         for plugin in job.config.get("plugins", ()):
             load_plugin(Path(plugin["path"]), plugin["sha256"])
         self.config = config_of(job.config)
-        self._heard = time.monotonic()
+        self._last_heartbeat = time.monotonic()
 
     def run(self, began: float) -> None:
         """Does what the job asks. Raises Stopped, LostLease and whatever goes wrong."""
@@ -50,13 +50,13 @@ class Probing:
         for name, group in groupby(sorted(self.job.missing), key=lambda item: item[0]):
             began, lengths = time.perf_counter(), [length for _, length in group]
             for length in lengths:
-                self._probe_at(subject, name, length)
-                self.leave_if_asked()
+                self._run_probe(subject, name, length)
+                self.check_stop()
             tokens = ", ".join(f"{length:,}" for length in lengths)
             at = f" at {tokens} tokens" if bound(name, self.config).by_length else ""
             log_line(f"probe {name}{at}: {time.perf_counter() - began:.1f} s")
 
-    def _probe_at(self, subject: Subject, name: str, length: int) -> None:
+    def _run_probe(self, subject: Subject, name: str, length: int) -> None:
         """Records what the probe found at that length, and the peak memory that it took, if the system tells.
 
         On CUDA that is what torch allocated, weights included, on the CPU the resident memory of the whole process.
@@ -76,26 +76,26 @@ class Probing:
             results = [([probe.missing(reason, length)], [])]
         seconds = time.perf_counter() - started
         peak = torch.cuda.max_memory_allocated(subject.device) if cuda else peak_resident() if resident else None
-        measured = [one for some, _ in results for one in some]
+        measurements = [one for some, _ in results for one in some]
         if peak is not None and probe.by_length:
             # A length without a single number has no peak either, and for the same reason.
-            why = measured[0].reason if all(one.value is None for one in measured) else None
-            value = None if why else float(peak)
+            missing_reason = measurements[0].reason if all(one.value is None for one in measurements) else None
+            value = None if missing_reason else float(peak)
             fields: dict[str, Any] = {"metric": PEAK_MEMORY, "length": length, "value": value, "unit": "bytes"}
-            measured.append(Measurement(probe=name, reason=why, **fields))
+            measurements.append(Measurement(probe=name, reason=missing_reason, **fields))
         self.recorder.examples([example for _, some in results for example in some])
         source = plugin_of(PROBES, name, self.config.plugins)
         origin: dict[str, Any] = {"seconds": seconds, "peak_memory": peak, "source": source}
         self.recorder.measurements(
-            [replace(one, description=probe.description(one.metric), **origin) for one in measured]
+            [replace(one, description=probe.description(one.metric), **origin) for one in measurements]
         )
 
-    def leave_if_asked(self) -> None:
+    def check_stop(self) -> None:
         """Between two pieces of a measurement: leaves if asked to, else says from time to time that it goes on."""
-        if self.stop.set:
+        if self.stop.is_set:
             raise Stopped
-        if time.monotonic() - self._heard >= HEARTBEAT_S:
-            self._heard = time.monotonic()
+        if time.monotonic() - self._last_heartbeat >= HEARTBEAT_S:
+            self._last_heartbeat = time.monotonic()
             self.recorder.heartbeat()
 
 

@@ -15,50 +15,50 @@ from pathlib import Path
 
 from ..config import CellConfig
 
-PATIENCE_S = 900.0
+LOCK_TIMEOUT_S = 900.0
 """After which an attempt compiles beside the one that it waited for, which may hang."""
-EVERY_S = 0.1
-_IN_THE_GRAPH = {
+LOCK_POLL_S = 0.1
+_GRAPH_SETTINGS = {
     "micro_batch", "seq_len", "regularizer", "regularizer_source", "regularizer_sketch", "distractor", "distractor_count",
     "deterministic", "compile", "kernels", "activations", "precision", "loss_on",
 }  # fmt: skip
 """Settings under `train` on which depends what is compiled."""
 
 
-def kind_of(config: CellConfig, *others: str) -> str:
-    """The same for cells whose networks are compiled to the same code. `others`: what else decides, as sources and versions do."""
+def graph_key(config: CellConfig, *extra: str) -> str:
+    """The same for cells whose networks are compiled to the same code. `extra`: what else decides, as sources and versions do."""
     model = config.model.model_dump(mode="json", exclude={"init"})
-    train = config.train.model_dump(mode="json", include=_IN_THE_GRAPH)
-    return hashlib.sha256(repr((sorted(model.items()), sorted(train.items()), others)).encode()).hexdigest()[:32]
+    train = config.train.model_dump(mode="json", include=_GRAPH_SETTINGS)
+    return hashlib.sha256(repr((sorted(model.items()), sorted(train.items()), extra)).encode()).hexdigest()[:32]
 
 
 class CompileLock:
     """The right to be the one that compiles a kind of network, between processes that share a folder for what is compiled.
 
-    Kept from `wait` until `over`, or until the process ends, however it does. Without a folder where files can be locked there are no
+    Kept from `acquire` until `mark_compiled`, or until the process ends, however it does. Without a folder where files can be locked there are no
     turns.
     """
 
-    def __init__(self, folder: Path, kind: str) -> None:
-        self._path = folder / kind
+    def __init__(self, folder: Path, key: str) -> None:
+        self._path = folder / key
         self._file: int | None = None
 
-    def wait(self, meanwhile: Callable[[], None]) -> float:
+    def acquire(self, meanwhile: Callable[[], None]) -> float:
         """Until nobody else compiles it; seconds that this took. `meanwhile` is called ten times a second, and may raise."""
         began = time.monotonic()
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            while not self._mine() and time.monotonic() - began <= PATIENCE_S:
+            while not self._try_acquire() and time.monotonic() - began <= LOCK_TIMEOUT_S:
                 meanwhile()
-                time.sleep(EVERY_S)
+                time.sleep(LOCK_POLL_S)
         except BaseException:
-            self.leave()
+            self.release()
             raise
         return time.monotonic() - began
 
-    def _mine(self) -> bool:
+    def _try_acquire(self) -> bool:
         """Whether there is nobody to wait for."""
         if self._file is None:
             return True
@@ -69,17 +69,17 @@ class CompileLock:
         except BlockingIOError:
             return False
         except OSError:
-            self.leave()
+            self.release()
         return True
 
-    def over(self) -> None:
+    def mark_compiled(self) -> None:
         """The first step is done: all that it needed is compiled."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 os.pwrite(self._file, b"compiled\n", 0)
-            self.leave()
+            self.release()
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Nothing was compiled: whoever waits takes it."""
         if self._file is not None:
             os.close(self._file)

@@ -16,11 +16,11 @@ from ...model.backbone import Backbone, build
 from ..config import CellConfig
 from ..errors import SweepError
 from ..host.hardware import no_gpu
-from .compile_lock import CompileLock, kind_of
+from .compile_lock import CompileLock, graph_key
 from .provenance import driver_version
 
 PACKAGE = Path(__file__).parents[2]
-CUSTOM = "autograd_cache_allow_custom_autograd_functions"
+CUSTOM_AUTOGRAD_FLAG = "autograd_cache_allow_custom_autograd_functions"
 WORKSPACE = ":4096:8"
 """What cuBLAS needs to give the same bits each time."""
 
@@ -70,26 +70,28 @@ def enable_determinism() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def use_shared_compile_cache(device: torch.device, *others: str) -> None:
+def use_shared_compile_cache(device: torch.device, *extra_hashes: str) -> None:
     """Keeps what torch.compile and Triton make, for every later process on such a machine with such software.
 
     In the user's cache folder, by versions and GPU; a folder set in the environment stays. Call it before compiling. What is made of a
-    graph is found again only by the same sources of ours, and with the same `others`, hashes of sources such as plugins: the compiler
+    graph is found again only by the same sources of ours, and with the same `extra_hashes`, hashes of sources such as plugins: the compiler
     sees operations like ours by their names alone, and keeps what their backward was.
     """
-    folder = _made_for(device)
+    folder = _cache_folder(device)
     compiler: Any = importlib.import_module("torch.compiler.config")
     cache: Any = importlib.import_module("torch._functorch.config")
-    ours = [sources(PACKAGE / name) for name in ("kernels", "model")]
-    told = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
-    compiler.cache_key_tag = told + hashlib.sha256(repr((ours, others)).encode()).hexdigest()[:16]
-    if hasattr(cache, CUSTOM):
+    source_hashes = [sources(PACKAGE / name) for name in ("kernels", "model")]
+    environment_tag = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
+    compiler.cache_key_tag = (
+        environment_tag + hashlib.sha256(repr((source_hashes, extra_hashes)).encode()).hexdigest()[:16]
+    )
+    if hasattr(cache, CUSTOM_AUTOGRAD_FLAG):
         # else every process differentiates anew what holds an autograd function, which is each of our blocks
-        setattr(cache, CUSTOM, True)
+        setattr(cache, CUSTOM_AUTOGRAD_FLAG, True)
     if "torch._dynamo" in sys.modules:
         # importing torch's compiler sets its own folder where none is set
-        theirs: Any = importlib.import_module("torch._inductor.runtime.cache_dir_utils")
-        if os.environ.get("TORCHINDUCTOR_CACHE_DIR") == theirs.default_cache_dir():
+        inductor: Any = importlib.import_module("torch._inductor.runtime.cache_dir_utils")
+        if os.environ.get("TORCHINDUCTOR_CACHE_DIR") == inductor.default_cache_dir():
             del os.environ["TORCHINDUCTOR_CACHE_DIR"]
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
@@ -101,7 +103,7 @@ def compile_lock_for(config: CellConfig) -> CompileLock:
     folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "turns"
     return CompileLock(
         folder,
-        kind_of(config, compiler.cache_key_tag, torch.__version__, version("triton"), torch.cuda.get_device_name()),
+        graph_key(config, compiler.cache_key_tag, torch.__version__, version("triton"), torch.cuda.get_device_name()),
     )
 
 
@@ -109,9 +111,9 @@ def share_self_tests(device: torch.device) -> None:
     """Notes beside what is compiled, by the driver, which kernels have passed their self-tests: no later process repeats those."""
     driver = driver_version()
     if driver is not None:
-        cache_self_tests(_made_for(device) / f"passed-{driver}")
+        cache_self_tests(_cache_folder(device) / f"passed-{driver}")
 
 
-def _made_for(device: torch.device) -> Path:
-    made_for = f"torch-{torch.__version__}-{version('triton')}-{torch.cuda.get_device_name(device)}".replace(" ", "-")
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atma-sweep" / "compiled" / made_for
+def _cache_folder(device: torch.device) -> Path:
+    name = f"torch-{torch.__version__}-{version('triton')}-{torch.cuda.get_device_name(device)}".replace(" ", "-")
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atma-sweep" / "compiled" / name

@@ -59,21 +59,21 @@ class ExitVerdict:
 
 def classify_exception(error: BaseException) -> Failure:
     """The class of an exception that ended an attempt. What is not known to be the machine's fault is a mistake."""
-    said = f"{type(error).__module__}.{type(error).__name__}: {error}"
+    message = f"{type(error).__module__}.{type(error).__name__}: {error}"
     if (isinstance(error, OSError) and error.errno in _DISK) or isinstance(
         error, StoreUnreachable | StoreBusy | StoreReplaced
     ):
         return "infrastructure"
-    return "host_oom" if isinstance(error, MemoryError) else of_text(said)
+    return "host_oom" if isinstance(error, MemoryError) else classify_message(message)
 
 
-def of_text(said: str) -> Failure:
+def classify_message(message: str) -> Failure:
     """The class of a message."""
-    if _CUDA_OOM.search(said):
+    if _CUDA_OOM.search(message):
         return "cuda_oom"
-    if _HOST_OOM.search(said):
+    if _HOST_OOM.search(message):
         return "host_oom"
-    return "infrastructure" if _INFRASTRUCTURE.search(said) else "code"
+    return "infrastructure" if _INFRASTRUCTURE.search(message) else "code"
 
 
 def judge(
@@ -81,7 +81,7 @@ def judge(
 ) -> ExitVerdict:
     """Classifies the exit code of a process whose attempt still reads `running`.
 
-    Stopped on request, or ended in any way after it was `asked` to: interrupted, and nothing failed. Killed because
+    Stopped on request, or ended in any way after it was `stop_requested` to: interrupted, and nothing failed. Killed because
     it hung, or by the system for want of memory (`oom_killed`), or by any other signal: interrupted. Anything else:
     failed, with the last line of its log as the cause.
     """
@@ -109,7 +109,7 @@ def judge(
         hint = " (out of memory, or by hand)" if name == "SIGKILL" else ""
         return ExitVerdict("interrupted", f"process killed by {name}{hint}", PREEMPTED)
     said = last_line(log)
-    failure = "infrastructure" if exit_code == EXIT_MACHINE else of_text(said)
+    failure = "infrastructure" if exit_code == EXIT_MACHINE else classify_message(said)
     return ExitVerdict("failed", f"process ended with exit code {exit_code}: {said}", failure)
 
 
@@ -125,21 +125,23 @@ def cause_pattern(cause: str) -> str:
     return re.sub(r"[\w.-]*/[\w./-]+|\b[0-9a-f]{6,}\b|\d+", "#", cause)
 
 
-def oom_kills(groups: Path = Path("/sys/fs/cgroup")) -> int:
+def oom_kills(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
     """How many processes the system has killed for want of memory; 0 where it does not say.
 
     Counted in this process's own control group and in the whole machine's.
     """
-    own = Path("/proc/self/cgroup")
-    folders = [groups]
-    if own.is_file():
-        folders += [groups / line.rpartition(":")[2].lstrip("/") for line in own.read_text().splitlines() if line]
-    found = 0
+    own_cgroup = Path("/proc/self/cgroup")
+    folders = [cgroup_root]
+    if own_cgroup.is_file():
+        folders += [
+            cgroup_root / line.rpartition(":")[2].lstrip("/") for line in own_cgroup.read_text().splitlines() if line
+        ]
+    kills = 0
     for file in (*(folder / "memory.events" for folder in folders), Path("/proc/vmstat")):
         with contextlib.suppress(OSError):
             lines = file.read_text().splitlines()
-            found = max([found, *(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))])
-    return found
+            kills = max([kills, *(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))])
+    return kills
 
 
 def last_line(log: Path) -> str:

@@ -24,36 +24,36 @@ class SamplingError(SweepError):
 
 def generate_text(
     model: Backbone, tokenizer: Tokenizer, prompt: str, *, tokens: int, temperature: float, top_p: float, seed: int,
-    full_context: bool, under_way: Decoder | None = None,
+    full_context: bool, decoder: Decoder | None = None,
 ) -> Iterator[str]:  # fmt: skip
     """What `Trained.generate` returns; its errors come at once, not with the first piece. `decoder` as in `write`."""
     try:
         check_sampling(temperature, top_p)
     except ValueError as error:
         raise SamplingError(str(error)) from error
-    prompt_T = _behind(model, tokenizer, prompt, tokens)
-    found = write(
+    prompt_T = _prompt_tokens(model, tokenizer, prompt, tokens)
+    tokens_written = write(
         model, prompt_T, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed,
-        vocabulary=tokenizer.vocabulary, stop=tokenizer.eot, full_context=full_context, decoder=under_way,
+        vocabulary=tokenizer.vocabulary, stop=tokenizer.eot, full_context=full_context, decoder=decoder,
     )  # fmt: skip
-    return _text(tokenizer, found)
+    return _decode_pieces(tokenizer, tokens_written)
 
 
 def decoder_for(model: Backbone, tokenizer: Tokenizer, prompts: Iterable[str], *, tokens: int) -> Decoder:
     """One for `generate_text` of each of these prompts, one after the other. Raises SamplingError as that does."""
-    longest = max(len(_behind(model, tokenizer, prompt, tokens)) for prompt in prompts)
+    longest = max(len(_prompt_tokens(model, tokenizer, prompt, tokens)) for prompt in prompts)
     return make_decoder(model, tokens=longest + tokens)
 
 
-def _behind(model: Backbone, tokenizer: Tokenizer, prompt: str, tokens: int) -> torch.Tensor:
+def _prompt_tokens(model: Backbone, tokenizer: Tokenizer, prompt: str, tokens: int) -> torch.Tensor:
     """The tokens that so many new ones come behind, int64 [T]. Raises SamplingError."""
     try:
-        known = tokenizer.encode(prompt)
+        encoded = tokenizer.encode(prompt)
     except (ValueError, SweepError) as error:
         raise SamplingError(str(error)) from error
     if tokens < 0:
         raise SamplingError(f"tokens must be 0 or more, got {tokens}")
-    prompt_T = torch.tensor([tokenizer.eot, *known.tolist()])
+    prompt_T = torch.tensor([tokenizer.eot, *encoded.tolist()])
     longest = longest_text(model.config)
     if longest is not None and len(prompt_T) + tokens > longest:
         raise SamplingError(
@@ -63,7 +63,7 @@ def _behind(model: Backbone, tokenizer: Tokenizer, prompt: str, tokens: int) -> 
     return prompt_T
 
 
-def _text(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
+def _decode_pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
     """A letter whose bytes come in several tokens comes whole."""
     letters = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for token in tokens:
@@ -75,20 +75,20 @@ def _text(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
         yield rest
 
 
-def write_samples(subject: CellSubject, asked: SamplesConfig, *, seed: int, step: int) -> Iterator[Sample]:
+def write_samples(subject: CellSubject, settings: SamplesConfig, *, seed: int, step: int) -> Iterator[Sample]:
     """A text for each prompt, by a network in evaluation mode. Raises SamplingError, and what `subject.pause` raises.
 
     Training is the same with and without it: no draw and no weight is changed. Draws follow from seed and place, so that
     a difference between two steps is the network's.
     """
-    if not asked.prompts:
+    if not settings.prompts:
         return
-    under_way = decoder_for(subject.model, subject.tokenizer, asked.prompts, tokens=asked.tokens)
-    for item, prompt in enumerate(asked.prompts):
+    decoder = decoder_for(subject.model, subject.tokenizer, settings.prompts, tokens=settings.tokens)
+    for item, prompt in enumerate(settings.prompts):
         text = []
         for piece in generate_text(
-            subject.model, subject.tokenizer, prompt, tokens=asked.tokens, temperature=asked.temperature,
-            top_p=asked.top_p, seed=seed, full_context=False, under_way=under_way,
+            subject.model, subject.tokenizer, prompt, tokens=settings.tokens, temperature=settings.temperature,
+            top_p=settings.top_p, seed=seed, full_context=False, decoder=decoder,
         ):  # fmt: skip
             subject.pause()
             text.append(piece)

@@ -41,13 +41,13 @@ class Job:
         """Writes job.json into the attempt's folder, whole or not at all, and returns the folder. Raises OSError."""
         folder = runs / self.folder
         folder.mkdir(parents=True, exist_ok=True)
-        told = asdict(self)
+        fields = asdict(self)
         # older code, which `--code kept` runs, need not know of what is empty
         for name in ("ends", "weights_sha256"):
-            if not told[name]:
-                del told[name]
+            if not fields[name]:
+                del fields[name]
         aside = folder / f"{JOB_FILE}.part"
-        aside.write_text(json.dumps(told, indent=1))
+        aside.write_text(json.dumps(fields, indent=1))
         aside.replace(folder / JOB_FILE)
         return folder
 

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.spare:
         processes.exit_with_parent(options.parent)
         try:
-            folder = spare.wait(options.runs)
+            folder = spare.wait_for_folder(options.runs)
         except OSError:
             return EXIT_MACHINE
         if folder is None:
@@ -89,16 +89,16 @@ def _attempt(job: Job, runs: Path, writer: AttemptWriter, stop: StopFlag) -> int
     from .openweight_runner import OpenWeightRunner
 
     try:
-        work = (OpenWeightRunner if job.kind == "external" else CellRunner)(job, runs, writer, stop)
-        work.run(began)
-        finish("done", exit_code=0, weights=work.weights)
+        runner = (OpenWeightRunner if job.kind == "external" else CellRunner)(job, runs, writer, stop)
+        runner.run(began)
+        finish("done", exit_code=0, weights=runner.weights)
     except Stopped:
         finish("interrupted", cause="stopped on request", exit_code=EXIT_STOPPED)
         return EXIT_STOPPED
     except Diverged as error:
         writer.neighbours()
         finish("diverged", cause=str(error), exit_code=0, failure="diverged")
-        work.clean()
+        runner.clean()
     except LeaseLost:
         raise
     except (SweepError, SystemExit) as error:
@@ -108,7 +108,7 @@ def _attempt(job: Job, runs: Path, writer: AttemptWriter, stop: StopFlag) -> int
             raise
         return EXIT_STOPPED
     else:
-        work.clean()
+        runner.clean()
     return 0
 
 
@@ -128,22 +128,22 @@ def _with_location(error: BaseException) -> str:
 
 def _failed(finish: Callable[..., None], error: BaseException, stop: StopFlag) -> int:
     """Records how the attempt failed, and returns its exit code. What it raises once it is asked to stop is no failure."""
-    foreseen = isinstance(error, SweepError)
-    said = str(error) if foreseen else _with_location(error)
+    is_expected = isinstance(error, SweepError)
+    message = str(error) if is_expected else _with_location(error)
     if isinstance(error, SystemExit):
         last = traceback.extract_tb(error.__traceback__)[-1]
-        said = f"{last.filename}:{last.lineno} ended the process with exit code {error.code}"
-    where = None if foreseen else traceback.format_exc()
-    asked = stop.set or (not foreseen and stop.comes())
-    if where is not None and (asked or isinstance(error, SystemExit)):
-        print(where, file=sys.stderr)  # anything else the interpreter prints
-    if asked:
-        cause = f"stopped on request, in the midst of what then failed: {said}"
+        message = f"{last.filename}:{last.lineno} ended the process with exit code {error.code}"
+    trace = None if is_expected else traceback.format_exc()
+    stop_requested = stop.is_set or (not is_expected and stop.wait_until_set())
+    if trace is not None and (stop_requested or isinstance(error, SystemExit)):
+        print(trace, file=sys.stderr)  # anything else the interpreter prints
+    if stop_requested:
+        cause = f"stopped on request, in the midst of what then failed: {message}"
         finish("interrupted", cause=cause, exit_code=EXIT_STOPPED)
         return EXIT_STOPPED
     failure: Failure = "infrastructure" if isinstance(error, UserError) and error.passing else classify_exception(error)
     code = error.exit_code if isinstance(error, SweepError) else EXIT_MACHINE if failure == "infrastructure" else 1
-    finish("failed", cause=said, traceback=where, exit_code=code, failure=failure)
+    finish("failed", cause=message, traceback=trace, exit_code=code, failure=failure)
     return code
 
 

@@ -16,12 +16,12 @@ from ..external_models.hub_checkpoint import need_transformers
 from ..external_models.hub_tokenizer import HubTokenizer
 from ..external_models.subject import PAIRINGS, PIECE, ChunkedScorer, load_model
 from . import provenance
-from .base_runner import Probing
+from .base_runner import AttemptRunner
 from .device import choose_device
 from .process import log_line
 
 
-class OpenWeightRunner(Probing):
+class OpenWeightRunner(AttemptRunner):
     """Trains nothing and writes no weights."""
 
     def run(self, began: float) -> None:
@@ -39,7 +39,7 @@ class OpenWeightRunner(Probing):
         network = load_model(folder, dtype, device)
         size = sum(parameter.numel() for parameter in network.parameters())
         self.recorder.provenance(
-            provenance.collect(
+            provenance.collect_provenance(
                 self.job, device=device, precision=model.dtype,
                 kernels={"model": f"transformers {metadata.version('transformers')}, {type(network).__name__}"},
                 tokenizer=f"sha256:{model.tokenizer[:16]}", corpus=config.data.corpus,
@@ -57,6 +57,6 @@ class OpenWeightRunner(Probing):
         self.recorder.measurements(
             [Measurement(probe="throughput", metric="parameters", value=float(size), unit="parameters")]
         )
-        reader = ChunkedScorer(network, device, self.leave_if_asked)
+        reader = ChunkedScorer(network, device, self.check_stop)
         self.probe(PAIRINGS[model.pairing](reader, HubTokenizer(folder), corpus, config, model.places))
         self.recorder.neighbours()

@@ -16,7 +16,7 @@ from ..host import processes
 from ..host.signals import STOPS
 from .failures import EXIT_STOPPED
 
-MOST = 1000
+MAX_VALIDATION_LINES = 1000
 """Validations that are told of one training, evenly spread: a log stays below some hundred KiB however long it takes."""
 
 
@@ -34,11 +34,11 @@ def ignore_output_errors() -> None:
 
 def is_logged(step: int, every: int, steps: int) -> bool:
     """Whether the validation after `step` of `steps` steps, taken after each `every`, gets a line; the last one does."""
-    apart = -(-steps // (every * MOST))
-    return step == steps or step // every % apart == 0
+    interval = -(-steps // (every * MAX_VALIDATION_LINES))
+    return step == steps or step // every % interval == 0
 
 
-TOLD_S = 1.0
+SIGNAL_WAIT_S = 1.0
 
 
 class StopFlag:
@@ -48,7 +48,7 @@ class StopFlag:
     """
 
     def __init__(self) -> None:
-        self.set = False
+        self.is_set = False
         self._since = 0.0
         signal.signal(signal.SIGTERM, self._handle)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -56,15 +56,15 @@ class StopFlag:
         # Ray's processes have them blocked, and children inherit that
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
-    def comes(self) -> bool:
+    def wait_until_set(self) -> bool:
         """Whether it is set, or will be in a moment: who ends many processes one by one may tell a compiler before us."""
-        deadline = time.monotonic() + TOLD_S
-        while not self.set and time.monotonic() < deadline:
+        deadline = time.monotonic() + SIGNAL_WAIT_S
+        while not self.is_set and time.monotonic() < deadline:
             time.sleep(0.01)
-        return self.set
+        return self.is_set
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self.set:
-            self.set, self._since = True, time.monotonic()
+        if not self.is_set:
+            self.is_set, self._since = True, time.monotonic()
         elif time.monotonic() - self._since > processes.ECHO_S:
             os._exit(EXIT_STOPPED)

@@ -15,15 +15,15 @@ from .job import Job
 PACKAGES = "atma-sweep torch triton fla-core flash-linear-attention numpy ray sqlalchemy pydantic safetensors".split()
 
 
-def packages() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """Versions of what can change a number, those that are installed."""
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def driver_version() -> str | None:
@@ -31,11 +31,11 @@ def driver_version() -> str | None:
     path = Path("/proc/driver/nvidia/version")
     if not path.is_file():
         return None
-    words = path.read_text().split()
-    return next((word for word in words if word[:1].isdigit() and word.count(".") >= 1), None)
+    fields = path.read_text().split()
+    return next((field for field in fields if field[:1].isdigit() and field.count(".") >= 1), None)
 
 
-def collect(
+def collect_provenance(
     job: Job, *, device: torch.device, precision: str, kernels: dict[str, str], tokenizer: str, corpus: str,
     extra: dict[str, object],
 ) -> Provenance:  # fmt: skip
@@ -43,7 +43,7 @@ def collect(
     config = job.config
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return Provenance(
-        config=config, seed=config["seed"], git_commit=job.commit, git_dirty=job.dirty, packages=packages(),
+        config=config, seed=config["seed"], git_commit=job.commit, git_dirty=job.dirty, packages=package_versions(),
         python=platform.python_version(), platform=platform.platform(), host=socket.gethostname(), device=device.type,
         gpu_name=gpu, gpu_uuid=str(torch.cuda.get_device_properties(device).uuid) if gpu else None,
         gpu_count=1 if gpu else 0, driver=driver_version() if gpu else None, dtype=precision, kernels=kernels,

@@ -14,13 +14,13 @@ IMPORTS = ("torch._inductor.compile_fx", "torch._dynamo", "triton", "atma_sweep.
 """What a training on a GPU imports, the slowest first; none of them speaks to a GPU."""
 
 
-def wait(runs: Path) -> str | None:
+def wait_for_folder(runs: Path) -> str | None:
     """The folder, relative to `runs`, of the attempt that this process has become, or None: there is none for it.
 
     It is read as a line from standard input. From then on the process stands in that folder and writes into its log, as one that was
     started there does. Raises OSError when it cannot.
     """
-    before, broken = dict(os.environ), False
+    initial_environment, broken = dict(os.environ), False
     for name in IMPORTS:
         try:
             importlib.import_module(name)
@@ -29,15 +29,15 @@ def wait(runs: Path) -> str | None:
         except Exception:  # noqa: BLE001, the attempt is to meet it anew, and to tell it
             broken = True
             break
-    for name in os.environ.keys() - before.keys():
+    for name in os.environ.keys() - initial_environment.keys():
         del os.environ[name]  # torch's compiler notes its own folder for what it makes, which would go before ours
     folder = sys.stdin.readline().rstrip("\n")
     if not folder:
         return None
-    begun, place = os.getcwd(), runs / folder
-    os.chdir(place)
-    sys.path[:] = [str(place) if entry == begun else entry for entry in sys.path]
-    with open(os.devnull, "rb") as nothing, (place / "log.txt").open("ab") as log:
+    initial_folder, attempt_folder = os.getcwd(), runs / folder
+    os.chdir(attempt_folder)
+    sys.path[:] = [str(attempt_folder) if entry == initial_folder else entry for entry in sys.path]
+    with open(os.devnull, "rb") as nothing, (attempt_folder / "log.txt").open("ab") as log:
         os.dup2(nothing.fileno(), 0)
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)

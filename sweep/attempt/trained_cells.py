@@ -133,38 +133,40 @@ def restore_cell(record: CellRecord, runs: Path) -> Cell:
     """
     try:
         named = tuple(Plugin.model_validate(stored) for stored in record.config.get("plugins", ()))
-        known = [(part, _known(part, record.config[part.section], named)) for part in PLUGGABLE]
+        registered = [(part, _is_registered(part, record.config[part.section], named)) for part in PLUGGABLE]
     except (ValidationError, ModelConfigError, LookupError, TypeError, AttributeError) as error:
         raise _unreadable(record, error) from error
-    if all(there for part, there in known if part.section == "model"):
-        _checked(record, named)  # before a line of any plugin runs; a regularizer has no settings of its own
-    plugins = tuple(_plugin(record, plugin, runs) for plugin in named)
-    return Cell(record.id, record.slug, _checked(record, plugins), dict(record.axes))
+    if all(there for part, there in registered if part.section == "model"):
+        _validated_config(record, named)  # before a line of any plugin runs; a regularizer has no settings of its own
+    plugins = tuple(_load_stored_plugin(record, plugin, runs) for plugin in named)
+    return Cell(record.id, record.slug, _validated_config(record, plugins), dict(record.axes))
 
 
-def _known(part: Pluggable, section: Mapping[str, Any], plugins: tuple[Plugin, ...]) -> bool:
+def _is_registered(part: Pluggable, section: Mapping[str, Any], plugins: tuple[Plugin, ...]) -> bool:
     """Whether the part is known before a plugin is loaded. Raises ModelConfigError when none of them could bring it."""
     source = section.get(part.source)
     name = section[part.name] if part.absent is None else section.get(part.name, part.absent)
-    known = name == part.absent or name in part.registry or (part.others and source is None)
-    if (source is None and not known) or (source is not None and source not in {plugin.sha256 for plugin in plugins}):
+    is_known = name == part.absent or name in part.registry or (part.others and source is None)
+    if (source is None and not is_known) or (
+        source is not None and source not in {plugin.sha256 for plugin in plugins}
+    ):
         raise ModelConfigError(
             f"{part.section}.{part.name}", f"no {part.registry.kind} named {name!r}", sorted(part.registry)
         )
-    return known and (name == part.absent or source_of(part, name, plugins) == source)
+    return is_known and (name == part.absent or source_of(part, name, plugins) == source)
 
 
-def _checked(record: CellRecord, plugins: tuple[Plugin, ...]) -> CellConfig:
+def _validated_config(record: CellRecord, plugins: tuple[Plugin, ...]) -> CellConfig:
     """The stored config, if the cell's id is that of it."""
     try:
-        config = CellConfig.model_validate({**_completed(record.config), "plugins": plugins})
+        config = CellConfig.model_validate({**_fill_sections(record.config), "plugins": plugins})
         config = config.model_copy(update={"model": check_model_config(config.model)})
-        found = cell_id(config)
+        computed_id = cell_id(config)
     except (ValidationError, ModelConfigError, LookupError, TypeError, AttributeError) as error:
         raise _unreadable(record, error) from error
-    if found != record.id:
+    if computed_id != record.id:
         raise CellUnreadable(
-            f"this version takes the config of cell {record.id} ({record.slug}) for another cell, {found}; "
+            f"this version takes the config of cell {record.id} ({record.slug}) for another cell, {computed_id}; "
             "use the version that trained it, or launch its grid again"
         )
     return config
@@ -177,7 +179,7 @@ def _unreadable(record: CellRecord, error: Exception) -> CellUnreadable:
     )
 
 
-def _plugin(record: CellRecord, stored: Plugin, runs: Path) -> Plugin:
+def _load_stored_plugin(record: CellRecord, stored: Plugin, runs: Path) -> Plugin:
     copy = runs / "plugins" / Path(stored.path).name
     if not copy.is_file():
         raise CellUnreadable(
@@ -195,7 +197,7 @@ def _plugin(record: CellRecord, stored: Plugin, runs: Path) -> Plugin:
         ) from error
 
 
-def _completed(stored: Mapping[str, Any]) -> dict[str, Any]:
+def _fill_sections(stored: Mapping[str, Any]) -> dict[str, Any]:
     """The stored config with fields that are newer than it at what every older cell implicitly had."""
     full = dict(stored)
     for section, cls in (("model", ModelConfig), ("data", DataConfig), ("train", TrainConfig)):
@@ -228,14 +230,14 @@ def load(
     check_argument("load", "runs", runs, PATH, optional=True)
     check_argument("load", "sweep", sweep, TEXT, optional=True)
     check_argument("load", "device", device, TEXT)
-    place = _device(device)
+    torch_device = _device(device)
     store = open_store(db)
     try:
         folder = Path(runs) if runs is not None else store.runs
-        found = kept(store, asked, folder, sweep)
+        trained = kept(store, asked, folder, sweep)
     finally:
         store.close()
-    return _built(found, folder, place)
+    return _build_model(trained, folder, torch_device)
 
 
 def _device(name: str) -> torch.device:
@@ -254,13 +256,13 @@ def _device(name: str) -> torch.device:
         raise MachineError(f'no usable CUDA GPU: {cause}; device="cpu" loads the model on the CPU') from error
 
 
-def _built(found: TrainedCell, runs: Path, device: torch.device) -> LoadedModel:
+def _build_model(trained: TrainedCell, runs: Path, device: torch.device) -> LoadedModel:
     from ..checkpoints import checkpoint
     from .device import network
 
-    config = found.cell.config
+    config = trained.cell.config
     tokenizer = verified(runs / "corpora", config.data.fingerprint or "").load_tokenizer()
     model = network(config, device)
-    checkpoint.load_weights(storage.resolve(runs, found.weights), model, found.sha256)
+    checkpoint.load_weights(storage.resolve(runs, trained.weights), model, trained.sha256)
     model.eval()
-    return LoadedModel(model, tokenizer, config, found.cell.id, found.cell.slug, found.sha256)
+    return LoadedModel(model, tokenizer, config, trained.cell.id, trained.cell.slug, trained.sha256)

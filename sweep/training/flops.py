@@ -67,8 +67,8 @@ def paper_flops(config: ModelConfig, parameters: int, seq_len: int) -> float:
 class ForwardFlops(NamedTuple):
     """Forward FLOPs per token of a network: of all that is known, and which parts do not say theirs."""
 
-    known: float
-    silent: tuple[str, ...]
+    known_flops: float
+    unknown_parts: tuple[str, ...]
     """Such as "mixer 'mine'"."""
 
 
@@ -77,15 +77,15 @@ def forward_flops(config: ModelConfig, seq_len: int, *, counted: float = 1.0) ->
 
     Causal or windowed attention on the global layers only, no look-up of embeddings and positions, elementwise work left
     out. `counted` is the share of the targets that the loss is of; the head does nothing for the rest. None when the mixer
-    or the memory does not say its own; `unknown` says which.
+    or the memory does not say its own; `unknown_reason` says which.
     """
-    parts = _forward(config, seq_len, counted)
-    return None if parts.silent else parts.known
+    parts = _forward_flops_by_part(config, seq_len, counted)
+    return None if parts.unknown_parts else parts.known_flops
 
 
 def unknown(config: ModelConfig) -> str | None:
     """Why the FLOPs of that network are not known, or None when they are."""
-    silent = _forward(config, 1).silent
+    silent = _forward_flops_by_part(config, 1).unknown_parts
     if not silent:
         return None
     words = "do not say their" if len(silent) > 1 else "does not say its"
@@ -94,10 +94,10 @@ def unknown(config: ModelConfig) -> str | None:
 
 def estimated_flops(config: ModelConfig, seq_len: int) -> float:
     """Training FLOPs per token to put cells in an order by: `training_flops`, a part that does not say its own left out."""
-    return 3.0 * _forward(config, seq_len).known
+    return 3.0 * _forward_flops_by_part(config, seq_len).known_flops
 
 
-def _forward(config: ModelConfig, seq_len: int, counted: float = 1.0) -> ForwardFlops:
+def _forward_flops_by_part(config: ModelConfig, seq_len: int, counted: float = 1.0) -> ForwardFlops:
     d, heads, kv, dh = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
     globals_ = config.n_global_layers
     convs = config.n_layers - globals_
@@ -108,24 +108,26 @@ def _forward(config: ModelConfig, seq_len: int, counted: float = 1.0) -> Forward
     reach = config.window_size if config.window else seq_len
     full = min(reach, seq_len)  # queries up to this one see all that is before them, later ones `reach` keys
     keys = (full * (full + 1) // 2 + (seq_len - full) * reach) / seq_len
-    said = _of_parts(config, keys)
-    attention = projections + sum(flops for flops in said.values() if flops is not None)
+    part_flops = _part_flops(config, keys)
+    attention = projections + sum(flops for flops in part_flops.values() if flops is not None)
     head = 2 * d * config.vocab_size * counted
-    known = config.n_layers * mlp + convs * gated_conv + globals_ * attention + head
-    return ForwardFlops(known, tuple(name for name, flops in said.items() if flops is None) if globals_ else ())
+    total = config.n_layers * mlp + convs * gated_conv + globals_ * attention + head
+    return ForwardFlops(total, tuple(name for name, flops in part_flops.items() if flops is None) if globals_ else ())
 
 
-def _of_parts(config: ModelConfig, keys: float) -> dict[str, float | None]:
+def _part_flops(config: ModelConfig, keys: float) -> dict[str, float | None]:
     """What the mixer and the memory say of themselves."""
     name = config.attn_type
     mixer = MIXERS.load(name)
     settings = mixer.Config(**config.mixers.get(name, {}))
-    said: dict[str, float | None] = {f"mixer {name!r}": call_if_defined(mixer, "forward_flops", config, settings, keys)}
+    flops_by_part: dict[str, float | None] = {
+        f"mixer {name!r}": call_if_defined(mixer, "forward_flops", config, settings, keys)
+    }
     if config.memory != NO_MEMORY:
         memory = MEMORIES.load(config.memory)
         settings = memory.Config(**config.memories.get(config.memory, {}))
-        said[f"memory {config.memory!r}"] = call_if_defined(memory, "forward_flops", config, settings)
-    return said
+        flops_by_part[f"memory {config.memory!r}"] = call_if_defined(memory, "forward_flops", config, settings)
+    return flops_by_part
 
 
 def training_flops(config: ModelConfig, seq_len: int, *, counted: float = 1.0) -> float | None:

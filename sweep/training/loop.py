@@ -83,7 +83,7 @@ class _Clock:
     wall_s: float
     started: float = field(default_factory=time.perf_counter)
     tokens: int = 0
-    told: float = field(default_factory=time.perf_counter)
+    last_report: float = field(default_factory=time.perf_counter)
 
     def rate(self) -> float:
         return self.tokens / max(time.perf_counter() - self.started, 1e-9)
@@ -93,7 +93,7 @@ class _Clock:
         self.wall_s += time.perf_counter() - self.started
 
     def start(self) -> None:
-        self.started = self.told = time.perf_counter()
+        self.started = self.last_report = time.perf_counter()
         self.tokens = 0
 
 
@@ -122,13 +122,13 @@ class Trainer:
     _pending: UnvalidatedPoint | None = None
     _saved: int = 0
     """The step that a checkpoint holds already; 0 is rebuilt from the seed."""
-    _unchecked: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
+    _pending_metrics: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
     """(step, loss, gradient norm) of the steps since the last look at their values, which waits for the device."""
-    _ahead: StepPrefetcher = field(init=False)
+    _prefetcher: StepPrefetcher = field(init=False)
     step_runner: OptimizerSteps = field(init=False)
 
     def __post_init__(self) -> None:
-        self._ahead = StepPrefetcher(self.batches, self.device, self.config.micro_batch, self.room)
+        self._prefetcher = StepPrefetcher(self.batches, self.device, self.config.micro_batch, self.room)
         capture = (capture_graphs if self.device.type == "cuda" else without_capture) if self.graphs else None
         self.step_runner = OptimizerSteps(self.objective, self.optimizers, self.config, capture, self.refused)
 
@@ -138,7 +138,7 @@ class Trainer:
         self.optimizers.load_state_dict(checkpoint.optimizers)
         self.step, self.wall_s = checkpoint.step, checkpoint.wall_s
         self._saved, self._pending = checkpoint.step, checkpoint.pending
-        self.step_runner.forget()
+        self.step_runner.reset()
 
     def run(self) -> None:
         """Trains to the end. Raises Diverged, or Stopped when the watcher asks for it.
@@ -150,7 +150,7 @@ class Trainer:
         clock, first = _Clock(self.wall_s), self.step + 1
         self.model.train()
         if self._pending is not None:
-            self._point(clock, self._pending)
+            self._validate(clock, self._pending)
         while self.step < steps:
             done = self.advance(self.step)
             if done is None:
@@ -158,28 +158,28 @@ class Trainer:
                     self._save(clock)
                 raise Stopped
             self.step += 1
-            self._unchecked.append((self.step, *done))
+            self._pending_metrics.append((self.step, *done))
             clock.tokens += self.config.batch_tokens
-            at_point = self.step % self.validate_every == 0 or self.step == steps
-            if at_point or self.step == first or time.perf_counter() - clock.told >= 1.0:
-                loss, norm = self._checked()
+            is_validation_due = self.step % self.validate_every == 0 or self.step == steps
+            if is_validation_due or self.step == first or time.perf_counter() - clock.last_report >= 1.0:
+                loss, norm = self._drain_metrics()
                 self.watcher.progress(self.step, loss, clock.rate())
-                clock.told = time.perf_counter()
-                if at_point:
-                    self._point(clock, (loss, norm, clock.rate()))
+                clock.last_report = time.perf_counter()
+                if is_validation_due:
+                    self._validate(clock, (loss, norm, clock.rate()))
             if self.step < steps and self.watcher.should_save(self.step):
                 self._save(clock)
         self.wall_s = clock.wall_s
 
     def _save(self, clock: _Clock) -> None:
-        if self._unchecked:
-            self._checked()
+        if self._pending_metrics:
+            self._drain_metrics()
         clock.stop()
         self.watcher.save(self.step, self.step * self.config.batch_tokens, clock.wall_s)
         self._saved = self.step
         clock.start()
 
-    def _point(self, clock: _Clock, pending: UnvalidatedPoint) -> None:
+    def _validate(self, clock: _Clock, pending: UnvalidatedPoint) -> None:
         clock.stop()
         loss, norm, rate = pending
         try:
@@ -206,10 +206,10 @@ class Trainer:
         self.model.train()
         clock.start()
 
-    def _checked(self) -> tuple[float, float]:
+    def _drain_metrics(self) -> tuple[float, float]:
         """Loss and gradient norm of the last step. Raises Diverged at the first step whose values are not finite."""
-        steps, losses, norms = zip(*self._unchecked, strict=True)
-        self._unchecked.clear()
+        steps, losses, norms = zip(*self._pending_metrics, strict=True)
+        self._pending_metrics.clear()
         values = torch.stack([torch.stack(losses).double(), torch.stack(norms).double()]).tolist()
         for step, loss, norm in zip(steps, *values, strict=True):
             for value, what in ((loss, "loss"), (norm, "gradient norm")):
@@ -219,7 +219,7 @@ class Trainer:
 
     def lr_factor(self, step: int) -> float:
         config = self.config
-        return schedule.factor(
+        return schedule.lr_factor(
             step, config.steps, constant=config.constant, decay=config.schedule, warmup=config.warmup_steps
         )
 
@@ -229,19 +229,19 @@ class Trainer:
         None when it was asked to stop: then nothing has changed, since draws depend on the step alone. On CUDA it only
         queues work and never waits for it, but for the one step in which graphs are captured.
         """
-        taken = self._ahead.take(step)
+        taken = self._prefetcher.take(step)
         inputs, targets = taken.inputs, taken.targets
         rows = self.config.micro_batch
         for micro in range(self.config.accumulation):
             if self.watcher.should_stop():
-                self.step_runner.abandon()
+                self.step_runner.discard_step()
                 return None
             part = slice(micro * rows, (micro + 1) * rows)
             marked = None if taken.marked is None else taken.marked[micro]
-            self.step_runner.micro(self.draw_batch(inputs[part], targets[part], step, micro, marked))
-        done = self.step_runner.finish(self.lr_factor(step))
+            self.step_runner.run_micro_batch(self.draw_batch(inputs[part], targets[part], step, micro, marked))
+        done = self.step_runner.finish_step(self.lr_factor(step))
         if step + 1 < self.config.steps:
-            self._ahead.prepare(step + 1)
+            self._prefetcher.prepare(step + 1)
         return done
 
     def draw_batch(

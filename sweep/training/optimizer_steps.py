@@ -48,33 +48,33 @@ Objective = Callable[[Batch], tuple[Tensor, Tensor]]
 """Objective and mean cross-entropy of a micro-batch."""
 
 
-def capture_graphs(pieces: Mapping[str, StepPart]) -> Mapping[str, StepPart]:
+def capture_graphs(parts: Mapping[str, StepPart]) -> Mapping[str, StepPart]:
     """Each piece as a CUDA graph; they share their working memory, so they are replayed in this order or from the first on.
 
     Nothing is computed. Raises RuntimeError when a piece does what a graph cannot hold, such as a copy to the host.
     """
-    here = torch.cuda.current_stream()
-    made: dict[str, StepPart] = {}
+    stream = torch.cuda.current_stream()
+    replays: dict[str, StepPart] = {}
     pool = torch.cuda.graph_pool_handle()
     try:
-        for name, piece in pieces.items():
+        for name, part in parts.items():
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                piece()
-            made[name] = graph.replay
+                part()
+            replays[name] = graph.replay
     except BaseException:
         # a capture that cannot be ended leaves its own stream in place, and up to torch 2.11 the allocator in the belief that it goes on;
         # only a private function of torch ends that, whose version pyproject.toml bounds
-        torch.cuda.set_stream(here)
+        torch.cuda.set_stream(stream)
         with contextlib.suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(here.device_index, pool)
+            torch._C._cuda_endAllocateToPool(stream.device_index, pool)
         raise
-    return made
+    return replays
 
 
-def without_capture(pieces: Mapping[str, StepPart]) -> Mapping[str, StepPart]:
+def without_capture(parts: Mapping[str, StepPart]) -> Mapping[str, StepPart]:
     """Each piece itself: the same work over the same memory, where there are no graphs."""
-    return pieces
+    return parts
 
 
 class OptimizerSteps:
@@ -87,64 +87,64 @@ class OptimizerSteps:
 
     def __init__(
         self, objective: Objective, optimizers: Optimizers, config: TrainConfig, capture: Capture | None = None,
-        refused: Callable[[str], None] = lambda why: None,
+        on_capture_refused: Callable[[str], None] = lambda why: None,
     ) -> None:  # fmt: skip
         self.objective, self._optimizers, self._config = objective, optimizers, config
-        self.capture, self.refused = capture, refused
-        self._fixed: Batch | None = None
+        self.capture, self.refused = capture, on_capture_refused
+        self._static_batch: Batch | None = None
         self._batch: Batch | None = None
         self._total: Tensor | None = None
         self._norm: Tensor | None = None
         self._gradients: list[Tensor | None] = []
         """Those that the captured pieces read and write; they live as long as the pieces."""
         self.replays: Mapping[str, StepPart] = {}
-        self._whole_steps = 0
-        self._given_up = capture is None
+        self._num_complete_steps = 0
+        self._is_eager = capture is None
         self._micro = 0
 
-    def micro(self, batch: Batch) -> None:
+    def run_micro_batch(self, batch: Batch) -> None:
         """Run forward and backward of the next micro-batch of a step."""
-        self._receive(batch)
-        if self._whole_steps and not self.replays and not self._given_up:
-            self._prepare()
-        self._do("further" if self._micro else "first")
+        self._load_batch(batch)
+        if self._num_complete_steps and not self.replays and not self._is_eager:
+            self._capture_parts()
+        self._run_part("further" if self._micro else "first")
         self._micro += 1
 
-    def finish(self, factor: float) -> tuple[Tensor, Tensor]:
+    def finish_step(self, factor: float) -> tuple[Tensor, Tensor]:
         """Clip and update, learning rates times `factor`; return mean cross-entropy and gradient norm, on the device."""
         self._optimizers.set_factor(factor)
-        self._do("finish")
+        self._run_part("finish")
         self._optimizers.zero_grad()
         assert self._total is not None
         assert self._norm is not None
         self._micro = 0
-        self._whole_steps += 1
+        self._num_complete_steps += 1
         return self._total.clone(), self._norm.clone()
 
-    def abandon(self) -> None:
+    def discard_step(self) -> None:
         """Forget the micro-batches of a step that is not finished."""
         self._micro = 0
         self._optimizers.zero_grad()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Forget whatever was captured: weights and optimizers have been put in place anew."""
-        self.abandon()
-        self.replays, self._gradients, self._whole_steps = {}, [], 0
+        self.discard_step()
+        self.replays, self._gradients, self._num_complete_steps = {}, [], 0
 
     # --- what is captured -----------------------------------------------------------------------------------------
 
-    def _pieces(self) -> dict[str, StepPart]:
-        further = {"further": self._further} if self._config.accumulation > 1 else {}
-        return {"first": self._first, **further, "finish": self._finish}
+    def _parts(self) -> dict[str, StepPart]:
+        further = {"further": self._accumulate} if self._config.accumulation > 1 else {}
+        return {"first": self._first_micro_batch, **further, "finish": self._finish}
 
-    def _first(self) -> None:
+    def _first_micro_batch(self) -> None:
         assert self._total is not None
         for parameter in self._optimizers.parameters:
             parameter.grad = None
         self._total.zero_()
-        self._further()
+        self._accumulate()
 
-    def _further(self) -> None:
+    def _accumulate(self) -> None:
         assert self._batch is not None
         assert self._total is not None
         objective, cross_entropy = self.objective(self._batch)
@@ -157,55 +157,55 @@ class OptimizerSteps:
 
     # --- around it ------------------------------------------------------------------------------------------------
 
-    def _do(self, name: str) -> None:
+    def _run_part(self, name: str) -> None:
         replay = self.replays.get(name)
         if replay is not None:
             replay()
         else:
-            self._pieces()[name]()
+            self._parts()[name]()
 
-    def _receive(self, batch: Batch) -> None:
+    def _load_batch(self, batch: Batch) -> None:
         """Puts a batch into the memory that the pieces read."""
         if self._total is None:
             self._total = torch.zeros((), device=batch.inputs_BT.device)
-        if self._given_up:
+        if self._is_eager:
             self._batch = batch
             return
-        if self._fixed is None:
-            self._batch = self._fixed = batch.copy()
+        if self._static_batch is None:
+            self._batch = self._static_batch = batch.copy()
             return
-        ours, theirs = self._fixed.tensors(), batch.tensors()
-        if [(one.shape, one.dtype) for one in ours] != [(one.shape, one.dtype) for one in theirs]:
-            self._give_up("the shapes of what a micro-batch reads change from step to step")
+        targets, sources = self._static_batch.tensors(), batch.tensors()
+        if [(one.shape, one.dtype) for one in targets] != [(one.shape, one.dtype) for one in sources]:
+            self._fall_back("the shapes of what a micro-batch reads change from step to step")
             self._batch = batch
             return
         # torch names this operation with an underscore; pyproject.toml bounds its version
-        torch._foreach_copy_(ours, theirs)
+        torch._foreach_copy_(targets, sources)
 
-    def _prepare(self) -> None:
+    def _capture_parts(self) -> None:
         parameters = self._optimizers.parameters
-        held: list[Tensor | None] = []
+        gradients: list[Tensor | None] = []
 
         def finish() -> None:
-            held[:] = [parameter.grad for parameter in parameters]
+            gradients[:] = [parameter.grad for parameter in parameters]
             self._finish()
 
         assert self.capture is not None
         try:
-            replays = self.capture({**self._pieces(), "finish": finish})
+            replays = self.capture({**self._parts(), "finish": finish})
         except RuntimeError as error:
-            self._give_up(_reason(error))
+            self._fall_back(_reason(error))
         else:
-            self.replays, self._gradients = replays, held
+            self.replays, self._gradients = replays, gradients
         # of this step nothing is done yet
         self._optimizers.zero_grad()
 
-    def _give_up(self, why: str) -> None:
+    def _fall_back(self, reason: str) -> None:
         for parameter, gradient in zip(self._optimizers.parameters, self._gradients, strict=False):
             if parameter.grad is None:
                 parameter.grad = gradient  # of the micro-batches of this step so far
-        self.replays, self._gradients, self._fixed, self._given_up = {}, [], None, True
-        self.refused(why)
+        self.replays, self._gradients, self._static_batch, self._is_eager = {}, [], None, True
+        self.refused(reason)
 
 
 def _reason(error: BaseException) -> str:
@@ -227,5 +227,5 @@ def should_capture(config: TrainConfig, parameters: int, device: torch.device) -
     if config.graphs == "on":
         return True, "train.graphs: on"
     flops = 6.0 * parameters * config.micro_batch * config.seq_len
-    small = flops <= SMALL
-    return small, f"a micro-batch is {flops:.2g} FLOPs, {'at most' if small else 'more than'} {SMALL:.0e}"
+    is_small = flops <= SMALL
+    return is_small, f"a micro-batch is {flops:.2g} FLOPs, {'at most' if is_small else 'more than'} {SMALL:.0e}"

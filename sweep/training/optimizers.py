@@ -25,7 +25,7 @@ def orthogonalise(matrices_NRC: Tensor, iterations: int = 12, dtype: torch.dtype
     of one row or column has one singular value, so there the iteration is one of numbers.
     """
     a, b, c = COEFFICIENTS
-    X = matrices_NRC.to(before_norm(dtype))
+    X = matrices_NRC.to(norm_dtype(dtype))
     tall = X.size(-2) > X.size(-1)
     if tall:
         X = X.mT
@@ -44,22 +44,22 @@ def orthogonalise(matrices_NRC: Tensor, iterations: int = 12, dtype: torch.dtype
     return X.mT if tall else X
 
 
-def before_norm(dtype: torch.dtype) -> torch.dtype:
+def norm_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type of a matrix until it is divided by its norm: updates of 1e-8 are zero in float16."""
     return torch.float32 if dtype == torch.float16 else dtype
 
 
-Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
 _ADAM = {"cuda": "fused", "cpu": "foreach"}
 """How AdamW works through its parameters: on CUDA in one kernel without temporary copies."""
 
 
-_MANNER = ("fused", "foreach", "capturable")
+_IMPLEMENTATION_FLAGS = ("fused", "foreach", "capturable")
 """Settings of a group that say how it is worked through, and change no number but by rounding."""
 
 
-def eager(kind: type[Kind]) -> type[Kind]:
+def without_compile_guard(kind: type[OptimizerT]) -> type[OptimizerT]:
     """Class decorator: an optimizer whose methods are torch's own without the guard that imports the compiler.
 
     No step is ever compiled here, and the import takes a second of every attempt on the CPU.
@@ -69,7 +69,7 @@ def eager(kind: type[Kind]) -> type[Kind]:
     return kind
 
 
-@eager
+@without_compile_guard
 class Muon(torch.optim.Optimizer):
     """Momentum orthogonalised by Newton-Schulz, for parameters of two or more dimensions (docs/mechanisms.md, "Training").
 
@@ -104,11 +104,11 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("Muon takes no closure")
         for group in self.param_groups:
-            alike: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+            params_by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
             for p in group["params"]:
                 if p.grad is not None:
-                    alike[p.shape].append(p)
-            for params in alike.values():
+                    params_by_shape[p.shape].append(p)
+            for params in params_by_shape.values():
                 self._update(params, group)
 
     def _update(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
@@ -121,7 +121,7 @@ class Muon(torch.optim.Optimizer):
         # torch names these operations with an underscore; pyproject.toml bounds its version
         torch._foreach_lerp_(buffers, grads, 1 - mu)
         rows, cols = params[0].shape[-2:]
-        updates = params[0].new_empty((len(params), *params[0].shape), dtype=before_norm(self.dtype))
+        updates = params[0].new_empty((len(params), *params[0].shape), dtype=norm_dtype(self.dtype))
         torch._foreach_copy_(updates.unbind(), torch._foreach_lerp(grads, buffers, mu))
         u = orthogonalise(updates.reshape(-1, rows, cols), group["iterations"], self.dtype).reshape(updates.shape)
         shrink, scale = 1 - group["lr"] * group["weight_decay"], group["lr"] * max(1.0, rows / cols) ** 0.5
@@ -134,14 +134,14 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_add_(weights, u.unbind(), alpha=-scale)
 
 
-@eager
+@without_compile_guard
 class AdamW(torch.optim.AdamW):
     """torch's own, with a step that never builds a graph."""
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
-def _narrow(config: TrainConfig) -> torch.dtype:
+def _iteration_dtype(config: TrainConfig) -> torch.dtype:
     """The 16 bits that Muon iterates in."""
     return torch.float16 if config.precision == "fp16" else torch.bfloat16
 
@@ -155,11 +155,11 @@ class Optimizers:
         config: TrainConfig,
         device: torch.device,
         *,
-        resident: bool | None = None,
+        rates_on_device: bool | None = None,
     ) -> None:
         """`groups` is `Backbone.parameter_groups()`: muon, embedding, head, scalar.
 
-        With `resident`, None: on CUDA, learning rates stand in the device's memory, where a captured `update` finds those
+        With `rates_on_device`, None: on CUDA, learning rates stand in the device's memory, where a captured `update` finds those
         of each step.
         """
 
@@ -180,24 +180,24 @@ class Optimizers:
                 momentum=config.muon_momentum,
                 weight_decay=config.muon_weight_decay,
                 iterations=config.muon_iterations,
-                dtype=_narrow(config) if device.type == "cuda" else torch.float32,
+                dtype=_iteration_dtype(config) if device.type == "cuda" else torch.float32,
             )
         else:
             adam.insert(0, {"params": params("muon"), "lr": config.matrix_lr})
-        resident = device.type == "cuda" if resident is None else resident
+        rates_on_device = device.type == "cuda" if rates_on_device is None else rates_on_device
         self.by_name["adam"] = AdamW(
             adam,
             betas=(config.adam_beta1, config.adam_beta2),
             eps=config.adam_eps,
             weight_decay=config.adam_weight_decay,
-            **{"fused" if resident else _ADAM[device.type]: True},
+            **{"fused" if rates_on_device else _ADAM[device.type]: True},
         )
         self.scaling = LossScale(device) if config.precision == "fp16" else None
         """Of the loss, with float16."""
         self._base = [group["lr"] for group in self._groups()]
         self._factor = 1.0
-        self._resident = _Resident(self._base, device) if resident else None
-        self._place_rates()
+        self._device_rates = _DeviceRates(self._base, device) if rates_on_device else None
+        self._assign_rates()
         self.parameters = [p for group in self._groups() for p in group["params"]]
 
     def _groups(self) -> list[dict[str, Any]]:
@@ -207,12 +207,12 @@ class Optimizers:
         """The loss to call backward on."""
         return objective if self.scaling is None else self.scaling.scaled(objective)
 
-    def clip(self, largest: float) -> Tensor:
-        """Brings the global gradient norm to `largest` at most; returns it as it was, 0 if loss scaling skips the step."""
+    def clip(self, max_norm: float) -> Tensor:
+        """Brings the global gradient norm to `max_norm` at most; returns it as it was, 0 if loss scaling skips the step."""
         if self.scaling is not None:
             self.scaling.unscale(self.parameters)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, largest)
-        return norm if self.scaling is None else self.scaling.told(norm)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
+        return norm if self.scaling is None else self.scaling.reported_norm(norm)
 
     def step(self, factor: float) -> None:
         """One update with every learning rate times `factor`, unless loss scaling skips it; gradients are cleared."""
@@ -223,20 +223,20 @@ class Optimizers:
     def set_factor(self, factor: float) -> None:
         """What `update` multiplies every learning rate by from now on."""
         self._factor = factor
-        if self._resident is None:
-            self._place_rates()
+        if self._device_rates is None:
+            self._assign_rates()
         else:
-            self._resident.factor.fill_(factor)
+            self._device_rates.factor.fill_(factor)
 
     def update(self) -> None:
         """One update of every parameter, unless loss scaling skips it.
 
         With rates in memory it is the same work at every step, and waits for nothing but whether to skip it.
         """
-        if self.scaling is not None and not self.scaling.taken():
+        if self.scaling is not None and not self.scaling.update_scale():
             return
-        if self._resident is not None:
-            self._resident.work_out()
+        if self._device_rates is not None:
+            self._device_rates.refresh()
         for optimizer in self.by_name.values():
             optimizer.step()
 
@@ -262,29 +262,29 @@ class Optimizers:
         for name, optimizer in self.by_name.items():
             # a state from another device brings along how that one worked
             groups = [
-                {**theirs, **{key: ours[key] for key in _MANNER if key in ours}}
+                {**theirs, **{key: ours[key] for key in _IMPLEMENTATION_FLAGS if key in ours}}
                 for theirs, ours in zip(state[name]["param_groups"], optimizer.param_groups, strict=True)
             ]
             optimizer.load_state_dict({**state[name], "param_groups": groups})
         # load_state_dict makes new group dictionaries and brings the last step's rate along
-        self._place_rates()
+        self._assign_rates()
 
-    def _place_rates(self) -> None:
+    def _assign_rates(self) -> None:
         """Every group's rate: the base times the factor as a number, or where it stands in memory."""
-        if self._resident is None:
+        if self._device_rates is None:
             for group, base in zip(self._groups(), self._base, strict=True):
                 group["lr"] = base * self._factor
             return
         for index, group in enumerate(self._groups()):
             muon = "muon" in self.by_name and index == 0
-            group["lr"] = (self._resident.exact if muon else self._resident.single)[index]
+            group["lr"] = (self._device_rates.exact if muon else self._device_rates.single)[index]
             if not muon:
                 group["capturable"] = True
         # torch warns of updates that could be captured and are not; the attribute is private, pyproject.toml bounds its version
         self.by_name["adam"]._warned_capturable_if_run_uncaptured = True
 
 
-class _Resident:
+class _DeviceRates:
     """The factor and every group's learning rate in the device's memory, in double precision and in single."""
 
     def __init__(self, base: list[float], device: torch.device) -> None:
@@ -294,7 +294,7 @@ class _Resident:
         self.single = self._base.float()
         """AdamW's kernel reads no other type."""
 
-    def work_out(self) -> None:
+    def refresh(self) -> None:
         """The rates of the factor as it now stands."""
         torch.mul(self._base, self.factor, out=self.exact)
         self.single.copy_(self.exact)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 
-def factor(step: int, steps: int, *, constant: float = 0.3, decay: str = "cosine", warmup: int = 0) -> float:
+def lr_factor(step: int, steps: int, *, constant: float = 0.3, decay: str = "cosine", warmup: int = 0) -> float:
     """Factor on every learning rate at `step` (0-based) of `steps`.
 
     docs/mechanisms.md, "Training": over the first `warmup` steps 1/warmup, 2/warmup, ... 1. Of the steps after them the
@@ -17,9 +17,9 @@ def factor(step: int, steps: int, *, constant: float = 0.3, decay: str = "cosine
     progress = (step - warmup) / (steps - warmup)
     if progress < constant or constant >= 1:
         return 1.0
-    left = (1 - progress) / (1 - constant)
+    remaining = (1 - progress) / (1 - constant)
     if decay == "linear":
-        return left
+        return remaining
     if decay == "wsd":
-        return 1 - math.sqrt(max(0.0, 1 - left))
-    return 0.5 * (1 + math.cos(math.pi * (1 - left)))
+        return 1 - math.sqrt(max(0.0, 1 - remaining))
+    return 0.5 * (1 + math.cos(math.pi * (1 - remaining)))

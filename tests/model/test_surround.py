@@ -129,7 +129,7 @@ def test_dropout_on_both_branches_by_hand(awake: Awake, auxiliary: Aux) -> None:
     out = block.mix(block.norm1(x))[0].masked_fill(~mix, 0) / 0.75
     y = x + out
     expected = y + block.mlp(block.norm2(y)).masked_fill(~mlp, 0) / 0.75
-    assert (block(x, window=None, kept=(mix, mlp))[0] - expected).abs().max() <= 1e-12
+    assert (block(x, window=None, dropout_masks=(mix, mlp))[0] - expected).abs().max() <= 1e-12
 
 
 def test_dropout_drops_its_share(small: Small, auxiliary: Aux) -> None:

@@ -119,7 +119,7 @@ def test_rows_that_only_fill_a_batch_up_change_no_text(awake: Awake) -> None:
     dummy = paged.book.room.slots
     with torch.inference_mode():
         for state in paged.states:
-            of_texts = [state] if isinstance(state, Tensor) else [*state.tails, state.memory]
+            of_texts = [state] if isinstance(state, Tensor) else [*state.conv_tails, state.memory]
             for table in of_texts:
                 table[dummy] = torch.nan
             if not isinstance(state, Tensor):
@@ -194,7 +194,7 @@ def test_joined_matrices_and_norms_in_products_change_nothing(
     two = texts(12, 7)
     wanted = [whole(model, text) for text in two]
     model.join()
-    monkeypatch.setattr(Backbone, "few", lambda self, rows: few)
+    monkeypatch.setattr(Backbone, "uses_fused_rows", lambda self, rows: few)
     paged = small_page(model, texts=2, tokens=20)
     slots = [paged.begin(text[:5])[0] for text in two]
     for place in (5, 6):

@@ -107,7 +107,7 @@ def test_buckets_by_hand(made: Made, reach: int, buckets: int, first: list[int])
     """Where a power falls on a whole number, that number is in the bucket that it begins."""
     mixer = drawn(made("rel", heads=2, kv=1, size=2, reach=reach, buckets=buckets))
     assert len(mixer.table) == 2 * buckets
-    found = mixer.number_of_distance()
+    found = mixer.bucket_of_distance()
     assert [int((found == bucket).nonzero()[0]) for bucket in range(buckets)] == first
     assert (found.diff() >= 0).all()
     assert len(found) == reach + 1

@@ -183,7 +183,7 @@ def test_a_turn_of_compiling_ends_with_the_first_step_or_where_none_is_left(room
         job = ours.asked("train", ours.settings(), None)
         work = CellRunner(job, ours.runs, DatabaseRecorder(ours.store, job.attempt, job.fence), Flag(None))  # type: ignore[arg-type]
         ours.works.append(work)
-        work.turn = turn = Noted()
+        work.compile_lock = turn = Noted()
         work.run(time.monotonic())
         ours.store.interrupt_dead(job.attempt, "killed")
         return turn.calls

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from atma_sweep.sweep.attempt import compile_lock
-from atma_sweep.sweep.attempt.compile_lock import CompileLock, kind_of
+from atma_sweep.sweep.attempt.compile_lock import CompileLock, graph_key
 from atma_sweep.sweep.config import CellConfig
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.training.loop import Stopped
@@ -62,13 +62,13 @@ def test_one_compiles_and_the_other_finds_it(tmp_path: Path) -> None:
 
         calls: list[float] = []
         mine = CompileLock(tmp_path / "turns", "kind")
-        waited = mine.wait(told(calls, let_go, 4))
+        waited = mine.acquire(told(calls, let_go, 4))
         assert len(calls) >= 4
-        assert 4 * compile_lock.EVERY_S <= waited < PATIENCE_S
-        mine.over()
+        assert 4 * compile_lock.LOCK_POLL_S <= waited < PATIENCE_S
+        mine.mark_compiled()
         # from now on nobody waits, however many there are
         begun = [CompileLock(tmp_path / "turns", "kind") for _ in range(3)]
-        assert all(turn.wait(pytest.fail) < 1 for turn in begun)
+        assert all(turn.acquire(pytest.fail) < 1 for turn in begun)
         other.communicate("\n", timeout=PATIENCE_S)
     assert (tmp_path / "turns" / "kind").read_text() == "compiled\n"
 
@@ -77,12 +77,12 @@ def test_a_turn_ends_with_its_process(tmp_path: Path) -> None:
     with holder(tmp_path) as other:
         calls: list[float] = []
         mine = CompileLock(tmp_path, "kind")
-        mine.wait(told(calls, lambda: os.kill(other.pid, signal.SIGKILL), 3))
+        mine.acquire(told(calls, lambda: os.kill(other.pid, signal.SIGKILL), 3))
         assert len(calls) >= 3
         # nothing was compiled, so now it is this one's
         with pytest.raises(Stopped):
-            CompileLock(tmp_path, "kind").wait(stopped)
-        mine.over()
+            CompileLock(tmp_path, "kind").acquire(stopped)
+        mine.mark_compiled()
 
 
 def stopped() -> None:
@@ -101,45 +101,45 @@ def test_what_is_raised_meanwhile_ends_the_wait(
     with holder(tmp_path) as other:
         mine = CompileLock(tmp_path, "kind")
         with pytest.raises(error):
-            mine.wait(meanwhile)
-        mine.over()
+            mine.acquire(meanwhile)
+        mine.mark_compiled()
         assert (tmp_path / "kind").read_text() == "", "it never was its turn"
-        assert CompileLock(tmp_path, "another").wait(pytest.fail) < 1
+        assert CompileLock(tmp_path, "another").acquire(pytest.fail) < 1
         other.kill()
 
 
 def test_who_compiled_nothing_lets_the_next_one(tmp_path: Path) -> None:
     first, second, third = (CompileLock(tmp_path, "kind") for _ in range(3))
-    assert first.wait(pytest.fail) < 1
-    first.leave()
-    first.leave()
-    assert second.wait(pytest.fail) < 1
+    assert first.acquire(pytest.fail) < 1
+    first.release()
+    first.release()
+    assert second.acquire(pytest.fail) < 1
     with pytest.raises(Stopped):
-        third.wait(stopped)
-    second.over()
-    assert third.wait(pytest.fail) < 1
+        third.acquire(stopped)
+    second.mark_compiled()
+    assert third.acquire(pytest.fail) < 1
 
 
 def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_lock, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(compile_lock, "LOCK_TIMEOUT_S", 0.3)
     with holder(tmp_path) as other:
-        assert 0.3 < CompileLock(tmp_path, "kind").wait(lambda: None) < PATIENCE_S
+        assert 0.3 < CompileLock(tmp_path, "kind").acquire(lambda: None) < PATIENCE_S
         other.kill()
 
 
 def test_where_nothing_can_be_locked_there_are_no_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     turn = CompileLock(tmp_path / "file" / "turns", "kind")
-    assert turn.wait(pytest.fail) < 1
-    turn.over()
+    assert turn.acquire(pytest.fail) < 1
+    turn.mark_compiled()
 
     def refuse(*_: Any) -> None:
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(compile_lock, "fcntl", SimpleNamespace(flock=refuse, LOCK_EX=2, LOCK_NB=4))
     turn = CompileLock(tmp_path, "kind")
-    assert turn.wait(pytest.fail) < 1
-    turn.over()
+    assert turn.acquire(pytest.fail) < 1
+    turn.mark_compiled()
 
 
 def cell(write: Callable[..., Path], *settings: str) -> CellConfig:
@@ -156,6 +156,6 @@ def cell(write: Callable[..., Path], *settings: str) -> CellConfig:
 ])  # fmt: skip
 def test_cells_of_one_kind_compile_the_same(settings: list[str], same: bool, write: Callable[..., Path]) -> None:
     other = cell(write, *settings)
-    assert (kind_of(cell(write)) == kind_of(other)) is same
-    assert kind_of(other) != kind_of(other, "torch 2.12")
-    assert kind_of(other) == kind_of(other.model_copy(update={"seed": other.seed + 1}))
+    assert (graph_key(cell(write)) == graph_key(other)) is same
+    assert graph_key(other) != graph_key(other, "torch 2.12")
+    assert graph_key(other) == graph_key(other.model_copy(update={"seed": other.seed + 1}))

@@ -33,7 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200 NVL")
-    with torch.compiler.config.patch(cache_key_tag=""), functorch.patch(**{device.CUSTOM: False}):
+    with torch.compiler.config.patch(cache_key_tag=""), functorch.patch(**{device.CUSTOM_AUTOGRAD_FLAG: False}):
         yield tmp_path
 
 
@@ -108,7 +108,7 @@ def test_what_is_compiled_is_found_by_the_same_sources(home: Path, monkeypatch: 
         return str(torch.compiler.config.cache_key_tag)
 
     assert tag() == tag()
-    assert getattr(functorch, device.CUSTOM) is True
+    assert getattr(functorch, device.CUSTOM_AUTOGRAD_FLAG) is True
     found = [tag(), tag("a plugin"), tag("another")]
     edited[0] = "edited"
     found.append(tag())

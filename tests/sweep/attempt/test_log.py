@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from atma_sweep.sweep.attempt.process import MOST, is_logged
+from atma_sweep.sweep.attempt.process import MAX_VALIDATION_LINES, is_logged
 from attempts import STEPS, Room
 from patience import PATIENCE_S
 
@@ -50,5 +50,5 @@ def test_a_log_stays_small_however_long_the_training(every: int, steps: int) -> 
     points = sorted({*range(every, steps + 1, every), steps})
     chosen = [step for step in points if is_logged(step, every, steps)]
     assert chosen[-1] == steps
-    assert len(chosen) <= MOST + 1
-    assert chosen == points or len(chosen) >= MOST // 2
+    assert len(chosen) <= MAX_VALIDATION_LINES + 1
+    assert chosen == points or len(chosen) >= MAX_VALIDATION_LINES // 2

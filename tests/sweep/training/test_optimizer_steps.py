@@ -36,7 +36,7 @@ def made(model: Backbone, config: TrainConfig, way: str, watch: Watch | None = N
     """`as it comes`, `replayed` without a capture, `taped` as a GPU would; rates in memory where the name says so."""
     trainer = small_trainer(model, config, watch)
     resident = way in ("taped", "as it comes, resident")
-    optimizers = Optimizers(model.parameter_groups(), config, CPU, resident=resident)
+    optimizers = Optimizers(model.parameter_groups(), config, CPU, rates_on_device=resident)
     room = 12 if config.loss_on == "marked" else None
     trainer = replace(trainer, optimizers=optimizers, graphs=way in ("taped", "replayed"), room=room)
     if watch is not None:

@@ -33,7 +33,7 @@ LETTERS = np.frombuffer((Path(__file__).parents[3] / "LICENSE").read_bytes(), dt
 
 def test_the_scale_follows_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients, skipped steps and scales of sixty steps in which now and then one is infinite or no number."""
-    monkeypatch.setattr(loss_scale, "AFTER", 5)
+    monkeypatch.setattr(loss_scale, "GROWTH_INTERVAL", 5)
     draw = torch.Generator().manual_seed(0)
     theirs = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=5)
     ours = LossScale(CPU)
@@ -55,7 +55,7 @@ def test_the_scale_follows_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
         before = [p.detach().clone() for p in parameters]
         theirs.step(sgd)
         theirs.update()
-        assert ours.taken() is not wrong
+        assert ours.update_scale() is not wrong
         skipped += wrong
         assert all(torch.equal(*pair) for pair in zip(before, parameters, strict=True)) is wrong
         assert (ours.scale, ours.skipped) == (theirs.get_scale(), skipped)
@@ -109,7 +109,7 @@ def test_a_step_that_overflows_is_skipped_counted_and_halves_the_scale(network: 
 def test_a_gradient_that_overflows_with_the_least_scale_has_diverged(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_scale, "LEAST", 2.0**14)
+    monkeypatch.setattr(loss_scale, "MIN_SCALE", 2.0**14)
     with pytest.raises(Diverged, match="gradient norm is not finite at step 3"):
         overflowing(network(), recipe(precision="fp16"), Overflowing((0, 1, 2, 3, 4))).run()
 
@@ -134,7 +134,7 @@ def test_pieces_that_are_done_again_skip_the_same_steps(network: Network) -> Non
 def test_a_resumed_training_has_scale_and_count(
     network: Network, tmp_path: Path, stop: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_scale, "AFTER", 2)
+    monkeypatch.setattr(loss_scale, "GROWTH_INTERVAL", 2)
     config, steps = recipe(precision="fp16"), (1, 3)
     model = network()
     whole = overflowing(model, config, Overflowing(steps))

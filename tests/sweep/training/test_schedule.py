@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.sweep.config import TrainConfig
-from atma_sweep.sweep.training.schedule import factor
+from atma_sweep.sweep.training.schedule import lr_factor
 from torch.optim import lr_scheduler
 
 
 @pytest.mark.parametrize(("step", "expected"), [(0, 1.0), (80, 1.0), (85, 0.5), (99, 1 - 0.95**0.5)])
 def test_wsd_is_one_minus_the_square_root(step: int, expected: float) -> None:
-    assert factor(step, 100, constant=0.8, decay="wsd") == pytest.approx(expected, abs=1e-12)
+    assert lr_factor(step, 100, constant=0.8, decay="wsd") == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(("decay", "theirs"), [
@@ -36,7 +36,9 @@ def test_warm_up_and_decay_are_torchs_own(
     every = lr_scheduler.SequentialLR(adam, parts, [warmup, warmup + level])
     for step in range(steps):
         expected = adam.param_groups[0]["lr"]
-        assert factor(step, steps, constant=constant, decay=decay, warmup=warmup) == pytest.approx(expected, abs=1e-9)
+        assert lr_factor(step, steps, constant=constant, decay=decay, warmup=warmup) == pytest.approx(
+            expected, abs=1e-9
+        )
         adam.step()
         every.step()
     if (steps, decay) == (1900, "linear"):
@@ -44,8 +46,8 @@ def test_warm_up_and_decay_are_torchs_own(
 
 
 def test_the_constant_part_begins_after_the_warm_up() -> None:
-    plain = [factor(step, 50, constant=0.4, decay="wsd") for step in range(50)]
-    warm = [factor(step, 60, constant=0.4, decay="wsd", warmup=10) for step in range(60)]
+    plain = [lr_factor(step, 50, constant=0.4, decay="wsd") for step in range(50)]
+    warm = [lr_factor(step, 60, constant=0.4, decay="wsd", warmup=10) for step in range(60)]
     assert warm[:10] == pytest.approx([0.1 * step for step in range(1, 11)])
     assert warm[10:] == plain
 
@@ -60,7 +62,7 @@ def test_a_run_that_never_leaves_its_warm_up_is_refused() -> None:
 @pytest.mark.parametrize("decay", ["linear", "cosine", "wsd"])
 @pytest.mark.parametrize("constant", [0.0, 0.3, 0.99, 1.0])
 def test_never_rises_and_stays_above_zero(decay: str, constant: float) -> None:
-    values = [factor(step, 37, constant=constant, decay=decay) for step in range(37)]
+    values = [lr_factor(step, 37, constant=constant, decay=decay) for step in range(37)]
     assert values[0] == 1.0
     assert values == sorted(values, reverse=True)
     assert min(values) > 0
