@@ -216,7 +216,7 @@ class PageAllocator:
             capacity: slots, pages and page size of the cache.
             pages_per_text: most pages that one sequence may have.
         """
-        self.room, self._pages_per_text = capacity, pages_per_text
+        self.capacity, self._pages_per_text = capacity, pages_per_text
         self._free_pages = list(range(capacity.pages - 1, DUMMY, -1))
         self._free_slots = list(range(capacity.slots - 1, -1, -1))
         # a sequence has the pages of columns `_first` (inclusive) to `_end` (exclusive); earlier ones were freed
@@ -243,7 +243,7 @@ class PageAllocator:
             CacheFull: no slot or too few pages are free; nothing has changed.
         """
         if not self._free_slots:
-            raise CacheFull(f"all {self.room.slots} texts are under way; close one first")
+            raise CacheFull(f"all {self.capacity.slots} texts are under way; close one first")
         slot = int(self._free_slots.pop())
         self._is_open[slot] = True
         try:
@@ -270,10 +270,10 @@ class PageAllocator:
         rows = np.asarray(slots, np.int64)
         rows = rows[self._is_open[rows]]
         length = self._length[rows] + tokens
-        end, first = np.maximum(-(-length // self.room.page_size), self._end[rows]), self._first[rows]
+        end, first = np.maximum(-(-length // self.capacity.page_size), self._end[rows]), self._first[rows]
         if window is not None:
             # the previous token's page stays too, because cumulative sums continue from its entry
-            first = np.maximum(0, length - max(window, 2)) // self.room.page_size
+            first = np.maximum(0, length - max(window, 2)) // self.capacity.page_size
         if (end > self._end[rows]).any() or (first > self._first[rows]).any():
             self._reassign_pages(*(part[np.unique(rows, return_index=True)[1]] for part in (rows, length, first, end)))
         self._length[rows] = length
@@ -294,13 +294,13 @@ class PageAllocator:
         """
         if (end > self._pages_per_text).any():
             got = length[np.argmax(end > self._pages_per_text)]
-            raise CacheFull(f"a text may have {self._pages_per_text * self.room.page_size} tokens here, got {got}")
+            raise CacheFull(f"a text may have {self._pages_per_text * self.capacity.page_size} tokens here, got {got}")
         old_first, old_end = self._first[rows], self._end[rows]
         freed = _cells(rows, old_first, np.minimum(first, old_end))
         added = _cells(rows, np.maximum(first, old_end), end)
         short = len(added[0]) - len(freed[0]) - len(self._free_pages)
         if short > 0:
-            problem = f"all {self.room.pages - 1} pages of {self.room.page_size} tokens are taken"
+            problem = f"all {self.capacity.pages - 1} pages of {self.capacity.page_size} tokens are taken"
             raise CacheFull(f"{problem}, {short} more are needed; close a text first")
         self._free_pages.extend(self._table[freed][::-1].tolist())
         num_remaining_free = len(self._free_pages) - len(added[0])
@@ -310,7 +310,7 @@ class PageAllocator:
         self._first[rows], self._end[rows] = first, end
         changed = tuple(np.concatenate(pair) for pair in zip(freed, added, strict=True))
         updates = np.stack([*changed, self._table[changed]])
-        row, column, number = torch.from_numpy(updates).to(self.room.device, non_blocking=True)
+        row, column, number = torch.from_numpy(updates).to(self.capacity.device, non_blocking=True)
         self.page_tables.tables_RP.index_put_((row, column), number.int())
 
     def shorten(self, slots: Sequence[int], tokens: int) -> None:
@@ -325,7 +325,7 @@ class PageAllocator:
         if (self._length[rows] < tokens).any() or self._first[rows].any():
             raise ValueError(f"a text of which the first {tokens} tokens are not kept cannot go back to them")
         self._length[rows] = tokens
-        self.page_tables.lengths_R[torch.from_numpy(rows).to(self.room.device)] = tokens
+        self.page_tables.lengths_R[torch.from_numpy(rows).to(self.capacity.device)] = tokens
 
     def free(self, slot: int) -> None:
         """Release the slot and the pages of a sequence."""
@@ -347,12 +347,12 @@ class PageAllocator:
     @property
     def padding_slot(self) -> int:
         """Slot of padding rows, which only fill a batch up."""
-        return self.room.slots
+        return self.capacity.slots
 
     @property
     def num_used_pages(self) -> int:
         """Number of pages that sequences have."""
-        return self.room.pages - 1 - len(self._free_pages)
+        return self.capacity.pages - 1 - len(self._free_pages)
 
     def rows(self, slots: Sequence[int], count: int) -> Tensor:
         """Return the slots as a device tensor int64 [count], filled up with the padding slot.
@@ -361,7 +361,7 @@ class PageAllocator:
         """
         requested = list(slots)
         if count not in self._rows:
-            self._rows[count] = [], torch.full((count,), self.padding_slot, device=self.room.device)
+            self._rows[count] = [], torch.full((count,), self.padding_slot, device=self.capacity.device)
         cached_slots, rows_B = self._rows[count]
         if cached_slots != requested:
             filled = [*requested, *[self.padding_slot] * (count - len(requested))]
@@ -371,7 +371,7 @@ class PageAllocator:
 
     def prefill_step(self, slots: Sequence[int], window: int | None) -> DecodeStep:
         """Return the `DecodeStep` for the prefill of sequences: slots, pages and lengths, not advanced."""
-        slots_B = torch.tensor(list(slots), device=self.room.device)
+        slots_B = torch.tensor(list(slots), device=self.capacity.device)
         return self.page_tables.step(slots_B, self.page_tables.lengths_R[slots_B], window)
 
 

@@ -123,14 +123,13 @@ class PagedDecoder:
     def step(
         self, slots: Sequence[int], tokens_B: Tensor, *, graphs: bool = True, compiled: bool = True, own: bool = True
     ) -> Tensor:
-        """Append one token to each sequence; return the logits [B, V] after it without waiting for the device.
+        """Append one token, int64 [B], to each of these sequences; return the logits [B, V] after it.
 
-        Args:
-            slots: slots of the sequences.
-            tokens_B: int64 [B].
-            graphs: False runs this step without a CUDA graph.
-            compiled: False runs this step without compiled functions.
-            own: False may return a buffer that the next call overwrites, instead of a copy.
+        Does not wait for the device.
+
+        - `graphs`: False runs this step without a CUDA graph.
+        - `compiled`: False runs this step without compiled functions.
+        - `own`: False may return a buffer that the next call overwrites, instead of a copy.
 
         Raises:
             CacheFull: a sequence gets too long or no page is free; nothing has changed.

@@ -1,4 +1,4 @@
-"""What every attempt does once there is something to measure: probe after probe, every number recorded as it comes."""
+"""Base class of attempts that measure: probes run one after another, and results are recorded as they come."""
 
 from __future__ import annotations
 
@@ -23,12 +23,21 @@ from .job import Job
 from .process import StopFlag, log_line
 
 HEARTBEAT_S = 5.0
+"""Seconds between heartbeats to the database."""
 
 
 class AttemptRunner:
-    """An attempt that measures. `weights` is the address of the kept weights, as the database holds it, once there are any."""
+    """Runner of one attempt. `weights` is the address of the stored weights, as in the database; None before."""
 
     def __init__(self, job: Job, runs: Path, recorder: AttemptWriter, stop: StopFlag) -> None:
+        """Load the job's plugins and config.
+
+        Args:
+            job: what to train, load and measure.
+            runs: folder that the job's addresses are relative to.
+            recorder: writer of the attempt's results.
+            stop: flag that a stop request sets.
+        """
         self.job, self.runs, self.stop = job, runs, stop
         self.recorder = recorder
         self.weights: str | None = None
@@ -38,14 +47,19 @@ class AttemptRunner:
         self._last_heartbeat = time.monotonic()
 
     def run(self, began: float) -> None:
-        """Does what the job asks. Raises Stopped, LostLease and whatever goes wrong."""
+        """Run the job; `began` is the monotonic time at which the process started it.
+
+        Raises:
+            Stopped: a stop was requested.
+            LeaseLost: another process owns the attempt.
+        """
         raise NotImplementedError
 
     def clean(self) -> None:
-        """Removes what nobody needs any more, once the database knows how the attempt ended."""
+        """Delete checkpoints that are not needed any more; called after the attempt's end is in the database."""
 
     def probe(self, subject: Subject) -> None:
-        """Measures all that the job asks for."""
+        """Run every probe and length that the job lacks and record the results; raises Stopped on request."""
         self.recorder.progress(self.config.train.steps, self.config.train.steps, phase="probing")
         for name, group in groupby(sorted(self.job.missing), key=lambda item: item[0]):
             began, lengths = time.perf_counter(), [length for _, length in group]
@@ -57,9 +71,11 @@ class AttemptRunner:
             log_line(f"probe {name}{at}: {time.perf_counter() - began:.1f} s")
 
     def _run_probe(self, subject: Subject, name: str, length: int) -> None:
-        """Records what the probe found at that length, and the peak memory that it took, if the system tells.
+        """Run a probe at one length and record its results with its duration and peak memory, where these are known.
 
-        On CUDA that is what torch allocated, weights included, on the CPU the resident memory of the whole process.
+        Peak memory is what torch allocated on CUDA, weights included, and on the CPU the resident memory of the
+        process. If
+        memory runs out, a missing value with that reason is recorded instead.
         """
         probe = bound(name, subject.config)
         cuda = subject.device.type == "cuda"
@@ -76,23 +92,31 @@ class AttemptRunner:
             results = [([probe.missing(reason, length)], [])]
         seconds = time.perf_counter() - started
         peak = torch.cuda.max_memory_allocated(subject.device) if cuda else peak_resident() if resident else None
-        measurements = [one for some, _ in results for one in some]
+        measurements = [measurement for group, _ in results for measurement in group]
         if peak is not None and probe.by_length:
-            # A length without a single number has no peak either, and for the same reason.
-            missing_reason = measurements[0].reason if all(one.value is None for one in measurements) else None
+            # If every value of this length is missing, its peak is missing too, for the same reason.
+            missing_reason = (
+                measurements[0].reason if all(measurement.value is None for measurement in measurements) else None
+            )
             value = None if missing_reason else float(peak)
             fields: dict[str, Any] = {"metric": PEAK_MEMORY, "length": length, "value": value, "unit": "bytes"}
             measurements.append(Measurement(probe=name, reason=missing_reason, **fields))
-        self.recorder.examples([example for _, some in results for example in some])
+        self.recorder.examples([example for _, examples in results for example in examples])
         source = plugin_of(PROBES, name, self.config.plugins)
         origin: dict[str, Any] = {"seconds": seconds, "peak_memory": peak, "source": source}
         self.recorder.measurements(
-            [replace(one, description=probe.description(one.metric), **origin) for one in measurements]
+            [
+                replace(measurement, description=probe.description(measurement.metric), **origin)
+                for measurement in measurements
+            ]
         )
 
     def check_stop(self) -> None:
-        """Between two pieces of a measurement: leaves if asked to, else says from time to time that it goes on."""
-        if self.stop.is_set:
+        """Raise Stopped if a stop was requested; otherwise send a heartbeat if one is due.
+
+        Measurements call it between their parts.
+        """
+        if self.stop.set:
             raise Stopped
         if time.monotonic() - self._last_heartbeat >= HEARTBEAT_S:
             self._last_heartbeat = time.monotonic()
@@ -100,5 +124,5 @@ class AttemptRunner:
 
 
 def _out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    """Whether memory ran out: on the GPU, in Python or numpy, or in torch's allocator of the CPU."""
+    """Return True if memory ran out: on the GPU, in Python or numpy, or in torch's CPU allocator."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)

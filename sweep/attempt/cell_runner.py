@@ -1,4 +1,4 @@
-"""The body of an attempt: a model trained or loaded, then probed, every number recorded as it comes."""
+"""Attempt on a cell: a network is trained or loaded, then probed, and every number is recorded as it comes."""
 
 from __future__ import annotations
 
@@ -42,25 +42,36 @@ from .process import StopFlag, is_logged, log_line
 
 
 class CellRunner(AttemptRunner):
-    """Runs one job of a network of ours."""
+    """Runner of an attempt that trains or evaluates one of our networks; implements the training loop's hooks."""
 
     def __init__(self, job: Job, runs: Path, recorder: AttemptWriter, stop: StopFlag) -> None:
+        """Resolve the locations of checkpoints and weights; arguments as for `AttemptRunner`."""
         super().__init__(job, runs, recorder, stop)
         self.checkpoint_address = storage.home(self.config.checkpoint.path, job.folder)
-        """Where checkpoints and weights go, as the database says it."""
+        """Address of checkpoints and weights, as the database stores it."""
         self.storage_address = storage.resolve(runs, self.checkpoint_address)
         self._previous_locations = [storage.resolve(runs, folder) for _, folder in job.resume]
-        """Places of earlier attempts that may hold checkpoints, newest first."""
+        """Locations of earlier attempts that may hold checkpoints, newest first."""
         self._resumed_from = ("", "")
-        """Place and name of the checkpoint that this attempt went on from."""
+        """Location and name of the checkpoint that this attempt resumed from; empty texts if none."""
         self._graphs = False
         self.compile_lock: CompileLock | None = None
-        """Of compiling, until the first step is done."""
+        """Lock held from before compilation until the first step is done; None otherwise."""
         self._last_save = time.monotonic()
         self._samples_failed = False
 
     def run(self, began: float) -> None:
-        """Trains or loads, then probes. Raises Stopped, Diverged, LostLease and whatever goes wrong."""
+        """Train or load the network, run the probes and store the weights; `began` is the start in monotonic seconds.
+
+        Sets process-wide options of torch (threads, determinism, kernels, compile cache). Records provenance,
+        throughput,
+        corpus entropies and every result.
+
+        Raises:
+            Stopped: a stop was requested; a training's state has been saved.
+            Diverged: the training diverged.
+            LeaseLost: another process owns the attempt.
+        """
         config = self.config
         torch.set_num_threads(config.resources.cpus)
         if config.train.deterministic:
@@ -115,7 +126,7 @@ class CellRunner(AttemptRunner):
         self.recorder.neighbours()
 
     def _log_header(self, subject: CellSubject, kernels: Mapping[str, str]) -> None:
-        """The first line of the log: which cell, on what, and how."""
+        """Log the first line: cell, attempt, device, precision, parameter count and implementations of ops."""
         cuda = subject.device.type == "cuda"
         where = torch.cuda.get_device_name(subject.device) if cuda else f"CPU ({torch.get_num_threads()} threads)"
         parts_by_implementation: dict[str, list[str]] = {}
@@ -130,6 +141,7 @@ class CellRunner(AttemptRunner):
     # --- training -------------------------------------------------------------------------------------------------
 
     def _train(self, subject: CellSubject) -> None:
+        """Train the network from the newest checkpoint or from its first step, and save its final state."""
         config, model = self.config, subject.model
         self._subject = subject
         trainer = Trainer(
@@ -155,30 +167,34 @@ class CellRunner(AttemptRunner):
         )
         self.recorder.progress(trainer.step, config.train.steps, phase="training")
         trainer.run()
-        if self.compile_lock is not None:  # no step was left to do
+        if self.compile_lock is not None:  # the checkpoint was complete, so no first step released it
             self.compile_lock.release()
-        # The finished state, so that an attempt that dies while probing does not train again.
+        # Save the final state, so that an attempt that dies while probing need not be trained again.
         self.save(trainer.step, trainer.step * config.train.batch_tokens, trainer.wall_s)
 
     def _marked_capacity(self, subject: CellSubject) -> int | None:
-        """How many marked targets a micro-batch has room for, on a GPU, where a graph needs shapes that stay."""
+        """Return the number that a micro-batch's marked targets are padded to; None: no padding.
+
+        Only CUDA graphs need fixed shapes, so it is None on the CPU and with `loss_on: all`.
+        """
         train = self.config.train
         if train.loss_on == "all" or subject.device.type != "cuda":
             return None
         return marked_capacity(self._loss_share, train.micro_batch * train.seq_len)
 
     def _on_capture_refused(self, why: str) -> None:
-        """Steps were to be captured as CUDA graphs, and could not be."""
+        """Log and record that steps cannot be captured as CUDA graphs, with the reason."""
         log_line(f"steps cannot be captured as CUDA graphs and are queued as they come, to the same numbers: {why}")
         self._add_provenance(steps=f"as they come: {why}")
         self.recorder.neighbours()
 
     def _add_provenance(self, **extra: object) -> None:
-        """Record the provenance again with these further facts."""
+        """Record the provenance again with further facts."""
         self._provenance = dataclasses.replace(self._provenance, extra={**self._provenance.extra, **extra})
         self.recorder.provenance(self._provenance)
 
     def _validate(self, subject: CellSubject, step: int) -> float:
+        """Return the validation loss with the trained window, nats per token; if it is finite, write samples too."""
         with evaluating(subject.model):
             loss = stream_loss(subject, full_context=False)[0]
             if math.isfinite(loss):
@@ -186,12 +202,17 @@ class CellRunner(AttemptRunner):
             return loss
 
     def _write_samples(self, subject: CellSubject, step: int) -> None:
-        """Text that the network writes at this step. What cannot be written is told once; it stops no training."""
+        """Generate and record the texts that the config asks for at this step.
+
+        If a sample cannot be generated, this is logged and recorded once and no more are tried; training goes on.
+        """
         settings = self.config.eval.samples
         if not settings.prompts or self._samples_failed:
             return
         try:
-            samples = [one.as_example() for one in write_samples(subject, settings, seed=self.config.seed, step=step)]
+            samples = [
+                sample.as_example() for sample in write_samples(subject, settings, seed=self.config.seed, step=step)
+            ]
         except SamplingError as error:
             self._samples_failed = True
             log_line(f"no samples (eval.samples): {error}")
@@ -200,14 +221,15 @@ class CellRunner(AttemptRunner):
             self.recorder.examples(samples)
 
     def _prepare_checkpoint_location(self) -> None:
-        """Makes sure that checkpoints can be written, and that no strange one lies where ours will be looked for."""
+        """Check that checkpoints can be written and that no foreign ones lie in this attempt's location."""
         if self.config.checkpoint.path is not None:
             checkpoint.claim(self.storage_address)
         else:
-            # The runs folder is this database's own: what lies there is left of one that was deleted.
+            # The runs folder belongs to this database, so files there are remains of a deleted one.
             checkpoint.clear(self.storage_address)
 
     def _resume(self, trainer: Trainer) -> None:
+        """Restore the newest usable checkpoint of the cell's earlier attempts, if any, and inherit their curve."""
         for (attempt, _), location in zip(self.job.resume, self._previous_locations, strict=True):
             state = checkpoint.newest(location, log_line)
             if state is None:
@@ -219,14 +241,14 @@ class CellRunner(AttemptRunner):
             return
 
     def progress(self, step: int, loss: float, tokens_per_s: float) -> None:
-        """Watcher: how far the training is."""
+        """Record step, loss and speed in the database; the first call releases the compile lock."""
         if self.compile_lock is not None:
             self.compile_lock.mark_compiled()
             self.compile_lock = None
         self.recorder.progress(step, self.config.train.steps, loss, tokens_per_s, "training")
 
     def point(self, point: ValidationPoint) -> None:
-        """Watcher: a point of the curve, with both MFU figures."""
+        """Log a validation point (not every one in long trainings) and record it with both MFU figures."""
         steps = self.config.train.steps
         if is_logged(point.step, self.config.eval.validate_every, steps):
             log_line(
@@ -237,23 +259,30 @@ class CellRunner(AttemptRunner):
         self.recorder.curve([CurvePoint(**vars(point), mfu_paper=paper, mfu=honest)])
 
     def _loss_scale_text(self) -> str:
-        """What loss scaling has done so far, for the log."""
+        """Return ", loss scale ..., ... steps skipped" for the log; an empty text without loss scaling."""
         scaling = self._optimizers.scaling
         return "" if scaling is None else f", loss scale {scaling.scale:g}, {scaling.skipped:,} steps skipped"
 
     def should_stop(self) -> bool:
-        """Watcher: whether SIGTERM has come."""
-        return self.stop.is_set
+        """Return True if a stop was requested (SIGTERM)."""
+        return self.stop.set
 
     def should_save(self, step: int) -> bool:
-        """Watcher: whether a checkpoint is due."""
+        """Return True if a checkpoint is due, by time or by steps."""
         every = self.config.checkpoint.every_steps
         return time.monotonic() - self._last_save >= 60 * self.config.checkpoint.every_minutes or (
             every is not None and step % every == 0
         )
 
     def save(self, step: int, tokens: int, wall_s: float, pending: UnvalidatedPoint | None = None) -> None:
-        """Watcher: writes a checkpoint."""
+        """Write a checkpoint, record its address, and delete superseded ones of earlier attempts.
+
+        Args:
+            step: optimizer steps done.
+            tokens: tokens trained on.
+            wall_s: training seconds, validation and checkpoints excluded.
+            pending: point at this step whose validation has not been done yet.
+        """
         self.recorder.settle()
         state = self._optimizers.state_dict()
         name = checkpoint.save(
@@ -265,7 +294,7 @@ class CellRunner(AttemptRunner):
         self._last_save = time.monotonic()
 
     def _prune_checkpoints(self) -> None:
-        """Leaves two checkpoints over all attempts of the cell, so that stops do not pile them up."""
+        """Delete checkpoints of earlier attempts, so that two remain over all attempts of the cell."""
         has_enough = len(checkpoint.list_checkpoints(self.storage_address)) >= checkpoint.KEPT
         for location in self._previous_locations:
             checkpoint.clear(
@@ -277,13 +306,15 @@ class CellRunner(AttemptRunner):
     # --- measuring ------------------------------------------------------------------------------------------------
 
     def _peak(self) -> float | None:
+        """Return the device's peak bf16 FLOP/s; None on the CPU, with float32 activations, and for an unknown GPU."""
         device = self._subject.device
-        # the peaks are those of bfloat16, which float16 shares and fp8 projections are measured by
+        # the table holds bfloat16 peaks; float16 has the same, and fp8 projections are measured against them
         if device.type != "cuda" or self._model.dtype == torch.float32:
             return None
         return flops.peak_flops(torch.cuda.get_device_name(device))
 
     def _mfu(self, tokens_per_s: float) -> tuple[float | None, float | None]:
+        """Return (MFU by the paper's formula, MFU by actual FLOPs), fractions of the peak; None where unknown."""
         model, seq_len = self._model.config, self.config.train.seq_len
         peak = self._peak()
         paper = flops.paper_flops(model, parameter_count(self._model), seq_len)
@@ -292,11 +323,14 @@ class CellRunner(AttemptRunner):
 
     @functools.cached_property
     def _loss_share(self) -> float:
-        """Share of the training targets that the loss is of."""
+        """Fraction of the training targets that the loss covers."""
         return self._subject.corpus.marked_share if self.config.train.loss_on == "marked" else 1.0
 
     def _record_throughput(self, subject: CellSubject) -> None:
-        """Speed over the last validation interval, validation excluded, as the paper reports it."""
+        """Record speed, training time, MFU and parameters, from the last validation interval without its validation.
+
+        This is the paper's definition of speed. Does nothing if the curve is empty.
+        """
         last = self.recorder.last_point()
         if last is None or last.tokens_per_s is None:
             return
@@ -322,6 +356,7 @@ class CellRunner(AttemptRunner):
         )
 
     def _record_corpus_entropies(self, corpus: Corpus) -> None:
+        """Record the corpus's unigram and bigram entropies in nats per token, as reference values."""
         n = corpus.train_tokens
         bigram = corpus.bigram_entropy
         why = None if bigram is not None else "n/a: the vocabulary is too large to count pairs"
@@ -334,23 +369,26 @@ class CellRunner(AttemptRunner):
         )
 
     def _save_weights(self) -> None:
-        """Leaves the weights on disk if the config says so."""
+        """Write the weights and record their SHA-256, unless the config says `checkpoint.keep: nothing`."""
         if self.config.checkpoint.keep != "nothing":
             written = checkpoint.save_weights(storage.join(self.storage_address, checkpoint.WEIGHTS), self._model)
             self._add_provenance(**{WEIGHTS_SHA256: written})
             self.weights = storage.join(self.checkpoint_address, checkpoint.WEIGHTS)
 
     def clean(self) -> None:
-        """Removes the checkpoints of every attempt of this cell, once the database knows that they are not needed."""
+        """Delete the checkpoints of every attempt of this cell, unless the config says `checkpoint.keep: everything`.
+
+        Call it once the database knows that they are not needed. A storage error is only recorded as an event.
+        """
         if self.job.kind == "train" and self.config.checkpoint.keep != "everything":
             try:
-                for place in (self.storage_address, *self._previous_locations):
-                    checkpoint.clear(place)
+                for location in (self.storage_address, *self._previous_locations):
+                    checkpoint.clear(location)
             except storage.StorageError as error:
-                # the numbers stand, so this is only told
+                # the results are recorded, so this is no failure
                 self.recorder.event("storage", f"checkpoints were left behind: {error}")
 
 
 def parameter_count(model: Backbone) -> int:
-    """All parameters."""
+    """Return the number of parameters."""
     return sum(parameter.numel() for parameter in model.parameters())

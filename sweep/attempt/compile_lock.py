@@ -1,6 +1,7 @@
-"""Of attempts that would compile the same network at the same time, one does, and the others wait for what it made.
+"""Lock between processes, so that only one of several attempts compiles the same network while the others wait.
 
-Cells of a sweep often differ in their seed or their learning rate alone, and start side by side: each would compile the same for itself.
+Cells of a sweep often differ only in seed or learning rate and start at the same time; each would compile the same
+code.
 """
 
 from __future__ import annotations
@@ -16,27 +17,34 @@ from pathlib import Path
 from ..config import CellConfig
 
 LOCK_TIMEOUT_S = 900.0
-"""After which an attempt compiles beside the one that it waited for, which may hang."""
+"""Seconds after which an attempt stops waiting and compiles too, because the lock's holder may hang."""
 LOCK_POLL_S = 0.1
+"""Seconds between attempts to take the lock."""
 _GRAPH_SETTINGS = {
     "micro_batch", "seq_len", "regularizer", "regularizer_source", "regularizer_sketch", "distractor", "distractor_count",
     "deterministic", "compile", "kernels", "activations", "precision", "loss_on",
 }  # fmt: skip
-"""Settings under `train` on which depends what is compiled."""
+"""Settings under `train` that the compiled code depends on."""
 
 
 def graph_key(config: CellConfig, *extra: str) -> str:
-    """The same for cells whose networks are compiled to the same code. `extra`: what else decides, as sources and versions do."""
+    """Return a hash that is equal for cells whose networks compile to the same code.
+
+    Args:
+        config: cell.
+        *extra: other facts that the code depends on, such as hashes of sources and versions.
+    """
     model = config.model.model_dump(mode="json", exclude={"init"})
     train = config.train.model_dump(mode="json", include=_GRAPH_SETTINGS)
     return hashlib.sha256(repr((sorted(model.items()), sorted(train.items()), extra)).encode()).hexdigest()[:32]
 
 
 class CompileLock:
-    """The right to be the one that compiles a kind of network, between processes that share a folder for what is compiled.
+    """File lock of the process that compiles one kind of network, shared through the folder of the compile cache.
 
-    Kept from `acquire` until `mark_compiled`, or until the process ends, however it does. Without a folder where files can be locked there are no
-    turns.
+    It is held from `acquire` until `mark_compiled` or `release`, or until the process ends in any way. Without a folder
+    in
+    which files can be locked, every process acquires it at once.
     """
 
     def __init__(self, folder: Path, key: str) -> None:
@@ -44,7 +52,12 @@ class CompileLock:
         self._file: int | None = None
 
     def acquire(self, meanwhile: Callable[[], None]) -> float:
-        """Until nobody else compiles it; seconds that this took. `meanwhile` is called ten times a second, and may raise."""
+        """Wait until no other process compiles this graph, at most LOCK_TIMEOUT_S; return the seconds waited.
+
+        Does not wait, and does not lock, if the graph has been compiled before. `meanwhile` is called ten times a
+        second while
+        waiting; what it raises releases the lock and is passed on.
+        """
         began = time.monotonic()
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,11 +72,11 @@ class CompileLock:
         return time.monotonic() - began
 
     def _try_acquire(self) -> bool:
-        """Whether there is nobody to wait for."""
+        """Return True unless another process holds the lock; takes it unless the graph is compiled already."""
         if self._file is None:
             return True
         try:
-            # what has been compiled once is found, by any number at a time
+            # a non-empty file says that the graph is compiled: no lock is needed to read the cache
             if not os.fstat(self._file).st_size:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -73,14 +86,14 @@ class CompileLock:
         return True
 
     def mark_compiled(self) -> None:
-        """The first step is done: all that it needed is compiled."""
+        """Note for all processes that the graph is compiled, and release the lock; call it after the first step."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 os.pwrite(self._file, b"compiled\n", 0)
             self.release()
 
     def release(self) -> None:
-        """Nothing was compiled: whoever waits takes it."""
+        """Release the lock without having compiled; the next waiting process takes it."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

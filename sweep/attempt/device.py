@@ -1,4 +1,4 @@
-"""The device of an attempt, and what makes its numbers repeat."""
+"""Device of an attempt: choice, determinism, caches of compiled code, and the network built on it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from .provenance import driver_version
 
 PACKAGE = Path(__file__).parents[2]
 CUSTOM_AUTOGRAD_FLAG = "autograd_cache_allow_custom_autograd_functions"
+"""Setting of torch's compile cache: also cache graphs that contain custom autograd functions."""
 WORKSPACE = ":4096:8"
-"""What cuBLAS needs to give the same bits each time."""
+"""Setting of cuBLAS that makes its results deterministic."""
 
 
 def choose_device(gpus: float) -> torch.device:
-    """The CPU for 0, else CUDA; with a part of a GPU, torch gets no more than that part of its memory.
+    """Return the CPU for 0 GPUs, else the current CUDA device; a fraction limits torch to that part of its memory.
 
-    Raises MachineError with the cause when CUDA was asked for and cannot be used.
+    Raises:
+        MachineError: CUDA was requested and cannot be used; it names the cause.
     """
     if gpus == 0:
         return torch.device("cpu")
@@ -38,16 +40,23 @@ def choose_device(gpus: float) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise no_gpu(str(error).splitlines()[0]) from error
     if gpus < 1:
-        # one that takes more fails itself, rather than its neighbour
+        # so that a process that exceeds its part fails itself instead of its neighbour
         torch.cuda.set_per_process_memory_fraction(gpus)
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def network(config: CellConfig, device: torch.device, *, training: bool = False) -> Backbone:
-    """The cell's network with its first weights, in the types that `train.activations` and `precision` mean there.
+    """Return the cell's initialised network on `device`, in the types of `train.activations` and `train.precision`.
 
-    The CPU computes in float32 whatever the precision. A GPU without 8-bit products rounds to the same numbers and multiplies
-    those in float32; with `training`, which would take many times as long, it raises SweepError instead.
+    The CPU computes in float32 for every precision. On a GPU without 8-bit products, fp8 is emulated in float32.
+
+    Args:
+        config: cell.
+        device: device of the network.
+        training: refuse the fp8 emulation, which would take many times as long to train.
+
+    Raises:
+        SweepError: fp8 training on such a GPU.
     """
     train, cuda = config.train, device.type == "cuda"
     dtype: torch.dtype = getattr(torch, train.activations_on(cuda=cuda))
@@ -60,9 +69,10 @@ def network(config: CellConfig, device: torch.device, *, training: bool = False)
 
 
 def enable_determinism() -> None:
-    """Only operations that give the same bits each time, for the rest of this process. Call it before CUDA is used.
+    """Restrict torch to deterministic operations for the rest of this process; call it before CUDA is used.
 
-    On the CPU all of ours do so anyway. Memory that was not written is filled with NaN, which costs a little.
+    On the CPU all of ours are deterministic anyway. torch then also fills uninitialised memory with NaN, which costs a
+    little.
     """
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE
     torch.use_deterministic_algorithms(True)
@@ -71,11 +81,16 @@ def enable_determinism() -> None:
 
 
 def use_shared_compile_cache(device: torch.device, *extra_hashes: str) -> None:
-    """Keeps what torch.compile and Triton make, for every later process on such a machine with such software.
+    """Share compiled code of torch.compile and Triton with later processes; call it before compiling.
 
-    In the user's cache folder, by versions and GPU; a folder set in the environment stays. Call it before compiling. What is made of a
-    graph is found again only by the same sources of ours, and with the same `extra_hashes`, hashes of sources such as plugins: the compiler
-    sees operations like ours by their names alone, and keeps what their backward was.
+    Code lies in the user's cache folder, by versions and GPU; folders set in the environment take precedence. A cached
+    graph is reused only with the same sources of this package and the same `extra_hashes`. The compiler needs them,
+    because it
+    identifies our operations by name alone.
+
+    Args:
+        device: CUDA device.
+        *extra_hashes: hashes of further sources, such as plugins.
     """
     folder = _cache_folder(device)
     compiler: Any = importlib.import_module("torch.compiler.config")
@@ -86,10 +101,10 @@ def use_shared_compile_cache(device: torch.device, *extra_hashes: str) -> None:
         environment_tag + hashlib.sha256(repr((source_hashes, extra_hashes)).encode()).hexdigest()[:16]
     )
     if hasattr(cache, CUSTOM_AUTOGRAD_FLAG):
-        # else every process differentiates anew what holds an autograd function, which is each of our blocks
+        # otherwise graphs with a custom autograd function, as in each of our blocks, are compiled in every process
         setattr(cache, CUSTOM_AUTOGRAD_FLAG, True)
     if "torch._dynamo" in sys.modules:
-        # importing torch's compiler sets its own folder where none is set
+        # importing torch's compiler sets its default folder if none is set; ours replaces it
         inductor: Any = importlib.import_module("torch._inductor.runtime.cache_dir_utils")
         if os.environ.get("TORCHINDUCTOR_CACHE_DIR") == inductor.default_cache_dir():
             del os.environ["TORCHINDUCTOR_CACHE_DIR"]
@@ -98,7 +113,7 @@ def use_shared_compile_cache(device: torch.device, *extra_hashes: str) -> None:
 
 
 def compile_lock_for(config: CellConfig) -> CompileLock:
-    """Whose turn it is to compile that cell's network, among the processes that share what is compiled; see `use_shared_compile_cache`."""
+    """Return the lock that lets one process at a time compile this cell's network; see `use_shared_compile_cache`."""
     compiler: Any = importlib.import_module("torch.compiler.config")
     folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "turns"
     return CompileLock(
@@ -108,12 +123,16 @@ def compile_lock_for(config: CellConfig) -> CompileLock:
 
 
 def share_self_tests(device: torch.device) -> None:
-    """Notes beside what is compiled, by the driver, which kernels have passed their self-tests: no later process repeats those."""
+    """Record which kernels passed their self-tests, per driver, next to the compile cache; later processes skip these.
+
+    Does nothing without an NVIDIA driver.
+    """
     driver = driver_version()
     if driver is not None:
         cache_self_tests(_cache_folder(device) / f"passed-{driver}")
 
 
 def _cache_folder(device: torch.device) -> Path:
+    """Return the cache folder of this combination of torch, Triton and GPU."""
     name = f"torch-{torch.__version__}-{version('triton')}-{torch.cuda.get_device_name(device)}".replace(" ", "-")
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atma-sweep" / "compiled" / name

@@ -1,6 +1,6 @@
-"""How an attempt failed: the class of an exception, of an exit code and of a log, and the user's line of code.
+"""Classification of failed attempts by exception, exit code and log, and the line of the user's code that failed.
 
-What a launch does next stands in results/failure_classes.py.
+What a launch does next is defined in results/failure_classes.py.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from ...results.failure_classes import PREEMPTED, Failure
 from ...results.store.records import AttemptState
 
 EXIT_STOPPED = 143
+"""Exit code of an attempt that was stopped on request."""
 EXIT_MACHINE = 3
-"""The machine failed the attempt: a full disk, a database that is away. Its log may lie on that disk and say nothing."""
+"""Exit code for a fault of the machine, such as a full disk or an unreachable database; the log may then be empty."""
 EXIT_LOST = 75
-"""The attempt's row belongs to nobody or to somebody else; the process left without writing."""
+"""Exit code of a process that lost its lease on the attempt and left without writing."""
 NODE_LOST = -1001
-"""Not an exit code: the node went away with the process."""
+"""Pseudo exit code: the process was lost together with its node."""
 OOM_KILLED = -1002
-"""Not an exit code: the system of another node killed the process for want of memory."""
+"""Pseudo exit code: the system of another node killed the process because memory ran out."""
 
 ALIKE = 3
-"""Cells that fail in the same way, by a mistake in code or config, before the sweep stops."""
+"""Cells that fail in the same way, through an error in code or config, before the sweep stops."""
 FRUITLESS = 3
-"""Deaths of a cell in a row, without a step gained, before a kill counts as more than bad luck."""
+"""Consecutive deaths of a cell without progress by a step before a kill counts as the cell's own fault."""
 
 _INFRASTRUCTURE = re.compile(
     r"uncorrectable ECC|ECC error|NCCL (error|failure|WARN)|ncclSystemError|ncclInternalError|hardware error|"
@@ -53,12 +54,13 @@ class ExitVerdict:
 
     state: AttemptState
     cause: str
+    """Cause in one line."""
     failure: Failure | None
-    """None when it was asked to stop: nothing failed."""
+    """Failure class; None if the process was stopped on request."""
 
 
 def classify_exception(error: BaseException) -> Failure:
-    """The class of an exception that ended an attempt. What is not known to be the machine's fault is a mistake."""
+    """Return the failure class of an exception that ended an attempt; "code" unless it is the machine's fault."""
     message = f"{type(error).__module__}.{type(error).__name__}: {error}"
     if (isinstance(error, OSError) and error.errno in _DISK) or isinstance(
         error, StoreUnreachable | StoreBusy | StoreReplaced
@@ -68,7 +70,7 @@ def classify_exception(error: BaseException) -> Failure:
 
 
 def classify_message(message: str) -> Failure:
-    """The class of a message."""
+    """Return the failure class of an error message."""
     if _CUDA_OOM.search(message):
         return "cuda_oom"
     if _HOST_OOM.search(message):
@@ -79,11 +81,16 @@ def classify_message(message: str) -> Failure:
 def judge(
     exit_code: int, log: Path, *, oom_killed: bool = False, hung: bool = False, asked: bool = False
 ) -> ExitVerdict:
-    """Classifies the exit code of a process whose attempt still reads `running`.
+    """Classify the end of a process whose attempt is still recorded as running.
 
-    Stopped on request, or ended in any way after it was `stop_requested` to: interrupted, and nothing failed. Killed because
-    it hung, or by the system for want of memory (`oom_killed`), or by any other signal: interrupted. Anything else:
-    failed, with the last line of its log as the cause.
+    A stop on request, or any end after one: interrupted without a failure. A kill because of a hang, by the system for
+    lack of
+    memory, or by another signal: interrupted. Anything else: failed, with the last line of the log as the cause.
+
+    - `exit_code`: negative for a signal; may be NODE_LOST or OOM_KILLED.
+    - `oom_killed`: the system has killed a process for lack of memory meanwhile.
+    - `hung`: the supervisor killed the process because it made no progress.
+    - `asked`: the process was asked to stop before it ended.
     """
     if exit_code == EXIT_STOPPED or exit_code == -signal.SIGTERM:
         return ExitVerdict("interrupted", "stopped before training began", None)
@@ -108,27 +115,27 @@ def judge(
             return ExitVerdict("interrupted", f"process crashed with {name}: {last_line(log)}", "infrastructure")
         hint = " (out of memory, or by hand)" if name == "SIGKILL" else ""
         return ExitVerdict("interrupted", f"process killed by {name}{hint}", PREEMPTED)
-    said = last_line(log)
-    failure = "infrastructure" if exit_code == EXIT_MACHINE else classify_message(said)
-    return ExitVerdict("failed", f"process ended with exit code {exit_code}: {said}", failure)
+    message = last_line(log)
+    failure = "infrastructure" if exit_code == EXIT_MACHINE else classify_message(message)
+    return ExitVerdict("failed", f"process ended with exit code {exit_code}: {message}", failure)
 
 
 def not_started(log: Path, error: BaseException) -> int:
-    """The exit code that stands for a process that could not be started, which its log says where it can be written."""
+    """Append to the log, if possible, that the process could not be started; return the exit code for it."""
     with contextlib.suppress(OSError), log.open("a") as file:
         file.write(f"could not be started: {error}\n")
     return EXIT_MACHINE if isinstance(error, OSError) else 1
 
 
 def cause_pattern(cause: str) -> str:
-    """A cause without what differs from cell to cell: numbers, hashes, paths."""
+    """Return a cause with numbers, hashes and paths, which differ between cells, replaced by "#"."""
     return re.sub(r"[\w.-]*/[\w./-]+|\b[0-9a-f]{6,}\b|\d+", "#", cause)
 
 
 def oom_kills(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
-    """How many processes the system has killed for want of memory; 0 where it does not say.
+    """Return the number of processes killed by the system for lack of memory; 0 if it is not reported.
 
-    Counted in this process's own control group and in the whole machine's.
+    The largest count of this process's control group, the root group and the whole machine.
     """
     own_cgroup = Path("/proc/self/cgroup")
     folders = [cgroup_root]
@@ -145,7 +152,7 @@ def oom_kills(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that says something."""
+    """Return the last non-empty line of a log, or a sentence that there is none."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:
@@ -157,15 +164,15 @@ PACKAGE = Path(__file__).resolve().parents[2]
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 _QUOTED = re.compile(r'File "([^"\n]+)", line (\d+)')
 _FROZEN = re.compile(r"^[0-9a-f]{12}_(?=.)")
-"""What a copy of a plugin has before the name of the file that it was made from."""
+"""Prefix of a plugin copy's file name, before the name of the original file."""
 
 
 def user_frame(error: BaseException) -> str | None:
-    """Return `file.py:12` of the innermost frame outside this package, Python's library and installed packages.
+    """Return "file.py:12" of the innermost frame outside this package, Python's library and installed packages.
 
-    The frames of the exception come first, then those of the exceptions that it was raised from, then the frames that
-    their messages quote, as torch's compiler quotes them for code that it traces. A plugin runs from a copy; the name is
-    that of its own file, whose lines are the same. None when no such frame exists.
+    Frames of the exception come first, then those of the exceptions it was raised from, then frames quoted in their
+    messages, as torch's compiler quotes them for traced code. A plugin runs from a copy; the result names the original
+    file, whose lines are the same. None if there is no such frame.
     """
     chain = list(_chain(error))
     for raised in chain:
@@ -190,6 +197,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _innermost(frames: list[tuple[str, int]]) -> str | None:
+    """Return "file.py:12" of the last frame whose file is the user's; None if there is none."""
     for file, line in reversed(frames):
         if _is_users(file):
             return f"{_FROZEN.sub('', Path(file).name)}:{line}"
@@ -197,10 +205,10 @@ def _innermost(frames: list[tuple[str, int]]) -> str | None:
 
 
 def _is_users(file: str) -> bool:
-    """Return whether a source file is the user's: one on disk that neither we nor Python nor an installer put there."""
+    """Return True if a source file is the user's: it exists outside this package, Python and installed packages."""
     path = Path(file)
     if _FROZEN.match(path.name) and path.parent.name == "plugins":
-        return True  # wherever the runs folder lies, within a checkout of this package for instance
+        return True  # a plugin's copy, even if the runs folder lies inside this package
     if not path.is_absolute() or _INSTALLED.search(file):
         return False
     libraries = [PACKAGE, *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))]

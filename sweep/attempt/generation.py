@@ -1,4 +1,4 @@
-"""Text that a trained model writes (docs/decoding.md)."""
+"""Text generation by trained models (docs/decoding.md)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,30 @@ from ..probes.subject import CellSubject
 
 
 class SamplingError(SweepError):
-    """What is asked for cannot be written."""
+    """The requested text cannot be generated."""
 
 
 def generate_text(
     model: Backbone, tokenizer: Tokenizer, prompt: str, *, tokens: int, temperature: float, top_p: float, seed: int,
     full_context: bool, decoder: Decoder | None = None,
 ) -> Iterator[str]:  # fmt: skip
-    """What `Trained.generate` returns; its errors come at once, not with the first piece. `decoder` as in `write`."""
+    """Return an iterator over the pieces of text that continue `prompt`; errors are raised at once, not later.
+
+    Args:
+        model: network in evaluation mode.
+        tokenizer: its tokenizer.
+        prompt: text that the continuation follows.
+        tokens: most tokens to generate.
+        temperature: 0 takes the most probable token.
+        top_p: sample from the fewest tokens that together have this probability.
+        seed: seed of the sampling.
+        full_context: ignore the network's attention window.
+        decoder: decoder with a free slot to use; None: a new one.
+
+    Raises:
+        SamplingError: numbers out of range, a prompt that cannot be tokenized, or a text longer than the network
+            supports.
+    """
     try:
         check_sampling(temperature, top_p)
     except ValueError as error:
@@ -40,13 +56,18 @@ def generate_text(
 
 
 def decoder_for(model: Backbone, tokenizer: Tokenizer, prompts: Iterable[str], *, tokens: int) -> Decoder:
-    """One for `generate_text` of each of these prompts, one after the other. Raises SamplingError as that does."""
+    """Return a decoder for `generate_text` on each of these prompts, one at a time. Raises SamplingError."""
     longest = max(len(_prompt_tokens(model, tokenizer, prompt, tokens)) for prompt in prompts)
     return make_decoder(model, tokens=longest + tokens)
 
 
 def _prompt_tokens(model: Backbone, tokenizer: Tokenizer, prompt: str, tokens: int) -> torch.Tensor:
-    """The tokens that so many new ones come behind, int64 [T]. Raises SamplingError."""
+    """Return the prompt's tokens, int64 [T], after an end-of-text token.
+
+    Raises:
+        SamplingError: the prompt cannot be tokenized, `tokens` is negative, or the text would be too long for the
+            network.
+    """
     try:
         encoded = tokenizer.encode(prompt)
     except (ValueError, SweepError) as error:
@@ -64,7 +85,7 @@ def _prompt_tokens(model: Backbone, tokenizer: Tokenizer, prompt: str, tokens: i
 
 
 def _decode_pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
-    """A letter whose bytes come in several tokens comes whole."""
+    """Yield the tokens' text; a character whose bytes are spread over several tokens comes in one piece."""
     letters = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for token in tokens:
         piece = letters.decode(tokenizer.token_bytes(token))
@@ -76,10 +97,19 @@ def _decode_pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]
 
 
 def write_samples(subject: CellSubject, settings: SamplesConfig, *, seed: int, step: int) -> Iterator[Sample]:
-    """A text for each prompt, by a network in evaluation mode. Raises SamplingError, and what `subject.pause` raises.
+    """Yield a generated text per prompt of the settings; the model must be in evaluation mode.
 
-    Training is the same with and without it: no draw and no weight is changed. Draws follow from seed and place, so that
-    a difference between two steps is the network's.
+    Training is not affected: no random stream and no weight changes. Draws depend on seed and position alone, so a
+    difference between the samples of two steps is due to the network.
+
+    Args:
+        subject: network, tokenizer and `pause`, which is called after every piece and may raise.
+        settings: prompts, length and sampling.
+        seed: seed of the sampling.
+        step: optimizer step that the samples are recorded for.
+
+    Raises:
+        SamplingError: a text cannot be generated.
     """
     if not settings.prompts:
         return

@@ -1,4 +1,4 @@
-"""What an attempt is asked to do, as a file in its folder."""
+"""Job of an attempt, stored as a file in its folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ JOB_FILE = "job.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What an attempt is asked to do; a frozen copy lies in its folder as job.json.
+    """Job of an attempt; a frozen copy is stored in its folder as job.json.
 
     Addresses are full ones or relative to the runs folder (see checkpoints/storage.py).
     """
@@ -25,24 +25,27 @@ class Job:
     folder: str
     config: dict[str, Any]
     missing: list[tuple[str, int]]
-    """(probe, length) still to be measured."""
+    """(probe, length) pairs still to be measured."""
     resume: list[tuple[int, str]]
-    """Earlier attempts whose checkpoints may be continued, newest first: (attempt id, address of their place)."""
+    """Earlier attempts whose checkpoints may be resumed, newest first: (attempt id, address of their location)."""
     weights: str | None = None
-    """Address of the kept weights, for kind `evaluate`."""
+    """Address of the stored weights, for kind `evaluate`."""
     weights_sha256: str | None = None
-    """Their recorded SHA-256, hex; None where none was recorded."""
+    """Recorded SHA-256 of the weights, hex; None if none was recorded."""
     commit: str | None = None
     dirty: bool | None = None
     ends: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Of earlier attempts that were trained to the end, by id: the last point of the curve."""
+    """Last point of the curve of each earlier attempt that finished its training, by attempt id."""
 
     def write(self, runs: Path) -> Path:
-        """Writes job.json into the attempt's folder, whole or not at all, and returns the folder. Raises OSError."""
+        """Write job.json atomically into the attempt's folder and return the folder. Raises OSError.
+
+        `runs` is the folder that addresses are relative to.
+        """
         folder = runs / self.folder
         folder.mkdir(parents=True, exist_ok=True)
         fields = asdict(self)
-        # older code, which `--code kept` runs, need not know of what is empty
+        # older code, which `--code kept` runs, does not know these fields, so empty ones are left out
         for name in ("ends", "weights_sha256"):
             if not fields[name]:
                 del fields[name]
@@ -53,7 +56,7 @@ class Job:
 
     @classmethod
     def read(cls, folder: Path) -> Job:
-        """Reads job.json of an attempt's folder."""
+        """Return the job of an attempt's folder, read from its job.json."""
         data = json.loads((folder / JOB_FILE).read_text())
         data["missing"] = [(name, length) for name, length in data["missing"]]
         data["resume"] = [(attempt, path) for attempt, path in data["resume"]]

@@ -1,4 +1,7 @@
-"""One attempt: build, train, probe, record. Runs the same with no Ray at all: python -m atma_sweep.sweep.job --help."""
+"""Entry point of one attempt: build, train, probe, record. Also runs without Ray.
+
+Usage: python -m atma_sweep.sweep.job --help.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,9 @@ from .process import StopFlag, ignore_output_errors, log_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the attempt whose job.json lies in the given folder; returns an exit code.
+    """Run the attempt whose job.json lies in the given folder; return an exit code.
 
-    Its numbers go to the database that ATMA_DB names, or with --journal into a file of that folder.
+    Its results go to the database that ATMA_DB names, or with --journal into a file of that folder.
     """
     parser = argparse.ArgumentParser(description="Run one attempt, as the supervisor starts it.")
     parser.add_argument("--runs", type=Path, required=True, help="folder that artifact paths are relative to")
@@ -55,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = StopFlag()
     processes.exit_with_parent(options.parent)
     guard.start(options.parent, processes.GRACE_S)
-    # what a supervisor asks for before it kills a process that hangs; the log gets it
+    # before it kills a hung process, the supervisor has it write every thread's stack to the log
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     try:
         job = Job.read(options.runs / folder)
@@ -69,21 +72,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if classify_exception(error) != "infrastructure":
             raise
-        # the log may be on the same full disk and the database, too, so the exit code alone tells whose fault it was
+        # log and database may be on the same full disk, so only the exit code tells that the machine is at fault
         traceback.print_exc()
         return EXIT_MACHINE
 
 
 def _writer(job: Job, journal: Path | None) -> AttemptWriter:
+    """Return the writer of the attempt's results: to the database, or to the journal file if one is given."""
     if journal is None:
         return DatabaseRecorder(open_store(), job.attempt, job.fence)
     return JournalRecorder(journal, {int(attempt): CurvePoint(**point) for attempt, point in job.ends.items()})
 
 
 def _attempt(job: Job, runs: Path, writer: AttemptWriter, stop: StopFlag) -> int:
+    """Run the job, record how it ended, delete superseded checkpoints, and return the exit code.
+
+    Raises:
+        LeaseLost: another process owns the attempt.
+        Exception: an unexpected error, after it has been recorded.
+    """
     began = time.monotonic()
     finish = partial(_finish, writer, began)
-    # torch only now: the attempt is registered before its long import, and can be stopped during it
+    # imports torch only now, so that the attempt is registered, and can be stopped, before the slow import
     from ..training.loop import Diverged, Stopped
     from .cell_runner import CellRunner
     from .openweight_runner import OpenWeightRunner
@@ -113,30 +123,36 @@ def _attempt(job: Job, runs: Path, writer: AttemptWriter, stop: StopFlag) -> int
 
 
 def _finish(writer: AttemptWriter, began: float, state: AttemptState, **values: Any) -> None:
-    """Ends the attempt in the database, then says so in the log."""
+    """Record the attempt's end with the given fields, then log it."""
     writer.finish(state, **values)
     cause = values.get("cause")
     log_line(f"{state} after {time.monotonic() - began:.1f} s" + (f": {cause}" if cause else ""))
 
 
 def _with_location(error: BaseException) -> str:
-    """Return the exception in one line, with the line of the user's code that it came from."""
+    """Return the exception in one line of up to 500 characters, with the line of the user's code that it came from."""
     location = user_frame(error)
     message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
     return message if location is None else f"{message} ({location})"
 
 
 def _failed(finish: Callable[..., None], error: BaseException, stop: StopFlag) -> int:
-    """Records how the attempt failed, and returns its exit code. What it raises once it is asked to stop is no failure."""
+    """Record how the attempt failed and return its exit code; an error after a stop request counts as interrupted.
+
+    Args:
+        finish: function that records the end.
+        error: exception that ended the attempt.
+        stop: stop flag; unexpected errors wait a second for it, as a batch system may signal children first.
+    """
     is_expected = isinstance(error, SweepError)
     message = str(error) if is_expected else _with_location(error)
     if isinstance(error, SystemExit):
         last = traceback.extract_tb(error.__traceback__)[-1]
         message = f"{last.filename}:{last.lineno} ended the process with exit code {error.code}"
     trace = None if is_expected else traceback.format_exc()
-    stop_requested = stop.is_set or (not is_expected and stop.wait_until_set())
+    stop_requested = stop.set or (not is_expected and stop.wait_until_set())
     if trace is not None and (stop_requested or isinstance(error, SystemExit)):
-        print(trace, file=sys.stderr)  # anything else the interpreter prints
+        print(trace, file=sys.stderr)  # uncaught errors are printed by the interpreter
     if stop_requested:
         cause = f"stopped on request, in the midst of what then failed: {message}"
         finish("interrupted", cause=cause, exit_code=EXIT_STOPPED)

@@ -1,4 +1,4 @@
-"""The body of an attempt on a model from elsewhere: loaded from its checkpoint, then probed as a cell of ours is."""
+"""Attempt on an open-weight model: loaded from its checkpoint and probed like a trained cell."""
 
 from __future__ import annotations
 
@@ -22,10 +22,16 @@ from .process import log_line
 
 
 class OpenWeightRunner(AttemptRunner):
-    """Trains nothing and writes no weights."""
+    """Runner of an attempt on an open-weight model; trains nothing and writes no weights."""
 
     def run(self, began: float) -> None:
-        """Loads, then probes. Raises Stopped, LostLease, MachineError when the checkpoint is gone, and whatever goes wrong."""
+        """Load the model and run the probes; `began` is the job's start (monotonic seconds).
+
+        Raises:
+            Stopped: a stop was requested.
+            LeaseLost: another process owns the attempt.
+            MachineError: the checkpoint no longer exists.
+        """
         config = self.config
         assert isinstance(config, OpenWeightConfig)
         model, folder = config.open_weight, Path(config.open_weight.folder)

@@ -1,4 +1,4 @@
-"""The process of an attempt: the lines of its log, which never end it, and the request to stop, as it hears it."""
+"""Process of an attempt: log lines whose output errors never fail it, and the flag of stop requests."""
 
 from __future__ import annotations
 
@@ -17,54 +17,67 @@ from ..host.signals import STOPS
 from .failures import EXIT_STOPPED
 
 MAX_VALIDATION_LINES = 1000
-"""Validations that are told of one training, evenly spread: a log stays below some hundred KiB however long it takes."""
+"""Validations logged per training, evenly spread; a log thus stays below some hundred KiB."""
 
 
 def log_line(line: str) -> None:
-    """Prints a line after the time, in UTC."""
+    """Print a line that starts with the time in UTC."""
     print(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {line}", flush=True)
 
 
 def ignore_output_errors() -> None:
-    """From now on nothing that this process prints can raise an OSError, of a full disk for instance."""
+    """Replace this process's stdout and stderr, so that printing never raises an OSError (full disk)."""
     for name, number in (("stdout", 1), ("stderr", 2)):
-        raw: Any = UnfailingFile(number, "w", closefd=False)  # a log that is cut off costs no number
+        raw: Any = UnfailingFile(number, "w", closefd=False)  # a truncated log must not cost results
         setattr(sys, name, io.TextIOWrapper(raw, "utf-8", errors="backslashreplace", write_through=True))
 
 
 def is_logged(step: int, every: int, steps: int) -> bool:
-    """Whether the validation after `step` of `steps` steps, taken after each `every`, gets a line; the last one does."""
+    """Return True if the validation after `step` of `steps` steps gets a log line; the last one always does.
+
+    Args:
+        step: optimizer steps done.
+        every: steps between validations.
+        steps: steps of the training.
+    """
     interval = -(-steps // (every * MAX_VALIDATION_LINES))
     return step == steps or step // every % interval == 0
 
 
 SIGNAL_WAIT_S = 1.0
+"""Seconds that an error waits for a stop signal that may explain it."""
 
 
 class StopFlag:
-    """Set by the first SIGTERM; the second ends the process on the spot.
+    """Flag set by the first SIGTERM; a second one ends the process at once.
 
-    Ctrl-C and the terminal's end are the supervisor's business; whatever is started here, a compiler, ignores them, too.
+    SIGINT and SIGHUP are handled by the supervisor, so this process and its children, such as compilers, ignore them.
     """
 
     def __init__(self) -> None:
-        self.is_set = False
+        """Install the signal handlers for the whole process; call it in the main thread."""
+        self.set = False
+        """True once a stop was requested."""
         self._since = 0.0
         signal.signal(signal.SIGTERM, self._handle)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        # Ray's processes have them blocked, and children inherit that
+        # Ray blocks these signals in its processes, and children inherit the mask
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
     def wait_until_set(self) -> bool:
-        """Whether it is set, or will be in a moment: who ends many processes one by one may tell a compiler before us."""
+        """Return True if SIGTERM has arrived or arrives within a second.
+
+        A batch system may signal a compiler child before this process.
+        """
         deadline = time.monotonic() + SIGNAL_WAIT_S
-        while not self.is_set and time.monotonic() < deadline:
+        while not self.set and time.monotonic() < deadline:
             time.sleep(0.01)
-        return self.is_set
+        return self.set
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self.is_set:
-            self.is_set, self._since = True, time.monotonic()
+        """Handle SIGTERM: set the flag, or exit at once at a second signal that is no echo of the first."""
+        if not self.set:
+            self.set, self._since = True, time.monotonic()
         elif time.monotonic() - self._since > processes.ECHO_S:
             os._exit(EXIT_STOPPED)

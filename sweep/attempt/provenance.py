@@ -1,4 +1,4 @@
-"""Where a number comes from: code, packages, machine."""
+"""Provenance of results: code, packages, machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = "atma-sweep torch triton fla-core flash-linear-attention numpy ray sq
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of what can change a number, those that are installed."""
+    """Return package -> installed version, for packages that can change a result; those not installed are left out."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -27,7 +27,7 @@ def package_versions() -> dict[str, str]:
 
 
 def driver_version() -> str | None:
-    """The NVIDIA driver's version, or None without one."""
+    """Return the NVIDIA driver's version; None without a driver."""
     path = Path("/proc/driver/nvidia/version")
     if not path.is_file():
         return None
@@ -39,7 +39,17 @@ def collect_provenance(
     job: Job, *, device: torch.device, precision: str, kernels: dict[str, str], tokenizer: str, corpus: str,
     extra: dict[str, object],
 ) -> Provenance:  # fmt: skip
-    """The provenance row of a running attempt."""
+    """Return the provenance record of a running attempt.
+
+    Args:
+        job: the attempt's job.
+        device: device it runs on.
+        precision: number types in words.
+        kernels: op -> implementation.
+        tokenizer: name of the tokenizer.
+        corpus: name of the corpus.
+        extra: further facts, JSON-able.
+    """
     config = job.config
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return Provenance(

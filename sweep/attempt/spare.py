@@ -1,6 +1,6 @@
-"""A process that is ready before there is an attempt for it: it has imported what takes seconds, and waits to be told which it is.
+"""Spare process of the warm pool: it has done the slow imports and waits on standard input for an attempt to become.
 
-It has run nothing, holds no memory of a GPU and becomes one attempt at most. See `executors/warm_pool.py` for who keeps it.
+It has run nothing, uses no GPU memory, and becomes at most one attempt. executors/warm_pool.py manages such processes.
 """
 
 from __future__ import annotations
@@ -11,26 +11,32 @@ import sys
 from pathlib import Path
 
 IMPORTS = ("torch._inductor.compile_fx", "torch._dynamo", "triton", "atma_sweep.sweep.attempt.cell_runner")
-"""What a training on a GPU imports, the slowest first; none of them speaks to a GPU."""
+"""Modules that a training on a GPU imports, the slowest first; importing them does not touch a GPU."""
 
 
 def wait_for_folder(runs: Path) -> str | None:
-    """The folder, relative to `runs`, of the attempt that this process has become, or None: there is none for it.
+    """Import what takes long, then wait for an attempt's folder on standard input and become that attempt.
 
-    It is read as a line from standard input. From then on the process stands in that folder and writes into its log, as one that was
-    started there does. Raises OSError when it cannot.
+    Changes the working directory to the folder and redirects stdout and stderr to its log.txt. If an import failed, the
+    process replaces itself by a fresh one for the folder.
+
+    Returns:
+        The folder, relative to `runs`; None if standard input closed without one.
+
+    Raises:
+        OSError: the folder cannot be entered or its log cannot be opened.
     """
     initial_environment, broken = dict(os.environ), False
     for name in IMPORTS:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError:
-            continue  # the attempt's to tell, should it need it
-        except Exception:  # noqa: BLE001, the attempt is to meet it anew, and to tell it
+            continue  # the attempt reports it if it needs the module
+        except Exception:  # noqa: BLE001, a fresh process repeats the import and reports the error
             broken = True
             break
     for name in os.environ.keys() - initial_environment.keys():
-        del os.environ[name]  # torch's compiler notes its own folder for what it makes, which would go before ours
+        del os.environ[name]  # e.g. the compile cache folder that torch's compiler sets, which would override ours
     folder = sys.stdin.readline().rstrip("\n")
     if not folder:
         return None
@@ -42,7 +48,7 @@ def wait_for_folder(runs: Path) -> str | None:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     if broken:
-        # a second import of what failed half-way would tell another story than the first
+        # importing a half-imported module again would raise another error than the first time
         command = list(sys.orig_argv)
         at = command.index("--spare")
         command[at : at + 1] = ["--folder", folder]

@@ -1,4 +1,4 @@
-"""Trained cells from the database: the frozen config restored, the kept weights found, the model built from both."""
+"""Trained cells from the database: their configs restored, their weights located, their models loaded."""
 
 from __future__ import annotations
 
@@ -34,54 +34,66 @@ class NotTrained(SweepError):
 
 
 class WeightsGone(SweepError):
-    """The cell was trained, but its weights were not kept or have been deleted."""
+    """The cell was trained, but its weights were not stored or have been deleted."""
 
 
 class CellUnreadable(SweepError):
-    """The stored config cannot be turned back into the cell that was trained."""
+    """The stored config cannot be restored to the cell that was trained."""
 
 
 @dataclass(frozen=True)
 class TrainedCell:
-    """A trained cell whose weights are there."""
+    """Trained cell whose weights exist."""
 
     cell: Cell
     attempt: int
-    """The training that the weights come from."""
+    """Id of the training that the weights come from."""
     weights: str
-    """Their address, as the database has it (see checkpoints/storage.py)."""
+    """Address of the weights, as in the database (see checkpoints/storage.py)."""
     sha256: str | None
-    """Their recorded SHA-256, hex; None where an earlier version kept them."""
+    """Recorded SHA-256 of the weights, hex; None if an earlier version stored them."""
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A trained model and what it was trained with."""
+    """Trained model with its tokenizer and config."""
 
     model: Backbone
-    """In evaluation mode, on the device asked for. `model(tokens)`: int64 [B, T] to float32 logits [B, T, V]."""
+    """Network in evaluation mode, on the requested device. `model(tokens)`: int64 [B, T] to float32 logits [B, T, V].
+
+    """
     tokenizer: Tokenizer
     config: CellConfig
     cell: str
-    """The cell's id."""
+    """Id of the cell."""
     slug: str
     weights_sha256: str | None = None
-    """SHA-256 of its weights, with which the file was compared; None where an earlier version kept them without one."""
+    """SHA-256 of the weights, checked against the file; None if an earlier version stored them without one."""
 
     def generate(
         self, prompt: str = "", *, tokens: int = 256, temperature: float = 1.0, top_p: float = 1.0, seed: int = 0,
         full_context: bool = False,
     ) -> Iterator[str]:  # fmt: skip
-        """How the model goes on with a prompt, piece by piece: at most `tokens` tokens, and none behind the end of the text.
+        """Return an iterator over the continuation of `prompt`: at most `tokens` tokens, up to the end of the text.
 
             print("".join(trained.generate("def main(", tokens=64)))
 
-        The prompt stands behind the end-of-text token, as a document does in training. Temperature 0 takes the most probable
-        token; `top_p` draws from the fewest tokens that together have that probability. The same arguments give the same text
-        on the same machine. With `full_context` a network that was trained with a window reads without it, as probes do.
+        The prompt follows an end-of-text token, like a document in training. The same arguments give the same text on
+        the same
+        machine.
 
-        Raises SamplingError for numbers out of range, a prompt that the tokenizer has no tokens for, and a text longer than the
-        network has positions for; TypeError for an argument of another type.
+        Args:
+            prompt: text to continue.
+            tokens: most tokens to generate.
+            temperature: 0 takes the most probable token.
+            top_p: sample from the fewest tokens that together have this probability.
+            seed: seed of the sampling.
+            full_context: let a network that was trained with a window read without it, as probes do.
+
+        Raises:
+            SamplingError: numbers out of range, a prompt that cannot be tokenized, or a text longer than the network
+                has positions for.
+            TypeError: an argument has another type.
         """
         for name, value, kind in (
             ("prompt", prompt, TEXT), ("tokens", tokens, COUNT), ("temperature", temperature, NUMBER),
@@ -96,13 +108,23 @@ class LoadedModel:
         )  # fmt: skip
 
 
-def kept(store: Store, asked: str, runs: Path, sweep: str | None = None) -> TrainedCell:
-    """The trained cell of that name, as `Store.find_cell` takes it: of the sweep named, else of the newest, else of any.
+def kept(store: Store, cell_name: str, runs: Path, sweep: str | None = None) -> TrainedCell:
+    """Return the trained cell of that name, with the weights of its newest finished training.
 
-    Its weights are those of its newest finished training. Raises CellUnknown, CellAmbiguous, SweepUnknown, NotTrained,
-    WeightsGone, CellUnreadable, PluginChanged, StorageError when the place of the weights cannot be reached.
+    Args:
+        store: database.
+        cell_name: id, slug or prefix of the cell, as `Store.find_cell` takes it.
+        runs: folder that addresses are relative to.
+        sweep: sweep to look in; None: the newest, else any.
+
+    Raises:
+        CellUnknown, CellAmbiguous, SweepUnknown: there is no such cell, or more than one.
+        NotTrained: it has no finished training.
+        WeightsGone: its weights were not stored or have been deleted.
+        CellUnreadable, PluginChanged: its config cannot be restored.
+        StorageError: the location of the weights cannot be reached.
     """
-    record = store.find_cell(asked, sweep)
+    record = store.find_cell(cell_name, sweep)
     trainings = [attempt for attempt in store.attempts(record.id) if attempt.kind == "train"]
     done = [attempt for attempt in trainings if attempt.state == "done"]
     if not done and any(attempt.state == "diverged" for attempt in trainings):
@@ -115,7 +137,7 @@ def kept(store: Store, asked: str, runs: Path, sweep: str | None = None) -> Trai
             f"cell {record.id} ({record.slug}) was trained, but its weights were not kept; "
             "add what is to be measured to its grid, with checkpoint.keep: weights, and launch that with --retrain"
         )
-    cell = restore_cell(record, runs)  # first of all whether the cell is what its id says
+    cell = restore_cell(record, runs)  # first, because it checks that the config gives the cell's id
     address = storage.resolve(runs, weights)
     if not storage.exists(address):
         raise WeightsGone(
@@ -127,9 +149,11 @@ def kept(store: Store, asked: str, runs: Path, sweep: str | None = None) -> Trai
 
 
 def restore_cell(record: CellRecord, runs: Path) -> Cell:
-    """The cell that a row of the database stands for, its plugins loaded from the copies under `runs`.
+    """Return the cell that a database row describes, with its plugins loaded from the copies under `runs`.
 
-    Raises CellUnreadable when this version makes another cell of the stored config, PluginChanged.
+    Raises:
+        CellUnreadable: this version computes another cell from the stored config, or cannot read it.
+        PluginChanged: a plugin's copy has changed.
     """
     try:
         named = tuple(Plugin.model_validate(stored) for stored in record.config.get("plugins", ()))
@@ -137,27 +161,36 @@ def restore_cell(record: CellRecord, runs: Path) -> Cell:
     except (ValidationError, ModelConfigError, LookupError, TypeError, AttributeError) as error:
         raise _unreadable(record, error) from error
     if all(there for part, there in registered if part.section == "model"):
-        _validated_config(record, named)  # before a line of any plugin runs; a regularizer has no settings of its own
+        _validated_config(record, named)  # before any plugin code runs; a regularizer has no settings
     plugins = tuple(_load_stored_plugin(record, plugin, runs) for plugin in named)
     return Cell(record.id, record.slug, _validated_config(record, plugins), dict(record.axes))
 
 
 def _is_registered(part: Pluggable, section: Mapping[str, Any], plugins: tuple[Plugin, ...]) -> bool:
-    """Whether the part is known before a plugin is loaded. Raises ModelConfigError when none of them could bring it."""
+    """Return True if the part can be used before any plugin is loaded.
+
+    Args:
+        part: kind of part.
+        section: section of the stored config that names the part.
+        plugins: plugins of the cell.
+
+    Raises:
+        ModelConfigError: neither this version nor a plugin of the cell can provide the part.
+    """
     source = section.get(part.source)
     name = section[part.name] if part.absent is None else section.get(part.name, part.absent)
-    is_known = name == part.absent or name in part.registry or (part.others and source is None)
-    if (source is None and not is_known) or (
+    is_available = name == part.absent or name in part.registry or (part.others and source is None)
+    if (source is None and not is_available) or (
         source is not None and source not in {plugin.sha256 for plugin in plugins}
     ):
         raise ModelConfigError(
             f"{part.section}.{part.name}", f"no {part.registry.kind} named {name!r}", sorted(part.registry)
         )
-    return is_known and (name == part.absent or source_of(part, name, plugins) == source)
+    return is_available and (name == part.absent or source_of(part, name, plugins) == source)
 
 
 def _validated_config(record: CellRecord, plugins: tuple[Plugin, ...]) -> CellConfig:
-    """The stored config, if the cell's id is that of it."""
+    """Return the stored config, validated; raise CellUnreadable if it is invalid or gives another cell id."""
     try:
         config = CellConfig.model_validate({**_fill_sections(record.config), "plugins": plugins})
         config = config.model_copy(update={"model": check_model_config(config.model)})
@@ -180,6 +213,7 @@ def _unreadable(record: CellRecord, error: Exception) -> CellUnreadable:
 
 
 def _load_stored_plugin(record: CellRecord, stored: Plugin, runs: Path) -> Plugin:
+    """Load a plugin from its copy under `runs`; raise CellUnreadable if the copy is missing or fails to load."""
     copy = runs / "plugins" / Path(stored.path).name
     if not copy.is_file():
         raise CellUnreadable(
@@ -198,7 +232,7 @@ def _load_stored_plugin(record: CellRecord, stored: Plugin, runs: Path) -> Plugi
 
 
 def _fill_sections(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored config with fields that are newer than it at what every older cell implicitly had."""
+    """Return the stored config with missing fields at their identity defaults, as older cells had them."""
     full = dict(stored)
     for section, cls in (("model", ModelConfig), ("data", DataConfig), ("train", TrainConfig)):
         full[section] = fill_identity_defaults(cls, stored[section])
@@ -211,7 +245,7 @@ def _fill_sections(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fill_identity_defaults(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config with missing fields at their identity default, where they have one."""
+    """Return the values with the config class's missing fields at their identity default, where they have one."""
     full = dict(values)
     for name, field in cls.model_fields.items():
         extra = field.json_schema_extra
@@ -221,11 +255,23 @@ def fill_identity_defaults(cls: type[BaseModel], values: Mapping[str, Any]) -> d
 
 
 def load(
-    asked: str, *, db: str | Path | None = None, runs: str | Path | None = None, sweep: str | None = None,
+    cell_name: str, *, db: str | Path | None = None, runs: str | Path | None = None, sweep: str | None = None,
     device: str = "cpu",
 ) -> LoadedModel:  # fmt: skip
-    """What `atma_sweep.load` returns and raises."""
-    check_argument("load", "cell", asked, TEXT)
+    """Load a trained cell as `atma_sweep.load` does.
+
+    Args:
+        cell_name: id, slug or prefix of the cell.
+        db: database; None: the one of ATMA_DB or the default.
+        runs: folder of the runs; None: the database's own.
+        sweep: sweep to look in; None: the newest, else any.
+        device: "cpu" or "cuda".
+
+    Raises:
+        TypeError: an argument has another type.
+        SweepError: the cell cannot be found or loaded, or the device cannot be used.
+    """
+    check_argument("load", "cell", cell_name, TEXT)
     check_argument("load", "db", db, PATH, optional=True)
     check_argument("load", "runs", runs, PATH, optional=True)
     check_argument("load", "sweep", sweep, TEXT, optional=True)
@@ -234,13 +280,14 @@ def load(
     store = open_store(db)
     try:
         folder = Path(runs) if runs is not None else store.runs
-        trained = kept(store, asked, folder, sweep)
+        trained = kept(store, cell_name, folder, sweep)
     finally:
         store.close()
     return _build_model(trained, folder, torch_device)
 
 
 def _device(name: str) -> torch.device:
+    """Return the torch device "cpu" or "cuda"; SweepError for another name, MachineError without a usable GPU."""
     import torch
 
     from .device import choose_device
@@ -257,6 +304,13 @@ def _device(name: str) -> torch.device:
 
 
 def _build_model(trained: TrainedCell, runs: Path, device: torch.device) -> LoadedModel:
+    """Build the network, load its weights and its tokenizer, and switch it to evaluation mode.
+
+    Args:
+        trained: cell and address of its weights.
+        runs: folder that addresses are relative to.
+        device: device of the network.
+    """
     from ..checkpoints import checkpoint
     from .device import network
 

@@ -1,4 +1,4 @@
-"""FLOPs of the model, peak FLOP/s of GPUs, and both MFU figures. Each formula stands here only."""
+"""FLOPs of the network, peak FLOP/s of GPUs, and both MFU figures; each formula is defined here only."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from ...model.registry import MEMORIES, MIXERS, call_if_defined
 from ...model.resolve import NO_MEMORY
 
 SMALL = 1e13
-"""FLOPs of a micro-batch up to which `train.graphs: auto` captures: fewer, and queuing may take longer than the work.
+"""FLOPs of a micro-batch up to which `train.graphs: auto` captures CUDA graphs.
 
-At 6 for a parameter and token it is 16 rows of 512 tokens of a network of 200M parameters, or 64 of 50M: about 20 ms of an H100.
+Below it, queuing kernels may take longer than running them. At 6 FLOPs per parameter and token it is 16 rows of 512
+tokens of a network of 200M parameters, or 64 rows of 50M: about 20 ms of an H100.
 """
 
 
 class Peak(NamedTuple):
-    """Dense bf16 tensor FLOP/s of a GPU with fp32 accumulation."""
+    """Peak dense bf16 tensor FLOP/s of a GPU with fp32 accumulation."""
 
     names: tuple[str, ...]
-    """As the CUDA driver reports them, "NVIDIA " left out; the whole name."""
+    """Full device names as the CUDA driver reports them, without "NVIDIA "."""
     flops: float
+    """FLOP/s."""
     source: str
-    """NVIDIA's document and what it says; figures "with sparsity" are halved."""
+    """NVIDIA's document and its figure; figures "with sparsity" are halved."""
 
 
 _ADA = "Ada architecture white paper, https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
@@ -47,57 +49,77 @@ PEAK_BF16: tuple[Peak, ...] = (
     Peak(("GB200",), 2500e12, f"{_BLACKWELL}: GB200 NVL72 5,000 a GPU with sparsity"),
     Peak(("GeForce RTX 4090",), 165.2e12, f"{_ADA}: 165.2 with FP32 accumulate"),
 )
-"""Whole names, because a part of a GPU (MIG, vGPU) and its laptop and export forms are other machines: they have none."""
+"""Known GPUs. Names must match in full: parts of a GPU (MIG, vGPU), laptop and export models have other peaks."""
 
 
 def peak_flops(gpu_name: str | None) -> float | None:
-    """Peak dense bf16 FLOP/s of a GPU by its driver's name, or None when it is not in the table."""
+    """Return the peak dense bf16 FLOP/s of a GPU by its driver's name; None if it is not in the table."""
     short = (gpu_name or "").removeprefix("NVIDIA ")
     return next((peak.flops for peak in PEAK_BF16 if short in peak.names), None)
 
 
 def paper_flops(config: ModelConfig, parameters: int, seq_len: int) -> float:
-    """Training FLOPs per token by the paper's formula, 6 N + 12 layers d T (docs/mechanisms.md, "Training").
+    """Return training FLOPs per token by the paper's formula, 6 N + 12 layers d T.
 
     N counts all parameters and every layer counts as non-causal attention, so it overstates.
+    Source: docs/mechanisms.md, "Training".
+
+    Args:
+        config: network.
+        parameters: N.
+        seq_len: T, tokens per row.
     """
     return 6.0 * parameters + 12.0 * config.n_layers * config.d_model * seq_len
 
 
 class ForwardFlops(NamedTuple):
-    """Forward FLOPs per token of a network: of all that is known, and which parts do not say theirs."""
+    """Forward FLOPs per token of a network, as far as they are known."""
 
-    known_flops: float
+    total: float
+    """Sum over the parts that report their FLOPs."""
     unknown_parts: tuple[str, ...]
-    """Such as "mixer 'mine'"."""
+    """Parts that do not report theirs, such as "mixer 'mine'"."""
 
 
 def forward_flops(config: ModelConfig, seq_len: int, *, counted: float = 1.0) -> float | None:
-    """Forward FLOPs per token that are really done, two per multiply-add (docs/mechanisms.md, "Training").
+    """Return the forward FLOPs per token that are really computed, two per multiply-add.
 
-    Causal or windowed attention on the global layers only, no look-up of embeddings and positions, elementwise work left
-    out. `counted` is the share of the targets that the loss is of; the head does nothing for the rest. None when the mixer
-    or the memory does not say its own; `unknown_reason` says which.
+    Counts matrix products only: causal or windowed attention on the global layers, no look-up of embeddings and
+    positions,
+    no elementwise work. None if the mixer or the memory does not report its FLOPs (`unknown` names it).
+    Source: docs/mechanisms.md, "Training".
+
+    Args:
+        config: network.
+        seq_len: tokens per row.
+        counted: fraction of the targets that the loss covers; the head is computed for these alone.
     """
     parts = _forward_flops_by_part(config, seq_len, counted)
-    return None if parts.unknown_parts else parts.known_flops
+    return None if parts.unknown_parts else parts.total
 
 
 def unknown(config: ModelConfig) -> str | None:
-    """Why the FLOPs of that network are not known, or None when they are."""
-    silent = _forward_flops_by_part(config, 1).unknown_parts
-    if not silent:
+    """Return a sentence that names the parts whose FLOPs are unknown; None if all are known."""
+    unknown_parts = _forward_flops_by_part(config, 1).unknown_parts
+    if not unknown_parts:
         return None
-    words = "do not say their" if len(silent) > 1 else "does not say its"
-    return f"{' and '.join(silent)} {words} FLOPs (forward_flops)"
+    verb = "do not say their" if len(unknown_parts) > 1 else "does not say its"
+    return f"{' and '.join(unknown_parts)} {verb} FLOPs (forward_flops)"
 
 
 def estimated_flops(config: ModelConfig, seq_len: int) -> float:
-    """Training FLOPs per token to put cells in an order by: `training_flops`, a part that does not say its own left out."""
-    return 3.0 * _forward_flops_by_part(config, seq_len).known_flops
+    """Return estimated training FLOPs per token, to sort cells by; parts of unknown FLOPs count as 0."""
+    return 3.0 * _forward_flops_by_part(config, seq_len).total
 
 
 def _forward_flops_by_part(config: ModelConfig, seq_len: int, counted: float = 1.0) -> ForwardFlops:
+    """Return the forward FLOPs per token: their known sum, and the names of parts that do not report theirs.
+
+    Args:
+        config: network.
+        seq_len: tokens per row; queries see half of it on average, or the window.
+        counted: fraction of the targets that the loss covers.
+    """
     d, heads, kv, dh = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
     globals_ = config.n_global_layers
     convs = config.n_layers - globals_
@@ -106,7 +128,7 @@ def _forward_flops_by_part(config: ModelConfig, seq_len: int, counted: float = 1
     queries = (2 if config.output_gate else 1) * heads * dh
     projections = 2 * d * queries + 2 * 2 * d * kv * dh + 2 * heads * dh * d
     reach = config.window_size if config.window else seq_len
-    full = min(reach, seq_len)  # queries up to this one see all that is before them, later ones `reach` keys
+    full = min(reach, seq_len)  # queries up to this one see all earlier keys, later ones `reach` keys
     keys = (full * (full + 1) // 2 + (seq_len - full) * reach) / seq_len
     part_flops = _part_flops(config, keys)
     attention = projections + sum(flops for flops in part_flops.values() if flops is not None)
@@ -116,7 +138,12 @@ def _forward_flops_by_part(config: ModelConfig, seq_len: int, counted: float = 1
 
 
 def _part_flops(config: ModelConfig, keys: float) -> dict[str, float | None]:
-    """What the mixer and the memory say of themselves."""
+    """Return part ("mixer 'polar'", "memory 'omega'") -> forward FLOPs per token and layer; None where unknown.
+
+    Args:
+        config: network.
+        keys: keys that a query sees on average.
+    """
     name = config.attn_type
     mixer = MIXERS.load(name)
     settings = mixer.Config(**config.mixers.get(name, {}))
@@ -131,11 +158,11 @@ def _part_flops(config: ModelConfig, keys: float) -> dict[str, float | None]:
 
 
 def training_flops(config: ModelConfig, seq_len: int, *, counted: float = 1.0) -> float | None:
-    """Training FLOPs per token: the forward pass and twice as much for the backward. None as for `forward_flops`."""
+    """Return training FLOPs per token, three times those of the forward pass; None if these are unknown."""
     forward = forward_flops(config, seq_len, counted=counted)
     return None if forward is None else 3.0 * forward
 
 
 def mfu(flops_per_token: float | None, tokens_per_second: float, peak: float | None) -> float | None:
-    """Share of the peak that was used, or None without a known peak or known FLOPs."""
+    """Return the model FLOPs utilisation, a fraction of the peak; None without a known peak or known FLOPs."""
     return None if peak is None or flops_per_token is None else flops_per_token * tokens_per_second / peak

@@ -1,4 +1,4 @@
-"""The training loop of one attempt: from a model and a stream to trained weights and a curve."""
+"""Training loop of one attempt: from a model and a stream of batches to trained weights and a curve."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .optimizers import Optimizers
 
 
 class Diverged(Exception):
-    """Loss or gradient became NaN or infinite: a result, not a fault."""
+    """Loss or gradient became NaN or infinite: a result of the cell, not a fault of the machine."""
 
     def __init__(self, step: int, what: str) -> None:
         self.step, self.what = step, what
@@ -29,56 +29,65 @@ class Diverged(Exception):
 
 
 class Stopped(Exception):
-    """The attempt was asked to stop; its state has been saved."""
+    """Training was stopped on request, after its state had been saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationPoint:
-    """One point of the curve, after `step` optimizer steps."""
+    """Point of the training curve after `step` optimizer steps."""
 
     step: int
     tokens: int
+    """Tokens trained on so far."""
     wall_s: float
     """Training seconds, validation and checkpoints excluded."""
     train_loss: float
     """Cross-entropy of the step's own batch, nats per token, or per marked token with `loss_on: marked`."""
     val_loss: float
+    """Validation cross-entropy, nats per token."""
     tokens_per_s: float
-    """Over the steps since the last point."""
+    """Training tokens per second since the previous point."""
     grad_norm: float
-    """Before clipping."""
+    """Global gradient norm before clipping."""
     lr: float
     """Learning-rate factor of the step, 0 to 1."""
     peak_memory: int | None
-    """Bytes on the GPU; None on the CPU."""
+    """Peak bytes allocated on the GPU; None on the CPU."""
 
 
 UnvalidatedPoint = tuple[float, float, float]
-"""Train loss, gradient norm and tokens per second of a point whose validation is still to come."""
+"""Train loss, gradient norm and tokens per second of a point whose validation has not been done yet."""
 
 
 class TrainingHooks(Protocol):
-    """What the loop tells, and asks, while it runs."""
+    """Callbacks of the training loop: progress, validation points, checkpoints and stop requests."""
 
     def progress(self, step: int, loss: float, tokens_per_s: float) -> None:
-        """Called after the first step, once it is done, and about once a second."""
+        """Report progress; called after the first step and then about once a second."""
 
     def point(self, point: ValidationPoint) -> None:
-        """Called at every validation."""
+        """Record a validation point; called after every validation."""
 
     def should_stop(self) -> bool:
-        """Whether to save and leave now; asked before every micro-batch."""
+        """Return True to save and stop now; called before every micro-batch."""
 
     def should_save(self, step: int) -> bool:
-        """Whether a checkpoint is due after `step` steps."""
+        """Return True if a checkpoint is due after `step` steps."""
 
     def save(self, step: int, tokens: int, wall_s: float, pending: UnvalidatedPoint | None = None) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint.
+
+        Args:
+            step: optimizer steps done.
+            tokens: tokens trained on.
+            wall_s: training seconds, validation and checkpoints excluded.
+            pending: point at this step whose validation has not been done yet.
+        """
 
 
 @dataclass
 class _Clock:
-    """Training time and tokens since the last point and since the last progress report."""
+    """Training seconds, and tokens since the last validation point and the last progress report."""
 
     wall_s: float
     started: float = field(default_factory=time.perf_counter)
@@ -99,7 +108,7 @@ class _Clock:
 
 @dataclass
 class Trainer:
-    """One model on its way through its steps; `optimizers` and `step` are what a checkpoint holds beside the weights."""
+    """Training of one model; `optimizers`, `step` and `wall_s` are stored in checkpoints together with the weights."""
 
     model: Backbone
     optimizers: Optimizers
@@ -108,22 +117,26 @@ class Trainer:
     seed: int
     device: torch.device
     validate: Callable[[], float]
-    """Validation loss of the model as it stands, nats per token."""
+    """Function that returns the validation loss of the model in its current state, nats per token."""
     validate_every: int
+    """Steps between validations."""
     watcher: TrainingHooks
     step: int = 0
+    """Optimizer steps done."""
     wall_s: float = 0.0
+    """Training seconds so far, validation and checkpoints excluded."""
     graphs: bool = False
-    """Whether steps are captured and replayed; without CUDA their pieces are done again as they are."""
+    """True to capture steps as CUDA graphs and replay them; without CUDA the captured parts are simply called again."""
     refused: Callable[[str], None] = lambda why: None
-    """Told once, with the reason, when what was to be captured could not be; the training goes on as it comes."""
+    """Called once with the reason when steps cannot be captured; training goes on without capture."""
     room: int | None = None
-    """What the marked targets of a micro-batch are filled up to, so that shapes stay (`loss_on: marked`)."""
+    """Number that a micro-batch's marked targets are padded to, so that shapes stay fixed; None: no padding."""
     _pending: UnvalidatedPoint | None = None
+    """Point of the restored checkpoint whose validation has not been done yet."""
     _saved: int = 0
-    """The step that a checkpoint holds already; 0 is rebuilt from the seed."""
+    """Step of the newest checkpoint; 0 if there is none, because step 0 is rebuilt from the seed."""
     _pending_metrics: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
-    """(step, loss, gradient norm) of the steps since the last look at their values, which waits for the device."""
+    """(step, loss, gradient norm) of the steps whose values have not been read from the device yet."""
     _prefetcher: StepPrefetcher = field(init=False)
     step_runner: OptimizerSteps = field(init=False)
 
@@ -133,7 +146,7 @@ class Trainer:
         self.step_runner = OptimizerSteps(self.objective, self.optimizers, self.config, capture, self.refused)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Goes on from a checkpoint."""
+        """Load weights, optimizers, step and training time of a checkpoint, and drop captured CUDA graphs."""
         self.model.load_state_dict(checkpoint.model)
         self.optimizers.load_state_dict(checkpoint.optimizers)
         self.step, self.wall_s = checkpoint.step, checkpoint.wall_s
@@ -141,10 +154,15 @@ class Trainer:
         self.step_runner.reset()
 
     def run(self) -> None:
-        """Trains to the end. Raises Diverged, or Stopped when the watcher asks for it.
+        """Train from the current step to the last one, with validations and checkpoints as the hooks ask for them.
 
-        A stop abandons the step that is under way: what is saved is the state after the last whole one. A validation
-        that is left half-way by raising Stopped is taken again by whoever goes on.
+        A stop discards the step in progress; the checkpoint holds the state after the last complete one. A validation
+        that
+        raises Stopped is repeated by the attempt that resumes from the checkpoint.
+
+        Raises:
+            Diverged: a loss or gradient norm is not finite.
+            Stopped: the hooks asked to stop.
         """
         steps = self.config.steps
         clock, first = _Clock(self.wall_s), self.step + 1
@@ -172,6 +190,7 @@ class Trainer:
         self.wall_s = clock.wall_s
 
     def _save(self, clock: _Clock) -> None:
+        """Check pending metrics, then write a checkpoint through the hooks, the clock stopped. Raises Diverged."""
         if self._pending_metrics:
             self._drain_metrics()
         clock.stop()
@@ -180,6 +199,16 @@ class Trainer:
         clock.start()
 
     def _validate(self, clock: _Clock, pending: UnvalidatedPoint) -> None:
+        """Validate the model and report the point to the hooks, with the clock stopped.
+
+        Args:
+            clock: training clock; restarted afterwards.
+            pending: train loss, gradient norm and tokens per second of the point.
+
+        Raises:
+            Diverged: the validation loss is not finite.
+            Stopped: the validation was stopped; a checkpoint with the pending point has been written.
+        """
         clock.stop()
         loss, norm, rate = pending
         try:
@@ -207,7 +236,11 @@ class Trainer:
         clock.start()
 
     def _drain_metrics(self) -> tuple[float, float]:
-        """Loss and gradient norm of the last step. Raises Diverged at the first step whose values are not finite."""
+        """Read the pending metrics from the device (waits for it); return loss and gradient norm of the last step.
+
+        Raises:
+            Diverged: a value is not finite; it names the first such step.
+        """
         steps, losses, norms = zip(*self._pending_metrics, strict=True)
         self._pending_metrics.clear()
         values = torch.stack([torch.stack(losses).double(), torch.stack(norms).double()]).tolist()
@@ -218,26 +251,30 @@ class Trainer:
         return values[0][-1], values[1][-1]
 
     def lr_factor(self, step: int) -> float:
+        """Return the factor on every learning rate at `step`, counted from 0."""
         config = self.config
         return schedule.lr_factor(
             step, config.steps, constant=config.constant, decay=config.schedule, warmup=config.warmup_steps
         )
 
     def advance(self, step: int) -> tuple[Tensor, Tensor] | None:
-        """One optimizer step; returns the batch's mean cross-entropy and the gradient norm, still on the device.
+        """Run optimizer step `step` (0-based); return the batch's mean cross-entropy and the gradient norm.
 
-        None when it was asked to stop: then nothing has changed, since draws depend on the step alone. On CUDA it only
-        queues work and never waits for it, but for the one step in which graphs are captured.
+        Both are scalars on the device. Returns None if the hooks asked to stop; then nothing has changed, because
+        random draws
+        depend on the step alone. On CUDA the call only queues work and does not wait for it, except in the step that
+        captures
+        graphs.
         """
-        taken = self._prefetcher.take(step)
-        inputs, targets = taken.inputs, taken.targets
+        step_batch = self._prefetcher.take(step)
+        inputs, targets = step_batch.inputs, step_batch.targets
         rows = self.config.micro_batch
         for micro in range(self.config.accumulation):
             if self.watcher.should_stop():
                 self.step_runner.discard_step()
                 return None
             part = slice(micro * rows, (micro + 1) * rows)
-            marked = None if taken.marked is None else taken.marked[micro]
+            marked = None if step_batch.marked is None else step_batch.marked[micro]
             self.step_runner.run_micro_batch(self.draw_batch(inputs[part], targets[part], step, micro, marked))
         done = self.step_runner.finish_step(self.lr_factor(step))
         if step + 1 < self.config.steps:
@@ -247,7 +284,15 @@ class Trainer:
     def draw_batch(
         self, inputs_BT: Tensor, targets_BT: Tensor, step: int, micro: int, marked: MarkedTargets | None = None
     ) -> Batch:
-        """A micro-batch with all that is drawn for it."""
+        """Return a micro-batch together with the random tensors drawn for it.
+
+        Args:
+            inputs_BT: input tokens.
+            targets_BT: target tokens.
+            step: optimizer step, counted from 0.
+            micro: micro-batch within the step, counted from 0.
+            marked: the targets that count in the loss; None: all.
+        """
         config = self.config
         auxiliary = AuxiliaryTerms(
             regularizer=config.regularizer,
@@ -262,11 +307,16 @@ class Trainer:
         return Batch(inputs_BT, targets_BT, drawn, marked)
 
     def objective(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Objective and mean cross-entropy of one micro-batch (docs/mechanisms.md, "Regularizers" and "Training").
+        """Return (objective to differentiate, mean cross-entropy) of one micro-batch, scalars.
 
-        (1 - alpha) CE + alpha reg + lambda distractor. "mean": CE per token and the whole averaged over micro-batches;
-        "sum": CE summed over tokens and micro-batches, auxiliary terms added once per micro-batch. With `marked` the mean is
-        over the targets of the whole step that count, however they fall into micro-batches.
+        The objective is (1 - alpha) CE + alpha regularizer + lambda distractor. With `loss_reduction: mean`, CE is per
+        token and
+        everything is averaged over micro-batches. With "sum", CE is summed over tokens and micro-batches, and auxiliary
+        terms
+        are added once per micro-batch. With marked targets, the mean is over those of the whole step, however they are
+        spread
+        over micro-batches.
+        Source: docs/mechanisms.md, "Regularizers" and "Training".
         """
         config = self.config
         inputs_BT, targets_BT, drawn, marked = batch

@@ -1,4 +1,7 @@
-"""Loss scaling, without which small gradients are zero in float16 (docs/mechanisms.md, "Precision")."""
+"""Dynamic loss scaling, without which small gradients underflow in float16.
+
+Source: docs/mechanisms.md, "Precision".
+"""
 
 from __future__ import annotations
 
@@ -9,61 +12,68 @@ from torch import Tensor, nn
 
 INITIAL_SCALE = 2.0**16
 GROWTH, GROWTH_INTERVAL = 2.0, 2000
-"""Factor, and steps in a row that must have been taken before it."""
+"""Growth factor of the scale, and the number of consecutive applied steps before the scale grows."""
 BACKOFF = 0.5
 MIN_SCALE = 2.0**-24
-"""A gradient that overflows even with this scale has diverged."""
+"""Smallest scale; a gradient that overflows even with it has diverged."""
 
 
 class LossScale:
-    """torch's GradScaler over all optimizers at once: they take a step together or skip it together.
+    """Loss scale shared by all optimizers, which apply or skip a step together; the rules of torch's GradScaler.
 
-    The loss is multiplied by the scale and gradients divided by it. One that is not finite skips the step and halves the scale;
-    after 2,000 steps in a row it doubles. Only `update_scale` waits for the device.
+    The loss is multiplied by the scale and gradients are divided by it. A gradient that is not finite skips the step
+    and
+    halves the scale; after 2,000 applied steps in a row the scale doubles. Only `update_scale` and reading the state
+    wait for
+    the device.
     """
 
     def __init__(self, device: torch.device) -> None:
+        """Start with scale 65,536 (`INITIAL_SCALE`); the state is kept on `device`."""
         self._scale = torch.tensor(INITIAL_SCALE, device=device)
         self._growth_tracker = torch.zeros((), dtype=torch.int32, device=device)
-        """Steps taken since the last that was skipped or the last growth."""
-        self._found_inf = torch.zeros(1, device=device)
-        """1 when a gradient of this step is not finite."""
+        """Steps applied since the last skipped step or the last growth."""
+        self._overflow = torch.zeros(1, device=device)
+        """1 if a gradient of this step is not finite, else 0."""
         self.skipped = 0
-        """Steps that changed no weight."""
+        """Number of skipped steps."""
 
     @property
     def scale(self) -> float:
-        """What the next loss is multiplied by; waits for the device."""
+        """Current scale; reading it waits for the device."""
         return float(self._scale)
 
     def scaled(self, objective: Tensor) -> Tensor:
-        """The loss to call backward on."""
+        """Return the objective times the scale, on which to call backward."""
         return objective * self._scale
 
     def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Divides the gradients, all of one type, and notes whether one is not finite."""
-        self._found_inf.zero_()
+        """Divide the gradients by the scale in place and note if any is not finite.
+
+        All gradients must have the same type.
+        """
+        self._overflow.zero_()
         grads = [p.grad for p in parameters if p.grad is not None]
-        # torch names this operation, and the one of `update_scale`, with an underscore; pyproject.toml bounds its version
-        torch._amp_foreach_non_finite_check_and_unscale_(grads, self._found_inf, self._scale.reciprocal())
+        # this operation and that of `update_scale` are private to torch, so pyproject.toml bounds torch's version
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, self._overflow, self._scale.reciprocal())
 
     def reported_norm(self, norm: Tensor) -> Tensor:
-        """The gradient norm as a curve says it: 0 for a step that is skipped; as it is where a smaller scale helps no more."""
-        return torch.where((self._found_inf > 0) & (self._scale > MIN_SCALE), 0.0, norm).squeeze()
+        """Return the gradient norm to report: 0 for a skipped step, unchanged once the scale cannot shrink further."""
+        return torch.where((self._overflow > 0) & (self._scale > MIN_SCALE), 0.0, norm).squeeze()
 
     def update_scale(self) -> bool:
-        """Whether the step may be taken; sets the scale of the next one. The one look at a value, once a step."""
-        torch._amp_update_scale_(self._scale, self._growth_tracker, self._found_inf, GROWTH, BACKOFF, GROWTH_INTERVAL)
-        is_finite = not self._found_inf.item()
+        """Update the loss scale; return True if this step is to be applied. Waits for the device."""
+        torch._amp_update_scale_(self._scale, self._growth_tracker, self._overflow, GROWTH, BACKOFF, GROWTH_INTERVAL)
+        is_finite = not self._overflow.item()
         self.skipped += not is_finite
         return is_finite
 
     def state_dict(self) -> dict[str, float | int]:
-        """Numbers alone."""
+        """Return the state as plain numbers: "scale", "row" (applied steps in a row) and "skipped"."""
         return {"scale": self.scale, "row": int(self._growth_tracker), "skipped": self.skipped}
 
     def load_state_dict(self, state: dict[str, float | int]) -> None:
-        """Restores what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         self._scale.fill_(state["scale"])
         self._growth_tracker.fill_(state["row"])
         self.skipped = int(state["skipped"])

@@ -1,4 +1,7 @@
-"""Muon, and the split of the parameters among Muon and AdamW (docs/mechanisms.md, "Backbone" and "Training")."""
+"""Optimizers: Muon, AdamW, and the split of the parameters between them.
+
+Source: docs/mechanisms.md, "Backbone" and "Training".
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,24 @@ from ..config import TrainConfig
 from .loss_scale import LossScale
 
 COEFFICIENTS = (2.0, -1.5, 0.5)
-"""f(s) = 2 s - 1.5 s^3 + 0.5 s^5: fixed point 1 with slope 0, overshoot at most 1.0018."""
+"""Newton-Schulz polynomial f(s) = 2 s - 1.5 s^3 + 0.5 s^5: fixed point 1 with slope 0, overshoot at most 1.0018."""
 
 
 def orthogonalise(matrices_NRC: Tensor, iterations: int = 12, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Newton-Schulz towards the nearest semi-orthogonal matrix of each of N matrices.
+    """Return the approximate nearest semi-orthogonal matrix of each of N matrices, by Newton-Schulz iteration.
 
-    Input [N, R, C], any float dtype; worked in `dtype`; result [N, R, C] in `dtype`. A zero matrix stays zero.
-    X <- X / (|X|_F + 1e-7), then `iterations` times A = X X^T, X <- 2 X - 1.5 A X + 0.5 A^2 X (docs/mechanisms.md, "Training"). A matrix
-    of one row or column has one singular value, so there the iteration is one of numbers.
+    X <- X / (|X|_F + 1e-7), then `iterations` times A = X X^T, X <- 2 X - 1.5 A X + 0.5 A^2 X. A zero matrix stays
+    zero. A
+    matrix of one row or column has one singular value, so the iteration is done on that number.
+    Source: docs/mechanisms.md, "Training".
+
+    Args:
+        matrices_NRC: matrices [N, R, C] of any float type.
+        iterations: number of iterations.
+        dtype: type of the iteration and of the result.
+
+    Returns:
+        [N, R, C] in `dtype`.
     """
     a, b, c = COEFFICIENTS
     X = matrices_NRC.to(norm_dtype(dtype))
@@ -39,30 +51,30 @@ def orthogonalise(matrices_NRC: Tensor, iterations: int = 12, dtype: torch.dtype
         return X.mT if tall else X
     for _ in range(iterations):
         A = X @ X.mT
-        # products that add what stands there, so that no pass over memory does nothing else
+        # fused multiply-adds save separate passes over memory
         X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
     return X.mT if tall else X
 
 
 def norm_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type of a matrix until it is divided by its norm: updates of 1e-8 are zero in float16."""
+    """Return the type in which a matrix is divided by its norm: updates of 1e-8 would be zero in float16."""
     return torch.float32 if dtype == torch.float16 else dtype
 
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
 _ADAM = {"cuda": "fused", "cpu": "foreach"}
-"""How AdamW works through its parameters: on CUDA in one kernel without temporary copies."""
+"""AdamW implementation per device: on CUDA one kernel without temporary copies."""
 
 
 _IMPLEMENTATION_FLAGS = ("fused", "foreach", "capturable")
-"""Settings of a group that say how it is worked through, and change no number but by rounding."""
+"""Settings of a parameter group that select an implementation and change results by rounding only."""
 
 
 def without_compile_guard(kind: type[OptimizerT]) -> type[OptimizerT]:
-    """Class decorator: an optimizer whose methods are torch's own without the guard that imports the compiler.
+    """Remove torch's guard, which imports the compiler, from the methods of an optimizer class; class decorator.
 
-    No step is ever compiled here, and the import takes a second of every attempt on the CPU.
+    No optimizer step is compiled here, and the import would take a second of every attempt on the CPU.
     """
     for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
         setattr(kind, name, inspect.unwrap(getattr(kind, name)))
@@ -71,12 +83,15 @@ def without_compile_guard(kind: type[OptimizerT]) -> type[OptimizerT]:
 
 @without_compile_guard
 class Muon(torch.optim.Optimizer):
-    """Momentum orthogonalised by Newton-Schulz, for parameters of two or more dimensions (docs/mechanisms.md, "Training").
+    """Muon optimizer: momentum orthogonalised by Newton-Schulz, for parameters of two or more dimensions.
 
     m <- mu m + (1 - mu) g; u = (1 - mu) g + mu m; u <- orthogonalise(u) sqrt(max(1, rows / cols));
-    p <- p (1 - lr wd) - lr u. A parameter [C, 1, k] is C matrices of one row. Matrices of one shape go together. A group's
-    lr may be a tensor of no axes on the device.
-    `dtype` is that of the iteration: bfloat16 on CUDA, float32 on the CPU, where bfloat16 is emulated.
+    p <- p (1 - lr wd) - lr u. A parameter [C, 1, k] is treated as C matrices of one row. Parameters of one shape are
+    updated
+    together. A group's lr may be a 0-dimensional tensor on the device. `dtype` is the type of the iteration: bfloat16
+    on CUDA,
+    float32 on the CPU, where bfloat16 is emulated.
+    Source: docs/mechanisms.md, "Training".
     """
 
     def __init__(
@@ -89,7 +104,7 @@ class Muon(torch.optim.Optimizer):
         iterations: int = 12,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        """Raises ValueError for a parameter of fewer than two dimensions."""
+        """Create the optimizer; raises ValueError for a parameter of fewer than two dimensions."""
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "iterations": iterations}
         self.dtype = dtype
         super().__init__(params, defaults)
@@ -100,7 +115,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
+        """Update every parameter that has a gradient; raises ValueError for a closure."""
         if closure is not None:
             raise ValueError("Muon takes no closure")
         for group in self.param_groups:
@@ -112,13 +127,14 @@ class Muon(torch.optim.Optimizer):
                 self._update(params, group)
 
     def _update(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
+        """Update parameters of one shape, which all have gradients, with the settings of their group, in place."""
         mu, weights = group["momentum"], list[Tensor](params)
         grads = [p.grad for p in params if p.grad is not None]
         for p in params:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         buffers = [self.state[p]["momentum_buffer"] for p in params]
-        # torch names these operations with an underscore; pyproject.toml bounds its version
+        # these operations are private to torch, so pyproject.toml bounds torch's version
         torch._foreach_lerp_(buffers, grads, 1 - mu)
         rows, cols = params[0].shape[-2:]
         updates = params[0].new_empty((len(params), *params[0].shape), dtype=norm_dtype(self.dtype))
@@ -126,7 +142,7 @@ class Muon(torch.optim.Optimizer):
         u = orthogonalise(updates.reshape(-1, rows, cols), group["iterations"], self.dtype).reshape(updates.shape)
         shrink, scale = 1 - group["lr"] * group["weight_decay"], group["lr"] * max(1.0, rows / cols) ** 0.5
         if isinstance(scale, Tensor):
-            # a rate that stands in memory can be a factor of a whole stack alone, with the same rounding as below
+            # a rate in device memory can only scale a whole stack; the rounding is the same as below
             stacked = torch.stack(weights).mul_(shrink).addcmul_(u, scale, value=-1)
             torch._foreach_copy_(weights, stacked.unbind())
         else:
@@ -136,18 +152,18 @@ class Muon(torch.optim.Optimizer):
 
 @without_compile_guard
 class AdamW(torch.optim.AdamW):
-    """torch's own, with a step that never builds a graph."""
+    """torch's AdamW with a step that never builds an autograd graph or imports the compiler."""
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
 def _iteration_dtype(config: TrainConfig) -> torch.dtype:
-    """The 16 bits that Muon iterates in."""
+    """Return the 16-bit type of Muon's iteration on CUDA: float16 with `precision: fp16`, else bfloat16."""
     return torch.float16 if config.precision == "fp16" else torch.bfloat16
 
 
 class Optimizers:
-    """Muon and AdamW, or with `optimizer: adamw` AdamW alone, over one model, driven by one learning-rate factor."""
+    """Optimizers of one model, driven by a single learning-rate factor: Muon and AdamW, or AdamW alone."""
 
     def __init__(
         self,
@@ -157,10 +173,14 @@ class Optimizers:
         *,
         rates_on_device: bool | None = None,
     ) -> None:
-        """`groups` is `Backbone.parameter_groups()`: muon, embedding, head, scalar.
+        """Assign the parameter groups to optimizers.
 
-        With `rates_on_device`, None: on CUDA, learning rates stand in the device's memory, where a captured `update` finds those
-        of each step.
+        Args:
+            groups: `Backbone.parameter_groups()`: muon, embedding, head, scalar.
+            config: training settings; with `optimizer: adamw` AdamW updates the matrices too.
+            device: device of the parameters.
+            rates_on_device: store learning rates in device memory, where a captured `update` reads those of each step;
+                None: on CUDA.
         """
 
         def params(name: str) -> list[nn.Parameter]:
@@ -172,7 +192,7 @@ class Optimizers:
             {"params": params("scalar"), "lr": config.scalar_lr},
         ]
         self.by_name: dict[str, torch.optim.Optimizer] = {}
-        """`muon`, of the matrices, unless AdamW has them; `adam`, of everything else."""
+        """Optimizers by name: `muon` for the matrices, unless AdamW has them, and `adam` for all other parameters."""
         if config.optimizer == "muon":
             self.by_name["muon"] = Muon(
                 params("muon"),
@@ -193,7 +213,7 @@ class Optimizers:
             **{"fused" if rates_on_device else _ADAM[device.type]: True},
         )
         self.scaling = LossScale(device) if config.precision == "fp16" else None
-        """Of the loss, with float16."""
+        """Loss scale with fp16; None otherwise."""
         self._base = [group["lr"] for group in self._groups()]
         self._factor = 1.0
         self._device_rates = _DeviceRates(self._base, device) if rates_on_device else None
@@ -204,24 +224,28 @@ class Optimizers:
         return [group for optimizer in self.by_name.values() for group in optimizer.param_groups]
 
     def scaled(self, objective: Tensor) -> Tensor:
-        """The loss to call backward on."""
+        """Return the objective to call backward on, multiplied by the loss scale if there is one."""
         return objective if self.scaling is None else self.scaling.scaled(objective)
 
     def clip(self, max_norm: float) -> Tensor:
-        """Brings the global gradient norm to `max_norm` at most; returns it as it was, 0 if loss scaling skips the step."""
+        """Scale all gradients in place so that their global norm is at most `max_norm`; undoes the loss scale first.
+
+        Returns:
+            The norm before clipping, a scalar on the device; 0 if loss scaling skips the step.
+        """
         if self.scaling is not None:
             self.scaling.unscale(self.parameters)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
         return norm if self.scaling is None else self.scaling.reported_norm(norm)
 
     def step(self, factor: float) -> None:
-        """One update with every learning rate times `factor`, unless loss scaling skips it; gradients are cleared."""
+        """Update parameters with learning rates times `factor`, unless loss scaling skips it; clear gradients."""
         self.set_factor(factor)
         self.update()
         self.zero_grad()
 
     def set_factor(self, factor: float) -> None:
-        """What `update` multiplies every learning rate by from now on."""
+        """Set the factor on every learning rate for the following updates."""
         self._factor = factor
         if self._device_rates is None:
             self._assign_rates()
@@ -229,9 +253,9 @@ class Optimizers:
             self._device_rates.factor.fill_(factor)
 
     def update(self) -> None:
-        """One update of every parameter, unless loss scaling skips it.
+        """Update every parameter with the current factor, unless loss scaling skips the step.
 
-        With rates in memory it is the same work at every step, and waits for nothing but whether to skip it.
+        With rates on the device the work is the same at every step; only loss scaling waits for the device.
         """
         if self.scaling is not None and not self.scaling.update_scale():
             return
@@ -241,12 +265,17 @@ class Optimizers:
             optimizer.step()
 
     def zero_grad(self) -> None:
-        """Drops every gradient."""
+        """Drop every gradient."""
         for optimizer in self.by_name.values():
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and numbers only, so that it loads with weights_only; the same wherever learning rates stand."""
+        """Return the state as tensors and numbers only, loadable with `weights_only`.
+
+        Keys: "muon" (if it exists), "adam" and, with loss scaling, "scaling". It does not depend on where learning
+        rates are
+        stored.
+        """
         state = {name: optimizer.state_dict() for name, optimizer in self.by_name.items()}
         groups = (group for name in self.by_name for group in state[name]["param_groups"])
         for group, base in zip(groups, self._base, strict=True):
@@ -256,21 +285,21 @@ class Optimizers:
         return state if self.scaling is None else state | {"scaling": self.scaling.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` gave."""
+        """Restore the state that `state_dict` returned, on this or another device."""
         if self.scaling is not None:
             self.scaling.load_state_dict(state["scaling"])
         for name, optimizer in self.by_name.items():
-            # a state from another device brings along how that one worked
+            # a state from another device contains that device's implementation flags
             groups = [
                 {**theirs, **{key: ours[key] for key in _IMPLEMENTATION_FLAGS if key in ours}}
                 for theirs, ours in zip(state[name]["param_groups"], optimizer.param_groups, strict=True)
             ]
             optimizer.load_state_dict({**state[name], "param_groups": groups})
-        # load_state_dict makes new group dictionaries and brings the last step's rate along
+        # load_state_dict creates new group dictionaries with the saved step's rates
         self._assign_rates()
 
     def _assign_rates(self) -> None:
-        """Every group's rate: the base times the factor as a number, or where it stands in memory."""
+        """Set every group's learning rate: base times factor as a number, or the tensor that holds it on the device."""
         if self._device_rates is None:
             for group, base in zip(self._groups(), self._base, strict=True):
                 group["lr"] = base * self._factor
@@ -280,21 +309,23 @@ class Optimizers:
             group["lr"] = (self._device_rates.exact if muon else self._device_rates.single)[index]
             if not muon:
                 group["capturable"] = True
-        # torch warns of updates that could be captured and are not; the attribute is private, pyproject.toml bounds its version
+        # silences torch's warning about capturable updates that are not captured; a private attribute, so
+        # pyproject.toml bounds torch's version
         self.by_name["adam"]._warned_capturable_if_run_uncaptured = True
 
 
 class _DeviceRates:
-    """The factor and every group's learning rate in the device's memory, in double precision and in single."""
+    """Learning-rate factor and every group's rate in device memory, in double and in single precision."""
 
     def __init__(self, base: list[float], device: torch.device) -> None:
+        """Allocate the factor (1) and the rates; `base` holds each group's learning rate at factor 1."""
         self._base = torch.tensor(base, dtype=torch.float64, device=device)
         self.factor = torch.ones((), dtype=torch.float64, device=device)
         self.exact = self._base.clone()
         self.single = self._base.float()
-        """AdamW's kernel reads no other type."""
+        """Rates in single precision, the only type that AdamW's kernel reads."""
 
     def refresh(self) -> None:
-        """The rates of the factor as it now stands."""
+        """Recompute every rate from the current factor."""
         torch.mul(self._base, self.factor, out=self.exact)
         self.single.copy_(self.exact)

@@ -1,4 +1,4 @@
-"""Learning-rate factor over a run."""
+"""Learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ import math
 
 
 def lr_factor(step: int, steps: int, *, constant: float = 0.3, decay: str = "cosine", warmup: int = 0) -> float:
-    """Factor on every learning rate at `step` (0-based) of `steps`.
+    """Return the factor on every learning rate at `step` (0-based) of `steps`, from 0 to 1.
 
-    docs/mechanisms.md, "Training": over the first `warmup` steps 1/warmup, 2/warmup, ... 1. Of the steps after them the
-    fraction `constant` has 1, and then the factor falls to 0, with x from 0 to 1 over that span: linear is 1 - x, cosine
-    half a period, wsd 1 - sqrt(x).
+    During warm-up it rises linearly: 1/warmup, 2/warmup, ... 1. Then it stays 1 for the fraction `constant` of the
+    other
+    steps, and falls to 0 over the rest.
+    Source: docs/mechanisms.md, "Training".
+
+    Args:
+        step: optimizer step.
+        steps: steps of the whole training.
+        constant: fraction of the steps after warm-up with factor 1.
+        decay: shape of the fall for x from 0 to 1: "linear" 1 - x, "cosine" half a period, "wsd" 1 - sqrt(x).
+        warmup: steps of warm-up.
     """
     if step < warmup:
         return (step + 1) / warmup

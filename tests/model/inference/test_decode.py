@@ -57,7 +57,7 @@ def small_page(model: Backbone, **options: Any) -> PagedDecoder:
 def shuffled(paged: PagedDecoder) -> PagedDecoder:
     """With pages and slots handed out in any order, and with junk where nothing was written yet."""
     book, draw = paged.book, random.Random(1)
-    slots = [book.open(1) for _ in range(book.room.slots)]
+    slots = [book.open(1) for _ in range(book.capacity.slots)]
     for slot in draw.sample(slots * 3, 3 * len(slots)):
         book.extend([slot], PAGE)
     for slot in draw.sample(slots, len(slots)):
@@ -116,7 +116,7 @@ def test_rows_that_only_fill_a_batch_up_change_no_text(awake: Awake) -> None:
     slots = [paged.begin(text)[0] for text in (one, two)]
     for text in (one, two):
         plain.begin(text)
-    dummy = paged.book.room.slots
+    dummy = paged.book.capacity.slots
     with torch.inference_mode():
         for state in paged.states:
             of_texts = [state] if isinstance(state, Tensor) else [*state.conv_tails, state.memory]

@@ -106,4 +106,4 @@ def test_lambda_knows_its_layer() -> None:
         for name in ("q1", "k1", "q2", "k2"):
             getattr(mixer, name).data.zero_()
         assert mixer.lambda_init == pytest.approx(FIRST[layer], rel=1e-15)
-        assert mixer.share().item() == pytest.approx(FIRST[layer], rel=1e-15)
+        assert mixer.lambda_value().item() == pytest.approx(FIRST[layer], rel=1e-15)

@@ -24,18 +24,18 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from atma_sweep.sweep.attempt.compile_lock import CompileLock
-turn = CompileLock(Path(sys.argv[1]), "kind")
-turn.wait(lambda: None)
+lock = CompileLock(Path(sys.argv[1]), "kind")
+lock.acquire(lambda: None)
 print("compiling", flush=True)
 sys.stdin.readline()
-turn.over()
+lock.mark_compiled()
 print("over", flush=True)
 sys.stdin.readline()
 """
 
 
 def holder(folder: Path) -> subprocess.Popen[str]:
-    """Another process, whose turn it is."""
+    """Start another process that holds the lock."""
     other = script(HOLDER, str(folder))
     assert line_of(other) == "compiling"
     return other
