@@ -173,11 +173,11 @@ def test_a_turn_of_compiling_ends_with_the_first_step_or_where_none_is_left(room
         def __init__(self) -> None:
             self.calls: list[tuple[str, int | None]] = []
 
-        def over(self) -> None:
-            self.calls.append(("over", ours.store.attempts(ours.cell.id)[-1].step))
+        def mark_compiled(self) -> None:
+            self.calls.append(("mark_compiled", ours.store.attempts(ours.cell.id)[-1].step))
 
-        def leave(self) -> None:
-            self.calls.append(("leave", ours.store.attempts(ours.cell.id)[-1].step))
+        def release(self) -> None:
+            self.calls.append(("release", ours.store.attempts(ours.cell.id)[-1].step))
 
     def run() -> list[tuple[str, int | None]]:
         job = ours.asked("train", ours.settings(), None)
@@ -189,9 +189,9 @@ def test_a_turn_of_compiling_ends_with_the_first_step_or_where_none_is_left(room
         return turn.calls
 
     # after the first step, once, however many follow
-    assert run() == [("over", 0)]
+    assert run() == [("mark_compiled", 0)]
     # the state of the last step is there, so nothing is compiled any more
-    assert run() == [("leave", STEPS)]
+    assert run() == [("release", STEPS)]
 
 
 def test_what_a_deleted_database_left_in_the_runs_folder_is_not_taken_up(room: Callable[..., Room]) -> None:
