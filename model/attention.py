@@ -23,9 +23,7 @@ from .registry import MEMORIES, MIXERS
 from .resolve import NO_MEMORY, memory_settings, mixer_settings
 
 LayerTensors = tuple[dict[str, Tensor], list[Tensor] | None, Any]
-"""Pools by name, Canon's convolution tails, and the memory's states: the contents of `LayerState` as plain containers.
-
-"""
+"""Contents of `LayerState` as plain containers: (pools by name, Canon's convolution tails, memory states)."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,13 @@ class Attention(nn.Module):
         return out_BTD, loss
 
     def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
-        """Return the output [B, T, D] of `forward`, computed about `chunk` tokens at a time; without distractors."""
+        """Return the output [B, T, D] of `forward`, computed about `chunk` tokens at a time; without distractors.
+
+        Args:
+            x_BTD: the normed residual stream.
+            window: number of most recent keys that a query sees, its own included; None: all earlier keys.
+            chunk: tokens to process at a time, over all rows.
+        """
         out_BTD, *qkv = self._evaluate_mixer(x_BTD, window, chunk)
         if self.memory is not None:
             out_BTD = out_BTD + self.memory.evaluate(x_BTD, *qkv, chunk=chunk)
@@ -115,6 +119,11 @@ class Attention(nn.Module):
 
     def _evaluate_mixer(self, x_BTD: Tensor, window: int | None, chunk: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Compute the layer's output without its memory, about `chunk` tokens at a time.
+
+        Args:
+            x_BTD: the normed residual stream.
+            window: number of most recent keys that a query sees, its own included; None: all earlier keys.
+            chunk: tokens to process at a time, over all rows.
 
         Returns:
             (output [B, T, D], q [B, T, H, X], k [B, T, J, X], v [B, T, J, X]); q, k, v as the mixer and the memory read
@@ -196,8 +205,7 @@ class Attention(nn.Module):
         """Return residual + the output of `step` at norm(x), [B, D], with norm and sum fused into the matrix products.
 
         Meant for batches so small that a product costs as much as reading its matrix. Needs `join` to have been called
-        and
-        matrices in x's type (`Backbone.join`). Updates the states in place.
+        and matrices in x's type (`Backbone.join`). Updates the states in place.
 
         Args:
             x_BD: residual stream of the new tokens, before the norm.
@@ -300,8 +308,7 @@ class Attention(nn.Module):
         """Concatenate the q, k and v weights into one matrix: a decoding step then needs one product instead of three.
 
         Values stay the same; the projections' weights become views of the new matrix, without gradients. Does the same
-        for
-        Canon's filters and calls `join` of the memory.
+        for Canon's filters and calls `join` of the memory.
         """
         self.fused_weights = fuse_weights([self.w_q, self.w_k, self.w_v])
         if self.canon is not None:

@@ -274,10 +274,8 @@ class Backbone(nn.Module):
         """Enable torch.compile for `features` without `chunk`: one graph per input shape, and one for its backward.
 
         Compilation happens at the first call per shape. Random numbers are drawn outside, and nothing in the graph
-        depends on
-        the step's number, data or learning rate, so it is compiled once. The first call raises CompileError if the
-        network
-        does not become a single graph, for example because a mixer reads values of its tensors.
+        depends on the step's number, data or learning rate, so it is compiled once. The first call raises CompileError
+        if the network does not become a single graph, for example because a mixer reads values of its tensors.
 
         Args:
             backend: backend of torch.compile.
@@ -302,6 +300,15 @@ class Backbone(nn.Module):
         positions_BT: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         """Run embedding, blocks and final norm on random tensors that are drawn already (see `RandomDraws`).
+
+        Args:
+            tokens_BT: int64 tokens.
+            window: number of most recent keys that a query sees, its own included; None: all earlier keys.
+            regularizer: regularizer function; None: no regularizer loss.
+            sketches_LKD: directions of its sketch.
+            distractors: distractor inputs [B, R, D] by layer; empty: no distractor loss.
+            dropout_masks: masks of a block's two branches by layer; empty: no dropout.
+            positions_BT: positions of the tokens; None without a position scheme.
 
         Returns:
             (hidden states [B, T, D], regularizer loss or None, distractor loss or None), the fields of `Features`.
@@ -333,7 +340,12 @@ class Backbone(nn.Module):
     def draw(self, auxiliary: AuxiliaryTerms, rows: int, length: int) -> RandomDraws:
         """Draw the random tensors that `features` needs for `rows` sequences of `length` tokens.
 
-        Each draw is a function of (seed, step, micro-batch, purpose) alone.
+        Each draw is a function of (seed, step, micro-batch, purpose) alone. They are placed on the network's device.
+
+        Args:
+            auxiliary: auxiliary losses to draw for, and the keys of the draws.
+            rows: sequences of the batch.
+            length: tokens per sequence.
 
         Raises:
             ValueError: a distractor loss that the network does not have.
@@ -381,15 +393,11 @@ class Backbone(nn.Module):
         About `chunk` tokens are processed at a time.
 
         Memory that grows with T: a few copies of the residual stream and, in a global layer, q, gate, k, v and the
-        mixer's
-        float32 copies of them. Example: the 370M network in bf16, one row of T = 65,536, chunk 8192. A copy then takes
-        0.13 GB, a float32 one 0.27 GB. Live tensors peak at 4.7 GB: weights 1.4, a polar layer's copies 1.7, three
-        tensors of
-        its scores 0.5 each (see `query_block`). With softmax attention the peak is 2.9 GB or less; with cope, the
-        largest, it
-        is 9.4 GB, because torch transforms the scores of pairs. The head of 8192 tokens takes 0.8 GB of logits and
-        three
-        times 1.6 GB in float32: 7.3 GB in all.
+        mixer's float32 copies of them. Example: the 370M network in bf16, one row of T = 65,536, chunk 8192. A copy
+        then takes 0.13 GB, a float32 one 0.27 GB. Live tensors peak at 4.7 GB: weights 1.4, a polar layer's copies 1.7,
+        three tensors of its scores 0.5 each (see `query_block`). With softmax attention the peak is 2.9 GB or less;
+        with cope, the largest, it is 9.4 GB, because torch transforms the scores of pairs. The head of 8192 tokens
+        takes 0.8 GB of logits and three times 1.6 GB in float32: 7.3 GB in all.
         """
         for block in self.blocks:
             x_BTD = block.evaluate(x_BTD, window=window, chunk=chunk)
@@ -463,9 +471,14 @@ class Backbone(nn.Module):
         return losses_N.view(targets_BT.shape)
 
     def total_loss(self, hidden_BTD: Tensor, targets_BT: Tensor, *, chunk: int = CHUNK) -> Tensor:
-        """Return the sum of `token_losses` as a scalar, for training.
+        """Return the sum over all tokens of the cross-entropy in nats, a scalar, for training.
 
         The gradient is computed together with the loss, so logits are neither stored nor computed twice.
+
+        Args:
+            hidden_BTD: hidden states from `features`.
+            targets_BT: int64, the token that should follow each position.
+            chunk: tokens whose logits exist at a time.
         """
         h_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
         return linear_cross_entropy_sum(h_ND, *self._head, targets_N, cap=self._cap, chunk=chunk)
@@ -523,8 +536,7 @@ class Backbone(nn.Module):
         """Return optimizer group -> list of (name, parameter); every parameter is in exactly one group.
 
         Keys: "muon" (matrices inside blocks, conv filters [C, 1, W] included), "embedding" (its matrix unless the head
-        shares
-        it, and those of positions), "head" (its matrix), "scalar" (parameters of fewer than two axes).
+        shares it, and those of positions), "head" (its matrix), "scalar" (parameters of fewer than two axes).
         Source: docs/mechanisms.md, "Backbone".
 
         Raises:
@@ -633,6 +645,11 @@ def _optimizer_group(name: str, parameter: nn.Parameter, config: ModelConfig) ->
 
     An embedding that is also the head's matrix belongs to "head", whose learning rate is the smaller one.
 
+    Args:
+        name: name of the parameter in the network.
+        parameter: the parameter.
+        config: network.
+
     Raises:
         RuntimeError: the parameter belongs to none.
     """
@@ -654,9 +671,18 @@ def _run_block(block: Block, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor 
 def _step_first(
     model: Backbone, tokens_B: Tensor, page_tables: PageTables, slots_B: Tensor, window: int | None
 ) -> tuple[Tensor, Tensor | None, DecodeStep]:
-    """Advance the page tables by one token per sequence and embed the tokens; see `StepFunctions.first`.
+    """Advance the page tables by one token per sequence and embed the tokens.
 
-    The second summand is None if the step uses fused products, else zeros.
+    Args:
+        model: network.
+        tokens_B: int64, the next token of each sequence.
+        page_tables: page tables and lengths; the lengths are incremented in place.
+        slots_B: int64, slot of each sequence.
+        window: number of most recent keys that a query sees; None: all.
+
+    Returns:
+        (stream [B, D], its second summand, description of the step). The second summand is None if the step uses fused
+        products, else zeros [B, D].
     """
     step = page_tables.advance(slots_B, window)
     positions_B1 = None if model.positions is None else step.positions[:, None]

@@ -118,10 +118,13 @@ class Mixer(Part):
         """Return FLOPs per token of `forward`, two per multiply-add, when a query sees `keys` keys on average.
 
         Counts matrix products only, without elementwise work and without the q, k, v and output projections around
-        every
-        mixer. None, the default, means unknown, and the network's MFU is then unknown too. Subclasses do not inherit
-        it:
-        a class that does not define the method itself counts as unknown.
+        every mixer. None, the default, means unknown, and the network's MFU is then unknown too. Subclasses do not
+        inherit it: a class that does not define the method itself counts as unknown.
+
+        Args:
+            model: network.
+            config: settings of the mixer.
+            keys: keys that a query sees on average.
         """
         return None
 
@@ -147,8 +150,7 @@ class Mixer(Part):
     """log_gates(k_BTJX=..., also x_BTD=... if `reads_input`) -> natural logarithm of each token's gate, for probes.
 
     A gate is the fraction that a token keeps of earlier ones. Shape [B, T, P], or [B, T, P, X] with one gate per
-    channel;
-    P heads have gates. None, the default: the mixer has no gates.
+    channel; P heads have gates. None, the default: the mixer has no gates.
     """
 
     step: Callable[..., MixerOutput] | None = None
@@ -165,9 +167,8 @@ class Mixer(Part):
     keep: Callable[..., dict[str, Tensor]] = _keys_and_values
     """keep(k_BTJX, v_BTJX, *, places_BT, before) -> name -> tensor [B, T, ...] to cache per token for `step`.
 
-    Also takes `x_BTD` if `reads_input`. `places_BT` are positions, int64, counted from 0. `before` is a `PreviousToken`
-    for
-    the token before the first one, None at a sequence's start. The default caches keys and values.
+    Also takes `x_BTD` if `reads_input`. `positions_BT` are positions, int64, counted from 0. `before` is a
+    `PreviousToken` for the token before the first one, None at a sequence's start. The default caches keys and values.
     """
 
     def distractor_loss(
@@ -194,7 +195,16 @@ class QueryBlockMixer(Mixer):
     def evaluate(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int, **inputs: Tensor
     ) -> MixerOutput:
-        """Return the output of `forward`, with as many queries scored at a time as memory for `chunk` tokens allows."""
+        """Return the output of `forward`, with as many queries scored at a time as memory for `chunk` tokens allows.
+
+        Args:
+            q_BTHX: queries.
+            k_BTJX: keys.
+            v_BTJX: values.
+            window: number of most recent keys that a query sees, its own included; None: all earlier keys.
+            chunk: tokens that the caller processes at a time; bounds the scores held in memory (`query_block`).
+            **inputs: `x_BTD` if the mixer reads the block's input.
+        """
         block = query_block(chunk, *q_BTHX.shape[:2])
         mixed: MixerOutput = self.forward(q_BTHX, k_BTJX, v_BTJX, window=window, block=block, **inputs)
         return mixed
@@ -304,8 +314,7 @@ class Position(Part):
         """Return the positions that `forward` takes, int64 [rows or 1, length], on the generator's device.
 
         All randomness belongs here, drawn from `generator`: a new draw per micro-batch in training, one fixed draw per
-        length in
-        evaluation. The default is 0, 1, 2, ...
+        length in evaluation. The default is 0, 1, 2, ...
         """
         return torch.arange(length, device=generator.device)[None]
 

@@ -194,8 +194,7 @@ class Block(nn.Module):
         """Advance the residual stream of one new token per sequence through this block; updates `states` in place.
 
         The stream is passed on as two summands, so that the next block fuses their sum into its norm. When the first
-        block
-        gets no second summand, every product fuses its norm and its sum (`Backbone.uses_fused_rows`) and none is
+        block gets no second summand, every product fuses its norm and its sum (`Backbone.uses_fused_rows`) and none is
         returned.
 
         Args:

@@ -36,8 +36,7 @@ def compile_full_graph(
     """Return `part` compiled as a single graph; compilation happens at its first call for each input shape.
 
     The returned function raises CompileError where `part` does not become one graph. With deterministic algorithms
-    enabled,
-    the compiler is set to choose its tiles deterministically, for the whole process.
+    enabled, the compiler is set to choose its tiles deterministically, for the whole process.
 
     Args:
         part: function or module to compile.

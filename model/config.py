@@ -120,8 +120,7 @@ def knob(default: Any, doc: str, *, identity: Any = ..., **limits: Any) -> Any:
     """Return a config field with its one-sentence description and its identity default.
 
     A cell's id leaves out fields that stand at their identity default. A field that is added later must therefore
-    declare
-    the value that every older cell implicitly had, and must never change it, even when `default` changes.
+    declare the value that every older cell implicitly had, and must never change it, even when `default` changes.
 
     Args:
         default: default value.

@@ -279,18 +279,19 @@ class PageAllocator:
         self._length[rows] = length
 
     def _reassign_pages(self, rows: Array, length: Array, first: Array, end: Array) -> None:
-        """Give sequences the pages of columns `first` (inclusive) to `end` (exclusive) and free those before `first`.
+        """Change which pages sequences have: reserve new ones and free those that a window has passed.
 
-        Updates the host's table and the device's.
+        A sequence's table row has a column per page; afterwards it has pages in columns `first` (inclusive) to `end`
+        (exclusive). Updates the host's table and the device's.
 
         Args:
-            rows: slots, each once.
-            length: lengths of their sequences in tokens, for the error message.
-            first: first column of each slot's table that needs a page.
-            end: column after the last one that needs a page.
+            rows: slots of the sequences, each once.
+            length: lengths of the sequences in tokens, for the error message.
+            first: first column of each slot that has a page.
+            end: column after the last one that has a page.
 
         Raises:
-            CacheFull: nothing has changed.
+            CacheFull: too few free pages, or a sequence needs more columns than there are; nothing has changed.
         """
         if (end > self._pages_per_text).any():
             got = length[np.argmax(end > self._pages_per_text)]

@@ -34,8 +34,7 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
     """Mapping from name to part of one kind: "module:attribute" for the package's own, the object itself for plugins'.
 
     Nothing is imported before `load` is called. A part of the network imports torch, so only code that plans, launches
-    or
-    runs cells may load one.
+    or runs cells may load one.
     """
 
     def __init__(self, kind: str, package: str, entries: Mapping[str, str], *, reserved: Iterable[str] = ()) -> None:
@@ -77,7 +76,6 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
         Raises:
             ValueError: the name is reserved, or (when decorating) belongs to another module's part.
         """
-
         if name in self._reserved:
             raise ValueError(f"no {self.kind} can be named {name!r}, which means something else; choose another name")
 

@@ -1,8 +1,7 @@
 """Regularizers of the residual stream: weak, discrete, strong and zipfian.
 
 Each takes the stream after every layer, L tensors [N, D] of any float type, and directions [L, K, D] drawn from N(0, 1)
-on
-their device. It returns one value per layer, [L], in float32 (float64 for float64). Layers share nothing; they are
+on their device. It returns one value per layer, [L], in float32 (float64 for float64). Layers share nothing; they are
 processed together so that a hundred small kernels become a few.
 
 Source: docs/mechanisms.md, "Regularizers".
@@ -30,12 +29,21 @@ def weak(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
     """Return ||cov(x Sᵀ) - I||_F per layer, [L], with S [K, D] ~ N(0, 1)/sqrt(D).
 
     For x ~ N(0, I) it tends to sqrt(K^2/D).
+
+    Args:
+        streams: residual stream after every layer, L tensors [N, D].
+        normal_LKD: directions of the sketch, drawn from N(0, 1).
     """
     return _off_identity(_sketched(streams, normal_LKD)[0])
 
 
 def discrete(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
-    """Return `weak` of sqrt(D) x / ||x|| per layer, [L]: only directions count. A zero row stays zero."""
+    """Return `weak` of sqrt(D) x / ||x|| per layer, [L]: only directions count. A zero row stays zero.
+
+    Args:
+        streams: residual stream after every layer, L tensors [N, D].
+        normal_LKD: directions of the sketch, drawn from N(0, 1).
+    """
     z_LNK, square_LN = _sketched(streams, normal_LKD, squares=True)
     is_nonzero_LN = square_LN > 0
     scale_LN = torch.where(
@@ -49,8 +57,11 @@ def strong(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
     """Return N times the squared distance of the characteristic functions of x A and of N(0, 1) per layer, [L].
 
     The columns of A are unit vectors along the directions. The squared distance is weighted by exp(-t^2 / 2),
-    integrated
-    over t in [-5, 5] by the trapezoid rule, and averaged over the K directions.
+    integrated over t in [-5, 5] by the trapezoid rule, and averaged over the K directions.
+
+    Args:
+        streams: residual stream after every layer, L tensors [N, D].
+        normal_LKD: directions of the sketch, drawn from N(0, 1).
     """
     a_LKD = normal_LKD.to(statistics_dtype(streams[0].dtype))
     a_LKD = a_LKD / (torch.linalg.vector_norm(a_LKD, dim=2, keepdim=True) + TINY)
@@ -74,8 +85,11 @@ def zipfian(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
     """Return two distances of the sketched stream z from Zipf's law, added up, per layer: [L].
 
     First, the Frobenius norm of the off-diagonal second moments of z / ||z||. Second, the Euclidean distance between
-    the
-    sorted lengths ||z||, divided by their sum, and 1/rank, divided by its sum.
+    the sorted lengths ||z||, divided by their sum, and 1/rank, divided by its sum.
+
+    Args:
+        streams: residual stream after every layer, L tensors [N, D].
+        normal_LKD: directions of the sketch, drawn from N(0, 1).
     """
     z_LNK = _centred(_sketched(streams, normal_LKD)[0])
     length_LN = torch.linalg.vector_norm(z_LNK, dim=2).clamp(min=TINY)
@@ -89,7 +103,15 @@ def zipfian(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
 
 
 def _projected(streams: Sequence[Tensor], s_LKD: Tensor, *, squares: bool = False) -> tuple[Tensor, Tensor]:
-    """Return x sᵀ of every layer, [L, N, K], and, if `squares`, ||x||^2, [L, N], in float32 (float64 for float64).
+    """Return (x sᵀ of every layer, ||x||^2 of every row) in float32 (float64 for float64).
+
+    Args:
+        streams: residual stream after every layer, L tensors [N, D].
+        s_LKD: directions.
+        squares: compute ||x||^2 too.
+
+    Returns:
+        ([L, N, K], [L, N]); the latter is empty, [L, 0], without `squares`.
 
     Raises:
         ValueError: a stream is no [N, D] with at least 2 rows.
@@ -118,7 +140,7 @@ def _off_identity(z_LNK: Tensor) -> Tensor:
 
 
 def _sorted(length_LN: Tensor) -> Tensor:
-    """Return each row of non-negative numbers in ascending order, [L, N]; gradients pass through the permutation."""
+    """Return each row of positive numbers in ascending order, [L, N]; gradients pass through the permutation."""
     if length_LN.dtype != torch.float32:
         return length_LN.sort(dim=1).values
     # one sort of all rows: positive floats sort like their bits, and the row's index fills the upper bits

@@ -180,8 +180,7 @@ class PagedDecoder:
         """Return the bytes that a step of `texts` sequences of `tokens` tokens must move at least.
 
         Weights and cached entries are read once; recurrent states and convolution tails are read and written. Memories
-        that
-        decode sequence by sequence are left out.
+        that decode sequence by sequence are left out.
         """
         weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
         table = self.model.embedding.weight

@@ -23,8 +23,7 @@ def write(
     """Yield up to `tokens` sampled tokens that continue a prompt; ends after yielding `stop`.
 
     The token at a position is a function of logits, seed and position alone. The sequence's slot in the decoder is
-    freed
-    at the end. The model must be in evaluation mode.
+    freed at the end. The model must be in evaluation mode.
 
     Args:
         model: network.
@@ -68,7 +67,13 @@ def check_sampling(temperature: float, top_p: float) -> None:
 def sample_token(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
     """Sample a token id from softmax(logits / temperature), restricted to the most probable tokens that reach `top_p`.
 
-    Computed in float64 on the CPU. Temperature 0 returns the most probable token without a random draw.
+    Computed in float64 on the CPU.
+
+    Args:
+        logits_V: logits of the next token.
+        temperature: 0 returns the most probable token without a random draw.
+        top_p: probability that the fewest, most probable tokens must reach together.
+        generator: random stream on the CPU.
     """
     logits_V = logits_V.double().cpu()
     if temperature == 0:

@@ -86,7 +86,17 @@ class DeltaMemory(Recurrent):
     def begin(
         self, x_1TD: Tensor, q_1THX: Tensor, k_1TJX: Tensor, v_1TJX: Tensor, states: Tensor, slot: int, *, chunk: int
     ) -> Tensor:
-        """Prefill: return the output [1, T, D] for a new sequence; store its final state in row `slot` of `states`."""
+        """Prefill: return the output [1, T, D] for a new sequence; store its final state in row `slot` of `states`.
+
+        Args:
+            x_1TD: the block's normed input, from the first token on.
+            q_1THX: the mixer's queries.
+            k_1TJX: the mixer's keys.
+            v_1TJX: the mixer's values.
+            states: from `open`, for all slots.
+            slot: slot of the sequence.
+            chunk: tokens processed at a time.
+        """
         out_1TD, state = self._run_chunks(x_1TD, q_1THX, k_1TJX, v_1TJX, state=None, chunk=chunk)
         states[slot] = state[0]
         return out_1TD
@@ -94,7 +104,16 @@ class DeltaMemory(Recurrent):
     def step(
         self, x_BD: Tensor, q_BHX: Tensor, k_BJX: Tensor, v_BJX: Tensor, states: Tensor, slots_B: Tensor
     ) -> Tensor:
-        """Return the output [B, D] for one new token of each sequence; updates rows `slots_B` of `states` in place."""
+        """Return the output [B, D] for one new token of each sequence; updates rows `slots_B` of `states` in place.
+
+        Args:
+            x_BD: the block's normed input.
+            q_BHX: the mixer's queries.
+            k_BJX: the mixer's keys.
+            v_BJX: the mixer's values.
+            states: from `open`, for all slots.
+            slots_B: slot of each sequence.
+        """
         projections = [*self.rate_projections(), self.gate]
         if self.fused_weights is None:
             *logits, gate_BC = (linear(x_BD) for linear in projections)
@@ -136,6 +155,13 @@ class _HeadGatedDelta(DeltaMemory):
         self, rates: DeltaRates, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Write a sequence into the state by the gated delta rule and read it back with the queries.
+
+        Args:
+            rates: from `read_rates`.
+            q_BTHX: queries.
+            k_BTJX: keys.
+            v_BTJX: values.
+            state: state before the first token; None at a sequence's start.
 
         Returns:
             (readout [B, T, H, X], the state after the last token).
@@ -252,6 +278,13 @@ class KDA(DeltaMemory):
         self, rates: DeltaRates, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Write a sequence into the state by the delta rule with channelwise decay and read it back with the queries.
+
+        Args:
+            rates: from `read_rates`.
+            q_BTHX: queries.
+            k_BTJX: keys.
+            v_BTJX: values.
+            state: state before the first token; None at a sequence's start.
 
         Returns:
             (readout [B, T, H, X], the state after the last token).

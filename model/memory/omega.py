@@ -90,7 +90,7 @@ class Omega(Recurrent):
 
     @classmethod
     def layers(cls, model: ModelConfig, config: OmegaConfig) -> list[tuple[int, int]]:
-        """Return (outputs, inputs) of each of the memory's matrices."""
+        """Return (outputs, inputs) of each matrix of the memory, per head: one for `matrix`, two for `mlp2`."""
         columns, size = cls.columns(model, config), model.head_dim
         if config.memory == "matrix":
             return [(size, columns)]
@@ -180,7 +180,14 @@ class Omega(Recurrent):
     def write(
         self, rates: Rates, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, state: State | None
     ) -> tuple[Tensor, State]:
-        """Update the memory with a sequence and read it with the queries; `state` None starts from the initial memory.
+        """Update the memory by gradient steps on a sequence's key-value pairs and read it with the queries.
+
+        Args:
+            rates: from `read_rates`.
+            q_BTHX: queries.
+            k_BTJX: keys.
+            v_BTJX: values.
+            state: state before the first token; None: the initial memory.
 
         Returns:
             (readout [B, T, H, X], the state after the last token).

@@ -38,8 +38,7 @@ class Recurrent(Memory):
         """Return the update rates of each token, computed from the block's input, as a named tuple.
 
         Its fields are tensors [B, T, H] or [B, T, H, X], or None for a missing rate. The first is the natural logarithm
-        of the
-        fraction of the state that is kept.
+        of the fraction of the state that is kept.
         """
         raise NotImplementedError(f"{type(self).__name__} reads no rates")
 
@@ -81,7 +80,15 @@ class Recurrent(Memory):
     def _run_chunks(
         self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, state: Any, chunk: int
     ) -> tuple[Tensor, Any]:
-        """Process sequences about `chunk` tokens at a time, starting from `state` (None: empty).
+        """Process sequences about `chunk` tokens at a time, with the state carried along.
+
+        Args:
+            x_BTD: the block's normed input.
+            q_BTHX: the mixer's queries.
+            k_BTJX: the mixer's keys.
+            v_BTJX: the mixer's values.
+            state: state before the first token; None at a sequence's start.
+            chunk: tokens to process at a time, over all rows.
 
         Returns:
             (output [B, T, D], the state after the last token).
@@ -130,7 +137,16 @@ class Recurrent(Memory):
     def step(self, x_BD: Tensor, q_BHX: Tensor, k_BJX: Tensor, v_BJX: Tensor, states: Any, slots_B: Tensor) -> Tensor:
         """Return the output [B, D] for one new token per sequence; sequences are processed one by one.
 
-        Tokens since the last complete chunk are recomputed. Padding rows stay 0. Updates `states` in place.
+        Tokens since the last complete chunk are recomputed. Padding rows stay 0. Updates `states` in place. Copies the
+        slots to the host.
+
+        Args:
+            x_BD: the block's normed input.
+            q_BHX: the mixer's queries.
+            k_BJX: the mixer's keys.
+            v_BJX: the mixer's values.
+            states: from `open`, for all slots.
+            slots_B: slot of each sequence.
         """
         out_BD = torch.zeros_like(x_BD)
         for row, slot in enumerate(slots_B.tolist()):

@@ -72,7 +72,7 @@ class ALiBi(QueryBlockMixer):
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
-        """Return the attention output [B, T, H, X].
+        """Return causal softmax attention with ALiBi's slope times distance subtracted, [B, T, H, X].
 
         Args:
             q_BTHX: queries.
@@ -88,7 +88,12 @@ class ALiBi(QueryBlockMixer):
         )
 
     def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
-        """Return the attention output [B, H, X] of one new token per sequence."""
+        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X].
+
+        Args:
+            q_BHX: queries of the new tokens.
+            cache: cached entries of all tokens, the new ones included.
+        """
         scores_BHS = row_scores(q_BHX, cache.gather("k"), self.config.scale)
         fade_BHS = -_slope_tensor(len(self.slopes), q_BHX.device) * cache.texts.distance[:, None]
         return row_attention(scores_BHS + fade_BHS.to(scores_BHS.dtype), cache.gather("v"), cache.seen).to(q_BHX.dtype)
@@ -150,7 +155,7 @@ class Rel(QueryBlockMixer):
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
-        """Return the attention output [B, T, H, X].
+        """Return causal softmax attention with the learned bias per head and distance, [B, T, H, X].
 
         Args:
             q_BTHX: queries.
@@ -165,7 +170,12 @@ class Rel(QueryBlockMixer):
         )
 
     def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
-        """Return the attention output [B, H, X] of one new token per sequence."""
+        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X].
+
+        Args:
+            q_BHX: queries of the new tokens.
+            cache: cached entries of all tokens, the new ones included.
+        """
         scores_BHS = row_scores(q_BHX, cache.gather("k"), self.config.scale)
         bias_HR = self.table.view(q_BHX.shape[1], -1)[:, self._buckets].to(scores_BHS.dtype)
         bias_HBS = bias_HR[:, cache.texts.distance.clamp(0, self.config.reach)]
@@ -233,7 +243,7 @@ class CoPE(QueryBlockMixer):
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
-        """Return the attention output [B, T, H, X].
+        """Return causal softmax attention with contextual position scores added, [B, T, H, X].
 
         Args:
             q_BTHX: queries.
@@ -248,7 +258,12 @@ class CoPE(QueryBlockMixer):
         )
 
     def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
-        """Return the attention output [B, H, X] of one new token per sequence."""
+        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X].
+
+        Args:
+            q_BHX: queries of the new tokens.
+            cache: cached entries of all tokens, the new ones included.
+        """
         scores_BHS, seen_BS = row_scores(q_BHX, cache.gather("k"), self.config.scale), cache.seen
         q_B1HX, scores_BH1S = q_BHX[:, None].to(scores_BHS.dtype), scores_BHS[:, :, None]
         bias_BH1S = position_scores(q_B1HX, scores_BH1S, seen_BS[:, None, None], self.vectors.to(scores_BHS.dtype))

@@ -35,8 +35,7 @@ class Diff(QueryBlockMixer):
     """Differential attention over pairs of heads.
 
     A pair's output is the first head's attention minus lambda times the second head's, both over the concatenated
-    values
-    of the two heads, then normed and scaled by 1 - lambda_init.
+    values of the two heads, then normed and scaled by 1 - lambda_init.
     """
 
     Config: ClassVar[type[Config]] = DiffConfig
@@ -77,10 +76,10 @@ class Diff(QueryBlockMixer):
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
-        """Return the attention output [B, T, H, X].
+        """Return the normed difference of the two attention maps of each pair of heads, [B, T, H, X].
 
         Args:
-            q_BTHX: queries; heads 2 i and 2 i + 1 are a pair.
+            q_BTHX: queries.
             k_BTJX: keys.
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
@@ -111,7 +110,12 @@ class Diff(QueryBlockMixer):
         return {"k": self._rotated(k_BTJX, places_BT), "v": v_BTJX}
 
     def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
-        """Return the attention output [B, H, X] of one new token per sequence."""
+        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X].
+
+        Args:
+            q_BHX: queries of the new tokens.
+            cache: cached entries of all tokens, the new ones included.
+        """
         q = self._rotated(q_BHX[:, None], cache.places[:, None])[:, 0]
 
         def read(which: int) -> Tensor:

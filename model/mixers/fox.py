@@ -50,7 +50,7 @@ class FoX(QueryBlockMixer):
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, x_BTD: Tensor,
         block: int | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return the attention output [B, T, H, X].
+        """Return causal softmax attention whose scores decay by forget gates, [B, T, H, X].
 
         Args:
             q_BTHX: queries.
@@ -71,7 +71,13 @@ class FoX(QueryBlockMixer):
         return {"k": k_BTJX, "v": v_BTJX, "fall": cumulative_log_gate(self.gate(x_BTD), before)}
 
     def step(self, q_BHX: Tensor, cache: KVView, x_BD: Tensor) -> Tensor:
-        """Return the attention output [B, H, X] of one new token per sequence."""
+        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X].
+
+        Args:
+            q_BHX: queries of the new tokens.
+            cache: cached entries of all tokens, the new ones included.
+            x_BD: the block's normed input at the new tokens.
+        """
         scores_BHS = row_scores(q_BHX, cache.gather("k"), self.config.scale)
         return decayed_attention(scores_BHS, cache).to(q_BHX.dtype)
 

@@ -20,10 +20,8 @@ class Gate(nn.Module):
     """Projection to log gates: logsigmoid(W x + b), in float32 (float64 for float64).
 
     W starts normal with standard deviation `std`, b at `offset`. b exists even in networks without biases, because it
-    sets
-    the gate's initial value. With groups, x is [B, T, groups * inputs], and each group is projected to its equal share
-    of
-    the outputs.
+    sets the gate's initial value. With groups, x is [B, T, groups * inputs], and each group is projected to its equal
+    share of the outputs.
     """
 
     def __init__(self, inputs: int, outputs: int, *, std: float, offset: float, groups: int = 1) -> None:

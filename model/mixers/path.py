@@ -75,7 +75,7 @@ class PaTH(QueryBlockMixer):
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, x_BTD: Tensor,
         block: int | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return the attention output [B, T, H, X].
+        """Return causal softmax attention with keys moved by the transitions of later tokens, [B, T, H, X].
 
         Args:
             q_BTHX: queries.

@@ -46,8 +46,7 @@ class Polar(QueryBlockMixer):
     """Polar attention: the direction and the magnitude of what a query reads are separate outputs.
 
     A learned null key takes the attention that no real key deserves. Output: the unit vector of the weighted values,
-    and a
-    projection of a magnitude that grows with the effective number of attended keys.
+    and a projection of a magnitude that grows with the effective number of attended keys.
     """
 
     Config: ClassVar[type[Config]] = PolarConfig
@@ -90,7 +89,15 @@ class Polar(QueryBlockMixer):
         return c_BTHX, self.mu_proj(mag_BTH.to(q_BTHX.dtype))
 
     def step(self, q_BHX: Tensor, cache: KVView) -> tuple[Tensor, Tensor]:
-        """Return (unit directions [B, H, X], projected magnitudes [B, D]) of one new token per sequence."""
+        """Return the two outputs of `forward` at one new token per sequence, from the cache.
+
+        Args:
+            q_BHX: queries of the new tokens.
+            cache: cached entries of all tokens, the new ones included.
+
+        Returns:
+            (unit directions [B, H, X], projected magnitudes [B, D]).
+        """
         scalars = (self.null_base, self.null_slope, self.len_gain, self.mag_beta, self.v_null)
         c_BHX, mag_BH = paged_polar(
             q_BHX, cache["k"], cache["v"], *scalars, cache.texts, window=cache.window, n_eff_floor=self.n_eff_floor
@@ -104,8 +111,7 @@ class Polar(QueryBlockMixer):
         """Return the mean total attention weight of the distractor keys against the null key (scalar).
 
         Uses the queries, the distractor keys and the number of all earlier keys, even with a window; other arguments
-        are
-        ignored.
+        are ignored.
         """
         return polar_distractor_loss(q_BTHX, k_r_BRJX, self.len_gain, self.null_base, self.null_slope)
 

@@ -72,11 +72,11 @@ class NoPE(QueryBlockMixer):
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
-        """Return the attention output [B, T, H, X].
+        """Return causal softmax attention of q and k with positions applied (NoPE: none), [B, T, H, X].
 
         Args:
-            q_BTHX: queries, without positions.
-            k_BTJX: keys, without positions.
+            q_BTHX: queries.
+            k_BTJX: keys.
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
             block: queries scored at a time; None: the default.
@@ -91,7 +91,12 @@ class NoPE(QueryBlockMixer):
         return {"k": self.apply_positions(k_BTJX, places_BT), "v": v_BTJX}
 
     def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
-        """Return the attention output [B, H, X] of one new token per sequence."""
+        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X].
+
+        Args:
+            q_BHX: queries of the new tokens.
+            cache: cached entries of all tokens, the new ones included.
+        """
         q = self.apply_positions(q_BHX[:, None], cache.places[:, None])[:, 0]
         return paged_softmax(q, cache["k"], cache["v"], cache.texts, scale=self.config.scale, window=cache.window)
 
@@ -169,6 +174,12 @@ class SSMax(NoPE):
         return self._scale_by_keys(q_BTHX, torch.arange(1, t + 1, device=q_BTHX.device).clamp(max=window or t))
 
     def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
+        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X].
+
+        Args:
+            q_BHX: queries of the new tokens.
+            cache: cached entries of all tokens, the new ones included.
+        """
         q = self._scale_by_keys(q_BHX, cache.texts.counts(cache.window).clamp(min=1))
         return paged_softmax(q, cache["k"], cache["v"], cache.texts, scale=self.config.scale, window=cache.window)
 

@@ -86,7 +86,7 @@ class TRA(QueryBlockMixer):
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, x_BTD: Tensor,
         block: int | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return the attention output [B, T, H, X].
+        """Return softmax attention over surviving keys, decayed by the number of survivors, [B, T, H, X].
 
         Args:
             q_BTHX: queries.
@@ -103,7 +103,13 @@ class TRA(QueryBlockMixer):
         )  # fmt: skip
 
     def step(self, q_BHX: Tensor, cache: KVView, x_BD: Tensor) -> Tensor:
-        """Return the attention output [B, H, X] of one new token per sequence."""
+        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X].
+
+        Args:
+            q_BHX: queries of the new tokens.
+            cache: cached entries of all tokens, the new ones included.
+            x_BD: the block's normed input at the new tokens.
+        """
         v, seen_BS = cache.gather("v"), cache.seen
         scores_BHS = row_scores(q_BHX, cache.gather("k"), self.config.scale)
         survives = (scores_BHS > 0) & seen_BS[:, None]

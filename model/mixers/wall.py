@@ -101,7 +101,7 @@ class Wall(QueryBlockMixer):
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, x_BTD: Tensor,
         block: int | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return the attention output [B, T, H, X].
+        """Return causal softmax attention whose scores decay per channel by gates, [B, T, H, X].
 
         Args:
             q_BTHX: queries.
@@ -128,7 +128,13 @@ class Wall(QueryBlockMixer):
         return {"k": self._rotated(k_BTJX, places_BT), "v": v_BTJX, "fall": fall_BTPX}
 
     def step(self, q_BHX: Tensor, cache: KVView, x_BD: Tensor) -> Tensor:
-        """Return the attention output [B, H, X] of one new token per sequence."""
+        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X].
+
+        Args:
+            q_BHX: queries of the new tokens.
+            cache: cached entries of all tokens, the new ones included.
+            x_BD: the block's normed input at the new tokens.
+        """
         q = self._rotated(q_BHX[:, None], cache.places[:, None])[:, 0]
         dtype, fall_BSPX, seen_BS = statistics_dtype(q.dtype), cache.gather("fall"), cache.seen
         current_B1PX = fall_BSPX.gather(1, cache.places.view(-1, 1, 1, 1).expand(-1, 1, *fall_BSPX.shape[2:]))

@@ -74,8 +74,12 @@ class AttemptRunner:
         """Run a probe at one length and record its results with its duration and peak memory, where these are known.
 
         Peak memory is what torch allocated on CUDA, weights included, and on the CPU the resident memory of the
-        process. If
-        memory runs out, a missing value with that reason is recorded instead.
+        process. If memory runs out, a missing value with that reason is recorded instead.
+
+        Args:
+            subject: model to measure.
+            name: name of the probe.
+            length: tokens of its texts; 0 for a probe without lengths.
         """
         probe = bound(name, subject.config)
         cuda = subject.device.type == "cuda"

@@ -64,8 +64,7 @@ class CellRunner(AttemptRunner):
         """Train or load the network, run the probes and store the weights; `began` is the start in monotonic seconds.
 
         Sets process-wide options of torch (threads, determinism, kernels, compile cache). Records provenance,
-        throughput,
-        corpus entropies and every result.
+        throughput, corpus entropies and every result.
 
         Raises:
             Stopped: a stop was requested; a training's state has been saved.

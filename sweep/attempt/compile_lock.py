@@ -43,8 +43,7 @@ class CompileLock:
     """File lock of the process that compiles one kind of network, shared through the folder of the compile cache.
 
     It is held from `acquire` until `mark_compiled` or `release`, or until the process ends in any way. Without a folder
-    in
-    which files can be locked, every process acquires it at once.
+    in which files can be locked, every process acquires it at once.
     """
 
     def __init__(self, folder: Path, key: str) -> None:
@@ -55,8 +54,7 @@ class CompileLock:
         """Wait until no other process compiles this graph, at most LOCK_TIMEOUT_S; return the seconds waited.
 
         Does not wait, and does not lock, if the graph has been compiled before. `meanwhile` is called ten times a
-        second while
-        waiting; what it raises releases the lock and is passed on.
+        second while waiting; what it raises releases the lock and is passed on.
         """
         began = time.monotonic()
         with contextlib.suppress(OSError):

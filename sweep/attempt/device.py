@@ -85,8 +85,7 @@ def use_shared_compile_cache(device: torch.device, *extra_hashes: str) -> None:
 
     Code lies in the user's cache folder, by versions and GPU; folders set in the environment take precedence. A cached
     graph is reused only with the same sources of this package and the same `extra_hashes`. The compiler needs them,
-    because it
-    identifies our operations by name alone.
+    because it identifies our operations by name alone.
 
     Args:
         device: CUDA device.

@@ -84,13 +84,13 @@ def judge(
     """Classify the end of a process whose attempt is still recorded as running.
 
     A stop on request, or any end after one: interrupted without a failure. A kill because of a hang, by the system for
-    lack of
-    memory, or by another signal: interrupted. Anything else: failed, with the last line of the log as the cause.
+    lack of memory, or by another signal: interrupted. Anything else: failed, with the last line of the log as the
+    cause.
 
     - `exit_code`: negative for a signal; may be NODE_LOST or OOM_KILLED.
     - `oom_killed`: the system has killed a process for lack of memory meanwhile.
     - `hung`: the supervisor killed the process because it made no progress.
-    - `asked`: the process was asked to stop before it ended.
+    - `config`: the process was asked to stop before it ended.
     """
     if exit_code == EXIT_STOPPED or exit_code == -signal.SIGTERM:
         return ExitVerdict("interrupted", "stopped before training began", None)

@@ -79,8 +79,7 @@ class LoadedModel:
             print("".join(trained.generate("def main(", tokens=64)))
 
         The prompt follows an end-of-text token, like a document in training. The same arguments give the same text on
-        the same
-        machine.
+        the same machine.
 
         Args:
             prompt: text to continue.

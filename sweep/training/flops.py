@@ -85,8 +85,7 @@ def forward_flops(config: ModelConfig, seq_len: int, *, counted: float = 1.0) ->
     """Return the forward FLOPs per token that are really computed, two per multiply-add.
 
     Counts matrix products only: causal or windowed attention on the global layers, no look-up of embeddings and
-    positions,
-    no elementwise work. None if the mixer or the memory does not report its FLOPs (`unknown` names it).
+    positions, no elementwise work. None if the mixer or the memory does not report its FLOPs (`unknown` names it).
     Source: docs/mechanisms.md, "Training".
 
     Args:

@@ -157,8 +157,7 @@ class Trainer:
         """Train from the current step to the last one, with validations and checkpoints as the hooks ask for them.
 
         A stop discards the step in progress; the checkpoint holds the state after the last complete one. A validation
-        that
-        raises Stopped is repeated by the attempt that resumes from the checkpoint.
+        that raises Stopped is repeated by the attempt that resumes from the checkpoint.
 
         Raises:
             Diverged: a loss or gradient norm is not finite.
@@ -261,10 +260,8 @@ class Trainer:
         """Run optimizer step `step` (0-based); return the batch's mean cross-entropy and the gradient norm.
 
         Both are scalars on the device. Returns None if the hooks asked to stop; then nothing has changed, because
-        random draws
-        depend on the step alone. On CUDA the call only queues work and does not wait for it, except in the step that
-        captures
-        graphs.
+        random draws depend on the step alone. On CUDA the call only queues work and does not wait for it, except in the
+        step that captures graphs.
         """
         step_batch = self._prefetcher.take(step)
         inputs, targets = step_batch.inputs, step_batch.targets
@@ -310,12 +307,9 @@ class Trainer:
         """Return (objective to differentiate, mean cross-entropy) of one micro-batch, scalars.
 
         The objective is (1 - alpha) CE + alpha regularizer + lambda distractor. With `loss_reduction: mean`, CE is per
-        token and
-        everything is averaged over micro-batches. With "sum", CE is summed over tokens and micro-batches, and auxiliary
-        terms
-        are added once per micro-batch. With marked targets, the mean is over those of the whole step, however they are
-        spread
-        over micro-batches.
+        token and everything is averaged over micro-batches. With "sum", CE is summed over tokens and micro-batches, and
+        auxiliary terms are added once per micro-batch. With marked targets, the mean is over those of the whole step,
+        however they are spread over micro-batches.
         Source: docs/mechanisms.md, "Regularizers" and "Training".
         """
         config = self.config

@@ -22,10 +22,8 @@ class LossScale:
     """Loss scale shared by all optimizers, which apply or skip a step together; the rules of torch's GradScaler.
 
     The loss is multiplied by the scale and gradients are divided by it. A gradient that is not finite skips the step
-    and
-    halves the scale; after 2,000 applied steps in a row the scale doubles. Only `update_scale` and reading the state
-    wait for
-    the device.
+    and halves the scale; after 2,000 applied steps in a row the scale doubles. Only `update_scale` and reading the
+    state wait for the device.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -87,8 +87,7 @@ class OptimizerSteps:
 
     With `capture` the first step runs eagerly over static memory; then the parts are captured, and replayed in every
     later step. If a part cannot be captured (it waits for the device, or batch shapes change), `refused` is called once
-    with
-    the reason, and steps go on eagerly over the same gradients with the same results.
+    with the reason, and steps go on eagerly over the same gradients with the same results.
     """
 
     def __init__(

@@ -24,8 +24,7 @@ def orthogonalise(matrices_NRC: Tensor, iterations: int = 12, dtype: torch.dtype
     """Return the approximate nearest semi-orthogonal matrix of each of N matrices, by Newton-Schulz iteration.
 
     X <- X / (|X|_F + 1e-7), then `iterations` times A = X X^T, X <- 2 X - 1.5 A X + 0.5 A^2 X. A zero matrix stays
-    zero. A
-    matrix of one row or column has one singular value, so the iteration is done on that number.
+    zero. A matrix of one row or column has one singular value, so the iteration is done on that number.
     Source: docs/mechanisms.md, "Training".
 
     Args:
@@ -85,11 +84,9 @@ def without_compile_guard(kind: type[OptimizerT]) -> type[OptimizerT]:
 class Muon(torch.optim.Optimizer):
     """Muon optimizer: momentum orthogonalised by Newton-Schulz, for parameters of two or more dimensions.
 
-    m <- mu m + (1 - mu) g; u = (1 - mu) g + mu m; u <- orthogonalise(u) sqrt(max(1, rows / cols));
-    p <- p (1 - lr wd) - lr u. A parameter [C, 1, k] is treated as C matrices of one row. Parameters of one shape are
-    updated
-    together. A group's lr may be a 0-dimensional tensor on the device. `dtype` is the type of the iteration: bfloat16
-    on CUDA,
+    m <- mu m + (1 - mu) g; u = (1 - mu) g + mu m; u <- orthogonalise(u) sqrt(max(1, rows / cols)); p <- p (1 - lr wd) -
+    lr u. A parameter [C, 1, k] is treated as C matrices of one row. Parameters of one shape are updated together. A
+    group's lr may be a 0-dimensional tensor on the device. `dtype` is the type of the iteration: bfloat16 on CUDA,
     float32 on the CPU, where bfloat16 is emulated.
     Source: docs/mechanisms.md, "Training".
     """
@@ -273,8 +270,7 @@ class Optimizers:
         """Return the state as tensors and numbers only, loadable with `weights_only`.
 
         Keys: "muon" (if it exists), "adam" and, with loss scaling, "scaling". It does not depend on where learning
-        rates are
-        stored.
+        rates are stored.
         """
         state = {name: optimizer.state_dict() for name, optimizer in self.by_name.items()}
         groups = (group for name in self.by_name for group in state[name]["param_groups"])

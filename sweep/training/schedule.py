@@ -9,8 +9,7 @@ def lr_factor(step: int, steps: int, *, constant: float = 0.3, decay: str = "cos
     """Return the factor on every learning rate at `step` (0-based) of `steps`, from 0 to 1.
 
     During warm-up it rises linearly: 1/warmup, 2/warmup, ... 1. Then it stays 1 for the fraction `constant` of the
-    other
-    steps, and falls to 0 over the rest.
+    other steps, and falls to 0 over the rest.
     Source: docs/mechanisms.md, "Training".
 
     Args:

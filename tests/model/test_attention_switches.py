@@ -37,17 +37,17 @@ def naive(attention: Attention, x: Tensor, *, normed: bool, gated: bool, canon: 
     def convolved(rows: list[Tensor], weight: Tensor) -> list[Tensor]:
         if not canon:
             return rows
-        found = []
+        rows = []
         for t, row in enumerate(rows):
             flat = row.flatten().clone()
             for j in range(4):
                 if t - 3 + j >= 0:
                     flat = flat + weight[:, 0, j] * rows[t - 3 + j].flatten()
-            found.append(flat.view_as(row))
-        return found
+            rows.append(flat.view_as(row))
+        return rows
 
     both = [linear(attention.w_q, row).view(heads, -1) for row in x]
-    q = convolved([norm(one[:, :size]) for one in both], attention.canon.q.weight if canon else x)
+    q = convolved([norm(head[:, :size]) for head in both], attention.canon.q.weight if canon else x)
     k = convolved(
         [norm(linear(attention.w_k, r).view(groups, size)) for r in x], attention.canon.k.weight if canon else x
     )
@@ -80,12 +80,12 @@ def test_attention_is_its_formula(awake: Awake, switches: dict[str, bool], canon
 @torch.no_grad()
 def test_distractor_keys_are_normed_where_the_real_ones_are(awake: Awake) -> None:
     x = torch.randn(2, 5, 24, dtype=torch.float64)
-    given: list[Tensor] = []
+    inputs: list[Tensor] = []
     for normed in (True, False):
         attention = awake(attn_type="nope", qk_norm=normed).blocks[2].mix
-        attention.mixer.distractor_loss = lambda q, k, v, k_r, v_r, y, *, window: given.append(k_r)
+        attention.mixer.distractor_loss = lambda q, k, v, k_r, v_r, y, *, window: inputs.append(k_r)
         attention(x, distractors_BRD=x)
-        k = given[-1]
+        k = inputs[-1]
         plain = functional.linear(x, attention.w_k.weight, attention.w_k.bias).view(2, 5, 2, 8)
         expected = functional.rms_norm(plain, (8,)) if normed else plain
         assert (k - expected).abs().max() <= 1e-12
@@ -128,12 +128,12 @@ def test_without_biases_is_with_biases_of_zero(
 def test_some_projections_may_go_without_bias_alone(
     awake: Awake, tokens: Tensor, switch: dict[str, bool], gone: set[str]
 ) -> None:
-    some, full = awake(**switch), awake(tie_head=switch.get("tie_head", False))
-    weights = dict(some.named_parameters())
+    switched, full = awake(**switch), awake(tie_head=switch.get("tie_head", False))
+    weights = dict(switched.named_parameters())
     assert {name for name, _ in full.named_parameters()} - set(weights) == gone
     for name, parameter in full.named_parameters():
         parameter.copy_(weights[name] if name in weights else torch.zeros_like(parameter))
-    assert (some(tokens) - full(tokens)).abs().max() <= 1e-12
+    assert (switched(tokens) - full(tokens)).abs().max() <= 1e-12
 
 
 @pytest.mark.parametrize("switches", COMBINATIONS, ids=str)

@@ -154,15 +154,15 @@ def test_a_parameter_without_a_group_is_an_error(small: Small) -> None:
 
 
 def test_networks_share_the_parameters_they_have_in_common(small: Small) -> None:
-    one = dict(build(small(attn_type="polar"), seed=3).named_parameters())
-    for other in (small(memory="gated_delta"), small(attn_type="nope"), small(attn_type="rope", window=True)):
-        two = dict(build(other, seed=3).named_parameters())
-        common = one.keys() & two.keys()
+    parameters = dict(build(small(attn_type="polar"), seed=3).named_parameters())
+    for variant in (small(memory="gated_delta"), small(attn_type="nope"), small(attn_type="rope", window=True)):
+        two = dict(build(variant, seed=3).named_parameters())
+        common = parameters.keys() & two.keys()
         assert len(common) > 30
-        assert all(torch.equal(one[name], two[name]) for name in common)
+        assert all(torch.equal(parameters[name], two[name]) for name in common)
     again = dict(build(small(), seed=4).named_parameters())
-    assert not torch.equal(one["blocks.0.mlp.fc.weight"], again["blocks.0.mlp.fc.weight"])
-    assert not torch.equal(one["blocks.0.mlp.fc.weight"], one["blocks.1.mlp.fc.weight"])
+    assert not torch.equal(parameters["blocks.0.mlp.fc.weight"], again["blocks.0.mlp.fc.weight"])
+    assert not torch.equal(parameters["blocks.0.mlp.fc.weight"], parameters["blocks.1.mlp.fc.weight"])
 
 
 def test_building_leaves_the_global_generator_alone(small: Small) -> None:
@@ -197,9 +197,9 @@ def test_switching_one_term_changes_no_other_draw(awake: Awake, tokens: Tensor, 
     assert torch.equal(both.regularizer, model.features(tokens, auxiliary=auxiliary(regularizer="weak")).regularizer)
     assert torch.equal(both.hidden_BTD, model.features(tokens).hidden_BTD)
     for change in ({"step": 4}, {"micro": 2}, {"seed": 1}):
-        other = model.features(tokens, auxiliary=auxiliary(regularizer="weak", distractor=True, **change))
-        assert other.regularizer != both.regularizer
-        assert other.distractor != both.distractor
+        changed = model.features(tokens, auxiliary=auxiliary(regularizer="weak", distractor=True, **change))
+        assert changed.regularizer != both.regularizer
+        assert changed.distractor != both.distractor
 
 
 def test_impossible_requests(small: Small, tokens: Tensor, auxiliary: Aux) -> None:

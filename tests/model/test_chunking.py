@@ -43,21 +43,21 @@ def test_hidden_states_are_the_same_in_any_pieces(
     model = awake(attn_type=attn_type, memory=memory, window=window, **changes)
     with torch.no_grad():
         for full in (False, True):
-            whole = model.features(rows, full_context=full).hidden_BTD
+            at_once = model.features(rows, full_context=full).hidden_BTD
             for chunk in (1, 3, 8, 20, 128):
                 pieces = model.features(rows, full_context=full, chunk=chunk).hidden_BTD
-                assert (pieces - whole).abs().max() <= 1e-12
-            assert torch.equal(model.features(rows, full_context=full, chunk=3 * T).hidden_BTD, whole)
+                assert (pieces - at_once).abs().max() <= 1e-12
+            assert torch.equal(model.features(rows, full_context=full, chunk=3 * T).hidden_BTD, at_once)
 
 
 def test_losses_are_the_same_in_any_pieces(awake: Awake, rows: Tensor) -> None:
     model = awake()
     with torch.no_grad():
         hidden = model.features(rows).hidden_BTD
-        whole = model.token_losses(hidden, rows)
-        assert whole.shape == (3, T)
+        at_once = model.token_losses(hidden, rows)
+        assert at_once.shape == (3, T)
         for chunk in (1, 7, 3 * T, 1000):
-            assert (model.token_losses(hidden, rows, chunk=chunk) - whole).abs().max() <= 1e-13
+            assert (model.token_losses(hidden, rows, chunk=chunk) - at_once).abs().max() <= 1e-13
 
 
 @pytest.mark.usefixtures("registries")
@@ -75,8 +75,8 @@ def test_a_mixer_without_its_own_evaluation_is_called_whole(awake: Awake, rows: 
     register_mixer("average")(Average)
     model = awake(attn_type="average")
     with torch.no_grad():
-        whole = model.features(rows).hidden_BTD
-        assert (model.features(rows, chunk=4).hidden_BTD - whole).abs().max() <= 1e-12
+        at_once = model.features(rows).hidden_BTD
+        assert (model.features(rows, chunk=4).hidden_BTD - at_once).abs().max() <= 1e-12
     assert lengths == [T, T]
 
 
@@ -103,10 +103,10 @@ def test_bfloat16_stays_bfloat16() -> None:
     (1, 10, 3, 1), (2, 10, 7, 1), (5, 10, 3, 1), (1, 10, 3, 4), (3, 130, 200, 64), (1, 10, 100, 64), (1, 1, 1, 1),
 ])  # fmt: skip
 def test_spans_cover_the_length_once(rows: int, length: int, chunk: int, multiple: int) -> None:
-    found = list(chunk_bounds(rows, length, chunk, multiple))
-    assert [token for start, stop in found for token in range(start, stop)] == list(range(length))
-    assert all((stop - start) % multiple == 0 for start, stop in found[:-1])
-    assert max(stop - start for start, stop in found) <= max(1, chunk // rows) + multiple - 1
+    bounds = list(chunk_bounds(rows, length, chunk, multiple))
+    assert [token for start, stop in bounds for token in range(start, stop)] == list(range(length))
+    assert all((stop - start) % multiple == 0 for start, stop in bounds[:-1])
+    assert max(stop - start for start, stop in bounds) <= max(1, chunk // rows) + multiple - 1
 
 
 @pytest.mark.parametrize("halo", [0, 1, 4])
@@ -140,16 +140,16 @@ class Live(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.live = self.peak = 0
-        self.known = WeakIdKeyDictionary()
+        self.seen = WeakIdKeyDictionary()
 
     def _forget(self, size: int) -> None:
         self.live -= size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for made in tree_leaves(out):
-            if isinstance(made, Tensor) and (storage := made.untyped_storage()) not in self.known:
-                self.known[storage] = True
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor) and (storage := leaf.untyped_storage()) not in self.seen:
+                self.seen[storage] = True
                 self.live += storage.nbytes()
                 weakref.finalize(storage, self._forget, storage.nbytes())
         self.peak = max(self.peak, self.live)
@@ -171,10 +171,10 @@ def test_65536_tokens_of_the_370m_network_take_less_than_20_gb(
     layers run, the last with attention, because the others would take the same memory again.
     """
     with torch.device("meta"):
-        whole = Backbone(ModelConfig(attn_type=attn_type, memory=memory), dtype=torch.bfloat16)
-        model = Backbone(whole.config.model_copy(update={"n_layers": 3}), dtype=torch.bfloat16)
+        network = Backbone(ModelConfig(attn_type=attn_type, memory=memory), dtype=torch.bfloat16)
+        model = Backbone(network.config.model_copy(update={"n_layers": 3}), dtype=torch.bfloat16)
         tokens = torch.zeros(1, 65_536, dtype=torch.int64)
-    weights = sum(parameter.nbytes for parameter in whole.parameters())
+    weights = sum(parameter.nbytes for parameter in network.parameters())
     assert 1.3e9 < weights < 1.5e9
     with torch.device("meta"), torch.no_grad(), Live() as watch:
         hidden = model.features(tokens, chunk=8192).hidden_BTD

@@ -21,14 +21,14 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 SMALL = {"d_model": 32, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "vocab_size": 61, "window_size": 8}
-ONE_OF_EACH = {"n_layers": 2, "attn_every": 2, "attn_offset": 1}
+TWO_BLOCKS = {"n_layers": 2, "attn_every": 2, "attn_offset": 1}
 """A local layer and a global one."""
 TOKENS = torch.randint(61, (2, 20), generator=torch.Generator().manual_seed(3))
-BESIDE = "polar", "nope", "rope"
+WITH_MEMORY = "polar", "nope", "rope"
 """Mixers beside which each regularizer is compiled: it reads the stream after a block, whatever the mixer."""
-LEVELS = BESIDE, EVERY_MEMORY, (False, True), (False, True)
+LEVELS = WITH_MEMORY, EVERY_MEMORY, (False, True), (False, True)
 """attn_type, memory, window, distractor"""
-OTHERS = sorted(REGULARIZERS)
+REGULARIZER_NAMES = sorted(REGULARIZERS)
 
 
 @pytest.fixture(autouse=True)
@@ -59,21 +59,21 @@ def numbers(model: Backbone, terms: AuxiliaryTerms | None, tokens: Tensor = TOKE
     """Everything that a training step makes: features, terms, loss and every gradient."""
     model.zero_grad()
     features = model.features(tokens[:, :-1], auxiliary=terms)
-    found = {"hidden": features.hidden_BTD, "loss": model.total_loss(features.hidden_BTD, tokens[:, 1:])}
+    results = {"hidden": features.hidden_BTD, "loss": model.total_loss(features.hidden_BTD, tokens[:, 1:])}
     for name, value in (("regularizer", features.regularizer), ("distractor", features.distractor)):
         if value is not None:
-            found[name] = value
-    sum(value for name, value in found.items() if name != "hidden").backward()
+            results[name] = value
+    sum(value for name, value in results.items() if name != "hidden").backward()
     grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return {name: value.detach().clone() for name, value in (found | grads).items()}
+    return {name: value.detach().clone() for name, value in (results | grads).items()}
 
 
-def differ(one: dict[str, Tensor], two: dict[str, Tensor]) -> float:
+def differ(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
     """Largest difference, relative to the largest entry of a tensor, at least 1e-3."""
-    assert one.keys() == two.keys()
+    assert first.keys() == second.keys()
     return max(
         float((a - b).abs().max() / b.abs().max().clamp(min=1e-3))
-        for a, b in zip(one.values(), two.values(), strict=True)
+        for a, b in zip(first.values(), second.values(), strict=True)
     )
 
 
@@ -93,30 +93,30 @@ def combinations() -> list[tuple[str, str, bool, bool, str]]:
         losses = (False, True) if has_distractor(mixer) else (False,)
         plain += [(mixer, memory, window, loss, "baseline") for window, loss in product((False, True), losses)]
     turns = max(len(level) for level in LEVELS)
-    for turn, (place, regularizer) in product(range(turns), enumerate(OTHERS)):
-        attn_type = BESIDE[(turn + place) % len(BESIDE)]
+    for turn, (index, regularizer) in product(range(turns), enumerate(REGULARIZER_NAMES)):
+        attn_type = WITH_MEMORY[(turn + index) % len(WITH_MEMORY)]
         memory = EVERY_MEMORY[turn % len(EVERY_MEMORY)]
-        dealt.append((attn_type, memory, (turn + place) % 2 == 0, (turn + place // 2) % 2 == 0, regularizer))
+        dealt.append((attn_type, memory, (turn + index) % 2 == 0, (turn + index // 2) % 2 == 0, regularizer))
     return plain + dealt
 
 
 def test_regularizers_meet_every_level() -> None:
-    dealt = [one for one in combinations() if one[4] != "baseline"]
+    dealt = [row for row in combinations() if row[4] != "baseline"]
     for position, levels in enumerate(LEVELS):
-        assert {(one[position], one[4]) for one in dealt} == set(product(levels, OTHERS))
+        assert {(row[position], row[4]) for row in dealt} == set(product(levels, REGULARIZER_NAMES))
 
 
 @pytest.mark.parametrize(
     ("attn_type", "memory", "window", "distractor", "regularizer"),
     shared_out(
         [*combinations()[::2], *long_form(*combinations()[1::2])],
-        lambda one: one[2] and one[3] and one[1] in ("none", "gated_delta") and one[0] == "polar",
+        lambda row: row[2] and row[3] and row[1] in ("none", "gated_delta") and row[0] == "polar",
     ),
 )
 def test_one_graph_gives_the_eager_numbers(
     attn_type: str, memory: str, window: bool, distractor: bool, regularizer: str, wake: Callable[[Backbone], None]
 ) -> None:
-    model = network(wake, attn_type=attn_type, memory=memory, window=window, **ONE_OF_EACH)
+    model = network(wake, attn_type=attn_type, memory=memory, window=window, **TWO_BLOCKS)
     terms = auxiliary(regularizer, distractor)
     eager = numbers(model, terms)
     assert ("distractor" in eager, "regularizer" in eager) == (distractor, regularizer != "baseline")
@@ -126,7 +126,7 @@ def test_one_graph_gives_the_eager_numbers(
 
 
 def test_one_graph_with_products_in_eight_bits(wake: Callable[[Backbone], None]) -> None:
-    model = network(wake, attn_type="polar", memory="gated_delta", **ONE_OF_EACH)
+    model = network(wake, attn_type="polar", memory="gated_delta", **TWO_BLOCKS)
     terms = auxiliary("weak", True)
     plain = numbers(model, terms)
     model.use_fp8()
@@ -141,21 +141,21 @@ def test_one_graph_with_products_in_eight_bits(wake: Callable[[Backbone], None])
 def test_no_kernel_sums_rows_and_columns_at_once_beside_eight_bits(
     fp8: bool, regional: bool, wake: Callable[[Backbone], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[Any] = []
+    options: list[Any] = []
 
     def compiled(part: Any, *, options: Any, **_: Any) -> Any:
-        given.append(options)
+        options.append(options)
         return part
 
     monkeypatch.setattr(torch, "compile", compiled)
-    model = network(wake, attn_type="polar", memory="none", **ONE_OF_EACH)
+    model = network(wake, attn_type="polar", memory="none", **TWO_BLOCKS)
     if fp8:
         model.use_fp8()
         assert "casts" in model.kernel_paths()
     model.compile_blocks(regional=regional)
     # the compiler's own name for it: if it has another one some day, this says so
     assert MIX_ORDER_FLAG in importlib.import_module("torch._inductor").list_options()
-    assert given == [{MIX_ORDER_FLAG: False} if fp8 else None] * (2 if regional else 1)
+    assert options == [{MIX_ORDER_FLAG: False} if fp8 else None] * (2 if regional else 1)
 
 
 @pytest.mark.thorough
@@ -164,7 +164,7 @@ def test_one_graph_with_every_switch_of_the_surround(wake: Callable[[Backbone], 
     model = network(
         wake, attn_type="polar", logit_cap=None, mlp="swiglu", mlp_ratio=2, residual="normed", dropout=0.25, tie_head=True,
         qk_norm=False, output_gate=False, bias=False, positions="label", position_settings={"label": {"length": 30}},
-        **ONE_OF_EACH,
+        **TWO_BLOCKS,
     )  # fmt: skip
     steps = [auxiliary("weak", True, step=step) for step in (3, 4)]
     eager = [numbers(model, terms) for terms in steps]
@@ -179,14 +179,14 @@ def test_one_graph_with_every_switch_of_the_surround(wake: Callable[[Backbone], 
 def test_one_graph_for_other_requests(terms: str | None, wake: Callable[[Backbone], None]) -> None:
     """Evaluation without auxiliary terms, and a number of distractors that is not the length."""
     model = network(wake, attn_type="polar", window=True)
-    asked = None if terms is None else AuxiliaryTerms("baseline", 5, True, 7, 0, 0, 0)
-    eager = numbers(model, asked)
+    auxiliary_terms = None if terms is None else AuxiliaryTerms("baseline", 5, True, 7, 0, 0, 0)
+    eager = numbers(model, auxiliary_terms)
     model.compile_blocks("eager")
-    assert differ(numbers(model, asked), eager) <= 1e-6
+    assert differ(numbers(model, auxiliary_terms), eager) <= 1e-6
     with torch.no_grad():
-        whole = model.features(TOKENS, full_context=True).hidden_BTD
+        at_once = model.features(TOKENS, full_context=True).hidden_BTD
         chunked = model.features(TOKENS, full_context=True, chunk=7).hidden_BTD
-    assert (whole - chunked).abs().max() <= 1e-5
+    assert (at_once - chunked).abs().max() <= 1e-5
 
 
 @only_long
@@ -222,11 +222,11 @@ def test_compiled_once(wake: Callable[[Backbone], None]) -> None:
     numbers(model, first)
     with torch.compiler.set_stance("fail_on_recompile"):
         for index, step in enumerate((3, 4)):
-            found = numbers(model, auxiliary("weak", True, step=step), TOKENS.flip(0))
-            assert differ(found, eager[index]) <= 1e-5
+            results = numbers(model, auxiliary("weak", True, step=step), TOKENS.flip(0))
+            assert differ(results, eager[index]) <= 1e-5
         for change in ({"seed": 5}, {"micro": 0}, {"step": 1000}):
-            found = numbers(model, auxiliary("weak", True, **change))
-            assert not torch.equal(found["regularizer"], eager[0]["regularizer"])
+            results = numbers(model, auxiliary("weak", True, **change))
+            assert not torch.equal(results["regularizer"], eager[0]["regularizer"])
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
         losses = []
         for lr in (0.1, 0.05, 0.0):
@@ -247,8 +247,8 @@ def test_draws_of_a_step_are_those_of_the_eager_network(wake: Callable[[Backbone
     compiled, eager = (network(wake, attn_type="nope") for _ in range(2))
     compiled.compile_blocks("eager")
     for step in (7, 2):
-        one, two = (numbers(model, auxiliary("strong", True, step=step)) for model in (compiled, eager))
-        assert differ(one, two) <= 1e-6
+        first, second = (numbers(model, auxiliary("strong", True, step=step)) for model in (compiled, eager))
+        assert differ(first, second) <= 1e-6
 
 
 # --- on a GPU -----------------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def test_a_hundred_steps_with_kernels_and_compiler_follow_plain_torch(
             validate_every=100, watcher=Quiet(),  # type: ignore[arg-type]
         )  # fmt: skip
         done = [trainer.advance(step) for step in range(config.steps)]
-        return [float(one[0]) for one in done if one is not None], model.kernel_paths()
+        return [float(result[0]) for result in done if result is not None], model.kernel_paths()
 
     try:
         (fast, paths), (plain, plain_paths) = curve(False), curve(True)
@@ -359,7 +359,7 @@ def test_a_graph_for_each_kind_of_block_gives_the_eager_numbers(
 
 
 def test_a_block_that_cannot_be_compiled_alone_is_said(wake: Callable[[Backbone], None]) -> None:
-    model = network(wake, attn_type="nope", **ONE_OF_EACH)
+    model = network(wake, attn_type="nope", **TWO_BLOCKS)
     mlp = model.blocks[0].mlp
     forward = mlp.forward
     mlp.forward = lambda x: forward(x) if x.sum().item() < 1e30 else x  # type: ignore[method-assign]

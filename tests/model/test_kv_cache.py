@@ -47,21 +47,21 @@ def test_pages_are_those_that_a_text_needs(window: int | None) -> None:
                 ours.free(slot)
                 del lengths[slot]
             elif lengths:
-                some = draw.sample(sorted(lengths), draw.randrange(1, len(lengths) + 1))
-                ours.extend([*some, ours.padding_slot], window=window)
-                ours.page_tables.advance(ours.rows(some, 8), window)
-                lengths |= {slot: lengths[slot] + 1 for slot in some}
+                slots = draw.sample(sorted(lengths), draw.randrange(1, len(lengths) + 1))
+                ours.extend([*slots, ours.padding_slot], window=window)
+                ours.page_tables.advance(ours.rows(slots, 8), window)
+                lengths |= {slot: lengths[slot] + 1 for slot in slots}
         except CacheFull:
             refused += 1
             assert {slot: ours.pages(slot).tolist() for slot in before} == before
-        taken = []
+        used_pages = []
         for slot, length in lengths.items():
             row = ours.pages(slot).tolist()
             first = 0 if window is None else max(0, length - max(window, 2)) // PAGE
             assert [at for at, page in enumerate(row) if page != DUMMY] == [*range(first, -(-length // PAGE))]
             assert ours.length(slot) == length == int(ours.page_tables.lengths_R[slot])
-            taken += [page for page in row if page != DUMMY]
-        assert len(taken) == len(set(taken)) == ours.num_used_pages
+            used_pages += [page for page in row if page != DUMMY]
+        assert len(used_pages) == len(set(used_pages)) == ours.num_used_pages
         assert sum(ours.page_tables.lengths_R.tolist()) == sum(lengths.values())
         assert ours.pages(ours.padding_slot).tolist() == [DUMMY] * MOST
     assert refused > 5
@@ -92,17 +92,17 @@ def test_a_text_goes_back_to_its_first_tokens_and_keeps_its_pages() -> None:
 def test_a_step_of_the_same_texts_tells_the_device_nothing_but_new_pages() -> None:
     ours = book(pages=31)
     slots = [ours.open(length) for length in (1, 2, 4)]
-    told = []
+    copies = []
     for turn in range(8):
         with Counted() as counted:
             ours.extend(slots)
             ours.rows(slots, 4)
-        told.append(len(counted.ops))
+        copies.append(len(counted.ops))
         ours.page_tables.advance(ours.rows(slots, 4), None)
         if turn == 0:
             assert any("copy" in op for op in counted.ops), "the slots, once"
     # lengths 1, 2 and 4 before: the third crosses at turns 0 and 4, the second at 2 and 6, the first at 3 and 7
-    assert [turn for turn, ops in enumerate(told) if ops] == [0, 2, 3, 4, 6, 7]
+    assert [turn for turn, ops in enumerate(copies) if ops] == [0, 2, 3, 4, 6, 7]
     with Counted() as counted:
         ours.rows(slots[::-1], 4)
     assert any("copy" in op for op in counted.ops)

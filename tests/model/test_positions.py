@@ -36,10 +36,10 @@ def draw(seed: int) -> torch.Generator:
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_every_scheme_moves_the_stream_and_keeps_its_type(small: Small, tokens: Tensor, name: str) -> None:
-    one, other = (build(small(positions=word), seed=0, dtype=torch.bfloat16) for word in (name, "none"))
-    found = one.features(tokens).hidden_BTD
-    assert found.dtype == torch.bfloat16
-    assert not torch.equal(found, other.features(tokens).hidden_BTD)
+    positioned, plain = (build(small(positions=word), seed=0, dtype=torch.bfloat16) for word in (name, "none"))
+    hidden = positioned.features(tokens).hidden_BTD
+    assert hidden.dtype == torch.bfloat16
+    assert not torch.equal(hidden, plain.features(tokens).hidden_BTD)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -48,8 +48,8 @@ def test_a_table_of_zeros_is_no_table(awake: Awake, tokens: Tensor, auxiliary: A
     with torch.no_grad():
         model.positions.table.weight.zero_()
     for terms in (None, auxiliary()):
-        found = [one.features(tokens, auxiliary=terms).hidden_BTD for one in (model, plain)]
-        assert torch.equal(*found)
+        hidden = [network.features(tokens, auxiliary=terms).hidden_BTD for network in (model, plain)]
+        assert torch.equal(*hidden)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -58,15 +58,15 @@ def test_the_first_block_reads_embedding_plus_place(awake: Awake, tokens: Tensor
     seen: list[Tensor] = []
     model.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     model.features(tokens, auxiliary=auxiliary())
-    places = model.draw(auxiliary(), *tokens.shape).positions_BT
+    positions = model.draw(auxiliary(), *tokens.shape).positions_BT
     table, embedding = model.positions.table.weight, model.embedding.weight
     expected = torch.stack([
-        torch.stack([embedding[token] + table[place] for token, place in zip(row, at, strict=True)])
-        for row, at in zip(tokens, places.expand(len(tokens), -1), strict=True)
+        torch.stack([embedding[token] + table[position] for token, position in zip(row, at, strict=True)])
+        for row, at in zip(tokens, positions.expand(len(tokens), -1), strict=True)
     ])  # fmt: skip
     assert torch.equal(seen[0], expected)
     if name == "ape":
-        assert places.tolist() == [list(range(12))]
+        assert positions.tolist() == [list(range(12))]
 
 
 def test_rows_beyond_the_text_get_no_gradient(awake: Awake, tokens: Tensor, auxiliary: Aux) -> None:
@@ -83,29 +83,29 @@ def test_moving_tokens_with_their_places_moves_the_output(awake: Awake) -> None:
     tokens = torch.randint(0, 37, (1, 9), generator=torch.Generator().manual_seed(1))
     order = torch.randperm(9, generator=torch.Generator().manual_seed(2))
     streams: list[Tensor] = []
-    model.blocks[0].register_forward_pre_hook(lambda _, given: streams.append(given[0]))
-    for some in (torch.arange(9), order):
-        model.features(tokens[:, some], auxiliary=RandomDraws(positions_BT=some[None]))
+    model.blocks[0].register_forward_pre_hook(lambda _, inputs: streams.append(inputs[0]))
+    for permutation in (torch.arange(9), order):
+        model.features(tokens[:, permutation], auxiliary=RandomDraws(positions_BT=permutation[None]))
     assert torch.equal(streams[1], streams[0][:, order])
 
 
 def test_labels_rise_and_are_all_equally_likely(small: Small) -> None:
     rows, length, table = 20_000, 7, 20
-    places = build(small(**of("label", table)), seed=0).positions.places(rows, length, draw(0))
-    assert places.shape == (rows, length)
-    assert (places.diff(dim=1) > 0).all()
-    assert (places.min(), places.max()) == (0, table - 1)
-    share = torch.bincount(places.flatten(), minlength=table).double() / rows
+    positions = build(small(**of("label", table)), seed=0).positions.places(rows, length, draw(0))
+    assert positions.shape == (rows, length)
+    assert (positions.diff(dim=1) > 0).all()
+    assert (positions.min(), positions.max()) == (0, table - 1)
+    share = torch.bincount(positions.flatten(), minlength=table).double() / rows
     p = length / table
     assert (share - p).abs().max() < 4.5 * math.sqrt(p * (1 - p) / rows)
     # pairs as well: 7 of 20 without replacement
-    both = ((places == 3).any(1) & (places == 11).any(1)).double().mean()
+    both = ((positions == 3).any(1) & (positions == 11).any(1)).double().mean()
     assert abs(both - 7 * 6 / (20 * 19)) < 4.5 * math.sqrt(0.11 * 0.89 / rows)
 
 
 def test_labels_of_a_table_as_long_as_the_text_are_its_places(awake: Awake, tokens: Tensor, auxiliary: Aux) -> None:
-    one, other = awake(**of("ape", 11)), awake(**of("label", 11))
-    assert torch.equal(loss_of(one, tokens, auxiliary()), loss_of(other, tokens, auxiliary()))
+    ape, label = awake(**of("ape", 11)), awake(**of("label", 11))
+    assert torch.equal(loss_of(ape, tokens, auxiliary()), loss_of(label, tokens, auxiliary()))
 
 
 def test_labels_are_a_function_of_seed_step_and_micro_batch_alone(awake: Awake, tokens: Tensor, auxiliary: Aux) -> None:
@@ -113,10 +113,10 @@ def test_labels_are_a_function_of_seed_step_and_micro_batch_alone(awake: Awake, 
     first = loss_of(model, tokens, terms)
     torch.manual_seed(99)
     assert torch.equal(first, loss_of(awake(**of("label", 50)), tokens, terms))
-    places = model.draw(terms, 2, 11).positions_BT
-    assert not torch.equal(places[0], places[1]), "each row has its own"
+    positions = model.draw(terms, 2, 11).positions_BT
+    assert not torch.equal(positions[0], positions[1]), "each row has its own"
     for change in ({"seed": 1}, {"step": 4}, {"micro": 0}):
-        assert not torch.equal(places, model.draw(replace(terms, **change), 2, 11).positions_BT)
+        assert not torch.equal(positions, model.draw(replace(terms, **change), 2, 11).positions_BT)
 
 
 def test_labels_of_an_evaluation_depend_on_the_length_alone(awake: Awake, tokens: Tensor) -> None:
@@ -128,7 +128,7 @@ def test_labels_of_an_evaluation_depend_on_the_length_alone(awake: Awake, tokens
         for chunk in (1, 5, 128):
             assert (model.features(tokens, chunk=chunk).hidden_BTD - both).abs().max() <= 1e-12
     read: list[Tensor] = []
-    model.positions.register_forward_pre_hook(lambda _, given: read.append(given[0]))
+    model.positions.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
     for length in (11, 12):
         model.features(tokens[:, :length])
     assert not torch.equal(read[0], read[1][:, :11])
@@ -137,10 +137,10 @@ def test_labels_of_an_evaluation_depend_on_the_length_alone(awake: Awake, tokens
 @pytest.mark.parametrize("name", TABLES)
 def test_positions_change_no_other_draw(small: Small, auxiliary: Aux, name: str) -> None:
     terms = auxiliary(regularizer="weak", distractor=True)
-    one, other = (build(small(**changes), seed=3) for changes in (of(name), {}))
-    weights = dict(one.named_parameters())
-    assert all(torch.equal(weights[key], value) for key, value in other.named_parameters())
-    assert torch.equal(one.draw(terms, 2, 5).sketches_LKD, other.draw(terms, 2, 5).sketches_LKD)
+    positioned, plain = (build(small(**changes), seed=3) for changes in (of(name), {}))
+    weights = dict(positioned.named_parameters())
+    assert all(torch.equal(weights[key], value) for key, value in plain.named_parameters())
+    assert torch.equal(positioned.draw(terms, 2, 5).sketches_LKD, plain.draw(terms, 2, 5).sketches_LKD)
 
 
 @pytest.mark.parametrize("name", TABLES)

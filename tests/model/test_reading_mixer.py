@@ -44,9 +44,9 @@ def model(request: pytest.FixtureRequest, awake: Awake) -> Backbone:
 
 @torch.no_grad()
 def test_evaluation_in_pieces_is_the_forward_pass(model: Backbone, tokens: Tensor) -> None:
-    whole = model.features(tokens).hidden_BTD
+    at_once = model.features(tokens).hidden_BTD
     for chunk in (1, 5, 100):
-        assert (model.features(tokens, chunk=chunk).hidden_BTD - whole).abs().max() <= 1e-12
+        assert (model.features(tokens, chunk=chunk).hidden_BTD - at_once).abs().max() <= 1e-12
 
 
 @torch.no_grad()

@@ -14,10 +14,10 @@ PACKAGE = "parts_of_a_test"
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> Registry[type]:
     """A registry of a package that exists in memory alone."""
-    package, whole = (ModuleType(f"{PACKAGE}{end}") for end in ("", ".whole"))
+    package, submodule = (ModuleType(f"{PACKAGE}{end}") for end in ("", ".whole"))
     package.__path__ = []  # type: ignore[attr-defined]
-    whole.One, whole.Two = (type(name, (), {}) for name in ("One", "Two"))  # type: ignore[attr-defined]
-    for module in (package, whole):
+    submodule.One, submodule.Two = (type(name, (), {}) for name in ("One", "Two"))  # type: ignore[attr-defined]
+    for module in (package, submodule):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return Registry("part", PACKAGE, {"one": "whole:One", "two": "whole:Two", "far": "missing:It"}, reserved=("no",))
 

@@ -13,12 +13,12 @@ from torch import Tensor
 N, C, K = 8192, 1024, 64
 
 
-def of_one_layer(function: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+def single_layer(function: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda x_NC, normal_KC: function([x_NC], normal_KC.unsqueeze(0)).squeeze(0)
 
 
 weak, discrete, strong, zipfian = (
-    of_one_layer(function)
+    single_layer(function)
     for function in (regularizers.weak, regularizers.discrete, regularizers.strong, regularizers.zipfian)
 )
 
@@ -129,7 +129,7 @@ def test_gradient_falls_with_n_for_weak_and_not_for_strong() -> None:
 
 @pytest.mark.parametrize("name", sorted(registry.REGULARIZERS))
 def test_types_and_gradients(name: str) -> None:
-    function = of_one_layer(registry.REGULARIZERS.load(name))
+    function = single_layer(registry.REGULARIZERS.load(name))
     x = torch.randn(11, 7, generator=draw(), dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda y: function(y, normal(3, 7, 1)), x)
     half = function(x.detach().bfloat16(), normal(3, 7, 1))
@@ -150,7 +150,7 @@ def test_layers_share_nothing(name: str, dtype: torch.dtype) -> None:
     assert together.shape == (3,)
     gradients = torch.autograd.grad(together.sum(), layers)
     for layer, x in enumerate(layers):
-        alone = of_one_layer(function)(x, directions[layer])
+        alone = single_layer(function)(x, directions[layer])
         (gradient,) = torch.autograd.grad(alone, x)
         near = 1e-12 if dtype == torch.float64 else 1e-5
         assert together[layer].item() == pytest.approx(alone.item(), rel=near)

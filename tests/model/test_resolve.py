@@ -89,16 +89,16 @@ def running_mean(registries: None) -> str:
 def test_a_mixer_from_outside(small: Small, tokens: torch.Tensor, running_mean: str) -> None:
     config = small(attn_type=running_mean, mixers={running_mean: {"decay": 0.5}}, memory="gated_delta")
     torch.manual_seed(0)
-    one = build(config, seed=0)
+    network = build(config, seed=0)
     torch.manual_seed(1)
     two = build(config, seed=0)
-    mix = one.blocks[2].mix.mixer.mix
+    mix = network.blocks[2].mix.mixer.mix
     assert torch.equal(mix, two.blocks[2].mix.mixer.mix)
     assert not torch.equal(mix, build(config, seed=1).blocks[2].mix.mixer.mix)
-    assert one(tokens).shape == (2, 12, 37)
-    assert any("mixer.mix" in name for name, _ in one.parameter_groups()["scalar"])
+    assert network(tokens).shape == (2, 12, 37)
+    assert any("mixer.mix" in name for name, _ in network.parameter_groups()["scalar"])
     with pytest.raises(ValueError, match="mixer 'mean' has no distractor loss"):
-        one.features(tokens, auxiliary=AuxiliaryTerms("baseline", 5, True, None, 0, 0, 0))
+        network.features(tokens, auxiliary=AuxiliaryTerms("baseline", 5, True, None, 0, 0, 0))
 
 
 def test_a_name_belongs_to_one_class(running_mean: str) -> None:

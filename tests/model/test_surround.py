@@ -134,13 +134,13 @@ def test_dropout_on_both_branches_by_hand(awake: Awake, auxiliary: Aux) -> None:
 
 def test_dropout_drops_its_share(small: Small, auxiliary: Aux) -> None:
     model = build(small(dropout=0.3), seed=0)
-    kept = torch.stack([part for parts in model.draw(auxiliary(), 8, 200).dropout_masks.values() for part in parts])
-    n = kept.numel()
-    assert abs(kept.double().mean() - 0.7) < 4 * math.sqrt(0.3 * 0.7 / n)
+    masks = torch.stack([part for parts in model.draw(auxiliary(), 8, 200).dropout_masks.values() for part in parts])
+    n = masks.numel()
+    assert abs(masks.double().mean() - 0.7) < 4 * math.sqrt(0.3 * 0.7 / n)
     # a draw of its own for each layer and branch: two agree where chance has it
-    flat = kept.flatten(1)
-    for one, other in pairwise(flat):
-        assert abs((one == other).double().mean() - (0.49 + 0.09)) < 0.02
+    flat = masks.flatten(1)
+    for first, second in pairwise(flat):
+        assert abs((first == second).double().mean() - (0.49 + 0.09)) < 0.02
 
 
 def test_the_mean_of_dropout_is_the_branch(awake: Awake, auxiliary: Aux) -> None:
@@ -150,8 +150,8 @@ def test_the_mean_of_dropout_is_the_branch(awake: Awake, auxiliary: Aux) -> None
     x = torch.randn(1, 6, 24, dtype=torch.float64)
     with torch.no_grad():
         branch, _ = block.mix(block.norm1(x))
-        found = [branch * model.draw(auxiliary(step=step), 1, 6).dropout_masks[0][0] * 2 for step in range(400)]
-    assert (torch.stack(found).mean(0) - branch).abs().max() < 5 * branch.abs().max() / 20
+        outputs = [branch * model.draw(auxiliary(step=step), 1, 6).dropout_masks[0][0] * 2 for step in range(400)]
+    assert (torch.stack(outputs).mean(0) - branch).abs().max() < 5 * branch.abs().max() / 20
 
 
 def test_dropout_is_a_function_of_seed_step_and_micro_batch_alone(awake: Awake, tokens: Tensor, auxiliary: Aux) -> None:
@@ -175,10 +175,13 @@ def test_dropout_is_off_in_evaluation(awake: Awake, tokens: Tensor) -> None:
 
 def test_dropout_changes_no_other_draw(awake: Awake, auxiliary: Aux) -> None:
     terms = auxiliary(regularizer="weak", distractor=True)
-    one, other = (model.draw(terms, 2, 5) for model in (awake(dropout=0.25), awake()))
-    assert other.dropout_masks == {}
-    assert torch.equal(one.sketches_LKD, other.sketches_LKD)
-    assert all(torch.equal(one.distractors[layer], other.distractors[layer]) for layer in other.distractors)
+    with_dropout, without_dropout = (model.draw(terms, 2, 5) for model in (awake(dropout=0.25), awake()))
+    assert without_dropout.dropout_masks == {}
+    assert torch.equal(with_dropout.sketches_LKD, without_dropout.sketches_LKD)
+    assert all(
+        torch.equal(with_dropout.distractors[layer], without_dropout.distractors[layer])
+        for layer in without_dropout.distractors
+    )
 
 
 # --- initial values -----------------------------------------------------------------------------------------------
@@ -199,9 +202,9 @@ def test_llama_starts_no_projection_at_zero(small: Small) -> None:
 
 
 def test_llama_keeps_the_draws_of_what_it_does_not_change(small: Small) -> None:
-    one, other = (dict(build(small(init=init), seed=3).named_parameters()) for init in ("llama", "zero-ends"))
+    llama, zero_ends = (dict(build(small(init=init), seed=3).named_parameters()) for init in ("llama", "zero-ends"))
     for name in ("blocks.0.mlp.fc.weight", "blocks.2.mix.w_q.weight", "blocks.1.mix.conv.weight"):
-        assert torch.equal(one[name], other[name])
+        assert torch.equal(llama[name], zero_ends[name])
 
 
 # --- all of them --------------------------------------------------------------------------------------------------

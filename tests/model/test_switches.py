@@ -48,11 +48,11 @@ def test_regularizers_and_distractor_all_differ(awake: Awake, tokens: Tensor, au
     assert differ([loss_of(model, tokens, cell).detach() for cell in cells])
     watched = model.blocks[2].mix.w_q.weight
     gradients = [torch.autograd.grad(loss_of(model, tokens, cell), watched)[0] for cell in cells]
-    for i, one in enumerate(gradients):
-        assert all((one - other).abs().max() > 1e-9 for other in gradients[:i])
+    for i, gradient in enumerate(gradients):
+        assert all((gradient - earlier).abs().max() > 1e-9 for earlier in gradients[:i])
 
 
-def other(field: FieldInfo) -> Any:
+def changed_value(field: FieldInfo) -> Any:
     """A value of a setting that is not its default."""
     if field.default is None:
         return 0.12
@@ -69,7 +69,7 @@ OF_GRADIENTS: dict[str, dict[str, Any]] = {"n_eff_floor_gradient": {"n_eff_floor
 """Setting that acts on gradients alone -> what makes it act."""
 WITHIN_A_SHORT_TEXT = {"positions": 2, "buckets": 2, "subdim": 3}
 """Setting -> a value that eleven tokens, or heads of eight channels, feel."""
-ONLY_BESIDE: dict[tuple[str, str], dict[str, Any]] = {("wall", "base"): {"rotary": "full"}}
+REQUIRED_SETTINGS: dict[tuple[str, str], dict[str, Any]] = {("wall", "base"): {"rotary": "full"}}
 """Mixer and setting -> what must be set beside it, or it says nothing."""
 
 
@@ -82,17 +82,17 @@ def test_every_setting_of_every_mixer_acts(
 ) -> None:
     options = {"attn_type": attn_type, "window": True}
     aux = auxiliary(distractor=has_distractor(attn_type))
-    beside = OF_GRADIENTS.get(setting, {})
-    value = other(MIXERS.load(attn_type).Config.model_fields[setting])
-    changed = beside | {setting: WITHIN_A_SHORT_TEXT.get(setting, value)}
+    required = OF_GRADIENTS.get(setting, {})
+    value = changed_value(MIXERS.load(attn_type).Config.model_fields[setting])
+    changed = required | {setting: WITHIN_A_SHORT_TEXT.get(setting, value)}
     losses, slopes = [], []
-    for mixer in (beside, changed):
-        model = awake(**options, mixers={attn_type: ONLY_BESIDE.get((attn_type, setting), {}) | mixer})
+    for mixer in (required, changed):
+        model = awake(**options, mixers={attn_type: REQUIRED_SETTINGS.get((attn_type, setting), {}) | mixer})
         losses.append(loss_of(model, tokens, aux))
         gradients = torch.autograd.grad(losses[-1], list(model.parameters()), allow_unused=True)
         slopes.append(sum(g.abs().sum() for g in gradients if g is not None))
-    assert differ(slopes if beside else [loss.detach() for loss in losses]), changed
-    assert losses[0] == losses[1] or not beside
+    assert differ(slopes if required else [loss.detach() for loss in losses]), changed
+    assert losses[0] == losses[1] or not required
 
 
 CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -115,9 +115,9 @@ def test_no_setting_of_the_network_is_left_out() -> None:
 
 @pytest.mark.parametrize("setting", CHANGES)
 def test_every_setting_of_the_network_acts(awake: Awake, tokens: Tensor, auxiliary: Aux, setting: str) -> None:
-    value, beside = CHANGES[setting]
+    value, required = CHANGES[setting]
     with torch.no_grad():
-        losses = [loss_of(awake(**options), tokens, auxiliary()) for options in (beside, beside | {setting: value})]
+        losses = [loss_of(awake(**options), tokens, auxiliary()) for options in (required, required | {setting: value})]
     assert differ(losses)
 
 

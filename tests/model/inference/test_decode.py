@@ -41,7 +41,7 @@ def texts(*lengths: int) -> list[Tensor]:
     return [torch.randint(0, 37, (length,), generator=draw) for length in lengths]
 
 
-def whole(model: Backbone, text_T: Tensor, *, full_context: bool = False) -> Tensor:
+def logits_at_once(model: Backbone, text_T: Tensor, *, full_context: bool = False) -> Tensor:
     """Logits [T, V]."""
     with torch.no_grad():
         return model.logits(model.features(text_T[None], full_context=full_context).hidden_BTD)[0]
@@ -74,7 +74,7 @@ def test_every_token_gets_the_logits_of_the_whole_text(awake: Awake, pair: tuple
     three = texts(TOKENS, TOKENS, TOKENS)
     begun = (1, 9, 14)
     paged = shuffled(small_page(model, texts=3, tokens=TOKENS))
-    wanted = [whole(model, text) for text in three]
+    wanted = [logits_at_once(model, text) for text in three]
     slots = []
     for text, at, rows in zip(three, begun, wanted, strict=True):
         slot, logits_V = paged.begin(text[:at])
@@ -83,8 +83,8 @@ def test_every_token_gets_the_logits_of_the_whole_text(awake: Awake, pair: tuple
     for done in range(TOKENS - begun[0]):
         alive = [index for index, at in enumerate(begun) if at + done < TOKENS]
         new = torch.stack([three[index][begun[index] + done] for index in alive])
-        found = paged.step([slots[index] for index in alive], new)
-        for row, index in zip(found, alive, strict=True):
+        logits = paged.step([slots[index] for index in alive], new)
+        for row, index in zip(logits, alive, strict=True):
             near(row, wanted[index][begun[index] + done])
 
 
@@ -93,28 +93,28 @@ def test_a_window_keeps_the_pages_that_it_needs_and_no_more(awake: Awake) -> Non
     model = awake(attn_type="polar", window=True, window_size=5).eval()
     (text,) = texts(60)
     paged = small_page(model, tokens=60, pages=3)
-    rows = whole(model, text)
+    rows = logits_at_once(model, text)
     slot, _ = paged.begin(text[:30])
-    for place in range(30, 60):
-        found = paged.step([slot], text[place][None])
-        near(found[0], rows[place])
+    for position in range(30, 60):
+        logits = paged.step([slot], text[position][None])
+        near(logits[0], rows[position])
         assert paged.book.num_used_pages <= 3
     paged.close(slot)
     assert paged.book.num_used_pages == 0
     full = small_page(model, tokens=60, full_context=True)
     slot, logits_V = full.begin(text)
-    near(logits_V, whole(model, text, full_context=True)[-1])
+    near(logits_V, logits_at_once(model, text, full_context=True)[-1])
     assert full.book.num_used_pages == 15
 
 
 def test_rows_that_only_fill_a_batch_up_change_no_text(awake: Awake) -> None:
     """The dummy's page, tail and state are poisoned: nobody reads them, and nobody's are written with them."""
     model = awake(attn_type="polar", memory="gated_delta").eval()
-    one, two = texts(9, 12)
+    first, second = texts(9, 12)
     paged = small_page(model, texts=2, tokens=20)
     plain = small_page(model, texts=2, tokens=20)
-    slots = [paged.begin(text)[0] for text in (one, two)]
-    for text in (one, two):
+    slots = [paged.begin(text)[0] for text in (first, second)]
+    for text in (first, second):
         plain.begin(text)
     dummy = paged.book.capacity.slots
     with torch.inference_mode():
@@ -156,22 +156,22 @@ def test_texts_come_go_fork_and_take_turns(awake: Awake, pair: tuple[str, str], 
             del texts_[slot]
         elif texts_:
             again = [slot for slot in last if slot in texts_]
-            some = draw.sample(sorted(texts_), draw.randrange(1, len(texts_) + 1))
-            last = again if kind == "again" and again else some
+            step_slots = draw.sample(sorted(texts_), draw.randrange(1, len(texts_) + 1))
+            last = again if kind == "again" and again else step_slots
             last = [slot for slot in last if len(texts_[slot]) < 40]
             if not last:
                 continue
             tokens = [draw.randrange(37) for _ in last]
-            found = paged.step(last, torch.tensor(tokens))
-            for slot, token, row in zip(last, tokens, found, strict=True):
+            logits = paged.step(last, torch.tensor(tokens))
+            for slot, token, row in zip(last, tokens, logits, strict=True):
                 texts_[slot].append(token)
                 if turn % 3 == 0:
-                    wanted = whole(model, torch.tensor(texts_[slot]))[-1]
+                    wanted = logits_at_once(model, torch.tensor(texts_[slot]))[-1]
                     near(row, wanted)
         assert {slot: paged.book.length(slot) for slot in texts_} == {s: len(t) for s, t in texts_.items()}
-        told = paged.book.page_tables.lengths_R.tolist()
-        assert [told[slot] for slot in texts_] == [len(text) for text in texts_.values()], "as the device counts"
-        assert sum(told) == sum(map(len, texts_.values()))
+        lengths = paged.book.page_tables.lengths_R.tolist()
+        assert [lengths[slot] for slot in texts_] == [len(text) for text in texts_.values()], "as the device counts"
+        assert sum(lengths) == sum(map(len, texts_.values()))
     assert max(map(len, texts_.values())) > 20
 
 
@@ -192,15 +192,15 @@ def test_joined_matrices_and_norms_in_products_change_nothing(
     """In float64; a few texts take their norms, gates and sums in their products, others one product for q, k and v."""
     model = awake(**changes).eval()
     two = texts(12, 7)
-    wanted = [whole(model, text) for text in two]
+    wanted = [logits_at_once(model, text) for text in two]
     model.join()
     monkeypatch.setattr(Backbone, "uses_fused_rows", lambda self, rows: few)
     paged = small_page(model, texts=2, tokens=20)
     slots = [paged.begin(text[:5])[0] for text in two]
-    for place in (5, 6):
-        found = paged.step(slots, torch.stack([text[place] for text in two]))
-        for row, rows in zip(found, wanted, strict=True):
-            near(row, rows[place])
+    for position in (5, 6):
+        logits = paged.step(slots, torch.stack([text[position] for text in two]))
+        for row, rows in zip(logits, wanted, strict=True):
+            near(row, rows[position])
 
 
 @pytest.mark.thorough
@@ -213,7 +213,7 @@ def test_steps_by_kernels_alone_in_the_interpreter(
     model = build(small(attn_type="polar", memory="gated_delta", head_dim=16), seed=0)
     wake(model)
     two = texts(35, 20)
-    wanted = [whole(model, text) for text in two]
+    wanted = [logits_at_once(model, text) for text in two]
     model.eval().join()
     kernels, several = BackendChoice("triton", "interpreted"), BackendChoice("torch", "several rows")
     for module in (paged_attention, conv_step, delta_step):
@@ -226,18 +226,18 @@ def test_steps_by_kernels_alone_in_the_interpreter(
         tokens_B = torch.stack([two[0][30 + turn], two[1][15 + turn]])
         # each text alone, then both together
         groups = [[0], [1]] if turn % 2 == 0 else [[0, 1]]
-        found = torch.cat([paged.step([slots[at] for at in group], tokens_B[group]) for group in groups])
-        for row, rows, at in zip(found, wanted, (30, 15), strict=True):
+        logits = torch.cat([paged.step([slots[at] for at in group], tokens_B[group]) for group in groups])
+        for row, rows, at in zip(logits, wanted, (30, 15), strict=True):
             near(row, rows[at + turn], atol=1e-4)
 
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_a_dropped_decoder_is_gone_at_once(awake: Awake, graphs: bool) -> None:
     model = awake(attn_type="polar", memory="gated_delta").eval()
-    assert left_of(lambda: small_page(model, texts=2, tokens=12, graphs=graphs)) == 0
+    assert count_survivors(lambda: small_page(model, texts=2, tokens=12, graphs=graphs)) == 0
 
 
-def left_of(make: Callable[[], PagedDecoder]) -> int:
+def count_survivors(make: Callable[[], PagedDecoder]) -> int:
     """How much is left of a decoder that was used and dropped, without a collection: pools are most of a GPU's memory."""
 
     def used() -> list[weakref.ref[Any]]:
@@ -248,12 +248,12 @@ def left_of(make: Callable[[], PagedDecoder]) -> int:
         states = [state for state in paged.states if isinstance(state, Tensor)]
         states += [state.pools["k"] for state in paged.states if not isinstance(state, Tensor)]
         assert len(states) == len(paged.states)
-        return [weakref.ref(one) for one in (*states, paged, paged.book, paged.book.page_tables.tables_RP)]
+        return [weakref.ref(target) for target in (*states, paged, paged.book, paged.book.page_tables.tables_RP)]
 
     gc.collect()
     gc.disable()
     try:
-        return sum(one() is not None for one in used())
+        return sum(reference() is not None for reference in used())
     finally:
         gc.enable()
 
@@ -276,19 +276,19 @@ def test_a_compiled_step_gives_what_it_gives_uncompiled(
     monkeypatch.setattr(decode, "compile_full_graph", counted)
     model = awake(attn_type=pair[0], memory=pair[1], n_layers=2, attn_every=2, attn_offset=1).eval()
     three = texts(9, 4, 12)
-    found = {}
+    logits_by_mode = {}
     for compiled in (False, True):
         paged = small_page(model, texts=3, tokens=30, compiled=compiled)
         slots = [paged.begin(text)[0] for text in three]
         rows = []
         for turn in range(8):
-            some = [slots, slots[::-1], slots[1:], slots[:2]][turn % 4]
-            rows.append(paged.step(some, torch.arange(len(some)) + turn))
-        found[compiled] = torch.cat(rows)
+            step_slots = [slots, slots[::-1], slots[1:], slots[:2]][turn % 4]
+            rows.append(paged.step(step_slots, torch.arange(len(step_slots)) + turn))
+        logits_by_mode[compiled] = torch.cat(rows)
         assert paged.not_compiled is None
         assert len(compiled_parts) == (2 * 3 if compiled else 0), "the parts of a step of four texts, and of two"
-    near(found[True], found[False])
-    assert left_of(lambda: small_page(model, tokens=12, compiled=True)) == 0
+    near(logits_by_mode[True], logits_by_mode[False])
+    assert count_survivors(lambda: small_page(model, tokens=12, compiled=True)) == 0
 
 
 @pytest.mark.thorough
@@ -327,7 +327,7 @@ def test_a_replayed_graph_gives_the_eager_step_bit_for_bit(pair: tuple[str, str]
     """For other texts of other lengths than those it was captured with."""
     model = on_the_gpu(pair)
     three = [text.cuda() for text in texts(40, 7, 19)]
-    found = {}
+    logits_by_mode = {}
     for graphs in (False, True):
         paged = PagedDecoder(model, texts=4, tokens=64, page=16, graphs=graphs)
         slots = [paged.begin(text)[0] for text in three]
@@ -340,8 +340,8 @@ def test_a_replayed_graph_gives_the_eager_step_bit_for_bit(pair: tuple[str, str]
                 else [slots[1], slots[2], slots[0], paged.book.padding_slot]
             )
             rows.append(paged.step(batch, torch.arange(4, device="cuda") + turn)[:3])
-        found[graphs] = torch.stack(rows)
-    assert torch.equal(found[True], found[False])
+        logits_by_mode[graphs] = torch.stack(rows)
+    assert torch.equal(logits_by_mode[True], logits_by_mode[False])
 
 
 def on_the_gpu(pair: tuple[str, str]) -> Backbone:
@@ -370,10 +370,10 @@ def test_a_compiled_step_on_a_gpu_is_near_float64(pair: tuple[str, str]) -> None
     for turn in range(20):
         graphs, compiled = ways[turn % 4]
         new = torch.arange(3) + turn
-        found = paged.step(slots, new.cuda(), graphs=graphs, compiled=compiled)
+        logits = paged.step(slots, new.cuda(), graphs=graphs, compiled=compiled)
         three = [torch.cat([text, token[None]]) for text, token in zip(three, new, strict=True)]
-        wanted = torch.stack([whole(exact, text)[-1] for text in three])
-        assert float((found.double().cpu() - wanted).norm() / wanted.norm()) < 0.03
+        wanted = torch.stack([logits_at_once(exact, text)[-1] for text in three])
+        assert float((logits.double().cpu() - wanted).norm() / wanted.norm()) < 0.03
     assert paged.not_compiled is None
 
 
@@ -414,7 +414,7 @@ def test_matrices_that_are_cast_once_give_the_same_bits(
     assert model.blocks[0].get_parameter("mlp.fc.weight").dtype == torch.float32
     assert {name for name, p in used.named_parameters() if p.dtype == torch.float32} > {"norm.weight"}
     (text,) = texts(9)
-    assert torch.equal(whole(used, text), whole(model, text))
+    assert torch.equal(logits_at_once(used, text), logits_at_once(model, text))
 
 
 @pytest.mark.thorough
@@ -424,40 +424,40 @@ def test_a_fork_goes_its_own_way(awake: Awake, pair: tuple[str, str]) -> None:
     (text,) = texts(11)
     paged = shuffled(small_page(model, texts=3, tokens=16))
     first, _ = paged.begin(text)
-    kept = paged.kept_bytes(first)
-    other = paged.fork(first)
-    assert paged.kept_bytes(other) == kept
-    ends = {first: torch.tensor([1, 2, 3]), other: torch.tensor([4, 5, 6])}
-    for place in range(3):
-        rows = paged.step([other, first], torch.stack([ends[other][place], ends[first][place]]))
-    for slot, row in zip((other, first), rows, strict=True):
-        near(row, whole(model, torch.cat([text, ends[slot]]))[-1])
-    paged.fork(other)
+    num_bytes = paged.kept_bytes(first)
+    copy_slot = paged.fork(first)
+    assert paged.kept_bytes(copy_slot) == num_bytes
+    ends = {first: torch.tensor([1, 2, 3]), copy_slot: torch.tensor([4, 5, 6])}
+    for position in range(3):
+        rows = paged.step([copy_slot, first], torch.stack([ends[copy_slot][position], ends[first][position]]))
+    for slot, row in zip((copy_slot, first), rows, strict=True):
+        near(row, logits_at_once(model, torch.cat([text, ends[slot]]))[-1])
+    paged.fork(copy_slot)
     with pytest.raises(CacheFull):
-        paged.fork(other)
+        paged.fork(copy_slot)
     # a slot that was used before remembers nothing
-    paged.close(other)
-    assert paged.begin(text[:3])[0] == other
+    paged.close(copy_slot)
+    assert paged.begin(text[:3])[0] == copy_slot
     new = torch.tensor([8])
-    near(paged.step([other], new)[0], whole(model, torch.cat([text[:3], new]))[-1])
+    near(paged.step([copy_slot], new)[0], logits_at_once(model, torch.cat([text[:3], new]))[-1])
 
 
 @pytest.mark.thorough
 def test_without_room_a_token_is_refused_and_nothing_is_lost(awake: Awake) -> None:
     model = awake(attn_type="nope").eval()
-    one, two = texts(8, 8)
+    first, second = texts(8, 8)
     paged = small_page(model, texts=2, tokens=12, pages=5)
-    slots = [paged.begin(text)[0] for text in (one, two)]
+    slots = [paged.begin(text)[0] for text in (first, second)]
     with pytest.raises(CacheFull, match="all 2 texts are under way"):
-        paged.begin(one)
+        paged.begin(first)
     with pytest.raises(CacheFull, match="all 5 pages of 4 tokens are taken, 1 more are needed; close a text first"):
         paged.step(slots, torch.tensor([1, 2]))
     assert [paged.book.length(slot) for slot in slots] == [8, 8]
     paged.close(slots[1])
     for token in (1, 2, 3, 4):
-        found = paged.step(slots[:1], torch.tensor([token]))
-    text = torch.cat([one, torch.tensor([1, 2, 3, 4])])
-    near(found[0], whole(model, text)[-1])
+        logits = paged.step(slots[:1], torch.tensor([token]))
+    text = torch.cat([first, torch.tensor([1, 2, 3, 4])])
+    near(logits[0], logits_at_once(model, text)[-1])
     with pytest.raises(CacheFull, match="a text may have 12 tokens here, got 13"):
         paged.step(slots[:1], torch.tensor([5]))
 
@@ -485,16 +485,16 @@ def test_a_step_is_not_taken_for_that_of_a_class_below_with_another_forward(awak
 
         @register_mixer("turned")
         class Turned(NoPE):
-            def place(self, x_BTHX: Tensor, places_BT: Tensor | None = None) -> Tensor:
-                places = torch.arange(x_BTHX.shape[1])[None] if places_BT is None else places_BT
-                return x_BTHX * (1 + places[..., None, None] / 8)
+            def apply_positions(self, x_BTHX: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+                positions = torch.arange(x_BTHX.shape[1])[None] if positions_BT is None else positions_BT
+                return x_BTHX * (1 + positions[..., None, None] / 8)
 
         assert awake(attn_type="louder").why_no_step() == "mixer Louder"
         model = awake(attn_type="turned").eval()
         (text,) = texts(9)
         paged = small_page(model, tokens=9)
         slot, _ = paged.begin(text[:8])
-        near(paged.step([slot], text[8:])[0], whole(model, text)[-1])
+        near(paged.step([slot], text[8:])[0], logits_at_once(model, text)[-1])
 
 
 def test_writing_repeats_itself_and_ends_where_it_is_told(awake: Awake) -> None:
@@ -504,7 +504,7 @@ def test_writing_repeats_itself_and_ends_where_it_is_told(awake: Awake) -> None:
     assert greedy == list(write(model, prompt, tokens=12, temperature=0))
     by_hand = prompt
     for token in greedy:
-        assert token == int(whole(model, by_hand)[-1].argmax())
+        assert token == int(logits_at_once(model, by_hand)[-1].argmax())
         by_hand = torch.cat([by_hand, torch.tensor([token])])
     drawn = list(write(model, prompt, tokens=12, seed=4))
     assert drawn == list(write(model, prompt, tokens=12, seed=4))

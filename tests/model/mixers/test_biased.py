@@ -18,7 +18,9 @@ Pair = Callable[[int, int, int], Tensor | float]
 """(head, i, j) -> what is added to their score."""
 
 
-def one_by_one(q: Tensor, k: Tensor, v: Tensor, added: Pair, window: int | None, scale: float | None = None) -> Tensor:
+def per_query_reference(
+    q: Tensor, k: Tensor, v: Tensor, added: Pair, window: int | None, scale: float | None = None
+) -> Tensor:
     _, t, heads, size = q.shape
     share = heads // k.shape[2]
     scale = size**-0.5 if scale is None else scale
@@ -35,7 +37,7 @@ def one_by_one(q: Tensor, k: Tensor, v: Tensor, added: Pair, window: int | None,
 def assert_agree(mixer: Mixer, args: list[Tensor], added: Pair, window: int | None, scale: float | None = None) -> None:
     """Result and all gradients, in blocks too."""
     inputs = [*args, *mixer.parameters()]
-    expected = one_by_one(*args, added, window, scale)
+    expected = per_query_reference(*args, added, window, scale)
     weight = torch.cos(torch.arange(expected.numel(), dtype=torch.float64)).view_as(expected)
     theirs = torch.autograd.grad(expected, inputs, weight)
     for block in (None, 1, 4):
@@ -107,10 +109,10 @@ def test_buckets_by_hand(made: Made, reach: int, buckets: int, first: list[int])
     """Where a power falls on a whole number, that number is in the bucket that it begins."""
     mixer = drawn(made("rel", heads=2, kv=1, size=2, reach=reach, buckets=buckets))
     assert len(mixer.table) == 2 * buckets
-    found = mixer.bucket_of_distance()
-    assert [int((found == bucket).nonzero()[0]) for bucket in range(buckets)] == first
-    assert (found.diff() >= 0).all()
-    assert len(found) == reach + 1
+    buckets_of_distances = mixer.bucket_of_distance()
+    assert [int((buckets_of_distances == bucket).nonzero()[0]) for bucket in range(buckets)] == first
+    assert (buckets_of_distances.diff() >= 0).all()
+    assert len(buckets_of_distances) == reach + 1
 
 
 # --- cope ---------------------------------------------------------------------------------------------------------
@@ -126,7 +128,7 @@ def test_cope(made: Made, qkv: Draw, window: int | None, scale: float | None) ->
         gates = [torch.sigmoid(factor * (q[:, i, h] * k[:, u, h // 2]).sum(-1)) for u in range(j, i + 1)]
         position = torch.stack(gates).sum(0).clamp(max=2)
         below = position.detach().floor()
-        vectors = [mixer.vectors[place.long()] for place in (below, (below + 1).clamp(max=2))]
+        vectors = [mixer.vectors[index.long()] for index in (below, (below + 1).clamp(max=2))]
         e = vectors[0] + (position - below)[:, None] * (vectors[1] - vectors[0])
         return (q[:, i, h] * e).sum(-1)
 

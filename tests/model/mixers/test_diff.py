@@ -37,16 +37,16 @@ def maps(q: Tensor, k: Tensor, pair: int, which: int, i: int, window: int | None
     return keys, torch.softmax(scores * q.shape[-1] ** -0.5, -1)
 
 
-def one_by_one(mixer: Mixer, q: Tensor, k: Tensor, v: Tensor, share: Tensor, window: int | None) -> Tensor:
+def per_query_reference(mixer: Mixer, q: Tensor, k: Tensor, v: Tensor, share: Tensor, window: int | None) -> Tensor:
     first, eps = FIRST[mixer.layer], mixer.config.norm_eps
     out = torch.zeros_like(q)
     for pair in range(q.shape[2] // 2):
         kv = 2 * (pair // (q.shape[2] // k.shape[2]))
         values = torch.cat([v[:, :, kv], v[:, :, kv + 1]], -1)
         for i in range(q.shape[1]):
-            keys, one = maps(q, k, pair, 0, i, window)
+            keys, weights = maps(q, k, pair, 0, i, window)
             _, two = maps(q, k, pair, 1, i, window)
-            y = torch.einsum("bs,bsx->bx", one - share * two, values[:, keys.start : keys.stop])
+            y = torch.einsum("bs,bsx->bx", weights - share * two, values[:, keys.start : keys.stop])
             y = y / (y.square().mean(-1, keepdim=True) + eps).sqrt() * mixer.norm.weight * (1 - first)
             out[:, i, 2 * pair], out[:, i, 2 * pair + 1] = y.chunk(2, -1)
     return out
@@ -64,7 +64,7 @@ def test_pairs_of_heads_one_query_at_a_time(made: Made, qkv: Draw, layer: int, r
     if rotary == "full":
         q, k = turned(q, 77.0), turned(k, 77.0)
     share = torch.exp(mixer.q1 @ mixer.k1) - torch.exp(mixer.q2 @ mixer.k2) + FIRST[layer]
-    expected = one_by_one(mixer, q, k, v, share, window)
+    expected = per_query_reference(mixer, q, k, v, share, window)
     inputs = [*args, *mixer.parameters()]
     weight = torch.cos(torch.arange(expected.numel(), dtype=torch.float64)).view_as(expected)
     theirs = torch.autograd.grad(expected, inputs, weight)

@@ -13,18 +13,18 @@ from torch import Tensor
 T, MODEL = 19, ModelConfig(d_model=12, n_heads=4, n_kv_heads=2, head_dim=8)
 
 
-def made(**settings: Any) -> FoX:
+def build_mixer(**settings: Any) -> FoX:
     torch.manual_seed(3)
     return FoX(MODEL, FoXConfig(**{"gate_std": 0.7} | settings)).double()
 
 
 def test_the_output_is_the_formula(read: list[Tensor]) -> None:
     """Gates and scores written out for one query of one head."""
-    mixer, (q, k, v, x) = made(scale=0.4, gate_bias=1.0), read
+    mixer, (q, k, v, x) = build_mixer(scale=0.4, gate_bias=1.0), read
     i, h, first = 14, 3, 14 - 6
     gate = torch.sigmoid(x[0] @ mixer.gate.weight[h] + 1.0)
-    kept = torch.stack([gate[j + 1 : i + 1].prod() for j in range(first, i + 1)])
-    weights = (0.4 * (k[0, first : i + 1, 1] @ q[0, i, h])).exp() * kept
+    retention = torch.stack([gate[j + 1 : i + 1].prod() for j in range(first, i + 1)])
+    weights = (0.4 * (k[0, first : i + 1, 1] @ q[0, i, h])).exp() * retention
     ours = mixer(q, k, v, window=7, x_BTD=x)
     assert (ours[0, i, h] - weights / weights.sum() @ v[0, first : i + 1, 1]).abs().max() <= 1e-13
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 T, MODEL = 19, ModelConfig(d_model=12, n_heads=4, n_kv_heads=2, head_dim=8)
 
 
-def made(**settings: Any) -> PaTH:
+def build_mixer(**settings: Any) -> PaTH:
     torch.manual_seed(3)
     mixer = PaTH(MODEL, PaTHConfig(**{"gate_std": 0.7, "rank": 5} | settings)).double()
     with torch.no_grad():
@@ -26,7 +26,7 @@ def made(**settings: Any) -> PaTH:
 
 @pytest.mark.parametrize("rank", [5, None])
 def test_a_map_is_made_of_the_token_and_the_two_before_it(read: list[Tensor], rank: int | None) -> None:
-    mixer, x = made(rank=rank), read[3]
+    mixer, x = build_mixer(rank=rank), read[3]
     low = x if mixer.low is None else x @ mixer.low.weight.T
     wide = low @ mixer.w.weight.T
     filters = mixer.conv.weight[:, 0]
@@ -40,7 +40,7 @@ def test_a_map_is_made_of_the_token_and_the_two_before_it(read: list[Tensor], ra
 
 
 def test_the_mixer_is_path_attention_with_these_maps(read: list[Tensor]) -> None:
-    mixer, (q, k, v, x) = made(scale=0.3), read
+    mixer, (q, k, v, x) = build_mixer(scale=0.3), read
     ours = mixer(q, k, v, window=6, x_BTD=x)
     assert (ours - path_attention(q, k, v, *mixer.maps(x), scale=0.3, window=6)).abs().max() == 0
 
@@ -51,6 +51,6 @@ def test_it_starts_near_a_projection() -> None:
 
 
 def test_paths_name_the_window(read: list[Tensor]) -> None:
-    said = made().kernel_paths(torch.device("cpu"), torch.bfloat16)
-    assert set(said) == {"path", "path_window"}
-    assert all("the device is cpu" in path for path in said.values())
+    paths = build_mixer().kernel_paths(torch.device("cpu"), torch.bfloat16)
+    assert set(paths) == {"path", "path_window"}
+    assert all("the device is cpu" in path for path in paths.values())

@@ -14,7 +14,7 @@ Made = Callable[..., Mixer]
 Draw = Callable[..., list[Tensor]]
 
 
-def one_by_one(
+def per_query_reference(
     q: Tensor, k: Tensor, v: Tensor, sharpness: Tensor, window: int | None, extra: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
     """`extra`: keys and values that every query sees besides, which do not count as keys."""
@@ -38,7 +38,7 @@ def test_one_query_at_a_time(made: Made, qkv: Draw, window: int | None) -> None:
     with torch.no_grad():
         mixer.sharpness.copy_(torch.tensor([0.168, 0.9, -0.4, 2.0]))
     inputs = [*args, mixer.sharpness]
-    expected = one_by_one(*args, mixer.sharpness, window)
+    expected = per_query_reference(*args, mixer.sharpness, window)
     weight = torch.cos(torch.arange(expected.numel(), dtype=torch.float64)).view_as(expected)
     theirs = torch.autograd.grad(expected, inputs, weight)
     for block in (None, 3):
@@ -54,7 +54,7 @@ def test_the_distractor_loss_has_the_same_sharpness(made: Made, qkv: Draw) -> No
     _, k_r, v_r = (x.detach() for x in qkv(5, seed=2))
     y = mixer(q, k, v, window=4)
     ours = mixer.distractor_loss(q, k, v, k_r, v_r, y, window=4)
-    expected = (one_by_one(q, k, v, mixer.sharpness, 4, (k_r, v_r)) - y).square().mean()
+    expected = (per_query_reference(q, k, v, mixer.sharpness, 4, (k_r, v_r)) - y).square().mean()
     assert ours.item() == pytest.approx(expected.item(), abs=1e-13)
 
 
@@ -63,8 +63,8 @@ def test_the_inverse_of_ln_n_is_softmax(made: Made, qkv: Draw) -> None:
     """For the last query of n; and with a window of n for every query that fills it."""
     args, nope = qkv(), made("nope")
     full, windowed = made("ssmax", sharpness=1 / math.log(9)), made("ssmax", sharpness=1 / math.log(4))
-    found = full(*args, window=None) - nope(*args, window=None)
-    assert found[:, -1].abs().max() <= 1e-13 < found[:, 4].abs().max()
+    difference = full(*args, window=None) - nope(*args, window=None)
+    assert difference[:, -1].abs().max() <= 1e-13 < difference[:, 4].abs().max()
     assert (windowed(*args, window=4) - nope(*args, window=4))[:, 3:].abs().max() <= 1e-13
 
 

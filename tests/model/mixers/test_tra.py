@@ -17,7 +17,7 @@ from torch import Tensor
 MODEL = ModelConfig(d_model=12, n_heads=4, n_kv_heads=2, head_dim=8)
 
 
-def made(**settings: Any) -> TRA:
+def build_mixer(**settings: Any) -> TRA:
     torch.manual_seed(3)
     return TRA(MODEL, TRAConfig(**settings)).double()
 
@@ -30,11 +30,11 @@ def made(**settings: Any) -> TRA:
 ])  # fmt: skip
 @torch.no_grad()
 def test_every_query_of_every_head_by_hand(settings: dict[str, Any]) -> None:
-    mixer, draw = made(**settings), torch.Generator().manual_seed(1)
+    mixer, draw = build_mixer(**settings), torch.Generator().manual_seed(1)
     shapes = [(1, 9, 4, 8), (1, 9, 2, 8), (1, 9, 2, 8), (1, 9, 12)]
     q, k, v, x = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
     window, unread = 5, 0
-    found = mixer(q, k, v, window=window, x_BTD=x)
+    output = mixer(q, k, v, window=window, x_BTD=x)
     for i in range(9):
         for h in range(4):
             gate = 0 if settings.get("tie_gate") == "shared" else h
@@ -52,16 +52,16 @@ def test_every_query_of_every_head_by_hand(settings: dict[str, Any]) -> None:
                 unread += 1
                 mean = v[0, list(seen), h // 2].mean(0)
                 expected = mean if settings.get("empty") == "uniform" else torch.zeros_like(mean)
-            assert (found[0, i, h] - expected).abs().max() <= 1e-12
+            assert (output[0, i, h] - expected).abs().max() <= 1e-12
     assert unread
 
 
 def test_how_its_gates_start() -> None:
-    drawn, said = made(), made(gate_bias=-1.5, tie_gate="shared")
+    drawn, configured = build_mixer(), build_mixer(gate_bias=-1.5, tie_gate="shared")
     assert drawn.gate.weight.shape == (4, 12)
-    assert said.gate.weight.shape == (1, 12)
-    assert said.gate.offset.tolist() == [-1.5]
-    for parameter in (drawn.gate.weight, drawn.gate.offset, said.gate.weight):
+    assert configured.gate.weight.shape == (1, 12)
+    assert configured.gate.offset.tolist() == [-1.5]
+    for parameter in (drawn.gate.weight, drawn.gate.offset, configured.gate.weight):
         assert 0.3 * 12**-0.5 < parameter.abs().max() <= 12**-0.5
 
 
@@ -169,13 +169,13 @@ def by_hand(*, decay: float = -20.0, empty: str = "zero", dtype: torch.dtype = t
 @torch.no_grad()
 def wrong(model: Backbone, ignore: float, rows: int, length: int) -> tuple[int, int, int]:
     """(rows with an error, wrong reads, reads) of sequences whose share of i is `ignore`."""
-    made = FlipFlopRows(rows, length, ignore=ignore, seed=0, split="by hand").made(np.arange(rows))
-    tokens = torch.from_numpy(made.astype(np.int64)).to(model.device)
+    tokens = FlipFlopRows(rows, length, ignore=ignore, seed=0, split="by hand").made(np.arange(rows))
+    tokens = torch.from_numpy(tokens.astype(np.int64)).to(model.device)
     # long texts as an evaluation works through them, short ones as training does
     states = [model.features(part, chunk=2048 if length > 512 else None).hidden_BTD for part in tokens.split(4)]
-    said = model.logits(torch.cat(states)).argmax(-1)
+    predictions = model.logits(torch.cat(states)).argmax(-1)
     read = (tokens == READ)[:, :-1]
-    off = (said[:, :-1] != tokens[:, 1:]) & read
+    off = (predictions[:, :-1] != tokens[:, 1:]) & read
     return int(off.any(-1).sum()), int(off.sum()), int(read.sum())
 
 

@@ -18,7 +18,7 @@ SIZES = {"d_model": 12, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8}
 X = SIZES["head_dim"]
 
 
-def made(**settings: Any) -> Wall:
+def build_mixer(**settings: Any) -> Wall:
     """Gates that are neither open nor closed, as they would be after some training."""
     torch.manual_seed(3)
     return Wall(ModelConfig(**SIZES), WallConfig(**{"gate_std": 0.7, "gate_bias": 1.5} | settings)).double()
@@ -50,45 +50,45 @@ def test_gates_start_open() -> None:
 
 def test_the_output_is_the_formula(read: list[Tensor]) -> None:
     """Gates, their clamp and the scores written out for one query of one head."""
-    mixer = made(scale=0.4)
+    mixer = build_mixer(scale=0.4)
     i, h, first = 14, 3, 14 - 6
     logit = read[3][0] @ mixer.gate.weight[h * X : (h + 1) * X].T + mixer.gate.offset[h * X : (h + 1) * X]
     open_ = 0.86 * ((torch.sigmoid(logit).log() / 0.86).exp() - 1)
-    kept = torch.stack([open_[j + 1 : i + 1].sum(0).exp() for j in range(first, i + 1)])
+    retention = torch.stack([open_[j + 1 : i + 1].sum(0).exp() for j in range(first, i + 1)])
     q, k, v = read[0][0, i, h], read[1][0, first : i + 1, 1], read[2][0, first : i + 1, 1]
-    wanted = (0.4 * (q * k * kept).sum(-1)).softmax(0) @ v
+    wanted = (0.4 * (q * k * retention).sum(-1)).softmax(0) @ v
     assert (mixed(mixer, read, window=7)[0, i, h] - wanted).abs().max() <= 1e-13
 
 
 def test_without_limit_gates_fall_as_they_are(read: list[Tensor]) -> None:
-    free, held = made(g_max="none", gate_bias=-4.0), made(gate_bias=-4.0)
+    free, held = build_mixer(g_max="none", gate_bias=-4.0), build_mixer(gate_bias=-4.0)
     _, k, _, x = read
     logit = x @ free.gate.weight.T + free.gate.offset
     assert (free.log_gates(x, k).flatten(2) - torch.sigmoid(logit).log()).abs().max() <= 1e-13
     assert free.log_gates(x, k).min() < -3
     assert held.log_gates(x, k).min() > -0.86
-    for mixer, said in (
+    for mixer, backend in (
         (free, "no limit"),
-        (made(g_max=1.5), "the limit 1.5"),
+        (build_mixer(g_max=1.5), "the limit 1.5"),
         (held, "Triton needs CUDA, the device is cpu"),
     ):
-        assert said in mixer.kernel_paths(torch.device("cpu"), torch.bfloat16)["wall"]
+        assert backend in mixer.kernel_paths(torch.device("cpu"), torch.bfloat16)["wall"]
 
 
 def test_gates_of_some_channels(read: list[Tensor]) -> None:
     """All of them is the default, none of them softmax; some are the first ones, and the rest stays open."""
-    whole, all_, some, none = (made(subdim=n) for n in (None, X, 3, 0))
-    assert torch.equal(mixed(all_, read), mixed(whole, read))
+    default, all_, partial, none = (build_mixer(subdim=n) for n in (None, X, 3, 0))
+    assert torch.equal(mixed(all_, read), mixed(default, read))
     q, k, v, x = read
     assert (mixed(none, read) - softmax_attention_reference(q, k, v)).abs().max() <= 1e-12
     assert list(none.parameters()) == []
-    gates = some.log_gates(x, k)
+    gates = partial.log_gates(x, k)
     assert (gates[..., :3] < 0).all()
     assert (gates[..., 3:] == 0).all()
 
 
 def test_gates_of_kv_heads_are_those_of_query_heads_with_equal_rows(read: list[Tensor]) -> None:
-    tied, apart = made(tie="kv"), made()
+    tied, apart = build_mixer(tie="kv"), build_mixer()
     assert tied.gate.weight.shape == (2 * X, 12)
     with torch.no_grad():
         for name in ("weight", "offset"):
@@ -100,7 +100,7 @@ def test_gates_of_kv_heads_are_those_of_query_heads_with_equal_rows(read: list[T
 @pytest.mark.parametrize("tie", ["head", "kv"])
 def test_gates_from_keys(read: list[Tensor], tie: str) -> None:
     """Those of a head are projected from the key of its own KV head, and the block's input says nothing."""
-    mixer = made(gate_source="keys", tie=tie)
+    mixer = build_mixer(gate_source="keys", tie=tie)
     _, k, _, x = read
     heads = 4 if tie == "head" else 2
     weight, offset = mixer.gate.weight.unflatten(0, (heads, X)), mixer.gate.offset.unflatten(0, (heads, X))
@@ -113,9 +113,9 @@ def test_gates_from_keys(read: list[Tensor], tie: str) -> None:
 
 @pytest.mark.parametrize("source", ["input", "keys"])
 def test_rotary_turns_queries_and_keys_but_no_gates(read: list[Tensor], source: str) -> None:
-    mixer = made(rotary="full", base=50.0, gate_source=source)
+    mixer = build_mixer(rotary="full", base=50.0, gate_source=source)
     q, k, v, x = read
-    turned = [apply_rotary_reference(one, "full", 50.0) for one in (q, k)]
+    turned = [apply_rotary_reference(states, "full", 50.0) for states in (q, k)]
     assert (mixed(mixer, read) - wall_attention(*turned, v, mixer.log_gates(x, k))).abs().max() <= 1e-12
 
 

@@ -30,14 +30,14 @@ def far() -> str:
 
 def test_an_attempt_far_away_is_stopped_continued_and_evaluated(room: Callable[..., Room], far: str) -> None:
     plain = room()
-    whole = plain.run()
+    uninterrupted = plain.run()
     ours = room()
     first = ours.run(stop=11, path=far)
     assert (first.state, first.checkpoint) == ("interrupted", f"{far}/{ours.cell.id}/1/checkpoint-00000003")
     second = ours.run(path=far)
     assert second.state == "done"
     assert second.weights == f"{far}/{ours.cell.id}/2/weights.safetensors"
-    assert ours.curve(second) == plain.curve(whole)
+    assert ours.curve(second) == plain.curve(uninterrupted)
     assert len(ours.curve(second)) == STEPS
     assert [event.message for event in ours.store.events() if event.kind == "resumed"] == ["from step 3 of attempt 1"]
     assert (ours.names(first), ours.names(second)) == ([], ["weights.safetensors"])
@@ -54,18 +54,20 @@ def test_an_attempt_far_away_is_stopped_continued_and_evaluated(room: Callable[.
 
 
 def test_the_type_of_activations_is_a_setting(room: Callable[..., Room]) -> None:
-    found = {}
-    for one in (room(), room("train.activations=bfloat16")):
-        attempt = one.run()
-        said = one.store.provenances([attempt.id])[attempt.id]
-        found[said.dtype, one.cell.id] = torch.tensor([loss for _, loss, *_ in one.curve(attempt)])
-    (wide, _), (narrow, _) = found
+    provenances = {}
+    for workspace in (room(), room("train.activations=bfloat16")):
+        attempt = workspace.run()
+        provenance = workspace.store.provenances([attempt.id])[attempt.id]
+        provenances[provenance.dtype, workspace.cell.id] = torch.tensor(
+            [loss for _, loss, *_ in workspace.curve(attempt)]
+        )
+    (wide, _), (narrow, _) = provenances
     assert (wide, narrow) == ("float32", "bfloat16")
-    assert room("train.activations=auto").cell.id == next(iter(found))[1]
-    a, b = found.values()
+    assert room("train.activations=auto").cell.id == next(iter(provenances))[1]
+    a, b = provenances.values()
     # eight bits of a number, averaged over many
     assert 1e-5 < (a - b).abs().max() < 0.05
-    assert len({cell for _, cell in found}) == 2
+    assert len({cell for _, cell in provenances}) == 2
 
 
 def test_how_steps_are_queued_is_recorded_and_a_refusal_said_once(
@@ -76,21 +78,21 @@ def test_how_steps_are_queued_is_recorded_and_a_refusal_said_once(
     def refusing(pieces: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
 
-    found = []
+    results = []
     for ours, capture in ((room(), None), (room("train.graphs=on"), loop.without_capture), (room(), refusing)):
         if capture is not None:
             monkeypatch.setattr(loop, "without_capture", capture)
             monkeypatch.setattr(optimizer_steps, "should_capture", lambda *_: (True, "asked for"))
         attempt = ours.run()
-        found.append((ours.store.provenances([attempt.id])[attempt.id].extra["steps"], ours.curve(attempt)))
-    assert [steps for steps, _ in found] == [
+        results.append((ours.store.provenances([attempt.id])[attempt.id].extra["steps"], ours.curve(attempt)))
+    assert [steps for steps, _ in results] == [
         "as they come: no GPU", "CUDA graphs: asked for",
         "as they come: operation not permitted when stream is capturing",
     ]  # fmt: skip
-    assert found[0][1] == found[1][1] == found[2][1]
-    said = [line for line in capsys.readouterr().out.splitlines() if "cannot be captured" in line]
-    assert len(said) == 1
-    assert said[0].endswith("to the same numbers: operation not permitted when stream is capturing")
+    assert results[0][1] == results[1][1] == results[2][1]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "cannot be captured" in line]
+    assert len(lines) == 1
+    assert lines[0].endswith("to the same numbers: operation not permitted when stream is capturing")
 
 
 def test_loss_scaling_is_told_and_resumed(
@@ -99,13 +101,13 @@ def test_loss_scaling_is_told_and_resumed(
     """On the CPU, which has no float16, the scale comes and goes without a trace in the numbers."""
     monkeypatch.setattr(validate, "check_precision", lambda *sections: ())
     plain, scaled = room(), room("train.precision=fp16")
-    whole = plain.run()
+    uninterrupted = plain.run()
     scaled.run(stop=11)
     second = scaled.run()
-    assert scaled.curve(second) == plain.curve(whole)
+    assert scaled.curve(second) == plain.curve(uninterrupted)
     assert scaled.cell.id != plain.cell.id
-    told = {value.metric: value.value for value in scaled.store.measurements(scaled.cell.id)}
-    assert told["skipped_steps"] == 0
+    values = {value.metric: value.value for value in scaled.store.measurements(scaled.cell.id)}
+    assert values["skipped_steps"] == 0
     assert "skipped_steps" not in {value.metric for value in plain.store.measurements(plain.cell.id)}
     assert "loss scale 65536, 0 steps skipped" in capsys.readouterr().out
     assert "precision=fp16" in cell_details(scaled.store, scaled.cell.id, None).text()
@@ -118,14 +120,14 @@ def test_a_damaged_newest_checkpoint_costs_steps_and_no_number(
 ) -> None:
     """The one before is gone on from, to the last bit as if nothing had been stopped."""
     plain, ours = room(), room()
-    whole, first = plain.run(), ours.run(stop=11)
+    uninterrupted, first = plain.run(), ours.run(stop=11)
     seal = ours.runs / str(first.checkpoint) / "state.json"
-    said = seal.read_bytes()
-    assert b'"step": 3' in said
-    seal.write_bytes(said.replace(b'"step": 3', damage) if damage else b"")
+    content = seal.read_bytes()
+    assert b'"step": 3' in content
+    seal.write_bytes(content.replace(b'"step": 3', damage) if damage else b"")
     capsys.readouterr()
     second = ours.run()
-    assert (second.state, ours.curve(second)) == ("done", plain.curve(whole))
+    assert (second.state, ours.curve(second)) == ("done", plain.curve(uninterrupted))
     assert [event.message for event in ours.store.events() if event.kind == "resumed"] == ["from step 2 of attempt 1"]
     out = capsys.readouterr().out
     assert f"{seal.parent} is damaged and passed over: state.json " in out
@@ -241,8 +243,8 @@ def test_checkpoints_that_cannot_be_removed_are_told_and_the_cell_is_done(
     monkeypatch.setattr(MemoryFileSystem, "rm", fail)
     done = ours.run(path=far)
     assert done.state == "done"
-    (told,) = [event.message for event in ours.store.events() if event.kind == "storage"]
-    assert told.startswith(f"checkpoints were left behind: {far}/{ours.cell.id}/1 cannot be used: gone; ")
+    (message,) = [event.message for event in ours.store.events() if event.kind == "storage"]
+    assert message.startswith(f"checkpoints were left behind: {far}/{ours.cell.id}/1 cannot be used: gone; ")
 
 
 @pytest.fixture
@@ -264,10 +266,10 @@ def test_a_deterministic_attempt_gives_the_same_numbers_on_the_cpu(room: Callabl
     assert exact.curve(exact.run()) == expected
     assert torch.are_deterministic_algorithms_enabled()
     for key in ("clean", "needle", "val", "junk"):
-        found, wanted = (
+        results, wanted = (
             {(v.metric, v.length): v.value for v in r.store.measurements(r.cell.id) if v.probe == key}
             for r in (exact, plain)
         )
-        assert {k: v for k, v in found.items() if k[0] != "peak_memory"} == {
+        assert {k: v for k, v in results.items() if k[0] != "peak_memory"} == {
             k: v for k, v in wanted.items() if k[0] != "peak_memory"
         }

@@ -36,12 +36,12 @@ sys.stdin.readline()
 
 def holder(folder: Path) -> subprocess.Popen[str]:
     """Start another process that holds the lock."""
-    other = script(HOLDER, str(folder))
-    assert line_of(other) == "compiling"
-    return other
+    process = script(HOLDER, str(folder))
+    assert line_of(process) == "compiling"
+    return process
 
 
-def told(calls: list[float], what: Callable[[], None], after: int) -> Callable[[], None]:
+def counting(calls: list[float], what: Callable[[], None], after: int) -> Callable[[], None]:
     """Notes each look, and does something at the one after so many."""
 
     def look() -> None:
@@ -53,31 +53,31 @@ def told(calls: list[float], what: Callable[[], None], after: int) -> Callable[[
 
 
 def test_one_compiles_and_the_other_finds_it(tmp_path: Path) -> None:
-    with holder(tmp_path / "turns") as other:
-        assert other.stdin is not None
+    with holder(tmp_path / "turns") as process:
+        assert process.stdin is not None
 
         def let_go() -> None:
-            other.stdin.write("\n")  # type: ignore[union-attr]
-            other.stdin.flush()  # type: ignore[union-attr]
+            process.stdin.write("\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
 
         calls: list[float] = []
         mine = CompileLock(tmp_path / "turns", "kind")
-        waited = mine.acquire(told(calls, let_go, 4))
+        waited = mine.acquire(counting(calls, let_go, 4))
         assert len(calls) >= 4
         assert 4 * compile_lock.LOCK_POLL_S <= waited < PATIENCE_S
         mine.mark_compiled()
         # from now on nobody waits, however many there are
         begun = [CompileLock(tmp_path / "turns", "kind") for _ in range(3)]
         assert all(turn.acquire(pytest.fail) < 1 for turn in begun)
-        other.communicate("\n", timeout=PATIENCE_S)
+        process.communicate("\n", timeout=PATIENCE_S)
     assert (tmp_path / "turns" / "kind").read_text() == "compiled\n"
 
 
 def test_a_turn_ends_with_its_process(tmp_path: Path) -> None:
-    with holder(tmp_path) as other:
+    with holder(tmp_path) as process:
         calls: list[float] = []
         mine = CompileLock(tmp_path, "kind")
-        mine.acquire(told(calls, lambda: os.kill(other.pid, signal.SIGKILL), 3))
+        mine.acquire(counting(calls, lambda: os.kill(process.pid, signal.SIGKILL), 3))
         assert len(calls) >= 3
         # nothing was compiled, so now it is this one's
         with pytest.raises(Stopped):
@@ -98,14 +98,14 @@ def test_what_is_raised_meanwhile_ends_the_wait(
     tmp_path: Path, meanwhile: Callable[[], None], error: type[Exception]
 ) -> None:
     """And other kinds of networks do not wait."""
-    with holder(tmp_path) as other:
+    with holder(tmp_path) as process:
         mine = CompileLock(tmp_path, "kind")
         with pytest.raises(error):
             mine.acquire(meanwhile)
         mine.mark_compiled()
         assert (tmp_path / "kind").read_text() == "", "it never was its turn"
         assert CompileLock(tmp_path, "another").acquire(pytest.fail) < 1
-        other.kill()
+        process.kill()
 
 
 def test_who_compiled_nothing_lets_the_next_one(tmp_path: Path) -> None:
@@ -122,9 +122,9 @@ def test_who_compiled_nothing_lets_the_next_one(tmp_path: Path) -> None:
 
 def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_lock, "LOCK_TIMEOUT_S", 0.3)
-    with holder(tmp_path) as other:
+    with holder(tmp_path) as process:
         assert 0.3 < CompileLock(tmp_path, "kind").acquire(lambda: None) < PATIENCE_S
-        other.kill()
+        process.kill()
 
 
 def test_where_nothing_can_be_locked_there_are_no_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,8 +144,8 @@ def test_where_nothing_can_be_locked_there_are_no_turns(tmp_path: Path, monkeypa
 
 def cell(write: Callable[..., Path], *settings: str) -> CellConfig:
     grid = write("name: g\nextends: micro\naxes: {attn_type: [polar]}\n")
-    (found,) = load_grid(grid, sets=settings, rename="other" if settings else None).expand(lambda data: "text")
-    return found.config
+    (expanded,) = load_grid(grid, sets=settings, rename="other" if settings else None).expand(lambda data: "text")
+    return expanded.config
 
 
 @pytest.mark.parametrize(("settings", "same"), [
@@ -155,7 +155,7 @@ def cell(write: Callable[..., Path], *settings: str) -> CellConfig:
     (["model.d_model=64"], False),
 ])  # fmt: skip
 def test_cells_of_one_kind_compile_the_same(settings: list[str], same: bool, write: Callable[..., Path]) -> None:
-    other = cell(write, *settings)
-    assert (graph_key(cell(write)) == graph_key(other)) is same
-    assert graph_key(other) != graph_key(other, "torch 2.12")
-    assert graph_key(other) == graph_key(other.model_copy(update={"seed": other.seed + 1}))
+    changed = cell(write, *settings)
+    assert (graph_key(cell(write)) == graph_key(changed)) is same
+    assert graph_key(changed) != graph_key(changed, "torch 2.12")
+    assert graph_key(changed) == graph_key(changed.model_copy(update={"seed": changed.seed + 1}))

@@ -40,8 +40,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_in_the_users_cache_by_versions_and_gpu(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_shared_compile_cache(DEVICE)
     inductor, triton = (Path(os.environ[name]) for name in NAMES)
-    made_for = f"torch-{torch.__version__}-{version('triton')}-NVIDIA-H200-NVL"
-    assert inductor == home / ".cache" / "atma-sweep" / "compiled" / made_for / "inductor"
+    versions = f"torch-{torch.__version__}-{version('triton')}-NVIDIA-H200-NVL"
+    assert inductor == home / ".cache" / "atma-sweep" / "compiled" / versions / "inductor"
     assert triton == inductor.with_name("triton")
     assert " " not in str(inductor.relative_to(home))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA A100")
@@ -76,8 +76,8 @@ def test_a_folder_that_is_set_stays(name: str, home: Path, monkeypatch: pytest.M
     monkeypatch.setenv(name, "/mine")
     use_shared_compile_cache(DEVICE)
     assert os.environ[name] == "/mine"
-    (other,) = set(NAMES) - {name}
-    assert Path(os.environ[other]).is_relative_to(home)
+    (other_name,) = set(NAMES) - {name}
+    assert Path(os.environ[other_name]).is_relative_to(home)
 
 
 def test_nothing_is_written_before_something_is_compiled(home: Path) -> None:
@@ -92,8 +92,8 @@ def test_self_tests_are_noted_by_the_driver(home: Path, driver: str | None, monk
     noted: list[Path | None] = []
     monkeypatch.setattr(device, "cache_self_tests", noted.append)
     share_self_tests(DEVICE)
-    made_for = f"torch-{torch.__version__}-{version('triton')}-NVIDIA-H200-NVL"
-    folder = home / ".cache" / "atma-sweep" / "compiled" / made_for / f"passed-{driver}"
+    versions = f"torch-{torch.__version__}-{version('triton')}-NVIDIA-H200-NVL"
+    folder = home / ".cache" / "atma-sweep" / "compiled" / versions / f"passed-{driver}"
     assert noted == ([] if driver is None else [folder])
     assert list(home.iterdir()) == []
 
@@ -103,19 +103,19 @@ def test_what_is_compiled_is_found_by_the_same_sources(home: Path, monkeypatch: 
     real, edited = device.sources, [""]
     monkeypatch.setattr(device, "sources", lambda folder: real(folder) + (edited[0] if folder.name == "model" else ""))
 
-    def tag(*others: str) -> str:
-        use_shared_compile_cache(DEVICE, *others)
+    def tag(*hashes: str) -> str:
+        use_shared_compile_cache(DEVICE, *hashes)
         return str(torch.compiler.config.cache_key_tag)
 
     assert tag() == tag()
     assert getattr(functorch, device.CUSTOM_AUTOGRAD_FLAG) is True
-    found = [tag(), tag("a plugin"), tag("another")]
+    tags = [tag(), tag("a plugin"), tag("another")]
     edited[0] = "edited"
-    found.append(tag())
+    tags.append(tag())
     monkeypatch.setenv("TORCH_COMPILE_CACHE_KEY_TAG", "mine")
-    found.append(tag())
-    assert len(set(found)) == 5
-    assert found[4] == f"mine{found[3]}"
+    tags.append(tag())
+    assert len(set(tags)) == 5
+    assert tags[4] == f"mine{tags[3]}"
     assert {path.name for path in device.PACKAGE.iterdir()} >= {"kernels", "model"}
 
 
@@ -127,17 +127,17 @@ def test_a_later_process_traces_no_backward_again(tmp_path: Path, how: str) -> N
     script = Path(__file__).parents[2] / "testing" / "compiled_again.py"
     env = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
-    def told(*others: str) -> Any:
-        command = [sys.executable, str(script), how, *others]
+    def compile_report(*hashes: str) -> Any:
+        command = [sys.executable, str(script), how, *hashes]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
-    first, again, edited = told(), told(), told("edited")
+    first, again, edited = compile_report(), compile_report(), compile_report("edited")
     assert first["gradients"] == again["gradients"] == edited["gradients"]
     graphs = first["asked"]["miss"]
     assert graphs == first["asked"]["saved"] == (3 if how == "regional" else 1)
     assert again["asked"].get("hit") == graphs
     assert "miss" not in again["asked"]
     assert edited["asked"]["miss"] == graphs
-    assert not any("bypass" in one["asked"] for one in (first, again, edited))
+    assert not any("bypass" in report["asked"] for report in (first, again, edited))

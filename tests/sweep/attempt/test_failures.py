@@ -85,11 +85,11 @@ def test_a_log_that_says_nothing_is_judged_by_the_exit_code(tmp_path: Path) -> N
 
 
 def test_causes_of_different_cells_are_alike() -> None:
-    one = "ImportError: no module x in /runs/3f0a9c1b22de/1/job.py line 17"
-    other = "ImportError: no module x in /runs/77aa01b4e9f0/2/job.py line 17"
+    first = "ImportError: no module x in /runs/3f0a9c1b22de/1/job.py line 17"
+    second = "ImportError: no module x in /runs/77aa01b4e9f0/2/job.py line 17"
     assert (
-        cause_pattern(one)
-        == cause_pattern(other)
+        cause_pattern(first)
+        == cause_pattern(second)
         != cause_pattern("ImportError: no module y in /runs/1/1/job.py line 17")
     )
 
@@ -103,7 +103,7 @@ def test_kernel_kills_are_counted(tmp_path: Path) -> None:
 def test_the_table_of_classes_is_whole_and_documented() -> None:
     assert set(FAILURES) == set(get_args(Failure))
     page = (Path(__file__).parents[3] / "docs" / "robustness.md").read_text()
-    rows = "\n".join(f"| `{name}` | {one.meaning} | {one.reaction} |" for name, one in FAILURES.items())
+    rows = "\n".join(f"| `{name}` | {failure.meaning} | {failure.reaction} |" for name, failure in FAILURES.items())
     assert rows in page, f"docs/robustness.md has another table than results/failure_classes.py, which reads:\n{rows}"
     tries = {None: "without end", 1: "none", 2: "once more", 3: "three tries"}
     assert [name for name, policy in FAILURES.items() if tries[policy.tries] not in policy.reaction] == []

@@ -120,19 +120,19 @@ def test_cells_that_cannot_be_started_do_not_stop_the_sweep(
             raise NO_SPACE
 
         monkeypatch.setattr(Job, "write", full)
-    told: list[str] = []
+    messages: list[str] = []
     listener: Any = SimpleNamespace(
-        started=lambda *_: told.append("started"), ended=lambda *_: told.append("ended"),
+        started=lambda *_: messages.append("started"), ended=lambda *_: messages.append("ended"),
         running=lambda *_: None, waiting=lambda *_: None,
     )  # fmt: skip
-    place = Full(store)
-    supervisor_of(store, fence, place, tmp_path / "runs", listener=listener).run(trainings(chosen))
-    assert place.started == (0 if what == "job.json" else 15)
+    executor = Full(store)
+    supervisor_of(store, fence, executor, tmp_path / "runs", listener=listener).run(trainings(chosen))
+    assert executor.started == (0 if what == "job.json" else 15)
     for cell in chosen:
         assert endings(store, cell.id) == [("failed", "infrastructure")] * 3
         causes = {attempt.cause for attempt in store.attempts(cell.id)}
         assert causes == {f"could not be started: {NO_SPACE}"}
-    assert told == ["started", "ended"] * 15
+    assert messages == ["started", "ended"] * 15
 
 
 def test_a_process_that_could_not_be_started_is_judged_without_its_log(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def trained(wake: Any) -> Any:
 
 def test_text_is_what_the_network_says_token_by_token(trained: Any) -> None:
     cell = trained(memory="gated_delta")
-    found = "".join(cell.generate("né", tokens=9, temperature=0))
+    text = "".join(cell.generate("né", tokens=9, temperature=0))
     tokens = [256, *"né".encode()]
     for _ in range(9):
         with torch.no_grad():
@@ -42,14 +42,14 @@ def test_text_is_what_the_network_says_token_by_token(trained: Any) -> None:
         if tokens[-1] == 256:
             break
     expected = bytes(token for token in tokens[4:] if token < 256).decode(errors="replace")
-    assert found == expected
-    assert found == "".join(cell.generate("né", tokens=9, temperature=0))
+    assert text == expected
+    assert text == "".join(cell.generate("né", tokens=9, temperature=0))
 
 
 def test_a_letter_of_several_bytes_comes_whole(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = trained()
-    said = [*"aé€".encode(), 0xE2, 0x82]
-    monkeypatch.setattr("atma_sweep.sweep.attempt.generation.write", lambda *args, **options: iter(said))
+    tokens = [*"aé€".encode(), 0xE2, 0x82]
+    monkeypatch.setattr("atma_sweep.sweep.attempt.generation.write", lambda *args, **options: iter(tokens))
     assert list(cell.generate("")) == ["a", "é", "€", "�"]
 
 
@@ -79,7 +79,7 @@ def test_the_command_prints_the_prompt_and_what_follows(
     trained: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cell = trained(attn_type="path")
-    monkeypatch.setattr(loading, "load", lambda asked, **options: cell)
+    monkeypatch.setattr(loading, "load", lambda cell_name, **options: cell)
     expected = "".join(cell.generate("say ", tokens=5, seed=3))
     command.generate("polar", prompt="say ", tokens=5, seed=3, device="cpu", as_json=True)
     printed = capsys.readouterr()

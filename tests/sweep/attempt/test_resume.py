@@ -81,7 +81,7 @@ def ended(bench: Bench) -> Ended:
     return Ended(bench.curves(), bench.sql(NUMBERS), bench.sql(ITEMS))
 
 
-def made(folder: Path) -> Bench:
+def prepared_bench(folder: Path) -> Bench:
     bench = Bench(folder)
     (folder / "micro.yaml").write_text(GRID)
     return bench
@@ -94,10 +94,10 @@ def kill_while_running(bench: Bench, launch: subprocess.Popen[str], plan: dict[s
         for slug, number, pid, step in bench.sql(RUNNING):
             assert isinstance(pid, int)
             assert isinstance(step, int)
-            left = plan[str(slug)]
-            if left and step >= left[0] and (slug, number) not in [row[:2] for row in killed]:
+            remaining = plan[str(slug)]
+            if remaining and step >= remaining[0] and (slug, number) not in [row[:2] for row in killed]:
                 os.kill(pid, signal.SIGKILL)
-                left.pop(0)
+                remaining.pop(0)
                 killed.append((slug, number, step))
         time.sleep(0.005)
     return killed
@@ -106,7 +106,7 @@ def kill_while_running(bench: Bench, launch: subprocess.Popen[str], plan: dict[s
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, subprocess.Popen[str]]]:
     """The same grid without interruption, on its way beside the other."""
-    bench = made(tmp_path_factory.mktemp("whole"))
+    bench = prepared_bench(tmp_path_factory.mktemp("whole"))
     process = bench.start("launch", "micro.yaml", "--executor", "local")
     yield bench, process
     process.terminate()
@@ -120,7 +120,7 @@ def test_killed_at_random_steps_every_cell_comes_to_the_same_numbers(
 ) -> None:
     draw = random.Random(5)
     plan = {slug: sorted(draw.sample(range(1, STEPS - 8), 3 if slug == OFTEN else 1)) for slug in SLUGS}
-    bench = made(tmp_path)
+    bench = prepared_bench(tmp_path)
     first = bench.start("launch", "micro.yaml", "--executor", "local")
     bench.wait("SELECT 1 FROM attempt")
     killed = kill_while_running(bench, first, plan)
@@ -138,18 +138,18 @@ def test_killed_at_random_steps_every_cell_comes_to_the_same_numbers(
     assert len(bench.sql("SELECT 1 FROM event WHERE kind = 'resumed'")) >= len(late) > 0
     assert list((bench.folder / "atma-runs").glob("*/*/*checkpoint-*")) == []
 
-    reference, other = whole
-    other.communicate(timeout=PATIENCE_S)
-    assert other.returncode == 0
+    reference, process = whole
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
     reference.once(len(SLUGS))
-    expected, found = ended(reference), ended(bench)
+    expected, results = ended(reference), ended(bench)
     assert sorted(expected.curves) == sorted(SLUGS)
     for slug in SLUGS:
         assert [point[0] for point in expected.curves[slug]] == list(range(1, STEPS + 1))
-        assert found.curves[slug] == expected.curves[slug], f"{slug} was killed after {killed}"
+        assert results.curves[slug] == expected.curves[slug], f"{slug} was killed after {killed}"
     assert len({tuple(curve) for curve in expected.curves.values()}) == len(SLUGS), "no two cells are alike"
-    assert found.numbers == expected.numbers
+    assert results.numbers == expected.numbers
     # val twice, clean at two lengths, needle with three metrics at two lengths and one without a needle
     assert len(expected.numbers) == len(SLUGS) * (2 + 2 + 2 * 4 + 1)
-    assert found.items == expected.items
+    assert results.items == expected.items
     assert len(expected.items) > 0

@@ -16,7 +16,7 @@ from atma_sweep.sweep.config import CellConfig
 from atma_sweep.sweep.errors import SweepError
 from attempts import STEPS, Room
 
-ASKED = ("eval.samples.prompts=['', 'def ']", "eval.samples.tokens=7")
+SAMPLE_SETTINGS = ("eval.samples.prompts=['', 'def ']", "eval.samples.tokens=7")
 
 
 def texts(of: Room, attempt: Any) -> list[Sample]:
@@ -24,47 +24,49 @@ def texts(of: Room, attempt: Any) -> list[Sample]:
 
 
 def test_samples_are_the_same_however_often_a_training_is_stopped(room: Callable[..., Room]) -> None:
-    plain, ours = room(), room(*ASKED)
+    plain, ours = room(), room(*SAMPLE_SETTINGS)
     assert plain.cell.id == ours.cell.id, "outside the id"
-    whole = plain.run()
-    straight = room(*ASKED)
+    uninterrupted = plain.run()
+    straight = room(*SAMPLE_SETTINGS)
     expected = texts(straight, straight.run())
     for stop in (31, 40, 45):
         assert ours.run(stop=stop).state == "interrupted"
     second = ours.run()
-    found = texts(ours, second)
+    samples = texts(ours, second)
     assert second.state == "done"
-    assert found == expected
-    assert [(one.step, one.prompt) for one in found] == [(s, p) for s in range(1, STEPS + 1) for p in ("", "def ")]
-    assert len({one.text for one in found}) > STEPS, "the network changes, and so does what it writes"
-    assert ours.curve(second) == plain.curve(whole), "no number of the training"
-    assert texts(plain, whole) == []
+    assert samples == expected
+    assert [(sample.step, sample.prompt) for sample in samples] == [
+        (s, p) for s in range(1, STEPS + 1) for p in ("", "def ")
+    ]
+    assert len({sample.text for sample in samples}) > STEPS, "the network changes, and so does what it writes"
+    assert ours.curve(second) == plain.curve(uninterrupted), "no number of the training"
+    assert texts(plain, uninterrupted) == []
 
 
 def test_the_last_sample_is_what_the_kept_weights_write(room: Callable[..., Room]) -> None:
-    ours = room(*ASKED, "eval.samples.temperature=0")
+    ours = room(*SAMPLE_SETTINGS, "eval.samples.temperature=0")
     attempt = ours.run()
     trained = load(ours.cell.id, db=str(ours.store.url), device="cpu")
-    for one in texts(ours, attempt)[-2:]:
-        assert one.step == STEPS
-        assert one.text == "".join(trained.generate(one.prompt, tokens=7, temperature=0))
+    for sample in texts(ours, attempt)[-2:]:
+        assert sample.step == STEPS
+        assert sample.text == "".join(trained.generate(sample.prompt, tokens=7, temperature=0))
     (cell,) = json.loads(build_blocks(ours.store, "g")[1]["core"])["cells"]
-    assert [tuple(one) for one in cell["samples"]] == [(s.step, s.prompt, s.text) for s in texts(ours, attempt)]
+    assert [tuple(sample) for sample in cell["samples"]] == [(s.step, s.prompt, s.text) for s in texts(ours, attempt)]
     sheet = cell_details(ours.store, ours.cell.id)
-    assert [one["step"] for one in sheet.as_json()["samples"]] == [one.step for one in texts(ours, attempt)]
+    assert [sample["step"] for sample in sheet.as_json()["samples"]] == [one.step for one in texts(ours, attempt)]
     lines = sheet.text().splitlines()
-    (at,) = (place for place, line in enumerate(lines) if line.startswith("samples after step"))
+    (at,) = (index for index, line in enumerate(lines) if line.startswith("samples after step"))
     assert lines[at] == f"samples after step {STEPS}, the last of {STEPS} steps with samples; --json has all:"
-    told = [line.strip().partition(" -> ") for line in lines[at + 1 :]]
-    assert [(json.loads(a), json.loads(b)) for a, _, b in told] == [
-        (one.prompt, one.text) for one in texts(ours, attempt)[-2:]
+    pairs = [line.strip().partition(" -> ") for line in lines[at + 1 :]]
+    assert [(json.loads(a), json.loads(b)) for a, _, b in pairs] == [
+        (sample.prompt, sample.text) for sample in texts(ours, attempt)[-2:]
     ]
 
 
 def test_what_cannot_be_written_is_told_once_and_stops_no_training(
     room: Callable[..., Room], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ours = room(ASKED[0], "model.positions=ape", "eval.samples.tokens=10000")
+    ours = room(SAMPLE_SETTINGS[0], "model.positions=ape", "eval.samples.tokens=10000")
     attempt = ours.run()
     assert attempt.state == "done"
     assert texts(ours, attempt) == []
@@ -74,7 +76,7 @@ def test_what_cannot_be_written_is_told_once_and_stops_no_training(
 
 
 def test_settings_out_of_range_are_refused_before_anything_starts(room: Callable[..., Room]) -> None:
-    for said, why in (
+    for setting, why in (
         ("eval.samples.tokens=0", "eval.samples.tokens"),
         ("eval.samples.top_p=0", "eval.samples.top_p"),
         ("eval.samples.temperature=-1", "eval.samples.temperature"),
@@ -82,14 +84,14 @@ def test_settings_out_of_range_are_refused_before_anything_starts(room: Callable
         ("eval.samples.promts=[a]", "eval.samples.promts"),
     ):
         with pytest.raises(SweepError, match=why):
-            room(said)
+            room(setting)
 
 
 def test_what_is_stored_of_a_cell_without_samples_reads_as_it_always_has() -> None:
-    told = CellConfig().model_dump(mode="json")["eval"]
-    assert "samples" not in told
-    asked = CellConfig.model_validate({"eval": {"samples": {"prompts": ["a"]}}})
-    assert CellConfig.model_validate(asked.model_dump(mode="json")) == asked
+    settings = CellConfig().model_dump(mode="json")["eval"]
+    assert "samples" not in settings
+    config = CellConfig.model_validate({"eval": {"samples": {"prompts": ["a"]}}})
+    assert CellConfig.model_validate(config.model_dump(mode="json")) == config
 
 
 def test_a_text_with_letters_that_no_server_takes_is_kept(room: Callable[..., Room]) -> None:
@@ -97,8 +99,8 @@ def test_a_text_with_letters_that_no_server_takes_is_kept(room: Callable[..., Ro
 
 
 def test_a_page_has_few_steps_and_the_last() -> None:
-    many = [Sample(step=step, item=item, prompt="p", text="t") for step in range(1, 51) for item in (0, 1)]
-    steps = sorted({one.step for one in _thinned(many)})
+    samples = [Sample(step=step, item=item, prompt="p", text="t") for step in range(1, 51) for item in (0, 1)]
+    steps = sorted({sample.step for sample in _thinned(samples)})
     assert steps == list(range(5, 51, 5))
-    assert len(_thinned(many)) == 2 * len(steps)
+    assert len(_thinned(samples)) == 2 * len(steps)
     assert _thinned([]) == []

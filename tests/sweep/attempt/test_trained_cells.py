@@ -88,8 +88,8 @@ class Shelf:
             change(config)
             connection.execute("UPDATE cell SET config = ? WHERE slug = ?", [json.dumps(config), slug])
 
-    def load(self, asked: str, **options: Any) -> loading.LoadedModel:
-        return atma_sweep.load(asked, db=self.path, **options)
+    def load(self, cell_name: str, **options: Any) -> loading.LoadedModel:
+        return atma_sweep.load(cell_name, db=self.path, **options)
 
 
 @pytest.fixture
@@ -137,10 +137,10 @@ def test_weights_at_an_address_of_their_own(shelf: Shelf, tmp_path: Path) -> Non
         shelf.load(POLAR)
 
 
-def refusal(call: Callable[[], object], error: type[Exception], *words: str) -> None:
+def refusal(call: Callable[[], object], error: type[Exception], *parts: str) -> None:
     """The call ends with one line that holds these words."""
-    said = refused(call, error)
-    assert [word for word in words if word not in said] == []
+    message = refused(call, error)
+    assert [word for word in parts if word not in message] == []
 
 
 def test_what_is_missing_is_said_with_the_remedy(shelf: Shelf, tmp_path: Path) -> None:
@@ -194,10 +194,10 @@ def _stored(store: Store, cell: Cell, runs: Path) -> Cell:
 def test_shipped_cells_come_back_from_the_database_as_they_were(
     grid: str, tmp_path: Path, fake_fingerprint: Callable[..., str]
 ) -> None:
-    found = load_grid(grid).expand(fake_fingerprint)
+    cells = load_grid(grid).expand(fake_fingerprint)
     store = open_store(tmp_path / "a.db", create=True)
-    record_sweep(store, found, "g")
-    for cell in found[:: max(1, len(found) // 7)]:
+    record_sweep(store, cells, "g")
+    for cell in cells[:: max(1, len(cells) // 7)]:
         assert _stored(store, cell, tmp_path) == cell
 
 
@@ -294,8 +294,8 @@ def test_a_device_that_is_unknown_or_not_there_is_said_before_anything_else(
         raise RuntimeError("Found no NVIDIA driver\non your system")
 
     monkeypatch.setattr(torch.cuda, "init", no_driver)
-    said = refused(lambda: atma_sweep.load(POLAR, db=tmp_path / "none.db", device="cuda"), MachineError)
-    assert said == 'no usable CUDA GPU: Found no NVIDIA driver; device="cpu" loads the model on the CPU'
+    message = refused(lambda: atma_sweep.load(POLAR, db=tmp_path / "none.db", device="cuda"), MachineError)
+    assert message == 'no usable CUDA GPU: Found no NVIDIA driver; device="cpu" loads the model on the CPU'
 
 
 @pytest.mark.gpu

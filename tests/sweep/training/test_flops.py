@@ -102,16 +102,16 @@ def test_the_surround_changes_no_product_but_the_heads() -> None:
     """The head works on the targets that count alone; everything else that can be switched is elementwise or a look-up."""
     size = {"d_model": 16, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "head_dim": 8, "vocab_size": 64}
     plain = ModelConfig(**size)
-    whole = forward_flops(plain, 9)
-    assert whole is not None
+    all_targets = forward_flops(plain, 9)
+    assert all_targets is not None
     for switch in (
         {"mlp": "swiglu"}, {"residual": "normed"}, {"dropout": 0.1}, {"logit_cap": None}, {"tie_head": True},
         {"positions": "ape", "position_settings": {"ape": {"length": 9}}},
     ):  # fmt: skip
-        assert forward_flops(ModelConfig(**size, **switch), 9) == whole
-    assert whole - forward_flops(plain, 9, counted=0.25) == 0.75 * 2 * 16 * 64  # type: ignore[operator]
+        assert forward_flops(ModelConfig(**size, **switch), 9) == all_targets
+    assert all_targets - forward_flops(plain, 9, counted=0.25) == 0.75 * 2 * 16 * 64  # type: ignore[operator]
     assert training_flops(plain, 9, counted=0.25) == 3 * forward_flops(plain, 9, counted=0.25)  # type: ignore[operator]
-    assert forward_flops(ModelConfig(**size, mlp_ratio=2), 9) == whole - 2 * 2 * (3 * 16 * 2 * 16)
+    assert forward_flops(ModelConfig(**size, mlp_ratio=2), 9) == all_targets - 2 * 2 * (3 * 16 * 2 * 16)
 
 
 # --- every part says its own --------------------------------------------------------------------------------------
@@ -175,18 +175,18 @@ def test_mixers_do_what_they_are_counted_for(mixer: str, block: int | None) -> N
     q, k = torch.randn(3, t, 4, 8), torch.randn(3, t, 2, 8)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         core(q, k, k, window=None, block=block)
-    said = registry.MIXERS.load(mixer).forward_flops(config, core.config, keys)
-    assert counter.get_total_flops() == 3 * t * said
+    reported = registry.MIXERS.load(mixer).forward_flops(config, core.config, keys)
+    assert counter.get_total_flops() == 3 * t * reported
 
 
 @pytest.mark.usefixtures("registries")
 def test_a_part_is_counted_as_what_it_says() -> None:
-    asked = []
+    calls = []
 
     class Linear(Mixer):
         @classmethod
         def forward_flops(cls, model: ModelConfig, config: Any, keys: float) -> float:
-            asked.append(keys)
+            calls.append(keys)
             return 1000.0 * model.n_heads
 
     class Cheap(Memory):
@@ -203,7 +203,7 @@ def test_a_part_is_counted_as_what_it_says() -> None:
     # one of the four blocks is global; a query sees 3 of 5 keys on average
     assert linear - nope == 4000 - 4 * 4 * 8 * 3
     assert both - linear == 7 * 8
-    assert asked == [3.0, 3.0]
+    assert calls == [3.0, 3.0]
 
 
 @pytest.mark.usefixtures("registries")
@@ -228,8 +228,8 @@ def test_no_part_is_counted_as_another(cells: Callable[..., list[Cell]]) -> None
         assert estimated_flops(config, 9) == 3 * (base - attention)
         assert unknown(config.model_copy(update={"attn_every": 9, "attn_offset": 8})) is None, "no layer has it"
     with_memory, without = cells("axes: {attn_type: [mine], memory: [old, gated_delta]}\n")
-    found = costs([Task(cell, "train", [], "new") for cell in (with_memory, without)], [with_memory, without], {})
-    assert 0 < found[with_memory.id] < found[without.id]
+    order = costs([Task(cell, "train", [], "new") for cell in (with_memory, without)], [with_memory, without], {})
+    assert 0 < order[with_memory.id] < order[without.id]
 
 
 @pytest.mark.parametrize(("name", "peak"), [

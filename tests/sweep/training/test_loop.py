@@ -51,12 +51,12 @@ def gradients(model: Backbone) -> dict[str, Tensor]:
 
 def accumulate(model: Backbone, config: TrainConfig, step: int = 0) -> tuple[dict[str, Tensor], float]:
     """Gradients and mean cross-entropy of one step of the loop, without the update."""
-    made = trainer(model, config)
-    inputs, targets = made.batches.step(step)
+    training = trainer(model, config)
+    inputs, targets = training.batches.step(step)
     losses = []
     for micro in range(config.accumulation):
         part = slice(micro * config.micro_batch, (micro + 1) * config.micro_batch)
-        objective, mean = made.objective(made.draw_batch(inputs[part], targets[part], step, micro))
+        objective, mean = training.objective(training.draw_batch(inputs[part], targets[part], step, micro))
         objective.backward()
         losses.append(mean.item())
     return gradients(model), sum(losses) / len(losses)
@@ -70,15 +70,15 @@ def accumulate(model: Backbone, config: TrainConfig, step: int = 0) -> tuple[dic
 def test_accumulating_micro_batches_is_one_big_batch(network: Network, level: str, reduction: str) -> None:
     settings = LEVELS[level][0]
     models = [network(awake=True, dtype=torch.float64, **settings) for _ in range(3)]
-    found = [
+    gradients = [
         accumulate(model, recipe(micro_batch=rows, loss_reduction=reduction))
         for model, rows in zip(models, (1, 2, 4), strict=True)
     ]
-    for grads, loss in found[1:]:
-        assert loss == pytest.approx(found[0][1], abs=1e-12)
-        assert grads.keys() == found[0][0].keys()
+    for grads, loss in gradients[1:]:
+        assert loss == pytest.approx(gradients[0][1], abs=1e-12)
+        assert grads.keys() == gradients[0][0].keys()
         for name, grad in grads.items():
-            assert (grad - found[0][0][name]).abs().max() <= 1e-12 * (24 if reduction == "sum" else 1), name
+            assert (grad - gradients[0][0][name]).abs().max() <= 1e-12 * (24 if reduction == "sum" else 1), name
 
 
 def test_summed_and_mean_losses_differ_by_the_tokens_of_a_step(network: Network) -> None:
@@ -102,14 +102,14 @@ def test_the_objective_is_the_formula(network: Network, regularizer: str, distra
         distractor_weight=0.5,
     )
     model = network(awake=True, dtype=torch.float64)
-    made = trainer(model, config, seed=4)
-    inputs, targets = (part[:2] for part in made.batches.step(2))
-    objective, mean = made.objective(made.draw_batch(inputs, targets, 2, 1))
+    training = trainer(model, config, seed=4)
+    inputs, targets = (part[:2] for part in training.batches.step(2))
+    objective, mean = training.objective(training.draw_batch(inputs, targets, 2, 1))
 
-    asked = AuxiliaryTerms(
+    terms = AuxiliaryTerms(
         regularizer=regularizer, sketch=5, distractor=distractor, distractor_count=None, seed=4, step=2, micro=1
     )
-    terms = model.features(inputs, auxiliary=asked)
+    terms = model.features(inputs, auxiliary=terms)
     cross_entropy = torch.nn.functional.cross_entropy(
         model(inputs).flatten(0, 1), targets.flatten(), reduction="sum" if reduction == "sum" else "mean"
     )
@@ -138,8 +138,8 @@ def test_draws_differ_between_steps_micro_batches_and_seeds(network: Network) ->
     model = network(awake=True, dtype=torch.float64)
     inputs, targets = (part[:2] for part in trainer(model, config).batches.step(0))
 
-    def objective(made: Trainer, step: int, micro: int) -> float:
-        return made.objective(made.draw_batch(inputs, targets, step, micro))[0].item()
+    def objective(training: Trainer, step: int, micro: int) -> float:
+        return training.objective(training.draw_batch(inputs, targets, step, micro))[0].item()
 
     values = {
         (seed, step, micro): objective(trainer(model, config, seed=seed), step, micro)
@@ -156,12 +156,12 @@ def test_a_step_clips_the_whole_gradient_and_reports_the_norm_before(network: Ne
     grads, loss = accumulate(network(awake=True), recipe())
     norm = math.sqrt(sum(float(g.double().square().sum()) for g in grads.values()))
     model = network(awake=True)
-    made = trainer(model, recipe(clip=norm / 4))
+    training = trainer(model, recipe(clip=norm / 4))
     clipped: list[dict[str, Tensor]] = []
-    made.optimizers.update = lambda: clipped.append(gradients(model))  # type: ignore[method-assign]
-    found_loss, found_norm = made.advance(0)
-    assert float(found_norm) == pytest.approx(norm, rel=1e-5)
-    assert float(found_loss) == pytest.approx(loss, rel=1e-6)
+    training.optimizers.update = lambda: clipped.append(gradients(model))  # type: ignore[method-assign]
+    actual_loss, actual_norm = training.advance(0)
+    assert float(actual_norm) == pytest.approx(norm, rel=1e-5)
+    assert float(actual_loss) == pytest.approx(loss, rel=1e-6)
     for name, grad in clipped[0].items():
         assert (grad - grads[name] / 4).abs().max() <= 1e-5 * (1 + grads[name].abs().max()), name
 
@@ -169,10 +169,10 @@ def test_a_step_clips_the_whole_gradient_and_reports_the_norm_before(network: Ne
 def test_a_small_gradient_is_not_clipped(network: Network) -> None:
     grads, _ = accumulate(network(awake=True), recipe())
     model = network(awake=True)
-    made = trainer(model, recipe(clip=1e6))
+    training = trainer(model, recipe(clip=1e6))
     seen: list[dict[str, Tensor]] = []
-    made.optimizers.update = lambda: seen.append(gradients(model))  # type: ignore[method-assign]
-    made.advance(0)
+    training.optimizers.update = lambda: seen.append(gradients(model))  # type: ignore[method-assign]
+    training.advance(0)
     assert all(torch.equal(seen[0][name], grads[name]) for name in grads)
 
 
@@ -182,9 +182,9 @@ def test_published_convolutions_never_train_and_intended_ones_do(network: Networ
     model = network(init=init)
     convs = [block.mix for block in model.blocks if not hasattr(block.mix, "mixer")]
     start = [(mix.in_proj.weight.detach().clone(), mix.conv.weight.detach().clone()) for mix in convs]
-    made = trainer(model, recipe(tokens=24 * 5))
+    training = trainer(model, recipe(tokens=24 * 5))
     grads: list[float] = []
-    update = made.optimizers.update
+    update = training.optimizers.update
 
     def spy() -> None:
         for mix in convs:
@@ -192,8 +192,8 @@ def test_published_convolutions_never_train_and_intended_ones_do(network: Networ
             grads.append(max(float(p.grad.abs().max()) for p in parts))
         update()
 
-    made.optimizers.update = spy  # type: ignore[method-assign]
-    made.run()
+    training.optimizers.update = spy  # type: ignore[method-assign]
+    training.run()
     assert len(grads) == 2 * 5
     if dead:
         assert grads == [0.0] * 10
@@ -224,18 +224,18 @@ def test_training_learns_a_simple_stream(network: Network) -> None:
 
 def test_points_and_what_they_say(network: Network) -> None:
     watch = Watch()
-    made = trainer(network(), recipe(tokens=24 * 7 + 23), watch, every=3)
-    made.run()
+    training = trainer(network(), recipe(tokens=24 * 7 + 23), watch, every=3)
+    training.run()
     assert [p.step for p in watch.points] == [3, 6, 7]
     assert [p.tokens for p in watch.points] == [72, 144, 168]
-    assert [p.lr for p in watch.points] == pytest.approx([made.lr_factor(step) for step in (2, 5, 6)])
+    assert [p.lr for p in watch.points] == pytest.approx([training.lr_factor(step) for step in (2, 5, 6)])
     assert watch.points[0].lr == 1.0 > watch.points[1].lr > watch.points[2].lr > 0
     assert all(p.peak_memory is None and p.tokens_per_s > 0 and p.grad_norm > 0 for p in watch.points)
     walls = [p.wall_s for p in watch.points]
     assert walls == sorted(walls)
-    assert made.wall_s == walls[-1] > 0
-    assert (made.step, watch.told) == (7, [1, 3, 6, 7])
-    assert watch.points[-1].val_loss == made.validate()
+    assert training.wall_s == walls[-1] > 0
+    assert (training.step, watch.told) == (7, [1, 3, 6, 7])
+    assert watch.points[-1].val_loss == training.validate()
     assert watch.points[0].val_loss != watch.points[1].val_loss
 
 
@@ -255,14 +255,14 @@ def test_checkpoints_fall_where_asked_but_not_at_the_end(network: Network) -> No
 
 def test_a_stop_saves_first(network: Network, tmp_path: Path) -> None:
     watch = Watch(folder=tmp_path, stop=2)
-    made = trainer(network(), recipe(), watch)
+    training = trainer(network(), recipe(), watch)
     with pytest.raises(Stopped):
-        made.run()
+        training.run()
     assert watch.saved == [(2, 48)]
-    found = checkpoint.newest(tmp_path)
-    assert found is not None
-    assert (found.step, found.tokens) == (2, 48)
-    assert found.wall_s > 0
+    newest = checkpoint.newest(tmp_path)
+    assert newest is not None
+    assert (newest.step, newest.tokens) == (2, 48)
+    assert newest.wall_s > 0
 
 
 def test_a_stop_at_the_last_step_finishes(network: Network) -> None:
@@ -283,28 +283,28 @@ def same(a: Backbone, b: Backbone) -> bool:
 
 def overrides(axis: str, level: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Model and training settings of one level of one axis."""
-    found: dict[str, dict[str, Any]] = {"model": {}, "train": {}}
+    sections: dict[str, dict[str, Any]] = {"model": {}, "train": {}}
     for path, value in AXES[axis].levels()[level].items():
         section, name = path.split(".")
-        found[section][name] = value
-    return found["model"], found["train"]
+        sections[section][name] = value
+    return sections["model"], sections["train"]
 
 
 EVERY_LEVEL = {f"{axis}={level}": overrides(axis, level) for axis in AXES for level in AXES[axis].levels()}
 
 
 @pytest.mark.parametrize(
-    "level", [*every_nth([one for one in [*EVERY_LEVEL, *LEVELS] if one not in RESUMED], 14), *RESUMED]
+    "level", [*every_nth([level for level in [*EVERY_LEVEL, *LEVELS] if level not in RESUMED], 14), *RESUMED]
 )
 def test_resuming_anywhere_equals_never_having_stopped(network: Network, tmp_path: Path, level: str) -> None:
     """A stop before every micro-batch there is: between steps, and in the midst of one."""
     settings, training = (EVERY_LEVEL | LEVELS)[level]
     config = recipe(**training)
     assert config.accumulation == 2
-    straight, whole = network(**settings), Watch()
-    trainer(straight, config, whole, every=2).run()
-    assert whole.asked == 8
-    for ask in range(1, whole.asked + 1):
+    straight, uninterrupted = network(**settings), Watch()
+    trainer(straight, config, uninterrupted, every=2).run()
+    assert uninterrupted.asked == 8
+    for ask in range(1, uninterrupted.asked + 1):
         steps = (ask - 1) // 2
         folder = tmp_path / str(ask)
         first = Watch(folder=folder, stop_at_ask=ask)
@@ -315,14 +315,14 @@ def test_resuming_anywhere_equals_never_having_stopped(network: Network, tmp_pat
         assert gradients(stopped) == {}
         # another seed: everything that counts must come out of the checkpoint
         resumed, second = network(seed=99 if steps else 0, **settings), Watch()
-        made = trainer(resumed, config, second, every=2)
+        training = trainer(resumed, config, second, every=2)
         state = checkpoint.newest(folder)
         if state is not None:
-            made.restore(state)
-        assert made.step == steps
-        made.run()
+            training.restore(state)
+        assert training.step == steps
+        training.run()
         assert same(straight, resumed), f"after a stop at ask {ask}"
-        assert numbers(first, second) == numbers(whole)
+        assert numbers(first, second) == numbers(uninterrupted)
 
 
 @pytest.mark.thorough
@@ -333,22 +333,22 @@ def test_any_chain_of_stops_and_saves_gives_the_same_run(
 ) -> None:
     model, training = LEVELS["everything"]
     config = recipe(tokens=6 * 24, **training)
-    straight, whole = network(**model), Watch()
-    trainer(straight, config, whole, every=1).run()
+    straight, uninterrupted = network(**model), Watch()
+    trainer(straight, config, uninterrupted, every=1).run()
     folder, watches = tmp_path_factory.mktemp("chain"), []
     for ask in [*asks, None]:
         watch = Watch(folder=folder, stop_at_ask=ask, saves=tuple(saves))
         watches.append(watch)
-        made = trainer(network(**model), config, watch, every=1)
+        training = trainer(network(**model), config, watch, every=1)
         state = checkpoint.newest(folder)
         if state is not None:
-            made.restore(state)
+            training.restore(state)
         with contextlib.suppress(Stopped):
-            made.run()
-        if made.step == config.steps:
+            training.run()
+        if training.step == config.steps:
             break
-    assert same(straight, made.model)
-    assert numbers(*watches) == numbers(whole)
+    assert same(straight, training.model)
+    assert numbers(*watches) == numbers(uninterrupted)
 
 
 def test_a_stop_right_after_a_save_or_a_resumption_writes_nothing_again(network: Network, tmp_path: Path) -> None:
@@ -357,12 +357,12 @@ def test_a_stop_right_after_a_save_or_a_resumption_writes_nothing_again(network:
         trainer(network(), recipe(), watch).run()
     assert watch.saved == [(2, 48)]
     again = Watch(folder=tmp_path, stop_at_ask=1)
-    made = trainer(network(), recipe(), again)
+    training = trainer(network(), recipe(), again)
     state = checkpoint.newest(tmp_path)
     assert state is not None
-    made.restore(state)
+    training.restore(state)
     with pytest.raises(Stopped):
-        made.run()
+        training.run()
     assert again.saved == []
 
 
@@ -398,8 +398,8 @@ def test_deterministic_operations_change_nothing_on_the_cpu(
 
 def test_resuming_a_finished_run_does_nothing(network: Network, tmp_path: Path) -> None:
     model = network()
-    made = trainer(model, recipe())
-    made.run()
+    training = trainer(model, recipe())
+    training.run()
     before = [p.detach().clone() for p in model.parameters()]
     watch = Watch()
     again = trainer(model, recipe(), watch)
@@ -414,11 +414,11 @@ def test_resuming_a_finished_run_does_nothing(network: Network, tmp_path: Path) 
 
 def test_a_poisoned_weight_is_divergence(network: Network) -> None:
     model = network()
-    made = trainer(model, recipe(), every=1)
+    training = trainer(model, recipe(), every=1)
     with torch.no_grad():
         model.head.bias[3] = float("nan")
     with pytest.raises(Diverged, match="loss is not finite at step 1") as caught:
-        made.run()
+        training.run()
     assert (caught.value.step, caught.value.what) == (1, "loss")
 
 
@@ -437,27 +437,27 @@ def test_an_infinite_gradient_alone_is_divergence(network: Network) -> None:
 
 def test_the_cause_names_the_step_that_failed_even_if_it_is_looked_at_later(network: Network) -> None:
     model, watch = network(awake=True), Watch(saves=(6,))
-    made = trainer(model, recipe(tokens=24 * 8), watch, every=100)
-    update = made.optimizers.update
+    training = trainer(model, recipe(tokens=24 * 8), watch, every=100)
+    update = training.optimizers.update
 
     def poison() -> None:
         update()
-        if made.step == 2:  # the third update, so the fourth step is the first to see it
+        if training.step == 2:  # the third update, so the fourth step is the first to see it
             with torch.no_grad():
                 model.head.bias[3] = float("inf")
 
-    made.optimizers.update = poison  # type: ignore[method-assign]
+    training.optimizers.update = poison  # type: ignore[method-assign]
     with pytest.raises(Diverged, match="loss is not finite at step 4") as caught:
-        made.run()
-    assert (caught.value.step, made.step, watch.saved, watch.points) == (4, 6, [], [])
+        training.run()
+    assert (caught.value.step, training.step, watch.saved, watch.points) == (4, 6, [], [])
 
 
 def test_the_curve_up_to_a_divergence_stays(network: Network) -> None:
     model, watch = network(awake=True), Watch()
-    made = trainer(model, recipe(tokens=24 * 8), watch, every=1)
-    made.validate = lambda: 1.0 if made.step < 3 else float("nan")
+    training = trainer(model, recipe(tokens=24 * 8), watch, every=1)
+    training.validate = lambda: 1.0 if training.step < 3 else float("nan")
     with pytest.raises(Diverged, match="validation loss is not finite at step 3"):
-        made.run()
+        training.run()
     assert [point.step for point in watch.points] == [1, 2]
     assert all(math.isfinite(point.train_loss + point.grad_norm) for point in watch.points)
 
@@ -474,27 +474,27 @@ def test_a_diverged_state_is_never_saved_nor_reported(network: Network) -> None:
 @pytest.mark.parametrize("left", [1, 2])
 def test_a_validation_that_was_left_is_taken_again(network: Network, tmp_path: Path, left: int) -> None:
     """At a point within the run and at its end: the curve has the point once, with the numbers of its step."""
-    straight, whole = network(), Watch()
-    trainer(straight, recipe(), whole, every=2).run()
+    straight, uninterrupted = network(), Watch()
+    trainer(straight, recipe(), uninterrupted, every=2).run()
     first, stopped = Watch(folder=tmp_path), network()
-    made = trainer(stopped, recipe(), first, every=2)
-    validate, calls = made.validate, iter(range(9))
+    training = trainer(stopped, recipe(), first, every=2)
+    validate, calls = training.validate, iter(range(9))
 
     def interrupted() -> float:
         if next(calls) == left - 1:
             raise Stopped
         return validate()
 
-    made.validate = interrupted
+    training.validate = interrupted
     with pytest.raises(Stopped):
-        made.run()
+        training.run()
     assert first.saved == [(2 * left, 48 * left)]
     state = checkpoint.newest(tmp_path)
     assert state is not None
     resumed, second = network(seed=99), Watch()
-    made = trainer(resumed, recipe(), second, every=2)
-    made.restore(state)
-    made.run()
+    training = trainer(resumed, recipe(), second, every=2)
+    training.restore(state)
+    training.run()
     assert same(straight, resumed)
-    assert numbers(first, second) == numbers(whole)
+    assert numbers(first, second) == numbers(uninterrupted)
     assert [point.step for point in (*first.points, *second.points)] == [2, 4]

@@ -44,24 +44,26 @@ def test_a_mark_belongs_to_the_token_that_is_to_be_said(whole_steps: bool) -> No
     batches = Batches(shards, 6, 2, 3, True, whole_steps, marks)
     for step in range(9):
         targets = batches.step(step)[1]
-        found = batches.marked(step)
-        assert found is not None
-        assert torch.equal(found, targets % 5 == 0)
+        marks_of_step = batches.marked(step)
+        assert marks_of_step is not None
+        assert torch.equal(marks_of_step, targets % 5 == 0)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
 def test_places_of_each_micro_batch(rows: int) -> None:
     batches = marked_batches(recipe())
     for step in (0, 3):
-        taken = StepPrefetcher(batches, CPU, rows).take(step)
+        step_batch = StepPrefetcher(batches, CPU, rows).take(step)
         marked = batches.marked(step)
         assert marked is not None
-        assert taken.marked is not None
-        parts = [taken.targets[first : first + rows] for first in range(0, 4, rows)]
-        chosen = torch.cat([part.flatten()[one.places_M] for part, one in zip(parts, taken.marked, strict=True)])
-        assert torch.equal(chosen, taken.targets[marked])
-        assert torch.equal(chosen, torch.cat([one.targets_M for one in taken.marked]))
-        assert {float(one.share) for one in taken.marked} == {len(parts) / int(marked.sum())}
+        assert step_batch.marked is not None
+        parts = [step_batch.targets[first : first + rows] for first in range(0, 4, rows)]
+        chosen = torch.cat(
+            [part.flatten()[micro.places_M] for part, micro in zip(parts, step_batch.marked, strict=True)]
+        )
+        assert torch.equal(chosen, step_batch.targets[marked])
+        assert torch.equal(chosen, torch.cat([micro.targets_M for micro in step_batch.marked]))
+        assert {float(micro.share) for micro in step_batch.marked} == {len(parts) / int(marked.sum())}
     assert StepPrefetcher(Batches([STREAM], 6, 4, 0, True), CPU, rows).take(0).marked is None
 
 
@@ -72,15 +74,15 @@ def test_filled_up_to_a_number_that_stays() -> None:
         plain, filled = (StepPrefetcher(batches, CPU, 2, room).take(step).marked for room in (None, 5))
         assert plain is not None
         assert filled is not None
-        for one, other in zip(plain, filled, strict=True):
-            found = len(one.places_M)
-            lengths.add(found)
-            assert len(other.places_M) == len(other.targets_M) == max(found, 5)
-            assert torch.equal(one.places_M, other.places_M[:found])
-            assert torch.equal(one.targets_M, other.targets_M[:found])
-            assert (other.targets_M[found:] == -1).all()
-            assert other.places_M.max() < 12
-            assert one.share == other.share
+        for unpadded, padded in zip(plain, filled, strict=True):
+            num_marked = len(unpadded.places_M)
+            lengths.add(num_marked)
+            assert len(padded.places_M) == len(padded.targets_M) == max(num_marked, 5)
+            assert torch.equal(unpadded.places_M, padded.places_M[:num_marked])
+            assert torch.equal(unpadded.targets_M, padded.targets_M[:num_marked])
+            assert (padded.targets_M[num_marked:] == -1).all()
+            assert padded.places_M.max() < 12
+            assert unpadded.share == padded.share
     assert min(lengths) < 5 < max(lengths)
 
 
@@ -130,7 +132,7 @@ def test_the_loss_is_the_mean_over_marked_targets_of_the_step(
     empty = batches.row(1) * 6
     marks[empty + 1 : empty + 7] = 0
     model = network(awake=True, dtype=torch.float64)
-    found, loss = step_of(model, config, marks, room)
+    gradients, loss = step_of(model, config, marks, room)
     inputs, targets = batches.step(0)
     marked = marked_batches(config, marks).marked(0)
     assert marked is not None
@@ -142,17 +144,17 @@ def test_the_loss_is_the_mean_over_marked_targets_of_the_step(
     mean = expected.item() / (int(marked.sum()) if reduction == "sum" else 1)
     assert loss == pytest.approx(mean, rel=1e-6)
     for name, parameter in model.named_parameters():
-        assert (found[name] - parameter.grad).abs().max() <= 1e-11, name
+        assert (gradients[name] - parameter.grad).abs().max() <= 1e-11, name
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_all_marked_is_all(network: Network, reduction: str) -> None:
     terms = {"regularizer": "weak", "distractor": True, "loss_reduction": reduction}
-    marked, one = step_of(
+    marked, marked_loss = step_of(
         network(awake=True, dtype=torch.float64), recipe(loss_on="marked", **terms), np.ones(400, dtype=np.uint16)
     )
-    plain, other = step_of(network(awake=True, dtype=torch.float64), recipe(**terms), None)
-    assert one == pytest.approx(other, rel=1e-6)
+    plain, plain_loss = step_of(network(awake=True, dtype=torch.float64), recipe(**terms), None)
+    assert marked_loss == pytest.approx(plain_loss, rel=1e-6)
     for name in plain:
         assert (marked[name] - plain[name]).abs().max() <= 1e-12 * 24, name
 
@@ -176,18 +178,18 @@ def ready(path: Path) -> DataConfig:
 
 def test_shards_bring_their_marks(tmp_path: Path) -> None:
     folder = marked_shards(tmp_path / "s")
-    found = made(ready(folder), tmp_path / "c")
-    assert found.train_marks is not None
-    assert found.validation_marks is not None
+    corpus = made(ready(folder), tmp_path / "c")
+    assert corpus.train_marks is not None
+    assert corpus.validation_marks is not None
     for marks, tokens in zip(
-        [*found.train_marks, found.validation_marks], [*found.train, found.validation], strict=True
+        [*corpus.train_marks, corpus.validation_marks], [*corpus.train, corpus.validation], strict=True
     ):
         assert marks.tolist() == [int(n % 3 == 0) for n in range(len(tokens))]
-    assert found.train_tokens == 5000, "a mark is no token"
-    assert found.marked_share == (1000 + 667) / 5000
+    assert corpus.train_tokens == 5000, "a mark is no token"
+    assert corpus.marked_share == (1000 + 667) / 5000
     assert corpora.listing(tmp_path / "c")[0]["train_tokens"] == 5000
-    assert found.fingerprint == rederived(found)
-    assert corpora.verify(found.folder) == []  # type: ignore[arg-type]
+    assert corpus.fingerprint == rederived(corpus)
+    assert corpora.verify(corpus.folder) == []  # type: ignore[arg-type]
 
 
 def test_other_marks_are_another_corpus_and_none_are_as_before(tmp_path: Path) -> None:
@@ -253,10 +255,10 @@ def test_an_attempt_trains_and_validates_on_marked_targets(
     sets = ("data.corpus=shards", f"data.path={folder}", "eval.probes=[val]")
     rooms = [room_of(grid, tmp_path, *sets, f"train.loss_on={word}") for word in ("all", "marked")]
     attempts = [room.run() for room in rooms]
-    assert [one.state for one in attempts] == ["done", "done"]
+    assert [attempt.state for attempt in attempts] == ["done", "done"]
     assert rooms[0].cell.id != rooms[1].cell.id
     curves = [room.curve(attempt) for room, attempt in zip(rooms, attempts, strict=True)]
-    assert all(one[1:3] != other[1:3] for one, other in zip(*curves, strict=True))
+    assert all(first[1:3] != second[1:3] for first, second in zip(*curves, strict=True))
     rows = [
         {m.metric: m for m in room.store.measurements(room.cell.id) if m.probe == "val"}["val_loss"]
         for room in rooms

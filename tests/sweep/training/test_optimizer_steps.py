@@ -32,7 +32,7 @@ EVERY_LEVEL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = LEVELS | {
 }
 
 
-def made(model: Backbone, config: TrainConfig, way: str, watch: Watch | None = None) -> Trainer:
+def make_trainer(model: Backbone, config: TrainConfig, way: str, watch: Watch | None = None) -> Trainer:
     """`as it comes`, `replayed` without a capture, `taped` as a GPU would; rates in memory where the name says so."""
     trainer = small_trainer(model, config, watch)
     resident = way in ("taped", "as it comes, resident")
@@ -42,8 +42,8 @@ def made(model: Backbone, config: TrainConfig, way: str, watch: Watch | None = N
     if watch is not None:
         watch.trainer = trainer
     if way == "taped":
-        kept = LateList(trainer)
-        trainer.step_runner.capture = as_tapes(kept)
+        late_list = LateList(trainer)
+        trainer.step_runner.capture = as_tapes(late_list)
     return trainer
 
 
@@ -65,27 +65,27 @@ def weights(model: Backbone) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def whole(
+def run_training(
     model: Backbone, config: TrainConfig, way: str
 ) -> tuple[dict[str, Tensor], list[tuple[float, float]], Trainer]:
     watch = Watch()
-    trainer = made(model, config, way, watch)
+    trainer = make_trainer(model, config, way, watch)
     trainer.run()
     return weights(model), [(point.train_loss, point.grad_norm) for point in watch.points], trainer
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize("level", every_nth(EVERY_LEVEL, 7))
 def test_replayed_steps_are_steps_as_they_come(network: Network, level: str) -> None:
     settings, training = EVERY_LEVEL[level]
     config = recipe(**training)
-    expected, curve, _ = whole(network(awake=True, **settings), config, "as it comes")
-    found, points, trainer = whole(network(awake=True, **settings), config, "replayed")
+    expected, curve, _ = run_training(network(awake=True, **settings), config, "as it comes")
+    results, points, trainer = run_training(network(awake=True, **settings), config, "replayed")
     assert trainer.step_runner.replays.keys() >= {"first", "finish"}
-    assert same(expected, found)
+    assert same(expected, results)
     assert points == curve
 
 
@@ -94,10 +94,10 @@ def test_a_capture_finds_all_that_changes_in_memory(network: Network, level: str
     """A tape keeps every number of Python that it was made with: rates, draws, tokens must not be among them."""
     settings, training = EVERY_LEVEL[level]
     config = recipe(**training)
-    expected, curve, _ = whole(network(awake=True, **settings), config, "as it comes, resident")
-    found, points, trainer = whole(network(awake=True, **settings), config, "taped")
+    expected, curve, _ = run_training(network(awake=True, **settings), config, "as it comes, resident")
+    results, points, trainer = run_training(network(awake=True, **settings), config, "taped")
     assert trainer.step_runner.replays, "captured"
-    assert same(expected, found)
+    assert same(expected, results)
     assert points == curve
 
 
@@ -106,7 +106,7 @@ def test_a_number_of_python_in_a_piece_would_be_seen(network: Network) -> None:
 
     def run(way: str) -> tuple[dict[str, Tensor], Trainer]:
         model, factors = network(awake=True), itertools.count(1)
-        trainer = made(model, recipe(loss_reduction="sum", clip=1e9, optimizer="adamw", adam_eps=1.0), way)
+        trainer = make_trainer(model, recipe(loss_reduction="sum", clip=1e9, optimizer="adamw", adam_eps=1.0), way)
         objective = trainer.step_runner.objective
 
         def scaled(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -118,9 +118,9 @@ def test_a_number_of_python_in_a_piece_would_be_seen(network: Network) -> None:
         return weights(model), trainer
 
     expected, _ = run("as it comes, resident")
-    found, trainer = run("taped")
+    results, trainer = run("taped")
     assert trainer.step_runner.replays, "captured"
-    assert not same(expected, found)
+    assert not same(expected, results)
 
 
 @pytest.mark.parametrize(("before", "after"), every_nth([
@@ -131,17 +131,17 @@ def test_a_stop_before_any_micro_batch_resumes_to_the_same_numbers(
 ) -> None:
     config = recipe(regularizer="weak", distractor=True, tokens=4 * 24)
     assert config.accumulation == 2
-    expected, curve, _ = whole(network(awake=True), config, "as it comes")
+    expected, curve, _ = run_training(network(awake=True), config, "as it comes")
     for ask in range(1, 2 * config.steps + 1):
         steps = (ask - 1) // 2
         folder = tmp_path / str(ask)
-        first = AskedOnce(folder, ask)
+        first = StopOnce(folder, ask)
         stopped = network(awake=True)
         with pytest.raises(Stopped):
-            made(stopped, config, before, first).run()
+            make_trainer(stopped, config, before, first).run()
         assert all(p.grad is None for p in stopped.parameters())
         resumed, second = network(awake=True, seed=9 if steps else 0), Watch()
-        trainer = made(resumed, config, after, second)
+        trainer = make_trainer(resumed, config, after, second)
         state = checkpoint.newest(folder)
         assert (state is None) == (steps == 0)
         if state is not None:
@@ -154,39 +154,41 @@ def test_a_stop_before_any_micro_batch_resumes_to_the_same_numbers(
 @pytest.mark.parametrize(("before", "after"), [("taped", "as it comes, resident"), ("as it comes, resident", "taped")])
 def test_a_checkpoint_goes_from_one_way_to_the_other(network: Network, tmp_path: Path, before: str, after: str) -> None:
     config = recipe(warmup_steps=3)
-    expected, _, _ = whole(network(awake=True), config, "as it comes, resident")
+    expected, _, _ = run_training(network(awake=True), config, "as it comes, resident")
     with contextlib.suppress(Stopped):
-        made(network(awake=True), config, before, Watch(tmp_path, 3)).run()
+        make_trainer(network(awake=True), config, before, Watch(tmp_path, 3)).run()
     state = checkpoint.newest(tmp_path)
     assert state is not None
-    assert {type(group["lr"]) for one in state.optimizers.values() for group in one["param_groups"]} == {float}
+    assert {
+        type(group["lr"]) for optimizer_state in state.optimizers.values() for group in optimizer_state["param_groups"]
+    } == {float}
     resumed = network(awake=True, seed=9)
-    trainer = made(resumed, config, after)
+    trainer = make_trainer(resumed, config, after)
     trainer.restore(state)
     trainer.run()
     assert same(expected, weights(resumed))
 
 
-class AskedOnce(Watch):
+class StopOnce(Watch):
     """Stops when asked for the n-th time."""
 
     def __init__(self, folder: Path, ask: int) -> None:
         super().__init__(folder)
-        self._left = ask
+        self._remaining = ask
 
     def should_stop(self) -> bool:
-        self._left -= 1
-        return self._left == 0
+        self._remaining -= 1
+        return self._remaining == 0
 
 
 def test_restoring_within_a_run_forgets_what_was_captured(network: Network, tmp_path: Path) -> None:
     """Loading puts the optimizers' state into memory of its own, which what was captured does not know."""
     config = recipe()
-    expected, _, _ = whole(network(awake=True), config, "as it comes, resident")
+    expected, _, _ = run_training(network(awake=True), config, "as it comes, resident")
     model = network(awake=True)
     with contextlib.suppress(Stopped):
-        made(network(awake=True), config, "taped", Watch(tmp_path, 2)).run()
-    trainer = made(model, config, "taped")
+        make_trainer(network(awake=True), config, "taped", Watch(tmp_path, 2)).run()
+    trainer = make_trainer(model, config, "taped")
     for step in range(4):
         trainer.advance(step)
     state = checkpoint.newest(tmp_path)
@@ -201,16 +203,16 @@ def test_restoring_within_a_run_forgets_what_was_captured(network: Network, tmp_
 
 def test_work_that_asks_for_a_value_goes_on_as_it_comes(network: Network) -> None:
     config = recipe()
-    expected, curve, _ = whole(network(awake=True), config, "as it comes, resident")
-    model, told = network(awake=True), list[str]()
+    expected, curve, _ = run_training(network(awake=True), config, "as it comes, resident")
+    model, reasons = network(awake=True), list[str]()
     watch = Watch()
-    trainer = made(model, config, "taped", watch)
+    trainer = make_trainer(model, config, "taped", watch)
     mlp = model.blocks[1].mlp
     forward = mlp.forward
     mlp.forward = lambda x: forward(x) if x.sum().item() < 1e9 else x  # type: ignore[method-assign]
-    trainer.step_runner.refused = told.append
+    trainer.step_runner.refused = reasons.append
     trainer.run()
-    assert told == ["operation not permitted when stream is capturing"]
+    assert reasons == ["operation not permitted when stream is capturing"]
     assert same(expected, weights(model))
     assert [(point.train_loss, point.grad_norm) for point in watch.points] == curve
 
@@ -223,53 +225,53 @@ def test_a_shape_that_changes_goes_on_as_it_comes(network: Network, way: str, mi
     resident = "as it comes, resident" if way == "taped" else "as it comes"
 
     def run(way: str) -> tuple[dict[str, Tensor], list[str]]:
-        model, told = network(awake=True), list[str]()
-        trainer = made(model, config, way)
+        model, reasons = network(awake=True), list[str]()
+        trainer = make_trainer(model, config, way)
         draw = model.draw
 
         def drawn(auxiliary: Any, rows: int, length: int) -> Any:
-            found = draw(auxiliary, rows, length)
+            draws = draw(auxiliary, rows, length)
             if (auxiliary.step, auxiliary.micro) >= (3, micro):
-                found.distractors = {layer: d[:, :4] for layer, d in found.distractors.items()}
-            return found
+                draws.distractors = {layer: d[:, :4] for layer, d in draws.distractors.items()}
+            return draws
 
         model.draw = drawn  # type: ignore[method-assign]
-        trainer.step_runner.refused = told.append
+        trainer.step_runner.refused = reasons.append
         trainer.run()
-        return weights(model), told
+        return weights(model), reasons
 
     expected, _ = run(resident)
-    found, told = run(way)
-    assert told == ["the shapes of what a micro-batch reads change from step to step"]
-    assert same(expected, found)
+    results, reasons = run(way)
+    assert reasons == ["the shapes of what a micro-batch reads change from step to step"]
+    assert same(expected, results)
 
 
 def test_a_micro_batch_is_read_from_the_same_memory_each_time(network: Network) -> None:
     read: list[list[int]] = []
-    trainer = made(network(), recipe(regularizer="weak", distractor=True), "replayed")
+    trainer = make_trainer(network(), recipe(regularizer="weak", distractor=True), "replayed")
     objective = trainer.step_runner.objective
 
     def seen(batch: Batch) -> tuple[Tensor, Tensor]:
-        read.append([one.data_ptr() for one in batch.tensors()])
+        read.append([tensor.data_ptr() for tensor in batch.tensors()])
         return objective(batch)
 
     trainer.step_runner.objective = seen
     trainer.run()
     assert len(read) == 10
     assert len(read[0]) == 4 + len(list(filter(trainer.model.config.is_global, range(3)))) - 1
-    assert all(one == read[0] for one in read)
+    assert all(addresses == read[0] for addresses in read)
 
 
 def test_more_marked_targets_than_there_is_room_for_are_trained_as_they_come(network: Network) -> None:
     """The numbers are those of no room at all but for the order of sums."""
-    told: list[str] = []
-    expected, *_ = whole(network(awake=True, dtype=torch.float64), recipe(loss_on="marked"), "as it comes")
+    reasons: list[str] = []
+    expected, *_ = run_training(network(awake=True, dtype=torch.float64), recipe(loss_on="marked"), "as it comes")
     model = network(awake=True, dtype=torch.float64)
-    trainer = replace(small_trainer(model, recipe(loss_on="marked"), graphs=True), room=4, refused=told.append)
+    trainer = replace(small_trainer(model, recipe(loss_on="marked"), graphs=True), room=4, refused=reasons.append)
     trainer.watcher.trainer = trainer  # type: ignore[attr-defined]
     trainer.run()
-    assert told == ["the shapes of what a micro-batch reads change from step to step"]
-    assert all((expected[name] - one).abs().max() <= 1e-9 for name, one in weights(model).items())
+    assert reasons == ["the shapes of what a micro-batch reads change from step to step"]
+    assert all((expected[name] - weight).abs().max() <= 1e-9 for name, weight in weights(model).items())
 
 
 def test_which_networks_are_captured() -> None:
@@ -292,26 +294,26 @@ def test_rates_in_memory_round_as_numbers_do() -> None:
     for shape in ((6, 4), (4, 6), (5, 5), (11, 1, 3)):
         draws = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in range(6)]
         ours, theirs = ([nn.Parameter(draw.clone()) for draw in draws[:3]] for _ in range(2))
-        one, other = Muon(ours, dtype=torch.float32), Muon(theirs, dtype=torch.float32)
+        first, second = Muon(ours, dtype=torch.float32), Muon(theirs, dtype=torch.float32)
         rate = torch.zeros((), dtype=torch.float64)
-        one.param_groups[0]["lr"] = rate
+        first.param_groups[0]["lr"] = rate
         for step in range(3):
             rate.fill_(0.02 / (step + 1))
-            other.param_groups[0]["lr"] = 0.02 / (step + 1)
+            second.param_groups[0]["lr"] = 0.02 / (step + 1)
             for a, b, grad in zip(ours, theirs, draws[3:], strict=True):
                 a.grad, b.grad = grad.clone(), grad.clone()
-            one.step()
-            other.step()
+            first.step()
+            second.step()
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), shape
 
 
 def test_rates_in_memory_train_the_same_network(network: Network) -> None:
     config = recipe(warmup_steps=2, adam_weight_decay=0.01)
-    expected, _, _ = whole(network(awake=True, dtype=torch.float64), config, "as it comes")
-    found, _, trainer = whole(network(awake=True, dtype=torch.float64), config, "as it comes, resident")
+    expected, _, _ = run_training(network(awake=True, dtype=torch.float64), config, "as it comes")
+    results, _, trainer = run_training(network(awake=True, dtype=torch.float64), config, "as it comes, resident")
     # AdamW's kernel takes its rate in single precision; what a step is off, the steps behind it enlarge
     near = rounding_bound(torch.float32, config.steps, condition=10)
-    assert max(float((expected[name] - found[name]).abs().max()) for name in found) < near
+    assert max(float((expected[name] - results[name]).abs().max()) for name in results) < near
     factor = trainer.lr_factor(config.steps - 1)
     assert 0 < factor < 1
     rates = [float(group["lr"]) for group in trainer.optimizers.by_name["adam"].param_groups]
@@ -324,13 +326,13 @@ def test_a_checkpoint_goes_from_rates_as_numbers_to_rates_in_memory(
 ) -> None:
     """As from the CPU to a GPU: the state comes along, the manner of working through it does not."""
     config = recipe(warmup_steps=3)
-    expected, _, _ = whole(network(awake=True, dtype=torch.float64), config, "as it comes")
+    expected, _, _ = run_training(network(awake=True, dtype=torch.float64), config, "as it comes")
     with contextlib.suppress(Stopped):
-        made(network(awake=True, dtype=torch.float64), config, before, Watch(tmp_path, 2)).run()
+        make_trainer(network(awake=True, dtype=torch.float64), config, before, Watch(tmp_path, 2)).run()
     state = checkpoint.newest(tmp_path)
     assert state is not None
     resumed = network(awake=True, seed=9, dtype=torch.float64)
-    trainer = made(resumed, config, after)
+    trainer = make_trainer(resumed, config, after)
     trainer.restore(state)
     trainer.run()
     near = rounding_bound(torch.float32, config.steps, condition=10)  # of rates, as above

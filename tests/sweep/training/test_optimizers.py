@@ -63,8 +63,8 @@ def test_iteration_reaches_the_polar_factor_of_well_conditioned_matrices(rows: i
     small = min(rows, cols)
     u, v = (torch.linalg.qr(gaussian(n, small, seed=n, dtype=torch.float64))[0] for n in (rows, cols))
     matrix = u @ torch.diag(torch.linspace(1, 3, small, dtype=torch.float64)) @ v.T
-    found = orthogonalise(matrix[None].float(), 12, torch.float32)[0]
-    assert (found.double() - polar_factor(matrix)).abs().max() < 2e-6
+    result = orthogonalise(matrix[None].float(), 12, torch.float32)[0]
+    assert (result.double() - polar_factor(matrix)).abs().max() < 2e-6
     exact = orthogonalise(matrix[None], 12, torch.float64)[0]
     assert (exact - polar_factor(matrix)).abs().max() < 1e-6
 
@@ -72,10 +72,10 @@ def test_iteration_reaches_the_polar_factor_of_well_conditioned_matrices(rows: i
 def test_iteration_acts_on_singular_values_one_by_one() -> None:
     """On diag(s) / |s| the matrix iteration is the scalar map."""
     s = torch.tensor([3.0, 1.0, 0.01, 1e-4], dtype=torch.float64)
-    found = orthogonalise(torch.diag(s)[None], 12, torch.float64)[0]
+    result = orthogonalise(torch.diag(s)[None], 12, torch.float64)[0]
     expected = [scalar_map(float(x), 12) for x in s / (s.norm() + 1e-7)]
-    assert found.diagonal().tolist() == pytest.approx(expected, abs=1e-9)
-    assert (found - torch.diag(found.diagonal())).abs().max() < 1e-12
+    assert result.diagonal().tolist() == pytest.approx(expected, abs=1e-9)
+    assert (result - torch.diag(result.diagonal())).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize(("rows", "cols", "dtype"), [
@@ -83,8 +83,8 @@ def test_iteration_acts_on_singular_values_one_by_one() -> None:
     pytest.param(1024, 4096, torch.float32, marks=pytest.mark.thorough),
 ])  # fmt: skip
 def test_singular_values_of_wide_random_matrices_come_to_one(rows: int, cols: int, dtype: torch.dtype) -> None:
-    found = orthogonalise(gaussian(1, rows, cols), 12, dtype)[0].float()
-    values = torch.linalg.svdvals(found)
+    result = orthogonalise(gaussian(1, rows, cols), 12, dtype)[0].float()
+    values = torch.linalg.svdvals(result)
     assert (values - 1).abs().max() < 0.02
 
 
@@ -93,7 +93,7 @@ def test_matrices_of_a_batch_do_not_mix() -> None:
         [gaussian(5, 3, seed=1), torch.zeros(5, 3), 1e-20 * gaussian(5, 3, seed=2), 1e6 * gaussian(5, 3)]
     )
     together = orthogonalise(batch, 12, torch.float32)
-    alone = torch.cat([orthogonalise(one[None], 12, torch.float32) for one in batch])
+    alone = torch.cat([orthogonalise(matrix[None], 12, torch.float32) for matrix in batch])
     assert torch.equal(together[1], torch.zeros(5, 3))
     assert (together - alone).abs().max() < 1e-6
 
@@ -104,14 +104,14 @@ def test_matrices_of_a_batch_do_not_mix() -> None:
 def general(matrices_NRC: Tensor, iterations: int) -> Tensor:
     """X <- X / (|X| + 1e-7), then X <- a X + (b A + c A A) X with A = X X^T, whatever the shape (docs/mechanisms.md, "Training")."""
     a, b, c = COEFFICIENTS
-    found = []
+    results = []
     for matrix in matrices_NRC:
         X = matrix / (matrix.square().sum().sqrt() + 1e-7)
         for _ in range(iterations):
             A = X @ X.mT
             X = a * X + (b * A + c * (A @ A)) @ X
-        found.append(X)
-    return torch.stack(found)
+        results.append(X)
+    return torch.stack(results)
 
 
 @pytest.mark.parametrize("scale", [1e-140, 1e-30, 1e-9, 1e-7, 1e-4, 1.0, 1e9, 1e100])
@@ -120,10 +120,10 @@ def test_one_row_equals_the_iteration_in_matrices(rows: int, cols: int, scale: f
     """Far below 1e-7 the norm's floor keeps a matrix small, and the iteration only doubles it."""
     matrices = gaussian(5, rows, cols, dtype=torch.float64) * scale
     for iterations in (0, 1, 5, 12):
-        found = orthogonalise(matrices, iterations, torch.float64)
+        result = orthogonalise(matrices, iterations, torch.float64)
         expected = general(matrices, iterations)
-        assert found.shape == matrices.shape
-        assert ((found - expected).abs() <= 1e-12 * expected.abs().amax((1, 2), keepdim=True)).all()
+        assert result.shape == matrices.shape
+        assert ((result - expected).abs() <= 1e-12 * expected.abs().amax((1, 2), keepdim=True)).all()
 
 
 @pytest.mark.parametrize(("dtype", "near"), [
@@ -134,18 +134,18 @@ def test_one_row_in_lower_precision_is_a_unit_vector(rows: int, cols: int, dtype
     """bfloat16 has two digits; its Frobenius norm is one all the same."""
     for scale in (1e-3, 1.0, 1e4, 1e15):
         matrices = gaussian(7, rows, cols, dtype=torch.float64) * scale
-        found = orthogonalise(matrices, 12, dtype)
-        assert found.dtype == dtype
+        result = orthogonalise(matrices, 12, dtype)
+        assert result.dtype == dtype
         unit = matrices / matrices.square().sum((1, 2), keepdim=True).sqrt()
-        assert (found.double() - unit).abs().max() <= near
+        assert (result.double() - unit).abs().max() <= near
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_one_row_of_zeros_stays_zero(dtype: torch.dtype) -> None:
     matrices = torch.stack([torch.zeros(1, 4), torch.ones(1, 4)]).double()
-    found = orthogonalise(matrices, 12, dtype)
-    assert found[0].tolist() == [[0.0] * 4]
-    assert found[1].double().flatten().tolist() == pytest.approx([0.5] * 4, rel=1e-2)
+    result = orthogonalise(matrices, 12, dtype)
+    assert result[0].tolist() == [[0.0] * 4]
+    assert result[1].double().flatten().tolist() == pytest.approx([0.5] * 4, rel=1e-2)
     assert torch.equal(orthogonalise(torch.zeros(2, 3, 1), 12, dtype), torch.zeros(2, 3, 1, dtype=dtype))
 
 

@@ -45,13 +45,13 @@ def test_the_scale_follows_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
         if wrong:
             grads[step % 2].view(-1)[step % 3] = float("inf") if step % 4 else float("nan")
         assert float(ours.scaled(torch.tensor(1.5))) == float(theirs.scale(torch.tensor(1.5)))
-        found = []
+        losses = []
         for scaler in (theirs, ours):
             for p, grad in zip(parameters, grads, strict=True):
                 p.grad = grad.clone()
             scaler.unscale_(sgd) if scaler is theirs else ours.unscale(parameters)  # type: ignore[union-attr]
-            found.append(torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]))
-        assert torch.equal(found[0].nan_to_num(), found[1].nan_to_num())
+            losses.append(torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]))
+        assert torch.equal(losses[0].nan_to_num(), losses[1].nan_to_num())
         before = [p.detach().clone() for p in parameters]
         theirs.step(sgd)
         theirs.update()
@@ -137,8 +137,8 @@ def test_a_resumed_training_has_scale_and_count(
     monkeypatch.setattr(loss_scale, "GROWTH_INTERVAL", 2)
     config, steps = recipe(precision="fp16"), (1, 3)
     model = network()
-    whole = overflowing(model, config, Overflowing(steps))
-    whole.run()
+    uninterrupted = overflowing(model, config, Overflowing(steps))
+    uninterrupted.run()
     with pytest.raises(Stopped):
         overflowing(network(), config, Overflowing(steps, folder=tmp_path, stop=stop)).run()
     second = network(seed=9)
@@ -149,17 +149,17 @@ def test_a_resumed_training_has_scale_and_count(
     later.run()
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, second.state_dict()[name]), name
-    assert whole.optimizers.scaling is not None
+    assert uninterrupted.optimizers.scaling is not None
     assert later.optimizers.scaling is not None
-    assert whole.optimizers.scaling.state_dict() == later.optimizers.scaling.state_dict()
-    assert whole.optimizers.scaling.skipped == 2
+    assert uninterrupted.optimizers.scaling.state_dict() == later.optimizers.scaling.state_dict()
+    assert uninterrupted.optimizers.scaling.skipped == 2
 
 
 def test_float16_iterates_on_updates_that_it_cannot_hold() -> None:
     small = 1e-9 * torch.randn(2, 7, 5, generator=torch.Generator().manual_seed(0))
-    found, wanted = (orthogonalise(small, dtype=kind) for kind in (torch.float16, torch.float32))
-    assert found.dtype == torch.float16
-    assert float((found.float() - wanted).norm() / wanted.norm()) < 5e-3
+    half_result, wanted = (orthogonalise(small, dtype=kind) for kind in (torch.float16, torch.float32))
+    assert half_result.dtype == torch.float16
+    assert float((half_result.float() - wanted).norm() / wanted.norm()) < 5e-3
     assert float(small.to(torch.float16).abs().max()) == 0
 
 
@@ -235,9 +235,9 @@ def test_evaluation_in_pieces_rounds_alike() -> None:
     model.use_fp8()
     tokens = torch.randint(256, (1, 37), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        whole = model.features(tokens).hidden_BTD
+        at_once = model.features(tokens).hidden_BTD
         pieces = model.features(tokens, chunk=5).hidden_BTD
-    assert float((whole - pieces).norm() / whole.norm()) < 0.02
+    assert float((at_once - pieces).norm() / at_once.norm()) < 0.02
 
 
 def test_float16_keeps_the_embedding_wide() -> None:

@@ -36,16 +36,16 @@ def test_no_setting_is_left_out() -> None:
     assert set(CHANGES) | SAME_WEIGHTS | ELSEWHERE == set(TrainConfig.model_fields)
 
 
-def off(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
+def off(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
 @pytest.mark.parametrize("setting", every_nth(CHANGES, 2))
 def test_every_setting_acts(network: Network, setting: str) -> None:
-    value, beside = CHANGES[setting]
+    value, required = CHANGES[setting]
     weights = [
         trained(network(awake=True, dtype=torch.float64), recipe(**config))
-        for config in (beside, beside | {setting: value})
+        for config in (required, required | {setting: value})
     ]
     assert off(*weights) > 1e-7
 
