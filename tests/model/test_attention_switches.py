@@ -37,14 +37,14 @@ def naive(attention: Attention, x: Tensor, *, normed: bool, gated: bool, canon: 
     def convolved(rows: list[Tensor], weight: Tensor) -> list[Tensor]:
         if not canon:
             return rows
-        rows = []
+        outputs = []
         for t, row in enumerate(rows):
             flat = row.flatten().clone()
             for j in range(4):
                 if t - 3 + j >= 0:
                     flat = flat + weight[:, 0, j] * rows[t - 3 + j].flatten()
-            rows.append(flat.view_as(row))
-        return rows
+            outputs.append(flat.view_as(row))
+        return outputs
 
     both = [linear(attention.w_q, row).view(heads, -1) for row in x]
     q = convolved([norm(head[:, :size]) for head in both], attention.canon.q.weight if canon else x)
@@ -65,12 +65,14 @@ def naive(attention: Attention, x: Tensor, *, normed: bool, gated: bool, canon: 
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("canon", "said"), [
+@pytest.mark.parametrize(("canon", "settings"), [
     (True, {}), (False, {"mixers": {"nope": {"canon": False}}}), (False, {"canon": False}),
 ])  # fmt: skip
 @pytest.mark.parametrize("switches", COMBINATIONS, ids=str)
-def test_attention_is_its_formula(awake: Awake, switches: dict[str, bool], canon: bool, said: dict[str, Any]) -> None:
-    attention = awake(attn_type="nope", **said, **switches).blocks[2].mix
+def test_attention_is_its_formula(
+    awake: Awake, switches: dict[str, bool], canon: bool, settings: dict[str, Any]
+) -> None:
+    attention = awake(attn_type="nope", **settings, **switches).blocks[2].mix
     x = torch.randn(9, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = naive(attention, x, normed=switches["qk_norm"], gated=switches["output_gate"], canon=canon)
     assert (attention(x[None])[0][0] - expected).abs().max() <= 1e-12
@@ -125,7 +127,7 @@ def test_without_biases_is_with_biases_of_zero(
     ({"head_bias": False}, {"head.bias"}), ({"head_bias": False, "tie_head": True}, {"head.bias"}),
 ])  # fmt: skip
 @torch.no_grad()
-def test_some_projections_may_go_without_bias_alone(
+def test_qkv_and_head_bias_can_be_dropped_separately(
     awake: Awake, tokens: Tensor, switch: dict[str, bool], gone: set[str]
 ) -> None:
     switched, full = awake(**switch), awake(tie_head=switch.get("tie_head", False))

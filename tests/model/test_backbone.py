@@ -81,7 +81,7 @@ def test_a_token_never_changes_earlier_outputs(
     assert ((before[:, 6:] - after[:, 6:]).abs().amax((0, 2)) > 1e-6).all()
 
 
-def test_gated_conv_of_one_token(awake: Awake) -> None:
+def test_gated_conv_of_a_single_token(awake: Awake) -> None:
     mix = awake().blocks[0].mix
     x = torch.randn(2, 1, 24, dtype=torch.float64)
     b, c, u = mix.in_proj(x).chunk(3, -1)
@@ -129,7 +129,7 @@ def test_initial_values(small: Small) -> None:
 
 
 @pytest.mark.parametrize(("attn_type", "memory"), PAIRS)
-def test_every_parameter_is_in_one_group(small: Small, attn_type: str, memory: str) -> None:
+def test_each_parameter_is_in_exactly_a_single_group(small: Small, attn_type: str, memory: str) -> None:
     model = build(small(attn_type=attn_type, memory=memory), seed=0)
     groups = model.parameter_groups()
     names = [name for members in groups.values() for name, _ in members]
@@ -183,14 +183,14 @@ def test_chance_depends_on_seed_purpose_and_key() -> None:
     assert torch.equal(*draws)
 
 
-def test_terms_that_were_not_asked_for_are_none(small: Small, tokens: Tensor, auxiliary: Aux) -> None:
+def test_unrequested_losses_are_none(small: Small, tokens: Tensor, auxiliary: Aux) -> None:
     model = build(small(), seed=0)
     for features in (model.features(tokens), model.features(tokens, auxiliary=auxiliary())):
         assert features.regularizer is None
         assert features.distractor is None
 
 
-def test_switching_one_term_changes_no_other_draw(awake: Awake, tokens: Tensor, auxiliary: Aux) -> None:
+def test_auxiliary_terms_draw_independently(awake: Awake, tokens: Tensor, auxiliary: Aux) -> None:
     model = awake()
     both = model.features(tokens, auxiliary=auxiliary(regularizer="weak", distractor=True))
     assert torch.equal(both.distractor, model.features(tokens, auxiliary=auxiliary(distractor=True)).distractor)

@@ -61,7 +61,7 @@ def test_losses_are_the_same_in_any_pieces(awake: Awake, rows: Tensor) -> None:
 
 
 @pytest.mark.usefixtures("registries")
-def test_a_mixer_without_its_own_evaluation_is_called_whole(awake: Awake, rows: Tensor) -> None:
+def test_mixer_without_evaluate_runs_forward_at_once(awake: Awake, rows: Tensor) -> None:
     lengths: list[int] = []
 
     class Average(Mixer):

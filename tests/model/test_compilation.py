@@ -113,7 +113,7 @@ def test_regularizers_meet_every_level() -> None:
         lambda row: row[2] and row[3] and row[1] in ("none", "gated_delta") and row[0] == "polar",
     ),
 )
-def test_one_graph_gives_the_eager_numbers(
+def test_compiled_graph_equals_eager(
     attn_type: str, memory: str, window: bool, distractor: bool, regularizer: str, wake: Callable[[Backbone], None]
 ) -> None:
     model = network(wake, attn_type=attn_type, memory=memory, window=window, **TWO_BLOCKS)
@@ -125,7 +125,7 @@ def test_one_graph_gives_the_eager_numbers(
     check_graphs(model, eager, terms)
 
 
-def test_one_graph_with_products_in_eight_bits(wake: Callable[[Backbone], None]) -> None:
+def test_full_graph_with_fp8_products(wake: Callable[[Backbone], None]) -> None:
     model = network(wake, attn_type="polar", memory="gated_delta", **TWO_BLOCKS)
     terms = auxiliary("weak", True)
     plain = numbers(model, terms)
@@ -138,13 +138,13 @@ def test_one_graph_with_products_in_eight_bits(wake: Callable[[Backbone], None])
 
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("regional", [False, True])
-def test_no_kernel_sums_rows_and_columns_at_once_beside_eight_bits(
+def test_fp8_forbids_mixed_order_reductions(
     fp8: bool, regional: bool, wake: Callable[[Backbone], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options: list[Any] = []
+    recorded: list[Any] = []
 
     def compiled(part: Any, *, options: Any, **_: Any) -> Any:
-        options.append(options)
+        recorded.append(options)
         return part
 
     monkeypatch.setattr(torch, "compile", compiled)
@@ -155,11 +155,11 @@ def test_no_kernel_sums_rows_and_columns_at_once_beside_eight_bits(
     model.compile_blocks(regional=regional)
     # the compiler's own name for it: if it has another one some day, this says so
     assert MIX_ORDER_FLAG in importlib.import_module("torch._inductor").list_options()
-    assert options == [{MIX_ORDER_FLAG: False} if fp8 else None] * (2 if regional else 1)
+    assert recorded == [{MIX_ORDER_FLAG: False} if fp8 else None] * (2 if regional else 1)
 
 
 @pytest.mark.thorough
-def test_one_graph_with_every_switch_of_the_surround(wake: Callable[[Backbone], None]) -> None:
+def test_full_graph_with_every_attention_switch(wake: Callable[[Backbone], None]) -> None:
     """And dropout and labels of other steps are no reason to compile again."""
     model = network(
         wake, attn_type="polar", logit_cap=None, mlp="swiglu", mlp_ratio=2, residual="normed", dropout=0.25, tie_head=True,
@@ -176,7 +176,7 @@ def test_one_graph_with_every_switch_of_the_surround(wake: Callable[[Backbone], 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("terms", [None, "distractor_count"])
-def test_one_graph_for_other_requests(terms: str | None, wake: Callable[[Backbone], None]) -> None:
+def test_full_graph_serves_different_requests(terms: str | None, wake: Callable[[Backbone], None]) -> None:
     """Evaluation without auxiliary terms, and a number of distractors that is not the length."""
     model = network(wake, attn_type="polar", window=True)
     auxiliary_terms = None if terms is None else AuxiliaryTerms("baseline", 5, True, 7, 0, 0, 0)
@@ -309,7 +309,7 @@ def test_a_hundred_steps_with_kernels_and_compiler_follow_plain_torch(
 
 
 @pytest.mark.usefixtures("registries")
-def test_a_network_that_cannot_become_one_graph_says_what_to_set() -> None:
+def test_compile_error_names_the_setting() -> None:
     from atma_sweep.model import Mixer, register_mixer
 
     @register_mixer("asks")
@@ -358,7 +358,7 @@ def test_a_graph_for_each_kind_of_block_gives_the_eager_numbers(
     assert differ(numbers(model, first), eager[0]) < 1e-6
 
 
-def test_a_block_that_cannot_be_compiled_alone_is_said(wake: Callable[[Backbone], None]) -> None:
+def test_compile_error_of_a_single_block(wake: Callable[[Backbone], None]) -> None:
     model = network(wake, attn_type="nope", **TWO_BLOCKS)
     mlp = model.blocks[0].mlp
     forward = mlp.forward

@@ -53,7 +53,7 @@ def test_a_table_of_zeros_is_no_table(awake: Awake, tokens: Tensor, auxiliary: A
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_the_first_block_reads_embedding_plus_place(awake: Awake, tokens: Tensor, auxiliary: Aux, name: str) -> None:
+def test_first_block_reads_embedding_plus_position(awake: Awake, tokens: Tensor, auxiliary: Aux, name: str) -> None:
     model = awake(**of(name))
     seen: list[Tensor] = []
     model.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
@@ -77,8 +77,8 @@ def test_rows_beyond_the_text_get_no_gradient(awake: Awake, tokens: Tensor, auxi
     assert not grad[11:].any()
 
 
-def test_moving_tokens_with_their_places_moves_the_output(awake: Awake) -> None:
-    """What comes before the blocks knows of order only what the table tells."""
+def test_permuting_tokens_with_positions_permutes_the_output(awake: Awake) -> None:
+    """Before the blocks, only the table tells the order of tokens."""
     model = awake(**of("ape"))
     tokens = torch.randint(0, 37, (1, 9), generator=torch.Generator().manual_seed(1))
     order = torch.randperm(9, generator=torch.Generator().manual_seed(2))
@@ -103,7 +103,7 @@ def test_labels_rise_and_are_all_equally_likely(small: Small) -> None:
     assert abs(both - 7 * 6 / (20 * 19)) < 4.5 * math.sqrt(0.11 * 0.89 / rows)
 
 
-def test_labels_of_a_table_as_long_as_the_text_are_its_places(awake: Awake, tokens: Tensor, auxiliary: Aux) -> None:
+def test_label_with_a_table_of_text_length_equals_ape(awake: Awake, tokens: Tensor, auxiliary: Aux) -> None:
     ape, label = awake(**of("ape", 11)), awake(**of("label", 11))
     assert torch.equal(loss_of(ape, tokens, auxiliary()), loss_of(label, tokens, auxiliary()))
 
@@ -135,7 +135,7 @@ def test_labels_of_an_evaluation_depend_on_the_length_alone(awake: Awake, tokens
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_positions_change_no_other_draw(small: Small, auxiliary: Aux, name: str) -> None:
+def test_positions_leave_initial_weights_unchanged(small: Small, auxiliary: Aux, name: str) -> None:
     terms = auxiliary(regularizer="weak", distractor=True)
     positioned, plain = (build(small(**changes), seed=3) for changes in (of(name), {}))
     weights = dict(positioned.named_parameters())

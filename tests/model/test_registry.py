@@ -1,4 +1,4 @@
-"""One registry for every kind of part."""
+"""The registry that serves every kind of part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Registry[type]:
     return Registry("part", PACKAGE, {"one": "whole:One", "two": "whole:Two", "far": "missing:It"}, reserved=("no",))
 
 
-def test_it_is_a_mapping_that_imports_what_is_asked_for(parts: Registry[type]) -> None:
+def test_registry_is_a_mapping_that_imports_on_load(parts: Registry[type]) -> None:
     assert list(parts) == ["one", "two", "far"]
     assert (len(parts), "one" in parts, "no" in parts, parts["two"]) == (3, True, False, "whole:Two")
     assert [parts.load(name).__name__ for name in ("one", "two")] == ["One", "Two"]
@@ -32,7 +32,7 @@ def test_it_is_a_mapping_that_imports_what_is_asked_for(parts: Registry[type]) -
         parts.load("three")
 
 
-def test_what_is_registered_is_known_at_once_and_forgotten_with_its_scope(parts: Registry[type]) -> None:
+def test_registry_scope_undoes_registrations(parts: Registry[type]) -> None:
     with parts.scope():
         mine = parts.register("mine")(type("Mine", (), {"__module__": "elsewhere"}))
         assert parts.load("mine") is parts["mine"] is mine
@@ -43,7 +43,7 @@ def test_what_is_registered_is_known_at_once_and_forgotten_with_its_scope(parts:
     assert list(parts) == ["one", "two", "far"]
 
 
-def test_a_name_belongs_to_one_module(parts: Registry[type]) -> None:
+def test_registering_a_name_of_another_module_fails(parts: Registry[type]) -> None:
     for name in ("one", "far"):
         with pytest.raises(ValueError, match=f"a part named '{name}' exists already; choose another name"):
             parts.register(name)(type)

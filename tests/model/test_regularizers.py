@@ -48,7 +48,7 @@ def test_values_on_gaussian_data(
 
 
 def test_strong_at_zero_is_proportional_to_n() -> None:
-    """All mass at 0: the trapezoid sum of (1 - phi)^2 phi, 0.4089 per token."""
+    """With all mass at 0, the trapezoid sum of (1 - phi)^2 phi is 0.4089 per token."""
     for n in (7, 100):
         assert strong(torch.zeros(n, 32), normal(5, 32)).item() / n == pytest.approx(0.4089, abs=5e-5)
 

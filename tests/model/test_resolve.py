@@ -15,7 +15,7 @@ from atma_sweep.model.resolve import check_model_config, check_regularizer
 Small = Callable[..., ModelConfig]
 
 
-def test_own_settings_are_filled_and_others_dropped(small: Small) -> None:
+def test_only_the_chosen_parts_settings_remain(small: Small) -> None:
     config = small(attn_type="rope", mixers={"rope": {"base": "1_024", "canon": "off"}, "polar": {"canon": False}})
     checked = check_model_config(config)
     assert checked.mixers == {
@@ -101,7 +101,7 @@ def test_a_mixer_from_outside(small: Small, tokens: torch.Tensor, running_mean: 
         network.features(tokens, auxiliary=AuxiliaryTerms("baseline", 5, True, None, 0, 0, 0))
 
 
-def test_a_name_belongs_to_one_class(running_mean: str) -> None:
+def test_names_of_parts_are_unique(running_mean: str) -> None:
     for name in ("polar", running_mean):
         with pytest.raises(ValueError, match=f"a mixer named '{name}' exists already"):
             register_mixer(name)(Mixer)

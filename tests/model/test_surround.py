@@ -59,9 +59,9 @@ def test_a_normed_block_adds_to_what_its_branch_reads(awake: Awake, layer: int) 
     assert (normed(x, window=None)[0] - (y + normed.mlp(y))).abs().max() <= 1e-12
 
 
-@pytest.mark.parametrize("said", ["none", "NONE", None])
-def test_no_cap_is_a_word(said: str | None) -> None:
-    config = ModelConfig(logit_cap=said)
+@pytest.mark.parametrize("cap", ["none", "NONE", None])
+def test_no_cap_is_a_word(cap: str | None) -> None:
+    config = ModelConfig(logit_cap=cap)
     assert config.model_dump(mode="json")["logit_cap"] == "none"
     assert ModelConfig(**config.model_dump(mode="json")) == config
     assert ModelConfig(logit_cap="3e1").logit_cap == 30.0
@@ -101,7 +101,7 @@ def test_a_tied_head_is_a_head_that_equals_the_embedding(
             assert torch.equal(parameter.grad, dict(untied.named_parameters())[name].grad), name
 
 
-def test_a_tied_head_has_one_matrix_fewer_and_the_heads_rate(small: Small) -> None:
+def test_tied_head_shares_the_matrix_and_the_head_rate(small: Small) -> None:
     tied, untied = (build(small(tie_head=tie), seed=0) for tie in (True, False))
     assert sum(p.numel() for p in untied.parameters()) - sum(p.numel() for p in tied.parameters()) == 37 * 24
     groups = tied.parameter_groups()
@@ -110,7 +110,7 @@ def test_a_tied_head_has_one_matrix_fewer_and_the_heads_rate(small: Small) -> No
     assert torch.equal(tied.embedding.weight, untied.embedding.weight * 0.02)
 
 
-def test_a_tied_matrix_stays_float32_beside_bfloat16_activations(small: Small, tokens: Tensor, auxiliary: Aux) -> None:
+def test_tied_matrix_stays_float32_with_bfloat16_activations(small: Small, tokens: Tensor, auxiliary: Aux) -> None:
     model = build(small(tie_head=True), seed=0, dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     hidden = model.features(tokens[:, :-1], auxiliary=auxiliary()).hidden_BTD
@@ -173,7 +173,7 @@ def test_dropout_is_off_in_evaluation(awake: Awake, tokens: Tensor) -> None:
     assert torch.equal(*chunked)
 
 
-def test_dropout_changes_no_other_draw(awake: Awake, auxiliary: Aux) -> None:
+def test_dropout_leaves_further_draws_unchanged(awake: Awake, auxiliary: Aux) -> None:
     terms = auxiliary(regularizer="weak", distractor=True)
     with_dropout, without_dropout = (model.draw(terms, 2, 5) for model in (awake(dropout=0.25), awake()))
     assert without_dropout.dropout_masks == {}

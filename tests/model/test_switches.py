@@ -109,7 +109,7 @@ OF_PARTS = {"mixers", "memories", "position_settings"} | {part.source for part i
 """Settings of the parts themselves, which have tests of their own, and the hashes of their files."""
 
 
-def test_no_setting_of_the_network_is_left_out() -> None:
+def test_switches_cover_every_setting_of_the_network() -> None:
     assert set(CHANGES) | OF_PARTS | {"embedding_dtype"} == set(ModelConfig.model_fields)
 
 

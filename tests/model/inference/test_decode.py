@@ -68,7 +68,7 @@ def shuffled(paged: PagedDecoder) -> PagedDecoder:
 @pytest.mark.parametrize(
     ("pair", "window"), every_nth([(pair, window) for pair in STEPPED for window in (False, True)], 24)
 )
-def test_every_token_gets_the_logits_of_the_whole_text(awake: Awake, pair: tuple[str, str], window: bool) -> None:
+def test_decoding_gives_the_logits_of_a_forward_pass(awake: Awake, pair: tuple[str, str], window: bool) -> None:
     """Three texts of other lengths side by side, one of a single token, in pages in any order."""
     model = awake(attn_type=pair[0], memory=pair[1], window=window, window_size=6).eval()
     three = texts(TOKENS, TOKENS, TOKENS)
@@ -238,7 +238,12 @@ def test_a_dropped_decoder_is_gone_at_once(awake: Awake, graphs: bool) -> None:
 
 
 def count_survivors(make: Callable[[], PagedDecoder]) -> int:
-    """How much is left of a decoder that was used and dropped, without a collection: pools are most of a GPU's memory."""
+    """Return how many objects of a used and dropped decoder survive without a garbage collection.
+
+    Pools take most of a GPU's memory, so a dropped decoder must free them at once.
+
+
+    """
 
     def used() -> list[weakref.ref[Any]]:
         paged = make()
@@ -466,7 +471,7 @@ def test_without_room_a_token_is_refused_and_nothing_is_lost(awake: Awake) -> No
 @pytest.mark.parametrize("changes", [
     {"attn_type": "path"}, {"positions": "label", "position_settings": {"label": {"length": 64}}},
 ])  # fmt: skip
-def test_a_network_without_a_step_works_its_texts_out_anew(awake: Awake, changes: dict[str, Any]) -> None:
+def test_network_without_step_recomputes_sequences(awake: Awake, changes: dict[str, Any]) -> None:
     model = awake(**changes).eval()
     assert model.why_no_step() in ("mixer PaTH", "positions label")
     with pytest.raises(ValueError, match="has no form for one token at a time"):
@@ -475,7 +480,7 @@ def test_a_network_without_a_step_works_its_texts_out_anew(awake: Awake, changes
 
 
 @pytest.mark.thorough
-def test_a_step_is_not_taken_for_that_of_a_class_below_with_another_forward(awake: Awake) -> None:
+def test_step_is_not_inherited_by_a_class_with_another_forward(awake: Awake) -> None:
     with scope():
 
         @register_mixer("louder")
@@ -497,7 +502,7 @@ def test_a_step_is_not_taken_for_that_of_a_class_below_with_another_forward(awak
         near(paged.step([slot], text[8:])[0], logits_at_once(model, text)[-1])
 
 
-def test_writing_repeats_itself_and_ends_where_it_is_told(awake: Awake) -> None:
+def test_generation_is_repeatable_and_stops_at_stop_token(awake: Awake) -> None:
     model = awake(attn_type="rope", memory="gated_delta").eval()
     (prompt,) = texts(6)
     greedy = list(write(model, prompt, tokens=12, temperature=0))

@@ -1,4 +1,4 @@
-"""One mixer alone, in float64, with tensors of odd sizes to call it with."""
+"""A single mixer in float64, with tensors of odd sizes to call it with."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from atma_sweep.model.registry import MIXERS
 from atma_sweep.model.resolve import check_model_config, mixer_settings
 from torch import Tensor
 
-Made = Callable[..., Mixer]
+MixerFactory = Callable[..., Mixer]
 
 
 @pytest.fixture
-def made() -> Made:
+def build_mixer() -> MixerFactory:
     """A mixer by its name, in a network of `heads` and `kv` heads of `size`; the rest are its own settings."""
 
     def make(name: str, *, heads: int = 4, kv: int = 2, size: int = 6, **settings: Any) -> Mixer:

@@ -12,7 +12,7 @@ from atma_sweep.model.bases import Mixer
 from atma_sweep.model.mixers.biased import alibi_slopes
 from torch import Tensor
 
-Made = Callable[..., Mixer]
+MixerFactory = Callable[..., Mixer]
 Draw = Callable[..., list[Tensor]]
 Pair = Callable[[int, int, int], Tensor | float]
 """(head, i, j) -> what is added to their score."""
@@ -49,9 +49,9 @@ def assert_agree(mixer: Mixer, args: list[Tensor], added: Pair, window: int | No
 
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("scale", [None, 0.9])
-def test_alibi(made: Made, qkv: Draw, window: int | None, scale: float | None) -> None:
+def test_alibi(build_mixer: MixerFactory, qkv: Draw, window: int | None, scale: float | None) -> None:
     slope = [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]
-    assert_agree(made("alibi", scale=scale), qkv(), lambda h, i, j: -slope[h] * (i - j), window, scale)
+    assert_agree(build_mixer("alibi", scale=scale), qkv(), lambda h, i, j: -slope[h] * (i - j), window, scale)
 
 
 @pytest.mark.parametrize(("heads", "powers"), [
@@ -59,13 +59,15 @@ def test_alibi(made: Made, qkv: Draw, window: int | None, scale: float | None) -
     (12, [1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5]),
 ])  # fmt: skip
 def test_slopes_by_hand(heads: int, powers: list[float]) -> None:
-    """As the authors' program gives them, for numbers of heads that are no power of two as well."""
+    """Slopes equal those of the authors' program, for numbers of heads that are no power of two as well."""
     assert alibi_slopes(heads) == pytest.approx([2.0**-power for power in powers], rel=1e-15)
 
 
 @pytest.mark.parametrize("window", [None, 4])
-def test_alibi_is_forgetting_attention_with_constant_gates(made: Made, qkv: Draw, window: int | None) -> None:
-    alibi, fox = made("alibi"), made("fox", gate_std=0)
+def test_alibi_is_forgetting_attention_with_constant_gates(
+    build_mixer: MixerFactory, qkv: Draw, window: int | None
+) -> None:
+    alibi, fox = build_mixer("alibi"), build_mixer("fox", gate_std=0)
     with torch.no_grad():
         # sigmoid(offset) = exp(-slope)
         for offset, slope in zip(fox.gate.offset, alibi_slopes(4), strict=True):
@@ -90,9 +92,11 @@ def drawn(mixer: Mixer) -> Mixer:
     ({"reach": 3}, [0, 1, 2, 3, 3, 3, 3, 3, 3]), ({"reach": 20}, list(range(9))),
     ({"reach": 8, "buckets": 5}, [0, 1, 2, 2, 3, 3, 4, 4, 4]),
 ])  # fmt: skip
-def test_rel(made: Made, qkv: Draw, window: int | None, settings: dict[str, Any], numbers: list[int]) -> None:
+def test_rel(
+    build_mixer: MixerFactory, qkv: Draw, window: int | None, settings: dict[str, Any], numbers: list[int]
+) -> None:
     """Five buckets up to 8: two of one distance, then 2 to 3.2, to 5.04, and from there on."""
-    mixer = drawn(made("rel", **settings))
+    mixer = drawn(build_mixer("rel", **settings))
     table = mixer.table.view(4, -1)
     assert_agree(mixer, qkv(), lambda h, i, j: table[h, numbers[i - j]], window)
 
@@ -105,9 +109,9 @@ FIRST = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99,
     (128, 32, FIRST), (64, 8, [0, 1, 2, 3, 4, 8, 16, 32]), (8, 2, [0, 1]), (16, 5, [0, 1, 2, 4, 8]), (3, 3, [0, 1, 2]),
     (125, 6, [0, 1, 2, 3, 11, 37]), (243, 6, [0, 1, 2, 3, 13, 57]), (160, 10, [0, 1, 2, 3, 4, 5, 10, 20, 40, 80]), (4096, 9, [0, 1, 2, 3, 4, 16, 64, 256, 1024]),
 ])  # fmt: skip
-def test_buckets_by_hand(made: Made, reach: int, buckets: int, first: list[int]) -> None:
-    """Where a power falls on a whole number, that number is in the bucket that it begins."""
-    mixer = drawn(made("rel", heads=2, kv=1, size=2, reach=reach, buckets=buckets))
+def test_buckets_by_hand(build_mixer: MixerFactory, reach: int, buckets: int, first: list[int]) -> None:
+    """A power that falls on a whole number is in the bucket that it begins."""
+    mixer = drawn(build_mixer("rel", heads=2, kv=1, size=2, reach=reach, buckets=buckets))
     assert len(mixer.table) == 2 * buckets
     buckets_of_distances = mixer.bucket_of_distance()
     assert [int((buckets_of_distances == bucket).nonzero()[0]) for bucket in range(buckets)] == first
@@ -119,9 +123,9 @@ def test_buckets_by_hand(made: Made, reach: int, buckets: int, first: list[int])
 
 
 @pytest.mark.parametrize(("window", "scale"), [(None, None), (4, 0.9)])
-def test_cope(made: Made, qkv: Draw, window: int | None, scale: float | None) -> None:
+def test_cope(build_mixer: MixerFactory, qkv: Draw, window: int | None, scale: float | None) -> None:
     """The vectors, the scale and the window reach the kernel, whose own tests hold the formula against loops."""
-    mixer, (q, k, v) = drawn(made("cope", positions=3, scale=scale)), qkv()
+    mixer, (q, k, v) = drawn(build_mixer("cope", positions=3, scale=scale)), qkv()
     factor = 6**-0.5 if scale is None else scale
 
     def added(h: int, i: int, j: int) -> Tensor:
@@ -137,6 +141,10 @@ def test_cope(made: Made, qkv: Draw, window: int | None, scale: float | None) ->
 
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize(("name", "settings"), [("rel", {"reach": 3}), ("cope", {})])
-def test_it_starts_as_nope(made: Made, qkv: Draw, name: str, settings: dict[str, Any], window: int | None) -> None:
+def test_it_starts_as_nope(
+    build_mixer: MixerFactory, qkv: Draw, name: str, settings: dict[str, Any], window: int | None
+) -> None:
     args = qkv()
-    assert (made(name, **settings)(*args, window=window) - made("nope")(*args, window=window)).abs().max() <= 1e-13
+    assert (
+        build_mixer(name, **settings)(*args, window=window) - build_mixer("nope")(*args, window=window)
+    ).abs().max() <= 1e-13

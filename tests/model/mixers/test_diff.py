@@ -12,7 +12,7 @@ from atma_sweep.model.bases import Mixer
 from atma_sweep.model.config import ModelConfig
 from torch import Tensor
 
-Made = Callable[..., Mixer]
+MixerFactory = Callable[..., Mixer]
 Draw = Callable[..., list[Tensor]]
 FIRST = {0: 0.2, 1: 0.8 - 0.6 * math.exp(-0.3), 4: 0.8 - 0.6 * math.exp(-1.2)}
 """Layer -> lambda's constant part."""
@@ -53,9 +53,11 @@ def per_query_reference(mixer: Mixer, q: Tensor, k: Tensor, v: Tensor, share: Te
 
 
 @pytest.mark.parametrize(("layer", "rotary", "window"), [(0, "full", None), (4, "none", 4)])
-def test_pairs_of_heads_one_query_at_a_time(made: Made, qkv: Draw, layer: int, rotary: str, window: int | None) -> None:
+def test_diff_equals_per_query_reference(
+    build_mixer: MixerFactory, qkv: Draw, layer: int, rotary: str, window: int | None
+) -> None:
     """Eight heads and four KV heads: two pairs of query heads for each pair of KV heads."""
-    mixer = made("diff", heads=8, kv=4, rotary=rotary, base=77.0)
+    mixer = build_mixer("diff", heads=8, kv=4, rotary=rotary, base=77.0)
     mixer.layer = layer
     with torch.no_grad():
         mixer.norm.weight.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(1))
@@ -85,11 +87,11 @@ def with_share(mixer: Mixer, share: float) -> Mixer:
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.7])
 @torch.no_grad()
-def test_identical_maps_leave_what_lambda_leaves(made: Made, qkv: Draw, share: float) -> None:
+def test_identical_maps_leave_what_lambda_leaves(build_mixer: MixerFactory, qkv: Draw, share: float) -> None:
     """(1 - lambda) softmax, read through a norm that is linear."""
-    mixer, (q, k, v) = with_share(made("diff", rotary="none", norm_eps=LINEAR), share), qkv()
+    mixer, (q, k, v) = with_share(build_mixer("diff", rotary="none", norm_eps=LINEAR), share), qkv()
     q, k = (x[:, :, ::2].repeat_interleave(2, 2) for x in (q, k))
-    reads = [made("nope")(q[:, :, ::2], k[:, :, ::2], v[:, :, side::2], window=4) for side in (0, 1)]
+    reads = [build_mixer("nope")(q[:, :, ::2], k[:, :, ::2], v[:, :, side::2], window=4) for side in (0, 1)]
     expected = (1 - share) * 0.8 * torch.cat(reads, -1).view_as(q)
     assert (mixer(q, k, v, window=4) * 1e6 - expected).abs().max() <= 1e-10
 

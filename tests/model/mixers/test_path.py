@@ -25,7 +25,7 @@ def build_mixer(**settings: Any) -> PaTH:
 
 
 @pytest.mark.parametrize("rank", [5, None])
-def test_a_map_is_made_of_the_token_and_the_two_before_it(read: list[Tensor], rank: int | None) -> None:
+def test_transition_reads_its_token_and_the_two_before(read: list[Tensor], rank: int | None) -> None:
     mixer, x = build_mixer(rank=rank), read[3]
     low = x if mixer.low is None else x @ mixer.low.weight.T
     wide = low @ mixer.w.weight.T

@@ -10,7 +10,7 @@ import torch
 from atma_sweep.model.bases import Mixer
 from torch import Tensor
 
-Made = Callable[..., Mixer]
+MixerFactory = Callable[..., Mixer]
 Draw = Callable[..., list[Tensor]]
 
 
@@ -33,8 +33,8 @@ def per_query_reference(
 
 
 @pytest.mark.parametrize("window", [None, 4])
-def test_one_query_at_a_time(made: Made, qkv: Draw, window: int | None) -> None:
-    mixer, args = made("ssmax", scale=0.7), qkv()
+def test_one_query_at_a_time(build_mixer: MixerFactory, qkv: Draw, window: int | None) -> None:
+    mixer, args = build_mixer("ssmax", scale=0.7), qkv()
     with torch.no_grad():
         mixer.sharpness.copy_(torch.tensor([0.168, 0.9, -0.4, 2.0]))
     inputs = [*args, mixer.sharpness]
@@ -48,9 +48,9 @@ def test_one_query_at_a_time(made: Made, qkv: Draw, window: int | None) -> None:
             assert (a - b).abs().max() <= 1e-12
 
 
-def test_the_distractor_loss_has_the_same_sharpness(made: Made, qkv: Draw) -> None:
+def test_the_distractor_loss_has_the_same_sharpness(build_mixer: MixerFactory, qkv: Draw) -> None:
     """Distractors are more keys in sight, but n stays the number of tokens."""
-    mixer, (q, k, v) = made("ssmax", scale=0.7, sharpness=0.6), qkv()
+    mixer, (q, k, v) = build_mixer("ssmax", scale=0.7, sharpness=0.6), qkv()
     _, k_r, v_r = (x.detach() for x in qkv(5, seed=2))
     y = mixer(q, k, v, window=4)
     ours = mixer.distractor_loss(q, k, v, k_r, v_r, y, window=4)
@@ -59,23 +59,23 @@ def test_the_distractor_loss_has_the_same_sharpness(made: Made, qkv: Draw) -> No
 
 
 @torch.no_grad()
-def test_the_inverse_of_ln_n_is_softmax(made: Made, qkv: Draw) -> None:
+def test_the_inverse_of_ln_n_is_softmax(build_mixer: MixerFactory, qkv: Draw) -> None:
     """For the last query of n; and with a window of n for every query that fills it."""
-    args, nope = qkv(), made("nope")
-    full, windowed = made("ssmax", sharpness=1 / math.log(9)), made("ssmax", sharpness=1 / math.log(4))
+    args, nope = qkv(), build_mixer("nope")
+    full, windowed = build_mixer("ssmax", sharpness=1 / math.log(9)), build_mixer("ssmax", sharpness=1 / math.log(4))
     difference = full(*args, window=None) - nope(*args, window=None)
     assert difference[:, -1].abs().max() <= 1e-13 < difference[:, 4].abs().max()
     assert (windowed(*args, window=4) - nope(*args, window=4))[:, 3:].abs().max() <= 1e-13
 
 
 @torch.no_grad()
-def test_one_key_above_the_others_keeps_the_attention_of_any_number(made: Made) -> None:
+def test_ssmax_keeps_attending_to_the_best_of_any_number_of_keys(build_mixer: MixerFactory) -> None:
     """5 above n - 1 equal keys: with s = 0.43 it takes n^(5 s - 1) as much as they do together, with softmax e^5 / n."""
     shares: dict[str, list[float]] = {"ssmax": [], "nope": [], "small": []}
     for n in (16, 128, 1024):
         for name, gap in (("ssmax", 5.0), ("nope", 5.0), ("small", 2.0)):
             settings = {} if name == "nope" else {"sharpness": 0.43}
-            mixer = made("nope" if name == "nope" else "ssmax", heads=1, kv=1, size=2, scale=0.5, **settings)
+            mixer = build_mixer("nope" if name == "nope" else "ssmax", heads=1, kv=1, size=2, scale=0.5, **settings)
             k = torch.zeros(1, n, 1, 2, dtype=torch.float64)
             k[:, n // 3] = 1
             y = mixer(torch.full_like(k, gap), k, k, window=None)

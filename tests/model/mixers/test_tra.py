@@ -111,7 +111,7 @@ def authors_network(weights: dict[str, Tensor], tokens_T: Tensor, *, layers: int
 
 
 @torch.no_grad()
-def test_the_authors_network_can_be_said() -> None:
+def test_settings_express_the_authors_network() -> None:
     """But for the epsilon of the norm of q and k, 1e-6 in theirs: here float64's, and in training float32's, 1.2e-7."""
     model = build(ModelConfig(**(SMALL | AUTHORS)), seed=1, dtype=torch.float64)
     tokens = torch.randint(0, 6, (1, 40), generator=torch.Generator().manual_seed(2))
@@ -136,8 +136,11 @@ OUT, AFTER = 6, 8
 
 
 def by_hand(*, decay: float = -20.0, empty: str = "zero", dtype: torch.dtype = torch.float32) -> Backbone:
-    """Two layers of one head. In the first a bit asks for the last instruction, its own, and notes whether that is w;
-    in the second r asks for the last bit after w. `decay` is ln δ; the MLPs give 0, as `init: zero-ends` starts them."""
+    """Return a network of two layers with a single head that solves flip-flop, its weights set by hand.
+
+    In the first layer a bit attends to the last instruction, its own, and records if it is w; in the second r attends to the
+    last bit after w. `decay` is ln δ; the MLPs give 0, as `init: zero-ends` starts them.
+    """
     config = ModelConfig(
         d_model=16, n_layers=2, n_heads=1, n_kv_heads=1, head_dim=16, vocab_size=6, attn_type="tra", attn_every=1,
         attn_offset=0, qk_norm=False, output_gate=False, bias=False, mixers={"tra": {"canon": False, "empty": empty}},
@@ -169,8 +172,8 @@ def by_hand(*, decay: float = -20.0, empty: str = "zero", dtype: torch.dtype = t
 @torch.no_grad()
 def wrong(model: Backbone, ignore: float, rows: int, length: int) -> tuple[int, int, int]:
     """(rows with an error, wrong reads, reads) of sequences whose share of i is `ignore`."""
-    tokens = FlipFlopRows(rows, length, ignore=ignore, seed=0, split="by hand").made(np.arange(rows))
-    tokens = torch.from_numpy(tokens.astype(np.int64)).to(model.device)
+    rows_of_bits = FlipFlopRows(rows, length, ignore=ignore, seed=0, split="by hand").made(np.arange(rows))
+    tokens = torch.from_numpy(rows_of_bits.astype(np.int64)).to(model.device)
     # long texts as an evaluation works through them, short ones as training does
     states = [model.features(part, chunk=2048 if length > 512 else None).hidden_BTD for part in tokens.split(4)]
     predictions = model.logits(torch.cat(states)).argmax(-1)
@@ -190,7 +193,7 @@ def test_two_layers_by_hand_solve_flip_flop(ignore: float, rows: int, length: in
 
 @pytest.mark.parametrize("ignore", [0.1, pytest.param(0.8, marks=pytest.mark.thorough),
                                     pytest.param(0.98, marks=pytest.mark.thorough)])  # fmt: skip
-def test_what_solves_it_is_the_decay_and_that_nobody_reads_nothing(ignore: float) -> None:
+def test_decay_and_surviving_keys_solve_flipflop(ignore: float) -> None:
     rows = 16 if ignore < 0.5 else 64
     # a mean over all earlier bits knows next to nothing of the last one that was written
     failed, off, reads = wrong(by_hand(decay=0.0), ignore, rows, 512)

@@ -75,8 +75,8 @@ def test_without_limit_gates_fall_as_they_are(read: list[Tensor]) -> None:
         assert backend in mixer.kernel_paths(torch.device("cpu"), torch.bfloat16)["wall"]
 
 
-def test_gates_of_some_channels(read: list[Tensor]) -> None:
-    """All of them is the default, none of them softmax; some are the first ones, and the rest stays open."""
+def test_subdim_gates_the_first_channels(read: list[Tensor]) -> None:
+    """Gating every channel is the default, gating none is softmax; otherwise the first ones have gates."""
     default, all_, partial, none = (build_mixer(subdim=n) for n in (None, X, 3, 0))
     assert torch.equal(mixed(all_, read), mixed(default, read))
     q, k, v, x = read

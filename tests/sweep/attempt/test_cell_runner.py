@@ -70,7 +70,7 @@ def test_the_type_of_activations_is_a_setting(room: Callable[..., Room]) -> None
     assert len({cell for _, cell in provenances}) == 2
 
 
-def test_how_steps_are_queued_is_recorded_and_a_refusal_said_once(
+def test_refused_capture_is_recorded_and_logged_once(
     room: Callable[..., Room], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The numbers are those of an attempt that never tried."""
@@ -95,7 +95,7 @@ def test_how_steps_are_queued_is_recorded_and_a_refusal_said_once(
     assert lines[0].endswith("to the same numbers: operation not permitted when stream is capturing")
 
 
-def test_loss_scaling_is_told_and_resumed(
+def test_loss_scaling_is_recorded_and_resumed(
     room: Callable[..., Room], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On the CPU, which has no float16, the scale comes and goes without a trace in the numbers."""
@@ -154,21 +154,21 @@ def test_stops_do_not_pile_up_checkpoints(room: Callable[..., Room], far: str) -
     assert ours.curve(ours.store.attempts(ours.cell.id)[-1]) == plain.curve(plain.run())
 
 
-@pytest.mark.parametrize(("keep", "left"), every_nth([
+@pytest.mark.parametrize(("keep", "files"), every_nth([
     ("nothing", []),
     ("weights", ["weights.safetensors"]),
     ("everything", ["checkpoint-00000010", "checkpoint-00000012", "weights.safetensors"]),
 ], 3))  # fmt: skip
-def test_what_is_left_of_a_finished_cell(room: Callable[..., Room], keep: str, left: list[str]) -> None:
+def test_files_of_a_finished_cell(room: Callable[..., Room], keep: str, files: list[str]) -> None:
     ours = room()
     first = ours.run(stop=11, keep=keep)
     assert ours.names(first) == ["checkpoint-00000002", "checkpoint-00000003"]
     second = ours.run(keep=keep)
-    assert (ours.names(first), ours.names(second)) == ([], left)
+    assert (ours.names(first), ours.names(second)) == ([], files)
     assert (second.weights is None) == (keep == "nothing")
 
 
-def test_a_turn_of_compiling_ends_with_the_first_step_or_where_none_is_left(room: Callable[..., Room]) -> None:
+def test_compile_lock_ends_with_the_first_step_or_without_steps(room: Callable[..., Room]) -> None:
     ours = room()
 
     class Noted(CompileLock):
@@ -196,7 +196,7 @@ def test_a_turn_of_compiling_ends_with_the_first_step_or_where_none_is_left(room
     assert run() == [("release", STEPS)]
 
 
-def test_what_a_deleted_database_left_in_the_runs_folder_is_not_taken_up(room: Callable[..., Room]) -> None:
+def test_checkpoints_of_a_deleted_database_are_not_resumed(room: Callable[..., Room]) -> None:
     """The same cell under the same attempt number, from another life: its curve would have a hole."""
     ours = room()
     stale = ours.runs / ours.cell.id / "1"
@@ -207,7 +207,7 @@ def test_what_a_deleted_database_left_in_the_runs_folder_is_not_taken_up(room: C
     assert [point[0] for point in ours.curve(second)] == list(range(1, STEPS + 1))
 
 
-def test_an_attempt_whose_first_checkpoint_was_not_recorded_is_found(room: Callable[..., Room], far: str) -> None:
+def test_unrecorded_first_checkpoint_is_resumed(room: Callable[..., Room], far: str) -> None:
     """Killed between the upload and the note about it: its place is known from its config."""
     ours = room()
 
@@ -228,7 +228,7 @@ def test_an_attempt_whose_first_checkpoint_was_not_recorded_is_found(room: Calla
     assert ours.names(ours.store.attempt(job.attempt)) == []
 
 
-def test_checkpoints_that_cannot_be_removed_are_told_and_the_cell_is_done(
+def test_failed_checkpoint_removal_is_recorded_as_an_event(
     room: Callable[..., Room], far: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = room("checkpoint.every_steps=100")

@@ -1,4 +1,4 @@
-"""Of attempts that would compile the same network, one does it."""
+"""Compile lock: a single one of several attempts compiles the same network."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def counting(calls: list[float], what: Callable[[], None], after: int) -> Callab
     return look
 
 
-def test_one_compiles_and_the_other_finds_it(tmp_path: Path) -> None:
+def test_second_process_waits_for_the_first_to_compile(tmp_path: Path) -> None:
     with holder(tmp_path / "turns") as process:
         assert process.stdin is not None
 
@@ -108,7 +108,7 @@ def test_what_is_raised_meanwhile_ends_the_wait(
         process.kill()
 
 
-def test_who_compiled_nothing_lets_the_next_one(tmp_path: Path) -> None:
+def test_released_lock_goes_to_the_next_process(tmp_path: Path) -> None:
     first, second, third = (CompileLock(tmp_path, "kind") for _ in range(3))
     assert first.acquire(pytest.fail) < 1
     first.release()
@@ -120,7 +120,7 @@ def test_who_compiled_nothing_lets_the_next_one(tmp_path: Path) -> None:
     assert third.acquire(pytest.fail) < 1
 
 
-def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_lock, "LOCK_TIMEOUT_S", 0.3)
     with holder(tmp_path) as process:
         assert 0.3 < CompileLock(tmp_path, "kind").acquire(lambda: None) < PATIENCE_S
@@ -154,7 +154,7 @@ def cell(write: Callable[..., Path], *settings: str) -> CellConfig:
     (["train.regularizer=weak"], False), (["train.micro_batch=1"], False), (["train.compile=blocks"], False),
     (["model.d_model=64"], False),
 ])  # fmt: skip
-def test_cells_of_one_kind_compile_the_same(settings: list[str], same: bool, write: Callable[..., Path]) -> None:
+def test_graph_key_is_equal_for_the_same_code(settings: list[str], same: bool, write: Callable[..., Path]) -> None:
     changed = cell(write, *settings)
     assert (graph_key(cell(write)) == graph_key(changed)) is same
     assert graph_key(changed) != graph_key(changed, "torch 2.12")

@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept between processes."""
+"""Location of compiled kernels that processes share."""
 
 from __future__ import annotations
 
@@ -51,9 +51,7 @@ def test_in_the_users_cache_by_versions_and_gpu(home: Path, monkeypatch: pytest.
     assert os.environ[NAMES[0]] != str(inductor)
 
 
-def test_the_folder_that_torch_sets_by_itself_is_not_one_that_is_set(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchs_default_cache_folder_is_replaced(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its compiler does so when it is imported."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -76,8 +74,8 @@ def test_a_folder_that_is_set_stays(name: str, home: Path, monkeypatch: pytest.M
     monkeypatch.setenv(name, "/mine")
     use_shared_compile_cache(DEVICE)
     assert os.environ[name] == "/mine"
-    (other_name,) = set(NAMES) - {name}
-    assert Path(os.environ[other_name]).is_relative_to(home)
+    (unset_name,) = set(NAMES) - {name}
+    assert Path(os.environ[unset_name]).is_relative_to(home)
 
 
 def test_nothing_is_written_before_something_is_compiled(home: Path) -> None:
@@ -87,7 +85,7 @@ def test_nothing_is_written_before_something_is_compiled(home: Path) -> None:
 
 @pytest.mark.parametrize("driver", ["580.159.04", None])
 def test_self_tests_are_noted_by_the_driver(home: Path, driver: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody knows the driver they are run each time."""
+    """Self-tests run each time if the driver is unknown."""
     monkeypatch.setattr(device, "driver_version", lambda: driver)
     noted: list[Path | None] = []
     monkeypatch.setattr(device, "cache_self_tests", noted.append)
@@ -98,7 +96,7 @@ def test_self_tests_are_noted_by_the_driver(home: Path, driver: str | None, monk
     assert list(home.iterdir()) == []
 
 
-def test_what_is_compiled_is_found_by_the_same_sources(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_code_is_reused_for_equal_sources(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours, a plugin's, and what the user marks; the compiler has them in the key of every graph."""
     real, edited = device.sources, [""]
     monkeypatch.setattr(device, "sources", lambda folder: real(folder) + (edited[0] if folder.name == "model" else ""))

@@ -100,7 +100,7 @@ def test_kernel_kills_are_counted(tmp_path: Path) -> None:
     assert oom_kills(tmp_path) >= 99999
 
 
-def test_the_table_of_classes_is_whole_and_documented() -> None:
+def test_table_of_failure_classes_is_complete_and_documented() -> None:
     assert set(FAILURES) == set(get_args(Failure))
     page = (Path(__file__).parents[3] / "docs" / "robustness.md").read_text()
     rows = "\n".join(f"| `{name}` | {failure.meaning} | {failure.reaction} |" for name, failure in FAILURES.items())

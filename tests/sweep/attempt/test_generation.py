@@ -22,7 +22,7 @@ SMALL = {"d_model": 16, "n_layers": 4, "n_heads": 2, "n_kv_heads": 1, "head_dim"
 
 @pytest.fixture
 def trained(wake: Any) -> Any:
-    """trained(**changes of the network) -> a cell for bytes, with eight tokens that no byte has."""
+    """Return a function from changes of the network to a byte-level cell with eight tokens that no byte has."""
 
     def make(**changes: Any) -> LoadedModel:
         model = build(ModelConfig(**(SMALL | changes)), seed=0)
@@ -46,7 +46,7 @@ def test_text_is_what_the_network_says_token_by_token(trained: Any) -> None:
     assert text == "".join(cell.generate("né", tokens=9, temperature=0))
 
 
-def test_a_letter_of_several_bytes_comes_whole(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multibyte_characters_are_not_split(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = trained()
     tokens = [*"aé€".encode(), 0xE2, 0x82]
     monkeypatch.setattr("atma_sweep.sweep.attempt.generation.write", lambda *args, **options: iter(tokens))
@@ -63,15 +63,15 @@ def test_a_text_ends_where_the_network_ends_it(trained: Any) -> None:
     assert len("".join(cell.generate("x", tokens=20, temperature=0)).encode()) > 0
 
 
-@pytest.mark.parametrize(("options", "said"), [
+@pytest.mark.parametrize(("options", "message"), [
     ({"temperature": -0.5}, "temperature must be 0 or more, got -0.5"),
     ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
     ({"tokens": -1}, "tokens must be 0 or more, got -1"),
     ({"tokens": 30}, "positions ape has 32 places, fewer than 4 tokens of the prompt and 30 new ones; ask for at most 28"),
 ])  # fmt: skip
-def test_what_cannot_be_written_is_refused_at_once(trained: Any, options: dict[str, Any], said: str) -> None:
+def test_impossible_requests_are_refused_at_once(trained: Any, options: dict[str, Any], message: str) -> None:
     cell = trained(positions="ape", position_settings={"ape": {"length": 32}})
-    assert refused(lambda: cell.generate("abc", **options), SamplingError) == said
+    assert refused(lambda: cell.generate("abc", **options), SamplingError) == message
     assert len("".join(cell.generate("abc", tokens=28)).encode()) > 0
 
 

@@ -1,4 +1,4 @@
-"""What a healthy attempt leaves in its log, and what `logs` shows of it."""
+"""Log lines of a healthy attempt, and their display by `logs`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUMBER = r"[\d,.]+"
 
 @pytest.mark.thorough
 def test_the_log_of_a_healthy_attempt(room: Callable[..., Room], command: Callable[..., tuple[int, str, str]]) -> None:
-    """Which cell, on what and how; from which step; a line a validation, one a probe, and one at the end."""
+    """The log has the cell and its device, the first step, a line per validation and probe, and the end."""
     ours = room()
     ours.run(stop=11)
     job = ours.asked("train", ours.settings(), None)
@@ -46,7 +46,7 @@ def test_the_log_of_a_healthy_attempt(room: Callable[..., Room], command: Callab
 
 @pytest.mark.parametrize(("every", "steps"), [(1, 10), (30, 150), (1, 1_000_000), (7, 99_999), (500, 100), (1, 1001)])
 def test_a_log_stays_small_however_long_the_training(every: int, steps: int) -> None:
-    """One line a validation, and of very many an even part of them; the last is always is_logged."""
+    """Every validation gets a line, or an even part of very many; the last one always does."""
     points = sorted({*range(every, steps + 1, every), steps})
     chosen = [step for step in points if is_logged(step, every, steps)]
     assert chosen[-1] == steps

@@ -70,7 +70,7 @@ Rows = list[tuple[object, ...]]
 
 @dataclass(frozen=True)
 class Ended:
-    """What a grid came to."""
+    """Return the results of a grid."""
 
     curves: Curves
     numbers: Rows
@@ -104,7 +104,7 @@ def kill_while_running(bench: Bench, launch: subprocess.Popen[str], plan: dict[s
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, subprocess.Popen[str]]]:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, subprocess.Popen[str]]]:
     """The same grid without interruption, on its way beside the other."""
     bench = prepared_bench(tmp_path_factory.mktemp("whole"))
     process = bench.start("launch", "micro.yaml", "--executor", "local")
@@ -116,7 +116,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, sub
 @only_long
 @pytest.mark.thorough
 def test_killed_at_random_steps_every_cell_comes_to_the_same_numbers(
-    whole: tuple[Bench, subprocess.Popen[str]], tmp_path: Path
+    uninterrupted: tuple[Bench, subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     draw = random.Random(5)
     plan = {slug: sorted(draw.sample(range(1, STEPS - 8), 3 if slug == OFTEN else 1)) for slug in SLUGS}
@@ -138,7 +138,7 @@ def test_killed_at_random_steps_every_cell_comes_to_the_same_numbers(
     assert len(bench.sql("SELECT 1 FROM event WHERE kind = 'resumed'")) >= len(late) > 0
     assert list((bench.folder / "atma-runs").glob("*/*/*checkpoint-*")) == []
 
-    reference, process = whole
+    reference, process = uninterrupted
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     reference.once(len(SLUGS))

@@ -43,7 +43,7 @@ def test_samples_are_the_same_however_often_a_training_is_stopped(room: Callable
     assert texts(plain, uninterrupted) == []
 
 
-def test_the_last_sample_is_what_the_kept_weights_write(room: Callable[..., Room]) -> None:
+def test_last_sample_equals_generation_from_stored_weights(room: Callable[..., Room]) -> None:
     ours = room(*SAMPLE_SETTINGS, "eval.samples.temperature=0")
     attempt = ours.run()
     trained = load(ours.cell.id, db=str(ours.store.url), device="cpu")
@@ -53,7 +53,7 @@ def test_the_last_sample_is_what_the_kept_weights_write(room: Callable[..., Room
     (cell,) = json.loads(build_blocks(ours.store, "g")[1]["core"])["cells"]
     assert [tuple(sample) for sample in cell["samples"]] == [(s.step, s.prompt, s.text) for s in texts(ours, attempt)]
     sheet = cell_details(ours.store, ours.cell.id)
-    assert [sample["step"] for sample in sheet.as_json()["samples"]] == [one.step for one in texts(ours, attempt)]
+    assert [sample["step"] for sample in sheet.as_json()["samples"]] == [text.step for text in texts(ours, attempt)]
     lines = sheet.text().splitlines()
     (at,) = (index for index, line in enumerate(lines) if line.startswith("samples after step"))
     assert lines[at] == f"samples after step {STEPS}, the last of {STEPS} steps with samples; --json has all:"
@@ -63,7 +63,7 @@ def test_the_last_sample_is_what_the_kept_weights_write(room: Callable[..., Room
     ]
 
 
-def test_what_cannot_be_written_is_told_once_and_stops_no_training(
+def test_failed_samples_are_logged_once_and_training_goes_on(
     room: Callable[..., Room], capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours = room(SAMPLE_SETTINGS[0], "model.positions=ape", "eval.samples.tokens=10000")
@@ -94,7 +94,7 @@ def test_what_is_stored_of_a_cell_without_samples_reads_as_it_always_has() -> No
     assert CellConfig.model_validate(config.model_dump(mode="json")) == config
 
 
-def test_a_text_with_letters_that_no_server_takes_is_kept(room: Callable[..., Room]) -> None:
+def test_samples_with_unstorable_characters_are_stored(room: Callable[..., Room]) -> None:
     assert "\0" not in str(Sample(step=1, item=0, prompt="", text="a\0b").as_example().detail)
 
 

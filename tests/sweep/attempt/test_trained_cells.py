@@ -98,7 +98,7 @@ def shelf(tmp_path: Path, write: Callable[..., Path], wake: Callable[[Backbone],
 
 
 @torch.no_grad()
-def test_the_loaded_model_is_the_one_that_was_saved(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loaded_model_equals_the_saved_model(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     model = shelf.train(POLAR).eval()
     trained = shelf.load(POLAR)
     tokens_BT = torch.randint(0, 257, (2, 13), generator=torch.Generator().manual_seed(1))
@@ -143,7 +143,7 @@ def refusal(call: Callable[[], object], error: type[Exception], *parts: str) -> 
     assert [word for word in parts if word not in message] == []
 
 
-def test_what_is_missing_is_said_with_the_remedy(shelf: Shelf, tmp_path: Path) -> None:
+def test_errors_of_load_name_the_remedy(shelf: Shelf, tmp_path: Path) -> None:
     name = f"cell {shelf.cells[ROPE].id} ({ROPE})"
     refusal(lambda: shelf.load(ROPE), NotTrained, f"{name} is not trained yet; launch its grid")
     shelf.train(ROPE, "diverged")
@@ -165,7 +165,7 @@ def test_what_is_missing_is_said_with_the_remedy(shelf: Shelf, tmp_path: Path) -
     assert WeightsGone("x").exit_code == 2
 
 
-def test_cells_are_found_as_show_finds_them(shelf: Shelf, tmp_path: Path) -> None:
+def test_load_finds_cells_like_show(shelf: Shelf, tmp_path: Path) -> None:
     shelf.train(NOPE)
     with pytest.raises(CellUnknown, match=f"did you mean {POLAR}"):
         shelf.load("polar-baseline-d0-m0-w0-s1")
@@ -265,7 +265,7 @@ def test_plugins_come_from_the_frozen_copy(shelf: Shelf, plugged: Path) -> None:
     assert type(trained.model.blocks[2].mix.mixer).__name__ == "Flat"
 
 
-def test_plugins_that_are_gone_or_edited_or_broken_are_said(shelf: Shelf, plugged: Path) -> None:
+def test_load_reports_missing_edited_and_broken_plugins(shelf: Shelf, plugged: Path) -> None:
     slug = "flat-baseline-d0-m0-w0-s0"
     text = plugged.read_text()
     plugged.write_text(text + "# edited\n")
@@ -284,9 +284,7 @@ def test_plugins_that_are_gone_or_edited_or_broken_are_said(shelf: Shelf, plugge
     refusal(lambda: shelf.load(slug), CellUnreadable, str(plugged), "--runs")
 
 
-def test_a_device_that_is_unknown_or_not_there_is_said_before_anything_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_checks_the_device_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SweepError, match=r'device \'tpu\' is unknown; use device="cpu" or device="cuda"'):
         atma_sweep.load(POLAR, db=tmp_path / "none.db", device="tpu")
 

@@ -67,7 +67,7 @@ def accumulate(model: Backbone, config: TrainConfig, step: int = 0) -> tuple[dic
 
 @pytest.mark.parametrize("level", ["plain", "window", "memory"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_accumulating_micro_batches_is_one_big_batch(network: Network, level: str, reduction: str) -> None:
+def test_gradient_accumulation_equals_a_big_batch(network: Network, level: str, reduction: str) -> None:
     settings = LEVELS[level][0]
     models = [network(awake=True, dtype=torch.float64, **settings) for _ in range(3)]
     gradients = [
@@ -106,10 +106,10 @@ def test_the_objective_is_the_formula(network: Network, regularizer: str, distra
     inputs, targets = (part[:2] for part in training.batches.step(2))
     objective, mean = training.objective(training.draw_batch(inputs, targets, 2, 1))
 
-    terms = AuxiliaryTerms(
+    auxiliary = AuxiliaryTerms(
         regularizer=regularizer, sketch=5, distractor=distractor, distractor_count=None, seed=4, step=2, micro=1
     )
-    terms = model.features(inputs, auxiliary=terms)
+    terms = model.features(inputs, auxiliary=auxiliary)
     cross_entropy = torch.nn.functional.cross_entropy(
         model(inputs).flatten(0, 1), targets.flatten(), reduction="sum" if reduction == "sum" else "mean"
     )
@@ -152,7 +152,7 @@ def test_draws_differ_between_steps_micro_batches_and_seeds(network: Network) ->
 # --- a step -------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_clips_the_whole_gradient_and_reports_the_norm_before(network: Network) -> None:
+def test_step_clips_the_global_norm_and_reports_it_unclipped(network: Network) -> None:
     grads, loss = accumulate(network(awake=True), recipe())
     norm = math.sqrt(sum(float(g.double().square().sum()) for g in grads.values()))
     model = network(awake=True)
@@ -247,7 +247,7 @@ def test_validation_does_not_disturb_training(network: Network) -> None:
     assert often.training
 
 
-def test_checkpoints_fall_where_asked_but_not_at_the_end(network: Network) -> None:
+def test_checkpoints_are_written_when_due_but_not_at_the_end(network: Network) -> None:
     watch = Watch(saves=(1, 3, 4))
     trainer(network(), recipe(), watch).run()
     assert watch.saved == [(1, 24), (3, 72)]
@@ -298,8 +298,8 @@ EVERY_LEVEL = {f"{axis}={level}": overrides(axis, level) for axis in AXES for le
 )
 def test_resuming_anywhere_equals_never_having_stopped(network: Network, tmp_path: Path, level: str) -> None:
     """A stop before every micro-batch there is: between steps, and in the midst of one."""
-    settings, training = (EVERY_LEVEL | LEVELS)[level]
-    config = recipe(**training)
+    settings, train_settings = (EVERY_LEVEL | LEVELS)[level]
+    config = recipe(**train_settings)
     assert config.accumulation == 2
     straight, uninterrupted = network(**settings), Watch()
     trainer(straight, config, uninterrupted, every=2).run()
@@ -331,8 +331,8 @@ def test_resuming_anywhere_equals_never_having_stopped(network: Network, tmp_pat
 def test_any_chain_of_stops_and_saves_gives_the_same_run(
     network: Network, tmp_path_factory: pytest.TempPathFactory, asks: list[int], saves: set[int]
 ) -> None:
-    model, training = LEVELS["everything"]
-    config = recipe(tokens=6 * 24, **training)
+    model, train_settings = LEVELS["everything"]
+    config = recipe(tokens=6 * 24, **train_settings)
     straight, uninterrupted = network(**model), Watch()
     trainer(straight, config, uninterrupted, every=1).run()
     folder, watches = tmp_path_factory.mktemp("chain"), []
@@ -471,8 +471,8 @@ def test_a_diverged_state_is_never_saved_nor_reported(network: Network) -> None:
     assert (watch.saved, watch.points) == ([], [])
 
 
-@pytest.mark.parametrize("left", [1, 2])
-def test_a_validation_that_was_left_is_taken_again(network: Network, tmp_path: Path, left: int) -> None:
+@pytest.mark.parametrize("validation", [1, 2])
+def test_interrupted_validation_is_repeated(network: Network, tmp_path: Path, validation: int) -> None:
     """At a point within the run and at its end: the curve has the point once, with the numbers of its step."""
     straight, uninterrupted = network(), Watch()
     trainer(straight, recipe(), uninterrupted, every=2).run()
@@ -481,14 +481,14 @@ def test_a_validation_that_was_left_is_taken_again(network: Network, tmp_path: P
     validate, calls = training.validate, iter(range(9))
 
     def interrupted() -> float:
-        if next(calls) == left - 1:
+        if next(calls) == validation - 1:
             raise Stopped
         return validate()
 
     training.validate = interrupted
     with pytest.raises(Stopped):
         training.run()
-    assert first.saved == [(2 * left, 48 * left)]
+    assert first.saved == [(2 * validation, 48 * validation)]
     state = checkpoint.newest(tmp_path)
     assert state is not None
     resumed, second = network(seed=99), Watch()

@@ -36,12 +36,12 @@ def marked_batches(config: Any, marks: np.ndarray = MARKS, seed: int = 0) -> Bat
 # --- which targets ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("whole_steps", [False, True])
-def test_a_mark_belongs_to_the_token_that_is_to_be_said(whole_steps: bool) -> None:
+@pytest.mark.parametrize("complete_steps", [False, True])
+def test_mark_belongs_to_the_target_token(complete_steps: bool) -> None:
     """Tokens count upwards, and the tokens that five divides are marked."""
     shards = [np.arange(first, first + size, dtype=np.uint16) for first, size in ((0, 53), (100, 7), (200, 48))]
     marks = [(shard % 5 == 0).astype(np.uint16) for shard in shards]
-    batches = Batches(shards, 6, 2, 3, True, whole_steps, marks)
+    batches = Batches(shards, 6, 2, 3, True, complete_steps, marks)
     for step in range(9):
         targets = batches.step(step)[1]
         marks_of_step = batches.marked(step)
@@ -50,7 +50,7 @@ def test_a_mark_belongs_to_the_token_that_is_to_be_said(whole_steps: bool) -> No
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
-def test_places_of_each_micro_batch(rows: int) -> None:
+def test_marked_positions_of_each_micro_batch(rows: int) -> None:
     batches = marked_batches(recipe())
     for step in (0, 3):
         step_batch = StepPrefetcher(batches, CPU, rows).take(step)
@@ -192,7 +192,7 @@ def test_shards_bring_their_marks(tmp_path: Path) -> None:
     assert corpora.verify(corpus.folder) == []  # type: ignore[arg-type]
 
 
-def test_other_marks_are_another_corpus_and_none_are_as_before(tmp_path: Path) -> None:
+def test_marks_change_the_corpus_fingerprint(tmp_path: Path) -> None:
     folder = marked_shards(tmp_path / "s")
     first = prepare.prepare(ready(folder), tmp_path / "c")
     published_shard(folder / "x_val_0.marks.bin", np.arange(3000) % 2)

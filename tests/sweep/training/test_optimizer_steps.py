@@ -152,7 +152,9 @@ def test_a_stop_before_any_micro_batch_resumes_to_the_same_numbers(
 
 
 @pytest.mark.parametrize(("before", "after"), [("taped", "as it comes, resident"), ("as it comes, resident", "taped")])
-def test_a_checkpoint_goes_from_one_way_to_the_other(network: Network, tmp_path: Path, before: str, after: str) -> None:
+def test_checkpoint_moves_between_eager_and_captured_steps(
+    network: Network, tmp_path: Path, before: str, after: str
+) -> None:
     config = recipe(warmup_steps=3)
     expected, _, _ = run_training(network(awake=True), config, "as it comes, resident")
     with contextlib.suppress(Stopped):
@@ -324,7 +326,7 @@ def test_rates_in_memory_train_the_same_network(network: Network) -> None:
 def test_a_checkpoint_goes_from_rates_as_numbers_to_rates_in_memory(
     network: Network, tmp_path: Path, before: str, after: str
 ) -> None:
-    """As from the CPU to a GPU: the state comes along, the manner of working through it does not."""
+    """The state moves between devices (CPU to GPU here); implementation flags do not."""
     config = recipe(warmup_steps=3)
     expected, _, _ = run_training(network(awake=True, dtype=torch.float64), config, "as it comes")
     with contextlib.suppress(Stopped):

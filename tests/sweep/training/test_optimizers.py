@@ -38,7 +38,7 @@ def scalar_map(s: float, times: int) -> float:
     return s
 
 
-def test_scalar_map_has_a_flat_fixed_point_at_one() -> None:
+def test_scalar_map_has_a_flat_unit_fixed_point() -> None:
     a, b, c = COEFFICIENTS
     assert a + b + c == 1
     assert a + 3 * b + 5 * c == 0
@@ -69,7 +69,7 @@ def test_iteration_reaches_the_polar_factor_of_well_conditioned_matrices(rows: i
     assert (exact - polar_factor(matrix)).abs().max() < 1e-6
 
 
-def test_iteration_acts_on_singular_values_one_by_one() -> None:
+def test_iteration_maps_each_singular_value() -> None:
     """On diag(s) / |s| the matrix iteration is the scalar map."""
     s = torch.tensor([3.0, 1.0, 0.01, 1e-4], dtype=torch.float64)
     result = orthogonalise(torch.diag(s)[None], 12, torch.float64)[0]
@@ -82,7 +82,7 @@ def test_iteration_acts_on_singular_values_one_by_one() -> None:
     (128, 512, torch.float32), (128, 512, torch.bfloat16), (512, 128, torch.bfloat16),
     pytest.param(1024, 4096, torch.float32, marks=pytest.mark.thorough),
 ])  # fmt: skip
-def test_singular_values_of_wide_random_matrices_come_to_one(rows: int, cols: int, dtype: torch.dtype) -> None:
+def test_singular_values_of_wide_matrices_become_unit(rows: int, cols: int, dtype: torch.dtype) -> None:
     result = orthogonalise(gaussian(1, rows, cols), 12, dtype)[0].float()
     values = torch.linalg.svdvals(result)
     assert (values - 1).abs().max() < 0.02
@@ -116,7 +116,7 @@ def general(matrices_NRC: Tensor, iterations: int) -> Tensor:
 
 @pytest.mark.parametrize("scale", [1e-140, 1e-30, 1e-9, 1e-7, 1e-4, 1.0, 1e9, 1e100])
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (1, 3), (1, 129), (3, 1), (129, 1)])
-def test_one_row_equals_the_iteration_in_matrices(rows: int, cols: int, scale: float) -> None:
+def test_single_row_equals_the_matrix_iteration(rows: int, cols: int, scale: float) -> None:
     """Far below 1e-7 the norm's floor keeps a matrix small, and the iteration only doubles it."""
     matrices = gaussian(5, rows, cols, dtype=torch.float64) * scale
     for iterations in (0, 1, 5, 12):
@@ -130,7 +130,7 @@ def test_one_row_equals_the_iteration_in_matrices(rows: int, cols: int, scale: f
     (torch.float32, rounding_bound(torch.float32, 257)), (torch.bfloat16, rounding_bound(torch.bfloat16, 2)),
 ])  # fmt: skip
 @pytest.mark.parametrize(("rows", "cols"), [(1, 3), (4, 1), (1, 257)])
-def test_one_row_in_lower_precision_is_a_unit_vector(rows: int, cols: int, dtype: torch.dtype, near: float) -> None:
+def test_single_row_in_low_precision_is_a_unit_vector(rows: int, cols: int, dtype: torch.dtype, near: float) -> None:
     """bfloat16 has two digits; its Frobenius norm is one all the same."""
     for scale in (1e-3, 1.0, 1e4, 1e15):
         matrices = gaussian(7, rows, cols, dtype=torch.float64) * scale
@@ -141,7 +141,7 @@ def test_one_row_in_lower_precision_is_a_unit_vector(rows: int, cols: int, dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_one_row_of_zeros_stays_zero(dtype: torch.dtype) -> None:
+def test_single_row_of_zeros_stays_zero(dtype: torch.dtype) -> None:
     matrices = torch.stack([torch.zeros(1, 4), torch.ones(1, 4)]).double()
     result = orthogonalise(matrices, 12, dtype)
     assert result[0].tolist() == [[0.0] * 4]
@@ -193,7 +193,7 @@ def test_muon_step_by_hand(rows: int, cols: int) -> None:
         assert (p - weight).abs().max() < 1e-9
 
 
-def test_each_conv_filter_moves_by_one_learning_rate() -> None:
+def test_each_conv_filter_moves_by_the_learning_rate() -> None:
     p = nn.Parameter(gaussian(11, 1, 3))
     before = p.detach().clone()
     p.grad = gaussian(11, 1, 3, seed=1) * torch.logspace(-6, 3, 11)[:, None, None]
@@ -223,7 +223,7 @@ def test_a_parameter_without_gradient_stays() -> None:
     assert torch.equal(p, before)
 
 
-def test_matrices_of_one_shape_go_together_with_the_same_result() -> None:
+def test_batching_matrices_of_a_shape_changes_nothing() -> None:
     grads = [gaussian(6, 4, seed=i) for i in range(3)]
     together = [nn.Parameter(torch.zeros(6, 4)) for _ in grads]
     alone = [nn.Parameter(torch.zeros(6, 4)) for _ in grads]
@@ -246,7 +246,7 @@ def test_muon_refuses_vectors_and_closures() -> None:
 
 
 @pytest.mark.parametrize(("attn_type", "memory"), PAIRS)
-def test_every_parameter_is_in_one_group_by_its_kind(network: Network, attn_type: str, memory: str) -> None:
+def test_parameters_are_grouped_by_kind(network: Network, attn_type: str, memory: str) -> None:
     model = network(attn_type=attn_type, memory=memory)
     optimizers = Optimizers(model.parameter_groups(), TrainConfig(), CPU)
     held = [id(p) for p in optimizers.parameters]
@@ -339,7 +339,7 @@ def test_adamw_alone_has_a_rate_for_each_kind(network: Network) -> None:
     assert set(optimizers.state_dict()) == {"adam"}
 
 
-def test_state_continues_as_if_never_left(network: Network) -> None:
+def test_restored_state_continues_identically(network: Network) -> None:
     def run(model: Backbone, optimizers: Optimizers, steps: range) -> None:
         for step in steps:
             backward(model, step)

@@ -115,7 +115,7 @@ def test_a_gradient_that_overflows_with_the_least_scale_has_diverged(
 
 
 def test_pieces_that_are_done_again_skip_the_same_steps(network: Network) -> None:
-    """As CUDA graphs would do them, which hold no such wait: on a GPU steps then come as they come."""
+    """Captured steps with loss scaling; on a GPU they are eager, as CUDA graphs cannot wait for the host."""
     weights = []
     for graphs in (False, True):
         model, watch = network(), Overflowing((1, 3))

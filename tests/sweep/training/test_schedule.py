@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 
 
 @pytest.mark.parametrize(("step", "expected"), [(0, 1.0), (80, 1.0), (85, 0.5), (99, 1 - 0.95**0.5)])
-def test_wsd_is_one_minus_the_square_root(step: int, expected: float) -> None:
+def test_wsd_falls_by_the_square_root(step: int, expected: float) -> None:
     assert lr_factor(step, 100, constant=0.8, decay="wsd") == pytest.approx(expected, abs=1e-12)
 
 

@@ -32,7 +32,7 @@ ELSEWHERE = {"loss_on", "activations", "precision"}
 PAIRS = [("schedule", a, b) for a, b in (("cosine", "linear"), ("linear", "wsd"), ("cosine", "wsd"))]
 
 
-def test_no_setting_is_left_out() -> None:
+def test_switches_cover_every_setting() -> None:
     assert set(CHANGES) | SAME_WEIGHTS | ELSEWHERE == set(TrainConfig.model_fields)
 
 
@@ -50,7 +50,7 @@ def test_every_setting_acts(network: Network, setting: str) -> None:
     assert off(*weights) > 1e-7
 
 
-@pytest.mark.parametrize(("setting", "one", "other"), PAIRS)
-def test_words_of_one_setting_differ(network: Network, setting: str, one: str, other: str) -> None:
-    weights = [trained(network(awake=True), recipe(**{setting: word})) for word in (one, other)]
+@pytest.mark.parametrize(("setting", "first", "second"), PAIRS)
+def test_values_of_a_setting_differ(network: Network, setting: str, first: str, second: str) -> None:
+    weights = [trained(network(awake=True), recipe(**{setting: word})) for word in (first, second)]
     assert off(*weights) > 1e-7
