@@ -109,13 +109,17 @@ class RandomDraws:
     def copy(self) -> RandomDraws:
         """Return a deep copy with contiguous tensors."""
 
-        def clone(tensor: Tensor | None) -> Tensor | None:
+        def clone_or_none(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.clone(memory_format=torch.contiguous_format)
 
         distractors = {layer: drawn.clone() for layer, drawn in self.distractors.items()}
         dropout_masks = {layer: (mix.clone(), mlp.clone()) for layer, (mix, mlp) in self.dropout_masks.items()}
         return RandomDraws(
-            self.regularizer, clone(self.sketches_LKD), distractors, dropout_masks, clone(self.positions_BT)
+            self.regularizer,
+            clone_or_none(self.sketches_LKD),
+            distractors,
+            dropout_masks,
+            clone_or_none(self.positions_BT),
         )
 
 

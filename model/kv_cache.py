@@ -130,7 +130,7 @@ class KVView:
     step: DecodeStep
 
     def write(self, rows: Mapping[str, Tensor]) -> None:
-        """Store the new tokens' entries in the pools, in place; `rows` maps names to [B, ...]."""
+        """Store the new tokens' entries in the pools, in place; `slot_tensor` maps names to [B, ...]."""
         remaining = dict(rows)
         if (
             "k" in remaining
@@ -355,7 +355,7 @@ class PageAllocator:
         """Number of pages that sequences have."""
         return self.capacity.pages - 1 - len(self._free_pages)
 
-    def rows(self, slots: Sequence[int], count: int) -> Tensor:
+    def slot_tensor(self, slots: Sequence[int], count: int) -> Tensor:
         """Return the slots as a device tensor int64 [count], filled up with the padding slot.
 
         The tensor is cached per `count` and is overwritten in place by a call with other slots.

@@ -138,14 +138,14 @@ class PagedDecoder:
         compiled = compiled and self._compiled and self.not_compiled is None
         if not graphs and not compiled:
             self.book.extend(slots, window=self.window)
-            rows_B = self.book.rows(slots, len(slots))
+            rows_B = self.book.slot_tensor(slots, len(slots))
             return self._run_step(tokens_B.to(self.model.device, non_blocking=True), rows_B, EAGER)
         count = padded_batch(len(slots))
         if (count, compiled) not in self._prepared_steps:
             self._prepared_steps[count, compiled] = self._prepare_step(count, compiled)
         self.book.extend(slots, window=self.window)
         functions, tokens, replay = self._prepared_steps[count, compiled]
-        rows_B = self.book.rows(slots, count)
+        rows_B = self.book.slot_tensor(slots, count)
         tokens[: len(slots)].copy_(tokens_B, non_blocking=True)
         if replay is None or not graphs:
             return self._run_step(tokens, rows_B, functions)[: len(slots)]
@@ -159,7 +159,7 @@ class PagedDecoder:
         Trial runs use padding rows only, so no sequence changes. A failed compilation sets `not_compiled`.
         """
         tokens_B = torch.zeros(count, dtype=torch.int64, device=self.model.device)
-        rows_B = self.book.rows([], count)
+        rows_B = self.book.slot_tensor([], count)
         # an eager run first: it chooses kernels and fills caches, which the compiler must not trace
         self._run_step(tokens_B, rows_B, EAGER)
         functions = EAGER

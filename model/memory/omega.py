@@ -22,7 +22,7 @@ from ..config import Config, Flag, Int, ModelConfig, Real, knob
 from ..layers import Linear
 from .recurrent import Recurrent
 
-MOST_COLUMNS = 1 << 16
+MAX_COLUMNS = 1 << 16
 """Largest number of feature columns for which a memory is built."""
 
 
@@ -102,7 +102,7 @@ class Omega(Recurrent):
         if config.degree % 2:
             raise ValueError(f"degree ({config.degree}) must be even")
         columns = cls.columns(model, config)
-        if columns > MOST_COLUMNS:
+        if columns > MAX_COLUMNS:
             state = 4 * sum(o * i for o, i in cls.layers(model, config)) * model.n_heads
             raise ValueError(
                 f"features ({config.features}) of {model.head_dim} channels have {columns:,} columns, and the memory of a "

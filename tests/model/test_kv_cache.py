@@ -49,7 +49,7 @@ def test_pages_are_those_that_a_text_needs(window: int | None) -> None:
             elif lengths:
                 slots = draw.sample(sorted(lengths), draw.randrange(1, len(lengths) + 1))
                 ours.extend([*slots, ours.padding_slot], window=window)
-                ours.page_tables.advance(ours.rows(slots, 8), window)
+                ours.page_tables.advance(ours.slot_tensor(slots, 8), window)
                 lengths |= {slot: lengths[slot] + 1 for slot in slots}
         except CacheFull:
             refused += 1
@@ -96,15 +96,15 @@ def test_a_step_of_the_same_texts_tells_the_device_nothing_but_new_pages() -> No
     for turn in range(8):
         with Counted() as counted:
             ours.extend(slots)
-            ours.rows(slots, 4)
+            ours.slot_tensor(slots, 4)
         copies.append(len(counted.ops))
-        ours.page_tables.advance(ours.rows(slots, 4), None)
+        ours.page_tables.advance(ours.slot_tensor(slots, 4), None)
         if turn == 0:
             assert any("copy" in op for op in counted.ops), "the slots, once"
     # lengths 1, 2 and 4 before: the third crosses at turns 0 and 4, the second at 2 and 6, the first at 3 and 7
     assert [turn for turn, ops in enumerate(copies) if ops] == [0, 2, 3, 4, 6, 7]
     with Counted() as counted:
-        ours.rows(slots[::-1], 4)
+        ours.slot_tensor(slots[::-1], 4)
     assert any("copy" in op for op in counted.ops)
 
 
