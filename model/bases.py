@@ -315,6 +315,11 @@ class Position(Part):
 
         All randomness belongs here, drawn from `generator`: a new draw per micro-batch in training, one fixed draw per
         length in evaluation. The default is 0, 1, 2, ...
+
+        Args:
+            rows: sequences of the batch.
+            length: tokens per sequence.
+            generator: random stream of the draw.
         """
         return torch.arange(length, device=generator.device)[None]
 

@@ -323,7 +323,15 @@ class RecomputeDecoder:
     def __init__(
         self, model: Backbone, *, texts: int = 1, tokens: int, full_context: bool = False, chunk: int = CHUNK
     ) -> None:
-        """Create a decoder for `texts` sequences of up to `tokens` tokens; arguments as for `PagedDecoder`."""
+        """Create a decoder without sequences; nothing is allocated.
+
+        Args:
+            model: network.
+            texts: sequences that may be decoded at a time.
+            tokens: most tokens of one sequence.
+            full_context: ignore the network's attention window.
+            chunk: tokens that are processed at a time.
+        """
         self.model, self._tokens, self._full, self._chunk = model, tokens, full_context, chunk
         self._free = list(range(texts - 1, -1, -1))
         self._texts: dict[int, Tensor] = {}

@@ -116,8 +116,8 @@ def _forward_flops_by_part(config: ModelConfig, seq_len: int, counted: float = 1
 
     Args:
         config: network.
-        seq_len: tokens per row; queries see half of it on average, or the window.
-        counted: fraction of the targets that the loss covers.
+        seq_len: tokens per row, from which the average number of visible keys follows (window included).
+        counted: fraction of the targets that the loss covers; scales the head's FLOPs.
     """
     d, heads, kv, dh = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
     globals_ = config.n_global_layers
@@ -157,7 +157,13 @@ def _part_flops(config: ModelConfig, keys: float) -> dict[str, float | None]:
 
 
 def training_flops(config: ModelConfig, seq_len: int, *, counted: float = 1.0) -> float | None:
-    """Return training FLOPs per token, three times those of the forward pass; None if these are unknown."""
+    """Return training FLOPs per token, three times those of the forward pass; None if these are unknown.
+
+    Args:
+        config: network.
+        seq_len: tokens per row.
+        counted: fraction of the targets that the loss covers.
+    """
     forward = forward_flops(config, seq_len, counted=counted)
     return None if forward is None else 3.0 * forward
 

@@ -101,7 +101,19 @@ class Muon(torch.optim.Optimizer):
         iterations: int = 12,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        """Create the optimizer; raises ValueError for a parameter of fewer than two dimensions."""
+        """Create the optimizer.
+
+        Args:
+            params: parameters of two or more dimensions, or parameter groups.
+            lr: learning rate.
+            momentum: mu of the momentum.
+            weight_decay: decoupled weight decay, multiplied by the learning rate.
+            iterations: Newton-Schulz iterations.
+            dtype: type of the iteration.
+
+        Raises:
+            ValueError: a parameter has fewer than two dimensions.
+        """
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "iterations": iterations}
         self.dtype = dtype
         super().__init__(params, defaults)
@@ -112,7 +124,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient; raises ValueError for a closure."""
+        """Update every parameter that has a gradient, in place; raises ValueError for a closure."""
         if closure is not None:
             raise ValueError("Muon takes no closure")
         for group in self.param_groups:
