@@ -36,7 +36,7 @@ def test_intended_rope_has_canon_and_so_nopes_size() -> None:
 
 
 @pytest.mark.parametrize("init", ["zero-ends", "zero-ends-and-conv-in"])
-def test_convolutions_train_only_when_in_proj_does_not_start_at_zero(small: Small, tokens: Tensor, init: str) -> None:
+def test_convolutions_train_unless_in_proj_starts_at_zero(small: Small, tokens: Tensor, init: str) -> None:
     """D1: with both ends at zero, in_proj and conv get exactly zero gradient at every step; with one, they learn."""
     model = build(small(init=init), seed=0)
     sgd = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -223,7 +223,7 @@ def test_kernel_paths(small: Small) -> None:
     assert not {"gated_conv", "canon", "memory"} & build(alone, seed=0).kernel_paths().keys()
 
 
-def test_an_embedding_in_float32_learns_what_bfloat16_rounds_away(small: Small, tokens: Tensor) -> None:
+def test_float32_embedding_learns_updates_lost_in_bfloat16(small: Small, tokens: Tensor) -> None:
     """And the network is the same: activations stay bfloat16."""
     moved = []
     for word in ("activations", "float32"):

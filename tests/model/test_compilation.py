@@ -77,7 +77,7 @@ def differ(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
     )
 
 
-def check_graphs(
+def assert_compiled_equals_eager(
     model: Backbone, eager: dict[str, Tensor], terms: AuxiliaryTerms | None, *, near: float = 1e-6
 ) -> None:
     """The same numbers from one graph without a break."""
@@ -122,7 +122,7 @@ def test_compiled_graph_equals_eager(
     assert ("distractor" in eager, "regularizer" in eager) == (distractor, regularizer != "baseline")
     model.compile_blocks("eager")
     assert model.kernel_paths()["blocks"].startswith("eager torch ")
-    check_graphs(model, eager, terms)
+    assert_compiled_equals_eager(model, eager, terms)
 
 
 def test_full_graph_with_fp8_products(wake: Callable[[Backbone], None]) -> None:
@@ -133,7 +133,7 @@ def test_full_graph_with_fp8_products(wake: Callable[[Backbone], None]) -> None:
     eager = numbers(model, terms)
     assert differ(eager, plain) > 1e-3
     model.compile_blocks("eager")
-    check_graphs(model, eager, terms)
+    assert_compiled_equals_eager(model, eager, terms)
 
 
 @pytest.mark.parametrize("fp8", [False, True])
@@ -171,7 +171,7 @@ def test_full_graph_with_every_attention_switch(wake: Callable[[Backbone], None]
     assert not torch.equal(eager[0]["hidden"], eager[1]["hidden"])
     model.compile_blocks("aot_eager")
     for terms, expected in zip(steps, eager, strict=True):
-        check_graphs(model, expected, terms, near=1e-5)
+        assert_compiled_equals_eager(model, expected, terms, near=1e-5)
 
 
 @pytest.mark.thorough
@@ -256,7 +256,7 @@ def test_draws_of_a_step_are_those_of_the_eager_network(wake: Callable[[Backbone
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("attn_type", "distractor"), [("polar", True), ("rope", False)])
-def test_a_hundred_steps_with_kernels_and_compiler_follow_plain_torch(
+def test_compiled_kernels_follow_plain_torch_for_100_steps(
     attn_type: str, distractor: bool, record_property: Callable[[str, object], None]
 ) -> None:
     import numpy as np
@@ -327,7 +327,7 @@ def test_compile_error_names_the_setting() -> None:
         torch._dynamo.reset()
 
 
-def test_what_the_compiler_saw_comes_with_its_heading() -> None:
+def test_compile_error_has_heading_and_debug_context() -> None:
     def odd(x: Tensor) -> Tensor:
         if x.ndim == 1:
             raise ValueError("one dimension")

@@ -67,7 +67,7 @@ def test_pages_are_those_that_a_text_needs(window: int | None) -> None:
     assert refused > 5
 
 
-def test_a_text_goes_back_to_its_first_tokens_and_keeps_its_pages() -> None:
+def test_truncated_sequence_keeps_its_pages() -> None:
     ours = book()
     slots = [ours.open(length) for length in (3, 5)]
     ours.extend(slots, 9)
@@ -89,7 +89,7 @@ def test_a_text_goes_back_to_its_first_tokens_and_keeps_its_pages() -> None:
         ours.shorten([windowed], 1)
 
 
-def test_a_step_of_the_same_texts_tells_the_device_nothing_but_new_pages() -> None:
+def test_repeated_step_copies_only_new_pages_to_the_device() -> None:
     ours = book(pages=31)
     slots = [ours.open(length) for length in (1, 2, 4)]
     copies = []

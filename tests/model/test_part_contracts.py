@@ -126,7 +126,7 @@ def test_a_call_repeats_itself_and_leaves_no_state(part: Part) -> None:
 
 @every_part
 @torch.no_grad()
-def test_bfloat16_comes_out_as_it_goes_in_and_near_float64(part: Part) -> None:
+def test_bfloat16_output_keeps_its_type_and_is_near_float64(part: Part) -> None:
     exact = outputs(part, [tensor.double() for tensor in inputs(7, torch.bfloat16)])
     for result, expected in zip(outputs(part.float(), inputs(7, torch.bfloat16)), exact, strict=True):
         assert result.dtype == torch.bfloat16

@@ -108,7 +108,7 @@ def test_label_with_a_table_of_text_length_equals_ape(awake: Awake, tokens: Tens
     assert torch.equal(loss_of(ape, tokens, auxiliary()), loss_of(label, tokens, auxiliary()))
 
 
-def test_labels_are_a_function_of_seed_step_and_micro_batch_alone(awake: Awake, tokens: Tensor, auxiliary: Aux) -> None:
+def test_labels_depend_on_seed_step_and_micro_batch_alone(awake: Awake, tokens: Tensor, auxiliary: Aux) -> None:
     model, terms = awake(**of("label", 50)), auxiliary()
     first = loss_of(model, tokens, terms)
     torch.manual_seed(99)

@@ -57,7 +57,7 @@ def test_registering_a_name_of_another_module_fails(parts: Registry[type]) -> No
         parts.register("mine")(type("Mine", (), {"__module__": "third"}))
 
 
-def test_a_plugin_owns_what_it_registers_even_when_it_comes_from_elsewhere(parts: Registry[type]) -> None:
+def test_plugin_owns_registered_classes_that_it_imports(parts: Registry[type]) -> None:
     with registering_for("plugin_a"):
         parts.register("borrowed")(parts.load("one"))
     assert parts.owner("borrowed") == "plugin_a"

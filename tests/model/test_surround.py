@@ -40,7 +40,7 @@ def test_the_mlp_with_swiglu(awake: Awake) -> None:
 
 
 @pytest.mark.parametrize("layer", [0, 2])
-def test_a_normed_block_adds_to_what_its_branch_reads(awake: Awake, layer: int) -> None:
+def test_normed_residual_adds_to_the_normed_input(awake: Awake, layer: int) -> None:
     plain, normed = (awake(residual=word, attn_type="nope").blocks[layer] for word in ("pre-norm", "normed"))
     x = torch.randn(2, 5, 24, dtype=torch.float64)
 
@@ -154,7 +154,7 @@ def test_the_mean_of_dropout_is_the_branch(awake: Awake, auxiliary: Aux) -> None
     assert (torch.stack(outputs).mean(0) - branch).abs().max() < 5 * branch.abs().max() / 20
 
 
-def test_dropout_is_a_function_of_seed_step_and_micro_batch_alone(awake: Awake, tokens: Tensor, auxiliary: Aux) -> None:
+def test_dropout_depends_on_seed_step_and_micro_batch_alone(awake: Awake, tokens: Tensor, auxiliary: Aux) -> None:
     model = awake(dropout=0.25)
     terms = auxiliary()
     first = loss_of(model, tokens, terms)
@@ -201,7 +201,7 @@ def test_llama_starts_no_projection_at_zero(small: Small) -> None:
     assert tied.embedding.weight.std().item() == pytest.approx(0.02, rel=0.03)
 
 
-def test_llama_keeps_the_draws_of_what_it_does_not_change(small: Small) -> None:
+def test_llama_init_keeps_the_draws_of_unchanged_parameters(small: Small) -> None:
     llama, zero_ends = (dict(build(small(init=init), seed=3).named_parameters()) for init in ("llama", "zero-ends"))
     for name in ("blocks.0.mlp.fc.weight", "blocks.2.mix.w_q.weight", "blocks.1.mix.conv.weight"):
         assert torch.equal(llama[name], zero_ends[name])

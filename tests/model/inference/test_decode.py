@@ -265,9 +265,7 @@ def count_survivors(make: Callable[[], PagedDecoder]) -> int:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("pair", [("polar", "gated_delta"), ("nope", "none")])
-def test_a_compiled_step_gives_what_it_gives_uncompiled(
-    awake: Awake, pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_step_equals_eager_step(awake: Awake, pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64, texts of any lengths; one compilation for a number of texts; and nothing of it holds the pools.
 
     Code for a CPU, which nobody decodes with, is not generated; the tests of a GPU do.
@@ -297,7 +295,7 @@ def test_a_compiled_step_gives_what_it_gives_uncompiled(
 
 
 @pytest.mark.thorough
-def test_what_the_compiler_does_not_take_goes_on_as_it_comes(awake: Awake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_runs_eagerly_if_compilation_fails(awake: Awake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said once; the texts know nothing of the attempt."""
     (text,) = texts(9)
 
@@ -384,7 +382,7 @@ def test_a_compiled_step_on_a_gpu_is_near_float64(pair: tuple[str, str]) -> None
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_step_on_a_gpu_waits_for_nothing_and_its_memory_goes_with_it(compiled: bool) -> None:
+def test_gpu_step_never_synchronises_and_frees_its_memory(compiled: bool) -> None:
     model = as_used(on_the_gpu(("polar", "gated_delta")))
     paged = PagedDecoder(model, texts=3, tokens=256, page=16, compiled=compiled)
     slots = [paged.begin(text)[0] for text in texts(40, 7, 19)]
@@ -424,7 +422,7 @@ def test_matrices_that_are_cast_once_give_the_same_bits(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("pair", [("polar", "gated_delta"), ("wall", "atlas")])
-def test_a_fork_goes_its_own_way(awake: Awake, pair: tuple[str, str]) -> None:
+def test_forked_sequence_is_independent(awake: Awake, pair: tuple[str, str]) -> None:
     model = awake(attn_type=pair[0], memory=pair[1], window=True, window_size=6).eval()
     (text,) = texts(11)
     paged = shuffled(small_page(model, texts=3, tokens=16))

@@ -87,7 +87,7 @@ def test_subdim_gates_the_first_channels(read: list[Tensor]) -> None:
     assert (gates[..., 3:] == 0).all()
 
 
-def test_gates_of_kv_heads_are_those_of_query_heads_with_equal_rows(read: list[Tensor]) -> None:
+def test_kv_head_gates_equal_query_head_gates_of_equal_rows(read: list[Tensor]) -> None:
     tied, apart = build_mixer(tie="kv"), build_mixer()
     assert tied.gate.weight.shape == (2 * X, 12)
     with torch.no_grad():

@@ -258,7 +258,7 @@ def inexact() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("inexact")
-def test_a_deterministic_attempt_gives_the_same_numbers_on_the_cpu(room: Callable[..., Room]) -> None:
+def test_deterministic_attempt_equals_a_normal_run_on_the_cpu(room: Callable[..., Room]) -> None:
     plain, exact = room(), room("train.deterministic=on")
     assert plain.cell.id != exact.cell.id
     expected = plain.curve(plain.run())

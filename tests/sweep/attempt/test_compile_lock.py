@@ -94,7 +94,7 @@ def full() -> None:
 
 
 @pytest.mark.parametrize(("meanwhile", "error"), [(stopped, Stopped), (full, OSError)])
-def test_what_is_raised_meanwhile_ends_the_wait(
+def test_error_while_waiting_releases_the_lock(
     tmp_path: Path, meanwhile: Callable[[], None], error: type[Exception]
 ) -> None:
     """And other kinds of networks do not wait."""

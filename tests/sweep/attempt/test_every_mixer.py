@@ -28,7 +28,7 @@ def test_a_grid_of_every_mixer_is_planned(tmp_path: Path, command: Command) -> N
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("mixer", EVERY_MIXER)
-def test_an_attempt_with_memory_window_regularizer_and_distractor(room: Callable[..., Room], mixer: str) -> None:
+def test_attempt_with_memory_window_regularizer_and_distractor(room: Callable[..., Room], mixer: str) -> None:
     sets = {"eval.validate_every": 12, "eval.documents": 1, "eval.lengths": "[32]", "attn_type": mixer, "model.n_kv_heads": 2, "memory": "on", "window": "on", "reg_mode": "weak",
             "distractor": "on" if has_distractor(mixer) else "off"}  # fmt: skip
     ours = room(*(f"{path}={value}" for path, value in sets.items()))

@@ -118,12 +118,12 @@ def task(cells: Any) -> Task:
     return Task(cell, "train", [], "new")
 
 
-def test_a_cell_whose_node_is_lost_goes_on_without_end(task: Task) -> None:
+def test_lost_nodes_are_retried_without_limit(task: Task) -> None:
     retries = RetryTracker()
     assert [retries.after(task, attempt_of(step=0), "node_lost") == task for _ in range(40)] == [True] * 40
 
 
-def test_a_preempted_cell_goes_on_as_long_as_it_gains_steps(task: Task) -> None:
+def test_preempted_cell_is_retried_while_it_gains_steps(task: Task) -> None:
     retries = RetryTracker()
     for step in range(50):
         assert retries.after(task, attempt_of(step=step), "preempted") is task
@@ -152,7 +152,7 @@ def test_want_of_memory_gives_one_more_try_alone(task: Task) -> None:
     assert retries.after(again, attempt_of(step=0), "host_oom") is None
 
 
-def test_want_of_gpu_memory_halves_the_micro_batch_only_where_the_grid_says_so(task: Task) -> None:
+def test_cuda_oom_halves_the_micro_batch_only_if_the_grid_allows(task: Task) -> None:
     assert RetryTracker().after(task, attempt_of(step=0), "cuda_oom") is None
     resources = task.cell.config.resources.model_copy(update={"on_cuda_oom": "halve"})
     config = task.cell.config.model_copy(update={"resources": resources})

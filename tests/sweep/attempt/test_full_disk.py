@@ -37,7 +37,7 @@ def endings(store: Store, cell: str) -> list[tuple[str, str | None]]:
 
 @pytest.mark.thorough
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs root's /dev/full, as Linux has it")
-def test_an_error_whose_print_fails_is_recorded_all_the_same(room: Callable[..., Room]) -> None:
+def test_error_is_recorded_even_if_printing_fails(room: Callable[..., Room]) -> None:
     """Whatever the attempt prints meets a full disk; what went wrong stands in the database."""
     ours = room()
     job = ours.asked("train", ours.settings(path="/dev/null/nowhere"), None)
@@ -48,7 +48,7 @@ def test_an_error_whose_print_fails_is_recorded_all_the_same(room: Callable[...,
 
 
 @pytest.mark.thorough
-def test_an_attempt_that_can_record_nothing_says_so_by_its_exit_code(room: Callable[..., Room]) -> None:
+def test_attempt_that_cannot_record_exits_with_machine_code(room: Callable[..., Room]) -> None:
     """Its journal does not grow any more, so its end does not get into it either."""
     ours = room()
     job = ours.asked("train", ours.settings(), None)
@@ -60,7 +60,7 @@ def test_an_attempt_that_can_record_nothing_says_so_by_its_exit_code(room: Calla
 
 @pytest.mark.thorough
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
-def test_a_runs_folder_that_fills_up_costs_an_attempt_and_no_number(
+def test_full_runs_folder_costs_an_attempt_but_no_results(
     grid: Path, room: Callable[..., Room], tmp_path: Path
 ) -> None:
     """Log, checkpoints and job.json on a disk without a byte left; with room again the cell comes to the same numbers."""
@@ -135,7 +135,7 @@ def test_cells_that_cannot_be_started_do_not_stop_the_sweep(
     assert messages == ["started", "ended"] * 15
 
 
-def test_a_process_that_could_not_be_started_is_judged_without_its_log(tmp_path: Path) -> None:
+def test_start_failure_is_classified_without_a_log(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     assert not_started(log, NO_SPACE) == EXIT_MACHINE
     assert "could not be started: [Errno 28] No space left on device" in judge(EXIT_MACHINE, log).cause

@@ -32,7 +32,7 @@ def trained(wake: Any) -> Any:
     return make
 
 
-def test_text_is_what_the_network_says_token_by_token(trained: Any) -> None:
+def test_text_equals_greedy_decoding_of_the_network(trained: Any) -> None:
     cell = trained(memory="gated_delta")
     text = "".join(cell.generate("né", tokens=9, temperature=0))
     tokens = [256, *"né".encode()]
@@ -75,7 +75,7 @@ def test_impossible_requests_are_refused_at_once(trained: Any, options: dict[str
     assert len("".join(cell.generate("abc", tokens=28)).encode()) > 0
 
 
-def test_the_command_prints_the_prompt_and_what_follows(
+def test_generate_prints_prompt_and_continuation(
     trained: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cell = trained(attn_type="path")

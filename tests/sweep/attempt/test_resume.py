@@ -115,9 +115,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Be
 
 @only_long
 @pytest.mark.thorough
-def test_killed_at_random_steps_every_cell_comes_to_the_same_numbers(
-    uninterrupted: tuple[Bench, subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_random_kills_do_not_change_results(uninterrupted: tuple[Bench, subprocess.Popen[str]], tmp_path: Path) -> None:
     draw = random.Random(5)
     plan = {slug: sorted(draw.sample(range(1, STEPS - 8), 3 if slug == OFTEN else 1)) for slug in SLUGS}
     bench = prepared_bench(tmp_path)

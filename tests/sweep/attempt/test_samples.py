@@ -23,7 +23,7 @@ def texts(of: Room, attempt: Any) -> list[Sample]:
     return of.store.samples([attempt.id]).get(attempt.id, [])
 
 
-def test_samples_are_the_same_however_often_a_training_is_stopped(room: Callable[..., Room]) -> None:
+def test_samples_do_not_depend_on_stops(room: Callable[..., Room]) -> None:
     plain, ours = room(), room(*SAMPLE_SETTINGS)
     assert plain.cell.id == ours.cell.id, "outside the id"
     uninterrupted = plain.run()
@@ -75,7 +75,7 @@ def test_failed_samples_are_logged_once_and_training_goes_on(
     assert capsys.readouterr().out.count("no samples (eval.samples): positions ape") == 1
 
 
-def test_settings_out_of_range_are_refused_before_anything_starts(room: Callable[..., Room]) -> None:
+def test_sample_settings_out_of_range_are_refused(room: Callable[..., Room]) -> None:
     for setting, why in (
         ("eval.samples.tokens=0", "eval.samples.tokens"),
         ("eval.samples.top_p=0", "eval.samples.top_p"),
@@ -87,7 +87,7 @@ def test_settings_out_of_range_are_refused_before_anything_starts(room: Callable
             room(setting)
 
 
-def test_what_is_stored_of_a_cell_without_samples_reads_as_it_always_has() -> None:
+def test_config_without_samples_keeps_its_stored_form() -> None:
     settings = CellConfig().model_dump(mode="json")["eval"]
     assert "samples" not in settings
     config = CellConfig.model_validate({"eval": {"samples": {"prompts": ["a"]}}})

@@ -137,7 +137,7 @@ def test_weights_at_an_address_of_their_own(shelf: Shelf, tmp_path: Path) -> Non
         shelf.load(POLAR)
 
 
-def refusal(call: Callable[[], object], error: type[Exception], *parts: str) -> None:
+def assert_refused(call: Callable[[], object], error: type[Exception], *parts: str) -> None:
     """The call ends with one line that holds these words."""
     message = refused(call, error)
     assert [word for word in parts if word not in message] == []
@@ -145,23 +145,23 @@ def refusal(call: Callable[[], object], error: type[Exception], *parts: str) -> 
 
 def test_errors_of_load_name_the_remedy(shelf: Shelf, tmp_path: Path) -> None:
     name = f"cell {shelf.cells[ROPE].id} ({ROPE})"
-    refusal(lambda: shelf.load(ROPE), NotTrained, f"{name} is not trained yet; launch its grid")
+    assert_refused(lambda: shelf.load(ROPE), NotTrained, f"{name} is not trained yet; launch its grid")
     shelf.train(ROPE, "diverged")
-    refusal(lambda: shelf.load(ROPE), NotTrained, f"{name} diverged", "launch it with --retrain")
+    assert_refused(lambda: shelf.load(ROPE), NotTrained, f"{name} diverged", "launch it with --retrain")
     shelf.train(POLAR)
     (weights,) = shelf.runs.glob(f"{shelf.cells[POLAR].id}/1/*.safetensors")
     (shelf.runs / "corpora").rename(tmp_path / "aside")
     with pytest.raises(CorpusError, match="no prepared corpus"):
         shelf.load(POLAR)
     (tmp_path / "aside").rename(shelf.runs / "corpora")
-    refusal(
+    assert_refused(
         lambda: shelf.load(POLAR, runs=tmp_path / "none"), WeightsGone, str(tmp_path / "none"), "--runs", "--retrain"
     )
     weights.write_bytes(weights.read_bytes()[:-3])
     with pytest.raises(CheckpointError, match="cannot be read"):
         shelf.load(POLAR)
     weights.unlink()
-    refusal(lambda: shelf.load(POLAR), WeightsGone, "are gone from", "--retrain")
+    assert_refused(lambda: shelf.load(POLAR), WeightsGone, "are gone from", "--retrain")
     assert WeightsGone("x").exit_code == 2
 
 
@@ -222,7 +222,7 @@ def test_fields_newer_than_the_stored_config_leave_the_id_alone(shelf: Shelf) ->
 def test_a_config_that_means_another_cell_by_now_is_refused(shelf: Shelf) -> None:
     shelf.train(POLAR)
     shelf.stored(POLAR, lambda config: config["train"].update(muon_lr=0.5))
-    refusal(
+    assert_refused(
         lambda: shelf.load(POLAR),
         CellUnreadable,
         shelf.cells[POLAR].id,
@@ -273,7 +273,7 @@ def test_load_reports_missing_edited_and_broken_plugins(shelf: Shelf, plugged: P
         shelf.load(slug)
     plugged.write_text(text)
     registry.MIXERS.register("flat")(NoPE)
-    refusal(
+    assert_refused(
         lambda: shelf.load(slug),
         CellUnreadable,
         slug,
@@ -281,7 +281,7 @@ def test_load_reports_missing_edited_and_broken_plugins(shelf: Shelf, plugged: P
         "a process each",
     )
     plugged.unlink()
-    refusal(lambda: shelf.load(slug), CellUnreadable, str(plugged), "--runs")
+    assert_refused(lambda: shelf.load(slug), CellUnreadable, str(plugged), "--runs")
 
 
 def test_load_checks_the_device_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ def test_user_frame_is_the_innermost_of_the_user(part: ModuleType, name: str, te
     assert user_frame(hide(caught.value)) == line_of(text)
 
 
-def test_user_frame_of_what_the_compiler_traced(part: ModuleType) -> None:
+def test_user_frame_of_compiled_code(part: ModuleType) -> None:
     """Torch raises far from the user's code, and quotes it in its message."""
     compiled = torch.compile(part.cannot_be_traced, backend="eager", fullgraph=True)
     with pytest.raises(torch._dynamo.exc.Unsupported) as caught:

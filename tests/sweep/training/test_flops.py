@@ -167,7 +167,7 @@ def test_mixers_by_hand(mixer: str, window: bool) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("block", [None, 4])
 @pytest.mark.parametrize("mixer", ["alibi", "rel", "cope"])
-def test_mixers_do_what_they_are_counted_for(mixer: str, block: int | None) -> None:
+def test_counted_flops_equal_measured_flops_of_mixers(mixer: str, block: int | None) -> None:
     """Torch's own count of products. Queries in one block meet all keys, in blocks of 4 all up to the block's end."""
     t, keys = 12, 12 if block is None else (4 + 8 + 12) / 3
     config = check_model_config(ModelConfig(**SIZE, attn_type=mixer, mixers={"cope": {"positions": 5}}))
@@ -180,7 +180,7 @@ def test_mixers_do_what_they_are_counted_for(mixer: str, block: int | None) -> N
 
 
 @pytest.mark.usefixtures("registries")
-def test_a_part_is_counted_as_what_it_says() -> None:
+def test_part_flops_are_those_it_reports() -> None:
     calls = []
 
     class Linear(Mixer):

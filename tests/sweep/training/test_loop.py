@@ -222,7 +222,7 @@ def test_training_learns_a_simple_stream(network: Network) -> None:
 # --- the run ------------------------------------------------------------------------------------------------------
 
 
-def test_points_and_what_they_say(network: Network) -> None:
+def test_validation_points_hold_the_training_state(network: Network) -> None:
     watch = Watch()
     training = trainer(network(), recipe(tokens=24 * 7 + 23), watch, every=3)
     training.run()
@@ -351,7 +351,7 @@ def test_any_chain_of_stops_and_saves_gives_the_same_run(
     assert numbers(*watches) == numbers(uninterrupted)
 
 
-def test_a_stop_right_after_a_save_or_a_resumption_writes_nothing_again(network: Network, tmp_path: Path) -> None:
+def test_stop_after_a_save_or_resumption_writes_no_checkpoint(network: Network, tmp_path: Path) -> None:
     watch = Watch(folder=tmp_path, stop=2, saves=(2,))
     with pytest.raises(Stopped):
         trainer(network(), recipe(), watch).run()
@@ -435,7 +435,7 @@ def test_an_infinite_gradient_alone_is_divergence(network: Network) -> None:
         trainer(model, recipe(), every=1).run()
 
 
-def test_the_cause_names_the_step_that_failed_even_if_it_is_looked_at_later(network: Network) -> None:
+def test_divergence_names_the_failed_step_when_read_later(network: Network) -> None:
     model, watch = network(awake=True), Watch(saves=(6,))
     training = trainer(model, recipe(tokens=24 * 8), watch, every=100)
     update = training.optimizers.update

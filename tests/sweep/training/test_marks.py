@@ -223,7 +223,7 @@ def test_marks_that_cannot_be(tmp_path: Path, change: Callable[[Path], None], me
 # --- a whole attempt ----------------------------------------------------------------------------------------------
 
 
-def test_shards_without_marks_are_refused_before_anything_is_trained(tmp_path: Path, grid: Path) -> None:
+def test_shards_without_marks_are_refused_before_training(tmp_path: Path, grid: Path) -> None:
     folder = marked_shards(tmp_path / "s", marks=False)
     sets = ("data.corpus=shards", f"data.path={folder}", "eval.probes=[val]", "train.loss_on=marked")
     room = room_of(grid, tmp_path, *sets)

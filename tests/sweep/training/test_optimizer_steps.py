@@ -126,7 +126,7 @@ def test_a_number_of_python_in_a_piece_would_be_seen(network: Network) -> None:
 @pytest.mark.parametrize(("before", "after"), every_nth([
     ("replayed", "as it comes"), ("as it comes", "replayed"), ("replayed", "replayed"),
 ], 3))  # fmt: skip
-def test_a_stop_before_any_micro_batch_resumes_to_the_same_numbers(
+def test_stop_before_any_micro_batch_does_not_change_results(
     network: Network, tmp_path: Path, before: str, after: str
 ) -> None:
     config = recipe(regularizer="weak", distractor=True, tokens=4 * 24)
@@ -183,7 +183,7 @@ class StopOnce(Watch):
         return self._remaining == 0
 
 
-def test_restoring_within_a_run_forgets_what_was_captured(network: Network, tmp_path: Path) -> None:
+def test_restoring_drops_captured_parts(network: Network, tmp_path: Path) -> None:
     """Loading puts the optimizers' state into memory of its own, which what was captured does not know."""
     config = recipe()
     expected, _, _ = run_training(network(awake=True), config, "as it comes, resident")
@@ -203,7 +203,7 @@ def test_restoring_within_a_run_forgets_what_was_captured(network: Network, tmp_
 # --- what cannot be captured --------------------------------------------------------------------------------------
 
 
-def test_work_that_asks_for_a_value_goes_on_as_it_comes(network: Network) -> None:
+def test_part_that_reads_a_value_falls_back_to_eager(network: Network) -> None:
     config = recipe()
     expected, curve, _ = run_training(network(awake=True), config, "as it comes, resident")
     model, reasons = network(awake=True), list[str]()
@@ -221,7 +221,7 @@ def test_work_that_asks_for_a_value_goes_on_as_it_comes(network: Network) -> Non
 
 @pytest.mark.parametrize("way", ["replayed", "taped"])
 @pytest.mark.parametrize("micro", [0, 1])
-def test_a_shape_that_changes_goes_on_as_it_comes(network: Network, way: str, micro: int) -> None:
+def test_changing_batch_shape_falls_back_to_eager(network: Network, way: str, micro: int) -> None:
     """Noticed before the first micro-batch of a step, and between two, when half of the gradients are there."""
     config = recipe(distractor=True)
     resident = "as it comes, resident" if way == "taped" else "as it comes"
@@ -264,7 +264,7 @@ def test_a_micro_batch_is_read_from_the_same_memory_each_time(network: Network) 
     assert all(addresses == read[0] for addresses in read)
 
 
-def test_more_marked_targets_than_there_is_room_for_are_trained_as_they_come(network: Network) -> None:
+def test_marked_targets_beyond_capacity_are_trained_eagerly(network: Network) -> None:
     """The numbers are those of no room at all but for the order of sums."""
     reasons: list[str] = []
     expected, *_ = run_training(network(awake=True, dtype=torch.float64), recipe(loss_on="marked"), "as it comes")
@@ -323,7 +323,7 @@ def test_rates_in_memory_train_the_same_network(network: Network) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [("as it comes", "taped"), ("taped", "as it comes")])
-def test_a_checkpoint_goes_from_rates_as_numbers_to_rates_in_memory(
+def test_checkpoint_moves_between_host_and_device_rates(
     network: Network, tmp_path: Path, before: str, after: str
 ) -> None:
     """The state moves between devices (CPU to GPU here); implementation flags do not."""

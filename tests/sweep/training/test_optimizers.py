@@ -59,7 +59,7 @@ def test_scalar_map_after_twelve_iterations() -> None:
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(5, 5), (7, 3), (3, 7), (1, 6), (6, 1), (33, 17)])
-def test_iteration_reaches_the_polar_factor_of_well_conditioned_matrices(rows: int, cols: int) -> None:
+def test_iteration_reaches_the_polar_factor_if_well_conditioned(rows: int, cols: int) -> None:
     small = min(rows, cols)
     u, v = (torch.linalg.qr(gaussian(n, small, seed=n, dtype=torch.float64))[0] for n in (rows, cols))
     matrix = u @ torch.diag(torch.linspace(1, 3, small, dtype=torch.float64)) @ v.T

@@ -87,7 +87,7 @@ def overflowing(model: Backbone, config: TrainConfig, watch: Overflowing) -> Tra
     return small_trainer(model, config, watch)
 
 
-def test_a_step_that_overflows_is_skipped_counted_and_halves_the_scale(network: Network) -> None:
+def test_overflowing_step_is_skipped_and_halves_the_scale(network: Network) -> None:
     model, watch = network(), Overflowing((1, 3))
     trainer = overflowing(model, recipe(precision="fp16"), watch)
     weights: list[torch.Tensor] = []
@@ -106,9 +106,7 @@ def test_a_step_that_overflows_is_skipped_counted_and_halves_the_scale(network: 
     assert trainer.step == 5
 
 
-def test_a_gradient_that_overflows_with_the_least_scale_has_diverged(
-    network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overflow_at_the_smallest_scale_is_divergence(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_scale, "MIN_SCALE", 2.0**14)
     with pytest.raises(Diverged, match="gradient norm is not finite at step 3"):
         overflowing(network(), recipe(precision="fp16"), Overflowing((0, 1, 2, 3, 4))).run()
@@ -252,7 +250,7 @@ def test_float16_keeps_the_embedding_wide() -> None:
 @pytest.mark.parametrize(("precision", "cuda", "cpu"), [
     ("bf16", "bfloat16", "float32"), ("fp16", "float16", "float32"), ("fp8", "bfloat16", "float32"),
 ])  # fmt: skip
-def test_what_a_precision_means(precision: Any, cuda: str, cpu: str) -> None:
+def test_types_of_each_precision(precision: Any, cuda: str, cpu: str) -> None:
     train = CellConfig(train=TrainConfig(precision=precision)).train
     assert (train.activations_on(cuda=True), train.activations_on(cuda=False)) == (cuda, cpu)
 
