@@ -87,7 +87,7 @@ def with_share(mixer: Mixer, share: float) -> Mixer:
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.7])
 @torch.no_grad()
-def test_identical_maps_give_one_minus_lambda(build_mixer: MixerFactory, qkv: Draw, share: float) -> None:
+def test_identical_maps_leave_the_complement_of_lambda(build_mixer: MixerFactory, qkv: Draw, share: float) -> None:
     """(1 - lambda) softmax, read through a norm that is linear."""
     mixer, (q, k, v) = with_share(build_mixer("diff", rotary="none", norm_eps=LINEAR), share), qkv()
     q, k = (x[:, :, ::2].repeat_interleave(2, 2) for x in (q, k))
