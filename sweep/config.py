@@ -34,7 +34,7 @@ def aside(default: Any, doc: str, *, identity: Any = ..., **limits: Any) -> Any:
     return Field(default, description=doc, json_schema_extra=extra, **limits)
 
 
-def _on_off_or_blocks(value: Any) -> Any:
+def _compile_setting(value: Any) -> Any:
     value = flag(value)
     if not isinstance(value, bool) and value != "blocks":
         raise ValueError(f"must be on, off or blocks, got {value!r}")
@@ -185,7 +185,7 @@ class TrainConfig(Config):
     deterministic: Flag = knob(
         False, "Only operations that repeat bit for bit, on CUDA slower; the CPU always repeats.", identity=False
     )
-    compile: Annotated[Flag | Literal["blocks"], BeforeValidator(_on_off_or_blocks)] = knob(
+    compile: Annotated[Flag | Literal["blocks"], BeforeValidator(_compile_setting)] = knob(
         True,
         "Compile the network on CUDA; rounding and speed change, nothing else. blocks: one graph for each kind of block, "
         "sooner compiled and less fused, for networks that the compiler works on for minutes.",
@@ -222,7 +222,7 @@ class TrainConfig(Config):
         return "float16" if self.precision == "fp16" else "bfloat16"
 
     @model_validator(mode="after")
-    def _one_type_of_activations(self) -> TrainConfig:
+    def _precision_sets_activations(self) -> TrainConfig:
         if self.precision != "bf16" and self.activations != "auto":
             raise ValueError(
                 f"precision ({self.precision}) says the type of activations, and activations says {self.activations}; "
@@ -254,7 +254,7 @@ class TrainConfig(Config):
         return self.batch_tokens // (self.seq_len * self.micro_batch)
 
 
-FORMER = {
+MOVED_PROBE_SETTINGS = {
     "junk_rows": ("junk", "rows"),
     "needle_trials": ("needle", "trials"),
     "needle_digits": ("needle", "digits"),
@@ -296,32 +296,32 @@ class EvalConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _under_their_probes(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping) or given.keys().isdisjoint(FORMER):
-            return given
-        told = {name: value for name, value in given.items() if name not in FORMER}
-        own = told.get("settings", {})
-        if not isinstance(own, Mapping) or not all(isinstance(some, Mapping) for some in own.values()):
-            return given  # pydantic says what is wrong with it
-        settings = {probe: dict(some) for probe, some in own.items()}
-        for name in given.keys() & FORMER:
-            probe, field = FORMER[name]
-            if settings.setdefault(probe, {}).setdefault(field, given[name]) != given[name]:
+    def _move_former_names(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or values.keys().isdisjoint(MOVED_PROBE_SETTINGS):
+            return values
+        current = {name: value for name, value in values.items() if name not in MOVED_PROBE_SETTINGS}
+        own = current.get("settings", {})
+        if not isinstance(own, Mapping) or not all(isinstance(fields, Mapping) for fields in own.values()):
+            return values  # pydantic says what is wrong with it
+        settings = {probe: dict(fields) for probe, fields in own.items()}
+        for name in values.keys() & MOVED_PROBE_SETTINGS:
+            probe, field = MOVED_PROBE_SETTINGS[name]
+            if settings.setdefault(probe, {}).setdefault(field, values[name]) != values[name]:
                 raise ValueError(f"{name} is settings.{probe}.{field}, which has another value here; keep one of them")
-        return {**told, "settings": settings}
+        return {**current, "settings": settings}
 
     @model_serializer(mode="wrap")
-    def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _dump_with_former_names(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """With the former names for what had one, so that what is stored reads as it always has."""
-        told: dict[str, Any] = dump(self)
-        settings = {probe: dict(own) for probe, own in told.pop("settings").items()}
-        for name, (probe, field) in FORMER.items():
+        dumped: dict[str, Any] = dump(self)
+        settings = {probe: dict(own) for probe, own in dumped.pop("settings").items()}
+        for name, (probe, field) in MOVED_PROBE_SETTINGS.items():
             if field in settings.get(probe, {}):
-                told[name] = settings[probe].pop(field)
+                dumped[name] = settings[probe].pop(field)
         settings = {probe: own for probe, own in settings.items() if own}
         if self.samples == SamplesConfig():
-            del told["samples"]
-        return {**told, "settings": settings} if settings else told
+            del dumped["samples"]
+        return {**dumped, "settings": settings} if settings else dumped
 
     @model_validator(mode="after")
     def _lengths_rise(self) -> EvalConfig:
@@ -330,7 +330,7 @@ class EvalConfig(Config):
         return self
 
 
-LEAST_GPUS, MOST_GPUS = 0.01, 1
+MIN_GPUS, MAX_GPUS = 0.01, 1
 """Of an attempt that has one: a share of a GPU, or the whole of it."""
 
 
@@ -341,7 +341,7 @@ class Resources(Config):
         0,
         "0 hides every GPU; 1 requires CUDA and gives an attempt a GPU of its own; 0.5 half of one, shared.",
         ge=0,
-        le=MOST_GPUS,
+        le=MAX_GPUS,
     )
     gpu_type: str | None = knob(None, "A word of the GPU's name, such as H200, that it must have; none: any GPU.")
     cpus: Int = knob(1, "CPU cores, and torch threads, of an attempt.", ge=1, le=MAX_CPUS)
@@ -361,8 +361,8 @@ class Resources(Config):
 
     @model_validator(mode="after")
     def _gpu_makes_sense(self) -> Resources:
-        if 0 < self.gpus < LEAST_GPUS:
-            raise ValueError(f"gpus ({self.gpus}) must be 0, or {LEAST_GPUS} to {MOST_GPUS}")
+        if 0 < self.gpus < MIN_GPUS:
+            raise ValueError(f"gpus ({self.gpus}) must be 0, or {MIN_GPUS} to {MAX_GPUS}")
         if self.gpu_type is not None and not self.gpus:
             raise ValueError(f"gpu_type ({self.gpu_type}) asks for a GPU, and gpus is 0; set gpus to 1")
         return self
@@ -406,24 +406,24 @@ def without_identity_defaults(config: CellConfig) -> dict[str, Any]:
 
     That is one at its identity default, as long as this is what a config that leaves it out gets today.
     """
-    told = config.model_dump(mode="json")
+    dumped = config.model_dump(mode="json")
     for section, cls in (("model", ModelConfig), ("data", DataConfig), ("train", TrainConfig)):
-        told[section] = _without_unsaid(cls, told[section])
+        dumped[section] = _drop_identity_defaults(cls, dumped[section])
     for section, table in registry.SETTINGS.items():
-        parts = told["model"].get(section, {})
+        parts = dumped["model"].get(section, {})
         if parts:
-            kept = {name: _without_unsaid(table.load(name).Config, part) for name, part in parts.items()}
-            told["model"] |= {section: kept}
-    return told
+            stored = {name: _drop_identity_defaults(table.load(name).Config, part) for name, part in parts.items()}
+            dumped["model"] |= {section: stored}
+    return dumped
 
 
-def _without_unsaid(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    kept = dict(values)
+def _drop_identity_defaults(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    stored = dict(values)
     for name, field in cls.model_fields.items():
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         if "identity" in extra and extra["identity"] == values[name] == field.default:
-            del kept[name]
-    return kept
+            del stored[name]
+    return stored
 
 
 SECTIONS = ("model", "data", "train", "eval", "resources", "checkpoint")

@@ -39,7 +39,7 @@ MOST_STEPS = 60
 
 
 def calibrate_cell(cell: Cell, like: str, place: TargetMachine, *, tell: Callable[[str], None]) -> Calibration:
-    """What steps of the cell take on this machine, which must be that of `place`.
+    """What steps of the cell take on this machine, which must be that of `length`.
 
     Raises MachineError where there is no GPU though the cell needs one, where it is another one, and where its memory
     does not do.

@@ -20,20 +20,22 @@ from .settings import levels_of
 
 
 def _without_defaults(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, field in cls.model_fields.items():
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         # a config from before the field lacks it, and is a config of its identity default
         if extra.get("outside") or ("identity" in extra and values.get(name, extra["identity"]) == extra["identity"]):
             continue
-        kept[name] = values[name]
-    return kept
+        fields[name] = values[name]
+    return fields
 
 
-def model_identity(config: ModelConfig, idle: Mapping[str, Collection[str]] | None = None) -> dict[str, Any]:
+def model_identity(
+    config: ModelConfig, identity_defaults: Mapping[str, Collection[str]] | None = None
+) -> dict[str, Any]:
     """What an id takes of the model section: settings of parts that are switched off are left out.
 
-    `idle` says which settings of a part that is not known stand at their identity default, by section.
+    `identity_defaults` says which settings of a part that is not known stand at their identity default, by section.
     """
     dump = config.model_dump(mode="json")
     model = _without_defaults(ModelConfig, dump)
@@ -42,8 +44,8 @@ def model_identity(config: ModelConfig, idle: Mapping[str, Collection[str]] | No
     for section, table in registry.SETTINGS.items():
         parts = {}
         for name, part in dump[section].items():
-            if idle is not None and section in idle:
-                parts[name] = {field: value for field, value in part.items() if field not in idle[section]}
+            if identity_defaults is not None and section in identity_defaults:
+                parts[name] = {field: value for field, value in part.items() if field not in identity_defaults[section]}
             else:
                 parts[name] = _without_defaults(table.load(name).Config, part)
         model.pop(section, None)
@@ -55,8 +57,8 @@ def model_identity(config: ModelConfig, idle: Mapping[str, Collection[str]] | No
 def train_identity(config: TrainConfig) -> dict[str, Any]:
     """What an id takes of the train section: settings of terms that are switched off are left out."""
     train = _without_defaults(TrainConfig, config.model_dump(mode="json"))
-    idle = MUON_FIELDS if config.optimizer == "adamw" else ("matrix_lr",)
-    for name in idle:
+    unused = MUON_FIELDS if config.optimizer == "adamw" else ("matrix_lr",)
+    for name in unused:
         train.pop(name, None)
     if config.regularizer == "baseline":
         for name in ("regularizer_weight", "regularizer_sketch"):

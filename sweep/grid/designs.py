@@ -16,8 +16,8 @@ from ...results.designs.design_option import METHODS, Design, as_options
 from ...results.designs.design_space import EXACT, DesignSpace, Term, hierarchical_closure, is_estimable, words
 from ..errors import GridError
 from .grid_file import MODELS, DesignKeys
-from .sections import canonical, place
-from .yaml_document import GridDocument, shown
+from .sections import canonical_level, contrast_key_path
+from .yaml_document import GridDocument, format_key_path
 
 KEY = "design"
 
@@ -38,10 +38,10 @@ class ChosenDesign:
                 for a in aliasing.aliases(model, self.members)
             ],
             "d_efficiency": aliasing.efficiency(model, self.members),
-            "widths": {one.axis: one.whole for one in aliasing.widths(model, self.members)},
+            "widths": {width.axis: width.whole for width in aliasing.widths(model, self.members)},
         }
 
-    def told(self) -> list[str]:
+    def lines(self) -> list[str]:
         """What it is, what cannot be told from what, and how much wider intervals are: a sentence a line, without an end."""
         design = self.design
         what = f"design: {design.runs} of {counted(len(design.space.points), 'combination')}, {design.method}"
@@ -53,14 +53,14 @@ class ChosenDesign:
             what += "; no cell is left over to judge noise by, so that without further seeds there are no intervals"
         return [
             what,
-            *(f"design: {one}" for one in aliasing.alias_sentences(design.model, self.members)),
-            *(f"design: {one}" for one in aliasing.precision(design.model, self.members)),
+            *(f"design: {sentence}" for sentence in aliasing.alias_sentences(design.model, self.members)),
+            *(f"design: {sentence}" for sentence in aliasing.precision(design.model, self.members)),
         ]
 
 
-def read(
+def read_design(
     document: GridDocument,
-    given: DesignKeys,
+    keys: DesignKeys,
     levels: Mapping[str, Sequence[Any]],
     exclude: Sequence[Mapping[str, Sequence[str]]],
     contrasts: Sequence[Contrast],
@@ -70,11 +70,11 @@ def read(
     Raises GridError for what is no design, cannot be made, or cannot estimate a contrast that the grid declares.
     """
     space = _space(document, levels, exclude)
-    needed = [space.term((one.axis, *one.within)) for one in contrasts if one.axis in space.axes]
-    terms = [term for n in range(1, MODELS[given.model] + 1) for term in space.terms(n)]
-    chosen = _Chooser(
-        document, given, space, hierarchical_closure([*terms, *(term for term in needed if term)])
-    ).chosen()
+    needed = [space.term((contrast.axis, *contrast.within)) for contrast in contrasts if contrast.axis in space.axes]
+    terms = [term for n in range(1, MODELS[keys.model] + 1) for term in space.terms(n)]
+    chosen = _DesignBuilder(
+        document, keys, space, hierarchical_closure([*terms, *(term for term in needed if term)])
+    ).build()
     _check_contrasts(document, chosen, contrasts, levels)
     return chosen
 
@@ -83,15 +83,15 @@ def _space(
     document: GridDocument, levels: Mapping[str, Sequence[Any]], exclude: Sequence[Mapping[str, Sequence[str]]]
 ) -> DesignSpace:
     """Return the combinations to choose from. An axis of one level is none here; an exclude rule on it holds for all or nothing."""
-    named = {axis: tuple(canonical(axis, level) for level in some) for axis, some in levels.items()}
-    for axis, some in named.items():
-        if len(set(some)) < len(some):
+    named = {axis: tuple(canonical_level(axis, level) for level in values) for axis, values in levels.items()}
+    for axis, names in named.items():
+        if len(set(names)) < len(names):
             raise document.error((KEY,), f"two levels of axes.{axis} are the same; keep one of them")
-    axes = {axis: some for axis, some in named.items() if len(some) > 1}
+    axes = {axis: names for axis, names in named.items() if len(names) > 1}
     if not axes:
         raise document.error((KEY,), "no axis has two levels, so there is nothing to choose from; leave design out")
     rules = [
-        {axis: tuple(canonical(axis, word) for word in dict.fromkeys(some)) for axis, some in rule.items() if axis in axes}
+        {axis: tuple(canonical_level(axis, word) for word in dict.fromkeys(rule_levels)) for axis, rule_levels in rule.items() if axis in axes}
         for rule in exclude
     ]  # fmt: skip
     space = DesignSpace(axes, tuple(rules))
@@ -100,53 +100,53 @@ def _space(
     return space
 
 
-class _Chooser:
+class _DesignBuilder:
     """Makes the design; says in one line why it cannot be made."""
 
-    def __init__(self, document: GridDocument, given: DesignKeys, space: DesignSpace, terms: Sequence[Term]) -> None:
-        self.document, self.given, self.space, self.terms = document, given, space, terms
+    def __init__(self, document: GridDocument, keys: DesignKeys, space: DesignSpace, terms: Sequence[Term]) -> None:
+        self.document, self.keys, self.space, self.terms = document, keys, space, terms
 
     def error(self, problem: str, key: str) -> GridError:
         """About a key of the section."""
         return self.document.error((KEY, key), problem)
 
-    def chosen(self) -> ChosenDesign:
-        given = self.given
-        if given.resolution is not None:
-            return self._of_resolution(given.resolution)
-        if given.fraction is not None:
-            return self._of_share(given.fraction)
-        assert given.runs is not None
-        if given.method == "regular":
-            return self._of_share(Fraction(given.runs, len(self.space.points)), "runs")
-        return self._d_optimal(given.runs, "runs")
+    def build(self) -> ChosenDesign:
+        keys = self.keys
+        if keys.resolution is not None:
+            return self._by_resolution(keys.resolution)
+        if keys.fraction is not None:
+            return self._by_fraction(keys.fraction)
+        assert keys.runs is not None
+        if keys.method == "regular":
+            return self._by_fraction(Fraction(keys.runs, len(self.space.points)), "runs")
+        return self._d_optimal(keys.runs, "runs")
 
-    def _of_resolution(self, resolution: int) -> ChosenDesign:
-        if self.given.method not in (None, "regular"):
+    def _by_resolution(self, resolution: int) -> ChosenDesign:
+        if self.keys.method not in (None, "regular"):
             raise self.error("a resolution is that of a regular fraction; leave method out, or give runs", "method")
         if self.space.exclude:
             problem = "a regular fraction needs every combination, and the grid excludes some; give runs"
             raise self.error(problem, "resolution")
-        found = regular_fractions.smallest_fraction(self.space, resolution, self.terms)
-        if found is None:
+        fraction = regular_fractions.smallest_fraction(self.space, resolution, self.terms)
+        if fraction is None:
             name = regular_fractions.ROMAN[resolution] if resolution < len(regular_fractions.ROMAN) else str(resolution)
             raise self.error(
                 f"no fraction of resolution {name} of {len(regular_fractions.two_level_axes(self.space))} two-level axes tells "
                 f"{_listed(self.terms)} apart; give runs, or leave design out",
                 "resolution",
             )
-        return ChosenDesign(*design_choice.regular_fraction(self.space, self.terms, found))
+        return ChosenDesign(*design_choice.regular_fraction(self.space, self.terms, fraction))
 
-    def _of_share(self, share: Fraction, key: str = "fraction") -> ChosenDesign:
-        method = self.given.method
+    def _by_fraction(self, share: Fraction, key: str = "fraction") -> ChosenDesign:
+        method = self.keys.method
         halvings = share.denominator.bit_length() - 1
-        whole = share.numerator == 1 and share.denominator == 2**halvings
-        if method != "d-optimal" and whole and not self.space.exclude:
+        is_power_of_half = share.numerator == 1 and share.denominator == 2**halvings
+        if method != "d-optimal" and is_power_of_half and not self.space.exclude:
             # beside axes with more levels a d-optimal design keeps main effects clearer than a fraction of resolution III
             two = all(len(levels) == 2 for levels in self.space.axes.values())
-            found = regular_fractions.best(self.space, halvings, self.terms, 3 if two or method == "regular" else 4)
-            if found is not None:
-                return ChosenDesign(*design_choice.regular_fraction(self.space, self.terms, found))
+            fraction = regular_fractions.best(self.space, halvings, self.terms, 3 if two or method == "regular" else 4)
+            if fraction is not None:
+                return ChosenDesign(*design_choice.regular_fraction(self.space, self.terms, fraction))
         if method == "regular":
             raise self.error(
                 f"there is no regular fraction of {share} that tells {_listed(self.terms)} apart: it needs a power of 1/2, enough "
@@ -156,9 +156,9 @@ class _Chooser:
         return self._d_optimal(max(1, round(share * len(self.space.points))), key)
 
     def _d_optimal(self, runs: int, key: str) -> ChosenDesign:
-        every = counted(len(self.space.points), "combination")
+        combinations = counted(len(self.space.points), "combination")
         if runs > len(self.space.points):
-            raise self.error(f"{runs} are more than the grid's {every}; leave design out to run all", key)
+            raise self.error(f"{runs} are more than the grid's {combinations}; leave design out to run all", key)
         model = Design(method=METHODS[0], runs=runs, space=self.space, terms=tuple(self.terms)).model
         if runs < model.rank:
             parts = ", ".join(["the mean", *(f"{words(term)} {self.space.df(term)}" for term in self.terms)])
@@ -174,25 +174,25 @@ def _check_contrasts(
     document: GridDocument, chosen: ChosenDesign, contrasts: Sequence[Contrast], levels: Mapping[str, Sequence[Any]]
 ) -> None:
     """Raise GridError for a declared contrast between cells of the design that cannot be estimated from it."""
-    design, here = chosen.design, chosen.design.model.every[chosen.members]
-    for index, one in enumerate(contrasts):
-        axis = design.space.axes.get(one.axis, ())
+    design, design_rows = chosen.design, chosen.design.model.every[chosen.members]
+    for index, contrast in enumerate(contrasts):
+        axis = design.space.axes.get(contrast.axis, ())
         # levels of include alone are no part of the design
-        words_of_axis = [canonical(one.axis, level) for level in levels.get(one.axis, ())]
-        reference = one.reference or (reference_level(words_of_axis) if words_of_axis else "")
-        known = one.level in axis and reference in axis and reference != one.level
-        inside = {a: word for a, word in one.within.items() if a in design.space.axes}
-        if not known or any(word not in design.space.axes[a] for a, word in inside.items()):
+        level_names = [canonical_level(contrast.axis, level) for level in levels.get(contrast.axis, ())]
+        reference = contrast.reference or (reference_level(level_names) if level_names else "")
+        is_in_design = contrast.level in axis and reference in axis and reference != contrast.level
+        inside = {a: word for a, word in contrast.within.items() if a in design.space.axes}
+        if not is_in_design or any(word not in design.space.axes[a] for a, word in inside.items()):
             continue
-        weights = design.model.contrast(one.axis, one.level, reference, inside)
-        about = f"cannot estimate {shown(place(document, index))} ({one.axis}: {one.level} - {reference})"
+        weights = design.model.contrast(contrast.axis, contrast.level, reference, inside)
+        problem = f"cannot estimate {format_key_path(contrast_key_path(document, index))} ({contrast.axis}: {contrast.level} - {reference})"
         if np.abs(weights).max(initial=0.0) <= EXACT:
             where = ", ".join(f"{a}={word}" for a, word in inside.items()) or "the grid"
             raise document.error(
-                (KEY,), f"{about}: exclude leaves no pair of them within {where}; change exclude or the contrast"
+                (KEY,), f"{problem}: exclude leaves no pair of them within {where}; change exclude or the contrast"
             )
-        if not is_estimable(here, weights):
-            raise document.error((KEY,), f"{about} from {counted(design.runs, 'combination')}; give more runs")
+        if not is_estimable(design_rows, weights):
+            raise document.error((KEY,), f"{problem} from {counted(design.runs, 'combination')}; give more runs")
 
 
 def _listed(terms: Sequence[Term]) -> str:

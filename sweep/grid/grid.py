@@ -27,7 +27,7 @@ from .grid_file import find_file as find_file
 from .grid_file import shipped as shipped
 from .plugins import PluginExited, cause_of, load_plugin
 from .settings import Layer, NamedLevels, Setting, level_text
-from .yaml_document import GridDocument, KeyPath, TooManyValues, load, value_of
+from .yaml_document import GridDocument, KeyPath, ValueLimitExceeded, load, value_of
 
 SEED = "seed"
 """What a seed is called among the axes of an `exclude` rule."""
@@ -45,9 +45,9 @@ class Grid:
     description: str
     document: GridDocument
     axes: dict[str, list[Any]]
-    named: NamedLevels
+    custom_axes: NamedLevels
     """Those of them whose levels the file itself defines."""
-    besides: NamedLevels
+    level_settings: NamedLevels
     """What levels of any axis set besides."""
     exclude: list[dict[str, list[str]]]
     """Axis -> the words of levels that a rule is about; a rule with SEED drops these seeds of its combinations alone."""
@@ -70,7 +70,7 @@ class Grid:
     """The studies that go before the factorial; None: none do."""
     tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By level of the axis that is tuned: the settings that its cells have."""
-    part: str = ""
+    study_level: str = ""
     """Of a study that goes before a factorial: the level that it is for."""
 
     def expand(self, fingerprint: Fingerprint, prepared: PreparedLookup = lambda name: None) -> list[Cell]:
@@ -80,18 +80,18 @@ class Grid:
         """
         expansion = self.expansion(fingerprint, prepared)
         if self.search is not None:
-            return sections.ends(self.document, self.search, expansion, TUNE if self.part else SEARCH)
+            return sections.corner_cells(self.document, self.search, expansion, TUNE if self.study_level else SEARCH)
         cells: list[Cell] = []
-        seen: dict[str, Cell] = {}
-        of_seeds = self._dropping(seeds=True)
+        cells_by_id: dict[str, Cell] = {}
+        seed_rules = self._exclude_rules(seeds=True)
         for combination, line in self._combinations():
             for cell in expansion.cells(combination, line):
                 seeded = {**cell.axes, SEED: str(cell.config.seed)}
-                if line is None and _first(of_seeds, seeded) is not None:
+                if line is None and _first_matching_rule(seed_rules, seeded) is not None:
                     continue
-                twin = seen.setdefault(cell.id, cell)
+                twin = cells_by_id.setdefault(cell.id, cell)
                 if twin is not cell:
-                    raise self._same(twin, cell, line)
+                    raise self._duplicate_cell_error(twin, cell, line)
                 cells.append(cell)
         if not cells:
             raise self.document.error(("exclude",), "drops every cell; nothing is left to run")
@@ -118,29 +118,33 @@ class Grid:
         """By level of the axis that is tuned: the study of it, as a grid of its own."""
         if self.tune is None:
             return {}
-        found = {}
+        studies = {}
         for word, level in self.tune.levels.items():
             layer: Layer = {}
-            for axis, value in {self.tune.per: level, **self.tune.at}.items():
-                settings.put(
-                    layer, axis, Setting(value, self.document.path, self.tune.line, TUNE), self.named, self.besides
+            for axis, value in {self.tune.per: level, **self.tune.fixed_levels}.items():
+                settings.add_level(
+                    layer,
+                    axis,
+                    Setting(value, self.document.path, self.tune.line, TUNE),
+                    self.custom_axes,
+                    self.level_settings,
                 )
-            found[word] = Grid(
-                name=self.tune.sweep(self.name, word),
+            studies[word] = Grid(
+                name=self.tune.study_name(self.name, word),
                 description=f"Of {self.name}: {self.tune.per} {word}",
                 document=self.document,
-                axes={}, named={}, besides={}, exclude=[], include=[], seeds=[*self.seeds][:1],
+                axes={}, custom_axes={}, level_settings={}, exclude=[], include=[], seeds=[*self.seeds][:1],
                 layers=[*self.layers, layer],
                 command_line=self.command_line,
                 plugins=self.plugins,
                 search=self.tune.search,
-                part=word,
+                study_level=word,
             )  # fmt: skip
-        return found
+        return studies
 
-    def _same(self, first: Cell, second: Cell, line: int | None) -> GridError:
+    def _duplicate_cell_error(self, first: Cell, second: Cell, line: int | None) -> GridError:
         """Two combinations that resolve to one cell; blames the include rule, else the first axis that differs."""
-        names = [describe(cell.axes, cell.config.seed) for cell in (first, second)]
+        names = [combination_text(cell.axes, cell.config.seed) for cell in (first, second)]
         problem = f"cells {names[0]} and {names[1]} are the same cell; exclude one of them"
         if line is not None:
             return GridError(self.document.path, line, "include", problem)
@@ -150,64 +154,70 @@ class Grid:
     def _crossed(self) -> Iterator[tuple[Combination, dict[str, str]]]:
         """Yield every combination of the levels of `axes`, and the words of the levels."""
         texts = [[level_text(name, level) for level in levels] for name, levels in self.axes.items()]
-        for levels, words in zip(itertools.product(*self.axes.values()), itertools.product(*texts), strict=True):
-            yield dict(zip(self.axes, levels, strict=True)), dict(zip(self.axes, words, strict=True))
+        for levels, level_names in zip(itertools.product(*self.axes.values()), itertools.product(*texts), strict=True):
+            yield dict(zip(self.axes, levels, strict=True)), dict(zip(self.axes, level_names, strict=True))
 
     def _combinations(self) -> Iterator[tuple[Combination, int | None]]:
         if self.axes or not self.include:
-            dropped = self._dropping(seeds=False)
-            taken = None if self.chosen is None else set(self.chosen.members.tolist())
-            combinations = (levels for levels, words in self._crossed() if _first(dropped, words) is None)
-            yield from ((levels, None) for place, levels in enumerate(combinations) if taken is None or place in taken)
+            dropped = self._exclude_rules(seeds=False)
+            members = None if self.chosen is None else set(self.chosen.members.tolist())
+            combinations = (
+                levels for levels, level_names in self._crossed() if _first_matching_rule(dropped, level_names) is None
+            )
+            yield from (
+                (levels, None) for index, levels in enumerate(combinations) if members is None or index in members
+            )
         for rule, line in self.include:
             for levels in itertools.product(*rule.values()):
                 yield dict(zip(rule, levels, strict=True)), line
 
-    def _dropping(self, *, seeds: bool) -> list[NumberedRule]:
+    def _exclude_rules(self, *, seeds: bool) -> list[NumberedRule]:
         """The rules of `exclude` that drop whole combinations, or those that drop seeds of them, each with its place."""
         return [(index, rule) for index, rule in enumerate(self.exclude) if (SEED in rule) == seeds]
 
-    def excluded(self) -> Iterator[tuple[int, dict[str, str]]]:
+    def excluded_combinations(self) -> Iterator[tuple[int, dict[str, str]]]:
         """What `exclude` drops, each with the place of the first rule that does: a combination, or with SEED one seed of it."""
         if not self.exclude:
             return
-        whole, of_seeds = self._dropping(seeds=False), self._dropping(seeds=True)
-        for _, word in self._crossed():
-            if (first := _first(whole, word)) is not None:
-                yield first, word
+        combination_rules, seed_rules = self._exclude_rules(seeds=False), self._exclude_rules(seeds=True)
+        for _, level_names in self._crossed():
+            if (first := _first_matching_rule(combination_rules, level_names)) is not None:
+                yield first, level_names
                 continue
-            for seed in self.seeds if of_seeds else ():
-                one = {**word, SEED: str(seed)}
-                if (first := _first(of_seeds, one)) is not None:
-                    yield first, one
+            for seed in self.seeds if seed_rules else ():
+                seeded = {**level_names, SEED: str(seed)}
+                if (first := _first_matching_rule(seed_rules, seeded)) is not None:
+                    yield first, seeded
 
-    def check_size(self, most: int) -> None:
-        """Counts the cells without making any, those that `exclude` drops too. Raises GridError for more than `most`."""
+    def check_size(self, max_cells: int) -> None:
+        """Counts the cells without making any, those that `exclude` drops too. Raises GridError for more than `last`."""
         seeds = self.seeds.stop if isinstance(self.seeds, range) else len(self.seeds)  # len() ends at 2**63
         seeds = seeds if self.stop is None else self.stop.most
         factors = {f"axes.{name}": len(levels) for name, levels in self.axes.items()}
         crossed = math.prod(factors.values()) if self.axes or not self.include else 0
         included = sum(math.prod(map(len, rule.values())) for rule, _ in self.include)
         cells = (crossed + included) * seeds
-        if cells <= most:
+        if cells <= max_cells:
             return
         sources = {"seeds": seeds, "include": included, **factors}
         largest = max(sources, key=lambda key: sources[key])
         dropped = ", those that exclude drops counted" if self.exclude else ""
         raise self.document.error(
             tuple(largest.split(".", 1)),
-            f"the grid has {cells:,} cells{dropped}; more than {most:,} are taken for a mistake, --cells {cells} allows them",
+            f"the grid has {cells:,} cells{dropped}; more than {max_cells:,} are taken for a mistake, --cells {cells} allows them",
         )
 
 
-def _first(rules: Iterable[NumberedRule], word: Mapping[str, str]) -> int | None:
+def _first_matching_rule(rules: Iterable[NumberedRule], level_names: Mapping[str, str]) -> int | None:
     """The place of the first rule that a combination of levels meets; None for one that meets none."""
-    return next((index for index, rule in rules if all(word[name] in some for name, some in rule.items())), None)
+    return next(
+        (index for index, rule in rules if all(level_names[name] in levels for name, levels in rule.items())), None
+    )
 
 
-def describe(words: Mapping[str, str], seed: int) -> str:
+def combination_text(levels: Mapping[str, str], seed: int) -> str:
     """(attn_type=polar, memory=on, seed=0)."""
-    return "(" + ", ".join([*(f"{name}={word}" for name, word in words.items()), f"seed={seed}"]) + ")"
+    return "(" + ", ".join([*(f"{name}={word}" for name, word in levels.items()), f"seed={seed}"]) + ")"
 
 
 def load_grid(
@@ -215,7 +225,7 @@ def load_grid(
 ) -> Grid:
     """Reads a grid by path or shipped name, with `--set path=value` overrides of highest precedence.
 
-    Raises GridError, also for a grid of more cells than `most`, by default MOST_CELLS.
+    Raises GridError, also for a grid of more cells than `last`, by default MOST_CELLS.
     """
     path = find_file(name)
     if path is None and Path(name).parent == Path("grids"):
@@ -227,13 +237,13 @@ def load_grid(
     plugins = tuple(_plugins(document))
     file = _validated(document)
     layers = _layers(document, file)
-    made = settings.named_axes(document, file.axes)
-    crossed = _axes(document, file.axes, made)
-    included = _include(document, file.include, made)
-    every = {axis: list(levels) for axis, levels in crossed.items()}
+    custom_axes = settings.named_axes(document, file.axes)
+    crossed = _axes(document, file.axes, custom_axes)
+    included = _include(document, file.include, custom_axes)
+    all_levels = {axis: list(levels) for axis, levels in crossed.items()}
     for rule, _ in included:
         for axis, levels in rule.items():
-            every.setdefault(axis, []).extend(levels)
+            all_levels.setdefault(axis, []).extend(levels)
     if not file.name:
         raise GridError(path, 1, "name", "is missing; give the sweep a name")
     if rename is not None and (why := why_not(rename)):
@@ -247,15 +257,15 @@ def load_grid(
         description=file.description,
         document=document,
         axes=crossed,
-        named=made,
-        besides=settings.besides(document, file.levels, every),
+        custom_axes=custom_axes,
+        level_settings=settings.read_level_settings(document, file.levels, all_levels),
         exclude=_exclude(document, file, crossed),
         include=included,
         seeds=file.seeds,
         layers=layers,
         command_line=_command_line(sets),
         plugins=plugins,
-        contrasts=sections.read_contrasts(document, file.contrasts, every),
+        contrasts=sections.read_contrasts(document, file.contrasts, all_levels),
     )
     allowed = MOST_CELLS if most is None else most
     grid.check_size(allowed)
@@ -264,15 +274,15 @@ def load_grid(
             raise document.error(("seeds",), "a trial is one cell, so that a study has one seed; give seeds: [0]")
         return replace(grid, search=file.search.search())
     if file.tune is not None:
-        tune = sections.read_tune(document, file.tune, every, grid.name, made, grid.besides)
+        tune = sections.read_tune(document, file.tune, all_levels, grid.name, custom_axes, grid.level_settings)
         grid = replace(grid, tune=tune)
     if file.stop is not None:
-        rule = sections.read_stop(document, file.stop, every, grid.seeds)
-        grid = replace(grid, stop=rule, contrasts=sections.with_contrast(grid.contrasts, rule, every))
+        rule = sections.read_stop(document, file.stop, all_levels, grid.seeds)
+        grid = replace(grid, stop=rule, contrasts=sections.with_contrast(grid.contrasts, rule, all_levels))
         grid.check_size(allowed)
     if file.design is not None:
-        chosen = designs.read(document, file.design, grid.axes, grid.exclude, grid.contrasts)
-        grid = replace(grid, chosen=chosen)
+        chosen_design = designs.read_design(document, file.design, grid.axes, grid.exclude, grid.contrasts)
+        grid = replace(grid, chosen=chosen_design)
     return grid
 
 
@@ -281,73 +291,73 @@ def _validated(document: GridDocument) -> GridFile:
     try:
         return GridFile.model_validate(document.data)
     except ValidationError as error:
-        raise document.located(error) from error
+        raise document.as_grid_error(error) from error
 
 
 def _layers(document: GridDocument, file: GridFile, seen: tuple[Path, ...] = ()) -> list[Layer]:
     """Return the base chain, oldest first, and the file's own `set` and `resources` as one last layer."""
     layers: list[Layer] = []
     if file.extends:
-        path, here = find_file(file.extends, document.path.parent, "base"), document.path.resolve()
+        path, this_path = find_file(file.extends, document.path.parent, "base"), document.path.resolve()
         if path is None:
             raise document.error(("extends",), f"no base {file.extends!r}", shipped("base"), file.extends)
-        if path.resolve() in (*seen, here):
+        if path.resolve() in (*seen, this_path):
             raise document.error(("extends",), f"base {file.extends!r} extends itself")
         base = load(path)
         for key in base.data:
             if key not in BASE_KEYS:
                 raise base.error((key,), "no such key", BASE_KEYS, key)
-        layers = _layers(base, _validated(base), (*seen, here))
+        layers = _layers(base, _validated(base), (*seen, this_path))
     own: Layer = {}
     for section, prefix, tree in (("set", "", file.set), ("resources", "resources.", file.resources)):
         for path_, value, line, written in settings.flatten(tree, document, (section,)):
-            settings.add(own, prefix + path_, Setting(value, document.path, line, f"{section}.{written}"))
+            settings.add_setting(own, prefix + path_, Setting(value, document.path, line, f"{section}.{written}"))
     return [*layers, own]
 
 
-def _check_axis(document: GridDocument, made: NamedLevels, name: str, *where: str | int) -> None:
+def _check_axis(document: GridDocument, custom_axes: NamedLevels, name: str, *where: str | int) -> None:
     """Raise GridError for an axis that is none of the five, of the file's own, or the path of a setting."""
-    if name in settings.AXES or name in made:
+    if name in settings.AXES or name in custom_axes:
         return
-    if "." not in name and name not in settings.COMPUTED and settings.unknown(name):
-        allowed = [*settings.AXES, *made, "or a config path such as train.muon_lr"]
+    if "." not in name and name not in settings.COMPUTED and settings.path_problem(name):
+        allowed = [*settings.AXES, *custom_axes, "or a config path such as train.muon_lr"]
         raise document.error(where, "no such axis", allowed, name)
-    if wrong := settings.unknown(name):
+    if wrong := settings.path_problem(name):
         raise document.error(where, *wrong)
 
 
 def _check_level(
-    document: GridDocument, made: NamedLevels, name: str, level: Any, where: KeyPath, *, below: KeyPath = ()
+    document: GridDocument, custom_axes: NamedLevels, name: str, level: Any, where: KeyPath, *, below: KeyPath = ()
 ) -> None:
     """Raise GridError for a level that an axis does not have; those of a setting are checked with its cells."""
-    if name in settings.AXES or name in made:
-        levels = made[name] if name in made else settings.AXES[name].levels()
+    if name in settings.AXES or name in custom_axes:
+        levels = custom_axes[name] if name in custom_axes else settings.AXES[name].levels()
         if level_text(name, level) not in levels:
             raise document.error(where, f"no level {level!r}", levels, str(level), below=below)
 
 
-def _axes(document: GridDocument, given: Mapping[str, Any], made: NamedLevels) -> dict[str, list[Any]]:
+def _axes(document: GridDocument, axes: Mapping[str, Any], custom_axes: NamedLevels) -> dict[str, list[Any]]:
     """Return the levels of every axis. Raises GridError."""
-    found: dict[str, list[Any]] = {}
-    for name, levels in given.items():
-        if name in made:
-            found[name] = [*made[name]]
+    levels_by_axis: dict[str, list[Any]] = {}
+    for name, levels in axes.items():
+        if name in custom_axes:
+            levels_by_axis[name] = [*custom_axes[name]]
             continue
         where = ("axes", name)
-        _check_axis(document, made, name, *where)
+        _check_axis(document, custom_axes, name, *where)
         if not isinstance(levels, list):
             raise document.error(where, f"must be a list of levels, got {levels!r}")
         if not levels:
             raise document.error(where, "has no levels; give at least one, or remove the axis")
         seen: set[str] = set()
         for index, level in enumerate(levels):
-            _check_level(document, made, name, level, where, below=(index,))
+            _check_level(document, custom_axes, name, level, where, below=(index,))
             word = level_text(name, level)
             if word in seen:
                 raise document.error(where, f"level {word!r} given twice", below=(index,))
             seen.add(word)
-        found[name] = levels
-    return found
+        levels_by_axis[name] = levels
+    return levels_by_axis
 
 
 def _exclude(document: GridDocument, file: GridFile, crossed: Mapping[str, list[Any]]) -> list[dict[str, list[str]]]:
@@ -376,27 +386,27 @@ def _check_seeds(document: GridDocument, where: KeyPath, named: Sequence[Any], s
             raise document.error(where, f"does not go with {key}, which has the same seeds for all; leave one out")
     for seed in named:
         if not isinstance(seed, int) or isinstance(seed, bool) or seed not in seeds:
-            few = [str(one) for one in itertools.islice(seeds, 20)]
+            few = [str(number) for number in itertools.islice(seeds, 20)]
             raise document.error(where, f"no seed {seed!r} in this grid", few)
 
 
 def _include(
-    document: GridDocument, rules: Sequence[dict[str, list[Any]]], made: NamedLevels
+    document: GridDocument, rules: Sequence[dict[str, list[Any]]], custom_axes: NamedLevels
 ) -> list[tuple[dict[str, list[Any]], int]]:
     """Return the rules of `include` with their lines. Raises GridError."""
     for index, rule in enumerate(rules):
         for name, levels in rule.items():
             where = ("include", index, name)
-            _check_axis(document, made, name, *where)
+            _check_axis(document, custom_axes, name, *where)
             for level in levels:
-                _check_level(document, made, name, level, where)
+                _check_level(document, custom_axes, name, level, where)
     return [(rule, document.line("include", index)) for index, rule in enumerate(rules)]
 
 
 def _plugins(document: GridDocument) -> Iterator[Plugin]:
     """Import the plugin files that a grid names. Raises GridError."""
-    given = document.data.get("plugins", [])
-    for index, name in enumerate(given if isinstance(given, list) else []):
+    names = document.data.get("plugins", [])
+    for index, name in enumerate(names if isinstance(names, list) else []):
         path = document.path.parent / str(name)
         if not os.path.isfile(path):
             near = sorted(p.name for p in document.path.parent.glob("*.py"))
@@ -417,7 +427,7 @@ def parse_value(text: str) -> Any:
         raise GridError("command line", None, quoted_short(text), "is not in UTF-8, so it cannot be written down")
     try:
         return value_of(text)
-    except TooManyValues as error:
+    except ValueLimitExceeded as error:
         raise GridError("command line", None, text[:40], str(error)) from error
 
 
@@ -427,5 +437,5 @@ def _command_line(sets: Sequence[str]) -> Layer:
         path, equals, value = item.partition("=")
         if not equals:
             raise GridError("--set", None, item, "must read path=value, for example train.tokens=1e6")
-        settings.add(layer, path.strip(), Setting(parse_value(value), "--set", None, path.strip()))
+        settings.add_setting(layer, path.strip(), Setting(parse_value(value), "--set", None, path.strip()))
     return layer

@@ -41,7 +41,7 @@ from ...results.studies.search import Direction, Interval, LevelChoice, Pruner, 
 from ..probes import PROBES
 from . import settings
 from .settings import AXES, level_text
-from .yaml_document import wrong
+from .yaml_document import key_error
 
 NUMBER = r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?([eE][-+]?[0-9]+)?$"
 SWITCH = "^([Oo][Nn]|[Oo][Ff][Ff]|[Yy][Ee][Ss]|[Nn][Oo]|[Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee])$"
@@ -52,7 +52,7 @@ MOST_TRIALS = 10_000
 SAMPLERS, PRUNERS, DIRECTIONS = get_args(Sampler), get_args(Pruner), get_args(Direction)
 SEARCHED = ("model", "train")
 """Sections of a config that make another cell, but for the text, which all trials share."""
-PRUNED = "val.val_loss"
+PRUNER_METRIC = "val.val_loss"
 """The number whose curve a pruner reads."""
 NOT_PRUNED = (
     "a pruner ends cells by their validation loss on the way, which in the published sweep would have ended the best ones at retrieval "
@@ -66,15 +66,15 @@ MODELS = {"main": 1, "two-way": 2}
 """Interactions of how many axes are estimated, besides those that declared contrasts need."""
 
 
-def find_file(name: str | Path, beside: Path | None = None, folder: str = "") -> Path | None:
+def find_file(name: str | Path, relative_to: Path | None = None, folder: str = "") -> Path | None:
     """Return the path of a grid or base: beside the asking file (or the working folder), then among the shipped ones."""
-    given = Path(name)
-    if not given.name:
+    target = Path(name)
+    if not target.name:
         return None
     # A name with a folder in it means that folder, never a shipped file that happens to have the same name.
-    short = [Path(folder) / f"{given.name}.yaml"] if given.parent == Path() else []
-    for root in (beside or Path(), GRIDS):
-        for candidate in (given, given.with_name(given.name + ".yaml"), *short):
+    short = [Path(folder) / f"{target.name}.yaml"] if target.parent == Path() else []
+    for root in (relative_to or Path(), GRIDS):
+        for candidate in (target, target.with_name(target.name + ".yaml"), *short):
             path = root / candidate
             # unlike is_file, False too for a name that is too long
             if os.path.isfile(path):
@@ -101,19 +101,19 @@ class Measure:
     @property
     def text(self) -> str:
         """In full: needle.digit_accuracy@65536, val.val_loss."""
-        place = AVERAGE_LENGTH if self.length is None else str(self.length)
-        return f"{self.probe}.{self.metric.name}" + (f"@{place}" if self.length != 0 else "")
+        length = AVERAGE_LENGTH if self.length is None else str(self.length)
+        return f"{self.probe}.{self.metric.name}" + (f"@{length}" if self.length != 0 else "")
 
 
-def check_measured(probe: str, metric: str, length: int | None, asked: Collection[tuple[str, int]]) -> None:
+def check_measured(probe: str, metric: str, length: int | None, requests: Collection[tuple[str, int]]) -> None:
     """Raise PydanticCustomError for a number that no cell has which is asked for these probes and lengths."""
-    lengths = sorted(at for name, at in asked if name == probe)
+    lengths = sorted(at for name, at in requests if name == probe)
     if not lengths and probe in PROBES:
-        probes = [*sorted({name for name, _ in asked}), *TRAINING_SOURCES]
-        raise wrong(f"no cell runs the probe {probe} (eval.probes)", allowed=probes, word=probe)
+        probes = [*sorted({name for name, _ in requests}), *TRAINING_SOURCES]
+        raise key_error(f"no cell runs the probe {probe} (eval.probes)", allowed=probes, word=probe)
     if lengths and length is not None and length not in lengths:
-        told = [f"{probe}.{metric}" + (f"@{at}" if at else "") for at in lengths]
-        raise wrong(f"no cell is evaluated at {probe}.{metric}@{length} (eval.lengths)", allowed=told)
+        names = [f"{probe}.{metric}" + (f"@{at}" if at else "") for at in lengths]
+        raise key_error(f"no cell is evaluated at {probe}.{metric}@{length} (eval.lengths)", allowed=names)
 
 
 def measure(text: object, *, short: bool = True, average: bool = False, where: Sequence[str] = ()) -> Measure:
@@ -130,42 +130,42 @@ def measure(text: object, *, short: bool = True, average: bool = False, where: S
     """
     if not isinstance(text, str) or not (short or "." in text.partition("@")[0]):
         must = "must be the name of a number such as val_loss or needle@65536"
-        raise wrong(f"{must if short else 'must read probe.metric or probe.metric@length'}, got {text!r}", *where)
-    name, at, place = text.partition("@")
-    probe, metric = _named(name, where)
+        raise key_error(f"{must if short else 'must read probe.metric or probe.metric@length'}, got {text!r}", *where)
+    name, at, length = text.partition("@")
+    probe, metric = _resolve_metric(name, where)
     full = f"{probe}.{metric.name}"
     if (probe in PROBES and PROBES.load(probe).by_length) != bool(at):
         more = f", or {full}@{AVERAGE_LENGTH}" if average else ""
         needs = f"has no context length: {full}" if at else f"needs a context length: {full}@65536{more}"
-        raise wrong(needs, *where)
-    if at and average and place == AVERAGE_LENGTH:
+        raise key_error(needs, *where)
+    if at and average and length == AVERAGE_LENGTH:
         return Measure(probe, metric, None)
-    if at and (not place.isdecimal() or not 0 < int(place) < 2**63):
+    if at and (not length.isdecimal() or not 0 < int(length) < 2**63):
         more = f" or {AVERAGE_LENGTH}" if average else ""
-        raise wrong(f"the context length must be a whole number{more}, got {place!r}", *where)
-    return Measure(probe, metric, int(place) if at else 0)
+        raise key_error(f"the context length must be a whole number{more}, got {length!r}", *where)
+    return Measure(probe, metric, int(length) if at else 0)
 
 
-def _named(name: str, where: Sequence[str]) -> tuple[str, Metric]:
+def _resolve_metric(name: str, where: Sequence[str]) -> tuple[str, Metric]:
     """Return the probe and the metric of a name without a length."""
-    known = [*PROBES, *TRAINING_SOURCES]
+    sources = [*PROBES, *TRAINING_SOURCES]
     probe, dot, metric = name.partition(".")
-    if not dot and name in known:
+    if not dot and name in sources:
         return name, own_metrics(name)[0]
     if not dot:
-        probes = [of for of, one in metrics.METRICS if one == name]
+        probes = [probe_name for probe_name, metric_name in metrics.METRICS if metric_name == name]
         if len(probes) > 1:
             among = [f"{of}.{name}" for of in probes]
-            raise wrong(f"several probes have a number {name!r}", *where, allowed=among)
+            raise key_error(f"several probes have a number {name!r}", *where, allowed=among)
         if not probes:
-            among = [*known, "val_loss", "tokens_per_s"]
-            raise wrong(f"no probe and no number is called {name!r}", *where, allowed=among, word=name)
+            among = [*sources, "val_loss", "tokens_per_s"]
+            raise key_error(f"no probe and no number is called {name!r}", *where, allowed=among, word=name)
         probe, metric = probes[0], name
-    if probe not in known:
-        raise wrong(f"no probe {probe!r}", *where, allowed=known, word=probe)
-    own = {one.name: one for one in own_metrics(probe)}
+    if probe not in sources:
+        raise key_error(f"no probe {probe!r}", *where, allowed=sources, word=probe)
+    own = {metric_of_probe.name: metric_of_probe for metric_of_probe in own_metrics(probe)}
     if metric not in own:
-        raise wrong(f"the probe {probe} has no metric {metric!r}", *where, allowed=own, word=metric)
+        raise key_error(f"the probe {probe} has no metric {metric!r}", *where, allowed=own, word=metric)
     return probe, own[metric]
 
 
@@ -191,17 +191,17 @@ class Checked:
         return dict(self.schema)
 
 
-def integer(least: int, most: int = MAX_INT64, limits: str = "") -> Checked:
-    """Accept whole numbers from `least` to `most`; `limits` says so in a message."""
-    limits = limits or f"from {least}" + (f" to {most}" if most < MAX_INT64 else "")
+def integer(minimum: int, maximum: int = MAX_INT64, limits: str = "") -> Checked:
+    """Accept whole numbers from `minimum` to `max_seeds`; `limits` says so in a message."""
+    limits = limits or f"from {minimum}" + (f" to {maximum}" if maximum < MAX_INT64 else "")
 
     def check(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise wrong(f"must be a whole number {limits}, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise key_error(f"must be a whole number {limits}, got {value!r}")
         return value
 
-    highest = {"maximum": most} if most < MAX_INT64 else {}
-    return Checked(check, {"type": "integer", "minimum": least, **highest})
+    highest = {"maximum": maximum} if maximum < MAX_INT64 else {}
+    return Checked(check, {"type": "integer", "minimum": minimum, **highest})
 
 
 def number_of(value: Any, must: str, *, above: float = -math.inf) -> float:
@@ -211,7 +211,7 @@ def number_of(value: Any, must: str, *, above: float = -math.inf) -> float:
         with contextlib.suppress(ValueError):
             number = float(value)
     if isinstance(number, bool) or not isinstance(number, int | float) or not above < number < math.inf:
-        raise wrong(f"{must}, got {value!r}")
+        raise key_error(f"{must}, got {value!r}")
     return number
 
 
@@ -224,15 +224,15 @@ def number(must: str, *, above: float = -math.inf) -> Checked:
     )
 
 
-def choice(key: str, words: Iterable[str], *, null: bool = False, default: str | None = None) -> Checked:
+def choice(key: str, values: Iterable[str], *, null: bool = False, default: str | None = None) -> Checked:
     """Accept some words, and null where it means none, or (which editors refuse) the default."""
-    allowed = tuple(words)
+    allowed = tuple(values)
 
     def check(value: Any) -> str | None:
         if value is None and (null or default):
             return default
         if value not in allowed:
-            raise wrong(f"no {key} {value!r}", allowed=allowed, word=str(value))
+            raise key_error(f"no {key} {value!r}", allowed=allowed, word=str(value))
         return str(value)
 
     return Checked(check, {"enum": [*allowed, None] if null else [*allowed]})
@@ -240,19 +240,19 @@ def choice(key: str, words: Iterable[str], *, null: bool = False, default: str |
 
 def _switch(value: Any) -> bool:
     if level_word(value) not in ("on", "off"):
-        raise wrong(f"must be true or false, got {value!r}")
+        raise key_error(f"must be true or false, got {value!r}")
     return level_word(value) == "on"
 
 
 def _levels_by_axis(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise wrong(f"must map axes to a level, got {value!r}")
+        raise key_error(f"must map axes to a level, got {value!r}")
     return dict(value)
 
 
 def _rule(value: Any) -> dict[str, list[Any]]:
     if not isinstance(value, dict) or not value:
-        raise wrong(f"must map axes to levels, got {value!r}")
+        raise key_error(f"must map axes to levels, got {value!r}")
     return {name: level if isinstance(level, list) else [level] for name, level in value.items()}
 
 
@@ -260,11 +260,11 @@ def _seeds(value: Any) -> Sequence[int]:
     """Return the seeds of a count, or those of a list."""
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 1:
-            raise wrong(f"must be at least 1, got {value}")
+            raise key_error(f"must be at least 1, got {value}")
         return range(value)
     numbers = isinstance(value, list) and all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in value)
     if not numbers or not value or len(set(value)) < len(value):
-        raise wrong(f"must be a count or a list of different whole numbers, got {value!r}")
+        raise key_error(f"must be a count or a list of different whole numbers, got {value!r}")
     return list(value)
 
 
@@ -275,14 +275,14 @@ def _fraction(value: Any) -> Fraction:
     except (ValueError, ZeroDivisionError):
         share = Fraction(0)
     if not 0 < share < 1:
-        raise wrong(f"must be a share between 0 and 1 such as 1/4, got {value!r}")
+        raise key_error(f"must be a share between 0 and 1 such as 1/4, got {value!r}")
     return share.limit_denominator(1_000_000)
 
 
 def _resolution(value: Any) -> int:
     number = RESOLUTIONS.get(str(value).upper(), value)
     if isinstance(number, bool) or not isinstance(number, int) or number < 3:
-        raise wrong(f"must be III (main effects apart), IV, V or higher, got {value!r}", allowed=RESOLUTIONS)
+        raise key_error(f"must be III (main effects apart), IV, V or higher, got {value!r}", allowed=RESOLUTIONS)
     return number
 
 
@@ -290,42 +290,42 @@ def _objectives(value: Any) -> dict[str, Direction]:
     """Return the direction of each number that a study searches for."""
     names = list(value) if isinstance(value, list | Mapping) else [value]
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        raise wrong(f"must be a number such as val_loss, or map several to minimize or maximize, got {value!r}")
+        raise key_error(f"must be a number such as val_loss, or map several to minimize or maximize, got {value!r}")
     directions: dict[str, Any] = dict(value) if isinstance(value, Mapping) else dict.fromkeys(names)
     objectives: dict[str, Direction] = {}
     for name, direction in directions.items():
         where = (name,) if isinstance(value, Mapping) else ()
         target = measure(name, where=where)
         if target.text in objectives:
-            raise wrong(f"{target.text} is given twice; keep one of them", *where)
+            raise key_error(f"{target.text} is given twice; keep one of them", *where)
         if direction is None and target.metric.direction:
             direction = "minimize" if target.metric.direction < 0 else "maximize"
         if direction not in DIRECTIONS:
             no = f"no direction {direction!r}" if direction is not None else "neither side of it is better by itself"
-            raise wrong(f"{no}; write objective: {{{target.text}: minimize}} or maximize", *where)
+            raise key_error(f"{no}; write objective: {{{target.text}: minimize}} or maximize", *where)
         objectives[target.text] = direction
     return objectives
 
 
 def _range(value: Any) -> IntervalKeys | list[Any]:
     if not isinstance(value, Mapping | list):
-        raise wrong(f"must be {{low: .., high: ..}} or a list of levels, got {value!r}")
+        raise key_error(f"must be {{low: .., high: ..}} or a list of levels, got {value!r}")
     return value if isinstance(value, list) else IntervalKeys.model_validate(value)
 
 
 def _choice_of(path: str, levels: Sequence[Any]) -> LevelChoice:
     """Return the range of a list of levels."""
-    words = [level_text(path, level) for level in levels]
-    if len(set(words)) < max(2, len(words)):
-        raise wrong("needs two or more levels, all different; what does not vary goes into set", path)
+    names = [level_text(path, level) for level in levels]
+    if len(set(names)) < max(2, len(names)):
+        raise key_error("needs two or more levels, all different; what does not vary goes into set", path)
     if path in AXES:
         allowed = AXES[path].levels()
-        for word in words:
+        for word in names:
             if word not in allowed:
-                raise wrong(f"no level {word!r}", path, allowed=allowed, word=word)
-        return LevelChoice(tuple(words))
+                raise key_error(f"no level {word!r}", path, allowed=allowed, word=word)
+        return LevelChoice(tuple(names))
     if not all(level is None or isinstance(level, bool | int | float | str) for level in levels):
-        raise wrong(f"levels must be single values, got {levels!r}", path)
+        raise key_error(f"levels must be single values, got {levels!r}", path)
     return LevelChoice(tuple(levels))
 
 
@@ -400,13 +400,13 @@ class Section(BaseModel):
     def _has_its_keys(cls, value: Any) -> Any:
         """Refuse what is no mapping, unknown keys, and a required key that is not there (or one of `lacking`)."""
         if not isinstance(value, Mapping):
-            raise wrong(f"{cls.must}, got {value!r}")
+            raise key_error(f"{cls.must}, got {value!r}")
         for name in value:
             if name not in cls.model_fields:
-                raise wrong("no such key", name, allowed=cls.model_fields, word=name)
+                raise key_error("no such key", name, allowed=cls.model_fields, word=name)
         for name, field in cls.model_fields.items():
             if field.is_required() and value.get(name) in cls.lacking:
-                raise wrong(f"lacks {name}; {cls.needs}")
+                raise key_error(f"lacks {name}; {cls.needs}")
         return value
 
 
@@ -469,7 +469,7 @@ class StopKeys(Section):
     @model_validator(mode="after")
     def _has_an_end(self) -> StopKeys:
         if self.ci is None and not self.sure:
-            raise wrong("must say when it is enough: ci, how wide the interval may be, or sure: true")
+            raise key_error("must say when it is enough: ci, how wide the interval may be, or sure: true")
         return self
 
 
@@ -491,7 +491,7 @@ class DesignKeys(Section):
     @model_validator(mode="after")
     def _has_a_size(self) -> DesignKeys:
         if sum(name in self.model_fields_set for name in SIZES) != 1:
-            raise wrong(f"must give one of {', '.join(SIZES)}")
+            raise key_error(f"must give one of {', '.join(SIZES)}")
         return self
 
 
@@ -508,22 +508,22 @@ class IntervalKeys(Section):
     def _is_a_range(self) -> IntervalKeys:
         low, high, step = self.low, self.high, self.step
         if low >= high:
-            raise wrong(f"low must be below high, got {low:g} and {high:g}")
+            raise key_error(f"low must be below high, got {low:g} and {high:g}")
         if self.log and low <= 0:
-            raise wrong(f"an even spread in the logarithm needs low above 0, got {low:g}", "low")
+            raise key_error(f"an even spread in the logarithm needs low above 0, got {low:g}", "low")
         if step is not None and self.log:
-            raise wrong("has log, and so no steps; leave one of them out", "step")
+            raise key_error("has log, and so no steps; leave one of them out", "step")
         if step is not None and not 0 < step <= high - low:
-            raise wrong(f"must be above 0 and at most high - low, got {step:g}", "step")
+            raise key_error(f"must be above 0 and at most high - low, got {step:g}", "step")
         return self
 
     def interval(self, path: str) -> Interval:
         """Return the range of the setting `path`, with whole ends where it takes whole numbers alone."""
-        kind = int if settings.takes_whole_numbers(path) else float
+        kind = int if settings.is_integer_setting(path) else float
         ends = {name: end for name, end in self if name != "log" and end is not None}
         for name, end in ends.items():
             if end != kind(end):
-                raise wrong(f"{path} takes whole numbers, got {end:g}", path, name)
+                raise key_error(f"{path} takes whole numbers, got {end:g}", path, name)
         return Interval(**{name: kind(end) for name, end in ends.items()}, log=self.log)
 
 
@@ -554,20 +554,20 @@ class SearchKeys(Section):
     def _are_of_settings(cls, value: Any) -> Any:
         """Refuse ranges of what is no axis, and no setting of model or train."""
         if not isinstance(value, Mapping):
-            raise wrong(f"must map settings to a range each, got {value!r}")
+            raise key_error(f"must map settings to a range each, got {value!r}")
         for path, levels in value.items():
             if path in AXES:
                 if isinstance(levels, Mapping):
-                    raise wrong("is no number; give a list of its levels", path, allowed=AXES[path].levels())
+                    raise key_error("is no number; give a list of its levels", path, allowed=AXES[path].levels())
                 continue
-            if (unknown := settings.unknown(path)) is not None:
+            if (unknown := settings.path_problem(path)) is not None:
                 problem, allowed, word = unknown
-                raise wrong(problem, path, allowed=[*allowed, *(AXES if "." not in path else ())], word=word)
+                raise key_error(problem, path, allowed=[*allowed, *(AXES if "." not in path else ())], word=word)
             if path.partition(".")[0] not in SEARCHED:
                 problem = (
                     "is the same for all trials, or makes no other cell; only settings of model and train are searched"
                 )
-                raise wrong(problem, path)
+                raise key_error(problem, path)
         return value
 
     @field_validator("ranges")
@@ -584,17 +584,17 @@ class SearchKeys(Section):
         numbers, objectives = sum(isinstance(ends, Interval) for ends in self.ranges.values()), [*self.objective]
         if self.sampler == "cmaes" and numbers < 2:
             problem = f"cmaes searches two or more numbers at once, and {numbers} of these ranges has low and high; use tpe, or give such ranges"
-            raise wrong(problem, "sampler")
+            raise key_error(problem, "sampler")
         if self.sampler == "cmaes" and len(objectives) > 1:
-            raise wrong("cmaes has one objective; use tpe or nsga2 for several", "sampler")
+            raise key_error("cmaes has one objective; use tpe or nsga2 for several", "sampler")
         if self.pruner is not None and len(objectives) > 1:
-            raise wrong("a pruner has one objective to judge by, and the study several; leave it out", "pruner")
-        if self.pruner is not None and self.objective != {PRUNED: "minimize"}:
+            raise key_error("a pruner has one objective to judge by, and the study several; leave it out", "pruner")
+        if self.pruner is not None and self.objective != {PRUNER_METRIC: "minimize"}:
             problem = f"a pruner judges by the validation loss on the way, and the objective is {objectives[0]}; leave it out, or search for val_loss"
-            raise wrong(problem, "pruner")
+            raise key_error(problem, "pruner")
         for name, samplers in (("startup", ("tpe", "cmaes")), ("population", ("cmaes", "nsga2"))):
             if name in self.model_fields_set and self.sampler not in samplers:
-                raise wrong(f"is a number of {' and '.join(samplers)}; the sampler is {self.sampler}", name)
+                raise key_error(f"is a number of {' and '.join(samplers)}; the sampler is {self.sampler}", name)
         return self
 
     def search(self) -> Search:
@@ -621,13 +621,13 @@ class TuneKeys(SearchKeys):
     def _is_not_pruned(cls, value: Any) -> Any:
         if isinstance(value, Mapping) and value.get("pruner") is not None:
             problem = f"every level gets the same compute, and a pruner would give each another; {NOT_PRUNED}"
-            raise wrong(problem, "pruner")
+            raise key_error(problem, "pruner")
         return value
 
     @model_validator(mode="after")
     def _has_a_single_objective(self) -> TuneKeys:
         if len(self.objective) > 1:
-            raise wrong("the best of several objectives is not one setting; give one objective", "objective")
+            raise key_error("the best of several objectives is not one setting; give one objective", "objective")
         return self
 
 
@@ -671,13 +671,13 @@ class GridFile(Section):
         """Refuse a pruner where cells are not proposed, with the reason, and keys of a factorial beside a study."""
         search = value.get("search")
         if "pruner" in value:
-            raise wrong(NOT_PRUNED, "pruner")
+            raise key_error(NOT_PRUNED, "pruner")
         if isinstance(search, Mapping) and search.get("pruner") is not None and value.get("axes"):
-            raise wrong(NOT_PRUNED, "search", "pruner")
+            raise key_error(NOT_PRUNED, "search", "pruner")
         if "search" not in value:
             return value
         for name in OF_FACTORIALS:
             if value.get(name):
                 problem = "is about the cells of a factorial grid, and those of search are proposed; what varies goes into search.ranges"
-                raise wrong(problem, name)
+                raise key_error(problem, name)
         return {name: keys for name, keys in value.items() if keys or name not in ("design", "stop", "tune")}

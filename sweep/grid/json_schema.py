@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from ..config import FORMER, CellConfig
+from ..config import MOVED_PROBE_SETTINGS, CellConfig
 from ..data.registry import every_kind
 from ..probes import PROBES
 from .grid_file import NUMBER, SCALAR, SWITCH, GridFile, IntervalKeys
@@ -39,24 +39,24 @@ def _open_numbers(node: Any) -> Any:
     return out
 
 
-def _known(name: str, axis: Axis) -> dict[str, Any]:
+def _registered_levels(name: str, axis: Axis) -> dict[str, Any]:
     levels = axis.levels()
     return {"enum": [*levels, *([True, False] if "off" in levels else [])]}
 
 
 def _level(name: str, axis: Axis) -> dict[str, Any]:
     # that of a part may be any name, since a plugin may add parts; the known ones are there for completion
-    known = _known(name, axis)
-    return {"anyOf": [known, {"type": "string"}]} if axis.open else known
+    registered = _registered_levels(name, axis)
+    return {"anyOf": [registered, {"type": "string"}]} if axis.accepts_plugins else registered
 
 
 def _closed_without_plugins() -> dict[str, Any]:
     """In a grid without plugins only the known levels are right."""
-    known = {name: _known(name, axis) for name, axis in AXES.items() if axis.open}
-    lists = {name: {"items": level} for name, level in known.items()}
+    registered = {name: _registered_levels(name, axis) for name, axis in AXES.items() if axis.accepts_plugins}
+    lists = {name: {"items": level} for name, level in registered.items()}
     return {
         "if": {"not": {"required": ["plugins"]}},
-        "then": {"properties": {"axes": {"properties": lists}, "set": {"properties": known}}},
+        "then": {"properties": {"axes": {"properties": lists}, "set": {"properties": registered}}},
     }
 
 
@@ -77,9 +77,9 @@ def _config() -> tuple[dict[str, Any], dict[str, Any]]:
     for section, parts in (("EvalConfig", probes), ("DataConfig", corpora)):
         own = {name: schema for name, schema in parts.items() if schema.get("properties")}
         definitions[section]["properties"]["settings"]["properties"] = own
-    for former, (probe, field) in FORMER.items():
-        words = {"description": f"The former name of settings.{probe}.{field}."}
-        definitions["EvalConfig"]["properties"][former] = probes[probe]["properties"][field] | words
+    for former, (probe, field) in MOVED_PROBE_SETTINGS.items():
+        note = {"description": f"The former name of settings.{probe}.{field}."}
+        definitions["EvalConfig"]["properties"][former] = probes[probe]["properties"][field] | note
     return {name: node for name, node in config["properties"].items() if name not in COMPUTED}, definitions
 
 
@@ -138,7 +138,7 @@ def _without(node: Any, *names: str) -> Any:
     if not isinstance(node, dict):
         return node
     return {
-        key: {name: _without(one, *names) for name, one in value.items()} if key in ("properties", "$defs") else _without(value, *names)
+        key: {name: _without(child, *names) for name, child in value.items()} if key in ("properties", "$defs") else _without(value, *names)
         for key, value in node.items()
         if key not in names
     }  # fmt: skip

@@ -99,17 +99,17 @@ def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
 
 def load_plugins(files: Iterable[Path]) -> tuple[Plugin, ...]:
     """Imports the plugin files that a command line names. Raises GridError for one that cannot be loaded."""
-    found = []
+    plugins = []
     for file in files:
         if not file.is_file():
             raise GridError("--plugin", None, str(file), "no such file")
         try:
-            found.append(load_plugin(file.resolve()))
+            plugins.append(load_plugin(file.resolve()))
         except PluginExited:
             raise
         except Exception as error:
             raise GridError("--plugin", None, str(file), f"cannot be loaded: {cause_of(error)}") from error
-    return tuple(found)
+    return tuple(plugins)
 
 
 def plugin_of(registry: Registry[Any], name: str, plugins: tuple[Plugin, ...]) -> str | None:
@@ -125,12 +125,12 @@ def source_of(part: Pluggable, name: str, plugins: tuple[Plugin, ...]) -> str | 
 
 def with_sources(section: str, config: Any, plugins: tuple[Plugin, ...]) -> Any:
     """A section of a config in which each part that comes from a plugin has the hash of its file."""
-    found = {
+    sources = {
         part.source: source_of(part, getattr(config, part.name), plugins)
         for part in PLUGGABLE
         if part.section == section
     }
-    return config.model_copy(update=found) if found else config
+    return config.model_copy(update=sources) if sources else config
 
 
 def _module(digest: str) -> str:

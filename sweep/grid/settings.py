@@ -29,12 +29,12 @@ from pydantic import BaseModel
 from ...model import registry
 from ...model.registry import Registry
 from ...results.names import is_utf8, level_word, quoted_short
-from ..config import FORMER, CellConfig
+from ..config import MOVED_PROBE_SETTINGS, CellConfig
 from ..data.registry import CORPORA
 from ..errors import GridError
 from ..probes import PROBES
 from .plugins import PLUGGABLE
-from .yaml_document import GridDocument, KeyPath, shown
+from .yaml_document import GridDocument, KeyPath, format_key_path
 
 Overrides = Mapping[str, Any]
 """Dotted config path -> value."""
@@ -47,7 +47,7 @@ class Axis:
     doc: str
     levels: Callable[[], Mapping[str, Overrides]]
     level_of: Callable[[CellConfig], str]
-    open: bool = False
+    accepts_plugins: bool = False
     """Whether a plugin may add levels."""
 
 
@@ -60,8 +60,8 @@ def _memories() -> Mapping[str, Overrides]:
     return {"off": {"model.memory": "none"}, "on": {"model.memory": "gated_delta"}, **named}
 
 
-def _word(value: bool) -> str:
-    return "on" if value else "off"
+def _on_off(is_on: bool) -> str:
+    return "on" if is_on else "off"
 
 
 AXES: dict[str, Axis] = {
@@ -69,22 +69,24 @@ AXES: dict[str, Axis] = {
         "Mixer of the global layers.",
         lambda: {name: {"model.attn_type": name} for name in registry.MIXERS},
         lambda config: config.model.attn_type,
-        open=True,
+        accepts_plugins=True,
     ),
     "reg_mode": Axis(
         "Representation regularizer.",
         lambda: {name: {"train.regularizer": name} for name in ("baseline", *registry.REGULARIZERS)},
         lambda config: config.train.regularizer,
-        open=True,
+        accepts_plugins=True,
     ),
-    "distractor": Axis("Distractor loss.", _switch("train.distractor"), lambda config: _word(config.train.distractor)),
+    "distractor": Axis(
+        "Distractor loss.", _switch("train.distractor"), lambda config: _on_off(config.train.distractor)
+    ),
     "memory": Axis(
         "Recurrent memory; on is gated_delta.",
         _memories,
         lambda config: {"none": "off", "gated_delta": "on"}.get(config.model.memory, config.model.memory),
-        open=True,
+        accepts_plugins=True,
     ),
-    "window": Axis("Sliding window in training.", _switch("model.window"), lambda config: _word(config.model.window)),
+    "window": Axis("Sliding window in training.", _switch("model.window"), lambda config: _on_off(config.model.window)),
 }
 
 
@@ -113,13 +115,15 @@ COMPUTED = {
     "seed": "is given by the grid's key seeds, for example seeds: [0, 1]",
 }
 """Fields that no grid sets, and what to do instead."""
-_OF_PARTS: dict[tuple[str, ...], Registry[Any]] = {
+_PART_REGISTRIES: dict[tuple[str, ...], Registry[Any]] = {
     **{("model", field): parts for field, parts in registry.SETTINGS.items()},
     ("eval", "settings"): PROBES,
     ("data", "settings"): CORPORA,
 }
 """Section and field that hold settings by the name of a part -> the parts."""
-_FORMER = {f"eval.{name}": f"eval.settings.{probe}.{field}" for name, (probe, field) in FORMER.items()}
+_MOVED_PROBE_SETTINGS = {
+    f"eval.{name}": f"eval.settings.{probe}.{field}" for name, (probe, field) in MOVED_PROBE_SETTINGS.items()
+}
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,7 @@ Layer = dict[str, Setting]
 """Dotted path -> setting, all of one precedence."""
 
 
-def _node(path: str) -> Any:
+def _schema_node(path: str) -> Any:
     """Return the class of a section, the registry whose parts have settings of their own, a field, or None for no such path."""
     node: Any = CellConfig
     parts = tuple(path.split(".")) if path else ()
@@ -151,7 +155,7 @@ def _node(path: str) -> Any:
             return None
         else:
             section = (kind for kind in (field.annotation, *get_args(field.annotation)) if _is_section(kind))
-            node = _OF_PARTS.get(parts[: index + 1]) or next(section, field)
+            node = _PART_REGISTRIES.get(parts[: index + 1]) or next(section, field)
     return node
 
 
@@ -161,52 +165,52 @@ def _is_section(annotation: Any) -> bool:
 
 def keys_below(path: str) -> list[str]:
     """Return the paths right below `path`, "" for the whole config: sections as declared, settings of parts by name."""
-    node, prefix = _node(path), f"{path}." if path else ""
+    node, prefix = _schema_node(path), f"{path}." if path else ""
     names = sorted(node) if isinstance(node, Registry) else getattr(node, "model_fields", ())
     paths = [prefix + name for name in names if prefix + name not in COMPUTED]
-    return sorted(paths) if tuple(path.split(".")[:2]) in _OF_PARTS else paths
+    return sorted(paths) if tuple(path.split(".")[:2]) in _PART_REGISTRIES else paths
 
 
-def takes_whole_numbers(path: str) -> bool:
+def is_integer_setting(path: str) -> bool:
     """Return whether `path` names a setting that takes whole numbers alone."""
-    annotation = _node(_FORMER.get(path, path)).annotation
+    annotation = _schema_node(_MOVED_PROBE_SETTINGS.get(path, path)).annotation
     kinds = {annotation, *get_args(annotation)}
     return int in kinds and float not in kinds and bool not in kinds
 
 
-def unknown(path: str) -> tuple[str, list[str], str | None] | None:
+def path_problem(path: str) -> tuple[str, list[str], str | None] | None:
     """Return None when `path` names a value; else (problem, what is allowed, the word that is wrong if it is a misspelling)."""
     if path in COMPUTED:
         return COMPUTED[path], [], None
-    path = _FORMER.get(path, path)
+    path = _MOVED_PROBE_SETTINGS.get(path, path)
     parts = path.split(".")
     for index in range(len(parts)):
         section, allowed = ".".join(parts[:index]), keys_below(".".join(parts[:index]))
         if ".".join(parts[: index + 1]) not in allowed:
             no = f"no such setting under {section}" if section else "no such section"
             return no, allowed, path if section else parts[0]
-    if _is_section(_node(path)) or isinstance(_node(path), Registry):
+    if _is_section(_schema_node(path)) or isinstance(_schema_node(path), Registry):
         return "is a section, not a value", keys_below(path), None
     return None
 
 
 def flatten(
-    tree: Mapping[str, Any], document: GridDocument, at: tuple[str | int, ...]
+    tree: Mapping[str, Any], document: GridDocument, prefix: tuple[str | int, ...]
 ) -> Iterator[tuple[str, Any, int, str]]:
     """(dotted path, value, line, key as written) of every leaf under `tree`; dotted keys and nesting may be mixed."""
     for key, value in tree.items():
-        here = (*at, key)
+        key_path = (*prefix, key)
         if isinstance(value, Mapping):
-            inner = list(flatten(value, document, here))
+            inner = list(flatten(value, document, key_path))
             if not value:
-                raise document.error(here, "is empty; remove it or give it a value")
+                raise document.error(key_path, "is empty; remove it or give it a value")
             for path, leaf, line, written in inner:
                 yield f"{key}.{path}", leaf, line, f"{key}.{written}"
         else:
-            yield key, value, document.line(*here), key
+            yield key, value, document.line(*key_path), key
 
 
-def add(layer: Layer, path: str, setting: Setting) -> None:
+def add_setting(layer: Layer, path: str, setting: Setting) -> None:
     """Puts a setting into a layer; GridError for an unknown path or a second source of the same one."""
     if path in AXES:
         word = level_word(setting.value)
@@ -214,19 +218,19 @@ def add(layer: Layer, path: str, setting: Setting) -> None:
         if word not in levels:
             raise setting.error(f"no level {word!r} of axis {path}", levels, word)
         for inner, value in levels[word].items():
-            add(layer, inner, replace(setting, value=value))
+            add_setting(layer, inner, replace(setting, value=value))
         return
-    wrong = unknown(path)
+    wrong = path_problem(path)
     if wrong:
         problem, allowed, misspelt = wrong
         if "." not in path and misspelt is not None:
             allowed = [*allowed, *AXES]
         raise setting.error(problem, allowed, misspelt)
-    path = _FORMER.get(path, path)
+    path = _MOVED_PROBE_SETTINGS.get(path, path)
     before = layer.get(path)
     if before is not None:
-        other = f"{before.key} in line {before.line}" if before.line else before.key
-        raise setting.error(f"sets {path}, which {other} sets at the same level; keep one of them")
+        previous = f"{before.key} in line {before.line}" if before.line else before.key
+        raise setting.error(f"sets {path}, which {previous} sets at the same level; keep one of them")
     layer[path] = setting
 
 
@@ -239,7 +243,7 @@ def merge(layers: Iterable[Layer]) -> Layer:
     for layer in layers:
         for path, setting in layer.items():
             merged.pop(path, None)
-            merged[path] = _beside(setting) if _is_path(path, setting.value) else setting
+            merged[path] = _resolve_path_setting(setting) if _is_path(path, setting.value) else setting
     return merged
 
 
@@ -251,7 +255,7 @@ def _is_path(path: str, value: Any) -> bool:
     return path in ("data.path", "data.tokenizer_file")
 
 
-def _beside(setting: Setting) -> Setting:
+def _resolve_path_setting(setting: Setting) -> Setting:
     if not isinstance(setting.value, str) or not setting.value:
         return setting
     root = setting.file.parent if isinstance(setting.file, Path) else Path()
@@ -272,8 +276,8 @@ def resolved(text: str, root: Path = Path()) -> Path:
             os.stat(path)
     except (OSError, ValueError, RuntimeError) as error:
         # of a NUL, of ~ and a user that there is not, of a name that is too long
-        said = getattr(error, "strerror", None) or str(error).rstrip(".")
-        raise ValueError(f"{quoted_short(text)} is no path: {said}") from error
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+        raise ValueError(f"{quoted_short(text)} is no path: {reason}") from error
     return path
 
 
@@ -295,54 +299,56 @@ AXIS_NAME = re.compile(r"[a-z][a-z0-9_]*")
 LEVEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 AXIS_RULE = "a name of lower-case letters, digits and _"
 LEVEL_RULE = "letters, digits, _ . + and -"
-TAKEN = {*CellConfig.model_fields, "sweep", "cell", "slug", "state", "axes", "probe", "metric", "length", "value", "unit", "n"}  # fmt: skip
+RESERVED_NAMES = {*CellConfig.model_fields, "sweep", "cell", "slug", "state", "axes", "probe", "metric", "length", "value", "unit", "n"}  # fmt: skip
 """Sections of a config, and columns of the view `results`."""
 NamedLevels = Mapping[str, Mapping[str, Layer]]
 """Axis -> level -> what it sets."""
 
 
-def named_axes(document: GridDocument, given: Mapping[str, Any]) -> NamedLevels:
+def named_axes(document: GridDocument, axes: Mapping[str, Any]) -> NamedLevels:
     """Return the axes of a grid file whose levels are mappings. Raises GridError for what cannot be one."""
     return {
         name: _levels(document, name, levels)
-        for name, levels in given.items()
+        for name, levels in axes.items()
         if isinstance(levels, Mapping) and name not in AXES and "." not in name
     }
 
 
-def besides(document: GridDocument, given: Mapping[str, Any], known: Mapping[str, Sequence[Any]]) -> NamedLevels:
+def read_level_settings(
+    document: GridDocument, section: Mapping[str, Any], axis_levels: Mapping[str, Sequence[Any]]
+) -> NamedLevels:
     """Return what the grid's `levels` say, by axis and level of those that it has. Raises GridError."""
-    found: dict[str, dict[str, Layer]] = {}
-    for axis, levels in given.items():
-        words = [level_text(axis, level) for level in known.get(axis, ())]
-        if not words:
-            raise document.error(("levels", axis), "not an axis of this grid", known, axis)
+    settings_by_level: dict[str, dict[str, Layer]] = {}
+    for axis, levels in section.items():
+        names = [level_text(axis, level) for level in axis_levels.get(axis, ())]
+        if not names:
+            raise document.error(("levels", axis), "not an axis of this grid", axis_levels, axis)
         if not isinstance(levels, Mapping):
             raise document.error(("levels", axis), f"must map levels to settings, got {levels!r}")
-        found[axis] = {}
+        settings_by_level[axis] = {}
         for level, sets in levels.items():
             word = level_text(axis, level)
-            if word not in words:
-                raise document.error(("levels", axis), f"no level {level!r} in this grid", words, word, below=(level,))
-            found[axis][word] = _layer(document, sets, ("levels", axis, level))
-    return found
+            if word not in names:
+                raise document.error(("levels", axis), f"no level {level!r} in this grid", names, word, below=(level,))
+            settings_by_level[axis][word] = _layer(document, sets, ("levels", axis, level))
+    return settings_by_level
 
 
-def put(layer: Layer, axis: str, setting: Setting, *named: NamedLevels) -> None:
-    """Puts what a level sets into a layer: of an axis of `named` what it says there, of any other its own. Raises GridError."""
+def add_level(layer: Layer, axis: str, setting: Setting, *named: NamedLevels) -> None:
+    """Puts what a level sets into a layer: of an axis of `custom_axes` what it says there, of any other its own. Raises GridError."""
     word = level_text(axis, setting.value)
-    own, besides = named
-    if axis not in own:
-        add(layer, axis, setting)
-    for said in (own, besides):
-        for path, one in said.get(axis, {}).get(word, {}).items():
-            add(layer, path, one)
+    custom_axes, level_settings = named
+    if axis not in custom_axes:
+        add_setting(layer, axis, setting)
+    for source in (custom_axes, level_settings):
+        for path, level_setting in source.get(axis, {}).get(word, {}).items():
+            add_setting(layer, path, level_setting)
 
 
-def paths(axis: str, named: NamedLevels, read_level_settings: NamedLevels) -> set[str]:
+def paths_of_axis(axis: str, named: NamedLevels, level_settings: NamedLevels) -> set[str]:
     """The settings that the levels of an axis reach."""
-    own = AXES[axis].levels() if axis in AXES else named.get(axis, {"": {axis: None}})
-    return {path for levels in (own, read_level_settings.get(axis, {})) for sets in levels.values() for path in sets}
+    overrides = AXES[axis].levels() if axis in AXES else named.get(axis, {"": {axis: None}})
+    return {path for levels in (overrides, level_settings.get(axis, {})) for sets in levels.values() for path in sets}
 
 
 def _levels(document: GridDocument, name: str, levels: Mapping[str, Any]) -> dict[str, Layer]:
@@ -350,7 +356,7 @@ def _levels(document: GridDocument, name: str, levels: Mapping[str, Any]) -> dic
     where = ("axes", name)
     if not AXIS_NAME.fullmatch(name):
         raise document.error(where, f"an axis whose levels are named here has {AXIS_RULE}, got {name!r}")
-    if name in TAKEN:
+    if name in RESERVED_NAMES:
         raise document.error(where, "has a meaning already; give the axis another name")
     if not levels:
         raise document.error(where, "has no levels; give at least one, or remove the axis")
@@ -366,5 +372,5 @@ def _layer(document: GridDocument, sets: Any, where: KeyPath) -> Layer:
         raise document.error(where, f"must map settings to values ({{}} for none), got {sets!r}")
     layer: Layer = {}
     for path, value, line, written in flatten(sets, document, where):
-        add(layer, path, Setting(value, document.path, line, f"{shown(where)}.{written}"))
+        add_setting(layer, path, Setting(value, document.path, line, f"{format_key_path(where)}.{written}"))
     return layer

@@ -92,7 +92,7 @@ def _with_corpus_settings(config: DataConfig) -> DataConfig:
     return config.model_copy(update={"settings": {config.corpus: settings}})
 
 
-def pinned(data: DataConfig, fingerprint: Callable[[DataConfig], str]) -> str:
+def corpus_fingerprint(data: DataConfig, fingerprint: Callable[[DataConfig], str]) -> str:
     """The fingerprint of the section's corpus; raises Invalid for a name that nothing has, and for a setting of the section
     that the corpus cannot be made with.
     """
@@ -119,17 +119,17 @@ def _invalid_value(path: str, error: Mapping[str, Any]) -> InvalidConfig:
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
         return InvalidConfig((path,), message)
-    return InvalidConfig((path,), f"{_must_be(message)}, got {quoted(value)}")
+    return InvalidConfig((path,), f"{_as_requirement(message)}, got {quoted(value)}")
 
 
 def _invalid_model(merged: Layer, error: ModelConfigError) -> InvalidConfig:
     setting = merged.get(error.path)
     if error.allowed and setting is not None:
         return InvalidConfig((error.path,), f"no such value {setting.value!r}", error.allowed, str(setting.value))
-    return InvalidConfig((error.path,), _must_be(error.message), error.allowed or ())
+    return InvalidConfig((error.path,), _as_requirement(error.message), error.allowed or ())
 
 
-def _must_be(message: str) -> str:
+def _as_requirement(message: str) -> str:
     return re.sub("^Input should be ", "must be ", message)
 
 
@@ -143,11 +143,11 @@ def _check_names(section: str, config: Any) -> None:
         "eval.probes": probes.PROBES,
     }
     for path, allowed in tables.items():
-        of, _, field = path.partition(".")
-        if of != section:
+        section_name, _, field = path.partition(".")
+        if section_name != section:
             continue
-        said = getattr(config, field)
-        for name in (said,) if isinstance(said, str) else said:
+        value = getattr(config, field)
+        for name in (value,) if isinstance(value, str) else value:
             if name not in allowed:
                 raise InvalidConfig((path,), f"no such name {name!r}", list(allowed), name)
 
@@ -162,10 +162,10 @@ def _check_finite(values: Any, path: str) -> None:
 
 
 def check_agreement(
-    model: ModelConfig, data: DataConfig, train: TrainConfig, known: PreparedCorpus | None = None
+    model: ModelConfig, data: DataConfig, train: TrainConfig, prepared: PreparedCorpus | None = None
 ) -> None:
-    """Raise Invalid for what no single section can know; `known` is the corpus when it was prepared under a name."""
-    need = known.vocabulary if known is not None else tokenizer.TOKENIZERS[data.tokenizer].vocabulary
+    """Raise Invalid for what no single section can know; `prepared` is the corpus when it was prepared under a name."""
+    need = prepared.vocabulary if prepared is not None else tokenizer.TOKENIZERS[data.tokenizer].vocabulary
     if need is None:
         try:
             need = tokenizer.load_tokenizer(data.tokenizer, data.tokenizer_file, data.end_of_text).vocabulary
@@ -173,14 +173,14 @@ def check_agreement(
             raise InvalidConfig(("data.tokenizer_file", "data.tokenizer"), str(error)) from error
     if model.vocab_size < need:
         has = f"tokenizer {data.tokenizer} has {need} tokens"
-        if known is not None:
-            has = f"corpus {known.name!r} was prepared with tokenizer {known.tokenizer} of {need} tokens"
+        if prepared is not None:
+            has = f"corpus {prepared.name!r} was prepared with tokenizer {prepared.tokenizer} of {need} tokens"
         raise InvalidConfig(
             ("model.vocab_size", "data.tokenizer"), f"model.vocab_size is {model.vocab_size}, but {has}"
         )
     kind = CORPORA.load(data.corpus) if data.corpus in CORPORA else None
-    if train.loss_on == "marked" and not (kind is not None and kind.may_mark if known is None else known.marked):
-        able = ", ".join(name for name, other in every_kind().items() if other.may_mark)
+    if train.loss_on == "marked" and not (kind is not None and kind.may_mark if prepared is None else prepared.marked):
+        able = ", ".join(name for name, corpus_kind in every_kind().items() if corpus_kind.may_mark)
         raise InvalidConfig(
             ("train.loss_on",),
             f"corpus {data.corpus} does not mark which tokens count; set train.loss_on to all, or name one that may: "
@@ -257,23 +257,25 @@ def blame(merged: Layer, problem: InvalidConfig, grid: Path) -> GridError:
     """
     section = problem.paths[0].partition(".")[0] + "."
 
-    def at(name: str) -> bool:
-        return any(path == name or path.startswith(name + ".") for path in problem.paths)
+    def is_at(path: str) -> bool:
+        return any(path == path or path.startswith(path + ".") for path in problem.paths)
 
-    def below(name: str) -> bool:
-        return any(name.startswith(path + ".") for path in problem.paths)
+    def is_below(path: str) -> bool:
+        return any(path.startswith(path + ".") for path in problem.paths)
 
-    def named(name: str) -> bool:
+    def is_named(path: str) -> bool:
         return (
-            name.startswith(section)
-            and re.search(rf"\b{re.escape(name.split('.')[-1])}\b", problem.message) is not None
+            path.startswith(section)
+            and re.search(rf"\b{re.escape(path.split('.')[-1])}\b", problem.message) is not None
         )
 
-    for fits in (lambda name: below(name) and named(name), at, named, below):
-        found = [setting for name, setting in merged.items() if fits(name)]
-        if found:
-            where = found[-1]
-            base, key = base_of(where, grid), where.key.removeprefix("set.")
+    for fits in (lambda name: is_below(name) and is_named(name), is_at, is_named, is_below):
+        candidates = [setting for name, setting in merged.items() if fits(name)]
+        if candidates:
+            setting = candidates[-1]
+            base, key = base_of(setting, grid), setting.key.removeprefix("set.")
             more = f"; inherited from base {base}: set {key} in {grid.name} to change it" if base is not None else ""
-            return GridError(where.file, where.line, where.key, problem.message + more, problem.allowed, problem.word)
+            return GridError(
+                setting.file, setting.line, setting.key, problem.message + more, problem.allowed, problem.word
+            )
     return GridError("grid", None, problem.paths[0], problem.message, problem.allowed, problem.word)

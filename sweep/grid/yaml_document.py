@@ -27,12 +27,12 @@ MOST_BYTES = 2**20
 """Of a file."""
 MOST_VALUES = 100_000
 """Of a file, keys, lists and mappings counted too, as written and with every alias put in its place."""
-DEEPEST = 50
+MAX_DEPTH = 50
 """Lists and mappings inside each other, aliases put in their places."""
-TOO_DEEP = f"more than {DEEPEST} lists and mappings inside each other"
+TOO_DEEP = f"more than {MAX_DEPTH} lists and mappings inside each other"
 CORE = "tag:yaml.org,2002:"
 SCALARS = {"str", "int", "float", "bool", "null"}
-AS_WRITTEN = {"timestamp", "merge", "value"}
+TEXT_TAGS = {"timestamp", "merge", "value"}
 """What YAML takes a plain word for, and a grid for text."""
 Pair = tuple[Node, Node]
 
@@ -57,9 +57,9 @@ class GridDocument:
         self, where: KeyPath, problem: str, allowed: Iterable[str] = (), word: str | None = None, *, below: KeyPath = ()
     ) -> GridError:
         """Return the error about a key, at its line or at the line of a key `below` it; `word` may be a misspelling."""
-        return GridError(self.path, self.line(*where, *below), shown(where), problem, allowed, word)
+        return GridError(self.path, self.line(*where, *below), format_key_path(where), problem, allowed, word)
 
-    def located(self, error: ValidationError | PydanticCustomError, *prefix: str | int) -> GridError:
+    def as_grid_error(self, error: ValidationError | PydanticCustomError, *prefix: str | int) -> GridError:
         """Return an error of pydantic, the first of several, at the line of its location below `prefix`."""
         if isinstance(error, PydanticCustomError):
             where, context = prefix, error.context
@@ -78,28 +78,30 @@ KINDS = {
     "string_type": "must be text",
     "bool_type": "must be true or false",
 }
-"""pydantic's types of errors in a grid's words; all others are raised by `wrong`."""
+"""pydantic's types of errors in a grid's words; all others are raised by `key_error`."""
 
 
-def shown(where: KeyPath) -> str:
+def format_key_path(where: KeyPath) -> str:
     """Return a place in the file as people write it: contrasts[0].within.memory."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where).removeprefix(".")
 
 
-def wrong(problem: str, *where: str | int, allowed: Iterable[str] = (), word: str | None = None) -> PydanticCustomError:
+def key_error(
+    problem: str, *where: str | int, allowed: Iterable[str] = (), word: str | None = None
+) -> PydanticCustomError:
     """Return the error that a validator raises, about the key `where` below the one that it validates."""
     context = {"problem": problem, "where": where, "allowed": list(allowed), "word": word}
     return PydanticCustomError("grid", "{problem}", context)
 
 
-class TooManyValues(YAMLError):
+class ValueLimitExceeded(YAMLError):
     """A file that would make more than MOST_VALUES; stopped at that number, not after it."""
 
     def __init__(self) -> None:
         super().__init__(f"more than {MOST_VALUES:,} values, aliases put in their places; write a grid with fewer")
 
 
-class _NotTaken(YAMLError):
+class _UnsupportedYaml(YAMLError):
     """YAML that a grid may not hold."""
 
     def __init__(self, problem: str, node: Any, key: str = "") -> None:
@@ -117,34 +119,34 @@ class _BoundedComposer(Composer):
     def compose_node(self, parent: Any, index: int) -> Any:
         self._nodes += 1
         if self._nodes > MOST_VALUES:
-            raise TooManyValues
-        if self._inside > DEEPEST:
-            raise _NotTaken(TOO_DEEP, self.parser.peek_event())
+            raise ValueLimitExceeded
+        if self._inside > MAX_DEPTH:
+            raise _UnsupportedYaml(TOO_DEEP, self.parser.peek_event())
         self._inside += 1
         node = super().compose_node(parent, index)
         self._inside -= 1
         return node
 
 
-class _Plain:
+class _PlainLoader:
     """Makes plain values of YAML, each alias a copy, and notes where they stand; not more than MOST_VALUES."""
 
     def __init__(self) -> None:
         self.lines: dict[KeyPath, int] = {}
         self._yaml = YAML(typ="safe", pure=True)
         self._yaml.Composer = _BoundedComposer
-        self._made = 0
+        self._value_count = 0
         self._merged: dict[int, list[Pair]] = {}
 
     def read(self, text: str) -> Any:
         """The value of a whole document, None for an empty one. Raises YAMLError."""
         node = self._yaml.compose(text)
-        return None if node is None else self._of(node, ())
+        return None if node is None else self._value(node, ())
 
-    def _of(self, node: Node, at: KeyPath) -> Any:
+    def _value(self, node: Node, at: KeyPath) -> Any:
         self._count(1)
-        if len(at) > DEEPEST:
-            raise _NotTaken(TOO_DEEP, node)
+        if len(at) > MAX_DEPTH:
+            raise _UnsupportedYaml(TOO_DEEP, node)
         if isinstance(node, ScalarNode):
             return self._scalar(node, at)
         if isinstance(node, SequenceNode):
@@ -152,64 +154,64 @@ class _Plain:
             items = []
             for index, value in enumerate(node.value):
                 self.lines[(*at, index)] = value.start_mark.line + 1
-                items.append(self._of(value, (*at, index)))
+                items.append(self._value(value, (*at, index)))
             return items
         assert isinstance(node, MappingNode)
         _check_tag(node, {"map"})
         out: dict[str, Any] = {}
         for key, value in self._pairs(node):
-            here = (*at, key.value)
-            self.lines[here] = key.start_mark.line + 1
-            out[key.value] = self._of(value, here)
+            key_path = (*at, key.value)
+            self.lines[key_path] = key.start_mark.line + 1
+            out[key.value] = self._value(value, key_path)
         return out
 
     def _count(self, values: int) -> None:
-        self._made += values
-        if self._made > MOST_VALUES:
-            raise TooManyValues
+        self._value_count += values
+        if self._value_count > MOST_VALUES:
+            raise ValueLimitExceeded
 
     def _pairs(self, node: MappingNode, inside: tuple[int, ...] = ()) -> list[Pair]:
         """Keys and values of a mapping, those that `<<` brings where it stands."""
         if id(node) in self._merged:
             return self._merged[id(node)]
-        if len(inside) > DEEPEST:
-            raise _NotTaken(TOO_DEEP, node)
+        if len(inside) > MAX_DEPTH:
+            raise _UnsupportedYaml(TOO_DEEP, node)
         own: set[str] = set()
         for key, _ in node.value:
             name = _key(key)
             if name in own:
-                raise _NotTaken("key given twice; keep one of them", key, name)
+                raise _UnsupportedYaml("key given twice; keep one of them", key, name)
             own.add(name)
-        found: list[Pair] = []
+        merged: list[Pair] = []
         inside = (*inside, id(node))
         for key, value in node.value:
             if not _is_merge(key):
-                found.append((key, value))
+                merged.append((key, value))
                 continue
             for source in _sources(value):
                 if id(source) in inside:
-                    raise _NotTaken("merges itself; name another mapping", key, "<<")
+                    raise _UnsupportedYaml("merges itself; name another mapping", key, "<<")
                 pairs = self._pairs(source, inside)
                 self._count(len(pairs))
                 new = [pair for pair in pairs if pair[0].value not in own]
                 own.update(pair[0].value for pair in new)
-                found += new
-        self._merged[id(node)] = found
-        return found
+                merged += new
+        self._merged[id(node)] = merged
+        return merged
 
     def _scalar(self, node: ScalarNode, at: KeyPath) -> Any:
-        word = _check_tag(node, SCALARS | AS_WRITTEN)
+        word = _check_tag(node, SCALARS | TEXT_TAGS)
         key = ".".join(part for part in at if isinstance(part, str))
         _check_characters(node, key)
-        if word in AS_WRITTEN:
+        if word in TEXT_TAGS:
             return node.value
         try:
             value = self._yaml.constructor.construct_object(node)
         except ValueError as error:
             # of Python's own readers: a number of 5,000 digits, !!int of a word
-            raise _NotTaken(f"not valid YAML: {str(error).splitlines()[0]}", node) from error
+            raise _UnsupportedYaml(f"not valid YAML: {str(error).splitlines()[0]}", node) from error
         if isinstance(value, int) and abs(value) > MAX_INT64:
-            raise _NotTaken(
+            raise _UnsupportedYaml(
                 f"the whole number {quoted_short(node.value)} is beyond {MAX_INT64}; quote it where it is text",
                 node,
                 key,
@@ -222,8 +224,8 @@ def _check_tag(node: Node, allowed: set[str]) -> str:
     tag = str(node.tag)
     word = tag.removeprefix(CORE)
     if word == tag or word not in allowed:
-        shown = "!!" + word if tag.startswith(CORE) else tag
-        raise _NotTaken(f"the tag {quoted_short(shown)} does not fit here; leave it out", node)
+        tag_text = "!!" + word if tag.startswith(CORE) else tag
+        raise _UnsupportedYaml(f"the tag {quoted_short(tag_text)} does not fit here; leave it out", node)
     return word
 
 
@@ -231,7 +233,9 @@ def _check_characters(node: ScalarNode, key: str = "") -> None:
     """Raise _NotTaken for half of a surrogate pair, which YAML can escape and no file, database or terminal can hold."""
     if not is_utf8(node.value):
         half = next(letter for letter in node.value if not is_utf8(letter))
-        raise _NotTaken(f"\\u{ord(half):04x} is half of a surrogate pair, which is no character; remove it", node, key)
+        raise _UnsupportedYaml(
+            f"\\u{ord(half):04x} is half of a surrogate pair, which is no character; remove it", node, key
+        )
 
 
 def _is_merge(key: Node) -> bool:
@@ -240,9 +244,9 @@ def _is_merge(key: Node) -> bool:
 
 def _key(node: Node) -> str:
     if not isinstance(node, ScalarNode):
-        raise _NotTaken("a key must be a word, not a list or a mapping", node)
+        raise _UnsupportedYaml("a key must be a word, not a list or a mapping", node)
     _check_characters(node)
-    _check_tag(node, SCALARS | AS_WRITTEN)
+    _check_tag(node, SCALARS | TEXT_TAGS)
     return str(node.value)
 
 
@@ -250,15 +254,15 @@ def _sources(value: Node) -> Iterator[MappingNode]:
     """The mappings that a merge key names."""
     for node in value.value if isinstance(value, SequenceNode) else [value]:
         if not isinstance(node, MappingNode):
-            raise _NotTaken("must be a mapping to merge, or a list of them", node, "<<")
+            raise _UnsupportedYaml("must be a mapping to merge, or a list of them", node, "<<")
         yield node
 
 
 def value_of(text: str) -> Any:
     """A value of the command line as YAML would read it; the text itself where it is no YAML. Raises TooManyValues."""
     try:
-        return _Plain().read(text)
-    except TooManyValues:
+        return _PlainLoader().read(text)
+    except ValueLimitExceeded:
         raise
     except YAMLError:
         return text
@@ -276,15 +280,15 @@ def load(path: Path) -> GridDocument:
         raise GridError(path, None, "", f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if len(text) > MOST_BYTES:
         raise GridError(path, None, "", f"is larger than {MOST_BYTES:,} bytes; a grid file that large is a mistake")
-    plain = _Plain()
+    plain = _PlainLoader()
     try:
         data = plain.read(text)
-    except _NotTaken as error:
+    except _UnsupportedYaml as error:
         raise GridError(path, error.line, error.key, str(error)) from error
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
         raise GridError(path, line, "", f"not valid YAML: {error.problem or error.context}") from error
-    except TooManyValues as error:
+    except ValueLimitExceeded as error:
         raise GridError(path, None, "", str(error)) from error
     except YAMLError as error:
         raise GridError(path, None, "", f"not valid YAML: {str(error).splitlines()[0]}") from error

@@ -15,7 +15,7 @@ from ...results.store.records import AXES, CellState, RevisionRecord
 from ...results.store.store import Store
 from ..grid.cell import Cell
 from ..grid.grid import SEED, Grid
-from ..grid.yaml_document import TooManyValues, value_of
+from ..grid.yaml_document import ValueLimitExceeded, value_of
 from ..probes import requested
 from .planner import Plan
 
@@ -56,7 +56,7 @@ def between(grid: Grid, plan: Plan, cells: Sequence[Cell], store: Store | None) 
     """The difference between the grid with its cells, of which the plan carries out some, and what the database holds."""
     groups = _standing(plan)
     rules: dict[str, int] = {}
-    for index, words in grid.excluded():
+    for index, words in grid.excluded_combinations():
         rule = grid.exclude[index]
         text = f"exclude[{index}] ({', '.join(f'{name}: {_levels(some)}' for name, some in rule.items())})"
         rules[text] = rules.get(text, 0) + (1 if SEED in words else len(grid.seeds))
@@ -130,7 +130,7 @@ def changed(last: RevisionRecord, grid: Grid, cells: Sequence[Cell]) -> Iterator
     """Key by key: the grid's file, --set, and the probes and lengths that are asked for."""
     try:
         before = value_of(last.grid_text)
-    except TooManyValues:
+    except ValueLimitExceeded:
         before = None
     told = before if isinstance(before, dict) else {}
     yield from compared(
@@ -218,7 +218,7 @@ def _had(store: Store, orphans: Sequence[CellState], axis: str) -> str | None:
 
 def describe_design(grid: Grid, cells: Sequence[Cell], store: Store | None) -> list[str]:
     """Sentences of the grid's design, a line each; of one that leaves out cells of the design launched before, how many."""
-    found = grid.chosen.told() if grid.chosen is not None else []
+    found = grid.chosen.lines() if grid.chosen is not None else []
     return [*found, *_left(grid.name, cells, store)]
 
 

@@ -49,7 +49,7 @@ def fields() -> Iterator[str]:
     """The dotted path of every setting that a grid may set."""
 
     def below(path: str) -> Iterator[str]:
-        if path and settings.unknown(path) is None:
+        if path and settings.path_problem(path) is None:
             yield path
         for inner in settings.keys_below(path):
             yield from below(inner)

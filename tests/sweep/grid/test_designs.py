@@ -71,7 +71,7 @@ def test_a_regular_fraction_of_two_levels(write: Write) -> None:
     grid = load_grid(write(f"{TWO}design: {{resolution: IV}}\n"))
     assert grid.chosen is not None
     assert grid.chosen.design.words == (("attn_type", "distractor", "memory", "window"),)
-    assert grid.chosen.told()[:2] == [
+    assert grid.chosen.lines()[:2] == [
         "design: 8 of 16 combinations, regular, I = attn_type x distractor x memory x window; estimated: attn_type, distractor, "
         "memory, window; other interactions are taken for nothing",
         "design: with these 8 cells, attn_type x distractor cannot be told from memory x window; attn_type x memory cannot be told "

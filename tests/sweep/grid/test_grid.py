@@ -16,7 +16,7 @@ from atma_sweep.results import paper
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import find_file, load_grid, parse_value, shipped
-from atma_sweep.sweep.grid.settings import flatten, unknown
+from atma_sweep.sweep.grid.settings import flatten, path_problem
 from atma_sweep.sweep.grid.yaml_document import GridDocument, load
 
 Write = Callable[..., Path]
@@ -297,7 +297,7 @@ def test_every_setting_of_every_shipped_base_is_a_valid_path() -> None:
         document = load(path)
         found = [entry[0] for entry in flatten(document.data["set"], document, ("set",))]
         assert len(found) >= 4
-        assert [path for path in found if unknown(path)] == []
+        assert [path for path in found if path_problem(path)] == []
 
 
 def test_a_memory_is_one_cell_by_whatever_name(fake_fingerprint: Any) -> None:

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from atma_sweep.sweep.config import FORMER, CheckpointConfig, DataConfig, EvalConfig, Resources, TrainConfig
+from atma_sweep.sweep.config import (
+    MOVED_PROBE_SETTINGS,
+    CheckpointConfig,
+    DataConfig,
+    EvalConfig,
+    Resources,
+    TrainConfig,
+)
 from atma_sweep.sweep.grid.grid import GRIDS, shipped
 from atma_sweep.sweep.grid.json_schema import grid_schema
 from ruamel.yaml import YAML
@@ -48,6 +55,6 @@ def test_every_field_is_there_with_its_description() -> None:
     definitions = grid_schema()["$defs"]
     for cls in (TrainConfig, EvalConfig, Resources, CheckpointConfig, DataConfig):
         shown = definitions[cls.__name__]["properties"]
-        former = set(FORMER) if cls is EvalConfig else set()
+        former = set(MOVED_PROBE_SETTINGS) if cls is EvalConfig else set()
         assert set(shown) == set(cls.model_fields) - {"fingerprint", "corpus_source", "regularizer_source"} | former
         assert all(shown[name]["description"] for name in shown)
