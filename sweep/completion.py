@@ -1,4 +1,4 @@
-"""Names that a shell completes and that only the sweep knows: grids and probes."""
+"""Shell completion of names that only the sweep package knows: grids and probes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..results.console.completion import Offer, silent
 
 @silent
 def grids(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Return the shipped grids, and the grid files in the folder of what is typed."""
+    """Return the names of the shipped grids, and the YAML files in the folder that `incomplete` names."""
     folder = os.path.dirname(incomplete)
     files = sorted(Path(folder).glob("*.y*ml"))
     return [*sorted(path.stem for path in GRIDS.glob("*.yaml")), *(os.path.join(folder, path.name) for path in files)]
@@ -21,7 +21,7 @@ def grids(ctx: typer.Context, incomplete: str) -> list[Offer]:
 
 @silent
 def probes(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Return the probes of this release."""
+    """Return the names of the built-in probes."""
     from .probes import PROBES
 
     return list(PROBES)

@@ -1,4 +1,4 @@
-"""The frozen config of one cell, section by section. Imports no torch unless a mixer's own settings are asked for."""
+"""Frozen config of one cell, section by section. Importing it loads torch only for a mixer's own settings."""
 
 from __future__ import annotations
 
@@ -25,16 +25,24 @@ from ..model.config import Config, Flag, Float, Int, ModelConfig, flag, knob
 
 
 def aside(default: Any, doc: str, *, identity: Any = ..., **limits: Any) -> Any:
-    """A field that never enters a cell's id: a name, a path, or something that cannot change a trained weight.
+    """Declare a config field that is not part of a cell's id.
 
-    `identity`, for one that is newer than databases: what every older config implicitly had, as for `knob`; or, since no id
-    holds it, what an older config may as well have, should a later default do the same faster.
+    Such a field is a name, a path, or anything that cannot change trained weights.
+
+    Args:
+        default: Default value.
+        doc: Description of the field.
+        identity: Only for fields newer than existing databases: value that older configs implicitly have. Since no id
+            holds
+            the field, this may be any value that is right for them, also if the default changes later.
+        **limits: Constraints of `pydantic.Field`, such as `ge` and `le`.
     """
     extra = {"outside": True} | ({} if identity is ... else {"identity": identity})
     return Field(default, description=doc, json_schema_extra=extra, **limits)
 
 
 def _compile_setting(value: Any) -> Any:
+    """Return a switch as a bool, or the word "blocks". Raises ValueError for anything else."""
     value = flag(value)
     if not isinstance(value, bool) and value != "blocks":
         raise ValueError(f"must be on, off or blocks, got {value!r}")
@@ -102,7 +110,7 @@ class DataConfig(Config):
 
 
 MUON_FIELDS = ("muon_lr", "muon_momentum", "muon_weight_decay", "muon_iterations")
-"""Settings of Muon, which do nothing with `optimizer: adamw`."""
+"""Settings of Muon, without effect under `optimizer: adamw`."""
 
 
 class TrainConfig(Config):
@@ -214,7 +222,7 @@ class TrainConfig(Config):
     )
 
     def activations_on(self, *, cuda: bool) -> Literal["bfloat16", "float16", "float32"]:
-        """The type of activations on such a device."""
+        """Return the dtype of activations on that kind of device."""
         if self.activations != "auto":
             return self.activations
         if not cuda:
@@ -223,6 +231,7 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _precision_sets_activations(self) -> TrainConfig:
+        """Refuse an activation type together with a precision that already determines it."""
         if self.precision != "bf16" and self.activations != "auto":
             raise ValueError(
                 f"precision ({self.precision}) says the type of activations, and activations says {self.activations}; "
@@ -232,6 +241,7 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _batch_divides(self) -> TrainConfig:
+        """Refuse a step that is not a multiple of the micro-batch, and a training without a step after the warm-up."""
         rows = self.seq_len * self.micro_batch
         if self.batch_tokens % rows:
             raise ValueError(
@@ -260,8 +270,11 @@ MOVED_PROBE_SETTINGS = {
     "needle_digits": ("needle", "digits"),
     "needle_seed": ("needle", "seed"),
 }
-"""Settings of probes that once were fields of the eval section: older grids name them so, and databases and job files go on
-to, so that older code can read them. Nothing is ever added."""
+"""Former field of the eval section -> (probe, field) that replaced it.
+
+Older grids use the former names, and databases and job files keep them so that older code can read them. No entry is
+ever added.
+"""
 
 
 class SamplesConfig(Config):
@@ -297,6 +310,12 @@ class EvalConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _move_former_names(cls, values: Any) -> Any:
+        """Return the values with former fields moved into `settings`.
+
+        Raises ValueError if both forms are given with different values. Malformed `settings` are returned unchanged,
+        for
+        pydantic to report.
+        """
         if not isinstance(values, Mapping) or values.keys().isdisjoint(MOVED_PROBE_SETTINGS):
             return values
         current = {name: value for name, value in values.items() if name not in MOVED_PROBE_SETTINGS}
@@ -312,7 +331,7 @@ class EvalConfig(Config):
 
     @model_serializer(mode="wrap")
     def _dump_with_former_names(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """With the former names for what had one, so that what is stored reads as it always has."""
+        """Return the section as JSON under former field names, for older code; default samples are left out."""
         dumped: dict[str, Any] = dump(self)
         settings = {probe: dict(own) for probe, own in dumped.pop("settings").items()}
         for name, (probe, field) in MOVED_PROBE_SETTINGS.items():
@@ -331,7 +350,7 @@ class EvalConfig(Config):
 
 
 MIN_GPUS, MAX_GPUS = 0.01, 1
-"""Of an attempt that has one: a share of a GPU, or the whole of it."""
+"""Limits on the GPU share of an attempt that uses a GPU; 1 is an entire GPU."""
 
 
 class Resources(Config):
@@ -360,7 +379,8 @@ class Resources(Config):
     )
 
     @model_validator(mode="after")
-    def _gpu_makes_sense(self) -> Resources:
+    def _gpu_fields_agree(self) -> Resources:
+        """Refuse a GPU share below the minimum, and a GPU type without a GPU."""
         if 0 < self.gpus < MIN_GPUS:
             raise ValueError(f"gpus ({self.gpus}) must be 0, or {MIN_GPUS} to {MAX_GPUS}")
         if self.gpu_type is not None and not self.gpus:
@@ -402,9 +422,9 @@ class CellConfig(Config):
 
 
 def without_identity_defaults(config: CellConfig) -> dict[str, Any]:
-    """The config as JSON without the settings that a version from before them would do the same without.
+    """Return the config as JSON without fields at their identity default, so that older code can read it.
 
-    That is one at its identity default, as long as this is what a config that leaves it out gets today.
+    A field is left out only while its current default equals the identity default.
     """
     dumped = config.model_dump(mode="json")
     for section, cls in (("model", ModelConfig), ("data", DataConfig), ("train", TrainConfig)):
@@ -418,6 +438,7 @@ def without_identity_defaults(config: CellConfig) -> dict[str, Any]:
 
 
 def _drop_identity_defaults(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values without fields whose value, default and identity default are all equal."""
     stored = dict(values)
     for name, field in cls.model_fields.items():
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
@@ -427,4 +448,4 @@ def _drop_identity_defaults(cls: type[BaseModel], values: Mapping[str, Any]) -> 
 
 
 SECTIONS = ("model", "data", "train", "eval", "resources", "checkpoint")
-"""Of a cell's config; the seed and the plugins stand beside them."""
+"""Sections of a cell's config; the seed and the plugins are separate fields."""

@@ -1,4 +1,4 @@
-"""Errors of the library that the command line turns into one line and an exit code."""
+"""Errors that the command line reports as one line with an exit code."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ..results.errors import UserError
 
 
 class SweepError(UserError):
-    """Something about a grid, its text or its attempts."""
+    """Raised for a problem with a grid, its text or its attempts."""
 
 
 class MachineError(SweepError):
-    """The machine lacks something or is busy."""
+    """Raised when the machine lacks something or is busy; exit code 3, and a later try may succeed."""
 
     exit_code = 3
     passing = True
 
 
 class GridError(SweepError):
-    """A grid file that says something it may not: one line with file, line, key, what is allowed and the nearest word."""
+    """Raised for invalid content of a grid file: one line with file, line, key, allowed values and the nearest one."""
 
     def __init__(
         self,
@@ -32,6 +32,16 @@ class GridError(SweepError):
         allowed: Iterable[str] = (),
         word: str | None = None,
     ) -> None:
+        """Build the message.
+
+        Args:
+            file: Grid file, or the option that held the value.
+            line: Line in the file, from 1; None without one.
+            key: Key path as text; "" for the whole file.
+            problem: Text of the problem.
+            allowed: Allowed values, which the message lists.
+            word: Word that may be a misspelling of an allowed value; the message suggests the nearest.
+        """
         self.file, self.line, self.key, self.problem = str(file), line, key, problem
         self.allowed = list(allowed)
         self.nearest = nearest(word, self.allowed) if word is not None else None

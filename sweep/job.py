@@ -1,4 +1,4 @@
-"""python -m atma_sweep.sweep.job: what starts an attempt. The name stays, since frozen copies of older code are started by it."""
+"""Entry point of an attempt: python -m atma_sweep.sweep.job. Stored snapshots of older code rely on its name."""
 
 from __future__ import annotations
 

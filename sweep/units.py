@@ -1,4 +1,4 @@
-"""Amounts in words for people."""
+"""Formatting of amounts for messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def size(count: int) -> str:
-    """Bytes for people: two digits below ten, whole numbers above."""
+    """Return bytes as text in binary units: one decimal below 9.95, integers above."""
     value, unit = float(count), 0
     while value >= 1000 and unit < len(UNITS) - 1:
         value, unit = value / 1024, unit + 1
@@ -14,7 +14,7 @@ def size(count: int) -> str:
 
 
 def amount(number: float) -> str:
-    """Tokens for people: 1,234 or 5.6M or 7.8B."""
+    """Return a number of tokens as text: 1,234 or 5.6M or 7.8B."""
     for limit, letter in ((1e9, "B"), (1e6, "M")):
         if number >= limit:
             return f"{number / limit:.1f}{letter}"

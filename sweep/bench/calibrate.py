@@ -1,4 +1,4 @@
-"""Times a few steps of a cell, so that a plan can say what all of them will take. On a GPU or on the CPU."""
+"""Calibration: a few timed steps of a cell, on a GPU or the CPU, from which a plan estimates the rest."""
 
 from __future__ import annotations
 
@@ -30,63 +30,79 @@ from ..planning.speed_model import Calibration, TargetMachine
 from ..probes.subject import evaluating
 from .train import TimedCell
 
-MOST_MICRO = 8
-"""Micro-batches of a timed step: one that has more is made of such ones, and its optimizer works once."""
-SECONDS = 2.0
-"""At least so long steps are timed, and at least STEPS of them."""
-STEPS = 3
-MOST_STEPS = 60
+MAX_MICRO_BATCHES = 8
+"""Micro-batches of a timed step; a longer step is extrapolated, with its optimizer counted once."""
+MIN_SECONDS = 2.0
+"""Shortest time that steps are timed for, with at least MIN_STEPS steps."""
+MIN_STEPS = 3
+MAX_STEPS = 60
 
 
-def calibrate_cell(cell: Cell, like: str, place: TargetMachine, *, tell: Callable[[str], None]) -> Calibration:
-    """What steps of the cell take on this machine, which must be that of `length`.
+def calibrate_cell(cell: Cell, speed_key: str, machine: TargetMachine, *, tell: Callable[[str], None]) -> Calibration:
+    """Return the calibration of a cell on this machine.
 
-    Raises MachineError where there is no GPU though the cell needs one, where it is another one, and where its memory
-    does not do.
+    A cell that compiles is timed in a subprocess, after another subprocess has filled the compiler's cache.
+
+    Args:
+        cell: The cell.
+        speed_key: Key of cells of equal speed, as `SpeedClasses` returns it.
+        machine: Machine that is priced, which must be this one.
+        tell: Called with a line of progress at the end.
+
+    Raises:
+        MachineError: If the cell needs a GPU that is missing or differs from `machine`, or does not fit into memory.
     """
     config = cell.config
     device = choose_device(1 if config.resources.gpus else 0)
     if device.type == "cuda":
-        here = torch.cuda.get_device_name(device).removeprefix("NVIDIA ")
-        if here != place.name(config):
+        local_gpu = torch.cuda.get_device_name(device).removeprefix("NVIDIA ")
+        if local_gpu != machine.name(config):
             raise MachineError(
-                f"--calibrate times the {here} of this machine, and the plan is for {place.name(config)}; "
+                f"--calibrate times the {local_gpu} of this machine, and the plan is for {machine.name(config)}; "
                 "leave --gpu out, or calibrate there"
             )
     else:
         torch.set_num_threads(config.resources.cpus)
-    short = _short(cell)
-    what = f"the process that timed cell {cell.slug}"
+    short = _shortened_cell(cell)
+    description = f"the process that timed cell {cell.slug}"
     try:
         if does_compile(cell, device):
             # the first compiles; the second finds that and pays the rest of a first step, as the attempts of a sweep do
-            run_in_subprocess(what, _compile, short, device)
-            found: Calibration = run_in_subprocess(
-                what, _timed, cell, short, like, place.name(config), device, import_seconds()
+            run_in_subprocess(description, _compile, short, device)
+            calibration: Calibration = run_in_subprocess(
+                description, _time_cell, cell, short, speed_key, machine.name(config), device, import_seconds()
             )
         else:
-            found = _timed(cell, short, like, place.name(config), device, import_seconds())
+            calibration = _time_cell(cell, short, speed_key, machine.name(config), device, import_seconds())
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise MachineError(f"cell {cell.slug} does not fit in memory beside what runs there: {error}") from error
     tell(
-        f"{cell.slug}: {config.train.batch_tokens / found.step_s:,.0f} tokens/s on {found.device}, "
-        f"first step after {found.start_s + found.compile_s + found.step_s:.1f} s"
+        f"{cell.slug}: {config.train.batch_tokens / calibration.step_s:,.0f} tokens/s on {calibration.device}, "
+        f"first step after {calibration.start_s + calibration.compile_s + calibration.step_s:.1f} s"
     )
-    return found
+    return calibration
 
 
 def does_compile(cell: Cell, device: torch.device) -> bool:
     return device.type == "cuda" and cell.config.train.compile is not False
 
 
-def run_in_subprocess(what: str, function: Callable[..., Any], *args: Any) -> Any:
-    """What `function`, one of a module, returns in a process of its own, which ends with it; raises what that raises.
+def run_in_subprocess(description: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Run a module-level function in a fresh process and return its result, or raise its exception.
 
-    Raises MachineError, with `what` it was, where the process ends without an answer.
+    Ctrl-C reaches only this process, which then ends the other.
+
+    Args:
+        description: Name of the process in error messages.
+        function: Function that can be pickled.
+        args: Its arguments.
+
+    Raises:
+        MachineError: If the process ends without a result.
     """
     context = multiprocessing.get_context("spawn")
     answers, answer = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(answer, os.getpid(), function, args))
+    process = context.Process(target=_send_result, args=(answer, os.getpid(), function, args))
     resource_tracker.ensure_running()  # which else starts here, and takes the signal's block off
     # an interrupt is for this process, which ends the other
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -96,42 +112,46 @@ def run_in_subprocess(what: str, function: Callable[..., Any], *args: Any) -> An
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     answer.close()
     try:
-        returned, found = answers.recv()
+        returned, result = answers.recv()
     except EOFError:
         process.join()
         hint = "; a machine out of memory does that" if process.exitcode == -signal.SIGKILL else ""
-        raise MachineError(f"{what} ended with {process.exitcode}{hint}") from None
+        raise MachineError(f"{description} ended with {process.exitcode}{hint}") from None
     finally:
         process.terminate()
         process.join()
     if not returned:
-        raise found
-    return found
+        raise result
+    return result
 
 
-def _answer(answer: Connection, parent: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _send_result(channel: Connection, parent: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Run the function in the subprocess and send (True, result) or (False, exception) through the channel.
+
+    An exception that cannot be pickled is sent as a MachineError. The process ends with its parent.
+    """
     exit_with_parent(parent)
     try:
-        answer.send((True, function(*args)))
+        channel.send((True, function(*args)))
     except Exception as error:  # noqa: BLE001, raised where it is waited for
         error.add_note(traceback.format_exc())
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:  # noqa: BLE001, one that cannot travel
             error = MachineError(f"{type(error).__name__}: {error}")
-        answer.send((False, error))
+        channel.send((False, error))
 
 
-def _short(cell: Cell) -> Cell:
-    """The cell with no more micro-batches a step than are timed."""
+def _shortened_cell(cell: Cell) -> Cell:
+    """Return the cell with at most MAX_MICRO_BATCHES micro-batches per step."""
     train = cell.config.train
-    together = min(train.accumulation, MOST_MICRO)
-    shorter = train.model_copy(update={"batch_tokens": together * train.micro_batch * train.seq_len})
+    micro_batches = min(train.accumulation, MAX_MICRO_BATCHES)
+    shorter = train.model_copy(update={"batch_tokens": micro_batches * train.micro_batch * train.seq_len})
     return replace(cell, config=cell.config.model_copy(update={"train": shorter}))
 
 
-def _first_step(short: Cell, device: torch.device) -> TimedCell:
-    """The cell after its first steps, in a process that knows its plugins."""
+def _warmed_up(short: Cell, device: torch.device) -> TimedCell:
+    """Return the cell after its first steps; loads its plugins into this process."""
     for plugin in short.config.plugins:
         load_plugin(Path(plugin.path), plugin.sha256)
     if device.type == "cuda":
@@ -142,43 +162,56 @@ def _first_step(short: Cell, device: torch.device) -> TimedCell:
 
 
 def _compile(short: Cell, device: torch.device) -> None:
-    _first_step(short, device)
+    _warmed_up(short, device)
 
 
-def _timed(cell: Cell, short: Cell, like: str, where: str, device: torch.device, imports: float) -> Calibration:
-    train, together = cell.config.train, short.config.train.accumulation
-    runner = _first_step(short, device)
+def _time_cell(
+    cell: Cell, short: Cell, speed_key: str, device_name: str, device: torch.device, import_s: float
+) -> Calibration:
+    """Return the calibration of a cell from timed steps of its shortened form.
+
+    Args:
+        cell: The cell.
+        short: The shortened cell, which is run.
+        speed_key: Key of cells of equal speed.
+        device_name: Name of the device in the calibration.
+        device: The device.
+        import_s: Seconds of an attempt's imports, added to the start.
+    """
+    train, timed_micro_batches = cell.config.train, short.config.train.accumulation
+    runner = _warmed_up(short, device)
     optimizer = statistics.median(runner.optimizer_seconds() for _ in range(3))
     steps: list[float] = []
-    while len(steps) < STEPS or (sum(steps) < SECONDS and len(steps) < MOST_STEPS):
+    while len(steps) < MIN_STEPS or (sum(steps) < MIN_SECONDS and len(steps) < MAX_STEPS):
         began = time.perf_counter()
         runner.advance()
         runner.wait()
         steps.append(time.perf_counter() - began)
 
-    usual = statistics.median(steps)
-    first = max(0.0, runner.first_step - runner.built - usual) + max(0.0, runner.second_step - usual)
+    median_s = statistics.median(steps)
+    first_steps_s = max(0.0, runner.first_step - runner.built - median_s) + max(0.0, runner.second_step - median_s)
 
-    def whole(seconds: float) -> float:
-        return optimizer + max(seconds - optimizer, 0.0) * train.accumulation / together
+    def full_step(seconds: float) -> float:
+        """Return the seconds of a full step from those of a shortened one."""
+        return optimizer + max(seconds - optimizer, 0.0) * train.accumulation / timed_micro_batches
 
     return Calibration(
-        like=like,
-        device=where,
+        like=speed_key,
+        device=device_name,
         slug=cell.slug,
-        step_s=whole(usual),
-        low_s=whole(min(steps)),
-        high_s=whole(max(steps)),
-        start_s=imports + runner.built,
-        compile_s=first,
-        validation_token_s=_forward(runner),
+        step_s=full_step(median_s),
+        low_s=full_step(min(steps)),
+        high_s=full_step(max(steps)),
+        start_s=import_s + runner.built,
+        compile_s=first_steps_s,
+        validation_token_s=_validation_token_seconds(runner),
     )
 
 
 @torch.no_grad()
-def _forward(runner: TimedCell) -> float:
-    """Seconds of a token that a validation reads, its rows as many together as there."""
-    config, seen = runner.cell.config, list[float]()
+def _validation_token_seconds(runner: TimedCell) -> float:
+    """Return the seconds per token of a validation's forward pass: the median of three timed passes."""
+    config, times_s = runner.cell.config, list[float]()
     length, chunk = config.train.seq_len, config.eval.chunk_tokens
     rows = max(1, chunk // length)
     tokens = torch.zeros((rows, length), dtype=torch.int64, device=runner.device)
@@ -188,13 +221,13 @@ def _forward(runner: TimedCell) -> float:
             began = time.perf_counter()
             hidden = runner.model.features(tokens, full_context=False, chunk=chunk).hidden_BTD
             runner.model.token_losses(hidden, tokens, chunk=chunk).cpu()
-            seen.append(time.perf_counter() - began)
-    return statistics.median(seen[1:]) / (rows * length)
+            times_s.append(time.perf_counter() - began)
+    return statistics.median(times_s[1:]) / (rows * length)
 
 
 @functools.cache
 def import_seconds() -> float:
-    """Seconds until the process of an attempt has loaded what it needs."""
+    """Return the seconds that a new process takes to import an attempt's modules; measured once."""
     began = time.perf_counter()
     subprocess.run(
         [sys.executable, "-c", "import atma_sweep.sweep.attempt.cell_runner"], check=True, capture_output=True

@@ -1,4 +1,4 @@
-"""What the chip itself can do, measured in the same run as everything that is compared with it."""
+"""Measured limits of a device, and timing of calls, in the same run as the numbers compared with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Ceilings(NamedTuple):
 
     @property
     def line(self) -> str:
-        """Both in words, for the head of a table."""
+        """Both limits as one line, for the head of a table."""
         flops, copied = self.flops / 1e12, self.bytes_per_s / 1e12
         return f"Ceilings in this run: matrix product {flops:.0f} TFLOP/s, copy {copied:.2f} TB/s."
 
@@ -33,19 +33,22 @@ class Timing(NamedTuple):
 
 
 def ceilings(device: torch.device) -> Ceilings:
-    """Measures both. About half a second and 9 GB."""
+    """Measure both limits of the device; takes about half a second and 9 GB."""
     a, b = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
     source = torch.empty(2**32, device=device, dtype=torch.uint8).random_()
     target = torch.empty_like(source)
-    found = interleaved({"product": lambda: a @ b, "copy": lambda: target.copy_(source)}, rounds=10)
+    timings = time_interleaved({"product": lambda: a @ b, "copy": lambda: target.copy_(source)}, rounds=10)
     return Ceilings(
-        flops=2 * 8192**3 / (found["product"].median * 1e-3),
-        bytes_per_s=2 * source.numel() / (found["copy"].median * 1e-3),
+        flops=2 * 8192**3 / (timings["product"].median * 1e-3),
+        bytes_per_s=2 * source.numel() / (timings["copy"].median * 1e-3),
     )
 
 
 def as_cuda_graph(call: Callable[[], object]) -> Callable[[], object]:
-    """The call as a CUDA graph: the same work on the device, without the host's share."""
+    """Return a function that replays the call as a CUDA graph: the same device work without the host's share.
+
+    The call runs twice first.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -58,15 +61,18 @@ def as_cuda_graph(call: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
-def interleaved(calls: Mapping[str, Callable[[], object]], *, rounds: int, repeat: int = 1) -> dict[str, Timing]:
-    """Milliseconds of each call, the calls taking turns so that a warmer chip favours none.
+def time_interleaved(calls: Mapping[str, Callable[[], object]], *, rounds: int, repeat: int = 1) -> dict[str, Timing]:
+    """Return name -> milliseconds per call, the calls taking turns so that a warmer chip favours none.
 
-    One untimed round first. `repeat` calls are timed together, with the host far enough ahead that its own work hides.
+    Args:
+        calls: Name -> call; each runs once untimed first.
+        rounds: Number of timed rounds.
+        repeat: Calls that are timed together, so that the host is far enough ahead.
     """
     for call in calls.values():
         call()
     torch.cuda.synchronize()
-    spent: dict[str, list[float]] = {name: [] for name in calls}
+    times_ms: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -75,5 +81,5 @@ def interleaved(calls: Mapping[str, Callable[[], object]], *, rounds: int, repea
                 call()
             stop.record()
             torch.cuda.synchronize()
-            spent[name].append(start.elapsed_time(stop) / repeat)
-    return {name: Timing(statistics.median(times), min(times), max(times)) for name, times in spent.items()}
+            times_ms[name].append(start.elapsed_time(stop) / repeat)
+    return {name: Timing(statistics.median(times), min(times), max(times)) for name, times in times_ms.items()}

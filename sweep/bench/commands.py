@@ -1,4 +1,4 @@
-"""The commands `atma-sweep bench`: parse, call one function, print."""
+"""The commands `atma-sweep bench`: each parses its options, calls a benchmark and prints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ bench_app = typer.Typer(
 
 
 class Graphs(StrEnum):
-    """Words of `train.graphs`."""
+    """Values of `train.graphs`."""
 
     ON, OFF, AUTO = "on", "off", "auto"
 
@@ -62,8 +62,10 @@ def bench_kernels(
     from . import kernels, report
 
     kernels.check_ops(ops or [])
-    report.check_place(out)
-    report.show(kernels, lambda device, tell: kernels.run(ops or [], device, rounds=rounds, tell=tell), out, as_json)
+    report.check_output(out)
+    report.run_and_report(
+        kernels, lambda device, tell: kernels.run(ops or [], device, rounds=rounds, tell=tell), out, as_json
+    )
 
 
 @bench_app.command("train")
@@ -90,9 +92,11 @@ def bench_train(
     """
     from . import report, train
 
-    report.check_place(out)
-    chosen = train.with_graph_modes(train.choose(grid, cells or [], set_ or []), [way.value for way in graphs or []])
-    report.show(
+    report.check_output(out)
+    chosen = train.with_graph_modes(
+        train.select_cells(grid, cells or [], set_ or []), [way.value for way in graphs or []]
+    )
+    report.run_and_report(
         train, lambda device, tell: train.run(chosen, device, rounds=rounds, profile=profile, tell=tell), out, as_json
     )
 
@@ -120,10 +124,12 @@ def bench_decode(
     """
     from . import decode, report, train
 
-    report.check_place(out)
-    chosen = train.choose(grid, cells or [], [])
+    report.check_output(out)
+    chosen = train.select_cells(grid, cells or [], [])
     sizes = texts or decode.BATCHES, context or decode.CONTEXTS
-    report.show(decode, lambda device, tell: decode.run(chosen, device, *sizes, rounds=rounds, tell=tell), out, as_json)
+    report.run_and_report(
+        decode, lambda device, tell: decode.run(chosen, device, *sizes, rounds=rounds, tell=tell), out, as_json
+    )
 
 
 @bench_app.command("scale")
@@ -148,10 +154,10 @@ def bench_scale(
 
     from . import report, scale
 
-    report.check_place(out)
+    report.check_output(out)
     with tempfile.TemporaryDirectory(prefix="atma-scale-") as folder:
         rows = scale.run(cells, points, Path(folder), tell=report.tell)
-    report.show_rows(scale, rows, out, as_json)
+    report.report_rows(scale, rows, out, as_json)
 
 
 @bench_app.command("sweep")
@@ -184,12 +190,12 @@ def bench_sweep(
 
     from . import packing, report
 
-    numbers = packing.numbers(attempts)
-    report.check_place(out)
+    numbers = packing.parse_attempts(attempts)
+    report.check_output(out)
     prepared = runs_folder(runs, None) / "corpora"
     with tempfile.TemporaryDirectory(prefix="atma-sweep-") as folder:
-        found = packing.run(
+        result = packing.run(
             grid, numbers, Path(folder), sets=set_ or [], only=only or [], prepared=prepared if prepared.is_dir() else None,
             tell=report.tell,
         )  # fmt: skip
-    report.show_rows(packing, found, out, as_json)
+    report.report_rows(packing, result, out, as_json)

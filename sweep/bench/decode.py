@@ -1,4 +1,4 @@
-"""Tokens per second of writing, by texts at a time and tokens behind them, beside what reading the bytes would take."""
+"""Decoding speed in tokens per second, by batch size and context length, against the limit of memory bandwidth."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ from .ceilings import Ceilings, ceilings
 
 BATCHES, CONTEXTS = (1, 8, 64, 512), (512, 4_096, 65_536)
 STEPS = 32
-"""Steps that are timed together."""
+"""Number of steps timed together."""
 PAGES = "pages"
-"""Attention of a step by the network's own kernels."""
+"""Attention of a step by the network's own paged kernels."""
 
 
 @dataclass
 class DecodeRow:
-    """One cell at one size. Times are of a step of all its texts."""
+    """Results of one cell at one batch size and context. Times are per step of all texts."""
 
     cell: str
     texts: int
     context: int
-    """Tokens behind each text when the first step is timed."""
+    """Tokens of each text before the first timed step."""
     tokens_per_s: float | None
-    """None where it does not fit, of which `unfit` says why."""
+    """None if it does not fit; `unfit` holds the reason."""
     low: float | None = None
     high: float | None = None
     roof: float | None = None
-    """Tokens/s if each byte of weights, keys, values and states took its time of a copy, and nothing else any."""
+    """Tokens/s if each byte of weights, keys, values and states took the time of a copy and nothing else took any."""
     uncompiled: float | None = None
-    """Tokens/s without the compiler, still with CUDA graphs; None where the compiler took nothing."""
+    """Tokens/s without the compiler, but with CUDA graphs; None if nothing was compiled."""
     eager: float | None = None
-    """Without both."""
+    """Tokens/s without compiler and CUDA graphs."""
     step_ms: float | None = None
     host_ms: float | None = None
-    """Of a step, the time until the host has asked the device for it. Where it is about `step_ms`, the host is the limit."""
+    """Time per step until the host has queued it; close to `step_ms`, the host is the limit."""
     not_compiled: str | None = None
-    """Why steps went without the compiler on a GPU."""
+    """Reason why steps were not compiled on a GPU."""
     step_bytes: int = 0
-    """Bytes that a step cannot but read or write."""
+    """Fewest bytes that a step reads or writes."""
     unfit: str | None = None
     attention: str = PAGES
-    """By what softmax attention of a step is worked out: as the network does, or over dense keys by torch's."""
+    """Softmax attention of a step: the network's own, or a backend of torch over dense keys."""
 
 
 def run(
@@ -68,9 +68,24 @@ def run(
     dense: Mapping[str, SDPBackend] | None = None,
     tell: Callable[[str], None] = print,
 ) -> tuple[Ceilings, list[DecodeRow]]:
-    """Every cell with random weights, at every size; what the contexts hold does not matter to the time, so none is read in.
+    """Time decoding of every cell, with random weights, at every batch size and context length.
 
-    A network of softmax attention is timed again with that of each of `dense` (None: cuDNN's and FlashAttention's on a GPU).
+    The contents of a context do not affect the time, so no tokens are read in.
+
+    Args:
+        cells: Cells to time.
+        device: Device; limits are measured on CUDA only.
+        batches: Numbers of texts.
+        contexts: Tokens of each text before the first step.
+        rounds: Timed rounds per size.
+        steps: Steps per round.
+        dense: Name -> backend of torch that is timed as well for networks of plain softmax attention; None for cuDNN
+            and
+            FlashAttention on a GPU.
+        tell: Called with a line per row.
+
+    Returns:
+        The device's limits, and the rows.
     """
     if dense is None:
         dense = single_token.DENSE if device.type == "cuda" else {}
@@ -82,22 +97,22 @@ def run(
         ways += dense.items() if single_token.takes_dense(model) else []
         for context, texts, (attention, backend) in itertools.product(contexts, batches, ways):
             rows.append(DecodeRow(cell.slug, texts, context, None, attention=attention))
-            _fill(rows[-1], model, backend, rounds, steps, limits)
+            _fill_row(rows[-1], model, backend, rounds, steps, limits)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
-            tell(_said(rows[-1]))
+            tell(_progress_line(rows[-1]))
     return limits, rows
 
 
-def _fill(
+def _fill_row(
     row: DecodeRow, model: Backbone, backend: SDPBackend | None, rounds: int, steps: int, limits: Ceilings
 ) -> None:
-    """Times the row's size with the network's own attention or that of `backend`, or says why it does not fit."""
+    """Time the row's size with the network's own attention or a backend of torch, or set `unfit` if it does not fit."""
     tokens, on_gpu = row.context + steps, model.device.type == "cuda"
     try:
         with nullcontext() if backend is None else single_token.dense_network(row.context, backend):
             paged = PagedDecoder(model, texts=row.texts, tokens=tokens, full_context=True, compiled=on_gpu)
-            _time(row, paged, rounds, steps, limits)
+            _time_row(row, paged, rounds, steps, limits)
     except torch.OutOfMemoryError:
         row.unfit = "the GPU's memory"
     except CacheFull as full:
@@ -108,8 +123,8 @@ def _fill(
         row.unfit = str(error).splitlines()[0]
 
 
-def _time(row: DecodeRow, paged: PagedDecoder, rounds: int, steps: int, limits: Ceilings) -> None:
-    """Fills the row in."""
+def _time_row(row: DecodeRow, paged: PagedDecoder, rounds: int, steps: int, limits: Ceilings) -> None:
+    """Set the row's times and bytes from timed steps."""
     texts, context = row.texts, row.context
     device = paged.model.device
     slot, _ = paged.begin(torch.zeros(1, dtype=torch.int64))  # makes the pools
@@ -118,47 +133,48 @@ def _time(row: DecodeRow, paged: PagedDecoder, rounds: int, steps: int, limits: 
     tokens_B = torch.zeros(texts, dtype=torch.int64, device=device)
 
     def seconds(graphs: bool, compiled: bool) -> tuple[float, float]:
-        """(of a step, of the host's part of it), from `context` tokens on."""
+        """Return seconds per step, and the host's share of them, starting from `context` tokens."""
         paged.book.shorten(slots, context)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         began = time.perf_counter()
         for _ in range(steps):
             paged.step(slots, tokens_B, graphs=graphs, compiled=compiled, own=False)
-        asked = time.perf_counter() - began
+        queued = time.perf_counter() - began
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return (time.perf_counter() - began) / steps, asked / steps
+        return (time.perf_counter() - began) / steps, queued / steps
 
     # what others' attention takes is asked of the fastest way alone
     ways = ((True, True), (True, False), (False, False))[: None if row.attention == PAGES else 1]
     for way in ways:
         seconds(*way)
     spent = [[seconds(*way) for way in ways] for _ in range(rounds)]
-    ours, *others = zip(*spent, strict=True)
-    whole = [step for step, _ in ours]
-    slower = [texts / statistics.median(step for step, _ in other) for other in others]
-    asked_for = device.type == "cuda" and paged.not_compiled is None
+    fastest, *other_modes = zip(*spent, strict=True)
+    step_seconds = [step for step, _ in fastest]
+    slower_speeds = [texts / statistics.median(step for step, _ in mode) for mode in other_modes]
+    is_compiled = device.type == "cuda" and paged.not_compiled is None
     row.step_bytes = paged.step_bytes(texts, context)
-    row.tokens_per_s = texts / statistics.median(whole)
-    row.low, row.high = texts / max(whole), texts / min(whole)
+    row.tokens_per_s = texts / statistics.median(step_seconds)
+    row.low, row.high = texts / max(step_seconds), texts / min(step_seconds)
     row.roof = texts * limits.bytes_per_s / row.step_bytes
-    if slower:
-        row.uncompiled, row.eager = slower[0] if asked_for else None, slower[1]
-    row.step_ms = 1e3 * statistics.median(whole)
-    row.host_ms = 1e3 * statistics.median(host for _, host in ours)
+    if slower_speeds:
+        row.uncompiled, row.eager = slower_speeds[0] if is_compiled else None, slower_speeds[1]
+    row.step_ms = 1e3 * statistics.median(step_seconds)
+    row.host_ms = 1e3 * statistics.median(host for _, host in fastest)
     row.not_compiled = paged.not_compiled
 
 
-def _said(row: DecodeRow) -> str:
-    found = f"{row.tokens_per_s:,.0f} tokens/s" if row.tokens_per_s is not None else f"n/a: {row.unfit}"
+def _progress_line(row: DecodeRow) -> str:
+    """Return the row as a line of progress."""
+    speed = f"{row.tokens_per_s:,.0f} tokens/s" if row.tokens_per_s is not None else f"n/a: {row.unfit}"
     if row.not_compiled is not None:
-        found += f", not compiled: {row.not_compiled}"
-    return f"{row.cell}, {row.attention}, {row.texts} texts, {row.context:,} tokens behind each: {found}"
+        speed += f", not compiled: {row.not_compiled}"
+    return f"{row.cell}, {row.attention}, {row.texts} texts, {row.context:,} tokens behind each: {speed}"
 
 
 def table(limits: Ceilings, rows: Sequence[DecodeRow]) -> str:
-    """Markdown."""
+    """Return the rows as a Markdown table, with notes below."""
     lines = [
         limits.line,
         "",
@@ -171,7 +187,7 @@ def table(limits: Ceilings, rows: Sequence[DecodeRow]) -> str:
             lines.append(f"{head} n/a ({row.unfit}) | | | | | | | |")
             continue
         share = row.tokens_per_s / row.roof
-        uncompiled, eager = ("n/a" if found is None else f"{found:,.0f}" for found in (row.uncompiled, row.eager))
+        uncompiled, eager = ("n/a" if value is None else f"{value:,.0f}" for value in (row.uncompiled, row.eager))
         speeds = f"{row.tokens_per_s:,.0f} | {row.low:,.0f} to {row.high:,.0f} | {share:.0%} | {uncompiled} | {eager}"
         lines.append(f"{head} {speeds} | {row.step_ms:.2f} | {row.host_ms:.2f} | {row.step_bytes:,} |")
     lines += [

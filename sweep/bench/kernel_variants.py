@@ -1,4 +1,4 @@
-"""Ops as the model calls them, by every backend there is: attention with gates, memories, and polar attention in eager PyTorch."""
+"""Ops as the model calls them, by each available backend: gated attention, memories, and eager polar attention."""
 
 from __future__ import annotations
 
@@ -30,16 +30,24 @@ from ...model.memory.gated_delta import GAMMA_OFFSET, KDAConfig
 from ...model.memory.omega import AtlasConfig, OmegaConfig
 from ...model.mixers.wall import soft_clamp
 
-FALL, OPEN = 0.86, 6.0
-"""The mixer's limit of a gate and its first bias."""
+WALL_CLAMP, GATE_BIAS = 0.86, 6.0
+"""Wall attention: clamp of a gate and initial bias, as the mixer has them."""
 FLA = "fla"
 BACKENDS = ("triton", FLA)
 GLUON = "gluon"
-"""On Hopper."""
+"""Backend for Hopper GPUs."""
 
 
 def forgetting(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTH: Tensor, *, backend: str) -> Tensor:
-    """Forgetting attention of gates sigmoid(logit); `backend` is one of ours, or "fla"."""
+    """Return forgetting attention [B, T, H, X] with gates sigmoid(logit).
+
+    Args:
+        q_BTHX: Queries.
+        k_BTJX: Keys.
+        v_BTJX: Values.
+        logit_BTH: Logits of the forget gates.
+        backend: A backend of this package, or "fla".
+    """
     log_gate = functional.logsigmoid(logit_BTH.float())
     if backend != FLA:
         return forgetting_op.forgetting_attention(q_BTHX, k_BTJX, v_BTJX, log_gate, backend=backend)
@@ -48,8 +56,16 @@ def forgetting(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTH: Tensor
 
 
 def wall(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTPX: Tensor, *, backend: str) -> Tensor:
-    """Wall attention of gates that are sigmoid(logit + 6) under the mixer's clamp; fla has gates for query heads alone."""
-    log_gate = soft_clamp(functional.logsigmoid(logit_BTPX.float() + OPEN), FALL)
+    """Return wall attention [B, T, H, X] with gates sigmoid(logit + 6) under the mixer's clamp.
+
+    Args:
+        q_BTHX: Queries.
+        k_BTJX: Keys.
+        v_BTJX: Values.
+        logit_BTPX: Logits of the gates, per query head or per KV head; "fla" gets them expanded to query heads.
+        backend: A backend of this package, or "fla".
+    """
+    log_gate = soft_clamp(functional.logsigmoid(logit_BTPX.float() + GATE_BIAS), WALL_CLAMP)
     if backend != FLA:
         return wall_op.wall_attention(q_BTHX, k_BTJX, v_BTJX, log_gate, backend=backend)
     o: Tensor = _fla("wall_attn").parallel_wall_attn(q_BTHX, k_BTJX, v_BTJX, expand_kv(log_gate, q_BTHX.shape[2]))
@@ -57,17 +73,17 @@ def wall(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTPX: Tensor, *, 
 
 
 def threshold(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTH: Tensor, *, backend: str) -> Tensor:
-    """Threshold attention of decays sigmoid(logit); `backend` is one of ours, for there is no other."""
+    """Return threshold attention with decays sigmoid(logit); `backend` is one of this package's."""
     return threshold_attention(q_BTHX, k_BTJX, v_BTJX, functional.logsigmoid(logit_BTH.float()), backend=backend)
 
 
 def contextual(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, vectors_PX: Tensor, *, backend: str) -> Tensor:
-    """Contextual positions of those vectors; `backend` is one of ours, for there is no other."""
+    """Return attention with contextual positions of the given vectors; `backend` is one of this package's."""
     return contextual_attention(q_BTHX, k_BTJX, v_BTJX, vectors_PX.float() / 8, backend=backend)
 
 
 def relative(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, bias_HR: Tensor, *, backend: str) -> Tensor:
-    """A number for each head and distance; `backend` is one of ours, for there is no other."""
+    """Return attention with a bias per head and distance; `backend` is one of this package's."""
     return relative_attention(q_BTHX, k_BTJX, v_BTJX, bias_HR.float(), backend=backend)
 
 
@@ -77,43 +93,48 @@ Gated = Callable[..., Tensor]
 def gated_available(
     op: Gated, device: torch.device, head_dim: int, *, gates_tied: bool = False, without_fla: str | None = None
 ) -> dict[str, str | None]:
-    """Backend -> why it is left out, None where it is right: result and gradients near torch's in float32.
+    """Return backend -> reason to leave it out, None if its result and gradients are close to torch's in float32.
 
-    `without_fla`, a reason, leaves out fla's without a trial, which may take minutes.
+    Args:
+        op: `forgetting` or `wall`.
+        device: Device to test on.
+        head_dim: Head size.
+        gates_tied: True if wall's gates are per KV head.
+        without_fla: Reason to leave out "fla" without a test, which may take minutes; None tests it.
     """
     if op is forgetting:
-        chosen = forgetting_op.choose_backend(device, torch.bfloat16, head_dim)
+        choice = forgetting_op.choose_backend(device, torch.bfloat16, head_dim)
     else:
-        chosen = wall_op.choose_backend(device, torch.bfloat16, head_dim, FALL)
-    why: dict[str, str | None] = {GLUON: None if chosen.backend == GLUON else chosen.reason}
+        choice = wall_op.choose_backend(device, torch.bfloat16, head_dim, WALL_CLAMP)
+    reasons: dict[str, str | None] = {GLUON: None if choice.backend == GLUON else choice.reason}
     for backend in BACKENDS:
         if backend == FLA and without_fla is not None:
-            why[backend] = without_fla
+            reasons[backend] = without_fla
         elif backend == FLA and importlib.util.find_spec(FLA) is None:
-            why[backend] = "flash-linear-attention is not installed"
+            reasons[backend] = "flash-linear-attention is not installed"
         else:
-            why[backend] = failure(
+            reasons[backend] = failure(
                 f"{op.__name__} by {backend}", gated_error, op, device, head_dim, gates_tied, backend
             )
-    return why
+    return reasons
 
 
 @functools.cache
 def gated_error(
     op: Gated, device: torch.device, head_dim: int, gates_tied: bool, backend: str, *, seed: int = 0
 ) -> float:
-    """Largest relative error in bf16, against "torch" in float32."""
+    """Return the largest relative error of result and gradients in bf16, against "torch" in float32; cached."""
     draw = torch.Generator().manual_seed(seed)
     shapes: list[tuple[int, ...]] = [(1, 131, heads, head_dim) for heads in (2, 1, 1)]
     shapes.append((1, 131, 2) if op is forgetting else (1, 131, 1 if gates_tied else 2, head_dim))
-    made = [torch.randn(shape, generator=draw).to(device, torch.bfloat16) for shape in shapes]
-    found = []
+    inputs = [torch.randn(shape, generator=draw).to(device, torch.bfloat16) for shape in shapes]
+    results = []
     for name, kind in ((backend, torch.bfloat16), ("torch", torch.float32)):
-        args = [x.detach().to(kind).requires_grad_() for x in made]
+        args = [x.detach().to(kind).requires_grad_() for x in inputs]
         with torch.enable_grad():
             y = op(*args, backend=name)
-            found.append([y, *torch.autograd.grad((y.float() * made[0].float()).sum(), args)])
-    return worst(*found)
+            results.append([y, *torch.autograd.grad((y.float() * inputs[0].float()).sum(), args)])
+    return worst(*results)
 
 
 def _fla(op: str) -> Any:
@@ -125,12 +146,12 @@ def _fla(op: str) -> Any:
 
 MEMORY_OPS = ("deltanet", "kda", "omega", "atlas")
 OMEGA, ATLAS = OmegaConfig(), AtlasConfig()
-"""Their defaults; made here, where no compiler looks on."""
+"""Default settings, made at import time because the compiler must not trace it."""
 TRITON, TORCH, COMPILED = "triton", "torch", "torch, compiled"
 
 
 def memory_rates(op: str, heads: int, size: int) -> list[tuple[int, ...]]:
-    """What stands behind [B, T] in the shape of each of the op's rates."""
+    """Return the shapes of the op's rates after [B, T]."""
     shapes: dict[str, list[tuple[int, ...]]] = {
         "deltanet": [(heads,)],
         "kda": [(heads, size), (heads,)],
@@ -141,80 +162,110 @@ def memory_rates(op: str, heads: int, size: int) -> list[tuple[int, ...]]:
 
 
 def memory_variants(op: str, device: torch.device, size: int) -> dict[str, Callable[..., Any]]:
-    """By name what there is on that device: our kernels, our references and, where it can be taken, flash-linear-attention."""
+    """Return name -> variant of a memory op: kernels and references of this package, and of fla if available.
+
+    The variants of "deltanet" leave out torch's reference.
+    """
     if op == "deltanet":
         names = gated_delta.available(device, torch.bfloat16, size)
         return {str(name): _deltanet(str(name)) for name in names if name != TORCH}
     if op == "kda":
         chosen = channelwise.choose_backend(device, torch.bfloat16, size).backend
         return {name: _kda(name) for name in dict.fromkeys((chosen, TORCH))}
-    config, orthogonal, slow, call = _stepping(op)
+    config, orthogonal, slow, call = _omega_variant(op)
     backend = choose_backend(device, torch.bfloat16, size, config.window, config.chunk, orthogonal, slow).backend
-    ours = {TRITON: _by(TRITON, call)} if backend == TRITON else {}
-    return ours | dict.fromkeys((COMPILED, TORCH), _by(TORCH, call))
+    ours = {TRITON: _bind_backend(TRITON, call)} if backend == TRITON else {}
+    return ours | dict.fromkeys((COMPILED, TORCH), _bind_backend(TORCH, call))
 
 
 def memory_flops(op: str, size: int) -> float:
-    """Of the forward pass, for a token and head."""
+    """Return the FLOPs of the forward pass per token and head of that size."""
     if op in ("deltanet", "kda"):
         return size * (4.0 * size + 6 * 64)
     config = OMEGA if op == "omega" else ATLAS
-    seen = config.chunk + config.window - 1
-    return 2.0 * size * size * (2 * seen / config.chunk + 1) + 4.0 * seen * size
+    visible = config.chunk + config.window - 1
+    return 2.0 * size * size * (2 * visible / config.chunk + 1) + 4.0 * visible * size
 
 
 def _deltanet(backend: str) -> Callable[..., Any]:
+    """Return the delta rule by a backend, as a function of q, k, v and the logits of beta."""
+
     def call(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Any:
-        kept = torch.zeros_like(beta, dtype=torch.float32)
-        return gated_delta.gated_delta(q, k, v, kept, beta.float().sigmoid(), backend=backend)
+        log_gamma = torch.zeros_like(beta, dtype=torch.float32)
+        return gated_delta.gated_delta(q, k, v, log_gamma, beta.float().sigmoid(), backend=backend)
 
     return call
 
 
 def _kda(backend: str) -> Callable[..., Any]:
+    """Return the channelwise delta rule by a backend, as a function of q, k, v and the logits of decay and beta."""
     chunk = KDAConfig().chunk  # settings are checked here, which no compiler looks into
 
-    def call(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, beta: Tensor) -> Any:
-        log_gamma = functional.logsigmoid(keep.float() + GAMMA_OFFSET)
+    def call(q: Tensor, k: Tensor, v: Tensor, decay_logit: Tensor, beta: Tensor) -> Any:
+        log_gamma = functional.logsigmoid(decay_logit.float() + GAMMA_OFFSET)
         r, _ = channelwise.channelwise_delta(q, k, v, log_gamma, beta.float().sigmoid(), chunk=chunk, backend=backend)
         return r
 
     return call
 
 
-def _by(backend: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _bind_backend(backend: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def call(*args: Tensor) -> Tensor:
         return function(backend, *args)
 
     return call
 
 
-def _stepping(op: str) -> tuple[OmegaConfig, OrthogonalMode, bool, Callable[..., Tensor]]:
-    """(its defaults, what is done to a step, whether it has a momentum, its call behind a backend's name)."""
+def _omega_variant(op: str) -> tuple[OmegaConfig, OrthogonalMode, bool, Callable[..., Tensor]]:
+    """Return (default config, treatment of the update, True if it has a momentum, function of backend and inputs)."""
     if op == "omega":
         return OMEGA, "none", False, _omega
     return ATLAS, ATLAS.orthogonal, True, _atlas
 
 
-def _omega(backend: str, q: Tensor, k: Tensor, v: Tensor, keep: Tensor, step: Tensor, weight: Tensor) -> Tensor:
-    return _stepped(OMEGA, "none", backend, q, k, v, keep, step, weight, None)
+def _omega(
+    backend: str, q: Tensor, k: Tensor, v: Tensor, keep_logit: Tensor, step_logit: Tensor, weight_logit: Tensor
+) -> Tensor:
+    return _run_omega(OMEGA, "none", backend, q, k, v, keep_logit, step_logit, weight_logit, None)
 
 
 def _atlas(
-    backend: str, q: Tensor, k: Tensor, v: Tensor, keep: Tensor, step: Tensor, weight: Tensor, momentum: Tensor
+    backend: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keep_logit: Tensor,
+    step_logit: Tensor,
+    weight_logit: Tensor,
+    momentum_logit: Tensor,
 ) -> Tensor:
-    slow = functional.logsigmoid(momentum.float() + ATLAS.momentum_offset)
-    return _stepped(ATLAS, ATLAS.orthogonal, backend, q, k, v, keep, step, weight, slow)
+    """Return the values read from an atlas memory that starts empty; arguments as `_run_omega`, momentum as logits."""
+    slow = functional.logsigmoid(momentum_logit.float() + ATLAS.momentum_offset)
+    return _run_omega(ATLAS, ATLAS.orthogonal, backend, q, k, v, keep_logit, step_logit, weight_logit, slow)
 
 
-def _stepped(
-    config: OmegaConfig, orthogonal: OrthogonalMode, backend: str, q: Tensor, k: Tensor, v: Tensor, keep: Tensor, step: Tensor,
-    weight: Tensor, momentum: Tensor | None,
+def _run_omega(
+    config: OmegaConfig, orthogonal: OrthogonalMode, backend: str, q: Tensor, k: Tensor, v: Tensor, keep_logit: Tensor, step_logit: Tensor,
+    weight_logit: Tensor, log_momentum: Tensor | None,
 ) -> Tensor:  # fmt: skip
+    """Return the values [B, T, H, X] read from an omega memory that starts empty.
+
+    Args:
+        config: Settings of the memory.
+        orthogonal: Treatment of the update.
+        backend: Backend.
+        q: Queries [B, T, H, X].
+        k: Keys [B, T, J, X].
+        v: Values [B, T, J, X].
+        keep_logit: Logits [B, T, H] of the decay.
+        step_logit: Logits [B, T, H] of the step size.
+        weight_logit: Logits [B, T, H] of the weights inside the window.
+        log_momentum: Logarithm of the momentum [B, T, H]; None without.
+    """
     b, _, heads, size = q.shape
     rates = Rates(
-        functional.logsigmoid(keep.float() + config.keep_offset), (step.float() + config.step_offset).sigmoid(),
-        weight.float().sigmoid() / config.window, momentum,
+        functional.logsigmoid(keep_logit.float() + config.keep_offset), (step_logit.float() + config.step_offset).sigmoid(),
+        weight_logit.float().sigmoid() / config.window, log_momentum,
     )  # fmt: skip
     start = first_state(
         [torch.zeros(size, size, dtype=statistics_dtype(q.dtype), device=q.device)], b, heads, size, size, config.window
@@ -231,11 +282,11 @@ def _stepped(
 
 
 SQUARES = 7
-"""Float32 matrices [B, H, T, T] that one forward and backward pass holds at its peak, at most (5.8 were counted on an H100)."""
+"""Upper bound on float32 matrices [B, H, T, T] at the peak of a forward and backward pass (5.8 counted on H100)."""
 
 
 def peak_bytes(b: int, h: int, t: int) -> int:
-    """Return an upper bound of the bytes that a forward and backward pass of that size allocates."""
+    """Return an upper bound on the bytes that eager polar attention allocates in a forward and backward pass."""
     return SQUARES * 4 * b * h * t * t
 
 
@@ -251,23 +302,23 @@ def polar_attention_eager(
     *,
     window: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute polar attention without blocks and without recomputation; autograd keeps every T x T matrix.
+    """Return polar attention without blocks and without recomputation; autograd keeps every T x T matrix.
 
-    Products are made in the type of q, everything else in float32 (float64 for float64 inputs).
+    Products have the dtype of q, everything else is float32 (float64 for float64 inputs).
 
     Args:
         q_BTHX: Queries [B, T, H, X].
         k_BTJX: Keys [B, T, J, X]; query head h reads KV head h // (H / J).
-        v_BTJX: Values, as the keys.
-        null_base_H: Parameters before softplus, as `kernels.attention.polar.polar_attention` takes them.
-        null_slope_H: See null_base_H.
-        len_gain_H: See null_base_H.
-        mag_beta_H: See null_base_H.
-        v_null_HX: Value of the null key, per head.
+        v_BTJX: Values [B, T, J, X].
+        null_base_H: Base of the null key's score per head.
+        null_slope_H: Slope of the null key's score per head, before softplus.
+        len_gain_H: Length gain per head, before softplus.
+        mag_beta_H: Magnitude gain per head, before softplus.
+        v_null_HX: Value of the null key per head.
         window: Number of keys that a query sees, its own included; None for all before it.
 
     Returns:
-        Direction [B, T, H, X] in the type of q, and magnitude [B, T, H] in float32 (float64 for float64 inputs).
+        Direction [B, T, H, X] in the dtype of q, and magnitude [B, T, H] in float32 (float64 for float64 inputs).
 
     Source:
         docs/mechanisms.md, "Polar attention".

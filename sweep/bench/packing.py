@@ -1,7 +1,9 @@
-"""How many attempts at once finish the most cells: whole cells of a grid, from the start of the first attempt to the last number.
+"""Benchmark of concurrency: the number of simultaneous attempts that finishes the most cells per hour.
 
-Every number of attempts trains the same cells anew, in a database of its own under a temporary folder, on children of this
-process (executor `local`). On a GPU an attempt gets that part of it; CUDA takes turns between processes unless NVIDIA's MPS runs.
+Each number of attempts trains the same cells from scratch, from the start of the first attempt to the last measurement,
+with a database of its own in a temporary folder. Attempts are children of this process (executor `local`). On a GPU
+each
+attempt gets an equal share of it; CUDA takes turns between processes unless NVIDIA's MPS runs.
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ from ..planning import admission
 from ..planning.planner import Task, select
 
 MPS = ("nvidia-cuda-mps", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
-"""Processes of it, as the kernel shows them: cut to fifteen letters, or whole."""
+"""Names of its processes as the kernel reports them, cut to fifteen characters or in full."""
 
 
 @dataclass(frozen=True)
 class PackingRow:
-    """Cells at so many attempts at once; seconds are means over the attempts."""
+    """Results for one number of simultaneous attempts; seconds of phases are means over the attempts."""
 
     attempts: int
     cells: int
@@ -48,60 +50,60 @@ class PackingRow:
     """Training tokens of all cells over those seconds."""
     cells_per_hour: float
     starting_s: float
-    """From the supervisor's start of the process to the end of its first step, with all that is compiled or loaded for it."""
+    """From the start of the process to the end of its first step, including compilation and loading."""
     training_s: float
-    """Steps alone, after the first."""
+    """Steps after the first one."""
     validating_s: float
-    """Between the steps: validation, checkpoints."""
+    """Time between steps: validation and checkpoints."""
     probing_s: float
-    """After the last step: probes, weights, the end of the process."""
+    """Time after the last step: probes, weights, and the end of the process."""
     between_s: float
-    """That a place for an attempt stood empty while others worked, for each cell; at the end of the sweep, too."""
+    """Idle time of a slot per cell while others work, including the end of the sweep."""
 
 
 @dataclass(frozen=True)
 class PackingResult:
-    """What held for all of them, and a row for each number of attempts at once."""
+    """Results of the benchmark: common facts, and one row per number of simultaneous attempts."""
 
     grid: str
     gpu: str | None
-    """The type of GPU; None where the cells use none."""
+    """Types of GPU; None if the cells use none."""
     mps: bool | None
-    """Whether NVIDIA's MPS runs on this machine; None without a GPU."""
+    """True if NVIDIA's MPS runs on this machine; None without a GPU."""
     rows: tuple[PackingRow, ...]
 
 
 @dataclass
-class Watch:
-    """A supervisor's Listener that notes when an attempt is first seen in each phase; the supervisor looks every 0.2 s."""
+class PhaseTimer:
+    """Listener of a supervisor that records when each attempt is first seen in a phase; it is polled every 0.2 s."""
 
     tell: Callable[[str], None]
     began: dict[int, float] = field(default_factory=dict)
     trained: dict[int, float] = field(default_factory=dict)
     stepped: dict[int, float] = field(default_factory=dict)
-    """When the first step was over."""
+    """Attempt id -> time at which its first step was over."""
     probed: dict[int, float] = field(default_factory=dict)
     over: dict[int, float] = field(default_factory=dict)
     ends: Counter[str] = field(default_factory=Counter)
     causes: list[str] = field(default_factory=list)
 
     def started(self, task: Task, attempt: Attempt) -> None:
-        """The process is starting."""
+        """Record the start of the process."""
         self.began[attempt.id] = time.monotonic()
 
     def running(self, attempts: Sequence[Attempt]) -> None:
-        """Where they stand."""
+        """Record the first sight of each phase."""
         now = time.monotonic()
-        for one in attempts:
-            if one.phase in ("training", "probing"):
-                self.trained.setdefault(one.id, now)
-            if one.step or one.phase == "probing":
-                self.stepped.setdefault(one.id, now)
-            if one.phase == "probing":
-                self.probed.setdefault(one.id, now)
+        for attempt in attempts:
+            if attempt.phase in ("training", "probing"):
+                self.trained.setdefault(attempt.id, now)
+            if attempt.step or attempt.phase == "probing":
+                self.stepped.setdefault(attempt.id, now)
+            if attempt.phase == "probing":
+                self.probed.setdefault(attempt.id, now)
 
     def ended(self, task: Task, attempt: Attempt) -> None:
-        """However it did."""
+        """Record the end and its cause, and report it."""
         self.over[attempt.id] = time.monotonic()
         self.ends[attempt.state] += 1
         if attempt.state != "done":
@@ -109,49 +111,63 @@ class Watch:
         self.tell(f"  {task.cell.slug} {attempt.state} after {self.over[attempt.id] - self.began[attempt.id]:.1f} s")
 
     def waiting(self, cell: Cell) -> None:
-        """Nobody else has this database."""
+        """Do nothing: no other process uses this database."""
 
 
-class _Packed(LocalExecutor):
-    """As local, for so many attempts at once."""
+class _LimitedExecutor(LocalExecutor):
+    """LocalExecutor limited to a fixed number of simultaneous attempts."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
-        self._most = most
+        self._max_attempts = most
 
     def fits(self, resources: Resources) -> bool:
-        """Whether one more may start."""
-        return len(self._running) < self._most and super().fits(resources)
+        """Return True if the limit and the machine allow one more attempt."""
+        return len(self._running) < self._max_attempts and super().fits(resources)
 
 
-def numbers(words: str) -> list[int]:
-    """Of attempts at once, as `--attempts` says them. Raises SweepError."""
-    found = [int(word) for word in words.replace(" ", "").split(",") if word.isdecimal() and int(word)]
-    if len(found) != words.count(",") + 1:
-        raise SweepError(f"--attempts {words}: give whole numbers from 1 up with commas between, as in 1,2,4")
-    return sorted(set(found))
+def parse_attempts(text: str) -> list[int]:
+    """Return the sorted, distinct numbers of simultaneous attempts of `--attempts`. Raises SweepError."""
+    numbers = [int(word) for word in text.replace(" ", "").split(",") if word.isdecimal() and int(word)]
+    if len(numbers) != text.count(",") + 1:
+        raise SweepError(f"--attempts {text}: give whole numbers from 1 up with commas between, as in 1,2,4")
+    return sorted(set(numbers))
 
 
 def check(attempts: Sequence[int], cells: Sequence[Cell]) -> None:
-    """Before the work: that so many attempts have a core each, or whatever the cells ask for. Raises SweepError."""
-    each, most = max(cell.config.resources.cpus for cell in cells), max(attempts)
-    if each * most > cores():
+    """Raise SweepError if the machine has fewer cores than the largest number of attempts requires.
+
+    Args:
+        attempts: Numbers of simultaneous attempts.
+        cells: The cells, of which the largest `resources.cpus` counts.
+    """
+    each, max_attempts = max(cell.config.resources.cpus for cell in cells), max(attempts)
+    if each * max_attempts > cores():
         raise SweepError(
-            f"--attempts {most}: a cell asks for {counted(each, 'core')} and this machine has {cores()}; "
+            f"--attempts {max_attempts}: a cell asks for {counted(each, 'core')} and this machine has {cores()}; "
             f"give at most {max(1, cores() // each)}, or --set resources.cpus"
         )
 
 
 def load(grid: str, sets: Sequence[str], only: Sequence[str], attempts: int, runs: Path) -> tuple[Grid, list[Cell]]:
-    """The grid, with a part of a GPU for each of so many attempts where its cells use one, and the cells to train."""
-    loaded, every = _expanded(grid, sets, runs)
-    wanted = {cell.config.resources.gpus for cell in every}
-    if wanted != {0} and attempts > 1:
-        loaded, every = _expanded(grid, [*sets, f"resources.gpus={1 / attempts!r}"], runs)
-    return loaded, select(loaded, every, only) if only else every
+    """Return the grid and its selected cells; cells that use a GPU get an equal share for each attempt.
+
+    Args:
+        grid: Path or name of the grid.
+        sets: Overrides of `--set`.
+        only: Filters of `--only`; empty selects all.
+        attempts: Number of simultaneous attempts.
+        runs: Folder of the runs, with the prepared corpora.
+    """
+    loaded, cells = _expanded(grid, sets, runs)
+    gpu_shares = {cell.config.resources.gpus for cell in cells}
+    if gpu_shares != {0} and attempts > 1:
+        loaded, cells = _expanded(grid, [*sets, f"resources.gpus={1 / attempts!r}"], runs)
+    return loaded, select(loaded, cells, only) if only else cells
 
 
 def _expanded(grid: str, sets: Sequence[str], runs: Path) -> tuple[Grid, list[Cell]]:
+    """Return the grid, renamed to "bench", and its cells; prepares their text. Raises GridError for a study."""
     loaded = load_grid(grid, sets=list(sets), rename="bench")
     if loaded.search is not None or loaded.tune is not None:
         raise GridError("GRID", None, grid, "a study has no cells before it runs; give a factorial", [], grid)
@@ -168,47 +184,69 @@ def run(
     prepared: Path | None = None,
     tell: Callable[[str], None] = print,
 ) -> PackingResult:
-    """A row for each number of attempts at once, in databases under `folder`; `prepared` holds corpora that are not to be made again.
+    """Train the cells once per number of simultaneous attempts and return the results.
 
-    Raises SweepError when a cell does not end as done, GridError, MachineError.
+    Args:
+        grid: Path or name of the grid.
+        attempts: Numbers of simultaneous attempts.
+        folder: Empty folder for databases and runs.
+        sets: Overrides of `--set`.
+        only: Filters of `--only`.
+        prepared: Folder of prepared corpora to use; None prepares them under `folder`.
+        tell: Called with lines of progress.
+
+    Raises:
+        SweepError: If a cell does not finish.
+        GridError: If the grid is not valid, or a study.
+        MachineError: If the cells do not fit on the machine.
     """
     corpora_of = prepared or folder / "corpora"
     corpora_of.mkdir(parents=True, exist_ok=True)
     rows: list[PackingRow] = []
     cells: list[Cell] = []
-    for number in attempts:
-        runs = folder / f"runs-{number}"
+    for attempts_at_once in attempts:
+        runs = folder / f"runs-{attempts_at_once}"
         runs.mkdir()
         (runs / "corpora").symlink_to(corpora_of.absolute(), target_is_directory=True)
-        loaded, cells = load(grid, sets, only, number, runs)
-        check([number], cells)
-        tell(f"{number} at once: {counted(len(cells), 'cell')}")
-        store = open_store(folder / f"{number}.db", create=True)
-        rows.append(_measured(store, loaded, cells, number, runs, tell))
-    here = hardware.gpus() if any(cell.config.resources.gpus for cell in cells) else []
-    kinds = ", ".join(sorted({gpu.name for gpu in here})) or None
-    return PackingResult(grid, kinds, mps_runs() if here else None, tuple(rows))
+        loaded, cells = load(grid, sets, only, attempts_at_once, runs)
+        check([attempts_at_once], cells)
+        tell(f"{attempts_at_once} at once: {counted(len(cells), 'cell')}")
+        store = open_store(folder / f"{attempts_at_once}.db", create=True)
+        rows.append(_measured(store, loaded, cells, attempts_at_once, runs, tell))
+    gpus = hardware.gpus() if any(cell.config.resources.gpus for cell in cells) else []
+    kinds = ", ".join(sorted({gpu.name for gpu in gpus})) or None
+    return PackingResult(grid, kinds, mps_runs() if gpus else None, tuple(rows))
 
 
 def _measured(
-    store: Store, grid: Grid, cells: Sequence[Cell], number: int, runs: Path, tell: Callable[[str], None]
+    store: Store, grid: Grid, cells: Sequence[Cell], attempts_at_once: int, runs: Path, tell: Callable[[str], None]
 ) -> PackingRow:
+    """Return the row of one number of attempts, training the cells in `store`.
+
+    Raises SweepError if a cell does not finish.
+    """
     request = launch.LaunchRequest(grid=grid, cells=list(cells), runs=runs, executor="local")
-    watch = Watch(tell)
+    watch = PhaseTimer(tell)
     fence = launch.claim(request, store, processes.this_process("bench"))
     try:
-        with closing(_Packed(number)) as executor:
+        with closing(_LimitedExecutor(attempts_at_once)) as executor:
             tasks = launch.plan(request, store).tasks
             launch.run_tasks(store, [(grid.name, fence, tasks)], watch, executor, runs=runs, commit=None)
         store.renew_sweep(grid.name, fence, LEASE_S)
     finally:
         store.release_sweep(grid.name, fence)
     if watch.causes:
-        raise SweepError(f"{number} at once: {'; '.join(watch.causes[:3])}; the numbers would be those of other work")
-    return row_of(store, cells, number, watch)
+        raise SweepError(
+            f"{attempts_at_once} at once: {'; '.join(watch.causes[:3])}; the numbers would be those of other work"
+        )
+    return packing_row(store, cells, attempts_at_once, watch)
 
 
-def row_of(store: Store, cells: Sequence[Cell], number: int, watch: Watch) -> PackingRow:
+def packing_row(store: Store, cells: Sequence[Cell], attempts_at_once: int, watch: PhaseTimer) -> PackingRow:
+    """Return the row of one number of attempts from the recorded times and curves.
+
+    A phase that was too short to be seen has length 0.
+    """
     seconds = max(watch.over.values()) - min(watch.began.values())
     tokens = sum(cell.config.train.steps * cell.config.train.batch_tokens for cell in cells)
     steps = {key: (store.curve(key)[-1].wall_s or 0.0) for key in watch.over}
@@ -219,7 +257,7 @@ def row_of(store: Store, cells: Sequence[Cell], number: int, watch: Watch) -> Pa
     probed = {key: max(stepped[key], watch.probed.get(key, watch.over[key])) for key in watch.over}
     busy = sum(watch.over[key] - watch.began[key] for key in watch.over)
     return PackingRow(
-        attempts=number,
+        attempts=attempts_at_once,
         cells=len(cells),
         seconds=seconds,
         tokens_per_s=tokens / seconds,
@@ -228,26 +266,26 @@ def row_of(store: Store, cells: Sequence[Cell], number: int, watch: Watch) -> Pa
         training_s=fmean(steps.values()),
         validating_s=fmean(max(0.0, probed[key] - stepped[key] - steps[key]) for key in watch.over),
         probing_s=fmean(watch.over[key] - probed[key] for key in watch.over),
-        between_s=max(0.0, number * seconds - busy) / len(cells),
+        between_s=max(0.0, attempts_at_once * seconds - busy) / len(cells),
     )
 
 
 def mps_runs() -> bool:
-    """Whether a daemon of NVIDIA's MPS runs that processes started here would use."""
+    """Return True if an MPS daemon of NVIDIA runs that new processes would use."""
     if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
         return (Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]) / "control").exists()
-    names = {one.info["name"] for one in psutil.process_iter(["name"])}
+    names = {process.info["name"] for process in psutil.process_iter(["name"])}
     return any(name in names or name[:15] in names for name in MPS[1:])
 
 
-def table(found: PackingResult) -> str:
-    """Markdown; the number of attempts with the most tokens a second is bold."""
-    best = max(found.rows, key=lambda row: row.tokens_per_s)
+def table(result: PackingResult) -> str:
+    """Return the rows as a Markdown table; the number of attempts with the most tokens per second is bold."""
+    best = max(result.rows, key=lambda row: row.tokens_per_s)
     heads = "attempts at once|cells|seconds|tokens/s|cells/h|to the first step, s|steps, s|validation, s|probes, s|idle, s".split(
         "|"
     )
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for row in found.rows:
+    for row in result.rows:
         name = f"**{row.attempts}**" if row is best else str(row.attempts)
         parts = (row.starting_s, row.training_s, row.validating_s, row.probing_s, row.between_s)
         lines.append(
@@ -255,7 +293,7 @@ def table(found: PackingResult) -> str:
             + " | ".join(f"{part:.1f}" for part in parts)
             + " |"
         )
-    mps = "MPS runs" if found.mps else "MPS does not run, so attempts on one GPU take turns"
-    where = f"{found.gpu}; {mps}" if found.gpu is not None else "on the CPU"
-    last = f"Grid {found.grid}, {where}. Start to idle: seconds of a cell, means; phases are seen every 0.2 s."
+    mps = "MPS runs" if result.mps else "MPS does not run, so attempts on one GPU take turns"
+    where = f"{result.gpu}; {mps}" if result.gpu is not None else "on the CPU"
+    last = f"Grid {result.grid}, {where}. Start to idle: seconds of a cell, means; phases are seen every 0.2 s."
     return "\n".join([*lines, "", last])

@@ -1,4 +1,4 @@
-"""What every benchmark prints and writes: where, with what and when it was measured, and the numbers."""
+"""Output of a benchmark: machine, software and date of the measurement, and its numbers as a table or JSON."""
 
 from __future__ import annotations
 
@@ -27,46 +27,67 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def show(benchmark: Any, run: Callable[[torch.device, Tell], tuple[Any, Any]], out: Path | None, as_json: bool) -> None:
-    """Runs the module of a benchmark on the GPU; progress goes to stderr, the table, or JSON, to stdout. Raises MachineError without a GPU."""
+def run_and_report(
+    benchmark: Any, run: Callable[[torch.device, Tell], tuple[Any, Any]], out: Path | None, as_json: bool
+) -> None:
+    """Run a benchmark on the current GPU, then print and write its numbers.
+
+    Progress goes to standard error, the table or JSON to standard output.
+
+    Args:
+        benchmark: Module with `table`.
+        run: Takes the device and a function for progress; returns (ceilings, rows).
+        out: JSON file; None writes none, and standard output replaces the table.
+        as_json: True prints JSON instead of the table.
+
+    Raises:
+        MachineError: Without a usable GPU.
+    """
     if not torch.cuda.is_available():
         raise MachineError("no usable CUDA GPU: torch sees none; benchmarks run on a machine with an NVIDIA GPU")
     device = torch.device("cuda", torch.cuda.current_device())
     measured = run(device, tell)
-    _tell(facts(device), benchmark, measured, out, as_json)
+    _write_report(environment_facts(device), benchmark, measured, out, as_json)
 
 
-def show_rows(benchmark: Any, rows: Any, out: Path | None, as_json: bool) -> None:
-    """Prints and writes what was measured without a GPU."""
-    _tell(facts(None), benchmark, (rows,), out, as_json)
+def report_rows(benchmark: Any, rows: Any, out: Path | None, as_json: bool) -> None:
+    """Print and write numbers that were measured without a GPU; the arguments are those of `run_and_report`."""
+    _write_report(environment_facts(None), benchmark, (rows,), out, as_json)
 
 
-def _tell(known: dict[str, object], benchmark: Any, measured: Sequence[Any], out: Path | None, as_json: bool) -> None:
-    found = json.dumps({**known, **as_dict(*measured)}, indent=1)
+def _write_report(
+    environment: dict[str, object], benchmark: Any, measured: Sequence[Any], out: Path | None, as_json: bool
+) -> None:
+    """Print the table or JSON, then write the file, so that a failing write loses no measurement."""
+    json_text = json.dumps({**environment, **as_dict(*measured)}, indent=1)
     # printed first, so that a file that cannot be written costs no measurement
     if not is_stdout(out):
-        print(found if as_json else heading(known) + "\n\n" + benchmark.table(*measured), flush=True)
+        print(json_text if as_json else heading(environment) + "\n\n" + benchmark.table(*measured), flush=True)
     if out is not None:
-        write(out, found + "\n")
+        write(out, json_text + "\n")
 
 
 def as_dict(*measured: Any) -> dict[str, Any]:
-    """Return for JSON what a benchmark measured: ceilings and rows, rows alone, or a dataclass that holds rows."""
+    """Return a benchmark's result as JSON values.
+
+    Args:
+        measured: Ceilings and rows, rows alone, or a dataclass that holds rows.
+    """
     *limits, rows = measured
     if is_dataclass(rows):
         return asdict(rows)  # type: ignore[arg-type]
     return {**({"ceilings": limits[0]._asdict()} if limits else {}), "rows": [asdict(row) for row in rows]}
 
 
-def check_place(out: Path | None) -> None:
-    """Before the work: whether the numbers can go there. Raises StoreError, WriteRefused."""
+def check_output(out: Path | None) -> None:
+    """Check, before the work, that the JSON file can be written. Raises StoreError or WriteRefused."""
     resolve_format(out, None, {".json": "json"}, "json", option="")
     if out is not None:
         check_file_writable(out)
 
 
-def facts(device: torch.device | None) -> dict[str, object]:
-    """Machine, software, commit and date; of the GPU only when there is a device."""
+def environment_facts(device: torch.device | None) -> dict[str, object]:
+    """Return date, commit, software and command of this run; of the GPU with a device, else of the CPU."""
     commit, dirty = git_state()
     graphics = {
         "gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda, "triton": version("triton"),
@@ -81,11 +102,13 @@ def facts(device: torch.device | None) -> dict[str, object]:
     }
 
 
-def heading(known: dict[str, object]) -> str:
-    """The facts in one line."""
+def heading(environment: dict[str, object]) -> str:
+    """Return the facts as one line."""
     machine = (
-        f"{known['gpu']}, torch {known['torch']}, Triton {known['triton']}"
-        if "gpu" in known
-        else f"{known['cpus']} CPUs, Python {known['python']}"
+        f"{environment['gpu']}, torch {environment['torch']}, Triton {environment['triton']}"
+        if "gpu" in environment
+        else f"{environment['cpus']} CPUs, Python {environment['python']}"
     )
-    return f"{known['date']}, {machine}, commit {known['commit']}" + (" with changes" if known["dirty"] else "")
+    return f"{environment['date']}, {machine}, commit {environment['commit']}" + (
+        " with changes" if environment["dirty"] else ""
+    )

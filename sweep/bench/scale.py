@@ -1,7 +1,7 @@
-"""How planning, supervising, `status` and a relaunch grow with a sweep: thousands of cells in a database of their own.
+"""Time of planning, supervising, status and relaunching for a sweep of thousands of cells, in a database of its own.
 
-No attempt starts a process here: its place is taken by one that writes an attempt's numbers and has ended at once. So what
-is timed is our part alone, the database included, and no training and no start of Python.
+Attempts start no process: an executor writes their numbers and ends them at once. So only this package's own work is
+timed, including the database, but no training and no start of Python.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MIB = 2**20
 
 
 class SilentListener:
-    """A listener that tells nobody."""
+    """Listener that reports nothing."""
 
     def started(self, task: Task, attempt: Any) -> None: ...
     def running(self, attempts: Sequence[Any]) -> None: ...
@@ -52,13 +52,24 @@ class SilentListener:
 
 
 class InstantExecutor(HostExecutor):
-    """Attempts that are over when they start: curve and measurements are written as a job would, in this process."""
+    """Executor whose attempts are over when they start; it writes their curve and measurements in this process."""
 
     name = "instant"
 
-    def __init__(self, store: Store, points: int, asked: Sequence[tuple[str, int]]) -> None:
+    def __init__(self, store: Store, points: int, requests: Sequence[tuple[str, int]]) -> None:
+        """Create an idle executor.
+
+        `gaps` receives the seconds from the end of an attempt to the start of the next, `memory` the resident bytes of
+        this
+        process after each attempt.
+
+        Args:
+            store: Database that receives the numbers.
+            points: Points per curve.
+            requests: (Probe, context length) pairs to write.
+        """
         super().__init__()
-        self.store, self.points, self.asked = store, points, asked
+        self.store, self.points, self.requests = store, points, requests
         self.gaps: list[float] = []
         """Seconds between the end of an attempt and the start of the next."""
         self.memory: list[int] = []
@@ -68,11 +79,11 @@ class InstantExecutor(HostExecutor):
         self._process = psutil.Process()
 
     def fits(self, resources: Resources) -> bool:
-        """One at a time."""
+        """Return True if no finished attempt waits to be collected, so that attempts run one at a time."""
         return not self._ended
 
     def start(self, launch: ProcessSpec) -> None:
-        """Writes everything that an attempt writes."""
+        """Write everything that the attempt would write, and mark it as finished."""
         if self._free_since is not None:
             self.gaps.append(time.perf_counter() - self._free_since)
         attempt = self.store.attempt(launch.attempt)
@@ -82,14 +93,14 @@ class InstantExecutor(HostExecutor):
         recorder.measurements(
             [
                 Measurement(probe=probe, metric=probe, length=length, value=1.0, unit="nats")
-                for probe, length in self.asked
+                for probe, length in self.requests
             ]
         )
         self.store.finish_attempt(attempt.id, attempt.fence, "done")
         self._ended.append((attempt.id, 0))
 
     def wait(self, seconds: float) -> list[AttemptExit]:
-        """Everything that was started."""
+        """Return the finished attempts with exit code 0, at once; records memory and the start of a gap."""
         ended = list(self._ended)
         self._ended.clear()
         self.memory.append(self._process.memory_info().rss)
@@ -97,70 +108,81 @@ class InstantExecutor(HostExecutor):
         return ended
 
     def end(self, attempts: Sequence[Attempt], runs: Path) -> set[int]:
-        """Nothing lives."""
+        """Return the ids of all these attempts, as none is alive."""
         return {attempt.id for attempt in attempts}
 
     def close(self) -> None:
-        """Nothing is left to end."""
+        """Do nothing: no process is left to end."""
 
 
 def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = print) -> list[ScaleRow]:
-    """Every number, in a new database under `folder`; `points` a cell's curve. `cells` is rounded to whole seeds."""
+    """Measure all steps of a sweep in a new database in `folder`, and return a row per number.
+
+    Args:
+        cells: Number of cells, rounded to complete seeds.
+        points: Points of each cell's curve.
+        folder: Empty folder for the grid, database and reports.
+        tell: Called with lines of progress.
+    """
     file = folder / "scale.yaml"
     file.write_text(GRID.format(seeds=max(1, round(cells / COMBINATIONS))))
     runs = folder / "runs"
     tell("preparing the text")
-    most = 2 * cells + COMBINATIONS
-    admission.expand_grid(load_grid(file, most=most), runs / "corpora")
+    max_cells = 2 * cells + COMBINATIONS
+    admission.expand_grid(load_grid(file, most=max_cells), runs / "corpora")
 
     def expanded() -> tuple[Grid, list[Any]]:
-        grid = load_grid(file, most=most)
+        """Return the grid and its cells, read again from the file."""
+        grid = load_grid(file, most=max_cells)
         return grid, admission.expand_grid(grid, runs / "corpora")[0]
 
     began = time.perf_counter()
-    grid, made = expanded()
-    plan = launch.plan(launch.LaunchRequest(grid=grid, cells=made, runs=runs), None)
-    rows = [ScaleRow(f"plan {len(made):,} new cells", time.perf_counter() - began, "s")]
+    grid, grid_cells = expanded()
+    plan = launch.plan(launch.LaunchRequest(grid=grid, cells=grid_cells, runs=runs), None)
+    rows = [ScaleRow(f"plan {len(grid_cells):,} new cells", time.perf_counter() - began, "s")]
     store = open_store(folder / "atma.db", create=True)
     owner = processes.this_process("bench")
     tell("recording the revision")
     began = time.perf_counter()
-    fence = launch.claim(launch.LaunchRequest(grid=grid, cells=made, runs=runs), store, owner)
+    fence = launch.claim(launch.LaunchRequest(grid=grid, cells=grid_cells, runs=runs), store, owner)
     rows.append(ScaleRow("record the revision", time.perf_counter() - began, "s"))
     tell("supervising")
-    executor = InstantExecutor(store, points, sorted({pair for cell in made for pair in requested(cell.config.eval)}))
+    executor = InstantExecutor(
+        store, points, sorted({pair for cell in grid_cells for pair in requested(cell.config.eval)})
+    )
     began = time.perf_counter()
     Supervisor(store, grid.name, fence, executor, SilentListener(), runs=runs, commit=(None, None)).run(plan.training)
     rows += _supervised(executor, time.perf_counter() - began)
     store.renew_sweep(grid.name, fence, LEASE_S)
     store.release_sweep(grid.name, fence)
     tell("asking for the status")
-    rows += _status(store, grid.name, len(made) * points)
+    rows += _status(store, grid.name, len(grid_cells) * points)
     tell("reporting")
-    rows += scale_commands.reports(store, folder)
+    rows += scale_commands.measure_reports(store, folder)
     tell("exporting and importing")
-    rows += scale_commands.exchanged(str(store), grid.name, folder)
+    rows += scale_commands.measure_exchange(str(store), grid.name, folder)
     tell("launching again")
     began = time.perf_counter()
-    grid, made = expanded()
+    grid, grid_cells = expanded()
     outcome = launch.run(
-        launch.LaunchRequest(grid=grid, cells=made, runs=runs, executor="local"), store, SilentListener()
+        launch.LaunchRequest(grid=grid, cells=grid_cells, runs=runs, executor="local"), store, SilentListener()
     )
     assert outcome.finished
     rows.append(ScaleRow("launch the finished sweep again", time.perf_counter() - began, "s"))
     tell("planning dry")
-    rows += scale_commands.dry_runs(cells, folder)
+    rows += scale_commands.measure_dry_runs(cells, folder)
     tell("training a cell and stopping it")
-    return [*rows, *scale_commands.stopped(folder)]
+    return [*rows, *scale_commands.measure_stop(folder)]
 
 
 def table(rows: Sequence[ScaleRow]) -> str:
-    """Markdown."""
+    """Return the rows as a Markdown table."""
     lines = ["| what | found |", "|---|---|"]
     return "\n".join(lines + [f"| {row.what} | {row.value:,.3f} {row.unit} |" for row in rows])
 
 
 def _supervised(executor: InstantExecutor, seconds: float) -> list[ScaleRow]:
+    """Return the supervisor's rows: time per cell, idle gaps and memory."""
     gaps, memory = executor.gaps, executor.memory
     early = memory[len(memory) // 10]
     return [
@@ -173,17 +195,17 @@ def _supervised(executor: InstantExecutor, seconds: float) -> list[ScaleRow]:
 
 
 def _status(store: Store, sweep: str, points: int) -> list[ScaleRow]:
-    """The whole command, and what it asks of the database."""
+    """Return rows of `atma-sweep status` as a command, and of its database queries alone."""
     command = [sys.executable, "-m", "atma_sweep.cli", "status", "--db", str(store)]
     began = time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)
-    whole = time.perf_counter() - began
+    command_s = time.perf_counter() - began
     began = time.perf_counter()
     store.sweeps()
     store.revision(sweep)
     store.cell_states(sweep)
-    asked = time.perf_counter() - began
+    query_s = time.perf_counter() - began
     return [
-        ScaleRow(f"atma-sweep status, over {points:,} curve points, with its start", whole, "s"),
-        ScaleRow("of which what it asks of the database, as Python objects", asked, "s"),
+        ScaleRow(f"atma-sweep status, over {points:,} curve points, with its start", command_s, "s"),
+        ScaleRow("of which what it asks of the database, as Python objects", query_s, "s"),
     ]

@@ -1,6 +1,6 @@
-"""Whole commands over a large sweep, each in a process of its own: plans, reports, a bundle, and a launch that is stopped.
+"""Entire commands on a large sweep, each in a process of its own: plans, reports, a bundle, and a stopped launch.
 
-Seconds include the start of the command, memory is its peak.
+Seconds include the start of the command; memory is its peak.
 """
 
 from __future__ import annotations
@@ -42,49 +42,52 @@ axes:
 seeds: {seeds}
 """
 COMBINATIONS = 80
-"""Without the learning rates."""
-MOST_LEVELS = 250
-"""Of the learning rate; beyond that the grid grows by seeds."""
+"""Combinations of the axes other than the learning rate."""
+MAX_LEVELS = 250
+"""Limit on the levels of the learning rate; larger grids get more seeds."""
 
 
-def dry_runs(cells: int, folder: Path) -> Iterator[ScaleRow]:
-    """Yield rows for about that many cells, and of a dry run for ten times as many. No database, nothing prepared."""
-    for wanted in (cells, 10 * cells):
-        rates = min(MOST_LEVELS, max(1, round(wanted / COMBINATIONS)))
-        seeds = max(1, round(wanted / COMBINATIONS / rates))
-        made = COMBINATIONS * rates * seeds
-        file = folder / f"plan-{made}.yaml"
+def measure_dry_runs(cells: int, folder: Path) -> Iterator[ScaleRow]:
+    """Yield rows of a dry run and a plan of about `cells` cells, and of a dry run of ten times as many.
+
+    There is no database, and nothing is prepared. Grid files are written to `folder`.
+    """
+    for num_requested in (cells, 10 * cells):
+        rates = min(MAX_LEVELS, max(1, round(num_requested / COMBINATIONS)))
+        seeds = max(1, round(num_requested / COMBINATIONS / rates))
+        num_cells = COMBINATIONS * rates * seeds
+        file = folder / f"plan-{num_cells}.yaml"
         levels = ", ".join(f"{0.001 * number:.4f}" for number in range(1, rates + 1))
         file.write_text(PLAN_GRID.format(levels=levels, seeds=seeds))
-        command = [*OURS, "launch", str(file), "--dry-run", "--cells", str(made)]
-        took = run_measured(command, folder)
-        yield ScaleRow(f"dry run of {made:,} cells, with its start", took.wall, "s")
-        yield ScaleRow("memory that it takes at most", took.memory / MIB, "MiB")
-        if wanted == cells:
-            took = run_measured([*OURS, "plan", str(file), "--cells", str(made)], folder)
-            yield ScaleRow(f"plan of {made:,} cells with its price, with its start", took.wall, "s")
+        command = [*OURS, "launch", str(file), "--dry-run", "--cells", str(num_cells)]
+        usage = run_measured(command, folder)
+        yield ScaleRow(f"dry run of {num_cells:,} cells, with its start", usage.wall, "s")
+        yield ScaleRow("memory that it takes at most", usage.memory / MIB, "MiB")
+        if num_requested == cells:
+            usage = run_measured([*OURS, "plan", str(file), "--cells", str(num_cells)], folder)
+            yield ScaleRow(f"plan of {num_cells:,} cells with its price, with its start", usage.wall, "s")
 
 
-COMMANDS = {
+REPORTS = {
     "the figure of training losses": ("report", "--figure", "loss", "--out", "loss.svg"),
     "the dashboard": ("report", "--dashboard", "dashboard.html"),
 }
 
 
-def reports(store: Store, folder: Path) -> list[ScaleRow]:
-    """Return rows of the reports that read every point of every curve; their files are left in `folder`.
+def measure_reports(store: Store, folder: Path) -> list[ScaleRow]:
+    """Return rows of the reports that read every point of every curve; their files stay in `folder`.
 
-    Raises MachineError when one of them fails.
+    Raises MachineError if a report fails.
     """
-    found = []
-    for name, arguments in COMMANDS.items():
-        took = run_measured([*OURS, *arguments, "--db", str(store)], folder)
-        found += [
-            ScaleRow(f"{name}, with the start", took.wall, "s"),
-            ScaleRow("of which processor", took.processor, "s"),
-            ScaleRow("its memory", took.memory / MIB, "MiB"),
+    rows = []
+    for name, arguments in REPORTS.items():
+        usage = run_measured([*OURS, *arguments, "--db", str(store)], folder)
+        rows += [
+            ScaleRow(f"{name}, with the start", usage.wall, "s"),
+            ScaleRow("of which processor", usage.processor, "s"),
+            ScaleRow("its memory", usage.memory / MIB, "MiB"),
         ]
-    return found
+    return rows
 
 
 SCRIPT = """
@@ -103,48 +106,59 @@ print(json.dumps([seconds, done.bytes, done.added["curve_point"]]))
 """
 
 
-def exchanged(db: str, sweep: str, folder: Path) -> list[ScaleRow]:
-    """Return rows of an export of that sweep and of its import into an empty database under `folder`."""
-    file, found = folder / "exchanged.zip", []
+def measure_exchange(db: str, sweep: str, folder: Path) -> list[ScaleRow]:
+    """Return rows of the export of a sweep and of its import into a new database in `folder`.
+
+    Raises MachineError if either fails.
+    """
+    file, rows = folder / "exchanged.zip", []
     for what, where in (("export", db), ("import", str(folder / "exchanged.db"))):
         command = [sys.executable, "-c", SCRIPT, what, where, sweep, str(file)]
-        took = run_measured(command, folder)
-        seconds, size, points = json.loads(took.printed.splitlines()[-1])
-        found += [
+        usage = run_measured(command, folder)
+        seconds, size, points = json.loads(usage.printed.splitlines()[-1])
+        rows += [
             ScaleRow(f"{what} it, with {points:,} curve points", seconds, "s"),
-            ScaleRow("its peak memory", took.memory / MIB, "MiB"),
+            ScaleRow("its peak memory", usage.memory / MIB, "MiB"),
         ]
-    return [*found, ScaleRow("the bundle", size / MIB, "MiB")]
+    return [*rows, ScaleRow("the bundle", size / MIB, "MiB")]
 
 
 STOP_GRID = "name: stop\nextends: tiny\nset: {train.tokens: 15_360_000}\n"
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
-def stopped(folder: Path) -> Iterator[ScaleRow]:
-    """Yield rows of a launch that is stopped; the text lies prepared in `folder`/runs. Raises MachineError when the launch does not train."""
+def measure_stop(folder: Path) -> Iterator[ScaleRow]:
+    """Yield rows of a launch that is interrupted after its first step.
+
+    Args:
+        folder: Folder that holds the prepared text under `runs`, and gets the grid, its log and its database.
+
+    Raises:
+        MachineError: If the launch ends before it trains.
+    """
     file, db = folder / "stop.yaml", folder / "stop.db"
     file.write_text(STOP_GRID)
     command = [*OURS, "launch", str(file), "--executor", "local", "--db", str(db), "--runs", str(folder / "runs")]
     began = time.perf_counter()
-    with (folder / "stop.txt").open("w") as said:
-        launch = subprocess.Popen(command, cwd=folder, stdout=said, stderr=subprocess.STDOUT)
+    with (folder / "stop.txt").open("w") as log:
+        launch = subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
     try:
-        while not _trains(db):
+        while not _is_training(db):
             if launch.poll() is not None:
                 raise MachineError(f"the cell to be stopped does not train: {(folder / 'stop.txt').read_text()[-500:]}")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         yield ScaleRow("launch a cell until its first step", time.perf_counter() - began, "s")
-        asked = time.perf_counter()
+        asked_at = time.perf_counter()
         launch.send_signal(signal.SIGINT)
         launch.wait()
-        yield ScaleRow("Ctrl-C until it has saved and left", time.perf_counter() - asked, "s")
+        yield ScaleRow("Ctrl-C until it has saved and left", time.perf_counter() - asked_at, "s")
     finally:
         launch.terminate()
         launch.wait()
 
 
-def _trains(db: Path) -> bool:
+def _is_training(db: Path) -> bool:
+    """Return True if a cell of the sweep "stop" has done a step; False while the database is being created."""
     try:
         store = open_store(db)
     except (StoreError, StoreMissing):

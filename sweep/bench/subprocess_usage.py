@@ -1,4 +1,4 @@
-"""Benchmarks in a process of their own: resources that a command used, and rows that come within a time limit."""
+"""Commands in processes of their own: measured resources of a command, and rows of a child with a time limit."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ..host.processes import exit_with_parent
 LOOK_S = 0.01
 MIB = 2**20
 OURS = (sys.executable, "-m", "atma_sweep.cli")
-"""What a command of ours begins with."""
+"""Beginning of an `atma-sweep` command."""
 
 
 class ResourceUsage(NamedTuple):
-    """Seconds from start to end and of processor, bytes at most held (0 where the system does not say), and the output."""
+    """Wall and CPU seconds, peak bytes (0 if the system does not report them), and output of a command."""
 
     wall: float
     processor: float
@@ -35,7 +35,10 @@ class ResourceUsage(NamedTuple):
 
 
 def run_measured(command: Sequence[str], folder: Path) -> ResourceUsage:
-    """Runs a command in `folder`. Raises MachineError with the end of what it printed when it fails."""
+    """Run a command in `folder` and return its resource usage; its output is also left in `command.log` there.
+
+    Raises MachineError with the end of the output if the command fails.
+    """
     peak, over = [0], threading.Event()
 
     def watch(pid: int) -> None:
@@ -61,17 +64,18 @@ def run_measured(command: Sequence[str], folder: Path) -> ResourceUsage:
 
 
 def rows_of_child(module: Sequence[str], limit_s: float) -> tuple[list[list[dict[str, Any]]], str | None]:
-    """Run `python -m MODULE ARGUMENT ...` and collect its lines of JSON, each within `limit_s` seconds of the one before.
+    """Run `python -m MODULE ARGUMENT ...` and collect its lines of JSON, with a time limit per line.
 
-    The child and the compilers that it started end with this call, however it ends, and the child with this process.
-    It reads its arguments by `child_arguments`; what it writes to standard error is shown as it comes.
+    The child and the processes that it started are killed at the end of this call, and the child ends with this
+    process. It
+    reads its arguments by `child_arguments`. Its standard error is passed through.
 
     Args:
         module: Name of the module, then its arguments.
         limit_s: Seconds until the first line, and between lines.
 
     Returns:
-        The lines, and why no more came: None when the child ended well.
+        The parsed lines, and the reason why no more came; None if the child ended well.
     """
     command = [sys.executable, "-m", *module, str(os.getpid())]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -91,7 +95,7 @@ def rows_of_child(module: Sequence[str], limit_s: float) -> tuple[list[list[dict
 
 
 def child_arguments() -> list[str]:
-    """Return the arguments that `rows_of_child` was given, in its child, which from now on ends with its parent."""
+    """Return the arguments from `rows_of_child`, in its child process; from then on it ends with its parent."""
     *arguments, parent = sys.argv[1:]
     exit_with_parent(int(parent))
     return arguments
@@ -106,7 +110,7 @@ def _read(child: subprocess.Popen[bytes], arrived: queue.SimpleQueue[bytes | Non
 
 
 def _end_session(child: subprocess.Popen[bytes]) -> None:
-    """Kill whatever lives of a child and of the processes that it started."""
+    """Kill a child and all processes that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

@@ -1,4 +1,4 @@
-"""Tokens per second of whole optimizer steps of real cells, on random tokens."""
+"""Training speed: tokens per second of complete optimizer steps of real cells on random tokens."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from .ceilings import Ceilings, ceilings
 
 @dataclass(frozen=True)
 class Kernel:
-    """What one kernel of a step takes of the device, all its launches together."""
+    """A kernel of one step, all its launches together; `ms` is device time in milliseconds."""
 
     name: str
     kind: str
-    """What it belongs to, see `kind_of`."""
+    """Category, as `kind_of` returns it."""
     launches: int
     ms: float
 
 
 @dataclass
 class TrainRow:
-    """One cell's speed. Memory in bytes, times in seconds."""
+    """Training speed of one cell. Memory in bytes, times in seconds."""
 
     cell: str
     tokens_per_s: float
@@ -51,41 +51,47 @@ class TrainRow:
     first_step: float
     """Building, compiling and the first optimizer step."""
     peak_memory: int
-    """Of this cell alone: weights, optimizer, activations."""
+    """Peak of this cell alone: weights, optimizer and activations."""
     optimizer: float
-    """Clipping and both optimizers, one step."""
+    """Clipping and both optimizers in one step."""
     mfu: float | None
-    """Share of the measured matrix product that the model's own FLOPs reach; None when they are not known."""
+    """Ratio of the model's FLOP/s to the measured matrix product; None if the FLOPs are unknown."""
     mfu_paper: float | None
     kernels: dict[str, str]
     micro_batch: int
     """Rows of a micro-batch."""
     steps: str = ""
-    """Whether steps are replayed as CUDA graphs or queued as they come, and why."""
+    """Queuing of steps, as CUDA graphs or one by one, and the reason."""
     unknown: str | None = None
-    """Why they are not."""
+    """Reason why the FLOPs are unknown."""
     changed: str = ""
-    """What the command changed of the cell, "" when it is as its grid has it."""
+    """Settings that the command changed; "" for the cell as its grid has it."""
     profile: dict[str, float] = field(default_factory=dict)
-    """Share of the time on the device, by kind of kernel."""
+    """Kind of kernel -> share of the device time."""
     lines: list[Kernel] = field(default_factory=list)
-    """The kernels of the profiled step, the longest first."""
+    """Kernels of the profiled step, the longest first."""
 
 
-DEFAULT = ("nope", "rope", "polar", "polar+m1", "polar+d1+m1")
-"""Cells that are timed when none is named: attention types, with memory (m1), with the distractor loss (d1)."""
+DEFAULT_CELLS = ("nope", "rope", "polar", "polar+m1", "polar+d1+m1")
+"""Cells timed by default: attention type, with memory (m1), with the distractor loss (d1)."""
 
 
-def choose(grid: str, slugs: Sequence[str], sets: Sequence[str]) -> list[Cell]:
-    """Cells of a grid by slug, with or without their seed; `DEFAULT` without slugs. As they are, but for `sets`.
+def select_cells(grid: str, slugs: Sequence[str], sets: Sequence[str]) -> list[Cell]:
+    """Return cells of a grid by slug, with or without seed; DEFAULT_CELLS without slugs.
 
-    Raises GridError for an unknown grid or slug.
+    Args:
+        grid: Path or name of the grid.
+        slugs: Slugs of cells.
+        sets: Overrides of `--set`.
+
+    Raises:
+        GridError: For an unknown grid or slug.
     """
     cells = _cells(grid, sets)
     by_slug = {name: cell for cell in reversed(cells) for name in (cell.slug, cell.slug.rsplit("-s", 1)[0])}
     wanted = slugs or [
         f"{attention}-baseline-d{int('d1' in rest)}-m{int('m1' in rest)}-w0"
-        for attention, *rest in (name.split("+") for name in DEFAULT)
+        for attention, *rest in (name.split("+") for name in DEFAULT_CELLS)
     ]
     for slug in wanted:
         if slug not in by_slug:
@@ -95,11 +101,11 @@ def choose(grid: str, slugs: Sequence[str], sets: Sequence[str]) -> list[Cell]:
 
 
 def with_graph_modes(cells: Sequence[Cell], ways: Sequence[str]) -> list[Cell]:
-    """Each cell with `train.graphs` at each of these words; as they are without any."""
-    return [_queued(cell, way) for cell in cells for way in ways] if ways else list(cells)
+    """Return each cell once per value of `train.graphs`; the cells unchanged if `ways` is empty."""
+    return [_with_graphs(cell, way) for cell in cells for way in ways] if ways else list(cells)
 
 
-def _queued(cell: Cell, way: str) -> Cell:
+def _with_graphs(cell: Cell, way: str) -> Cell:
     config = cell.config.model_dump()
     train = TrainConfig.model_validate({**config["train"], "graphs": way})
     return replace(cell, config=cell.config.model_copy(update={"train": train}))
@@ -109,31 +115,35 @@ def _cells(grid: str, sets: Sequence[str]) -> list[Cell]:
     return load_grid(grid, sets=sets, rename="bench").expand(lambda data: "random tokens")
 
 
-def changes(grid: str, cells: Sequence[Cell], sets: Sequence[str]) -> dict[str, str]:
-    """By slug: what `sets` made of the grid's own cell, as "train.micro_batch 4 -> 16"; cells that stayed are left out."""
+def setting_changes(grid: str, cells: Sequence[Cell], sets: Sequence[str]) -> dict[str, str]:
+    """Return slug -> changes from the grid's own cell, such as "train.micro_batch 4 -> 16".
+
+    Unchanged cells are left out; a cell that the grid does not have maps to a text that says so.
+    """
     if not sets:
         return {}
-    own = {cell.slug: _flat(cell.config.model_dump(mode="json")) for cell in _cells(grid, [])}
-    told = {}
+    originals = {cell.slug: _flatten(cell.config.model_dump(mode="json")) for cell in _cells(grid, [])}
+    changes_by_slug = {}
     for cell in cells:
-        before, now = own.get(cell.slug), _flat(cell.config.model_dump(mode="json"))
+        before, now = originals.get(cell.slug), _flatten(cell.config.model_dump(mode="json"))
         if before is None:
-            told[cell.slug] = f"no cell of {grid}"
+            changes_by_slug[cell.slug] = f"no cell of {grid}"
             continue
         differ = (f"{path} {before.get(path)} -> {value}" for path, value in now.items() if before.get(path) != value)
-        told[cell.slug] = ", ".join(differ)
-    return {slug: change for slug, change in told.items() if change}
+        changes_by_slug[cell.slug] = ", ".join(differ)
+    return {slug: change for slug, change in changes_by_slug.items() if change}
 
 
-def _flat(tree: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+def _flatten(tree: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+    """Return nested settings as one mapping of dotted paths, each after the prefix `within`."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
-        leaves |= _flat(value, f"{within}{key}.") if isinstance(value, Mapping) else {f"{within}{key}": value}
+        leaves |= _flatten(value, f"{within}{key}.") if isinstance(value, Mapping) else {f"{within}{key}": value}
     return leaves
 
 
-class _Silent:
-    """A watcher that asks for nothing."""
+class _NoHooks:
+    """Watcher of a training that never stops or saves it."""
 
     def progress(self, step: int, loss: float, tokens_per_s: float) -> None: ...
     def point(self, point: ValidationPoint) -> None: ...
@@ -147,9 +157,10 @@ class _Silent:
 
 
 class TimedCell:
-    """One cell, built and warmed up, whose steps can be timed; on a GPU or on the CPU."""
+    """A cell, built and warmed up, whose steps can be timed, on a GPU or the CPU."""
 
     def __init__(self, cell: Cell, device: torch.device) -> None:
+        """Build the network and run two steps, which compile and capture; takes up to minutes."""
         self.cell, self.device = cell, device
         self.cuda = device.type == "cuda"
         config = cell.config
@@ -166,7 +177,7 @@ class TimedCell:
         if config.train.loss_on == "marked":
             self.steps += "; of a text that marks nothing, so the loss is of all targets"
         """How its steps are queued, and why."""
-        self.trainer = _trainer(self.model, config.train, config.seed, device, graphs, self._refused)
+        self.trainer = _trainer(self.model, config.train, config.seed, device, graphs, self._on_capture_refused)
         if config.train.compile and self.cuda:
             self.model.compile_blocks(regional=config.train.compile == "blocks")
         self.wait()
@@ -182,29 +193,29 @@ class TimedCell:
         """Seconds of the one that steps are captured in, where they are."""
         self.peak = torch.cuda.max_memory_allocated(device) - before if self.cuda else 0
 
-    def _refused(self, why: str) -> None:
+    def _on_capture_refused(self, why: str) -> None:
         self.steps = f"as they come: {why}"
 
     def wait(self) -> None:
-        """Until the device has done what it was given; the CPU always has."""
+        """Block until the device has finished all queued work."""
         if self.cuda:
             torch.cuda.synchronize(self.device)
 
     def _as_launched(self) -> None:
-        """Kernels and exactness as the cell asks for them; both are the process's, and other cells take turns with it."""
+        """Set kernels and determinism of the process as the cell requests; other cells change them in turn."""
         train = self.cell.config.train
         use_torch_backend(train.kernels == "torch")
         torch.use_deterministic_algorithms(train.deterministic)
         torch.backends.cudnn.deterministic = train.deterministic
 
     def advance(self) -> None:
-        """One optimizer step."""
+        """Run one optimizer step."""
         self._as_launched()
         self.trainer.advance(self.step)
         self.step += 1
 
     def optimizer_seconds(self) -> float:
-        """Clipping and both optimizers on gradients of ones."""
+        """Return the seconds of clipping and both optimizers, on gradients of ones."""
         optimizers = self.trainer.optimizers
         for p in optimizers.parameters:
             p.grad = torch.ones_like(p)
@@ -216,29 +227,29 @@ class TimedCell:
         return time.perf_counter() - began
 
     def profile(self) -> list[Kernel]:
-        """Every kernel of one optimizer step, the longest first."""
+        """Return the CUDA kernels of one optimizer step, the longest first; runs the step."""
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             self.advance()
             torch.cuda.synchronize()
-        found = [
+        kernels = [
             Kernel(event.key, kind_of(event.key), event.count, event.self_device_time_total / 1e3)
             for event in profiler.key_averages()
             if event.self_device_time_total > 0
         ]
-        return sorted(found, key=lambda one: -one.ms)
+        return sorted(kernels, key=lambda kernel: -kernel.ms)
 
 
 def shares(lines: Sequence[Kernel]) -> dict[str, float]:
-    """Share of the time by kind of kernel, the largest first."""
+    """Return kind -> share of the kernels' time, the largest first."""
     spent: dict[str, float] = {}
     for line in lines:
         spent[line.kind] = spent.get(line.kind, 0.0) + line.ms
     total = sum(spent.values())
-    return {kind: value / total for kind, value in sorted(spent.items(), key=lambda one: -one[1])}
+    return {kind: value / total for kind, value in sorted(spent.items(), key=lambda item: -item[1])}
 
 
 def kind_of(kernel: str) -> str:
-    """What a CUDA kernel belongs to, by its name."""
+    """Return the category of a CUDA kernel, by its name."""
     name = kernel.lower()
     kinds = {
         "gated convolution and Canon": ("_gated_forward", "_gated_backward", "_canon_"),
@@ -249,8 +260,8 @@ def kind_of(kernel: str) -> str:
         "attention": ("_forward", "_rows", "_dq", "_dkv", "fmha", "flash", "cudnn", "sdpa"),
         "copies": ("memcpy", "memset"),
     }
-    for kind, words in kinds.items():
-        if any(word in name for word in words):
+    for kind, patterns in kinds.items():
+        if any(word in name for word in patterns):
             return kind
     return "other"
 
@@ -265,7 +276,20 @@ def run(
     changed: Mapping[str, str] | None = None,
     tell: Callable[[str], None] = print,
 ) -> tuple[Ceilings, list[TrainRow]]:
-    """Times the cells in turns, `rounds` times `steps` optimizer steps each; `changed` as `changes` gives it."""
+    """Time the cells in turns.
+
+    Args:
+        cells: Cells to time.
+        device: A CUDA device.
+        rounds: Timed rounds per cell.
+        steps: Optimizer steps per round.
+        profile: True profiles one step of each cell.
+        changed: Slug -> changed settings, as `setting_changes` returns them.
+        tell: Called with lines of progress.
+
+    Returns:
+        The device's limits, and a row per cell.
+    """
     if any(cell.config.train.deterministic for cell in cells):
         # read when CUDA is first used; what it costs the others is within the noise
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE
@@ -277,9 +301,9 @@ def run(
     for cell in cells:
         runners.append(TimedCell(cell, device))
         tell(f"{cell.slug}: first step after {runners[-1].first_step:.1f} s")
-    spent: list[list[float]] = [[] for _ in runners]
+    times_by_cell: list[list[float]] = [[] for _ in runners]
     for _ in range(rounds):
-        for runner, times in zip(runners, spent, strict=True):
+        for runner, times in zip(runners, times_by_cell, strict=True):
             torch.cuda.synchronize(device)
             began = time.perf_counter()
             for _ in range(steps):
@@ -288,13 +312,13 @@ def run(
             times.append((time.perf_counter() - began) / steps)
     rows = [
         _row(runner, times, limits, profile=profile, changed=(changed or {}).get(runner.cell.slug, ""))
-        for runner, times in zip(runners, spent, strict=True)
+        for runner, times in zip(runners, times_by_cell, strict=True)
     ]
     return limits, rows
 
 
 def _row(runner: TimedCell, times: Sequence[float], limits: Ceilings, *, profile: bool, changed: str) -> TrainRow:
-    """The numbers of a cell whose steps took these seconds."""
+    """Return the row of a cell from its seconds per step; runs an optimizer step and, if wanted, a profile."""
     config = runner.cell.config
     tokens, length = config.train.batch_tokens, config.train.seq_len
     rate = tokens / statistics.median(times)
@@ -322,7 +346,7 @@ def _row(runner: TimedCell, times: Sequence[float], limits: Ceilings, *, profile
 
 
 def table(limits: Ceilings, rows: Sequence[TrainRow]) -> str:
-    """Markdown; rows are those of a micro-batch."""
+    """Return the rows as a Markdown table, with notes below."""
     lines = [
         limits.line,
         "",
@@ -339,17 +363,17 @@ def table(limits: Ceilings, rows: Sequence[TrainRow]) -> str:
     made: dict[str, list[str]] = {}
     for row in rows:
         made.setdefault(row.changed, []).append(row.cell)
-    for change, of in made.items():
+    for change, cells in made.items():
         lines += [
             "",
-            f"As the grid has them: {', '.join(of)}" if not change else f"Changed: {change} ({', '.join(of)})",
+            f"As the grid has them: {', '.join(cells)}" if not change else f"Changed: {change} ({', '.join(cells)})",
         ]
     ways: dict[str, list[str]] = {}
     for row in rows:
         ways.setdefault(row.steps, []).append(row.cell)
     lines += [line for way, of in ways.items() if way for line in ("", f"Steps {way} ({', '.join(of)})")]
-    made_by = dict.fromkeys(row.kernels["blocks"] for row in rows if "blocks" in row.kernels)
-    lines += [line for way in made_by for line in ("", f"Blocks: {way}")]
+    block_paths = dict.fromkeys(row.kernels["blocks"] for row in rows if "blocks" in row.kernels)
+    lines += [line for way in block_paths for line in ("", f"Blocks: {way}")]
     for row in rows:
         if row.profile:
             parts = ", ".join(f"{kind} {share:.0%}" for kind, share in row.profile.items() if share >= 0.005)
@@ -360,6 +384,16 @@ def table(limits: Ceilings, rows: Sequence[TrainRow]) -> str:
 def _trainer(
     model: Backbone, config: TrainConfig, seed: int, device: torch.device, graphs: bool, refused: Callable[[str], None]
 ) -> Trainer:
+    """Return a trainer on random tokens that never validates, stops or saves.
+
+    Args:
+        model: The network.
+        config: Train section.
+        seed: Seed of the order of rows.
+        device: The device.
+        graphs: True captures steps as CUDA graphs.
+        refused: Called with the reason if capturing fails.
+    """
     tokens = np.random.default_rng(0).integers(0, 256, 4 * config.batch_tokens + 2, dtype=np.uint16)
     return Trainer(
         model=model,
@@ -370,7 +404,7 @@ def _trainer(
         device=device,
         validate=lambda: 0.0,
         validate_every=config.steps,
-        watcher=_Silent(),
+        watcher=_NoHooks(),
         graphs=graphs,
         refused=refused,
     )

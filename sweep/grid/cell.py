@@ -1,4 +1,4 @@
-"""What a cell is: one combination of levels, resolved; its id and its slug."""
+"""Cells: one combination of levels, resolved to a config, with its id and slug."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ from .settings import levels_of
 
 
 def _without_defaults(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that enter an id: neither outside the id, nor at their identity default.
+
+    Args:
+        cls: Config class that declares the fields.
+        values: JSON values of a config; fields newer than it may be missing.
+    """
     fields: dict[str, Any] = {}
     for name, field in cls.model_fields.items():
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
@@ -33,9 +39,16 @@ def _without_defaults(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[s
 def model_identity(
     config: ModelConfig, identity_defaults: Mapping[str, Collection[str]] | None = None
 ) -> dict[str, Any]:
-    """What an id takes of the model section: settings of parts that are switched off are left out.
+    """Return the model section's part of an id, without settings of switched-off parts.
 
-    `identity_defaults` says which settings of a part that is not known stand at their identity default, by section.
+    Args:
+        config: The section.
+        identity_defaults: Config section of settings (such as "memories") -> its fields to leave out. Used for parts
+            whose
+            plugin is not loaded, whose identity defaults are unknown; None uses the registered classes.
+
+    Returns:
+        Field -> JSON value.
     """
     dump = config.model_dump(mode="json")
     model = _without_defaults(ModelConfig, dump)
@@ -55,7 +68,7 @@ def model_identity(
 
 
 def train_identity(config: TrainConfig) -> dict[str, Any]:
-    """What an id takes of the train section: settings of terms that are switched off are left out."""
+    """Return the train section's part of an id (field -> JSON value), without settings of switched-off terms."""
     train = _without_defaults(TrainConfig, config.model_dump(mode="json"))
     unused = MUON_FIELDS if config.optimizer == "adamw" else ("matrix_lr",)
     for name in unused:
@@ -70,35 +83,42 @@ def train_identity(config: TrainConfig) -> dict[str, Any]:
 
 
 def data_identity(config: DataConfig) -> dict[str, Any]:
-    """What an id takes of the data section."""
+    """Return the data section's part of an id (field -> JSON value)."""
     return _without_defaults(DataConfig, config.model_dump(mode="json"))
 
 
 def identity(config: CellConfig) -> dict[str, Any]:
-    """What the id is taken of: identity defaults and settings of parts that are switched off are left out."""
+    """Return the content from which an id is computed: keys model, data, train and seed.
+
+    Fields at their identity default and settings of switched-off parts are left out.
+    """
     model, data, train = model_identity(config.model), data_identity(config.data), train_identity(config.train)
     return {"model": model, "data": data, "train": train, "seed": config.seed}
 
 
 def canonical(value: Any) -> str:
-    """As JSON that is the same for equal values."""
+    """Return canonical JSON: equal values give equal text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def cell_id(config: CellConfig) -> str:
-    """First 12 hex digits of the SHA-256 of the identity as canonical JSON."""
+    """Return the first 12 hex digits of the SHA-256 of the identity as canonical JSON."""
     return _digest(canonical(identity(config)))
 
 
 MOST_UNKNOWN = 8
-"""Settings of parts that are not known, of which `possible_ids` tries every choice."""
+"""Limit on settings of unknown parts, of which `possible_ids` tries every subset."""
 
 
 def possible_ids(config: CellConfig) -> Iterator[str]:
-    """The config's id; ids that it may have while the plugins of its mixer, memory or positions are not loaded.
+    """Yield the ids that a config may have while plugins of its mixer, memory or positions are not loaded.
 
-    Which settings of such a part stand at an identity default is known to the plugin alone: there is one id for each
-    choice of them. Raises KeyError for a part that no plugin brings, and for more than MOST_UNKNOWN settings.
+    Only the plugin knows which of its settings are at an identity default, so there is one id per subset of them.
+    Without
+    unknown parts, the config's own id is yielded.
+
+    Raises:
+        KeyError: For a part that none of the config's plugins provides, and for more than MOST_UNKNOWN settings.
     """
     unknown: dict[str, list[str]] = {}
     for section, table in registry.SETTINGS.items():
@@ -122,7 +142,7 @@ def possible_ids(config: CellConfig) -> Iterator[str]:
 
 
 def id_of_parts(*, model: str, data: str, train: str, seed: int) -> str:
-    """The same from identities of sections that are canonical JSON already."""
+    """Return the cell id from the sections' identities as canonical JSON; equals `cell_id` of the config."""
     return _digest(f'{{"data":{data},"model":{model},"seed":{seed},"train":{train}}}')
 
 
@@ -131,13 +151,18 @@ def _digest(text: str) -> str:
 
 
 def slug(config: CellConfig, extra: Mapping[str, str] | None = None) -> str:
-    """Readable name such as `polar-baseline-d0-m1-w0-s0`; `extra` are levels of axes outside the five."""
+    """Return the readable name of a cell, such as `polar-baseline-d0-m1-w0-s0`.
+
+    Args:
+        config: The cell's config.
+        extra: Path -> level text of axes other than the five, which come before the seed.
+    """
     parts = [slug_part(path.rpartition(".")[2] + value) for path, value in (extra or {}).items()]
     return "-".join([five_levels(config), *parts, f"s{config.seed}"])
 
 
 def five_levels(config: CellConfig) -> str:
-    """The part of a slug that every one has: the levels of the five axes."""
+    """Return the slug prefix common to all cells: the levels of the five built-in axes."""
     level = levels_of(config)
 
     def bit(letter: str, word: str) -> str:
@@ -151,21 +176,21 @@ _NOT_IN_SLUGS = re.compile(r"[^A-Za-z0-9_.+]+")
 
 
 def slug_part(text: str) -> str:
-    """The text with an underscore for whatever is not a letter, digit, dot or plus."""
+    """Return the text with each run of characters other than letters, digits, `_`, `.`, `+` replaced by `_`."""
     return _NOT_IN_SLUGS.sub("_", text)
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One combination of levels and a seed, resolved."""
+    """One combination of levels and a seed, resolved to a config."""
 
     id: str
     slug: str
     config: CellConfig
     axes: dict[str, str]
-    """Axis name -> level, as the grid names them."""
+    """Axis -> level, as the grid names them; only the axes that the grid varies."""
 
     @property
     def levels(self) -> dict[str, str]:
-        """Level of each of the five axes, whether or not the grid varies it."""
+        """Level of each of the five built-in axes, also of those that the grid does not vary."""
         return levels_of(self.config)

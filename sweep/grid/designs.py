@@ -1,4 +1,4 @@
-"""A grid's `design:`, the part of its cells that is launched: read, chosen, and checked against what the grid wants to see."""
+"""Fractional designs (`design:` of a grid): reading, choosing and checking against the grid's contrasts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ KEY = "design"
 
 @dataclass(frozen=True)
 class ChosenDesign:
-    """The design of a grid and the combinations that it takes, by their places among those that `exclude` leaves."""
+    """A grid's design and the indices of its combinations among those that `exclude` leaves."""
 
     design: Design
     members: np.ndarray
 
     def as_json(self) -> dict[str, Any]:
-        """The design as its revision keeps it, with what it mixes and how wide its intervals are."""
+        """Return the design as its revision stores it, with aliases, D-efficiency and relative interval widths."""
         model = self.design.model
         return as_options(self.design) | {
             "aliases": [
@@ -42,7 +42,7 @@ class ChosenDesign:
         }
 
     def lines(self) -> list[str]:
-        """What it is, what cannot be told from what, and how much wider intervals are: a sentence a line, without an end."""
+        """Return the design's description, aliases and precision: one sentence per line, without a full stop."""
         design = self.design
         what = f"design: {design.runs} of {counted(len(design.space.points), 'combination')}, {design.method}"
         if design.words:
@@ -65,9 +65,17 @@ def read_design(
     exclude: Sequence[Mapping[str, Sequence[str]]],
     contrasts: Sequence[Contrast],
 ) -> ChosenDesign:
-    """Return the design that a grid with these axes asks for; `exclude` by the words of levels.
+    """Return the design that a grid declares.
 
-    Raises GridError for what is no design, cannot be made, or cannot estimate a contrast that the grid declares.
+    Args:
+        document: The grid file, for the lines of errors.
+        keys: The validated keys of `design`.
+        levels: Axis -> its levels as written.
+        exclude: Rules of the grid, axis -> level texts.
+        contrasts: Declared contrasts; their interactions are estimated too.
+
+    Raises:
+        GridError: For a design that cannot be constructed, or that cannot estimate a declared contrast.
     """
     space = _space(document, levels, exclude)
     needed = [space.term((contrast.axis, *contrast.within)) for contrast in contrasts if contrast.axis in space.axes]
@@ -82,7 +90,10 @@ def read_design(
 def _space(
     document: GridDocument, levels: Mapping[str, Sequence[Any]], exclude: Sequence[Mapping[str, Sequence[str]]]
 ) -> DesignSpace:
-    """Return the combinations to choose from. An axis of one level is none here; an exclude rule on it holds for all or nothing."""
+    """Return the combinations to choose from, with axes of one level removed. Raises GridError if there is no choice.
+
+    An `exclude` rule keeps its conditions on axes with several levels only.
+    """
     named = {axis: tuple(canonical_level(axis, level) for level in values) for axis, values in levels.items()}
     for axis, names in named.items():
         if len(set(names)) < len(names):
@@ -101,16 +112,17 @@ def _space(
 
 
 class _DesignBuilder:
-    """Makes the design; says in one line why it cannot be made."""
+    """Builder of a design from the section's keys; raises GridError with the reason if there is none."""
 
     def __init__(self, document: GridDocument, keys: DesignKeys, space: DesignSpace, terms: Sequence[Term]) -> None:
         self.document, self.keys, self.space, self.terms = document, keys, space, terms
 
     def error(self, problem: str, key: str) -> GridError:
-        """About a key of the section."""
+        """Return a GridError about a key of the section."""
         return self.document.error((KEY, key), problem)
 
     def build(self) -> ChosenDesign:
+        """Return the design by resolution, fraction or runs, whichever the section gives. Raises GridError."""
         keys = self.keys
         if keys.resolution is not None:
             return self._by_resolution(keys.resolution)
@@ -122,6 +134,7 @@ class _DesignBuilder:
         return self._d_optimal(keys.runs, "runs")
 
     def _by_resolution(self, resolution: int) -> ChosenDesign:
+        """Return the smallest regular fraction of that resolution which estimates all terms. Raises GridError."""
         if self.keys.method not in (None, "regular"):
             raise self.error("a resolution is that of a regular fraction; leave method out, or give runs", "method")
         if self.space.exclude:
@@ -138,6 +151,19 @@ class _DesignBuilder:
         return ChosenDesign(*design_choice.regular_fraction(self.space, self.terms, fraction))
 
     def _by_fraction(self, share: Fraction, key: str = "fraction") -> ChosenDesign:
+        """Return a design of that share of the combinations: a regular fraction if possible, else a D-optimal one.
+
+        A regular fraction needs a power of 1/2 and no excluded combinations, and resolution IV if an axis has more than
+        two
+        levels (III with `method: regular`).
+
+        Args:
+            share: Share of the combinations.
+            key: Key of the section to report in errors.
+
+        Raises:
+            GridError: If `method: regular` has no such fraction, or the share is too small.
+        """
         method = self.keys.method
         halvings = share.denominator.bit_length() - 1
         is_power_of_half = share.numerator == 1 and share.denominator == 2**halvings
@@ -156,6 +182,10 @@ class _DesignBuilder:
         return self._d_optimal(max(1, round(share * len(self.space.points))), key)
 
     def _d_optimal(self, runs: int, key: str) -> ChosenDesign:
+        """Return the D-optimal design of that many combinations.
+
+        Raises GridError, about `key`, for more combinations than the grid has or fewer than the parameters.
+        """
         combinations = counted(len(self.space.points), "combination")
         if runs > len(self.space.points):
             raise self.error(f"{runs} are more than the grid's {combinations}; leave design out to run all", key)
@@ -173,7 +203,10 @@ class _DesignBuilder:
 def _check_contrasts(
     document: GridDocument, chosen: ChosenDesign, contrasts: Sequence[Contrast], levels: Mapping[str, Sequence[Any]]
 ) -> None:
-    """Raise GridError for a declared contrast between cells of the design that cannot be estimated from it."""
+    """Raise GridError for a declared contrast between levels of the design that the design cannot estimate.
+
+    Contrasts on levels of `include` alone are skipped.
+    """
     design, design_rows = chosen.design, chosen.design.model.every[chosen.members]
     for index, contrast in enumerate(contrasts):
         axis = design.space.axes.get(contrast.axis, ())
@@ -196,5 +229,6 @@ def _check_contrasts(
 
 
 def _listed(terms: Sequence[Term]) -> str:
+    """Return the terms as text; at most six, then the number of the others."""
     names = [words(term) for term in terms]
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

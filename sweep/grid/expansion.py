@@ -1,6 +1,7 @@
-"""The cells of a grid's combinations. What combinations share is worked out once: sections of a config, parts of an id.
+"""Expansion of a grid's combinations into cells, with shared work cached.
 
-Ten thousand cells differ in a few settings each, so most of their sections are one and the same object.
+Cells of one grid differ in a few settings each, so most config sections and parts of ids are computed once and shared
+as the same object.
 """
 
 from __future__ import annotations
@@ -24,41 +25,47 @@ Combination = Mapping[str, Any]
 Fingerprint = Callable[[DataConfig], str]
 _ALL_FIELDS = set(CellConfig.model_fields)
 SEARCH, TUNE = "search", "tune"
-"""Keys of studies."""
+"""Keys of the grid file that declare studies."""
 
 
 @dataclass(frozen=True, eq=False)
 class _ResolvedLevel:
-    """One level of an axis as one place of the file writes it, with what it sets."""
+    """One level of an axis as written at one line of the file, with the settings that it makes."""
 
     axis: str
     word: str
     setting: Setting
     layer: Layer
     sections: tuple[str, ...]
-    """Of the config, that it reaches."""
+    """Sections of the config that the level changes."""
     slug: str | None
-    """What it adds to a slug; None for one of the five axes, which every slug has."""
+    """Text that the level adds to a slug; None for the five built-in axes, which every slug has."""
 
 
 @dataclass(frozen=True)
 class _ResolvedSection:
-    """A section, complete, and what an id or a slug takes of it."""
+    """A complete section of a config, with its part of the cell's id."""
 
     config: Any
     identity: str = ""
     prepared: PreparedCorpus | None = None
-    """Of the data section: the corpus, when it was prepared under the name that the section gives."""
+    """Data section only: the corpus, if it was prepared under the name that the section gives."""
 
 
 class Expansion:
-    """Makes cells, combination by combination. It remembers what it worked out, and lives as long as one expansion."""
+    """Factory of a grid's cells, one combination at a time; caches levels, sections and fingerprints."""
 
     def __init__(self, grid: Any, fingerprint: Fingerprint, prepared: PreparedLookup) -> None:
-        """Take a `grid.Grid`, which this file must not import: its layers, levels, seeds and plugins make the cells."""
+        """Index the grid's settings by section.
+
+        Args:
+            grid: A `grid.Grid`, typed Any because this module must not import it.
+            fingerprint: Returns the SHA-256 of the corpus of a data section; called once per section.
+            prepared: Returns the corpus prepared under a name, or None.
+        """
         self._grid, self._fingerprint, self._prepared = grid, fingerprint, prepared
         study = grid.search is not None
-        self._levels_key = f"{TUNE if grid.part else SEARCH}.ranges" if study else "axes"
+        self._levels_key = f"{TUNE if grid.study_level else SEARCH}.ranges" if study else "axes"
         """Key of the file under which levels stand, by axis."""
         self._layers: Sequence[Layer] = grid.layers
         self._command_line: Layer = grid.command_line
@@ -73,9 +80,14 @@ class Expansion:
         self._base_slugs: dict[tuple[int, int], str] = {}
 
     def cells(self, combination: Combination, line: int | None) -> list[Cell]:
-        """The cells of one combination, one a seed; `line` is that of the `include` rule which adds it, None for none.
+        """Return the cells of one combination, one per seed of the grid.
 
-        Raises GridError with the file and line of the setting that is wrong.
+        Args:
+            combination: Axis -> level, as written in the file.
+            line: Line of the `include` rule that adds the combination; None for a combination of `axes` or a trial.
+
+        Raises:
+            GridError: For a setting that is not valid, with the file and line that wrote it.
         """
         levels = [self._level(name, level, line) for name, level in combination.items()]
         self._check_disjoint(levels)
@@ -105,6 +117,10 @@ class Expansion:
         ]
 
     def _level(self, name: str, level: Any, line: int | None) -> _ResolvedLevel:
+        """Return the resolved level of axis `name`, cached by line, axis and the way the level is written.
+
+        The layer holds the level's settings and, for the tuned axis, the settings that its study selected.
+        """
         # by how the level is written: "5" and 5 read alike and are not
         cache_key = (line, name, repr(level))
         resolved = self._levels.get(cache_key)
@@ -112,7 +128,7 @@ class Expansion:
             where = line or self._document.line(*self._levels_key.split("."), name)
             key = f"{'include' if line else self._levels_key}.{name}"
             setting, layer = Setting(level, self._document.path, where, key), Layer()
-            settings.add_level(layer, name, setting, self._grid.named, self._grid.besides)
+            settings.add_level(layer, name, setting, self._grid.custom_axes, self._grid.level_settings)
             word = settings.level_text(name, level)
             tune = self._grid.tune
             tuned = self._grid.tuned.get(word, {}) if tune is not None and tune.per == name else {}
@@ -124,6 +140,7 @@ class Expansion:
         return resolved
 
     def _check_disjoint(self, levels: Iterable[_ResolvedLevel]) -> None:
+        """Raise GridError if two of the levels set the same path."""
         combined: Layer = {}
         for level in levels:
             if not combined.keys().isdisjoint(level.layer):
@@ -133,7 +150,16 @@ class Expansion:
     def _section(
         self, name: str, levels: Iterable[_ResolvedLevel], prepared: PreparedCorpus | None = None
     ) -> _ResolvedSection:
-        """The section that these levels give, beside the corpus that is known by its name; raises Invalid."""
+        """Return section `name` of the config at these levels, cached.
+
+        Args:
+            name: A section of `SECTIONS`.
+            levels: Levels of the combination; those that do not reach the section are ignored.
+            prepared: The prepared corpus of the data section; a larger vocabulary raises the model's `vocab_size`.
+
+        Raises:
+            InvalidConfig: If the section is not valid.
+        """
         reaching = tuple(level for level in levels if name in level.sections)
         key = name, reaching, prepared if name == "model" else None
         resolved = self._sections.get(key)
@@ -150,13 +176,17 @@ class Expansion:
         return resolved
 
     def _layer(self, name: str, levels: Iterable[_ResolvedLevel]) -> Layer:
-        """What is set in a section, the last word last."""
+        """Return all settings of section `name`, in rising precedence: file layers, levels, command line."""
         own = [
             {path: setting for path, setting in level.layer.items() if path.startswith(f"{name}.")} for level in levels
         ]
         return settings.merge([self._file_settings.get(name, {}), *own, self._command_line_settings.get(name, {})])
 
     def _data(self, layer: Layer) -> _ResolvedSection:
+        """Return the data section of these settings, with the tokenizer of its corpus if that is a prepared one.
+
+        Tokenizer settings of files below the one that names the corpus are dropped. Raises InvalidConfig.
+        """
         corpus = layer.get("data.corpus")
         name = corpus.value if corpus is not None else None
         prepared = None
@@ -171,7 +201,11 @@ class Expansion:
     def _with_vocab_size(
         self, model: Any, layer: Layer, levels: Iterable[_ResolvedLevel], prepared: PreparedCorpus
     ) -> Any:
-        """The model with room for the corpus's vocabulary, unless whoever names the corpus says how much there is."""
+        """Return the model section with `vocab_size` raised to the corpus's vocabulary.
+
+        The section is returned unchanged if `model.vocab_size` is set in the file that names the corpus or in one above
+        it.
+        """
         vocab_size, corpus = layer.get("model.vocab_size"), self._layer("data", levels)["data.corpus"]
         if vocab_size is not None and not self._layer_order.is_base_of(vocab_size, corpus):
             return model
@@ -180,7 +214,10 @@ class Expansion:
         )
 
     def _pin(self, data: _ResolvedSection) -> _ResolvedSection:
-        """The data section with the fingerprint of its corpus; raises Invalid for a corpus that nobody knows."""
+        """Return the data section with the corpus fingerprint filled in, cached by section.
+
+        Raises InvalidConfig for a corpus that is not known.
+        """
         pinned = self._pinned.get(id(data))  # which self._sections keeps alive
         if pinned is None:
             config = cast(DataConfig, data.config)
@@ -191,6 +228,7 @@ class Expansion:
         return pinned
 
     def _base_slug(self, config: CellConfig) -> str:
+        """Return the slug prefix of the cell, cached by its model and train sections, which alone determine it."""
         # only these two have levels of the five axes, and self._sections keeps them alive
         key = id(config.model), id(config.train)
         if key not in self._base_slugs:
@@ -202,13 +240,17 @@ class Expansion:
 
 
 def _identity(section: str, config: Any) -> str:
-    """What an id takes of a section, as canonical JSON; of data when its fingerprint is known."""
+    """Return a section's part of the cell's id as canonical JSON: of model and train, "" for every other section.
+
+    The data section gets its identity later, when its fingerprint is known.
+    """
     if section == "model":
         return canonical(model_identity(config))
     return canonical(train_identity(config)) if section == "train" else ""
 
 
 def _by_section(layer: Layer) -> dict[str, Layer]:
+    """Return the layer's settings grouped by section of the config."""
     layers: dict[str, Layer] = {}
     for path, setting in layer.items():
         layers.setdefault(path.partition(".")[0], {})[path] = setting
@@ -218,12 +260,13 @@ def _by_section(layer: Layer) -> dict[str, Layer]:
 # --- corpora that were prepared under a name --------------------------------------------------------------------------
 
 PreparedLookup = Callable[[str], PreparedCorpus | None]
-"""The corpus that was prepared under a name; None for a name that nothing has."""
+"""Returns the corpus prepared under a name, or None for a name that was never prepared."""
 TOKENIZER_FIELDS = ("tokenizer", "tokenizer_file", "end_of_text")
+"""Fields of the data section that define the tokenizer."""
 
 
 class _LayerOrder:
-    """The files of a grid, from the base at the bottom to the command line."""
+    """Precedence of a grid's files: the base lowest, then the files that extend it, then the command line."""
 
     def __init__(self, layers: Sequence[Layer], grid_path: Path) -> None:
         self._top = len(layers)
@@ -232,11 +275,19 @@ class _LayerOrder:
             self._ranks |= {setting.file: rank for setting in layer.values()}
 
     def is_base_of(self, lower: Setting, upper: Setting) -> bool:
-        """Whether the first stands in a file that the other's file extends; the command line is over all."""
+        """Return True if `lower` was written in a file that the file of `upper` extends.
+
+        The command line counts as a file above all others.
+        """
         return self._ranks.get(lower.file, self._top) < self._ranks.get(upper.file, self._top)
 
     def without_base_tokenizer(self, layer: Layer, corpus: Setting) -> Layer:
-        """The data section without what files below the one that names the corpus say of a tokenizer."""
+        """Return the data layer without tokenizer settings from files below the one that names the corpus.
+
+        Args:
+            layer: Settings of the data section.
+            corpus: The setting that names the corpus.
+        """
         tokenizer_paths = {f"data.{name}" for name in TOKENIZER_FIELDS}
         return {
             path: setting
@@ -246,7 +297,10 @@ class _LayerOrder:
 
 
 def _with_tokenizer(data: DataConfig, layer: Layer, prepared: PreparedCorpus) -> DataConfig:
-    """The section with the tokenizer that made the corpus; raises Invalid when the layer says another."""
+    """Return the data section with the tokenizer that prepared the corpus.
+
+    Raises InvalidConfig if the layer sets a tokenizer, file or end-of-text token that gives a different tokenizer.
+    """
     layer_values = {name: layer[f"data.{name}"].value for name in TOKENIZER_FIELDS if f"data.{name}" in layer}
     if "tokenizer" in layer_values and data.tokenizer != prepared.kind:
         raise validate.InvalidConfig(("data.tokenizer",), _tokenizer_conflict(prepared, data.tokenizer))

@@ -1,4 +1,7 @@
-"""From a grid file to cells. Every error names file, line, key, what is allowed and the nearest valid word."""
+"""Grid files: reading, checking and expansion to cells.
+
+Errors name file, line, key, allowed values and the nearest valid word.
+"""
 
 from __future__ import annotations
 
@@ -30,53 +33,60 @@ from .settings import Layer, NamedLevels, Setting, level_text
 from .yaml_document import GridDocument, KeyPath, ValueLimitExceeded, load, value_of
 
 SEED = "seed"
-"""What a seed is called among the axes of an `exclude` rule."""
+"""Key of an `exclude` rule that selects seeds."""
 MOST_CELLS = 20_000
-"""Of a grid, unless `--cells` allows more: planning takes about a quarter of a millisecond a cell."""
+"""Default limit on the cells of a grid; `--cells` raises it. Planning takes about 0.25 ms per cell."""
 NumberedRule = tuple[int, Mapping[str, Sequence[str]]]
-"""A rule of `exclude` behind its place in the list."""
+"""Index in `exclude`, and the rule."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid file, read and checked; `expand` makes its cells."""
+    """A grid file, read and checked; `expand` returns its cells."""
 
     name: str
     description: str
     document: GridDocument
     axes: dict[str, list[Any]]
     custom_axes: NamedLevels
-    """Those of them whose levels the file itself defines."""
+    """Axes of `axes` whose levels the file itself defines."""
     level_settings: NamedLevels
-    """What levels of any axis set besides."""
+    """Additional settings of levels, from the file's `levels`."""
     exclude: list[dict[str, list[str]]]
-    """Axis -> the words of levels that a rule is about; a rule with SEED drops these seeds of its combinations alone."""
+    """Rules: axis -> levels that match. A rule with the key SEED drops only these seeds of its combinations."""
     include: list[tuple[dict[str, list[Any]], int]]
-    """Axis -> the levels to combine, and the line of the rule."""
+    """Rules: axis -> levels to combine, and the line of the rule."""
     seeds: Sequence[int]
     layers: list[Layer]
-    """base chain, then `set` and `resources`; axis levels come after."""
+    """Settings of the base chain, oldest first, then of `set` and `resources`; axis levels override them."""
     command_line: Layer = field(default_factory=dict)
     plugins: tuple[Plugin, ...] = ()
     contrasts: tuple[Contrast, ...] = ()
-    """The differences that the sweep is launched to see; part of no cell."""
+    """Declared comparisons; they are no part of any cell."""
     chosen: designs.ChosenDesign | None = None
-    """The part of the combinations of `axes` that is launched; None: all."""
+    """Fractional design: the combinations of `axes` that are launched; None for all."""
     stop: StoppingRule | None = None
-    """When seeds beyond `seeds` are enough; None: no others are added."""
+    """Rule that adds seeds beyond `seeds` until an interval is narrow enough; None adds none."""
     search: Search | None = None
-    """The study whose trials are the cells; None: a factorial."""
+    """Study whose trials are the cells; None for a factorial."""
     tune: sections.Tune | None = None
-    """The studies that go before the factorial; None: none do."""
+    """Studies that run before the factorial; None without."""
     tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By level of the axis that is tuned: the settings that its cells have."""
+    """Level of the tuned axis -> settings that its study selected."""
     study_level: str = ""
-    """Of a study that goes before a factorial: the level that it is for."""
+    """Level that this study tunes; "" for a grid that is not part of `tune`."""
 
     def expand(self, fingerprint: Fingerprint, prepared: PreparedLookup = lambda name: None) -> list[Cell]:
-        """All cells in grid order: axes in the order written, the last one fastest, seeds innermost.
+        """Return all cells in grid order: axes as written, the last one fastest, seeds innermost.
 
-        Of a grid with `search`, which has no cells before they are proposed, those at the ends of its ranges. `fingerprint` gives the hash of a corpus, `prepared` what was prepared under a name. Raises GridError.
+        A grid with `search` has no cells before they are proposed: the cells at the ends of its ranges are returned.
+
+        Args:
+            fingerprint: Returns the SHA-256 of the corpus of a data section.
+            prepared: Returns the corpus prepared under a name, or None.
+
+        Raises:
+            GridError: For invalid settings, two equal cells, or an `exclude` that drops every cell.
         """
         expansion = self.expansion(fingerprint, prepared)
         if self.search is not None:
@@ -101,21 +111,24 @@ class Grid:
         return cells
 
     def expansion(self, fingerprint: Fingerprint, prepared: PreparedLookup = lambda name: None) -> Expansion:
-        """What makes the cells of its combinations of levels, or of its trials."""
+        """Return the factory that makes cells of single combinations or trials; its caches last as long as it does."""
         return Expansion(self, fingerprint, prepared)
 
     @property
     def short_path(self) -> str:
-        """Return the path that names the file on a command line; of a shipped grid its name."""
+        """Return the path that names the file on a command line; the name alone for a shipped grid."""
         path = self.document.path
         return path.stem if path.parent == GRIDS else str(path)
 
     def setting(self, path: str) -> Setting | None:
-        """Return the setting of a dotted path that the file, its bases or the command line make, levels of axes aside."""
+        """Return the effective setting of a dotted path from base, file or command line; None if it is unset.
+
+        Levels of axes are ignored.
+        """
         return settings.merge([*self.layers, self.command_line]).get(path)
 
     def studies(self) -> dict[str, Grid]:
-        """By level of the axis that is tuned: the study of it, as a grid of its own."""
+        """Return level name -> the study of that level, as a grid of its own with one seed; empty without `tune`."""
         if self.tune is None:
             return {}
         studies = {}
@@ -143,7 +156,10 @@ class Grid:
         return studies
 
     def _duplicate_cell_error(self, first: Cell, second: Cell, line: int | None) -> GridError:
-        """Two combinations that resolve to one cell; blames the include rule, else the first axis that differs."""
+        """Return the error for two combinations that resolve to one cell.
+
+        The error points to the `include` rule at `line`, or else to the first axis whose levels differ.
+        """
         names = [combination_text(cell.axes, cell.config.seed) for cell in (first, second)]
         problem = f"cells {names[0]} and {names[1]} are the same cell; exclude one of them"
         if line is not None:
@@ -152,12 +168,13 @@ class Grid:
         return self.document.error(("axes", axis), problem)
 
     def _crossed(self) -> Iterator[tuple[Combination, dict[str, str]]]:
-        """Yield every combination of the levels of `axes`, and the words of the levels."""
+        """Yield every combination of `axes`: axis -> level as written, and axis -> level as text."""
         texts = [[level_text(name, level) for level in levels] for name, levels in self.axes.items()]
         for levels, level_names in zip(itertools.product(*self.axes.values()), itertools.product(*texts), strict=True):
             yield dict(zip(self.axes, levels, strict=True)), dict(zip(self.axes, level_names, strict=True))
 
     def _combinations(self) -> Iterator[tuple[Combination, int | None]]:
+        """Yield (combination, line) after `exclude` and design: those of `axes` with line None, then of `include`."""
         if self.axes or not self.include:
             dropped = self._exclude_rules(seeds=False)
             members = None if self.chosen is None else set(self.chosen.members.tolist())
@@ -172,11 +189,14 @@ class Grid:
                 yield dict(zip(rule, levels, strict=True)), line
 
     def _exclude_rules(self, *, seeds: bool) -> list[NumberedRule]:
-        """The rules of `exclude` that drop whole combinations, or those that drop seeds of them, each with its place."""
+        """Return the `exclude` rules with their indices: those with a SEED key for `seeds`, else those without."""
         return [(index, rule) for index, rule in enumerate(self.exclude) if (SEED in rule) == seeds]
 
     def excluded_combinations(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """What `exclude` drops, each with the place of the first rule that does: a combination, or with SEED one seed of it."""
+        """Yield each combination that `exclude` drops, after the index of the first rule that matches.
+
+        A combination is axis -> level text; it has the additional key SEED where a rule drops one of its seeds.
+        """
         if not self.exclude:
             return
         combination_rules, seed_rules = self._exclude_rules(seeds=False), self._exclude_rules(seeds=True)
@@ -190,7 +210,10 @@ class Grid:
                     yield first, seeded
 
     def check_size(self, max_cells: int) -> None:
-        """Counts the cells without making any, those that `exclude` drops too. Raises GridError for more than `last`."""
+        """Raise GridError if the grid has more than `max_cells` cells.
+
+        Cells are counted, not made; those that `exclude` drops count too, and so do all seeds of a stopping rule.
+        """
         seeds = self.seeds.stop if isinstance(self.seeds, range) else len(self.seeds)  # len() ends at 2**63
         seeds = seeds if self.stop is None else self.stop.most
         factors = {f"axes.{name}": len(levels) for name, levels in self.axes.items()}
@@ -209,23 +232,30 @@ class Grid:
 
 
 def _first_matching_rule(rules: Iterable[NumberedRule], level_names: Mapping[str, str]) -> int | None:
-    """The place of the first rule that a combination of levels meets; None for one that meets none."""
+    """Return the index of the first rule that matches a combination of level texts; None if none does."""
     return next(
         (index for index, rule in rules if all(level_names[name] in levels for name, levels in rule.items())), None
     )
 
 
 def combination_text(levels: Mapping[str, str], seed: int) -> str:
-    """(attn_type=polar, memory=on, seed=0)."""
+    """Return a combination as text, such as "(attn_type=polar, memory=on, seed=0)"."""
     return "(" + ", ".join([*(f"{name}={word}" for name, word in levels.items()), f"seed={seed}"]) + ")"
 
 
 def load_grid(
     name: str | Path, *, sets: Sequence[str] = (), rename: str | None = None, most: int | None = None
 ) -> Grid:
-    """Reads a grid by path or shipped name, with `--set path=value` overrides of highest precedence.
+    """Read and check a grid file; plugins that it names are imported.
 
-    Raises GridError, also for a grid of more cells than `last`, by default MOST_CELLS.
+    Args:
+        name: Path of the file, or name of a shipped grid.
+        sets: Overrides `path=value` of `--set`, of highest precedence; they require `rename`.
+        rename: Name of the sweep instead of the file's own.
+        most: Largest number of cells; None for MOST_CELLS.
+
+    Raises:
+        GridError: For a file that is missing or invalid, and for a grid that is too large.
     """
     path = find_file(name)
     if path is None and Path(name).parent == Path("grids"):
@@ -295,7 +325,16 @@ def _validated(document: GridDocument) -> GridFile:
 
 
 def _layers(document: GridDocument, file: GridFile, seen: tuple[Path, ...] = ()) -> list[Layer]:
-    """Return the base chain, oldest first, and the file's own `set` and `resources` as one last layer."""
+    """Return the settings of the base chain, oldest first, then the file's own `set` and `resources` as one layer.
+
+    Args:
+        document: The file.
+        file: Its validated keys.
+        seen: Resolved paths of the files that extend this one, to detect cycles.
+
+    Raises:
+        GridError: For a base that does not exist, extends itself, or has keys that a base may not have.
+    """
     layers: list[Layer] = []
     if file.extends:
         path, this_path = find_file(file.extends, document.path.parent, "base"), document.path.resolve()
@@ -316,7 +355,7 @@ def _layers(document: GridDocument, file: GridFile, seen: tuple[Path, ...] = ())
 
 
 def _check_axis(document: GridDocument, custom_axes: NamedLevels, name: str, *where: str | int) -> None:
-    """Raise GridError for an axis that is none of the five, of the file's own, or the path of a setting."""
+    """Raise GridError for an axis that is neither built in, nor defined in the file, nor the path of a setting."""
     if name in settings.AXES or name in custom_axes:
         return
     if "." not in name and name not in settings.COMPUTED and settings.path_problem(name):
@@ -329,7 +368,10 @@ def _check_axis(document: GridDocument, custom_axes: NamedLevels, name: str, *wh
 def _check_level(
     document: GridDocument, custom_axes: NamedLevels, name: str, level: Any, where: KeyPath, *, below: KeyPath = ()
 ) -> None:
-    """Raise GridError for a level that an axis does not have; those of a setting are checked with its cells."""
+    """Raise GridError for a level that a built-in or custom axis does not have.
+
+    Levels of setting paths are not checked here, but when their cells are made.
+    """
     if name in settings.AXES or name in custom_axes:
         levels = custom_axes[name] if name in custom_axes else settings.AXES[name].levels()
         if level_text(name, level) not in levels:
@@ -337,7 +379,7 @@ def _check_level(
 
 
 def _axes(document: GridDocument, axes: Mapping[str, Any], custom_axes: NamedLevels) -> dict[str, list[Any]]:
-    """Return the levels of every axis. Raises GridError."""
+    """Return axis -> levels as written. Raises GridError for an unknown axis, no levels, or a repeated level."""
     levels_by_axis: dict[str, list[Any]] = {}
     for name, levels in axes.items():
         if name in custom_axes:
@@ -361,7 +403,10 @@ def _axes(document: GridDocument, axes: Mapping[str, Any], custom_axes: NamedLev
 
 
 def _exclude(document: GridDocument, file: GridFile, crossed: Mapping[str, list[Any]]) -> list[dict[str, list[str]]]:
-    """Return the rules of `exclude`, in words of levels. Raises GridError."""
+    """Return the `exclude` rules with levels as text.
+
+    Raises GridError for axes, levels or seeds that the grid does not have.
+    """
     rules = []
     texts = {name: dict.fromkeys(level_text(name, level) for level in levels) for name, levels in crossed.items()}
     for index, rule in enumerate(file.exclude):
@@ -380,7 +425,10 @@ def _exclude(document: GridDocument, file: GridFile, crossed: Mapping[str, list[
 
 
 def _check_seeds(document: GridDocument, where: KeyPath, named: Sequence[Any], seeds: Sequence[int]) -> None:
-    """Raise GridError for seeds of an `exclude` rule that the grid does not have, or that it cannot drop."""
+    """Raise GridError for seeds of an `exclude` rule that the grid lacks or cannot drop.
+
+    With a design or a stopping rule, all combinations have the same seeds.
+    """
     for key in (designs.KEY, sections.STOP):
         if key in document.data:
             raise document.error(where, f"does not go with {key}, which has the same seeds for all; leave one out")
@@ -393,7 +441,7 @@ def _check_seeds(document: GridDocument, where: KeyPath, named: Sequence[Any], s
 def _include(
     document: GridDocument, rules: Sequence[dict[str, list[Any]]], custom_axes: NamedLevels
 ) -> list[tuple[dict[str, list[Any]], int]]:
-    """Return the rules of `include` with their lines. Raises GridError."""
+    """Return the `include` rules with their lines. Raises GridError for an unknown axis or level."""
     for index, rule in enumerate(rules):
         for name, levels in rule.items():
             where = ("include", index, name)
@@ -404,7 +452,7 @@ def _include(
 
 
 def _plugins(document: GridDocument) -> Iterator[Plugin]:
-    """Import the plugin files that a grid names. Raises GridError."""
+    """Import the plugin files that a grid names, and yield each with its hash. Raises GridError."""
     names = document.data.get("plugins", [])
     for index, name in enumerate(names if isinstance(names, list) else []):
         path = document.path.parent / str(name)
@@ -422,7 +470,7 @@ def _plugins(document: GridDocument) -> Iterator[Plugin]:
 
 
 def parse_value(text: str) -> Any:
-    """A command-line value as YAML would read it. Raises GridError for one that is too large, or not in UTF-8."""
+    """Return a command-line value as YAML reads it. Raises GridError if it is too large or not valid UTF-8."""
     if not is_utf8(text):
         raise GridError("command line", None, quoted_short(text), "is not in UTF-8, so it cannot be written down")
     try:
@@ -432,6 +480,7 @@ def parse_value(text: str) -> Any:
 
 
 def _command_line(sets: Sequence[str]) -> Layer:
+    """Return the overrides of `--set` as one layer. Raises GridError for text without "=" and for an unknown path."""
     layer: Layer = {}
     for item in sets:
         path, equals, value = item.partition("=")

@@ -1,7 +1,8 @@
-"""Every key of a grid file: its type, its limits and its description, declared once.
+"""Keys of a grid file, each declared once with its type, limits and description.
 
-Reading, error messages, the JSON Schema (`grids/schema.json`) and what editors show of a key follow from these models. What
-needs several sections at once, such as the levels of a contrast, is checked by the module of that section.
+Reading, error messages, the JSON Schema (`grids/schema.json`) and editor hints follow from these models. Checks that
+need
+several sections at once, such as the levels of a contrast, are in the module of that section.
 """
 
 from __future__ import annotations
@@ -47,27 +48,35 @@ NUMBER = r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?([eE][-+]?[0-9]+)?$"
 SWITCH = "^([Oo][Nn]|[Oo][Ff][Ff]|[Yy][Ee][Ss]|[Nn][Oo]|[Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee])$"
 SCALAR = {"type": ["string", "number", "boolean", "null"]}
 BASE_KEYS = ("description", "extends", "set", "resources")
-"""Keys of a base, which makes no cells by itself."""
+"""Keys that a base may have; a base defines no cells itself."""
 MOST_TRIALS = 10_000
 SAMPLERS, PRUNERS, DIRECTIONS = get_args(Sampler), get_args(Pruner), get_args(Direction)
 SEARCHED = ("model", "train")
-"""Sections of a config that make another cell, but for the text, which all trials share."""
+"""Sections of a config whose settings a study may vary; all trials share the text."""
 PRUNER_METRIC = "val.val_loss"
-"""The number whose curve a pruner reads."""
+"""Metric whose curve a pruner reads."""
 NOT_PRUNED = (
     "a pruner ends cells by their validation loss on the way, which in the published sweep would have ended the best ones at retrieval "
     "(docs/designs.md, Why a factorial grid is not pruned); cells of a factorial run to their end"
 )
 OF_FACTORIALS = ("axes", "levels", "exclude", "include", "design", "contrasts", "stop", "tune")
-"""Keys that are about the cells of a factorial grid."""
+"""Keys that apply only to factorial grids."""
 RESOLUTIONS = {name: number for number, name in enumerate(regular_fractions.ROMAN) if number > 2}
 SIZES = ("fraction", "runs", "resolution")
 MODELS = {"main": 1, "two-way": 2}
-"""Interactions of how many axes are estimated, besides those that declared contrasts need."""
+"""Name -> largest number of axes whose interactions are estimated, besides those that declared contrasts need."""
 
 
 def find_file(name: str | Path, relative_to: Path | None = None, folder: str = "") -> Path | None:
-    """Return the path of a grid or base: beside the asking file (or the working folder), then among the shipped ones."""
+    """Return the path of a grid or base, searched in a folder first, then among the shipped ones; or None.
+
+    A name without a folder may lack ".yaml". A name with a folder is never looked up inside `folder`.
+
+    Args:
+        name: File name or path.
+        relative_to: Folder to search first; None for the working folder.
+        folder: Subfolder for plain names, such as "base".
+    """
     target = Path(name)
     if not target.name:
         return None
@@ -83,7 +92,7 @@ def find_file(name: str | Path, relative_to: Path | None = None, folder: str = "
 
 
 def shipped(folder: str = "") -> list[str]:
-    """Return the names of the shipped grids, or of the bases with folder="base"."""
+    """Return the sorted names of the shipped grids, or of the bases with folder="base"."""
     return sorted(path.stem for path in (GRIDS / folder).glob("*.yaml"))
 
 
@@ -92,7 +101,7 @@ def shipped(folder: str = "") -> list[str]:
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a cell. `length`: a context length, 0 for a number that has none, None for the average over all."""
+    """A number of a cell: probe, metric and length (tokens; 0 for no length, None for the average over all lengths)."""
 
     probe: str
     metric: Metric
@@ -100,13 +109,20 @@ class Measure:
 
     @property
     def text(self) -> str:
-        """In full: needle.digit_accuracy@65536, val.val_loss."""
+        """Full name, such as needle.digit_accuracy@65536 or val.val_loss."""
         length = AVERAGE_LENGTH if self.length is None else str(self.length)
         return f"{self.probe}.{self.metric.name}" + (f"@{length}" if self.length != 0 else "")
 
 
 def check_measured(probe: str, metric: str, length: int | None, requests: Collection[tuple[str, int]]) -> None:
-    """Raise PydanticCustomError for a number that no cell has which is asked for these probes and lengths."""
+    """Raise PydanticCustomError if no cell produces the number.
+
+    Args:
+        probe: Name of a probe, or a training source, which is never refused.
+        metric: Name of its metric, for the error.
+        length: Context length in tokens; None for an average.
+        requests: The (probe, length) pairs at which cells are evaluated.
+    """
     lengths = sorted(at for name, at in requests if name == probe)
     if not lengths and probe in PROBES:
         probes = [*sorted({name for name, _ in requests}), *TRAINING_SOURCES]
@@ -117,16 +133,16 @@ def check_measured(probe: str, metric: str, length: int | None, requests: Collec
 
 
 def measure(text: object, *, short: bool = True, average: bool = False, where: Sequence[str] = ()) -> Measure:
-    """Return the number that a grid means; `needle@65536` is the probe's first, `val_loss` the only one of that name.
+    """Return the number that a text names: `needle@65536` is the probe's first metric, `val_loss` a unique one.
 
     Args:
         text: As the file writes it.
-        short: Whether a probe or a metric alone is enough.
-        average: Whether `@avg` may stand for a context length.
+        short: True if a probe or a metric alone is enough.
+        average: True if `@avg` may stand for a context length.
         where: Keys below the one that is being read, for the error.
 
     Raises:
-        PydanticCustomError: With what is allowed.
+        PydanticCustomError: For a text that names no number, with the allowed names.
     """
     if not isinstance(text, str) or not (short or "." in text.partition("@")[0]):
         must = "must be the name of a number such as val_loss or needle@65536"
@@ -147,7 +163,11 @@ def measure(text: object, *, short: bool = True, average: bool = False, where: S
 
 
 def _resolve_metric(name: str, where: Sequence[str]) -> tuple[str, Metric]:
-    """Return the probe and the metric of a name without a length."""
+    """Return (probe, metric) of a name without a context length.
+
+    The name is a probe (its first metric), a metric that only one probe has, or probe.metric. Raises
+    PydanticCustomError.
+    """
     sources = [*PROBES, *TRAINING_SOURCES]
     probe, dot, metric = name.partition(".")
     if not dot and name in sources:
@@ -170,7 +190,7 @@ def _resolve_metric(name: str, where: Sequence[str]) -> tuple[str, Metric]:
 
 
 def own_metrics(probe: str) -> Sequence[Metric]:
-    """Return the metrics of a probe, or of a training in place of one: the main number first."""
+    """Return the metrics of a probe or of a training source, the main one first."""
     return metrics.metrics_of_probe(probe) or tuple(PROBES.load(probe).metrics)
 
 
@@ -179,7 +199,7 @@ def own_metrics(probe: str) -> Sequence[Metric]:
 
 @dataclass(frozen=True)
 class Checked:
-    """A validator with the JSON Schema of the values that it accepts; annotates a field in place of pydantic's own check."""
+    """Validator with the JSON Schema of the values that it accepts; replaces pydantic's check of a field."""
 
     check: Callable[[Any], Any]
     schema: Mapping[str, Any]
@@ -192,10 +212,17 @@ class Checked:
 
 
 def integer(minimum: int, maximum: int = MAX_INT64, limits: str = "") -> Checked:
-    """Accept whole numbers from `minimum` to `max_seeds`; `limits` says so in a message."""
+    """Return a check for integers from `minimum` to `maximum`, both included.
+
+    Args:
+        minimum: Smallest allowed value.
+        maximum: Largest allowed value.
+        limits: Description of the range in the error message; "" for "from ... to ...".
+    """
     limits = limits or f"from {minimum}" + (f" to {maximum}" if maximum < MAX_INT64 else "")
 
     def check(value: Any) -> int:
+        """Return the value. Raises PydanticCustomError for a bool, a non-integer, and a value out of range."""
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
             raise key_error(f"must be a whole number {limits}, got {value!r}")
         return value
@@ -205,7 +232,16 @@ def integer(minimum: int, maximum: int = MAX_INT64, limits: str = "") -> Checked
 
 
 def number_of(value: Any, must: str, *, above: float = -math.inf) -> float:
-    """Return a finite number, also of one written as text; the message of the error begins with `must`."""
+    """Return a finite number, parsed from text if needed.
+
+    Args:
+        value: Number or text.
+        must: Beginning of the error message.
+        above: Exclusive lower bound.
+
+    Raises:
+        PydanticCustomError: For a bool, text that is no number, and a value out of range.
+    """
     number = value
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
@@ -216,7 +252,7 @@ def number_of(value: Any, must: str, *, above: float = -math.inf) -> float:
 
 
 def number(must: str, *, above: float = -math.inf) -> Checked:
-    """Accept finite numbers above a bound, also as text, and null, which editors refuse."""
+    """Return a check for finite numbers above a bound, which also accepts numbers as text, and null as None."""
     schema = {"type": ["number", "string"], "pattern": NUMBER}
     return Checked(
         lambda value: None if value is None else number_of(value, must, above=above),
@@ -225,10 +261,18 @@ def number(must: str, *, above: float = -math.inf) -> Checked:
 
 
 def choice(key: str, values: Iterable[str], *, null: bool = False, default: str | None = None) -> Checked:
-    """Accept some words, and null where it means none, or (which editors refuse) the default."""
+    """Return a check for some words.
+
+    Args:
+        key: Name of the key, for the error message.
+        values: Allowed words.
+        null: True if null is allowed and gives `default`.
+        default: Value that null gives; if set, null is allowed too, but not in the JSON Schema.
+    """
     allowed = tuple(values)
 
     def check(value: Any) -> str | None:
+        """Return the word, or `default` for null. Raises PydanticCustomError for any other value."""
         if value is None and (null or default):
             return default
         if value not in allowed:
@@ -257,7 +301,7 @@ def _rule(value: Any) -> dict[str, list[Any]]:
 
 
 def _seeds(value: Any) -> Sequence[int]:
-    """Return the seeds of a count, or those of a list."""
+    """Return the seeds: 0 to n - 1 for a count n, or those of a list. Raises PydanticCustomError."""
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 1:
             raise key_error(f"must be at least 1, got {value}")
@@ -269,7 +313,10 @@ def _seeds(value: Any) -> Sequence[int]:
 
 
 def _fraction(value: Any) -> Fraction:
-    """Return a share above 0 and below 1."""
+    """Return a share between 0 and 1, both excluded, from a number or text such as "1/4".
+
+    Raises PydanticCustomError for anything else.
+    """
     try:
         share = Fraction(0) if isinstance(value, bool) else Fraction(str(value).replace(" ", ""))
     except (ValueError, ZeroDivisionError):
@@ -287,7 +334,10 @@ def _resolution(value: Any) -> int:
 
 
 def _objectives(value: Any) -> dict[str, Direction]:
-    """Return the direction of each number that a study searches for."""
+    """Return objective (full name, such as "val.val_loss") -> direction; a metric's own direction is the default.
+
+    Raises PydanticCustomError for an unknown number, a repeated one, or one without a direction.
+    """
     names = list(value) if isinstance(value, list | Mapping) else [value]
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise key_error(f"must be a number such as val_loss, or map several to minimize or maximize, got {value!r}")
@@ -314,7 +364,10 @@ def _range(value: Any) -> IntervalKeys | list[Any]:
 
 
 def _choice_of(path: str, levels: Sequence[Any]) -> LevelChoice:
-    """Return the range of a list of levels."""
+    """Return the range of a list of levels of `path`.
+
+    Raises PydanticCustomError for fewer than two distinct levels, and for levels that are not valid.
+    """
     names = [level_text(path, level) for level in levels]
     if len(set(names)) < max(2, len(names)):
         raise key_error("needs two or more levels, all different; what does not vary goes into set", path)
@@ -380,7 +433,7 @@ SeedCount = Annotated[int, integer(2, MOST_SEEDS)]
 
 
 def _optional(**more: Any) -> Any:
-    """Return the field of a key that may be left out and has no null."""
+    """Return a field that may be left out but not be null in the JSON Schema."""
     return Field(None, **more)
 
 
@@ -398,7 +451,10 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_its_keys(cls, value: Any) -> Any:
-        """Refuse what is no mapping, unknown keys, and a required key that is not there (or one of `lacking`)."""
+        """Return the mapping unchanged; refuse anything else, unknown keys, and missing required keys.
+
+        A required key with a value of `lacking` counts as missing.
+        """
         if not isinstance(value, Mapping):
             raise key_error(f"{cls.must}, got {value!r}")
         for name in value:
@@ -460,6 +516,7 @@ class StopKeys(Section):
     @field_validator("ci", mode="before")
     @classmethod
     def _is_a_width(cls, value: Any, info: ValidationInfo) -> Any:
+        """Return the interval width as a number above 0; unchanged if `metric` itself is not valid."""
         target = info.data.get("metric")
         if target is None:
             return value
@@ -506,6 +563,7 @@ class IntervalKeys(Section):
 
     @model_validator(mode="after")
     def _is_a_range(self) -> IntervalKeys:
+        """Return the section; refuse ends that are out of order and steps that do not fit."""
         low, high, step = self.low, self.high, self.step
         if low >= high:
             raise key_error(f"low must be below high, got {low:g} and {high:g}")
@@ -518,7 +576,10 @@ class IntervalKeys(Section):
         return self
 
     def interval(self, path: str) -> Interval:
-        """Return the range of the setting `path`, with whole ends where it takes whole numbers alone."""
+        """Return the range of the setting `path`, with integer ends for an integer setting.
+
+        Raises PydanticCustomError for a fractional end of an integer setting.
+        """
         kind = int if settings.is_integer_setting(path) else float
         ends = {name: end for name, end in self if name != "log" and end is not None}
         for name, end in ends.items():
@@ -552,7 +613,7 @@ class SearchKeys(Section):
     @field_validator("ranges", mode="before")
     @classmethod
     def _are_of_settings(cls, value: Any) -> Any:
-        """Refuse ranges of what is no axis, and no setting of model or train."""
+        """Return the ranges unchanged; refuse keys that are neither an axis nor a setting of `SEARCHED`."""
         if not isinstance(value, Mapping):
             raise key_error(f"must map settings to a range each, got {value!r}")
         for path, levels in value.items():
@@ -580,7 +641,7 @@ class SearchKeys(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> SearchKeys:
-        """Refuse a sampler, its options or a pruner that do not suit the ranges and objectives."""
+        """Return the section; refuse a sampler, sampler options or a pruner that do not suit ranges and objectives."""
         numbers, objectives = sum(isinstance(ends, Interval) for ends in self.ranges.values()), [*self.objective]
         if self.sampler == "cmaes" and numbers < 2:
             problem = f"cmaes searches two or more numbers at once, and {numbers} of these ranges has low and high; use tpe, or give such ranges"
@@ -598,7 +659,7 @@ class SearchKeys(Section):
         return self
 
     def search(self) -> Search:
-        """Return the study."""
+        """Return the study that the section declares."""
         options: dict[str, Any] = {
             name: getattr(self, name) for name in ("startup", "population") if name in self.model_fields_set
         }
@@ -619,6 +680,7 @@ class TuneKeys(SearchKeys):
     @model_validator(mode="before")
     @classmethod
     def _is_not_pruned(cls, value: Any) -> Any:
+        """Return the value unchanged; refuse a pruner, since every level gets the same compute."""
         if isinstance(value, Mapping) and value.get("pruner") is not None:
             problem = f"every level gets the same compute, and a pruner would give each another; {NOT_PRUNED}"
             raise key_error(problem, "pruner")
@@ -668,7 +730,10 @@ class GridFile(Section):
     @model_validator(mode="before")
     @classmethod
     def _suits_its_cells(cls, value: Any) -> Any:
-        """Refuse a pruner where cells are not proposed, with the reason, and keys of a factorial beside a study."""
+        """Return the keys, without empty optional sections in a study.
+
+        Refuses a pruner outside `search`, and keys of a factorial together with `search`.
+        """
         search = value.get("search")
         if "pruner" in value:
             raise key_error(NOT_PRUNED, "pruner")

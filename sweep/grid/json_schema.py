@@ -1,4 +1,4 @@
-"""The JSON Schema of a grid file, made from its models, the config classes and the axis table, so that editors complete it."""
+"""JSON Schema of a grid file, from its models, the config classes and the axis table; editors complete by it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from .settings import AXES, AXIS_NAME, COMPUTED, Axis
 
 
 class _InOrder(GenerateJsonSchema):
-    """Keeps keys in the order of their declaration."""
+    """Schema generator that keeps keys in the order of their declaration."""
 
     def sort(self, value: JsonSchemaValue, parent_key: str | None = None) -> JsonSchemaValue:
         return value
 
 
 LEVELS = {"type": "array", "minItems": 2, "uniqueItems": True, "items": SCALAR}
-"""Of a range without ends."""
+"""Schema of a range given as a list of levels."""
 
 
 def _open_numbers(node: Any) -> Any:
-    """1e9 and 1_000 are numbers to us and text to JSON Schema, and on/off are booleans: allow the text too."""
+    """Return the schema with text allowed for numbers and booleans: 1e9, 1_000 and on/off are text to JSON Schema.
+
+    The keys default, identity, outside, title and required are removed at every depth.
+    """
     if isinstance(node, list):
         return [_open_numbers(item) for item in node]
     if not isinstance(node, dict):
@@ -40,18 +43,20 @@ def _open_numbers(node: Any) -> Any:
 
 
 def _registered_levels(name: str, axis: Axis) -> dict[str, Any]:
+    """Return the schema of an axis's registered levels."""
     levels = axis.levels()
     return {"enum": [*levels, *([True, False] if "off" in levels else [])]}
 
 
 def _level(name: str, axis: Axis) -> dict[str, Any]:
+    """Return the schema of one level; any text is allowed where a plugin may add levels."""
     # that of a part may be any name, since a plugin may add parts; the known ones are there for completion
     registered = _registered_levels(name, axis)
     return {"anyOf": [registered, {"type": "string"}]} if axis.accepts_plugins else registered
 
 
 def _closed_without_plugins() -> dict[str, Any]:
-    """In a grid without plugins only the known levels are right."""
+    """Return a condition that allows only registered levels in grids without plugins."""
     registered = {name: _registered_levels(name, axis) for name, axis in AXES.items() if axis.accepts_plugins}
     lists = {name: {"items": level} for name, level in registered.items()}
     return {
@@ -61,7 +66,7 @@ def _closed_without_plugins() -> dict[str, Any]:
 
 
 def _config() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the sections of a cell's config as a grid may set them, and the definitions that they refer to."""
+    """Return (section -> schema that a grid may set, definitions that the schemas refer to)."""
     config = _open_numbers(CellConfig.model_json_schema())
     definitions = config.pop("$defs")
     for definition in definitions.values():
@@ -132,7 +137,7 @@ def grid_schema() -> dict[str, Any]:
 
 
 def _without(node: Any, *names: str) -> Any:
-    """Return a schema without what pydantic adds to it; properties of those names stay."""
+    """Return a schema without the named keys at any depth; properties and definitions of those names stay."""
     if isinstance(node, list):
         return [_without(item, *names) for item in node]
     if not isinstance(node, dict):

@@ -1,4 +1,4 @@
-"""Parts that live outside the package: one Python file, named in a grid under `plugins`."""
+"""Plugins: Python files outside the package, named in a grid, that register mixers, memories, corpora and more."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ..host.signals import StopRequested
 
 
 class Pluggable(NamedTuple):
-    """A part of a cell that a plugin may define, and where the cell's config names it."""
+    """A part of a cell that a plugin may define, and the config fields that name it."""
 
     registry: Registry[Any]
     section: str
     name: str
-    """Field of the part's name."""
+    """Field of the section that holds the part's name."""
     source: str
-    """Field of the hash of the plugin file that defines it, None for a part of the package."""
+    """Field of the SHA-256 of the plugin file that defines the part; the value is None for a built-in part."""
     absent: str | None = None
-    """The name that means no part."""
+    """Name that means the part is switched off, such as "none"."""
     others: bool = False
-    """Whether names mean something that are in no registry, as those of prepared corpora do."""
+    """True if names outside the registry are valid too, as those of prepared corpora are."""
 
 
 PLUGGABLE = (
@@ -42,11 +42,11 @@ PLUGGABLE = (
 
 
 class PluginChanged(SweepError):
-    """The file is no longer the one that the cell's id was made with."""
+    """Raised when a plugin file differs from the one that the cell's id was computed with."""
 
 
 class PluginExited(SweepError):
-    """The file ends the process that imports it, or raises what no program catches."""
+    """Raised when a plugin exits the importing process, or raises something that is not an Exception."""
 
 
 def cause_of(error: BaseException) -> str:
@@ -59,10 +59,18 @@ def cause_of(error: BaseException) -> str:
 
 
 def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
-    """Imports a plugin file once and returns its name and hash.
+    """Import a plugin file once per process and return its path and SHA-256.
 
-    Raises PluginChanged when `sha256` is given and differs, PluginLeft for one that calls sys.exit or raises something
-    that is no Exception; Ctrl-C, and an Exception that the file itself raises, pass through.
+    The registrations that the file makes are recorded under its hash. A failed import leaves no module behind.
+
+    Args:
+        path: The Python file.
+        sha256: Expected hash of the file's bytes; None accepts any.
+
+    Raises:
+        PluginChanged: If the hash differs from `sha256`.
+        PluginExited: If the file calls sys.exit or raises something that is not an Exception.
+        Exception: Any exception of the file itself; KeyboardInterrupt and StopRequested pass through too.
     """
     source = path.read_bytes()
     digest = hashlib.sha256(source).hexdigest()
@@ -98,7 +106,7 @@ def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
 
 
 def load_plugins(files: Iterable[Path]) -> tuple[Plugin, ...]:
-    """Imports the plugin files that a command line names. Raises GridError for one that cannot be loaded."""
+    """Import the plugin files of the option `--plugin`. Raises GridError for a file that cannot be loaded."""
     plugins = []
     for file in files:
         if not file.is_file():
@@ -113,18 +121,24 @@ def load_plugins(files: Iterable[Path]) -> tuple[Plugin, ...]:
 
 
 def plugin_of(registry: Registry[Any], name: str, plugins: tuple[Plugin, ...]) -> str | None:
-    """The hash of the plugin that registered that name, or None for a part of the package and for no part."""
+    """Return the SHA-256 of the plugin that registered `name`; None for a built-in part and for an unknown name."""
     owner = registry.owner(name)
     return next((plugin.sha256 for plugin in plugins if owner == _module(plugin.sha256)), None)
 
 
 def source_of(part: Pluggable, name: str, plugins: tuple[Plugin, ...]) -> str | None:
-    """The same for a part that a cell names."""
+    """Return the SHA-256 of the plugin that defines the part `name`; None for a built-in part."""
     return plugin_of(part.registry, name, plugins)
 
 
 def with_sources(section: str, config: Any, plugins: tuple[Plugin, ...]) -> Any:
-    """A section of a config in which each part that comes from a plugin has the hash of its file."""
+    """Return the section with the plugin hash of each of its parts filled in (None for built-in parts).
+
+    Args:
+        section: Name of the section, such as "model".
+        config: The section.
+        plugins: Plugins that the grid has loaded.
+    """
     sources = {
         part.source: source_of(part, getattr(config, part.name), plugins)
         for part in PLUGGABLE
@@ -134,5 +148,5 @@ def with_sources(section: str, config: Any, plugins: tuple[Plugin, ...]) -> Any:
 
 
 def _module(digest: str) -> str:
-    """What a plugin file with that hash is imported as."""
+    """Return the module name under which the plugin file with that hash is imported."""
     return f"atma_sweep_plugin_{digest[:12]}"

@@ -1,4 +1,4 @@
-"""Sections of a grid file that are about its cells: contrasts, the rule for adding seeds (`stop`), studies (`search`, `tune`)."""
+"""Sections of a grid file about its cells: `contrasts`, the stopping rule (`stop`), and studies (`search`, `tune`)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,22 @@ from .yaml_document import GridDocument, KeyPath
 CONTRASTS, STOP = "contrasts", "stop"
 EVALUATION = "eval."
 KEY_ALIASES = {"measure": "metric", "axis": "contrast"}
-"""Keys of a contrast by the names that they have under `stop`."""
+"""Keys of a contrast -> their names under `stop`."""
 
 
 def read_contrasts(
     document: GridDocument, items: Sequence[ContrastKeys], axis_levels: Mapping[str, list[Any]]
 ) -> tuple[Contrast, ...]:
-    """Return the contrasts of a grid file whose axes have these levels, those of `include` too. Raises GridError."""
+    """Return the declared contrasts of a grid file, with levels in canonical form.
+
+    Args:
+        document: The grid file, for the lines of errors.
+        items: The validated items of `contrasts`.
+        axis_levels: Axis -> its levels as written, those of `include` too.
+
+    Raises:
+        GridError: For an unknown axis or level, or a contrast that is given twice.
+    """
     levels = canonical_levels(axis_levels)
     contrasts: list[Contrast] = []
     for index, item in enumerate(items):
@@ -44,7 +53,13 @@ def read_contrasts(
 
 
 def contrast_key_path(document: GridDocument, index: int, *keys: str) -> KeyPath:
-    """Return where the file has a grid's contrast: in their list, or for the one that `stop` adds, there."""
+    """Return the key path of contrast number `index`: an item of `contrasts`, or the keys of `stop`.
+
+    Args:
+        document: The grid file.
+        index: Index in the grid's contrasts; the contrast of `stop` comes last.
+        keys: Keys of a contrast, which are translated to those of `stop` where needed.
+    """
     items = document.data.get(CONTRASTS)
     if isinstance(items, list) and index < len(items):
         return (CONTRASTS, index, *keys)
@@ -52,7 +67,7 @@ def contrast_key_path(document: GridDocument, index: int, *keys: str) -> KeyPath
 
 
 def check_lengths(document: GridDocument, contrasts: Sequence[Contrast], cells: Iterable[Cell]) -> None:
-    """Raise GridError for a contrast about a probe or a context length that no cell is evaluated at."""
+    """Raise GridError for a contrast on a probe or context length at which no cell is evaluated."""
     requests = requested_by(cells) if contrasts else ()
     for index, contrast in enumerate(contrasts):
         try:
@@ -62,13 +77,13 @@ def check_lengths(document: GridDocument, contrasts: Sequence[Contrast], cells: 
 
 
 def requested_by(cells: Iterable[Cell]) -> Collection[tuple[str, int]]:
-    """Return the probes and context lengths that some cell is evaluated at."""
+    """Return the (probe, context length) pairs at which at least one cell is evaluated."""
     configs = {id(cell.config.eval): cell.config.eval for cell in cells}
     return {pair for config in configs.values() for pair in requested(config)}
 
 
 def canonical_level(axis: str, level: Any) -> str:
-    """Return a level as cells name it: of two names for one thing (memory: on, gated_delta) the first."""
+    """Return the level's canonical name: the first of several names that set the same values (gated_delta -> on)."""
     word = level_text(axis, level)
     if axis not in AXES:
         return word
@@ -77,7 +92,7 @@ def canonical_level(axis: str, level: Any) -> str:
 
 
 def canonical_levels(axis_levels: Mapping[str, list[Any]]) -> dict[str, dict[str, None]]:
-    """Return the levels of every axis as cells name them, each once."""
+    """Return axis -> its canonical level names in the order written, each once; the values are all None."""
     return {
         axis: dict.fromkeys(canonical_level(axis, level) for level in levels) for axis, levels in axis_levels.items()
     }
@@ -86,9 +101,17 @@ def canonical_levels(axis_levels: Mapping[str, list[Any]]) -> dict[str, dict[str
 def _contrast(
     document: GridDocument, where: KeyPath, item: ContrastKeys, levels: Mapping[str, Mapping[str, None]]
 ) -> Contrast:
-    """Return a contrast between levels of the grid; `setting` it stands in the file. Raises GridError."""
+    """Return the contrast that an item declares, with canonical levels. Raises GridError.
+
+    Args:
+        document: The grid file, for the lines of errors.
+        where: Key path of the item; below `stop` the keys of errors are translated.
+        item: The validated keys.
+        levels: Axis -> canonical levels of the grid.
+    """
 
     def error(problem: str, *keys: str, allowed: Iterable[str] = (), word: str | None = None) -> GridError:
+        """Return a GridError at the item's keys, translated to their names under `stop`."""
         names = (KEY_ALIASES.get(key, key) for key in keys) if where[0] == STOP else keys
         return document.error((*where, *names), problem, allowed, word)
 
@@ -98,6 +121,7 @@ def _contrast(
         return name
 
     def resolve_level(axis: str, level: Any, *keys: str) -> str:
+        """Return the canonical level. Raises GridError if the grid has no such level of the axis."""
         word = canonical_level(axis, level)
         if word not in levels[axis]:
             problem = f"no level {level!r} of {axis} in this grid"
@@ -128,9 +152,16 @@ def _contrast(
 def read_stop(
     document: GridDocument, keys: StopKeys, axis_levels: Mapping[str, list[Any]], seeds: Sequence[int]
 ) -> StoppingRule:
-    """Return the rule of a grid file whose axes have these levels, those of `include` too, and whose cells all have these seeds.
+    """Return the stopping rule of a grid file.
 
-    Raises GridError.
+    Args:
+        document: The grid file, for the lines of errors.
+        keys: The validated keys of `stop`.
+        axis_levels: Axis -> its levels as written, those of `include` too.
+        seeds: Seeds that every cell of the grid has; the rule adds the integers after the largest.
+
+    Raises:
+        GridError: For an unknown axis or level, and for looks that do not fit the number of seeds.
     """
     contrast = _stop_contrast(document, keys, canonical_levels(axis_levels))
     first, max_seeds = _first_and_last_look(document, keys, len(seeds))
@@ -145,7 +176,7 @@ def read_stop(
 def with_contrast(
     declared: Sequence[Contrast], rule: StoppingRule, axis_levels: Mapping[str, list[Any]]
 ) -> tuple[Contrast, ...]:
-    """Return the declared contrasts, and the rule's as the last one unless it is among them."""
+    """Return the declared contrasts, with the rule's contrast appended unless it is declared already."""
     levels = canonical_levels(axis_levels)
     is_declared = any(
         rule.about(contrast, contrast.reference or reference_level([*levels[contrast.axis]])) for contrast in declared
@@ -154,12 +185,12 @@ def with_contrast(
 
 
 def about(contrast: Contrast) -> metrics.Metric:
-    """Return the description of the number that a contrast is about."""
+    """Return the metric that a contrast compares."""
     return next(metric for metric in own_metrics(contrast.probe) if metric.name == contrast.metric)
 
 
 def _stop_contrast(document: GridDocument, keys: StopKeys, levels: Mapping[str, Mapping[str, None]]) -> Contrast:
-    """Return the contrast of the rule, its level and reference filled in where the axis has two levels."""
+    """Return the rule's contrast, with level and reference filled in for an axis of two levels. Raises GridError."""
     axis, level, reference = keys.contrast, keys.level, keys.reference
     if isinstance(axis, str) and axis in levels:
         names = [*levels[axis]]
@@ -177,7 +208,16 @@ def _stop_contrast(document: GridDocument, keys: StopKeys, levels: Mapping[str, 
 
 
 def _first_and_last_look(document: GridDocument, keys: StopKeys, seeds: int) -> tuple[int, int]:
-    """Return the seeds at the first look and at the last."""
+    """Return the numbers of seeds at the first and at the last interim look.
+
+    Args:
+        document: The grid file, for the lines of errors.
+        keys: The validated keys of `stop`.
+        seeds: Number of seeds that every cell of the grid has.
+
+    Raises:
+        GridError: If the first look is below `seeds`, or the last below the first.
+    """
     first = keys.min_seeds if keys.min_seeds is not None else max(FIRST, seeds)
     if first < seeds:
         problem = f"is below the {seeds} seeds that every cell of the grid has; leave it out"
@@ -196,27 +236,38 @@ def _first_and_last_look(document: GridDocument, keys: StopKeys, seeds: int) -> 
 
 @dataclass(frozen=True)
 class Tune:
-    """The studies that go before a factorial."""
+    """Studies that run before a factorial and select settings for each level of one axis."""
 
     per: str
-    """The axis each of whose levels has a study of its own."""
+    """Axis whose levels each get a study."""
     levels: Mapping[str, Any]
-    """By their words, as the file writes them."""
+    """Level name -> level as the file writes it."""
     search: Search
-    """The same for each of them."""
+    """Search that every study runs."""
     fixed_levels: Mapping[str, Any] = field(default_factory=dict)
-    """By axis: the level at which it stands meanwhile; one that is not named stands where the grid's base has it."""
+    """Axis -> level at which it is fixed during the studies; other axes stay at the value of the grid's base."""
     line: int = 1
 
     def study_name(self, grid: str, word: str) -> str:
-        """Return the name of a level's study."""
+        """Return the sweep name of the study of level `word` of a grid named `grid`."""
         return f"{grid}-tune-{word}"
 
 
 def read_tune(
     document: GridDocument, keys: TuneKeys, levels: Mapping[str, Sequence[Any]], name: str, *named_levels: NamedLevels
 ) -> Tune:
-    """Return the studies of a grid named `path`, with these levels by axis. Raises GridError for what cannot be tuned."""
+    """Return the studies that tune a grid.
+
+    Args:
+        document: The grid file, for the lines of errors.
+        keys: The validated keys of `tune`.
+        levels: Axis -> its levels as written.
+        name: Name of the grid, which begins the names of the studies.
+        named_levels: Custom axes, then the additional settings of levels.
+
+    Raises:
+        GridError: For a grid with `stop`, for a tuned setting that an axis varies, and for unknown axes or levels.
+    """
     if "stop" in document.data:
         raise document.error((TUNE,), "stop adds seeds to cells that are known beforehand, and these are not; launch with tune first, and put what it found into set")  # fmt: skip
     per = keys.per
@@ -244,9 +295,20 @@ def read_tune(
 
 
 def corner_cells(document: GridDocument, search: Search, expansion: Expansion, key: str = SEARCH) -> list[Cell]:
-    """Return the cells at the ends of all ranges, one setting at a time, the others at their first level or low end.
+    """Return the distinct cells at the ends of a study's ranges, one range moved at a time.
 
-    Raises GridError for a range that holds what no cell can have, and for an objective that no cell is measured by.
+    The first cell has every range at its low end or first level; each other cell moves one range to another end or
+    level.
+
+    Args:
+        document: The grid file, for the lines of errors.
+        search: The study.
+        expansion: Makes the cells.
+        key: Key of the section, "search" or "tune", for errors.
+
+    Raises:
+        GridError: For a range with an invalid end, an objective that no cell measures, and a pruner without a
+            validation before the last step.
     """
     values_by_path = {
         path: domain.levels if isinstance(domain, LevelChoice) else (domain.low, domain.high)

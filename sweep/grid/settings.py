@@ -1,13 +1,13 @@
-"""What a grid may set: dotted paths of the config, axes, whose levels are names for such settings, and layers of overrides.
+"""Settings of a grid: dotted paths of the config, axes whose levels stand for settings, and layers of overrides.
 
-An axis is one of the five of AXES, a dotted path, or one that the file makes itself, whose levels name several settings at once:
+An axis is one of the five of AXES, a dotted path, or a custom one of the file, whose levels each make several settings:
 
     axes:
       recipe:
         intended: {train.schedule: cosine}
         published: {train.schedule: linear, train.loss_reduction: sum}
 
-`levels` says what a level of any axis sets besides, such as the learning rate that each mixer was found to need:
+`levels` adds settings to levels of any axis, such as the learning rate of each mixer:
 
     levels:
       attn_type: {polar: {train.muon_lr: 0.02}, nope: {train.muon_lr: 0.04}}
@@ -42,13 +42,13 @@ Overrides = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Axis:
-    """A named factor of the design."""
+    """A built-in factor of the design, with its levels and the config values that they stand for."""
 
     doc: str
     levels: Callable[[], Mapping[str, Overrides]]
     level_of: Callable[[CellConfig], str]
     accepts_plugins: bool = False
-    """Whether a plugin may add levels."""
+    """True if a plugin may add levels."""
 
 
 def _switch(path: str) -> Callable[[], Mapping[str, Overrides]]:
@@ -91,17 +91,17 @@ AXES: dict[str, Axis] = {
 
 
 def level_text(axis: str, level: Any) -> str:
-    """A level as text: the level's word on one of the five axes, canonical JSON on a config path."""
+    """Return a level as text: its word on one of the five axes, canonical JSON for any other value that is not text."""
     return level_word(level) if axis in AXES or isinstance(level, str) else json.dumps(level)
 
 
 def levels_of(config: CellConfig) -> dict[str, str]:
-    """The level of each of the five axes that `config` stands at."""
+    """Return axis -> level of the config, for each of the five axes."""
     return {name: axis.level_of(config) for name, axis in AXES.items()}
 
 
 def synonyms_of(axis: str, level: str) -> list[str]:
-    """Return the words of a grid that set the same as this level of one of the five axes."""
+    """Return the level names that set the same values as this level of one of the five axes, itself included."""
     levels = AXES[axis].levels()
     return [word for word, overrides in levels.items() if overrides == levels.get(level)]
 
@@ -114,13 +114,13 @@ COMPUTED = {
     "plugins": "is a key of the grid itself; move it there",
     "seed": "is given by the grid's key seeds, for example seeds: [0, 1]",
 }
-"""Fields that no grid sets, and what to do instead."""
+"""Fields that no grid may set -> the remedy that the error states."""
 _PART_REGISTRIES: dict[tuple[str, ...], Registry[Any]] = {
     **{("model", field): parts for field, parts in registry.SETTINGS.items()},
     ("eval", "settings"): PROBES,
     ("data", "settings"): CORPORA,
 }
-"""Section and field that hold settings by the name of a part -> the parts."""
+"""Section and field that hold settings by the name of a part -> registry of the parts."""
 _MOVED_PROBE_SETTINGS = {
     f"eval.{name}": f"eval.settings.{probe}.{field}" for name, (probe, field) in MOVED_PROBE_SETTINGS.items()
 }
@@ -128,7 +128,7 @@ _MOVED_PROBE_SETTINGS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A value and where it was written."""
+    """A value of the config and the file, line and key that wrote it (line None for the command line)."""
 
     value: Any
     file: Path | str
@@ -145,7 +145,13 @@ Layer = dict[str, Setting]
 
 
 def _schema_node(path: str) -> Any:
-    """Return the class of a section, the registry whose parts have settings of their own, a field, or None for no such path."""
+    """Return the schema node of a dotted path.
+
+    Returns:
+        The config class of a section ("" is the whole config), the registry whose parts have settings, the pydantic
+        field
+        of a value, or None for a path that does not exist.
+    """
     node: Any = CellConfig
     parts = tuple(path.split(".")) if path else ()
     for index, part in enumerate(parts):
@@ -164,7 +170,10 @@ def _is_section(annotation: Any) -> bool:
 
 
 def keys_below(path: str) -> list[str]:
-    """Return the paths right below `path`, "" for the whole config: sections as declared, settings of parts by name."""
+    """Return the dotted paths directly below `path` ("" for the whole config), without computed fields.
+
+    Fields come as declared; settings of parts are sorted by name.
+    """
     node, prefix = _schema_node(path), f"{path}." if path else ""
     names = sorted(node) if isinstance(node, Registry) else getattr(node, "model_fields", ())
     paths = [prefix + name for name in names if prefix + name not in COMPUTED]
@@ -172,14 +181,17 @@ def keys_below(path: str) -> list[str]:
 
 
 def is_integer_setting(path: str) -> bool:
-    """Return whether `path` names a setting that takes whole numbers alone."""
+    """Return True if `path` names a setting that takes only integers."""
     annotation = _schema_node(_MOVED_PROBE_SETTINGS.get(path, path)).annotation
     kinds = {annotation, *get_args(annotation)}
     return int in kinds and float not in kinds and bool not in kinds
 
 
 def path_problem(path: str) -> tuple[str, list[str], str | None] | None:
-    """Return None when `path` names a value; else (problem, what is allowed, the word that is wrong if it is a misspelling)."""
+    """Return None if `path` names a value of the config that a grid may set.
+
+    Otherwise return (problem, allowed paths, misspelled word or None).
+    """
     if path in COMPUTED:
         return COMPUTED[path], [], None
     path = _MOVED_PROBE_SETTINGS.get(path, path)
@@ -197,7 +209,16 @@ def path_problem(path: str) -> tuple[str, list[str], str | None] | None:
 def flatten(
     tree: Mapping[str, Any], document: GridDocument, prefix: tuple[str | int, ...]
 ) -> Iterator[tuple[str, Any, int, str]]:
-    """(dotted path, value, line, key as written) of every leaf under `tree`; dotted keys and nesting may be mixed."""
+    """Yield (dotted path, value, line, key as written) of every leaf of `tree`; dotted keys and nesting may be mixed.
+
+    Args:
+        tree: Nested settings.
+        document: The file, for lines.
+        prefix: Key path of `tree` in the file.
+
+    Raises:
+        GridError: For an empty mapping.
+    """
     for key, value in tree.items():
         key_path = (*prefix, key)
         if isinstance(value, Mapping):
@@ -211,7 +232,10 @@ def flatten(
 
 
 def add_setting(layer: Layer, path: str, setting: Setting) -> None:
-    """Puts a setting into a layer; GridError for an unknown path or a second source of the same one."""
+    """Add a setting to a layer in place; the name of a built-in axis adds the settings of its level.
+
+    Raises GridError for an unknown path or level, and for a path that the layer already has.
+    """
     if path in AXES:
         word = level_word(setting.value)
         levels = AXES[path].levels()
@@ -235,9 +259,10 @@ def add_setting(layer: Layer, path: str, setting: Setting) -> None:
 
 
 def merge(layers: Iterable[Layer]) -> Layer:
-    """One layer of them all; later ones win and stand last, so that errors can blame what had the last word.
+    """Return one layer in which later layers win.
 
-    A relative path is taken beside the file that says it.
+    Overriding settings move to the end, so that errors can point to the last one. Relative file paths become absolute,
+    resolved against the file that wrote them; GridError for a path that is not valid.
     """
     merged: Layer = {}
     for layer in layers:
@@ -248,6 +273,10 @@ def merge(layers: Iterable[Layer]) -> Layer:
 
 
 def _is_path(path: str, value: Any) -> bool:
+    """Return True if the setting's value is a local file path.
+
+    `checkpoint.path` may be a URL instead, and `data.heldout` the name of a corpus.
+    """
     if path == "data.heldout":
         return isinstance(value, str) and ("/" in value or "." in value)
     if path == "checkpoint.path":
@@ -256,6 +285,7 @@ def _is_path(path: str, value: Any) -> bool:
 
 
 def _resolve_path_setting(setting: Setting) -> Setting:
+    """Return the setting with its path made absolute, relative to the file that wrote it. Raises GridError."""
     if not isinstance(setting.value, str) or not setting.value:
         return setting
     root = setting.file.parent if isinstance(setting.file, Path) else Path()
@@ -269,7 +299,10 @@ def _resolve_path_setting(setting: Setting) -> Setting:
 
 
 def resolved(text: str, root: Path = Path()) -> Path:
-    """The whole path that `text` means beside `root`. Raises ValueError for what the system takes for no path."""
+    """Return the absolute path of `text` relative to `root`, "~" expanded; it need not exist.
+
+    Raises ValueError for text that the operating system rejects as a path.
+    """
     try:
         path = (root / Path(text).expanduser()).resolve()
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
@@ -282,7 +315,7 @@ def resolved(text: str, root: Path = Path()) -> Path:
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """{"train.tokens": 1} -> {"train": {"tokens": 1}}."""
+    """Return dotted paths as nested mappings: {"train.tokens": 1} becomes {"train": {"tokens": 1}}."""
     out: dict[str, Any] = {}
     for path, value in flat.items():
         *sections, last = path.split(".")
@@ -300,13 +333,13 @@ LEVEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 AXIS_RULE = "a name of lower-case letters, digits and _"
 LEVEL_RULE = "letters, digits, _ . + and -"
 RESERVED_NAMES = {*CellConfig.model_fields, "sweep", "cell", "slug", "state", "axes", "probe", "metric", "length", "value", "unit", "n"}  # fmt: skip
-"""Sections of a config, and columns of the view `results`."""
+"""Names that no axis may have: sections of a config, and columns of the view `results`."""
 NamedLevels = Mapping[str, Mapping[str, Layer]]
-"""Axis -> level -> what it sets."""
+"""Axis -> level -> its settings."""
 
 
 def named_axes(document: GridDocument, axes: Mapping[str, Any]) -> NamedLevels:
-    """Return the axes of a grid file whose levels are mappings. Raises GridError for what cannot be one."""
+    """Return the custom axes of a grid file: those whose levels are mappings of settings. Raises GridError."""
     return {
         name: _levels(document, name, levels)
         for name, levels in axes.items()
@@ -317,7 +350,16 @@ def named_axes(document: GridDocument, axes: Mapping[str, Any]) -> NamedLevels:
 def read_level_settings(
     document: GridDocument, section: Mapping[str, Any], axis_levels: Mapping[str, Sequence[Any]]
 ) -> NamedLevels:
-    """Return what the grid's `levels` say, by axis and level of those that it has. Raises GridError."""
+    """Return axis -> level -> additional settings, from the grid's `levels` section.
+
+    Args:
+        document: The grid file, for the lines of errors.
+        section: The value of `levels`.
+        axis_levels: Axis -> its levels as written.
+
+    Raises:
+        GridError: For an axis or level that the grid does not have.
+    """
     settings_by_level: dict[str, dict[str, Layer]] = {}
     for axis, levels in section.items():
         names = [level_text(axis, level) for level in axis_levels.get(axis, ())]
@@ -335,7 +377,14 @@ def read_level_settings(
 
 
 def add_level(layer: Layer, axis: str, setting: Setting, *named: NamedLevels) -> None:
-    """Puts what a level sets into a layer: of an axis of `custom_axes` what it says there, of any other its own. Raises GridError."""
+    """Add all settings of an axis level to a layer in place. Raises GridError for a path that is set twice.
+
+    Args:
+        layer: The layer.
+        axis: Name of the axis.
+        setting: The level, with the line that wrote it.
+        named: Custom axes, then the additional settings of levels.
+    """
     word = level_text(axis, setting.value)
     custom_axes, level_settings = named
     if axis not in custom_axes:
@@ -346,13 +395,13 @@ def add_level(layer: Layer, axis: str, setting: Setting, *named: NamedLevels) ->
 
 
 def paths_of_axis(axis: str, named: NamedLevels, level_settings: NamedLevels) -> set[str]:
-    """The settings that the levels of an axis reach."""
+    """Return the dotted paths that the levels of an axis set, additional level settings included."""
     overrides = AXES[axis].levels() if axis in AXES else named.get(axis, {"": {axis: None}})
     return {path for levels in (overrides, level_settings.get(axis, {})) for sets in levels.values() for path in sets}
 
 
 def _levels(document: GridDocument, name: str, levels: Mapping[str, Any]) -> dict[str, Layer]:
-    """Return what each level of an axis of the file's own sets. Raises GridError."""
+    """Return level -> its settings of a custom axis. Raises GridError for a name that is not valid or reserved."""
     where = ("axes", name)
     if not AXIS_NAME.fullmatch(name):
         raise document.error(where, f"an axis whose levels are named here has {AXIS_RULE}, got {name!r}")
@@ -367,7 +416,7 @@ def _levels(document: GridDocument, name: str, levels: Mapping[str, Any]) -> dic
 
 
 def _layer(document: GridDocument, sets: Any, where: KeyPath) -> Layer:
-    """Return the settings of one level. Raises GridError."""
+    """Return the settings of one level of a custom axis, or of `levels`. Raises GridError."""
     if not isinstance(sets, Mapping):
         raise document.error(where, f"must map settings to values ({{}} for none), got {sets!r}")
     layer: Layer = {}

@@ -1,4 +1,4 @@
-"""Merged settings -> checked, frozen sections of a config. Knows which line to blame when something does not fit."""
+"""Validation of config sections from merged settings, with errors traced to the line that caused them."""
 
 from __future__ import annotations
 
@@ -23,27 +23,39 @@ from .plugins import with_sources
 from .settings import Layer, Setting, nested
 
 FP8_MULTIPLE = 16
-"""Of which the widths of matrices must be multiples; torch's products of 8-bit matrices ask for it."""
+"""Divisor that torch's 8-bit matrix products require of matrix widths."""
 
 
 class InvalidConfig(Exception):
-    """A config that cannot be, not yet traced to a line; `blame` says where it was written."""
+    """Raised for a config that is not valid; `blame` traces it to the line that wrote it."""
 
     def __init__(
         self, paths: tuple[str, ...], message: str, allowed: Iterable[str] = (), word: str | None = None
     ) -> None:
-        """Take the dotted paths that have a part in it, the message, and a word that may be a misspelling of an allowed one.
+        """Store the problem.
 
-        The setting of one of the paths that had the last word is blamed.
+        Args:
+            paths: Dotted paths that take part in it; the error later points to the last setting of one of them.
+            message: Text of the problem.
+            allowed: Allowed values.
+            word: Word that may be a misspelling of an allowed value.
         """
         self.paths, self.message, self.allowed, self.word = paths, message, allowed, word
         super().__init__(message)
 
 
 def section(name: str, layer: Layer, plugins: tuple[Plugin, ...] = ()) -> Any:
-    """One section of a config from the settings that reach it, complete and checked. Raises Invalid.
+    """Return one section of a config, complete and checked.
 
-    A mixer's and a memory's own settings are filled in; the corpus's fingerprint is still open.
+    Settings of the section's mixer, memory, probes and corpus are filled in; the corpus fingerprint is still missing.
+
+    Args:
+        name: Section, such as "model".
+        layer: Dotted path -> setting.
+        plugins: Loaded plugins, whose hashes are filled in.
+
+    Raises:
+        InvalidConfig: If the section is not valid.
     """
     tree = nested({path: setting.value for path, setting in layer.items()}).get(name, {})
     cls: Any = CellConfig.model_fields[name].annotation
@@ -64,7 +76,10 @@ def section(name: str, layer: Layer, plugins: tuple[Plugin, ...] = ()) -> Any:
 
 
 def _validated(cls: type[BaseModel], values: Any, path: str) -> Any:
-    """Return the config of that class; raises Invalid for the first value below `path` that does not fit."""
+    """Return `values` as a config of class `cls`.
+
+    Raises InvalidConfig for the first value below `path` that does not fit.
+    """
     try:
         return cls.model_validate(values)
     except ValidationError as error:
@@ -73,14 +88,14 @@ def _validated(cls: type[BaseModel], values: Any, path: str) -> Any:
 
 
 def _with_probe_settings(config: EvalConfig) -> EvalConfig:
-    """Return the section with the settings of its probes filled in."""
+    """Return the eval section with the settings of its probes filled in. Raises InvalidConfig."""
     for name, values in config.settings.items():
         _validated(probes.PROBES.load(name).Config, values, f"eval.settings.{name}")
     return probes.with_settings(config)
 
 
 def _with_corpus_settings(config: DataConfig) -> DataConfig:
-    """Return the section with the settings of its own corpus filled in, and none of others."""
+    """Return the data section with the settings of its own corpus filled in and those of other corpora removed."""
     checked = {
         name: _validated(CORPORA.load(name).Config, values, f"data.settings.{name}").model_dump(mode="json")
         for name, values in config.settings.items()
@@ -93,8 +108,15 @@ def _with_corpus_settings(config: DataConfig) -> DataConfig:
 
 
 def corpus_fingerprint(data: DataConfig, fingerprint: Callable[[DataConfig], str]) -> str:
-    """The fingerprint of the section's corpus; raises Invalid for a name that nothing has, and for a setting of the section
-    that the corpus cannot be made with.
+    """Return the SHA-256 of the section's corpus.
+
+    Args:
+        data: The data section.
+        fingerprint: Computes or looks up the hash.
+
+    Raises:
+        InvalidConfig: For an unknown corpus, and for a data setting with which the corpus cannot be prepared.
+        CorpusError: For an error that names no setting.
     """
     try:
         return fingerprint(data)
@@ -111,6 +133,7 @@ def corpus_fingerprint(data: DataConfig, fingerprint: Callable[[DataConfig], str
 
 
 def _invalid_value(path: str, error: Mapping[str, Any]) -> InvalidConfig:
+    """Return the error of a pydantic validation error at `path`, in the wording of grid errors."""
     value = error.get("input")
     if error["type"] == "literal_error":
         return InvalidConfig(
@@ -123,6 +146,7 @@ def _invalid_value(path: str, error: Mapping[str, Any]) -> InvalidConfig:
 
 
 def _invalid_model(merged: Layer, error: ModelConfigError) -> InvalidConfig:
+    """Return the error of a model config, with the value that was written if allowed values are known."""
     setting = merged.get(error.path)
     if error.allowed and setting is not None:
         return InvalidConfig((error.path,), f"no such value {setting.value!r}", error.allowed, str(setting.value))
@@ -134,6 +158,7 @@ def _as_requirement(message: str) -> str:
 
 
 def _check_names(section: str, config: Any) -> None:
+    """Raise InvalidConfig for an unknown mixer, memory, position scheme, regularizer, tokenizer or probe."""
     tables: dict[str, Iterable[str]] = {
         "model.attn_type": registry.MIXERS,
         "model.memory": ["none", *registry.MEMORIES],
@@ -153,7 +178,7 @@ def _check_names(section: str, config: Any) -> None:
 
 
 def _check_finite(values: Any, path: str) -> None:
-    """Raise Invalid for what is infinite or NaN, which has no place in JSON, so none in an id."""
+    """Raise InvalidConfig for an infinite or NaN number, which JSON and so an id cannot hold."""
     if isinstance(values, Mapping):
         for name, value in values.items():
             _check_finite(value, f"{path}.{name}")
@@ -164,7 +189,16 @@ def _check_finite(values: Any, path: str) -> None:
 def check_agreement(
     model: ModelConfig, data: DataConfig, train: TrainConfig, prepared: PreparedCorpus | None = None
 ) -> None:
-    """Raise Invalid for what no single section can know; `prepared` is the corpus when it was prepared under a name."""
+    """Raise InvalidConfig for settings of different sections that contradict each other.
+
+    Checked are vocabulary, marked losses, row length, global layers, position table, memory and distractor loss.
+
+    Args:
+        model: Model section.
+        data: Data section.
+        train: Train section.
+        prepared: The corpus, if the grid names a prepared one.
+    """
     need = prepared.vocabulary if prepared is not None else tokenizer.TOKENIZERS[data.tokenizer].vocabulary
     if need is None:
         try:
@@ -219,7 +253,7 @@ def check_agreement(
 
 
 def check_precision(model: ModelConfig, train: TrainConfig, resources: Resources) -> None:
-    """Raise Invalid for a `train.precision` that the network or the machine, as far as the grid says it, does not allow."""
+    """Raise InvalidConfig if the network or the requested resources do not allow `train.precision`."""
     if train.precision == "bf16":
         return
     if not resources.gpus:
@@ -245,15 +279,23 @@ def check_precision(model: ModelConfig, train: TrainConfig, resources: Resources
 
 
 def base_of(setting: Setting, grid: Path) -> str | None:
-    """Return the name of the base that makes a setting of the file `grid`; None for one of the file or the command line."""
+    """Return the name of the base that wrote a setting; None for the grid file `grid` itself or the command line."""
     return setting.file.stem if isinstance(setting.file, Path) and setting.file != grid else None
 
 
 def blame(merged: Layer, problem: InvalidConfig, grid: Path) -> GridError:
-    """The error at the setting that caused it; a setting of a base is said to be inherited by the file `grid`.
+    """Return the GridError of a problem, at the line of the setting that caused it.
 
-    That is a setting below one of the problem's paths that the message names, else one of the paths, else one in the same section
-    that the message names, else any in it; among several the one that had the last word. Without any, defaults disagree and there is no line.
+    Candidates in this order: a setting below one of the problem's paths that the message names; one of the paths; a
+    setting
+    of the same section that the message names; any setting below the paths. Of several, the last one is used. Without
+    any,
+    defaults disagree and the error has no line. A setting of a base is reported as inherited.
+
+    Args:
+        merged: All settings of the cell.
+        problem: The problem.
+        grid: Path of the grid file.
     """
     section = problem.paths[0].partition(".")[0] + "."
 

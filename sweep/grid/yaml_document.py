@@ -1,7 +1,7 @@
-"""YAML 1.2 with line numbers: plain values plus the line on which each key stands.
+"""YAML 1.2 with line numbers: plain values, and the line of each key.
 
-Merge keys (`<<`) are YAML 1.1's: a key of one's own counts more than a merged one, an earlier mapping of a list more than a
-later. Tags other than the plain ones (`!!str`, `!!int`, `!!seq` ...) are refused: a grid says what, never which class.
+Merge keys (`<<`) follow YAML 1.1: own keys win over merged ones, earlier mappings of a list over later ones. Only plain
+tags (`!!str`, `!!int`, `!!seq` ...) are accepted, so a file cannot construct Python objects.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from ..errors import GridError
 
 KeyPath = tuple[str | int, ...]
 MOST_BYTES = 2**20
-"""Of a file."""
+"""Limit on the size of a file."""
 MOST_VALUES = 100_000
-"""Of a file, keys, lists and mappings counted too, as written and with every alias put in its place."""
+"""Limit on the values of a file; keys, lists, mappings and expanded aliases count too."""
 MAX_DEPTH = 50
-"""Lists and mappings inside each other, aliases put in their places."""
+"""Limit on nested lists and mappings, expanded aliases included."""
 TOO_DEEP = f"more than {MAX_DEPTH} lists and mappings inside each other"
 CORE = "tag:yaml.org,2002:"
 SCALARS = {"str", "int", "float", "bool", "null"}
 TEXT_TAGS = {"timestamp", "merge", "value"}
-"""What YAML takes a plain word for, and a grid for text."""
+"""Tags that YAML assigns to some plain words, which a grid reads as text."""
 Pair = tuple[Node, Node]
 
 
 @dataclass(frozen=True)
 class GridDocument:
-    """One file: its values as plain dicts and lists, and where each key or item stands (1-based lines)."""
+    """A grid file: its values as plain dicts and lists, and the line (from 1) of each key or item."""
 
     path: Path
     text: str
@@ -47,7 +47,7 @@ class GridDocument:
     lines: dict[KeyPath, int]
 
     def line(self, *keys: str | int) -> int:
-        """The line of the key, or of the nearest enclosing one."""
+        """Return the line of a key, else of the nearest enclosing key that has one, else 1."""
         for end in range(len(keys), 0, -1):
             if keys[:end] in self.lines:
                 return self.lines[keys[:end]]
@@ -56,11 +56,24 @@ class GridDocument:
     def error(
         self, where: KeyPath, problem: str, allowed: Iterable[str] = (), word: str | None = None, *, below: KeyPath = ()
     ) -> GridError:
-        """Return the error about a key, at its line or at the line of a key `below` it; `word` may be a misspelling."""
+        """Return an error about a key.
+
+        Args:
+            where: Key path that the message names.
+            problem: Text of the problem.
+            allowed: Allowed values.
+            word: Word that may be a misspelling of an allowed value.
+            below: Keys below `where` whose line is reported instead.
+        """
         return GridError(self.path, self.line(*where, *below), format_key_path(where), problem, allowed, word)
 
     def as_grid_error(self, error: ValidationError | PydanticCustomError, *prefix: str | int) -> GridError:
-        """Return an error of pydantic, the first of several, at the line of its location below `prefix`."""
+        """Return a pydantic error as a GridError at its line.
+
+        Args:
+            error: A validation error, of which the first is used, or an error of `key_error`.
+            prefix: Key path at which the validated value stands.
+        """
         if isinstance(error, PydanticCustomError):
             where, context = prefix, error.context
         else:
@@ -78,31 +91,38 @@ KINDS = {
     "string_type": "must be text",
     "bool_type": "must be true or false",
 }
-"""pydantic's types of errors in a grid's words; all others are raised by `key_error`."""
+"""Types of pydantic errors -> wording; all other errors are created by `key_error`."""
 
 
 def format_key_path(where: KeyPath) -> str:
-    """Return a place in the file as people write it: contrasts[0].within.memory."""
+    """Return a key path as text, such as contrasts[0].within.memory."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where).removeprefix(".")
 
 
 def key_error(
     problem: str, *where: str | int, allowed: Iterable[str] = (), word: str | None = None
 ) -> PydanticCustomError:
-    """Return the error that a validator raises, about the key `where` below the one that it validates."""
+    """Return the error that a validator raises.
+
+    Args:
+        problem: Text of the problem.
+        where: Keys below the validated value.
+        allowed: Allowed values.
+        word: Word that may be a misspelling of an allowed value.
+    """
     context = {"problem": problem, "where": where, "allowed": list(allowed), "word": word}
     return PydanticCustomError("grid", "{problem}", context)
 
 
 class ValueLimitExceeded(YAMLError):
-    """A file that would make more than MOST_VALUES; stopped at that number, not after it."""
+    """Raised as soon as a file exceeds MOST_VALUES values."""
 
     def __init__(self) -> None:
         super().__init__(f"more than {MOST_VALUES:,} values, aliases put in their places; write a grid with fewer")
 
 
 class _UnsupportedYaml(YAMLError):
-    """YAML that a grid may not hold."""
+    """Raised for valid YAML that a grid may not contain; holds its line and key."""
 
     def __init__(self, problem: str, node: Any, key: str = "") -> None:
         super().__init__(problem)
@@ -110,13 +130,14 @@ class _UnsupportedYaml(YAMLError):
 
 
 class _BoundedComposer(Composer):
-    """Stops at MOST_VALUES nodes and at DEEPEST, so that no file takes long to read."""
+    """YAML composer that stops at MOST_VALUES nodes and at MAX_DEPTH, which bounds the reading time."""
 
     def __init__(self, loader: Any = None) -> None:
         super().__init__(loader=loader)
         self._nodes = self._inside = 0
 
     def compose_node(self, parent: Any, index: int) -> Any:
+        """Return the next node, as the base class does. Raises ValueLimitExceeded or _UnsupportedYaml at a limit."""
         self._nodes += 1
         if self._nodes > MOST_VALUES:
             raise ValueLimitExceeded
@@ -129,7 +150,7 @@ class _BoundedComposer(Composer):
 
 
 class _PlainLoader:
-    """Makes plain values of YAML, each alias a copy, and notes where they stand; not more than MOST_VALUES."""
+    """Reader of YAML into plain values; each alias becomes a copy, and `lines` receives the line of each key path."""
 
     def __init__(self) -> None:
         self.lines: dict[KeyPath, int] = {}
@@ -139,11 +160,12 @@ class _PlainLoader:
         self._merged: dict[int, list[Pair]] = {}
 
     def read(self, text: str) -> Any:
-        """The value of a whole document, None for an empty one. Raises YAMLError."""
+        """Return the value of a document, None for an empty one. Raises YAMLError."""
         node = self._yaml.compose(text)
         return None if node is None else self._value(node, ())
 
     def _value(self, node: Node, at: KeyPath) -> Any:
+        """Return the plain value of a node at key path `at`, and record the lines of its keys. Raises YAMLError."""
         self._count(1)
         if len(at) > MAX_DEPTH:
             raise _UnsupportedYaml(TOO_DEEP, node)
@@ -166,12 +188,21 @@ class _PlainLoader:
         return out
 
     def _count(self, values: int) -> None:
+        """Add to the number of values. Raises ValueLimitExceeded beyond MOST_VALUES."""
         self._value_count += values
         if self._value_count > MOST_VALUES:
             raise ValueLimitExceeded
 
     def _pairs(self, node: MappingNode, inside: tuple[int, ...] = ()) -> list[Pair]:
-        """Keys and values of a mapping, those that `<<` brings where it stands."""
+        """Return the keys and values of a mapping, with those of `<<` inserted at its position; cached by node.
+
+        Args:
+            node: The mapping.
+            inside: Ids of the mappings that are being merged, to detect cycles.
+
+        Raises:
+            _UnsupportedYaml: For a repeated key, a mapping that merges itself, and merges that nest too deeply.
+        """
         if id(node) in self._merged:
             return self._merged[id(node)]
         if len(inside) > MAX_DEPTH:
@@ -200,6 +231,10 @@ class _PlainLoader:
         return merged
 
     def _scalar(self, node: ScalarNode, at: KeyPath) -> Any:
+        """Return the value of a scalar node at key path `at`. Raises _UnsupportedYaml.
+
+        Refused are unknown tags, half surrogate pairs, unreadable numbers, and integers beyond 64 bits.
+        """
         word = _check_tag(node, SCALARS | TEXT_TAGS)
         key = ".".join(part for part in at if isinstance(part, str))
         _check_characters(node, key)
@@ -220,7 +255,7 @@ class _PlainLoader:
 
 
 def _check_tag(node: Node, allowed: set[str]) -> str:
-    """The tag's word, without what is before it."""
+    """Return the node's tag without its prefix. Raises _UnsupportedYaml if it is not in `allowed`."""
     tag = str(node.tag)
     word = tag.removeprefix(CORE)
     if word == tag or word not in allowed:
@@ -230,7 +265,10 @@ def _check_tag(node: Node, allowed: set[str]) -> str:
 
 
 def _check_characters(node: ScalarNode, key: str = "") -> None:
-    """Raise _NotTaken for half of a surrogate pair, which YAML can escape and no file, database or terminal can hold."""
+    """Raise _UnsupportedYaml for half a surrogate pair.
+
+    YAML can escape it, but no file, database or terminal can hold it.
+    """
     if not is_utf8(node.value):
         half = next(letter for letter in node.value if not is_utf8(letter))
         raise _UnsupportedYaml(
@@ -243,6 +281,7 @@ def _is_merge(key: Node) -> bool:
 
 
 def _key(node: Node) -> str:
+    """Return the text of a mapping's key. Raises _UnsupportedYaml for a key that is not a scalar."""
     if not isinstance(node, ScalarNode):
         raise _UnsupportedYaml("a key must be a word, not a list or a mapping", node)
     _check_characters(node)
@@ -251,7 +290,7 @@ def _key(node: Node) -> str:
 
 
 def _sources(value: Node) -> Iterator[MappingNode]:
-    """The mappings that a merge key names."""
+    """Yield the mappings that a merge key names. Raises _UnsupportedYaml for anything else."""
     for node in value.value if isinstance(value, SequenceNode) else [value]:
         if not isinstance(node, MappingNode):
             raise _UnsupportedYaml("must be a mapping to merge, or a list of them", node, "<<")
@@ -259,7 +298,10 @@ def _sources(value: Node) -> Iterator[MappingNode]:
 
 
 def value_of(text: str) -> Any:
-    """A value of the command line as YAML would read it; the text itself where it is no YAML. Raises TooManyValues."""
+    """Return a command-line value as YAML reads it, or the text itself if it is not valid YAML.
+
+    Raises ValueLimitExceeded for a value with too many parts.
+    """
     try:
         return _PlainLoader().read(text)
     except ValueLimitExceeded:
@@ -269,9 +311,10 @@ def value_of(text: str) -> Any:
 
 
 def load(path: Path) -> GridDocument:
-    """Reads one mapping from `path`.
+    """Read a grid file, which must hold one mapping.
 
-    Raises GridError when the file cannot be read, is too large, is not YAML, repeats a key, or is not a mapping.
+    Raises:
+        GridError: For a file that cannot be read, is too large, is not valid YAML, repeats a key, or is not a mapping.
     """
     try:
         with path.open(encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Admission of a plan: room for its cells on the machines, disk for what stays of them, and text that is prepared and large enough."""
+"""Checks before a launch: machines that fit the cells, disk space for their files, and prepared text."""
 
 from __future__ import annotations
 
@@ -28,83 +28,106 @@ from ..probes.base import WHO, DocumentProbe
 from ..units import size
 
 UNPREPARED = "is not prepared in"
+"""Part of the remark on text that is not prepared; its callers search for it."""
 UNCHECKED = "until then ids are provisional and its size is not checked"
 
 
-def quiet(told: object) -> None:
-    """For callers that want no progress."""
+def ignore_progress(progress: object) -> None:
+    """Discard a progress report."""
 
 
 @dataclass(frozen=True)
 class Unprepared:
-    """Text that cells need and a launch does not get unless it is told to."""
+    """Text that cells need and that a launch would not download without permission."""
 
     corpus: str
     problem: str
     command: str
-    """Prepares it."""
+    """Command that prepares it."""
     alternative: str = ""
-    """A change of the grid that does without it."""
+    """Change of the grid that makes the text unnecessary; "" without one."""
     tokens: int | None = None
-    """Training tokens; None for all that there are."""
+    """Number of training tokens; None for all available."""
     bytes: int | None = None
-    """Estimate of the download; None where that is unknown."""
+    """Estimated bytes to download; None if unknown."""
 
 
 def expand_grid(
-    grid: Grid, root: Path, *, dry: bool = False, download: bool = False, tell: ProgressFn = quiet
+    grid: Grid, root: Path, *, dry: bool = False, download: bool = False, tell: ProgressFn = ignore_progress
 ) -> tuple[list[Cell], list[str]]:
-    """The grid's cells with their corpora pinned, and remarks. `root` holds the prepared corpora.
+    """Return the grid's cells with their corpus fingerprints filled in, and remarks.
 
-    Text on this machine is prepared when it is not yet, a download has to be allowed with `download`. A dry run prepares
-    nothing: where the text is not prepared, ids are provisional, and a remark says so.
+    Text on this machine is prepared first if necessary. A dry run prepares nothing that leaves files: for unprepared
+    text the
+    ids are provisional, and a remark says so.
+
+    Args:
+        grid: The grid.
+        root: Folder of the prepared corpora.
+        dry: True for a dry run.
+        download: True allows a download.
+        tell: Called with the progress of preparing text.
+
+    Raises:
+        GridError: If the grid is not valid.
+        MachineError: If text is not prepared and would have to be downloaded.
     """
     remarks: list[str] = []
 
     @functools.cache
     def prepared(name: str) -> corpora.PreparedCorpus | None:
+        """Return the corpus prepared under a name, or None; cached."""
         return corpora.prepared(name, root)
 
     def pin(data: DataConfig) -> str:
-        known = prepared(data.corpus) if data.corpus not in CORPORA else None
-        found = known.fingerprint if known is not None else corpora.find(data, root)
-        if found is not None:
-            return found
+        """Return the fingerprint of a data section, preparing its text if that is allowed."""
+        prepared_corpus = prepared(data.corpus) if data.corpus not in CORPORA else None
+        fingerprint = prepared_corpus.fingerprint if prepared_corpus is not None else corpora.find(data, root)
+        if fingerprint is not None:
+            return fingerprint
         if not dry and (download or not _downloads(data)):
             return prepare(data, root, tell=tell)
-        if dry and (small := _at_hand(data)) is not None:
+        if dry and (small := _instant_corpus(data)) is not None:
             return small.fingerprint
-        how = f"corpus {data.corpus!r} {UNPREPARED} {root}: {_command(grid, root)}"
+        hint = f"corpus {data.corpus!r} {UNPREPARED} {root}: {_command(grid, root)}"
         if not dry:
-            raise MachineError(how)
-        remarks.append(f"{how}; {UNCHECKED}")
+            raise MachineError(hint)
+        remarks.append(f"{hint}; {UNCHECKED}")
         return corpora.provisional_fingerprint(data)
 
     return grid.expand(pin, prepared), remarks
 
 
 def _command(grid: Grid, root: Path) -> str:
-    words = ["atma-sweep", "data", "prepare", "--grid", grid.short_path]
+    """Return the shell command that prepares the grid's text."""
+    argv = ["atma-sweep", "data", "prepare", "--grid", grid.short_path]
     if root.parent != default_runs().absolute():
-        words += ["--runs", str(root.parent)]
-    return shlex.join(words)
+        argv += ["--runs", str(root.parent)]
+    return shlex.join(argv)
 
 
 def _downloads(data: DataConfig) -> list[DataConfig]:
-    """Return the corpora that preparing `data` would download: its own, and the one that lends long documents."""
+    """Return the data sections that preparing `data` would download: its own, and that of its long documents."""
     lender = data.heldout
     lent = [DataConfig(corpus=lender)] if lender is not None and lender in CORPORA else []
     return [section for section in (data, *lent) if CORPORA.load(section.corpus).remote(section)]
 
 
 def unprepared(cells: Sequence[Cell], grid: Grid, root: Path) -> list[Unprepared]:
-    """Return the text of these cells, as a dry run expands them, that is not prepared and that a launch does not get."""
+    """Return the text of these cells that is not prepared and that a launch would not get by itself.
+
+    Args:
+        cells: Cells as a dry run expands them, with provisional fingerprints.
+        grid: Their grid.
+        root: Folder of the prepared corpora.
+    """
     sections = {id(cell.config.data): cell.config.data for cell in cells}.values()
-    open_ = {data: None for data in sections if (data.fingerprint or "").startswith(corpora.PROVISIONAL)}
-    return [lack for data in open_ if (lack := _unprepared(data, grid, root)) is not None]
+    provisional = {data: None for data in sections if (data.fingerprint or "").startswith(corpora.PROVISIONAL)}
+    return [lack for data in provisional if (lack := _unprepared(data, grid, root)) is not None]
 
 
 def _unprepared(data: DataConfig, grid: Grid, root: Path) -> Unprepared | None:
+    """Return the unprepared text of a data section, or None if a launch can prepare it from this machine."""
     downloads, command = _downloads(data), _command(grid, root)
     if not downloads:
         trouble = _tokenizer_trouble(data.tokenizer, data.tokenizer_file, data.end_of_text)
@@ -129,7 +152,7 @@ def _unprepared(data: DataConfig, grid: Grid, root: Path) -> Unprepared | None:
 
 @functools.cache
 def _tokenizer_trouble(name: str, file: str | None, end_of_text: str | None) -> str | None:
-    """Return why this machine does not get a tokenizer, which it is asked for once; None for one that it has or gets."""
+    """Return the reason why this machine cannot load a tokenizer, or None if it can; cached. May download its file."""
     try:
         tokenizers.load_tokenizer(name, file, end_of_text)
     except MachineError as error:
@@ -137,22 +160,28 @@ def _tokenizer_trouble(name: str, file: str | None, end_of_text: str | None) -> 
     return None
 
 
-_aside = functools.cache(aside)  # asked for once for its fingerprint, and again to be checked
+_prepare_in_memory = functools.cache(aside)  # asked for once for its fingerprint, and again to be checked
 
 
-def _at_hand(data: DataConfig) -> Corpus | None:
-    """The text of a config that even a dry run may prepare, which leaves nothing behind; None for any other."""
+def _instant_corpus(data: DataConfig) -> Corpus | None:
+    """Return the text of a data section that is prepared in memory within a dry run; None for all other text."""
     small = data.heldout is None and data.corpus in CORPORA and CORPORA.load(data.corpus).at_hand
     if small and CORPORA.load(data.corpus).tokenizer is None:
         small = _tokenizer_trouble(data.tokenizer, data.tokenizer_file, data.end_of_text) is None
-    return _aside(data.model_copy(update={"fingerprint": None})) if small else None
+    return _prepare_in_memory(data.model_copy(update={"fingerprint": None})) if small else None
 
 
 def check_corpora(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> None:
-    """Compares the prepared corpora with what the cells ask, before any process starts.
+    """Check the prepared corpora against the cells' requirements, before any process starts.
 
-    A dry run leaves out what is not prepared, and reads no token of the rest: sizes stand in its manifest.
-    Raises CorpusError with everything that `corpus_lacks` returns, in one line, or ShardError for a damaged corpus.
+    Args:
+        cells: The cells.
+        root: Folder of the prepared corpora.
+        dry: True skips unprepared text and reads no tokens of the rest, only the sizes in its manifest.
+
+    Raises:
+        CorpusError: With all sentences of `corpus_lacks` in one line.
+        ShardError: For a damaged corpus.
     """
     sentences = corpus_lacks(cells, root, dry=dry)
     if sentences:
@@ -160,54 +189,63 @@ def check_corpora(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> No
 
 
 def corpus_lacks(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> list[str]:
-    """Return what the prepared corpora lack for these cells: a sentence for each lack, and one for the preparation that mends several.
+    """Return one sentence per requirement of the cells that a prepared corpus does not meet.
 
-    A dry run leaves out what is not prepared, and reads no token of the rest: sizes stand in its manifest.
-    Raises CorpusError or ShardError for a corpus that is damaged or gone.
+    A last sentence per corpus names a preparation that meets several of them, if there is one.
+
+    Args:
+        cells: The cells; each distinct combination of the relevant settings is checked once.
+        root: Folder of the prepared corpora.
+        dry: True skips unprepared text and reads no tokens of the rest, only the sizes in its manifest.
+
+    Raises:
+        CorpusError: For a corpus that has disappeared.
+        ShardError: For a damaged corpus.
     """
     opened: dict[str, Corpus | None] = {}
-    seen = set()
-    words: dict[int, str] = {}
-    lacking: dict[str, dict[str, None]] = {}
+    checked = set()
+    json_texts: dict[int, str] = {}
+    problems: dict[str, dict[str, None]] = {}
     needs: dict[str, tuple[DataConfig, Corpus, int, int]] = {}
 
-    def word(section: DataConfig | EvalConfig) -> str:
+    def json_text(section: DataConfig | EvalConfig) -> str:
+        """Return a section as JSON, cached by identity because thousands of cells share it."""
         # thousands of cells share one section, whose JSON takes longer than all the rest
-        if id(section) not in words:
-            words[id(section)] = section.model_dump_json()
-        return words[id(section)]
+        if id(section) not in json_texts:
+            json_texts[id(section)] = section.model_dump_json()
+        return json_texts[id(section)]
 
     for config in (cell.config for cell in cells):
         data, train = config.data, config.train
-        asked = (
-            word(data),
+        key = (
+            json_text(data),
             train.seq_len,
             train.batch_tokens,
             train.loss_on,
             config.model.vocab_size,
-            word(config.eval),
+            json_text(config.eval),
         )
-        if asked in seen:
+        if key in checked:
             continue
-        seen.add(asked)
-        number = data.fingerprint or ""
-        if number not in opened:
-            opened[number] = _opened(data, root) if dry else corpora.verified(root, number)
-        corpus = opened[number]
+        checked.add(key)
+        fingerprint = data.fingerprint or ""
+        if fingerprint not in opened:
+            opened[fingerprint] = _opened(data, root) if dry else corpora.verified(root, fingerprint)
+        corpus = opened[fingerprint]
         if corpus is None:
             continue
-        lacking.setdefault(number, {}).update(dict.fromkeys(corpus_problems(config, corpus)))
-        _, _, validation, documents = needs.get(number, (data, corpus, 0, 0))
+        problems.setdefault(fingerprint, {}).update(dict.fromkeys(corpus_problems(config, corpus)))
+        _, _, validation, documents = needs.get(fingerprint, (data, corpus, 0, 0))
         reads = any(isinstance(bound(name, config), DocumentProbe) for name in config.eval.probes)
-        needs[number] = (
+        needs[fingerprint] = (
             data,
             corpus,
             max(validation, validation_need(config)),
             max(documents, config.eval.documents if reads else 0),
         )
     report = []
-    for number, sentences in lacking.items():
-        data, corpus, validation, documents = needs[number]
+    for fingerprint, sentences in problems.items():
+        data, corpus, validation, documents = needs[fingerprint]
         report += [f"corpus {data.corpus!r}: {sentence}" for sentence in sentences]
         if sentences and (remedy := _preparation(data, corpus, validation, documents)) is not None:
             report.append(remedy)
@@ -215,7 +253,7 @@ def corpus_lacks(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> lis
 
 
 def validation_need(config: CellConfig) -> int:
-    """Return the tokens of the validation split that a cell reads: its validation loss, and its probes at the longest length."""
+    """Return the validation tokens that a cell reads: for its loss, or for its probes at the longest length."""
     train, evaluation = config.train, config.eval
     loss = evaluation.validation_tokens // train.seq_len * train.seq_len + 1
     probes = [bound(name, config) for name in evaluation.probes]
@@ -223,7 +261,14 @@ def validation_need(config: CellConfig) -> int:
 
 
 def _preparation(data: DataConfig, corpus: Corpus, validation: int, documents: int) -> str | None:
-    """Return how to prepare own text so that its splits have the sizes; None where that is no remedy."""
+    """Return a sentence on how to prepare the text with larger splits; None if that does not help.
+
+    Args:
+        data: Data section of a cell.
+        corpus: Its corpus.
+        validation: Required tokens of the validation split.
+        documents: Required number of held-out documents.
+    """
     if data.corpus in CORPORA and not corpora.is_by_tokens(data):
         return None
     if corpus.computed or (data.corpus not in CORPORA and not corpora.is_divided(corpus)):
@@ -244,88 +289,89 @@ def _preparation(data: DataConfig, corpus: Corpus, validation: int, documents: i
 
 
 def _opened(data: DataConfig, root: Path) -> Corpus | None:
-    """The text of a cell as a dry run has it; None where that would have to be prepared."""
-    number = data.fingerprint or ""
-    return corpora.open_corpus(root, number) if corpora.is_prepared(number, root) else _at_hand(data)
+    """Return the corpus of a data section for a dry run; None if it would have to be prepared."""
+    fingerprint = data.fingerprint or ""
+    return corpora.open_corpus(root, fingerprint) if corpora.is_prepared(fingerprint, root) else _instant_corpus(data)
 
 
 def corpus_problems(config: CellConfig, corpus: Corpus) -> list[str]:
-    """What a cell asks of its corpus and does not get, one sentence each with the setting that would ask for less."""
+    """Return one sentence per requirement of the cell that its corpus does not meet, with the setting to change."""
     from ..data.batches import DataError, training_batches
 
-    found = []
-    train, asked = config.train, config.eval
+    problems = []
+    train, evaluation = config.train, config.eval
     if train.loss_on == "marked" and corpus.train_marks is None:
-        found.append(corpora.UNMARKED)
+        problems.append(corpora.UNMARKED)
     else:
         try:
             training_batches(config, corpus)
         except DataError as error:
-            found.append(f"{error}: lower train.seq_len or train.batch_tokens, or give it more text")
+            problems.append(f"{error}: lower train.seq_len or train.batch_tokens, or give it more text")
     if corpus.largest >= config.model.vocab_size:
-        found.append(
+        problems.append(
             f"holds token {corpus.largest}, but model.vocab_size is {config.model.vocab_size}: "
             f"raise it to {corpus.largest + 1} or more"
         )
-    need = asked.validation_tokens // train.seq_len * train.seq_len + 1
+    need = evaluation.validation_tokens // train.seq_len * train.seq_len + 1
     if need == 1:
-        found.append(
-            f"eval.validation_tokens is {asked.validation_tokens}, less than a row of {train.seq_len}: raise it"
+        problems.append(
+            f"eval.validation_tokens is {evaluation.validation_tokens}, less than a row of {train.seq_len}: raise it"
         )
     elif len(corpus.validation) < need:
-        found.append(
+        problems.append(
             f"the validation split has {len(corpus.validation)} tokens, eval.validation_tokens asks for {need}: lower it"
         )
-    return found + _lacking(config, corpus)
+    return problems + _probe_shortfalls(config, corpus)
 
 
-def _lacking(config: CellConfig, corpus: Corpus) -> list[str]:
-    """What the probes lack for the longest length; one sentence for all that lack the same."""
+def _probe_shortfalls(config: CellConfig, corpus: Corpus) -> list[str]:
+    """Return one sentence per thing that the probes lack at the longest length, naming all probes that lack it."""
     lacking: dict[str, list[str]] = {}
     for name in config.eval.probes:
         probe = bound(name, config)
         lack = probe.lack(corpus, max(config.eval.lengths)) if probe.by_length else None
         if lack is not None:
             lacking.setdefault(lack, []).append(name)
-    told = []
+    sentences = []
     for lack, names in lacking.items():
-        who = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-        told.append(lack.replace(WHO, f"{who} {'reads' if len(names) == 1 else 'read'}"))
-    return told
+        subject = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+        sentences.append(lack.replace(WHO, f"{subject} {'reads' if len(names) == 1 else 'read'}"))
+    return sentences
 
 
-KEPT_PARTS = {"nothing": "nothing", "weights": "weights", "everything": "weights and checkpoints"}
+RETAINED_LABELS = {"nothing": "nothing", "weights": "weights", "everything": "weights and checkpoints"}
+"""checkpoint.keep -> text of the files that stay."""
 
 
 @dataclass(frozen=True)
 class DiskUsage:
-    """Bytes. Cells whose settings differ need different amounts, so those of one cell are the smallest and largest."""
+    """Disk space of a launch, in bytes. Cells may differ, so the amounts per cell are the smallest and the largest."""
 
     cells: int
-    """How many would be trained."""
+    """Number of cells to train."""
     per_cell: tuple[int, int]
-    """What stays of a finished one."""
+    """Smallest and largest amount that stays of a finished cell."""
     kept: int
-    """What stays of all of them."""
+    """Amount that stays of all cells."""
     running: int
-    """What a running one takes at most: two checkpoints, and a third while it is written."""
+    """Largest amount of a running cell: two checkpoints, and a third while it is written."""
     free: int | None
-    """None when the place is on no disk of this machine."""
+    """Free space of the storage; None if it is not on a disk of this machine."""
     place: str
     keep: tuple[str, ...]
     """Values of checkpoint.keep among the cells."""
 
     @property
     def is_short(self) -> bool:
-        """Tell whether all that stays, and one running cell, are more than is free."""
+        """True if the files that stay and one running cell exceed the free space."""
         return self.cells > 0 and self.free is not None and self.kept + self.running > self.free
 
     def describe(self) -> list[str]:
-        """One line, and a warning when it will not do; nothing without cells."""
+        """Return one line, and a warning if the space does not suffice; empty without cells."""
         if not self.cells:
             return []
         least, most = (size(value) for value in self.per_cell)
-        parts = " or ".join(KEPT_PARTS[word] for word in self.keep)
+        parts = " or ".join(RETAINED_LABELS[word] for word in self.keep)
         number, unit = least.split()
         each = most if least == most else f"{number} to {most}" if most.endswith(f" {unit}") else f"{least} to {most}"
         stays = (
@@ -347,7 +393,7 @@ class DiskUsage:
         return lines
 
     def as_json(self) -> dict[str, int | None]:
-        """The numbers, by the names that `launch --dry-run --json` gives them."""
+        """Return the amounts under the keys of `launch --dry-run --json`."""
         return {
             "disk_bytes_per_cell": self.per_cell[1],
             "disk_bytes_kept": self.kept,
@@ -357,10 +403,17 @@ class DiskUsage:
 
 
 def disk_needed(cells: Sequence[Cell], runs: Path) -> DiskUsage:
-    """What training these cells needs; those that share a model section are counted once.
+    """Return the disk usage of training these cells.
 
-    Names and headers, some 400 bytes a tensor, are left out. Raises AddressError and StorageError for a checkpoint.path
-    that cannot be used.
+    Weights and optimizer states are counted, without names and headers (about 400 bytes per tensor).
+
+    Args:
+        cells: Cells to train; the first one's checkpoint.path gives the storage.
+        runs: Folder of the runs, the default storage.
+
+    Raises:
+        AddressError: For a checkpoint.path that is not valid.
+        StorageError: For a storage that cannot be used.
     """
     # imports torch, which commands that plan nothing do not wait for
     from ..checkpoints.checkpoint import sizes
@@ -369,50 +422,60 @@ def disk_needed(cells: Sequence[Cell], runs: Path) -> DiskUsage:
     each, running = [], 0
     for cell in cells:
         config = cell.config
-        narrow = config.train.activations_on(cuda=config.resources.gpus > 0) == "bfloat16"
-        key = id(config.model), narrow, config.train.optimizer  # which the cells keep alive
+        is_16_bit = config.train.activations_on(cuda=config.resources.gpus > 0) == "bfloat16"
+        key = id(config.model), is_16_bit, config.train.optimizer  # which the cells keep alive
         if key not in counted:
-            counted[key] = sizes(config.model, narrow=narrow, optimizer=key[2])
+            counted[key] = sizes(config.model, narrow=is_16_bit, optimizer=key[2])
         weights, optimizers = counted[key]
-        whole = weights + optimizers
-        stays = {"nothing": 0, "weights": weights, "everything": weights + file_names.KEPT * whole}
+        checkpoint_bytes = weights + optimizers
+        stays = {"nothing": 0, "weights": weights, "everything": weights + file_names.KEPT * checkpoint_bytes}
         each.append(stays[config.checkpoint.keep])
-        running = max(running, (file_names.KEPT + 1) * whole)
-    place = storage.resolve(runs, storage.home(cells[0].config.checkpoint.path, "") if cells else "").rstrip("/")
+        running = max(running, (file_names.KEPT + 1) * checkpoint_bytes)
+    storage_root = storage.resolve(runs, storage.home(cells[0].config.checkpoint.path, "") if cells else "").rstrip("/")
     return DiskUsage(
         cells=len(cells),
         per_cell=(min(each, default=0), max(each, default=0)),
         kept=sum(each),
         running=running,
-        free=storage.free_bytes(place),
-        place=place,
+        free=storage.free_bytes(storage_root),
+        place=storage_root,
         keep=tuple(sorted({cell.config.checkpoint.keep for cell in cells})),
     )
 
 
 def check_placement(cells: Sequence[Cell], *machines: Machine, held: Sequence[Gpu] = ()) -> None:
-    """Refuses cells that fit on none of the machines even while nothing else runs there; `held`: GPUs that another sweep has.
+    """Refuse cells that fit on none of the machines, even if these are empty.
 
-    Raises MachineError naming the need and what there is, SweepError for a precision that a GPU does not have.
+    Args:
+        cells: The cells.
+        machines: Machines that may run them.
+        held: GPUs that another sweep uses, for the error message.
+
+    Raises:
+        MachineError: With the resources of a cell and those of the machines.
+        SweepError: For a precision that a GPU does not support.
     """
     _check_precisions(cells, [gpu for machine in machines for gpu in machine.gpus])
-    rooms = [MachineAllocator(machine) for machine in machines]
-    never = [cell for cell in cells if all(room.place(cell.config.resources) is None for room in rooms)]
+    allocators = [MachineAllocator(machine) for machine in machines]
+    never = [cell for cell in cells if all(room.place(cell.config.resources) is None for room in allocators)]
     if not never:
         return
     more = f" (and {counted(len(never) - 1, 'more cell')})" if len(never) > 1 else ""
-    others = f"; another sweep holds {', '.join(gpu.name for gpu in held)}" if held else ""
+    busy = f"; another sweep holds {', '.join(gpu.name for gpu in held)}" if held else ""
     have = (
         f"this machine has {machines[0]}" if len(machines) == 1 else f"the nodes have {'; '.join(map(str, machines))}"
     )
     raise MachineError(
-        f"cell {never[0].slug}{more} needs {need(never[0].config.resources)}, and {have}{others}; "
+        f"cell {never[0].slug}{more} needs {need(never[0].config.resources)}, and {have}{busy}; "
         "change resources in the grid, or launch where there is more"
     )
 
 
 def _check_precisions(cells: Sequence[Cell], gpus: Sequence[Gpu]) -> None:
-    """Refuses fp8 where an attempt might be given a GPU without it. bf16 runs everywhere, slower before 8.0."""
+    """Raise SweepError if an fp8 cell may get a GPU without fp8.
+
+    bf16 runs on every GPU, though slower below compute capability 8.0.
+    """
     major, minor = least = PRECISIONS["fp8"]
     for cell in cells:
         resources = cell.config.resources

@@ -1,4 +1,4 @@
-"""The cost of a plan: hours of GPUs or cores on a machine, its end, electricity and money, and what a budget of hours allows."""
+"""Cost of a plan: GPU-hours or core-hours, duration, energy and money, and the tasks that a budget covers."""
 
 from __future__ import annotations
 
@@ -27,195 +27,213 @@ from ..training.flops import PEAK_BF16
 from .ordering import blocks
 from .planner import Budget, Plan, Task
 from .speed_model import (
-    NOTHING,
-    SOURCES,
-    Source,
+    PRICE_BASES,
+    ZERO,
+    PriceBasis,
     Speed,
     SpeedTable,
     TargetMachine,
     ThreePointEstimate,
     read_calibrations,
-    total,
-    validated,
+    sum_estimates,
+    validation_tokens,
 )
 
-PARTS = ("start", "compile", "training", "validation", "probing")
-"""Of an attempt, in its order."""
+ATTEMPT_PHASES = ("start", "compile", "training", "validation", "probing")
+"""Phases of an attempt, in the order of time."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one attempt takes: seconds by part, and how they are known."""
+    """Cost of one attempt: seconds by phase, and the basis of the estimate."""
 
-    source: Source
+    source: PriceBasis
     parts: Mapping[str, ThreePointEstimate]
+    """Phase -> seconds."""
     share: float
-    """GPUs of it, or where it has none, cores."""
+    """GPUs that the attempt uses, or cores if it uses no GPU."""
 
     @cached_property
     def seconds(self) -> ThreePointEstimate:
-        """From its start to its end."""
-        return total(self.parts.values())
+        """Seconds from the start to the end of the attempt."""
+        return sum_estimates(self.parts.values())
 
     @cached_property
     def hours(self) -> ThreePointEstimate:
         """GPU-hours, or core-hours."""
-        return self.seconds.times(self.share / 3600)
+        return self.seconds.scaled(self.share / 3600)
 
 
 class Pricer:
-    """Prices attempts on one place. Cells that are alike and ask for the same are worked out once."""
+    """Prices of attempts on one machine, cached for cells of equal speed, steps and measurements."""
 
     def __init__(self, speeds: SpeedTable) -> None:
+        """Take the speeds on the machine to price on."""
         self.speeds = speeds
         self._probing: dict[tuple[object, ...], ThreePointEstimate] = {}
-        self._whole: dict[tuple[object, ...], dict[Source, Cost]] = {}
-        self._kept: list[CellConfig] = []
+        self._full_costs: dict[tuple[object, ...], dict[PriceBasis, Cost]] = {}
+        self._alive_configs: list[CellConfig] = []
         """Whose sections are told apart by where they lie."""
 
-    def key(self, config: CellConfig) -> tuple[object, ...]:
-        """The same for cells whose whole price is the same."""
+    def price_key(self, config: CellConfig) -> tuple[object, ...]:
+        """Return a key that is equal for cells of equal full cost."""
         return self.speeds.likeness.of(config), config.train.steps, id(config.eval), config.resources.cpus
 
-    def whole(self, config: CellConfig) -> dict[Source, Cost]:
-        """What training and measuring the cell costs from the start, by each source that knows it, the best first."""
-        key = self.key(config)
-        if key not in self._whole:
-            self._kept.append(config)
+    def full_costs(self, config: CellConfig) -> dict[PriceBasis, Cost]:
+        """Return basis -> cost of training and measuring the cell from the start, the best basis first; cached."""
+        key = self.price_key(config)
+        if key not in self._full_costs:
+            self._alive_configs.append(config)
             wanted = requested(config.eval)
             speeds = self.speeds.of(config)
-            self._whole[key] = {source: self._cost(config, one, wanted) for source, one in speeds.items()}
-        return self._whole[key]
+            self._full_costs[key] = {source: self._cost(config, speed, wanted) for source, speed in speeds.items()}
+        return self._full_costs[key]
 
     def of(self, task: Task) -> Cost:
-        """What is left to do of a cell, by the best source."""
+        """Return the cost of a task's remaining work, by the best available basis."""
         config = task.cell.config
-        source, whole = next(iter(self.whole(config).items()))
+        source, full_cost = next(iter(self.full_costs(config).items()))
         if task.kind == "train" and task.rest == 1:
-            return whole
+            return full_cost
         if task.kind == "train":
-            parts = dict(whole.parts)
+            parts = dict(full_cost.parts)
             for name in ("training", "validation"):
-                parts[name] = parts[name].times(task.rest)
-            return replace(whole, parts=parts)
+                parts[name] = parts[name].scaled(task.rest)
+            return replace(full_cost, parts=parts)
         speed = self.speeds.of(config)[source]
-        probing = packed(self._probes(config, speed, task.missing), config, speed)
-        return replace(whole, parts={"start": whole.parts["start"], "probing": probing})
+        probing = shared_gpu_time(self._probes(config, speed, task.missing), config, speed)
+        return replace(full_cost, parts={"start": full_cost.parts["start"], "probing": probing})
 
     def _cost(self, config: CellConfig, speed: Speed, wanted: Sequence[Request]) -> Cost:
+        """Return the full cost of a cell at a speed; `wanted` are the (probe, length) pairs to measure."""
         train, resources = config.train, config.resources
         validations = -(-train.steps // config.eval.validate_every)
         parts = {
             "compile": speed.compile,
-            "training": speed.token.times(train.steps * train.batch_tokens),
-            "validation": speed.validation_token.times(validations * validated(config)),
+            "training": speed.token.scaled(train.steps * train.batch_tokens),
+            "validation": speed.validation_token.scaled(validations * validation_tokens(config)),
             "probing": self._probes(config, speed, wanted),
         }
-        parts = {name: packed(span, config, speed) for name, span in parts.items()}
+        parts = {name: shared_gpu_time(span, config, speed) for name, span in parts.items()}
         return Cost(speed.source, {"start": speed.start, **parts}, resources.gpus or float(resources.cpus))
 
     def _probes(self, config: CellConfig, speed: Speed, wanted: Sequence[Request]) -> ThreePointEstimate:
-        """Seconds of these probes: as measured, else by their tokens."""
-        found = []
+        """Return the seconds of (probe, length) pairs: from measurements of the same pair, else from tokens."""
+        estimates = []
         probes = {name: bound(name, config) for name in {name for name, _ in wanted}}
         base = flops.estimated_flops(config.model, config.train.seq_len)
         for name, length in wanted:
             tokens = probes[name].tokens(length)
-            known = speed.probes.get((name, length))
-            if known is not None:
-                found.append(ThreePointEstimate(0.9, 1.0, 1.1).times(known * tokens))
+            measured_seconds = speed.probes.get((name, length))
+            if measured_seconds is not None:
+                estimates.append(ThreePointEstimate(0.9, 1.0, 1.1).scaled(measured_seconds * tokens))
                 continue
             # a token of a longer row takes more, since it attends to more
             more = flops.estimated_flops(config.model, length) / base if length else 1.0
-            found.append(speed.forward_token.times(tokens * more))
-        return total(found)
+            estimates.append(speed.forward_token.scaled(tokens * more))
+        return sum_estimates(estimates)
 
 
-def packed(seconds: ThreePointEstimate, config: CellConfig, speed: Speed) -> ThreePointEstimate:
-    """Seconds of an attempt beside others on the same GPU: not slower at best, and at worst as if they took turns.
+def shared_gpu_time(seconds: ThreePointEstimate, config: CellConfig, speed: Speed) -> ThreePointEstimate:
+    """Return the seconds of an attempt that shares its GPU with others of the same size.
 
-    Where such attempts were measured, their neighbours are part of the measurement.
+    The low end is unaffected by neighbours, the high end takes turns with them. Speeds that were measured with
+    neighbours,
+    and attempts that do not share a GPU, are returned unchanged.
     """
     share = config.resources.gpus
-    if speed.shared or not is_shared(share):
+    if speed.has_neighbours or not is_shared(share):
         return seconds
-    return seconds.by(ThreePointEstimate(1.0, (1 + 1 / share) / 2, 1 / share))
+    return seconds.multiplied(ThreePointEstimate(1.0, (1 + 1 / share) / 2, 1 / share))
 
 
 @dataclass(frozen=True)
 class PriceGroup:
-    """Attempts of one price."""
+    """Attempts of equal price."""
 
     slug: str
-    """One of them."""
+    """Slug of one of the cells."""
     kind: str
-    source: Source
+    source: PriceBasis
     attempts: int
     tokens_per_s: float
     measured_on: int
     seconds: ThreePointEstimate
-    """Of one on average."""
+    """Mean seconds per attempt."""
     hours: ThreePointEstimate
     silent: str | None
 
 
 @dataclass(frozen=True)
 class Bill:
-    """The price of a plan."""
+    """Price of a plan."""
 
     unit: str
-    """GPU-hours or core-hours."""
-    place: str
-    how: str
+    """"GPU-hours" or "core-hours"."""
+    machine: str
+    machine_reason: str
     gpus: int
     hours: ThreePointEstimate
     parts: Mapping[str, ThreePointEstimate]
-    """Hours by part."""
+    """Phase -> hours."""
     finish: ThreePointEstimate
-    """Seconds from now."""
+    """Seconds from now until the last attempt ends."""
     watts: float | None
-    """Of one GPU."""
+    """Power of one GPU in watts; None if unknown."""
     assumed_watts: bool
-    rate: float | None
-    """Money of an hour."""
+    hourly_rate: float | None
+    """Money per hour; None if not stated."""
     groups: Sequence[PriceGroup] = ()
     sources: Mapping[str, int] = field(default_factory=dict)
-    """Attempts by where their price comes from."""
+    """Basis -> number of attempts priced by it."""
 
     @property
     def kwh(self) -> ThreePointEstimate | None:
-        """Of the GPUs alone; None where nobody knows what one takes."""
-        return None if self.watts is None else self.hours.times(self.watts / 1000)
+        """Energy of the GPUs in kWh; None if their power is unknown."""
+        return None if self.watts is None else self.hours.scaled(self.watts / 1000)
 
     @property
     def money(self) -> ThreePointEstimate | None:
-        """None without a rate."""
-        return None if self.rate is None else self.hours.times(self.rate)
+        """Money for all hours; None without a rate."""
+        return None if self.hourly_rate is None else self.hours.scaled(self.hourly_rate)
 
 
 def forecast(cells: Sequence[Cell], prices: Pricer) -> Forecast:
-    """What all of these cells would take from the start, by every source, as a launch keeps it to be compared later."""
+    """Return the full cost of all these cells by every basis, for a launch to store and compare later.
+
+    Args:
+        cells: The cells.
+        prices: Prices on the target machine.
+    """
     numbers: dict[tuple[object, ...], int] = {}
     groups: list[dict[str, tuple[float, float, float]]] = []
-    of = []
+    group_numbers = []
     for cell in cells:
-        key = prices.key(cell.config)
+        key = prices.price_key(cell.config)
         if key not in numbers:
             numbers[key] = len(groups)
-            hours = {str(source): cost.hours for source, cost in prices.whole(cell.config).items()}
+            hours = {str(source): cost.hours for source, cost in prices.full_costs(cell.config).items()}
             groups.append({source: (span.low, span.likely, span.high) for source, span in hours.items()})
-        of.append(numbers[key])
+        group_numbers.append(numbers[key])
     names = sorted({prices.speeds.place.name(cell.config) for cell in cells})
-    return Forecast(" and ".join(names), tuple(of), tuple(groups))
+    return Forecast(" and ".join(names), tuple(group_numbers), tuple(groups))
 
 
 def unit_of(tasks: Sequence[Task]) -> str:
-    """In what these are counted: GPU-hours as soon as one of them has a GPU."""
+    """Return "GPU-hours" if any task uses a GPU, else "core-hours"."""
     return "GPU-hours" if any(task.cell.config.resources.gpus for task in tasks) else "core-hours"
 
 
 def bill(plan: Plan, prices: Pricer, *, gpus: int, watts: float | None = None, rate: float | None = None) -> Bill:
-    """The price of what the plan would start now, on so many GPUs. `watts`: of a GPU; without it what its board takes."""
+    """Return the price of the tasks that the plan would start now; running ones are left out.
+
+    Args:
+        plan: The plan.
+        prices: Prices on the target machine.
+        gpus: Number of GPUs that run attempts at the same time.
+        watts: Power of one GPU in watts; None for its board power, if known.
+        rate: Money per hour; None without.
+    """
     tasks = [task for task in plan.tasks if task.why != "running"]
     on_gpus = unit_of(tasks) == "GPU-hours"
     groups: dict[tuple[object, ...], list[tuple[Task, Cost]]] = {}
@@ -225,15 +243,15 @@ def bill(plan: Plan, prices: Pricer, *, gpus: int, watts: float | None = None, r
         if on_gpus and not task.cell.config.resources.gpus:
             cost = replace(cost, share=0.0)
         costs.append(cost)
-        groups.setdefault((task.kind, *prices.key(task.cell.config)), []).append((task, cost))
-    told = [_group(prices, some) for some in groups.values()]
+        groups.setdefault((task.kind, *prices.price_key(task.cell.config)), []).append((task, cost))
+    price_groups = [_group(prices, attempts) for attempts in groups.values()]
     # most cells of a grid share their cost
-    tally = list(_tally(costs).values())
-    hours = total([cost.hours.times(count) for cost, count in tally])
+    tally = list(_count_by_identity(costs).values())
+    hours = sum_estimates([cost.hours.scaled(count) for cost, count in tally])
     work = [(cost.seconds.likely, task.cell.config.resources) for task, cost in zip(tasks, costs, strict=True)]
     ends = makespan(work, gpus)
-    scale = hours if hours.likely else total([cost.seconds.times(count) for cost, count in tally])
-    finish = scale.times(ends / scale.likely) if scale.likely else NOTHING
+    scale = hours if hours.likely else sum_estimates([cost.seconds.scaled(count) for cost, count in tally])
+    finish = scale.scaled(ends / scale.likely) if scale.likely else ZERO
     board = board_watts(prices.speeds.place.gpu) if on_gpus else None
     names = {
         bool(task.cell.config.resources.gpus): prices.speeds.place.name(task.cell.config) for task in tasks
@@ -241,54 +259,55 @@ def bill(plan: Plan, prices: Pricer, *, gpus: int, watts: float | None = None, r
     sources = Counter(cost.source for cost in costs)
     return Bill(
         unit=unit_of(tasks),
-        place=" and ".join(sorted(names)),
-        how=prices.speeds.place.how if on_gpus else "",
+        machine=" and ".join(sorted(names)),
+        machine_reason=prices.speeds.place.reason if on_gpus else "",
         gpus=gpus if on_gpus else 0,
         hours=hours,
         parts={
-            part: total(
-                [cost.parts[part].times(cost.share / 3600 * count) for cost, count in tally if part in cost.parts]
+            part: sum_estimates(
+                [cost.parts[part].scaled(cost.share / 3600 * count) for cost, count in tally if part in cost.parts]
             )
-            for part in PARTS
+            for part in ATTEMPT_PHASES
         },
         finish=finish,
         watts=watts if watts is not None else board,
         assumed_watts=watts is None,
-        rate=rate,
-        groups=sorted(told, key=lambda group: -group.hours.likely),
-        sources={word: count for word in SOURCES if (count := sources[word])},
+        hourly_rate=rate,
+        groups=sorted(price_groups, key=lambda group: -group.hours.likely),
+        sources={word: count for word in PRICE_BASES if (count := sources[word])},
     )
 
 
-def _tally(costs: Sequence[Cost]) -> dict[int, tuple[Cost, int]]:
-    """How often each of them is there, by identity."""
+def _count_by_identity(costs: Sequence[Cost]) -> dict[int, tuple[Cost, int]]:
+    """Return id of a cost -> (cost, number of its occurrences); costs are compared by identity."""
     counts = Counter(map(id, costs))
     return {id(cost): (cost, counts[id(cost)]) for cost in costs}
 
 
-def _group(prices: Pricer, some: Sequence[tuple[Task, Cost]]) -> PriceGroup:
-    task, cost = some[0]
+def _group(prices: Pricer, attempts: Sequence[tuple[Task, Cost]]) -> PriceGroup:
+    """Return the price group of attempts with equal price."""
+    task, cost = attempts[0]
     speed = prices.speeds.of(task.cell.config)[cost.source]
-    seconds = total([one.seconds for _, one in some])
+    seconds = sum_estimates([cost.seconds for _, cost in attempts])
     return PriceGroup(
         slug=task.cell.slug,
         kind=task.kind,
         source=cost.source,
-        attempts=len(some),
+        attempts=len(attempts),
         tokens_per_s=1 / speed.token.likely,
         measured_on=speed.attempts,
-        seconds=seconds.times(1 / len(some)),
-        hours=total([one.hours for _, one in some]),
-        silent=speed.silent if cost.source == "FLOPs" else None,
+        seconds=seconds.scaled(1 / len(attempts)),
+        hours=sum_estimates([cost.hours for _, cost in attempts]),
+        silent=speed.unknown_flops if cost.source == "FLOPs" else None,
     )
 
 
 def as_json(price_plan: Bill) -> dict[str, Any]:
-    """The price by names with their units."""
+    """Return the price as JSON values, with units in the keys."""
     money, kwh = price_plan.money, price_plan.kwh
     return {
         "unit": price_plan.unit,
-        "place": price_plan.place,
+        "place": price_plan.machine,
         "gpus": price_plan.gpus,
         "hours": price_plan.hours.as_json(),
         "hours_by_part": {part: span.as_json() for part, span in price_plan.parts.items()},
@@ -296,7 +315,7 @@ def as_json(price_plan: Bill) -> dict[str, Any]:
         "kwh": kwh and kwh.as_json(),
         "watts": price_plan.watts,
         "watts_assumed": price_plan.assumed_watts,
-        "rate": price_plan.rate,
+        "rate": price_plan.hourly_rate,
         "money": money and money.as_json(2),
         "sources": dict(price_plan.sources),
         "groups": [
@@ -311,98 +330,122 @@ BOARD_WATTS: dict[str, float] = {
     "L4": 72, "L40S": 350, "H100 80GB HBM3": 700, "H100 PCIe": 350, "H100 NVL": 400,
     "H200": 700, "H200 NVL": 600, "B200": 1000, "GB200": 1200, "GeForce RTX 4090": 450,
 }  # fmt: skip
-"""By name as the CUDA driver reports it, "NVIDIA " left out; the datasheets that flops.PEAK_BF16 names."""
+"""GPU name as reported by the CUDA driver, without "NVIDIA " -> board power in watts.
+
+Source: the datasheets that flops.PEAK_BF16 names.
+"""
 
 
 def board_watts(gpu_name: str | None) -> float | None:
-    """Of a GPU by its driver's name, None for one that is not in the table."""
+    """Return a GPU's board power in watts by its driver name; None if the name is not in the table."""
     return BOARD_WATTS.get((gpu_name or "").removeprefix("NVIDIA "))
 
 
-PLENTY = 10**6
-"""Cores, and GiB of memory, of machines whose GPUs are what attempts wait for."""
+UNLIMITED = 10**6
+"""Cores, and GiB of memory, of machines on which only GPUs limit the number of attempts."""
 
 
 def makespan(work: Sequence[tuple[float, Resources]], gpus: int) -> float:
-    """Seconds until the last of these attempts has ended; each is given with its own seconds, in the order of starting.
+    """Return the seconds until the last attempt ends, from a simulation of the queue; 0 without attempts.
 
-    On the CPU they share this machine's cores and memory; those on GPUs share `gpus` of these, and nothing else.
+    CPU attempts share this machine's cores and memory. If any attempt uses a GPU, only GPUs are limited.
+
+    Args:
+        work: (Seconds, resources) of each attempt, in the order of starting.
+        gpus: Number of GPUs.
     """
     if not work:
         return 0.0
     sizes = {id(resources): resources for _, resources in work}
     kinds = {key: resources.model_copy(update={"gpu_type": None}) for key, resources in sizes.items()}
     if any(resources.gpus for resources in kinds.values()):
-        cores, memory = PLENTY, float(PLENTY)
+        cores, memory = UNLIMITED, float(UNLIMITED)
     else:  # a cell that is too large for this machine is meant for another
-        cores = max(hardware.cores(), *(one.cpus for one in kinds.values()), 1)
-        memory = max(hardware.memory_gb(), *(one.memory_gb or 0.0 for one in kinds.values()), 0.0)
-    room = MachineAllocator(Machine(cores, memory, tuple(Gpu(str(n), str(n), "a GPU") for n in range(max(gpus, 1)))))
+        cores = max(hardware.cores(), *(request.cpus for request in kinds.values()), 1)
+        memory = max(hardware.memory_gb(), *(request.memory_gb or 0.0 for request in kinds.values()), 0.0)
+    allocator = MachineAllocator(
+        Machine(cores, memory, tuple(Gpu(str(n), str(n), "a GPU") for n in range(max(gpus, 1))))
+    )
     waiting: dict[Resources, deque[tuple[int, float]]] = {}
-    for place, (seconds, resources) in enumerate(work):
-        waiting.setdefault(kinds[id(resources)], deque()).append((place, seconds))
+    for index, (seconds, resources) in enumerate(work):
+        waiting.setdefault(kinds[id(resources)], deque()).append((index, seconds))
     running: list[tuple[float, int, Allocation]] = []
     now = 0.0
     while True:
         crowded: set[Resources] = set()
         while heads := [(queue[0], kind) for kind, queue in waiting.items() if queue and kind not in crowded]:
-            (place, seconds), kind = min(heads, key=lambda head: head[0])
-            given = room.place(kind)
-            if given is None:
+            (index, seconds), kind = min(heads, key=lambda head: head[0])
+            allocation = allocator.place(kind)
+            if allocation is None:
                 crowded.add(kind)
                 continue
             waiting[kind].popleft()
-            room.take(given)
-            heapq.heappush(running, (now + seconds, place, given))
+            allocator.take(allocation)
+            heapq.heappush(running, (now + seconds, index, allocation))
         if not running:
             return now
-        now, _, given = heapq.heappop(running)
-        room.give(given)
+        now, _, allocation = heapq.heappop(running)
+        allocator.give(allocation)
 
 
 ASSUMED_GPU = "NVIDIA H200"
 
 
 def machine_prices(cells: Sequence[Cell], runs: Path, store: Store | None, *, gpu: str | None = None) -> Pricer:
-    """Prices of these cells on `gpu`, a GPU's name or a word of it; without it on what the cells or this machine say."""
+    """Return prices of these cells on a target machine, from the database and the calibrations.
+
+    Args:
+        cells: The cells.
+        runs: Folder of the runs, which holds the calibrations.
+        store: Database; None counts as an empty one.
+        gpu: Name of a GPU or a word of it; None takes the cells' gpu_type, this machine's GPU, or the last measured
+            one.
+    """
     timed = store.timed() if store is not None else []
-    return Pricer(SpeedTable(_place(cells, timed, gpu), timed, read_calibrations(runs)))
+    return Pricer(SpeedTable(_target_machine(cells, timed, gpu), timed, read_calibrations(runs)))
 
 
 def gpus_here() -> int:
-    """GPUs of this machine, at least 1: whoever has none plans for another machine."""
+    """Return the number of GPUs of this machine, at least 1, since a machine without any plans for another one."""
     return max(1, len(hardware.driver_gpus()))
 
 
-def _place(cells: Sequence[Cell], timed: Sequence[TrainingTiming], gpu: str | None) -> TargetMachine:
+def _target_machine(cells: Sequence[Cell], timed: Sequence[TrainingTiming], gpu: str | None) -> TargetMachine:
+    """Return the machine to price on: the CPU if no cell uses a GPU, else a GPU chosen as `machine_prices` says."""
     resources = {id(cell.config.resources): cell.config.resources for cell in cells}.values()
-    if not any(one.gpus for one in resources):
+    if not any(request.gpus for request in resources):
         return TargetMachine(None)
     if gpu is not None:
-        return TargetMachine(_whole_name(gpu, timed))
-    here = hardware.driver_gpus()
-    word = next((one.gpu_type for one in resources if one.gpu_type is not None), None)
-    if word is not None:
-        return TargetMachine(next((name for name in here if is_type(name, word)), None) or _whole_name(word, timed))
-    if here:
-        return TargetMachine(here[0])
-    measured = next((one.gpu_name for one in reversed(timed) if one.gpu_name is not None), None)
+        return TargetMachine(_full_gpu_name(gpu, timed))
+    local_gpus = hardware.driver_gpus()
+    gpu_type = next((request.gpu_type for request in resources if request.gpu_type is not None), None)
+    if gpu_type is not None:
+        return TargetMachine(
+            next((name for name in local_gpus if is_type(name, gpu_type)), None) or _full_gpu_name(gpu_type, timed)
+        )
+    if local_gpus:
+        return TargetMachine(local_gpus[0])
+    measured = next((timing.gpu_name for timing in reversed(timed) if timing.gpu_name is not None), None)
     if measured is not None:
         return TargetMachine(measured, "as the attempts in the database; --gpu names another")
     return TargetMachine(ASSUMED_GPU, "assumed; --gpu names another")
 
 
-def _whole_name(word: str, timed: Sequence[TrainingTiming]) -> str:
-    """The name of a GPU as its driver has it: of one that was measured, else of one whose peak is known, else the word."""
-    known = [one.gpu_name.removeprefix("NVIDIA ") for one in reversed(timed) if one.gpu_name is not None]
-    known += [name for peak in PEAK_BF16 for name in peak.names]
+def _full_gpu_name(word: str, timed: Sequence[TrainingTiming]) -> str:
+    """Return a GPU's driver name without "NVIDIA ", by a word of it.
+
+    Measured GPUs are searched first, newest first, then those of known peak; the word itself is returned without a
+    match.
+    """
+    names = [timing.gpu_name.removeprefix("NVIDIA ") for timing in reversed(timed) if timing.gpu_name is not None]
+    names += [name for peak in PEAK_BF16 for name in peak.names]
     short = word.removeprefix("NVIDIA ")
-    exact = next((name for name in known if name.lower() == short.lower()), None)
-    return exact or next((name for name in known if is_type(name, short)), None) or short
+    exact = next((name for name in names if name.lower() == short.lower()), None)
+    return exact or next((name for name in names if is_type(name, short)), None) or short
 
 
 def rate_of(text: str | None) -> float | None:
-    """Money of an hour. Raises SweepError for what is none."""
+    """Return the money per hour that text such as "2.50/h" states; None for None. Raises SweepError."""
     if text is None:
         return None
     number, _, hour = text.strip().lstrip("$€£").partition("/")
@@ -413,7 +456,7 @@ def rate_of(text: str | None) -> float | None:
 
 
 def hours_of(text: str, rate: float | None) -> float:
-    """The hours that `--budget 40h` means, or with a rate `100$`. Raises SweepError."""
+    """Return the hours of a budget such as "40h", or of money such as "100$" at the hourly rate. Raises SweepError."""
     word = text.strip()
     money = word.strip("$€£") != word
     number = word.strip("$€£ ").removesuffix("h").strip()
@@ -429,7 +472,7 @@ def hours_of(text: str, rate: float | None) -> float:
 
 
 def hours_spent(store: Store | None, cells: Sequence[Cell]) -> float:
-    """Hours that attempts of these cells took so far; those that came with a bundle cost nothing here."""
+    """Return the GPU-hours or core-hours of all attempts of these cells so far; imported attempts count nothing."""
     if store is None:
         return 0.0
     shares = {cell.id: cell.config.resources.gpus or float(cell.config.resources.cpus) for cell in cells}
@@ -444,20 +487,28 @@ def hours_spent(store: Store | None, cells: Sequence[Cell]) -> float:
 def within_budget(
     plan: Plan, allowed: float, used: float, prices: Pricer, contrasts: Iterable[Contrast], finished: Collection[str]
 ) -> tuple[list[Task], Budget]:
-    """The tasks that fit, in the order of what they tell, and what is left.
+    """Return the tasks that fit into a budget, the most informative blocks first, and the budget's state.
 
-    A block that does not fit is left, and a smaller one after it may still be taken.
+    A block that does not fit is deferred; a smaller one after it may still fit.
+
+    Args:
+        plan: The plan.
+        allowed: Hours of the budget.
+        used: Hours spent so far.
+        prices: Prices on the target machine.
+        contrasts: Declared contrasts, in the order of priority.
+        finished: Ids of cells with all their numbers.
     """
     costs = {id(task): prices.of(task).hours.likely for task in plan.tasks}
-    room = max(0.0, allowed - used)
-    taken: list[Task] = []
-    left: list[Task] = []
+    remaining_hours = max(0.0, allowed - used)
+    selected: list[Task] = []
+    deferred: list[Task] = []
     for block in blocks(plan.tasks, plan.cells, contrasts, finished):
         cost = sum(costs[id(task)] for task in block)
-        if cost <= room:
-            room -= cost
-            taken += block
+        if cost <= remaining_hours:
+            remaining_hours -= cost
+            selected += block
         else:
-            left += block
-    hours, rest = (sum(costs[id(task)] for task in some) for some in (taken, left))
-    return taken, Budget(allowed, unit_of(plan.tasks), used, len(taken), hours, left, rest)
+            deferred += block
+    hours, deferred_hours = (sum(costs[id(task)] for task in subset) for subset in (selected, deferred))
+    return selected, Budget(allowed, unit_of(plan.tasks), used, len(selected), hours, deferred, deferred_hours)

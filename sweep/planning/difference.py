@@ -1,4 +1,4 @@
-"""What lies between a grid and the database: cells by what is to be done about them, and what changed since the last launch."""
+"""Difference between a grid and the database: cells grouped by pending action, and changes since the last launch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ..probes import requested
 from .planner import Plan
 
 Change = tuple[str, object, object]
-"""What changed: where, and from what to what; None where there was, or is, nothing."""
-LEFT_OUT = ("name", "description")
-"""Of a grid file, what changes no cell and no report."""
+"""A change as (key, old value, new value); None for a value that is missing."""
+IGNORED_KEYS = ("name", "description")
+"""Keys of a grid file that affect no cell and no report."""
 
 
 @dataclass(frozen=True)
@@ -30,39 +30,46 @@ class ListedCell:
     """A cell in a group."""
 
     id: str | None
-    """None for one that an exclude rule drops: it has no config, so no id."""
+    """Id; None for a cell dropped by an exclude rule, which has no config."""
     slug: str
     note: str = ""
 
 
 @dataclass(frozen=True)
 class GridDifference:
-    """Every cell of the grid, of its exclude rules and of the last revision is in one group."""
+    """Every cell of the grid, of its exclude rules and of the last revision, in one group each, and what changed."""
 
     groups: Mapping[str, Sequence[ListedCell]]
     revision: int | None = None
-    """The sweep's last one; None for a sweep that was never launched."""
+    """Number of the sweep's last revision; None if it was never launched."""
     changes: Sequence[Change] = ()
-    """Of the grid file, the command line and what is measured."""
+    """Changes of the grid file, the command line and the requested measurements."""
     inherited: Sequence[Change] = ()
-    """Of cells that got another id though the file does not say why: a base, a default or the text."""
+    """Changes of cells with a new id that the file does not explain: from a base, a default or the text."""
     axes: Sequence[str] = ()
-    """A sentence for every axis that is new or gone."""
+    """A sentence for each new or removed axis."""
     rules: Mapping[str, int] = field(default_factory=dict)
-    """By exclude rule, the cells that it drops."""
+    """Exclude rule as text -> number of cells that it drops."""
 
 
 def between(grid: Grid, plan: Plan, cells: Sequence[Cell], store: Store | None) -> GridDifference:
-    """The difference between the grid with its cells, of which the plan carries out some, and what the database holds."""
-    groups = _standing(plan)
+    """Return the difference between a grid and the database.
+
+    Args:
+        grid: The grid.
+        plan: Plan of the launch, which gives the cells' standings.
+        cells: All cells of the grid.
+        store: Database; None counts as an empty one.
+    """
+    groups = _group_by_standing(plan)
     rules: dict[str, int] = {}
-    for index, words in grid.excluded_combinations():
+    for index, combination in grid.excluded_combinations():
         rule = grid.exclude[index]
-        text = f"exclude[{index}] ({', '.join(f'{name}: {_levels(some)}' for name, some in rule.items())})"
-        rules[text] = rules.get(text, 0) + (1 if SEED in words else len(grid.seeds))
-        slug = ", ".join(f"{name}={word}" for name, word in words.items())
+        text = f"exclude[{index}] ({', '.join(f'{name}: {_levels(levels)}' for name, levels in rule.items())})"
+        rules[text] = rules.get(text, 0) + (1 if SEED in combination else len(grid.seeds))
+        slug = ", ".join(f"{name}={word}" for name, word in combination.items())
         groups.setdefault("excluded", []).append(ListedCell(None, slug, f"by exclude[{index}]"))
-    last = _last(store, grid.name)
+    last = _last_revision(store, grid.name)
     if store is None or last is None:
         return GridDifference(groups, rules=rules)
     members = store.members(grid.name)
@@ -72,35 +79,37 @@ def between(grid: Grid, plan: Plan, cells: Sequence[Cell], store: Store | None) 
     orphans = [states[cell] for cell in gone if cell in states]
     if orphans:
         groups["orphaned"] = [ListedCell(state.cell_id, state.slug, state.state) for state in orphans]
-    changes = list(changed(last, grid, cells))
+    changes = list(grid_changes(last, grid, cells))
     return GridDifference(
         groups,
         revision=last.number,
         changes=changes,
         inherited=_inherited(store, orphans, cells, {key.partition(".")[2] for key, _, _ in changes}),
-        axes=list(_axes(store, members, now, orphans)),
+        axes=list(_axis_changes(store, members, now, orphans)),
         rules=rules,
     )
 
 
-def _levels(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"[{', '.join(words)}]"
+def _levels(levels: Sequence[str]) -> str:
+    return levels[0] if len(levels) == 1 else f"[{', '.join(levels)}]"
 
 
-def _standing(plan: Plan) -> dict[str, list[ListedCell]]:
-    rest = {task.cell.id: task.rest for task in plan.tasks if task.kind == "train"}
+def _group_by_standing(plan: Plan) -> dict[str, list[ListedCell]]:
+    """Return group -> the plan's cells, with a note on the finished share of a partly trained cell."""
+    remaining = {task.cell.id: task.rest for task in plan.tasks if task.kind == "train"}
     groups: dict[str, list[ListedCell]] = {}
     for cell in plan.cells:
         word, note = str(plan.standings[cell.id]), ""
-        left = rest.get(cell.id, 1.0)
-        if left < 1:
-            note = f"{1 - left:.0%} of its steps are done"
+        share = remaining.get(cell.id, 1.0)
+        if share < 1:
+            note = f"{1 - share:.0%} of its steps are done"
             word = "resumable" if word == "interrupted" else word
         groups.setdefault(word, []).append(ListedCell(cell.id, cell.slug, note))
     return groups
 
 
-def _last(store: Store | None, sweep: str) -> RevisionRecord | None:
+def _last_revision(store: Store | None, sweep: str) -> RevisionRecord | None:
+    """Return the sweep's last revision; None without one."""
     try:
         return store.revision(sweep) if store is not None else None
     except SweepUnknown:
@@ -110,51 +119,71 @@ def _last(store: Store | None, sweep: str) -> RevisionRecord | None:
 # --- what changed since the last revision -----------------------------------------------------------------------------
 
 
-def flat(value: Any, path: str = "") -> dict[str, Any]:
-    """Dotted keys of nested mappings, of lists of mappings with their places: exclude[0].memory; any other list is a value."""
+def flatten_keys(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one mapping of dotted keys.
+
+    Lists of mappings get indices, such as exclude[0].memory; any other list is a value.
+    """
     if isinstance(value, Mapping) and value:
-        return {key: one for name, some in value.items() for key, one in flat(some, f"{path}.{name}" if path else str(name)).items()}  # fmt: skip
-    if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
-        return {key: one for index, some in enumerate(value) for key, one in flat(some, f"{path}[{index}]").items()}
-    return {path: value}
+        return {key: leaf for name, child in value.items() for key, leaf in flatten_keys(child, f"{prefix}.{name}" if prefix else str(name)).items()}  # fmt: skip
+    if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+        return {
+            key: leaf
+            for index, child in enumerate(value)
+            for key, leaf in flatten_keys(child, f"{prefix}[{index}]").items()
+        }
+    return {prefix: value}
 
 
-def compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
-    """The keys whose values differ, those of `old` first."""
+def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
+    """Yield the changes between two flat mappings: keys of `old` first, then new ones."""
     for key in dict.fromkeys((*old, *new)):
         if old.get(key) != new.get(key):
             yield key, old.get(key), new.get(key)
 
 
-def changed(last: RevisionRecord, grid: Grid, cells: Sequence[Cell]) -> Iterator[Change]:
-    """Key by key: the grid's file, --set, and the probes and lengths that are asked for."""
+def grid_changes(last: RevisionRecord, grid: Grid, cells: Sequence[Cell]) -> Iterator[Change]:
+    """Yield the changes since the last revision: of the grid file, `--set`, and the requested measurements."""
     try:
         before = value_of(last.grid_text)
     except ValueLimitExceeded:
         before = None
-    told = before if isinstance(before, dict) else {}
-    yield from compared(
-        *({k: v for k, v in flat(d).items() if k and k not in LEFT_OUT} for d in (told, grid.document.data))
+    old_grid = before if isinstance(before, dict) else {}
+    yield from changed_keys(
+        *(
+            {k: v for k, v in flatten_keys(d).items() if k and k not in IGNORED_KEYS}
+            for d in (old_grid, grid.document.data)
+        )
     )
-    was, now = last.options.get("set", {}), {path: one.value for path, one in grid.command_line.items()}
-    yield from compared(*({f"--set {k}": v for k, v in some.items()} for some in (was, json.loads(json.dumps(now)))))
-    asked = {
+    was, now = last.options.get("set", {}), {path: setting.value for path, setting in grid.command_line.items()}
+    yield from changed_keys(
+        *({f"--set {k}": v for k, v in options.items()} for options in (was, json.loads(json.dumps(now))))
+    )
+    requests = {
         pair for config in {id(c.config.eval): c.config.eval for c in cells}.values() for pair in requested(config)
     }
-    pairs = ({(str(probe), int(length)) for probe, length in last.options.get("requested", [])}, asked)
+    pairs = ({(str(probe), int(length)) for probe, length in last.options.get("requested", [])}, requests)
     if last.options.get("requested") is not None:
-        yield from compared(*(_by_probe(some) for some in pairs))
+        yield from changed_keys(*(_by_probe(requested_pairs) for requested_pairs in pairs))
 
 
 def _by_probe(pairs: set[tuple[str, int]]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    """Return "probe NAME" -> its sorted context lengths."""
+    lengths: dict[str, list[int]] = {}
     for probe, length in sorted(pairs):
-        found.setdefault(f"probe {probe}", []).append(length)
-    return found
+        lengths.setdefault(f"probe {probe}", []).append(length)
+    return lengths
 
 
-def _inherited(store: Store, orphans: Sequence[CellState], cells: Sequence[Cell], known: set[str]) -> list[Change]:
-    """What differs between orphans and cells of the same slug, but for `known` paths."""
+def _inherited(store: Store, orphans: Sequence[CellState], cells: Sequence[Cell], explained: set[str]) -> list[Change]:
+    """Return the changes between orphaned cells and the grid's cells of the same slug, each once.
+
+    Args:
+        store: Database.
+        orphans: Cells of the last revision that the grid no longer has.
+        cells: Cells of the grid.
+        explained: Paths to leave out, as the file itself changed them.
+    """
     by_slug = {cell.slug: cell for cell in cells}
     twins = {state.cell_id: by_slug[state.slug] for state in orphans if state.slug in by_slug}
     configs = store.configs(twins)
@@ -165,65 +194,82 @@ def _inherited(store: Store, orphans: Sequence[CellState], cells: Sequence[Cell]
             old = config.get(section)
             if not isinstance(old, Mapping):
                 continue
-            for path, was, now in compared(flat(old, section), flat(new[section], section)):
+            for path, was, now in changed_keys(flatten_keys(old, section), flatten_keys(new[section], section)):
                 # a setting that is newer than the database was not changed by anybody
-                if path in flat(old, section) and path not in known:
+                if path in flatten_keys(old, section) and path not in explained:
                     seen.setdefault(json.dumps([path, was, now], default=str), (path, was, now))
     return list(seen.values())
 
 
-def _axes(
+def _axis_changes(
     store: Store,
     members: Sequence[tuple[str, Mapping[str, str]]],
     now: Mapping[str, Cell],
     orphans: Sequence[CellState],
 ) -> Iterator[str]:
-    """A sentence for every axis that only the last revision, or only the grid, has."""
+    """Yield a sentence for each axis that only the grid, or only the last revision, has.
+
+    Args:
+        store: Database.
+        members: (Cell id, axis -> level) of the last revision.
+        now: Cell id -> cell of the grid.
+        orphans: Cells of the last revision that the grid no longer has.
+    """
     before = dict.fromkeys(name for _, axes in members for name in axes)
     after = dict.fromkeys(name for cell in now.values() for name in cell.axes)
-    kept = [(cell, axes) for cell, axes in members if cell in now]
-    many = len(members)
+    shared = [(cell, axes) for cell, axes in members if cell in now]
+    num_members = len(members)
     for name in after:
         if name in before:
             continue
-        levels = Counter(now[cell].axes.get(name, "no level") for cell, _ in kept)
-        if len(kept) == many and len(levels) == 1:
-            yield f"new axis {name}: all {many} cells of before have {name}={next(iter(levels))}; their ids stay"
-        elif kept:
-            told = ", ".join(f"{count} {name}={level}" for level, count in levels.items())
-            yield f"new axis {name}: of {many} cells of before {told}, whose ids stay; {many - len(kept)} are orphaned"
+        levels = Counter(now[cell].axes.get(name, "no level") for cell, _ in shared)
+        if len(shared) == num_members and len(levels) == 1:
+            yield f"new axis {name}: all {num_members} cells of before have {name}={next(iter(levels))}; their ids stay"
+        elif shared:
+            counts = ", ".join(f"{count} {name}={level}" for level, count in levels.items())
+            yield f"new axis {name}: of {num_members} cells of before {counts}, whose ids stay; {num_members - len(shared)} are orphaned"
         else:
-            had = _had(store, orphans, name)
+            common_level = _common_level(store, orphans, name)
             yield (
                 f"new axis {name}: no cell of before has one of its levels"
-                + (f"; they have {name}={had}, which as a level would keep them" if had is not None else "")
+                + (
+                    f"; they have {name}={common_level}, which as a level would keep them"
+                    if common_level is not None
+                    else ""
+                )
             )
     for name in before:
         if name not in after:
-            levels = Counter(axes.get(name, "no level") for _, axes in kept)
-            told = ", ".join(f"{count} {name}={level}" for level, count in levels.items())
-            yield f"axis {name} is gone: " + (f"of before stay {told}" if kept else "no cell of before stays")
+            levels = Counter(axes.get(name, "no level") for _, axes in shared)
+            counts = ", ".join(f"{count} {name}={level}" for level, count in levels.items())
+            yield f"axis {name} is gone: " + (f"of before stay {counts}" if shared else "no cell of before stays")
 
 
-def _had(store: Store, orphans: Sequence[CellState], axis: str) -> str | None:
-    """The one level of the axis that all the orphans have, None for several or where nobody knows."""
+def _common_level(store: Store, orphans: Sequence[CellState], axis: str) -> str | None:
+    """Return the level of an axis, or the value of a path, that all orphans share.
+
+    None if they differ or it is unknown.
+    """
     if axis in AXES:
         levels = {state.levels[axis] for state in orphans}
     else:
         configs = store.configs([state.cell_id for state in orphans])
-        found = [flat(config).get(axis) for config in configs.values()]
-        levels = {one if isinstance(one, str) else json.dumps(one) for one in found if one is not None}
+        stored_levels = [flatten_keys(config).get(axis) for config in configs.values()]
+        levels = {
+            level if isinstance(level, str) else json.dumps(level) for level in stored_levels if level is not None
+        }
     return levels.pop() if len(levels) == 1 else None
 
 
 def describe_design(grid: Grid, cells: Sequence[Cell], store: Store | None) -> list[str]:
-    """Sentences of the grid's design, a line each; of one that leaves out cells of the design launched before, how many."""
-    found = grid.chosen.lines() if grid.chosen is not None else []
-    return [*found, *_left(grid.name, cells, store)]
+    """Return the sentences on the grid's design, without full stops, and one on cells of the design launched before."""
+    sentences = grid.chosen.lines() if grid.chosen is not None else []
+    return [*sentences, *_vanished_cells(grid.name, cells, store)]
 
 
-def _left(sweep: str, cells: Sequence[Cell], store: Store | None) -> list[str]:
-    last = _last(store, sweep)
+def _vanished_cells(sweep: str, cells: Sequence[Cell], store: Store | None) -> list[str]:
+    """Return a sentence on the cells of the last launched design: contained or not; empty if no design was launched."""
+    last = _last_revision(store, sweep)
     if store is None or last is None or design_of(last.options) is None:
         return []
     before = {state.cell_id for state in store.cell_states(sweep, revision=last.number)}

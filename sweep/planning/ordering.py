@@ -1,4 +1,4 @@
-"""In which order cells are started: the longest first, matched pairs first, declared contrasts first, or as the grid lists them."""
+"""Order in which cells start: longest first, matched pairs first, declared contrasts first, or grid order."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from .planner import Task, level_of, remaining_share
 
 Order = Literal["longest", "pairs", "contrasts", "grid"]
 CellCoordinates = tuple[str | None, ...]
-"""The seed, then the level of every axis."""
+"""The seed as text, then the level of every axis (None where the cell has none)."""
 
 
 def order_of(cells: Sequence[Cell]) -> Order:
-    """The order that the cells ask for. Raises GridError when they ask for several, since one launch has one order."""
-    words = sorted({cell.config.resources.order for cell in cells})
-    if len(words) > 1:
-        raise GridError("grid", None, "resources.order", f"is {' and '.join(words)}; give all cells of a grid the same")
-    return words[0] if words else "longest"
+    """Return the order that the cells request; "longest" without cells. Raises GridError if they request several."""
+    orders = sorted({cell.config.resources.order for cell in cells})
+    if len(orders) > 1:
+        raise GridError(
+            "grid", None, "resources.order", f"is {' and '.join(orders)}; give all cells of a grid the same"
+        )
+    return orders[0] if orders else "longest"
 
 
 def ordered(
@@ -36,10 +38,18 @@ def ordered(
     finished: Collection[str] = (),
     contrasts: Sequence[Contrast] = (),
 ) -> list[Task]:
-    """The tasks in the order that their cells ask for.
+    """Return the tasks in the order that their cells request.
 
-    `cells` are all that are launched, in grid order; `axes` those of the grid in the order written; `finished` the ids of
-    cells that have all their numbers; `contrasts` what the grid declares. Raises GridError for an order by contrasts without any.
+    Args:
+        tasks: Tasks to order.
+        cells: All cells of the launch, in grid order.
+        axes: Axes of the grid, in the order written.
+        states: Cell id -> state in the database.
+        finished: Ids of cells with all their numbers.
+        contrasts: Declared contrasts of the grid.
+
+    Raises:
+        GridError: For an order by contrasts in a grid that declares none.
     """
     order = order_of(cells)
     if order == "contrasts" and not contrasts:
@@ -56,43 +66,50 @@ def ordered(
 
 
 def costs(tasks: Sequence[Task], cells: Sequence[Cell], states: Mapping[str, CellState]) -> dict[str, float]:
-    """Predicted cost by cell id: seconds as soon as any cell's speed is known, FLOPs until then.
+    """Return cell id -> predicted cost: seconds if the speed of any cell is known, else FLOPs.
 
-    A cell whose like (same model, recipe and resources, another seed) was measured takes its tokens at that speed; another
-    one its FLOPs at the median FLOP/s of those measured. A part that does not say its FLOPs counts for none of them. Steps
-    that a checkpoint holds are left out.
+    A cell with the same model, recipe and resources as a measured one takes its tokens at that speed. Other cells take
+    their
+    FLOPs at the median FLOP/s of the measured ones. Parts with an unknown FLOP count add nothing. Steps that a
+    checkpoint
+    holds are not counted.
+
+    Args:
+        tasks: Tasks to predict.
+        cells: All cells of the launch, among which measured ones are looked for.
+        states: Cell id -> state in the database.
     """
     measured = [(cell, speed) for cell in cells if (state := states.get(cell.id)) and (speed := state.tokens_per_s)]
-    speeds = {_alike(cell): speed for cell, speed in measured}
-    rate = median([speed * _per_token(cell) for cell, speed in measured]) if measured else 1.0
+    speeds = {_speed_key(cell): speed for cell, speed in measured}
+    rate = median([speed * _flops_per_token(cell) for cell, speed in measured]) if measured else 1.0
     counted: dict[tuple[int, int], float] = {}
-    found = {}
+    costs_by_cell = {}
     for task in tasks:
         config = task.cell.config
         # most cells of a grid share their model section, which the cells keep alive
         key = id(config.model), config.train.seq_len
         if key not in counted:
-            counted[key] = _per_token(task.cell)
+            counted[key] = _flops_per_token(task.cell)
         if task.kind == "evaluate":
-            found[task.cell.id] = _probing(task) * counted[key] / 3 / rate
+            costs_by_cell[task.cell.id] = _probe_tokens(task) * counted[key] / 3 / rate
             continue
         tokens = config.train.tokens * remaining_share(states.get(task.cell.id))
-        speed = speeds.get(_alike(task.cell)) if speeds else None
-        found[task.cell.id] = tokens / speed if speed else tokens * counted[key] / rate
-    return found
+        speed = speeds.get(_speed_key(task.cell)) if speeds else None
+        costs_by_cell[task.cell.id] = tokens / speed if speed else tokens * counted[key] / rate
+    return costs_by_cell
 
 
-def _alike(cell: Cell) -> tuple[str, ...]:
+def _speed_key(cell: Cell) -> tuple[str, ...]:
     config = cell.config
     return tuple(part.model_dump_json() for part in (config.model, config.train, config.resources))
 
 
-def _per_token(cell: Cell) -> float:
+def _flops_per_token(cell: Cell) -> float:
     return flops.estimated_flops(cell.config.model, cell.config.train.seq_len)
 
 
-def _probing(task: Task) -> int:
-    """Tokens that an evaluation reads."""
+def _probe_tokens(task: Task) -> int:
+    """Return the number of tokens that an evaluation reads for its missing measurements."""
     probes = {name: bound(name, task.cell.config) for name in {name for name, _ in task.missing}}
     return sum(probes[name].tokens(length) for name, length in task.missing)
 
@@ -100,62 +117,80 @@ def _probing(task: Task) -> int:
 def pairs_first(
     wanted: Sequence[Cell], cells: Sequence[Cell], axes: Sequence[str], finished: Collection[str] = ()
 ) -> list[Cell]:
-    """The wanted cells so that matched pairs, which differ in the level of one axis and nothing else, are complete early.
+    """Return the wanted cells in an order that completes matched pairs (cells that differ in one axis only) early.
 
-    First cells whose partner is finished. Then blocks that differ in the first axis only, the second axis changing
-    fastest from block to block and seeds slowest; then what is left in blocks of the second axis, and so on. Then cells
-    whose partners have all gone before, and last those without any partner. So after the first n cells that have a
-    partner at least floor(n / 2) matched pairs are complete that were not before.
+    First come cells whose partner is finished. Then blocks that differ in the first axis only, the second axis changing
+    fastest between blocks and seeds slowest. Then the remaining cells in blocks of the second axis, and so on. Then
+    cells
+    whose partners all come earlier, and last those without a partner. After the first n cells that have a partner, at
+    least
+    floor(n / 2) new matched pairs are complete.
+
+    Args:
+        wanted: Cells to order.
+        cells: All cells of the launch, in grid order.
+        axes: Axes of the grid, in the order written.
+        finished: Ids of cells with all their numbers.
     """
     names = list(dict.fromkeys([*axes, *(axis for cell in cells for axis in cell.axes)]))
     points = {cell.id: (str(cell.config.seed), *(level_of(cell, name) for name in names)) for cell in (*cells, *wanted)}
-    levels_of = [dict.fromkeys(points[cell.id][place] for cell in cells) for place in range(len(names) + 1)]
+    levels_of = [dict.fromkeys(points[cell.id][index] for cell in cells) for index in range(len(names) + 1)]
     ranks = [{level: rank for rank, level in enumerate(levels)} for levels in levels_of]
     along = range(1, len(names) + 1)
 
     def rank(cell: Cell) -> tuple[int, ...]:
-        seed, *levels = (ranks[place].get(level, 0) for place, level in enumerate(points[cell.id]))
+        """Return the sort key of a cell: seed first, then levels from the last axis to the first."""
+        seed, *levels = (ranks[index].get(level, 0) for index, level in enumerate(points[cell.id]))
         return seed, *reversed(levels)
 
-    left, out = sorted(wanted, key=rank), list[Cell]()
+    remaining, out = sorted(wanted, key=rank), list[Cell]()
     for axis in along:
-        known = {_without(points[cell.id], axis) for cell in cells if cell.id in finished}
-        out += [cell for cell in left if _without(points[cell.id], axis) in known]
-        left = _less(left, out)
+        finished_points = {_without(points[cell.id], axis) for cell in cells if cell.id in finished}
+        out += [cell for cell in remaining if _without(points[cell.id], axis) in finished_points]
+        remaining = _without_cells(remaining, out)
     for axis in along:
         blocks: dict[CellCoordinates, list[Cell]] = defaultdict(list)
-        for cell in left:
+        for cell in remaining:
             blocks[_without(points[cell.id], axis)].append(cell)
         out += [cell for block in blocks.values() if len(block) > 1 for cell in block]
-        left = _less(left, out)
-    gone = {_without(points[cell.id], axis) for cell in out for axis in along}
-    late = [cell for cell in left if any(_without(points[cell.id], axis) in gone for axis in along)]
-    return [*out, *late, *_less(left, late)]
+        remaining = _without_cells(remaining, out)
+    covered = {_without(points[cell.id], axis) for cell in out for axis in along}
+    follow_ups = [cell for cell in remaining if any(_without(points[cell.id], axis) in covered for axis in along)]
+    return [*out, *follow_ups, *_without_cells(remaining, follow_ups)]
 
 
 def blocks(
     tasks: Sequence[Task], cells: Sequence[Cell], contrasts: Iterable[Contrast], finished: Collection[str]
 ) -> list[list[Task]]:
-    """The tasks in blocks, each of which belongs together, best first.
+    """Return the tasks in blocks that should start together, most informative first.
 
-    Seed by seed: one pair of each declared contrast in turn, in their order, a pair being the two cells at the
-    contrast's levels that agree in everything else; among the pairs of a contrast first those of which one cell is
-    finished, then as the grid lists them. Then what is in no pair, one by one; without contrasts that is all, in the
-    order that the tasks have.
+    Seed by seed, each declared contrast contributes one pair in turn. A pair is two cells at the contrast's levels that
+    agree
+    in everything else. Among the pairs of a contrast, those with one finished cell come first, then grid order. Tasks
+    in no
+    pair follow as single blocks, in their given order.
+
+    Args:
+        tasks: Tasks to arrange.
+        cells: All cells of the launch, in grid order.
+        contrasts: Declared contrasts, in the order of priority.
+        finished: Ids of cells with all their numbers.
     """
     declared = list(contrasts)
     waiting = {task.cell.id: task for task in tasks}
     if not declared:
         return [[task] for task in tasks]
     names = list(dict.fromkeys(name for cell in cells for name in (*cell.levels, *cell.axes)))
-    queues = [_pairs(one, cells, names) for one in declared]
+    queues = [_pairs(contrast, cells, names) for contrast in declared]
     out: list[list[Task]] = []
     for seed in dict.fromkeys(cell.config.seed for cell in cells):
         turns = []
         for pairs in queues:
-            mine = [pair for pair in pairs if pair[0].config.seed == seed]
-            able = [pair for pair in mine if all(cell.id in waiting or cell.id in finished for cell in pair)]
-            turns.append(sorted(able, key=lambda pair: sum(cell.id in waiting for cell in pair)))
+            pairs_of_seed = [pair for pair in pairs if pair[0].config.seed == seed]
+            runnable = [
+                pair for pair in pairs_of_seed if all(cell.id in waiting or cell.id in finished for cell in pair)
+            ]
+            turns.append(sorted(runnable, key=lambda pair: sum(cell.id in waiting for cell in pair)))
         while any(turns):
             for turn in turns:
                 block: list[Task] = []
@@ -168,28 +203,28 @@ def blocks(
     return out
 
 
-def _pairs(one: Contrast, cells: Sequence[Cell], names: Sequence[str]) -> list[tuple[Cell, Cell]]:
-    """The pairs of cells that the contrast compares, in the grid's order."""
-    levels = list(dict.fromkeys(level for cell in cells if (level := level_of(cell, one.axis)) is not None))
+def _pairs(contrast: Contrast, cells: Sequence[Cell], names: Sequence[str]) -> list[tuple[Cell, Cell]]:
+    """Return the (reference cell, compared cell) pairs of a contrast, in grid order."""
+    levels = list(dict.fromkeys(level for cell in cells if (level := level_of(cell, contrast.axis)) is not None))
     if not levels:
         return []
-    reference = one.reference if one.reference is not None else reference_level(levels)
-    found: dict[tuple[str | None, ...], dict[str, Cell]] = {}
+    reference = contrast.reference if contrast.reference is not None else reference_level(levels)
+    pairs_by_rest: dict[tuple[str | None, ...], dict[str, Cell]] = {}
     for cell in cells:
-        level = level_of(cell, one.axis)
-        if level not in (one.level, reference) or level is None:
+        level = level_of(cell, contrast.axis)
+        if level not in (contrast.level, reference) or level is None:
             continue
-        if all(level_of(cell, axis) == word for axis, word in one.within.items()):
-            rest = (str(cell.config.seed), *(level_of(cell, name) for name in names if name != one.axis))
-            found.setdefault(rest, {})[level] = cell
-    return [(some[reference], some[one.level]) for some in found.values() if len(some) == 2]
+        if all(level_of(cell, axis) == word for axis, word in contrast.within.items()):
+            coordinates = (str(cell.config.seed), *(level_of(cell, name) for name in names if name != contrast.axis))
+            pairs_by_rest.setdefault(coordinates, {})[level] = cell
+    return [(pair[reference], pair[contrast.level]) for pair in pairs_by_rest.values() if len(pair) == 2]
 
 
 def _without(point: CellCoordinates, axis: int) -> CellCoordinates:
-    """The point with that axis taken out of it; its place is kept, so that other axes give other points."""
+    """Return the coordinates with those of one axis masked, so that cells which differ only there compare equal."""
     return (*point[:axis], f"any of axis {axis}", *point[axis + 1 :])
 
 
-def _less(cells: Sequence[Cell], gone: Sequence[Cell]) -> list[Cell]:
-    known = {cell.id for cell in gone}
-    return [cell for cell in cells if cell.id not in known]
+def _without_cells(cells: Sequence[Cell], gone: Sequence[Cell]) -> list[Cell]:
+    removed_ids = {cell.id for cell in gone}
+    return [cell for cell in cells if cell.id not in removed_ids]

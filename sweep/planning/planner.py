@@ -1,4 +1,4 @@
-"""Grid and database -> what is new, resumable, done, failed. Decides; runs nothing."""
+"""The plan of a launch: which cells to train or evaluate, from the grid and the database. Nothing is started here."""
 
 from __future__ import annotations
 
@@ -23,123 +23,131 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One attempt that ought to be made."""
+    """An attempt to be started."""
 
     cell: Cell
     kind: str
-    """train or evaluate."""
+    """"train" or "evaluate"."""
     missing: list[Request]
     why: Standing
     weights: str | None = None
     parent_id: int | None = None
     repeat: bool = False
-    """Measure again what the database has already."""
+    """True measures again what the database already has."""
     alone: bool = False
-    """With nothing else beside it on the machine."""
+    """True if nothing else may run on the machine at the same time."""
     not_before: float = 0.0
-    """On the monotonic clock."""
+    """Earliest start, in seconds of the monotonic clock."""
     deviation: Mapping[str, Any] = field(default_factory=dict)
-    """Settings to run with other than the cell's, by dotted path."""
+    """Dotted path -> value that this attempt uses instead of the cell's."""
     rest: float = 1.0
-    """The share of the training that is still to do."""
+    """Share of the training that is still to be done, 0 to 1."""
 
     @property
     def config(self) -> CellConfig:
-        """The cell's config with the deviation."""
-        found = self.cell.config
+        """The cell's config with the deviation applied."""
+        config = self.cell.config
         for path, value in self.deviation.items():
             section, name = path.split(".")
-            part = getattr(found, section).model_copy(update={name: value})
-            found = found.model_copy(update={section: part})
-        return found
+            part = getattr(config, section).model_copy(update={name: value})
+            config = config.model_copy(update={section: part})
+        return config
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a budget allows now. Hours are GPU-hours, or core-hours where no cell has a GPU."""
+    """The part of a plan that a budget covers. Hours are GPU-hours, or core-hours if no cell uses a GPU."""
 
     allowed: float
     unit: str
     spent: float
-    """By all attempts of the grid's cells so far, whichever launch and sweep made them, those that failed too."""
+    """Hours of all attempts of the grid's cells so far: failed ones and those of other sweeps included."""
     cells: int
     hours: float
-    """Of what is started."""
+    """Estimated hours of the tasks that are started."""
     left: Sequence[Task]
-    left_hours: float
+    """Tasks over budget."""
+    deferred_hours: float
 
     def describe(self) -> list[str]:
-        """One line, and one on what is left."""
+        """Return one line on the budget, and a second one if tasks are deferred."""
         lines = [
             f"budget: {self.allowed:g} {self.unit}, {self.spent:.3g} spent so far; {counted(self.cells, 'cell')} for about "
             f"{self.hours:.3g} fit"
         ]
         if self.left:
             lines.append(
-                f"left for later: {counted(len(self.left), 'cell')}, which would cost about {self.left_hours:.3g} more; "
-                f"--budget {enough(self.spent + self.hours + self.left_hours)} takes them all"
+                f"left for later: {counted(len(self.left), 'cell')}, which would cost about {self.deferred_hours:.3g} more; "
+                f"--budget {enough(self.spent + self.hours + self.deferred_hours)} takes them all"
             )
         return lines
 
 
 def enough(hours: float) -> str:
-    """A budget of at least so many hours, a tenth rounded up."""
+    """Return a budget 10 % above the hours, as text for `--budget`."""
     return f"{hours * 1.1:.3g}h"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a launch would do; `cells` are in grid order, and `tasks` too until somebody puts them in another."""
+    """Tasks of a launch and the state that they follow from.
+
+    Cells are in grid order, and so are tasks until they are reordered.
+    """
 
     tasks: list[Task]
     standings: dict[str, Standing]
-    """Cell id -> where it stands before the launch."""
+    """Cell id -> standing before the launch."""
     cells: list[Cell]
     left_out: int = 0
-    """Cells of the grid that --only keeps out of this launch."""
+    """Number of the grid's cells that `--only` filters out."""
     counts: Counter[str] = field(default_factory=Counter)
+    """Number of cells by standing."""
     disk: DiskUsage | None = None
-    """What the training needs; None when the plan was made without a look at the disk."""
+    """Disk usage of the training; None if it was not estimated."""
     budget: Budget | None = None
-    """What a budget allows of it, and what it leaves; None without one."""
+    """Tasks inside and outside a budget; None without one."""
     study: StudyProgress | None = None
-    """Of a study: where it stands; `tasks` are those of trials that were begun."""
+    """Progress of a study, whose `tasks` are those of trials already proposed; None for a factorial."""
     damaged: Sequence[str] = ()
-    """One line for each file of kept weights that is wanted and has changed since it was written; its cell counts as `weights gone`."""
+    """One line per required file of kept weights that has changed since it was written.
 
-    before: Sequence[StudyProgress] = ()
-    """The studies that go before it, where they are to be priced with it."""
+    Its cell counts as `weights gone`.
+    """
+
+    preceding_studies: Sequence[StudyProgress] = ()
+    """Studies that run before this plan and are priced with it."""
 
     @property
     def expected(self) -> int:
-        """Attempts that are to come, those of trials that are still to be proposed too."""
+        """Number of attempts to come, those of trials still to be proposed included."""
         return len(self.tasks) + (self.study.left if self.study is not None else 0)
 
     def with_proposals(self) -> Plan:
-        """The plan as if studies had proposed the rest of their trials at random: what it may cost."""
-        cells = self.study.space.drawn(self.study.left) if self.study is not None else []
-        for one in self.before:
-            cells += [*(one.cells[cell] for cell in sorted(one.open)), *one.space.drawn(one.left)]
+        """Return the plan with random cells in place of all trials still to be proposed, for a price estimate."""
+        cells = self.study.space.random_cells(self.study.left) if self.study is not None else []
+        for study in self.preceding_studies:
+            cells += [*(study.cells[cell] for cell in sorted(study.open)), *study.space.random_cells(study.left)]
         return replace(self, tasks=[*self.tasks, *(Task(c, "train", requested(c.config.eval), "new") for c in cells)])
 
     @property
     def training(self) -> list[Task]:
-        """Tasks that train a cell which nobody trains at this moment."""
+        """Tasks that train a cell which is not being trained now."""
         return [task for task in self.tasks if task.kind == "train" and task.why != "running"]
 
     @property
     def evaluating(self) -> list[Task]:
-        """Tasks that measure what a trained cell lacks."""
+        """Tasks that measure missing numbers of a trained cell."""
         return [task for task in self.tasks if task.kind == "evaluate"]
 
     @property
     def tokens(self) -> int:
-        """Tokens to train, those of resumed attempts counted whole."""
+        """Number of tokens to train; resumed attempts count in full."""
         return sum(task.cell.config.train.tokens for task in self.training)
 
 
 def record(cell: Cell) -> CellRecord:
-    """A cell as the database keeps it."""
+    """Return the database record of a cell."""
     return CellRecord(
         id=cell.id,
         slug=cell.slug,
@@ -152,7 +160,13 @@ def record(cell: Cell) -> CellRecord:
 
 
 def select(grid: Grid, cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
-    """The cells that every `axis=level,level` filter lets through. Raises GridError for an unknown axis or level."""
+    """Return the cells that pass every `axis=level,level` filter. Raises GridError for an unknown axis or level.
+
+    Args:
+        grid: The grid, for the names of its axes.
+        cells: Its cells.
+        only: Filters of `--only`; "seed" counts as an axis.
+    """
     rules: dict[str, set[str]] = {}
     for item in only:
         name, equals, levels = item.partition("=")
@@ -160,26 +174,29 @@ def select(grid: Grid, cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]
             raise GridError("--only", None, item, "must read axis=level,level, for example attn_type=polar,nope")
         values = {level_of(cell, name) for cell in cells}
         if values == {None}:
-            known = [*cells[0].levels, *(axis for axis in grid.axes if axis not in cells[0].levels), "seed"]
-            raise GridError("--only", None, name, "not an axis of this grid", known, name)
-        words = {word if name == "seed" else level_text(name, parse_value(word)) for word in levels.split(",")}
-        for word in words:
+            allowed = [*cells[0].levels, *(axis for axis in grid.axes if axis not in cells[0].levels), "seed"]
+            raise GridError("--only", None, name, "not an axis of this grid", allowed, name)
+        selected = {word if name == "seed" else level_text(name, parse_value(word)) for word in levels.split(",")}
+        for word in selected:
             if word not in values:
-                known = sorted(value for value in values if value is not None)
-                raise GridError("--only", None, name, f"no cell has level {word!r}", known, word)
-        rules[name] = words
-    return [cell for cell in cells if all(level_of(cell, name) in words for name, words in rules.items())]
+                allowed = sorted(value for value in values if value is not None)
+                raise GridError("--only", None, name, f"no cell has level {word!r}", allowed, word)
+        rules[name] = selected
+    return [cell for cell in cells if all(level_of(cell, name) in selected for name, selected in rules.items())]
 
 
 def level_of(cell: Cell, axis: str) -> str | None:
-    """The cell's level of an axis, the seed being one; None when the grid does not vary that path for the cell."""
+    """Return the cell's level of an axis; "seed" is an axis too.
+
+    None for an axis that is neither built in nor varied for the cell.
+    """
     if axis == "seed":
         return str(cell.config.seed)
     return cell.levels.get(axis) or cell.axes.get(axis)
 
 
 def remaining_share(state: CellState | None) -> float:
-    """The share of a cell's training that is still to do: 1 without a checkpoint."""
+    """Return the share of a cell's training that is still to be done, from 0 to 1; 1 without a checkpoint."""
     if (
         state is None
         or state.state not in ("interrupted", "pruned", "failed")
@@ -191,20 +208,26 @@ def remaining_share(state: CellState | None) -> float:
 
 
 def plan(cells: Sequence[Cell], states: Mapping[str, CellState], *, retrain: bool = False, left_out: int = 0) -> Plan:
-    """Compares the cells asked for with what the database has.
+    """Return the plan for the cells, given their state in the database.
 
-    New, interrupted, pruned and failed cells are trained, and so are running ones, should the sweep that runs them not finish
-    them; trained ones that lack a measurement are evaluated from kept
-    weights; diverged ones are a result. `retrain` trains cells whose weights are gone, and diverged ones, again.
+    New, interrupted, pruned and failed cells are trained, and running ones too, in case their sweep does not finish
+    them.
+    Trained cells with missing measurements are evaluated from kept weights. Diverged cells count as results.
+
+    Args:
+        cells: Cells of the launch.
+        states: Cell id -> state in the database; unknown cells are missing.
+        retrain: True trains cells again whose weights are gone, and diverged ones.
+        left_out: Number of the grid's cells that `--only` filters out.
     """
     tasks: list[Task] = []
     standings: dict[str, Standing] = {}
-    asked: dict[int, list[Request]] = {}
+    requested_by_section: dict[int, list[Request]] = {}
     for cell in cells:
         # most cells of a grid share their eval section, which the cells keep alive
-        if id(cell.config.eval) not in asked:
-            asked[id(cell.config.eval)] = requested(cell.config.eval)
-        wanted = asked[id(cell.config.eval)]
+        if id(cell.config.eval) not in requested_by_section:
+            requested_by_section[id(cell.config.eval)] = requested(cell.config.eval)
+        wanted = requested_by_section[id(cell.config.eval)]
         state = states.get(cell.id)
         word: Standing = standing(state, wanted) if state else "new"
         standings[cell.id] = word

@@ -1,27 +1,34 @@
-"""A difference and a price in words."""
+"""Text of the difference between a grid and the database, and of a plan's price."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .cost_estimate import PARTS, Bill
+from .cost_estimate import ATTEMPT_PHASES, Bill
 from .difference import Change, GridDifference
 from .speed_model import ThreePointEstimate
 
-WORDS = {"needs-eval": "needs evaluation", "weights gone": "weights gone"}
-MOST_LINES = 12
-"""Of one kind, unless everything is asked for."""
+STANDING_LABELS = {"needs-eval": "needs evaluation", "weights gone": "weights gone"}
+MAX_LINES = 12
+"""Limit on the lines of one kind, unless all are requested."""
 
 
 def describe(difference: GridDifference, *, every: bool) -> Iterator[str]:
-    """Groups of cells with their counts, the cells of each with `every`, then what changed."""
-    for word, some in difference.groups.items():
-        notes = {one.note for one in some} if word != "excluded" else set(difference.rules)
+    """Yield the lines of a difference: groups of cells with their counts, then the changes since the last launch.
+
+    Args:
+        difference: The difference.
+        every: True lists each cell and every change; False limits the changes to MAX_LINES.
+    """
+    for word, cells in difference.groups.items():
+        notes = {cell.note for cell in cells} if word != "excluded" else set(difference.rules)
         note = "; ".join(sorted(notes - {""})) if len(notes) <= 3 else ""
-        yield f"  {WORDS.get(word, word):<16} {len(some) if word != 'excluded' else sum(difference.rules.values()):>6}  {note}".rstrip()
+        yield f"  {STANDING_LABELS.get(word, word):<16} {len(cells) if word != 'excluded' else sum(difference.rules.values()):>6}  {note}".rstrip()
         if every:
-            yield from (f"    {one.id or '-':<12}  {one.slug}" + (f"  {one.note}" if one.note else "") for one in some)
+            yield from (
+                f"    {cell.id or '-':<12}  {cell.slug}" + (f"  {cell.note}" if cell.note else "") for cell in cells
+            )
     if difference.revision is None:
         yield "never launched before"
         return
@@ -31,13 +38,14 @@ def describe(difference: GridDifference, *, every: bool) -> Iterator[str]:
         return
     yield f"changed since revision {difference.revision}:"
     yield from (f"  {sentence}" for sentence in difference.axes)
-    shown = changes if every else changes[:MOST_LINES]
+    shown = changes if every else changes[:MAX_LINES]
     yield from (f"  {key}: {_value(old)} -> {_value(new)}" for key, old, new in shown)
     if len(shown) < len(changes):
         yield f"  and {len(changes) - len(shown)} more, which --list shows"
 
 
 def _value(value: object) -> str:
+    """Return a setting's value as text: None is "nothing", booleans are on and off."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -46,31 +54,31 @@ def _value(value: object) -> str:
 
 
 def difference_json(difference: GridDifference) -> dict[str, Any]:
-    """The same by names."""
+    """Return the difference as JSON values: groups, excluded_by, revision, changes and axes."""
     return {
-        "groups": {word: [vars(one) for one in some] for word, some in difference.groups.items()},
+        "groups": {word: [vars(cell) for cell in cells] for word, cells in difference.groups.items()},
         "excluded_by": dict(difference.rules),
         "revision": difference.revision,
-        "changes": [_as_row(one, "grid") for one in difference.changes]
-        + [_as_row(one, "inherited") for one in difference.inherited],
+        "changes": [_as_row(change, "grid") for change in difference.changes]
+        + [_as_row(change, "inherited") for change in difference.inherited],
         "axes": list(difference.axes),
     }
 
 
-def _as_row(one: Change, source: str) -> dict[str, object]:
-    return {"key": one[0], "old": one[1], "new": one[2], "from": source}
+def _as_row(change: Change, source: str) -> dict[str, object]:
+    return {"key": change[0], "old": change[1], "new": change[2], "from": source}
 
 
 # --- the price ----------------------------------------------------------------------------------------------------------
 
 
 def short(bill: Bill) -> str:
-    """One line: hours, end, source. Nothing to do costs nothing."""
+    """Return the price as one line: hours, duration, machine, money and sources."""
     if not bill.groups:
         return "price: nothing is to do"
     finish = bill.finish
     times = f"{duration(finish.likely)} ({duration(finish.low)} to {duration(finish.high)})"
-    money = f", {_amount(bill.money)} at {bill.rate:g} an hour" if bill.money is not None else ""
+    money = f", {_amount(bill.money)} at {bill.hourly_rate:g} an hour" if bill.money is not None else ""
     return (
         f"price: {_amount(bill.hours)} {bill.unit}, through in {times} on {_where(bill)}{money}; "
         f"{_sources(bill.sources)}"
@@ -78,24 +86,29 @@ def short(bill: Bill) -> str:
 
 
 def priced(bill: Bill, *, every: bool) -> Iterator[str]:
-    """The whole price: by part, by what is alike, and what is taken for granted."""
+    """Yield the lines of a price: summary, hours by phase, energy, groups of attempts, and cautions.
+
+    Args:
+        bill: The price.
+        every: True lists all groups; False limits them to MAX_LINES.
+    """
     yield short(bill)
     if not bill.groups:
         return
-    parts = ", ".join(f"{part} {_number(bill.parts[part].likely)}" for part in PARTS if bill.parts[part].high)
+    parts = ", ".join(f"{part} {_number(bill.parts[part].likely)}" for part in ATTEMPT_PHASES if bill.parts[part].high)
     yield f"  of these {bill.unit}: {parts}"
     if bill.kwh is not None:
-        how = (
+        watts_basis = (
             "what a board takes at most, an assumption; --watts says another"
             if bill.assumed_watts
             else "as --watts says"
         )
-        yield f"  energy: {_amount(bill.kwh)} kWh at {bill.watts:g} W a GPU ({how})"
+        yield f"  energy: {_amount(bill.kwh)} kWh at {bill.watts:g} W a GPU ({watts_basis})"
     elif bill.unit == "core-hours":
         yield "  energy: not known of a CPU"
     else:
-        yield f"  energy: not known of {bill.place}; --watts says what one takes"
-    shown = bill.groups if every else bill.groups[:MOST_LINES]
+        yield f"  energy: not known of {bill.machine}; --watts says what one takes"
+    shown = bill.groups if every else bill.groups[:MAX_LINES]
     yield f"  {'hours':>10}  {'attempts':>8}  {'tokens/s':>10}  {'source':<10}  like"
     for group in shown:
         yield (
@@ -104,8 +117,8 @@ def priced(bill: Bill, *, every: bool) -> Iterator[str]:
         )
     if len(shown) < len(bill.groups):
         yield f"  and {len(bill.groups) - len(shown)} more, which --list shows"
-    for why in dict.fromkeys(group.silent for group in bill.groups if group.silent):
-        yield f"  the price is too low where {why}; --calibrate times it"
+    for gap in dict.fromkeys(group.silent for group in bill.groups if group.silent):
+        yield f"  the price is too low where {gap}; --calibrate times it"
     if "FLOPs" in bill.sources:
         yield (
             "  from FLOPs: the time is as likely too high as too low, by a factor of up to several; --calibrate times a few "
@@ -115,18 +128,18 @@ def priced(bill: Bill, *, every: bool) -> Iterator[str]:
 
 def _where(bill: Bill) -> str:
     if not bill.gpus:
-        return bill.place
-    return f"{bill.gpus} x {bill.place}" + (f" ({bill.how})" if bill.how else "")
+        return bill.machine
+    return f"{bill.gpus} x {bill.machine}" + (f" ({bill.machine_reason})" if bill.machine_reason else "")
 
 
 def _sources(sources: Mapping[str, int]) -> str:
-    words = {"measured": "as measured", "calibrated": "as calibrated", "FLOPs": "from FLOPs"}
-    return ", ".join(f"{count} {words[word]}" for word, count in sources.items())
+    labels = {"measured": "as measured", "calibrated": "as calibrated", "FLOPs": "from FLOPs"}
+    return ", ".join(f"{count} {labels[word]}" for word, count in sources.items())
 
 
-def _amount(span: ThreePointEstimate | None) -> str:
-    assert span is not None
-    return f"{_number(span.likely)} ({_number(span.low)} to {_number(span.high)})"
+def _amount(estimate: ThreePointEstimate | None) -> str:
+    assert estimate is not None
+    return f"{_number(estimate.likely)} ({_number(estimate.low)} to {_number(estimate.high)})"
 
 
 def _number(amount: float) -> str:
@@ -134,7 +147,7 @@ def _number(amount: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """For people: 45 s, 12 min, 3.5 h, 2.1 days."""
+    """Return seconds as text: 45 s, 12 min, 3.5 h, 2.1 days."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     if seconds < 6000:

@@ -1,4 +1,4 @@
-"""Cells at the further seeds of a grid's `stop`: which there are so far, and what a plan says of the looks and of their price."""
+"""Additional seeds of a grid's stopping rule: the cells so far, and the outlook on further looks and their price."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def contrast_cells(grid: Grid, cells: Sequence[Cell]) -> list[Cell]:
-    """Of the grid's cells those that the contrast of its rule takes, at the first seed; none without a rule.
+    """Return the cells that the rule's contrast compares, at the grid's first seed; empty without a rule.
 
-    Raises GridError where no cells tell that contrast.
+    Raises GridError if the grid has no pair of cells for the contrast.
     """
     if grid.stop is None:
         return []
@@ -33,46 +33,62 @@ def contrast_cells(grid: Grid, cells: Sequence[Cell]) -> list[Cell]:
 
     first = [cell for cell in cells if cell.config.seed == grid.seeds[0]]
     design = grid.chosen.design if grid.chosen is not None else None
-    found = ContrastEstimator([cell.axes | cell.levels for cell in first], grid.stop.contrast, design).needed
-    if not found.any():
-        one, document = grid.stop.contrast, grid.document
+    is_needed = ContrastEstimator([cell.axes | cell.levels for cell in first], grid.stop.contrast, design).needed
+    if not is_needed.any():
+        contrast, document = grid.stop.contrast, grid.document
         raise GridError(
             document.path, document.line("stop"), "stop",
-            f"no two cells of the grid differ in {one.axis} alone, {one.level} against {one.reference}, where it asks for them; change "
+            f"no two cells of the grid differ in {contrast.axis} alone, {contrast.level} against {contrast.reference}, where it asks for them; change "
             "exclude, within or the contrast",
         )  # fmt: skip
-    return [cell for cell, there in zip(first, found.tolist(), strict=True) if there]
+    return [cell for cell, is_compared in zip(first, is_needed.tolist(), strict=True) if is_compared]
 
 
 def at_seeds(cells: Sequence[Cell], seeds: Sequence[int]) -> list[Cell]:
-    """These configurations at other seeds, seed by seed."""
-    return [_at(cell, seed) for seed in seeds for cell in cells]
+    """Return copies of the cells at other seeds: all cells at the first seed, then all at the next.
+
+    The copies have ids and slugs of their own.
+    """
+    return [_at_seed(cell, seed) for seed in seeds for cell in cells]
 
 
-def _at(cell: Cell, seed: int) -> Cell:
+def _at_seed(cell: Cell, seed: int) -> Cell:
+    """Return the cell at another seed, with its own id and slug."""
     config = cell.config.model_copy(update={"seed": seed})
     return replace(cell, id=cell_id(config), slug=f"{cell.slug.removesuffix(str(cell.config.seed))}{seed}", config=config)  # fmt: skip
 
 
 def with_further_seeds(grid: Grid, cells: Sequence[Cell], store: Store | None) -> list[Cell]:
-    """The grid's cells, and after them those of the further seeds that its rule begins with or that earlier looks have asked for.
+    """Return the grid's cells, followed by those of additional seeds that the stopping rule needs so far.
 
-    Raises GridError where no cells tell the contrast.
+    These reach up to the first look of the rule at or beyond the largest seed that the sweep already has in the
+    database.
+
+    Args:
+        grid: The grid.
+        cells: Its cells at the seeds of the file.
+        store: Database; None counts as an empty one.
+
+    Raises:
+        GridError: If the grid has no pair of cells for the rule's contrast.
     """
-    own = list(cells)
+    own_cells = list(cells)
     if grid.stop is None:
-        return own
-    some = contrast_cells(grid, own)
-    further = at_seeds(some, grid.stop.seeds[len(grid.seeds) :])
-    known = _members(grid.name, store)
-    asked = [place for place, cell in enumerate(further) if cell.id in known]
-    reached = len(grid.seeds) + (asked[-1] // len(some) + 1 if asked else 0)
+        return own_cells
+    compared = contrast_cells(grid, own_cells)
+    further = at_seeds(compared, grid.stop.seeds[len(grid.seeds) :])
+    member_ids = _members(grid.name, store)
+    requested = [index for index, cell in enumerate(further) if cell.id in member_ids]
+    reached = len(grid.seeds) + (requested[-1] // len(compared) + 1 if requested else 0)
     seeds = next(n for n in grid.stop.looks if n >= reached)
-    there = {cell.id for cell in own}
-    return own + [cell for cell in further[: (seeds - len(grid.seeds)) * len(some)] if cell.id not in there]
+    cell_ids = {cell.id for cell in own_cells}
+    return own_cells + [
+        cell for cell in further[: (seeds - len(grid.seeds)) * len(compared)] if cell.id not in cell_ids
+    ]
 
 
 def _members(sweep: str, store: Store | None) -> set[str]:
+    """Return the ids of the cells of a sweep; empty without a database or for an unknown sweep."""
     try:
         return {cell for cell, _ in store.members(sweep)} if store is not None else set()
     except SweepUnknown:
@@ -80,81 +96,97 @@ def _members(sweep: str, store: Store | None) -> set[str]:
 
 
 def every_cell(grid: Grid, cells: Sequence[Cell]) -> list[Cell]:
-    """All cells that there can be: the rule's at every one of its seeds."""
+    """Return the grid's cells and those of all seeds that the stopping rule may ever add. Raises GridError."""
     if grid.stop is None:
         return list(cells)
-    there = {cell.id for cell in cells}
-    return [*cells, *(one for one in at_seeds(contrast_cells(grid, cells), grid.stop.seeds) if one.id not in there)]
+    cell_ids = {cell.id for cell in cells}
+    return [
+        *cells,
+        *(cell for cell in at_seeds(contrast_cells(grid, cells), grid.stop.seeds) if cell.id not in cell_ids),
+    ]
 
 
 @dataclass(frozen=True)
 class StopOutlook:
-    """A rule before it is carried out further."""
+    """A stopping rule with its progress so far and the highest price that it may reach."""
 
     grid: Grid
     configurations: int
     seeds: int
-    """That there are cells of from the start, or since the last look."""
-    looked: StoppingStatus | None
-    """What the last launch with the same rule left; None without one."""
-    most: Bill
-    """Of all that there can be to do."""
+    """Number of seeds with cells now."""
+    last_look: StoppingStatus | None
+    """Status from the last launch with the same rule; None without one."""
+    max_price: Bill
+    """Price of the remaining work if every seed is needed."""
 
     def told(self) -> list[str]:
-        """A sentence a line, without an end."""
-        asked = self.grid.stop
-        assert asked is not None
-        metric = about(asked.contrast)
-        lines = [messages.plan(asked, metric, self.configurations)]
+        """Return the rule, its last status and the highest price: one sentence per line, without a full stop."""
+        rule = self.grid.stop
+        assert rule is not None
+        metric = about(rule.contrast)
+        lines = [messages.plan(rule, metric, self.configurations)]
         lines += [
-            f"stop: {one}"
-            for one in (messages.status_sentences(self.looked, metric) if self.looked is not None else ())
+            f"stop: {sentence}"
+            for sentence in (messages.status_sentences(self.last_look, metric) if self.last_look is not None else ())
         ]
-        if self.looked is None or self.looked.verdict == "open":
-            most = render.short(self.most).removeprefix("price: ")
+        if self.last_look is None or self.last_look.verdict == "open":
+            highest_price = render.short(self.max_price).removeprefix("price: ")
             lines.append(
-                f"stop: the price is that of {counted(self.seeds, 'seed')}; should all {asked.most} be needed, it is {most}"
+                f"stop: the price is that of {counted(self.seeds, 'seed')}; should all {rule.most} be needed, it is {highest_price}"
             )
         return lines
 
     def as_json(self) -> dict[str, Any]:
-        """The same by names; widths in the number's own unit."""
+        """Return the outlook as JSON values under the keys of `plan --json`.
+
+        Interval widths are in the metric's own unit; NaN becomes None.
+        """
         assert self.grid.stop is not None
-        looks = self.looked.looks if self.looked is not None else ()
+        looks = self.last_look.looks if self.last_look is not None else ()
         return stopping_rule.as_option(self.grid.stop) | {
             "looks_after": list(self.grid.stop.looks),
             "configurations": self.configurations,
             "seeds_now": self.seeds,
             # JSON has no NaN
-            "looks": [{name: None if math.isnan(one) else one for name, one in vars(look).items()} for look in looks],
-            "verdict": self.looked.verdict if self.looked is not None else None,
-            "price_of_all": cost_estimate.as_json(self.most),
+            "looks": [
+                {name: None if math.isnan(number) else number for name, number in vars(look).items()} for look in looks
+            ],
+            "verdict": self.last_look.verdict if self.last_look is not None else None,
+            "price_of_all": cost_estimate.as_json(self.max_price),
         }
 
 
 def outlook(
     grid: Grid, cells: Sequence[Cell], store: Store | None, bill: Callable[[Sequence[Cell]], Bill]
 ) -> StopOutlook | None:
-    """Of a grid with its cells so far; None without a rule. `bill`: the price of what is left of some cells."""
+    """Return the stopping rule's outlook; None without a rule. Raises GridError.
+
+    Args:
+        grid: The grid.
+        cells: Its cells so far, those of additional seeds included.
+        store: Database; None counts as an empty one.
+        bill: Returns the price of the remaining work of given cells.
+    """
     if grid.stop is None:
         return None
     needed = contrast_cells(grid, cells)
-    there = {cell.id for cell in cells}
-    seeds = sum(at_seeds(needed[:1], [seed])[0].id in there for seed in grid.stop.seeds)
-    return StopOutlook(grid, len(needed), seeds, _looked(grid, store), bill(every_cell(grid, cells)))
+    cell_ids = {cell.id for cell in cells}
+    seeds = sum(at_seeds(needed[:1], [seed])[0].id in cell_ids for seed in grid.stop.seeds)
+    return StopOutlook(grid, len(needed), seeds, _last_look(grid, store), bill(every_cell(grid, cells)))
 
 
-def as_json(found: StopOutlook | None) -> Mapping[str, Any]:
-    """Nothing without a rule."""
-    return {} if found is None else {"stop": found.as_json()}
+def as_json(stop_outlook: StopOutlook | None) -> Mapping[str, Any]:
+    """Return {"stop": the outlook as JSON values}; an empty mapping without a rule."""
+    return {} if stop_outlook is None else {"stop": stop_outlook.as_json()}
 
 
-def _looked(grid: Grid, store: Store | None) -> StoppingStatus | None:
+def _last_look(grid: Grid, store: Store | None) -> StoppingStatus | None:
+    """Return the status that the sweep's last launch stored; None without one or if the rule has changed."""
     # SciPy, which other grids need not wait for
     from ...results.stopping.interim_analysis import stopping_status
 
     try:
-        found = stopping_status(store, grid.name) if store is not None else None
+        status = stopping_status(store, grid.name) if store is not None else None
     except SweepUnknown:
         return None
-    return found if found is not None and found.rule == grid.stop else None
+    return status if status is not None and status.rule == grid.stop else None

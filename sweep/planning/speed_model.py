@@ -1,4 +1,4 @@
-"""The speed of cells on a machine: as attempts like them were measured, as a calibration found, or as their FLOPs say."""
+"""Speed of cells on a machine: from measured attempts of equal cells, from a calibration, or from FLOPs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..training import flops
 
 @dataclass(frozen=True, slots=True)
 class ThreePointEstimate:
-    """A likely amount between a low and a high one."""
+    """A low, a likely and a high value of one quantity."""
 
     low: float
     likely: float
@@ -36,33 +36,36 @@ class ThreePointEstimate:
 
     @classmethod
     def exactly(cls, amount: float) -> ThreePointEstimate:
-        """One that is known."""
+        """Return an estimate without uncertainty."""
         return cls(amount, amount, amount)
 
     @classmethod
-    def seen(cls, amounts: Iterable[float], margin: float) -> ThreePointEstimate:
-        """Around those that were seen, at least one: their median, from the smallest to the largest, `margin` wider."""
-        found = sorted(amounts)
-        return cls(found[0] * (1 - margin), median(found), found[-1] * (1 + margin))
+    def from_samples(cls, amounts: Iterable[float], margin: float) -> ThreePointEstimate:
+        """Return the median of the samples, with the smallest and the largest widened by the relative `margin`.
 
-    def times(self, factor: float) -> ThreePointEstimate:
-        """So many of it."""
+        There must be at least one sample.
+        """
+        ordered = sorted(amounts)
+        return cls(ordered[0] * (1 - margin), median(ordered), ordered[-1] * (1 + margin))
+
+    def scaled(self, factor: float) -> ThreePointEstimate:
+        """Return the estimate times a number."""
         return ThreePointEstimate(self.low * factor, self.likely * factor, self.high * factor)
 
-    def by(self, other: ThreePointEstimate) -> ThreePointEstimate:
-        """The product of two."""
-        return ThreePointEstimate(self.low * other.low, self.likely * other.likely, self.high * other.high)
+    def multiplied(self, factor: ThreePointEstimate) -> ThreePointEstimate:
+        """Return the product with another estimate, value by value."""
+        return ThreePointEstimate(self.low * factor.low, self.likely * factor.likely, self.high * factor.high)
 
     def as_json(self, digits: int = 4) -> dict[str, float]:
-        """The three numbers by name."""
+        """Return the values under low, likely and high, rounded to `digits` decimals."""
         return {name: round(getattr(self, name), digits) for name in ("low", "likely", "high")}
 
 
-NOTHING = ThreePointEstimate(0.0, 0.0, 0.0)
+ZERO = ThreePointEstimate(0.0, 0.0, 0.0)
 
 
-def total(spans: Iterable[ThreePointEstimate]) -> ThreePointEstimate:
-    """The sum of all of them, all low or all high at once."""
+def sum_estimates(spans: Iterable[ThreePointEstimate]) -> ThreePointEstimate:
+    """Return the sum of estimates, all low or all high at once."""
     summands = list(spans)
     return ThreePointEstimate(*(sum(getattr(span, name) for span in summands) for name in ("low", "likely", "high")))
 
@@ -73,45 +76,45 @@ CALIBRATION_FILE = "calibration.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """How fast one cell, and every one that is alike, went. Seconds."""
+    """Measured speed of one cell, valid for all cells of equal speed key. Times in seconds."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
     like: str
-    """As likeness.Likeness tells it."""
+    """Speed key, as `SpeedClasses.key` returns it."""
     device: str
-    """As price.Place names it."""
+    """Device, as `TargetMachine.name` returns it."""
     slug: str
-    """The cell that was timed."""
+    """Slug of the timed cell."""
     step_s: Annotated[float, Field(gt=0)]
-    """Of one optimizer step."""
+    """Median seconds of an optimizer step."""
     low_s: Seconds
     high_s: Seconds
-    """The quickest and the slowest."""
+    """Fastest and slowest step."""
     start_s: Seconds
-    """Imports, and building the network."""
+    """Imports and construction of the network."""
     compile_s: Seconds
-    """What the first two steps took beyond others: compiling, and capturing."""
+    """Additional time of the first two steps: compiling and capturing."""
     validation_token_s: Seconds
-    """Of a token, forward, as a validation does it."""
+    """Seconds per token of a validation's forward pass."""
 
 
 def read_calibrations(runs: Path) -> list[Calibration]:
-    """All that was found so far; none without a file, and none of one that is not ours."""
+    """Return the stored calibrations, without entries that are not valid; empty without a readable file."""
     try:
-        found = json.loads((runs / CALIBRATION_FILE).read_text())
+        entries = json.loads((runs / CALIBRATION_FILE).read_text())
     except (OSError, ValueError):
         return []
-    known = []
-    for one in found if isinstance(found, list) else []:
+    calibrations = []
+    for entry in entries if isinstance(entries, list) else []:
         with contextlib.suppress(ValidationError):
-            known.append(TypeAdapter(Calibration).validate_json(json.dumps(one)))
-    return known
+            calibrations.append(TypeAdapter(Calibration).validate_json(json.dumps(entry)))
+    return calibrations
 
 
 def keep_calibrations(runs: Path, new: Iterable[Calibration]) -> None:
-    """Adds these to the file; a newer one takes the place of an older one of the same cells on the same machine."""
-    every = {(one.device, one.like): one for one in (*read_calibrations(runs), *new)}
-    write(runs / CALIBRATION_FILE, json.dumps([asdict(one) for one in every.values()], indent=1) + "\n")
+    """Add calibrations to the file in `runs`; a new one replaces that of the same speed key and device."""
+    every = {(calibration.device, calibration.like): calibration for calibration in (*read_calibrations(runs), *new)}
+    write(runs / CALIBRATION_FILE, json.dumps([asdict(calibration) for calibration in every.values()], indent=1) + "\n")
 
 
 SHAPE = (
@@ -119,20 +122,20 @@ SHAPE = (
     "regularizer_sketch", "distractor", "distractor_count", "deterministic", "compile", "kernels", "activations",
     "precision",
 )  # fmt: skip
-"""Of the train section, what the time of a step depends on: no learning rate, no schedule, no number of steps."""
+"""Fields of the train section that affect the time of a step; learning rates, schedule and number of steps do not."""
 
 
 class SpeedClasses:
-    """Tells cells that are alike. It remembers the sections that it has seen, which most cells of a grid share."""
+    """Speed keys of cells: cells with equal keys take equally long per token. Config sections are cached."""
 
     def __init__(self) -> None:
-        self._told: dict[int, tuple[object, str]] = {}
+        self._section_texts: dict[int, tuple[object, str]] = {}
         self._numbers: dict[tuple[str, ...], str] = {}
 
     def of(self, config: CellConfig) -> str:
-        """The same 16 hex digits for cells that are alike."""
+        """Return the cell's speed key, 16 hex digits."""
         model = self._section(config.model, lambda: canonical(model_identity(config.model)))
-        train = self._section(config.train, lambda: _shape(config))
+        train = self._section(config.train, lambda: _step_shape(config))
         resources = config.resources
         # of a GPU the share counts; cores do where there is none
         share = f"{resources.gpus:g} of a GPU" if resources.gpus else counted(resources.cpus, "core")
@@ -142,172 +145,191 @@ class SpeedClasses:
             self._numbers[key] = hashlib.sha256("\n".join(key).encode()).hexdigest()[:16]
         return self._numbers[key]
 
-    def _section(self, section: object, tell: Callable[[], str]) -> str:
+    def _section(self, section: object, dump: Callable[[], str]) -> str:
+        """Return the text of a section, cached by identity; the section is kept alive so that its id stays unique."""
         # by identity, and kept, so that no other section can get the same one
-        known = self._told.get(id(section))
-        if known is None:
-            known = self._told[id(section)] = section, tell()
-        return known[1]
+        cached = self._section_texts.get(id(section))
+        if cached is None:
+            cached = self._section_texts[id(section)] = section, dump()
+        return cached[1]
 
 
-def _shape(config: CellConfig) -> str:
-    told = train_identity(config.train)
-    return canonical({name: told[name] for name in SHAPE if name in told})
+def _step_shape(config: CellConfig) -> str:
+    """Return the SHAPE fields of the train section as canonical JSON."""
+    identity = train_identity(config.train)
+    return canonical({name: identity[name] for name in SHAPE if name in identity})
 
 
-Source = Literal["measured", "calibrated", "FLOPs"]
-SOURCES: tuple[Source, ...] = ("measured", "calibrated", "FLOPs")
-"""The best first."""
+PriceBasis = Literal["measured", "calibrated", "FLOPs"]
+PRICE_BASES: tuple[PriceBasis, ...] = ("measured", "calibrated", "FLOPs")
+"""Bases of an estimate, the best first."""
 MARGIN = 0.05
-"""How far a measured speed may be off, beyond what was seen."""
+"""Relative uncertainty of a measured speed beyond the range of the samples."""
 UTILISATION = ThreePointEstimate(0.12, 0.4, 0.6)
-"""Share of a GPU's peak FLOP/s that the training of a network reaches which is large enough to fill it."""
+"""Share of a GPU's peak FLOP/s that training reaches if the network is large enough to fill the GPU."""
 UNKNOWN_PEAK = ThreePointEstimate(1e14, 3e14, 1e15)
-"""FLOP/s of a GPU that is not in the table of peaks."""
+"""Peak FLOP/s of a GPU that is not in the table of peaks."""
 LAUNCH_S = {True: ThreePointEstimate(0.2e-3, 0.6e-3, 2e-3), False: ThreePointEstimate(0.5e-3, 2e-3, 8e-3)}
-"""Of one layer in one micro-batch, forward and backward, with a GPU and without: however small it is, it takes that long."""
+"""With a GPU -> lowest seconds per layer and micro-batch, forward and backward, however small the layer is."""
 CORE_FLOPS = ThreePointEstimate(3e9, 12e9, 40e9)
-"""FLOP/s that the training of a small network reaches on a CPU core."""
+"""FLOP/s per CPU core when training a small network."""
 START_S = {True: ThreePointEstimate(8.0, 15.0, 40.0), False: ThreePointEstimate(3.0, 5.0, 12.0)}
-"""Of an attempt's process with a GPU and without one, until the network is built."""
+"""With a GPU -> seconds from the start of an attempt's process until the network is built."""
 COMPILE_S = ThreePointEstimate(20.0, 60.0, 180.0)
-"""Of the first step of a network that is compiled."""
+"""Seconds of the first step of a compiled network."""
 FORWARD = ThreePointEstimate(0.7, 1.0, 2.0)
-"""Seconds of a validation, by what a third of a training step says."""
+"""Factor from a third of a training step to the forward pass of a validation, per token."""
 PROBING = ThreePointEstimate(0.7, 1.2, 3.0)
-"""Seconds of a probe, by what a third of a training step says: its batches are smaller."""
+"""Factor from a third of a training step to the forward pass of a probe, per token; its batches are smaller."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """How fast the cells of one likeness go. Seconds, one attempt having its share of the machine for itself."""
+    """Seconds per token and per phase of cells with one speed key, for an attempt with its share of the machine."""
 
-    source: Source
+    source: PriceBasis
     token: ThreePointEstimate
-    """Of a trained token."""
+    """Seconds per trained token."""
     start: ThreePointEstimate
     compile: ThreePointEstimate
     validation_token: ThreePointEstimate
     forward_token: ThreePointEstimate
-    """Of a token that a probe reads in a row as long as a training row."""
+    """Seconds per token that a probe reads, in rows as long as training rows."""
     probes: Mapping[tuple[str, int], float] = field(default_factory=dict)
-    """Of a token that a probe reads, by probe and context length, where that was measured."""
-    shared: bool = False
-    """Measured in the share of a GPU that the cell has, so that its neighbours are part of it."""
+    """(Probe, context length) -> seconds per token that the probe reads, if measured."""
+    has_neighbours: bool = False
+    """True if measured next to other attempts on the same GPU, so that their effect is included."""
     attempts: int = 0
-    """That it was measured on."""
-    silent: str | None = None
-    """Why the FLOPs are too few."""
+    """Number of attempts that were measured."""
+    unknown_flops: str | None = None
+    """Reason why the FLOP count is too low; None if it is complete."""
 
 
 @dataclass(frozen=True)
 class TargetMachine:
-    """What the cells are priced on: GPUs of one kind and this machine's cores."""
+    """Machine on which cells are priced: GPUs of one type, and this machine's cores."""
 
     gpu: str | None
-    """As the driver reports it, or a word of that."""
-    how: str = ""
-    """Why that one, where nobody said it: "assumed"."""
+    """Driver name of the GPU, or a word of it; None for the CPU."""
+    reason: str = ""
+    """Reason for the choice if the user did not make it, such as "assumed"."""
 
     def name(self, config: CellConfig) -> str:
-        """Where a cell would run."""
+        """Return the name of the device on which a cell would run."""
         if config.resources.gpus:
             return (self.gpu or "").removeprefix("NVIDIA ")
         return f"the CPU of {socket.gethostname()}"
 
-    def is_here(self, config: CellConfig, one: TrainingTiming) -> bool:
-        """Whether an attempt ran on such a machine: the same GPU by its whole name, or a CPU of the same host."""
+    def matches(self, config: CellConfig, timing: TrainingTiming) -> bool:
+        """Return True if an attempt ran on this device: a GPU of the same name, or the CPU of this host."""
         if not config.resources.gpus:
-            return one.gpu_name is None and one.host == socket.gethostname()
-        return one.gpu_name is not None and one.gpu_name.removeprefix("NVIDIA ") == self.name(config)
+            return timing.gpu_name is None and timing.host == socket.gethostname()
+        return timing.gpu_name is not None and timing.gpu_name.removeprefix("NVIDIA ") == self.name(config)
 
 
-QUEUED = ("", "as they come: train.graphs: off")
-"""What attempts tell of their steps that were not to be captured."""
+UNCAPTURED = ("", "as they come: train.graphs: off")
+"""Recorded descriptions of steps that were not captured as CUDA graphs by request."""
 
 
 class SpeedTable:
-    """What is known of the speed of cells on one place; asked once a likeness, remembered."""
+    """Speeds of cells on one machine, cached by speed key."""
 
     def __init__(
-        self, place: TargetMachine, timed: Iterable[TrainingTiming], calibrated: Iterable[Calibration]
+        self, machine: TargetMachine, timed: Iterable[TrainingTiming], calibrated: Iterable[Calibration]
     ) -> None:
-        self.place = place
-        self.likeness = SpeedClasses()
-        self._runs = [run for one in timed if (run := _run(one, self.likeness)) is not None]
-        self._calibrated = {(one.device, one.like): one for one in calibrated}
-        self._known: dict[str, dict[Source, Speed]] = {}
+        """Index the measurements.
 
-    def of(self, config: CellConfig) -> dict[Source, Speed]:
-        """What each source says, the best first; FLOPs are always among them."""
+        Args:
+            machine: Machine to price on.
+            timed: Finished attempts of the database.
+            calibrated: Stored calibrations.
+        """
+        self.place = machine
+        self.likeness = SpeedClasses()
+        self._runs = [run for timing in timed if (run := _timed_run(timing, self.likeness)) is not None]
+        self._calibrated = {(calibration.device, calibration.like): calibration for calibration in calibrated}
+        self._speeds: dict[str, dict[PriceBasis, Speed]] = {}
+
+    def of(self, config: CellConfig) -> dict[PriceBasis, Speed]:
+        """Return basis -> speed of a cell, the best basis first; FLOPs are always included. Cached by speed key."""
         like = self.likeness.of(config)
-        if like not in self._known:
-            here = [run for run in self._runs if self.place.is_here(config, run.timed)]
-            same = [run for run in here if run.like == like]
-            found = self._known[like] = {}
+        if like not in self._speeds:
+            same_machine = [run for run in self._runs if self.place.matches(config, run.timed)]
+            same = [run for run in same_machine if run.like == like]
+            speeds = self._speeds[like] = {}
             if same:
-                found["measured"] = _measured(config, same)
+                speeds["measured"] = _measured(config, same)
             calibration = self._calibrated.get((self.place.name(config), like))
             if calibration is not None:
-                found["calibrated"] = _calibrated(config, calibration)
-            found["FLOPs"] = self._counted(config, [run for run in here if run.like != like])
-        return self._known[like]
+                speeds["calibrated"] = _calibrated(config, calibration)
+            speeds["FLOPs"] = self._from_flops(config, [run for run in same_machine if run.like != like])
+        return self._speeds[like]
 
-    def _counted(self, config: CellConfig, others: Sequence[_Run]) -> Speed:
+    def _from_flops(self, config: CellConfig, reference_runs: Sequence[_TimedRun]) -> Speed:
+        """Return the speed by FLOPs, at the FLOP/s of other runs on the machine or, without any, at typical values.
+
+        Runs on an equal share of a GPU with neighbours are preferred.
+        """
         train, share, on_gpu = config.train, config.resources.gpus, config.resources.gpus > 0
         # those on the same share of a GPU, and not alone on it, had such neighbours as this one will have
         alike = [
-            run for run in others if run.timed.neighbours and is_shared(share) and run.config.resources.gpus == share
+            run
+            for run in reference_runs
+            if run.timed.neighbours and is_shared(share) and run.config.resources.gpus == share
         ]
-        others = alike or others
+        reference_runs = alike or reference_runs
         each = flops.estimated_flops(config.model, train.seq_len)
-        floor = LAUNCH_S[on_gpu].times(config.model.n_layers / (train.seq_len * train.micro_batch))
-        if others:
+        floor = LAUNCH_S[on_gpu].scaled(config.model.n_layers / (train.seq_len * train.micro_batch))
+        if reference_runs:
             reached, floor = (
-                ThreePointEstimate.seen([run.flops / run.token for run in others], 0.5),
+                ThreePointEstimate.from_samples([run.flops / run.token for run in reference_runs], 0.5),
                 ThreePointEstimate.exactly(0.0),
             )
         elif on_gpu:
             peak = flops.peak_flops(self.place.gpu)
-            reached = UTILISATION.times(peak) if peak is not None else UNKNOWN_PEAK.by(UTILISATION)
+            reached = UTILISATION.scaled(peak) if peak is not None else UNKNOWN_PEAK.multiplied(UTILISATION)
         else:
-            reached = CORE_FLOPS.times(config.resources.cpus)
+            reached = CORE_FLOPS.scaled(config.resources.cpus)
         token = ThreePointEstimate(
             max(each / reached.high, floor.low), max(each / reached.likely, floor.likely),
             max(each / reached.low, floor.high),
         )  # fmt: skip
-        starts = [run.timed.start_s for run in others if run.timed.start_s is not None]
+        starts = [run.timed.start_s for run in reference_runs if run.timed.start_s is not None]
         return Speed(
             source="FLOPs",
             token=token,
-            start=ThreePointEstimate.seen(starts, 0.5) if starts else START_S[on_gpu],
-            compile=_first_step(config, [run.compile for run in others]),
-            validation_token=token.times(1 / 3).by(FORWARD),
-            forward_token=token.times(1 / 3).by(PROBING),
-            shared=bool(alike),
-            silent=flops.unknown(config.model),
+            start=ThreePointEstimate.from_samples(starts, 0.5) if starts else START_S[on_gpu],
+            compile=_first_step(config, [run.compile for run in reference_runs]),
+            validation_token=token.scaled(1 / 3).multiplied(FORWARD),
+            forward_token=token.scaled(1 / 3).multiplied(PROBING),
+            has_neighbours=bool(alike),
+            unknown_flops=flops.unknown(config.model),
         )
 
 
-def _first_step(config: CellConfig, seen: Sequence[float]) -> ThreePointEstimate:
-    if seen:
-        return ThreePointEstimate(0.0, median(seen), 1.5 * max(seen))
+def _first_step(config: CellConfig, samples: Sequence[float]) -> ThreePointEstimate:
+    """Return the additional seconds of the first step, from samples or typical values."""
+    if samples:
+        return ThreePointEstimate(0.0, median(samples), 1.5 * max(samples))
     compiled = config.resources.gpus > 0 and config.train.compile
     return COMPILE_S if compiled else ThreePointEstimate(0.0, 0.5, 5.0)
 
 
-def _calibrated(config: CellConfig, one: Calibration) -> Speed:
+def _calibrated(config: CellConfig, calibration: Calibration) -> Speed:
+    """Return the speed that a calibration gives."""
     tokens = config.train.batch_tokens
-    forward = ThreePointEstimate.exactly(one.validation_token_s)
+    forward = ThreePointEstimate.exactly(calibration.validation_token_s)
     return Speed(
         source="calibrated",
         token=ThreePointEstimate(
-            one.low_s / tokens * (1 - MARGIN), one.step_s / tokens, one.high_s / tokens * (1 + MARGIN)
+            calibration.low_s / tokens * (1 - MARGIN),
+            calibration.step_s / tokens,
+            calibration.high_s / tokens * (1 + MARGIN),
         ),
-        start=ThreePointEstimate(0.7, 1.0, 2.0).times(one.start_s),
-        compile=ThreePointEstimate(0.0, 1.0, 1.3).times(one.compile_s),
-        validation_token=ThreePointEstimate(0.8, 1.0, 1.3).by(forward),
-        forward_token=PROBING.by(forward),
+        start=ThreePointEstimate(0.7, 1.0, 2.0).scaled(calibration.start_s),
+        compile=ThreePointEstimate(0.0, 1.0, 1.3).scaled(calibration.compile_s),
+        validation_token=ThreePointEstimate(0.8, 1.0, 1.3).multiplied(forward),
+        forward_token=PROBING.multiplied(forward),
     )
 
 
@@ -315,86 +337,94 @@ def _calibrated(config: CellConfig, one: Calibration) -> Speed:
 
 
 @dataclass(frozen=True)
-class _Run:
-    """A finished training, with what follows from its curve."""
+class _TimedRun:
+    """A finished training with the speed that follows from its curve."""
 
     timed: TrainingTiming
     config: CellConfig
     like: str
     token: float
-    """Seconds of a trained token, between the first and the last point of its curve."""
+    """Seconds per trained token, between the first and the last point of the curve."""
     compile: float
+    """Additional seconds of the first steps."""
     flops: float
-    """Of a trained token."""
+    """FLOPs per trained token."""
 
 
-def _run(one: TrainingTiming, likeness: SpeedClasses) -> _Run | None:
-    """None for one whose config this release cannot read, or whose curve says nothing of its speed."""
+def _timed_run(timing: TrainingTiming, likeness: SpeedClasses) -> _TimedRun | None:
+    """Return the speed of a finished training; None if its config cannot be read or its curve has no duration.
+
+    Configs of plugins that are not loaded cannot be read.
+    """
     try:
-        config = CellConfig.model_validate(one.config)
+        config = CellConfig.model_validate(timing.config)
         config = config.model_copy(update={"model": check_model_config(config.model)})
         each = flops.estimated_flops(config.model, config.train.seq_len)
         small = each * config.train.micro_batch * config.train.seq_len <= flops.SMALL
-        if one.gpu_name is not None and small and one.steps in QUEUED:
+        if timing.gpu_name is not None and small and timing.steps in UNCAPTURED:
             # a config that says nothing of graphs is of a time when that meant none
             config = config.model_copy(update={"train": config.train.model_copy(update={"graphs": "off"})})
         like = likeness.of(config)
     except (ValidationError, ModelConfigError, LookupError):
         return None  # of a plugin that is not loaded
-    (tokens, seconds), (all_tokens, all_seconds) = one.first, one.last
+    (tokens, seconds), (all_tokens, all_seconds) = timing.first, timing.last
     if all_tokens > tokens and all_seconds > seconds:
         token = (all_seconds - seconds) / (all_tokens - tokens)
-    elif one.tokens_per_s:
-        token = 1 / one.tokens_per_s
+    elif timing.tokens_per_s:
+        token = 1 / timing.tokens_per_s
     else:
         return None
-    return _Run(one, config, like, token, max(0.0, seconds - tokens * token), each)
+    return _TimedRun(timing, config, like, token, max(0.0, seconds - tokens * token), each)
 
 
-def _measured(config: CellConfig, runs: Sequence[_Run]) -> Speed:
-    token = ThreePointEstimate.seen([run.token for run in runs], MARGIN)
-    shares = [found for run in runs if (found := _beside(run)) is not None]
+def _measured(config: CellConfig, runs: Sequence[_TimedRun]) -> Speed:
+    """Return the speed from at least one run of the same speed key."""
+    token = ThreePointEstimate.from_samples([run.token for run in runs], MARGIN)
+    shares = [overhead for run in runs if (overhead := _overhead(run)) is not None]
     starts = [start for start, _ in shares]
-    validations = [one for _, one in shares]
+    validations = [seconds for _, seconds in shares]
     return Speed(
         source="measured",
         token=token,
-        start=ThreePointEstimate.seen(starts, MARGIN) if starts else START_S[config.resources.gpus > 0],
-        compile=ThreePointEstimate.seen([run.compile for run in runs], MARGIN),
-        validation_token=ThreePointEstimate.seen(validations, MARGIN) if starts else token.times(1 / 3).by(FORWARD),
-        forward_token=token.times(1 / 3).by(PROBING),
+        start=ThreePointEstimate.from_samples(starts, MARGIN) if starts else START_S[config.resources.gpus > 0],
+        compile=ThreePointEstimate.from_samples([run.compile for run in runs], MARGIN),
+        validation_token=ThreePointEstimate.from_samples(validations, MARGIN)
+        if starts
+        else token.scaled(1 / 3).multiplied(FORWARD),
+        forward_token=token.scaled(1 / 3).multiplied(PROBING),
         probes=_probes(runs),
-        shared=True,
+        has_neighbours=True,
         attempts=len(runs),
     )
 
 
-def _beside(run: _Run) -> tuple[float, float] | None:
-    """What is left of an attempt beside training and probes: seconds of its start, and of each token of its validations.
+def _overhead(run: _TimedRun) -> tuple[float, float] | None:
+    """Return (start seconds, validation seconds per token) of a run; None if it was resumed from another attempt.
 
-    Validations, checkpoints included, take no more of it than they can; the rest goes to the start, which begins before
-    the process can tell the time. None for an attempt that went on from another one.
+    Time outside training and probes is attributed to validations, checkpoints included, up to an upper bound; the rest
+    counts
+    as start.
     """
-    one = run.timed
-    if not one.whole or one.start_s is None:
+    timing = run.timed
+    if not timing.whole or timing.start_s is None:
         return None
-    rest = max(0.0, one.elapsed_s - one.start_s - one.last[1] - sum(one.probes.values()))
-    tokens = one.points * validated(run.config)
+    rest = max(0.0, timing.elapsed_s - timing.start_s - timing.last[1] - sum(timing.probes.values()))
+    tokens = timing.points * validation_tokens(run.config)
     validating = min(rest, tokens * run.token / 3 * FORWARD.high)
-    return one.start_s + rest - validating, validating / tokens if tokens else 0.0
+    return timing.start_s + rest - validating, validating / tokens if tokens else 0.0
 
 
-def validated(config: CellConfig) -> int:
-    """Tokens of one validation."""
+def validation_tokens(config: CellConfig) -> int:
+    """Return the number of tokens of one validation."""
     return config.eval.validation_tokens // config.train.seq_len * config.train.seq_len
 
 
-def _probes(runs: Sequence[_Run]) -> dict[tuple[str, int], float]:
-    """Seconds of a token by probe and context length; the median of the runs."""
-    seen: dict[tuple[str, int], list[float]] = {}
+def _probes(runs: Sequence[_TimedRun]) -> dict[tuple[str, int], float]:
+    """Return (probe, context length) -> median seconds per token over the runs."""
+    samples: dict[tuple[str, int], list[float]] = {}
     for run in runs:
         for (name, length), seconds in run.timed.probes.items():
             if name in run.config.eval.probes:
                 tokens = bound(name, run.config).tokens(length)
-                seen.setdefault((name, length), []).append(seconds / max(tokens, 1))
-    return {key: median(some) for key, some in seen.items()}
+                samples.setdefault((name, length), []).append(seconds / max(tokens, 1))
+    return {key: median(rates) for key, rates in samples.items()}

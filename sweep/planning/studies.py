@@ -1,4 +1,4 @@
-"""From a trial's settings to its cell, and from a study's trials so far to what a launch does about them."""
+"""Studies: the cell of a trial's settings, and the progress of a study from the database."""
 
 from __future__ import annotations
 
@@ -27,26 +27,27 @@ from ..grid.grid import Grid
 from ..probes import requested
 
 DIGITS = 4
-"""Of a proposed number: more tell nothing, and make long names."""
+"""Significant digits of a proposed number; more would only lengthen names."""
 
 
 @dataclass(frozen=True)
 class TrialSpace:
-    """The cells that a study may propose. `ends` are those at the ends of its ranges, corpora pinned; they share one text."""
+    """The cells that a study may propose. They share one text; `ends` are the cells at the ends of its ranges."""
 
     grid: Grid
     ends: Sequence[Cell]
     known: PreparedCorpus | None = None
-    """Of the text, when it was prepared under a name."""
+    """The corpus, if it was prepared under a name."""
 
     @property
     def search(self) -> Search:
-        """What is searched."""
+        """The study's declaration."""
         assert self.grid.search is not None
         return self.grid.search
 
     @cached_property
     def _expansion(self) -> Expansion:
+        """Factory of the trials' cells; every trial has the corpus fingerprint of the corner cells."""
         fingerprint = self.ends[0].config.data.fingerprint or ""
         return self.grid.expansion(lambda data: fingerprint, lambda name: self.known)
 
@@ -54,18 +55,19 @@ class TrialSpace:
         return {name: value for name, value in self.__dict__.items() if name != "_expansion"}
 
     def cell(self, params: Mapping[str, Any]) -> Cell:
-        """The cell of these settings. Raises GridError where there is none."""
+        """Return the cell with these settings. Raises GridError if the settings are not valid together."""
         return self._expansion.cells(params, None)[0]
 
-    def drawn(self, count: int) -> list[Cell]:
-        """So many cells of settings at random, always the same, to stand for trials that nobody has proposed yet."""
+    def random_cells(self, count: int) -> list[Cell]:
+        """Return `count` cells with random settings that stand for trials not proposed yet; equal for equal counts."""
         chance = random.Random(count)
-        return [self._drawn(chance) for _ in range(count)]
+        return [self._random_cell(chance) for _ in range(count)]
 
-    def _drawn(self, chance: random.Random) -> Cell:
+    def _random_cell(self, chance: random.Random) -> Cell:
+        """Return a cell with settings drawn from the ranges, or the first corner cell if the draw is not valid."""
         params = {
-            path: chance.choice(one.levels) if isinstance(one, LevelChoice) else one.at(chance.random())
-            for path, one in self.search.ranges.items()
+            path: chance.choice(domain.levels) if isinstance(domain, LevelChoice) else domain.at(chance.random())
+            for path, domain in self.search.ranges.items()
         }
         try:
             return self.cell(self.tidy(params))
@@ -73,61 +75,72 @@ class TrialSpace:
             return self.ends[0]
 
     def tidy(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings with numbers of few digits, inside their ranges."""
-        return {path: _tidy(self.search.ranges[path], value) for path, value in params.items()}
+        """Return the settings with floats rounded to DIGITS significant digits, where that stays inside the range."""
+        return {path: _rounded(self.search.ranges[path], value) for path, value in params.items()}
 
 
-def space_of(grid: Grid, ends: Sequence[Cell], root: Path) -> TrialSpace | None:
-    """The space of a grid whose text lies under `root`; None for a grid without a study."""
+def space_of(grid: Grid, corner_cells: Sequence[Cell], root: Path) -> TrialSpace | None:
+    """Return the trial space of a grid; None for a grid without a study.
+
+    Args:
+        grid: The grid.
+        corner_cells: Cells at the ends of its ranges.
+        root: Folder of the prepared corpora.
+    """
     if grid.search is None:
         return None
-    name = ends[0].config.data.corpus
-    return TrialSpace(grid, ends, corpora.prepared(name, root) if name not in CORPORA else None)
+    name = corner_cells[0].config.data.corpus
+    return TrialSpace(grid, corner_cells, corpora.prepared(name, root) if name not in CORPORA else None)
 
 
-def _tidy(one: Range, value: Any) -> Any:
-    if isinstance(one, LevelChoice) or not isinstance(value, float) or one.step is not None or not value:
+def _rounded(domain: Range, value: Any) -> Any:
+    """Return a value rounded to DIGITS significant digits.
+
+    Values other than floats of a range without steps are unchanged, and so are floats that rounding would move out of
+    it.
+    """
+    if isinstance(domain, LevelChoice) or not isinstance(value, float) or domain.step is not None or not value:
         return value
     short = round(value, DIGITS - 1 - math.floor(math.log10(abs(value))))
-    return short if one.low <= short <= one.high else value
+    return short if domain.low <= short <= domain.high else value
 
 
 @dataclass(frozen=True)
 class StudyProgress:
-    """Where a study stands: its trials as the database and its cells now say, and their cells."""
+    """Progress of a study: its trials with the standing that database and cells give them now, and their cells."""
 
     space: TrialSpace
     trials: tuple[Trial, ...] = ()
     cells: Mapping[str, Cell] = field(default_factory=dict)
-    """By id, in the order in which they were proposed."""
+    """Id -> cell, in the order of proposal."""
     standings: Mapping[str, Standing] = field(default_factory=dict)
-    """By cell."""
+    """Cell id -> standing."""
 
     @property
     def left(self) -> int:
-        """Trials that are still to be proposed."""
+        """Number of trials that are still to be proposed."""
         return study_text.left(self.space.search, self.trials)
 
     @property
     def open(self) -> set[str]:
-        """Cells of trials that are to be finished."""
+        """Ids of the cells whose trials are proposed but not finished."""
         return {trial.cell for trial in self.trials if trial.standing == "asked" and trial.cell is not None}
 
     @property
     def counts(self) -> Counter[str]:
-        """Trials by where they stand."""
+        """Number of trials by standing."""
         return study_text.count_standings(self.trials)
 
     def describe(self) -> str:
-        """What is searched, and how many trials stand where, in a line."""
+        """Return one line: the search, and the number of trials by standing."""
         return study_text.describe(self.space.search, self.trials)
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return the search and its trials as JSON values."""
         return study_text.as_json(self.space.search, self.trials)
 
     def best(self) -> list[str]:
-        """The trials that none beats, a line each."""
+        """Return a line for each trial that no other trial dominates."""
         numbers = best(self.space.search, self.trials)
         return [f"best: {self._line(self.trials[number])}" for number in numbers]
 
@@ -138,7 +151,10 @@ class StudyProgress:
 
     @property
     def finished(self) -> bool:
-        """Whether every trial was made and none has failed, but for those whose settings make no cell."""
+        """True if all trials are proposed and finished.
+
+        Trials that failed because their settings give no valid cell count as finished, other failed ones do not.
+        """
         return not self.left and all(
             trial.standing in ("done", "pruned", "diverged") or (trial.standing == "failed" and trial.cell is None)
             for trial in self.trials
@@ -146,19 +162,27 @@ class StudyProgress:
 
 
 def progress_of(space: TrialSpace, store: Store | None, *, again: bool = True, retrain: bool = False) -> StudyProgress:
-    """The study so far. `again`: trials that failed are to be made once more; `retrain`: those that diverged, too.
+    """Return the progress of a study from the database.
 
-    Raises SweepError when the grid now makes other cells of its trials than it did when they were proposed.
+    Args:
+        space: The study.
+        store: Database; None counts as an empty one.
+        again: True if failed trials are to be trained again.
+        retrain: True if diverged trials are to be trained again too.
+
+    Raises:
+        SweepError: If a trial's settings now give another cell than when it was proposed.
+        GridError: If they give no valid cell any more.
     """
     try:
-        found = study_store.trials_of(store, space.grid.name) if store is not None else []
+        trials_so_far = study_store.trials_of(store, space.grid.name) if store is not None else []
     except SweepUnknown:
-        found = []
-    if store is None or not found:
+        trials_so_far = []
+    if store is None or not trials_so_far:
         return StudyProgress(space)
     cells: dict[str, Cell] = {}
     trials = []
-    for trial in found:
+    for trial in trials_so_far:
         cell = _cell(space, trial)
         if cell is not None:
             cells.setdefault(cell.id, cell)
@@ -168,8 +192,8 @@ def progress_of(space: TrialSpace, store: Store | None, *, again: bool = True, r
     for key, cell in cells.items():
         standings[key] = standing(states[key], requested(cell.config.eval)) if key in states else "new"
 
-    def settled(trial: Trial) -> Trial:
-        """Return the trial as its cell stands, whichever sweep has trained that."""
+    def updated(trial: Trial) -> Trial:
+        """Return the trial with the standing of its cell, whichever sweep trained the cell."""
         if trial.cell is None:
             return trial
         word, state = standings[trial.cell], states.get(trial.cell)
@@ -181,10 +205,14 @@ def progress_of(space: TrialSpace, store: Store | None, *, again: bool = True, r
             return trial
         return replace(trial, standing="asked", values=None, reason=None)
 
-    return StudyProgress(space, tuple(map(settled, trials)), cells, standings)
+    return StudyProgress(space, tuple(map(updated, trials)), cells, standings)
 
 
 def _cell(space: TrialSpace, trial: Trial) -> Cell | None:
+    """Return the trial's cell, or None if its settings never gave a valid one.
+
+    Raises SweepError if the cell differs from the one stored, and GridError if there is none any more.
+    """
     try:
         cell = space.cell(trial.params)
     except GridError:
@@ -202,16 +230,19 @@ def _cell(space: TrialSpace, trial: Trial) -> Cell | None:
 
 
 def design_remarks(search: Search, store: Store, trial: Trial) -> Trial:
-    """The trial with the objectives of its cell, which is done; failed where the cell has a reason in place of a number."""
+    """Return the trial of a finished cell as done, with the cell's objective values.
+
+    It is returned as failed, with the reason, if an objective was not measured or has a reason instead of a number.
+    """
     assert trial.cell is not None
-    have = {(one.probe, one.metric, one.length): one for one in store.measurements(trial.cell)}
+    measurements = {(row.probe, row.metric, row.length): row for row in store.measurements(trial.cell)}
     values = []
     for name in search.objectives:
         measure, _, length = name.partition("@")
         probe, _, metric = measure.rpartition(".")
-        one = have.get((probe, metric, int(length or 0)))
-        if one is None or one.value is None:
-            why = one.reason if one is not None else "was not measured"
-            return replace(trial, standing="failed", values=None, reason=f"{name}: {why}")
-        values.append(one.value)
+        measurement = measurements.get((probe, metric, int(length or 0)))
+        if measurement is None or measurement.value is None:
+            reason = measurement.reason if measurement is not None else "was not measured"
+            return replace(trial, standing="failed", values=None, reason=f"{name}: {reason}")
+        values.append(measurement.value)
     return replace(trial, standing="done", values=tuple(values), reason=None)

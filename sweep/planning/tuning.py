@@ -1,4 +1,4 @@
-"""The studies that go before a factorial, and the factorial with the best of each."""
+"""Studies that run before a factorial, and the factorial with the best settings of each."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from .studies import StudyProgress, progress_of, space_of
 
 @dataclass(frozen=True)
 class Tuning:
-    """Where the studies of a grid's `tune` stand, by level of the axis that is tuned."""
+    """Progress of the studies of a grid's `tune`."""
 
     grid: Grid
     parts: Mapping[str, StudyProgress]
 
     @property
     def best(self) -> dict[str, Trial]:
-        """By level, its best trial so far; absent where none is done."""
-        found = {
+        """Level -> its best trial so far; levels without a finished trial are missing."""
+        trials = {
             word: study_text.best_single_objective(progress.space.search, progress.trials)
             for word, progress in self.parts.items()
         }
-        return {word: trial for word, trial in found.items() if trial is not None}
+        return {word: trial for word, trial in trials.items() if trial is not None}
 
     @property
     def finished(self) -> bool:
-        """Whether every study was made whole, so that the factorial's cells are what they will be."""
+        """True if every study is finished and has a best trial, so that the factorial's cells are final."""
         return all(progress.finished for progress in self.parts.values()) and self.best.keys() == self.parts.keys()
 
     @property
@@ -44,7 +44,7 @@ class Tuning:
         return replace(self.grid, tuned={word: trial.params for word, trial in self.best.items()})
 
     def as_option(self, store: Store) -> dict[str, Any]:
-        """What the factorial's revision keeps of it: the settings that were found, and what they took."""
+        """Return the tuning result as the factorial's revision stores it: settings, value and hours by level."""
         tune = self.grid.tune
         assert tune is not None
         levels = []
@@ -59,22 +59,34 @@ class Tuning:
             )  # fmt: skip
         ends = next(iter(self.parts.values())).space.ends
         unit = cost_estimate.unit_of([Task(cell, "train", [], "new") for cell in ends])
-        found = tuning.TuningResult(
+        result = tuning.TuningResult(
             per=tune.per, trials=tune.search.trials, sampler=tune.search.sampler,
             objective=next(iter(tune.search.objectives)), unit=unit, levels=tuple(levels),
         )  # fmt: skip
-        return tuning.as_option(found)
+        return tuning.as_option(result)
 
 
 def tuning_of(
-    grid: Grid, root: Path, store: Store | None, *, dry: bool = False, tell: ProgressFn = admission.quiet
+    grid: Grid, root: Path, store: Store | None, *, dry: bool = False, tell: ProgressFn = admission.ignore_progress
 ) -> Tuning | None:
-    """The studies of a grid whose text lies under `root`; None for a grid without `tune`. Raises what expanding a grid does."""
+    """Return the progress of the studies that tune a grid; None for a grid without `tune`.
+
+    Args:
+        grid: The grid.
+        root: Folder of the prepared corpora.
+        store: Database; None counts as an empty one.
+        dry: True prepares no text; see `admission.expand_grid`.
+        tell: Called with the progress of preparing text.
+
+    Raises:
+        GridError: If a study's grid is not valid.
+        MachineError: If its text is not prepared and may not be downloaded.
+    """
     if grid.tune is None:
         return None
-    parts = {}
+    studies = {}
     for word, part in grid.studies().items():
         space = space_of(part, admission.expand_grid(part, root, dry=dry, tell=tell)[0], root)
         assert space is not None
-        parts[word] = progress_of(space, store, again=False)
-    return Tuning(grid, parts)
+        studies[word] = progress_of(space, store, again=False)
+    return Tuning(grid, studies)

@@ -178,9 +178,9 @@ def test_stored_values_beyond_bounds_stay_readable(command_line: Any, tmp_path: 
         config = records[0].config | {"model": records[0].config["model"] | {"n_layers": 10**7}}
         session.execute(update(cell).where(cell.c.id == records[0].id).values(config=config))
     store.close()
-    for words in (["status"], ["show", records[0].slug], ["plan", "quick"], ["launch", "quick", "--dry-run"]):
-        code, out, err = command_line(*words)
-        assert (code, err) == (0, ""), words
+    for argv in (["status"], ["show", records[0].slug], ["plan", "quick"], ["launch", "quick", "--dry-run"]):
+        code, out, err = command_line(*argv)
+        assert (code, err) == (0, ""), argv
         assert out
     code, out, err = command_line("report", "--table", "5")
     assert (code, err) == (0, "")

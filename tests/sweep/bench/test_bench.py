@@ -56,14 +56,14 @@ def cells_of(markdown: str, header: str) -> list[list[str]]:
 
 def test_the_default_cells_are_cells_of_the_full_grid() -> None:
     """As they are: what is timed is what a launch trains."""
-    found = train.choose("full", [], [])
-    assert [cell.slug for cell in found] == [
+    selected = train.select_cells("full", [], [])
+    assert [cell.slug for cell in selected] == [
         "nope-baseline-d0-m0-w0-s0", "rope-baseline-d0-m0-w0-s0", "polar-baseline-d0-m0-w0-s0",
         "polar-baseline-d0-m1-w0-s0", "polar-baseline-d1-m1-w0-s0",
     ]  # fmt: skip
     shipped = {cell.slug: cell.config for cell in load_grid("full").expand(lambda data: "random tokens")}
-    assert all(cell.config == shipped[cell.slug] for cell in found)
-    assert train.changes("full", found, []) == {}
+    assert all(cell.config == shipped[cell.slug] for cell in selected)
+    assert train.setting_changes("full", selected, []) == {}
 
 
 @pytest.mark.parametrize(("grid", "part", "slugs"), [
@@ -71,10 +71,10 @@ def test_the_default_cells_are_cells_of_the_full_grid() -> None:
     ("memories", "memory", {name: f"polar-baseline-d0-m{'1' if name == 'gated_delta' else name}-w0" for name in MEMORIES}),
 ])  # fmt: skip
 def test_any_part_of_the_370m_network_can_be_timed(grid: str, part: str, slugs: dict[str, str]) -> None:
-    found = train.choose(grid, [*slugs.values()], [])
-    assert [getattr(cell.config.model, part) for cell in found] == [*slugs]
-    assert all(training_flops(cell.config.model, 2048) for cell in found)
-    assert {cell.config.train.compile for cell in found} == {True}
+    selected = train.select_cells(grid, [*slugs.values()], [])
+    assert [getattr(cell.config.model, part) for cell in selected] == [*slugs]
+    assert all(training_flops(cell.config.model, 2048) for cell in selected)
+    assert {cell.config.train.compile for cell in selected} == {True}
 
 
 @pytest.mark.parametrize("op", kernel_variants.MEMORY_OPS)
@@ -95,10 +95,10 @@ def test_a_memory_that_is_timed_is_the_one_that_is_trained(op: str) -> None:
             logits = [built.w_gamma(built.w_down(x)).unflatten(-1, (4, 8)), built.w_beta(x)]
         else:
             logits = [rate(x) for rate in built.rates.values()]
-        assert [tuple(one.shape[2:]) for one in logits] == kernel_variants.memory_rates(op, 4, 8)
-        found = kernel_variants.memory_variants(op, torch.device("cpu"), 8)
-        assert set(found) <= {"torch", "torch, compiled"}
-        for call in found.values():
+        assert [tuple(logit.shape[2:]) for logit in logits] == kernel_variants.memory_rates(op, 4, 8)
+        variants = kernel_variants.memory_variants(op, torch.device("cpu"), 8)
+        assert set(variants) <= {"torch", "torch, compiled"}
+        for call in variants.values():
             assert (call(q, k, v, *logits) - expected).abs().max() <= 1e-5  # the logits are read as float32
 
 
@@ -107,9 +107,9 @@ def test_steps_of_decoding_that_are_timed_beside_each_other_are_of_the_same_numb
     """Over pages and over dense keys, whatever is behind the last token of a text."""
     q, k, v = torch.randn(3, 4, 16), *(torch.randn(3 * -(-tokens // 256), 256, 2, 16) for _ in range(2))
     expected = single_token.paged(3, tokens, torch.device("cpu"))(q, k, v)
-    found = single_token.dense(3, tokens, SDPBackend.MATH)(q, k, v)
-    assert found.shape == (3, 4, 16)
-    assert (found - expected).abs().max() < 1e-5
+    output = single_token.dense(3, tokens, SDPBackend.MATH)(q, k, v)
+    assert output.shape == (3, 4, 16)
+    assert (output - expected).abs().max() < 1e-5
     per_head = [torch.zeros(4) for _ in range(4)]
     c, _ = single_token.paged(3, tokens, torch.device("cpu"), [*per_head, torch.zeros(4, 16)])(q, k, v)
     assert c.norm(dim=-1).allclose(torch.ones(3, 4), atol=1e-5)
@@ -126,36 +126,36 @@ def test_the_work_of_a_memory_that_is_timed_is_what_it_says_itself(op: str) -> N
 @pytest.mark.thorough
 @pytest.mark.parametrize("op", ["omega", "atlas"])
 def test_a_memory_that_is_timed_compiles_to_one_graph(op: str) -> None:
-    found = kernel_variants.memory_variants(op, torch.device("cpu"), 16)
-    assert set(found) == {"torch", "torch, compiled"}
+    variants = kernel_variants.memory_variants(op, torch.device("cpu"), 16)
+    assert set(variants) == {"torch", "torch, compiled"}
     args = [torch.randn(1, 70, heads, 16) for heads in (2, 1, 1)]
     args += [torch.randn(1, 70, *shape) for shape in kernel_variants.memory_rates(op, 2, 16)]
-    compiled = torch.compile(found["torch, compiled"], fullgraph=True, dynamic=False, backend="eager")
-    assert torch.equal(compiled(*args), found["torch"](*args))
+    compiled = torch.compile(variants["torch, compiled"], fullgraph=True, dynamic=False, backend="eager")
+    assert torch.equal(compiled(*args), variants["torch"](*args))
 
 
 def test_what_the_command_changes_is_told() -> None:
     """By cell, with what the grid has; a setting that changes nothing is no change."""
     slug = "rope-weak-d0-m1-w1"
-    (own,) = train.choose("full", [slug], [])
+    (own,) = train.select_cells("full", [slug], [])
     sets = ["train.micro_batch=16", f"train.clip={own.config.train.clip}", "eval.lengths=[64]"]
-    found = train.choose("full", [slug], sets)
+    selected = train.select_cells("full", [slug], sets)
     assert own.config.train.micro_batch == 4
-    assert train.changes("full", found, sets) == {
+    assert train.setting_changes("full", selected, sets) == {
         f"{slug}-s0": f"train.micro_batch 4 -> 16, eval.lengths {own.config.eval.lengths} -> [64]".replace(
             "(", "["
         ).replace(")", "]")
     }
-    same = train.choose("full", [slug], ["train.micro_batch=4"])
-    assert train.changes("full", same, ["train.micro_batch=4"]) == {}
+    same = train.select_cells("full", [slug], ["train.micro_batch=4"])
+    assert train.setting_changes("full", same, ["train.micro_batch=4"]) == {}
 
 
 def test_cells_by_slug_with_or_without_their_seed() -> None:
     slugs = ["rope-weak-d0-m1-w1", "rope-weak-d0-m1-w1-s0", "polar-zipfian-d1-m0-w1"]
-    found = train.choose("full", slugs, ["train.micro_batch=8", "train.deterministic=on"])
-    assert [cell.slug for cell in found] == ["rope-weak-d0-m1-w1-s0"] * 2 + ["polar-zipfian-d1-m0-w1-s0"]
-    assert {cell.config.train.micro_batch for cell in found} == {8}
-    assert all(cell.config.train.deterministic for cell in found)
+    selected = train.select_cells("full", slugs, ["train.micro_batch=8", "train.deterministic=on"])
+    assert [cell.slug for cell in selected] == ["rope-weak-d0-m1-w1-s0"] * 2 + ["polar-zipfian-d1-m0-w1-s0"]
+    assert {cell.config.train.micro_batch for cell in selected} == {8}
+    assert all(cell.config.train.deterministic for cell in selected)
 
 
 def test_without_a_seed_the_first_one_of_the_grid_is_meant(write: Callable[..., Path]) -> None:
@@ -164,13 +164,13 @@ def test_without_a_seed_the_first_one_of_the_grid_is_meant(write: Callable[..., 
     cells = load_grid(path).expand(lambda data: "random tokens")
     assert [cell.config.seed for cell in cells if cell.config.model.attn_type == "rope"] == [4, 2]
     slug = next(cell.slug for cell in cells if cell.config.model.attn_type == "rope").removesuffix("-s4")
-    found = train.choose(str(path), [slug, f"{slug}-s2"], sets)
-    assert [(cell.config.seed, cell.config.train.micro_batch) for cell in found] == [(4, 4), (2, 4)]
+    selected = train.select_cells(str(path), [slug, f"{slug}-s2"], sets)
+    assert [(cell.config.seed, cell.config.train.micro_batch) for cell in selected] == [(4, 4), (2, 4)]
 
 
 def test_an_unknown_cell_names_the_nearest(command: Command) -> None:
     with pytest.raises(GridError):
-        train.choose("full", ["polar-baseline-d0-m2-w0"], [])
+        train.select_cells("full", ["polar-baseline-d0-m2-w0"], [])
     code, out, err = command("bench", "train", "polar-baseline-d0-m2-w0")
     assert (code, out) == (2, "")
     assert len(err.strip().splitlines()) == 1
@@ -236,7 +236,7 @@ def test_kind_of_a_kernel(kernel: str, kind: str) -> None:
     assert train.kind_of(kernel) == kind
 
 
-def made_up(**changes: object) -> train.TrainRow:
+def make_row(**changes: object) -> train.TrainRow:
     values: dict[str, object] = {
         "cell": "polar-baseline-d0-m1-w0-s0", "tokens_per_s": 301_234.4, "low": 299_000.6, "high": 302_111.0,
         "first_step": 41.26, "peak_memory": 50 * 2**30 + 2**29, "optimizer": 0.0213, "mfu": 0.4567,
@@ -247,13 +247,13 @@ def made_up(**changes: object) -> train.TrainRow:
 
 def test_table_of_cells() -> None:
     shares = {"matrix products": 0.613, "attention": 0.2, "other": 0.004}
-    changed = made_up(
+    changed = make_row(
         cell="nope", tokens_per_s=1234.0, profile=shares, micro_batch=16, changed="train.micro_batch 4 -> 16"
     )
-    text = train.table(LIMITS, [made_up(), changed])
+    text = train.table(LIMITS, [make_row(), changed])
     assert text.startswith("Ceilings in this run: matrix product 712 TFLOP/s, copy 4.12 TB/s.\n\n|")
-    one, two = cells_of(text, "| cell |")
-    assert one == [
+    first, two = cells_of(text, "| cell |")
+    assert first == [
         "polar-baseline-d0-m1-w0-s0",
         "4",
         "301,234",
@@ -280,37 +280,39 @@ def test_shares_are_those_of_the_kernels_and_json_names_each() -> None:
         train.Kernel("triton_poi_fused_mul_1", "compiled elementwise", 12, 1.0),
     ]
     assert [line.kind for line in lines] == [train.kind_of(line.name) for line in lines]
-    found = train.shares(lines)
-    assert found == pytest.approx({"matrix products": 0.6, "compiled elementwise": 0.4})
-    assert list(found) == ["matrix products", "compiled elementwise"]
+    shares = train.shares(lines)
+    assert shares == pytest.approx({"matrix products": 0.6, "compiled elementwise": 0.4})
+    assert list(shares) == ["matrix products", "compiled elementwise"]
     assert train.shares([]) == {}
-    (row,) = json.loads(json.dumps(report.as_dict(LIMITS, [made_up(profile=found, lines=lines)])))["rows"]
+    (row,) = json.loads(json.dumps(report.as_dict(LIMITS, [make_row(profile=shares, lines=lines)])))["rows"]
     assert row["lines"][1] == {
         "name": "triton_red_fused_add_3", "kind": "compiled elementwise", "launches": 12, "ms": 3.0,
     }  # fmt: skip
 
 
 def test_a_table_says_how_steps_are_queued() -> None:
-    one, other = "CUDA graphs: train.graphs: on", "as they come: train.graphs: off"
-    text = train.table(LIMITS, [made_up(steps=one), made_up(cell="nope", steps=one), made_up(steps=other)])
+    graphs_text, queued_text = "CUDA graphs: train.graphs: on", "as they come: train.graphs: off"
+    text = train.table(
+        LIMITS, [make_row(steps=graphs_text), make_row(cell="nope", steps=graphs_text), make_row(steps=queued_text)]
+    )
     assert [row[8] for row in cells_of(text, "| cell |")] == ["CUDA graphs", "CUDA graphs", "as they come"]
-    assert f"Steps {one} (polar-baseline-d0-m1-w0-s0, nope)" in text.splitlines()
-    assert f"Steps {other} (polar-baseline-d0-m1-w0-s0)" in text.splitlines()
+    assert f"Steps {graphs_text} (polar-baseline-d0-m1-w0-s0, nope)" in text.splitlines()
+    assert f"Steps {queued_text} (polar-baseline-d0-m1-w0-s0)" in text.splitlines()
 
 
 def test_cells_are_timed_both_ways_in_turn() -> None:
-    cells = train.choose("full", [], [])[:2]
+    cells = train.select_cells("full", [], [])[:2]
     assert train.with_graph_modes(cells, []) == cells
-    found = train.with_graph_modes(cells, ["off", "on"])
-    assert [(cell.slug, cell.config.train.graphs) for cell in found] == [
+    variants = train.with_graph_modes(cells, ["off", "on"])
+    assert [(cell.slug, cell.config.train.graphs) for cell in variants] == [
         (cell.slug, way) for cell in cells for way in ("off", "on")
     ]
-    assert {cell_id(cell.config) for cell in found} == {cell_id(cell.config) for cell in cells}
+    assert {cell_id(cell.config) for cell in variants} == {cell_id(cell.config) for cell in cells}
 
 
 def test_a_share_that_is_not_known_is_said() -> None:
     why = "mixer 'mine' does not say its FLOPs (forward_flops)"
-    text = train.table(LIMITS, [made_up(), made_up(cell="mine", mfu=None, unknown=why)])
+    text = train.table(LIMITS, [make_row(), make_row(cell="mine", mfu=None, unknown=why)])
     assert [row[4] for row in cells_of(text, "| cell |")] == ["45.7%", "n/a"]
     assert f"\n\nn/a: {why}\n\n" in text
 
@@ -319,16 +321,16 @@ def test_attention_with_gates_is_timed_beside_what_is_right(monkeypatch: pytest.
     """As the mixer calls it: its gates are the mixer's, of query heads or of KV heads, and every variant can be run."""
     monkeypatch.setattr(kernel_variants, "gated_available", lambda *_, **__: {"torch": None, "fla": "it is wrong"})
     monkeypatch.setattr(kernels.polar, "available", lambda *_: [])
-    made = list(kernels.cases(["wall_head", "wall_kv", "forgetting"], torch.device("meta")))
-    assert [case.op for case in made] == ["forgetting", "wall_head", "wall_kv"] * 2
-    assert {case.size for case in made} == {
+    cases = list(kernels.cases(["wall_head", "wall_kv", "forgetting"], torch.device("meta")))
+    assert [case.op for case in cases] == ["forgetting", "wall_head", "wall_kv"] * 2
+    assert {case.size for case in cases} == {
         "B16 T2048, without fla: it is wrong",
         "B1 T16384, without fla: it is wrong",
     }
-    for case in made[:3]:
+    for case in cases[:3]:
         assert list(case.variants) == [case.rival, "torch"]
         assert case.variants["torch"](*(x[:, :65] for x in case.inputs())).shape == (16, 65, 8, 128)
-    assert [case.inputs()[3].shape[2:] for case in made[:3]] == [(8,), (8, 128), (2, 128)]
+    assert [case.inputs()[3].shape[2:] for case in cases[:3]] == [(8,), (8, 128), (2, 128)]
     q, k, v, x = (torch.randn(1, 9, heads, 8) for heads in (2, 1, 1, 2))
     mixer = Wall(ModelConfig(d_model=16, n_heads=2, n_kv_heads=1, head_dim=8), WallConfig())
     with torch.no_grad():
@@ -339,8 +341,8 @@ def test_attention_with_gates_is_timed_beside_what_is_right(monkeypatch: pytest.
 
 @pytest.mark.parametrize(("op", "tied"), [("forgetting", False), ("wall", False), ("wall", True)])
 def test_the_trial_of_gated_attention_believes_what_is_right(op: str, tied: bool) -> None:
-    found = kernel_variants.gated_error(getattr(kernel_variants, op), torch.device("cpu"), 16, tied, "torch")
-    assert 1e-4 < found < 5e-3, "bf16 beside float32, results and gradients"
+    error = kernel_variants.gated_error(getattr(kernel_variants, op), torch.device("cpu"), 16, tied, "torch")
+    assert 1e-4 < error < 5e-3, "bf16 beside float32, results and gradients"
 
 
 @pytest.mark.parametrize("window", [None, 5])
@@ -360,20 +362,20 @@ def test_eager_polar_attention_is_the_formula(window: int | None) -> None:
 
 def test_polar_attention_has_an_eager_variant() -> None:
     """The paper compares its kernel with PyTorch's operations one by one; meta tensors show which cases have which."""
-    made = list(kernels.cases(["polar"], torch.device("meta")))
-    assert (made[0].size, list(made[0].variants)) == ("B16 T2048", ["torch", "eager"])
+    cases = list(kernels.cases(["polar"], torch.device("meta")))
+    assert (cases[0].size, list(cases[0].variants)) == ("B16 T2048", ["torch", "eager"])
     assert kernel_variants.peak_bytes(16, 8, 2048) == 7 * 4 * 16 * 8 * 2048**2
     # never compiled, never recorded as a graph, which would keep its matrices
-    assert all(set(case.eager) == {"torch", "eager"} for case in made)
+    assert all(set(case.eager) == {"torch", "eager"} for case in cases)
 
 
 def test_gated_ops_are_timed_by_a_child_and_again_without_fla(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that ends in time is believed; of one that does not, the missing cases are timed here, with the reason."""
     row = kernels.KernelRow("wall_kv", "B16 T2048", "fla", 1.0, 2.0, 1.9, 2.1, 0.5, 0.5, 1.0, 7)
-    asked: list[Sequence[str]] = []
+    commands: list[Sequence[str]] = []
 
     def child(module: Sequence[str], limit_s: float) -> tuple[list[list[dict[str, Any]]], str | None]:
-        asked.append(module[1:])
+        commands.append(module[1:])
         return ([[asdict(row)]], "no result after 240 s")
 
     def timed(case: kernels.Case, *_: Any) -> list[kernels.KernelRow]:
@@ -384,27 +386,27 @@ def test_gated_ops_are_timed_by_a_child_and_again_without_fla(monkeypatch: pytes
     monkeypatch.setattr(kernels, "timed_case", timed)
     monkeypatch.setattr(kernel_variants, "failure", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    said: list[str] = []
-    _, rows = kernels.run(["wall_kv"], torch.device("meta"), rounds=3, tell=said.append)
-    assert asked == [["wall_kv", "meta", "3", str(LIMITS.flops), str(LIMITS.bytes_per_s)]]
+    lines: list[str] = []
+    _, rows = kernels.run(["wall_kv"], torch.device("meta"), rounds=3, tell=lines.append)
+    assert commands == [["wall_kv", "meta", "3", str(LIMITS.flops), str(LIMITS.bytes_per_s)]]
     assert rows[0] == row
-    sizes = {one.size for one in rows[1:]}
+    sizes = {row.size for row in rows[1:]}
     assert all(size.startswith("B1 T16384,") and size.endswith("fla: no result after 240 s") for size in sizes)
-    assert "fla" not in {one.variant for one in rows[1:]}
-    assert said == ["wall_kv: timed again without fla: no result after 240 s"]
+    assert "fla" not in {row.variant for row in rows[1:]}
+    assert lines == ["wall_kv: timed again without fla: no result after 240 s"]
 
 
 @no_gpu
 def test_threshold_attention_is_timed_beside_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the mixer calls it; where its kernels cannot run, the line of the table says why they are missing."""
     monkeypatch.setattr(kernels.polar, "available", lambda *_: [])
-    made = list(kernels.cases(["threshold"], torch.device("meta")))
+    cases = list(kernels.cases(["threshold"], torch.device("meta")))
     why = "Triton needs CUDA, the device is meta"
-    assert [case.size for case in made] == [f"{size}, without triton: {why}" for size in ("B16 T2048", "B1 T16384")]
-    assert [list(case.variants) for case in made] == [["softmax, cuDNN", "torch"]] * 2
-    assert made[0].variants["torch"](*(x[:, :65] for x in made[0].inputs())).shape == (16, 65, 8, 128)
+    assert [case.size for case in cases] == [f"{size}, without triton: {why}" for size in ("B16 T2048", "B1 T16384")]
+    assert [list(case.variants) for case in cases] == [["softmax, cuDNN", "torch"]] * 2
+    assert cases[0].variants["torch"](*(x[:, :65] for x in cases[0].inputs())).shape == (16, 65, 8, 128)
     # nothing is compiled there that no one would compile
-    assert made[0].compiled()["torch"] is made[0].variants["torch"]
+    assert cases[0].compiled()["torch"] is cases[0].variants["torch"]
     right = kernels.threshold.BackendChoice("triton", "Triton 9")
     monkeypatch.setattr(kernels.threshold, "choose_backend", lambda *_: right)
     (small, _) = kernels.cases(["threshold"], torch.device("meta"))
@@ -447,16 +449,16 @@ def test_table_of_kernels() -> None:
     forward = kernels.KernelRow("polar", "B1 T65536", "triton", 20.0, None, None, None, 0.25, None, None, 0)
     text = kernels.table(LIMITS, [timed, forward])
     assert text.startswith("Ceilings in this run: matrix product 712 TFLOP/s, copy 4.12 TB/s.\n\n|")
-    one, two = cells_of(text, "| op |")
-    assert one == ["polar", "B16 T2048", "gluon", "1.235", "4.500", "4.410 to 4.600", "51%", "50%", "1.01", "3"]
+    first, two = cells_of(text, "| op |")
+    assert first == ["polar", "B16 T2048", "gluon", "1.235", "4.500", "4.410 to 4.600", "51%", "50%", "1.01", "3"]
     assert two == ["polar", "B1 T65536", "triton", "20.000", "", "", "25%", "", "", "0"]
 
 
 def test_json_holds_every_number() -> None:
-    row = made_up(profile={"attention": 0.2})
-    found = json.loads(json.dumps(report.as_dict(LIMITS, [row])))
-    assert found["ceilings"] == {"flops": 712.4e12, "bytes_per_s": 4.123e12}
-    assert found["rows"] == [row.__dict__]
+    row = make_row(profile={"attention": 0.2})
+    payload = json.loads(json.dumps(report.as_dict(LIMITS, [row])))
+    assert payload["ceilings"] == {"flops": 712.4e12, "bytes_per_s": 4.123e12}
+    assert payload["rows"] == [row.__dict__]
     timed = kernels.KernelRow("conv", "B16", "triton", 1.0, 2.0, 1.9, 2.1, 0.5, 0.5, None, 7)
     assert json.loads(json.dumps(report.as_dict(LIMITS, [timed])))["rows"] == [timed.__dict__]
 
@@ -470,10 +472,10 @@ def test_heading_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
     def run(device: torch.device, tell: Callable[[str], None]) -> tuple[Ceilings, list[train.TrainRow]]:
         tell("half-way")
-        return LIMITS, [made_up()]
+        return LIMITS, [make_row()]
 
     for as_json in (False, True):
-        report.show(train, run, tmp_path / "numbers.json", as_json)
+        report.run_and_report(train, run, tmp_path / "numbers.json", as_json)
         out, err = capsys.readouterr()
         written = json.loads((tmp_path / "numbers.json").read_text())
         assert err == "half-way\n"
@@ -508,12 +510,12 @@ def test_bench_train_on_a_gpu(tmp_path: Path, write: Callable[..., Path]) -> Non
     )
     (cell,) = load_grid(grid).expand(lambda data: "random tokens")
     ways = ("--graphs", "off", "--graphs", "on")
-    out, found = bench(tmp_path, "train", cell.slug, "--grid", "g.yaml", "--rounds", "2", "--profile", *ways)
+    out, payload = bench(tmp_path, "train", cell.slug, "--grid", "g.yaml", "--rounds", "2", "--profile", *ways)
     assert [(row[0], row[8]) for row in cells_of(out, "| cell |")] == [
         (cell.slug, "as they come"), (cell.slug, "CUDA graphs"),
     ]  # fmt: skip
-    assert found["gpu"] == torch.cuda.get_device_name()
-    numbers = found["rows"][1]  # type: ignore[index]
+    assert payload["gpu"] == torch.cuda.get_device_name()
+    numbers = payload["rows"][1]  # type: ignore[index]
     assert 0 < numbers["low"] <= numbers["tokens_per_s"] <= numbers["high"]
     assert 0 < numbers["mfu"] < 1
     assert sum(numbers["profile"].values()) == pytest.approx(1)
@@ -524,14 +526,14 @@ def test_bench_train_on_a_gpu(tmp_path: Path, write: Callable[..., Path]) -> Non
 
 @pytest.mark.gpu
 def test_bench_kernels_on_a_gpu(tmp_path: Path) -> None:
-    out, found = bench(tmp_path, "kernels", "canon", "--rounds", "2")
+    out, payload = bench(tmp_path, "kernels", "canon", "--rounds", "2")
     rows = cells_of(out, "| op |")
     assert {row[0] for row in rows} == {"canon"}
     assert "triton" in {row[2] for row in rows}
-    numbers = found["rows"]
+    numbers = payload["rows"]
     assert isinstance(numbers, list)
     assert len(numbers) == len(rows)
-    assert all(0 < one["forward"] < one["both"] for one in numbers)
+    assert all(0 < row["forward"] < row["both"] for row in numbers)
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
@@ -539,7 +541,7 @@ def test_bench_kernels_on_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_writing_is_timed_beside_what_its_bytes_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    (cell,) = train.choose("quick", ["polar-baseline-d0-m1-w0"], [])
+    (cell,) = train.select_cells("quick", ["polar-baseline-d0-m1-w0"], [])
     model = cell.config.model
     behind, step = [], PagedDecoder.step
 
@@ -557,7 +559,7 @@ def test_writing_is_timed_beside_what_its_bytes_take(monkeypatch: pytest.MonkeyP
     # float32 here: keys and values read; a memory and three tails of Canon read and written; a tail of each convolution
     fixed = 2 * (inner * model.head_dim + (model.canon_taps - 1) * (inner + 2 * kv))
     conv = 2 * (model.conv_taps - 1) * model.d_model
-    states = {n: 4 * sum(2 * kv * n + fixed if one else conv for one in layers) for n in (5, 9)}
+    states = {n: 4 * sum(2 * kv * n + fixed if is_attention else conv for is_attention in layers) for n in (5, 9)}
     by_size = {(row.texts, row.context): row.step_bytes for row in rows}
     weights = by_size[1, 5] - states[5]
     assert by_size == {(b, n): weights + b * states[n] for b in (1, 3) for n in (5, 9)}
@@ -580,9 +582,9 @@ def test_writing_is_timed_beside_what_its_bytes_take(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.thorough
 def test_writing_by_others_attention_is_timed_beside_it() -> None:
-    cells = train.choose("quick", ["nope-baseline-d0-m1-w0", "polar-baseline-d0-m1-w0"], [])
-    others = {"math": SDPBackend.MATH, "flash": SDPBackend.CUDNN_ATTENTION}
-    _, rows = decode.run(cells, torch.device("cpu"), (2,), (300,), rounds=1, steps=2, dense=others, tell=print)
+    cells = train.select_cells("quick", ["nope-baseline-d0-m1-w0", "polar-baseline-d0-m1-w0"], [])
+    backends = {"math": SDPBackend.MATH, "flash": SDPBackend.CUDNN_ATTENTION}
+    _, rows = decode.run(cells, torch.device("cpu"), (2,), (300,), rounds=1, steps=2, dense=backends, tell=print)
     assert [(row.cell[:5], row.attention) for row in rows] == [
         ("nope-", "pages"), ("nope-", "math"), ("nope-", "flash"), ("polar", "pages")
     ]  # fmt: skip
@@ -597,22 +599,22 @@ def test_writing_by_others_attention_is_timed_beside_it() -> None:
 
 def test_others_attention_gives_the_logits_of_a_step() -> None:
     """Within `dense_network` a step reads what the pages hold, text by text, and afterwards the network is as before."""
-    (cell,) = train.choose("quick", ["nope-baseline-d0-m1-w0"], [])
+    (cell,) = train.select_cells("quick", ["nope-baseline-d0-m1-w0"], [])
     model = network(cell.config, torch.device("cpu")).eval()
     draw = torch.Generator().manual_seed(1)
     for parameter in model.parameters():  # those of a network that has not learned give no logits
         torch.nn.init.normal_(parameter, std=0.3, generator=draw)
     assert single_token.takes_dense(model)
-    found = []
-    for others in (False, True):
+    logits = []
+    for is_dense in (False, True):
         paged = PagedDecoder(model, texts=3, tokens=600, full_context=True)
         draw = torch.Generator().manual_seed(3)
         slots = [paged.begin(torch.randint(0, 64, (299,), generator=draw))[0] for _ in range(3)]
-        context = single_token.dense_network(300, SDPBackend.MATH) if others else nullcontext()
+        context = single_token.dense_network(300, SDPBackend.MATH) if is_dense else nullcontext()
         with context:
-            found.append(paged.step(slots, torch.tensor([5, 6, 7])))
-    assert torch.allclose(*found, atol=1e-5)
+            logits.append(paged.step(slots, torch.tensor([5, 6, 7])))
+    assert torch.allclose(*logits, atol=1e-5)
     with single_token.dense_network(200, SDPBackend.MATH):
-        assert not torch.allclose(found[0], paged.step(slots, torch.tensor([5, 6, 7])), atol=1e-3), "the swap is seen"
-    polar = network(train.choose("quick", ["polar-baseline-d0-m1-w0"], [])[0].config, torch.device("cpu"))
+        assert not torch.allclose(logits[0], paged.step(slots, torch.tensor([5, 6, 7])), atol=1e-3), "the swap is seen"
+    polar = network(train.select_cells("quick", ["polar-baseline-d0-m1-w0"], [])[0].config, torch.device("cpu"))
     assert not single_token.takes_dense(polar)

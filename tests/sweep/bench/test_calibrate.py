@@ -26,7 +26,7 @@ def test_a_step_is_made_of_those_that_were_timed(
     cells: Callable[..., list[Cell]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (cell,) = cells(SMALL)
-    monkeypatch.setattr(calibrate, "SECONDS", 0.0)
+    monkeypatch.setattr(calibrate, "MIN_SECONDS", 0.0)
     monkeypatch.setattr(calibrate, "import_seconds", lambda: 3.0)
     seen: list[int] = []
 
@@ -44,16 +44,20 @@ def test_a_step_is_made_of_those_that_were_timed(
     now = iter(range(1000))
     monkeypatch.setattr(calibrate, "TimedCell", Watched)
     monkeypatch.setattr(calibrate.time, "perf_counter", lambda: float(next(now)))
-    told: list[str] = []
-    found = calibrate.calibrate_cell(cell, "abc", TargetMachine(None), tell=told.append)
-    assert seen == [8] * (2 + calibrate.STEPS)
+    lines: list[str] = []
+    calibration = calibrate.calibrate_cell(cell, "abc", TargetMachine(None), tell=lines.append)
+    assert seen == [8] * (2 + calibrate.MIN_STEPS)
     # the clock says a second a step: a quarter for the optimizer, the rest four times
-    assert found.step_s == found.low_s == found.high_s == pytest.approx(0.25 + 0.75 * 4)
-    assert found.compile_s == 30 + 4
-    assert found.start_s >= 3.0
-    assert found.validation_token_s > 0
-    assert (found.like, found.slug, found.device) == ("abc", cell.slug, TargetMachine(None).name(cell.config))
-    assert len(told) == 1
+    assert calibration.step_s == calibration.low_s == calibration.high_s == pytest.approx(0.25 + 0.75 * 4)
+    assert calibration.compile_s == 30 + 4
+    assert calibration.start_s >= 3.0
+    assert calibration.validation_token_s > 0
+    assert (calibration.like, calibration.slug, calibration.device) == (
+        "abc",
+        cell.slug,
+        TargetMachine(None).name(cell.config),
+    )
+    assert len(lines) == 1
 
 
 @pytest.mark.thorough
@@ -63,23 +67,23 @@ def test_what_is_compiled_is_timed_in_a_process_that_finds_it(
     """As attempts do: the first step of a process that has compiled itself would tell too little."""
     (cell,) = cells(SMALL)
     monkeypatch.setattr(calibrate, "does_compile", lambda cell, device: True)
-    asked: list[str] = []
+    functions: list[str] = []
     apart = calibrate.run_in_subprocess
 
     def watched(what: str, function: Callable[..., object], *args: object) -> object:
-        asked.append(function.__name__)
+        functions.append(function.__name__)
         return apart(what, function, *args)
 
     monkeypatch.setattr(calibrate, "run_in_subprocess", watched)
-    monkeypatch.setattr(calibrate, "TimedCell", None)  # nothing is built in this process
-    told: list[str] = []
-    found = calibrate.calibrate_cell(cell, "abc", TargetMachine(None), tell=told.append)
-    assert asked == ["_compile", "_timed"]
-    assert found.low_s <= found.step_s <= found.high_s
-    assert min(found.low_s, found.start_s, found.validation_token_s) > 0
-    first = found.start_s + found.compile_s + found.step_s
-    assert told == [
-        f"{cell.slug}: {2048 / found.step_s:,.0f} tokens/s on {found.device}, first step after {first:.1f} s"
+    monkeypatch.setattr(calibrate, "Runner", None)  # nothing is built in this process
+    lines: list[str] = []
+    calibration = calibrate.calibrate_cell(cell, "abc", TargetMachine(None), tell=lines.append)
+    assert functions == ["_compile", "_timed"]
+    assert calibration.low_s <= calibration.step_s <= calibration.high_s
+    assert min(calibration.low_s, calibration.start_s, calibration.validation_token_s) > 0
+    first = calibration.start_s + calibration.compile_s + calibration.step_s
+    assert lines == [
+        f"{cell.slug}: {2048 / calibration.step_s:,.0f} tokens/s on {calibration.device}, first step after {first:.1f} s"
     ]
 
 

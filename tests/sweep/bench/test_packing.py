@@ -20,13 +20,13 @@ def row(attempts: int, rate: float) -> PackingRow:
 
 
 def test_the_table_marks_the_most_tokens_and_says_whether_mps_runs() -> None:
-    found = PackingResult("quick", "NVIDIA H200", False, (row(1, 1000.0), row(2, 3500.4)))
-    lines = packing.table(found).splitlines()
+    result = PackingResult("quick", "NVIDIA H200", False, (row(1, 1000.0), row(2, 3500.4)))
+    lines = packing.table(result).splitlines()
     assert lines[3] == "| **2** | 4 | 8.0 | 3,500 | 1,800 | 1.2 | 2.5 | 0.5 | 1.0 | 0.2 |"
     assert {line.count("|") for line in lines[:4]} == {11}
     assert "MPS does not run" in lines[-1]
-    assert "MPS runs" in packing.table(PackingResult("quick", "NVIDIA H200", True, found.rows))
-    assert json.loads(json.dumps(report.as_dict(found)))["rows"][1]["tokens_per_s"] == 3500.4
+    assert "MPS runs" in packing.table(PackingResult("quick", "NVIDIA H200", True, result.rows))
+    assert json.loads(json.dumps(report.as_dict(result)))["rows"][1]["tokens_per_s"] == 3500.4
 
 
 def test_more_attempts_than_cores_are_refused_before_anything_starts(
@@ -41,7 +41,7 @@ def test_more_attempts_than_cores_are_refused_before_anything_starts(
 def test_phases_that_were_never_seen_have_no_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times of two attempts, one after the other, against sums by hand."""
 
-    class Known:
+    class FixedStore:
         def curve(self, attempt: int) -> list[object]:
             return [type("Point", (), {"wall_s": 2.0 + attempt})()]
 
@@ -49,26 +49,28 @@ def test_phases_that_were_never_seen_have_no_length(monkeypatch: pytest.MonkeyPa
         train = type("Train", (), {"steps": 10, "batch_tokens": 100})()
 
     cell = type("Cell", (), {"config": Settings()})()
-    watch = packing.Watch(lambda line: None)
+    watch = packing.PhaseTimer(lambda line: None)
     watch.began, watch.over = {1: 10.0, 2: 20.0}, {1: 18.0, 2: 30.0}
     watch.trained, watch.stepped, watch.probed = {1: 11.0, 2: 22.0}, {1: 12.5}, {1: 17.0}
-    found = packing.row_of(Known(), [cell, cell], 1, watch)  # type: ignore[arg-type, list-item]
-    assert (found.seconds, found.tokens_per_s, found.cells_per_hour) == (20.0, 100.0, 360.0)
-    assert (found.starting_s, found.training_s) == ((2.5 + 2.0) / 2, (1.5 + 4.0) / 2)
-    assert (found.validating_s, found.probing_s) == ((3.0 + 4.0) / 2, 0.5)
-    assert found.between_s == 1.0
+    row = packing.packing_row(FixedStore(), [cell, cell], 1, watch)  # type: ignore[arg-type, list-item]
+    assert (row.seconds, row.tokens_per_s, row.cells_per_hour) == (20.0, 100.0, 360.0)
+    assert (row.starting_s, row.training_s) == ((2.5 + 2.0) / 2, (1.5 + 4.0) / 2)
+    assert (row.validating_s, row.probing_s) == ((3.0 + 4.0) / 2, 0.5)
+    assert row.between_s == 1.0
 
 
 @pytest.mark.thorough
 def test_whole_cells_are_trained_anew_at_each_number_of_attempts(tmp_path: Path) -> None:
-    told: list[str] = []
-    found = packing.run("quick", [1, 2], tmp_path, sets=SMALL, only=["attn_type=nope", "memory=off"], tell=told.append)
-    assert found.gpu is None
-    assert found.mps is None
+    lines: list[str] = []
+    result = packing.run(
+        "quick", [1, 2], tmp_path, sets=SMALL, only=["attn_type=nope", "memory=off"], tell=lines.append
+    )
+    assert result.gpu is None
+    assert result.mps is None
     most = []
     numbers = []
-    for one in found.rows:
-        store = open_store(tmp_path / f"{one.attempts}.db")
+    for entry in result.rows:
+        store = open_store(tmp_path / f"{entry.attempts}.db")
         states = store.cell_states("bench")
         attempts: list[Attempt] = [attempt for state in states for attempt in store.attempts(state.cell_id)]
         assert [attempt.state for attempt in attempts] == ["done", "done"]
@@ -76,20 +78,20 @@ def test_whole_cells_are_trained_anew_at_each_number_of_attempts(tmp_path: Path)
         alive = [sum(step for _, step in sorted(edges)[: n + 1]) for n in range(4)]  # type: ignore[type-var]
         most.append(max(alive))
         numbers.append([[point.val_loss for point in store.curve(attempt.id)] for attempt in attempts])
-        assert one.cells == 2
-        assert one.tokens_per_s == pytest.approx(2 * 6144 / one.seconds)
+        assert entry.cells == 2
+        assert entry.tokens_per_s == pytest.approx(2 * 6144 / entry.seconds)
         lived = [(a.finished_at - a.started_at).total_seconds() for a in attempts]  # type: ignore[operator]
-        parts = one.starting_s + one.training_s + one.validating_s + one.probing_s
+        parts = entry.starting_s + entry.training_s + entry.validating_s + entry.probing_s
         # no less than attempts say of themselves, and no more than there was from the first start to the last end
         assert sum(lived) / 2 - 0.5 < parts
-        assert 2 * parts <= one.attempts * (one.seconds + 0.1)
+        assert 2 * parts <= entry.attempts * (entry.seconds + 0.1)
     assert most == [1, 2]
     assert sorted(numbers[0]) == sorted(numbers[1]), "what runs beside a cell touches no number of it"
-    assert told[0] == "1 at once: 2 cells"
+    assert lines[0] == "1 at once: 2 cells"
 
 
 def test_numbers_of_attempts_are_read_or_refused() -> None:
-    assert packing.numbers("8,1, 2") == [1, 2, 8]
+    assert packing.parse_attempts("8,1, 2") == [1, 2, 8]
     for wrong in ("", "0", "1,,2", "two", "-1", "1.5"):
         with pytest.raises(SweepError, match="give whole numbers from 1 up"):
-            packing.numbers(wrong)
+            packing.parse_attempts(wrong)

@@ -17,8 +17,8 @@ def test_every_cell_is_planned_supervised_and_found_done(tmp_path: Path, monkeyp
     sleep = time.sleep
     monkeypatch.setattr(supervisor, "POLL_S", 0.0123)
     monkeypatch.setattr(time, "sleep", lambda seconds: (slept.append(seconds), sleep(seconds))[1])
-    told: list[str] = []
-    rows = scale.run(16, 3, tmp_path, tell=told.append)
+    lines: list[str] = []
+    rows = scale.run(16, 3, tmp_path, tell=lines.append)
     store = open_store(tmp_path / "atma.db")
     states = store.cell_states("scale")
     assert len(states) == 16
@@ -40,5 +40,5 @@ def test_every_cell_is_planned_supervised_and_found_done(tmp_path: Path, monkeyp
         assert (tmp_path / name).stat().st_size > 10_000
     assert 20 < values["its memory"] < 2000, "MiB"
     assert 0.0123 not in slept, "a slot stood empty while cells waited"
-    assert told[-3:] == ["launching again", "planning dry", "training a cell and stopping it"]
+    assert lines[-3:] == ["launching again", "planning dry", "training a cell and stopping it"]
     assert set(values) >= {"dry run of 80 cells, with its start", "dry run of 160 cells, with its start"}

@@ -27,7 +27,7 @@ GOLDEN: dict[str, list[list[str]]] = json.loads((Path(__file__).parent / "golden
 WITH_ALL = "set:\n  {attn_type: rope, window: on, distractor: on, memory: on, reg_mode: weak}\n"
 
 
-def one_id(cells: Cells, setting: str = "", base: str = "") -> str:
+def single_id(cells: Cells, setting: str = "", base: str = "") -> str:
     """The id of the only cell of `base` with one more setting, such as "train.clip: 2"."""
     text = (base or "set:\n") + (f"  {setting}\n" if setting else "")
     if base and setting:
@@ -42,12 +42,12 @@ def one_id(cells: Cells, setting: str = "", base: str = "") -> str:
 def test_spellings_of_one_number_give_one_id(cells: Cells, spelling: str) -> None:
     (cell,) = cells(f"set:\n  train.tokens: {spelling}\n")
     assert (cell.config.train.tokens, type(cell.config.train.tokens)) == (10**9, int)
-    assert cell.id == one_id(cells, "train.tokens: 1000000000")
+    assert cell.id == single_id(cells, "train.tokens: 1000000000")
 
 
 @pytest.mark.parametrize("spelling", ["0.001", "1e-3", '"1e-3"', "1.0e-3", "0.00_1"])
 def test_spellings_of_one_fraction_give_one_id(cells: Cells, spelling: str) -> None:
-    assert one_id(cells, f"train.muon_lr: {spelling}") == one_id(cells, "train.muon_lr: 0.001")
+    assert single_id(cells, f"train.muon_lr: {spelling}") == single_id(cells, "train.muon_lr: 0.001")
 
 
 @pytest.mark.parametrize("setting", [
@@ -56,7 +56,7 @@ def test_spellings_of_one_fraction_give_one_id(cells: Cells, spelling: str) -> N
     "data.path: /elsewhere", "data.corpus: files", "data.heldout_tokens: 99", "train.graphs: on", "train.graphs: off",
 ])  # fmt: skip
 def test_evaluation_resources_checkpoints_names_and_paths_are_outside(cells: Cells, setting: str) -> None:
-    assert one_id(cells, setting) == one_id(cells)
+    assert single_id(cells, setting) == single_id(cells)
 
 
 def test_tokenizer_name_is_outside_its_tokens_are_in_the_fingerprint() -> None:
@@ -89,7 +89,7 @@ INSIDE = [
 
 def test_every_field_of_model_data_and_training_is_inside(cells: Cells) -> None:
     base = "seeds: [0]\n" + WITH_ALL
-    ids = {"": one_id(cells, base=base)}
+    ids = {"": single_id(cells, base=base)}
     for setting in INSIDE:
         name, value = setting.split(": ")
         if name in ("attn_type", "memory", "window", "distractor", "reg_mode"):
@@ -99,7 +99,7 @@ def test_every_field_of_model_data_and_training_is_inside(cells: Cells) -> None:
             (cell,) = cells(text)
             ids[setting] = cell.id
         else:
-            ids[setting] = one_id(cells, f"{name}: {value}", base)
+            ids[setting] = single_id(cells, f"{name}: {value}", base)
     ids["seed"] = cells("seeds: [1]\n" + WITH_ALL)[0].id
     assert len(set(ids.values())) == len(ids)
 
@@ -110,7 +110,7 @@ def test_the_list_of_fields_inside_is_complete() -> None:
     # the rest has its own test: sub-sections, the plugin's hash, the fingerprint
     listed |= {f"model.{section}" for section in SETTINGS} | {f"{part.section}.{part.source}" for part in PLUGGABLE}
     # and what needs another setting beside it
-    listed |= {setting.split(": ")[0] for _, setting in INSIDE_BESIDE}
+    listed |= {setting.split(": ")[0] for _, setting in OUTSIDE_SETTINGS}
     listed.add("train.graphs")  # which is outside
     listed.add("train.precision")  # which needs a GPU, below
     listed.add("train.loss_on")  # which needs a corpus of its own: training/test_marks.py
@@ -119,8 +119,8 @@ def test_the_list_of_fields_inside_is_complete() -> None:
 
 
 def test_what_is_compiled_is_a_switch_or_blocks(cells: Cells) -> None:
-    found = cells("axes: {train.compile: [on, off, blocks]}\n")
-    assert [cell.config.train.compile for cell in found] == [True, False, "blocks"]
+    grid_cells = cells("axes: {train.compile: [on, off, blocks]}\n")
+    assert [cell.config.train.compile for cell in grid_cells] == [True, False, "blocks"]
     with pytest.raises(GridError, match=r"train\.compile: must be on, off or blocks, got 'sometimes'"):
         cells("set: {train.compile: sometimes}\n")
 
@@ -129,24 +129,24 @@ def test_what_is_compiled_is_a_switch_or_blocks(cells: Cells) -> None:
 def test_a_precision_is_inside_and_bf16_is_not(cells: Cells, resources: str) -> None:
     resources = resources if resources.startswith("{") else f"{{{resources}}}"
     text = f"resources: {resources}\nset: {{model.head_dim: 16}}\naxes: {{train.precision: [bf16, fp16, fp8]}}\n"
-    found = {cell.config.train.precision: cell for cell in cells(text)}
+    by_precision = {cell.config.train.precision: cell for cell in cells(text)}
     (plain,) = cells("set: {model.head_dim: 16}\n")
-    assert found["bf16"].id == plain.id
-    assert len({cell.id for cell in found.values()}) == 3
-    assert found["fp8"].slug.endswith("-precisionfp8-s0")
-    assert "precision" not in identity(found["bf16"].config)["train"]
-    assert identity(found["fp8"].config)["train"]["precision"] == "fp8"
+    assert by_precision["bf16"].id == plain.id
+    assert len({cell.id for cell in by_precision.values()}) == 3
+    assert by_precision["fp8"].slug.endswith("-precisionfp8-s0")
+    assert "precision" not in identity(by_precision["bf16"].config)["train"]
+    assert identity(by_precision["fp8"].config)["train"]["precision"] == "fp8"
 
 
-INSIDE_BESIDE = [
+OUTSIDE_SETTINGS = [
     ("train.optimizer: adamw", "train.matrix_lr: 0.1"), ("model.positions: ape", "model.position_settings.ape.std: 0.1"),
     ("model.positions: label", "model.position_settings.label.length: 500"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("switch", "setting"), INSIDE_BESIDE)
+@pytest.mark.parametrize(("switch", "setting"), OUTSIDE_SETTINGS)
 def test_settings_of_what_is_switched_on_are_inside(cells: Cells, switch: str, setting: str) -> None:
-    assert one_id(cells, f"{{{switch}, {setting}}}") != one_id(cells, f"{{{switch}}}")
+    assert single_id(cells, f"{{{switch}, {setting}}}") != single_id(cells, f"{{{switch}}}")
 
 
 @pytest.mark.parametrize(("switch", "setting"), [
@@ -158,7 +158,7 @@ def test_settings_of_what_is_switched_on_are_inside(cells: Cells, switch: str, s
     ("reg_mode: baseline", "train.regularizer_sketch: 5"), ("attn_type: nope", "model.mixers.rope.base: 5"),
 ])  # fmt: skip
 def test_settings_of_what_is_switched_off_are_outside(cells: Cells, switch: str, setting: str) -> None:
-    assert one_id(cells, f"{{{switch}, {setting}}}") == one_id(cells, f"{{{switch}}}")
+    assert single_id(cells, f"{{{switch}, {setting}}}") == single_id(cells, f"{{{switch}}}")
 
 
 def test_the_id_is_the_hash_of_the_canonical_identity() -> None:

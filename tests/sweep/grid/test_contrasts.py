@@ -36,7 +36,7 @@ def fake(data: object) -> str:
 
 def test_they_are_read(write: Write) -> None:
     assert load_grid(write(HEAD + GOOD)).contrasts == (NEEDLE, CLEAN, VAL)
-    assert [one.measure for one in (NEEDLE, CLEAN, VAL)] == [
+    assert [contrast.measure for contrast in (NEEDLE, CLEAN, VAL)] == [
         "needle.digit_accuracy@1024",
         "clean.nats@avg",
         "val.val_loss",
@@ -62,9 +62,9 @@ def test_contrasts_and_a_stop_rule_are_part_of_no_cell(write: Write, text: str) 
 
 
 def test_options_are_read_back_and_strange_ones_are_left_out() -> None:
-    told = json.loads(json.dumps({"contrasts": as_options((NEEDLE, CLEAN, VAL))}))
-    assert contrasts_of(told) == (NEEDLE, CLEAN, VAL)
-    good = told["contrasts"][0]
+    options = json.loads(json.dumps({"contrasts": as_options((NEEDLE, CLEAN, VAL))}))
+    assert contrasts_of(options) == (NEEDLE, CLEAN, VAL)
+    good = options["contrasts"][0]
     bad = [1, {}, good | {"length": "x"}, good | {"within": [1]}, good | {"margin": "x"}, good | {"axis": None}]
     assert contrasts_of({"contrasts": [*bad, good]}) == (NEEDLE,)
     assert contrasts_of({"contrasts": 3}) == contrasts_of({}) == contrasts_of(None) == ()
@@ -72,19 +72,19 @@ def test_options_are_read_back_and_strange_ones_are_left_out() -> None:
 
 def test_a_launch_keeps_them_with_its_revision_and_a_bundle_takes_them_along(write: Write, tmp_path: Path) -> None:
     grid = load_grid(write(HEAD + GOOD))
-    asked = LaunchRequest(grid=grid, cells=grid.expand(fake), runs=tmp_path)
+    request = LaunchRequest(grid=grid, cells=grid.expand(fake), runs=tmp_path)
     store = open_store(tmp_path / "a.db", create=True)
     for fence in (1, 2):
-        assert claim(asked, store, this_process("launch")) == fence
+        assert claim(request, store, this_process("launch")) == fence
         store.release_sweep("g", fence)
         assert store.revision("g").number == 1, "the same launch again is the same revision"
     assert declared(store) == (NEEDLE, CLEAN, VAL)
     export_sweep(store, "g", tmp_path / "g.zip")
-    other = open_store(tmp_path / "b.db", create=True)
-    import_bundle(other, tmp_path / "g.zip")
-    assert declared(other) == (NEEDLE, CLEAN, VAL)
-    for one in (store, other):
-        one.close()
+    second_store = open_store(tmp_path / "b.db", create=True)
+    import_bundle(second_store, tmp_path / "g.zip")
+    assert declared(second_store) == (NEEDLE, CLEAN, VAL)
+    for database in (store, second_store):
+        database.close()
 
 
 def test_a_grid_without_them_stores_what_it_always_did(write: Write, tmp_path: Path) -> None:
@@ -97,6 +97,6 @@ def test_a_grid_without_them_stores_what_it_always_did(write: Write, tmp_path: P
 
 
 def declared(store: Store) -> tuple[Contrast, ...]:
-    found = load_sweep_data(store, "g").contrasts
-    assert contrasts_of(store.revision("g").options) == found
-    return found
+    contrasts = load_sweep_data(store, "g").contrasts
+    assert contrasts_of(store.revision("g").options) == contrasts
+    return contrasts

@@ -41,14 +41,14 @@ SIZES = {
 
 
 @pytest.mark.parametrize("asked", SIZES)
-def test_its_cells_are_cells_of_the_whole_grid(write: Write, asked: str) -> None:
+def test_its_cells_are_cells_of_the_whole_grid(write: Write, options: str) -> None:
     rest = "seeds: 2\ninclude: [{attn_type: polar, memory: kda}]\n"
-    whole = [cell.id for cell in load_grid(write(HEAD + rest)).expand(fake)]
-    cells = [cell.id for cell in load_grid(write(f"{HEAD}{rest}design: {asked}\n")).expand(fake)]
+    all_ids = [cell.id for cell in load_grid(write(HEAD + rest)).expand(fake)]
+    cells = [cell.id for cell in load_grid(write(f"{HEAD}{rest}design: {options}\n")).expand(fake)]
     # both seeds of every combination, and the included one besides
-    assert len(cells) == 2 * (SIZES[asked] + 1)
-    assert cells == [cell for cell in whole if cell in set(cells)]
-    assert cells[-2:] == whole[-2:]
+    assert len(cells) == 2 * (SIZES[options] + 1)
+    assert cells == [cell for cell in all_ids if cell in set(cells)]
+    assert cells[-2:] == all_ids[-2:]
 
 
 def test_excluded_combinations_are_never_taken(write: Write) -> None:
@@ -88,14 +88,14 @@ def test_the_same_cells_in_every_process(write: Write) -> None:
     grid = load_grid(path)
     assert grid.chosen is not None
     code = "import sys; from atma_sweep.sweep.grid.grid import load_grid; print(load_grid(sys.argv[1]).chosen.members.tolist())"
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "7"}
     )
-    assert json.loads(told.stdout) == grid.chosen.members.tolist() == [0, 3, 5, 6, 9, 10, 12, 15, 17, 18, 20]
+    assert json.loads(result.stdout) == grid.chosen.members.tolist() == [0, 3, 5, 6, 9, 10, 12, 15, 17, 18, 20]
 
 
 def test_the_schema_knows_it() -> None:
     schema = Draft202012Validator(grid_schema())
     yaml = YAML(typ="safe", pure=True)
-    for asked in SIZES:
-        assert list(schema.iter_errors(yaml.load(f"{HEAD}design: {asked}\n"))) == []
+    for size in SIZES:
+        assert list(schema.iter_errors(yaml.load(f"{HEAD}design: {size}\n"))) == []

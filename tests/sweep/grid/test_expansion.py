@@ -43,7 +43,7 @@ FIVE = {
     "attn_type": "model.attn_type", "memory": "model.memory", "window": "model.window", "reg_mode": "train.regularizer",
     "distractor": "train.distractor",
 }  # fmt: skip
-WORDS: dict[tuple[str, str], Any] = {("memory", "off"): "none", ("memory", "on"): "gated_delta"}
+LEVEL_VALUES: dict[tuple[str, str], Any] = {("memory", "off"): "none", ("memory", "on"): "gated_delta"}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def naive(cell: Cell) -> CellConfig:
     tree: dict[str, Any] = {}
     settings = dict(_leaves(YAML(typ="safe", pure=True).load(MICRO)["set"]))
     for axis, word in cell.axes.items():
-        value = WORDS.get((axis, word), word)
+        value = LEVEL_VALUES.get((axis, word), word)
         settings[FIVE.get(axis, axis)] = json.loads(value) if "." in axis and value not in ("on", "off") else value
     for path, value in settings.items():
         *sections, last = path.split(".")
@@ -74,10 +74,10 @@ def naive(cell: Cell) -> CellConfig:
 
 
 def _leaves(tree: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
-    found = []
+    leaves = []
     for name, value in tree.items():
-        found += _leaves(value, f"{path}{name}.") if isinstance(value, dict) else [(f"{path}{name}", value)]
-    return found
+        leaves += _leaves(value, f"{path}{name}.") if isinstance(value, dict) else [(f"{path}{name}", value)]
+    return leaves
 
 
 def test_ten_thousand_ids_and_slugs_are_what_they_were(large: list[Cell]) -> None:

@@ -79,14 +79,14 @@ def test_memory_levels(cells: Cells) -> None:
 
 
 def test_cells_come_in_the_order_written_last_axis_fastest_seeds_innermost(cells: Cells) -> None:
-    found = cells("seeds: [3, 1]\naxes:\n  window: [on, off]\n  attn_type: [rope, polar]\n")
-    assert [c.slug for c in found] == [
+    grid_cells = cells("seeds: [3, 1]\naxes:\n  window: [on, off]\n  attn_type: [rope, polar]\n")
+    assert [c.slug for c in grid_cells] == [
         "rope-baseline-d0-m0-w1-s3", "rope-baseline-d0-m0-w1-s1",
         "polar-baseline-d0-m0-w1-s3", "polar-baseline-d0-m0-w1-s1",
         "rope-baseline-d0-m0-w0-s3", "rope-baseline-d0-m0-w0-s1",
         "polar-baseline-d0-m0-w0-s3", "polar-baseline-d0-m0-w0-s1",
     ]  # fmt: skip
-    assert found[0].axes == {"window": "on", "attn_type": "rope"}
+    assert grid_cells[0].axes == {"window": "on", "attn_type": "rope"}
 
 
 def test_seeds_as_a_count_and_as_a_list(cells: Cells) -> None:
@@ -99,25 +99,31 @@ def test_seeds_as_a_count_and_as_a_list(cells: Cells) -> None:
 
 def test_exclude_drops_what_matches_all_keys(cells: Cells) -> None:
     axes = "axes:\n  attn_type: [polar, nope, rope]\n  memory: [off, on]\nexclude:\n"
-    kept = cells(axes + "  - {attn_type: rope, memory: [on]}\n  - {attn_type: [polar, nope], memory: no}\n")
-    assert [(c.axes["attn_type"], c.axes["memory"]) for c in kept] == [("polar", "on"), ("nope", "on"), ("rope", "off")]
+    remaining = cells(axes + "  - {attn_type: rope, memory: [on]}\n  - {attn_type: [polar, nope], memory: no}\n")
+    assert [(c.axes["attn_type"], c.axes["memory"]) for c in remaining] == [
+        ("polar", "on"),
+        ("nope", "on"),
+        ("rope", "off"),
+    ]
 
 
 def test_exclude_drops_seeds_of_what_matches(cells: Cells) -> None:
     text = "axes:\n  attn_type: [polar, nope, rope]\n  memory: [off, on]\nseeds: 4\nexclude:\n"
     text += "  - {attn_type: rope, seed: [2, 3]}\n  - {attn_type: nope, memory: off, seed: 3}\n  - {attn_type: rope, memory: on}\n"
     every = cells(text.partition("exclude")[0])
-    kept = cells(text)
+    remaining = cells(text)
     wanted = {("polar", "off"): 4, ("polar", "on"): 4, ("nope", "off"): 3, ("nope", "on"): 4, ("rope", "off"): 2}
-    assert Counter((c.axes["attn_type"], c.axes["memory"]) for c in kept) == wanted
-    assert [c.id for c in kept] == [
+    assert Counter((c.axes["attn_type"], c.axes["memory"]) for c in remaining) == wanted
+    assert [c.id for c in remaining] == [
         c.id for c in every if c.config.seed < wanted.get((c.axes["attn_type"], c.axes["memory"]), 0)
     ]
 
 
 def test_exclude_by_a_config_path_compares_values(cells: Cells) -> None:
-    kept = cells("axes:\n  train.muon_lr: [0.01, 0.02]\n  memory: [off, on]\nexclude:\n  - {train.muon_lr: 1e-2}\n")
-    assert [c.config.train.muon_lr for c in kept] == [0.02, 0.02]
+    remaining = cells(
+        "axes:\n  train.muon_lr: [0.01, 0.02]\n  memory: [off, on]\nexclude:\n  - {train.muon_lr: 1e-2}\n"
+    )
+    assert [c.config.train.muon_lr for c in remaining] == [0.02, 0.02]
 
 
 def test_include_comes_after_exclude(cells: Cells) -> None:
@@ -166,12 +172,12 @@ def test_a_grid_without_axes_is_one_cell(cells: Cells) -> None:
 
 
 def test_any_config_path_is_an_axis_and_shows_in_the_slug(cells: Cells) -> None:
-    found = cells("axes:\n  train.muon_lr: [0.01, 2e-2]\n  model.mixers.polar.canon: [on, off]\n")
-    assert [c.slug for c in found] == [
+    grid_cells = cells("axes:\n  train.muon_lr: [0.01, 2e-2]\n  model.mixers.polar.canon: [on, off]\n")
+    assert [c.slug for c in grid_cells] == [
         "polar-baseline-d0-m0-w0-muon_lr0.01-canonon-s0", "polar-baseline-d0-m0-w0-muon_lr0.01-canonoff-s0",
         "polar-baseline-d0-m0-w0-muon_lr0.02-canonon-s0", "polar-baseline-d0-m0-w0-muon_lr0.02-canonoff-s0",
     ]  # fmt: skip
-    assert [c.config.model.mixers["polar"]["canon"] for c in found] == [True, False] * 2
+    assert [c.config.model.mixers["polar"]["canon"] for c in grid_cells] == [True, False] * 2
 
 
 def test_a_cell_keeps_the_settings_of_its_own_mixer_only(cells: Cells) -> None:
@@ -223,16 +229,16 @@ def test_a_relative_data_path_is_beside_the_file_that_says_it(
 
 
 def test_the_fingerprint_is_asked_once_for_each_corpus(write: Write) -> None:
-    asked = []
+    requests = []
 
     def fingerprint(data: Any) -> str:
-        asked.append(data.shuffle)
-        return f"{len(asked):064d}"
+        requests.append(data.shuffle)
+        return f"{len(requests):064d}"
 
     grid = load_grid(write("name: g\nextends: micro\naxes:\n  memory: [off, on]\n  data.shuffle: [off, on]\n"))
-    found = grid.expand(fingerprint)
-    assert asked == [False, True]
-    assert [c.config.data.fingerprint for c in found] == ["1".zfill(64), "2".zfill(64)] * 2
+    grid_cells = grid.expand(fingerprint)
+    assert requests == [False, True]
+    assert [c.config.data.fingerprint for c in grid_cells] == ["1".zfill(64), "2".zfill(64)] * 2
 
 
 PLUGIN = """
@@ -295,9 +301,9 @@ def test_every_setting_of_every_shipped_base_is_a_valid_path() -> None:
         path = find_file(name, folder="base")
         assert path is not None
         document = load(path)
-        found = [entry[0] for entry in flatten(document.data["set"], document, ("set",))]
-        assert len(found) >= 4
-        assert [path for path in found if path_problem(path)] == []
+        paths = [entry[0] for entry in flatten(document.data["set"], document, ("set",))]
+        assert len(paths) >= 4
+        assert [path for path in paths if path_problem(path)] == []
 
 
 def test_a_memory_is_one_cell_by_whatever_name(fake_fingerprint: Any) -> None:
@@ -310,7 +316,7 @@ def test_a_memory_is_one_cell_by_whatever_name(fake_fingerprint: Any) -> None:
 
 
 def test_the_atlas_grids_are_what_a_blog_sets(fake_fingerprint: Any) -> None:
-    off, atlas = (one.config for one in load_grid("atlas-170m").expand(fake_fingerprint))
+    off, atlas = (cell.config for cell in load_grid("atlas-170m").expand(fake_fingerprint))
     assert (off.model.memory, atlas.model.memory) == ("none", "atlas")
     model, train = atlas.model, atlas.train
     assert (model.n_layers, model.d_model, model.n_heads, train.seq_len) == (12, 768, 16, 512)
@@ -319,9 +325,9 @@ def test_the_atlas_grids_are_what_a_blog_sets(fake_fingerprint: Any) -> None:
     settings = model.memories["atlas"]
     assert [settings[name] for name in ("memory", "hidden", "chunk", "orthogonal")] == ["mlp2", 4, 64, "chunk"]
     # what is kept in a chunk, the momentum, and the step: 0.9, 0.95 and 0.25
-    kept, momentum, step = (1 / (1 + math.exp(-settings[f"{name}_offset"])) for name in ("keep", "momentum", "step"))
-    assert (kept**64, momentum, step) == pytest.approx((0.9, 0.95, 0.25), abs=0.01)
-    parameters = [count_parameters(one.model) for one in (off, atlas)]
+    keep, momentum, step = (1 / (1 + math.exp(-settings[f"{name}_offset"])) for name in ("keep", "momentum", "step"))
+    assert (keep**64, momentum, step) == pytest.approx((0.9, 0.95, 0.25), abs=0.01)
+    parameters = [count_parameters(config.model) for config in (off, atlas)]
     assert [round(count / 1e6) for count in parameters] == [159, 174]
 
 
@@ -358,13 +364,13 @@ def test_networks_of_the_threshold_paper_have_as_many_parameters_as_counted_by_h
     write: Any, fake_fingerprint: Any, base: str, chosen: str, more: Any
 ) -> None:
     """2.6 and 72 million: q, k, v and the output with its bias, an MLP of three matrices with theirs, and two norms a block."""
-    said = chosen if chosen.startswith("{") else f"{{{chosen}}}"
-    (cell,) = load_grid(write(f"name: g\nextends: {base}\nset: {said}\n")).expand(fake_fingerprint)
+    overrides = chosen if chosen.startswith("{") else f"{{{chosen}}}"
+    (cell,) = load_grid(write(f"name: g\nextends: {base}\nset: {overrides}\n")).expand(fake_fingerprint)
     vocabulary, width, blocks = LLAMA[base]
-    heads, places = width // 64, 512 if base == "llama-mini" else 8192
+    heads, positions = width // 64, 512 if base == "llama-mini" else 8192
     attention, mlp, norms = 4 * width**2 + width, 3 * width * (2 * width) + 2 * (2 * width) + width, 2 * width
     block = attention + mlp + norms
-    own = eval(str(more), {}, {"blocks": blocks, "width": width, "heads": heads, "places": places})
+    own = eval(str(more), {}, {"blocks": blocks, "width": width, "heads": heads, "places": positions})
     expected = 2 * vocabulary * width + blocks * block + width + own
     assert count_parameters(cell.config.model) == expected
     if chosen == "attn_type: nope":
@@ -421,10 +427,10 @@ def test_in_the_grid_mqar_nothing_comes_from_afar_but_through_a_memory(fake_fing
         for weight in model.parameters():
             torch.nn.init.normal_(weight, std=0.3)
         tokens = torch.randint(1, 600, (1, 36))
-        other = tokens.clone()
-        other[0, 4] = 600
+        changed = tokens.clone()
+        changed[0, 4] = 600
         with torch.no_grad():
-            apart = (model.features(tokens).hidden_BTD - model.features(other).hidden_BTD).abs().amax(-1)[0]
+            apart = (model.features(tokens).hidden_BTD - model.features(changed).hidden_BTD).abs().amax(-1)[0]
         assert (apart[4:8] > 0).all()
         assert bool((apart[8:] > 0).any()) is far
         assert not apart[:4].any()

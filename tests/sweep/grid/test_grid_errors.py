@@ -90,12 +90,12 @@ def test_a_mixer_without_a_distractor_loss(mixer: str, write: Write, fake_finger
 
 
 def test_base_cycle_is_reported_in_the_base_that_closes_it(write: Write, fake_fingerprint: Callable[..., str]) -> None:
-    one = write("description: x\nextends: two\n", "one.yaml")
+    first_base = write("description: x\nextends: two\n", "one.yaml")
     two = write("extends: one\n", "two.yaml")
     grid = write("name: g\nextends: one\n")
     assert message(grid, fake_fingerprint) == f"{two}:1: extends: base 'one' extends itself"
-    one.write_text("extends: one\n")
-    assert message(grid, fake_fingerprint) == f"{one}:1: extends: base 'one' extends itself"
+    first_base.write_text("extends: one\n")
+    assert message(grid, fake_fingerprint) == f"{first_base}:1: extends: base 'one' extends itself"
 
 
 def test_a_base_may_not_have_axes(write: Write, fake_fingerprint: Callable[..., str]) -> None:
@@ -134,8 +134,8 @@ def test_unreadable_grid(write: Write, fake_fingerprint: Callable[..., str]) -> 
 
 @pytest.mark.parametrize("name", [None, "g"])
 def test_set_needs_a_name_of_its_own(write: Write, name: str | None, fake_fingerprint: Callable[..., str]) -> None:
-    found = message(write(HEAD), fake_fingerprint, sets=["train.clip=2"], rename=name)
-    assert found == "--set: a changed grid needs a name of its own: add --name, other than 'g'"
+    text = message(write(HEAD), fake_fingerprint, sets=["train.clip=2"], rename=name)
+    assert text == "--set: a changed grid needs a name of its own: add --name, other than 'g'"
 
 
 def test_error_keeps_its_parts(write: Write) -> None:

@@ -36,7 +36,7 @@ def test_the_shipped_schema_is_the_one_of_the_code() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_shipped_grids_and_bases_validate(validator: jsonschema.Draft202012Validator, path: Path) -> None:
-    assert {one.stem for one in FILES} == {*shipped(), *shipped("base")}
+    assert {file.stem for file in FILES} == {*shipped(), *shipped("base")}
     assert [error.message for error in validator.iter_errors(YAML(typ="safe", pure=True).load(path.read_text()))] == []
 
 

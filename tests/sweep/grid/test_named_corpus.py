@@ -20,17 +20,17 @@ from prepared import files, put
 
 Write = Callable[..., Path]
 Command = Callable[..., tuple[int, str, str]]
-WORDS = 300
+NUM_WORDS = 300
 HEAD = "name: g\nextends: micro\naxes: {attn_type: [nope, polar]}\n"
 
 
-def words(path: Path, count: int = WORDS) -> Path:
+def write_words(path: Path, count: int = NUM_WORDS) -> Path:
     """A tokenizers file of so many words."""
     import tokenizers
     from tokenizers import models, pre_tokenizers
 
-    known = {word: number for number, word in enumerate(["[UNK]", "<eos>", *(str(n) for n in range(count - 2))])}
-    model = tokenizers.Tokenizer(models.WordLevel(known, unk_token="[UNK]"))
+    vocabulary = {word: number for number, word in enumerate(["[UNK]", "<eos>", *(str(n) for n in range(count - 2))])}
+    model = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     model.save(str(path))
     return path
@@ -40,11 +40,11 @@ def words(path: Path, count: int = WORDS) -> Path:
 def root(tmp_path: Path) -> Path:
     """Where launch looks: `books`, words of a file, and `letters`, bytes; the base says bytes and 264."""
     put(tmp_path / "b", [text * 3 for text in prose(80)])
-    found = tmp_path / "atma-runs" / "corpora"
-    settings: dict[str, Any] = {"tokenizer": "json", "tokenizer_file": str(words(tmp_path / "own.json"))}
-    prepare(files(tmp_path / "b", heldout_tokens=40, **settings), found, name="books")
-    prepare(files(tmp_path / "b", heldout_tokens=200), found, name="letters")
-    return found
+    root_folder = tmp_path / "atma-runs" / "corpora"
+    settings: dict[str, Any] = {"tokenizer": "json", "tokenizer_file": str(write_words(tmp_path / "own.json"))}
+    prepare(files(tmp_path / "b", heldout_tokens=40, **settings), root_folder, name="books")
+    prepare(files(tmp_path / "b", heldout_tokens=200), root_folder, name="letters")
+    return root_folder
 
 
 def mark(file: Path) -> str:
@@ -52,54 +52,58 @@ def mark(file: Path) -> str:
 
 
 def cells(path: Path, root: Path, **options: Any) -> list[Cell]:
-    found, remarks = texts.expand_grid(load_grid(path, **options), root)
+    grid_cells, remarks = texts.expand_grid(load_grid(path, **options), root)
     assert remarks == []
-    return found
+    return grid_cells
 
 
 def test_the_name_is_enough(write: Write, tmp_path: Path, root: Path) -> None:
     """The base's tokenizer and vocabulary are its own corpus's; the cells are those of one who said everything."""
-    known = corpora.prepared("books", root)
-    assert known is not None
+    prepared = corpora.prepared("books", root)
+    assert prepared is not None
     short = cells(write(f"{HEAD}set: {{data.corpus: books}}\n"), root)
-    said = f"corpus: books, tokenizer: json, tokenizer_file: {tmp_path}/own.json"
-    long = cells(write(f"{HEAD}set: {{data: {{{said}}}, model.vocab_size: {WORDS}}}\n"), root)
+    corpus_settings = f"corpus: books, tokenizer: json, tokenizer_file: {tmp_path}/own.json"
+    long = cells(write(f"{HEAD}set: {{data: {{{corpus_settings}}}, model.vocab_size: {NUM_WORDS}}}\n"), root)
     assert [cell.id for cell in short] == [cell.id for cell in long]
-    for one, other in zip(short, long, strict=True):
-        assert (one.config.model, one.config.train) == (other.config.model, other.config.train)
-        data = one.config.data
-        assert (data.tokenizer, data.fingerprint, one.config.model.vocab_size) == ("json", known.fingerprint, WORDS)
+    for short_cell, long_cell in zip(short, long, strict=True):
+        assert (short_cell.config.model, short_cell.config.train) == (long_cell.config.model, long_cell.config.train)
+        data = short_cell.config.data
+        assert (data.tokenizer, data.fingerprint, short_cell.config.model.vocab_size) == (
+            "json",
+            prepared.fingerprint,
+            NUM_WORDS,
+        )
         tokenizer = tokenizers.load_tokenizer(data.tokenizer, data.tokenizer_file, data.end_of_text)
-        assert (tokenizer.name, tokenizer.vocabulary) == (mark(tmp_path / "own.json"), WORDS)
+        assert (tokenizer.name, tokenizer.vocabulary) == (mark(tmp_path / "own.json"), NUM_WORDS)
 
 
 @pytest.mark.parametrize(("settings", "size"), [
     ("data.corpus: letters", 264), ("data.corpus: letters, model.vocab_size: 300", 300),
-    ("data.corpus: books, model.vocab_size: 320", 320), ("data.corpus: books", WORDS),
+    ("data.corpus: books, model.vocab_size: 320", 320), ("data.corpus: books", NUM_WORDS),
 ])  # fmt: skip
 def test_a_vocabulary_that_is_large_enough_stays(write: Write, root: Path, settings: str, size: int) -> None:
-    found = cells(write(f"{HEAD}set: {{{settings}}}\n"), root)
-    assert {cell.config.model.vocab_size for cell in found} == {size}
+    grid_cells = cells(write(f"{HEAD}set: {{{settings}}}\n"), root)
+    assert {cell.config.model.vocab_size for cell in grid_cells} == {size}
 
 
 def test_each_level_of_an_axis_has_its_own(write: Write, root: Path) -> None:
     path = write("name: g\nextends: micro\naxes: {data.corpus: [letters, books, stdlib]}\n")
-    found, _ = texts.expand_grid(load_grid(path), root, dry=True)
-    told = [(cell.config.data.tokenizer, cell.config.model.vocab_size) for cell in found]
-    assert told == [("bytes", 264), ("json", WORDS), ("bytes", 264)]
+    grid_cells, _ = texts.expand_grid(load_grid(path), root, dry=True)
+    settings = [(cell.config.data.tokenizer, cell.config.model.vocab_size) for cell in grid_cells]
+    assert settings == [("bytes", 264), ("json", NUM_WORDS), ("bytes", 264)]
 
 
 def test_the_command_line_names_another_corpus_than_the_grid(write: Write, root: Path) -> None:
     path = write(f"{HEAD}set: {{data: {{corpus: letters, tokenizer: bytes}}}}\n")
-    found = cells(path, root, sets=["data.corpus=books"], rename="h")
-    assert {cell.config.data.tokenizer for cell in found} == {"json"}
+    grid_cells = cells(path, root, sets=["data.corpus=books"], rename="h")
+    assert {cell.config.data.tokenizer for cell in grid_cells} == {"json"}
 
 
 def test_a_base_of_a_base_is_below_too(write: Write, root: Path) -> None:
     write("extends: micro\nset: {train.clip: 2}\n", "middle.yaml")
     write("extends: middle\nset: {data.corpus: books}\n", "upper.yaml")
-    found = cells(write("name: g\nextends: upper\n"), root)
-    assert [(cell.config.data.tokenizer, cell.config.model.vocab_size) for cell in found] == [("json", WORDS)]
+    grid_cells = cells(write("name: g\nextends: upper\n"), root)
+    assert [(cell.config.data.tokenizer, cell.config.model.vocab_size) for cell in grid_cells] == [("json", NUM_WORDS)]
 
 
 DIFFERS = "corpus {!r} was prepared with tokenizer {}, but the grid asks for {}"
@@ -117,17 +121,17 @@ DIFFERS = "corpus {!r} was prepared with tokenizer {}, but the grid asks for {}"
      "model.vocab_size is 299, but corpus 'books' was prepared with tokenizer {own} of 300 tokens"),
 ])  # fmt: skip
 def test_only_a_contradiction_is_an_error_and_names_both(
-    write: Write, tmp_path: Path, root: Path, command: Command, settings: str, key: str, said: str
+    write: Write, tmp_path: Path, root: Path, command: Command, settings: str, key: str, message: str
 ) -> None:
-    known = corpora.prepared("books", root)
-    assert known is not None
-    words(tmp_path / "other.json", 250)
+    prepared = corpora.prepared("books", root)
+    assert prepared is not None
+    write_words(tmp_path / "other.json", 250)
     path = write(f"{HEAD}set:\n  {settings}\n" if settings[0] != "{" else f"{HEAD}set: {settings}\n")
-    own, other = mark(tmp_path / "own.json"), mark(tmp_path / "other.json")
+    own, second = mark(tmp_path / "own.json"), mark(tmp_path / "other.json")
     line = 4 if settings[0] == "{" else 5
     code, out, err = command("launch", str(path), "--dry-run")
     assert (code, out) == (2, "")
-    assert err == f"atma-sweep: {path}:{line}: {key}: {said.format(own=own, other=other, copy=known.file)}\n"
+    assert err == f"atma-sweep: {path}:{line}: {key}: {message.format(own=own, other=second, copy=prepared.file)}\n"
 
 
 def test_the_manifest_is_read_once_a_plan(write: Write, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

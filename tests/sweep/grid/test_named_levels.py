@@ -69,8 +69,8 @@ def test_a_level_of_any_axis_may_set_more(write: Write, fake_fingerprint: Any) -
     cells = load_grid(write(text)).expand(fake_fingerprint)
     plain = load_grid(write(GRID)).expand(fake_fingerprint)
     usual = plain[0].config.train
-    found = [(cell.config.train.muon_lr, cell.config.train.constant) for cell in cells]
-    assert found == [(0.05, usual.constant), (0.05, 0.5), (usual.muon_lr, usual.constant), (usual.muon_lr, 0.5)]
+    settings = [(cell.config.train.muon_lr, cell.config.train.constant) for cell in cells]
+    assert settings == [(0.05, usual.constant), (0.05, 0.5), (usual.muon_lr, usual.constant), (usual.muon_lr, 0.5)]
     assert [a.id == b.id for a, b in zip(cells, plain, strict=True)] == [False, False, True, False]
     assert [cell.slug for cell in cells] == [cell.slug for cell in plain]
 

@@ -63,20 +63,22 @@ def digest(text: str) -> str:
 
 @pytest.mark.usefixtures("registries")
 def test_the_file_is_in_the_id_exactly_where_a_part_of_it_is_used(write: Callable[..., Path], cells: Cells) -> None:
-    found = {}
+    ids = {}
     for text in (PARTS, f"{PARTS}# reworded\n"):
         write(text, "parts.py")
         with scope():
-            found[text] = cells(AXES)
-        for cell in found[text]:
+            ids[text] = cells(AXES)
+        for cell in ids[text]:
             model, train = cell.config.model, cell.config.train
             for name, of, source in (
                 ("flat", model.attn_type, model.mixer_source), ("leak", model.memory, model.memory_source),
                 ("shrink", train.regularizer, train.regularizer_source),
             ):  # fmt: skip
                 assert source == (digest(text) if of == name else None)
-    first, second = found.values()
-    same = [one.slug for one, other in zip(first, second, strict=True) if one.id == other.id]
+    first, second = ids.values()
+    same = [
+        left_cell.slug for left_cell, right_cell in zip(first, second, strict=True) if left_cell.id == right_cell.id
+    ]
     assert same == ["nope-baseline-d0-m0-w0-s0"]
     assert len({cell.id for cell in first}) == 8
     write(f"{PARTS}# positions\n", "parts.py")
@@ -119,25 +121,25 @@ def test_ids_are_confirmed_without_running_the_plugin(write: Callable[..., Path]
     """Whatever stands at an identity default that only the plugin knows of."""
     write(KNOBS, "knobs.py")
     with scope():
-        found = cells("plugins: [knobs.py]\naxes: {attn_type: [knobs], model.mixers.knobs.one: [1, 5], "
+        grid_cells = cells("plugins: [knobs.py]\naxes: {attn_type: [knobs], model.mixers.knobs.one: [1, 5], "
                       "model.mixers.knobs.two: [2, 3], model.mixers.knobs.canon: [on, off]}\n")  # fmt: skip
-    told = [cell.config.model_dump(mode="json") for cell in found]
-    assert len({cell.id for cell in found}) == 8
-    for cell, config in zip(found, told, strict=True):
+    dumps = [cell.config.model_dump(mode="json") for cell in grid_cells]
+    assert len({cell.id for cell in grid_cells}) == 8
+    for cell, config in zip(grid_cells, dumps, strict=True):
         assert verify.identify(config, cell.id) == cell.id
     # what stands in the id cannot be another value; what does not is nobody's word but the plugin's
     off = next(
-        config for cell, config in zip(found, told, strict=True) if cell.config.model.mixers["knobs"]["one"] == 5
+        config for cell, config in zip(grid_cells, dumps, strict=True) if cell.config.model.mixers["knobs"]["one"] == 5
     )
-    (claimed,) = [cell.id for cell, config in zip(found, told, strict=True) if config is off]
+    (claimed,) = [cell.id for cell, config in zip(grid_cells, dumps, strict=True) if config is off]
     for change in ({"one": 6}, {"plain": 5}):
         changed = off["model"]["mixers"]["knobs"] | change
         forged = off | {"model": off["model"] | {"mixers": {"knobs": changed}}}
         assert verify.identify(forged, claimed) != claimed
     settings = dict.fromkeys("abcdefghi", 1)
-    many = told[0] | {"model": told[0]["model"] | {"mixers": {"knobs": settings}}}
+    several_parts = dumps[0] | {"model": dumps[0]["model"] | {"mixers": {"knobs": settings}}}
     with pytest.raises(LookupError, match="9 settings of plugins that are not loaded"):
-        verify.identify(many, found[0].id)
+        verify.identify(several_parts, grid_cells[0].id)
 
 
 @pytest.fixture
@@ -180,13 +182,13 @@ def test_a_cell_with_a_plugins_memory_and_regularizer_is_trained_evaluated_and_l
 
 def test_flops_that_a_part_does_not_say_leave_mfu_without_a_number_and_with_the_reason(plugged: Room) -> None:
     (attempt,) = plugged.store.attempts(plugged.cell.id)
-    found = {one.metric: one for one in plugged.store.measurements(plugged.cell.id) if one.probe == "throughput"}
-    assert (found["mfu"].value, found["mfu"].reason) == (
+    by_metric = {row.metric: row for row in plugged.store.measurements(plugged.cell.id) if row.probe == "throughput"}
+    assert (by_metric["mfu"].value, by_metric["mfu"].reason) == (
         None,
         "n/a: memory 'leak' does not say its FLOPs (forward_flops)",
     )
     # the paper's formula counts parameters, whatever the parts do
-    assert 0 < found["mfu_paper"].value < 1
-    assert found["mfu_paper"].reason is None
+    assert 0 < by_metric["mfu_paper"].value < 1
+    assert by_metric["mfu_paper"].reason is None
     for point in plugged.store.curve(attempt.id):
         assert (point.mfu, point.mfu_paper > 0) == (None, True)

@@ -100,11 +100,11 @@ INIT = MIXER.replace("pass", "def __init__(self, *a, **k):\n        import sys; 
     (INIT, r"bad.py:8 ended the command with exit code 0; foreign code must not call sys.exit"),
 ])  # fmt: skip
 def test_a_launch_does_not_end_in_silence_with_its_plugin(
-    write: Write, command: Callable[..., tuple[int, str, str]], text: str, said: str
+    write: Write, command: Callable[..., tuple[int, str, str]], text: str, message: str
 ) -> None:
     write(text, "bad.py")
     write("name: g\nextends: micro\nplugins: [bad.py]\naxes: {attn_type: [flat]}\n")
     code, _, error = command("launch", "g.yaml")
     assert code == 2
     (line,) = [line for line in error.splitlines() if line.startswith("atma-sweep:")]
-    assert re.search(said, line), error
+    assert re.search(message, line), error

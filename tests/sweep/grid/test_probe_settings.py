@@ -33,8 +33,8 @@ def test_a_stored_section_means_what_it_meant_and_is_stored_again_as_it_was() ->
     "{needle_trials: 4, junk_rows: 3}", "{settings: {needle: {trials: 4}, junk: {rows: 3}}}",
     "{settings.needle.trials: 4, junk_rows: 3}", "{needle_trials: 4.0, settings: {junk.rows: 3}}",
 ])  # fmt: skip
-def test_both_spellings_are_one_setting(cells: Cells, said: str) -> None:
-    (cell,) = cells(f"set:\n  eval: {said}\n")
+def test_both_spellings_are_one_setting(cells: Cells, spelling: str) -> None:
+    (cell,) = cells(f"set:\n  eval: {spelling}\n")
     (plain,) = cells("")
     assert cell.id == plain.id
     stored = cell.config.model_dump(mode="json")["eval"]

@@ -61,10 +61,10 @@ def test_a_study_is_read_with_its_defaults(tmp_path: Path) -> None:
         ({"throughput.train_seconds": "minimize"}, {"throughput.train_seconds": "minimize"}),
     ],
 )  # fmt: skip
-def test_objectives_are_the_numbers_that_reports_know(tmp_path: Path, given: Any, found: Any) -> None:
-    grid = grid_of(tmp_path, search={"objective": given})
+def test_objectives_are_the_numbers_that_reports_know(tmp_path: Path, objective: Any, objectives: Any) -> None:
+    grid = grid_of(tmp_path, search={"objective": objective})
     assert grid.search is not None
-    assert dict(grid.search.objectives) == found
+    assert dict(grid.search.objectives) == objectives
     assert cells_of(grid)
 
 
@@ -81,8 +81,8 @@ def test_a_whole_setting_has_whole_ends_however_they_are_written(tmp_path: Path)
 
 def test_the_ends_of_the_ranges_are_cells_like_any_other(tmp_path: Path) -> None:
     cells = cells_of(grid_of(tmp_path))
-    told = [(cell.config.train.muon_lr, cell.config.model.n_layers) for cell in cells]
-    assert sorted(told) == [(0.003, 4), (0.003, 6), (0.1, 4)]
+    settings = [(cell.config.train.muon_lr, cell.config.model.n_layers) for cell in cells]
+    assert sorted(settings) == [(0.003, 4), (0.003, 6), (0.1, 4)]
     assert [cell.id for cell in cells] == [cell_id(cell.config) for cell in cells]
     assert cells[0].axes == {"train.muon_lr": "0.003", "model.n_layers": "4"}
 

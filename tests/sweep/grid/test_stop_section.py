@@ -29,16 +29,16 @@ def test_it_means_a_contrast_and_seeds(write: Write) -> None:
     assert switched is not None
     assert (switched.contrast.level, switched.contrast.reference, switched.width) == ("on", "off", None)
     more = "stop: {contrast: attn_type, level: nope, reference: rope, metric: val_loss, ci: 0.02, sure: yes, wave: 2, max_seeds: 12, spending: pocock}\n"
-    asked = load_grid(write(f"{HEAD}seeds: [5, 2, 9, 30]\n{more}")).stop
-    assert asked is not None
-    assert (asked.width, asked.sure, asked.first, asked.looks, asked.spending) == (0.02, True, 4, (4, 6, 8, 10, 12), "pocock")  # fmt: skip
-    assert asked.seeds == (5, 2, 9, 30, 31, 32, 33, 34, 35, 36, 37, 38)
-    assert (asked.contrast.measure, asked.contrast.level, asked.contrast.reference) == ("val.val_loss", "nope", "rope")
+    rule = load_grid(write(f"{HEAD}seeds: [5, 2, 9, 30]\n{more}")).stop
+    assert rule is not None
+    assert (rule.width, rule.sure, rule.first, rule.looks, rule.spending) == (0.02, True, 4, (4, 6, 8, 10, 12), "pocock")  # fmt: skip
+    assert rule.seeds == (5, 2, 9, 30, 31, 32, 33, 34, 35, 36, 37, 38)
+    assert (rule.contrast.measure, rule.contrast.level, rule.contrast.reference) == ("val.val_loss", "nope", "rope")
 
 
 def test_a_contrast_that_is_declared_already_is_not_declared_twice(write: Write) -> None:
     declared = "contrasts: [{measure: needle.digit_accuracy@1024, axis: memory, level: gated_delta, margin: 0.05}]\n"
     grid = load_grid(write(HEAD + declared + GOOD))
-    assert [one.margin for one in grid.contrasts] == [0.05]
-    other = load_grid(write(HEAD + declared.replace("memory, level: gated_delta", "window, level: on") + GOOD))
-    assert [one.axis for one in other.contrasts] == ["window", "memory"]
+    assert [contrast.margin for contrast in grid.contrasts] == [0.05]
+    second_grid = load_grid(write(HEAD + declared.replace("memory, level: gated_delta", "window, level: on") + GOOD))
+    assert [contrast.axis for contrast in second_grid.contrasts] == ["window", "memory"]

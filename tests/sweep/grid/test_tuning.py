@@ -55,16 +55,19 @@ def test_the_factorial_has_the_settings_that_were_found_and_ids_that_follow(tmp_
 
     grid = grid_of(tmp_path)
     plain = cells_of(grid)
-    found = {"polar": {"train.muon_lr": 0.05, "train.clip": 0.5}, "nope": {"train.muon_lr": 0.01, "train.clip": 1.0}}
-    tuned = cells_of(replace(grid, tuned=found))
+    best_settings = {
+        "polar": {"train.muon_lr": 0.05, "train.clip": 0.5},
+        "nope": {"train.muon_lr": 0.01, "train.clip": 1.0},
+    }
+    tuned = cells_of(replace(grid, tuned=best_settings))
     assert [cell.slug for cell in tuned] == [cell.slug for cell in plain]
     assert [cell.axes for cell in tuned] == [cell.axes for cell in plain]
     for cell, before in zip(tuned, plain, strict=True):
-        settings = found[cell.axes["attn_type"]]
+        settings = best_settings[cell.axes["attn_type"]]
         assert (cell.config.train.muon_lr, cell.config.train.clip) == tuple(settings.values())
         assert cell.id == cell_id(cell.config) != before.id
     # the trial whose settings won is a cell of the factorial: it is not trained again
-    best = grid.studies()["polar"].expansion(lambda data: "0" * 12).cells(found["polar"], None)[0]
+    best = grid.studies()["polar"].expansion(lambda data: "0" * 12).cells(best_settings["polar"], None)[0]
     assert best.id in {cell.id for cell in tuned}
 
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 Write = Callable[..., Path]
-TOO_MANY = "more than 100,000 values, aliases put in their places; write a grid with fewer"
+LIMIT_ERROR = "more than 100,000 values, aliases put in their places; write a grid with fewer"
 
 
 def bomb(levels: int, copies: int = 9) -> str:
@@ -35,7 +35,7 @@ def refused(path: Path) -> str:
 def test_aliases_of_aliases_stop_at_the_number_that_is_allowed(write: Write, levels: int) -> None:
     """Sixty levels would be more values than there are atoms in the world."""
     path = write(bomb(levels))
-    assert refused(path) == f"{path}: {TOO_MANY}"
+    assert refused(path) == f"{path}: {LIMIT_ERROR}"
 
 
 def test_aliases_within_bounds_are_copies(write: Write) -> None:
@@ -78,7 +78,7 @@ def test_dates_are_text_as_written(write: Write) -> None:
 
 def test_a_bomb_on_the_command_line() -> None:
     nested = "[" + ", ".join(f"&a{n} [{', '.join([f'*a{n - 1}' if n else 'x'] * 9)}]" for n in range(7)) + "]"
-    with pytest.raises(GridError, match=TOO_MANY):
+    with pytest.raises(GridError, match=LIMIT_ERROR):
         parse_value(nested)
 
 
@@ -95,7 +95,7 @@ def test_merge_keys_are_those_of_yaml_1_1(write: Write, drawn: list[tuple[list[s
     """Every value is the line that it stands in, so the other reader's values say which lines are to be blamed."""
     lines: list[str] = []
     for index, (own, merged, first) in enumerate(drawn):
-        names = [f"*m{other}" for other in merged if other < index]
+        names = [f"*m{anchor}" for anchor in merged if anchor < index]
         merge = [f"  <<: {names[0] if len(names) == 1 else '[' + ', '.join(names) + ']'}"] if names else []
         lines.append(f"m{index}: &m{index}")
         for line in [*(merge if first else []), *(f"  {key}: LINE" for key in own), *([] if first else merge)]:

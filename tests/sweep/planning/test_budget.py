@@ -35,26 +35,26 @@ def contrast(axis: str, level: str, reference: str, **within: str) -> Contrast:
 
 
 def blocks(cells: Sequence[Cell], contrasts: Sequence[Contrast], done: Sequence[str] = ()) -> list[list[str]]:
-    tasks = trainings([one for one in cells if one.id not in done])
+    tasks = trainings([cell for cell in cells if cell.id not in done])
     return [[task.cell.id for task in block] for block in ordering.blocks(tasks, cells, contrasts, done)]
 
 
-def pairs(cells: Sequence[Cell], one: Contrast) -> set[frozenset[str]]:
+def pairs(cells: Sequence[Cell], contrast: Contrast) -> set[frozenset[str]]:
     """By comparing every cell with every other."""
-    found = set()
+    pair_ids = set()
     for low, high in itertools.permutations(cells, 2):
         levels = {name: (low.axes[name], high.axes[name]) for name in low.axes}
-        inside = all(low.axes[name] == word for name, word in one.within.items())
+        inside = all(low.axes[name] == word for name, word in contrast.within.items())
         apart = [name for name, (a, b) in levels.items() if a != b]
         alike = inside and low.config.seed == high.config.seed
-        if alike and apart == [one.axis] and levels[one.axis] == (one.reference, one.level):
-            found.add(frozenset((low.id, high.id)))
-    return found
+        if alike and apart == [contrast.axis] and levels[contrast.axis] == (contrast.reference, contrast.level):
+            pair_ids.add(frozenset((low.id, high.id)))
+    return pair_ids
 
 
 def test_without_contrasts_the_order_stays() -> None:
     cells = factorial(2, 2)
-    assert blocks(cells, []) == [[one.id] for one in cells]
+    assert blocks(cells, []) == [[cell.id] for cell in cells]
 
 
 def test_pairs_of_a_contrast_then_the_other_seed_then_the_rest() -> None:
@@ -77,26 +77,26 @@ def test_whatever_the_grid_complete_pairs_come_first_and_no_cell_twice() -> None
     draw = random.Random(0)
     for _ in range(60):
         cells = factorial(draw.randint(2, 3), draw.randint(1, 3), draw.randint(1, 3), seeds=draw.randint(1, 3))
-        cells = [one for one in cells if draw.random() < 0.8]
-        done = [one.id for one in cells if draw.random() < 0.2]
+        cells = [cell for cell in cells if draw.random() < 0.8]
+        done = [cell.id for cell in cells if draw.random() < 0.2]
         wanted = [contrast("a", "1", "0"), contrast("b", "1", "0", a="1")][: draw.randint(1, 2)]
-        found = blocks(cells, wanted, done)
-        flat = [name for block in found for name in block]
-        assert sorted(flat) == sorted(one.id for one in cells if one.id not in done)
-        every = set().union(*(pairs(cells, one) for one in wanted))
+        order = blocks(cells, wanted, done)
+        flat = [name for block in order for name in block]
+        assert sorted(flat) == sorted(cell.id for cell in cells if cell.id not in done)
+        every = set().union(*(pairs(cells, contrast) for contrast in wanted))
         paired = {name for pair in every for name in pair}
         have = set(done)
         seeds = []
-        for block in found:
+        for block in order:
             have |= set(block)
             if paired & set(block):
                 # each block completes a pair of its own
                 assert any(pair <= have and pair & set(block) for pair in every)
                 seeds.append(int(block[0].rpartition("s")[2]))
-        listed = list(dict.fromkeys(one.config.seed for one in cells))
+        listed = list(dict.fromkeys(cell.config.seed for cell in cells))
         assert seeds == sorted(seeds, key=listed.index)
-        first_alone = next((n for n, block in enumerate(found) if not paired & set(block)), len(found))
-        assert not any(paired & set(block) for block in found[first_alone:])
+        first_alone = next((n for n, block in enumerate(order) if not paired & set(block)), len(order))
+        assert not any(paired & set(block) for block in order[first_alone:])
 
 
 class Flat:
@@ -112,24 +112,24 @@ class Flat:
     (100, 0, ["00", "10", "01", "11"], 0.0), (3, 0, ["00", "10"], 3.0), (2.9, 0, [], 6.0), (9, 4, ["00", "10"], 3.0),
     (3, 5, [], 6.0), (6, 0, ["00", "10", "01", "11"], 0.0),
 ])  # fmt: skip
-def test_whole_pairs_that_fit_are_taken(allowed: float, used: float, taken: list[str], left: float) -> None:
+def test_whole_pairs_that_fit_are_taken(allowed: float, used: float, expected: list[str], deferred: float) -> None:
     """A pair costs one hour and two."""
     cells = factorial(2, 2)
     tasks = trainings(cells)
-    found, told = cost_estimate.within_budget(
+    selected, budget = cost_estimate.within_budget(
         Plan(tasks, {}, cells), allowed, used, Flat(), [contrast("a", "1", "0")], ()
     )  # type: ignore[arg-type]
-    assert [task.cell.id.removesuffix("-s0") for task in found] == taken
-    assert (told.left_hours, told.cells, told.spent) == (left, len(taken), used)
-    assert len(told.describe()) == (2 if left else 1)
+    assert [task.cell.id.removesuffix("-s0") for task in selected] == expected
+    assert (budget.deferred_hours, budget.cells, budget.spent) == (deferred, len(expected), used)
+    assert len(budget.describe()) == (2 if deferred else 1)
 
 
 def test_a_block_that_is_too_large_leaves_room_for_a_smaller_one() -> None:
     cells = [cell(["8"]), cell(["0"])]
     tasks = trainings(cells)
-    found, told = cost_estimate.within_budget(Plan(tasks, {}, cells), 5, 0, Flat(), [], ())  # type: ignore[arg-type]
-    assert ([task.cell.id for task in found], told.left_hours) == (["0-s0"], 9.0)
-    assert isinstance(told, Budget)
+    selected, budget = cost_estimate.within_budget(Plan(tasks, {}, cells), 5, 0, Flat(), [], ())  # type: ignore[arg-type]
+    assert ([task.cell.id for task in selected], budget.deferred_hours) == (["0-s0"], 9.0)
+    assert isinstance(budget, Budget)
 
 
 @pytest.mark.parametrize(("text", "rate", "hours"), [
@@ -143,8 +143,8 @@ def test_hours_and_money(text: str, rate: float | None, hours: float) -> None:
     ("0h", "must be hours above 0"), ("-1", "must be hours above 0"), ("much", "must be hours above 0"), ("infh", "must be"),
     ("nan", "must be"), ("5$h", "must be"), ("5$", "say what an hour costs with --rate"),
 ])  # fmt: skip
-def test_what_is_no_budget(text: str, said: str) -> None:
-    with pytest.raises(SweepError, match=said):
+def test_what_is_no_budget(text: str, message: str) -> None:
+    with pytest.raises(SweepError, match=message):
         cost_estimate.hours_of(text, None)
 
 

@@ -23,7 +23,7 @@ from prepared import files, made, put
 
 Write = Callable[..., Path]
 Command = Callable[..., tuple[int, str, str]]
-ASKED: dict[str, Any] = {"lengths": (8, 16), "documents": 3, "junk_rows": 4, "validation_tokens": 50}
+EVAL_SETTINGS: dict[str, Any] = {"lengths": (8, 16), "documents": 3, "junk_rows": 4, "validation_tokens": 50}
 
 
 def corpus(
@@ -39,13 +39,15 @@ def corpus(
     )  # fmt: skip
 
 
-def config(*, vocabulary: int = 257, data: dict[str, Any] | None = None, seq_len: int = 8, **asked: Any) -> CellConfig:
-    made = CellConfig(
+def config(
+    *, vocabulary: int = 257, data: dict[str, Any] | None = None, seq_len: int = 8, **eval_settings: Any
+) -> CellConfig:
+    cell_config = CellConfig(
         data=DataConfig(**(data or {})),
         train=TrainConfig(seq_len=seq_len, micro_batch=2, batch_tokens=2 * seq_len),
-        eval=EvalConfig(**(ASKED | asked)),
+        eval=EvalConfig(**(EVAL_SETTINGS | eval_settings)),
     )
-    return made.model_copy(update={"model": made.model.model_copy(update={"vocab_size": vocabulary})})
+    return cell_config.model_copy(update={"model": cell_config.model.model_copy(update={"vocab_size": vocabulary})})
 
 
 def test_text_that_is_just_enough() -> None:
@@ -79,14 +81,14 @@ JUNK = "probe junk asks for 4: lower eval.settings.junk.rows or eval.lengths"
     ({}, {"held": ()}, long("none have", 0)),
     ({"probes": ("val", "needle")}, {"held": (16, 16, 16)}, long("none have", 3, "needle reads")),
 ])  # fmt: skip
-def test_every_lack_is_one_sentence(asked: dict[str, Any], have: dict[str, Any], said: str) -> None:
-    assert texts.corpus_problems(config(**asked), corpus(**have)) == [said]
+def test_every_lack_is_one_sentence(eval_settings: dict[str, Any], have: dict[str, Any], message: str) -> None:
+    assert texts.corpus_problems(config(**eval_settings), corpus(**have)) == [message]
 
 
 def test_several_lacks() -> None:
-    found = texts.corpus_problems(config(), corpus(train=(1,), validation=0, held=(), largest=300))
-    assert len(found) == 5
-    assert f"the validation split has 0 tokens, 0 rows of 16; {JUNK}" in found
+    problems = texts.corpus_problems(config(), corpus(train=(1,), validation=0, held=(), largest=300))
+    assert len(problems) == 5
+    assert f"the validation split has 0 tokens, 0 rows of 16; {JUNK}" in problems
 
 
 # --- the corpora of a grid ----------------------------------------------------------------------------------------
@@ -129,7 +131,7 @@ def test_text_on_this_machine_is_prepared_by_the_launch_and_pinned(grid: Callabl
     number = aside(files(tmp_path / "text", heldout_tokens=200)).fingerprint
     assert {cell.config.data.fingerprint for cell in cells} == {number}
     assert remarks == []
-    assert {one.phase for one in heard} == {"tokenizing"}
+    assert {report.phase for report in heard} == {"tokenizing"}
     assert heard[-1].documents == 80
     before = len(heard)
     assert open_corpus(tmp_path / "c", number).train_tokens > 2048
@@ -156,9 +158,9 @@ def test_a_dry_run_prepares_nothing_and_says_so(grid: Callable[[str], Path], tmp
 def test_a_dry_run_of_the_embedded_text_knows_its_ids(write: Write, tmp_path: Path, command: Command) -> None:
     path = write("name: g\nextends: micro\n")
     before = sorted(tmp_path.rglob("*"))
-    (found,) = load_grid(path).expand(lambda data: aside(data).fingerprint)
+    (prepared_cell,) = load_grid(path).expand(lambda data: aside(data).fingerprint)
     out = json.loads(command("launch", str(path), "--dry-run", "--json")[1])
-    assert ([cell["cell"] for cell in out["cells"]], out["remarks"]) == ([found.id], [])
+    assert ([cell["cell"] for cell in out["cells"]], out["remarks"]) == ([prepared_cell.id], [])
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -254,13 +256,15 @@ def test_an_unknown_corpus_names_line_and_nearest(
     grid: Callable[[str], Path], named: str, tmp_path: Path, command: Command
 ) -> None:
     path = grid("corpus: boks")
-    known = "stdlib, files, shards, fineweb-edu, fineweb-edu-shards, finepdfs, wikitext-103, flipflop, mqar, books"
+    corpus_names = (
+        "stdlib, files, shards, fineweb-edu, fineweb-edu-shards, finepdfs, wikitext-103, flipflop, mqar, books"
+    )
     for dry in (True, False):
         with pytest.raises(GridError) as caught:
             texts.expand_grid(load_grid(path), tmp_path / "atma-runs" / "corpora", dry=dry)
         assert str(caught.value) == (
             f"{path}:7: set.data.corpus: no corpus 'boks' is built in or prepared; "
-            f"atma-sweep data prepare PATH --name boks would; allowed: {known}; did you mean 'books'?"
+            f"atma-sweep data prepare PATH --name boks would; allowed: {corpus_names}; did you mean 'books'?"
         )
     code, _, err = command("launch", str(path), "--set", "data.corpus=finepdf", "--name", "h", "--dry-run")
     assert code == 2
@@ -279,10 +283,10 @@ def test_an_unknown_corpus_names_line_and_nearest(
 ])  # fmt: skip
 @pytest.mark.parametrize("dry", [("--dry-run",), ()])
 def test_wrong_paths_are_told_even_by_a_dry_run(
-    grid: Callable[[str], Path], tmp_path: Path, command: Command, data: str, said: str, dry: tuple[str, ...]
+    grid: Callable[[str], Path], tmp_path: Path, command: Command, data: str, message: str, dry: tuple[str, ...]
 ) -> None:
     code, out, err = command("launch", str(grid(data)), *dry)
-    assert (code, out, err) == (2, "", f"atma-sweep: {tmp_path}/g.yaml:7: set.{said.format(tmp_path)}\n")
+    assert (code, out, err) == (2, "", f"atma-sweep: {tmp_path}/g.yaml:7: set.{message.format(tmp_path)}\n")
     assert not (tmp_path / "atma.db").exists()
 
 
@@ -296,13 +300,13 @@ def test_wrong_paths_are_told_even_by_a_dry_run(
     (("junk_rows: 2", "junk_rows: 99"), "the validation split has 2263 tokens, 17 rows of 128; probe junk asks for 99"),
 ])  # fmt: skip
 def test_what_is_asked_in_vain_ends_the_launch_before_it_begins(
-    grid: Callable[[str], Path], tmp_path: Path, command: Command, change: tuple[str, str], said: str
+    grid: Callable[[str], Path], tmp_path: Path, command: Command, change: tuple[str, str], message: str
 ) -> None:
     path = grid("corpus: files, path: text, heldout_tokens: 200")
     path.write_text(path.read_text().replace(*change))
     code, _, err = command("launch", str(path), "--executor", "local")
     assert code == 2
-    assert err.splitlines()[-1].startswith(f"atma-sweep: corpus 'files': {said}")
+    assert err.splitlines()[-1].startswith(f"atma-sweep: corpus 'files': {message}")
     assert len(err.splitlines()) == 1
     assert attempts(tmp_path / "atma.db") == [0, 0, 0]
     assert [path.name for path in (tmp_path / "atma-runs").iterdir()] == ["corpora"]
@@ -339,8 +343,8 @@ def test_the_text_that_every_machine_has_is_checked_unprepared(write: Write, tmp
     path = write("name: g\nextends: micro\nset: {eval.validation_tokens: 1e9}\n")
     have = len(made(DataConfig(), tmp_path / "apart").validation)
     before = sorted(tmp_path.rglob("*"))
-    said = f"atma-sweep: corpus 'stdlib': the validation split has {have} tokens, eval.validation_tokens asks for 1000000001: lower it\n"
-    assert [command(word, str(path), *options) for word, *options in LOOKS] == [(2, "", said)] * len(LOOKS)
+    message = f"atma-sweep: corpus 'stdlib': the validation split has {have} tokens, eval.validation_tokens asks for 1000000001: lower it\n"
+    assert [command(word, str(path), *options) for word, *options in LOOKS] == [(2, "", message)] * len(LOOKS)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -361,9 +365,9 @@ def test_text_too_short_for_the_trials_of_a_study_ends_a_plan(
         0
     ] * 4
     path.write_text(path.read_text().replace("validation_tokens: 256", "validation_tokens: 1e6"))
-    said = "the validation split has 2263 tokens, eval.validation_tokens asks for 999937: lower it"
-    asked = [command(word, str(path), *options) for word, *options in (*LOOKS, ["launch", "--executor", "local"])]
-    assert asked == [(2, "", f"atma-sweep: corpus 'files': {said}\n")] * 6
+    message = "the validation split has 2263 tokens, eval.validation_tokens asks for 999937: lower it"
+    results = [command(word, str(path), *options) for word, *options in (*LOOKS, ["launch", "--executor", "local"])]
+    assert results == [(2, "", f"atma-sweep: corpus 'files': {message}\n")] * 6
 
 
 def test_only_the_cells_that_are_chosen_are_checked(grid: Callable[[str], Path], command: Command) -> None:
@@ -371,20 +375,22 @@ def test_only_the_cells_that_are_chosen_are_checked(grid: Callable[[str], Path],
     varied = path.read_text().replace("axes:", "axes:\n  train.batch_tokens: [1024, 524288]")
     path.write_text(varied.replace("tokens: 2048", "tokens: 1e6"))
     assert command("data", "prepare", "--grid", str(path))[0] == 0
-    codes = [command("plan", str(path), "--only", f"train.batch_tokens={some}")[0] for some in (1024, 524288)]
+    codes = [
+        command("plan", str(path), "--only", f"train.batch_tokens={batch_tokens}")[0] for batch_tokens in (1024, 524288)
+    ]
     assert codes == [0, 2]
 
 
 @pytest.mark.parametrize("words", [("plan",), ("launch", "--dry-run")])
 def test_seeds_that_a_stop_rule_begins_with_can_be_chosen(
-    write: Write, command: Command, words: tuple[str, ...]
+    write: Write, command: Command, argv: tuple[str, ...]
 ) -> None:
     """They are there before text is looked at: the rule begins with two, the grid has one."""
     path = write(
         "name: g\nextends: recall-mini\naxes: {memory: [off, atlas]}\nseeds: 1\n"
         "stop: {contrast: memory, level: atlas, metric: mqar.accuracy, ci: 20}\n"
     )
-    name, *more = words
+    name, *more = argv
     code, out, err = command(name, str(path), *more, "--only", "seed=1", "--json")
     assert (code, err) == (0, "")
     assert json.loads(out)["counts"]["new"] == 2
@@ -395,19 +401,19 @@ def test_a_calibration_says_first_that_the_text_could_not_be_checked(
 ) -> None:
     from atma_sweep.sweep.bench import calibrate
 
-    def stop(*given: Any, **more: Any) -> None:
+    def stop(*args: Any, **more: Any) -> None:
         raise MachineError("timing begins")
 
     monkeypatch.setattr(calibrate, "calibrate_cell", stop)
     path = grid("corpus: files, path: text, heldout_tokens: 200")
     path.write_text(path.read_text().replace("validation_tokens: 256", "validation_tokens: 1e6"))
-    said = (
+    message = (
         f"corpus 'files' is not prepared in {tmp_path}/atma-runs/corpora: atma-sweep data prepare --grid {path}; "
         "until then ids are provisional and its size is not checked"
     )
-    assert command("plan", str(path), "--calibrate") == (3, "", f"{said}\natma-sweep: timing begins\n")
+    assert command("plan", str(path), "--calibrate") == (3, "", f"{message}\natma-sweep: timing begins\n")
     code, out, err = command("plan", str(path))
-    assert (code, out.splitlines()[-1], err) == (0, said, "")
+    assert (code, out.splitlines()[-1], err) == (0, message, "")
 
 
 def test_tokens_beyond_the_vocabulary(grid: Callable[[str], Path], tmp_path: Path, command: Command) -> None:
@@ -453,15 +459,15 @@ def test_cells_are_checked_once_for_each_thing_they_ask(
     number = prepare(files(tmp_path / "t", heldout_tokens=200), tmp_path / "c")
     seen: list[int] = []
     monkeypatch.setattr(texts, "corpus_problems", lambda config, corpus: seen.append(config.train.seq_len) or [])
-    found = cells("axes:\n  attn_type: [nope, polar]\n  train.seq_len: [64, 128]\nseeds: 2\n")
+    grid_cells = cells("axes:\n  attn_type: [nope, polar]\n  train.seq_len: [64, 128]\nseeds: 2\n")
     pinned = [
         Cell(c.id, c.slug, c.config.model_copy(update={"data": c.config.data.model_copy(update={"fingerprint": number})}), c.axes)
-        for c in found
+        for c in grid_cells
     ]  # fmt: skip
     texts.check_corpora(pinned, tmp_path / "c")
     assert sorted(seen) == [64, 128]
     with pytest.raises(SweepError, match="no prepared corpus in"):
-        texts.check_corpora(found, tmp_path / "c")
+        texts.check_corpora(grid_cells, tmp_path / "c")
     assert issubclass(MachineError, SweepError)
 
 

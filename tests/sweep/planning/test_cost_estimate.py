@@ -87,7 +87,7 @@ def trained(
         row.finished_at = row.started_at + took
 
 
-def made(store: Store | None, cells: Sequence[Cell]) -> planner.Plan:
+def make_plan(store: Store | None, cells: Sequence[Cell]) -> planner.Plan:
     states = store.states({cell.id for cell in cells}) if store is not None else {}
     plan = planner.plan(cells, states)
     tasks = ordered(plan.tasks, cells, ["train.tokens"], states)
@@ -117,7 +117,7 @@ def billed(
     store: Store | None, cells: Sequence[Cell], folder: Path, gpus: int = 1, **options: float
 ) -> cost_estimate.Bill:
     prices = cost_estimate.machine_prices(cells, folder, store, gpu="H200")
-    return cost_estimate.bill(made(store, cells), prices, gpus=gpus, **options)
+    return cost_estimate.bill(make_plan(store, cells), prices, gpus=gpus, **options)
 
 
 SHORT, LONG = 7 + 1.928 + 15.36 + 0.4 + 6, 7 + 1.928 + 30.72 + 0.8 + 6
@@ -128,7 +128,7 @@ def test_cells_that_were_measured_cost_what_such_cells_took(store: Store, record
     assert [cell.config.train.tokens for cell in every] == [153600, 153600, 307200, 307200]
     trained(store, every[0], gpu="NVIDIA H200")
     bill = billed(store, every, tmp_path, 2, rate=2.5)
-    assert (bill.unit, bill.place, dict(bill.sources)) == ("GPU-hours", "H200", {"measured": 3})
+    assert (bill.unit, bill.machine, dict(bill.sources)) == ("GPU-hours", "H200", {"measured": 3})
     assert bill.hours.likely * 3600 == pytest.approx(SHORT + 2 * LONG)
     seconds = {part: span.likely * 3600 for part, span in bill.parts.items()}
     assert seconds == pytest.approx(
@@ -187,7 +187,7 @@ def test_another_gpu_another_width_and_failed_attempts_say_nothing(
     bill = billed(store, wide, tmp_path)
     assert dict(bill.sources) == {"FLOPs": 2}
     # at the FLOP/s that the narrow one reached
-    narrow, wider = (flops.training_flops(one.config.model, 128) or 0.0 for one in (every[0], wide[0]))
+    narrow, wider = (flops.training_flops(cell.config.model, 128) or 0.0 for cell in (every[0], wide[0]))
     assert bill.parts["training"].likely * 3600 == pytest.approx((153600 + 307200) / 10_000 * wider / narrow)
 
 
@@ -199,7 +199,7 @@ def test_what_is_half_trained_costs_half_the_training(store: Store, recorded: Ce
     recorder.progress(75, 150, 1.0, 1.0, "training")
     recorder.checkpoint("a/b")
     store.finish_attempt(attempt.id, 1, "interrupted")
-    task = next(task for task in made(store, every).tasks if task.cell.id == every[1].id)
+    task = next(task for task in make_plan(store, every).tasks if task.cell.id == every[1].id)
     cost = cost_estimate.machine_prices(every, tmp_path, store).of(task)
     assert cost.seconds.likely == pytest.approx(7 + 1.928 + 15.36 / 2 + 0.2 + 6)
 
@@ -211,30 +211,32 @@ def test_a_probe_that_reads_twice_the_text_takes_twice_the_time(
     trained(store, every[0], gpu="NVIDIA H200")
     longer = cells(grid_text().replace("lengths: [128, 256]", "lengths: [128, 256], documents: 32"))
     assert longer[0].config.eval.documents == 2 * every[0].config.eval.documents
-    cost = cost_estimate.machine_prices(longer, tmp_path, store).whole(longer[0].config)["measured"]
+    cost = cost_estimate.machine_prices(longer, tmp_path, store).full_costs(longer[0].config)["measured"]
     assert cost.parts["probing"].likely == pytest.approx(2 + 2 * (1 + 3))
 
 
 def test_from_flops_of_a_network_that_fills_the_gpu(cells: Cells, tmp_path: Path) -> None:
     (cell,) = cells("set: {data: {corpus: stdlib}}\nresources: {gpus: 1}\n", base="intended-370m")
     prices = cost_estimate.machine_prices([cell], tmp_path, None, gpu="H200")
-    (cost,) = prices.whole(cell.config).values()
+    (cost,) = prices.full_costs(cell.config).values()
     each = flops.training_flops(cell.config.model, 2048)
     assert each is not None
     tokens = cell.config.train.steps * cell.config.train.batch_tokens
     assert cost.parts["training"].likely == pytest.approx(tokens * each / (0.4 * 989e12))
     # docs/speed.md: 294,000 tokens a second on an H200
     assert cost.parts["training"].low < tokens / 294_000 < cost.parts["training"].high
-    bill = cost_estimate.bill(made(None, [cell]), prices, gpus=1)
+    bill = cost_estimate.bill(make_plan(None, [cell]), prices, gpus=1)
     lines = "\n".join(render.priced(bill, every=True))
     assert "1 from FLOPs" in lines
     assert "by a factor of up to several" in lines
 
 
 def test_a_share_of_a_gpu_is_priced_between_no_neighbour_and_taking_turns(cells: Cells, tmp_path: Path) -> None:
-    whole, quarter = (cells(grid_text(share)) for share in ("1", "0.25"))
-    prices = cost_estimate.machine_prices(whole, tmp_path, None, gpu="H200")
-    alone, shared = (next(iter(prices.whole(some[0].config).values())) for some in (whole, quarter))
+    full_gpu, quarter = (cells(grid_text(share)) for share in ("1", "0.25"))
+    prices = cost_estimate.machine_prices(full_gpu, tmp_path, None, gpu="H200")
+    alone, shared = (
+        next(iter(prices.full_costs(shared_cells[0].config).values())) for shared_cells in (full_gpu, quarter)
+    )
     assert shared.parts["training"].low == alone.parts["training"].low
     assert shared.parts["training"].high == pytest.approx(4 * alone.parts["training"].high)
     assert shared.hours.low == pytest.approx(alone.hours.low / 4)
@@ -247,9 +249,9 @@ def test_another_network_on_the_same_share_had_such_neighbours_already(
 
     def training(measured_on: str, priced_on: str, neighbours: int = 0) -> ThreePointEstimate:
         trained(store, recorded(measured_on)[0], gpu="NVIDIA H200", neighbours=neighbours)
-        some = cells(grid_text(priced_on, **WIDE))
-        prices = cost_estimate.machine_prices(some, tmp_path, store, gpu="H200")
-        return prices.whole(some[0].config)["FLOPs"].parts["training"]
+        neighbours = cells(grid_text(priced_on, **WIDE))
+        prices = cost_estimate.machine_prices(neighbours, tmp_path, store, gpu="H200")
+        return prices.full_costs(neighbours[0].config)["FLOPs"].parts["training"]
 
     alone = training("1", "0.25")
     # on a quarter, but with nobody beside it: what neighbours will cost is not known yet
@@ -265,14 +267,14 @@ def test_a_calibration_is_kept_and_priced(cells: Cells, tmp_path: Path) -> None:
     prices = cost_estimate.machine_prices(every, tmp_path, None)
     like = prices.speeds.likeness.of(every[0].config)
     assert {prices.speeds.likeness.of(cell.config) for cell in every} == {like}, "tokens and seed change no speed"
-    known = Calibration(
+    calibration = Calibration(
         like=like, device=prices.speeds.place.name(every[0].config), slug="x", step_s=0.2, low_s=0.19, high_s=0.3,
         start_s=5.0, compile_s=0.5, validation_token_s=1e-5,
     )  # fmt: skip
-    speed_model.keep_calibrations(tmp_path, [known])
-    speed_model.keep_calibrations(tmp_path, [known])
-    assert speed_model.read_calibrations(tmp_path) == [known]
-    cost = cost_estimate.machine_prices(every, tmp_path, None).whole(every[0].config)["calibrated"]
+    speed_model.keep_calibrations(tmp_path, [calibration])
+    speed_model.keep_calibrations(tmp_path, [calibration])
+    assert speed_model.read_calibrations(tmp_path) == [calibration]
+    cost = cost_estimate.machine_prices(every, tmp_path, None).full_costs(every[0].config)["calibrated"]
     parts = {part: span.likely for part, span in cost.parts.items() if part != "probing"}
     assert parts == pytest.approx({"start": 5, "compile": 0.5, "training": 150 * 0.2, "validation": 5 * 0.16384})
     (tmp_path / speed_model.CALIBRATION_FILE).write_text('[{"like": 1}, 3, {"a": 2}]')
@@ -285,11 +287,11 @@ def test_ten_thousand_cells_are_worked_out_once_a_kind(
     rates = ", ".join(f"{n / 1000}" for n in range(1, 101))
     every = cells(f"axes:\n  memory: [off, on]\n  train.muon_lr: [{rates}]\nseeds: 50\n")
     assert len(every) == 10_000
-    asked: list[object] = []
-    monkeypatch.setattr(cost_estimate, "requested", lambda section: (asked.append(section), requested(section))[1])
+    requests: list[object] = []
+    monkeypatch.setattr(cost_estimate, "requested", lambda section: (requests.append(section), requested(section))[1])
     bill = billed(None, every, tmp_path)
     assert sum(group.attempts for group in bill.groups) == 10_000
-    assert (len(bill.groups), len(asked)) == (2, 2)
+    assert (len(bill.groups), len(requests)) == (2, 2)
 
 
 # --- when it would be through -----------------------------------------------------------------------------------------
@@ -304,19 +306,19 @@ def test_attempts_that_share_gpus_end_in_rounds() -> None:
 
 def test_whole_gpus_take_the_next_attempt_as_soon_as_one_is_free() -> None:
     draw = random.Random(1)
-    one = Resources(gpus=1)
+    full_gpu = Resources(gpus=1)
     for _ in range(50):
         times, gpus = [draw.uniform(1, 9) for _ in range(draw.randint(1, 30))], draw.randint(1, 5)
         free = [0.0] * gpus
         for seconds in times:
             first = free.index(min(free))
             free[first] += seconds
-        assert cost_estimate.makespan([(seconds, one) for seconds in times], gpus) == pytest.approx(max(free))
+        assert cost_estimate.makespan([(seconds, full_gpu) for seconds in times], gpus) == pytest.approx(max(free))
 
 
 def test_a_whole_gpu_waits_for_its_parts() -> None:
-    half, whole = Resources(gpus=0.5), Resources(gpus=1)
-    assert cost_estimate.makespan([(4.0, half), (10.0, whole), (3.0, half)], 1) == pytest.approx(14.0)
+    half, full_gpu = Resources(gpus=0.5), Resources(gpus=1)
+    assert cost_estimate.makespan([(4.0, half), (10.0, full_gpu), (3.0, half)], 1) == pytest.approx(14.0)
 
 
 # --- kept with the launch ---------------------------------------------------------------------------------------------
@@ -324,17 +326,17 @@ def test_a_whole_gpu_waits_for_its_parts() -> None:
 
 def test_a_forecast_is_kept_and_makes_no_other_revision(store: Store, cells: Cells, tmp_path: Path) -> None:
     every = cells(GRID.replace("GPUS", "1"))
-    found = cost_estimate.forecast(every, cost_estimate.machine_prices(every, tmp_path, store))
-    assert (len(found.groups), found.of) == (2, (0, 0, 1, 1))
+    result = cost_estimate.forecast(every, cost_estimate.machine_prices(every, tmp_path, store))
+    assert (len(result.groups), result.of) == (2, (0, 0, 1, 1))
     records = [planner.record(cell) for cell in every]
 
     def launch(**more: object) -> int:
         options = {"requested": [], **more}
         return store.record_revision("g", grid_text="a: 1\n", grid_file="g.yaml", options=options, cells=records)
 
-    assert launch(price=stored.as_option(found)) == 1
+    assert launch(price=stored.as_option(result)) == 1
     assert launch(price={"of": [1], "groups": []}) == launch() == 1
-    assert stored.forecast_of(store.revision("g").options) == found
+    assert stored.forecast_of(store.revision("g").options) == result
     assert launch(set={"a": 1}) == 2
 
 
@@ -343,13 +345,13 @@ def test_a_forecast_is_kept_and_makes_no_other_revision(store: Store, cells: Cel
     {"of": [0, 7, -1], "groups": [{"FLOPs": [1, 2]}, {"FLOPs": ["a", 1, 2]}, {"FLOPs": [1, 2, -1]}]},
 ])  # fmt: skip
 def test_a_forecast_of_a_strange_database_says_nothing(junk: object) -> None:
-    found = stored.forecast_of({stored.OPTION: junk})
-    assert found is None or all(found.cell(position) == {} for position in range(-1, 9))
+    result = stored.forecast_of({stored.OPTION: junk})
+    assert result is None or all(result.cell(position) == {} for position in range(-1, 9))
 
 
 def test_spans_keep_their_order() -> None:
-    span = ThreePointEstimate.seen([3.0, 1.0, 2.0], 0.5)
+    span = ThreePointEstimate.from_samples([3.0, 1.0, 2.0], 0.5)
     assert span == ThreePointEstimate(0.5, 2.0, 4.5)
-    assert speed_model.total([span, ThreePointEstimate.exactly(1)]).times(2).by(
+    assert speed_model.sum_estimates([span, ThreePointEstimate.exactly(1)]).scaled(2).multiplied(
         ThreePointEstimate(1, 2, 3)
     ) == ThreePointEstimate(3.0, 12.0, 33.0)

@@ -24,22 +24,22 @@ def test_what_becomes_of_the_cells_of_before(write: Callable[..., Path], tmp_pat
     def launch(text: str) -> list[str]:
         grid = load_grid(write(HEAD + text))
         cells = grid.expand(fingerprint)
-        told = difference.describe_design(grid, cells, store)
+        lines = difference.describe_design(grid, cells, store)
         owner = this_process("launch")
         store.release_sweep(
             "g", claim(LaunchRequest(grid=grid, cells=cells, runs=tmp_path, commit=("c", False)), store, owner)
         )
-        return told
+        return lines
 
     first = launch("design: {runs: 6}\n")
     assert len(first) >= 3
     assert first[0].startswith("design: 6 of 12 combinations, d-optimal; estimated: attn_type, memory, window")
-    kept = design_of(store.revision("g").options)
-    assert kept is not None
-    assert (kept.runs, kept.method, len(kept.space.points)) == (6, "d-optimal", 12)
+    stored = design_of(store.revision("g").options)
+    assert stored is not None
+    assert (stored.runs, stored.method, len(stored.space.points)) == (6, "d-optimal", 12)
     assert launch("design: {runs: 9}\n")[-1] == "design: all 6 cells of the design launched before are among these 9"
-    other = launch("design: {runs: 10, model: two-way}\n")[-1]
-    assert "of the 9 cells of the design launched before are not among these 10; they stay in the database" in other
+    second = launch("design: {runs: 10, model: two-way}\n")[-1]
+    assert "of the 9 cells of the design launched before are not among these 10; they stay in the database" in second
     # the whole grid holds every design of it, and is no design
     assert launch("") == ["design: all 10 cells of the design launched before are among these 12"]
     assert design_of(store.revision("g").options) is None

@@ -52,26 +52,31 @@ def between(store: Store | None, grid: Grid, cells: Sequence[Cell]) -> GridDiffe
     return difference.between(grid, planner.plan(cells, states), cells, store)
 
 
-def counts(found: GridDifference) -> dict[str, int]:
-    return {word: len(some) for word, some in found.groups.items()}
+def counts(difference: GridDifference) -> dict[str, int]:
+    return {word: len(cells) for word, cells in difference.groups.items()}
 
 
 def attempt(store: Store, cell: Cell, state: str, *, step: int = 0) -> None:
-    made = store.start_attempt(cell.id, owner=OWNER, fence=1, steps_total=150)
+    attempt_id = store.start_attempt(cell.id, owner=OWNER, fence=1, steps_total=150)
     if step:
-        recorder = DatabaseRecorder(store, made.id, 1)
+        recorder = DatabaseRecorder(store, attempt_id.id, 1)
         recorder.progress(step, 150, 1.0, 1.0, "training")
         recorder.checkpoint("a/b")
     if state != "running":
-        store.finish_attempt(made.id, 1, state, weights="a/w.safetensors" if state == "done" else None)
+        store.finish_attempt(attempt_id.id, 1, state, weights="a/w.safetensors" if state == "done" else None)
 
 
 def test_a_grid_that_nobody_launched(store: Store, read: Any) -> None:
     grid, cells = read(FIRST)
-    for known in (None, store):
-        found = between(known, grid, cells)
-        assert (counts(found), found.revision, found.changes, found.axes) == ({"new": 2}, None, (), ())
-        assert list(render.describe(found, every=False)) == ["  new                   2", "never launched before"]
+    for database in (None, store):
+        difference = between(database, grid, cells)
+        assert (counts(difference), difference.revision, difference.changes, difference.axes) == (
+            {"new": 2},
+            None,
+            (),
+            (),
+        )
+        assert list(render.describe(difference, every=False)) == ["  new                   2", "never launched before"]
 
 
 def test_every_cell_is_in_the_group_of_what_is_to_be_done(store: Store, read: Any) -> None:
@@ -84,27 +89,27 @@ def test_every_cell_is_in_the_group_of_what_is_to_be_done(store: Store, read: An
     attempt(store, cells[2], "interrupted")
     attempt(store, cells[3], "failed", step=75)
     attempt(store, cells[4], "diverged")
-    found = between(store, grid, cells)
-    assert counts(found) == {
+    difference = between(store, grid, cells)
+    assert counts(difference) == {
         "needs-eval": 1, "resumable": 1, "interrupted": 1, "failed": 1, "diverged": 1, "new": 1, "excluded": 1,
     }  # fmt: skip
-    assert [one.note for one in found.groups["resumable"]] == ["20% of its steps are done"]
-    assert [one.note for one in found.groups["failed"]] == ["50% of its steps are done"]
-    assert found.rules == {"exclude[0] (attn_type: rope)": 3}
-    assert {one.id for word, some in found.groups.items() for one in some if word != "excluded"} == {
+    assert [cell.note for cell in difference.groups["resumable"]] == ["20% of its steps are done"]
+    assert [cell.note for cell in difference.groups["failed"]] == ["50% of its steps are done"]
+    assert difference.rules == {"exclude[0] (attn_type: rope)": 3}
+    assert {cell.id for word, group in difference.groups.items() for cell in group if word != "excluded"} == {
         c.id for c in cells
     }
-    lines = list(render.describe(found, every=False))
+    lines = list(render.describe(difference, every=False))
     assert "  excluded              3  exclude[0] (attn_type: rope)" in lines
     assert "nothing changed since revision 1" in lines
-    assert any(cells[5].id in line for line in render.describe(found, every=True))
+    assert any(cells[5].id in line for line in render.describe(difference, every=True))
 
 
 def test_the_first_rule_that_drops_a_combination_is_named(read: Any) -> None:
     text = FIRST + "exclude:\n  - {attn_type: rope, memory: off}\n  - {memory: off}\n"
     text = text.replace("  attn_type: [nope, polar]", "  attn_type: [nope, rope]\n  memory: [off, on]")
     grid, cells = read(text)
-    dropped = {(words["attn_type"], words["memory"]): index for index, words in grid.excluded()}
+    dropped = {(combination["attn_type"], combination["memory"]): index for index, combination in grid.excluded()}
     assert dropped == {("nope", "off"): 1, ("rope", "off"): 0}
     assert {(c.axes["attn_type"], c.axes["memory"]) for c in cells} | set(dropped) == {
         (a, m) for a in ("nope", "rope") for m in ("off", "on")
@@ -114,10 +119,10 @@ def test_the_first_rule_that_drops_a_combination_is_named(read: Any) -> None:
 def test_dropped_seeds_are_listed_one_by_one(read: Any) -> None:
     text = FIRST.replace("axes:", "seeds: 3\naxes:") + "exclude:\n  - {attn_type: polar, seed: [1, 2]}\n"
     grid, cells = read(text)
-    found = between(None, grid, cells)
-    assert counts(found) == {"new": 4, "excluded": 2}
-    assert found.rules == {"exclude[0] (attn_type: polar, seed: [1, 2])": 2}
-    assert [one.slug for one in found.groups["excluded"]] == [f"attn_type=polar, seed={seed}" for seed in (1, 2)]
+    difference = between(None, grid, cells)
+    assert counts(difference) == {"new": 4, "excluded": 2}
+    assert difference.rules == {"exclude[0] (attn_type: polar, seed: [1, 2])": 2}
+    assert [cell.slug for cell in difference.groups["excluded"]] == [f"attn_type=polar, seed={seed}" for seed in (1, 2)]
 
 
 # --- since the last revision ------------------------------------------------------------------------------------------
@@ -126,10 +131,10 @@ def test_dropped_seeds_are_listed_one_by_one(read: Any) -> None:
 def naive(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
     """Where two YAML values differ, going down together as far as both are mappings."""
     if isinstance(old, dict) and isinstance(new, dict):
-        found: dict[str, tuple[Any, Any]] = {}
+        changes: dict[str, tuple[Any, Any]] = {}
         for key in {**old, **new}:
-            found |= naive(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
-        return found
+            changes |= naive(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
+        return changes
     return {} if old == new else {path: (old, new)}
 
 
@@ -141,34 +146,34 @@ def naive(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
 def test_changes_are_those_of_the_file(store: Store, read: Any, edit: tuple[str, str]) -> None:
     launch(store, *read(FIRST))
     grid, cells = read(FIRST.replace(*edit))
-    found = between(store, grid, cells)
+    difference = between(store, grid, cells)
     expected = naive(yaml.safe_load(FIRST), yaml.safe_load(FIRST.replace(*edit)))
     expected.pop("description", None)
-    seen = {key: (old, new) for key, old, new in found.changes if not key.startswith("probe ")}
+    seen = {key: (old, new) for key, old, new in difference.changes if not key.startswith("probe ")}
     assert seen == {f"{k}.clip" if k == "set.train" else k: (v[0]["clip"], None) if k == "set.train" else v for k, v in expected.items()}  # fmt: skip
-    assert {key for key, _, _ in found.changes if key.startswith("probe ")} == (
+    assert {key for key, _, _ in difference.changes if key.startswith("probe ")} == (
         {"probe clean", "probe junk", "probe needle"} if "512" in edit[1] else set()
     )
-    assert found.inherited == []
+    assert difference.inherited == []
     if "rope" in edit[1]:
-        assert "  axes.attn_type: [nope, polar] -> [nope, polar, rope]" in render.describe(found, every=False)
+        assert "  axes.attn_type: [nope, polar] -> [nope, polar, rope]" in render.describe(difference, every=False)
 
 
 def test_a_change_of_what_is_trained_orphans_the_cells(store: Store, read: Any) -> None:
     launch(store, *read(FIRST))
     grid, cells = read(FIRST.replace("clip: 1.0", "clip: 0.5"))
-    found = between(store, grid, cells)
-    assert counts(found) == {"new": 2, "orphaned": 2}
-    assert {one.id for one in found.groups["orphaned"]}.isdisjoint(cell.id for cell in cells)
+    difference = between(store, grid, cells)
+    assert counts(difference) == {"new": 2, "orphaned": 2}
+    assert {cell.id for cell in difference.groups["orphaned"]}.isdisjoint(cell.id for cell in cells)
 
 
 def test_what_a_base_changes_is_told_where_the_file_says_nothing(store: Store, read: Any, write: Write) -> None:
     launch(store, *read(FIRST))
     base = write("", name="unused.yaml").with_name("micro.yaml")
     base.write_text(base.read_text().replace("tokens: 153_600", "tokens: 102_400"))
-    found = between(store, *read(FIRST))
-    assert (found.changes, found.inherited) == ([], [("train.tokens", 153_600, 102_400)])
-    assert "  train.tokens (by a base or a default): 153600 -> 102400" in render.describe(found, every=False)
+    difference = between(store, *read(FIRST))
+    assert (difference.changes, difference.inherited) == ([], [("train.tokens", 153_600, 102_400)])
+    assert "  train.tokens (by a base or a default): 153600 -> 102400" in render.describe(difference, every=False)
 
 
 def test_a_new_axis_says_which_level_the_older_cells_had(store: Store, read: Any) -> None:
@@ -176,9 +181,9 @@ def test_a_new_axis_says_which_level_the_older_cells_had(store: Store, read: Any
     launch(store, *read(FIRST))
     grid, cells = read(FIRST.replace("axes:", "axes:\n  memory: [off, on]"))
     assert {cell.id for cell in before} <= {cell.id for cell in cells}
-    found = between(store, grid, cells)
-    assert found.axes == ["new axis memory: all 2 cells of before have memory=off; their ids stay"]
-    assert counts(found) == {"new": 4}, "nobody has trained any yet"
+    difference = between(store, grid, cells)
+    assert difference.axes == ["new axis memory: all 2 cells of before have memory=off; their ids stay"]
+    assert counts(difference) == {"new": 4}, "nobody has trained any yet"
     grid, cells = read(FIRST.replace("axes:", "axes:\n  train.muon_lr: [0.5]"))
     assert between(store, grid, cells).axes == [
         "new axis train.muon_lr: no cell of before has one of its levels; they have train.muon_lr=0.02, which as a level "
@@ -188,9 +193,9 @@ def test_a_new_axis_says_which_level_the_older_cells_had(store: Store, read: Any
 
 def test_an_axis_that_is_gone(store: Store, read: Any) -> None:
     launch(store, *read(FIRST.replace("axes:", "axes:\n  memory: [off, on]")))
-    found = between(store, *read(FIRST))
-    assert found.axes == ["axis memory is gone: of before stay 2 memory=off"]
-    assert counts(found) == {"new": 2, "orphaned": 2}
+    difference = between(store, *read(FIRST))
+    assert difference.axes == ["axis memory is gone: of before stay 2 memory=off"]
+    assert counts(difference) == {"new": 2, "orphaned": 2}
 
 
 def test_settings_of_the_command_line_are_told(store: Store, read: Any) -> None:

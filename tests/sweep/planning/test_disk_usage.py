@@ -25,14 +25,14 @@ axes:
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Mixers whose models were counted; a model weighs 100 bytes, its optimizers 10, on CUDA half of both."""
-    asked: list[str] = []
+    requests: list[str] = []
 
     def sizes(config: Any, *, narrow: bool, optimizer: str) -> tuple[int, int]:
-        asked.append(config.attn_type)
+        requests.append(config.attn_type)
         return (50, 5) if narrow else (100, 10)
 
     monkeypatch.setattr(checkpoint, "sizes", sizes)
-    return asked
+    return requests
 
 
 @pytest.mark.parametrize(("keep", "each"), [("nothing", 0), ("weights", 100), ("everything", 100 + 2 * 110)])
@@ -40,15 +40,15 @@ def test_sums_over_cells_with_one_count_a_model(
     cells: Callable[..., list[Cell]], counted: list[str], tmp_path: Path, keep: str, each: int
 ) -> None:
     chosen = cells(f"{GRID}set:\n  checkpoint.keep: {keep}\n")
-    found = admission.disk_needed(chosen, tmp_path)
-    assert (found.cells, found.per_cell, found.kept, found.running) == (20, (each, each), 20 * each, 3 * 110)
-    assert (found.place, found.keep) == (str(tmp_path), (keep,))
+    usage = admission.disk_needed(chosen, tmp_path)
+    assert (usage.cells, usage.per_cell, usage.kept, usage.running) == (20, (each, each), 20 * each, 3 * 110)
+    assert (usage.place, usage.keep) == (str(tmp_path), (keep,))
     assert counted == ["polar", "nope"], "ten cells each share a model"
-    assert found.as_json() == {
+    assert usage.as_json() == {
         "disk_bytes_per_cell": each,
         "disk_bytes_kept": 20 * each,
         "disk_bytes_running": 330,
-        "disk_bytes_free": found.free,
+        "disk_bytes_free": usage.free,
     }
 
 
@@ -56,15 +56,15 @@ def test_a_gpu_counts_for_itself_and_a_place_elsewhere_has_no_free_bytes(
     cells: Callable[..., list[Cell]], counted: list[str], tmp_path: Path
 ) -> None:
     chosen = cells("set:\n  checkpoint.path: s3://bucket/x/\nresources: {gpus: 1}\n")
-    found = admission.disk_needed(chosen, tmp_path)
-    assert (found.per_cell, found.running, found.free, found.place) == ((50, 50), 3 * 55, None, "s3://bucket/x")
-    assert found.describe()[0].endswith("a running cell; in s3://bucket/x")
-    assert len(found.describe()) == 1
-    (beside,) = cells("set:\n  checkpoint.path: kept\n")
-    assert admission.disk_needed([beside], Path("/elsewhere")).place == str(tmp_path / "kept")
+    usage = admission.disk_needed(chosen, tmp_path)
+    assert (usage.per_cell, usage.running, usage.free, usage.place) == ((50, 50), 3 * 55, None, "s3://bucket/x")
+    assert usage.describe()[0].endswith("a running cell; in s3://bucket/x")
+    assert len(usage.describe()) == 1
+    (relative,) = cells("set:\n  checkpoint.path: kept\n")
+    assert admission.disk_needed([relative], Path("/elsewhere")).place == str(tmp_path / "kept")
 
 
-def made(**changes: Any) -> DiskUsage:
+def make_usage(**changes: Any) -> DiskUsage:
     plain: dict[str, Any] = {
         "cells": 120, "per_cell": (int(1.4 * GIB),) * 2, "kept": 168 * GIB, "running": int(9.3 * GIB),
         "free": 512 * GIB, "place": "/runs", "keep": ("weights",),
@@ -85,13 +85,13 @@ def made(**changes: Any) -> DiskUsage:
      "(checkpoint.keep: everything); while training up to 9.3 GiB a running cell; 512 GiB free in /runs"),
 ])  # fmt: skip
 def test_the_line(changes: dict[str, Any], line: str) -> None:
-    assert made(**changes).describe() == [line]
+    assert make_usage(**changes).describe() == [line]
 
 
 def test_too_little_room_is_a_warning() -> None:
     enough = 168 * GIB + int(9.3 * GIB)
-    assert len(made(free=enough).describe()) == 1
-    _, warning = made(free=enough - 1).describe()
+    assert len(make_usage(free=enough).describe()) == 1
+    _, warning = make_usage(free=enough - 1).describe()
     assert warning == (
         "warning: 168 GiB to keep and 9.3 GiB while training are more than the 177 GiB free in /runs; make room, set "
         "checkpoint.keep to nothing, or name another place with checkpoint.path"
@@ -99,9 +99,9 @@ def test_too_little_room_is_a_warning() -> None:
 
 
 def test_nothing_to_train_needs_nothing(cells: Callable[..., list[Cell]], counted: list[str], tmp_path: Path) -> None:
-    found = admission.disk_needed([], tmp_path)
-    assert found.describe() == []
-    assert [found.per_cell, found.kept, found.running, counted] == [(0, 0), 0, 0, []]
+    usage = admission.disk_needed([], tmp_path)
+    assert usage.describe() == []
+    assert [usage.per_cell, usage.kept, usage.running, counted] == [(0, 0), 0, 0, []]
     plan = planner.plan(cells(), {})
     assert plan.disk is None
     assert len(display.describe_plan(plan, "g")) == 2

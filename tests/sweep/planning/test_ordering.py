@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 AXES = ("a", "b", "c")
 
 
-def made(levels: Mapping[str, str], seed: int = 0) -> Cell:
+def make_cell(levels: Mapping[str, str], seed: int = 0) -> Cell:
     """A cell that only its axes and seed tell from others."""
     name = f"{seed}" + "".join(levels.values())
     return Cell(name, name, CellConfig(seed=seed), dict(levels))
@@ -35,17 +35,17 @@ def factorial(*counts: int, seeds: int = 1) -> list[Cell]:
     """Every combination, the last axis fastest, seeds innermost, as a grid lists them."""
     levels = [[str(level) for level in range(count)] for count in counts]
     points = list(itertools.product(*levels))
-    return [made(dict(zip(AXES, point, strict=False)), seed) for point in points for seed in range(seeds)]
+    return [make_cell(dict(zip(AXES, point, strict=False)), seed) for point in points for seed in range(seeds)]
 
 
 def matched(cells: Sequence[Cell]) -> set[frozenset[str]]:
     """Pairs that differ in one axis and nothing else, by comparing each with each."""
-    found = set()
-    for one, other in itertools.combinations(cells, 2):
-        differing = [axis for axis in AXES if one.axes.get(axis) != other.axes.get(axis)]
-        if len(differing) == 1 and one.config.seed == other.config.seed:
-            found.add(frozenset((one.id, other.id)))
-    return found
+    pairs = set()
+    for first, second in itertools.combinations(cells, 2):
+        differing = [axis for axis in AXES if first.axes.get(axis) != second.axes.get(axis)]
+        if len(differing) == 1 and first.config.seed == second.config.seed:
+            pairs.add(frozenset((first.id, second.id)))
+    return pairs
 
 
 def names(cells: Sequence[Cell]) -> list[str]:
@@ -62,7 +62,7 @@ def test_pairs_of_a_factorial_come_in_standard_order() -> None:
 
 
 def test_cells_whose_partner_is_finished_come_first_and_lonely_ones_last() -> None:
-    cells = [*factorial(2, 2, 2), made({"a": "9", "b": "9", "c": "9"})]
+    cells = [*factorial(2, 2, 2), make_cell({"a": "9", "b": "9", "c": "9"})]
     finished = {"0011"}
     wanted = [cell for cell in cells if cell.id not in finished]
     # partners of 0011 along a, b and c, then blocks along a, then what is left, then the one without any
@@ -80,16 +80,16 @@ def test_an_excluded_corner_is_paired_along_another_axis() -> None:
 @given(st.data())
 def test_what_every_order_by_pairs_promises(data: st.DataObject) -> None:
     """A permutation; and of the first n cells that have a partner, at least n // 2 new matched pairs."""
-    whole = factorial(
+    all_cells = factorial(
         *data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)), seeds=data.draw(st.integers(1, 2))
     )
-    cells = data.draw(st.lists(st.sampled_from(whole), min_size=1, unique_by=lambda cell: cell.id))
+    cells = data.draw(st.lists(st.sampled_from(all_cells), min_size=1, unique_by=lambda cell: cell.id))
     finished = set(names(data.draw(st.lists(st.sampled_from(cells), unique_by=lambda cell: cell.id))))
     wanted = [cell for cell in cells if cell.id not in finished]
     out = pairs_first(wanted, cells, AXES, finished)
     assert sorted(names(out)) == sorted(names(wanted))
     have = [cell for cell in cells if cell.id in finished]
-    before, lonely = len(matched(have)), set(names(cells)) - {one for pair in matched(cells) for one in pair}
+    before, lonely = len(matched(have)), set(names(cells)) - {cell for pair in matched(cells) for cell in pair}
     sociable = [cell for cell in out if cell.id not in lonely]
     assert names(out[: len(sociable)]) == names(sociable)
     for count in range(len(sociable) + 1):
@@ -105,16 +105,16 @@ def by_contrasts(cells: Sequence[Cell], contrasts: Sequence[Contrast], finished:
 
 def test_what_declared_contrasts_need_comes_first_seed_by_seed() -> None:
     cells = factorial(2, 2, 2, seeds=2)
-    asked = [contrast("a", "1", b="1"), contrast("c", "1", a="0", b="0")]
+    contrasts = [contrast("a", "1", b="1"), contrast("c", "1", a="0", b="0")]
     # a pair of the first, a pair of the second, in turn; at both seeds before what no contrast needs
     first = ["010", "110", "000", "001", "011", "111"]
     rest = ["100", "101"]
     wanted = [*(f"0{name}" for name in first), *(f"1{name}" for name in first)]
-    out = by_contrasts(cells, asked)
+    out = by_contrasts(cells, contrasts)
     assert out[:12] == wanted
     assert sorted(out[12:]) == sorted(f"{seed}{name}" for seed in "01" for name in rest)
     # whose partner is finished comes before other pairs of its contrast
-    assert by_contrasts(cells, asked, {"0011"})[:2] == ["0111", "0000"]
+    assert by_contrasts(cells, contrasts, {"0011"})[:2] == ["0111", "0000"]
     with pytest.raises(GridError, match="is contrasts, and the grid declares none"):
         by_contrasts(cells, [])
 
@@ -141,54 +141,54 @@ def shown(tasks: Sequence[Task]) -> list[str]:
 
 
 def test_without_a_measurement_flops_decide_and_then_the_slug(cells: Callable[..., list[Cell]]) -> None:
-    found = cells(GRID)
-    assert shown(ordered(trainings(found), found, [], {})) == [
+    grid_cells = cells(GRID)
+    assert shown(ordered(trainings(grid_cells), grid_cells, [], {})) == [
         "nope on 8192", "polar on 8192", "nope off 8192", "polar off 8192",
         "nope on 4096", "polar on 4096", "nope off 4096", "polar off 4096",
     ]  # fmt: skip
-    cost = costs(trainings(found), found, {})
-    for cell in found:
+    cost = costs(trainings(grid_cells), grid_cells, {})
+    for cell in grid_cells:
         per_token = flops.training_flops(cell.config.model, 128)
         assert cost[cell.id] == pytest.approx(cell.config.train.tokens * per_token)
 
 
 def test_a_measured_speed_outweighs_flops(cells: Callable[..., list[Cell]]) -> None:
     """Polar without memory was measured ten times as slow as the FLOPs of the other measured cell would have it."""
-    found = cells(GRID + "seeds: 2\n")
-    of = {(*cell.axes.values(), cell.config.seed): cell for cell in found}
+    grid_cells = cells(GRID + "seeds: 2\n")
+    of = {(*cell.axes.values(), cell.config.seed): cell for cell in grid_cells}
     slow, fast = of["polar", "off", "8192", 0], of["nope", "on", "8192", 0]
-    known = {slow.id: state_of(slow, tokens_per_s=100.0), fast.id: state_of(fast, tokens_per_s=1000.0)}
-    rest = [cell for cell in found if cell.id not in known]
-    cost = costs(trainings(rest), found, known)
+    states = {slow.id: state_of(slow, tokens_per_s=100.0), fast.id: state_of(fast, tokens_per_s=1000.0)}
+    rest = [cell for cell in grid_cells if cell.id not in states]
+    cost = costs(trainings(rest), grid_cells, states)
     assert cost[of["polar", "off", "8192", 1].id] == pytest.approx(81.92)
     assert cost[of["nope", "on", "8192", 1].id] == pytest.approx(8.192)
-    per_token = {cell.id: flops.training_flops(cell.config.model, 128) for cell in found}
+    per_token = {cell.id: flops.training_flops(cell.config.model, 128) for cell in grid_cells}
     rate = (100 * per_token[slow.id] + 1000 * per_token[fast.id]) / 2
-    other = of["nope", "off", "4096", 1]
-    assert cost[other.id] == pytest.approx(4096 * per_token[other.id] / rate)
-    assert shown(ordered(trainings(rest), found, [], known))[0] == "polar off 8192"
+    different = of["nope", "off", "4096", 1]
+    assert cost[different.id] == pytest.approx(4096 * per_token[different.id] / rate)
+    assert shown(ordered(trainings(rest), grid_cells, [], states))[0] == "polar off 8192"
 
 
 def test_what_a_checkpoint_holds_is_not_counted_and_an_evaluation_is_short(cells: Callable[..., list[Cell]]) -> None:
-    found = cells("axes: {attn_type: [polar, nope, rope]}\n")
-    polar, nope, rope = found
-    known = {
+    grid_cells = cells("axes: {attn_type: [polar, nope, rope]}\n")
+    polar, nope, rope = grid_cells
+    states = {
         nope.id: state_of(nope, "interrupted", checkpoint="x", step=120, steps_total=150),
         polar.id: state_of(polar, "interrupted", step=120, steps_total=150),
     }
     tasks = [Task(rope, "evaluate", [("clean", 256), ("val", 0)], "needs-eval"), *trainings([nope, polar])]
-    cost = costs(tasks, found, known)
+    cost = costs(tasks, grid_cells, states)
     assert cost[nope.id] == pytest.approx(cost[polar.id] / 5)
-    asked = rope.config.eval
-    share = (256 * asked.documents + asked.validation_tokens) / (3 * rope.config.train.tokens)
+    evaluation = rope.config.eval
+    share = (256 * evaluation.documents + evaluation.validation_tokens) / (3 * rope.config.train.tokens)
     assert cost[rope.id] == pytest.approx(share * cost[polar.id])
-    assert shown(ordered(tasks, found, [], known)) == ["polar", "nope", "rope"]
+    assert shown(ordered(tasks, grid_cells, [], states)) == ["polar", "nope", "rope"]
 
 
 def test_one_launch_has_one_order(cells: Callable[..., list[Cell]]) -> None:
-    found = cells("include:\n  - {attn_type: nope}\n  - {attn_type: rope, resources.order: pairs}\n")
+    grid_cells = cells("include:\n  - {attn_type: nope}\n  - {attn_type: rope, resources.order: pairs}\n")
     with pytest.raises(GridError, match=r"resources\.order: is longest and pairs"):
-        ordered(trainings(found), found, [], {})
+        ordered(trainings(grid_cells), grid_cells, [], {})
 
 
 def test_the_order_is_no_part_of_a_cell(cells: Callable[..., list[Cell]]) -> None:
@@ -214,10 +214,10 @@ def test_the_plan_of_a_launch(
         )
     )
     cells = grid.expand(fake_fingerprint)
-    made = launch.plan(launch.LaunchRequest(grid=grid, cells=cells, runs=tmp_path), None)
-    assert shown(made.tasks) == expected
-    assert made.cells == cells
-    assert plan(cells, {}).standings == made.standings
+    plan = launch.plan(launch.LaunchRequest(grid=grid, cells=cells, runs=tmp_path), None)
+    assert shown(plan.tasks) == expected
+    assert plan.cells == cells
+    assert plan(cells, {}).standings == plan.standings
 
 
 @pytest.mark.thorough

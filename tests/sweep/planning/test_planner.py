@@ -33,11 +33,9 @@ def grid(write: Write) -> Grid:
     return load_grid(write(AXES))
 
 
-def known_state(
-    cell: Cell, word: str, *, trained: bool = False, weights: bool = False, measured: Any = ()
-) -> CellState:
-    attempt, place = 7 if trained else None, "a/w.safetensors" if weights else None
-    return state_of(cell, word, measured=measured, trained_attempt_id=attempt, weights=place)
+def make_state(cell: Cell, word: str, *, trained: bool = False, weights: bool = False, measured: Any = ()) -> CellState:
+    attempt, weights_path = 7 if trained else None, "a/w.safetensors" if weights else None
+    return state_of(cell, word, measured=measured, trained_attempt_id=attempt, weights=weights_path)
 
 
 @pytest.mark.parametrize(("only", "count"), [
@@ -69,8 +67,8 @@ def test_mistakes_in_only(grid: Grid, fake_fingerprint: Any, only: str, expected
 
 @pytest.fixture
 def cell(cells: Callable[..., list[Cell]]) -> Cell:
-    (found,) = cells("set:\n  eval: {probes: [val, junk], lengths: [128, 256]}\n")
-    return found
+    (only_cell,) = cells("set:\n  eval: {probes: [val, junk], lengths: [128, 256]}\n")
+    return only_cell
 
 
 ALL = [("val", "val_loss", 0), ("junk", "nats", 128), ("junk", "nats", 256)]
@@ -91,50 +89,50 @@ STANDINGS: dict[str, tuple[dict[str, Any] | None, list[tuple[str, str]]]] = {
 @pytest.mark.parametrize("word", STANDINGS)
 def test_each_standing_and_what_follows(cell: Cell, word: str, retrain: bool) -> None:
     has, does = STANDINGS[word]
-    states = {} if has is None else {cell.id: known_state(cell, **has)}
-    made = plan([cell], states, retrain=retrain, left_out=4)
-    assert made.standings == {cell.id: word}
-    assert made.counts == {word: 1}
-    assert made.left_out == 4
-    assert [task.kind for task in made.tasks] == [kind for kind, when in does if retrain or when == "always"]
-    for task in made.tasks:
+    states = {} if has is None else {cell.id: make_state(cell, **has)}
+    result = plan([cell], states, retrain=retrain, left_out=4)
+    assert result.standings == {cell.id: word}
+    assert result.counts == {word: 1}
+    assert result.left_out == 4
+    assert [task.kind for task in result.tasks] == [kind for kind, when in does if retrain or when == "always"]
+    for task in result.tasks:
         assert (task.cell, task.why) == (cell, word)
         evaluates = task.kind == "evaluate"
         assert task.missing == ([("junk", 256)] if evaluates else WANTED)
         assert (task.weights, task.parent_id) == (("a/w.safetensors", 7) if evaluates else (None, None))
     # a running cell is only waited for, so it adds nothing to train
     waits = word == "running"
-    assert made.training == [task for task in made.tasks if task.kind == "train" and not waits]
-    assert made.evaluating == [task for task in made.tasks if task.kind == "evaluate"]
-    assert made.tokens == 153_600 * len(made.training)
+    assert result.training == [task for task in result.tasks if task.kind == "train" and not waits]
+    assert result.evaluating == [task for task in result.tasks if task.kind == "evaluate"]
+    assert result.tokens == 153_600 * len(result.training)
 
 
 def test_a_cell_without_weights_but_with_all_numbers_is_done(cell: Cell) -> None:
-    made = plan([cell], {cell.id: known_state(cell, "done", trained=True, measured=ALL)}, retrain=True)
-    assert (made.standings[cell.id], made.tasks) == ("done", [])
+    result = plan([cell], {cell.id: make_state(cell, "done", trained=True, measured=ALL)}, retrain=True)
+    assert (result.standings[cell.id], result.tasks) == ("done", [])
 
 
 def test_the_plan_keeps_the_grids_order_and_ignores_other_cells(grid: Grid, fake_fingerprint: Any) -> None:
     cells = grid.expand(fake_fingerprint)
     first, *rest = cells
-    made = plan(rest, {first.id: known_state(first, "failed"), rest[1].id: known_state(rest[1], "running")})
-    assert [task.cell for task in made.tasks] == rest
-    assert [task.cell for task in made.training] == [rest[0], *rest[2:]]
-    assert made.counts == {"new": 16, "running": 1}
+    result = plan(rest, {first.id: make_state(first, "failed"), rest[1].id: make_state(rest[1], "running")})
+    assert [task.cell for task in result.tasks] == rest
+    assert [task.cell for task in result.training] == [rest[0], *rest[2:]]
+    assert result.counts == {"new": 16, "running": 1}
 
 
 def test_the_record_of_a_cell(cell: Cell) -> None:
-    made = record(cell)
-    assert (made.id, made.slug, made.seed, made.tokens) == (cell.id, cell.slug, 0, 153_600)
-    assert made.levels == {
+    row = record(cell)
+    assert (row.id, row.slug, row.seed, row.tokens) == (cell.id, cell.slug, 0, 153_600)
+    assert row.levels == {
         "attn_type": "polar",
         "reg_mode": "baseline",
         "distractor": "off",
         "memory": "off",
         "window": "off",
     }
-    assert made.config["train"]["tokens"] == 153_600
-    assert made.config["eval"]["lengths"] == [128, 256]
+    assert row.config["train"]["tokens"] == 153_600
+    assert row.config["eval"]["lengths"] == [128, 256]
 
 
 def test_recorded_tokens_are_whole_steps(cells: Callable[..., list[Cell]]) -> None:
