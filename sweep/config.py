@@ -33,8 +33,7 @@ def aside(default: Any, doc: str, *, identity: Any = ..., **limits: Any) -> Any:
         default: Default value.
         doc: Description of the field.
         identity: Only for fields newer than existing databases: value that older configs implicitly have. Since no id
-            holds
-            the field, this may be any value that is right for them, also if the default changes later.
+            holds the field, this may be any value that is right for them, also if the default changes later.
         **limits: Constraints of `pydantic.Field`, such as `ge` and `le`.
     """
     extra = {"outside": True} | ({} if identity is ... else {"identity": identity})
@@ -313,8 +312,7 @@ class EvalConfig(Config):
         """Return the values with former fields moved into `settings`.
 
         Raises ValueError if both forms are given with different values. Malformed `settings` are returned unchanged,
-        for
-        pydantic to report.
+        for pydantic to report.
         """
         if not isinstance(values, Mapping) or values.keys().isdisjoint(MOVED_PROBE_SETTINGS):
             return values

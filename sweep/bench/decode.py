@@ -80,8 +80,7 @@ def run(
         rounds: Timed rounds per size.
         steps: Steps per round.
         dense: Name -> backend of torch that is timed as well for networks of plain softmax attention; None for cuDNN
-            and
-            FlashAttention on a GPU.
+            and FlashAttention on a GPU.
         tell: Called with a line per row.
 
     Returns:
@@ -150,9 +149,9 @@ def _time_row(row: DecodeRow, paged: PagedDecoder, rounds: int, steps: int, limi
     for way in ways:
         seconds(*way)
     spent = [[seconds(*way) for way in ways] for _ in range(rounds)]
-    fastest, *other_modes = zip(*spent, strict=True)
+    fastest, *compared_modes = zip(*spent, strict=True)
     step_seconds = [step for step, _ in fastest]
-    slower_speeds = [texts / statistics.median(step for step, _ in mode) for mode in other_modes]
+    slower_speeds = [texts / statistics.median(step for step, _ in mode) for mode in compared_modes]
     is_compiled = device.type == "cuda" and paged.not_compiled is None
     row.step_bytes = paged.step_bytes(texts, context)
     row.tokens_per_s = texts / statistics.median(step_seconds)

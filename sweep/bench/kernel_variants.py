@@ -245,8 +245,8 @@ def _atlas(
 
 
 def _run_omega(
-    config: OmegaConfig, orthogonal: OrthogonalMode, backend: str, q: Tensor, k: Tensor, v: Tensor, keep_logit: Tensor, step_logit: Tensor,
-    weight_logit: Tensor, log_momentum: Tensor | None,
+    config: OmegaConfig, orthogonal: OrthogonalMode, backend: str, q: Tensor, k: Tensor, v: Tensor, keep_logit: Tensor,
+    step_logit: Tensor, weight_logit: Tensor, log_momentum: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Return the values [B, T, H, X] read from an omega memory that starts empty.
 
@@ -264,7 +264,8 @@ def _run_omega(
     """
     b, _, heads, size = q.shape
     rates = Rates(
-        functional.logsigmoid(keep_logit.float() + config.keep_offset), (step_logit.float() + config.step_offset).sigmoid(),
+        functional.logsigmoid(keep_logit.float() + config.keep_offset),
+        (step_logit.float() + config.step_offset).sigmoid(),
         weight_logit.float().sigmoid() / config.window, log_momentum,
     )  # fmt: skip
     start = first_state(

@@ -1,8 +1,7 @@
 """Single kernels compared with alternatives: milliseconds, FLOP/s and bytes/s, as the model calls them.
 
 Calls are compiled, with the surroundings that a kernel has in its op. They are replayed as a CUDA graph, so that the
-host
-is far ahead.
+host is far ahead.
 """
 
 from __future__ import annotations
@@ -454,7 +453,8 @@ def _with_softmax_baseline(
     # q, k, v, the result, and the fourth, 2 bytes each
     moved = 2.0 * (b * t * D * (2 * H + 2 * J) + math.prod(fourth_shape))
     return Case(
-        name, size, inputs, variants, flops, moved, 2.5, baseline, eager=(kernel_variants.FLA, NAIVE), ungated=(baseline,)
+        name, size, inputs, variants, flops, moved, 2.5, baseline, eager=(kernel_variants.FLA, NAIVE),
+        ungated=(baseline,),
     )  # fmt: skip
 
 

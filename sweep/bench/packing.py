@@ -2,8 +2,7 @@
 
 Each number of attempts trains the same cells from scratch, from the start of the first attempt to the last measurement,
 with a database of its own in a temporary folder. Attempts are children of this process (executor `local`). On a GPU
-each
-attempt gets an equal share of it; CUDA takes turns between processes unless NVIDIA's MPS runs.
+each attempt gets an equal share of it; CUDA takes turns between processes unless NVIDIA's MPS runs.
 """
 
 from __future__ import annotations

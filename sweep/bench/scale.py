@@ -60,8 +60,7 @@ class InstantExecutor(HostExecutor):
         """Create an idle executor.
 
         `gaps` receives the seconds from the end of an attempt to the start of the next, `memory` the resident bytes of
-        this
-        process after each attempt.
+        this process after each attempt.
 
         Args:
             store: Database that receives the numbers.

@@ -148,10 +148,10 @@ def measure_stop(folder: Path) -> Iterator[ScaleRow]:
                 raise MachineError(f"the cell to be stopped does not train: {(folder / 'stop.txt').read_text()[-500:]}")
             time.sleep(POLL_S)
         yield ScaleRow("launch a cell until its first step", time.perf_counter() - began, "s")
-        asked_at = time.perf_counter()
+        interrupted_at = time.perf_counter()
         launch.send_signal(signal.SIGINT)
         launch.wait()
-        yield ScaleRow("Ctrl-C until it has saved and left", time.perf_counter() - asked_at, "s")
+        yield ScaleRow("Ctrl-C until it has saved and left", time.perf_counter() - interrupted_at, "s")
     finally:
         launch.terminate()
         launch.wait()

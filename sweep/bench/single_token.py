@@ -33,8 +33,7 @@ def dense(b: int, tokens: int, backend: SDPBackend) -> Callable[..., Tensor]:
     """Return softmax attention of one token per text by a backend of torch.
 
     The function takes queries [B, H, X] and pools of keys and values [pages, PAGE, J, X] in which each text is
-    contiguous,
-    and returns [B, H, X].
+    contiguous, and returns [B, H, X].
     """
 
     def call(q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor) -> Tensor:
@@ -87,8 +86,8 @@ def dense_network(tokens: int, backend: SDPBackend) -> Iterator[None]:
     """Replace paged softmax attention by torch's, over dense keys, while the context is open.
 
     Each step reads the first `tokens` tokens of each text contiguously from page 1 on, as if texts were opened one
-    after the
-    other. Newer tokens are not read, which favours the replacement. The module's global is restored at the end.
+    after the other. Newer tokens are not read, which favours the replacement. The module's global is restored at the
+    end.
     """
     original = softmax_mixers.paged_softmax
 

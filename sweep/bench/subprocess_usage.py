@@ -67,8 +67,7 @@ def rows_of_child(module: Sequence[str], limit_s: float) -> tuple[list[list[dict
     """Run `python -m MODULE ARGUMENT ...` and collect its lines of JSON, with a time limit per line.
 
     The child and the processes that it started are killed at the end of this call, and the child ends with this
-    process. It
-    reads its arguments by `child_arguments`. Its standard error is passed through.
+    process. It reads its arguments by `child_arguments`. Its standard error is passed through.
 
     Args:
         module: Name of the module, then its arguments.

@@ -360,10 +360,10 @@ def table(limits: Ceilings, rows: Sequence[TrainRow]) -> str:
             f"{row.peak_memory / 2**30:.1f} | {1e3 * row.optimizer:.0f} | {row.first_step:.1f} | {row.steps.partition(':')[0] or 'n/a'} |"
         )
     lines += [f"\nn/a: {why}" for why in dict.fromkeys(row.unknown for row in rows) if why is not None]
-    made: dict[str, list[str]] = {}
+    cells_by_change: dict[str, list[str]] = {}
     for row in rows:
-        made.setdefault(row.changed, []).append(row.cell)
-    for change, cells in made.items():
+        cells_by_change.setdefault(row.changed, []).append(row.cell)
+    for change, cells in cells_by_change.items():
         lines += [
             "",
             f"As the grid has them: {', '.join(cells)}" if not change else f"Changed: {change} ({', '.join(cells)})",

@@ -44,8 +44,7 @@ def model_identity(
     Args:
         config: The section.
         identity_defaults: Config section of settings (such as "memories") -> its fields to leave out. Used for parts
-            whose
-            plugin is not loaded, whose identity defaults are unknown; None uses the registered classes.
+            whose plugin is not loaded, whose identity defaults are unknown; None uses the registered classes.
 
     Returns:
         Field -> JSON value.
@@ -114,8 +113,7 @@ def possible_ids(config: CellConfig) -> Iterator[str]:
     """Yield the ids that a config may have while plugins of its mixer, memory or positions are not loaded.
 
     Only the plugin knows which of its settings are at an identity default, so there is one id per subset of them.
-    Without
-    unknown parts, the config's own id is yielded.
+    Without unknown parts, the config's own id is yielded.
 
     Raises:
         KeyError: For a part that none of the config's plugins provides, and for more than MOST_UNKNOWN settings.
@@ -182,7 +180,7 @@ def slug_part(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One combination of levels and a seed, resolved to a config."""
+    """A combination of levels and a seed, resolved to a config."""
 
     id: str
     slug: str

@@ -102,7 +102,10 @@ def _space(
     if not axes:
         raise document.error((KEY,), "no axis has two levels, so there is nothing to choose from; leave design out")
     rules = [
-        {axis: tuple(canonical_level(axis, word) for word in dict.fromkeys(rule_levels)) for axis, rule_levels in rule.items() if axis in axes}
+        {
+            axis: tuple(canonical_level(axis, word) for word in dict.fromkeys(rule_levels))
+            for axis, rule_levels in rule.items() if axis in axes
+        }
         for rule in exclude
     ]  # fmt: skip
     space = DesignSpace(axes, tuple(rules))
@@ -154,8 +157,7 @@ class _DesignBuilder:
         """Return a design of that share of the combinations: a regular fraction if possible, else a D-optimal one.
 
         A regular fraction needs a power of 1/2 and no excluded combinations, and resolution IV if an axis has more than
-        two
-        levels (III with `method: regular`).
+        two levels (III with `method: regular`).
 
         Args:
             share: Share of the combinations.
@@ -168,7 +170,7 @@ class _DesignBuilder:
         halvings = share.denominator.bit_length() - 1
         is_power_of_half = share.numerator == 1 and share.denominator == 2**halvings
         if method != "d-optimal" and is_power_of_half and not self.space.exclude:
-            # beside axes with more levels a d-optimal design keeps main effects clearer than a fraction of resolution III
+            # with axes of more levels, a D-optimal design separates main effects better than resolution III
             two = all(len(levels) == 2 for levels in self.space.axes.values())
             fraction = regular_fractions.best(self.space, halvings, self.terms, 3 if two or method == "regular" else 4)
             if fraction is not None:

@@ -30,7 +30,7 @@ SEARCH, TUNE = "search", "tune"
 
 @dataclass(frozen=True, eq=False)
 class _ResolvedLevel:
-    """One level of an axis as written at one line of the file, with the settings that it makes."""
+    """A level of an axis as written at one line of the file, with the settings that it makes."""
 
     axis: str
     word: str

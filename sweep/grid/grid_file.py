@@ -1,8 +1,7 @@
 """Keys of a grid file, each declared once with its type, limits and description.
 
 Reading, error messages, the JSON Schema (`grids/schema.json`) and editor hints follow from these models. Checks that
-need
-several sections at once, such as the levels of a contrast, are in the module of that section.
+need several sections at once, such as the levels of a contrast, are in the module of that section.
 """
 
 from __future__ import annotations

@@ -149,8 +149,7 @@ def _schema_node(path: str) -> Any:
 
     Returns:
         The config class of a section ("" is the whole config), the registry whose parts have settings, the pydantic
-        field
-        of a value, or None for a path that does not exist.
+        field of a value, or None for a path that does not exist.
     """
     node: Any = CellConfig
     parts = tuple(path.split(".")) if path else ()

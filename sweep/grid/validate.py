@@ -287,10 +287,8 @@ def blame(merged: Layer, problem: InvalidConfig, grid: Path) -> GridError:
     """Return the GridError of a problem, at the line of the setting that caused it.
 
     Candidates in this order: a setting below one of the problem's paths that the message names; one of the paths; a
-    setting
-    of the same section that the message names; any setting below the paths. Of several, the last one is used. Without
-    any,
-    defaults disagree and the error has no line. A setting of a base is reported as inherited.
+    setting of the same section that the message names; any setting below the paths. Of several, the last one is used.
+    Without any, defaults disagree and the error has no line. A setting of a base is reported as inherited.
 
     Args:
         merged: All settings of the cell.

@@ -58,8 +58,7 @@ def expand_grid(
     """Return the grid's cells with their corpus fingerprints filled in, and remarks.
 
     Text on this machine is prepared first if necessary. A dry run prepares nothing that leaves files: for unprepared
-    text the
-    ids are provisional, and a remark says so.
+    text the ids are provisional, and a remark says so.
 
     Args:
         grid: The grid.

@@ -138,8 +138,7 @@ def shared_gpu_time(seconds: ThreePointEstimate, config: CellConfig, speed: Spee
     """Return the seconds of an attempt that shares its GPU with others of the same size.
 
     The low end is unaffected by neighbours, the high end takes turns with them. Speeds that were measured with
-    neighbours,
-    and attempts that do not share a GPU, are returned unchanged.
+    neighbours, and attempts that do not share a GPU, are returned unchanged.
     """
     share = config.resources.gpus
     if speed.has_neighbours or not is_shared(share):

@@ -69,10 +69,8 @@ def costs(tasks: Sequence[Task], cells: Sequence[Cell], states: Mapping[str, Cel
     """Return cell id -> predicted cost: seconds if the speed of any cell is known, else FLOPs.
 
     A cell with the same model, recipe and resources as a measured one takes its tokens at that speed. Other cells take
-    their
-    FLOPs at the median FLOP/s of the measured ones. Parts with an unknown FLOP count add nothing. Steps that a
-    checkpoint
-    holds are not counted.
+    their FLOPs at the median FLOP/s of the measured ones. Parts with an unknown FLOP count add nothing. Steps that a
+    checkpoint holds are not counted.
 
     Args:
         tasks: Tasks to predict.
@@ -121,10 +119,8 @@ def pairs_first(
 
     First come cells whose partner is finished. Then blocks that differ in the first axis only, the second axis changing
     fastest between blocks and seeds slowest. Then the remaining cells in blocks of the second axis, and so on. Then
-    cells
-    whose partners all come earlier, and last those without a partner. After the first n cells that have a partner, at
-    least
-    floor(n / 2) new matched pairs are complete.
+    cells whose partners all come earlier, and last those without a partner. After the first n cells that have a
+    partner, at least floor(n / 2) new matched pairs are complete.
 
     Args:
         wanted: Cells to order.
@@ -165,10 +161,8 @@ def blocks(
     """Return the tasks in blocks that should start together, most informative first.
 
     Seed by seed, each declared contrast contributes one pair in turn. A pair is two cells at the contrast's levels that
-    agree
-    in everything else. Among the pairs of a contrast, those with one finished cell come first, then grid order. Tasks
-    in no
-    pair follow as single blocks, in their given order.
+    agree in everything else. Among the pairs of a contrast, those with one finished cell come first, then grid order.
+    Tasks in no pair follow as single blocks, in their given order.
 
     Args:
         tasks: Tasks to arrange.

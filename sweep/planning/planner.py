@@ -211,8 +211,7 @@ def plan(cells: Sequence[Cell], states: Mapping[str, CellState], *, retrain: boo
     """Return the plan for the cells, given their state in the database.
 
     New, interrupted, pruned and failed cells are trained, and running ones too, in case their sweep does not finish
-    them.
-    Trained cells with missing measurements are evaluated from kept weights. Diverged cells count as results.
+    them. Trained cells with missing measurements are evaluated from kept weights. Diverged cells count as results.
 
     Args:
         cells: Cells of the launch.

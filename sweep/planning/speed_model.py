@@ -402,8 +402,7 @@ def _overhead(run: _TimedRun) -> tuple[float, float] | None:
     """Return (start seconds, validation seconds per token) of a run; None if it was resumed from another attempt.
 
     Time outside training and probes is attributed to validations, checkpoints included, up to an upper bound; the rest
-    counts
-    as start.
+    counts as start.
     """
     timing = run.timed
     if not timing.whole or timing.start_s is None:

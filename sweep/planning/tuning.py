@@ -23,6 +23,7 @@ class Tuning:
 
     grid: Grid
     parts: Mapping[str, StudyProgress]
+    """Level of the tuned axis -> progress of its study."""
 
     @property
     def best(self) -> dict[str, Trial]:
@@ -40,7 +41,7 @@ class Tuning:
 
     @property
     def settled(self) -> Grid:
-        """The grid whose cells have the best settings so far."""
+        """The grid with the best settings so far at each level."""
         return replace(self.grid, tuned={word: trial.params for word, trial in self.best.items()})
 
     def as_option(self, store: Store) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`atma-sweep bench`: which cells, what the tables say, and what happens without a GPU."""
+"""`atma-sweep bench`: selection of cells, tables, and errors without a GPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has 
 
 
 def cells_of(markdown: str, header: str) -> list[list[str]]:
-    """The rows below a table's header, by cell; every line must have the header's columns."""
+    """Return the rows below a table's header by cell; every line must have the header's columns."""
     lines = markdown.splitlines()
     first = next(index for index, line in enumerate(lines) if line.startswith(header))
     table = []
@@ -54,8 +54,8 @@ def cells_of(markdown: str, header: str) -> list[list[str]]:
 # --- which cells --------------------------------------------------------------------------------------------------
 
 
-def test_the_default_cells_are_cells_of_the_full_grid() -> None:
-    """As they are: what is timed is what a launch trains."""
+def test_default_cells_are_in_the_full_grid() -> None:
+    """The timed cells equal those that a launch trains."""
     selected = train.select_cells("full", [], [])
     assert [cell.slug for cell in selected] == [
         "nope-baseline-d0-m0-w0-s0", "rope-baseline-d0-m0-w0-s0", "polar-baseline-d0-m0-w0-s0",
@@ -70,7 +70,7 @@ def test_the_default_cells_are_cells_of_the_full_grid() -> None:
     ("rivals", "attn_type", {name: f"{name}-baseline-d0-m0-w0" for name in MIXERS}),
     ("memories", "memory", {name: f"polar-baseline-d0-m{'1' if name == 'gated_delta' else name}-w0" for name in MEMORIES}),
 ])  # fmt: skip
-def test_any_part_of_the_370m_network_can_be_timed(grid: str, part: str, slugs: dict[str, str]) -> None:
+def test_bench_accepts_every_part_of_the_370m_network(grid: str, part: str, slugs: dict[str, str]) -> None:
     selected = train.select_cells(grid, [*slugs.values()], [])
     assert [getattr(cell.config.model, part) for cell in selected] == [*slugs]
     assert all(training_flops(cell.config.model, 2048) for cell in selected)
@@ -78,8 +78,8 @@ def test_any_part_of_the_370m_network_can_be_timed(grid: str, part: str, slugs: 
 
 
 @pytest.mark.parametrize("op", kernel_variants.MEMORY_OPS)
-def test_a_memory_that_is_timed_is_the_one_that_is_trained(op: str) -> None:
-    """Its rates from the logits that its own projections give: by every backend of this machine what the memory reads."""
+def test_memory_variant_equals_the_trained_memory(op: str) -> None:
+    """The rates come from the logits of the memory's own projections; every backend of this machine must match it."""
     torch.manual_seed(0)
     model = ModelConfig(d_model=16, n_heads=4, n_kv_heads=2, head_dim=8, memory=op, memories={})
     built = MEMORIES.load(op)(model, MEMORIES.load(op).Config()).double()
@@ -103,8 +103,8 @@ def test_a_memory_that_is_timed_is_the_one_that_is_trained(op: str) -> None:
 
 
 @pytest.mark.parametrize("tokens", [256, 700])
-def test_steps_of_decoding_that_are_timed_beside_each_other_are_of_the_same_numbers(tokens: int) -> None:
-    """Over pages and over dense keys, whatever is behind the last token of a text."""
+def test_paged_and_dense_decoding_steps_agree(tokens: int) -> None:
+    """They must agree whatever the pages hold after a text's last token."""
     q, k, v = torch.randn(3, 4, 16), *(torch.randn(3 * -(-tokens // 256), 256, 2, 16) for _ in range(2))
     expected = single_token.paged(3, tokens, torch.device("cpu"))(q, k, v)
     output = single_token.dense(3, tokens, SDPBackend.MATH)(q, k, v)
@@ -116,7 +116,7 @@ def test_steps_of_decoding_that_are_timed_beside_each_other_are_of_the_same_numb
 
 
 @pytest.mark.parametrize("op", ["omega", "atlas"])
-def test_the_work_of_a_memory_that_is_timed_is_what_it_says_itself(op: str) -> None:
+def test_memory_flops_equal_those_of_the_model(op: str) -> None:
     model = ModelConfig(d_model=8, n_heads=1, n_kv_heads=1, head_dim=32, memory=op)
     part, surround = MEMORIES.load(op), 2 * 8 * (len(kernel_variants.memory_rates(op, 1, 32)) + 2 * 32)
     settings = part.Config(orthogonal="none") if op == "atlas" else part.Config()
@@ -125,7 +125,7 @@ def test_the_work_of_a_memory_that_is_timed_is_what_it_says_itself(op: str) -> N
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("op", ["omega", "atlas"])
-def test_a_memory_that_is_timed_compiles_to_one_graph(op: str) -> None:
+def test_memory_variant_compiles_without_graph_breaks(op: str) -> None:
     variants = kernel_variants.memory_variants(op, torch.device("cpu"), 16)
     assert set(variants) == {"torch", "torch, compiled"}
     args = [torch.randn(1, 70, heads, 16) for heads in (2, 1, 1)]
@@ -134,8 +134,8 @@ def test_a_memory_that_is_timed_compiles_to_one_graph(op: str) -> None:
     assert torch.equal(compiled(*args), variants["torch"](*args))
 
 
-def test_what_the_command_changes_is_told() -> None:
-    """By cell, with what the grid has; a setting that changes nothing is no change."""
+def test_setting_changes_are_reported() -> None:
+    """Changes are listed by cell with the grid's values; a setting without effect is no change."""
     slug = "rope-weak-d0-m1-w1"
     (own,) = train.select_cells("full", [slug], [])
     sets = ["train.micro_batch=16", f"train.clip={own.config.train.clip}", "eval.lengths=[64]"]
@@ -150,7 +150,7 @@ def test_what_the_command_changes_is_told() -> None:
     assert train.setting_changes("full", same, ["train.micro_batch=4"]) == {}
 
 
-def test_cells_by_slug_with_or_without_their_seed() -> None:
+def test_select_cells_by_slug_with_or_without_seed() -> None:
     slugs = ["rope-weak-d0-m1-w1", "rope-weak-d0-m1-w1-s0", "polar-zipfian-d1-m0-w1"]
     selected = train.select_cells("full", slugs, ["train.micro_batch=8", "train.deterministic=on"])
     assert [cell.slug for cell in selected] == ["rope-weak-d0-m1-w1-s0"] * 2 + ["polar-zipfian-d1-m0-w1-s0"]
@@ -158,7 +158,7 @@ def test_cells_by_slug_with_or_without_their_seed() -> None:
     assert all(cell.config.train.deterministic for cell in selected)
 
 
-def test_without_a_seed_the_first_one_of_the_grid_is_meant(write: Callable[..., Path]) -> None:
+def test_select_cells_without_seed_uses_the_first(write: Callable[..., Path]) -> None:
     path = write("name: g\nextends: micro\naxes: {attn_type: [polar, rope]}\nseeds: [4, 2]\n")
     sets = ["train.micro_batch=4"]
     cells = load_grid(path).expand(lambda data: "random tokens")
@@ -168,7 +168,7 @@ def test_without_a_seed_the_first_one_of_the_grid_is_meant(write: Callable[..., 
     assert [(cell.config.seed, cell.config.train.micro_batch) for cell in selected] == [(4, 4), (2, 4)]
 
 
-def test_an_unknown_cell_names_the_nearest(command: Command) -> None:
+def test_select_cells_unknown_slug_names_the_nearest(command: Command) -> None:
     with pytest.raises(GridError):
         train.select_cells("full", ["polar-baseline-d0-m2-w0"], [])
     code, out, err = command("bench", "train", "polar-baseline-d0-m2-w0")
@@ -185,9 +185,7 @@ def test_an_unknown_grid_or_setting(command: Command) -> None:
     assert "micro_batch" in err
 
 
-def test_a_kernel_that_is_not_timed_is_told_before_anything_starts(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bench_kernels_refuses_an_unknown_op(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = command("bench", "kernels", "polar", "treshold")
     assert (code, out) == (2, "")
     assert "no kernel 'treshold' is timed" in err
@@ -207,7 +205,7 @@ def test_a_kernel_that_is_not_timed_is_told_before_anything_starts(
     ("train",), ("train", "rope-baseline-d0-m0-w0", "--rounds", "1", "--json"), ("train", "--profile"),
     ("kernels",), ("kernels", "polar", "--json"),
 ])  # fmt: skip
-def test_without_a_gpu_one_line_and_exit_3(arguments: tuple[str, ...], command: Command, tmp_path: Path) -> None:
+def test_bench_without_a_gpu_exits_with_3(arguments: tuple[str, ...], command: Command, tmp_path: Path) -> None:
     code, out, err = command("bench", *arguments, "--out", "numbers.json")
     assert (code, out) == (3, "")
     assert err.strip() == (
@@ -245,7 +243,7 @@ def make_row(**changes: object) -> train.TrainRow:
     return train.TrainRow(**(values | changes))  # type: ignore[arg-type]
 
 
-def test_table_of_cells() -> None:
+def test_train_table() -> None:
     shares = {"matrix products": 0.613, "attention": 0.2, "other": 0.004}
     changed = make_row(
         cell="nope", tokens_per_s=1234.0, profile=shares, micro_batch=16, changed="train.micro_batch 4 -> 16"
@@ -273,7 +271,7 @@ def test_table_of_cells() -> None:
     assert text.count("matrix products") == 1
 
 
-def test_shares_are_those_of_the_kernels_and_json_names_each() -> None:
+def test_train_profile_shares_and_json() -> None:
     lines = [
         train.Kernel("nvjet_tst_128x256", "matrix products", 40, 6.0),
         train.Kernel("triton_red_fused_add_3", "compiled elementwise", 12, 3.0),
@@ -290,7 +288,7 @@ def test_shares_are_those_of_the_kernels_and_json_names_each() -> None:
     }  # fmt: skip
 
 
-def test_a_table_says_how_steps_are_queued() -> None:
+def test_train_table_states_the_graph_modes() -> None:
     graphs_text, queued_text = "CUDA graphs: train.graphs: on", "as they come: train.graphs: off"
     text = train.table(
         LIMITS, [make_row(steps=graphs_text), make_row(cell="nope", steps=graphs_text), make_row(steps=queued_text)]
@@ -300,7 +298,7 @@ def test_a_table_says_how_steps_are_queued() -> None:
     assert f"Steps {queued_text} (polar-baseline-d0-m1-w0-s0)" in text.splitlines()
 
 
-def test_cells_are_timed_both_ways_in_turn() -> None:
+def test_with_graph_modes_repeats_each_cell() -> None:
     cells = train.select_cells("full", [], [])[:2]
     assert train.with_graph_modes(cells, []) == cells
     variants = train.with_graph_modes(cells, ["off", "on"])
@@ -310,15 +308,15 @@ def test_cells_are_timed_both_ways_in_turn() -> None:
     assert {cell_id(cell.config) for cell in variants} == {cell_id(cell.config) for cell in cells}
 
 
-def test_a_share_that_is_not_known_is_said() -> None:
+def test_train_table_gives_a_reason_for_unknown_mfu() -> None:
     why = "mixer 'mine' does not say its FLOPs (forward_flops)"
     text = train.table(LIMITS, [make_row(), make_row(cell="mine", mfu=None, unknown=why)])
     assert [row[4] for row in cells_of(text, "| cell |")] == ["45.7%", "n/a"]
     assert f"\n\nn/a: {why}\n\n" in text
 
 
-def test_attention_with_gates_is_timed_beside_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the mixer calls it: its gates are the mixer's, of query heads or of KV heads, and every variant can be run."""
+def test_gated_attention_cases_contain_usable_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gates are those of the mixer, per query head or per KV head, and every variant must run."""
     monkeypatch.setattr(kernel_variants, "gated_available", lambda *_, **__: {"torch": None, "fla": "it is wrong"})
     monkeypatch.setattr(kernels.polar, "available", lambda *_: [])
     cases = list(kernels.cases(["wall_head", "wall_kv", "forgetting"], torch.device("meta")))
@@ -340,14 +338,14 @@ def test_attention_with_gates_is_timed_beside_what_is_right(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("op", "tied"), [("forgetting", False), ("wall", False), ("wall", True)])
-def test_the_trial_of_gated_attention_believes_what_is_right(op: str, tied: bool) -> None:
+def test_gated_error_is_small_for_the_reference(op: str, tied: bool) -> None:
     error = kernel_variants.gated_error(getattr(kernel_variants, op), torch.device("cpu"), 16, tied, "torch")
     assert 1e-4 < error < 5e-3, "bf16 beside float32, results and gradients"
 
 
 @pytest.mark.parametrize("window", [None, 5])
-def test_eager_polar_attention_is_the_formula(window: int | None) -> None:
-    """Beside the version that goes through blocks of queries and has a backward of its own, in float64."""
+def test_eager_polar_attention_matches_blocked_kernel(window: int | None) -> None:
+    """The reference goes through blocks of queries and has a hand-written backward pass; in float64."""
     draw = torch.Generator().manual_seed(3)
     shapes = [(2, 33, 4, 8), (2, 33, 2, 8), (2, 33, 2, 8), (4,), (4,), (4,), (4,), (4, 8)]
     args = [torch.randn(shape, generator=draw, dtype=torch.float64).requires_grad_() for shape in shapes]
@@ -361,7 +359,7 @@ def test_eager_polar_attention_is_the_formula(window: int | None) -> None:
 
 
 def test_polar_attention_has_an_eager_variant() -> None:
-    """The paper compares its kernel with PyTorch's operations one by one; meta tensors show which cases have which."""
+    """The paper compares its kernel with PyTorch's operations; meta tensors show which cases include which."""
     cases = list(kernels.cases(["polar"], torch.device("meta")))
     assert (cases[0].size, list(cases[0].variants)) == ("B16 T2048", ["torch", "eager"])
     assert kernel_variants.peak_bytes(16, 8, 2048) == 7 * 4 * 16 * 8 * 2048**2
@@ -369,8 +367,8 @@ def test_polar_attention_has_an_eager_variant() -> None:
     assert all(set(case.eager) == {"torch", "eager"} for case in cases)
 
 
-def test_gated_ops_are_timed_by_a_child_and_again_without_fla(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child that ends in time is believed; of one that does not, the missing cases are timed here, with the reason."""
+def test_foreign_ops_are_timed_again_without_fla(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a child that finishes are used; missing cases are timed here, with the reason in their size."""
     row = kernels.KernelRow("wall_kv", "B16 T2048", "fla", 1.0, 2.0, 1.9, 2.1, 0.5, 0.5, 1.0, 7)
     commands: list[Sequence[str]] = []
 
@@ -397,8 +395,8 @@ def test_gated_ops_are_timed_by_a_child_and_again_without_fla(monkeypatch: pytes
 
 
 @no_gpu
-def test_threshold_attention_is_timed_beside_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the mixer calls it; where its kernels cannot run, the line of the table says why they are missing."""
+def test_threshold_attention_is_compared_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call equals the mixer's; where its kernels cannot run, the table states the reason."""
     monkeypatch.setattr(kernels.polar, "available", lambda *_: [])
     cases = list(kernels.cases(["threshold"], torch.device("meta")))
     why = "Triton needs CUDA, the device is meta"
@@ -422,9 +420,7 @@ def test_threshold_attention_is_timed_beside_torch(monkeypatch: pytest.MonkeyPat
 
 @no_gpu
 @pytest.mark.parametrize(("op", "learned"), [("contextual", "vectors"), ("relative", "table")])
-def test_attention_with_numbers_of_positions_is_timed_beside_torch(
-    op: str, learned: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_position_attention_is_compared_with_torch(op: str, learned: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels.polar, "available", lambda *_: [])
     right = kernels.BackendChoice("triton", "Triton 9")
     monkeypatch.setattr(getattr(kernels, op), "choose_backend", lambda *_: right)
@@ -444,7 +440,7 @@ def test_attention_with_numbers_of_positions_is_timed_beside_torch(
         assert (mixer(q, k, v, window=None) - small.variants["torch"](q, k, v, fourth)).abs().max() <= 1e-6
 
 
-def test_table_of_kernels() -> None:
+def test_kernel_table() -> None:
     timed = kernels.KernelRow("polar", "B16 T2048", "gluon", 1.23456, 4.5, 4.41, 4.6, 0.512, 0.4989, 1.0123, 3 * 2**20)
     forward = kernels.KernelRow("polar", "B1 T65536", "triton", 20.0, None, None, None, 0.25, None, None, 0)
     text = kernels.table(LIMITS, [timed, forward])
@@ -454,7 +450,7 @@ def test_table_of_kernels() -> None:
     assert two == ["polar", "B1 T65536", "triton", "20.000", "", "", "25%", "", "", "0"]
 
 
-def test_json_holds_every_number() -> None:
+def test_kernel_json_contains_every_number() -> None:
     row = make_row(profile={"attention": 0.2})
     payload = json.loads(json.dumps(report.as_dict(LIMITS, [row])))
     assert payload["ceilings"] == {"flops": 712.4e12, "bytes_per_s": 4.123e12}
@@ -463,8 +459,10 @@ def test_json_holds_every_number() -> None:
     assert json.loads(json.dumps(report.as_dict(LIMITS, [timed])))["rows"] == [timed.__dict__]
 
 
-def test_heading_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The table under what it was measured with; the same as JSON on request, and in a file."""
+def test_report_heading_and_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table follows the heading; JSON is printed on request and written to a file."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
@@ -494,7 +492,7 @@ def test_heading_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def bench(folder: Path, *arguments: str) -> tuple[str, dict[str, object]]:
-    """Its output and the JSON that it wrote."""
+    """Run the command and return its output and the JSON that it wrote."""
     command = [sys.executable, "-m", "atma_sweep.cli", "bench", *arguments, "--out", "numbers.json"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -540,7 +538,7 @@ def test_bench_kernels_on_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_writing_is_timed_beside_what_its_bytes_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_reports_the_bandwidth_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     (cell,) = train.select_cells("quick", ["polar-baseline-d0-m1-w0"], [])
     model = cell.config.model
     behind, step = [], PagedDecoder.step
@@ -581,7 +579,7 @@ def test_writing_is_timed_beside_what_its_bytes_take(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.thorough
-def test_writing_by_others_attention_is_timed_beside_it() -> None:
+def test_decode_times_dense_attention_as_well() -> None:
     cells = train.select_cells("quick", ["nope-baseline-d0-m1-w0", "polar-baseline-d0-m1-w0"], [])
     backends = {"math": SDPBackend.MATH, "flash": SDPBackend.CUDNN_ATTENTION}
     _, rows = decode.run(cells, torch.device("cpu"), (2,), (300,), rounds=1, steps=2, dense=backends, tell=print)
@@ -597,8 +595,8 @@ def test_writing_by_others_attention_is_timed_beside_it() -> None:
     assert "Attention other than in pages" not in decode.table(LIMITS, rows[:1])
 
 
-def test_others_attention_gives_the_logits_of_a_step() -> None:
-    """Within `dense_network` a step reads what the pages hold, text by text, and afterwards the network is as before."""
+def test_dense_network_gives_the_logits_of_a_step() -> None:
+    """Inside `dense_network` a step reads the pages text by text; afterwards the network is unchanged."""
     (cell,) = train.select_cells("quick", ["nope-baseline-d0-m1-w0"], [])
     model = network(cell.config, torch.device("cpu")).eval()
     draw = torch.Generator().manual_seed(1)

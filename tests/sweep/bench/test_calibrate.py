@@ -1,4 +1,4 @@
-"""A calibration on the CPU: it times the cell that it is given, and what it says of a longer step is arithmetic."""
+"""Calibration on the CPU: it times the given cell, and extrapolates longer steps arithmetically."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ set:
 """A step of 32 micro-batches, of which the calibration takes eight."""
 
 
-def test_a_step_is_made_of_those_that_were_timed(
+def test_calibration_extrapolates_a_longer_step(
     cells: Callable[..., list[Cell]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (cell,) = cells(SMALL)
@@ -61,10 +61,10 @@ def test_a_step_is_made_of_those_that_were_timed(
 
 
 @pytest.mark.thorough
-def test_what_is_compiled_is_timed_in_a_process_that_finds_it(
+def test_calibration_times_compiled_cell_in_second_process(
     cells: Callable[..., list[Cell]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As attempts do: the first step of a process that has compiled itself would tell too little."""
+    """A process that compiles itself would report a first step that attempts of a sweep do not have."""
     (cell,) = cells(SMALL)
     monkeypatch.setattr(calibrate, "does_compile", lambda cell, device: True)
     functions: list[str] = []
@@ -87,7 +87,7 @@ def test_what_is_compiled_is_timed_in_a_process_that_finds_it(
     ]
 
 
-def test_a_process_apart_answers_or_says_how_it_ended() -> None:
+def test_run_in_subprocess_returns_or_raises() -> None:
     assert calibrate.run_in_subprocess("it", os.getpid) != os.getpid()
     # an interrupt ends the one that waits, and leaves no traceback of the other
     assert signal.SIGINT in calibrate.run_in_subprocess("it", signal.pthread_sigmask, signal.SIG_BLOCK, ())

@@ -1,4 +1,4 @@
-"""The benchmark of whole cells: what it measures is what the database has, and what cannot be measured is refused before."""
+"""Benchmark of concurrency: its numbers equal those of the database, and impossible requests are refused early."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def row(attempts: int, rate: float) -> PackingRow:
     return PackingRow(attempts, 4, 8.0, rate, 1800.0, 1.25, 2.5, 0.5, 1.0, 0.25)
 
 
-def test_the_table_marks_the_most_tokens_and_says_whether_mps_runs() -> None:
+def test_packing_table_marks_the_best_and_states_mps() -> None:
     result = PackingResult("quick", "NVIDIA H200", False, (row(1, 1000.0), row(2, 3500.4)))
     lines = packing.table(result).splitlines()
     assert lines[3] == "| **2** | 4 | 8.0 | 3,500 | 1,800 | 1.2 | 2.5 | 0.5 | 1.0 | 0.2 |"
@@ -29,17 +29,15 @@ def test_the_table_marks_the_most_tokens_and_says_whether_mps_runs() -> None:
     assert json.loads(json.dumps(report.as_dict(result)))["rows"][1]["tokens_per_s"] == 3500.4
 
 
-def test_more_attempts_than_cores_are_refused_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packing_refuses_more_attempts_than_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "cores", lambda: 3)
     with pytest.raises(SweepError, match="this machine has 3; give at most 3"):
         packing.run("quick", [4], tmp_path, sets=SMALL, only=["attn_type=nope"], tell=lambda line: None)
     assert list(tmp_path.glob("runs-4/*/*/job.json")) == []
 
 
-def test_phases_that_were_never_seen_have_no_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times of two attempts, one after the other, against sums by hand."""
+def test_packing_unseen_phases_have_zero_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of two consecutive attempts, against sums by hand."""
 
     class FixedStore:
         def curve(self, attempt: int) -> list[object]:
@@ -60,7 +58,7 @@ def test_phases_that_were_never_seen_have_no_length(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.thorough
-def test_whole_cells_are_trained_anew_at_each_number_of_attempts(tmp_path: Path) -> None:
+def test_packing_retrains_cells_for_each_attempt_count(tmp_path: Path) -> None:
     lines: list[str] = []
     result = packing.run(
         "quick", [1, 2], tmp_path, sets=SMALL, only=["attn_type=nope", "memory=off"], tell=lines.append
@@ -90,7 +88,7 @@ def test_whole_cells_are_trained_anew_at_each_number_of_attempts(tmp_path: Path)
     assert lines[0] == "1 at once: 2 cells"
 
 
-def test_numbers_of_attempts_are_read_or_refused() -> None:
+def test_packing_parses_attempt_counts() -> None:
     assert packing.parse_attempts("8,1, 2") == [1, 2, 8]
     for wrong in ("", "0", "1,,2", "two", "-1", "1.5"):
         with pytest.raises(SweepError, match="give whole numbers from 1 up"):

@@ -1,4 +1,4 @@
-"""The benchmark of whole sweeps does what a sweep does, and what it found to be slow stays right."""
+"""Benchmark of large sweeps: it does the work of a real sweep, and former bottlenecks stay fast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atma_sweep.sweep.orchestrator import supervisor
 
 
 @pytest.mark.thorough
-def test_every_cell_is_planned_supervised_and_found_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scale_benchmark_finishes_every_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     sleep = time.sleep
     monkeypatch.setattr(supervisor, "POLL_S", 0.0123)

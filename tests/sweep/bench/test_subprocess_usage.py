@@ -1,4 +1,4 @@
-"""Benchmarks in a process of their own: what a command took, and rows that come in time."""
+"""Benchmarks in subprocesses: measured resources of a command, and rows with a time limit."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ MIB = 2**20
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells another process's peak")
-def test_the_memory_is_the_commands_own_not_that_of_who_started_it(tmp_path):
+def test_run_measured_reports_memory_of_the_command(tmp_path):
     ballast = b"x" * (400 * MIB)
     held = "x = b'x' * (150 << 20); import time; time.sleep(0.3); print(len(x))"
     took = run_measured([sys.executable, "-c", held], tmp_path)
@@ -25,13 +25,13 @@ def test_the_memory_is_the_commands_own_not_that_of_who_started_it(tmp_path):
     assert took.processor > 0
 
 
-def test_a_command_that_fails_says_why(tmp_path):
+def test_run_measured_raises_with_the_output(tmp_path):
     with pytest.raises(MachineError, match="no such luck"):
         run_measured([sys.executable, "-c", "raise SystemExit('no such luck')"], tmp_path)
 
 
 def module(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> str:
-    """Name of a module with that code, which prints lines of JSON."""
+    """Return the name of a new module with that code, which prints lines of JSON."""
     head = "import os, subprocess, sys, time\nfrom atma_sweep.sweep.bench.subprocess_usage import child_arguments\nargs = child_arguments()\n"
     (folder / "rows_printer.py").write_text(head + code)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))

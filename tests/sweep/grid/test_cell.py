@@ -1,4 +1,4 @@
-"""What a cell's id depends on, and what it must never depend on."""
+"""Content of a cell's id: fields that change it, and fields that never may."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WITH_ALL = "set:\n  {attn_type: rope, window: on, distractor: on, memory: on, re
 
 
 def single_id(cells: Cells, setting: str = "", base: str = "") -> str:
-    """The id of the only cell of `base` with one more setting, such as "train.clip: 2"."""
+    """Return the id of the only cell of `base` with one additional setting, such as "train.clip: 2"."""
     text = (base or "set:\n") + (f"  {setting}\n" if setting else "")
     if base and setting:
         text = base.rstrip().removesuffix("}") + f", {setting}}}\n"
@@ -39,14 +39,14 @@ def single_id(cells: Cells, setting: str = "", base: str = "") -> str:
 @pytest.mark.parametrize(
     "spelling", ["1e9", "1_000_000_000", "1000000000", "1000000000.0", '"1e9"', '"1_000_000_000"', "1.0e+9"]
 )
-def test_spellings_of_one_number_give_one_id(cells: Cells, spelling: str) -> None:
+def test_id_is_equal_for_spellings_of_a_number(cells: Cells, spelling: str) -> None:
     (cell,) = cells(f"set:\n  train.tokens: {spelling}\n")
     assert (cell.config.train.tokens, type(cell.config.train.tokens)) == (10**9, int)
     assert cell.id == single_id(cells, "train.tokens: 1000000000")
 
 
 @pytest.mark.parametrize("spelling", ["0.001", "1e-3", '"1e-3"', "1.0e-3", "0.00_1"])
-def test_spellings_of_one_fraction_give_one_id(cells: Cells, spelling: str) -> None:
+def test_id_is_equal_for_spellings_of_a_fraction(cells: Cells, spelling: str) -> None:
     assert single_id(cells, f"train.muon_lr: {spelling}") == single_id(cells, "train.muon_lr: 0.001")
 
 
@@ -55,11 +55,11 @@ def test_spellings_of_one_fraction_give_one_id(cells: Cells, spelling: str) -> N
     "resources.cpus: 7", "checkpoint.every_minutes: 1", "checkpoint.every_steps: 5", "checkpoint.keep: nothing",
     "data.path: /elsewhere", "data.corpus: files", "data.heldout_tokens: 99", "train.graphs: on", "train.graphs: off",
 ])  # fmt: skip
-def test_evaluation_resources_checkpoints_names_and_paths_are_outside(cells: Cells, setting: str) -> None:
+def test_id_excludes_sections_that_change_no_weight(cells: Cells, setting: str) -> None:
     assert single_id(cells, setting) == single_id(cells)
 
 
-def test_tokenizer_name_is_outside_its_tokens_are_in_the_fingerprint() -> None:
+def test_id_excludes_tokenizer_but_not_fingerprint() -> None:
     def number(tokenizer: str, fingerprint: str) -> str:
         return cell_id(CellConfig(data=DataConfig(tokenizer=tokenizer, fingerprint=fingerprint)))
 
@@ -87,7 +87,7 @@ INSIDE = [
 ]  # fmt: skip
 
 
-def test_every_field_of_model_data_and_training_is_inside(cells: Cells) -> None:
+def test_id_includes_every_model_data_and_train_field(cells: Cells) -> None:
     base = "seeds: [0]\n" + WITH_ALL
     ids = {"": single_id(cells, base=base)}
     for setting in INSIDE:
@@ -104,7 +104,7 @@ def test_every_field_of_model_data_and_training_is_inside(cells: Cells) -> None:
     assert len(set(ids.values())) == len(ids)
 
 
-def test_the_list_of_fields_inside_is_complete() -> None:
+def test_id_field_list_is_complete() -> None:
     listed = {setting.split(": ")[0] for setting in INSIDE}
     listed |= {"model.attn_type", "model.memory", "model.window", "train.regularizer", "train.distractor"}
     # the rest has its own test: sub-sections, the plugin's hash, the fingerprint
@@ -118,7 +118,7 @@ def test_the_list_of_fields_inside_is_complete() -> None:
         assert [name for name in cls.model_fields if f"{section}.{name}" not in listed] == []
 
 
-def test_what_is_compiled_is_a_switch_or_blocks(cells: Cells) -> None:
+def test_compile_is_a_switch_or_blocks(cells: Cells) -> None:
     grid_cells = cells("axes: {train.compile: [on, off, blocks]}\n")
     assert [cell.config.train.compile for cell in grid_cells] == [True, False, "blocks"]
     with pytest.raises(GridError, match=r"train\.compile: must be on, off or blocks, got 'sometimes'"):
@@ -126,7 +126,7 @@ def test_what_is_compiled_is_a_switch_or_blocks(cells: Cells) -> None:
 
 
 @pytest.mark.parametrize("resources", ["gpus: 1", "{gpus: 0.5, gpu_type: H200}"])
-def test_a_precision_is_inside_and_bf16_is_not(cells: Cells, resources: str) -> None:
+def test_id_includes_precision_except_bf16(cells: Cells, resources: str) -> None:
     resources = resources if resources.startswith("{") else f"{{{resources}}}"
     text = f"resources: {resources}\nset: {{model.head_dim: 16}}\naxes: {{train.precision: [bf16, fp16, fp8]}}\n"
     by_precision = {cell.config.train.precision: cell for cell in cells(text)}
@@ -145,7 +145,7 @@ OUTSIDE_SETTINGS = [
 
 
 @pytest.mark.parametrize(("switch", "setting"), OUTSIDE_SETTINGS)
-def test_settings_of_what_is_switched_on_are_inside(cells: Cells, switch: str, setting: str) -> None:
+def test_id_includes_settings_of_active_parts(cells: Cells, switch: str, setting: str) -> None:
     assert single_id(cells, f"{{{switch}, {setting}}}") != single_id(cells, f"{{{switch}}}")
 
 
@@ -157,11 +157,11 @@ def test_settings_of_what_is_switched_on_are_inside(cells: Cells, switch: str, s
     ("distractor: off", "train.distractor_count: 5"), ("reg_mode: baseline", "train.regularizer_weight: 0.5"),
     ("reg_mode: baseline", "train.regularizer_sketch: 5"), ("attn_type: nope", "model.mixers.rope.base: 5"),
 ])  # fmt: skip
-def test_settings_of_what_is_switched_off_are_outside(cells: Cells, switch: str, setting: str) -> None:
+def test_id_excludes_settings_of_inactive_parts(cells: Cells, switch: str, setting: str) -> None:
     assert single_id(cells, f"{{{switch}, {setting}}}") == single_id(cells, f"{{{switch}}}")
 
 
-def test_the_id_is_the_hash_of_the_canonical_identity() -> None:
+def test_id_is_the_hash_of_the_canonical_identity() -> None:
     config = CellConfig(data=DataConfig(fingerprint="ab"), seed=4)
     expected = {
         "model": {"d_model": 1024, "n_layers": 16, "n_heads": 8, "n_kv_heads": 2, "head_dim": 128, "vocab_size": 50304,
@@ -175,7 +175,7 @@ def test_the_id_is_the_hash_of_the_canonical_identity() -> None:
     assert cell_id(config) == hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def test_the_plugin_file_is_in_the_id_by_its_hash_only() -> None:
+def test_id_includes_only_the_hash_of_a_plugin() -> None:
     plain = CellConfig()
     for part in PLUGGABLE:
 
@@ -206,7 +206,7 @@ class LaterCell(CellConfig):
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Id of a cell in the version from the future."""
+    """Return the id of the cell in a simulated later version."""
 
     def number(**train: Any) -> str:
         with monkeypatch.context() as patch:
@@ -223,7 +223,7 @@ def test_new_fields_at_their_identity_default_leave_old_ids_alone(later: Callabl
     assert later(clip=1.0, ema=0.0, warmup=1) != old
 
 
-def test_a_moved_working_default_changes_only_cells_that_follow_it(later: Callable[..., str]) -> None:
+def test_changed_default_moves_only_cells_that_use_it(later: Callable[..., str]) -> None:
     assert later(ema=0.0) == cell_id(CellConfig(train=TrainConfig(clip=2.0)))
     assert later(clip=1.0, ema=0.0) == cell_id(CellConfig(train=TrainConfig(clip=1.0)))
     assert later(clip=1.0) != cell_id(CellConfig())
@@ -234,14 +234,14 @@ def test_a_moved_working_default_changes_only_cells_that_follow_it(later: Callab
 
 @pytest.mark.parametrize("name", shipped())
 def test_golden_ids(name: str, fake_fingerprint: Any) -> None:
-    """Ids are for ever: a change here orphans every number that was measured under the old ones."""
+    """A change here orphans every result that was measured under the old ids."""
     cells = load_grid(name).expand(fake_fingerprint)
     assert [[cell.id, cell.slug] for cell in cells] == GOLDEN[name]
     assert len({cell.id for cell in cells}) == len({cell.slug for cell in cells}) == len(cells)
     assert all(map(count_parameters, {id(cell.config.model): cell.config.model for cell in cells}.values()))
 
 
-def test_the_recipes_share_no_cell_and_the_paper_grids_do() -> None:
+def test_recipes_share_no_cell_but_paper_grids_do() -> None:
     ids = {name: {number for number, _ in cells} for name, cells in GOLDEN.items()}
     assert sorted(ids) == shipped()
     assert ids["paper-v1"] < ids["paper-v2"]
@@ -249,7 +249,7 @@ def test_the_recipes_share_no_cell_and_the_paper_grids_do() -> None:
 
 
 def run_id(cell: Cell) -> str:
-    """The paper authors' name of a cell."""
+    """Return the paper authors' name of a cell."""
     level, digit = cell.levels, {"off": "0", "on": "1"}
     switches = "__".join(
         f"{short}-{digit[level[name]]}"
@@ -258,7 +258,7 @@ def run_id(cell: Cell) -> str:
     return f"{level['attn_type']}__reg-{level['reg_mode']}__{switches}"
 
 
-def test_paper_grids_are_the_rows_of_the_papers_tables(shared: Path, fake_fingerprint: Any) -> None:
+def test_paper_grids_match_rows_of_the_papers_tables(shared: Path, fake_fingerprint: Any) -> None:
     tables = json.loads((shared / "paper" / "tables.json").read_text())
     missing = tables["_meta"]["v1_missing_cells"]
     first, second = ([run_id(c) for c in load_grid(name).expand(fake_fingerprint)] for name in ("paper-v1", "paper-v2"))
@@ -268,7 +268,7 @@ def test_paper_grids_are_the_rows_of_the_papers_tables(shared: Path, fake_finger
     assert second == [row["run_id"] for row in tables["v2"]["table8_complete"]["rows"]]
 
 
-def test_another_process_with_another_hash_seed_gives_the_same_ids() -> None:
+def test_ids_are_independent_of_the_hash_seed() -> None:
     program = (
         "from atma_sweep.sweep.grid.grid import load_grid\n"
         "print(*(c.id for c in load_grid('quick').expand(lambda data: 'f' * 64)))"

@@ -1,4 +1,4 @@
-"""Every field of the config with values that nobody means: one line and an exit code, through a grid file and through --set."""
+"""Odd values for every config field, in a grid file and in --set: a single line and an exit code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ VALUES: dict[str, str] = {
 
 
 def fields() -> Iterator[str]:
-    """The dotted path of every setting that a grid may set."""
+    """Return the dotted path of every setting that a grid may set."""
 
     def below(path: str) -> Iterator[str]:
         if path and settings.path_problem(path) is None:
@@ -76,7 +76,7 @@ def check(case: str, code: int, err: str, mentions: tuple[str, ...]) -> None:
         assert any(mention in lines[0] for mention in mentions), f"{case}: {lines[0][:300]}"
 
 
-def count_one_line_errors(cases: list[tuple[str, str]], command: Command, write: Write) -> int:
+def count_refused(cases: list[tuple[str, str]], command: Command, write: Write) -> int:
     """Run each case through a file or through --set: none ends in a traceback. Return how many are refused, each in one line."""
     refused = 0
     for index, (path, kind) in enumerate(cases):
@@ -98,7 +98,7 @@ def count_one_line_errors(cases: list[tuple[str, str]], command: Command, write:
     return refused
 
 
-def test_every_section_has_fields_to_fuzz() -> None:
+def test_fuzz_fields_cover_every_section() -> None:
     sections = {path.split(".")[0] for path in FIELDS}
     assert sections == set(CellConfig.model_fields) - {"seed", "plugins"}
     assert {path.split(".")[2] for path in FIELDS if path.startswith("eval.settings.")} <= set(PROBES)
@@ -108,10 +108,10 @@ def test_every_section_has_fields_to_fuzz() -> None:
 
 @pytest.mark.slow
 def test_odd_values_of_settings_are_refused(command_line: Command, write: Write) -> None:
-    assert count_one_line_errors(DAILY, command_line, write) > len(DAILY) / 2
+    assert count_refused(DAILY, command_line, write) > len(DAILY) / 2
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("part", range(10))
 def test_odd_values_of_all_settings_are_refused(command_line: Command, write: Write, part: int) -> None:
-    assert count_one_line_errors(THOROUGH[part::10], command_line, write) > 0
+    assert count_refused(THOROUGH[part::10], command_line, write) > 0

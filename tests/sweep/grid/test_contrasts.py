@@ -1,4 +1,4 @@
-"""Declared contrasts: what a grid may say, where they are kept, and that they change no cell."""
+"""Declared contrasts: allowed values, storage, and that they change no cell."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fake(data: object) -> str:
     return "f" * 64
 
 
-def test_they_are_read(write: Write) -> None:
+def test_contrasts_are_read(write: Write) -> None:
     assert load_grid(write(HEAD + GOOD)).contrasts == (NEEDLE, CLEAN, VAL)
     assert [contrast.measure for contrast in (NEEDLE, CLEAN, VAL)] == [
         "needle.digit_accuracy@1024",
@@ -43,25 +43,25 @@ def test_they_are_read(write: Write) -> None:
     ]
 
 
-def test_levels_of_include_count(write: Write) -> None:
+def test_contrasts_accept_levels_of_include(write: Write) -> None:
     text = (
         "include: [{attn_type: rope, memory: on}]\ncontrasts: [{measure: val.val_loss, axis: attn_type, level: rope}]\n"
     )
     assert load_grid(write(HEAD + text)).contrasts[0].level == "rope"
 
 
-def test_other_lengths_may_be_tried_on_the_command_line(write: Write) -> None:
+def test_contrasts_allow_lengths_of_the_command_line(write: Write) -> None:
     grid = load_grid(write(HEAD + GOOD), sets=["eval.lengths=[64]"], rename="h")
     assert len(grid.expand(fake)) == 4
 
 
 @pytest.mark.parametrize("text", [GOOD, "stop: {contrast: memory, metric: needle@1024, ci: 10}\n"])
-def test_contrasts_and_a_stop_rule_are_part_of_no_cell(write: Write, text: str) -> None:
+def test_contrasts_and_stop_rule_change_no_id(write: Write, text: str) -> None:
     bare, declared = (load_grid(write(HEAD + more)).expand(fake) for more in ("", text))
     assert [(cell.id, cell.config) for cell in declared] == [(cell.id, cell.config) for cell in bare]
 
 
-def test_options_are_read_back_and_strange_ones_are_left_out() -> None:
+def test_contrast_options_round_trip_skipping_invalid() -> None:
     options = json.loads(json.dumps({"contrasts": as_options((NEEDLE, CLEAN, VAL))}))
     assert contrasts_of(options) == (NEEDLE, CLEAN, VAL)
     good = options["contrasts"][0]
@@ -70,7 +70,7 @@ def test_options_are_read_back_and_strange_ones_are_left_out() -> None:
     assert contrasts_of({"contrasts": 3}) == contrasts_of({}) == contrasts_of(None) == ()
 
 
-def test_a_launch_keeps_them_with_its_revision_and_a_bundle_takes_them_along(write: Write, tmp_path: Path) -> None:
+def test_contrasts_are_stored_by_launch_and_in_bundles(write: Write, tmp_path: Path) -> None:
     grid = load_grid(write(HEAD + GOOD))
     request = LaunchRequest(grid=grid, cells=grid.expand(fake), runs=tmp_path)
     store = open_store(tmp_path / "a.db", create=True)
@@ -87,7 +87,7 @@ def test_a_launch_keeps_them_with_its_revision_and_a_bundle_takes_them_along(wri
         database.close()
 
 
-def test_a_grid_without_them_stores_what_it_always_did(write: Write, tmp_path: Path) -> None:
+def test_grid_without_contrasts_stores_no_option(write: Write, tmp_path: Path) -> None:
     grid = load_grid(write(HEAD))
     store = open_store(tmp_path / "a.db", create=True)
     claim(LaunchRequest(grid=grid, cells=grid.expand(fake), runs=tmp_path), store, this_process("launch"))

@@ -1,4 +1,4 @@
-"""`design:` in a grid: what it may say, which cells it takes, and that they are cells of the whole grid."""
+"""`design:` of a grid: allowed values, the chosen cells, and that they are cells of the full grid."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("asked", SIZES)
-def test_its_cells_are_cells_of_the_whole_grid(write: Write, options: str) -> None:
+def test_design_cells_are_cells_of_the_full_grid(write: Write, options: str) -> None:
     rest = "seeds: 2\ninclude: [{attn_type: polar, memory: kda}]\n"
     all_ids = [cell.id for cell in load_grid(write(HEAD + rest)).expand(fake)]
     cells = [cell.id for cell in load_grid(write(f"{HEAD}{rest}design: {options}\n")).expand(fake)]
@@ -51,7 +51,7 @@ def test_its_cells_are_cells_of_the_whole_grid(write: Write, options: str) -> No
     assert cells[-2:] == all_ids[-2:]
 
 
-def test_excluded_combinations_are_never_taken(write: Write) -> None:
+def test_design_never_contains_excluded_combinations(write: Write) -> None:
     text = f"{HEAD}exclude: [{{memory: on, window: on, attn_type: [nope, rope]}}]\ndesign: {{runs: 20}}\n"
     cells = load_grid(write(text)).expand(fake)
     assert len(cells) == 20
@@ -59,7 +59,7 @@ def test_excluded_combinations_are_never_taken(write: Write) -> None:
     assert [cell.id for cell in cells] == [cell.id for cell in bare]
 
 
-def test_a_larger_design_holds_the_smaller_one(write: Write) -> None:
+def test_larger_design_contains_the_smaller_design(write: Write) -> None:
     ids = [
         {cell.id for cell in load_grid(write(f"{HEAD}{POLAR}design: {{runs: {n}}}\n")).expand(fake)}
         for n in (8, 9, 12, 17, 23, 24)
@@ -67,7 +67,7 @@ def test_a_larger_design_holds_the_smaller_one(write: Write) -> None:
     assert all(small < large for small, large in pairwise(ids))
 
 
-def test_a_regular_fraction_of_two_levels(write: Write) -> None:
+def test_design_regular_fraction_of_two_level_axes(write: Write) -> None:
     grid = load_grid(write(f"{TWO}design: {{resolution: IV}}\n"))
     assert grid.chosen is not None
     assert grid.chosen.design.words == (("attn_type", "distractor", "memory", "window"),)
@@ -83,7 +83,7 @@ def test_a_regular_fraction_of_two_levels(write: Write) -> None:
         load_grid(write(f"{TWO}{both}design: {{resolution: IV}}\n"))
 
 
-def test_the_same_cells_in_every_process(write: Write) -> None:
+def test_design_is_equal_in_every_process(write: Write) -> None:
     path = write(f"{HEAD}{POLAR}design: {{runs: 11}}\n")
     grid = load_grid(path)
     assert grid.chosen is not None
@@ -94,7 +94,7 @@ def test_the_same_cells_in_every_process(write: Write) -> None:
     assert json.loads(result.stdout) == grid.chosen.members.tolist() == [0, 3, 5, 6, 9, 10, 12, 15, 17, 18, 20]
 
 
-def test_the_schema_knows_it() -> None:
+def test_schema_accepts_design_sections() -> None:
     schema = Draft202012Validator(grid_schema())
     yaml = YAML(typ="safe", pure=True)
     for size in SIZES:

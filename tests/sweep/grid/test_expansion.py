@@ -1,4 +1,4 @@
-"""Cells that are made from shared pieces are those that each would be alone, and the pieces are shared."""
+"""Cells assembled from shared sections equal those built separately, and the sections are shared."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
 
 
 def naive(cell: Cell) -> CellConfig:
-    """The config from the base's values and the cell's levels alone, validated as a whole."""
+    """Return the config from the base's values and the cell's levels alone, validated in full."""
     tree: dict[str, Any] = {}
     settings = dict(_leaves(YAML(typ="safe", pure=True).load(MICRO)["set"]))
     for axis, word in cell.axes.items():
@@ -80,8 +80,8 @@ def _leaves(tree: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
     return leaves
 
 
-def test_ten_thousand_ids_and_slugs_are_what_they_were(large: list[Cell]) -> None:
-    """Worked out one by one, before sections were shared."""
+def test_expansion_ids_and_slugs_match_golden_hash(large: list[Cell]) -> None:
+    """The golden values were computed cell by cell, before sections were shared."""
     assert len(large) == 9996
     listed = "\n".join(f"{cell.id} {cell.slug}" for cell in large)
     assert (
@@ -90,7 +90,7 @@ def test_ten_thousand_ids_and_slugs_are_what_they_were(large: list[Cell]) -> Non
     )
 
 
-def test_a_sample_of_them_against_a_config_validated_as_a_whole(large: list[Cell]) -> None:
+def test_expansion_matches_config_validated_in_full(large: list[Cell]) -> None:
     for cell in [*random.Random(3).sample(large, 200), *large[-12:]]:
         config = naive(cell)
         assert cell.config == config
@@ -100,8 +100,8 @@ def test_a_sample_of_them_against_a_config_validated_as_a_whole(large: list[Cell
         assert cell.slug == slug(config, {axis: word for axis, word in cell.axes.items() if "." in axis})
 
 
-def test_what_cells_share_is_there_once(large: list[Cell]) -> None:
-    """Else a hundred thousand of them fill the memory, and each takes a validation of its own."""
+def test_expansion_shares_sections_between_cells(large: list[Cell]) -> None:
+    """Unshared, a hundred thousand configs would fill the memory, and each would be validated separately."""
     crossed = large[:-12]
     counts = {name: len({id(getattr(cell.config, name)) for cell in crossed}) for name in CellConfig.model_fields}
     models = (2 + 2) * 2 * 2  # polar and nope with one base, rope with two; memory; window
@@ -110,8 +110,8 @@ def test_what_cells_share_is_there_once(large: list[Cell]) -> None:
     assert len({id(cell.axes) for cell in crossed}) == len(crossed) / 3, "one a combination, whatever its seeds"
 
 
-def test_keys_of_a_row_are_summed_as_one_by_one() -> None:
-    """FLOPs of attention, against the sum over queries that the closed form stands for."""
+def test_attention_flops_match_sum_over_queries() -> None:
+    """The oracle sums the keys of each query; the product uses the closed form."""
     (config,) = (naive(Cell("", "", CellConfig(), {})).model,)
     for window, length in ((None, 1), (None, 37), (5, 37), (37, 37), (50, 37), (1, 9)):
         model = config.model_copy(update={"window": window is not None, "window_size": window or 1})

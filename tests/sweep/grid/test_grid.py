@@ -25,7 +25,7 @@ SWITCHES = [("off", False), ("on", True), ("no", False), ("yes", True), ("false"
 SPELLINGS = [(spelling(word), value) for word, value in SWITCHES for spelling in (str.lower, str.title, str.upper)]
 
 
-def test_each_level_of_precedence_wins_over_the_one_before(write: Write, fake_fingerprint: Any) -> None:
+def test_settings_precedence(write: Write, fake_fingerprint: Any) -> None:
     write("extends: micro\nset:\n  train: {clip: 2.0, muon_lr: 0.5, constant: 0.25, adam_beta1: 0.5}\n", "mine.yaml")
     text = """
 name: g
@@ -46,7 +46,7 @@ axes:
     assert grid.name == "h"
 
 
-def test_bases_extend_one_parent_mappings_merge_and_lists_replace(write: Write, fake_fingerprint: Any) -> None:
+def test_bases_merge_mappings_and_replace_lists(write: Write, fake_fingerprint: Any) -> None:
     write("set:\n  eval: {lengths: [8, 16, 32], documents: 3}\n  model.mixers.rope: {base: 99, scale: 0.5}\n", "a.yaml")
     write("extends: a\nset:\n  eval: {lengths: [4, 64]}\n  model: {mixers: {rope: {base: 100}}}\n", "b.yaml")
     (cell,) = load_grid(write("name: g\nextends: b\nset: {attn_type: rope}\n")).expand(fake_fingerprint)
@@ -78,7 +78,7 @@ def test_memory_levels(cells: Cells) -> None:
     assert (named.axes, named.levels["memory"]) == ({"memory": "gated_delta"}, "on")
 
 
-def test_cells_come_in_the_order_written_last_axis_fastest_seeds_innermost(cells: Cells) -> None:
+def test_cells_order_last_axis_fastest_seeds_innermost(cells: Cells) -> None:
     grid_cells = cells("seeds: [3, 1]\naxes:\n  window: [on, off]\n  attn_type: [rope, polar]\n")
     assert [c.slug for c in grid_cells] == [
         "rope-baseline-d0-m0-w1-s3", "rope-baseline-d0-m0-w1-s1",
@@ -147,10 +147,10 @@ def test_include_alone_makes_only_what_it_names(cells: Cells) -> None:
     assert [c.axes for c in cells("include:\n  - {attn_type: nope}\n")] == [{"attn_type": "nope"}]
 
 
-def test_more_cells_than_are_allowed(
+def test_cell_limit_is_checked_before_expansion(
     write: Write, tmp_path: Path, command: Callable[..., tuple[int, str, str]]
 ) -> None:
-    """Counted before any is made, and at the same number with the option that allows them."""
+    """Cells are counted before any is made; the option with the same number allows them."""
     path = write("name: g\nextends: micro\nseeds: 20_000\n")
     assert load_grid(path).seeds == range(20_000)
     path = write("name: g\nextends: micro\nseeds: 3\naxes: {memory: [off, on]}\ninclude: [{attn_type: [nope, rope]}]\n")
@@ -166,7 +166,7 @@ def test_more_cells_than_are_allowed(
         assert command(*arguments, "--cells", "12")[0] == 0
 
 
-def test_a_grid_without_axes_is_one_cell(cells: Cells) -> None:
+def test_grid_without_axes_has_a_single_cell(cells: Cells) -> None:
     (cell,) = cells()
     assert (cell.axes, cell.slug) == ({}, "polar-baseline-d0-m0-w0-s0")
 
@@ -193,7 +193,7 @@ def test_shipped_grids_by_name_from_another_folder(
         assert len(load_grid(name).expand(fake_fingerprint)) == 12
 
 
-def test_a_grid_or_base_of_ones_own_wins_over_the_shipped_one(
+def test_local_grid_or_base_wins_over_the_shipped_file(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_fingerprint: Any
 ) -> None:
     write("extends: base/tiny\nset: {train.clip: 5}\n", "tiny.yaml")
@@ -205,13 +205,13 @@ def test_a_grid_or_base_of_ones_own_wins_over_the_shipped_one(
     assert find_file("tiny", tmp_path, "base") == tmp_path / "tiny.yaml"
 
 
-def test_bases_are_looked_for_beside_the_grid_not_in_the_working_folder(write: Write, fake_fingerprint: Any) -> None:
+def test_bases_are_searched_in_the_folder_of_the_grid(write: Write, fake_fingerprint: Any) -> None:
     write("extends: ../micro\nset: {train.clip: 5}\n", "inner/mine.yaml")
     grid = write("name: g\nextends: mine\n", "inner/g.yaml")
     assert load_grid(grid).expand(fake_fingerprint)[0].config.train.clip == 5.0
 
 
-def test_a_relative_data_path_is_beside_the_file_that_says_it(
+def test_relative_data_path_starts_at_its_file(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_fingerprint: Any
 ) -> None:
     write("extends: ../micro\nset:\n  data: {corpus: files, path: texts}\n", "bases/mine.yaml")
@@ -228,7 +228,7 @@ def test_a_relative_data_path_is_beside_the_file_that_says_it(
     assert by_option[0].config.data.path == str(work / "texts")
 
 
-def test_the_fingerprint_is_asked_once_for_each_corpus(write: Write) -> None:
+def test_fingerprint_is_computed_once_per_corpus(write: Write) -> None:
     requests = []
 
     def fingerprint(data: Any) -> str:
@@ -306,8 +306,8 @@ def test_every_setting_of_every_shipped_base_is_a_valid_path() -> None:
         assert [path for path in paths if path_problem(path)] == []
 
 
-def test_a_memory_is_one_cell_by_whatever_name(fake_fingerprint: Any) -> None:
-    """`on` and `gated_delta`; and every memory of the registry is a level beside none."""
+def test_memory_synonyms_give_the_same_cell(fake_fingerprint: Any) -> None:
+    """`on` and `gated_delta` are synonyms, and every registered memory is a level."""
     memories = {c.axes["memory"]: c for c in load_grid("memories").expand(fake_fingerprint)}
     full = {c.slug: c.id for c in load_grid("full").expand(fake_fingerprint)}
     assert list(memories) == ["off", *MEMORIES]
@@ -315,7 +315,7 @@ def test_a_memory_is_one_cell_by_whatever_name(fake_fingerprint: Any) -> None:
     assert memories["off"].id == full["polar-baseline-d0-m0-w0-s0"]
 
 
-def test_the_atlas_grids_are_what_a_blog_sets(fake_fingerprint: Any) -> None:
+def test_atlas_grids_match_the_published_settings(fake_fingerprint: Any) -> None:
     off, atlas = (cell.config for cell in load_grid("atlas-170m").expand(fake_fingerprint))
     assert (off.model.memory, atlas.model.memory) == ("none", "atlas")
     model, train = atlas.model, atlas.train
@@ -360,9 +360,7 @@ LLAMA = {"llama-mini": (6, 256, 4), "llama-medium": (50304, 512, 8)}
     ("attn_type: fox", "blocks * (width + 1) * heads"), ("attn_type: diff", "blocks * 6 * 64"),
     ("attn_type: cope", "blocks * 64 * 64"), ("{attn_type: nope, model.positions: ape}", "places * width"),
 ])  # fmt: skip
-def test_networks_of_the_threshold_paper_have_as_many_parameters_as_counted_by_hand(
-    write: Any, fake_fingerprint: Any, base: str, chosen: str, more: Any
-) -> None:
+def test_threshold_paper_parameter_counts(write: Any, fake_fingerprint: Any, base: str, chosen: str, more: Any) -> None:
     """2.6 and 72 million: q, k, v and the output with its bias, an MLP of three matrices with theirs, and two norms a block."""
     overrides = chosen if chosen.startswith("{") else f"{{{chosen}}}"
     (cell,) = load_grid(write(f"name: g\nextends: {base}\nset: {overrides}\n")).expand(fake_fingerprint)
@@ -378,10 +376,8 @@ def test_networks_of_the_threshold_paper_have_as_many_parameters_as_counted_by_h
 
 
 @pytest.mark.parametrize("base", ["llama-mini", "llama-medium", "transformer-400m"])
-def test_every_mixer_stands_alone_where_position_schemes_are_compared(
-    write: Any, fake_fingerprint: Any, base: str
-) -> None:
-    """Without Canon, which tells neighbours apart, whichever mixer the package has; and in every block."""
+def test_position_grids_use_mixers_without_canon(write: Any, fake_fingerprint: Any, base: str) -> None:
+    """Canon would reveal the order of neighbours; the mixer must be in every block."""
     mixers = ", ".join(MIXERS)
     for cell in load_grid(write(f"name: g\nextends: {base}\naxes: {{attn_type: [{mixers}]}}\n")).expand(
         fake_fingerprint
@@ -393,8 +389,8 @@ def test_every_mixer_stands_alone_where_position_schemes_are_compared(
         assert all(map(model.is_global, range(model.n_layers)))
 
 
-def test_the_grids_of_the_threshold_paper_have_the_nine_schemes_of_its_tables(fake_fingerprint: Any) -> None:
-    """Under the names of the printed numbers, so that `--compare printed-tra` finds them."""
+def test_threshold_paper_grids_have_its_nine_schemes(fake_fingerprint: Any) -> None:
+    """The names equal those of the printed numbers, so that `--compare printed-tra` matches them."""
     printed = {
         tuple(line.split(",")[1:3])
         for sheet in ("tra-flipflop", "tra-wikitext")
@@ -412,14 +408,14 @@ def test_the_grids_of_the_threshold_paper_have_the_nine_schemes_of_its_tables(fa
 
 
 def test_rel_of_wikitext_tra_reaches_the_last_training_distance(fake_fingerprint: Any) -> None:
-    """Distances beyond a training row share the last number, so that none stays untrained: the paper's REL."""
+    """Distances beyond a training row share the last number, so that none stays untrained, as in the paper's REL."""
     configs = [cell.config for cell in load_grid("wikitext-tra").expand(fake_fingerprint)]
     reaches = {config.model.mixers["rel"]["reach"] for config in configs if config.model.attn_type == "rel"}
     assert reaches == {configs[0].train.seq_len - 1} == {127}
 
 
-def test_in_the_grid_mqar_nothing_comes_from_afar_but_through_a_memory(fake_fingerprint: Any) -> None:
-    """Attention sees its own token, Canon the three before; a key is asked for at least two tokens after its value."""
+def test_mqar_grid_reaches_far_only_through_memory(fake_fingerprint: Any) -> None:
+    """Attention sees its own token and Canon the three before; a key is queried at least two tokens after its value."""
     cells = {(c.axes["memory"], c.axes["model.head_dim"]): c for c in load_grid("mqar").expand(fake_fingerprint)}
     assert {memory for memory, _ in cells} == {"off", *MEMORIES}
     for memory, far in (("off", False), ("gated_delta", True)):

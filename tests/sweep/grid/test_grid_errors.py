@@ -1,4 +1,4 @@
-"""Every mistake in a grid is one line: file, line, key, what is wrong, what is allowed, the nearest word."""
+"""Errors of grid files: one line with file, line, key, problem, allowed values and the nearest word."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def message(path: Path | str, fingerprint: Callable[..., str], **options: Any) -
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_mistake_is_one_line_that_says_where_and_what(
+def test_grid_error_is_a_line_with_position_and_cause(
     case: str, write: Write, fake_fingerprint: Callable[..., str]
 ) -> None:
     write("raise RuntimeError('first line\\nsecond line')\n", "raises.py")
@@ -68,7 +68,7 @@ def test_a_mistake_is_one_line_that_says_where_and_what(
     assert line == (expected if sets else f"{path}:{expected}")
 
 
-def test_editors_mark_mistakes_that_no_plugin_excuses() -> None:
+def test_schema_marks_errors_that_no_plugin_can_fix() -> None:
     schema = Draft202012Validator(grid_schema())
 
     def is_marked(text: str) -> bool:
@@ -83,7 +83,9 @@ def test_editors_mark_mistakes_that_no_plugin_excuses() -> None:
 
 
 @pytest.mark.parametrize("mixer", [name for name in MIXERS if not has_distractor(name)])
-def test_a_mixer_without_a_distractor_loss(mixer: str, write: Write, fake_fingerprint: Callable[..., str]) -> None:
+def test_grid_error_for_mixer_without_distractor_loss(
+    mixer: str, write: Write, fake_fingerprint: Callable[..., str]
+) -> None:
     path = write(f"{HEAD}axes:\n  attn_type: [polar, {mixer}]\n  distractor: [off, on]\n")
     problem = f"mixer {mixer} has no distractor loss; exclude that combination, or give the mixer one"
     assert message(path, fake_fingerprint) == f"{path}:5: axes.distractor: {problem}"
@@ -98,14 +100,14 @@ def test_base_cycle_is_reported_in_the_base_that_closes_it(write: Write, fake_fi
     assert message(grid, fake_fingerprint) == f"{first_base}:1: extends: base 'one' extends itself"
 
 
-def test_a_base_may_not_have_axes(write: Write, fake_fingerprint: Callable[..., str]) -> None:
+def test_grid_error_for_base_with_axes(write: Write, fake_fingerprint: Callable[..., str]) -> None:
     base = write("extends: micro\naxes:\n  memory: [on]\n", "mine.yaml")
     grid = write("name: g\nextends: mine\n")
     expected = f"{base}:2: axes: no such key; allowed: description, extends, set, resources"
     assert message(grid, fake_fingerprint) == expected
 
 
-def test_wrong_value_in_a_base_is_blamed_there(write: Write, fake_fingerprint: Callable[..., str]) -> None:
+def test_grid_error_points_to_the_line_of_the_base(write: Write, fake_fingerprint: Callable[..., str]) -> None:
     base = write("extends: micro\nset:\n  train:\n    clip: 0\n", "mine.yaml")
     grid = write("name: g\nextends: mine\nset:\n  train.muon_lr: 0.1\n")
     assert message(grid, fake_fingerprint) == (
@@ -126,19 +128,19 @@ def test_missing_grid_names_the_nearest_shipped_one(
     assert message("", fake_fingerprint) == f": {problem}"
 
 
-def test_unreadable_grid(write: Write, fake_fingerprint: Callable[..., str]) -> None:
+def test_grid_error_for_unreadable_file(write: Write, fake_fingerprint: Callable[..., str]) -> None:
     path = write("name: g\n")
     path.write_bytes(b"name: \xff\n")
     assert message(path, fake_fingerprint).startswith(f"{path}: cannot be read: 'utf-8' codec can't decode byte 0xff")
 
 
 @pytest.mark.parametrize("name", [None, "g"])
-def test_set_needs_a_name_of_its_own(write: Write, name: str | None, fake_fingerprint: Callable[..., str]) -> None:
+def test_set_option_requires_a_new_name(write: Write, name: str | None, fake_fingerprint: Callable[..., str]) -> None:
     text = message(write(HEAD), fake_fingerprint, sets=["train.clip=2"], rename=name)
     assert text == "--set: a changed grid needs a name of its own: add --name, other than 'g'"
 
 
-def test_error_keeps_its_parts(write: Write) -> None:
+def test_grid_error_exposes_its_attributes(write: Write) -> None:
     path = write(HEAD + "axes:\n  memory: [offf]\n")
     with pytest.raises(GridError) as caught:
         load_grid(path)
@@ -147,7 +149,7 @@ def test_error_keeps_its_parts(write: Write) -> None:
     assert (error.allowed, error.nearest, error.exit_code) == (["off", "on", *MEMORIES], "off", 2)
 
 
-def test_nearest_word_is_near_or_none() -> None:
+def test_grid_error_suggests_only_near_matches() -> None:
     assert nearest("polr", ["nope", "polar", "rope"]) == "polar"
     assert nearest("xyzzy", ["nope", "polar", "rope"]) is None
 
@@ -164,7 +166,7 @@ def test_nearest_word_is_near_or_none() -> None:
         ),
     ],
 )
-def test_a_name_that_no_sweep_may_have(write: Write, name: str, why: str) -> None:
+def test_grid_error_for_invalid_sweep_name(write: Write, name: str, why: str) -> None:
     good, bad = write("name: g\nextends: micro\n"), write(f"extends: micro\nname: {name}\n", "bad.yaml")
     with pytest.raises(GridError) as error:
         load_grid(bad)

@@ -30,7 +30,7 @@ def validator() -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(schema)
 
 
-def test_the_shipped_schema_is_the_one_of_the_code() -> None:
+def test_shipped_schema_equals_generated_schema() -> None:
     assert json.loads((GRIDS / "schema.json").read_text()) == grid_schema()
 
 
@@ -41,17 +41,17 @@ def test_shipped_grids_and_bases_validate(validator: jsonschema.Draft202012Valid
 
 
 @pytest.mark.parametrize("case", CASES["right"])
-def test_right_grids_validate(validator: jsonschema.Draft202012Validator, case: str) -> None:
+def test_schema_accepts_valid_grids(validator: jsonschema.Draft202012Validator, case: str) -> None:
     assert [error.message for error in validator.iter_errors(CASES["right"][case])] == []
 
 
 @pytest.mark.parametrize("case", CASES["wrong"])
-def test_wrong_grids_do_not_validate(validator: jsonschema.Draft202012Validator, case: str) -> None:
+def test_schema_rejects_invalid_grids(validator: jsonschema.Draft202012Validator, case: str) -> None:
     grid, where = CASES["wrong"][case]
     assert [list(error.absolute_path) for error in validator.iter_errors(grid)] == [where]
 
 
-def test_every_field_is_there_with_its_description() -> None:
+def test_schema_describes_every_config_field() -> None:
     definitions = grid_schema()["$defs"]
     for cls in (TrainConfig, EvalConfig, Resources, CheckpointConfig, DataConfig):
         shown = definitions[cls.__name__]["properties"]

@@ -1,4 +1,4 @@
-"""A corpus with a name brings its tokenizer and its vocabulary; what the grid says besides has to agree."""
+"""Corpora prepared under a name set tokenizer and vocabulary; contradicting settings are errors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from prepared import files, put
 
 Write = Callable[..., Path]
 Command = Callable[..., tuple[int, str, str]]
-NUM_WORDS = 300
+NUM_TOKENS = 300
 HEAD = "name: g\nextends: micro\naxes: {attn_type: [nope, polar]}\n"
 
 
-def write_words(path: Path, count: int = NUM_WORDS) -> Path:
-    """A tokenizers file of so many words."""
+def write_tokenizer(path: Path, count: int = NUM_TOKENS) -> Path:
+    """Write a tokenizers file with `count` words and return its path."""
     import tokenizers
     from tokenizers import models, pre_tokenizers
 
@@ -38,10 +38,13 @@ def write_words(path: Path, count: int = NUM_WORDS) -> Path:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Where launch looks: `books`, words of a file, and `letters`, bytes; the base says bytes and 264."""
+    """Return the folder of the corpora `books`, with a word tokenizer, and `letters`, in bytes.
+
+    The base says bytes and a vocabulary of 264.
+    """
     put(tmp_path / "b", [text * 3 for text in prose(80)])
     root_folder = tmp_path / "atma-runs" / "corpora"
-    settings: dict[str, Any] = {"tokenizer": "json", "tokenizer_file": str(write_words(tmp_path / "own.json"))}
+    settings: dict[str, Any] = {"tokenizer": "json", "tokenizer_file": str(write_tokenizer(tmp_path / "own.json"))}
     prepare(files(tmp_path / "b", heldout_tokens=40, **settings), root_folder, name="books")
     prepare(files(tmp_path / "b", heldout_tokens=200), root_folder, name="letters")
     return root_folder
@@ -57,13 +60,16 @@ def cells(path: Path, root: Path, **options: Any) -> list[Cell]:
     return grid_cells
 
 
-def test_the_name_is_enough(write: Write, tmp_path: Path, root: Path) -> None:
-    """The base's tokenizer and vocabulary are its own corpus's; the cells are those of one who said everything."""
+def test_named_corpus_sets_tokenizer_and_vocabulary(write: Write, tmp_path: Path, root: Path) -> None:
+    """The base's own tokenizer and vocabulary belong to another corpus.
+
+    The cells equal those with every setting spelled out.
+    """
     prepared = corpora.prepared("books", root)
     assert prepared is not None
     short = cells(write(f"{HEAD}set: {{data.corpus: books}}\n"), root)
     corpus_settings = f"corpus: books, tokenizer: json, tokenizer_file: {tmp_path}/own.json"
-    long = cells(write(f"{HEAD}set: {{data: {{{corpus_settings}}}, model.vocab_size: {NUM_WORDS}}}\n"), root)
+    long = cells(write(f"{HEAD}set: {{data: {{{corpus_settings}}}, model.vocab_size: {NUM_TOKENS}}}\n"), root)
     assert [cell.id for cell in short] == [cell.id for cell in long]
     for short_cell, long_cell in zip(short, long, strict=True):
         assert (short_cell.config.model, short_cell.config.train) == (long_cell.config.model, long_cell.config.train)
@@ -71,39 +77,39 @@ def test_the_name_is_enough(write: Write, tmp_path: Path, root: Path) -> None:
         assert (data.tokenizer, data.fingerprint, short_cell.config.model.vocab_size) == (
             "json",
             prepared.fingerprint,
-            NUM_WORDS,
+            NUM_TOKENS,
         )
         tokenizer = tokenizers.load_tokenizer(data.tokenizer, data.tokenizer_file, data.end_of_text)
-        assert (tokenizer.name, tokenizer.vocabulary) == (mark(tmp_path / "own.json"), NUM_WORDS)
+        assert (tokenizer.name, tokenizer.vocabulary) == (mark(tmp_path / "own.json"), NUM_TOKENS)
 
 
 @pytest.mark.parametrize(("settings", "size"), [
     ("data.corpus: letters", 264), ("data.corpus: letters, model.vocab_size: 300", 300),
-    ("data.corpus: books, model.vocab_size: 320", 320), ("data.corpus: books", NUM_WORDS),
+    ("data.corpus: books, model.vocab_size: 320", 320), ("data.corpus: books", NUM_TOKENS),
 ])  # fmt: skip
-def test_a_vocabulary_that_is_large_enough_stays(write: Write, root: Path, settings: str, size: int) -> None:
+def test_named_corpus_keeps_a_larger_vocabulary(write: Write, root: Path, settings: str, size: int) -> None:
     grid_cells = cells(write(f"{HEAD}set: {{{settings}}}\n"), root)
     assert {cell.config.model.vocab_size for cell in grid_cells} == {size}
 
 
-def test_each_level_of_an_axis_has_its_own(write: Write, root: Path) -> None:
+def test_named_corpus_per_axis_level(write: Write, root: Path) -> None:
     path = write("name: g\nextends: micro\naxes: {data.corpus: [letters, books, stdlib]}\n")
     grid_cells, _ = texts.expand_grid(load_grid(path), root, dry=True)
     settings = [(cell.config.data.tokenizer, cell.config.model.vocab_size) for cell in grid_cells]
-    assert settings == [("bytes", 264), ("json", NUM_WORDS), ("bytes", 264)]
+    assert settings == [("bytes", 264), ("json", NUM_TOKENS), ("bytes", 264)]
 
 
-def test_the_command_line_names_another_corpus_than_the_grid(write: Write, root: Path) -> None:
+def test_named_corpus_of_the_command_line(write: Write, root: Path) -> None:
     path = write(f"{HEAD}set: {{data: {{corpus: letters, tokenizer: bytes}}}}\n")
     grid_cells = cells(path, root, sets=["data.corpus=books"], rename="h")
     assert {cell.config.data.tokenizer for cell in grid_cells} == {"json"}
 
 
-def test_a_base_of_a_base_is_below_too(write: Write, root: Path) -> None:
+def test_named_corpus_overrides_every_base(write: Write, root: Path) -> None:
     write("extends: micro\nset: {train.clip: 2}\n", "middle.yaml")
     write("extends: middle\nset: {data.corpus: books}\n", "upper.yaml")
     grid_cells = cells(write("name: g\nextends: upper\n"), root)
-    assert [(cell.config.data.tokenizer, cell.config.model.vocab_size) for cell in grid_cells] == [("json", NUM_WORDS)]
+    assert [(cell.config.data.tokenizer, cell.config.model.vocab_size) for cell in grid_cells] == [("json", NUM_TOKENS)]
 
 
 DIFFERS = "corpus {!r} was prepared with tokenizer {}, but the grid asks for {}"
@@ -120,12 +126,12 @@ DIFFERS = "corpus {!r} was prepared with tokenizer {}, but the grid asks for {}"
     ("{data.corpus: books, model.vocab_size: 299}", "set.model.vocab_size",
      "model.vocab_size is 299, but corpus 'books' was prepared with tokenizer {own} of 300 tokens"),
 ])  # fmt: skip
-def test_only_a_contradiction_is_an_error_and_names_both(
+def test_named_corpus_contradiction_names_both(
     write: Write, tmp_path: Path, root: Path, command: Command, settings: str, key: str, message: str
 ) -> None:
     prepared = corpora.prepared("books", root)
     assert prepared is not None
-    write_words(tmp_path / "other.json", 250)
+    write_tokenizer(tmp_path / "other.json", 250)
     path = write(f"{HEAD}set:\n  {settings}\n" if settings[0] != "{" else f"{HEAD}set: {settings}\n")
     own, second = mark(tmp_path / "own.json"), mark(tmp_path / "other.json")
     line = 4 if settings[0] == "{" else 5
@@ -134,7 +140,7 @@ def test_only_a_contradiction_is_an_error_and_names_both(
     assert err == f"atma-sweep: {path}:{line}: {key}: {message.format(own=own, other=second, copy=prepared.file)}\n"
 
 
-def test_the_manifest_is_read_once_a_plan(write: Write, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_corpus_manifest_is_read_once_per_plan(write: Write, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
     manifest = corpora.manifest
     monkeypatch.setattr(corpora, "manifest", lambda folder: (read.append(folder), manifest(folder))[1])
@@ -143,7 +149,7 @@ def test_the_manifest_is_read_once_a_plan(write: Write, root: Path, monkeypatch:
     assert len(read) == 1
 
 
-def test_data_prepare_takes_a_grid_that_names_one(write: Write, root: Path, command: Command) -> None:
+def test_data_prepare_accepts_grid_with_named_corpus(write: Write, root: Path, command: Command) -> None:
     path = write(f"{HEAD}set: {{data.corpus: books}}\n")
     code, out, err = command("data", "prepare", "--grid", str(path), "--json")
     assert (code, err) == (0, "")

@@ -1,4 +1,4 @@
-"""Axes whose levels are names for several settings at once."""
+"""Custom axes: levels that stand for several settings at once."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ axes:
 """
 
 
-def test_a_level_sets_all_of_its_settings_and_ids_are_those_of_the_settings(
-    write: Write, fake_fingerprint: Any
-) -> None:
+def test_named_level_ids_equal_those_of_its_settings(write: Write, fake_fingerprint: Any) -> None:
     cells = load_grid(write(GRID)).expand(fake_fingerprint)
     assert [cell.slug for cell in cells] == [
         f"{mixer}-baseline-d0-m0-w0-recipe{recipe}-s0" for mixer in ("polar", "nope") for recipe in ("here", "there")
@@ -45,7 +43,7 @@ axes: {attn_type: [polar, nope]}
     assert [cell.id for cell in plain] == [cell.id for cell in cells[1::2]]
 
 
-def test_rules_filters_contrasts_and_tuning_know_it_by_its_name(write: Write, fake_fingerprint: Any) -> None:
+def test_named_level_in_rules_filters_and_contrasts(write: Write, fake_fingerprint: Any) -> None:
     text = f"""{GRID}
 exclude: [{{attn_type: nope, recipe: there}}]
 include: [{{attn_type: rope, recipe: [here, there]}}]
@@ -64,7 +62,7 @@ contrasts:
     assert [study.expand(fake_fingerprint)[0].config.train.clip for study in studies.values()] == [0.5, 2.0]
 
 
-def test_a_level_of_any_axis_may_set_more(write: Write, fake_fingerprint: Any) -> None:
+def test_level_settings_apply_to_any_axis(write: Write, fake_fingerprint: Any) -> None:
     text = f"{GRID}levels:\n  attn_type: {{polar: {{train.muon_lr: 0.05}}}}\n  recipe: {{there: {{train.constant: 0.5}}}}\n"
     cells = load_grid(write(text)).expand(fake_fingerprint)
     plain = load_grid(write(GRID)).expand(fake_fingerprint)
@@ -76,7 +74,7 @@ def test_a_level_of_any_axis_may_set_more(write: Write, fake_fingerprint: Any) -
 
 
 @pytest.mark.parametrize("grid", ["replication", "replication-rates"])
-def test_the_published_level_of_the_replication_is_the_published_recipe_but_for_the_order_of_rows(grid: str) -> None:
+def test_replication_published_level_matches_the_recipe(grid: str) -> None:
     def settings(name: str, folder: str, *where: str) -> dict[str, Any]:
         document = load(find_file(name, folder=folder) or Path())
         tree: Any = document.data

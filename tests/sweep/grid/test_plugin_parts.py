@@ -1,4 +1,4 @@
-"""A plugin file brings a mixer, a memory and a regularizer: through the grid, into the id, through training, and back."""
+"""A plugin file with a mixer, a memory and a regularizer: in the grid, the id, training and reloading."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def digest(text: str) -> str:
 
 
 @pytest.mark.usefixtures("registries")
-def test_the_file_is_in_the_id_exactly_where_a_part_of_it_is_used(write: Callable[..., Path], cells: Cells) -> None:
+def test_plugin_hash_is_in_the_id_only_where_used(write: Callable[..., Path], cells: Cells) -> None:
     ids = {}
     for text in (PARTS, f"{PARTS}# reworded\n"):
         write(text, "parts.py")
@@ -77,7 +77,9 @@ def test_the_file_is_in_the_id_exactly_where_a_part_of_it_is_used(write: Callabl
                 assert source == (digest(text) if of == name else None)
     first, second = ids.values()
     same = [
-        left_cell.slug for left_cell, right_cell in zip(first, second, strict=True) if left_cell.id == right_cell.id
+        first_cell.slug
+        for first_cell, second_cell in zip(first, second, strict=True)
+        if first_cell.id == second_cell.id
     ]
     assert same == ["nope-baseline-d0-m0-w0-s0"]
     assert len({cell.id for cell in first}) == 8
@@ -90,7 +92,7 @@ def test_the_file_is_in_the_id_exactly_where_a_part_of_it_is_used(write: Callabl
 
 
 @pytest.mark.usefixtures("registries")
-def test_settings_and_misspelt_names(write: Callable[..., Path], cells: Cells) -> None:
+def test_plugin_settings_and_misspelled_names(write: Callable[..., Path], cells: Cells) -> None:
     write(PARTS + "# settings\n", "parts.py")
     lines = "plugins: [parts.py]\naxes: {memory: [leak], model.memories.leak.keep: [0.5, 0.9]}\n"
     assert [cell.config.model.memories["leak"]["keep"] for cell in cells(lines)] == [0.5, 0.9]
@@ -117,8 +119,8 @@ class Knobs(Mixer):
 
 
 @pytest.mark.usefixtures("registries")
-def test_ids_are_confirmed_without_running_the_plugin(write: Callable[..., Path], cells: Cells) -> None:
-    """Whatever stands at an identity default that only the plugin knows of."""
+def test_possible_ids_without_running_the_plugin(write: Callable[..., Path], cells: Cells) -> None:
+    """Only the plugin knows which settings are at their identity default; the id must be among the candidates."""
     write(KNOBS, "knobs.py")
     with scope():
         grid_cells = cells("plugins: [knobs.py]\naxes: {attn_type: [knobs], model.mixers.knobs.one: [1, 5], "
@@ -144,7 +146,7 @@ def test_ids_are_confirmed_without_running_the_plugin(write: Callable[..., Path]
 
 @pytest.fixture
 def plugged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries: None) -> Room:
-    """A cell with the plugin's memory and regularizer, its training done, as a new process finds it."""
+    """Return a trained cell with the plugin's memory and regularizer, as a new process sees it."""
     folder = tmp_path / "grid"
     folder.mkdir()
     grid = small_grid(folder)
@@ -161,7 +163,7 @@ def plugged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries: None) -
     return room
 
 
-def test_a_cell_with_a_plugins_memory_and_regularizer_is_trained_evaluated_and_loaded(plugged: Room) -> None:
+def test_plugin_cell_is_trained_evaluated_and_loaded(plugged: Room) -> None:
     (attempt,) = plugged.store.attempts(plugged.cell.id)
     assert len(plugged.curve(attempt)) == 12
     record = plugged.store.cell(plugged.cell.id)
@@ -180,7 +182,7 @@ def test_a_cell_with_a_plugins_memory_and_regularizer_is_trained_evaluated_and_l
     assert plugged.run("evaluate", weights=attempt.weights).state == "done"
 
 
-def test_flops_that_a_part_does_not_say_leave_mfu_without_a_number_and_with_the_reason(plugged: Room) -> None:
+def test_plugin_without_flops_gives_a_reason_for_mfu(plugged: Room) -> None:
     (attempt,) = plugged.store.attempts(plugged.cell.id)
     by_metric = {row.metric: row for row in plugged.store.measurements(plugged.cell.id) if row.probe == "throughput"}
     assert (by_metric["mfu"].value, by_metric["mfu"].reason) == (

@@ -25,7 +25,7 @@ class Flat(Mixer):
 """
 
 
-def test_loaded_once_and_known_by_its_bytes(write: Write) -> None:
+def test_plugin_is_loaded_once_per_content(write: Write) -> None:
     path = write(MIXER, "flat.py")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     plugin = load_plugin(path)
@@ -39,7 +39,7 @@ def test_loaded_once_and_known_by_its_bytes(write: Write) -> None:
     assert source_of(MIXER_PART, "flat", ()) is None
 
 
-def test_a_file_that_changed_since_it_was_planned_is_refused(write: Write) -> None:
+def test_plugin_changed_since_planning_is_refused(write: Write) -> None:
     path = write(MIXER + "# one\n", "flat.py")
     digest = load_plugin(path).sha256
     path.write_text(MIXER + "# two\n")
@@ -52,7 +52,7 @@ def test_a_file_that_changed_since_it_was_planned_is_refused(write: Write) -> No
     assert str(caught.value) == f"{path} {expected}"
 
 
-def test_a_failed_import_leaves_no_half_module(write: Write) -> None:
+def test_plugin_failed_import_removes_the_module(write: Write) -> None:
     path = write("import math\nraise KeyError('x')\n", "bad.py")
     name = f"atma_sweep_plugin_{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
     for _ in range(2):
@@ -61,7 +61,7 @@ def test_a_failed_import_leaves_no_half_module(write: Write) -> None:
         assert name not in sys.modules
 
 
-def test_one_that_ends_the_process_is_an_error_and_ctrl_c_is_not(write: Write) -> None:
+def test_plugin_exit_is_an_error_but_ctrl_c_passes(write: Write) -> None:
     path = write("import sys\nsys.exit(0)\n", "leaves.py")
     with pytest.raises(PluginExited, match=r"leaves.py: ends the process with exit code 0 when it is imported"):
         load_plugin(path)
@@ -83,7 +83,7 @@ CODE = "class Code:\n    def __str__(self):\n        raise ValueError\nraise Sys
     (MUTE, "bad.py cannot be loaded: Own: its message cannot be read (ValueError)"),
     (CODE, "{path}: ends the process with exit code Code when it is imported; a plugin must not call sys.exit"),
 ])  # fmt: skip
-def test_whatever_a_plugin_raises_gives_one_line(
+def test_plugin_exceptions_give_a_single_line(
     write: Write, command: Callable[..., tuple[int, str, str]], text: str, message: str
 ) -> None:
     path = write(text, "bad.py")
@@ -99,7 +99,7 @@ INIT = MIXER.replace("pass", "def __init__(self, *a, **k):\n        import sys; 
     ("import sys\nsys.exit(0)\n", r"g.yaml:3: plugins: .*bad.py: ends the process with exit code 0 when it is imported"),
     (INIT, r"bad.py:8 ended the command with exit code 0; foreign code must not call sys.exit"),
 ])  # fmt: skip
-def test_a_launch_does_not_end_in_silence_with_its_plugin(
+def test_launch_reports_a_plugin_that_exits(
     write: Write, command: Callable[..., tuple[int, str, str]], text: str, message: str
 ) -> None:
     write(text, "bad.py")

@@ -1,4 +1,4 @@
-"""Settings of probes: where a grid writes them, the names that they had before, and what is stored of them."""
+"""Settings of probes: spelling in a grid, former names, and the stored form."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OLD: dict[str, Any] = {
 """The eval section as databases and job files have held it from the first release."""
 
 
-def test_a_stored_section_means_what_it_meant_and_is_stored_again_as_it_was() -> None:
+def test_stored_eval_section_round_trips() -> None:
     config = CellConfig.model_validate({"eval": OLD})
     needle, junk = (bound(name, config).settings for name in ("needle", "junk"))
     assert (needle.trials, needle.digits, needle.seed, junk.rows) == (4, 2, 9, 3)
@@ -33,7 +33,7 @@ def test_a_stored_section_means_what_it_meant_and_is_stored_again_as_it_was() ->
     "{needle_trials: 4, junk_rows: 3}", "{settings: {needle: {trials: 4}, junk: {rows: 3}}}",
     "{settings.needle.trials: 4, junk_rows: 3}", "{needle_trials: 4.0, settings: {junk.rows: 3}}",
 ])  # fmt: skip
-def test_both_spellings_are_one_setting(cells: Cells, spelling: str) -> None:
+def test_probe_setting_spellings_are_equivalent(cells: Cells, spelling: str) -> None:
     (cell,) = cells(f"set:\n  eval: {spelling}\n")
     (plain,) = cells("")
     assert cell.id == plain.id
@@ -43,24 +43,24 @@ def test_both_spellings_are_one_setting(cells: Cells, spelling: str) -> None:
     assert CellConfig.model_validate(cell.config.model_dump(mode="json")).eval == cell.config.eval
 
 
-def test_a_later_spelling_wins_over_that_of_the_base(cells: Cells) -> None:
+def test_probe_setting_overrides_spelling_of_base(cells: Cells) -> None:
     (cell,) = cells("set:\n  eval.settings.junk.rows: 5\n", base="tiny")
     assert bound("junk", cell.config).settings.rows == 5, "the base says junk_rows: 8"
 
 
-def test_settings_of_a_probe_that_is_not_asked_for_are_kept(cells: Cells) -> None:
+def test_settings_of_unused_probe_are_preserved(cells: Cells) -> None:
     (cell,) = cells("set:\n  eval: {probes: [val], needle_trials: 4}\n")
     stored = cell.config.model_dump(mode="json")["eval"]
     assert stored["needle_trials"] == 4
     assert "junk_rows" not in stored
 
 
-def test_two_spellings_that_disagree_are_no_config() -> None:
+def test_probe_setting_spellings_must_agree() -> None:
     with pytest.raises(ValueError, match=r"needle_trials is settings\.needle\.trials, which has another value here"):
         EvalConfig.model_validate({"needle_trials": 3, "settings": {"needle": {"trials": 4}}})
 
 
-def test_settings_of_a_plugin_s_probe_stand_under_its_name_and_outside_the_id(cells: Cells) -> None:
+def test_plugin_probe_settings_are_outside_the_id(cells: Cells) -> None:
     class LampConfig(ProbeConfig):
         lamps: Int = knob(2, "Lamps.", ge=1)
 

@@ -1,4 +1,4 @@
-"""`search:` of a grid: what is understood, and one line for what is not."""
+"""`search:` of a grid: the parsed study, and a single line per error."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cells_of(grid: Grid) -> Any:
     return grid.expand(lambda data: "0" * 12)
 
 
-def test_a_study_is_read_with_its_defaults(tmp_path: Path) -> None:
+def test_search_section_defaults(tmp_path: Path) -> None:
     search = grid_of(tmp_path).search
     assert search is not None
     assert dict(search.ranges) == {
@@ -61,14 +61,14 @@ def test_a_study_is_read_with_its_defaults(tmp_path: Path) -> None:
         ({"throughput.train_seconds": "minimize"}, {"throughput.train_seconds": "minimize"}),
     ],
 )  # fmt: skip
-def test_objectives_are_the_numbers_that_reports_know(tmp_path: Path, objective: Any, objectives: Any) -> None:
+def test_search_objectives_are_resolved_in_full(tmp_path: Path, objective: Any, objectives: Any) -> None:
     grid = grid_of(tmp_path, search={"objective": objective})
     assert grid.search is not None
     assert dict(grid.search.objectives) == objectives
     assert cells_of(grid)
 
 
-def test_a_whole_setting_has_whole_ends_however_they_are_written(tmp_path: Path) -> None:
+def test_search_range_of_integer_setting_has_integer_ends(tmp_path: Path) -> None:
     ranges = {"train.tokens": {"low": "1e5", "high": 200_000.0}, "train.clip": {"low": 1, "high": 2, "step": 0.5}}
     search = grid_of(tmp_path, search={"ranges": ranges}).search
     assert search is not None
@@ -79,7 +79,7 @@ def test_a_whole_setting_has_whole_ends_however_they_are_written(tmp_path: Path)
     assert not clip.whole
 
 
-def test_the_ends_of_the_ranges_are_cells_like_any_other(tmp_path: Path) -> None:
+def test_search_corner_cells_are_regular_cells(tmp_path: Path) -> None:
     cells = cells_of(grid_of(tmp_path))
     settings = [(cell.config.train.muon_lr, cell.config.model.n_layers) for cell in cells]
     assert sorted(settings) == [(0.003, 4), (0.003, 6), (0.1, 4)]
@@ -87,5 +87,5 @@ def test_the_ends_of_the_ranges_are_cells_like_any_other(tmp_path: Path) -> None
     assert cells[0].axes == {"train.muon_lr": "0.003", "model.n_layers": "4"}
 
 
-def test_a_study_has_the_seed_of_its_grid(tmp_path: Path) -> None:
+def test_search_uses_the_seed_of_its_grid(tmp_path: Path) -> None:
     assert cells_of(grid_of(tmp_path, {"seeds": [7]}))[0].config.seed == 7

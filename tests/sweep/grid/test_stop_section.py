@@ -1,4 +1,4 @@
-"""`stop:` in a grid: what it may say, and the contrast and the seeds that it means."""
+"""`stop:` of a grid: allowed values, and the contrast and seeds that it gives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fake(data: object) -> str:
     return "f" * 64
 
 
-def test_it_means_a_contrast_and_seeds(write: Write) -> None:
+def test_stop_section_gives_contrast_and_seeds(write: Write) -> None:
     grid = load_grid(write(HEAD + GOOD))
     assert grid.stop == StoppingRule(contrast=NEEDLE, width=0.1, seeds=tuple(range(8)))
     assert grid.contrasts == (NEEDLE,), "it is declared by this"
@@ -36,7 +36,7 @@ def test_it_means_a_contrast_and_seeds(write: Write) -> None:
     assert (rule.contrast.measure, rule.contrast.level, rule.contrast.reference) == ("val.val_loss", "nope", "rope")
 
 
-def test_a_contrast_that_is_declared_already_is_not_declared_twice(write: Write) -> None:
+def test_stop_contrast_is_not_declared_twice(write: Write) -> None:
     declared = "contrasts: [{measure: needle.digit_accuracy@1024, axis: memory, level: gated_delta, margin: 0.05}]\n"
     grid = load_grid(write(HEAD + declared + GOOD))
     assert [contrast.margin for contrast in grid.contrasts] == [0.05]

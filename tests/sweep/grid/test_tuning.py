@@ -1,4 +1,4 @@
-"""`tune:` of a grid: a study for every level of an axis, and a factorial that has the best of each."""
+"""`tune:` of a grid: a study per level of an axis, and a factorial with the best settings of each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cells_of(grid: Grid) -> Any:
     return grid.expand(lambda data: "0" * 12)
 
 
-def test_every_level_has_a_study_of_the_same_size(tmp_path: Path) -> None:
+def test_tune_gives_every_level_an_equal_study(tmp_path: Path) -> None:
     parts = grid_of(tmp_path).studies()
     assert {word: part.name for word, part in parts.items()} == {"polar": "fair-tune-polar", "nope": "fair-tune-nope"}
     for word, part in parts.items():
@@ -50,7 +50,7 @@ def test_every_level_has_a_study_of_the_same_size(tmp_path: Path) -> None:
         }  # fmt: skip
 
 
-def test_the_factorial_has_the_settings_that_were_found_and_ids_that_follow(tmp_path: Path) -> None:
+def test_tuned_factorial_uses_the_selected_settings(tmp_path: Path) -> None:
     from dataclasses import replace
 
     grid = grid_of(tmp_path)
@@ -71,7 +71,7 @@ def test_the_factorial_has_the_settings_that_were_found_and_ids_that_follow(tmp_
     assert best.id in {cell.id for cell in tuned}
 
 
-def test_a_range_that_no_cell_can_have_is_blamed_where_it_stands(tmp_path: Path) -> None:
+def test_tune_error_points_to_the_invalid_range(tmp_path: Path) -> None:
     grid = grid_of(tmp_path, tune={"ranges": {"train.clip": {"low": -1, "high": 2}}})
     with pytest.raises(GridError, match=r"tune\.ranges\.train\.clip"):
         cells_of(grid.studies()["polar"])

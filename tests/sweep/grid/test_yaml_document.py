@@ -1,5 +1,4 @@
-"""How a grid file is read: its bounds (before it is read, while it is composed, when aliases are put in their places), merge
-keys, tags and depth."""
+"""Reading of YAML: limits on size, values and nesting, merge keys, tags, characters and lines."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ LIMIT_ERROR = "more than 100,000 values, aliases put in their places; write a gr
 
 
 def bomb(levels: int, copies: int = 9) -> str:
-    """A list of lists of lists, each of `copies` aliases of the one before."""
+    """Return YAML of nested lists, each with `copies` aliases of the one before."""
     lines = [f"a0: &a0 [{', '.join(['x'] * copies)}]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * copies)}]" for n in range(1, levels)]
     return "\n".join(lines) + "\n"
@@ -32,20 +31,20 @@ def refused(path: Path) -> str:
 
 
 @pytest.mark.parametrize("levels", [6, 60])
-def test_aliases_of_aliases_stop_at_the_number_that_is_allowed(write: Write, levels: int) -> None:
-    """Sixty levels would be more values than there are atoms in the world."""
+def test_yaml_alias_bomb_stops_at_the_value_limit(write: Write, levels: int) -> None:
+    """Expanded in full, sixty levels would exceed any memory."""
     path = write(bomb(levels))
     assert refused(path) == f"{path}: {LIMIT_ERROR}"
 
 
-def test_aliases_within_bounds_are_copies(write: Write) -> None:
+def test_yaml_aliases_within_bounds_are_copies(write: Write) -> None:
     document = yaml_document.load(write("a: &a {b: [1, 2]}\nc: [*a, *a]\n"))
     assert document.data == {"a": {"b": [1, 2]}, "c": [{"b": [1, 2]}] * 2}
     assert document.data["c"][0] is not document.data["c"][1]
     assert document.line("c", 1, "b", 0) == 1, "where it is written"
 
 
-def test_values_as_written_are_counted_before_all_are_composed(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yaml_values_are_counted_while_composing(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     composed: list[int] = []
     compose = yaml_document.Composer.compose_node
     monkeypatch.setattr(
@@ -58,25 +57,25 @@ def test_values_as_written_are_counted_before_all_are_composed(write: Write, mon
     assert len(composed) == 50
 
 
-def test_a_file_larger_than_a_mebibyte_is_not_read_to_its_end(write: Write) -> None:
+def test_yaml_file_above_size_limit_is_refused(write: Write) -> None:
     path = write("name: g\n# " + "x" * 2**20)
     assert refused(path) == f"{path}: is larger than 1,048,576 bytes; a grid file that large is a mistake"
 
 
 @pytest.mark.parametrize("value", ["9" * 5000, "!!int x", "!!float x"])
-def test_values_that_python_refuses_are_errors_of_the_file(write: Write, value: str) -> None:
+def test_yaml_values_python_rejects_are_grid_errors(write: Write, value: str) -> None:
     path = write(f"b: 1\na: {value}\n")
     assert refused(path).startswith(f"{path}:2: not valid YAML: ")
     assert parse_value(value) == value
 
 
-def test_dates_are_text_as_written(write: Write) -> None:
+def test_yaml_dates_are_text(write: Write) -> None:
     assert yaml_document.load(write("a: 2020-13-45\nb: 2020-01-02T03:04:05Z\n")).data == {
         "a": "2020-13-45", "b": "2020-01-02T03:04:05Z",
     }  # fmt: skip
 
 
-def test_a_bomb_on_the_command_line() -> None:
+def test_yaml_alias_bomb_on_the_command_line() -> None:
     nested = "[" + ", ".join(f"&a{n} [{', '.join([f'*a{n - 1}' if n else 'x'] * 9)}]" for n in range(7)) + "]"
     with pytest.raises(GridError, match=LIMIT_ERROR):
         parse_value(nested)
@@ -91,8 +90,8 @@ SOURCES = st.lists(
 
 @given(SOURCES)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_merge_keys_are_those_of_yaml_1_1(write: Write, drawn: list[tuple[list[str], list[int], bool]]) -> None:
-    """Every value is the line that it stands in, so the other reader's values say which lines are to be blamed."""
+def test_yaml_merge_keys_follow_yaml_1_1(write: Write, drawn: list[tuple[list[str], list[int], bool]]) -> None:
+    """Every value is its own line number, so the other reader's values give the expected lines."""
     lines: list[str] = []
     for index, (own, merged, first) in enumerate(drawn):
         names = [f"*m{anchor}" for anchor in merged if anchor < index]
@@ -109,12 +108,12 @@ def test_merge_keys_are_those_of_yaml_1_1(write: Write, drawn: list[tuple[list[s
         assert {key: document.line(name, key) for key in mapping} == mapping
 
 
-def test_merged_keys_stand_where_the_merge_does(write: Write) -> None:
+def test_yaml_merged_keys_keep_the_merge_position(write: Write) -> None:
     document = yaml_document.load(write("a: &a {x: 1, y: 2, z: 3}\nb: {p: 0, <<: *a, y: 4, q: 5}\n"))
     assert list(document.data["b"].items()) == [("p", 0), ("x", 1), ("z", 3), ("y", 4), ("q", 5)]
 
 
-def test_a_grid_with_merge_keys_gives_the_cells_of_one_without(write: Write) -> None:
+def test_yaml_merge_keys_give_the_same_cells(write: Write) -> None:
     plain = write("name: g\nextends: micro\nset: {train.clip: 0.5, model.d_model: 32}\naxes: {memory: [off, on]}\n")
     head = "name: g\nextends: micro\nset: {train.clip: 0.5, <<: {model.d_model: 32, train.clip: 9}}\n"
     merged = write(head + "axes: {<<: [{memory: [off, on]}]}\n", "merged.yaml")
@@ -138,29 +137,29 @@ DEEP = "more than 50 lists and mappings inside each other"
         ("a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 100)), 1),
     ],
 )  # fmt: skip
-def test_nesting_ends_at_fifty_levels(write: Write, text: str, line: int) -> None:
+def test_yaml_nesting_limit(write: Write, text: str, line: int) -> None:
     path = write(text)
     assert refused(path) == f"{path}:{line}: {DEEP}"
 
 
-def test_plain_tags_are_understood(write: Write) -> None:
+def test_yaml_plain_tags_are_accepted(write: Write) -> None:
     text = "a: !!str 5\nb: !!int '5'\nc: !!float 1\nd: !!seq [1]\ne: !!map {f: 1}\nh: !!bool 'true'\ni: !!null ''\n"
     data = yaml_document.load(write(text)).data
     assert data == {"a": "5", "b": 5, "c": 1.0, "d": [1], "e": {"f": 1}, "h": True, "i": None}
 
 
-def test_an_anchored_boolean_is_a_boolean(write: Write) -> None:
+def test_yaml_anchored_boolean_is_a_boolean(write: Write) -> None:
     assert yaml_document.load(write("a: &a true\nb: *a\n")).data["b"] is True
 
 
 @pytest.mark.parametrize(
     "text", ["[" * 3000 + "]" * 3000, "!foo [1]", "&a [*a]", "{<<: 1}", "!!python/tuple [1]", "[1"]
 )
-def test_no_yaml_on_the_command_line_is_text(text: str) -> None:
+def test_invalid_yaml_on_the_command_line_is_text(text: str) -> None:
     assert parse_value(text) == text
 
 
-def test_a_merge_on_the_command_line() -> None:
+def test_yaml_merge_on_the_command_line() -> None:
     assert parse_value("{<<: {a: 1, b: 2}, a: 3}") == {"b": 2, "a": 3}
 
 
@@ -169,17 +168,17 @@ def test_a_merge_on_the_command_line() -> None:
     (r'description: "a \uD83D\uDE00 b"', "description: ", r"\ud83d"),
     (r'"x\udfff": 1', "", r"\udfff"),
 ])  # fmt: skip
-def test_half_a_surrogate_pair_is_refused(write: Write, text: str, key: str, half: str) -> None:
+def test_yaml_half_surrogate_pair_is_refused(write: Write, text: str, key: str, half: str) -> None:
     path = write(f"name: g\n{text}\n")
     assert refused(path) == f"{path}:2: {key}{half} is half of a surrogate pair, which is no character; remove it"
 
 
-def test_characters_beyond_the_basic_plane_stay(write: Write) -> None:
+def test_yaml_keeps_characters_beyond_basic_plane(write: Write) -> None:
     assert yaml_document.load(write('name: g\ndescription: "\\U0001F600 😀"\n')).data["description"] == "😀 😀"
 
 
 @pytest.mark.parametrize("number", ["9223372036854775808", "-9223372036854775809", "9" * 4000, "0x" + "f" * 4000])
-def test_whole_numbers_beyond_64_bits_are_refused(write: Write, number: str) -> None:
+def test_yaml_integers_beyond_64_bits_are_refused(write: Write, number: str) -> None:
     path = write(f"name: g\nset:\n  train.tokens: {number}\n")
     message = refused(path)
     assert message.startswith(f"{path}:3: set.train.tokens: the whole number '{number[:60]}")

@@ -1,4 +1,4 @@
-"""What a budget allows, and in which order: properties that any order of pairs must have, and small cases by hand."""
+"""Budgets: properties of the order of blocks, and small cases by hand."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def blocks(cells: Sequence[Cell], contrasts: Sequence[Contrast], done: Sequence[
 
 
 def pairs(cells: Sequence[Cell], contrast: Contrast) -> set[frozenset[str]]:
-    """By comparing every cell with every other."""
+    """Return the pairs of a contrast, by comparing every cell with every other."""
     pair_ids = set()
     for low, high in itertools.permutations(cells, 2):
         levels = {name: (low.axes[name], high.axes[name]) for name in low.axes}
@@ -52,12 +52,12 @@ def pairs(cells: Sequence[Cell], contrast: Contrast) -> set[frozenset[str]]:
     return pair_ids
 
 
-def test_without_contrasts_the_order_stays() -> None:
+def test_blocks_without_contrasts_keep_the_order() -> None:
     cells = factorial(2, 2)
     assert blocks(cells, []) == [[cell.id] for cell in cells]
 
 
-def test_pairs_of_a_contrast_then_the_other_seed_then_the_rest() -> None:
+def test_blocks_put_pairs_of_each_seed_first() -> None:
     cells = factorial(3, 2, seeds=2)
     assert blocks(cells, [contrast("a", "2", "0", b="1")]) == [
         ["01-s0", "21-s0"], ["01-s1", "21-s1"],
@@ -65,7 +65,7 @@ def test_pairs_of_a_contrast_then_the_other_seed_then_the_rest() -> None:
     ]  # fmt: skip
 
 
-def test_contrasts_take_turns_and_a_pair_whose_half_is_done_comes_first() -> None:
+def test_blocks_alternate_between_contrasts() -> None:
     cells = factorial(2, 2)
     both = [contrast("a", "1", "0"), contrast("b", "1", "0")]
     # a: 00-10, 01-11; b: 00-01 lacks 01 after the first, and so completes both
@@ -73,7 +73,7 @@ def test_contrasts_take_turns_and_a_pair_whose_half_is_done_comes_first() -> Non
     assert blocks(cells, both[:1], done=["11-s0"]) == [["01-s0"], ["00-s0", "10-s0"]]
 
 
-def test_whatever_the_grid_complete_pairs_come_first_and_no_cell_twice() -> None:
+def test_blocks_properties_on_random_grids() -> None:
     draw = random.Random(0)
     for _ in range(60):
         cells = factorial(draw.randint(2, 3), draw.randint(1, 3), draw.randint(1, 3), seeds=draw.randint(1, 3))
@@ -112,8 +112,8 @@ class Flat:
     (100, 0, ["00", "10", "01", "11"], 0.0), (3, 0, ["00", "10"], 3.0), (2.9, 0, [], 6.0), (9, 4, ["00", "10"], 3.0),
     (3, 5, [], 6.0), (6, 0, ["00", "10", "01", "11"], 0.0),
 ])  # fmt: skip
-def test_whole_pairs_that_fit_are_taken(allowed: float, used: float, expected: list[str], deferred: float) -> None:
-    """A pair costs one hour and two."""
+def test_budget_selects_pairs_that_fit(allowed: float, used: float, expected: list[str], deferred: float) -> None:
+    """The cells of a pair cost one and two hours."""
     cells = factorial(2, 2)
     tasks = trainings(cells)
     selected, budget = cost_estimate.within_budget(
@@ -124,7 +124,7 @@ def test_whole_pairs_that_fit_are_taken(allowed: float, used: float, expected: l
     assert len(budget.describe()) == (2 if deferred else 1)
 
 
-def test_a_block_that_is_too_large_leaves_room_for_a_smaller_one() -> None:
+def test_budget_skips_a_block_that_is_too_large() -> None:
     cells = [cell(["8"]), cell(["0"])]
     tasks = trainings(cells)
     selected, budget = cost_estimate.within_budget(Plan(tasks, {}, cells), 5, 0, Flat(), [], ())  # type: ignore[arg-type]
@@ -135,7 +135,7 @@ def test_a_block_that_is_too_large_leaves_room_for_a_smaller_one() -> None:
 @pytest.mark.parametrize(("text", "rate", "hours"), [
     ("40h", None, 40), ("40", None, 40), ("0.5 h", None, 0.5), ("100$", 2.5, 40), ("$100", 2.5, 40), ("1e3h", 2.5, 1000),
 ])  # fmt: skip
-def test_hours_and_money(text: str, rate: float | None, hours: float) -> None:
+def test_budget_in_hours_and_money(text: str, rate: float | None, hours: float) -> None:
     assert cost_estimate.hours_of(text, rate) == pytest.approx(hours)
 
 
@@ -143,17 +143,17 @@ def test_hours_and_money(text: str, rate: float | None, hours: float) -> None:
     ("0h", "must be hours above 0"), ("-1", "must be hours above 0"), ("much", "must be hours above 0"), ("infh", "must be"),
     ("nan", "must be"), ("5$h", "must be"), ("5$", "say what an hour costs with --rate"),
 ])  # fmt: skip
-def test_what_is_no_budget(text: str, message: str) -> None:
+def test_budget_rejects_invalid_text(text: str, message: str) -> None:
     with pytest.raises(SweepError, match=message):
         cost_estimate.hours_of(text, None)
 
 
 @pytest.mark.parametrize(("text", "rate"), [(None, None), ("2.50/h", 2.5), ("2.5", 2.5), ("$3/hour", 3.0)])
-def test_rates(text: str | None, rate: float | None) -> None:
+def test_rate_is_parsed(text: str | None, rate: float | None) -> None:
     assert cost_estimate.rate_of(text) == rate
 
 
 @pytest.mark.parametrize("text", ["", "x/h", "0/h", "-2", "2/day", "nan", "inf/h"])
-def test_what_is_no_rate(text: str) -> None:
+def test_rate_rejects_invalid_text(text: str) -> None:
     with pytest.raises(SweepError, match="an amount above 0 of money an hour"):
         cost_estimate.rate_of(text)

@@ -1,4 +1,4 @@
-"""What a grid asks of its text is found out before any process starts, and said in one line."""
+"""Checks of a grid's text: every shortfall is reported in one line before any process starts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def config(
     return cell_config.model_copy(update={"model": cell_config.model.model_copy(update={"vocab_size": vocabulary})})
 
 
-def test_text_that_is_just_enough() -> None:
+def test_corpus_check_accepts_just_enough_text() -> None:
     """25 rows of 8 + 1, 48 validation tokens + 1, 4 rows of 16 + 1, three documents of 16 + 1."""
     assert texts.corpus_problems(config(), corpus(train=(9,), validation=65, held=(17, 17, 17, 3))) == []
     assert texts.corpus_problems(config(junk_rows=3), corpus(validation=49)) == []
@@ -81,11 +81,13 @@ JUNK = "probe junk asks for 4: lower eval.settings.junk.rows or eval.lengths"
     ({}, {"held": ()}, long("none have", 0)),
     ({"probes": ("val", "needle")}, {"held": (16, 16, 16)}, long("none have", 3, "needle reads")),
 ])  # fmt: skip
-def test_every_lack_is_one_sentence(eval_settings: dict[str, Any], have: dict[str, Any], message: str) -> None:
+def test_corpus_check_gives_a_sentence_per_shortfall(
+    eval_settings: dict[str, Any], have: dict[str, Any], message: str
+) -> None:
     assert texts.corpus_problems(config(**eval_settings), corpus(**have)) == [message]
 
 
-def test_several_lacks() -> None:
+def test_corpus_check_lists_several_shortfalls() -> None:
     problems = texts.corpus_problems(config(), corpus(train=(1,), validation=0, held=(), largest=300))
     assert len(problems) == 5
     assert f"the validation split has 0 tokens, 0 rows of 16; {JUNK}" in problems
@@ -124,7 +126,7 @@ def attempts(database: Path) -> list[int]:
         ]
 
 
-def test_text_on_this_machine_is_prepared_by_the_launch_and_pinned(grid: Callable[[str], Path], tmp_path: Path) -> None:
+def test_launch_prepares_and_pins_local_text(grid: Callable[[str], Path], tmp_path: Path) -> None:
     loaded = load_grid(grid("corpus: files, path: text, heldout_tokens: 200"))
     heard: list[Any] = []
     cells, remarks = texts.expand_grid(loaded, tmp_path / "c", tell=heard.append)
@@ -168,10 +170,10 @@ def test_a_dry_run_of_the_embedded_text_knows_its_ids(write: Write, tmp_path: Pa
     "corpus: fineweb-edu", "corpus: fineweb-edu-shards", "corpus: finepdfs", "corpus: wikitext-103",
     "corpus: files, path: text, heldout: finepdfs", "heldout: wikitext-103",
 ])  # fmt: skip
-def test_what_must_be_downloaded_is_asked_for(
+def test_launch_refuses_to_download_unasked(
     grid: Callable[[str], Path], tmp_path: Path, command: Command, data: str
 ) -> None:
-    """Never by a launch: exit 3 at once, with the command to run, its paths fit for a shell."""
+    """A launch never downloads: it exits with 3 at once and prints the command, with paths quoted for a shell."""
     path = grid(data)
     name = data.split()[1].strip(",") if data.startswith("corpus") else "stdlib"
     runs = tmp_path / "runs of mine"
@@ -213,7 +215,7 @@ def test_a_local_copy_is_prepared_for_the_grid_and_gives_the_ids(
 
 
 def test_a_grid_over_several_corpora(grid: Callable[[str], Path], tmp_path: Path, command: Command) -> None:
-    """Unprepared, their cells must not be taken for one another; one command prepares them all."""
+    """Unprepared corpora must give distinct cells; one command prepares all of them."""
     put(tmp_path / "other", [text * 3 for text in prose(80, 1)])
     path = grid("corpus: files, heldout_tokens: 200")
     path.write_text(
@@ -235,15 +237,13 @@ def test_a_grid_over_several_corpora(grid: Callable[[str], Path], tmp_path: Path
 
 @pytest.fixture
 def named(tmp_path: Path) -> str:
-    """Fingerprint of the corpus `books`, as bytes, where `launch` looks for it."""
+    """Return the fingerprint of the corpus `books`, prepared as bytes in the folder of `launch`."""
     put(tmp_path / "b", [text * 3 for text in prose(80)])
     root = tmp_path / "atma-runs" / "corpora"
     return prepare(files(tmp_path / "b", heldout_tokens=200), root, name="books")
 
 
-def test_a_corpus_by_the_name_it_was_given(
-    grid: Callable[[str], Path], named: str, tmp_path: Path, command: Command
-) -> None:
+def test_corpus_by_its_prepared_name(grid: Callable[[str], Path], named: str, tmp_path: Path, command: Command) -> None:
     path = grid("corpus: books")
     out = command("launch", str(path), "--dry-run", "--json")[1]
     cells = load_grid(path).expand(lambda data: named)
@@ -282,7 +282,7 @@ def test_an_unknown_corpus_names_line_and_nearest(
      "data.heldout: {}/text is what is trained on; name other text, or leave it out to hold some of it back"),
 ])  # fmt: skip
 @pytest.mark.parametrize("dry", [("--dry-run",), ()])
-def test_wrong_paths_are_told_even_by_a_dry_run(
+def test_dry_run_reports_invalid_paths(
     grid: Callable[[str], Path], tmp_path: Path, command: Command, data: str, message: str, dry: tuple[str, ...]
 ) -> None:
     code, out, err = command("launch", str(grid(data)), *dry)
@@ -299,7 +299,7 @@ def test_wrong_paths_are_told_even_by_a_dry_run(
     (("validation_tokens: 256", "validation_tokens: 1e6"), "the validation split has 2263 tokens, eval.validation_tokens asks for 999937"),
     (("junk_rows: 2", "junk_rows: 99"), "the validation split has 2263 tokens, 17 rows of 128; probe junk asks for 99"),
 ])  # fmt: skip
-def test_what_is_asked_in_vain_ends_the_launch_before_it_begins(
+def test_launch_stops_early_on_insufficient_text(
     grid: Callable[[str], Path], tmp_path: Path, command: Command, change: tuple[str, str], message: str
 ) -> None:
     path = grid("corpus: files, path: text, heldout_tokens: 200")
@@ -323,7 +323,7 @@ LOOKS = [
     ("validation_tokens: 256", "validation_tokens: 1e6"), ("junk_rows: 2", "junk_rows: 99"),
     ("tokens: 2048", "tokens: 1e6, batch_tokens: 524288"),
 ])  # fmt: skip
-def test_what_is_asked_of_prepared_text_in_vain_ends_a_plan_as_it_ends_the_launch(
+def test_plan_and_launch_report_the_same_shortfall(
     grid: Callable[[str], Path], tmp_path: Path, command: Command, change: tuple[str, str]
 ) -> None:
     path = grid("corpus: files, path: text, heldout_tokens: 200, whole_steps: on")
@@ -385,7 +385,7 @@ def test_only_the_cells_that_are_chosen_are_checked(grid: Callable[[str], Path],
 def test_seeds_that_a_stop_rule_begins_with_can_be_chosen(
     write: Write, command: Command, argv: tuple[str, ...]
 ) -> None:
-    """They are there before text is looked at: the rule begins with two, the grid has one."""
+    """They exist before the text is checked: the rule starts with two seeds, the grid has one."""
     path = write(
         "name: g\nextends: recall-mini\naxes: {memory: [off, atlas]}\nseeds: 1\n"
         "stop: {contrast: memory, level: atlas, metric: mqar.accuracy, ci: 20}\n"
@@ -396,7 +396,7 @@ def test_seeds_that_a_stop_rule_begins_with_can_be_chosen(
     assert json.loads(out)["counts"]["new"] == 2
 
 
-def test_a_calibration_says_first_that_the_text_could_not_be_checked(
+def test_calibration_first_reports_unchecked_text(
     grid: Callable[[str], Path], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from atma_sweep.sweep.bench import calibrate
@@ -417,7 +417,7 @@ def test_a_calibration_says_first_that_the_text_could_not_be_checked(
 
 
 def test_tokens_beyond_the_vocabulary(grid: Callable[[str], Path], tmp_path: Path, command: Command) -> None:
-    """Of the tokenizer when shards are taken in, of the model when a name stands for what a larger one made."""
+    """The tokenizer is checked when shards are taken in, the model when a named corpus had a larger tokenizer."""
     published_shard(tmp_path / "s" / "a_train_1.bin", [3] * 5000)
     published_shard(tmp_path / "s" / "a_val_1.bin", [257] * 500)
     path = grid("corpus: shards, path: s, tokenizer: bytes")
@@ -452,7 +452,7 @@ def test_a_damaged_corpus_ends_the_launch_before_it_begins(
     assert not (tmp_path / "atma.db").exists()
 
 
-def test_cells_are_checked_once_for_each_thing_they_ask(
+def test_corpus_check_runs_once_per_requirement(
     cells: Callable[..., list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path / "t", [text * 3 for text in prose(80)])
@@ -471,7 +471,7 @@ def test_cells_are_checked_once_for_each_thing_they_ask(
     assert issubclass(MachineError, SweepError)
 
 
-def test_all_lacks_of_a_corpus_are_reported_at_once(
+def test_corpus_check_reports_all_shortfalls_together(
     grid: Callable[[str], Path], tmp_path: Path, command: Command
 ) -> None:
     """Validation loss, junk and documents lack text for one cause; one preparation with the sizes named mends them all."""

@@ -1,4 +1,4 @@
-"""Prices of hand-made databases, worked out by hand."""
+"""Prices from hand-made databases, against sums by hand."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def trained(
     steps: str = CAPTURED,
     neighbours: int = 0,
 ) -> None:
-    """7 s of start; 1.928 s of compiling; 153,600 tokens at 10,000 a second; 0.4 s of validation; 6 s of probes."""
+    """Record 7 s of start, 1.928 s of compiling, 153,600 tokens at 10,000/s, 0.4 s of validation and 6 s of probes."""
     attempt = store.start_attempt(cell.id, owner=ME, fence=1, steps_total=cell.config.train.steps)
     recorder = DatabaseRecorder(store, attempt.id, 1)
     recorder.provenance(
@@ -123,7 +123,7 @@ def billed(
 SHORT, LONG = 7 + 1.928 + 15.36 + 0.4 + 6, 7 + 1.928 + 30.72 + 0.8 + 6
 
 
-def test_cells_that_were_measured_cost_what_such_cells_took(store: Store, recorded: Cells, tmp_path: Path) -> None:
+def test_price_of_measured_cells(store: Store, recorded: Cells, tmp_path: Path) -> None:
     every = recorded()
     assert [cell.config.train.tokens for cell in every] == [153600, 153600, 307200, 307200]
     trained(store, every[0], gpu="NVIDIA H200")
@@ -153,7 +153,7 @@ def test_cells_that_were_measured_cost_what_such_cells_took(store: Store, record
         (CAPTURED, "auto", "measured"),
     ],
 )
-def test_a_small_network_costs_what_it_took_with_graphs_or_without(
+def test_price_distinguishes_graph_modes(
     store: Store, cells: Cells, recorded: Cells, tmp_path: Path, steps: str, setting: str, source: str
 ) -> None:
     every, before = cells(grid_text(set_=f"set:\n  train.graphs: {setting}\n")), recorded()
@@ -164,9 +164,7 @@ def test_a_small_network_costs_what_it_took_with_graphs_or_without(
     )
 
 
-def test_of_several_attempts_the_median_counts_and_the_bounds_hold_all(
-    store: Store, recorded: Cells, tmp_path: Path
-) -> None:
+def test_price_uses_median_and_range_of_attempts(store: Store, recorded: Cells, tmp_path: Path) -> None:
     every = recorded(seeds="seeds: 4\n", tokens="153600")
     for cell, slow in zip(every, (1.0, 1.2, 2.0), strict=False):
         trained(store, cell, gpu="NVIDIA H200", slow=slow)
@@ -175,9 +173,7 @@ def test_of_several_attempts_the_median_counts_and_the_bounds_hold_all(
     assert bill.parts["training"].low * 3600 <= 15.36 < 2 * 15.36 <= bill.parts["training"].high * 3600
 
 
-def test_another_gpu_another_width_and_failed_attempts_say_nothing(
-    store: Store, cells: Cells, recorded: Cells, tmp_path: Path
-) -> None:
+def test_price_ignores_unrelated_attempts(store: Store, cells: Cells, recorded: Cells, tmp_path: Path) -> None:
     every = recorded()
     trained(store, every[0], gpu="NVIDIA H200 NVL")
     trained(store, every[1], gpu="NVIDIA H200", state="failed")
@@ -191,7 +187,7 @@ def test_another_gpu_another_width_and_failed_attempts_say_nothing(
     assert bill.parts["training"].likely * 3600 == pytest.approx((153600 + 307200) / 10_000 * wider / narrow)
 
 
-def test_what_is_half_trained_costs_half_the_training(store: Store, recorded: Cells, tmp_path: Path) -> None:
+def test_price_of_a_half_trained_cell(store: Store, recorded: Cells, tmp_path: Path) -> None:
     every = recorded()
     trained(store, every[0], gpu="NVIDIA H200")
     attempt = store.start_attempt(every[1].id, owner=ME, fence=1, steps_total=150)
@@ -204,9 +200,7 @@ def test_what_is_half_trained_costs_half_the_training(store: Store, recorded: Ce
     assert cost.seconds.likely == pytest.approx(7 + 1.928 + 15.36 / 2 + 0.2 + 6)
 
 
-def test_a_probe_that_reads_twice_the_text_takes_twice_the_time(
-    store: Store, cells: Cells, recorded: Cells, tmp_path: Path
-) -> None:
+def test_price_of_probes_is_proportional_to_tokens(store: Store, cells: Cells, recorded: Cells, tmp_path: Path) -> None:
     every = recorded()
     trained(store, every[0], gpu="NVIDIA H200")
     longer = cells(grid_text().replace("lengths: [128, 256]", "lengths: [128, 256], documents: 32"))
@@ -215,7 +209,7 @@ def test_a_probe_that_reads_twice_the_text_takes_twice_the_time(
     assert cost.parts["probing"].likely == pytest.approx(2 + 2 * (1 + 3))
 
 
-def test_from_flops_of_a_network_that_fills_the_gpu(cells: Cells, tmp_path: Path) -> None:
+def test_price_from_flops_of_a_large_network(cells: Cells, tmp_path: Path) -> None:
     (cell,) = cells("set: {data: {corpus: stdlib}}\nresources: {gpus: 1}\n", base="intended-370m")
     prices = cost_estimate.machine_prices([cell], tmp_path, None, gpu="H200")
     (cost,) = prices.full_costs(cell.config).values()
@@ -242,10 +236,8 @@ def test_a_share_of_a_gpu_is_priced_between_no_neighbour_and_taking_turns(cells:
     assert shared.hours.low == pytest.approx(alone.hours.low / 4)
 
 
-def test_another_network_on_the_same_share_had_such_neighbours_already(
-    store: Store, cells: Cells, recorded: Cells, tmp_path: Path
-) -> None:
-    """What attempts on a quarter of the GPU took, their neighbours beside them, is not made longer by neighbours once more."""
+def test_price_counts_neighbours_only_once(store: Store, cells: Cells, recorded: Cells, tmp_path: Path) -> None:
+    """Times measured on a quarter of the GPU include neighbours and are not lengthened again."""
 
     def training(measured_on: str, priced_on: str, neighbours: int = 0) -> ThreePointEstimate:
         trained(store, recorded(measured_on)[0], gpu="NVIDIA H200", neighbours=neighbours)
@@ -262,7 +254,7 @@ def test_another_network_on_the_same_share_had_such_neighbours_already(
     assert training("0.25", "1", 3).likely == pytest.approx(shared.likely)
 
 
-def test_a_calibration_is_kept_and_priced(cells: Cells, tmp_path: Path) -> None:
+def test_price_from_a_stored_calibration(cells: Cells, tmp_path: Path) -> None:
     every = cells(grid_text("0"))
     prices = cost_estimate.machine_prices(every, tmp_path, None)
     like = prices.speeds.likeness.of(every[0].config)
@@ -281,9 +273,7 @@ def test_a_calibration_is_kept_and_priced(cells: Cells, tmp_path: Path) -> None:
     assert speed_model.read_calibrations(tmp_path) == []
 
 
-def test_ten_thousand_cells_are_worked_out_once_a_kind(
-    cells: Cells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_price_is_computed_once_per_speed_key(cells: Cells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rates = ", ".join(f"{n / 1000}" for n in range(1, 101))
     every = cells(f"axes:\n  memory: [off, on]\n  train.muon_lr: [{rates}]\nseeds: 50\n")
     assert len(every) == 10_000
@@ -297,14 +287,14 @@ def test_ten_thousand_cells_are_worked_out_once_a_kind(
 # --- when it would be through -----------------------------------------------------------------------------------------
 
 
-def test_attempts_that_share_gpus_end_in_rounds() -> None:
+def test_makespan_of_attempts_that_share_gpus() -> None:
     quarter = Resources(gpus=0.25)
     for n, gpus in ((1, 1), (4, 1), (5, 1), (9, 2), (16, 2)):
         assert cost_estimate.makespan([(10.0, quarter)] * n, gpus) == pytest.approx(10 * math.ceil(n / (4 * gpus)))
     assert cost_estimate.makespan([], 3) == 0.0
 
 
-def test_whole_gpus_take_the_next_attempt_as_soon_as_one_is_free() -> None:
+def test_makespan_starts_next_attempt_on_a_free_gpu() -> None:
     draw = random.Random(1)
     full_gpu = Resources(gpus=1)
     for _ in range(50):
@@ -316,7 +306,7 @@ def test_whole_gpus_take_the_next_attempt_as_soon_as_one_is_free() -> None:
         assert cost_estimate.makespan([(seconds, full_gpu) for seconds in times], gpus) == pytest.approx(max(free))
 
 
-def test_a_whole_gpu_waits_for_its_parts() -> None:
+def test_makespan_full_gpu_waits_for_its_shares() -> None:
     half, full_gpu = Resources(gpus=0.5), Resources(gpus=1)
     assert cost_estimate.makespan([(4.0, half), (10.0, full_gpu), (3.0, half)], 1) == pytest.approx(14.0)
 
@@ -324,7 +314,7 @@ def test_a_whole_gpu_waits_for_its_parts() -> None:
 # --- kept with the launch ---------------------------------------------------------------------------------------------
 
 
-def test_a_forecast_is_kept_and_makes_no_other_revision(store: Store, cells: Cells, tmp_path: Path) -> None:
+def test_forecast_is_stored_without_a_new_revision(store: Store, cells: Cells, tmp_path: Path) -> None:
     every = cells(GRID.replace("GPUS", "1"))
     result = cost_estimate.forecast(every, cost_estimate.machine_prices(every, tmp_path, store))
     assert (len(result.groups), result.of) == (2, (0, 0, 1, 1))
@@ -344,12 +334,12 @@ def test_a_forecast_is_kept_and_makes_no_other_revision(store: Store, cells: Cel
     None, [], 3, {}, {"of": "x", "groups": []}, {"of": [1.5], "groups": []}, {"of": [0], "groups": [3]},
     {"of": [0, 7, -1], "groups": [{"FLOPs": [1, 2]}, {"FLOPs": ["a", 1, 2]}, {"FLOPs": [1, 2, -1]}]},
 ])  # fmt: skip
-def test_a_forecast_of_a_strange_database_says_nothing(junk: object) -> None:
+def test_forecast_of_an_invalid_option_is_none(junk: object) -> None:
     result = stored.forecast_of({stored.OPTION: junk})
     assert result is None or all(result.cell(position) == {} for position in range(-1, 9))
 
 
-def test_spans_keep_their_order() -> None:
+def test_estimates_keep_low_likely_high_order() -> None:
     span = ThreePointEstimate.from_samples([3.0, 1.0, 2.0], 0.5)
     assert span == ThreePointEstimate(0.5, 2.0, 4.5)
     assert speed_model.sum_estimates([span, ThreePointEstimate.exactly(1)]).scaled(2).multiplied(

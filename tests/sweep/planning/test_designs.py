@@ -1,4 +1,4 @@
-"""What a launch says of a partial design, and of the one before it."""
+"""Remarks of a launch on a fractional design and on the design launched before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from factories import fingerprint
 HEAD = "name: g\nextends: micro\naxes: {attn_type: [polar, nope, rope], memory: [off, on], window: [off, on]}\n"
 
 
-def test_what_becomes_of_the_cells_of_before(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_design_remarks_on_previous_cells(write: Callable[..., Path], tmp_path: Path) -> None:
     store = open_store(tmp_path / "a.db", create=True)
 
     def launch(text: str) -> list[str]:
@@ -47,7 +47,7 @@ def test_what_becomes_of_the_cells_of_before(write: Callable[..., Path], tmp_pat
 
 
 @pytest.mark.thorough
-def test_a_design_is_completed_and_nothing_is_trained_twice(tmp_path: Path) -> None:
+def test_design_is_extended_without_retraining(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.edit("[nope, polar]", "[nope, polar]\n  window: [off, on]\ndesign: {runs: 3}")
     assert "design: 3 of 4 combinations, d-optimal" in bench.launch()

@@ -1,4 +1,4 @@
-"""What lies between a grid and the database, held against comparisons that know nothing of grids."""
+"""Differences between a grid and the database, against comparisons that are independent of grids."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read(write: Write, fake_fingerprint: Any) -> Callable[..., tuple[Grid, list[
 
 
 def launch(store: Store, grid: Grid, cells: Sequence[Cell]) -> None:
-    """As a launch records it."""
+    """Record the grid as a launch does."""
     pairs = sorted({pair for cell in cells for pair in requested(cell.config.eval)})
     store.record_revision(
         grid.name, grid_text=grid.document.text, grid_file="g.yaml",
@@ -66,7 +66,7 @@ def attempt(store: Store, cell: Cell, state: str, *, step: int = 0) -> None:
         store.finish_attempt(attempt_id.id, 1, state, weights="a/w.safetensors" if state == "done" else None)
 
 
-def test_a_grid_that_nobody_launched(store: Store, read: Any) -> None:
+def test_difference_of_a_grid_never_launched(store: Store, read: Any) -> None:
     grid, cells = read(FIRST)
     for database in (None, store):
         difference = between(database, grid, cells)
@@ -79,7 +79,7 @@ def test_a_grid_that_nobody_launched(store: Store, read: Any) -> None:
         assert list(render.describe(difference, every=False)) == ["  new                   2", "never launched before"]
 
 
-def test_every_cell_is_in_the_group_of_what_is_to_be_done(store: Store, read: Any) -> None:
+def test_difference_groups_cells_by_pending_action(store: Store, read: Any) -> None:
     text = FIRST.replace("axes:", "seeds: 3\naxes:").replace("[nope, polar]", "[nope, polar, rope]")
     text += "exclude:\n  - {attn_type: rope}\n"
     grid, cells = read(text)
@@ -105,7 +105,7 @@ def test_every_cell_is_in_the_group_of_what_is_to_be_done(store: Store, read: An
     assert any(cells[5].id in line for line in render.describe(difference, every=True))
 
 
-def test_the_first_rule_that_drops_a_combination_is_named(read: Any) -> None:
+def test_difference_names_the_first_matching_rule(read: Any) -> None:
     text = FIRST + "exclude:\n  - {attn_type: rope, memory: off}\n  - {memory: off}\n"
     text = text.replace("  attn_type: [nope, polar]", "  attn_type: [nope, rope]\n  memory: [off, on]")
     grid, cells = read(text)
@@ -116,7 +116,7 @@ def test_the_first_rule_that_drops_a_combination_is_named(read: Any) -> None:
     }
 
 
-def test_dropped_seeds_are_listed_one_by_one(read: Any) -> None:
+def test_difference_lists_each_dropped_seed(read: Any) -> None:
     text = FIRST.replace("axes:", "seeds: 3\naxes:") + "exclude:\n  - {attn_type: polar, seed: [1, 2]}\n"
     grid, cells = read(text)
     difference = between(None, grid, cells)
@@ -129,7 +129,7 @@ def test_dropped_seeds_are_listed_one_by_one(read: Any) -> None:
 
 
 def naive(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
-    """Where two YAML values differ, going down together as far as both are mappings."""
+    """Return the differences of two YAML values, descending as long as both are mappings."""
     if isinstance(old, dict) and isinstance(new, dict):
         changes: dict[str, tuple[Any, Any]] = {}
         for key in {**old, **new}:
@@ -143,7 +143,7 @@ def naive(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
     ("axes:", "seeds: 2\naxes:"), ("clip: 1.0", "clip: 1.0, muon_lr: 0.01"), ("  train: {clip: 1.0}\n", ""),
     ("name: g", "name: g\ndescription: words"),
 ])  # fmt: skip
-def test_changes_are_those_of_the_file(store: Store, read: Any, edit: tuple[str, str]) -> None:
+def test_difference_changes_match_the_file(store: Store, read: Any, edit: tuple[str, str]) -> None:
     launch(store, *read(FIRST))
     grid, cells = read(FIRST.replace(*edit))
     difference = between(store, grid, cells)
@@ -159,7 +159,7 @@ def test_changes_are_those_of_the_file(store: Store, read: Any, edit: tuple[str,
         assert "  axes.attn_type: [nope, polar] -> [nope, polar, rope]" in render.describe(difference, every=False)
 
 
-def test_a_change_of_what_is_trained_orphans_the_cells(store: Store, read: Any) -> None:
+def test_difference_lists_orphaned_cells(store: Store, read: Any) -> None:
     launch(store, *read(FIRST))
     grid, cells = read(FIRST.replace("clip: 1.0", "clip: 0.5"))
     difference = between(store, grid, cells)
@@ -167,7 +167,7 @@ def test_a_change_of_what_is_trained_orphans_the_cells(store: Store, read: Any) 
     assert {cell.id for cell in difference.groups["orphaned"]}.isdisjoint(cell.id for cell in cells)
 
 
-def test_what_a_base_changes_is_told_where_the_file_says_nothing(store: Store, read: Any, write: Write) -> None:
+def test_difference_reports_changes_of_a_base(store: Store, read: Any, write: Write) -> None:
     launch(store, *read(FIRST))
     base = write("", name="unused.yaml").with_name("micro.yaml")
     base.write_text(base.read_text().replace("tokens: 153_600", "tokens: 102_400"))
@@ -176,7 +176,7 @@ def test_what_a_base_changes_is_told_where_the_file_says_nothing(store: Store, r
     assert "  train.tokens (by a base or a default): 153600 -> 102400" in render.describe(difference, every=False)
 
 
-def test_a_new_axis_says_which_level_the_older_cells_had(store: Store, read: Any) -> None:
+def test_difference_new_axis_names_the_former_level(store: Store, read: Any) -> None:
     _, before = read(FIRST)
     launch(store, *read(FIRST))
     grid, cells = read(FIRST.replace("axes:", "axes:\n  memory: [off, on]"))
@@ -191,14 +191,14 @@ def test_a_new_axis_says_which_level_the_older_cells_had(store: Store, read: Any
     ]
 
 
-def test_an_axis_that_is_gone(store: Store, read: Any) -> None:
+def test_difference_reports_a_removed_axis(store: Store, read: Any) -> None:
     launch(store, *read(FIRST.replace("axes:", "axes:\n  memory: [off, on]")))
     difference = between(store, *read(FIRST))
     assert difference.axes == ["axis memory is gone: of before stay 2 memory=off"]
     assert counts(difference) == {"new": 2, "orphaned": 2}
 
 
-def test_settings_of_the_command_line_are_told(store: Store, read: Any) -> None:
+def test_difference_reports_command_line_settings(store: Store, read: Any) -> None:
     grid, cells = read(FIRST, sets=["train.clip=0.25"])
     launch(store, grid, cells)
     assert between(store, grid, cells).changes == [("--set train.clip", None, 0.25)]

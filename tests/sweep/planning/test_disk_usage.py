@@ -1,4 +1,4 @@
-"""The disk that a plan needs, against sums done by hand."""
+"""Disk usage of a plan, against sums by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ axes:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Mixers whose models were counted; a model weighs 100 bytes, its optimizers 10, on CUDA half of both."""
+    """Replace the sizes and return the list of counted mixers.
+
+    A model has 100 bytes, its optimizers 10; on CUDA half of both.
+    """
     requests: list[str] = []
 
     def sizes(config: Any, *, narrow: bool, optimizer: str) -> tuple[int, int]:
@@ -52,7 +55,7 @@ def test_sums_over_cells_with_one_count_a_model(
     }
 
 
-def test_a_gpu_counts_for_itself_and_a_place_elsewhere_has_no_free_bytes(
+def test_disk_usage_of_a_gpu_cell_in_remote_storage(
     cells: Callable[..., list[Cell]], counted: list[str], tmp_path: Path
 ) -> None:
     chosen = cells("set:\n  checkpoint.path: s3://bucket/x/\nresources: {gpus: 1}\n")
@@ -84,11 +87,11 @@ def make_usage(**changes: Any) -> DiskUsage:
     ({"keep": ("everything",)}, "disk: 1.4 GiB of weights and checkpoints a cell, 168 GiB for 120 cells "
      "(checkpoint.keep: everything); while training up to 9.3 GiB a running cell; 512 GiB free in /runs"),
 ])  # fmt: skip
-def test_the_line(changes: dict[str, Any], line: str) -> None:
+def test_disk_usage_line(changes: dict[str, Any], line: str) -> None:
     assert make_usage(**changes).describe() == [line]
 
 
-def test_too_little_room_is_a_warning() -> None:
+def test_disk_usage_warns_when_space_is_short() -> None:
     enough = 168 * GIB + int(9.3 * GIB)
     assert len(make_usage(free=enough).describe()) == 1
     _, warning = make_usage(free=enough - 1).describe()
@@ -98,7 +101,7 @@ def test_too_little_room_is_a_warning() -> None:
     )
 
 
-def test_nothing_to_train_needs_nothing(cells: Callable[..., list[Cell]], counted: list[str], tmp_path: Path) -> None:
+def test_disk_usage_without_cells(cells: Callable[..., list[Cell]], counted: list[str], tmp_path: Path) -> None:
     usage = admission.disk_needed([], tmp_path)
     assert usage.describe() == []
     assert [usage.per_cell, usage.kept, usage.running, counted] == [(0, 0), 0, 0, []]
@@ -114,5 +117,5 @@ def test_nothing_to_train_needs_nothing(cells: Callable[..., list[Cell]], counte
     (units.amount, 12_345, "12,345"), (units.amount, 1e6, "1.0M"), (units.amount, 99_950_000, "100.0M"), (units.amount, 1e9, "1.0B"),
     (units.amount, 1.26e12, "1260.0B"),
 ])  # fmt: skip
-def test_amounts_for_people(format_amount: Any, number: float, text: str) -> None:
+def test_size_text(format_amount: Any, number: float, text: str) -> None:
     assert format_amount(number) == text

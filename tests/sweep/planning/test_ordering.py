@@ -1,4 +1,4 @@
-"""Which cell starts when: exact orders of small grids, and what the order by matched pairs promises of any grid."""
+"""Starting order of cells: exact orders of small grids, and properties of the order by matched pairs."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ AXES = ("a", "b", "c")
 
 
 def make_cell(levels: Mapping[str, str], seed: int = 0) -> Cell:
-    """A cell that only its axes and seed tell from others."""
+    """Return a cell with only axes and a seed."""
     name = f"{seed}" + "".join(levels.values())
     return Cell(name, name, CellConfig(seed=seed), dict(levels))
 
 
 def factorial(*counts: int, seeds: int = 1) -> list[Cell]:
-    """Every combination, the last axis fastest, seeds innermost, as a grid lists them."""
+    """Return every combination in grid order: the last axis fastest, seeds innermost."""
     levels = [[str(level) for level in range(count)] for count in counts]
     points = list(itertools.product(*levels))
     return [make_cell(dict(zip(AXES, point, strict=False)), seed) for point in points for seed in range(seeds)]
 
 
 def matched(cells: Sequence[Cell]) -> set[frozenset[str]]:
-    """Pairs that differ in one axis and nothing else, by comparing each with each."""
+    """Return the pairs that differ in one axis only, by comparing every cell with every other."""
     pairs = set()
     for first, second in itertools.combinations(cells, 2):
         differing = [axis for axis in AXES if first.axes.get(axis) != second.axes.get(axis)]
@@ -52,7 +52,7 @@ def names(cells: Sequence[Cell]) -> list[str]:
     return [cell.id for cell in cells]
 
 
-def test_pairs_of_a_factorial_come_in_standard_order() -> None:
+def test_pairs_order_of_a_factorial() -> None:
     """The first axis changes fastest and seeds slowest, whatever the grid's own order is."""
     cells = factorial(2, 2, 2)
     assert names(pairs_first(cells, cells, AXES)) == ["0000", "0100", "0010", "0110", "0001", "0101", "0011", "0111"]
@@ -61,7 +61,7 @@ def test_pairs_of_a_factorial_come_in_standard_order() -> None:
     assert names(pairs_first(cells, cells, AXES)) == expected + ["1" + name[1:] for name in expected]
 
 
-def test_cells_whose_partner_is_finished_come_first_and_lonely_ones_last() -> None:
+def test_pairs_order_puts_finished_partners_first() -> None:
     cells = [*factorial(2, 2, 2), make_cell({"a": "9", "b": "9", "c": "9"})]
     finished = {"0011"}
     wanted = [cell for cell in cells if cell.id not in finished]
@@ -70,7 +70,7 @@ def test_cells_whose_partner_is_finished_come_first_and_lonely_ones_last() -> No
     assert names(pairs_first(wanted, cells, AXES, finished)) == expected
 
 
-def test_an_excluded_corner_is_paired_along_another_axis() -> None:
+def test_pairs_order_with_an_excluded_corner() -> None:
     cells = [cell for cell in factorial(2, 3) if cell.id not in ("010", "011")]
     assert names(cells) == ["000", "001", "002", "012"]
     assert names(pairs_first(cells, cells, AXES)) == ["002", "012", "000", "001"]
@@ -78,8 +78,8 @@ def test_an_excluded_corner_is_paired_along_another_axis() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_what_every_order_by_pairs_promises(data: st.DataObject) -> None:
-    """A permutation; and of the first n cells that have a partner, at least n // 2 new matched pairs."""
+def test_pairs_order_properties(data: st.DataObject) -> None:
+    """The order is a permutation; the first n cells with a partner complete at least n // 2 new matched pairs."""
     all_cells = factorial(
         *data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)), seeds=data.draw(st.integers(1, 2))
     )
@@ -103,7 +103,7 @@ def by_contrasts(cells: Sequence[Cell], contrasts: Sequence[Contrast], finished:
     return [task.cell.id for task in ordered(tasks, cells, AXES, {}, finished, contrasts)]
 
 
-def test_what_declared_contrasts_need_comes_first_seed_by_seed() -> None:
+def test_contrasts_order_goes_seed_by_seed() -> None:
     cells = factorial(2, 2, 2, seeds=2)
     contrasts = [contrast("a", "1", b="1"), contrast("c", "1", a="0", b="0")]
     # a pair of the first, a pair of the second, in turn; at both seeds before what no contrast needs
@@ -140,7 +140,7 @@ def shown(tasks: Sequence[Task]) -> list[str]:
     return [" ".join(task.cell.axes.values()) for task in tasks]
 
 
-def test_without_a_measurement_flops_decide_and_then_the_slug(cells: Callable[..., list[Cell]]) -> None:
+def test_longest_order_by_flops_then_slug(cells: Callable[..., list[Cell]]) -> None:
     grid_cells = cells(GRID)
     assert shown(ordered(trainings(grid_cells), grid_cells, [], {})) == [
         "nope on 8192", "polar on 8192", "nope off 8192", "polar off 8192",
@@ -152,8 +152,8 @@ def test_without_a_measurement_flops_decide_and_then_the_slug(cells: Callable[..
         assert cost[cell.id] == pytest.approx(cell.config.train.tokens * per_token)
 
 
-def test_a_measured_speed_outweighs_flops(cells: Callable[..., list[Cell]]) -> None:
-    """Polar without memory was measured ten times as slow as the FLOPs of the other measured cell would have it."""
+def test_longest_order_prefers_measured_speed(cells: Callable[..., list[Cell]]) -> None:
+    """Polar without memory was measured ten times slower than the FLOPs of the other measured cell predict."""
     grid_cells = cells(GRID + "seeds: 2\n")
     of = {(*cell.axes.values(), cell.config.seed): cell for cell in grid_cells}
     slow, fast = of["polar", "off", "8192", 0], of["nope", "on", "8192", 0]
@@ -169,7 +169,7 @@ def test_a_measured_speed_outweighs_flops(cells: Callable[..., list[Cell]]) -> N
     assert shown(ordered(trainings(rest), grid_cells, [], states))[0] == "polar off 8192"
 
 
-def test_what_a_checkpoint_holds_is_not_counted_and_an_evaluation_is_short(cells: Callable[..., list[Cell]]) -> None:
+def test_predicted_cost_of_resumed_and_evaluated_cells(cells: Callable[..., list[Cell]]) -> None:
     grid_cells = cells("axes: {attn_type: [polar, nope, rope]}\n")
     polar, nope, rope = grid_cells
     states = {
@@ -185,13 +185,13 @@ def test_what_a_checkpoint_holds_is_not_counted_and_an_evaluation_is_short(cells
     assert shown(ordered(tasks, grid_cells, [], states)) == ["polar", "nope", "rope"]
 
 
-def test_one_launch_has_one_order(cells: Callable[..., list[Cell]]) -> None:
+def test_cells_must_agree_on_the_order(cells: Callable[..., list[Cell]]) -> None:
     grid_cells = cells("include:\n  - {attn_type: nope}\n  - {attn_type: rope, resources.order: pairs}\n")
     with pytest.raises(GridError, match=r"resources\.order: is longest and pairs"):
         ordered(trainings(grid_cells), grid_cells, [], {})
 
 
-def test_the_order_is_no_part_of_a_cell(cells: Callable[..., list[Cell]]) -> None:
+def test_order_is_outside_the_id(cells: Callable[..., list[Cell]]) -> None:
     ids = [names(cells(f"{GRID}resources: {{order: {order}}}\n")) for order in ("longest", "pairs", "grid")]
     assert ids[0] == ids[1] == ids[2]
     (cell,) = cells()
@@ -214,10 +214,10 @@ def test_the_plan_of_a_launch(
         )
     )
     cells = grid.expand(fake_fingerprint)
-    plan = launch.plan(launch.LaunchRequest(grid=grid, cells=cells, runs=tmp_path), None)
-    assert shown(plan.tasks) == expected
-    assert plan.cells == cells
-    assert plan(cells, {}).standings == plan.standings
+    launch_plan = launch.plan(launch.LaunchRequest(grid=grid, cells=cells, runs=tmp_path), None)
+    assert shown(launch_plan.tasks) == expected
+    assert launch_plan.cells == cells
+    assert plan(cells, {}).standings == launch_plan.standings
 
 
 @pytest.mark.thorough

@@ -1,4 +1,4 @@
-"""What a launch would do, from the cells asked for and what the database has of them."""
+"""Plan of a launch, from the requested cells and their state in the database."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_state(cell: Cell, word: str, *, trained: bool = False, weights: bool = 
     (["seed=1"], 9), (["window=off"], 18), (["attn_type=nope", "memory=on", "seed=0"], 2), (["train.muon_lr=1e-2"], 8),
     (["train.muon_lr=0.02,0.01"], 16),
 ])  # fmt: skip
-def test_only_lets_matching_cells_through(grid: Grid, fake_fingerprint: Any, only: list[str], count: int) -> None:
+def test_only_selects_matching_cells(grid: Grid, fake_fingerprint: Any, only: list[str], count: int) -> None:
     cells = grid.expand(fake_fingerprint)
     chosen = select(grid, cells, only)
     assert len(chosen) == count
@@ -59,7 +59,7 @@ def test_only_lets_matching_cells_through(grid: Grid, fake_fingerprint: Any, onl
     ("train.muon_lr=1", "--only: train.muon_lr: no cell has level '1'; allowed: 0.01, 0.02"),
     ("seed=5", "--only: seed: no cell has level '5'; allowed: 0, 1"),
 ])  # fmt: skip
-def test_mistakes_in_only(grid: Grid, fake_fingerprint: Any, only: str, expected: str) -> None:
+def test_only_rejects_invalid_filters(grid: Grid, fake_fingerprint: Any, only: str, expected: str) -> None:
     with pytest.raises(GridError) as caught:
         select(grid, grid.expand(fake_fingerprint), [only])
     assert str(caught.value) == expected
@@ -87,7 +87,7 @@ STANDINGS: dict[str, tuple[dict[str, Any] | None, list[tuple[str, str]]]] = {
 
 @pytest.mark.parametrize("retrain", [False, True])
 @pytest.mark.parametrize("word", STANDINGS)
-def test_each_standing_and_what_follows(cell: Cell, word: str, retrain: bool) -> None:
+def test_plan_action_for_each_standing(cell: Cell, word: str, retrain: bool) -> None:
     has, does = STANDINGS[word]
     states = {} if has is None else {cell.id: make_state(cell, **has)}
     result = plan([cell], states, retrain=retrain, left_out=4)
@@ -107,12 +107,12 @@ def test_each_standing_and_what_follows(cell: Cell, word: str, retrain: bool) ->
     assert result.tokens == 153_600 * len(result.training)
 
 
-def test_a_cell_without_weights_but_with_all_numbers_is_done(cell: Cell) -> None:
+def test_plan_counts_measured_cell_without_weights_done(cell: Cell) -> None:
     result = plan([cell], {cell.id: make_state(cell, "done", trained=True, measured=ALL)}, retrain=True)
     assert (result.standings[cell.id], result.tasks) == ("done", [])
 
 
-def test_the_plan_keeps_the_grids_order_and_ignores_other_cells(grid: Grid, fake_fingerprint: Any) -> None:
+def test_plan_keeps_grid_order_and_ignores_extra_cells(grid: Grid, fake_fingerprint: Any) -> None:
     cells = grid.expand(fake_fingerprint)
     first, *rest = cells
     result = plan(rest, {first.id: make_state(first, "failed"), rest[1].id: make_state(rest[1], "running")})
@@ -121,7 +121,7 @@ def test_the_plan_keeps_the_grids_order_and_ignores_other_cells(grid: Grid, fake
     assert result.counts == {"new": 16, "running": 1}
 
 
-def test_the_record_of_a_cell(cell: Cell) -> None:
+def test_cell_record(cell: Cell) -> None:
     row = record(cell)
     assert (row.id, row.slug, row.seed, row.tokens) == (cell.id, cell.slug, 0, 153_600)
     assert row.levels == {
@@ -135,6 +135,6 @@ def test_the_record_of_a_cell(cell: Cell) -> None:
     assert row.config["eval"]["lengths"] == [128, 256]
 
 
-def test_recorded_tokens_are_whole_steps(cells: Callable[..., list[Cell]]) -> None:
+def test_cell_record_counts_tokens_of_full_steps(cells: Callable[..., list[Cell]]) -> None:
     (odd,) = cells("set:\n  train.tokens: 2_500\n")
     assert (odd.config.train.steps, record(odd).tokens) == (2, 2048)
