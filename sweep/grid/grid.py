@@ -252,7 +252,7 @@ def load_grid(
         name: Path of the file, or name of a shipped grid.
         sets: Overrides `path=value` of `--set`, of highest precedence; they require `rename`.
         rename: Name of the sweep instead of the file's own.
-        most: Largest number of cells; None for MOST_CELLS.
+        max_cells: Largest number of cells; None for MOST_CELLS.
 
     Raises:
         GridError: For a file that is missing or invalid, and for a grid that is too large.

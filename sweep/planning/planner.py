@@ -115,7 +115,7 @@ class Plan:
     Its cell counts as `weights gone`.
     """
 
-    preceding_studies: Sequence[StudyProgress] = ()
+    before: Sequence[StudyProgress] = ()
     """Studies that run before this plan and are priced with it."""
 
     @property
@@ -126,7 +126,7 @@ class Plan:
     def with_proposals(self) -> Plan:
         """Return the plan with random cells in place of all trials still to be proposed, for a price estimate."""
         cells = self.study.space.random_cells(self.study.left) if self.study is not None else []
-        for study in self.preceding_studies:
+        for study in self.before:
             cells += [*(study.cells[cell] for cell in sorted(study.open)), *study.space.random_cells(study.left)]
         return replace(self, tasks=[*self.tasks, *(Task(c, "train", requested(c.config.eval), "new") for c in cells)])
 
@@ -217,7 +217,7 @@ def plan(cells: Sequence[Cell], states: Mapping[str, CellState], *, retrain: boo
         cells: Cells of the launch.
         states: Cell id -> state in the database; unknown cells are missing.
         retrain: True trains cells again whose weights are gone, and diverged ones.
-        left_out: Number of the grid's cells that `--only` filters out.
+        num_filtered_out: Number of the grid's cells that `--only` filters out.
     """
     tasks: list[Task] = []
     standings: dict[str, Standing] = {}

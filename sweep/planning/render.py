@@ -19,7 +19,7 @@ def describe(difference: GridDifference, *, every: bool) -> Iterator[str]:
 
     Args:
         difference: The difference.
-        every: True lists each cell and every change; False limits the changes to MAX_LINES.
+        list_all: True lists each cell and every change; False limits the changes to MAX_LINES.
     """
     for word, cells in difference.groups.items():
         notes = {cell.note for cell in cells} if word != "excluded" else set(difference.rules)
@@ -90,7 +90,7 @@ def priced(bill: Bill, *, every: bool) -> Iterator[str]:
 
     Args:
         bill: The price.
-        every: True lists all groups; False limits them to MAX_LINES.
+        list_all: True lists all groups; False limits them to MAX_LINES.
     """
     yield short(bill)
     if not bill.groups:

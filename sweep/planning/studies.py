@@ -167,7 +167,7 @@ def progress_of(space: TrialSpace, store: Store | None, *, again: bool = True, r
     Args:
         space: The study.
         store: Database; None counts as an empty one.
-        again: True if failed trials are to be trained again.
+        retry_failed: True if failed trials are to be trained again.
         retrain: True if diverged trials are to be trained again too.
 
     Raises:

@@ -109,7 +109,10 @@ set:
 
 @pytest.fixture
 def grid(write: Write, tmp_path: Path) -> Callable[[str], Path]:
-    """grid(settings of data) writes a grid of two cells; text lies in `text`, long texts in `long`."""
+    """Return a function that writes a grid of two cells with these settings of data.
+
+    Its text lies in the folder `text`, long documents in `long`.
+    """
     put(tmp_path / "text", [text * 3 for text in prose(80)])
     put(tmp_path / "long", [text * 20 for text in prose(9)])
     return lambda data: write(GRID.format(data=data))

@@ -96,7 +96,7 @@ def make_plan(store: Store | None, cells: Sequence[Cell]) -> planner.Plan:
 
 @pytest.fixture
 def recorded(store: Store, cells: Cells) -> Callable[..., list[Cell]]:
-    """recorded(gpus, text in place of text, ...): cells of GRID that the database has."""
+    """Return a function that records finished attempts of GRID's cells, with replaced texts, and returns the cells."""
 
     def record(gpus: str = "1", **changes: str) -> list[Cell]:
         every = cells(grid_text(gpus, **changes))

@@ -67,12 +67,16 @@ def test_disk_usage_of_a_gpu_cell_in_remote_storage(
     assert admission.disk_needed([relative], Path("/elsewhere")).place == str(tmp_path / "kept")
 
 
-def make_usage(**changes: Any) -> DiskUsage:
-    plain: dict[str, Any] = {
-        "cells": 120, "per_cell": (int(1.4 * GIB),) * 2, "kept": 168 * GIB, "running": int(9.3 * GIB),
-        "free": 512 * GIB, "place": "/runs", "keep": ("weights",),
-    }  # fmt: skip
-    return DiskUsage(**(plain | changes))
+def make_usage(
+    per_cell: tuple[int, int] = (int(1.4 * GIB),) * 2,
+    retained: int = 168 * GIB,
+    free: int = 512 * GIB,
+    keep: tuple[str, ...] = ("weights",),
+) -> DiskUsage:
+    """Return the usage of 120 cells under /runs."""
+    return DiskUsage(
+        cells=120, per_cell=per_cell, kept=retained, running=int(9.3 * GIB), free=free, place="/runs", keep=keep
+    )
 
 
 @pytest.mark.parametrize(("changes", "line"), [
@@ -82,7 +86,7 @@ def make_usage(**changes: Any) -> DiskUsage:
      "(checkpoint.keep: weights); while training up to 9.3 GiB a running cell; 512 GiB free in /runs"),
     ({"per_cell": (GIB // 2, int(1.25 * GIB))}, "disk: 512 MiB to 1.2 GiB of weights a cell, 168 GiB for 120 cells "
      "(checkpoint.keep: weights); while training up to 9.3 GiB a running cell; 512 GiB free in /runs"),
-    ({"per_cell": (0, 0), "kept": 0, "keep": ("nothing",)}, "disk: nothing stays (checkpoint.keep: nothing); while "
+    ({"per_cell": (0, 0), "retained": 0, "keep": ("nothing",)}, "disk: nothing stays (checkpoint.keep: nothing); while "
      "training up to 9.3 GiB a running cell; 512 GiB free in /runs"),
     ({"keep": ("everything",)}, "disk: 1.4 GiB of weights and checkpoints a cell, 168 GiB for 120 cells "
      "(checkpoint.keep: everything); while training up to 9.3 GiB a running cell; 512 GiB free in /runs"),
