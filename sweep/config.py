@@ -319,7 +319,7 @@ class EvalConfig(Config):
         current = {name: value for name, value in values.items() if name not in MOVED_PROBE_SETTINGS}
         own = current.get("settings", {})
         if not isinstance(own, Mapping) or not all(isinstance(fields, Mapping) for fields in own.values()):
-            return values  # pydantic says what is wrong with it
+            return values  # pydantic reports the error
         settings = {probe: dict(fields) for probe, fields in own.items()}
         for name in values.keys() & MOVED_PROBE_SETTINGS:
             probe, field = MOVED_PROBE_SETTINGS[name]

@@ -67,7 +67,7 @@ def calibrate_cell(cell: Cell, speed_key: str, machine: TargetMachine, *, tell: 
     description = f"the process that timed cell {cell.slug}"
     try:
         if does_compile(cell, device):
-            # the first compiles; the second finds that and pays the rest of a first step, as the attempts of a sweep do
+            # the second process finds the compiler's cache filled, as the attempts of a sweep do
             run_in_subprocess(description, _compile, short, device)
             calibration: Calibration = run_in_subprocess(
                 description, _time_cell, cell, short, speed_key, machine.name(config), device, import_seconds()
@@ -103,8 +103,8 @@ def run_in_subprocess(description: str, function: Callable[..., Any], *args: Any
     context = multiprocessing.get_context("spawn")
     answers, answer = context.Pipe(duplex=False)
     process = context.Process(target=_send_result, args=(answer, os.getpid(), function, args))
-    resource_tracker.ensure_running()  # which else starts here, and takes the signal's block off
-    # an interrupt is for this process, which ends the other
+    resource_tracker.ensure_running()  # else process.start() starts it, which unblocks the signal
+    # Ctrl-C must reach this process only, which then ends the other
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()

@@ -91,7 +91,7 @@ def run(
     limits = ceilings(device) if device.type == "cuda" else Ceilings(1.0, 1.0)
     rows = []
     for cell in cells:
-        model = as_used(network(cell.config, device).eval())  # once, or each size copies the weights
+        model = as_used(network(cell.config, device).eval())  # before the loop, since each call copies the weights
         ways: list[tuple[str, SDPBackend | None]] = [(PAGES, None)]
         ways += dense.items() if single_token.takes_dense(model) else []
         for context, texts, (attention, backend) in itertools.product(contexts, batches, ways):
@@ -126,7 +126,7 @@ def _time_row(row: DecodeRow, paged: PagedDecoder, rounds: int, steps: int, limi
     """Set the row's times and bytes from timed steps."""
     texts, context = row.texts, row.context
     device = paged.model.device
-    slot, _ = paged.begin(torch.zeros(1, dtype=torch.int64))  # makes the pools
+    slot, _ = paged.begin(torch.zeros(1, dtype=torch.int64))  # allocates the pools
     paged.close(slot)
     slots = [paged.book.open(context) for _ in range(texts)]
     tokens_B = torch.zeros(texts, dtype=torch.int64, device=device)
@@ -144,7 +144,7 @@ def _time_row(row: DecodeRow, paged: PagedDecoder, rounds: int, steps: int, limi
             torch.cuda.synchronize(device)
         return (time.perf_counter() - began) / steps, queued / steps
 
-    # what others' attention takes is asked of the fastest way alone
+    # torch's attention is timed in the fastest mode only
     ways = ((True, True), (True, False), (False, False))[: None if row.attention == PAGES else 1]
     for way in ways:
         seconds(*way)

@@ -199,7 +199,7 @@ def _deltanet(backend: str) -> Callable[..., Any]:
 
 def _kda(backend: str) -> Callable[..., Any]:
     """Return the channelwise delta rule by a backend, as a function of q, k, v and the logits of decay and beta."""
-    chunk = KDAConfig().chunk  # settings are checked here, which no compiler looks into
+    chunk = KDAConfig().chunk  # outside `call`, since the compiler cannot trace the validation of settings
 
     def call(q: Tensor, k: Tensor, v: Tensor, decay_logit: Tensor, beta: Tensor) -> Any:
         log_gamma = functional.logsigmoid(decay_logit.float() + GAMMA_OFFSET)

@@ -78,7 +78,7 @@ class Case:
 
     def compiled(self) -> dict[str, Callable[..., Any]]:
         """Return name -> variant as the model calls it, compiled unless in `eager`; resets the compiler."""
-        torch.compiler.reset()  # else the sizes of one op count as recompilations of one function
+        torch.compiler.reset()  # else each size of an op would count as a recompilation
         return {
             name: call if name in self.eager else torch.compile(call, fullgraph=True, dynamic=False)
             for name, call in self.variants.items()
@@ -282,7 +282,7 @@ def _time_calls(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str
 
     All calls are replayed as CUDA graphs, except naive and eager variants: a graph would hold their memory twice.
     """
-    # a graph would hold the memory of large eager variants twice, and their operations are long enough to hide the host
+    # a graph would hold the memory of eager variants twice; their operations are long enough to hide the host
     ready = {name: call if name in (NAIVE, EAGER) else as_cuda_graph(call) for name, call in calls.items()}
     return time_interleaved(ready, rounds=rounds, repeat=3)
 
@@ -369,7 +369,7 @@ def _attention(random: _Inputs, b: int, t: int, window: int | None, grad: bool) 
     def polar_inputs() -> list[Tensor]:
         return [*random.qkv(b, t, grad), *random.per_head(grad)]
 
-    # torch's own operations would work for seconds on the longest texts
+    # torch's own operations take seconds on the longest texts
     backends = [name for name in polar.available(random.device, torch.bfloat16, D) if name != NAIVE or t <= 2**14]
     variants = {name: _with_backend(polar.polar_attention, str(name), window=window) for name in backends}
     why = _eager_unfit_reason(random.device, b, t)
@@ -407,7 +407,7 @@ def _gated_attention(
         (kernel_variants.contextual, "contextual", (POSITIONS, D)), (kernel_variants.relative, "relative", (H, REACH + 1)),
     ):  # fmt: skip
         if selected and name not in selected:
-            continue  # whether fla is right takes minutes to find out
+            continue  # the self-test of fla takes minutes
         if op in own_only:
             choice = own_only[op]()
             reasons = {"triton": None if choice.backend == "triton" else choice.reason, NAIVE: None}
@@ -450,7 +450,7 @@ def _with_softmax_baseline(
     }
     size = ", ".join([f"B{b} T{t}", *(f"without {name}: {reason}" for name, reason in reasons.items() if reason)])
     flops = 4.0 * D * b * H * t * (t + 1) / 2
-    # q, k, v, the result, and the fourth, 2 bytes each
+    # q, k, v, the result and the fourth input, 2 bytes each
     moved = 2.0 * (b * t * D * (2 * H + 2 * J) + math.prod(fourth_shape))
     return Case(
         name, size, inputs, variants, flops, moved, 2.5, baseline, eager=(kernel_variants.FLA, NAIVE),

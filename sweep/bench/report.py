@@ -60,7 +60,7 @@ def _write_report(
 ) -> None:
     """Print the table or JSON, then write the file, so that a failing write loses no measurement."""
     json_text = json.dumps({**environment, **as_dict(*measured)}, indent=1)
-    # printed first, so that a file that cannot be written costs no measurement
+    # printed first, so that a failing write loses no measurement
     if not is_stdout(out):
         print(json_text if as_json else heading(environment) + "\n\n" + benchmark.table(*measured), flush=True)
     if out is not None:

@@ -162,6 +162,6 @@ def _is_training(db: Path) -> bool:
     try:
         store = open_store(db)
     except (StoreError, StoreMissing):
-        return False  # it is only just being made
+        return False  # the launch is still creating the database
     with closing(store):
         return any(state.step for state in store.cell_states("stop")) if store.sweeps() else False

@@ -42,7 +42,7 @@ def run_measured(command: Sequence[str], folder: Path) -> ResourceUsage:
     peak, over = [0], threading.Event()
 
     def watch(pid: int) -> None:
-        # the system's own account of a child (maxrss) begins with the size of who started it
+        # the system's maxrss of a child starts at the size of its parent
         while not over.wait(LOOK_S):
             peak[0] = max(peak[0], peak_resident(pid) or 0)
 

@@ -291,9 +291,9 @@ def run(
         The device's limits, and a row per cell.
     """
     if any(cell.config.train.deterministic for cell in cells):
-        # read when CUDA is first used; what it costs the others is within the noise
+        # read when CUDA is first used; its cost for the other cells is within the noise
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE
-    # the compiler, which else compiles no more than a few networks of one process
+    # by default, the compiler gives up after a few networks per process
     compiler: Any = importlib.import_module("torch._dynamo.config")
     compiler.recompile_limit = 8 * max(8, len(cells))
     limits = ceilings(device)

@@ -29,7 +29,7 @@ def _without_defaults(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[s
     fields: dict[str, Any] = {}
     for name, field in cls.model_fields.items():
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-        # a config from before the field lacks it, and is a config of its identity default
+        # a config older than the field lacks it and counts as having the identity default
         if extra.get("outside") or ("identity" in extra and values.get(name, extra["identity"]) == extra["identity"]):
             continue
         fields[name] = values[name]

@@ -212,7 +212,7 @@ def _check_contrasts(
     design, design_rows = chosen.design, chosen.design.model.every[chosen.members]
     for index, contrast in enumerate(contrasts):
         axis = design.space.axes.get(contrast.axis, ())
-        # levels of include alone are no part of the design
+        # levels that occur only in `include` are not part of the design
         level_names = [canonical_level(contrast.axis, level) for level in levels.get(contrast.axis, ())]
         reference = contrast.reference or (reference_level(level_names) if level_names else "")
         is_in_design = contrast.level in axis and reference in axis and reference != contrast.level

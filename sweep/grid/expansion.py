@@ -121,7 +121,7 @@ class Expansion:
 
         The layer holds the level's settings and, for the tuned axis, the settings that its study selected.
         """
-        # by how the level is written: "5" and 5 read alike and are not
+        # repr, because "5" and 5 have the same text but are different levels
         cache_key = (line, name, repr(level))
         resolved = self._levels.get(cache_key)
         if resolved is None:
@@ -144,7 +144,7 @@ class Expansion:
         combined: Layer = {}
         for level in levels:
             if not combined.keys().isdisjoint(level.layer):
-                settings.add_setting(combined, level.axis, level.setting)  # raises, naming both sources
+                settings.add_setting(combined, level.axis, level.setting)  # raises the error that names both sources
             combined.update(level.layer)
 
     def _section(
@@ -218,7 +218,7 @@ class Expansion:
 
         Raises InvalidConfig for a corpus that is not known.
         """
-        pinned = self._pinned.get(id(data))  # which self._sections keeps alive
+        pinned = self._pinned.get(id(data))  # the id stays unique, since self._sections keeps the section alive
         if pinned is None:
             config = cast(DataConfig, data.config)
             if config not in self._fingerprints:
@@ -229,7 +229,7 @@ class Expansion:
 
     def _base_slug(self, config: CellConfig) -> str:
         """Return the slug prefix of the cell, cached by its model and train sections, which alone determine it."""
-        # only these two have levels of the five axes, and self._sections keeps them alive
+        # only these two sections hold levels of the five axes; self._sections keeps them alive
         key = id(config.model), id(config.train)
         if key not in self._base_slugs:
             self._base_slugs[key] = five_levels(config)

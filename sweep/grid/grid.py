@@ -105,7 +105,7 @@ class Grid:
                 cells.append(cell)
         if not cells:
             raise self.document.error(("exclude",), "drops every cell; nothing is left to run")
-        # whoever asks for other lengths on the command line tries something out
+        # other lengths on the command line are an experiment, for which declared contrasts need not fit
         if not any(path.startswith(sections.EVALUATION) for path in self.command_line):
             sections.check_lengths(self.document, self.contrasts, cells)
         return cells
@@ -214,7 +214,7 @@ class Grid:
 
         Cells are counted, not made; those that `exclude` drops count too, and so do all seeds of a stopping rule.
         """
-        seeds = self.seeds.stop if isinstance(self.seeds, range) else len(self.seeds)  # len() ends at 2**63
+        seeds = self.seeds.stop if isinstance(self.seeds, range) else len(self.seeds)  # len() fails beyond 2**63
         seeds = seeds if self.stop is None else self.stop.most
         factors = {f"axes.{name}": len(levels) for name, levels in self.axes.items()}
         crossed = math.prod(factors.values()) if self.axes or not self.include else 0

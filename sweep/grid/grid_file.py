@@ -84,7 +84,7 @@ def find_file(name: str | Path, relative_to: Path | None = None, folder: str = "
     for root in (relative_to or Path(), GRIDS):
         for candidate in (target, target.with_name(target.name + ".yaml"), *short):
             path = root / candidate
-            # unlike is_file, False too for a name that is too long
+            # unlike Path.is_file, returns False for a name that is too long
             if os.path.isfile(path):
                 return path
     return None

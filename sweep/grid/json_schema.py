@@ -35,7 +35,7 @@ def _open_numbers(node: Any) -> Any:
         return node
     out = {key: _open_numbers(value) for key, value in node.items() if key not in ("default", "identity", "outside", "title", "required")}  # fmt: skip
     if out.get("type") in ("integer", "number"):
-        # 1e9 is a float to YAML even where a whole number is asked
+        # 1e9 is a float in YAML, also where an integer is expected
         out |= {"type": ["number", "string"], "pattern": NUMBER}
     elif out.get("type") == "boolean":
         out |= {"type": ["boolean", "string"], "pattern": SWITCH}
@@ -50,7 +50,7 @@ def _registered_levels(name: str, axis: Axis) -> dict[str, Any]:
 
 def _level(name: str, axis: Axis) -> dict[str, Any]:
     """Return the schema of one level; any text is allowed where a plugin may add levels."""
-    # that of a part may be any name, since a plugin may add parts; the known ones are there for completion
+    # a plugin may add levels; the registered ones are listed for completion
     registered = _registered_levels(name, axis)
     return {"anyOf": [registered, {"type": "string"}]} if axis.accepts_plugins else registered
 
@@ -71,7 +71,7 @@ def _config() -> tuple[dict[str, Any], dict[str, Any]]:
     definitions = config.pop("$defs")
     for definition in definitions.values():
         if "properties" in definition:
-            # nested settings may be written as dotted paths, too
+            # nested settings may also be written as dotted paths
             definition["patternProperties"] = {r"^[a-z_]+\..+$": {}}
     for name in COMPUTED:
         section, _, key = name.rpartition(".")

@@ -86,7 +86,7 @@ def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:
-            # what was hashed, and no compiled file that may lie beside it
+            # run the bytes that were hashed, never a cached .pyc file
             with registering_for(name):
                 exec(compile(source, str(path), "exec"), module.__dict__)
         except SystemExit as error:

@@ -307,7 +307,7 @@ def resolved(text: str, root: Path = Path()) -> Path:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
             os.stat(path)
     except (OSError, ValueError, RuntimeError) as error:
-        # of a NUL, of ~ and a user that there is not, of a name that is too long
+        # a NUL character, ~ with an unknown user, or a name that is too long
         reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         raise ValueError(f"{quoted_short(text)} is no path: {reason}") from error
     return path

@@ -297,16 +297,16 @@ def blame(merged: Layer, problem: InvalidConfig, grid: Path) -> GridError:
     """
     section = problem.paths[0].partition(".")[0] + "."
 
-    def is_at(path: str) -> bool:
-        return any(path == path or path.startswith(path + ".") for path in problem.paths)
+    def is_at(name: str) -> bool:
+        return any(path == name or path.startswith(name + ".") for path in problem.paths)
 
-    def is_below(path: str) -> bool:
-        return any(path.startswith(path + ".") for path in problem.paths)
+    def is_below(name: str) -> bool:
+        return any(name.startswith(path + ".") for path in problem.paths)
 
-    def is_named(path: str) -> bool:
+    def is_named(name: str) -> bool:
         return (
-            path.startswith(section)
-            and re.search(rf"\b{re.escape(path.split('.')[-1])}\b", problem.message) is not None
+            name.startswith(section)
+            and re.search(rf"\b{re.escape(name.split('.')[-1])}\b", problem.message) is not None
         )
 
     for fits in (lambda name: is_below(name) and is_named(name), is_at, is_named, is_below):

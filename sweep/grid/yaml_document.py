@@ -243,7 +243,7 @@ class _PlainLoader:
         try:
             value = self._yaml.constructor.construct_object(node)
         except ValueError as error:
-            # of Python's own readers: a number of 5,000 digits, !!int of a word
+            # raised by Python's parsers, such as for a number of 5,000 digits or !!int of a word
             raise _UnsupportedYaml(f"not valid YAML: {str(error).splitlines()[0]}", node) from error
         if isinstance(value, int) and abs(value) > MAX_INT64:
             raise _UnsupportedYaml(

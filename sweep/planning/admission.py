@@ -139,7 +139,7 @@ def _unprepared(data: DataConfig, grid: Grid, root: Path) -> Unprepared | None:
         long = f" and long documents of {data.heldout!r}" if len(downloads) > 1 else ""
         problem = f"corpus {data.corpus!r} is not prepared in {root}: {amount}{long}, {volume}"
         return Unprepared(data.corpus, problem, command, "", data.train_tokens, total)
-    # the corpus itself lies on this machine, and only its lender of long documents does not
+    # the corpus is on this machine, but the source of its long documents is not
     setting, name = grid.setting("data.heldout"), grid.document.path.name
     origin = f"an axis of {name}" if setting is None else f"{setting.file}:{setting.line}"
     if setting is not None and (base := base_of(setting, grid.document.path)) is not None:
@@ -159,7 +159,7 @@ def _tokenizer_trouble(name: str, file: str | None, end_of_text: str | None) -> 
     return None
 
 
-_prepare_in_memory = functools.cache(aside)  # asked for once for its fingerprint, and again to be checked
+_prepare_in_memory = functools.cache(aside)  # called once for the fingerprint and again for the check
 
 
 def _instant_corpus(data: DataConfig) -> Corpus | None:
@@ -209,7 +209,7 @@ def corpus_lacks(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> lis
 
     def json_text(section: DataConfig | EvalConfig) -> str:
         """Return a section as JSON, cached by identity because thousands of cells share it."""
-        # thousands of cells share one section, whose JSON takes longer than all the rest
+        # thousands of cells share one section, and its JSON takes longer than the rest
         if id(section) not in json_texts:
             json_texts[id(section)] = section.model_dump_json()
         return json_texts[id(section)]
@@ -414,7 +414,7 @@ def disk_needed(cells: Sequence[Cell], runs: Path) -> DiskUsage:
         AddressError: For a checkpoint.path that is not valid.
         StorageError: For a storage that cannot be used.
     """
-    # imports torch, which commands that plan nothing do not wait for
+    # imports torch, which other commands need not load
     from ..checkpoints.checkpoint import sizes
 
     counted: dict[tuple[int, bool, str], tuple[int, int]] = {}
@@ -422,7 +422,11 @@ def disk_needed(cells: Sequence[Cell], runs: Path) -> DiskUsage:
     for cell in cells:
         config = cell.config
         is_16_bit = config.train.activations_on(cuda=config.resources.gpus > 0) == "bfloat16"
-        key = id(config.model), is_16_bit, config.train.optimizer  # which the cells keep alive
+        key = (
+            id(config.model),
+            is_16_bit,
+            config.train.optimizer,
+        )  # the id stays unique, since the cells keep the section alive
         if key not in counted:
             counted[key] = sizes(config.model, narrow=is_16_bit, optimizer=key[2])
         weights, optimizers = counted[key]

@@ -128,7 +128,7 @@ class Pricer:
             if measured_seconds is not None:
                 estimates.append(ThreePointEstimate(0.9, 1.0, 1.1).scaled(measured_seconds * tokens))
                 continue
-            # a token of a longer row takes more, since it attends to more
+            # a token of a longer row takes more time, since it attends to more tokens
             more = flops.estimated_flops(config.model, length) / base if length else 1.0
             estimates.append(speed.forward_token.scaled(tokens * more))
         return sum_estimates(estimates)
@@ -359,7 +359,7 @@ def makespan(work: Sequence[tuple[float, Resources]], gpus: int) -> float:
     kinds = {key: resources.model_copy(update={"gpu_type": None}) for key, resources in sizes.items()}
     if any(resources.gpus for resources in kinds.values()):
         cores, memory = UNLIMITED, float(UNLIMITED)
-    else:  # a cell that is too large for this machine is meant for another
+    else:  # a cell that is too large for this machine will run on another one
         cores = max(hardware.cores(), *(request.cpus for request in kinds.values()), 1)
         memory = max(hardware.memory_gb(), *(request.memory_gb or 0.0 for request in kinds.values()), 0.0)
     allocator = MachineAllocator(

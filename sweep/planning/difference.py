@@ -195,7 +195,7 @@ def _inherited(store: Store, orphans: Sequence[CellState], cells: Sequence[Cell]
             if not isinstance(old, Mapping):
                 continue
             for path, was, now in changed_keys(flatten_keys(old, section), flatten_keys(new[section], section)):
-                # a setting that is newer than the database was not changed by anybody
+                # a setting newer than the database is not a change
                 if path in flatten_keys(old, section) and path not in explained:
                     seen.setdefault(json.dumps([path, was, now], default=str), (path, was, now))
     return list(seen.values())

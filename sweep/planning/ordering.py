@@ -84,7 +84,7 @@ def costs(tasks: Sequence[Task], cells: Sequence[Cell], states: Mapping[str, Cel
     costs_by_cell = {}
     for task in tasks:
         config = task.cell.config
-        # most cells of a grid share their model section, which the cells keep alive
+        # most cells share their model section; the cells keep it alive, so its id stays unique
         key = id(config.model), config.train.seq_len
         if key not in counted:
             counted[key] = _flops_per_token(task.cell)
@@ -188,7 +188,7 @@ def blocks(
         while any(turns):
             for turn in turns:
                 block: list[Task] = []
-                # the next pair that is not complete already by pairs of other contrasts
+                # skip pairs that other contrasts have completed
                 while turn and not block:
                     block = [waiting.pop(cell.id) for cell in turn.pop(0) if cell.id in waiting]
                 if block:

@@ -223,7 +223,7 @@ def plan(cells: Sequence[Cell], states: Mapping[str, CellState], *, retrain: boo
     standings: dict[str, Standing] = {}
     requested_by_section: dict[int, list[Request]] = {}
     for cell in cells:
-        # most cells of a grid share their eval section, which the cells keep alive
+        # most cells share their eval section; the cells keep it alive, so its id stays unique
         if id(cell.config.eval) not in requested_by_section:
             requested_by_section[id(cell.config.eval)] = requested(cell.config.eval)
         wanted = requested_by_section[id(cell.config.eval)]

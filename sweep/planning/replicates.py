@@ -182,7 +182,7 @@ def as_json(stop_outlook: StopOutlook | None) -> Mapping[str, Any]:
 
 def _last_look(grid: Grid, store: Store | None) -> StoppingStatus | None:
     """Return the status that the sweep's last launch stored; None without one or if the rule has changed."""
-    # SciPy, which other grids need not wait for
+    # imports SciPy, which other grids need not load
     from ...results.stopping.interim_analysis import stopping_status
 
     try:

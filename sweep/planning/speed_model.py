@@ -137,9 +137,9 @@ class SpeedClasses:
         model = self._section(config.model, lambda: canonical(model_identity(config.model)))
         train = self._section(config.train, lambda: _step_shape(config))
         resources = config.resources
-        # of a GPU the share counts; cores do where there is none
+        # the share of a GPU matters, or without a GPU the number of cores
         share = f"{resources.gpus:g} of a GPU" if resources.gpus else counted(resources.cpus, "core")
-        # graphs make a small network several times as fast, and there are none without a GPU
+        # CUDA graphs make small networks several times as fast
         key = (model, train, f"{share}, graphs {config.train.graphs}" if resources.gpus else share)
         if key not in self._numbers:
             self._numbers[key] = hashlib.sha256("\n".join(key).encode()).hexdigest()[:16]
@@ -147,7 +147,7 @@ class SpeedClasses:
 
     def _section(self, section: object, dump: Callable[[], str]) -> str:
         """Return the text of a section, cached by identity; the section is kept alive so that its id stays unique."""
-        # by identity, and kept, so that no other section can get the same one
+        # keyed by identity; the section is kept alive so that no other one gets its id
         cached = self._section_texts.get(id(section))
         if cached is None:
             cached = self._section_texts[id(section)] = section, dump()
@@ -271,7 +271,7 @@ class SpeedTable:
         Runs on an equal share of a GPU with neighbours are preferred.
         """
         train, share, on_gpu = config.train, config.resources.gpus, config.resources.gpus > 0
-        # those on the same share of a GPU, and not alone on it, had such neighbours as this one will have
+        # runs with neighbours on the same share of a GPU met the conditions that this cell will have
         alike = [
             run
             for run in reference_runs
@@ -362,11 +362,11 @@ def _timed_run(timing: TrainingTiming, likeness: SpeedClasses) -> _TimedRun | No
         each = flops.estimated_flops(config.model, config.train.seq_len)
         small = each * config.train.micro_batch * config.train.seq_len <= flops.SMALL
         if timing.gpu_name is not None and small and timing.steps in UNCAPTURED:
-            # a config that says nothing of graphs is of a time when that meant none
+            # configs without the field are from before CUDA graphs were used
             config = config.model_copy(update={"train": config.train.model_copy(update={"graphs": "off"})})
         like = likeness.of(config)
     except (ValidationError, ModelConfigError, LookupError):
-        return None  # of a plugin that is not loaded
+        return None  # its plugin is not loaded
     (tokens, seconds), (all_tokens, all_seconds) = timing.first, timing.last
     if all_tokens > tokens and all_seconds > seconds:
         token = (all_seconds - seconds) / (all_tokens - tokens)

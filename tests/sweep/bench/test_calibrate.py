@@ -75,7 +75,7 @@ def test_calibration_times_compiled_cell_in_second_process(
         return apart(what, function, *args)
 
     monkeypatch.setattr(calibrate, "run_in_subprocess", watched)
-    monkeypatch.setattr(calibrate, "Runner", None)  # nothing is built in this process
+    monkeypatch.setattr(calibrate, "TimedCell", None)  # nothing is built in this process
     lines: list[str] = []
     calibration = calibrate.calibrate_cell(cell, "abc", TargetMachine(None), tell=lines.append)
     assert functions == ["_compile", "_timed"]

@@ -40,7 +40,7 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("asked", SIZES)
+@pytest.mark.parametrize("options", SIZES)
 def test_design_cells_are_cells_of_the_full_grid(write: Write, options: str) -> None:
     rest = "seeds: 2\ninclude: [{attn_type: polar, memory: kda}]\n"
     all_ids = [cell.id for cell in load_grid(write(HEAD + rest)).expand(fake)]

@@ -115,7 +115,7 @@ def test_named_corpus_overrides_every_base(write: Write, root: Path) -> None:
 DIFFERS = "corpus {!r} was prepared with tokenizer {}, but the grid asks for {}"
 
 
-@pytest.mark.parametrize(("settings", "key", "said"), [
+@pytest.mark.parametrize(("settings", "key", "message"), [
     ("data: {corpus: books, tokenizer: bytes}", "set.data.tokenizer", DIFFERS.format("books", "{own}", "bytes")),
     ("data: {corpus: letters, tokenizer: json, tokenizer_file: own.json}", "set.data.tokenizer",
      DIFFERS.format("letters", "bytes", "json")),

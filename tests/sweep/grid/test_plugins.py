@@ -95,7 +95,7 @@ def test_plugin_exceptions_give_a_single_line(
 INIT = MIXER.replace("pass", "def __init__(self, *a, **k):\n        import sys; sys.exit(0)")
 
 
-@pytest.mark.parametrize(("text", "said"), [
+@pytest.mark.parametrize(("text", "message"), [
     ("import sys\nsys.exit(0)\n", r"g.yaml:3: plugins: .*bad.py: ends the process with exit code 0 when it is imported"),
     (INIT, r"bad.py:8 ended the command with exit code 0; foreign code must not call sys.exit"),
 ])  # fmt: skip

@@ -29,7 +29,7 @@ def test_stored_eval_section_round_trips() -> None:
     assert requested(config.eval) == [("val", 0), *lengths]
 
 
-@pytest.mark.parametrize("said", [
+@pytest.mark.parametrize("spelling", [
     "{needle_trials: 4, junk_rows: 3}", "{settings: {needle: {trials: 4}, junk: {rows: 3}}}",
     "{settings.needle.trials: 4, junk_rows: 3}", "{needle_trials: 4.0, settings: {junk.rows: 3}}",
 ])  # fmt: skip

@@ -52,7 +52,7 @@ def test_search_section_defaults(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
+    ("objective", "objectives"),
     [
         ("needle@512", {"needle.digit_accuracy@512": "maximize"}),
         ("clean.bits@128", {"clean.bits@128": "minimize"}),

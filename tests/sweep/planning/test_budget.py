@@ -108,7 +108,7 @@ class Flat:
         return self
 
 
-@pytest.mark.parametrize(("allowed", "used", "taken", "left"), [
+@pytest.mark.parametrize(("allowed", "used", "expected", "deferred"), [
     (100, 0, ["00", "10", "01", "11"], 0.0), (3, 0, ["00", "10"], 3.0), (2.9, 0, [], 6.0), (9, 4, ["00", "10"], 3.0),
     (3, 5, [], 6.0), (6, 0, ["00", "10", "01", "11"], 0.0),
 ])  # fmt: skip
@@ -139,7 +139,7 @@ def test_budget_in_hours_and_money(text: str, rate: float | None, hours: float) 
     assert cost_estimate.hours_of(text, rate) == pytest.approx(hours)
 
 
-@pytest.mark.parametrize(("text", "said"), [
+@pytest.mark.parametrize(("text", "message"), [
     ("0h", "must be hours above 0"), ("-1", "must be hours above 0"), ("much", "must be hours above 0"), ("infh", "must be"),
     ("nan", "must be"), ("5$h", "must be"), ("5$", "say what an hour costs with --rate"),
 ])  # fmt: skip

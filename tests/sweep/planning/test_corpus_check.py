@@ -69,7 +69,7 @@ SHORT = ": lower train.seq_len or train.batch_tokens, or give it more text"
 JUNK = "probe junk asks for 4: lower eval.settings.junk.rows or eval.lengths"
 
 
-@pytest.mark.parametrize(("asked", "have", "said"), [
+@pytest.mark.parametrize(("eval_settings", "have", "message"), [
     ({}, {"train": (8, 8)}, f"the training split has 16 tokens, less than one row of 8 + 1{SHORT}"),
     ({"data": {"whole_steps": True}}, {"train": (17, 17)}, f"the training split has 34 tokens, less than one step of 16 + 2 in any shard{SHORT}"),
     ({}, {"largest": 257}, "holds token 257, but model.vocab_size is 257: raise it to 258 or more"),
@@ -275,7 +275,7 @@ def test_an_unknown_corpus_names_line_and_nearest(
     assert err.endswith("did you mean 'finepdfs'?\n")
 
 
-@pytest.mark.parametrize(("data", "said"), [
+@pytest.mark.parametrize(("data", "message"), [
     ("corpus: files, path: gone", "data.path: {}/gone does not exist"),
     ("corpus: files", "data.corpus: files needs data.path, the folder or file that holds the text"),
     ("corpus: finepdfs, path: gone", "data.path: {}/gone is no folder with a copy of codelion/finepdfs-100M"),
@@ -296,7 +296,7 @@ def test_dry_run_reports_invalid_paths(
 # --- before any process -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("change", "said"), [
+@pytest.mark.parametrize(("change", "message"), [
     (("documents: 2", "documents: 65"), "of the first 65 held-out documents, which clean and needle read, only 16 have 129 tokens (it holds 16)"),
     (("lengths: [128]", "lengths: [128, 1024]"), "of the first 2 held-out documents, which clean and needle read, none have 1025 tokens"),
     (("validation_tokens: 256", "validation_tokens: 1e6"), "the validation split has 2263 tokens, eval.validation_tokens asks for 999937"),
@@ -384,7 +384,7 @@ def test_only_the_cells_that_are_chosen_are_checked(grid: Callable[[str], Path],
     assert codes == [0, 2]
 
 
-@pytest.mark.parametrize("words", [("plan",), ("launch", "--dry-run")])
+@pytest.mark.parametrize("argv", [("plan",), ("launch", "--dry-run")])
 def test_seeds_that_a_stop_rule_begins_with_can_be_chosen(
     write: Write, command: Command, argv: tuple[str, ...]
 ) -> None:

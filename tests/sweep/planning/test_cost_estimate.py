@@ -241,9 +241,9 @@ def test_price_counts_neighbours_only_once(store: Store, cells: Cells, recorded:
 
     def training(measured_on: str, priced_on: str, neighbours: int = 0) -> ThreePointEstimate:
         trained(store, recorded(measured_on)[0], gpu="NVIDIA H200", neighbours=neighbours)
-        neighbours = cells(grid_text(priced_on, **WIDE))
-        prices = cost_estimate.machine_prices(neighbours, tmp_path, store, gpu="H200")
-        return prices.full_costs(neighbours[0].config)["FLOPs"].parts["training"]
+        priced_cells = cells(grid_text(priced_on, **WIDE))
+        prices = cost_estimate.machine_prices(priced_cells, tmp_path, store, gpu="H200")
+        return prices.full_costs(priced_cells[0].config)["FLOPs"].parts["training"]
 
     alone = training("1", "0.25")
     # on a quarter, but with nobody beside it: what neighbours will cost is not known yet
