@@ -301,25 +301,25 @@ def _group(prices: Pricer, attempts: Sequence[tuple[Task, Cost]]) -> PriceGroup:
     )
 
 
-def as_json(price_plan: Bill) -> dict[str, Any]:
+def as_json(bill: Bill) -> dict[str, Any]:
     """Return the price as JSON values, with units in the keys."""
-    money, kwh = price_plan.money, price_plan.kwh
+    money, kwh = bill.money, bill.kwh
     return {
-        "unit": price_plan.unit,
-        "place": price_plan.machine,
-        "gpus": price_plan.gpus,
-        "hours": price_plan.hours.as_json(),
-        "hours_by_part": {part: span.as_json() for part, span in price_plan.parts.items()},
-        "finish_seconds": price_plan.finish.as_json(1),
+        "unit": bill.unit,
+        "place": bill.machine,
+        "gpus": bill.gpus,
+        "hours": bill.hours.as_json(),
+        "hours_by_part": {part: span.as_json() for part, span in bill.parts.items()},
+        "finish_seconds": bill.finish.as_json(1),
         "kwh": kwh and kwh.as_json(),
-        "watts": price_plan.watts,
-        "watts_assumed": price_plan.assumed_watts,
-        "rate": price_plan.hourly_rate,
+        "watts": bill.watts,
+        "watts_assumed": bill.assumed_watts,
+        "rate": bill.hourly_rate,
         "money": money and money.as_json(2),
-        "sources": dict(price_plan.sources),
+        "sources": dict(bill.sources),
         "groups": [
             vars(group) | {"seconds": group.seconds.as_json(1), "hours": group.hours.as_json()}
-            for group in price_plan.groups
+            for group in bill.groups
         ],
     }
 

@@ -78,7 +78,7 @@ def test_calibration_times_compiled_cell_in_second_process(
     monkeypatch.setattr(calibrate, "TimedCell", None)  # nothing is built in this process
     lines: list[str] = []
     calibration = calibrate.calibrate_cell(cell, "abc", TargetMachine(None), tell=lines.append)
-    assert functions == ["_compile", "_timed"]
+    assert functions == ["_compile", "_time_cell"]
     assert calibration.low_s <= calibration.step_s <= calibration.high_s
     assert min(calibration.low_s, calibration.start_s, calibration.validation_token_s) > 0
     first = calibration.start_s + calibration.compile_s + calibration.step_s
