@@ -74,7 +74,7 @@ class Case:
     eager: Collection[str] = (NAIVE,)
     """Variants that are not compiled."""
     ungated: Collection[str] = ()
-    """Variants that take only the first three inputs: q, k and v."""
+    """Variants that use only the first three inputs: q, k and v."""
 
     def compiled(self) -> dict[str, Callable[..., Any]]:
         """Return name -> variant as the model calls it, compiled unless in `eager`; resets the compiler."""
