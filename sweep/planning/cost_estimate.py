@@ -318,8 +318,7 @@ def as_json(bill: Bill) -> dict[str, Any]:
         "money": money and money.as_json(2),
         "sources": dict(bill.sources),
         "groups": [
-            vars(group) | {"seconds": group.seconds.as_json(1), "hours": group.hours.as_json()}
-            for group in bill.groups
+            vars(group) | {"seconds": group.seconds.as_json(1), "hours": group.hours.as_json()} for group in bill.groups
         ],
     }
 

@@ -64,7 +64,7 @@ DAILY = random.Random(20261127).sample(CASES, 60)
 THOROUGH = random.Random(7).sample(CASES, 1500)
 
 
-def check(case: str, code: int, err: str, mentions: tuple[str, ...]) -> None:
+def assert_ended_well(case: str, code: int, err: str, mentions: tuple[str, ...]) -> None:
     """Assert that a command ended well or with one line that names where the value stands."""
     assert code in (0, 2, 3), f"{case}: exit code {code}: {err}"
     assert "Traceback" not in err, f"{case}: {err}"
@@ -89,11 +89,11 @@ def count_refused(cases: list[tuple[str, str]], command: Command, write: Write) 
                 code, _, err = command(
                     *look, "quick", *dry, "--name", "x", "--set", f"{path}={VALUES[kind]}", "--only", "attn_type=nope"
                 )
-                check(case, code, err, ("--set", name, path.split(".")[0]))
+                assert_ended_well(case, code, err, ("--set", name, path.split(".")[0]))
             else:
                 grid = write(f"name: g\nextends: tiny\nset:\n  {path}: {VALUES[kind]}\n")
                 code, _, err = command(*look, str(grid), *dry)
-                check(case, code, err, (f"{grid}:4", name, path.split(".")[0]))
+                assert_ended_well(case, code, err, (f"{grid}:4", name, path.split(".")[0]))
         refused += code == 2
     return refused
 

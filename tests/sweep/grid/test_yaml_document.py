@@ -24,7 +24,7 @@ def bomb(levels: int, copies: int = 9) -> str:
     return "\n".join(lines) + "\n"
 
 
-def refused(path: Path) -> str:
+def error_text(path: Path) -> str:
     with pytest.raises(GridError) as caught:
         yaml_document.load(path)
     return str(caught.value)
@@ -34,7 +34,7 @@ def refused(path: Path) -> str:
 def test_yaml_alias_bomb_stops_at_the_value_limit(write: Write, levels: int) -> None:
     """Expanded in full, sixty levels would exceed any memory."""
     path = write(bomb(levels))
-    assert refused(path) == f"{path}: {LIMIT_ERROR}"
+    assert error_text(path) == f"{path}: {LIMIT_ERROR}"
 
 
 def test_yaml_aliases_within_bounds_are_copies(write: Write) -> None:
@@ -53,19 +53,19 @@ def test_yaml_values_are_counted_while_composing(write: Write, monkeypatch: pyte
     monkeypatch.setattr(yaml_document, "MOST_VALUES", 50)
     assert yaml_document.load(write(f"a: [{', '.join(['0'] * 46)}]\n")).data == {"a": [0] * 46}
     composed.clear()
-    assert "more than 50 values" in refused(write(f"a: [{', '.join(['0'] * 5000)}]\n"))
+    assert "more than 50 values" in error_text(write(f"a: [{', '.join(['0'] * 5000)}]\n"))
     assert len(composed) == 50
 
 
 def test_yaml_file_above_size_limit_is_refused(write: Write) -> None:
     path = write("name: g\n# " + "x" * 2**20)
-    assert refused(path) == f"{path}: is larger than 1,048,576 bytes; a grid file that large is a mistake"
+    assert error_text(path) == f"{path}: is larger than 1,048,576 bytes; a grid file that large is a mistake"
 
 
 @pytest.mark.parametrize("value", ["9" * 5000, "!!int x", "!!float x"])
 def test_yaml_values_python_rejects_are_grid_errors(write: Write, value: str) -> None:
     path = write(f"b: 1\na: {value}\n")
-    assert refused(path).startswith(f"{path}:2: not valid YAML: ")
+    assert error_text(path).startswith(f"{path}:2: not valid YAML: ")
     assert parse_value(value) == value
 
 
@@ -139,7 +139,7 @@ DEEP = "more than 50 lists and mappings inside each other"
 )  # fmt: skip
 def test_yaml_nesting_limit(write: Write, text: str, line: int) -> None:
     path = write(text)
-    assert refused(path) == f"{path}:{line}: {DEEP}"
+    assert error_text(path) == f"{path}:{line}: {DEEP}"
 
 
 def test_yaml_plain_tags_are_accepted(write: Write) -> None:
@@ -170,7 +170,7 @@ def test_yaml_merge_on_the_command_line() -> None:
 ])  # fmt: skip
 def test_yaml_half_surrogate_pair_is_refused(write: Write, text: str, key: str, half: str) -> None:
     path = write(f"name: g\n{text}\n")
-    assert refused(path) == f"{path}:2: {key}{half} is half of a surrogate pair, which is no character; remove it"
+    assert error_text(path) == f"{path}:2: {key}{half} is half of a surrogate pair, which is no character; remove it"
 
 
 def test_yaml_keeps_characters_beyond_basic_plane(write: Write) -> None:
@@ -180,7 +180,7 @@ def test_yaml_keeps_characters_beyond_basic_plane(write: Write) -> None:
 @pytest.mark.parametrize("number", ["9223372036854775808", "-9223372036854775809", "9" * 4000, "0x" + "f" * 4000])
 def test_yaml_integers_beyond_64_bits_are_refused(write: Write, number: str) -> None:
     path = write(f"name: g\nset:\n  train.tokens: {number}\n")
-    message = refused(path)
+    message = error_text(path)
     assert message.startswith(f"{path}:3: set.train.tokens: the whole number '{number[:60]}")
     assert message.endswith("is beyond 9223372036854775807; quote it where it is text")
     assert yaml_document.load(write("seed: 9223372036854775807\n")).data == {"seed": 2**63 - 1}

@@ -42,7 +42,7 @@ WIDE = {"seeds": "\n", "set_": "set:\n  model: {d_model: 160}\n"}
 CAPTURED = "CUDA graphs: a micro-batch is 4e+09 FLOPs, at most 1e+13"
 
 
-def trained(
+def record_training(
     store: Store,
     cell: Cell,
     *,
@@ -126,7 +126,7 @@ SHORT, LONG = 7 + 1.928 + 15.36 + 0.4 + 6, 7 + 1.928 + 30.72 + 0.8 + 6
 def test_price_of_measured_cells(store: Store, recorded: Cells, tmp_path: Path) -> None:
     every = recorded()
     assert [cell.config.train.tokens for cell in every] == [153600, 153600, 307200, 307200]
-    trained(store, every[0], gpu="NVIDIA H200")
+    record_training(store, every[0], gpu="NVIDIA H200")
     bill = billed(store, every, tmp_path, 2, rate=2.5)
     assert (bill.unit, bill.machine, dict(bill.sources)) == ("GPU-hours", "H200", {"measured": 3})
     assert bill.hours.likely * 3600 == pytest.approx(SHORT + 2 * LONG)
@@ -157,7 +157,7 @@ def test_price_distinguishes_graph_modes(
     store: Store, cells: Cells, recorded: Cells, tmp_path: Path, steps: str, setting: str, source: str
 ) -> None:
     every, before = cells(grid_text(set_=f"set:\n  train.graphs: {setting}\n")), recorded()
-    trained(store, before[0], gpu="NVIDIA H200", steps=steps)
+    record_training(store, before[0], gpu="NVIDIA H200", steps=steps)
     assert (
         next(iter(cost_estimate.machine_prices(every, tmp_path, store, gpu="H200").speeds.of(every[1].config)))
         == source
@@ -167,7 +167,7 @@ def test_price_distinguishes_graph_modes(
 def test_price_uses_median_and_range_of_attempts(store: Store, recorded: Cells, tmp_path: Path) -> None:
     every = recorded(seeds="seeds: 4\n", tokens="153600")
     for cell, slow in zip(every, (1.0, 1.2, 2.0), strict=False):
-        trained(store, cell, gpu="NVIDIA H200", slow=slow)
+        record_training(store, cell, gpu="NVIDIA H200", slow=slow)
     bill = billed(store, every, tmp_path)
     assert bill.parts["training"].likely * 3600 == pytest.approx(1.2 * 15.36)
     assert bill.parts["training"].low * 3600 <= 15.36 < 2 * 15.36 <= bill.parts["training"].high * 3600
@@ -175,10 +175,10 @@ def test_price_uses_median_and_range_of_attempts(store: Store, recorded: Cells, 
 
 def test_price_ignores_unrelated_attempts(store: Store, cells: Cells, recorded: Cells, tmp_path: Path) -> None:
     every = recorded()
-    trained(store, every[0], gpu="NVIDIA H200 NVL")
-    trained(store, every[1], gpu="NVIDIA H200", state="failed")
+    record_training(store, every[0], gpu="NVIDIA H200 NVL")
+    record_training(store, every[1], gpu="NVIDIA H200", state="failed")
     assert dict(billed(store, every, tmp_path).sources) == {"FLOPs": 3}
-    trained(store, every[1], gpu="NVIDIA H200")
+    record_training(store, every[1], gpu="NVIDIA H200")
     wide = cells(grid_text(**WIDE))
     bill = billed(store, wide, tmp_path)
     assert dict(bill.sources) == {"FLOPs": 2}
@@ -189,7 +189,7 @@ def test_price_ignores_unrelated_attempts(store: Store, cells: Cells, recorded: 
 
 def test_price_of_a_half_trained_cell(store: Store, recorded: Cells, tmp_path: Path) -> None:
     every = recorded()
-    trained(store, every[0], gpu="NVIDIA H200")
+    record_training(store, every[0], gpu="NVIDIA H200")
     attempt = store.start_attempt(every[1].id, owner=ME, fence=1, steps_total=150)
     recorder = DatabaseRecorder(store, attempt.id, 1)
     recorder.progress(75, 150, 1.0, 1.0, "training")
@@ -202,7 +202,7 @@ def test_price_of_a_half_trained_cell(store: Store, recorded: Cells, tmp_path: P
 
 def test_price_of_probes_is_proportional_to_tokens(store: Store, cells: Cells, recorded: Cells, tmp_path: Path) -> None:
     every = recorded()
-    trained(store, every[0], gpu="NVIDIA H200")
+    record_training(store, every[0], gpu="NVIDIA H200")
     longer = cells(grid_text().replace("lengths: [128, 256]", "lengths: [128, 256], documents: 32"))
     assert longer[0].config.eval.documents == 2 * every[0].config.eval.documents
     cost = cost_estimate.machine_prices(longer, tmp_path, store).full_costs(longer[0].config)["measured"]
@@ -240,7 +240,7 @@ def test_price_counts_neighbours_only_once(store: Store, cells: Cells, recorded:
     """Times measured on a quarter of the GPU include neighbours and are not lengthened again."""
 
     def training(measured_on: str, priced_on: str, neighbours: int = 0) -> ThreePointEstimate:
-        trained(store, recorded(measured_on)[0], gpu="NVIDIA H200", neighbours=neighbours)
+        record_training(store, recorded(measured_on)[0], gpu="NVIDIA H200", neighbours=neighbours)
         priced_cells = cells(grid_text(priced_on, **WIDE))
         prices = cost_estimate.machine_prices(priced_cells, tmp_path, store, gpu="H200")
         return prices.full_costs(priced_cells[0].config)["FLOPs"].parts["training"]

@@ -109,7 +109,9 @@ def test_difference_names_the_first_matching_rule(read: Any) -> None:
     text = FIRST + "exclude:\n  - {attn_type: rope, memory: off}\n  - {memory: off}\n"
     text = text.replace("  attn_type: [nope, polar]", "  attn_type: [nope, rope]\n  memory: [off, on]")
     grid, cells = read(text)
-    dropped = {(combination["attn_type"], combination["memory"]): index for index, combination in grid.excluded_combinations()}
+    dropped = {
+        (combination["attn_type"], combination["memory"]): index for index, combination in grid.excluded_combinations()
+    }
     assert dropped == {("nope", "off"): 1, ("rope", "off"): 0}
     assert {(c.axes["attn_type"], c.axes["memory"]) for c in cells} | set(dropped) == {
         (a, m) for a in ("nope", "rope") for m in ("off", "on")
