@@ -199,7 +199,7 @@ def db_forget(
     from ...results.errors import StoreError
     from ...results.maintenance.deletion import forget, plan_measurements
     from ...results.store.store import open_store
-    from ..orchestrator.control import person
+    from ..orchestrator.control import current_user
 
     store = open_store(db)
     found = plan_measurements(store, cell, probes=probe or [], lengths=length or [], sweep=sweep)
@@ -208,7 +208,7 @@ def db_forget(
     if found.rows and not yes and not as_json and sys.stdin.isatty():
         yes = typer.confirm("delete these?")
     if found.rows and yes:
-        found = forget(store, found, who=person())
+        found = forget(store, found, who=current_user())
         if not as_json:
             echo_text("deleted")
     if as_json:

@@ -63,20 +63,20 @@ def delete(
     """
     from ...results.maintenance import deletion
     from ...results.store.store import open_store
-    from ..host.processes import holds
-    from ..orchestrator.control import person
+    from ..host.processes import is_holder_active
+    from ..orchestrator.control import current_user
 
     if probe or metric or length:
         _measurements(names, probe or [], metric or [], length or [], dry_run, yes, no_backup, db, as_json)
         return
     store = open_store(db)
-    found = deletion.plan(store, names, holds=holds, runs=runs_folder(runs, db))
+    found = deletion.plan(store, names, holds=is_holder_active, runs=runs_folder(runs, db))
     if not as_json:
         echo_text("\n".join(sanitize_all(found).lines()))
     if not dry_run and not found.nothing:
         agreed(yes=yes, as_json=as_json, done="deleted")
         found = replace(found, backup=_backup(db, no_backup, as_json))
-        found = deletion.execute_deletion(store, found, names, holds=holds, who=person())
+        found = deletion.execute_deletion(store, found, names, holds=is_holder_active, who=current_user())
         if not as_json:
             echo_text("deleted")
     if as_json:
@@ -98,8 +98,8 @@ def _measurements(
     from ...results.errors import StoreError
     from ...results.maintenance import deletion, names_tags_notes
     from ...results.store.store import open_store
-    from ..host.processes import holds
-    from ..orchestrator.control import person
+    from ..host.processes import is_holder_active
+    from ..orchestrator.control import current_user
 
     store = open_store(db)
     if len(names) != 1:
@@ -107,7 +107,7 @@ def _measurements(
     kind, cell = store.read(lambda session: names_tags_notes.resolve_target(session, names[0], whole=True))
     if kind != "cell":
         raise StoreError(f"--probe, --metric and --length mean numbers of one cell, and {cell} is a sweep; name a cell")
-    store.write(lambda session: deletion.require_unshared(session, cell, holds))
+    store.write(lambda session: deletion.require_unshared(session, cell, is_holder_active))
     found = deletion.plan_measurements(store, cell, probes=probes, lengths=lengths, metrics=metrics)
     copy = None
     if not as_json:
@@ -116,7 +116,10 @@ def _measurements(
         agreed(yes=yes, as_json=as_json, done="deleted")
         copy = _backup(db, no_backup, as_json)
         found = deletion.forget(
-            store, found, who=person(), check=lambda session: deletion.require_unshared(session, cell, holds)
+            store,
+            found,
+            who=current_user(),
+            check=lambda session: deletion.require_unshared(session, cell, is_holder_active),
         )
         if not as_json:
             echo_text("deleted")

@@ -21,7 +21,7 @@ from ..errors import MachineError, SweepError
 from ..grid.grid import Grid, load_grid
 from ..orchestrator import display, launch, requirements
 from ..orchestrator.launch import LaunchOutcome, LaunchRequest
-from ..orchestrator.notify import checked
+from ..orchestrator.notify import validated_url
 from ..orchestrator.requirements import Lack, Refusal
 from ..planning import admission, cost_estimate, difference, render, replicates
 from ..planning.cost_estimate import Bill, hours_of, rate_of
@@ -110,14 +110,14 @@ def carry_out(asked: LaunchOptions, *, dry_run: bool, as_json: bool) -> bool:
 
 def _billed(options: LaunchOptions, ahead: LaunchPreview) -> Callable[[Plan], Bill]:
     """Return the pricing of plans on this machine's GPUs."""
-    prices = cost_estimate.machine_prices(ahead.request.like, ahead.request.runs, ahead.store)
+    prices = cost_estimate.machine_prices(ahead.request.representative_cells, ahead.request.runs, ahead.store)
     return lambda plan: cost_estimate.bill(plan, prices, gpus=cost_estimate.gpus_here(), rate=rate_of(options.rate))
 
 
 def _refuse(options: LaunchOptions, ahead: LaunchPreview, lacking: Sequence[Lack], as_json: bool) -> NoReturn:
     """Say what the launch lacks and what works instead, and end the command with exit code 3."""
     plan = ahead.made.with_proposals()
-    cells = len(plan.cells) if plan.study is None else ahead.request.most
+    cells = len(plan.cells) if plan.study is None else ahead.request.max_cells
     refusal = Refusal(ahead.request.grid, cells, plan.tokens, _billed(options, ahead)(plan), lacking)
     if as_json:
         print_json(refusal.as_json())
@@ -130,7 +130,7 @@ def requested(asked: LaunchOptions, console: Console, *, dry: bool) -> tuple[Lau
     """The launch, its text prepared where it lies on this machine or may be downloaded, and remarks; a dry run prepares
     nothing.
     """
-    listener = checked(asked.notify) if asked.notify is not None else None
+    listener = validated_url(asked.notify) if asked.notify is not None else None
     hours = hours_of(asked.budget, rate_of(asked.rate)) if asked.budget is not None else None
     grid = load_grid(asked.grid, sets=asked.sets, rename=asked.name, most=asked.most)
     runs = runs_folder(asked.runs, asked.db, write=not dry)
@@ -188,7 +188,7 @@ def run_detached_command(request: LaunchRequest, store: Store, console: Console,
     """Leaves a supervisor on the cluster, and says what it plans."""
     from ..orchestrator import detached  # which needs Ray
 
-    for line in detached.order(request, store):
+    for line in detached.launch_detached(request, store):
         console.print(line, highlight=False, markup=False)
     sweep = request.grid.name
     console.print(f"{sweep} goes on without this command. Next: atma-sweep status --watch", highlight=False)
@@ -205,12 +205,12 @@ def stay(request: LaunchRequest, store: Store, console: Console) -> LaunchOutcom
     def planned(plan: Plan) -> None:
         for line in display.describe_plan(plan, request.grid.name):
             tell(line)
-        screen.expect(plan.expected, plan.tokens)
+        screen.set_total(plan.expected, plan.tokens)
 
     for line in difference.describe_design(request.grid, launch.with_stop_seeds(request, store).cells, store):
         tell(line)
-    with display.ProgressDisplay(console, request.most) as screen:
-        return launch.run(request, store, screen, planned=planned, tell=tell)
+    with display.ProgressDisplay(console, request.max_cells) as screen:
+        return launch.run(request, store, screen, on_plan=planned, tell=tell)
 
 
 def show_plan(
@@ -270,8 +270,8 @@ def show_outcome(outcome: LaunchOutcome, sweep: str, console: Console, as_json: 
     counts = {word: count for word, count in sorted(outcome.standings.items()) if count}
     if as_json:
         print_json(
-            {"sweep": sweep, "counts": counts, "finished": outcome.finished, "left": list(outcome.left)}
-            | ({"stop": list(outcome.stop)} if outcome.stop else {})
+            {"sweep": sweep, "counts": counts, "finished": outcome.finished, "left": list(outcome.over_budget)}
+            | ({"stop": list(outcome.stop_messages)} if outcome.stop_messages else {})
             | ({"study": outcome.study.as_json()} if outcome.study is not None else {})
         )
         return
@@ -282,6 +282,6 @@ def show_outcome(outcome: LaunchOutcome, sweep: str, console: Console, as_json: 
         if outcome.finished
         else "atma-sweep status tells why; launch again to continue"
     )
-    for line in [*outcome.left, *(outcome.study.best() if outcome.study is not None else [])]:
+    for line in [*outcome.over_budget, *(outcome.study.best() if outcome.study is not None else [])]:
         console.print(line, highlight=False, markup=False)
     console.print(f"{sweep}: {words}. Next: {rest}", highlight=False, markup=False)

@@ -28,7 +28,9 @@ Executor = Annotated[
     typer.Option(
         "--executor",
         metavar="|".join(EXECUTORS),
-        help="Where attempts run. " + "; ".join(f"{name}: {kind.words}" for name, kind in EXECUTORS.items()) + ".",
+        help="Where attempts run. "
+        + "; ".join(f"{name}: {kind.description}" for name, kind in EXECUTORS.items())
+        + ".",
     ),
 ]
 Rate = Annotated[

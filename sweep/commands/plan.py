@@ -76,10 +76,10 @@ def carry_out(
     ahead = preview_launch(asked, display.SafeConsole(stderr=True, soft_wrap=True))
     request, store, made = ahead.request, ahead.store, ahead.made
     between = difference.between(request.grid, made, made.cells if made.study is not None else request.cells, store)
-    prices = cost_estimate.machine_prices(request.like, request.runs, store, gpu=gpu)
+    prices = cost_estimate.machine_prices(request.representative_cells, request.runs, store, gpu=gpu)
     if calibrate:
         _calibrate(request, made.with_proposals(), prices, ahead.unprepared)
-        prices = cost_estimate.machine_prices(request.like, request.runs, store, gpu=gpu)
+        prices = cost_estimate.machine_prices(request.representative_cells, request.runs, store, gpu=gpu)
     count = gpus if gpus is not None else cost_estimate.gpus_here()
 
     def billed(plan: Plan) -> cost_estimate.Bill:

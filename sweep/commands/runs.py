@@ -24,7 +24,7 @@ from ...results.console.command_line import (
     print_result,
 )
 from ...results.console.text import LogSanitizer, echo_text, sanitize_all
-from ..executors.registry import DEFAULT, resolve_executor_name
+from ..executors.registry import DEFAULT_EXECUTOR, resolve_executor_name
 from .options import CellName, Executor, GridName, Name, NamedSweep, ProbeNames, Rate, Set
 
 
@@ -35,7 +35,7 @@ def launch(
     only: list[str] | None = None,
     name: Name = None,
     dry_run: bool = False,
-    executor: Executor = DEFAULT,
+    executor: Executor = DEFAULT_EXECUTOR,
     address: Address = None,
     detach: bool = False,
     retrain: bool = False,
@@ -92,7 +92,7 @@ def evaluate(
     sweep: NamedSweep = None,
     revision: str | None = None,
     pairing: Literal["text", "native"] | None = None,
-    executor: Executor = DEFAULT,
+    executor: Executor = DEFAULT_EXECUTOR,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
@@ -134,8 +134,8 @@ def evaluate(
     revisions = None
     if measures_models:
         beside = openweight.plan(store, cells, **about, revision=revision, pairing=pairing or "text")
-        shares, revisions = beside.shares, beside.revisions
-        for line in beside.told:
+        shares, revisions = beside.tasks_by_sweep, beside.revisions
+        for line in beside.notes:
             echo_text(line, err=True)
     else:
         shares = evaluate.plan(store, cells, **about)
@@ -182,10 +182,10 @@ def logs(
 
     store = open_store(db)
     where = runs_folder(runs, db)
-    path = logs.log_of(store, where, cell, attempt, sweep)
+    path = logs.log_path(store, where, cell, attempt, sweep)
     out = logs.JsonLines(sys.stdout) if as_json else LogSanitizer(sys.stdout)
     if follow:
-        alive = logs.liveness_check(store, logs.attempt_of(store, cell, attempt, sweep))
+        alive = logs.liveness_check(store, logs.resolve_attempt(store, cell, attempt, sweep))
         logs.follow(path, alive, out, lines=lines)
     else:
         out.write(logs.tail(path, lines))
@@ -249,7 +249,7 @@ def _ask(wish: Any, sweep: str | None, db: str | None, as_json: bool, cells: lis
     from ..orchestrator.control import send_command
 
     answer = send_command(open_store(db), wish, sweep, cells or [])
-    print_result(asdict(answer), [answer.text], as_json=as_json)
+    print_result(asdict(answer), [answer.message], as_json=as_json)
 
 
 def pause(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> None:

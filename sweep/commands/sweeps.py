@@ -26,10 +26,10 @@ def sweeps(db: Db = None, as_json: AsJson = False) -> None:
     from ...results.errors import StoreMissing
     from ...results.maintenance.overview import Overview, overview
     from ...results.store.store import open_store
-    from ..host.processes import holds
+    from ..host.processes import is_holder_active
 
     try:
-        found = overview(open_store(db), holds)
+        found = overview(open_store(db), is_holder_active)
     except StoreMissing as error:
         if db is not None:
             raise
@@ -56,10 +56,10 @@ def rename(sweep: Annotated[str, SWEEP], new: str, db: Db = None, as_json: AsJso
     """
     from ...results.maintenance import names_tags_notes
     from ...results.store.store import open_store
-    from ..host.processes import holds
-    from ..orchestrator.control import person
+    from ..host.processes import is_holder_active
+    from ..orchestrator.control import current_user
 
-    grid = names_tags_notes.rename(open_store(db), sweep, new, holds=holds, who=person())
+    grid = names_tags_notes.rename(open_store(db), sweep, new, holds=is_holder_active, who=current_user())
     line = f"sweep {sweep} is {new} now; to go on with it: atma-sweep launch {grid} --name {new}"
     print_result({"sweep": new, "before": sweep, "grid_file": grid}, [line], as_json=as_json)
 

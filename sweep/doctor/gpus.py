@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from ...results.console.text import counted
-from ..host.hardware import precisions
+from ..host.hardware import supported_precisions
 from ..host.locks import GpuLocks
 from ..units import size
 from .context import Check, Context, LookFailed, State, absent, bad, number_in, ok, smi, smi_table, version_of, warn
@@ -127,7 +127,7 @@ def _gpu(
 def _capability(torchs: dict[str, Any]) -> str:
     """With what it can take as `train.precision`."""
     major, _, minor = str(torchs["capability"]).partition(".")
-    return f"compute capability {major}.{minor} ({', '.join(precisions((int(major), int(minor))))})"
+    return f"compute capability {major}.{minor} ({', '.join(supported_precisions((int(major), int(minor))))})"
 
 
 def _faults(pool: ThreadPoolExecutor) -> dict[str, dict[str, str]]:
@@ -189,7 +189,7 @@ def process_name(pid: int) -> str:
 
 def held_by(uuid: str) -> str | None:
     """The process that holds the host lock of that GPU for a sweep; None when nobody does. Takes no lock itself."""
-    pid = GpuLocks().holder(uuid)
+    pid = GpuLocks().holder_pid(uuid)
     return process_name(pid) if pid is not None else None
 
 

@@ -99,7 +99,7 @@ TESTED_TOGETHER = (
 
 
 def run_in_forks(work: Callable[[Any], dict[str, Any]], parts: Sequence[Any]) -> dict[str, Any]:
-    """What `work` finds of each part, all together; each in a fork of this process.
+    """What `send` finds of each part, all together; each in a fork of this process.
 
     Raises RuntimeError with the cause when one fails or dies.
     """
@@ -161,14 +161,14 @@ def _about_cluster(address: str, runs: Path) -> dict[str, Any]:
     from ..executors import ray_connection
 
     try:
-        ray_connection.connect(address)
-        nodes = ray_connection.survey(runs)
+        ray_connection.connect_driver(address)
+        nodes = ray_connection.query_nodes(runs)
     except SweepError as error:
         return {"error": str(error)}
     return {
         "nodes": [asdict(node) for node in nodes],
         "alive": [node["NodeManagerHostname"] for node in ray_connection.live_nodes()],
-        "differing": ray_connection.differing(nodes),
+        "differing": ray_connection.version_differences(nodes),
     }
 
 

@@ -1,7 +1,8 @@
-"""Places where attempts run: this machine, a Ray of its own, a cluster. Our database owns the state; Ray supplies processes.
+"""Executors, which run attempts on this machine, in an embedded Ray, or on a Ray cluster. All state is in our database.
 
-May import planning, attempt, host and all below; the only package that imports Ray, and that when a launch needs it (a second).
-Start reading at executor.py (the protocol and the local executor), then registry.py, ray_local.py and ray_cluster.py.
+May import planning, attempt, host and all below; the only package that imports Ray, and only for a launch that needs
+it, since that import takes a second. Start reading at executor.py (the protocol and the local executor), then
+registry.py, ray_local.py and ray_cluster.py.
 """
 
 from __future__ import annotations
@@ -17,5 +18,5 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 
 def token_file() -> Path:
-    """Where Ray looks for the token of a cluster, if RAY_AUTH_TOKEN does not hold it."""
+    """Return the path where Ray looks for a cluster's token when RAY_AUTH_TOKEN does not hold it. It need not exist."""
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")

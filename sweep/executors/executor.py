@@ -1,4 +1,4 @@
-"""Where attempts run: what every executor does, what those of this machine share, and the one without Ray."""
+"""Executor protocol, the base class of executors on this machine, and the executor that needs no Ray."""
 
 from __future__ import annotations
 
@@ -27,123 +27,151 @@ from . import source_snapshot
 from .warm_pool import WarmPool
 
 DUMP_S = 1.0
-"""What a hanging process gets to write down where its threads stand."""
-LOOK_S = 0.02
-"""Between two looks at children that run: what one had lies idle for no longer."""
+"""Seconds that a hanging process gets to write its threads' stack traces."""
+CHECK_INTERVAL_S = 0.02
+"""Seconds between two checks of running children. Resources of an ended child stay idle for at most this long."""
 Tell = Callable[[str], None]
+"""Function that prints one line."""
 AttemptExit = tuple[int, int]
-"""(attempt id, exit code; negative for a signal, or one of failures' words for more than a code can say)."""
+"""(attempt id, exit code). The code is negative for a signal, or a constant such as NODE_LOST for an end without exit
+code."""
 
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """A job that is ready to start: its job.json is written."""
+    """Attempt that is ready to start; its job.json is written."""
 
     attempt: int
+    """Id of the attempt."""
     runs: Path
+    """Runs folder."""
     folder: str
+    """Folder of the attempt, relative to `runs`."""
     resources: Resources
     database: str | None
-    """URL with password, handed on in the child's environment only; None for an attempt that writes a journal."""
+    """URL with password, passed on in the child's environment only; None for an attempt that writes a journal."""
     source: Path | None = None
-    """Folder that holds the copy of the package that the attempt runs; None for the one that is installed."""
-    more: bool = False
-    """Whether further attempts are waiting, or may yet be asked for."""
+    """Folder of the code snapshot that the attempt runs; None for the installed package."""
+    has_more: bool = False
+    """True if further attempts are waiting or may be added."""
 
 
 @dataclass(frozen=True)
 class ExecutorContext:
-    """What an executor may want to know when it is opened."""
+    """Everything an executor needs to open: database, runs folder, output function and cluster address."""
 
     store: Store
     runs: Path
     tell: Tell
-    """Called with lines about machines that come, go or cannot be used."""
+    """Called with lines about machines that join, leave or cannot be used."""
     address: str | None = None
+    """HOST:PORT of the cluster; None for executors without one."""
 
 
 class Executor(Protocol):
-    """Keeps one process per running attempt. Used from one thread."""
+    """Runs one process per attempt. Used from one thread."""
 
     name: str
     writes_directly: bool
-    """Whether its attempts write into the database; else each writes a journal, which the executor applies."""
+    """True if its attempts write into the database; else each writes a journal, which the executor applies."""
 
     @classmethod
-    def opened(cls, opening: ExecutorContext) -> Executor:
-        """One that can be asked to end what others have left. Raises MachineError when its machines cannot be reached."""
+    def open(cls, context: ExecutorContext) -> Executor:
+        """Return an executor that can end orphaned attempts already.
+
+        Raises MachineError when its machines cannot be reached.
+        """
 
     def admit(self, cells: Sequence[Cell]) -> None:
-        """Makes ready for attempts of these cells and locks the GPUs that they need, until it is closed. Called once,
-        before `fits` and `start`.
+        """Lock the GPUs that these cells need, until the executor is closed, and prepare for their attempts.
 
-        Raises MachineError for a cell that no machine has room for.
+        Called once, before `fits` and `start`.
+
+        Raises:
+            MachineError: No machine is large enough for a cell, or all its GPUs are locked.
         """
 
     def fits(self, resources: Resources) -> bool:
-        """Whether an attempt of that size could start now."""
+        """Return True if an attempt with these resources could start now."""
 
-    def start(self, launch: ProcessSpec) -> None:
-        """Starts the attempt's process."""
+    def start(self, spec: ProcessSpec) -> None:
+        """Start the attempt's process and allocate its resources. Called only after `fits` returned True."""
 
     def wait(self, seconds: float) -> list[AttemptExit]:
-        """Attempts whose process has ended, after at most `seconds`."""
+        """Return the attempts whose process has ended, after at most `seconds`; their resources are free again."""
 
     def stop(self, attempt: Attempt) -> bool:
-        """Asks the attempt's process to save itself and leave; False as long as nobody knows which process that is."""
+        """Ask the attempt's process to save a checkpoint and exit; return False while the process is not known yet."""
 
     def kill(self, attempt: Attempt, *, dump: bool = False) -> bool:
-        """Ends the attempt's process at once, with `dump` after it wrote down where its threads stand; False as above."""
+        """Kill the attempt's process; return False while the process is not known yet.
 
-    def away(self, attempt: Attempt) -> bool:
-        """Whether the attempt's machine cannot be reached, so that its process may live on for a while."""
+        Args:
+            attempt: Attempt to kill.
+            dump: True to have it write its threads' stack traces into its log first.
+        """
+
+    def is_unreachable(self, attempt: Attempt) -> bool:
+        """Return True if the attempt's machine cannot be reached, so that its process may live on for a while."""
 
     def end(self, attempts: Sequence[Attempt], runs: Path) -> set[int]:
-        """Ends what is left of attempts whose supervisor is gone; returns those of which surely nothing lives."""
+        """Terminate attempts whose supervisor is gone.
 
-    def broken(self) -> str | None:
-        """What of the executor itself is dead, so that no attempt can be started any more; None while all is well."""
+        Args:
+            attempts: Orphaned attempts.
+            runs: Runs folder.
+
+        Returns:
+            The ids of those attempts whose processes are certainly gone.
+        """
+
+    def failure(self) -> str | None:
+        """Return why the executor itself can start no more attempts; None while it is healthy."""
 
     def close(self) -> None:
-        """Ends whatever still runs and gives the machine back."""
+        """Kill the processes that still run and release the machines."""
 
 
 class HostExecutor:
-    """What an executor does with processes of this machine, which it knows from the database."""
+    """Base of executors whose attempts are processes of this machine, found by the pid in the database."""
 
     writes_directly = True
 
     def __init__(self) -> None:
-        self._me = processes.this_process("launch")
+        self._this_process = processes.this_process("launch")
         self._locks = GpuLocks()
 
     @classmethod
-    def opened(cls, opening: ExecutorContext) -> Self:
-        """Nothing is begun before cells are admitted."""
+    def open(cls, context: ExecutorContext) -> Self:
+        """Return the executor; nothing starts before cells are admitted."""
         return cls()
 
     def admit(self, cells: Sequence[Cell]) -> None:
-        """Locks the GPUs that these cells need. Raises MachineError for a cell that this machine has no room for."""
-        self.begin(lock_gpus_for(cells, self._locks))
+        """Lock the GPUs that these cells need and start on this machine.
 
-    def begin(self, machine: Machine) -> None:
-        """Makes ready for attempts on that much of this machine."""
-        self._room = MachineAllocator(machine)
+        Raises:
+            MachineError: This machine is too small for a cell, or all its GPUs are locked.
+        """
+        self.start_on(lock_gpus_for(cells, self._locks))
+
+    def start_on(self, machine: Machine) -> None:
+        """Prepare to run attempts with the cores, memory and GPUs of `machine`, which is this machine or a part of it."""
+        self._allocator = MachineAllocator(machine)
 
     def fits(self, resources: Resources) -> bool:
-        """Whether cores, memory and a GPU, or the part of one, are left."""
-        return self._room.place(resources) is not None
+        """Return True if enough cores, memory and GPU capacity are free."""
+        return self._allocator.place(resources) is not None
 
     def close(self) -> None:
-        """Gives the GPUs back."""
+        """Release the GPU locks."""
         self._locks.release()
 
     def _child(self, attempt: Attempt) -> psutil.Process | None:
-        """The attempt's process; None before it has said who it is, and when it is gone."""
-        return processes.find(attempt.pid, attempt.pid_started) if attempt.pid != self._me.pid else None
+        """Return the attempt's process; None before it has recorded its pid, and when it is gone."""
+        return processes.find(attempt.pid, attempt.pid_started) if attempt.pid != self._this_process.pid else None
 
     def stop(self, attempt: Attempt) -> bool:
-        """Asks the attempt's process to save itself and leave."""
+        """Send SIGTERM to the attempt's process; return False if the process is unknown or gone."""
         child = self._child(attempt)
         if child is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -151,57 +179,74 @@ class HostExecutor:
         return child is not None
 
     def kill(self, attempt: Attempt, *, dump: bool = False) -> bool:
-        """Ends the attempt's process at once."""
+        """Kill the attempt's process and its children; return False if the process is unknown or gone."""
         child = self._child(attempt)
         if child is None:
             return False
         kill_process(child, dump=dump)
         return True
 
-    def away(self, attempt: Attempt) -> bool:
-        """Never: it is this machine."""
+    def is_unreachable(self, attempt: Attempt) -> bool:
+        """Return False: attempts run on this machine."""
         return False
 
-    def broken(self) -> str | None:
-        """Never: there is nothing beside the attempts that could die."""
+    def failure(self) -> str | None:
+        """Return None: this executor has no processes of its own that could fail."""
         return None
 
     def end(self, attempts: Sequence[Attempt], runs: Path) -> set[int]:
-        """Ends what this machine has of them: all at once, or the last would wait for the grace of all before it.
+        """Terminate those of the attempts that belong to this machine, all at the same time; return their ids.
 
-        One that is still said to be this very process was never started; one that we descend from lives on.
+        An attempt whose pid is this process was never started. An attempt that this process descends from is left alive
+        and not returned.
         """
-        here = [attempt for attempt in attempts if processes.here(attempt.host, attempt.pid_space)]
-        found = {attempt.id: processes.find(attempt.pid, attempt.pid_started) for attempt in here}
-        above = processes.lineage() - {self._me.pid}
-        ended = {key: one for key, one in found.items() if one is None or one.pid not in above}
-        processes.terminate_all([one for one in ended.values() if one is not None])
+        local = [attempt for attempt in attempts if processes.here(attempt.host, attempt.pid_space)]
+        processes_by_attempt = {attempt.id: processes.find(attempt.pid, attempt.pid_started) for attempt in local}
+        ancestors = processes.own_and_ancestor_pids() - {self._this_process.pid}
+        ended = {
+            key: process
+            for key, process in processes_by_attempt.items()
+            if process is None or process.pid not in ancestors
+        }
+        processes.terminate_all([process for process in ended.values() if process is not None])
         return set(ended)
 
 
 def lock_gpus_for(cells: Sequence[Cell], locks: GpuLocks) -> Machine:
-    """This machine, its GPUs locked if any cell needs one. Raises MachineError for a cell that it has no room for."""
-    kinds = {cell.config.resources.gpu_type for cell in cells if cell.config.resources.gpus}
-    if not kinds:
-        here = Machine.here()
-        admission.check_placement(cells, here)
-        return here
-    every = hardware.gpus()
+    """Return this machine with the GPUs that it locks for these cells; with no GPU, and no lock, if no cell needs one.
+
+    Args:
+        cells: Cells whose attempts will run here.
+        locks: Receives the locks of all free GPUs of the needed types.
+
+    Raises:
+        MachineError: The machine is too small for a cell, or other sweeps hold all the GPUs.
+    """
+    gpu_types = {cell.config.resources.gpu_type for cell in cells if cell.config.resources.gpus}
+    if not gpu_types:
+        machine = Machine.local()
+        admission.check_placement(cells, machine)
+        return machine
+    all_gpus = hardware.gpus()
     # before any lock is taken: what does not fit the whole machine will not when another sweep has ended
-    admission.check_placement(cells, Machine.here(every))
-    taken = locks.take([gpu for gpu in every if any(is_type(gpu.name, kind) for kind in kinds)])
-    here = Machine.here(taken)
-    admission.check_placement(cells, here, held=[gpu for gpu in every if gpu not in taken])
-    return here
+    admission.check_placement(cells, Machine.local(all_gpus))
+    locked = locks.acquire([gpu for gpu in all_gpus if any(is_type(gpu.name, kind) for kind in gpu_types)])
+    machine = Machine.local(locked)
+    admission.check_placement(cells, machine, held=[gpu for gpu in all_gpus if gpu not in locked])
+    return machine
 
 
 def kill_process(child: psutil.Process, *, dump: bool) -> None:
-    """Kills a process and its children, with `dump` after it wrote into its log where its threads stand.
+    """Kill a process and its children, except this process and its ancestors. Ignores a process that is gone.
 
-    Never one that we descend from. Its exit code is left to whoever started it: a process that is waited for here has none there.
+    The exit code is left to the parent: waiting for the process here would consume it.
+
+    Args:
+        child: Process to kill.
+        dump: True to have it write its threads' stack traces into its log first, which takes DUMP_S seconds.
     """
     with contextlib.suppress(psutil.NoSuchProcess):
-        family = [child, *child.children(recursive=True)] if child.pid not in processes.lineage() else []
+        family = [child, *child.children(recursive=True)] if child.pid not in processes.own_and_ancestor_pids() else []
         if dump and family:
             child.send_signal(signal.SIGUSR1)
             time.sleep(DUMP_S)
@@ -210,101 +255,122 @@ def kill_process(child: psutil.Process, *, dump: bool) -> None:
                 member.kill()
 
 
-def run_command(launch: ProcessSpec, parent: int | None = None, *, spare: bool = False) -> list[str]:
-    """The command line of an attempt's process, to be completed with its parent's pid for None; `spare`, of one that hears by
-    a pipe which attempt it is."""
+def attempt_command(spec: ProcessSpec, parent: int | None = None, *, spare: bool = False) -> list[str]:
+    """Return the command line of an attempt's process.
+
+    Args:
+        spec: Attempt to run.
+        parent: Pid of the process whose death ends the attempt; None to append `--parent PID` later.
+        spare: True for a warm process, which reads the attempt's folder from standard input later.
+    """
     return [
-        sys.executable, "-m", "atma_sweep.sweep.job", "--runs", str(launch.runs),
-        *(["--spare"] if spare else ["--folder", launch.folder]),
-        *(["--parent", str(parent)] if parent is not None else []), *(["--journal"] if launch.database is None else []),
+        sys.executable, "-m", "atma_sweep.sweep.job", "--runs", str(spec.runs),
+        *(["--spare"] if spare else ["--folder", spec.folder]),
+        *(["--parent", str(parent)] if parent is not None else []), *(["--journal"] if spec.database is None else []),
     ]  # fmt: skip
 
 
-def environment(launch: ProcessSpec, devices: str | None = None) -> dict[str, str]:
-    """The child's environment: its database, its threads, and the GPUs that it may see.
+def attempt_environment(spec: ProcessSpec, devices: str | None = None) -> dict[str, str]:
+    """Return the environment of an attempt's process.
 
-    Without a GPU in its resources none is visible; `devices` names the one it gets otherwise (None: as inherited).
+    It is this process's environment with database, import path, number of threads and visible GPU set.
+
+    Args:
+        spec: Attempt to run. Without GPUs in its resources, CUDA_VISIBLE_DEVICES is empty.
+        devices: Value of CUDA_VISIBLE_DEVICES for an attempt with a GPU; None to inherit it.
     """
     env = {name: value for name, value in os.environ.items() if name not in ("ATMA_DB", "RAY_AUTH_TOKEN")}
-    if launch.database is not None:
-        env["ATMA_DB"] = launch.database
-    if launch.source is not None:
-        env["PYTHONPATH"] = source_snapshot.import_path(launch.source.resolve(), env.get("PYTHONPATH"))
+    if spec.database is not None:
+        env["ATMA_DB"] = spec.database
+    if spec.source is not None:
+        env["PYTHONPATH"] = source_snapshot.import_path(spec.source.resolve(), env.get("PYTHONPATH"))
     threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    env |= dict.fromkeys(threads, str(launch.resources.cpus))
-    if launch.resources.gpus == 0:
+    env |= dict.fromkeys(threads, str(spec.resources.cpus))
+    if spec.resources.gpus == 0:
         env["CUDA_VISIBLE_DEVICES"] = ""
     elif devices is not None:
         env["CUDA_VISIBLE_DEVICES"] = devices
     return env
 
 
-def device_for(given: Allocation) -> str | None:
-    """What CUDA_VISIBLE_DEVICES says for what an attempt was given."""
-    return given.gpu.device if given.gpu is not None else None
+def visible_device(allocation: Allocation) -> str | None:
+    """Return the value of CUDA_VISIBLE_DEVICES for an allocation; None without a GPU."""
+    return allocation.gpu.device if allocation.gpu is not None else None
 
 
-def _knows_spares(source: Path | None) -> bool:
-    """Whether the copy of the package that attempts run is new enough to wait for what it is to be."""
+def _supports_warm_start(source: Path | None) -> bool:
+    """Return True if the code snapshot in `source` is new enough to start as a warm process.
+
+    None is the installed package.
+    """
     return source is None or (source / "atma_sweep" / "sweep" / "attempt" / "spare.py").is_file()
 
 
 class LocalExecutor(HostExecutor):
-    """The same attempts without Ray: children of this process, as many at once as the machine's cores, memory and GPUs,
-    or parts of them, allow.
+    """Executor without Ray: attempts are children of this process, as many at once as cores, memory and GPUs allow.
 
-    On a GPU the next attempt's process imports what it needs while the one before it works. Where the cores themselves train, that
-    would take from the training what it gives to the start.
+    On a GPU, a warm process imports the next attempt's modules while the current one works. On the CPU this would take
+    cores from the training, so there is none.
     """
 
     name = "local"
-    spares_without_gpu = False
+    has_cpu_warm_pool = False
+    """True to keep warm processes for attempts without a GPU as well."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._spares = WarmPool()
+        self._warm_pool = WarmPool()
         self._running: dict[int, tuple[subprocess.Popen[bytes], Allocation]] = {}
 
-    def start(self, launch: ProcessSpec) -> None:
-        """Starts the attempt's process."""
-        given = self._room.place(launch.resources)
-        assert given is not None, "the supervisor asks fits() first"
-        device, folder = device_for(given), launch.runs / launch.folder
-        env, key = environment(launch, device), device or ""
+    def start(self, spec: ProcessSpec) -> None:
+        """Start the attempt in a warm process if one fits, else in a new one.
+
+        Refills the warm pool if more attempts follow, and closes it otherwise.
+
+        Raises:
+            OSError: The log cannot be written or no process can be created; nothing was started then.
+        """
+        allocation = self._allocator.place(spec.resources)
+        assert allocation is not None, "the supervisor asks fits() first"
+        device, folder = visible_device(allocation), spec.runs / spec.folder
+        env, key = attempt_environment(spec, device), device or ""
         (folder / "log.txt").open("ab").close()  # what a full disk refuses is refused here, before there is a process
-        child = self._spares.become(key, launch.runs, env, launch.folder)
+        child = self._warm_pool.claim(key, spec.runs, env, spec.folder)
         if child is None:
-            child = processes.start(run_command(launch, os.getpid()), env, folder, apart=True)
-        self._room.take(given)
-        self._running[launch.attempt] = child, given
-        if launch.more and (launch.resources.gpus or self.spares_without_gpu) and _knows_spares(launch.source):
-            waiting = run_command(launch, os.getpid(), spare=True)
+            child = processes.start_child(attempt_command(spec, os.getpid()), env, folder, own_group=True)
+        self._allocator.take(allocation)
+        self._running[spec.attempt] = child, allocation
+        if spec.has_more and (spec.resources.gpus or self.has_cpu_warm_pool) and _supports_warm_start(spec.source):
+            warm_command = attempt_command(spec, os.getpid(), spare=True)
             with contextlib.suppress(OSError):  # the next attempt then starts as this one did
-                self._spares.prepare(key, launch.runs, env, lambda: processes.start_waiting(waiting, env, folder))
-        elif not launch.more:
-            self._spares.close()
+                self._warm_pool.refill(
+                    key, spec.runs, env, lambda: processes.start_piped_child(warm_command, env, folder)
+                )
+        elif not spec.has_more:
+            self._warm_pool.close()
 
     def wait(self, seconds: float) -> list[AttemptExit]:
-        """Attempts whose process has ended."""
+        """Return the attempts whose process has ended, after at most `seconds`; at once when nothing runs."""
         deadline = time.monotonic() + seconds
         while self._running:
             ended = [attempt for attempt, (child, _) in self._running.items() if child.poll() is not None]
-            left = deadline - time.monotonic()
-            if ended or left <= 0:
+            remaining_s = deadline - time.monotonic()
+            if ended or remaining_s <= 0:
                 return [self._collect(attempt) for attempt in ended]
-            time.sleep(min(LOOK_S, left))
+            time.sleep(min(CHECK_INTERVAL_S, remaining_s))
         return []
 
     def _collect(self, attempt: int) -> AttemptExit:
-        child, given = self._running.pop(attempt)
-        self._room.give(given)
+        """Release an ended attempt's resources, kill what is left of its process group, and return its exit."""
+        child, allocation = self._running.pop(attempt)
+        self._allocator.give(allocation)
         code = child.wait()
-        processes.end_group(child.pid)
+        processes.kill_group(child.pid)
         return attempt, code
 
     def close(self) -> None:
-        """Ends the processes that still run."""
-        self._spares.close()
+        """Kill warm and running processes, and release the GPU locks."""
+        self._warm_pool.close()
         for child, _ in self._running.values():
             child.kill()
         for attempt in list(self._running):

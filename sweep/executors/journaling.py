@@ -1,4 +1,4 @@
-"""Attempts of a frozen copy of the code whose database is of another schema: they write journals, which are applied here."""
+"""Executor for code snapshots with another database schema: attempts write journals, which this process applies."""
 
 from __future__ import annotations
 
@@ -15,71 +15,82 @@ from . import source_snapshot
 from .executor import AttemptExit, Executor, ExecutorContext, LocalExecutor, ProcessSpec
 
 APPLY_S = 0.5
-"""Between two looks at the journals."""
-AT_ONCE = 500
-"""Lines of a journal, a second or two of writing, before the supervisor looks after everything else again."""
+"""Minimum seconds between two passes over the journals of running attempts."""
+MAX_LINES_PER_PASS = 500
+"""Maximum journal lines applied per attempt and pass. They take a second or two, and the supervisor has other work."""
 
 
 class Journals:
-    """Journals of attempts that run or have just ended, applied to the database. Used from one thread."""
+    """Journals of running and just ended attempts, applied to the database. Used from one thread."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._readers: dict[int, JournalReader] = {}
-        self._applied = 0.0
+        self._last_pass = 0.0
 
-    def open(self, launch: ProcessSpec) -> int:
-        """Reads the journal of that attempt from now on; returns the attempt's fence."""
-        folder = launch.runs / launch.folder
+    def open(self, spec: ProcessSpec) -> int:
+        """Start to read the attempt's journal; return the attempt's fencing token."""
+        folder = spec.runs / spec.folder
         fence = Job.read(folder).fence
-        self._readers[launch.attempt] = JournalReader(folder / JOURNAL, self._store, launch.attempt, fence)
+        self._readers[spec.attempt] = JournalReader(folder / JOURNAL, self._store, spec.attempt, fence)
         return fence
 
-    def apply(self, codes: Mapping[int, int]) -> tuple[list[AttemptExit], list[int]]:
-        """Applies what has come, not too much at once: of attempts that run now and then, of those that ended (`codes`) always.
+    def apply(self, exit_codes: Mapping[int, int]) -> tuple[list[AttemptExit], list[int]]:
+        """Apply new journal lines, at most MAX_LINES_PER_PASS per attempt.
 
-        Returns the ended ones whose journal is applied whole, and running ones that are nobody's or somebody else's by now.
+        Journals of ended attempts are read in every call, those of running ones every APPLY_S.
+
+        Args:
+            exit_codes: Exit codes of ended attempts, by id.
+
+        Returns:
+            Exits of the ended attempts whose journal is fully applied, which are forgotten, and the ids of running
+            attempts that lost their lease.
         """
         lost = []
-        due = time.monotonic() - self._applied > APPLY_S
-        for attempt in list(self._readers) if due else list(codes):
+        is_due = time.monotonic() - self._last_pass > APPLY_S
+        for attempt in list(self._readers) if is_due else list(exit_codes):
             try:
-                self._readers[attempt].apply(AT_ONCE)
+                self._readers[attempt].apply(MAX_LINES_PER_PASS)
             except LeaseLost:
-                lost += [attempt] if attempt not in codes else []
-        self._applied = time.monotonic() if due else self._applied
-        done = [(attempt, code) for attempt, code in codes.items() if not self._readers[attempt].behind]
+                lost += [attempt] if attempt not in exit_codes else []
+        self._last_pass = time.monotonic() if is_due else self._last_pass
+        done = [(attempt, code) for attempt, code in exit_codes.items() if not self._readers[attempt].behind]
         for attempt, _ in done:
             del self._readers[attempt]
         return done, lost
 
 
 class JournalingExecutor:
-    """An executor of this machine whose attempts do not open the database, since their code knows another schema of it."""
+    """Wrapper of an executor on this machine whose attempts write journals, since their code has another schema."""
 
     writes_directly = False
 
     def __init__(self, inner: Executor, store: Store) -> None:
+        """Wrap an open executor; every method but `start` and `wait` is that of `inner`."""
         self.name = inner.name
         self._inner, self._store, self._journals = inner, store, Journals(store)
         # the executor knows an attempt's process once the journal that names it is applied
         self.admit, self.fits, self.close = inner.admit, inner.fits, inner.close
         self.stop, self.kill, self.end = inner.stop, inner.kill, inner.end
-        self.away, self.broken = inner.away, inner.broken
+        self.is_unreachable, self.failure = inner.is_unreachable, inner.failure
         self._ended: dict[int, int] = {}
 
     @classmethod
-    def opened(cls, opening: ExecutorContext) -> Executor:
-        """Around children of this process."""
-        return cls(LocalExecutor.opened(opening), opening.store)
+    def open(cls, context: ExecutorContext) -> Executor:
+        """Return a wrapper of a new LocalExecutor."""
+        return cls(LocalExecutor.open(context), context.store)
 
-    def start(self, launch: ProcessSpec) -> None:
-        """Starts the attempt's process."""
-        self._inner.start(launch)
-        self._journals.open(launch)
+    def start(self, spec: ProcessSpec) -> None:
+        """Start the attempt's process and begin to read its journal."""
+        self._inner.start(spec)
+        self._journals.open(spec)
 
     def wait(self, seconds: float) -> list[AttemptExit]:
-        """Attempts whose process has ended and whose journal is applied whole."""
+        """Return the attempts whose process has ended and whose journal is fully applied.
+
+        Kill those that lost their lease.
+        """
         self._ended |= dict(self._inner.wait(seconds))
         done, lost = self._journals.apply(self._ended)
         for attempt in lost:
@@ -90,7 +101,13 @@ class JournalingExecutor:
 
 
 def with_journal_if_needed(executor: Executor, store: Store, source: Path | None) -> Executor:
-    """The executor, or around it one with journals, when the copy in `source` knows another schema of the database."""
-    if source is None or not executor.writes_directly or source_snapshot.schema_of(source) == HEAD:
+    """Return the executor, wrapped to use journals if the code snapshot in `source` has another database schema.
+
+    Args:
+        executor: Open executor.
+        store: Database to apply journals to.
+        source: Folder of the code snapshot; None for the installed package.
+    """
+    if source is None or not executor.writes_directly or source_snapshot.schema_revision(source) == HEAD:
         return executor
     return JournalingExecutor(executor, store)

@@ -1,8 +1,8 @@
-"""One node of a cluster, as an agent on it holds it: its GPUs and the attempts that run there. Knows nothing of Ray.
+"""Agent of one cluster node: its GPUs and the attempts that run there. Independent of Ray.
 
-The supervisor polls every node, and each poll lends the node its attempts for LEASE_S. A node that is not polled, since
-the network or the supervisor is gone, asks its attempts to save themselves and leave, kills what stays, and is over for
-good. The supervisor in turn gives a node up only when that must have happened, so a cell never has two live attempts.
+The supervisor polls every node, and each poll extends the node's lease by LEASE_S. When the lease ends, since network
+or supervisor are gone, the node asks its attempts to save and exit, kills the rest, and closes for good. The supervisor
+declares a node lost only after that must have happened, so a cell never has two live attempts.
 """
 
 from __future__ import annotations
@@ -23,34 +23,45 @@ from ..attempt.failures import OOM_KILLED, not_started, oom_kills
 from ..errors import MachineError
 from ..host import allocation, hardware, processes
 from ..host.locks import GpuLocks
-from .executor import AttemptExit, ProcessSpec, environment, kill_process, run_command
+from .executor import AttemptExit, ProcessSpec, attempt_command, attempt_environment, kill_process
 
 LEASE_S = float(os.environ.get("ATMA_NODE_LEASE_S", 60.0))
-"""How long attempts go on without a word from the supervisor."""
-FIRST_S = 300.0
-"""How long a node waits for its first poll; nothing starts before."""
+"""Seconds that attempts go on without a poll by the supervisor."""
+FIRST_POLL_TIMEOUT_S = 300.0
+"""Seconds that a node waits for its first poll; no attempt starts before."""
 POLL_S = 1.0
-"""How long a poll waits for an attempt to end."""
-LOOK_S = 0.1
-JOB = "atma_sweep.sweep.job"
+"""Seconds that a poll waits for an attempt to end."""
+CHECK_INTERVAL_S = 0.1
+"""Seconds between two checks while a poll or a start waits."""
+JOB_MODULE = "atma_sweep.sweep.job"
 
 
 def presumed_dead_after(lease: float = LEASE_S, grace: float = processes.GRACE_S) -> float:
-    """Seconds after the sending of a poll that has no answer, when the node's attempts are surely gone.
+    """Return the seconds after sending an unanswered poll when the node's attempts are certainly gone.
 
-    Twice the grace: the node asks, then kills, and its clock may be a little slower.
+    The grace period counts twice: the node asks, then kills, and its clock may be a little slower.
+
+    Args:
+        lease: Duration of the node's lease in seconds.
+        grace: Seconds between SIGTERM and SIGKILL.
     """
     return lease + 2 * grace
 
 
 class NodeAgent:
-    """The attempts of one supervisor on this machine. Its methods may be called from several threads."""
+    """Attempts of one supervisor on this machine. Methods may be called from several threads."""
 
     def __init__(
         self, *, lease: float = LEASE_S, grace: float = processes.GRACE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """`lease` and `grace` in seconds, on `clock`."""
+        """Start an agent without attempts; its first lease waits for FIRST_POLL_TIMEOUT_S at least.
+
+        Args:
+            lease: Duration of the lease in seconds, on `clock`.
+            grace: Seconds between SIGTERM and SIGKILL.
+            clock: Monotonic clock.
+        """
         self._lease, self._grace, self._clock = lease, grace, clock
         self._lock = threading.RLock()
         # an attempt gets SIGTERM when the thread that started it ends, so one thread starts all
@@ -60,105 +71,132 @@ class NodeAgent:
         self._locks = GpuLocks()
         self._oom_kills = oom_kills()
         self._polled = threading.Event()
-        self._answered = clock()
-        self._until = self._answered + max(lease, FIRST_S)
-        self.over = False
-        """Whether it has given up; no attempt starts after that."""
+        self._last_answer = clock()
+        self._lease_end = self._last_answer + max(lease, FIRST_POLL_TIMEOUT_S)
+        self.is_closed = False
+        """True once the agent has closed; no attempt starts after that."""
 
     # --- what the supervisor asks -----------------------------------------------------------------------------------
 
-    def hold(self, kinds: Iterable[str | None]) -> tuple[allocation.Machine, str]:
-        """This machine, with those of its GPUs of the given types that are locked from now on; why there is none, or ""."""
-        wanted = list(kinds)
-        if not wanted:
-            return allocation.Machine.here(), ""
+    def lock_gpus(self, gpu_types: Iterable[str | None]) -> tuple[allocation.Machine, str]:
+        """Lock this node's free GPUs of the given types until the agent closes.
+
+        Args:
+            gpu_types: Labels of GPU types, None for any type; empty to lock nothing.
+
+        Returns:
+            This machine with its locked GPUs, and the reason why it has none ("" if it has, or if none was requested).
+        """
+        labels = list(gpu_types)
+        if not labels:
+            return allocation.Machine.local(), ""
         try:
-            found = [gpu for gpu in hardware.gpus() if any(allocation.is_type(gpu.name, kind) for kind in wanted)]
-            taken = self._locks.take(found) if found else []
+            matching = [gpu for gpu in hardware.gpus() if any(allocation.is_type(gpu.name, kind) for kind in labels)]
+            locked = self._locks.acquire(matching) if matching else []
         except MachineError as error:
-            return allocation.Machine.here(), str(error)
-        return allocation.Machine.here(taken), ""
+            return allocation.Machine.local(), str(error)
+        return allocation.Machine.local(locked), ""
 
-    def start(self, launch: ProcessSpec, device: str | None) -> None:
-        """Starts an attempt's process; one that cannot be started has ended at once."""
-        self._starter.submit(self._start, launch, device).result()
+    def start(self, spec: ProcessSpec, device: str | None) -> None:
+        """Start an attempt's process. An attempt that cannot be started counts as ended, and `poll` returns it.
 
-    def _start(self, launch: ProcessSpec, device: str | None) -> None:
-        while not self._polled.wait(LOOK_S) and not self.over:
+        Blocks until the first poll; does nothing once the agent is closed.
+
+        Args:
+            spec: Attempt to start.
+            device: Value of CUDA_VISIBLE_DEVICES; None to inherit it.
+        """
+        self._starter.submit(self._start_child, spec, device).result()
+
+    def _start_child(self, spec: ProcessSpec, device: str | None) -> None:
+        """Carry out `start` in the one thread that starts all processes."""
+        while not self._polled.wait(CHECK_INTERVAL_S) and not self.is_closed:
             pass
         with self._lock:
-            if self.over:
+            if self.is_closed:
                 return
-            folder = launch.runs / launch.folder
+            folder = spec.runs / spec.folder
             try:
-                child = processes.start(run_command(launch, os.getpid()), environment(launch, device), folder)
+                child = processes.start_child(
+                    attempt_command(spec, os.getpid()), attempt_environment(spec, device), folder
+                )
             except OSError as error:
-                self._ended[launch.attempt] = (launch.attempt, not_started(folder / "log.txt", error))
+                self._ended[spec.attempt] = (spec.attempt, not_started(folder / "log.txt", error))
             else:
-                self._children[launch.attempt] = child
+                self._children[spec.attempt] = child
 
-    def poll(self, seen: Sequence[int]) -> list[AttemptExit] | None:
-        """Attempts that have ended, but for those that the supervisor has `seen`; None when the node is over and empty.
+    def poll(self, acknowledged: Sequence[int]) -> list[AttemptExit] | None:
+        """Return ended attempts not yet acknowledged, and extend the lease.
 
-        Extends the lease, counted from the answer before, which the supervisor has by now: a poll that the network held
-        back lends no more than the supervisor knows of.
+        None once the agent is closed without attempts. Waits up to POLL_S for an attempt to end. The new lease counts
+        from the previous answer, which the supervisor has received by now. A poll delayed by the network therefore
+        extends the lease no further than the supervisor assumes.
+
+        Args:
+            acknowledged: Ids of ended attempts from the previous answer, which are forgotten.
         """
         with self._lock:
-            if not self.over:
+            if not self.is_closed:
                 # the first poll comes right after the answer that let the supervisor send it
-                self._until = (self._answered if self._polled.is_set() else self._clock()) + self._lease
+                self._lease_end = (self._last_answer if self._polled.is_set() else self._clock()) + self._lease
                 self._polled.set()
-            for attempt in seen:
+            for attempt in acknowledged:
                 self._ended.pop(attempt, None)
         deadline = time.monotonic() + POLL_S
         while True:
             with self._lock:
                 self._collect()
                 ended = list(self._ended.values())
-                if self.over and not self._children:
+                if self.is_closed and not self._children:
                     return None
             if ended or time.monotonic() >= deadline:
                 break
-            time.sleep(LOOK_S)
+            time.sleep(CHECK_INTERVAL_S)
         with self._lock:
-            self._answered = self._clock()
+            self._last_answer = self._clock()
         return ended
 
     def stop(self, attempt: int) -> None:
-        """Asks an attempt to save itself and leave."""
+        """Ask an attempt to save a checkpoint and exit; an unknown id is ignored."""
         with self._lock:
             child = self._children.get(attempt)
             if child is not None:
                 child.terminate()
 
     def kill(self, attempt: int, *, dump: bool = False) -> None:
-        """Ends an attempt at once, with `dump` after it wrote into its log where its threads stand."""
+        """Kill an attempt, with `dump` after it wrote its threads' stack traces into its log; an unknown id is ignored."""
         with self._lock:
             child = self._children.get(attempt)
         if child is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 kill_process(psutil.Process(child.pid), dump=dump)
 
-    def end(self, folders: Sequence[Path], known: Sequence[tuple[int | None, float | None]] = ()) -> None:
-        """Ends what is left here of other supervisors' attempts; returns when it is gone.
+    def end_orphans(self, folders: Sequence[Path], process_ids: Sequence[tuple[int | None, float | None]] = ()) -> None:
+        """Terminate attempts of other supervisors on this node; return when they are gone.
 
-        By their folders, and by pid and creation time where they are known.
+        Args:
+            folders: Absolute folders of the attempts, found in command lines.
+            process_ids: (pid, creation time) of the attempts, where known.
         """
         with self._lock:
-            ours = {child.pid for child in self._children.values()}
-        found = {one.pid: one for one in _attempts(folders)}
-        found |= {one.pid: one for one in (processes.find(*who) for who in known) if one is not None}
-        processes.terminate_all([one for pid, one in found.items() if pid not in ours], self._grace)
+            own_pids = {child.pid for child in self._children.values()}
+        by_pid = {process.pid: process for process in _find_processes(folders)}
+        by_pid |= {
+            process.pid: process
+            for process in (processes.find(*identity) for identity in process_ids)
+            if process is not None
+        }
+        processes.terminate_all([process for pid, process in by_pid.items() if pid not in own_pids], self._grace)
 
     def close(self) -> None:
-        """Ends every attempt, gives the GPUs back, and is over."""
+        """Terminate every attempt, release the GPUs, and refuse further attempts."""
         with self._lock:
-            self.over = True
-            found = []
+            self.is_closed = True
+            running = []
             for child in self._children.values():
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    found.append(psutil.Process(child.pid))
-        processes.terminate_all(found, self._grace)
+                    running.append(psutil.Process(child.pid))
+        processes.terminate_all(running, self._grace)
         with self._lock:
             self._collect()
             self._children.clear()
@@ -167,50 +205,54 @@ class NodeAgent:
     # --- what it does by itself -------------------------------------------------------------------------------------
 
     def tick(self) -> bool:
-        """Ends everything when the lease has run out; whether it is over. To be called several times a second."""
+        """Close the agent if its lease has ended; return True if it is closed. To be called several times a second."""
         with self._lock:
-            late = not self.over and self._clock() > self._until
-            self.over = self.over or late
-        if late:
+            has_expired = not self.is_closed and self._clock() > self._lease_end
+            self.is_closed = self.is_closed or has_expired
+        if has_expired:
             self.close()
-        return self.over
+        return self.is_closed
 
     def _collect(self) -> None:
+        """Move ended children to the exits, noting a kill by the system for lack of memory. The caller holds the lock."""
         for attempt, child in list(self._children.items()):
             code = child.poll()
             if code is None:
                 continue
             kills = oom_kills()
-            killed, self._oom_kills = kills > self._oom_kills, kills
+            oom_killed, self._oom_kills = kills > self._oom_kills, kills
             del self._children[attempt]
-            self._ended[attempt] = (attempt, OOM_KILLED if killed and code == -signal.SIGKILL else code)
+            self._ended[attempt] = (attempt, OOM_KILLED if oom_killed and code == -signal.SIGKILL else code)
 
 
-def _attempts(folders: Sequence[Path]) -> list[psutil.Process]:
-    """Processes of attempts in these folders, by their command lines: one that has only just started is found, too."""
-    wanted = {str(folder) for folder in folders}
-    found = []
+def _find_processes(folders: Sequence[Path]) -> list[psutil.Process]:
+    """Return the processes of attempts in these folders, found by their command lines, so that just started ones count."""
+    folder_names = {str(folder) for folder in folders}
+    matches = []
     for candidate in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ValueError, IndexError):
             line = candidate.cmdline()
-            if JOB in line:
+            if JOB_MODULE in line:
                 runs, folder = line[line.index("--runs") + 1], line[line.index("--folder") + 1]
-                if str(Path(runs) / folder) in wanted:
-                    found.append(candidate)
-    return found
+                if str(Path(runs) / folder) in folder_names:
+                    matches.append(candidate)
+    return matches
 
 
 CLOSE_S = processes.GRACE_S + 5.0
+"""Seconds that a closing agent needs at most."""
 
 
 class Agent(NodeAgent):
-    """A Node as an actor: looks after its lease by itself and ends its process when that is over."""
+    """NodeAgent as a Ray actor, which watches its own lease and ends its process afterwards."""
 
     def __init__(self, lease: float) -> None:
+        """Start the agent and the thread that watches its lease of `lease` seconds."""
         super().__init__(lease=lease)
-        threading.Thread(target=self._watch, daemon=True).start()
+        threading.Thread(target=self._watch_lease, daemon=True).start()
 
-    def _watch(self) -> None:
+    def _watch_lease(self) -> None:
+        """Tick until the lease has ended, then exit the process after CLOSE_S, so that a poll still learns of the end."""
         while not self.tick():
             time.sleep(0.2)
         # whoever polls still hears that it is over; with the driver gone, Ray ends this process anyway

@@ -1,4 +1,4 @@
-"""What a node says of itself. Sent to the nodes whole, so it imports nothing but the standard library."""
+"""Facts about a node, collected on it. Sent to the nodes by value, so it imports only the standard library."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ from pathlib import Path
 from typing import Any
 
 IMPORT_S = 60.0
+"""Seconds that a trial import may take."""
 
 
-def look(runs: str, mark: str, packages: Sequence[str]) -> dict[str, Any]:
-    """Host, Python, versions of packages, clock, and whether the file `mark` is seen in the folder `runs`."""
+def describe_node(runs: str, mark: str, packages: Sequence[str]) -> dict[str, Any]:
+    """Return facts about this node: host, python, executable, path (PYTHONPATH), versions, sees, time.
+
+    Args:
+        runs: Runs folder.
+        mark: Name of a file in `runs`; `sees` tells if it exists here.
+        packages: Packages whose versions are returned; missing ones are left out.
+    """
     versions = {}
     for name in packages:
         try:
@@ -36,14 +43,19 @@ def look(runs: str, mark: str, packages: Sequence[str]) -> dict[str, Any]:
 
 
 def try_import(module: str, path: str) -> str | None:
-    """Why a process of this node's Python with that PYTHONPATH cannot import the module: its error's last line."""
+    """Return why a new process of this node's Python cannot import the module, or None if it can.
+
+    Args:
+        module: Dotted name.
+        path: PYTHONPATH of the process.
+    """
     command = [sys.executable, "-c", f"import {module}"]
     env = os.environ | {"PYTHONPATH": path}
     try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=IMPORT_S)
+        result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=IMPORT_S)
     except subprocess.TimeoutExpired:
         return f"importing it takes longer than {IMPORT_S:.0f} s"
     except OSError as error:
         return str(error)
-    lines = done.stderr.strip().splitlines()
-    return (lines[-1] if lines else f"exit code {done.returncode}") if done.returncode else None
+    lines = result.stderr.strip().splitlines()
+    return (lines[-1] if lines else f"exit code {result.returncode}") if result.returncode else None

@@ -1,4 +1,4 @@
-"""Attempts on the nodes of a Ray cluster: one agent a node, which starts them, and one writer, here, for their numbers."""
+"""Executor for a Ray cluster: one agent per node starts attempts there; this process alone writes their results."""
 
 from __future__ import annotations
 
@@ -24,381 +24,463 @@ from ..host import allocation
 from ..host.allocation import Allocation, ClusterAllocator
 from ..planning import admission
 from . import ray_connection, source_snapshot
-from .executor import AttemptExit, ExecutorContext, ProcessSpec, Tell, device_for
+from .executor import AttemptExit, ExecutorContext, ProcessSpec, Tell, visible_device
 from .journaling import Journals
 from .node_agent import CLOSE_S, LEASE_S, Agent, presumed_dead_after
 from .ray_connection import NodeFacts, ray
 
 START_S = 120.0
-"""What a node gets to start its agent, an import of this package included."""
-SLOW_S = 20.0
-"""After this it is asked whether it can import the package at all."""
-LOOK_S = 5.0
-AGAIN_S = 30.0
-"""A node that cannot be used, as one that is cut off or lacks the runs folder, is asked again after this long."""
+"""Seconds that a node gets to start its agent, including an import of this package."""
+IMPORT_CHECK_S = 20.0
+"""Seconds without an agent after which the node is asked if it can import the package at all."""
+NODE_SEARCH_S = 5.0
+"""Seconds between two searches for new nodes."""
+NODE_RETRY_S = 30.0
+"""Seconds before an unusable node (unreachable, or without the runs folder) is tried again."""
 
 
 @dataclass
-class _Link:
-    """An agent as seen from here."""
+class _AgentLink:
+    """Connection to the agent of one node."""
 
     node: NodeFacts
     handle: Any
+    """Ray handle of the agent's actor."""
     machine: allocation.Machine
-    sent: float
-    """When the poll under way, or the last one that was answered, was sent; monotonic."""
+    sent_at: float
+    """Time on the monotonic clock when the pending poll, or else the last answered one, was sent."""
     poll: Any = None
-    seen: list[int] = field(default_factory=list)
+    """Ray reference of the pending poll; None between polls."""
+    acknowledged: list[int] = field(default_factory=list)
+    """Ids of ended attempts from the last answer, which the next poll acknowledges."""
 
 
 @dataclass
-class _Running:
-    launch: ProcessSpec
+class _RemoteAttempt:
+    """Attempt started on a node, with the resources allocated to it."""
+
+    spec: ProcessSpec
     node: str
-    given: Allocation
+    """Ray id of the node; "" if none was free any more."""
+    allocation: Allocation
 
 
 class ClusterExecutor:
-    """Every live node that sees the runs folder, and those that join later. Used from one thread, but for its own."""
+    """Executor on every live node that sees the runs folder, including nodes that join later.
+
+    Public methods are called from one thread; threads of its own poll the agents and add nodes.
+    """
 
     name = "cluster"
     writes_directly = False
 
     def __init__(self, store: Store, runs: Path, tell: Tell, *, lease: float = LEASE_S) -> None:
-        """Starts an agent on each node; the process must be connected.
+        """Start an agent on each node; the process must already be connected to the cluster.
 
-        Raises MachineError when a node does not see the runs folder, or none has an agent.
+        Prints a line where nodes have different versions of a package.
+
+        Args:
+            store: Database.
+            runs: Runs folder, which every node must see.
+            tell: Prints one line.
+            lease: Duration of the agents' leases in seconds.
+
+        Raises:
+            MachineError: A node does not see the runs folder, or no agent could be started.
         """
         self._store, self._runs, self._tell = store, runs, tell
         self._source = source_snapshot.snapshot_folder(runs)
         self._lease = lease
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
         self._host = socket.gethostname()
-        self._rooms = ClusterAllocator()
-        self._running: dict[int, _Running] = {}
-        self._kinds: set[str | None] = set()
+        self._allocator = ClusterAllocator()
+        self._running: dict[int, _RemoteAttempt] = {}
+        self._gpu_types: set[str | None] = set()
         self._lock = threading.RLock()
-        self._links: dict[str, _Link] = {}
-        """By node; the pulse looks after them."""
+        self._links: dict[str, _AgentLink] = {}
+        """Agent by node id; maintained by the poll thread."""
         self._joining: set[str] = set()
-        self._refused: dict[str, float] = {}
-        """Nodes that are not asked again before then, on the monotonic clock."""
+        self._retry_at: dict[str, float] = {}
+        """Earliest time to try an excluded node again, by node id, on the monotonic clock."""
         self._ended: dict[int, int] = {}
-        """Codes of attempts that have ended and whose journal is not yet applied to the end."""
-        self._doubtful: dict[int, tuple[NodeFacts, float]] = {}
-        """Attempts whose agent is gone: its node, and when they are surely dead, on the monotonic clock."""
+        """Exit codes of ended attempts whose journal is not fully applied, by attempt id."""
+        self._presumed_lost: dict[int, tuple[NodeFacts, float]] = {}
+        """Attempts whose agent is gone: node and time when they are certainly dead (monotonic clock), by attempt id."""
         self._journals = Journals(store)
-        self._news = threading.Event()
+        self._wakeup = threading.Event()
         self._closed = threading.Event()
         self._failure: Exception | None = None
-        nodes = ray_connection.survey(runs)
-        blind = [node.host for node in nodes if not node.sees_runs]
-        if blind:
-            raise MachineError(f"{', '.join(blind)} cannot see {runs}; pass --runs with a folder that every node sees")
-        for name, have in ray_connection.differing(nodes).items():
-            versions = "; ".join(f"{version} on {', '.join(hosts)}" for version, hosts in have.items())
+        nodes = ray_connection.query_nodes(runs)
+        blind_hosts = [node.host for node in nodes if not node.sees_runs]
+        if blind_hosts:
+            raise MachineError(
+                f"{', '.join(blind_hosts)} cannot see {runs}; pass --runs with a folder that every node sees"
+            )
+        for name, hosts_by_version in ray_connection.version_differences(nodes).items():
+            versions = "; ".join(f"{version} on {', '.join(hosts)}" for version, hosts in hosts_by_version.items())
             tell(f"nodes differ: {name} {versions}; numbers may, too")
-        joins = [threading.Thread(target=self._join, args=(node,), daemon=True) for node in nodes]
-        for join in joins:
+        join_threads = [threading.Thread(target=self._join_node, args=(node,), daemon=True) for node in nodes]
+        for join in join_threads:
             join.start()
-        for join in joins:
+        for join in join_threads:
             join.join()
         if not self._links:
             raise MachineError(
                 "no node could start an agent; what is missing there has to be installed as here (docs/cluster.md)"
             )
-        self._pulse = threading.Thread(target=self._beat, daemon=True)
-        self._pulse.start()
+        self._poll_thread = threading.Thread(target=self._poll_loop, daemon=True)
+        self._poll_thread.start()
 
     @classmethod
-    def opened(cls, opening: ExecutorContext) -> ClusterExecutor:
-        """Connects and starts the agents. Raises AddressWrong and MachineError."""
-        assert opening.address is not None, "it is chosen for an address"
-        ray_connection.connect(opening.address)
-        return cls(opening.store, opening.runs, opening.tell)
+    def open(cls, context: ExecutorContext) -> ClusterExecutor:
+        """Connect to the cluster and start the agents. Raises ClusterAddressError and MachineError."""
+        assert context.address is not None, "it is chosen for an address"
+        ray_connection.connect_driver(context.address)
+        return cls(context.store, context.runs, context.tell)
 
     # --- nodes come and go; these run in threads of their own ---------------------------------------------------------
 
-    def _join(self, node: NodeFacts) -> None:
-        """Starts an agent, ends what former ones left there, and opens the node for attempts."""
+    def _join_node(self, node: NodeFacts) -> None:
+        """Start an agent on a node, end orphans of a former agent there, and add the node to the allocator.
+
+        A node whose agent does not start is excluded for a while.
+        """
         # the agent runs a frozen copy of this package, wherever that is installed there
         env = ray_connection.worker_env(self._source, node.import_path)
         # several calls at once: a poll waits for attempts to end
         handle: Any = ray.remote(Agent).options(
             num_cpus=0, num_gpus=0, max_restarts=0, max_task_retries=0, max_concurrency=8,
-            scheduling_strategy=ray_connection.on(node.id), runtime_env={"env_vars": env},
+            scheduling_strategy=ray_connection.node_affinity(node.id), runtime_env={"env_vars": env},
         ).remote(self._lease)  # fmt: skip
         try:
-            machine = self._ready(handle, node)
+            machine = self._prepare_agent(handle, node)
         except (ray.exceptions.RayError, MachineError) as error:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(handle)
-            self._refuse(node, f"its agent did not start: {ray_connection.line(error)}")
+            self._exclude_node(node, f"its agent did not start: {ray_connection.single_line(error)}")
             return
         with self._lock:
             self._joining.discard(node.id)
-            self._links[node.id] = _Link(node, handle, machine, sent=time.monotonic())
-            self._rooms.add(node.id, machine)
+            self._links[node.id] = _AgentLink(node, handle, machine, sent_at=time.monotonic())
+            self._allocator.add(node.id, machine)
 
-    def _ready(self, handle: Any, node: NodeFacts) -> allocation.Machine:
-        """Waits for the agent, has it end attempts whose former agent there is gone, and hears what the node has."""
-        held = handle.hold.remote(self._kinds if node.gpus else ())
+    def _prepare_agent(self, handle: Any, node: NodeFacts) -> allocation.Machine:
+        """Wait for an agent, lock its GPUs, and have it end attempts of its host whose former agent is gone.
+
+        Returns:
+            The node's resources; cores at most as many as Ray was started with.
+
+        Raises:
+            MachineError: The node cannot import the package; the message is the import error.
+            RayError: The agent does not answer within START_S.
+        """
+        locking = handle.lock_gpus.remote(self._gpu_types if node.gpus else ())
         try:
-            machine, why = ray.get(held, timeout=SLOW_S)
+            machine, reason = ray.get(locking, timeout=IMPORT_CHECK_S)
         except ray.exceptions.RayError as error:
             # Ray starts a process that cannot import what it needs again and again, and says nothing
-            missing = ray_connection.why_no_import(node, self._source)
-            if missing is not None:
-                raise MachineError(missing) from error
-            machine, why = ray.get(held, timeout=START_S)
-        if why:
-            self._tell(f"node {node.host}: {why}")
+            import_error = ray_connection.import_failure(node, self._source)
+            if import_error is not None:
+                raise MachineError(import_error) from error
+            machine, reason = ray.get(locking, timeout=START_S)
+        if reason:
+            self._tell(f"node {node.host}: {reason}")
         with self._lock:
-            doubtful = {attempt: was.id for attempt, (was, _) in self._doubtful.items() if was.host == node.host}
-            folders = [self._runs / self._running[attempt].launch.folder for attempt in doubtful]
-        if doubtful:
-            ray.get(handle.end.remote(folders), timeout=START_S)
+            former_nodes = {
+                attempt: was.id for attempt, (was, _) in self._presumed_lost.items() if was.host == node.host
+            }
+            folders = [self._runs / self._running[attempt].spec.folder for attempt in former_nodes]
+        if former_nodes:
+            ray.get(handle.end_orphans.remote(folders), timeout=START_S)
             with self._lock:
-                for attempt, before in doubtful.items():
-                    if self._doubtful.pop(attempt, None):
+                for attempt, former_node in former_nodes.items():
+                    if self._presumed_lost.pop(attempt, None):
                         # only the agent was killed, perhaps for want of memory, if the node is the same
-                        self._ended[attempt] = -signal.SIGKILL if before == node.id else NODE_LOST
-            self._news.set()
+                        self._ended[attempt] = -signal.SIGKILL if former_node == node.id else NODE_LOST
+            self._wakeup.set()
         return allocation.Machine(min(machine.cpus, node.cpus), machine.memory_gb, machine.gpus)
 
-    def _beat(self) -> None:
-        """Looks after the nodes until it is closed, or until Ray itself fails here; `wait` then says so."""
-        looked = time.monotonic()
+    def _poll_loop(self) -> None:
+        """Poll agents and search for nodes until the executor is closed.
+
+        Record an error of Ray, which `wait` then raises.
+        """
+        last_search = time.monotonic()
         try:
             while not self._closed.is_set():
-                self._poll()
-                if time.monotonic() - looked > LOOK_S:
-                    looked = time.monotonic()
-                    threading.Thread(target=self._look_for_nodes, daemon=True).start()
+                self._poll_agents()
+                if time.monotonic() - last_search > NODE_SEARCH_S:
+                    last_search = time.monotonic()
+                    threading.Thread(target=self._search_nodes, daemon=True).start()
         except (ray.exceptions.RayError, RuntimeError, OSError) as error:
             self._failure = error
-            self._news.set()
+            self._wakeup.set()
 
-    def _poll(self) -> None:
-        """Polls every agent, notes what ended, and gives up those that are silent."""
+    def _poll_agents(self) -> None:
+        """Send due polls, handle the first answer, and drop agents that have been silent for too long.
+
+        Attempts whose agent is gone end as NODE_LOST once their lease must have ended.
+        """
         with self._lock:
             for link in self._links.values():
                 if link.poll is None:
-                    link.sent = time.monotonic()
-                    link.poll = link.handle.poll.remote(link.seen)
+                    link.sent_at = time.monotonic()
+                    link.poll = link.handle.poll.remote(link.acknowledged)
             polls = {link.poll: link for link in self._links.values()}
         if polls:
             for poll in ray.wait(list(polls), num_returns=1, timeout=0.5)[0]:
-                self._heard(polls[poll])
+                self._handle_answer(polls[poll])
         else:
             self._closed.wait(0.5)
         now = time.monotonic()
         for link in polls.values():
-            if now - link.sent > presumed_dead_after(self._lease):
-                self._gone(link, certain=True)
+            if now - link.sent_at > presumed_dead_after(self._lease):
+                self._drop_link(link, attempts_are_dead=True)
         with self._lock:
-            late = [attempt for attempt, (_, until) in self._doubtful.items() if now > until]
-            for attempt in late:
-                del self._doubtful[attempt]
+            expired = [attempt for attempt, (_, until) in self._presumed_lost.items() if now > until]
+            for attempt in expired:
+                del self._presumed_lost[attempt]
                 self._ended[attempt] = NODE_LOST
-        if late:
-            self._news.set()
+        if expired:
+            self._wakeup.set()
 
-    def _heard(self, link: _Link) -> None:
+    def _handle_answer(self, link: _AgentLink) -> None:
+        """Record the ended attempts of an answered poll, or drop the agent if it failed or has closed."""
         try:
             ended = ray.get(link.poll)
         except ray.exceptions.RayError:
-            self._gone(link, certain=False)
+            self._drop_link(link, attempts_are_dead=False)
             return
         if ended is None:
-            self._gone(link, certain=True)
+            self._drop_link(link, attempts_are_dead=True)
             return
         with self._lock:
-            link.poll, link.seen = None, [attempt for attempt, _ in ended]
+            link.poll, link.acknowledged = None, [attempt for attempt, _ in ended]
             for attempt, code in ended:
                 if attempt in self._running:
                     self._ended.setdefault(attempt, code)
         if ended:
-            self._news.set()
+            self._wakeup.set()
 
-    def _gone(self, link: _Link, *, certain: bool) -> None:
-        """An agent that is no more. Its attempts are certainly dead, or will be when their lease has ended."""
+    def _drop_link(self, link: _AgentLink, *, attempts_are_dead: bool) -> None:
+        """Remove an agent that is gone, with its node's resources, and print a line.
+
+        Args:
+            link: Agent to remove.
+            attempts_are_dead: True if its attempts have certainly ended; else they count as lost when their lease ends.
+        """
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(link.handle)
         with self._lock:
             if self._links.pop(link.node.id, None) is None:
                 return
-            self._rooms.drop(link.node.id)
-            theirs = [attempt for attempt, run in self._running.items() if run.node == link.node.id]
-            until = link.sent + presumed_dead_after(self._lease)
-            for attempt in theirs:
+            self._allocator.drop(link.node.id)
+            lost_attempts = [attempt for attempt, run in self._running.items() if run.node == link.node.id]
+            dead_at = link.sent_at + presumed_dead_after(self._lease)
+            for attempt in lost_attempts:
                 if attempt in self._ended:
                     continue
-                if certain:
+                if attempts_are_dead:
                     self._ended[attempt] = NODE_LOST
                 else:
-                    self._doubtful[attempt] = link.node, until
-        self._tell(f"node {link.node.host} was lost, {counted(len(theirs), 'attempt')} with it")
-        self._news.set()
+                    self._presumed_lost[attempt] = link.node, dead_at
+        self._tell(f"node {link.node.host} was lost, {counted(len(lost_attempts), 'attempt')} with it")
+        self._wakeup.set()
 
-    def _look_for_nodes(self) -> None:
-        """Asks nodes that have come, and those that did not answer or could not be used before, AGAIN_S later."""
-        new: list[dict[str, Any]] = []
+    def _search_nodes(self) -> None:
+        """Add new nodes, and retry excluded ones after NODE_RETRY_S. Errors of Ray are left to the poll loop."""
+        new_nodes: list[dict[str, Any]] = []
         try:
             with self._lock:
                 now = time.monotonic()
-                refused = {node for node, until in self._refused.items() if until > now}
-                known = self._links.keys() | self._joining | refused
-                new = [node for node in ray_connection.live_nodes() if node["NodeID"] not in known]
-                self._joining |= {node["NodeID"] for node in new}
-            for node in ray_connection.survey(self._runs, new) if new else []:
+                excluded = {node for node, until in self._retry_at.items() if until > now}
+                skipped_ids = self._links.keys() | self._joining | excluded
+                new_nodes = [node for node in ray_connection.live_nodes() if node["NodeID"] not in skipped_ids]
+                self._joining |= {node["NodeID"] for node in new_nodes}
+            for node in ray_connection.query_nodes(self._runs, new_nodes) if new_nodes else []:
                 if not node.sees_runs:
-                    self._refuse(node, f"it cannot see {self._runs}")
+                    self._exclude_node(node, f"it cannot see {self._runs}")
                     continue
-                if node.id not in self._refused:
+                if node.id not in self._retry_at:
                     self._tell(f"node {node.host} has come")
-                self._join(node)
+                self._join_node(node)
         except (ray.exceptions.RayError, OSError):
             pass  # the pulse says so if Ray itself is gone; else it is looked again in a moment
         finally:
             with self._lock:
-                self._joining -= {node["NodeID"] for node in new}
+                self._joining -= {node["NodeID"] for node in new_nodes}
 
-    def _refuse(self, node: NodeFacts, why: str) -> None:
-        """Leaves a node out until it is asked again, and says why the first time."""
+    def _exclude_node(self, node: NodeFacts, reason: str) -> None:
+        """Exclude a node for NODE_RETRY_S; print the reason the first time."""
         with self._lock:
             self._joining.discard(node.id)
-            told = node.id in self._refused
-            self._refused[node.id] = time.monotonic() + AGAIN_S
-        if not told:
-            self._tell(f"node {node.host} is left out for now, {why}")
+            was_reported = node.id in self._retry_at
+            self._retry_at[node.id] = time.monotonic() + NODE_RETRY_S
+        if not was_reported:
+            self._tell(f"node {node.host} is left out for now, {reason}")
 
     # --- what the supervisor asks -----------------------------------------------------------------------------------
 
     def admit(self, cells: Sequence[Cell]) -> None:
-        """Locks the GPUs that these cells need, on every node. Raises MachineError for a cell that no node has room for."""
-        self._kinds = {cell.config.resources.gpu_type for cell in cells if cell.config.resources.gpus}
+        """Lock the GPUs that these cells need on every node that answers.
+
+        Raises:
+            MachineError: No node is large enough for a cell.
+        """
+        self._gpu_types = {cell.config.resources.gpu_type for cell in cells if cell.config.resources.gpus}
         with self._lock:
             links = list(self._links.values())
-        if self._kinds:
-            asked = [(link, link.handle.hold.remote(self._kinds)) for link in links if link.node.gpus]
-            for link, answer in asked:
+        if self._gpu_types:
+            answers = [(link, link.handle.lock_gpus.remote(self._gpu_types)) for link in links if link.node.gpus]
+            for link, answer in answers:
                 with contextlib.suppress(ray.exceptions.RayError):
-                    machine, why = ray.get(answer, timeout=START_S)
+                    machine, reason = ray.get(answer, timeout=START_S)
                     link.machine = allocation.Machine(link.machine.cpus, machine.memory_gb, machine.gpus)
-                    self._rooms.add(link.node.id, link.machine)
-                    if why:
-                        self._tell(f"node {link.node.host}: {why}")
+                    self._allocator.add(link.node.id, link.machine)
+                    if reason:
+                        self._tell(f"node {link.node.host}: {reason}")
         admission.check_placement(cells, *(link.machine for link in links))
 
     def fits(self, resources: Resources) -> bool:
-        """Whether a node has that much left."""
+        """Return True if a node has enough free cores, memory and GPU capacity."""
         with self._lock:
-            return self._rooms.place(resources) is not None
+            return self._allocator.find_allocation(resources) is not None
 
-    def start(self, launch: ProcessSpec) -> None:
-        """Sends the attempt to the agent of the node that has most room."""
-        fence = self._journals.open(launch)
+    def start(self, spec: ProcessSpec) -> None:
+        """Send the attempt to the agent of the best fitting node and record its host in the database.
+
+        An attempt ends as NODE_LOST if the node has vanished since `fits` was called.
+        """
+        fence = self._journals.open(spec)
         with self._lock:
-            found = self._rooms.place(launch.resources)
-            if found is None:
+            match = self._allocator.find_allocation(spec.resources)
+            if match is None:
                 # the node went away since fits() was asked
-                self._ended[launch.attempt] = NODE_LOST
-                found = "", Allocation(0, 0.0, None, 0)
-            node, given = found
+                self._ended[spec.attempt] = NODE_LOST
+                match = "", Allocation(0, 0.0, None, 0)
+            node, allocated = match
             link = self._links.get(node)
             host = link.node.host if link is not None else ""
-            self._running[launch.attempt] = _Running(launch, node, given)
+            self._running[spec.attempt] = _RemoteAttempt(spec, node, allocated)
             if link is None:
                 return
-            self._rooms.take(node, given)
+            self._allocator.allocate(node, allocated)
         if host != self._host:
             # from now on it counts as a process of that host, whoever reads the database
-            self._store.set_process(launch.attempt, fence, 0, 0.0, host=host)
-        link.handle.start.remote(launch, device_for(given))
+            self._store.set_process(spec.attempt, fence, 0, 0.0, host=host)
+        link.handle.start.remote(spec, visible_device(allocated))
 
     def wait(self, seconds: float) -> list[AttemptExit]:
-        """Applies what the attempts have written; those that have ended, their journals applied whole."""
-        self._news.wait(seconds)
-        self._news.clear()
+        """Apply journals and return the ended attempts whose journal is fully applied, after at most `seconds`.
+
+        Attempts that lost their lease are killed.
+
+        Raises:
+            MachineError: Ray itself cannot be reached any more.
+        """
+        self._wakeup.wait(seconds)
+        self._wakeup.clear()
         if self._failure is not None:
             raise MachineError(
-                f"the cluster is out of reach ({ray_connection.line(self._failure)}); launch again when it is back"
+                f"the cluster is out of reach ({ray_connection.single_line(self._failure)}); launch again when it is back"
             ) from self._failure
         with self._lock:
             ended = dict(self._ended)
         finished, lost = self._journals.apply(ended)
         for attempt in lost:
-            self._ask(self._running[attempt], "kill", attempt)
+            self._call_agent(self._running[attempt], "kill", attempt)
         if len(finished) < len(ended):
-            self._news.set()
+            self._wakeup.set()
         with self._lock:
             for attempt, _ in finished:
                 run = self._running.pop(attempt)
                 del self._ended[attempt]
-                self._rooms.give(run.node, run.given)
+                self._allocator.release(run.node, run.allocation)
         return finished
 
-    def _ask(self, run: _Running, what: str, *given: Any, **named: Any) -> bool:
-        """Has the attempt's agent do something; False when it has none any more."""
+    def _call_agent(self, run: _RemoteAttempt, method: str, *arguments: Any, **options: Any) -> bool:
+        """Call a method of the attempt's agent without waiting for it; return False if the agent is gone.
+
+        Args:
+            run: Running attempt.
+            method: Name of a method of NodeAgent.
+            arguments: Positional arguments.
+            options: Keyword arguments.
+        """
         with self._lock:
             link = self._links.get(run.node)
         if link is None:
             return False
-        getattr(link.handle, what).remote(*given, **named)
+        getattr(link.handle, method).remote(*arguments, **options)
         return True
 
     def stop(self, attempt: Attempt) -> bool:
-        """Asks the attempt's process to save itself and leave."""
+        """Ask the attempt's process to save a checkpoint and exit; return False if its agent is gone."""
         run = self._running.get(attempt.id)
-        return run is not None and self._ask(run, "stop", attempt.id)
+        return run is not None and self._call_agent(run, "stop", attempt.id)
 
     def kill(self, attempt: Attempt, *, dump: bool = False) -> bool:
-        """Ends the attempt's process at once."""
-        run = self._running.get(attempt.id)
-        return run is not None and self._ask(run, "kill", attempt.id, dump=dump)
+        """Kill the attempt's process; return False if its agent is gone.
 
-    def broken(self) -> str | None:
-        """Never: nodes come and go, and without the head Ray ends this process."""
+        Args:
+            attempt: Attempt to kill.
+            dump: True to have it write its threads' stack traces into its log first.
+        """
+        run = self._running.get(attempt.id)
+        return run is not None and self._call_agent(run, "kill", attempt.id, dump=dump)
+
+    def failure(self) -> str | None:
+        """Return None: nodes may come and go, and without the head node Ray ends this process."""
         return None
 
-    def away(self, attempt: Attempt) -> bool:
-        """Whether its node is lost and its lease not yet ended."""
+    def is_unreachable(self, attempt: Attempt) -> bool:
+        """Return True if the attempt's node is lost and its lease may not have ended."""
         run = self._running.get(attempt.id)
         with self._lock:
             return run is not None and attempt.id not in self._ended and run.node not in self._links
 
     def end(self, attempts: Sequence[Attempt], runs: Path) -> set[int]:
-        """Has the agents on the attempts' hosts end them. On a node that is gone its own lease does, in time."""
+        """Have the agents on the attempts' hosts terminate them; return the ids of those that are certainly gone.
+
+        On a host without an agent, attempts count as gone once a former agent's lease must have ended.
+
+        Args:
+            attempts: Orphaned attempts.
+            runs: Runs folder.
+        """
         with self._lock:
             links = {link.node.host: link for link in self._links.values()}
-        gone = [one for one in attempts if one.host not in links and (runs / one.run_dir / JOURNAL).exists()]
+        without_node = [
+            attempt for attempt in attempts if attempt.host not in links and (runs / attempt.run_dir / JOURNAL).exists()
+        ]
         # whoever polled that node was dead before we began
-        waited = time.monotonic() - self._began > presumed_dead_after(self._lease)
-        asked = []
+        leases_have_ended = time.monotonic() - self._started_at > presumed_dead_after(self._lease)
+        answers = []
         for host in {attempt.host for attempt in attempts} & links.keys():
-            theirs = [attempt for attempt in attempts if attempt.host == host]
-            folders = [runs / attempt.run_dir for attempt in theirs]
-            answer = links[host].handle.end.remote(folders, [(one.pid, one.pid_started) for one in theirs])
-            asked.append((answer, theirs))
-        ended = {attempt.id for attempt in gone} if waited else set()
-        for answer, theirs in asked:
+            on_host = [attempt for attempt in attempts if attempt.host == host]
+            folders = [runs / attempt.run_dir for attempt in on_host]
+            answer = links[host].handle.end_orphans.remote(
+                folders, [(attempt.pid, attempt.pid_started) for attempt in on_host]
+            )
+            answers.append((answer, on_host))
+        ended = {attempt.id for attempt in without_node} if leases_have_ended else set()
+        for answer, on_host in answers:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.get(answer, timeout=CLOSE_S)
-                ended |= {attempt.id for attempt in theirs}
+                ended |= {attempt.id for attempt in on_host}
         return ended
 
     def close(self) -> None:
-        """Ends whatever still runs, and the agents."""
+        """Stop polling, have the agents terminate what still runs, and kill the agents."""
         self._closed.set()
         with contextlib.suppress(AttributeError):
-            self._pulse.join(timeout=5.0)
+            self._poll_thread.join(timeout=5.0)
         with self._lock:
             links = list(self._links.values())
             self._links.clear()
-        asked = [link.handle.close.remote() for link in links]
+        answers = [link.handle.close.remote() for link in links]
         with contextlib.suppress(ray.exceptions.RayError):
-            ray.wait(asked, num_returns=len(asked), timeout=CLOSE_S) if asked else None
+            ray.wait(answers, num_returns=len(answers), timeout=CLOSE_S) if answers else None
         for link in links:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(link.handle)

@@ -1,7 +1,7 @@
-"""The way to a cluster: an address that was named, a token, and what its nodes say of themselves.
+"""Connection to a Ray cluster: address, token, and facts about its nodes.
 
-RAY_ADDRESS and the file in which `ray start` notes a cluster are not looked at. What is wrong is said in one line at
-once, where Ray itself would try for a minute.
+RAY_ADDRESS and the file in which `ray start` records a cluster are ignored. Faults are reported in one line at once,
+where Ray itself would retry for a minute.
 """
 
 from __future__ import annotations
@@ -35,44 +35,49 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 NAMESPACE = "atma-sweep"
-PROBE_S = 3.0
-ANSWER_S = 60.0
-PACKAGES = ("torch", "triton", "numpy", "ray", "fla-core", "safetensors")
-"""Whose versions ought to be the same everywhere."""
+CONNECT_TIMEOUT_S = 3.0
+"""Seconds to connect to the head's port."""
+ANSWER_TIMEOUT_S = 60.0
+"""Seconds for an answer of the head or of a node."""
+COMPARED_PACKAGES = ("torch", "triton", "numpy", "ray", "fla-core", "safetensors")
+"""Packages whose versions should be the same on every node."""
 PACKAGE = Path(__file__).resolve().parents[2]
-AGENT = f"{__package__}.node_agent"
-"""What a node has to be able to import."""
+"""Folder of this package."""
+AGENT_MODULE = f"{__package__}.node_agent"
+"""Module that a node must be able to import."""
 
 cloudpickle.register_pickle_by_value(node_info)
 
 
 class ClusterAddressError(SweepError):
-    """No address of a cluster."""
+    """Error of a cluster address that is not HOST:PORT."""
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """A live node and what it said."""
+    """Live node of the cluster and the facts that it reported."""
 
     id: str
+    """Ray id of the node."""
     address: str
     host: str
     cpus: int
-    """Cores that it was started with for Ray."""
+    """Number of cores that Ray was started with."""
     gpus: int
     python: str
     executable: str
     import_path: str | None
-    """PYTHONPATH there."""
+    """PYTHONPATH on the node."""
     versions: dict[str, str]
     sees_runs: bool
+    """True if the node sees the runs folder."""
     clock_ahead: float
-    """Seconds, against this machine, known to within `clock_slack`."""
+    """Seconds by which its clock is ahead of this machine's, accurate to `clock_slack` seconds."""
     clock_slack: float
 
 
-def split(address: str) -> tuple[str, int]:
-    """Host and port. Raises AddressWrong."""
+def parse_address(address: str) -> tuple[str, int]:
+    """Return host and port of HOST:PORT. Raises ClusterAddressError."""
     host, _, port = address.rpartition(":")
     if not host or "//" in host or not port.isdigit():
         raise ClusterAddressError(
@@ -82,7 +87,10 @@ def split(address: str) -> tuple[str, int]:
 
 
 def check_token() -> None:
-    """Makes sure that there is a token and that nobody else can read it. Raises MachineError."""
+    """Raise MachineError if the cluster's token file is missing or readable by other users.
+
+    Does nothing if the token is in RAY_AUTH_TOKEN or token authentication is off.
+    """
     if os.environ["RAY_AUTH_MODE"].lower() != "token" or os.environ.get("RAY_AUTH_TOKEN"):
         return
     path = token_file()
@@ -96,22 +104,26 @@ def check_token() -> None:
         raise MachineError(f"others can read the token in {path} (mode {bits:04o}); chmod 600 {path}")
 
 
-def connect(address: str) -> None:
-    """Makes this process a driver of the cluster. Within an actor, which is connected already, nothing happens.
+def connect_driver(address: str) -> None:
+    """Make this process a driver of the cluster; within an actor, which is connected already, do nothing.
 
-    Raises AddressWrong, and MachineError when nothing answers, the token is refused or this machine is no node of it.
+    Raises:
+        ClusterAddressError: The address is not HOST:PORT.
+        MachineError: Nothing answers, the token is rejected, or this machine is no node of the cluster.
     """
     if ray.is_initialized():
         return
-    host, port = split(address)
+    host, port = parse_address(address)
     check_token()
     try:
-        socket.create_connection((host, port), timeout=PROBE_S).close()
+        socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:
-        why = error.strerror or str(error)
-        raise MachineError(f"no cluster answers at {address} ({why}); is `ray start --head` running there?") from error
-    ours = {found.address for every in psutil.net_if_addrs().values() for found in every}
-    if not ours & set(_addresses(address)):
+        reason = error.strerror or str(error)
+        raise MachineError(
+            f"no cluster answers at {address} ({reason}); is `ray start --head` running there?"
+        ) from error
+    local_addresses = {address_entry.address for entries in psutil.net_if_addrs().values() for address_entry in entries}
+    if not local_addresses & set(_node_addresses(address)):
         raise MachineError(
             f"this machine is no node of the cluster at {address}; make it one: ray start --address={address}"
         )
@@ -121,57 +133,69 @@ def connect(address: str) -> None:
             configure_logging=True,
         )  # fmt: skip
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
-        raise MachineError(f"the cluster at {address} refuses us: {line(error)}") from error
+        raise MachineError(f"the cluster at {address} refuses us: {single_line(error)}") from error
 
 
-def _addresses(address: str) -> list[str]:
-    """Where the live nodes are."""
+def _node_addresses(address: str) -> list[str]:
+    """Return the network addresses of the cluster's live nodes.
+
+    Raises:
+        MachineError: The token is rejected, or the address is no head of a Ray cluster.
+    """
     alive = 0
     try:
-        with _quiet():
+        with _stderr_silenced():
             # ray.init asks it, too, but again and again
-            nodes = GcsClient(address=address).get_all_node_info(timeout=ANSWER_S)
+            nodes = GcsClient(address=address).get_all_node_info(timeout=ANSWER_TIMEOUT_S)
     except ray.exceptions.AuthenticationError as error:
         raise MachineError(
             f"the cluster at {address} refuses our token; copy the head's ~/.ray/auth_token here and chmod 600 it, "
             "or export the RAY_AUTH_MODE that it was started with"
         ) from error
     except (ray.exceptions.RayError, RuntimeError) as error:
-        raise MachineError(f"what answers at {address} is no head of a Ray cluster: {line(error)}") from error
+        raise MachineError(f"what answers at {address} is no head of a Ray cluster: {single_line(error)}") from error
     return [node.node_manager_address for node in nodes.values() if node.state == alive]
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Nothing on standard error, where Ray's own threads write what is then said here in one line."""
+def _stderr_silenced() -> Iterator[None]:
+    """Discard this process's standard error in a `with` block.
+
+    Ray's threads write there about failures that this module reports in one line.
+    """
     sys.stderr.flush()
-    kept = os.dup(2)
+    saved_stderr = os.dup(2)
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved_stderr, 2)
+        os.close(saved_stderr)
 
 
-def line(error: BaseException) -> str:
-    """An error of Ray's in one line."""
+def single_line(error: BaseException) -> str:
+    """Return the error's text in one line of at most 200 characters."""
     return " ".join(str(error).split())[:200]
 
 
 def live_nodes() -> list[dict[str, Any]]:
-    """The nodes that Ray holds for alive."""
+    """Return Ray's records of the nodes that it considers alive."""
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def on(node: str, *, soft: bool = False) -> NodeAffinitySchedulingStrategy:
-    """On that node, and on no other unless `soft`."""
+def node_affinity(node: str, *, soft: bool = False) -> NodeAffinitySchedulingStrategy:
+    """Return the scheduling strategy for that node, by Ray id; `soft` allows others if it is gone."""
     return NodeAffinitySchedulingStrategy(node, soft=soft)
 
 
 def worker_env(source: Path, import_path: str | None) -> dict[str, str]:
-    """Settings of an actor's process that runs the frozen copy in `source`, on a node where PYTHONPATH is `import_path`."""
+    """Return the environment variables of an actor that runs a code snapshot on a node.
+
+    Args:
+        source: Folder of the snapshot.
+        import_path: PYTHONPATH on the node.
+    """
     lease = {name: os.environ[name] for name in ("ATMA_NODE_LEASE_S",) if name in os.environ}
     return {
         "PYTHONPATH": source_snapshot.import_path(source, import_path),
@@ -179,65 +203,77 @@ def worker_env(source: Path, import_path: str | None) -> dict[str, str]:
     } | lease
 
 
-def why_no_import(node: NodeFacts, source: Path) -> str | None:
-    """Why a process on that node cannot import the copy in `source`, in one line; None when it can or does not answer."""
+def import_failure(node: NodeFacts, source: Path) -> str | None:
+    """Return why a process on the node cannot import the code snapshot, in one line; None if it can or does not answer."""
     task = ray.remote(num_cpus=0, max_retries=0)(node_info.try_import)
-    asked = task.options(scheduling_strategy=on(node.id)).remote(
-        AGENT, source_snapshot.import_path(source, node.import_path)
+    answer = task.options(scheduling_strategy=node_affinity(node.id)).remote(
+        AGENT_MODULE, source_snapshot.import_path(source, node.import_path)
     )
     try:
-        why: str | None = ray.get(asked, timeout=ANSWER_S + node_info.IMPORT_S)
+        error_text: str | None = ray.get(answer, timeout=ANSWER_TIMEOUT_S + node_info.IMPORT_S)
     except ray.exceptions.RayError:
         return None
-    return why
+    return error_text
 
 
-def survey(runs: Path, nodes: Sequence[dict[str, Any]] | None = None) -> list[NodeFacts]:
-    """What each node (None: every live one) says of itself, by host; those that do not answer are left out."""
-    asked = live_nodes() if nodes is None else list(nodes)
-    mark = runs / f".seen-{uuid.uuid4().hex}"
+def query_nodes(runs: Path, nodes: Sequence[dict[str, Any]] | None = None) -> list[NodeFacts]:
+    """Return facts about each node, sorted by host; nodes that do not answer are left out.
+
+    Writes a marker file into the runs folder for the duration of the query. Each node is asked twice, so that the start
+    of a worker process does not distort the clock difference.
+
+    Args:
+        runs: Runs folder, created if absent.
+        nodes: Ray's records of the nodes to query; None for all live ones.
+    """
+    queried = live_nodes() if nodes is None else list(nodes)
+    marker = runs / f".seen-{uuid.uuid4().hex}"
     runs.mkdir(parents=True, exist_ok=True)
-    mark.touch()
+    marker.touch()
     try:
-        task = ray.remote(num_cpus=0, max_retries=0)(node_info.look)
-        wanted = {
-            task.options(scheduling_strategy=on(node["NodeID"])).remote(str(runs), mark.name, PACKAGES): node
-            for node in asked
+        task = ray.remote(num_cpus=0, max_retries=0)(node_info.describe_node)
+        first_answers = {
+            task.options(scheduling_strategy=node_affinity(node["NodeID"])).remote(
+                str(runs), marker.name, COMPARED_PACKAGES
+            ): node
+            for node in queried
         }
         # one that starts a process for it answers late, and its clock would seem to be ahead; so ask again
-        ray.wait(list(wanted), num_returns=len(wanted), timeout=ANSWER_S)
-        found = []
-        for first, node in wanted.items():
+        ray.wait(list(first_answers), num_returns=len(first_answers), timeout=ANSWER_TIMEOUT_S)
+        facts = []
+        for first, node in first_answers.items():
             try:
                 ray.get(first, timeout=0.1)
                 sent = time.time()
-                again = task.options(scheduling_strategy=on(node["NodeID"])).remote(str(runs), mark.name, PACKAGES)
-                said = ray.get(again, timeout=ANSWER_S)
+                second = task.options(scheduling_strategy=node_affinity(node["NodeID"])).remote(
+                    str(runs), marker.name, COMPARED_PACKAGES
+                )
+                answer = ray.get(second, timeout=ANSWER_TIMEOUT_S)
             except ray.exceptions.RayError:
                 continue
             slack = (time.time() - sent) / 2
-            have = node["Resources"]
-            found.append(
+            resources = node["Resources"]
+            facts.append(
                 NodeFacts(
-                    id=node["NodeID"], address=node["NodeManagerAddress"], host=said["host"],
-                    cpus=int(have.get("CPU", 0)), gpus=int(have.get("GPU", 0)),
-                    python=said["python"], executable=said["executable"], import_path=said["path"], versions=said["versions"],
-                    sees_runs=said["sees"], clock_ahead=said["time"] - sent - slack, clock_slack=slack,
+                    id=node["NodeID"], address=node["NodeManagerAddress"], host=answer["host"],
+                    cpus=int(resources.get("CPU", 0)), gpus=int(resources.get("GPU", 0)),
+                    python=answer["python"], executable=answer["executable"], import_path=answer["path"], versions=answer["versions"],
+                    sees_runs=answer["sees"], clock_ahead=answer["time"] - sent - slack, clock_slack=slack,
                 )
             )  # fmt: skip
-        return sorted(found, key=lambda node: node.host)
+        return sorted(facts, key=lambda node: node.host)
     finally:
-        mark.unlink(missing_ok=True)
+        marker.unlink(missing_ok=True)
 
 
-def differing(nodes: Sequence[NodeFacts]) -> dict[str, dict[str, list[str]]]:
-    """What is not the same on all nodes: package or `python` -> version -> hosts."""
-    told: dict[str, dict[str, list[str]]] = {}
-    for name in ("python", *PACKAGES):
-        have: dict[str, list[str]] = {}
+def version_differences(nodes: Sequence[NodeFacts]) -> dict[str, dict[str, list[str]]]:
+    """Return what differs between the nodes: package (or `python`) -> version (or "none") -> hosts."""
+    differences: dict[str, dict[str, list[str]]] = {}
+    for name in ("python", *COMPARED_PACKAGES):
+        hosts_by_version: dict[str, list[str]] = {}
         for node in nodes:
             version = node.python if name == "python" else node.versions.get(name, "none")
-            have.setdefault(version, []).append(node.host)
-        if len(have) > 1:
-            told[name] = have
-    return told
+            hosts_by_version.setdefault(version, []).append(node.host)
+        if len(hosts_by_version) > 1:
+            differences[name] = hosts_by_version
+    return differences

@@ -1,4 +1,4 @@
-"""Attempts on a Ray of this machine's own, which lives and dies with the launch."""
+"""Executor with a Ray instance of its own on this machine, which lives as long as the launch."""
 
 from __future__ import annotations
 
@@ -23,28 +23,31 @@ from ..errors import MachineError
 from ..host import processes
 from ..host.allocation import Allocation, Machine
 from ..host.locks import open_private_folder
-from ..host.signals import held
-from .executor import AttemptExit, HostExecutor, ProcessSpec, device_for, environment, run_command
+from ..host.signals import signals_blocked
+from .executor import AttemptExit, HostExecutor, ProcessSpec, attempt_command, attempt_environment, visible_device
 from .ray_worker import run_attempt
 
 DAEMONS = ("raylet", "gcs_server")
-TRIED = "2.60"
-"""The oldest Ray whose defaults (addresses, token, process groups, signals) were tried; pyproject.toml asks for it."""
+OLDEST_TESTED_RAY = "2.60"
+"""Oldest Ray whose defaults (addresses, token, process groups, signals) were tested; pyproject.toml requires it."""
 LOOPBACK = "127.0.0.1"
 REMEDY = "set RAY_TMPDIR to another folder, or launch with --executor local, which needs no Ray"
-CLUSTERS = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
-LOOK_S = 0.02
-"""Between two looks at daemons that are to end."""
-VANISH_S = 2.0
-"""Seconds that killed processes get to vanish."""
+CLUSTERS_VARIABLE = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+CHECK_INTERVAL_S = 0.02
+"""Seconds between two checks of daemons that are to end."""
+KILL_TIMEOUT_S = 2.0
+"""Seconds that killed processes get to disappear."""
 
 
 @contextlib.contextmanager
-def _private() -> Iterator[None]:
-    """Ray's processes that are started meanwhile hear this machine alone, and only who has the token of their environment."""
+def _private_ray_env() -> Iterator[None]:
+    """Set Ray's environment so that processes started in the `with` block serve this user on this machine only.
+
+    They listen on the loopback address and require a new token. The previous environment is restored afterwards.
+    """
     before, clusters = dict(os.environ), ray_constants.ENABLE_RAY_CLUSTER
     # as on macOS, where Ray knows no clusters; Ray reads the variable when it is imported, which here it has been
-    ray_constants.ENABLE_RAY_CLUSTER, os.environ[CLUSTERS] = False, "0"
+    ray_constants.ENABLE_RAY_CLUSTER, os.environ[CLUSTERS_VARIABLE] = False, "0"
     # with a token here Ray writes none into the home folder; asked for none itself, it turns tokens on
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ.pop("RAY_AUTH_MODE", None)
@@ -53,23 +56,23 @@ def _private() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = clusters
-        for name in (CLUSTERS, "RAY_AUTH_TOKEN", "RAY_AUTH_MODE"):
+        for name in (CLUSTERS_VARIABLE, "RAY_AUTH_TOKEN", "RAY_AUTH_MODE"):
             os.environ.pop(name, None)
             os.environ |= {name: before[name]} if name in before else {}
         AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextlib.contextmanager
-def prompt_end(daemons: Sequence[psutil.Process]) -> Iterator[None]:
-    """Kill each of these daemons as soon as Ray asks it to end, and on leaving what they had started.
+def daemons_killed_promptly(daemons: Sequence[psutil.Process]) -> Iterator[None]:
+    """Kill each daemon as soon as Ray sends it SIGTERM within the `with` block, and afterwards all their descendants.
 
-    They were started with SIGTERM blocked, so that Ray would wait a second for each of them before it kills it.
+    The daemons were started with SIGTERM blocked, so Ray would wait a second for each before it kills it.
     """
-    family = [child for daemon in daemons for child in _children(daemon)]
-    over = threading.Event()
+    descendants = [child for daemon in daemons for child in _children(daemon)]
+    has_ended = threading.Event()
 
     def watch() -> None:
-        while not over.wait(LOOK_S):
+        while not has_ended.wait(CHECK_INTERVAL_S):
             for daemon in daemons:
                 if processes.has_pending(daemon.pid, signal.SIGTERM):
                     _kill(daemon)
@@ -79,17 +82,17 @@ def prompt_end(daemons: Sequence[psutil.Process]) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        has_ended.set()
         watcher.join()
-        for process in family:
+        for process in descendants:
             _kill(process)
-        deadline = time.monotonic() + VANISH_S
-        while time.monotonic() < deadline and any(map(_lives, family)):
-            time.sleep(LOOK_S)
+        deadline = time.monotonic() + KILL_TIMEOUT_S
+        while time.monotonic() < deadline and any(map(_is_alive, descendants)):
+            time.sleep(CHECK_INTERVAL_S)
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:
-    """Return the process's descendants, none when it is gone."""
+    """Return the process's descendants; empty if it is gone."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.children(recursive=True)
     return []
@@ -100,21 +103,25 @@ def _kill(process: psutil.Process) -> None:
         process.kill()
 
 
-def _lives(process: psutil.Process) -> bool:
+def _is_alive(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return processes.find(process.pid, process.create_time()) is not None
     return False
 
 
-def _own_folder() -> Path:
-    """Where Ray keeps its sockets and logs: below RAY_TMPDIR or the temporary folder, and nobody else's."""
+def _private_folder() -> Path:
+    """Return a folder for Ray's sockets and logs that no other user can enter.
+
+    It lies below RAY_TMPDIR or the temporary folder. Raises MachineError if it belongs to another user or is open to
+    others.
+    """
     folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / f"ray-{os.getuid()}"
     os.close(open_private_folder(folder, "RAY_TMPDIR"))
     return folder / "r"  # which Ray opens to all, so it is not the one that keeps them out
 
 
 class RayExecutor(HostExecutor):
-    """An embedded Ray on this machine: as many attempts at once as its cores, memory and GPUs, or parts of them, allow."""
+    """Executor with an embedded Ray on this machine: as many attempts at once as cores, memory and GPUs allow."""
 
     name = "ray"
 
@@ -122,20 +129,24 @@ class RayExecutor(HostExecutor):
         super().__init__()
         self._environment = contextlib.ExitStack()
         self._running: dict[ray.ObjectRef, tuple[ProcessSpec, Allocation]] = {}
-        self._strangers = frozenset(psutil.Process().children())
-        """Children of this process that are none of Ray's."""
+        self._foreign_children = frozenset(psutil.Process().children())
+        """Children of this process that Ray did not start."""
 
-    def begin(self, machine: Machine) -> None:
-        """Starts Ray on the machine, with those of its GPUs that this sweep holds."""
-        super().begin(machine)
-        self._strangers = frozenset(psutil.Process().children())
+    def start_on(self, machine: Machine) -> None:
+        """Start Ray on the machine; attempts will use its cores, memory and GPUs.
+
+        Raises:
+            MachineError: Ray cannot start, or it would listen on the network.
+        """
+        super().start_on(machine)
+        self._foreign_children = frozenset(psutil.Process().children())
         try:
-            self._environment.enter_context(_private())
+            self._environment.enter_context(_private_ray_env())
             # Half started, Ray survives no request to stop. Nor may its processes hear one that a batch system sends to
             # all: they have to outlive the attempts, which save themselves. Attempts hear SIGTERM again.
-            with held():
+            with signals_blocked():
                 ray.init(
-                    _temp_dir=str(_own_folder()),
+                    _temp_dir=str(_private_folder()),
                     address="local",  # never a cluster that a stale file or RAY_ADDRESS points to
                     num_cpus=machine.cpus,
                     num_gpus=0,  # which attempt gets which GPU, or part of one, is ours to say
@@ -144,43 +155,51 @@ class RayExecutor(HostExecutor):
                     logging_level=logging.ERROR,
                     configure_logging=True,
                 )
-            heard = ray.util.get_node_ip_address()
-            if heard != LOOPBACK:
+            bound_address = ray.util.get_node_ip_address()
+            if bound_address != LOOPBACK:
                 raise MachineError(
-                    f"Ray listens on {heard}, where others reach it; unset RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+                    f"Ray listens on {bound_address}, where others reach it; unset RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
                 )
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             self.close()
-            said = " ".join(str(error).split())[:300]
-            raise MachineError(f"Ray cannot start: {said}; {REMEDY}") from error
+            error_text = " ".join(str(error).split())[:300]
+            raise MachineError(f"Ray cannot start: {error_text}; {REMEDY}") from error
         except BaseException:
             self.close()
             raise
-        self._daemons = {process.name(): process for process in self._ours() if process.name() in DAEMONS}
+        self._daemons = {process.name(): process for process in self._ray_processes() if process.name() in DAEMONS}
         # max_retries=0: retries are ours, decided from the database.
         self._task = ray.remote(max_retries=0)(run_attempt)
 
-    def _ours(self) -> list[psutil.Process]:
+    def _ray_processes(self) -> list[psutil.Process]:
         """Return the processes that Ray has started from this one."""
-        return [process for process in psutil.Process().children() if process not in self._strangers]
+        return [process for process in psutil.Process().children() if process not in self._foreign_children]
 
-    def broken(self) -> str | None:
-        """A daemon of Ray that is gone. Ray itself notices after a minute, and then ends this process on the spot."""
-        gone = (name for name, one in self._daemons.items() if processes.find(one.pid, one.create_time()) is None)
+    def failure(self) -> str | None:
+        """Return which daemon of Ray died, or None.
+
+        Ray itself notices after a minute, and then ends this process at once.
+        """
+        gone = (
+            name for name, daemon in self._daemons.items() if processes.find(daemon.pid, daemon.create_time()) is None
+        )
         return next((f"Ray's {name} died" for name in gone), None)
 
-    def start(self, launch: ProcessSpec) -> None:
-        """Hands the attempt to a Ray worker."""
-        given = self._room.place(launch.resources)
-        assert given is not None, "the supervisor asks fits() first"
-        options = self._task.options(num_cpus=given.cpus, name=f"attempt-{launch.attempt}")
-        env = environment(launch, device_for(given))
-        reference = options.remote(run_command(launch), env, launch.runs / launch.folder)
-        self._room.take(given)
-        self._running[reference] = launch, given
+    def start(self, spec: ProcessSpec) -> None:
+        """Submit the attempt as a Ray task and allocate its resources."""
+        allocation = self._allocator.place(spec.resources)
+        assert allocation is not None, "the supervisor asks fits() first"
+        options = self._task.options(num_cpus=allocation.cpus, name=f"attempt-{spec.attempt}")
+        env = attempt_environment(spec, visible_device(allocation))
+        reference = options.remote(attempt_command(spec), env, spec.runs / spec.folder)
+        self._allocator.take(allocation)
+        self._running[reference] = spec, allocation
 
     def wait(self, seconds: float) -> list[AttemptExit]:
-        """Attempts whose process, or whose Ray worker, has ended."""
+        """Return the attempts whose process or Ray worker has ended, after at most `seconds`.
+
+        At once when nothing runs.
+        """
         if not self._running:
             return []
         ready, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=seconds)
@@ -188,24 +207,28 @@ class RayExecutor(HostExecutor):
             return []
         finished = []
         for reference in ready:
-            launch, given = self._running.pop(reference)
-            self._room.give(given)
-            finished.append((launch.attempt, self._exit_code(reference, launch)))
+            spec, allocation = self._running.pop(reference)
+            self._allocator.give(allocation)
+            finished.append((spec.attempt, self._exit_code(reference, spec)))
         return finished
 
-    def _exit_code(self, reference: ray.ObjectRef, launch: ProcessSpec) -> int:
+    def _exit_code(self, reference: ray.ObjectRef, spec: ProcessSpec) -> int:
+        """Return the exit code of a finished Ray task; -SIGKILL if its worker was killed.
+
+        An attempt that could not be started gets the code of `not_started`, which also writes the cause into its log.
+        """
         try:
             return int(ray.get(reference))
         except ray.exceptions.RayTaskError as error:
-            return not_started(launch.runs / launch.folder / "log.txt", error.cause)
+            return not_started(spec.runs / spec.folder / "log.txt", error.cause)
         except ray.exceptions.RayError:
             # The worker was killed, by hand or by Ray's memory monitor; the child died with it.
             return -int(signal.SIGKILL)
 
     def close(self) -> None:
-        """Stops Ray, and with it whatever still runs."""
-        with held():
-            with prompt_end(self._ours()):
+        """Stop Ray, and with it all attempts, and release the GPU locks."""
+        with signals_blocked():
+            with daemons_killed_promptly(self._ray_processes()):
                 ray.shutdown()
             self._environment.close()
         super().close()

@@ -1,4 +1,7 @@
-"""The task of a Ray worker: one attempt as its child. It imports little, since every new worker imports it before the attempt can start."""
+"""Task of a Ray worker: runs one attempt as a child process.
+
+Imports little, since every new worker imports it before its attempt can start.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,18 @@ from ..host import processes
 
 
 def run_attempt(command: Sequence[str], env: Mapping[str, str], folder: Path) -> int:
-    """Run the attempt's command, completed by this worker's pid, as a child in `folder`; return its exit code.
+    """Run the attempt's command as a child and return its exit code; kill what is left of its process group.
 
     Ray makes each worker the leader of a process group and kills that group when the worker dies. The child stays in
-    it, so that it dies with its worker.
+    the group, so that it dies with its worker.
+
+    Args:
+        command: Command line, to which this worker's pid is appended as --parent.
+        env: Environment of the child.
+        folder: Working folder, whose log.txt receives the output.
     """
-    apart = os.getpgrp() != os.getpid()
-    child = processes.start([*command, "--parent", str(os.getpid())], env, folder, apart=apart)
+    own_group = os.getpgrp() != os.getpid()
+    child = processes.start_child([*command, "--parent", str(os.getpid())], env, folder, own_group=own_group)
     code = child.wait()
-    processes.end_group(child.pid if apart else os.getpid())
+    processes.kill_group(child.pid if own_group else os.getpid())
     return code

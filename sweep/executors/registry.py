@@ -1,4 +1,4 @@
-"""Names of executors. A new one is one file and one line here. Nothing of Ray is imported until one is opened."""
+"""Registry of executors by name. A new one needs one module and one entry here. Ray is imported only by opening one."""
 
 from __future__ import annotations
 
@@ -15,50 +15,60 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExecutorSpec:
-    """What is known of an executor before it is opened."""
+    """Facts about an executor that are available before it is opened."""
 
     target: str
-    """"module:class", the module beside this one."""
-    words: str
-    """Where its attempts run, for people."""
-    with_address: str | None = None
-    """Which executor `--address` means when this one is named; None: it knows no address."""
+    """"module:class"; the module is in this package."""
+    description: str
+    """Machines that its attempts run on, for messages."""
+    cluster_variant: str | None = None
+    """Executor to use instead when `--address` is given; None if it accepts no address."""
     needs_address: bool = False
-    """Whether it is found at an address only, so that it may be out of reach."""
+    """True if it needs an address, so that it may be unreachable."""
     packages: tuple[str, ...] = ()
-    """Packages that it imports besides those of every attempt."""
+    """Packages that it imports in addition to those of every attempt."""
 
 
 EXECUTORS: dict[str, ExecutorSpec] = {
     "ray": ExecutorSpec(
-        "ray_local:RayExecutor", "a Ray of this machine's own", with_address="cluster", packages=("ray",)
+        "ray_local:RayExecutor", "a Ray of this machine's own", cluster_variant="cluster", packages=("ray",)
     ),
     "local": ExecutorSpec("executor:LocalExecutor", "this machine without Ray"),
     "cluster": ExecutorSpec("ray_cluster:ClusterExecutor", "the Ray cluster at --address", "cluster", True, ("ray",)),
 }
-DEFAULT = "ray"
+DEFAULT_EXECUTOR = "ray"
 
 
 def resolve_executor_name(name: str, address: str | None = None) -> str:
-    """The executor that `--executor` and `--address` mean together. Raises GridError and SweepError."""
+    """Return the executor that `--executor` and `--address` select together.
+
+    Args:
+        name: Name from `--executor`.
+        address: HOST:PORT from `--address`; None without one.
+
+    Raises:
+        GridError: There is no such executor.
+        SweepError: An address is missing, or the executor accepts none.
+    """
     if name not in EXECUTORS:
         raise GridError("--executor", None, name, "no such executor", list(EXECUTORS), name)
-    kind = EXECUTORS[name]
+    spec = EXECUTORS[name]
     if address is None:
-        if kind.needs_address:
-            raise SweepError(f"--executor {name}: attempts run on {kind.words}; give that")
+        if spec.needs_address:
+            raise SweepError(f"--executor {name}: attempts run on {spec.description}; give that")
         return name
-    if kind.with_address is None:
+    if spec.cluster_variant is None:
         raise SweepError(f"--executor {name} runs on this machine alone; leave it or --address out")
-    return kind.with_address
+    return spec.cluster_variant
 
 
-def open_executor(name: str, opening: ExecutorContext) -> Executor:
-    """The executor of that name. Raises AddressWrong and MachineError when its machines cannot be reached."""
+def open_executor(name: str, context: ExecutorContext) -> Executor:
+    """Open the executor of that registered name.
+
+    Raises:
+        ClusterAddressError: The address is not HOST:PORT.
+        MachineError: Its machines cannot be reached.
+    """
     module, attribute = EXECUTORS[name].target.split(":")
-    kind: type[Executor] = getattr(importlib.import_module(f".{module}", __package__), attribute)
-    return kind.opened(opening)
-
-
-if not TYPE_CHECKING:
-    __getattr__ = old_names(__name__)
+    executor_class: type[Executor] = getattr(importlib.import_module(f".{module}", __package__), attribute)
+    return executor_class.open(context)

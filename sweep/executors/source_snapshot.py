@@ -1,4 +1,7 @@
-"""The commit of this checkout, and copies of its source beside the artifacts: workers run these, so an edit changes nothing under way."""
+"""Snapshots of this package's source in the runs folder, which attempts run. An edit changes no attempt under way.
+
+Also the git commit of this checkout.
+"""
 
 from __future__ import annotations
 
@@ -14,134 +17,147 @@ from ...results.weights import WEIGHTS_SHA256
 from ..errors import SweepError
 
 PACKAGE = Path(__file__).resolve().parents[2]
-PARTS = ("__init__.py", "cli.py", "grids", "kernels", "model", "reports", "results", "sweep")
-LENGTH = 12
+SNAPSHOT_PARTS = ("__init__.py", "cli.py", "grids", "kernels", "model", "reports", "results", "sweep")
+"""Files and folders of the package that a snapshot contains."""
+FINGERPRINT_LENGTH = 12
+"""Number of hex digits of a fingerprint."""
 _COMPILED = re.compile(r"\.pyc(\.\d+)?$")
 """A compiled module's name, which ends with digits while an interpreter writes it."""
 
 
-def _files(package: Path) -> Iterator[Path]:
-    """The package's files in a fixed order; what an interpreter or an editor leaves beside them is none of it."""
-    for part in PARTS:
-        found = package / part
-        inside = sorted(_inside(found)) if found.is_dir() else [found]
-        yield from (path for path in inside if path.is_file() and path.suffix not in (".pyc", ".swp", ".orig"))
+def _package_files(package: Path) -> Iterator[Path]:
+    """Yield the package's source files in a fixed order, without files that interpreters and editors leave."""
+    for part in SNAPSHOT_PARTS:
+        path_of_part = package / part
+        files = sorted(_files_below(path_of_part)) if path_of_part.is_dir() else [path_of_part]
+        yield from (path for path in files if path.is_file() and path.suffix not in (".pyc", ".swp", ".orig"))
 
 
-def _inside(folder: Path) -> Iterator[Path]:
-    """Every file below a folder, but for what interpreters compile, which comes and goes while one looks."""
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield every file below a folder, without __pycache__ folders, which may change meanwhile."""
     for top, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name != "__pycache__"]
         yield from (Path(top, name) for name in names)
 
 
 def fingerprint(package: Path = PACKAGE) -> str:
-    """First 12 hex digits of SHA-256 over the names and contents of the package's files."""
+    """Return the first 12 hex digits of the SHA-256 over names and contents of the package's files."""
     digest = hashlib.sha256()
-    for path in _files(package):
+    for path in _package_files(package):
         name, content = path.relative_to(package).as_posix().encode(), path.read_bytes()
         digest.update(b"%d %s %d " % (len(name), name, len(content)) + content)
-    return digest.hexdigest()[:LENGTH]
+    return digest.hexdigest()[:FINGERPRINT_LENGTH]
 
 
 def take_snapshot(runs: Path, package: Path = PACKAGE) -> str:
-    """Copies the package to `runs`/source/<fingerprint>/atma_sweep unless it lies there already; the fingerprint."""
-    known = fingerprint(package)
-    home = runs / "source" / known
-    if os.path.lexists(home):
-        _verify(home)
-        return known
-    aside = home.with_name(f"{known}.{os.getpid()}.part")
-    shutil.rmtree(aside, ignore_errors=True)
-    for path in _files(package):
-        copy = aside / "atma_sweep" / path.relative_to(package)
+    """Copy the package to `runs`/source/FINGERPRINT/atma_sweep unless it exists; return the fingerprint.
+
+    An existing snapshot is verified. Safe to call from several processes at once.
+
+    Raises:
+        SweepError: The existing snapshot was changed.
+    """
+    digest = fingerprint(package)
+    snapshot = runs / "source" / digest
+    if os.path.lexists(snapshot):
+        _verify(snapshot)
+        return digest
+    temporary = snapshot.with_name(f"{digest}.{os.getpid()}.part")
+    shutil.rmtree(temporary, ignore_errors=True)
+    for path in _package_files(package):
+        copy = temporary / "atma_sweep" / path.relative_to(package)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
     try:
-        aside.rename(home)
+        temporary.rename(snapshot)
     except OSError:
         # another launch was quicker with the same copy
-        if not home.is_dir():
+        if not snapshot.is_dir():
             raise
-        shutil.rmtree(aside)
-        _verify(home)
-    return known
+        shutil.rmtree(temporary)
+        _verify(snapshot)
+    return digest
 
 
 def is_fingerprint(text: str) -> bool:
-    """Whether it can be what `fingerprint` gives."""
-    return re.fullmatch(f"[0-9a-f]{{{LENGTH}}}", text) is not None
+    """Return True if the text has the form of a fingerprint."""
+    return re.fullmatch(f"[0-9a-f]{{{FINGERPRINT_LENGTH}}}", text) is not None
 
 
-def is_intact(home: Path) -> bool:
-    """Whether a copy is the code that its name says, and nothing else lies in it that an import would find."""
-    package = home / "atma_sweep"
-    if home.is_symlink() or package.is_symlink() or not package.is_dir():
+def is_intact(snapshot: Path) -> bool:
+    """Return True if a snapshot matches the fingerprint that is its folder's name, with no additional importable files."""
+    package = snapshot / "atma_sweep"
+    if snapshot.is_symlink() or package.is_symlink() or not package.is_dir():
         return False
-    ours = set(_files(package))
-    for top, folders, names in os.walk(home):
-        compiled = Path(top).name == "__pycache__"
+    expected = set(_package_files(package))
+    for top, folders, names in os.walk(snapshot):
+        is_cache = Path(top).name == "__pycache__"
         if any(Path(top, name).is_symlink() for name in (*folders, *names)):
             return False
         for name in names:
-            left = name.endswith((".swp", ".orig")) or (compiled and _COMPILED.search(name))
-            if not left and Path(top, name) not in ours:
+            is_leftover = name.endswith((".swp", ".orig")) or (is_cache and _COMPILED.search(name))
+            if not is_leftover and Path(top, name) not in expected:
                 return False
-    return fingerprint(package) == home.name
+    return fingerprint(package) == snapshot.name
 
 
-def _verify(home: Path) -> None:
-    """Makes sure that what is there is the code of that name. Raises SweepError.
+def _verify(snapshot: Path) -> None:
+    """Check that a snapshot matches its fingerprint, and delete its bytecode, which might come from other files.
 
-    What an interpreter has compiled of it goes: nobody can tell whether it was made of these files.
+    Raises:
+        SweepError: The snapshot was changed.
     """
-    if not is_intact(home):
-        raise SweepError(f"{home} does not hold the code that its name stands for; remove it, then launch again")
-    for top, folders, _ in os.walk(home):
+    if not is_intact(snapshot):
+        raise SweepError(f"{snapshot} does not hold the code that its name stands for; remove it, then launch again")
+    for top, folders, _ in os.walk(snapshot):
         if "__pycache__" in folders:
             shutil.rmtree(Path(top, "__pycache__"), ignore_errors=True)
 
 
-def folder(runs: Path, known: str) -> Path | None:
-    """What a worker puts on its import path to run that copy; None when it is gone. Raises SweepError when it differs."""
-    if not is_fingerprint(known):
-        raise SweepError(f"{known[:40]!r} is no fingerprint of code; launch without --code")
-    home = runs / "source" / known
-    if not os.path.lexists(home):
+def find_snapshot(runs: Path, digest: str) -> Path | None:
+    """Return the folder of the snapshot with that fingerprint, for a worker's import path; None if it is gone.
+
+    Raises:
+        SweepError: The fingerprint is malformed, or the snapshot was changed.
+    """
+    if not is_fingerprint(digest):
+        raise SweepError(f"{digest[:40]!r} is no fingerprint of code; launch without --code")
+    snapshot = runs / "source" / digest
+    if not os.path.lexists(snapshot):
         return None
-    _verify(home)
-    return home
+    _verify(snapshot)
+    return snapshot
 
 
 def snapshot_folder(runs: Path) -> Path:
-    """The folder of a copy of this package as it is now, made unless it is there."""
+    """Return the folder of a snapshot of the current code, made if absent."""
     return runs / "source" / take_snapshot(runs)
 
 
-def schema_of(source: Path) -> str | None:
-    """The newest revision of the database that the copy in that folder knows; None when it does not say."""
-    for place in ("results/store/schema.py", "results/schema.py"):
-        file = source / "atma_sweep" / place
+def schema_revision(source: Path) -> str | None:
+    """Return the newest database revision that the snapshot knows; None if it cannot be read."""
+    for relative_path in ("results/store/schema.py", "results/schema.py"):
+        file = source / "atma_sweep" / relative_path
         if file.is_file():
-            known = re.search(r"^REVISIONS = \(([^)]*)\)", file.read_text(), re.MULTILINE)
-            return re.findall(r"\d+", known[1])[-1] if known else None
+            revisions = re.search(r"^REVISIONS = \(([^)]*)\)", file.read_text(), re.MULTILINE)
+            return re.findall(r"\d+", revisions[1])[-1] if revisions else None
     return None
 
 
 def takes_weights_hash(source: Path) -> bool:
-    """Return whether the copy in that folder reads a job file that holds the hash of weights; older ones refuse the key."""
+    """Return True if the snapshot accepts a job.json with the hash of weights; older code rejects the key."""
     file = source / "atma_sweep" / "sweep" / "attempt" / "job.py"
     return file.is_file() and WEIGHTS_SHA256 in file.read_text()
 
 
-def import_path(source: Path, before: str | None) -> str:
-    """PYTHONPATH of a process that runs the copy in that folder; what stood there `before` may hold everything else."""
-    rest = [part for part in (before or "").split(os.pathsep) if part and part != str(source)]
-    return os.pathsep.join([str(source), *rest])
+def import_path(source: Path, existing: str | None) -> str:
+    """Return the PYTHONPATH of a process that runs the snapshot in `source`, followed by the other parts of `existing`."""
+    remaining_parts = [part for part in (existing or "").split(os.pathsep) if part and part != str(source)]
+    return os.pathsep.join([str(source), *remaining_parts])
 
 
 def git_state(root: Path = PACKAGE) -> tuple[str | None, bool | None]:
-    """(commit, whether tracked files differ from it) of the checkout that the code runs from; (None, None) outside one."""
+    """Return the checkout's commit, and True if tracked files differ from it; (None, None) outside a git checkout."""
     try:
         commit = _git(root, "rev-parse", "HEAD")
         top = _git(root, "rev-parse", "--show-toplevel")

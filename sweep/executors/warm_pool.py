@@ -1,4 +1,4 @@
-"""Processes that wait, ready, for the next attempt on a GPU (`attempt/spare.py`): one for each GPU in use while cells are left."""
+"""Warm pool: processes that have imported everything and wait for the next attempt on a GPU (see attempt/spare.py)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from pathlib import Path
 
 from ..host import processes
 
-Start = Callable[[], subprocess.Popen[bytes]]
+StartProcess = Callable[[], subprocess.Popen[bytes]]
+"""Function that starts a warm process."""
 
 
 @dataclass
-class _Spare:
+class _WarmProcess:
+    """Warm process with the environment and runs folder that it was started with."""
+
     process: subprocess.Popen[bytes]
     env: Mapping[str, str]
     runs: Path
@@ -21,40 +24,56 @@ class _Spare:
 
 @dataclass
 class WarmPool:
-    """Those of one executor, by the GPU that they may see."""
+    """Warm processes of one executor, at most one per visible GPU."""
 
-    _ready: dict[str, _Spare] = field(default_factory=dict)
+    _ready: dict[str, _WarmProcess] = field(default_factory=dict)
+    """Warm process by the value of CUDA_VISIBLE_DEVICES."""
 
-    def prepare(self, device: str, runs: Path, env: Mapping[str, str], start: Start) -> None:
-        """Has one ready for that device, with that environment."""
-        if device not in self._ready:
-            self._ready[device] = _Spare(start(), dict(env), runs)
+    def refill(self, device: str, runs: Path, env: Mapping[str, str], start: StartProcess) -> None:
+        """Start a warm process for the device unless there is one.
 
-    def become(self, device: str, runs: Path, env: Mapping[str, str], folder: str) -> subprocess.Popen[bytes] | None:
-        """The spare of that device, which from now on is the attempt in that folder.
-
-        None when there is none that is alive and was started with that very environment.
+        Args:
+            device: Value of CUDA_VISIBLE_DEVICES.
+            runs: Runs folder.
+            env: Environment of the process.
+            start: Starts the process.
         """
-        spare = self._ready.pop(device, None)
-        if spare is None:
+        if device not in self._ready:
+            self._ready[device] = _WarmProcess(start(), dict(env), runs)
+
+    def claim(self, device: str, runs: Path, env: Mapping[str, str], folder: str) -> subprocess.Popen[bytes] | None:
+        """Turn the device's warm process into the attempt in `folder` and return it.
+
+        Returns None if there is none that is alive and was started with exactly this environment and runs folder; an
+        unsuitable one is killed.
+
+        Args:
+            device: Value of CUDA_VISIBLE_DEVICES.
+            runs: Runs folder.
+            env: Environment that the attempt needs.
+            folder: Folder of the attempt, relative to `runs`.
+        """
+        warm = self._ready.pop(device, None)
+        if warm is None:
             return None
         if (
-            (spare.env, spare.runs) == (dict(env), runs)
-            and spare.process.poll() is None
-            and _told(spare.process, folder)
+            (warm.env, warm.runs) == (dict(env), runs)
+            and warm.process.poll() is None
+            and _send_folder(warm.process, folder)
         ):
-            return spare.process
-        _end(spare.process)
+            return warm.process
+        _end(warm.process)
         return None
 
     def close(self) -> None:
-        """Ends those that no attempt took."""
-        for spare in self._ready.values():
-            _end(spare.process)
+        """Kill the warm processes that no attempt claimed."""
+        for warm in self._ready.values():
+            _end(warm.process)
         self._ready.clear()
 
 
-def _told(process: subprocess.Popen[bytes], folder: str) -> bool:
+def _send_folder(process: subprocess.Popen[bytes], folder: str) -> bool:
+    """Send the attempt's folder to a warm process through its standard input; return False if the process has died."""
     assert process.stdin is not None
     try:
         process.stdin.write(f"{folder}\n".encode())
@@ -65,8 +84,9 @@ def _told(process: subprocess.Popen[bytes], folder: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a warm process, its group, and close its pipe."""
     process.kill()
     process.wait()
-    processes.end_group(process.pid)
+    processes.kill_group(process.pid)
     if process.stdin is not None:
         process.stdin.close()

@@ -1,4 +1,4 @@
-"""What a machine has and what is left of it: which attempt gets which GPU, or which part of one, and which cell never will."""
+"""Allocation of a machine's CPU cores, memory and (fractions of) GPUs to attempts."""
 
 from __future__ import annotations
 
@@ -11,147 +11,171 @@ from ..config import Resources
 from . import hardware
 from .hardware import Gpu
 
-PARTS = 10_000
-"""Into which a GPU is counted, so that four quarters, and ten tenths, are exactly one."""
+GPU_PARTS = 10_000
+"""Number of parts into which a GPU is divided, so that four quarters, or ten tenths, add up to exactly one."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Cores, memory and GPUs that attempts may be given."""
+    """Cores, memory and GPUs that can be allocated to attempts."""
 
     cpus: int
     memory_gb: float
-    """GiB."""
+    """Memory in GiB."""
     gpus: tuple[Gpu, ...] = ()
 
     @classmethod
-    def here(cls, gpus: Iterable[Gpu] = ()) -> Machine:
-        """This machine, with those of its GPUs that the caller holds."""
+    def local(cls, gpus: Iterable[Gpu] = ()) -> Machine:
+        """Return this machine with the given GPUs, which the caller has locked."""
         return cls(hardware.cores(), hardware.memory_gb(), tuple(gpus))
 
     def __str__(self) -> str:
         names = [gpu.name for gpu in self.gpus]
-        told = ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "no GPU"
-        return f"{counted(self.cpus, 'CPU core')}, {self.memory_gb:.4g} GiB of memory, {told}"
+        gpu_text = ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "no GPU"
+        return f"{counted(self.cpus, 'CPU core')}, {self.memory_gb:.4g} GiB of memory, {gpu_text}"
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """What one attempt has been given."""
+    """Resources allocated to one attempt."""
 
     cpus: int
     memory_gb: float
+    """Memory in GiB; 0 if none was requested."""
     gpu: Gpu | None
-    parts: int
-    """Of the GPU, out of PARTS."""
+    """GPU that the attempt uses; None without one."""
+    gpu_parts: int
+    """Share of the GPU, in units of 1/GPU_PARTS."""
 
 
 def is_type(gpu_name: str, label: str | None) -> bool:
-    """Whether a GPU's name has the label as a word of its own: H200 is in "NVIDIA H200", and L4 not in "NVIDIA L40S"."""
+    """Return True if a GPU's name contains the label as a word of its own, ignoring case.
+
+    "NVIDIA H200" contains H200, "NVIDIA L40S" does not contain L4. None matches every GPU.
+    """
     if label is None:
         return True
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(label)}(?![A-Za-z0-9])", gpu_name, re.IGNORECASE) is not None
 
 
 def is_shared(gpus: float) -> bool:
-    """Return whether attempts that ask for so many GPUs get a part of one, beside others."""
+    """Return True if that number of GPUs is a fraction of one, which attempts share."""
     return 0 < gpus < 1
 
 
 class MachineAllocator:
-    """A machine, and what attempts have been given of it. Used from one thread.
+    """Free resources of one machine. Used from one thread.
 
-    A whole GPU is given when nobody has a part of it; a part goes where the least is left that is enough, so that other
-    GPUs stay whole.
+    A full GPU is allocated only when it is unused. A fraction goes to the GPU with the least sufficient free share, so
+    that other GPUs stay unused.
     """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self._cpus, self._memory = machine.cpus, machine.memory_gb
-        self._parts = dict.fromkeys(machine.gpus, PARTS)
+        self._free_cpus, self._free_memory_gb = machine.cpus, machine.memory_gb
+        self._free_parts = dict.fromkeys(machine.gpus, GPU_PARTS)
 
-    def place(self, wanted: Resources) -> Allocation | None:
-        """What an attempt of that size could be given now, None when it has to wait."""
-        memory = wanted.memory_gb or 0.0
-        if wanted.cpus > self._cpus or memory > self._memory:
+    def place(self, resources: Resources) -> Allocation | None:
+        """Return the allocation that an attempt would get now, without allocating it; None if it does not fit."""
+        memory = resources.memory_gb or 0.0
+        if resources.cpus > self._free_cpus or memory > self._free_memory_gb:
             return None
-        parts = round(wanted.gpus * PARTS)
+        parts = round(resources.gpus * GPU_PARTS)
         if not parts:
-            return Allocation(wanted.cpus, memory, None, 0)
-        fitting = [gpu for gpu, left in self._parts.items() if left >= parts and is_type(gpu.name, wanted.gpu_type)]
+            return Allocation(resources.cpus, memory, None, 0)
+        fitting = [
+            gpu
+            for gpu, free_parts in self._free_parts.items()
+            if free_parts >= parts and is_type(gpu.name, resources.gpu_type)
+        ]
         if not fitting:
             return None
-        return Allocation(wanted.cpus, memory, min(fitting, key=lambda gpu: self._parts[gpu]), parts)
+        return Allocation(resources.cpus, memory, min(fitting, key=lambda gpu: self._free_parts[gpu]), parts)
 
-    def left(self, given: Allocation) -> tuple[int, int]:
-        """What is left now of that GPU, out of PARTS, and of the cores."""
-        return (self._parts[given.gpu] if given.gpu is not None else 0), self._cpus
+    def free_capacity(self, allocation: Allocation) -> tuple[int, int]:
+        """Return (free parts of the allocation's GPU, in units of 1/GPU_PARTS and 0 without a GPU; free cores)."""
+        return (self._free_parts[allocation.gpu] if allocation.gpu is not None else 0), self._free_cpus
 
-    def take(self, given: Allocation) -> None:
-        """Gives that much away."""
-        self._change(given, -1)
+    def take(self, allocation: Allocation) -> None:
+        """Subtract an allocation from the free resources."""
+        self._change(allocation, -1)
 
-    def give(self, given: Allocation) -> None:
-        """Takes it back."""
-        self._change(given, +1)
+    def give(self, allocation: Allocation) -> None:
+        """Add an allocation back to the free resources."""
+        self._change(allocation, +1)
 
-    def _change(self, given: Allocation, sign: int) -> None:
-        self._cpus += sign * given.cpus
-        self._memory += sign * given.memory_gb
-        if given.gpu is not None:
-            self._parts[given.gpu] += sign * given.parts
+    def _change(self, allocation: Allocation, sign: int) -> None:
+        self._free_cpus += sign * allocation.cpus
+        self._free_memory_gb += sign * allocation.memory_gb
+        if allocation.gpu is not None:
+            self._free_parts[allocation.gpu] += sign * allocation.gpu_parts
 
 
 class ClusterAllocator:
-    """Machines by name, and what attempts have been given of them. Used from one thread.
+    """Free resources of several machines, by name. Used from one thread.
 
-    A part of a GPU goes where the least of one is left that is enough; everything else where most cores are free.
+    A fraction of a GPU goes to the GPU with the least sufficient free share; everything else to the machine with most
+    free cores.
     """
 
     def __init__(self) -> None:
-        self._rooms: dict[str, MachineAllocator] = {}
+        self._allocators: dict[str, MachineAllocator] = {}
 
     def add(self, name: str, machine: Machine) -> None:
-        """A machine that has come, all of it free."""
-        self._rooms[name] = MachineAllocator(machine)
+        """Add a machine, or replace the one of that name; all of it is free."""
+        self._allocators[name] = MachineAllocator(machine)
 
     def drop(self, name: str) -> None:
-        """A machine that is gone, with all that was given of it."""
-        self._rooms.pop(name, None)
+        """Remove a machine with everything allocated on it; an unknown name is ignored."""
+        self._allocators.pop(name, None)
 
-    def place(self, wanted: Resources) -> tuple[str, Allocation] | None:
-        """Where an attempt of that size could start now, and what it would be given; None when it has to wait."""
-        found = [(name, given) for name, room in self._rooms.items() if (given := room.place(wanted)) is not None]
-        if not found:
+    def find_allocation(self, resources: Resources) -> tuple[str, Allocation] | None:
+        """Return the (machine name, allocation) that an attempt would get now, without allocating it.
+
+        None if none fits.
+        """
+        candidates = [
+            (name, allocation)
+            for name, allocator in self._allocators.items()
+            if (allocation := allocator.place(resources)) is not None
+        ]
+        if not candidates:
             return None
-        if is_shared(wanted.gpus):
-            return min(found, key=lambda pair: self._rooms[pair[0]].left(pair[1])[0])
-        return max(found, key=lambda pair: self._rooms[pair[0]].left(pair[1])[1])
+        if is_shared(resources.gpus):
+            return min(candidates, key=lambda pair: self._allocators[pair[0]].free_capacity(pair[1])[0])
+        return max(candidates, key=lambda pair: self._allocators[pair[0]].free_capacity(pair[1])[1])
 
-    def take(self, name: str, given: Allocation) -> None:
-        """Gives that much away."""
-        self._rooms[name].take(given)
+    def allocate(self, name: str, allocation: Allocation) -> None:
+        """Subtract an allocation from the machine's free resources."""
+        self._allocators[name].take(allocation)
 
-    def give(self, name: str, given: Allocation) -> None:
-        """Takes it back; of a machine that is gone, nothing."""
-        if name in self._rooms:
-            self._rooms[name].give(given)
-
-
-def need(wanted: Resources) -> str:
-    """Resources for people."""
-    told = [counted(wanted.cpus, "CPU core")]
-    if wanted.memory_gb is not None:
-        told.append(f"{wanted.memory_gb:g} GiB of memory")
-    if wanted.gpus:
-        share = "a GPU" if wanted.gpus == 1 else f"{wanted.gpus:g} of a GPU"
-        told.append(share + (f" of type {wanted.gpu_type}" if wanted.gpu_type else ""))
-    return ", ".join(told)
+    def release(self, name: str, allocation: Allocation) -> None:
+        """Add an allocation back to the machine's free resources; a removed machine is ignored."""
+        if name in self._allocators:
+            self._allocators[name].give(allocation)
 
 
-def should_yield_gpu(wanted: Resources, waiting: Iterable[Resources]) -> bool:
-    """Whether an attempt leaves a GPU to one that waits for a whole one, which parts would otherwise keep out for ever."""
-    if not is_shared(wanted.gpus):
+def need(resources: Resources) -> str:
+    """Return resources as text for people."""
+    parts = [counted(resources.cpus, "CPU core")]
+    if resources.memory_gb is not None:
+        parts.append(f"{resources.memory_gb:g} GiB of memory")
+    if resources.gpus:
+        share = "a GPU" if resources.gpus == 1 else f"{resources.gpus:g} of a GPU"
+        parts.append(share + (f" of type {resources.gpu_type}" if resources.gpu_type else ""))
+    return ", ".join(parts)
+
+
+def should_yield_gpu(resources: Resources, waiting: Iterable[Resources]) -> bool:
+    """Return True if an attempt that needs a fraction of a GPU must wait for the sake of a blocked attempt.
+
+    Otherwise small attempts could keep an attempt that needs a full GPU waiting for ever.
+
+    Args:
+        resources: Resources of the attempt.
+        waiting: Resources of attempts that are blocked now.
+    """
+    if not is_shared(resources.gpus):
         return False
-    rivals = [other.gpu_type for other in waiting if other.gpus == 1]
-    return any(wanted.gpu_type is None or rival in (None, wanted.gpu_type) for rival in rivals)
+    full_gpu_types = [blocked.gpu_type for blocked in waiting if blocked.gpus == 1]
+    return any(resources.gpu_type is None or rival in (None, resources.gpu_type) for rival in full_gpu_types)

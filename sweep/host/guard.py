@@ -1,7 +1,7 @@
-"""A small process beside each attempt, which ends it when its launch is gone and it does not leave by itself.
+"""Guard process of each attempt, which kills the attempt when its launch is gone and it does not exit by itself.
 
-The system tells an attempt with SIGTERM that its launch has died. One that is frozen (SIGSTOP, a debugger) does not hear
-that, and would keep its memory and its GPU until somebody launches again.
+The system notifies an attempt by SIGTERM that its launch has died. A frozen attempt (SIGSTOP, a debugger) does not
+receive it, and would keep its memory and its GPU until the next launch.
 """
 
 from __future__ import annotations
@@ -15,38 +15,52 @@ from collections.abc import Sequence
 
 import psutil
 
-LOOK_S = 0.5
+CHECK_INTERVAL_S = 0.5
+"""Seconds between two checks of the attempt."""
 
 
-def start(parent: int, grace: float) -> None:
-    """Has this process, an attempt started by `parent`, watched. It gets `grace` seconds to save itself."""
+def start(parent: int, grace_s: float) -> None:
+    """Start a guard of this process, an attempt started by `parent`.
+
+    Args:
+        parent: Pid of the process whose death ends the attempt.
+        grace_s: Seconds that the attempt then gets to save itself.
+    """
     nowhere = subprocess.DEVNULL
     subprocess.Popen(
-        [sys.executable, "-m", "atma_sweep.sweep.host.guard", str(os.getpid()), str(parent), str(grace)],
+        [sys.executable, "-m", "atma_sweep.sweep.host.guard", str(os.getpid()), str(parent), str(grace_s)],
         stdin=nowhere, stdout=nowhere, stderr=nowhere,
         start_new_session=True,  # what stops or kills the attempt's group does not reach it
     )  # fmt: skip
 
 
-def watch(pid: int, parent: int, grace: float) -> None:
-    """Returns when the process `pid` is gone, by itself or, after its parent was no longer `parent`, by SIGKILL."""
+def end_after_parent(pid: int, parent: int, grace_s: float) -> None:
+    """Block until the process `pid` is gone; kill it and its children if it outlives its parent by the grace period.
+
+    A frozen process is resumed first, so that it receives pending signals.
+
+    Args:
+        pid: Attempt to watch.
+        parent: Pid of its parent; another parent means that the launch has died.
+        grace_s: Seconds between the parent's death and SIGKILL.
+    """
     with contextlib.suppress(psutil.NoSuchProcess):
         attempt = psutil.Process(pid)
         while attempt.ppid() == parent:
             if attempt.status() == psutil.STATUS_ZOMBIE:
                 return
-            time.sleep(LOOK_S)
+            time.sleep(CHECK_INTERVAL_S)
         attempt.resume()  # now it hears what it was sent while it was frozen
         family = [member for member in attempt.children(recursive=True) if member.pid != os.getpid()]
-        psutil.wait_procs([attempt], timeout=grace)
+        psutil.wait_procs([attempt], timeout=grace_s)
         for member in (attempt, *family):
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
 
 
 def main(argv: Sequence[str]) -> None:
-    """Pid of the attempt, pid of whoever started it, seconds of grace."""
-    watch(int(argv[0]), int(argv[1]), float(argv[2]))
+    """Run the guard. `argv` holds the attempt's pid, its parent's pid, and the grace period in seconds."""
+    end_after_parent(int(argv[0]), int(argv[1]), float(argv[2]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What this machine has: cores, memory and GPUs."""
+"""Hardware of this machine: cores, memory and GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 
 from ..errors import MachineError
 
-_ASK = """
+_GPU_QUERY = """
 import json, torch
 try:
     torch.cuda.init()
@@ -28,22 +28,24 @@ else:
 
 
 def cores() -> int:
-    """CPU cores that this process may use; under a Slurm that binds nobody to cores, those that the job asked for."""
-    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    return min(found, int(asked)) if asked.isdecimal() and int(asked) else found
+    """Return the number of CPU cores this process may use, at most the SLURM_CPUS_PER_TASK of a Slurm job."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    requested = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return min(usable, int(requested)) if requested.isdecimal() and int(requested) else usable
 
 
 def memory_gb() -> float:
-    """Memory of this machine in GiB, or what its control group allows where that is less."""
-    found = psutil.virtual_memory().total
+    """Return the memory of this machine, or the limit of its control group if that is less, in GiB."""
+    total_bytes = psutil.virtual_memory().total
     with contextlib.suppress(OSError, ValueError):
-        found = min(found, int(Path("/sys/fs/cgroup/memory.max").read_text()))  # "max" is no number and no limit
-    return found / 2**30
+        total_bytes = min(
+            total_bytes, int(Path("/sys/fs/cgroup/memory.max").read_text())
+        )  # "max" is no number and no limit
+    return total_bytes / 2**30
 
 
 def reset_peak_resident() -> bool:
-    """Lets `peak_resident` start anew for this process. False where the system cannot: only Linux can."""
+    """Reset the peak that `peak_resident` returns for this process; return False if the system cannot (only Linux can)."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -52,9 +54,12 @@ def reset_peak_resident() -> bool:
 
 
 def peak_resident(pid: int | None = None) -> int | None:
-    """Most memory, bytes, that this or another process held at once since its start or `reset_peak_resident`.
+    """Return the peak resident memory of a process in bytes, since its start or `reset_peak_resident`; None if unknown.
 
-    All of it: interpreter, libraries and mapped files that were read too. None where the system does not say.
+    Includes interpreter, libraries and pages of mapped files.
+
+    Args:
+        pid: Process; None for this one.
     """
     try:
         lines = Path(f"/proc/{pid or 'self'}/status").read_text().splitlines()
@@ -65,32 +70,36 @@ def peak_resident(pid: int | None = None) -> int | None:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A CUDA device that torch can use."""
+    """CUDA device that torch can use."""
 
     device: str
-    """What CUDA_VISIBLE_DEVICES calls it."""
+    """Name of the device in CUDA_VISIBLE_DEVICES."""
     uuid: str
     name: str
     capability: tuple[int, int] | None = None
-    """Compute capability; None when nobody asked."""
+    """Compute capability as (major, minor); None if not queried."""
 
 
 PRECISIONS = {"fp16": (0, 0), "bf16": (8, 0), "fp8": (8, 9)}
-"""`train.precision` -> the lowest compute capability with matrix units for it, as far as torch runs at all."""
+"""Lowest compute capability with matrix units for each value of `train.precision`; (0, 0) for any GPU that torch
+supports."""
 
 
-def precisions(capability: tuple[int, int]) -> list[str]:
-    """Those of `train.precision` that a GPU of that compute capability has matrix units for."""
+def supported_precisions(capability: tuple[int, int]) -> list[str]:
+    """Return the values of `train.precision` that a GPU of that compute capability has matrix units for."""
     return [name for name, least in PRECISIONS.items() if capability >= least]
 
 
 def no_gpu(cause: str) -> MachineError:
-    """The error that ends what was asked to run on CUDA and cannot."""
+    """Return the error of an operation that needs CUDA where no GPU can be used."""
     return MachineError(f"no usable CUDA GPU: {cause}; set resources.gpus to 0 to run on the CPU")
 
 
 def driver_gpus() -> list[str]:
-    """The names of the GPUs that the driver lists and the environment leaves to us, asked without torch; none if it fails."""
+    """Return the names of the GPUs that nvidia-smi lists; empty if it fails.
+
+    Only as many as CUDA_VISIBLE_DEVICES has entries are returned. Does not use torch.
+    """
     try:
         answer = subprocess.run(
             ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, timeout=20
@@ -99,12 +108,14 @@ def driver_gpus() -> list[str]:
         return []
     names = [line.strip() for line in answer.stdout.splitlines() if line.strip()] if answer.returncode == 0 else []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return names if visible is None else names[: len([one for one in visible.split(",") if one])]
+    return names if visible is None else names[: len([device for device in visible.split(",") if device])]
 
 
 def gpu_names() -> list[str]:
-    """Return the names of the GPUs that attempts may be given; torch is asked, for seconds, only where the driver's program
-    is missing beside its devices, as in some containers.
+    """Return the names of the GPUs that attempts may use; empty if there is none.
+
+    Only where nvidia-smi is missing but its devices exist, as in some containers, is torch queried, which takes
+    seconds.
     """
     names = driver_gpus()
     if names or not Path("/dev/nvidiactl").exists():
@@ -116,11 +127,12 @@ def gpu_names() -> list[str]:
 
 
 def gpus() -> list[Gpu]:
-    """The usable CUDA devices, asked for in a process of its own, so that the caller holds no GPU memory.
+    """Return the usable CUDA devices, queried in a child process so that this one holds no GPU memory. Takes seconds.
 
-    Raises MachineError with the cause (no driver, driver too old, build without CUDA) when there is none.
+    Raises:
+        MachineError: There is none; the message has the cause (no driver, driver too old, build without CUDA).
     """
-    answer = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=300)
+    answer = subprocess.run([sys.executable, "-c", _GPU_QUERY], capture_output=True, text=True, timeout=300)
     lines = answer.stdout.strip().splitlines()
     try:
         facts = json.loads(lines[-1]) if lines else {}

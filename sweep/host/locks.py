@@ -1,4 +1,4 @@
-"""Folders that are this user's alone below the temporary one, and the host-wide lock that keeps a GPU with one sweep."""
+"""Host-wide locks that reserve a GPU for one sweep, and folders that only this user can enter."""
 
 from __future__ import annotations
 
@@ -16,65 +16,82 @@ from pathlib import Path
 from ..errors import MachineError
 from .hardware import Gpu
 
-WAITING = 1024
-"""Processes that may ask who holds a GPU while it is held."""
-WIDTH = 24
-"""Bytes of the line that says who holds a lock, so that a shorter one covers a longer one."""
+SOCKET_BACKLOG = 1024
+"""Number of processes that may query the holder of a GPU while it is locked."""
+HOLDER_BYTES = 24
+"""Fixed width of the text that names a lock's holder, so that a shorter text overwrites a longer one."""
 
 
 def open_private_folder(path: Path, variable: str = "TMPDIR") -> int:
-    """Opens a folder that nobody but this user can enter, made if there is none; a file descriptor.
+    """Open a folder that only this user can enter, created if absent.
 
-    `variable`: which one of the environment says where it is. Raises MachineError for a link, for somebody else's and for one that others may enter.
+    Return its file descriptor, which the caller closes.
+
+    Args:
+        path: Folder.
+        variable: Environment variable that determines `path`, for messages.
+
+    Raises:
+        MachineError: The path is a symbolic link, belongs to another user, or is accessible to others.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
-        opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise MachineError(
             f"{path} cannot be used: {error.strerror}; have its owner remove it, or set {variable} to another folder"
         ) from error
-    seen = os.fstat(opened)
-    if seen.st_uid != os.getuid() or stat.S_IMODE(seen.st_mode) & 0o077:
-        os.close(opened)
+    status = os.fstat(descriptor)
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        os.close(descriptor)
         raise MachineError(
-            f"{path} is not this user's alone (owner {seen.st_uid}, mode {stat.S_IMODE(seen.st_mode):04o}); "
+            f"{path} is not this user's alone (owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}); "
             f"have it removed, or set {variable} to another folder"
         )
-    return opened
+    return descriptor
 
 
 class GpuLocks:
-    """Holds GPUs for one sweep, across databases and users of this host, as long as the process lives.
+    """GPU locks of one sweep, across all databases and users of this host, for as long as the process lives.
 
-    For each a lock on a file in this user's own folder, and on Linux a socket of a name without a file, which users share
-    and none can plant.
+    Each GPU has a locked file in this user's private folder. On Linux it also has an abstract socket, whose name all
+    users share and no user can occupy in advance by a file.
     """
 
     def __init__(self, base: Path | None = None) -> None:
-        """`base`: where the user's folder is made, and what holders who are to know of each other have in common."""
+        """Prepare to lock GPUs; nothing is locked yet.
+
+        Args:
+            base: Folder that contains the user's private folder, and that identifies the group of mutually visible
+                holders; None for the temporary folder.
+        """
         self._base = base or Path(tempfile.gettempdir())
-        self._held: list[int | socket.socket] = []
+        self._handles: list[int | socket.socket] = []
+        """Open files and sockets that hold the locks."""
 
     @property
     def folder(self) -> Path:
-        """This user's own."""
+        """Private folder of this user with the lock files."""
         return self._base / f"atma-sweep-gpus-{os.getuid()}"
 
-    def take(self, wanted: list[Gpu]) -> list[Gpu]:
-        """Locks those that are free.
+    def acquire(self, gpus: list[Gpu]) -> list[Gpu]:
+        """Lock the free ones of these GPUs and return them.
 
-        Raises MachineError naming who holds them when none is, or when this user may not lock here.
+        Args:
+            gpus: GPUs to lock.
+
+        Raises:
+            MachineError: All of them are locked (the message names the holders), or lock files cannot be created here.
         """
         folder = open_private_folder(self.folder)
-        taken, holders = [], []
+        locked, holders = [], []
         try:
-            for gpu in wanted:
-                holder = self._take(folder, gpu)
+            for gpu in gpus:
+                holder = self._try_lock(folder, gpu)
                 if holder is None:
-                    taken.append(gpu)
+                    locked.append(gpu)
                 else:
                     holders.append(holder)
         except OSError as error:
@@ -82,62 +99,73 @@ class GpuLocks:
             raise MachineError(f"GPUs cannot be locked in {self.folder}: {error.strerror}; remove it") from error
         finally:
             os.close(folder)
-        if not taken:
+        if not locked:
             raise MachineError(
                 f"every GPU is held by another sweep ({', '.join(sorted(set(holders)))}); wait for it or stop it"
             )
-        return taken
+        return locked
 
-    def _take(self, folder: int, gpu: Gpu) -> str | None:
-        """Locks one; who holds it, if somebody does."""
+    def _try_lock(self, folder: int, gpu: Gpu) -> str | None:
+        """Lock one GPU; return None on success, else a description of the holder.
+
+        Args:
+            folder: Descriptor of the private folder.
+            gpu: GPU to lock.
+        """
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.open(f"{gpu.uuid}.lock", flags, 0o600, dir_fd=folder)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            said = os.pread(file, WIDTH, 0).decode(errors="replace").strip()
+            holder_text = os.pread(file, HOLDER_BYTES, 0).decode(errors="replace").strip()
             os.close(file)
-            return said or "an unknown process"
-        claim = self._claim(gpu.uuid)
-        if claim is None:
+            return holder_text or "an unknown process"
+        name_socket = self._bind_name(gpu.uuid)
+        if name_socket is None:
             os.close(file)
-            pid = self.holder(gpu.uuid)
+            pid = self.holder_pid(gpu.uuid)
             return f"pid {pid}" if pid else "a process of another user"
-        os.pwrite(file, f"pid {os.getpid()}".ljust(WIDTH).encode(), 0)
-        self._held += [file, claim]
+        os.pwrite(file, f"pid {os.getpid()}".ljust(HOLDER_BYTES).encode(), 0)
+        self._handles += [file, name_socket]
         return None
 
-    def _claim(self, uuid: str) -> socket.socket | None:
-        """The GPU's name among all users; None when somebody has it. Where names without files do not exist, any socket."""
-        claim = socket.socket(socket.AF_UNIX)
+    def _bind_name(self, uuid: str) -> socket.socket | None:
+        """Return a socket bound to the GPU's abstract name; None if another process has it.
+
+        Where abstract names do not exist (not Linux), an unbound socket is returned.
+        """
+        name_socket = socket.socket(socket.AF_UNIX)
         if sys.platform == "linux":
             try:
-                claim.bind(self._name(uuid))
-                claim.listen(WAITING)
+                name_socket.bind(self._socket_name(uuid))
+                name_socket.listen(SOCKET_BACKLOG)
             except OSError:
-                claim.close()
+                name_socket.close()
                 return None
-        return claim
+        return name_socket
 
-    def holder(self, uuid: str) -> int | None:
-        """The process that holds that GPU, as the kernel says, whoever's it is; None when nobody does. Takes no lock."""
+    def holder_pid(self, uuid: str) -> int | None:
+        """Return the pid of the process of any user that holds the GPU, according to the kernel; None if it is free.
+
+        Acquires no lock. Always None on systems other than Linux.
+        """
         if sys.platform != "linux":
             return None
-        with socket.socket(socket.AF_UNIX) as asking:
-            asking.settimeout(0)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(0)
             try:
-                asking.connect(self._name(uuid))
-                said = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+                client.connect(self._socket_name(uuid))
+                credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             except OSError:
                 return None
-        return int(struct.unpack("3i", said)[0])
+        return int(struct.unpack("3i", credentials)[0])
 
-    def _name(self, uuid: str) -> str:
+    def _socket_name(self, uuid: str) -> str:
         key = f"{self._base}:{uuid.removeprefix('GPU-').lower()}"
         return f"\0atma-sweep-gpu-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
     def release(self) -> None:
-        """Gives every GPU back."""
-        for held in self._held:
-            held.close() if isinstance(held, socket.socket) else os.close(held)
-        self._held.clear()
+        """Release all locks."""
+        for handle in self._handles:
+            handle.close() if isinstance(handle, socket.socket) else os.close(handle)
+        self._handles.clear()

@@ -1,4 +1,4 @@
-"""Operating-system processes: who we are, who still lives, how a child starts and how it ends."""
+"""Operating-system processes: identity, liveness, start and termination."""
 
 from __future__ import annotations
 
@@ -20,114 +20,146 @@ import psutil
 from ...results.store.records import Owner, find, here, space
 
 GRACE_S = 10.0
-"""Seconds that a process gets between SIGTERM and SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL."""
 ECHO_S = 2.0
-"""A request to stop that comes again within these seconds is still the first one: a batch system tells every process of
-a job at once, and whoever is told passes it on."""
+"""Seconds within which a repeated stop signal counts as the first one. A batch system signals every process of a job at
+once, and each of them passes the signal on.
+"""
 
 
 def this_process(name: str) -> Owner:
-    """The running process as an owner of sweeps and attempts."""
+    """Return the running process as an owner of sweeps and attempts, with `name` as its role."""
     me = psutil.Process()
     return Owner(name=name, host=socket.gethostname(), pid=me.pid, started=me.create_time(), space=space())
 
 
 def is_alive(owner: Owner) -> bool | None:
-    """Whether an owner still runs; None when it is on another host or in another PID namespace, where we cannot look."""
+    """Return True if an owner still runs.
+
+    None if it is on another host or in another PID namespace, where that is unknown.
+    """
     if not here(owner.host, owner.space):
         return None
     return find(owner.pid, owner.started) is not None
 
 
-def holds(owner: Owner, lease_until: datetime | None) -> bool:
-    """Whether an owner still has what it took: its process lives, or, where we cannot look, its lease does."""
+def is_holder_active(owner: Owner, lease_until: datetime | None) -> bool:
+    """Return True if an owner still holds its claim.
+
+    That is so while its process lives or, where that is unknown, until its lease ends.
+
+    Args:
+        owner: Process that made the claim.
+        lease_until: End of its lease; None if it has none.
+    """
     alive = is_alive(owner)
     leased = lease_until is not None and lease_until > datetime.now(UTC)
     return leased if alive is None else alive
 
 
-def lineage() -> set[int]:
-    """The pids of this process and of those that it descends from."""
+def own_and_ancestor_pids() -> set[int]:
+    """Return the pids of this process and of its ancestors."""
     me = psutil.Process()
     with contextlib.suppress(psutil.Error):
         return {me.pid, *(parent.pid for parent in me.parents())}
     return {me.pid, os.getppid()}
 
 
-def terminate_all(processes: Sequence[psutil.Process], grace: float = GRACE_S) -> None:
-    """Ends processes, their children and the groups that they lead: SIGTERM, then SIGKILL after `grace` seconds.
+def terminate_all(processes: Sequence[psutil.Process], grace_s: float = GRACE_S) -> None:
+    """Terminate processes, their children, and the groups that they lead: SIGTERM, then SIGKILL.
 
-    Returns when they are gone. Never the running process or one that it descends from, whatever a database says of them.
+    Return when they are gone. This process and its ancestors are spared, whatever a database says of them.
+
+    Args:
+        processes: Processes to terminate.
+        grace_s: Seconds between SIGTERM and SIGKILL.
     """
-    ours = lineage()
-    others = [process for process in processes if process.pid not in ours]
-    family, groups = list(others), set()
-    for process in others:
+    protected = own_and_ancestor_pids()
+    targets = [process for process in processes if process.pid not in protected]
+    family, groups = list(targets), set()
+    for process in targets:
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
             family += process.children(recursive=True)
             groups |= {os.getpgid(process.pid)} & {process.pid} - {os.getpid()}
             process.terminate()
-    psutil.wait_procs(others, timeout=grace)
+    psutil.wait_procs(targets, timeout=grace_s)
     for group in groups:
-        end_group(group)
+        kill_group(group)
     for member in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
-    psutil.wait_procs(family, timeout=grace)
+    psutil.wait_procs(family, timeout=grace_s)
 
 
-def start(
-    command: Sequence[str], env: Mapping[str, str], folder: Path, *, apart: bool = False
+def start_child(
+    command: Sequence[str], env: Mapping[str, str], folder: Path, *, own_group: bool = False
 ) -> subprocess.Popen[bytes]:
-    """Starts a child in `folder`, its output appended to `folder`/log.txt, in our own process group.
+    """Start a child process in `folder`; its output is appended to `folder`/log.txt.
 
-    With `apart` in a group of its own, where a terminal's Ctrl-C reaches neither it nor the compilers that it runs.
+    Args:
+        command: Command line.
+        env: Entire environment of the child.
+        folder: Working folder.
+        own_group: True for a process group of its own, so that a terminal's Ctrl-C reaches neither it nor its
+            compilers.
     """
     with (folder / "log.txt").open("ab") as log:
         return subprocess.Popen(
             list(command), env=dict(env), cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            process_group=0 if apart else None,
+            process_group=0 if own_group else None,
         )  # fmt: skip
 
 
-def start_waiting(command: Sequence[str], env: Mapping[str, str], folder: Path) -> subprocess.Popen[bytes]:
-    """As `start` with `apart`, for a child that hears by a pipe what it is to be; until then what it prints goes nowhere."""
+def start_piped_child(command: Sequence[str], env: Mapping[str, str], folder: Path) -> subprocess.Popen[bytes]:
+    """Start a child process with a pipe as standard input, in a group of its own; its output is discarded.
+
+    Args:
+        command: Command line.
+        env: Entire environment of the child.
+        folder: Working folder.
+    """
     pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
     return subprocess.Popen(
         list(command), env=dict(env), cwd=folder, stdin=pipe, stdout=nowhere, stderr=nowhere, process_group=0
     )
 
 
-def end_group(group: int) -> None:
-    """Kills what lives of a process group but for ourselves: what an attempt that has ended left behind."""
+def kill_group(group: int) -> None:
+    """Kill every process of a process group except this one."""
     for pid in psutil.pids():
         with contextlib.suppress(OSError):
             if pid != os.getpid() and os.getpgid(pid) == group:
                 os.kill(pid, signal.SIGKILL)
 
 
-def has_pending(pid: int, number: int) -> bool:
-    """Return whether a process was sent the signal and has not received it, since it blocks it. False where no /proc tells."""
+def has_pending(pid: int, signal_number: int) -> bool:
+    """Return True if a signal was sent to a process that has not received it yet; False without /proc."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
     masks = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd:", "ShdPnd:"))]
-    return any(mask >> (number - 1) & 1 for mask in masks)
+    return any(mask >> (signal_number - 1) & 1 for mask in masks)
 
 
 def exit_with_parent(parent: int) -> None:
-    """Asks for SIGTERM when `parent`, our parent process, dies; at once when it is dead already."""
+    """Arrange for SIGTERM to this process when its parent dies; send it now if the parent is already dead.
+
+    On Linux the kernel sends it to this process when the parent's thread ends; elsewhere a thread polls.
+
+    Args:
+        parent: Pid of the expected parent.
+    """
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
     elif sys.platform != "linux":
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+        threading.Thread(target=_terminate_after_parent, args=(parent,), daemon=True).start()
 
 
-def _watch(parent: int) -> None:
+def _terminate_after_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Requests to stop: Ctrl-C, SIGTERM, and SIGHUP, which a closed terminal sends."""
+"""Stop signals: Ctrl-C, SIGTERM, and the SIGHUP of a closed terminal."""
 
 from __future__ import annotations
 
@@ -21,25 +21,28 @@ from ...results.errors import UserError
 from . import processes
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-AGAIN_S = 0.05
+"""Signals that request a stop."""
+RESEND_S = 0.05
+"""Seconds before a lost signal is sent again."""
 GRACE_S = 8.0
-"""Seconds that the main thread has to hear of a request before the process ends without it."""
+"""Seconds that the main thread gets to handle a signal before the process ends without it."""
 
 
-_held = threading.Event()
-"""Set while the main thread is within `held`."""
+_blocked = threading.Event()
+"""Event that is set while the main thread is within `signals_blocked`."""
 
 
 class Interrupted(UserError):
-    """The user or the system asked to stop; everything was saved and marked."""
+    """Error after a clean stop requested by the user or the system; everything was saved and marked."""
 
     def __init__(self, number: int, remedy: str = "launch again to continue") -> None:
+        """Create the error for a signal; the exit code is 128 + `number`, and `remedy` ends the message."""
         self.number, self.exit_code = number, 128 + number
         super().__init__(f"stopped; {remedy}")
 
 
 class StopRequested(BaseException):
-    """The same where nothing has to be saved; as KeyboardInterrupt, nothing but the command line catches it."""
+    """Exception of a stop signal where nothing has to be saved. A BaseException, which only the command line catches."""
 
     def __init__(self, number: int) -> None:
         self.number, self.exit_code = number, 128 + number
@@ -47,36 +50,41 @@ class StopRequested(BaseException):
 
 
 @dataclass
-class _Request:
+class _StopRequest:
+    """First stop signal received and its time on the monotonic clock; shared by nested `StopSignals`."""
+
     number: int | None = None
     since: float = 0.0
 
 
 class StopSignals:
-    """Hears requests to stop: the first is noted, a later one ends the process on the spot.
+    """Context manager that handles stop signals: it records the first.
 
-    With `raises` SIGTERM and SIGHUP raise Stop where they come, as Ctrl-C raises KeyboardInterrupt. One within another
-    shares its request. In a thread other than the main one, which hears no signals, it does nothing.
+    One later than REPEAT_SIGNAL_S ends the process at once. With `raises`, SIGTERM and SIGHUP raise StopRequested where
+    they arrive, as Ctrl-C raises KeyboardInterrupt. A nested context shares the request of the outer one. In a thread
+    other than the main one, which receives no signals, the context does nothing.
 
-    Python's handlers run in the main thread alone, which may wait in native code for minutes (a backward pass whose kernels
-    another thread compiles). Where nothing has to be saved, a watcher then ends the process after GRACE_S.
+    Python runs handlers only in the main thread, which may wait in native code for minutes (a backward pass whose
+    kernels another thread compiles). Where nothing has to be saved, a watcher therefore ends the process after GRACE_S.
     """
 
     _open: ClassVar[list[StopSignals]] = []
+    """Contexts that are active, outermost first."""
 
     def __init__(self, *, raises: bool = False) -> None:
         self._raises = raises
-        self._request = _Request()
-        self._before: dict[int, object] = {}
+        self._request = _StopRequest()
+        self._previous_handlers: dict[int, object] = {}
         self._unraisable = sys.unraisablehook
         self._watcher: _Watcher | None = None
 
     @property
     def number(self) -> int | None:
-        """Which signal has come, if one has."""
+        """Signal that was received; None if there was none."""
         return self._request.number
 
     def __enter__(self) -> StopSignals:
+        """Install the handlers; a SIGTERM or SIGHUP that is ignored (nohup) stays ignored."""
         if threading.current_thread() is not threading.main_thread():
             return self
         if self._open:
@@ -85,26 +93,28 @@ class StopSignals:
         for number in STOPS[1:] if self._raises else STOPS:
             # what was started with nohup is not to hear of the terminal's end
             if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._handle)
+                self._previous_handlers[number] = signal.signal(number, self._handle)
         if self._raises:
-            self._unraisable, sys.unraisablehook = sys.unraisablehook, self._again
+            self._unraisable, sys.unraisablehook = sys.unraisablehook, self._resend_lost_signal
             self._watcher = _Watcher(self)
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Restore the previous handlers and stop the watcher."""
         if self in self._open:
             self._open.remove(self)
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-        if self._before and self._raises:
+        if self._previous_handlers and self._raises:
             sys.unraisablehook = self._unraisable
         if self._watcher is not None:
             self._watcher.close()
             self._watcher = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Handle a stop signal: record it, raise StopRequested if asked to, or end the process on a later repetition."""
         if number == signal.SIGHUP:
-            _leave_terminal()
+            _detach_terminal()
         request = self._request
         if request.number is None:
             request.number, request.since = number, time.monotonic()
@@ -113,54 +123,58 @@ class StopSignals:
         elif time.monotonic() - request.since > processes.ECHO_S:
             os._exit(128 + number)
 
-    def _again(self, lost: sys.UnraisableHookArgs) -> None:
-        """A request that came within a callback which no exception leaves, such as one of the import system's, comes once more."""
+    def _resend_lost_signal(self, lost: sys.UnraisableHookArgs) -> None:
+        """Send a stop signal again whose exception was swallowed by a callback, such as one of the import system.
+
+        Serves as `sys.unraisablehook`; other exceptions go to the previous hook.
+        """
         if not isinstance(lost.exc_value, StopRequested | KeyboardInterrupt):
             self._unraisable(lost)
             return
         number = lost.exc_value.number if isinstance(lost.exc_value, StopRequested) else signal.SIGINT
         self._request.number = None
-        again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
-        again.daemon = True
-        again.start()
+        timer = threading.Timer(RESEND_S, os.kill, (os.getpid(), number))
+        timer.daemon = True
+        timer.start()
 
 
 class _Watcher:
-    """A thread that hears of signals as soon as they come, by the descriptor that Python's own C handler writes to."""
+    """Thread that learns of signals at once, through the file descriptor that Python's C handler writes to."""
 
     def __init__(self, signals: StopSignals) -> None:
+        """Install the descriptor and start the thread."""
         self._signals = signals
-        self._ours, self._pythons = os.pipe()
-        os.set_blocking(self._pythons, False)
-        self._before = signal.set_wakeup_fd(self._pythons, warn_on_full_buffer=False)
-        # the thread must not be one that signals reach while `held` keeps them from the main thread
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._write_end, False)
+        self._previous_fd = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        # the thread must not be one that signals reach while `signals_blocked` keeps them from the main thread
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
 
     def close(self) -> None:
-        """Give the descriptor back and end the thread."""
-        replaced = signal.set_wakeup_fd(self._before)
-        if replaced not in (self._pythons, -1):  # an event loop that still runs set its own
+        """Restore the previous descriptor and end the thread."""
+        replaced = signal.set_wakeup_fd(self._previous_fd)
+        if replaced not in (self._write_end, -1):  # an event loop that still runs set its own
             signal.set_wakeup_fd(replaced)
-        os.close(self._pythons)
+        os.close(self._write_end)
 
     def _watch(self) -> None:
-        """End the process when the main thread has not heard of a request within GRACE_S, until the pipe is closed.
+        """End the process when the main thread has not handled a signal within GRACE_S; return when the pipe is closed.
 
-        A request that `held` keeps back counts from its end.
+        A signal that is blocked counts from the end of the block.
         """
-        while number := os.read(self._ours, 1):
+        while number := os.read(self._read_end, 1):
             if number[0] in STOPS:
                 time.sleep(GRACE_S)
-                while _held.is_set():
+                while _blocked.is_set():
                     time.sleep(GRACE_S)
                 if self._signals.number is None and StopSignals._open == [self._signals]:
-                    self._end(number[0])
-        os.close(self._ours)
+                    self._exit(number[0])
+        os.close(self._read_end)
 
-    def _end(self, number: int) -> None:
-        """Leave without the main thread, and take the processes along that it waits for."""
+    def _exit(self, number: int) -> None:
+        """End the process without its main thread, after killing the children that the main thread may wait for."""
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 child.kill()
@@ -169,17 +183,17 @@ class _Watcher:
         os._exit(128 + number)
 
 
-def _forget_parent() -> None:
-    """Keep a forked child, whose signals are its own, from writing to its parent's pipe."""
+def _reset_wakeup_fd() -> None:
+    """Keep a forked child, which has signals of its own, from writing to its parent's pipe."""
     with contextlib.suppress(ValueError):  # it was forked by another thread than the main one
         signal.set_wakeup_fd(-1)
 
 
-os.register_at_fork(after_in_child=_forget_parent)
+os.register_at_fork(after_in_child=_reset_wakeup_fd)
 
 
-def _leave_terminal() -> None:
-    """Lets output go nowhere that went to a terminal which is gone."""
+def _detach_terminal() -> None:
+    """Redirect standard output and error to /dev/null if their terminal is gone."""
     for stream in (1, 2):
         try:
             termios.tcgetattr(stream)
@@ -190,21 +204,21 @@ def _leave_terminal() -> None:
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
-    """Requests to stop wait meanwhile, for whatever would not survive one: Ray starting or stopping.
+def signals_blocked() -> Iterator[None]:
+    """Delay stop signals during the `with` block, for operations that must not be interrupted, such as starting Ray.
 
-    Nor do threads and processes that are started within hear any; and a handler that others set is undone.
+    Threads and processes started within inherit the block. Handlers that were changed within are restored.
     """
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in STOPS} if main else {}
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     if main:
-        _held.set()
+        _blocked.set()
     try:
         yield
     finally:
         if main:
-            _held.clear()
+            _blocked.clear()
         for number, handler in before.items():
             if handler is not None:
                 signal.signal(number, handler)

@@ -1,5 +1,5 @@
-"""A launch from its plan to its end: the supervisor, retries, logs, and what people ask of it meanwhile.
+"""Launches of a grid from plan to end: supervisor loop, retries, logs, display and control commands.
 
 May import planning, executors, attempt and all below; commands, doctor and bench import it.
-Start reading at launch.py (one launch), then supervisor.py (its loop) and retries.py (what follows a failure).
+Start reading at launch.py (one launch), then supervisor.py (its loop) and retries.py (decisions after a failure).
 """

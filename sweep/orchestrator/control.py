@@ -1,4 +1,4 @@
-"""What people ask of a running sweep: to pause, to go on, to finish, to stop, to try failed cells again. Safe to ask twice."""
+"""Control commands for a running sweep: pause, resume, finish, cancel and retry. Each is idempotent."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..host import processes
 ControlCommand = Literal["pause", "resume", "finish", "cancel", "retry"]
 
 
-def person() -> str:
-    """Who runs this command, and where."""
+def current_user() -> str:
+    """Return "USER on HOST" for this process; a user id without a name is called "somebody"."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -26,18 +26,19 @@ def person() -> str:
 
 @dataclass(frozen=True)
 class ControlResult:
-    """What came of it."""
+    """Result of a control command; `asdict` of it is the command's JSON output."""
 
     sweep: str
     asked: ControlCommand
+    """The command that was sent."""
     running: bool
-    """Whether anybody runs the sweep, and so does what is asked."""
+    """True if a live supervisor runs the sweep and will carry the command out."""
     cells: tuple[str, ...] = ()
-    """Cells that are to be tried again, by id."""
+    """Ids of the failed cells that are to be tried again; only for `retry`."""
 
     @property
-    def text(self) -> str:
-        """The answer as one line."""
+    def message(self) -> str:
+        """The result as one line for people."""
         if not self.running:
             more = {"retry": "; launch its grid again, which tries failed cells", "resume": "; launch its grid again"}
             return f"nobody runs sweep {self.sweep}, so there is nothing to {self.asked}{more.get(self.asked, '')}"
@@ -51,30 +52,46 @@ class ControlResult:
 
 
 def send_command(
-    store: Store, wish: ControlCommand, sweep: str | None = None, cells: Sequence[str] = ()
+    store: Store, command: ControlCommand, sweep: str | None = None, cells: Sequence[str] = ()
 ) -> ControlResult:
-    """Asks it of whoever runs the sweep (None: the one launched last), who hears it within seconds.
+    """Store a control command in the database for the sweep's supervisor, which polls for it about once a second.
 
-    `retry` takes cells as `Store.find_cell` does, none for every failed cell. Raises SweepUnknown, CellUnknown, CellAmbiguous, and
-    SweepError for cells beside another wish than retry.
+    Nothing is stored when no live supervisor runs the sweep. The first pause, finish or cancel is also recorded as an
+    event. `resume` withdraws both pause and finish.
+
+    Args:
+        store: Database with the sweep.
+        command: Command to send.
+        sweep: Name of the sweep; None for the sweep launched last.
+        cells: For `retry` only: cells by slug or id, as `Store.find_cell` takes them; empty for every failed cell.
+            Cells that have not failed are ignored.
+
+    Returns:
+        The command, whether a supervisor will carry it out, and the ids of the cells to retry, sorted.
+
+    Raises:
+        SweepUnknown: There is no such sweep.
+        CellUnknown: There is no such cell.
+        CellAmbiguous: A cell name fits several cells.
+        SweepError: `cells` were passed with a command other than `retry`.
     """
-    if cells and wish != "retry":
-        raise SweepError(f"{wish} takes a whole sweep, not cells")
+    if cells and command != "retry":
+        raise SweepError(f"{command} takes a whole sweep, not cells")
     name = sweep or store.default_sweep()
-    found = store.sweep(name)
-    chosen: tuple[str, ...] = ()
-    if wish == "retry":
+    summary = store.sweep(name)
+    retried: tuple[str, ...] = ()
+    if command == "retry":
         failed = {state.cell_id for state in store.cell_states(name) if state.state == "failed"}
-        wanted = {store.find_cell(cell, name).id for cell in cells} if cells else failed
-        chosen = tuple(sorted(wanted & failed))
-    running = found.owner is not None and processes.holds(found.owner, found.lease_until)
+        requested = {store.find_cell(cell, name).id for cell in cells} if cells else failed
+        retried = tuple(sorted(requested & failed))
+    running = summary.owner is not None and processes.is_holder_active(summary.owner, summary.lease_until)
     if running:
-        if wish == "retry":
-            store.ask(name, retry=chosen)
-        elif wish == "resume":
+        if command == "retry":
+            store.ask(name, retry=retried)
+        elif command == "resume":
             store.ask(name, pause=None, finish=None)
         else:
-            if not store.asked(name).get(wish):
-                store.add_event(f"{wish} asked", f"by {person()}", sweep=name)
-            store.ask(name, **{wish: True})
-    return ControlResult(name, wish, running, chosen)
+            if not store.asked(name).get(command):
+                store.add_event(f"{command} asked", f"by {current_user()}", sweep=name)
+            store.ask(name, **{command: True})
+    return ControlResult(name, command, running, retried)

@@ -1,7 +1,7 @@
-"""A supervisor that stays on the cluster when the command that ordered it is gone.
+"""Detached launches: a supervisor that runs as a Ray actor on the cluster after the command has returned.
 
-A named actor runs the same launch that `launch --address` runs in its own process. When its process dies, Ray starts it
-again and it launches again: what ran meanwhile is ended by new agents and goes on from its checkpoints.
+A named actor runs the same launch that `launch --address` runs in its own process. When the actor's process dies, Ray
+restarts it and it launches again: new agents end the attempts of the dead supervisor, which resume from checkpoints.
 """
 
 from __future__ import annotations
@@ -32,15 +32,18 @@ from . import display, launch
 from .launch import LaunchRequest
 from .retries import SweepBroken
 
-PATIENCE_S = 7 * 86_400.0
-"""How long it waits for a database that is locked or away, since nobody is there to launch again."""
-BEGIN_S = 600.0
-AGAIN_S = 5.0
-FAREWELL_S = 2.0
+STORE_TIMEOUT_S = 7 * 86_400.0
+"""Seconds to wait for a database that is locked or unreachable. Long, since no user is there to launch again."""
+PLAN_TIMEOUT_S = 600.0
+"""Seconds that the command waits for the plan, and the supervisor for the command to fetch it."""
+STORE_RETRY_S = 5.0
+"""Seconds between two attempts to open the database."""
+SHUTDOWN_DELAY_S = 2.0
+"""Seconds between the delivery of a refusal and the end of the actor, so that the reply still leaves its process."""
 
 
 class LaunchRefused(SweepError):
-    """The supervisor ended before its first attempt."""
+    """Error of a detached launch that ended before its first attempt; carries the exit code of the original error."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -49,15 +52,15 @@ class LaunchRefused(SweepError):
 
 @dataclass(frozen=True)
 class DetachedLaunch:
-    """One launch, and what a process elsewhere needs to carry it out."""
+    """Everything that the actor needs to carry out one launch; pickled and sent to the cluster."""
 
     name: str
-    """Of the actor."""
+    """Ray name of the actor."""
     request: LaunchRequest
     url: str
-    """Of the database, with its password."""
+    """Database URL, including its password."""
     folder: str
-    """Where it was ordered: paths of the grid may be relative."""
+    """Working folder of the command, to which relative paths of the grid refer."""
 
     @property
     def sweep(self) -> str:
@@ -66,113 +69,155 @@ class DetachedLaunch:
 
     @property
     def log(self) -> Path:
-        """What a launch prints."""
+        """Path of the file that collects the launch's output."""
         return self.request.runs / f"launch-{self.sweep}.log"
 
 
 class DetachedSupervisor:
-    """Carries out an order in a thread of its own, from the moment that it is made or made again."""
+    """Ray actor that carries out a `DetachedLaunch` in a background thread, which its constructor starts.
 
-    def __init__(self, order: DetachedLaunch) -> None:
-        self._order = order
-        self._begun: Future[list[str] | LaunchRefused] = Future()
-        self._heard = threading.Event()
-        self._again = bool(ray.get_runtime_context().was_current_actor_reconstructed)
-        threading.Thread(target=self._work, daemon=True).start()
+    Ray calls the constructor again when it restarts the actor; the launch then goes on with `is_restart` set.
+    """
 
-    def begun(self) -> list[str] | LaunchRefused:
-        """Waits for the plan; its lines, or why there is none."""
+    def __init__(self, detached_launch: DetachedLaunch) -> None:
+        self._detached_launch = detached_launch
+        self._plan_future: Future[list[str] | LaunchRefused] = Future()
+        self._plan_delivered = threading.Event()
+        self._was_restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def wait_for_plan(self) -> list[str] | LaunchRefused:
+        """Block until the launch has a plan or failed; return the lines of the plan, or the refusal."""
         try:
-            return self._begun.result()
+            return self._plan_future.result()
         finally:
-            self._heard.set()
+            self._plan_delivered.set()
 
-    def _work(self) -> None:
-        order = self._order
+    def _run(self) -> None:
+        """Run the launch and append its output to the log file; kill the actor afterwards.
+
+        Every error goes to the log and, before the plan is ready, also to the caller of `wait_for_plan`.
+
+        Raises:
+            Exception: Any error of the launch, again, after it was logged. The actor is dead by then.
+        """
+        detached_launch = self._detached_launch
         with contextlib.suppress(OSError):
-            os.chdir(order.folder)
-        order.request.runs.mkdir(parents=True, exist_ok=True)
-        with order.log.open("a") as file:
+            os.chdir(detached_launch.folder)
+        detached_launch.request.runs.mkdir(parents=True, exist_ok=True)
+        with detached_launch.log.open("a") as file:
             console = display.SafeConsole(file=file, soft_wrap=True, width=200)
 
-            def tell(line: str) -> None:
+            def log_line(line: str) -> None:
                 console.print(line, highlight=False, markup=False)
                 file.flush()
 
             try:
-                self._launch(self._open(), console, tell)
+                self._launch(self._open_store(), console, log_line)
             except (Exception, SystemExit) as error:
                 # nobody is here to see it: it goes to the log and to who waits
                 code = error.exit_code if isinstance(error, UserError) else None
-                tell("".join(traceback.format_exception(error)) if code is None else str(error))
-                self._end(LaunchRefused(str(error), code or 1))
+                log_line("".join(traceback.format_exception(error)) if code is None else str(error))
+                self._kill_actor(LaunchRefused(str(error), code or 1))
                 raise
-            self._end(None)
+            self._kill_actor(None)
 
-    def _open(self) -> Store:
-        """The database; once the order was accepted, a server that is away is waited for."""
-        deadline = time.monotonic() + PATIENCE_S
+    def _open_store(self) -> Store:
+        """Open the database; after a restart of the actor, retry an unreachable or locked server for STORE_TIMEOUT_S.
+
+        Raises:
+            StoreUnreachable: The server does not answer; at once on the first start, where a user can react.
+            StoreBusy: The database stays locked.
+        """
+        deadline = time.monotonic() + STORE_TIMEOUT_S
         while True:
             try:
-                return open_store(self._order.url, patience=PATIENCE_S)
+                return open_store(self._detached_launch.url, patience=STORE_TIMEOUT_S)
             except (StoreUnreachable, StoreBusy):
-                if not self._again or time.monotonic() > deadline:
+                if not self._was_restarted or time.monotonic() > deadline:
                     raise
-            time.sleep(AGAIN_S)
+            time.sleep(STORE_RETRY_S)
 
-    def _launch(self, store: Store, console: Console, tell: Callable[[str], None]) -> None:
-        order = self._order
+    def _launch(self, store: Store, console: Console, log_line: Callable[[str], None]) -> None:
+        """Run `launch.run` with a progress display on `console`, and deliver the plan's lines to `wait_for_plan`.
+
+        A clean stop by a signal or by `cancel` is logged and not raised. An error after the plan is recorded as a
+        "stopped" event of the sweep, unless it is SweepBroken, which has recorded itself.
+
+        Args:
+            store: Open database.
+            console: Console that writes into the log file.
+            log_line: Writes one line into the log file and flushes it.
+        """
+        detached_launch = self._detached_launch
         lines: list[str] = []
 
-        def planned(plan: Any) -> None:
-            for line in display.describe_plan(plan, order.sweep):
+        def on_plan(plan: Any) -> None:
+            """Log the plan, set the display's total, and release `wait_for_plan`."""
+            for line in display.describe_plan(plan, detached_launch.sweep):
                 lines.append(line)
-                tell(line)
-            screen.expect(plan.expected)
-            self._begun.set_result(lines)
+                log_line(line)
+            screen.set_total(plan.expected)
+            self._plan_future.set_result(lines)
 
-        def told(line: str) -> None:
+        def report_line(line: str) -> None:
             lines.append(line)
-            tell(line)
+            log_line(line)
 
-        with display.ProgressDisplay(console, order.request.most) as screen:
+        with display.ProgressDisplay(console, detached_launch.request.max_cells) as screen:
             try:
-                request = replace(order.request, again=self._again)
-                outcome = launch.run(request, store, screen, planned=planned, tell=told)
+                request = replace(detached_launch.request, is_restart=self._was_restarted)
+                outcome = launch.run(request, store, screen, on_plan=on_plan, tell=report_line)
             except Interrupted as stop:
-                tell(str(stop))
+                log_line(str(stop))
             except Exception as error:
                 # a broken sweep has said so itself
-                if self._begun.done() and not isinstance(error, SweepBroken):
-                    store.add_event("stopped", " ".join(str(error).split())[:500], sweep=order.sweep)
+                if self._plan_future.done() and not isinstance(error, SweepBroken):
+                    store.add_event("stopped", " ".join(str(error).split())[:500], sweep=detached_launch.sweep)
                 raise
             else:
-                tell(", ".join(f"{count} {word}" for word, count in sorted(outcome.standings.items()) if count))
+                log_line(", ".join(f"{count} {word}" for word, count in sorted(outcome.standings.items()) if count))
 
-    def _end(self, why: LaunchRefused | None) -> None:
-        """Ends the actor for good, after whoever ordered it has heard."""
-        if not self._begun.done():
-            self._begun.set_result(why or [])
-            self._heard.wait(BEGIN_S)
-            time.sleep(FAREWELL_S)
+    def _kill_actor(self, refusal: LaunchRefused | None) -> None:
+        """Kill this actor without a restart; before a plan exists, first deliver the refusal (or an empty plan).
+
+        Waits up to PLAN_TIMEOUT_S for the delivery.
+        """
+        if not self._plan_future.done():
+            self._plan_future.set_result(refusal or [])
+            self._plan_delivered.wait(PLAN_TIMEOUT_S)
+            time.sleep(SHUTDOWN_DELAY_S)
         with contextlib.suppress(ValueError, ray.exceptions.RayError):
-            ray.kill(ray.get_actor(self._order.name, namespace=ray_connection.NAMESPACE), no_restart=True)
+            ray.kill(ray.get_actor(self._detached_launch.name, namespace=ray_connection.NAMESPACE), no_restart=True)
 
 
 def actor_name(store: Store, sweep: str) -> str:
-    """Under which the supervisor of a sweep of that database is found: one for each."""
-    where = f"{socket.gethostname()}:{store.path.absolute()}" if store.path is not None else str(store)
-    return f"atma-sweep:{hashlib.sha256(where.encode()).hexdigest()[:12]}:{sweep}"
+    """Return the Ray name of a sweep's supervisor, unique per database and sweep.
+
+    A SQLite database is told apart by host and absolute path, a server by its URL.
+    """
+    database = f"{socket.gethostname()}:{store.path.absolute()}" if store.path is not None else str(store)
+    return f"atma-sweep:{hashlib.sha256(database.encode()).hexdigest()[:12]}:{sweep}"
 
 
-def order(request: LaunchRequest, store: Store) -> list[str]:
-    """Has a supervisor on the cluster at the request's address carry it out; returns what it says of its plan, when it has one.
+def launch_detached(request: LaunchRequest, store: Store) -> list[str]:
+    """Start a supervisor actor on the cluster at the request's address and return the lines of its plan.
 
-    It stays on this machine if the database is a file here. Raises AddressWrong, MachineError, SweepBusy when the sweep
-    has one already, and Refused with whatever `launch.run` raised there.
+    Connects this process to the cluster, makes a snapshot of the source in the runs folder, and waits up to
+    PLAN_TIMEOUT_S for the plan. The actor is pinned to this machine if the database is a SQLite file.
+
+    Args:
+        request: Launch to carry out; its `address` must be set.
+        store: Database of the launch; its password travels to the actor.
+
+    Raises:
+        ClusterAddressError: The address is no HOST:PORT.
+        MachineError: The cluster cannot be reached, or the actor did not start in time.
+        SweepBusy: The sweep already has a supervisor on the cluster.
+        LaunchRefused: The launch failed on the cluster before it had a plan.
     """
     assert request.address is not None, "there is nowhere to leave it"
-    ray_connection.connect(request.address)
+    ray_connection.connect_driver(request.address)
     sweep = request.grid.name
     name = actor_name(store, sweep)
     busy = f"sweep {sweep!r} has a supervisor on the cluster already ({name}); atma-sweep status --watch follows it"
@@ -181,10 +226,10 @@ def order(request: LaunchRequest, store: Store) -> list[str]:
         raise SweepBusy(busy)
     source = source_snapshot.snapshot_folder(request.runs)
     url = store.url.set(database=str(store.path.absolute())) if store.path is not None else store.url
-    made = DetachedLaunch(
+    detached_launch = DetachedLaunch(
         name, replace(request, commit=git_state()), url.render_as_string(hide_password=False), folder=os.getcwd()
     )
-    here = ray_connection.on(ray.get_runtime_context().get_node_id(), soft=store.path is None)
+    placement = ray_connection.node_affinity(ray.get_runtime_context().get_node_id(), soft=store.path is None)
     options: dict[str, Any] = {
         "name": name,
         "namespace": ray_connection.NAMESPACE,
@@ -193,18 +238,18 @@ def order(request: LaunchRequest, store: Store) -> list[str]:
         "max_concurrency": 4,
         "num_cpus": 0,
         "num_gpus": 0,
-        "scheduling_strategy": here,
+        "scheduling_strategy": placement,
         "runtime_env": {"env_vars": ray_connection.worker_env(source, os.environ.get("PYTHONPATH"))},
     }
     try:
-        handle: Any = ray.remote(DetachedSupervisor).options(**options).remote(made)
-        begun: list[str] | LaunchRefused = ray.get(handle.begun.remote(), timeout=BEGIN_S)
+        handle: Any = ray.remote(DetachedSupervisor).options(**options).remote(detached_launch)
+        plan_lines: list[str] | LaunchRefused = ray.get(handle.wait_for_plan.remote(), timeout=PLAN_TIMEOUT_S)
     except ValueError as error:
         raise SweepBusy(busy) from error
     except ray.exceptions.RayError as error:
         raise ray_connection.MachineError(
-            f"the supervisor did not start: {ray_connection.line(error)}; see {made.log}"
+            f"the supervisor did not start: {ray_connection.single_line(error)}; see {detached_launch.log}"
         ) from error
-    if isinstance(begun, LaunchRefused):
-        raise begun
-    return begun
+    if isinstance(plan_lines, LaunchRefused):
+        raise plan_lines
+    return plan_lines

@@ -1,4 +1,4 @@
-"""Progress of a launch: bars on a terminal; elsewhere a line per finished attempt, and one every 15 s at least."""
+"""Progress of a launch: bars on a terminal, else a line per finished attempt and one every 15 s at least."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ from ...results.errors import WriteRefused
 from ...results.failure_classes import PRUNED
 from ...results.store.records import Attempt
 from ..grid.cell import Cell
-from ..host.signals import held
+from ..host.signals import signals_blocked
 from ..planning.planner import Plan, Task
 from ..units import amount
 
 LINE_S = 15.0
-"""Seconds without a line after which a launch that does not draw says how far it is."""
+"""Seconds without output after which a launch without a terminal prints a summary line."""
 COLOURS = {"done": "green", "failed": "red", "diverged": "yellow", "interrupted": "yellow"}
+"""Colour of each final state; white for any other."""
 
 
 class BestEffortStream:
-    """A text stream that takes what it is given, even when its terminal is gone, its reader has left or its disk is full:
-    what a launch says is no reason to end it."""
+    """Text stream that ignores failed writes: a closed terminal, an exited reader or a full disk must not end a launch.
+
+    Every attribute other than `write` and `flush` is that of the wrapped stream.
+    """
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -50,52 +53,60 @@ class BestEffortStream:
 
 
 class SafeConsole(Console):
-    """A console whose lines may hold text from outside, and that nobody need read."""
+    """Rich console that removes control characters and passwords from strings and ignores failed writes."""
 
-    def __init__(self, **how: Any) -> None:
-        super().__init__(**how)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.file = cast(IO[str], BestEffortStream(self.file))
 
-    def print(self, *objects: Any, **how: Any) -> None:
-        """As rich's, without what steers a terminal and without passwords."""
-        super().print(*(sanitize_text(one) if isinstance(one, str) else one for one in objects), **how)
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print like rich's console, with control characters and passwords removed from every string."""
+        super().print(*(sanitize_text(item) if isinstance(item, str) else item for item in objects), **options)
 
 
-def _word(text: str) -> str:
-    """A name among words that hold markup."""
+def _escaped(text: str) -> str:
+    """Return a name without control characters and with rich markup escaped."""
     return escape(plain(text))
 
 
 class ProgressDisplay:
-    """A supervisor's Listener that draws."""
+    """Listener of a supervisor that shows progress; used as a context manager around the launch."""
 
     def __init__(self, console: Console, total: int, *, line_s: float = LINE_S) -> None:
+        """Create the bars without showing them.
+
+        Args:
+            console: Console to draw or print on.
+            total: Number of attempts expected.
+            line_s: Seconds without output after which a summary line is printed where there is no terminal.
+        """
         self.console = console
         self._bars = Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"), TimeElapsedColumn(), console=console, transient=True,
             disable=not console.is_terminal,
         )  # fmt: skip
-        self._all = self._bars.add_task("[bold]cells", total=total, note="")
+        self._total_bar = self._bars.add_task("[bold]cells", total=total, note="")
         self._rows: dict[int, tuple[TaskID, Task]] = {}
-        """By attempt: its bar, and what it does."""
+        """Bar and task of each running attempt, by attempt id."""
         self._waiting: set[str] = set()
         self._done = 0
         self._total = total
         self._tokens_total = 0
-        self._ends: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
         self._attempts: dict[int, Attempt] = {}
-        """Those that run, as they stood last."""
+        """Last known record of each running attempt, by attempt id."""
         self._tokens: dict[str, int] = {}
-        """Trained so far, by cell."""
+        """Tokens trained so far, by cell id."""
         self._lock = threading.Lock()
         self._line_s = line_s
         self._printed_at = time.monotonic()
-        self._over = threading.Event()
-        self._reporter = threading.Thread(target=self._report, daemon=True)
+        self._stopped = threading.Event()
+        self._reporter = threading.Thread(target=self._report_regularly, daemon=True)
 
     def __enter__(self) -> ProgressDisplay:
-        with held():  # a request to stop is the main thread's to hear, not that of the thread which draws
+        """Show the bars, or start the thread that prints summaries where there is no terminal."""
+        with signals_blocked():  # a request to stop is the main thread's to hear, not that of the thread which draws
             self._bars.start()
             if not self.console.is_terminal:
                 self._reporter.start()
@@ -104,14 +115,15 @@ class ProgressDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over.set()
+        """Stop the summary thread and remove the bars; exceptions pass through."""
+        self._stopped.set()
         if self._reporter.is_alive():
             self._reporter.join()
         self._bars.stop()
 
-    def _report(self) -> None:
-        """Print a line whenever none was printed for a while, whatever the supervisor waits for meanwhile."""
-        while not self._over.wait(max(0.0, self._printed_at + self._line_s - time.monotonic())):
+    def _report_regularly(self) -> None:
+        """Print a summary line whenever none was printed for `line_s` seconds, until the display is closed."""
+        while not self._stopped.wait(max(0.0, self._printed_at + self._line_s - time.monotonic())):
             if time.monotonic() >= self._printed_at + self._line_s:
                 self._print(escape(self.summary()))
 
@@ -120,45 +132,48 @@ class ProgressDisplay:
         self.console.print(line, highlight=False, soft_wrap=True)
 
     def summary(self) -> str:
-        """Return how far the launch is: cells by how they ended, attempts by phase, tokens, and tokens per second."""
+        """Return one line of progress: cells by final state, running attempts by phase, tokens, and tokens per second."""
         with self._lock:
-            ends, attempts, trained = dict(self._ends), list(self._attempts.values()), sum(self._tokens.values())
-        failed = "".join(f", {count} {word}" for word, count in sorted(ends.items()) if word != "done")
+            counts, attempts, trained = dict(self._counts), list(self._attempts.values()), sum(self._tokens.values())
+        failed = "".join(f", {count} {word}" for word, count in sorted(counts.items()) if word != "done")
         phases = Counter(attempt.phase or "starting" for attempt in attempts)
         running = ", ".join(f"{count} {phase}" for phase, count in sorted(phases.items())) or "none"
         total = f" of {amount(self._tokens_total)}" if self._tokens_total >= trained > 0 else ""
         rate = sum(attempt.tokens_per_s or 0.0 for attempt in attempts if attempt.phase == "training")
         return (
-            f"cells: {ends.get('done', 0)} of {self._total} done{failed}; running: {running}; "
+            f"cells: {counts.get('done', 0)} of {self._total} done{failed}; running: {running}; "
             f"{amount(trained)}{total} tokens trained" + (f", {rate:,.0f} tokens/s" if rate else "")
         )
 
-    def expect(self, total: int, tokens: int = 0) -> None:
-        """Set how many attempts are to come, and how many tokens they train."""
+    def set_total(self, total: int, tokens: int = 0) -> None:
+        """Set the number of attempts to come, and of the tokens that they train (which only grows)."""
         self._total = total
         self._tokens_total = max(self._tokens_total, tokens)
-        self._bars.update(self._all, total=total)
+        self._bars.update(self._total_bar, total=total)
 
     def started(self, task: Task, attempt: Attempt) -> None:
-        """An attempt's process is starting."""
+        """Add a bar for an attempt whose process is starting."""
         self._waiting.discard(task.cell.id)
         steps = task.cell.config.train.steps
         with self._lock:
             self._note_progress(task, attempt)
-        self._rows[attempt.id] = self._bars.add_task(_word(task.cell.slug), total=steps, note="starting"), task
-        self.expect(max(self._total, self._done + len(self._rows)))  # more than was planned, where cells are added
+        self._rows[attempt.id] = self._bars.add_task(_escaped(task.cell.slug), total=steps, note="starting"), task
+        self.set_total(max(self._total, self._done + len(self._rows)))  # more than was planned, where cells are added
 
     def running(self, attempts: Sequence[Attempt]) -> None:
-        """The attempts of this supervisor as they stand."""
+        """Update the bars of these running attempts; attempts without a bar are ignored."""
         for attempt in attempts:
             if attempt.id in self._rows:
                 bar, task = self._rows[attempt.id]
-                self._bars.update(bar, completed=attempt.step, note=_note(attempt))
+                self._bars.update(bar, completed=attempt.step, note=_progress_note(attempt))
                 with self._lock:
                     self._note_progress(task, attempt)
 
     def ended(self, task: Task, attempt: Attempt) -> None:
-        """An attempt has ended, however it did."""
+        """Remove the attempt's bar and print a line with its final state, duration, cause and a hint to its log.
+
+        States from which the cell goes on (such as interrupted) do not count towards the total.
+        """
         row = self._rows.pop(attempt.id, None)
         if row is not None:
             self._bars.remove_task(row[0])
@@ -168,30 +183,32 @@ class ProgressDisplay:
         with self._lock:
             self._note_progress(task, attempt)
             self._attempts.pop(attempt.id, None)
-            self._ends.update([word] * final)
-        self._bars.update(self._all, completed=self._done)
+            self._counts.update([word] * final)
+        self._bars.update(self._total_bar, completed=self._done)
         colour = COLOURS.get(word, "white")
-        cause = f": {_word(attempt.cause)}" if attempt.cause else ""
-        hint = f"; atma-sweep logs {_word(task.cell.slug)}" if attempt.state == "failed" else ""
+        cause = f": {_escaped(attempt.cause)}" if attempt.cause else ""
+        hint = f"; atma-sweep logs {_escaped(task.cell.slug)}" if attempt.state == "failed" else ""
         seconds = (attempt.finished_at - attempt.started_at).total_seconds() if attempt.finished_at else 0.0
         self._print(
-            f"[{self._done:>{len(str(self._total))}}/{self._total}] {_word(task.cell.slug)} "
+            f"[{self._done:>{len(str(self._total))}}/{self._total}] {_escaped(task.cell.slug)} "
             f"[{colour}]{word}[/{colour}] in {seconds:.0f} s{cause}{hint}"
         )
 
     def _note_progress(self, task: Task, attempt: Attempt) -> None:
+        """Remember an attempt's record and, of a training, its tokens so far. The caller holds the lock."""
         self._attempts[attempt.id] = attempt
         if task.kind == "train":
             self._tokens[task.cell.id] = attempt.step * task.cell.config.train.batch_tokens
 
     def waiting(self, cell: Cell) -> None:
-        """A cell is being trained by another sweep."""
+        """Print once per cell that another sweep trains it."""
         if cell.id not in self._waiting:
             self._waiting.add(cell.id)
-            self._print(f"{_word(cell.slug)} is being trained by another sweep; waiting for its result")
+            self._print(f"{_escaped(cell.slug)} is being trained by another sweep; waiting for its result")
 
 
-def _note(attempt: Attempt) -> str:
+def _progress_note(attempt: Attempt) -> str:
+    """Return an attempt's loss and tokens per second while it trains, else its phase."""
     if attempt.phase != "training" or attempt.loss is None:
         return attempt.phase
     rate = f"{attempt.tokens_per_s:,.0f} tok/s" if attempt.tokens_per_s else ""
@@ -199,10 +216,16 @@ def _note(attempt: Attempt) -> str:
 
 
 def describe_plan(plan: Plan, sweep: str, remarks: Sequence[str] = ()) -> list[str]:
-    """The plan as lines: counts, tokens, budget, disk, and `remarks` last."""
-    words = ", ".join(f"{count} {word}" for word, count in sorted(plan.counts.items()))
+    """Return a plan as lines for people: cells by state, work and tokens, damaged weights, budget, disk.
+
+    Args:
+        plan: Plan of a launch.
+        sweep: Name of the sweep.
+        remarks: Lines to append.
+    """
+    counts = ", ".join(f"{count} {word}" for word, count in sorted(plan.counts.items()))
     lines = [
-        f"{sweep}: {counted(len(plan.cells), 'cell')}: {words}"
+        f"{sweep}: {counted(len(plan.cells), 'cell')}: {counts}"
         if plan.study is None
         else f"{sweep}: {plan.study.describe()}"
     ]
@@ -211,10 +234,10 @@ def describe_plan(plan: Plan, sweep: str, remarks: Sequence[str] = ()) -> list[s
     lines.append(
         f"to train: {counted(len(plan.training), 'cell')}, {plan.tokens:,} tokens in all; to evaluate: {len(plan.evaluating)}"
     )
-    gone = plan.counts["weights gone"]
-    if gone:
+    n_weights_gone = plan.counts["weights gone"]
+    if n_weights_gone:
         lines.append(
-            f"a measurement is missing and the weights are gone: {counted(gone, 'trained cell')}; --retrain trains again"
+            f"a measurement is missing and the weights are gone: {counted(n_weights_gone, 'trained cell')}; --retrain trains again"
         )
     lines += plan.damaged
     lines += plan.budget.describe() if plan.budget is not None else []

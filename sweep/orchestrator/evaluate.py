@@ -1,4 +1,4 @@
-"""`atma-sweep evaluate`: probes on kept weights, again or at other lengths, without training."""
+"""`atma-sweep evaluate`: probes on kept weights, repeated or at other lengths, without training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..checkpoints.weights import CheckpointError, damage
 from ..data import corpora
 from ..errors import GridError, SweepError
 from ..executors.executor import ExecutorContext
-from ..executors.registry import DEFAULT, open_executor
+from ..executors.registry import DEFAULT_EXECUTOR, open_executor
 from ..executors.source_snapshot import git_state
 from ..grid.cell import Cell
 from ..host import processes
@@ -31,149 +31,202 @@ from .supervisor import Listener
 
 
 class CellNotListed(SweepError):
-    """No sweep that takes launches lists the cell."""
+    """Error of a cell that no writable sweep lists."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The new numbers of one cell; none when its evaluation failed."""
+class CellMeasurements:
+    """New measurements of one cell; `values` is empty when its evaluation failed."""
 
     cell: Cell
     values: Sequence[MeasuredValue]
 
     def as_json(self) -> list[dict[str, Any]]:
-        """A row a number, with the names of the database's columns."""
+        """Return one dict per measurement.
+
+        Keys: cell, slug, and the database's columns probe, metric, length, value, unit, n, reason.
+        """
         names = ("probe", "metric", "length", "value", "unit", "n", "reason")
-        about = {"cell": self.cell.id, "slug": self.cell.slug}
-        return [{**about, **{name: getattr(value, name) for name in names}} for value in self.values]
+        cell_columns = {"cell": self.cell.id, "slug": self.cell.slug}
+        return [{**cell_columns, **{name: getattr(value, name) for name in names}} for value in self.values]
 
     def text(self) -> str:
-        """One line: probe, metric, length and value of each; where there is no value the code of its reason."""
-        return f"{self.cell.slug}: {', '.join(map(_said, self.values))}"
+        """Return one line with the probe, metric, length and value of each measurement.
+
+        A missing value shows its reason code.
+        """
+        return f"{self.cell.slug}: {', '.join(map(_format_value, self.values))}"
 
 
-def _said(value: MeasuredValue) -> str:
-    words = [value.probe, value.metric, *([str(value.length)] if value.length else [])]
-    found = f"{value.value:.6g}" if value.value is not None else (value.reason or "").partition(":")[0]
-    return " ".join([*words, found])
+def _format_value(value: MeasuredValue) -> str:
+    labels = [value.probe, value.metric, *([str(value.length)] if value.length else [])]
+    number = f"{value.value:.6g}" if value.value is not None else (value.reason or "").partition(":")[0]
+    return " ".join([*labels, number])
 
 
 def plan(
-    store: Store, asked: Sequence[str], *, runs: Path, probes: Sequence[str] = (), lengths: Sequence[int] = (),
+    store: Store, cell_names: Sequence[str], *, runs: Path, probes: Sequence[str] = (), lengths: Sequence[int] = (),
     sweep: str | None = None,
 ) -> dict[str, list[Task]]:  # fmt: skip
-    """What to measure, by the sweep that has to be held for it: all cells are checked, nothing is written.
+    """Return the evaluation tasks by the name of the sweep that has to be claimed for them. Writes nothing.
 
-    `asked` names cells as `Store.find_cell` takes them; `probes` and `lengths` (tokens) stand in for those of the
-    cells' configs. A cell is evaluated within the given sweep, else within the newest that lists it. Raises GridError
-    for an unknown probe or a length that cannot be measured, NoSweep, CorpusError, CheckpointError for damaged weights,
-    and what `loading.kept` raises.
+    Args:
+        store: Database with the cells.
+        cell_names: Cells by slug or id, as `Store.find_cell` takes them.
+        runs: Runs folder with weights and corpora.
+        probes: Probes to run instead of those of the cells' configs; empty to keep these.
+        lengths: Context lengths in tokens instead of those of the configs; empty to keep these.
+        sweep: Sweep to evaluate within; None for the newest writable one that lists the cell.
+
+    Raises:
+        GridError: A probe is unknown, or a length cannot be measured.
+        CellNotListed: No writable sweep lists a cell.
+        CorpusError: A cell's text is missing or damaged.
+        CheckpointError: A cell's kept weights are damaged.
+        UserError: Any error of `trained_cells.kept`, such as an unknown or untrained cell, or weights that are gone.
     """
     for length in lengths:
         if length < 2:
             raise GridError("--length", None, str(length), "a context length is 2 tokens or more")
     # the cells first: their plugins may bring the probes
-    found = [trained_cells.kept(store, name, runs, sweep) for name in asked]
-    for one in found:
-        if (line := damage(storage.resolve(runs, one.weights), one.sha256)) is not None:
+    trained = [trained_cells.kept(store, name, runs, sweep) for name in cell_names]
+    for trained_cell in trained:
+        if (line := damage(storage.resolve(runs, trained_cell.weights), trained_cell.sha256)) is not None:
             raise CheckpointError(line)
     check_probes("--probe", probes)
     if lengths and probes and not any(PROBES.load(name).by_length for name in probes):
         raise GridError("--length", None, "", f"{', '.join(probes)} has no context length; leave --length out")
-    listed = _listed(store) if sweep is None else {}
-    shares: dict[str, list[Task]] = {}
-    for kept in {one.cell.id: one for one in found}.values():
-        cell = with_requested_probes(kept.cell, probes, lengths)
+    cells_by_sweep = _cells_by_sweep(store) if sweep is None else {}
+    tasks_by_sweep: dict[str, list[Task]] = {}
+    for trained_cell in {trained_cell.cell.id: trained_cell for trained_cell in trained}.values():
+        cell = with_requested_probes(trained_cell.cell, probes, lengths)
         corpus = corpora.verified(runs / "corpora", cell.config.data.fingerprint or "")
         if lengths:
             check_lengths(cell, corpus)
-        holder = sweep or next((known for known, ids in listed.items() if cell.id in ids), None)
-        if holder is None:
+        sweep_name = sweep or next((name for name, ids in cells_by_sweep.items() if cell.id in ids), None)
+        if sweep_name is None:
             raise CellNotListed(f"no sweep lists cell {cell.id} ({cell.slug}) any more; launch a grid that has it")
         pairs = requested(cell.config.eval)
-        task = Task(cell, "evaluate", pairs, "needs-eval", kept.weights, kept.attempt, repeat=True)
-        shares.setdefault(holder, []).append(task)
-    return shares
+        task = Task(cell, "evaluate", pairs, "needs-eval", trained_cell.weights, trained_cell.attempt, repeat=True)
+        tasks_by_sweep.setdefault(sweep_name, []).append(task)
+    return tasks_by_sweep
 
 
 def check_lengths(cell: Cell, corpus: corpora.Corpus) -> None:
-    """Refuses lengths that a probe of this cell can never measure: they would stand in its tables as holes for good."""
+    """Raise GridError for a length or probe of this cell that can never be measured.
+
+    Such a request would leave a permanent gap in tables.
+
+    Args:
+        cell: Cell with the probes and lengths to check in its config.
+        corpus: Prepared text of the cell, which limits the lengths.
+    """
     config = cell.config
     probes = [probe for probe in (bound(name, config) for name in config.eval.probes) if probe.by_length]
-    known = {probe.name: limit for probe in probes if (limit := probe.longest(corpus)) is not None}
-    beyond = [length for length in config.eval.lengths if any(length > limit for limit in known.values())]
-    if beyond:
-        told = ", ".join(f"{name} {limit:,}" if limit > 1 else f"{name} none" for name, limit in known.items())
-        problem = f"more than the text of cell {cell.id} ({cell.slug}) is long enough for; the longest length by probe, in tokens: {told}"
-        raise GridError("--length", None, str(beyond[0]), problem)
+    limits = {probe.name: limit for probe in probes if (limit := probe.longest(corpus)) is not None}
+    too_long = [length for length in config.eval.lengths if any(length > limit for limit in limits.values())]
+    if too_long:
+        limits_text = ", ".join(f"{name} {limit:,}" if limit > 1 else f"{name} none" for name, limit in limits.items())
+        problem = f"more than the text of cell {cell.id} ({cell.slug}) is long enough for; the longest length by probe, in tokens: {limits_text}"
+        raise GridError("--length", None, str(too_long[0]), problem)
     for probe in probes:
-        if (why := probe.inapplicable()) is not None:
-            told = f"cell {cell.id} ({cell.slug}) {why}; leave the probe or the cell out"
-            raise GridError("--probe", None, probe.name, told)
+        if (reason := probe.inapplicable()) is not None:
+            limits_text = f"cell {cell.id} ({cell.slug}) {reason}; leave the probe or the cell out"
+            raise GridError("--probe", None, probe.name, limits_text)
 
 
-def _listed(store: Store) -> dict[str, set[str]]:
-    """The cells of every sweep that takes launches, the sweep launched last first."""
+def _cells_by_sweep(store: Store) -> dict[str, set[str]]:
+    """Return the ids of the cells of every writable sweep, by name; the sweep launched last comes first."""
     names = [summary.name for summary in store.sweeps() if not summary.read_only]
     return {name: {state.cell_id for state in store.cell_states(name)} for name in names}
 
 
-def check_probes(key: str, names: Sequence[str]) -> None:
-    """Raises GridError for a probe that there is none of; `key` says who asked for it."""
+def check_probes(setting: str, names: Sequence[str]) -> None:
+    """Raise GridError for a name that is no registered probe; `setting` is the option or key that named it."""
     for name in names:
         if name not in PROBES:
-            raise GridError(key, None, name, "no such probe", list(PROBES), name)
+            raise GridError(setting, None, name, "no such probe", list(PROBES), name)
 
 
 def with_requested_probes(cell: Cell, probes: Sequence[str], lengths: Sequence[int]) -> Cell:
-    """The cell with the probes and lengths that are to be measured; its id does not depend on them."""
-    asked: dict[str, Any] = {"probes": tuple(dict.fromkeys(probes))} if probes else {}
-    config = cell.config.model_copy(update={"eval": cell.config.eval.model_copy(update=asked)})
+    """Return the cell with these probes and lengths in its config; its id stays the same, since neither is part of it.
+
+    Args:
+        cell: Trained cell.
+        probes: Names of probes; empty to keep those of the config.
+        lengths: Context lengths in tokens; empty to keep those of the config.
+
+    Raises:
+        GridError: A probe is unknown, or the stored settings of the probes are invalid.
+    """
+    probe_update: dict[str, Any] = {"probes": tuple(dict.fromkeys(probes))} if probes else {}
+    config = cell.config.model_copy(update={"eval": cell.config.eval.model_copy(update=probe_update)})
     check_probes(f"eval.probes of cell {cell.id}", config.eval.probes)
     try:
         # settings that follow from the lengths follow from those of the grid
-        known = with_settings(config.eval)
+        settings = with_settings(config.eval)
     except ValidationError as error:
-        wrong = error.errors(include_url=False)[0]["msg"]
-        told = f"{wrong}; launch its grid again, which stores them anew"
-        raise GridError(f"settings of the probes of cell {cell.id}", None, "", told) from error
-    further = {"lengths": tuple(sorted(set(lengths)))} if lengths else {}
-    return replace(cell, config=config.model_copy(update={"eval": known.model_copy(update=further)}))
+        message = error.errors(include_url=False)[0]["msg"]
+        problem = f"{message}; launch its grid again, which stores them anew"
+        raise GridError(f"settings of the probes of cell {cell.id}", None, "", problem) from error
+    length_update = {"lengths": tuple(sorted(set(lengths)))} if lengths else {}
+    return replace(cell, config=config.model_copy(update={"eval": settings.model_copy(update=length_update)}))
 
 
 def run(
-    store: Store, shares: dict[str, list[Task]], listener: Listener, *, runs: Path, executor: str = DEFAULT,
+    store: Store, tasks_by_sweep: dict[str, list[Task]], listener: Listener, *, runs: Path, executor: str = DEFAULT_EXECUTOR,
     revisions: Mapping[str, NewRevision] | None = None,
-) -> list[Measured]:  # fmt: skip
-    """Carries a plan out and returns what was measured, cell by cell.
+) -> list[CellMeasurements]:  # fmt: skip
+    """Run the planned evaluations and return the new measurements, cell by cell.
 
-    Every sweep is claimed before the first attempt starts; a revision is recorded where `revisions` has one for it. Raises SweepBusy when somebody runs
-    one of them, SweepReadOnly, MachineError when a GPU is missing or held, Interrupted after a clean stop.
+    Every sweep is claimed before the first attempt starts, and released at the end. Dead attempts of these cells are
+    reaped.
+
+    Args:
+        store: Database with the cells.
+        tasks_by_sweep: Tasks from `plan`, by the name of the sweep.
+        listener: Receiver of progress events.
+        runs: Runs folder.
+        executor: Name of the executor in the registry.
+        revisions: Revision to record when a sweep is claimed, by name; None to record none.
+
+    Raises:
+        SweepBusy: Another supervisor runs one of the sweeps.
+        SweepReadOnly: A sweep takes no launches.
+        MachineError: A GPU is missing or locked.
+        Interrupted: After a clean stop.
     """
     owner = processes.this_process("evaluate")
-    cells = [task.cell for share in shares.values() for task in share]
-    with ExitStack() as held:
+    cells = [task.cell for tasks in tasks_by_sweep.values() for task in tasks]
+    with ExitStack() as resources:
         claimed = []
-        for sweep, share in shares.items():
+        for sweep, share in tasks_by_sweep.items():
             fence = store.acquire_sweep(
                 sweep, owner, supervisor.LEASE_S, is_alive=processes.is_alive, revision=(revisions or {}).get(sweep)
             )
-            held.callback(store.release_sweep, sweep, fence)
+            resources.callback(store.release_sweep, sweep, fence)
             claimed.append((sweep, fence, share))
         supervisor.reap(store, cells, runs)
-        before = {cell.id: max((attempt.id for attempt in store.attempts(cell.id)), default=0) for cell in cells}
+        newest_attempts = {
+            cell.id: max((attempt.id for attempt in store.attempts(cell.id)), default=0) for cell in cells
+        }
         try:
-            place = held.enter_context(
+            opened_executor = resources.enter_context(
                 closing(open_executor(executor, ExecutorContext(store, runs, tell=lambda line: None)))
             )
-            run_tasks(store, claimed, listener, place, runs=runs, commit=git_state())
+            run_tasks(store, claimed, listener, opened_executor, runs=runs, commit=git_state())
         except Interrupted as stop:
             raise Interrupted(stop.number, "evaluate again what was not finished") from stop
-    return [Measured(cell, _new(store, cell, before[cell.id])) for cell in cells]
+    return [CellMeasurements(cell, _newest_values(store, cell, newest_attempts[cell.id])) for cell in cells]
 
 
-def _new(store: Store, cell: Cell, before: int) -> list[MeasuredValue]:
-    """What the newest finished evaluation after the attempt `before` has measured."""
-    attempts = [attempt for attempt in store.attempts(cell.id) if attempt.kind != "train" and attempt.id > before]
+def _newest_values(store: Store, cell: Cell, after_attempt: int) -> list[MeasuredValue]:
+    """Return the measurements of the newest finished evaluation after the attempt with the id `after_attempt`.
+
+    Empty without one.
+    """
+    attempts = [
+        attempt for attempt in store.attempts(cell.id) if attempt.kind != "train" and attempt.id > after_attempt
+    ]
     done = [attempt.id for attempt in attempts if attempt.state == "done"]
     return [value for value in store.measurements(cell.id) if value.attempt_id == done[-1]] if done else []

@@ -22,7 +22,7 @@ from ..checkpoints.weights import damage
 from ..errors import SweepError
 from ..executors import journaling, source_snapshot
 from ..executors.executor import Executor, ExecutorContext, Tell
-from ..executors.registry import DEFAULT, EXECUTORS, open_executor
+from ..executors.registry import DEFAULT_EXECUTOR, EXECUTORS, open_executor
 from ..grid.cell import Cell
 from ..grid.grid import Grid
 from ..host import processes
@@ -36,135 +36,163 @@ from .trials import TrialSource
 if TYPE_CHECKING:
     from .seeds import Seeds
 
-CODE = "code"
-"""Kind of the event that names the code a sweep was launched with."""
-CLAIM_AGAIN_S = 2.0
+CODE_EVENT = "code"
+"""Kind of the event whose message is the fingerprint of the code that a sweep was launched with."""
+CLAIM_RETRY_S = 2.0
+"""Seconds between two attempts to claim a sweep whose old lease has not ended."""
 
 
 Commit = tuple[str | None, bool | None]
-"""Where code comes from: a commit, and whether files differed from it; None where nobody can say."""
+"""Git commit of the code, and whether tracked files differed from it; None where unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
-    """One launch, as it was asked for."""
+    """Everything that one launch was asked to do."""
 
     grid: Grid
     cells: Sequence[Cell]
-    """All of the grid's; of a study those of its trials so far, which `run` and `plan` look up."""
+    """All cells of the grid; for a study those of its trials so far, which `run` and `plan` look up."""
     space: TrialSpace | None = None
-    """Of a study: where its cells come from."""
+    """For a study: the search space that its cells come from; None for a factorial."""
     runs: Path
-    executor: str = DEFAULT
-    """Its name in the registry, as `chosen` gives it."""
+    executor: str = DEFAULT_EXECUTOR
+    """Registry name of the executor, as `resolve_executor_name` returns it."""
     address: str | None = None
-    """Of the cluster, for an executor that is found at one."""
+    """HOST:PORT of the cluster, for an executor that needs one."""
     only: Sequence[str] = ()
-    """Which cells to carry out now, as `--only` says it; none: all."""
+    """Selections of cells to carry out now, in the syntax of `--only`; empty for all cells."""
     retrain: bool = False
-    """Whether cells are trained again that diverged or whose weights are gone."""
+    """True to train cells again that diverged or whose weights are gone."""
     code: str = "new"
-    """new, or kept: attempts run the code that the sweep was launched with last."""
+    """"new" to run the current code; "kept" to run the code that the sweep was launched with last."""
     commit: Commit | None = None
-    """None: of this checkout."""
-    again: bool = False
-    """Whether the same launch goes on after its process died."""
+    """Commit to record; None for that of this checkout."""
+    is_restart: bool = False
+    """True if the same launch goes on after its process died."""
     notify: str | None = None
-    """Web address that is told of the end; see notify.py."""
+    """Web address that receives a summary at the end; see notify.py."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What its revision keeps besides, as JSON."""
+    """Further JSON options to record with the revision."""
     budget: float | None = None
-    """GPU-hours, or core-hours without GPUs, that the grid's cells may have cost after it; None for no limit."""
+    """GPU-hours (core-hours without GPUs) that the grid's cells may have cost in total after this launch; None for no
+    limit."""
 
     @property
-    def like(self) -> Sequence[Cell]:
-        """Cells that stand for all that are to come: the grid's, or those at the ends of a study's ranges."""
+    def representative_cells(self) -> Sequence[Cell]:
+        """Cells that represent all cells to come: the grid's own, or those at the ends of a study's ranges."""
         return self.cells if self.space is None else self.space.ends
 
     @property
-    def most(self) -> int:
-        """Cells, or trials, that there will be."""
+    def max_cells(self) -> int:
+        """Number of cells, or of trials, that there will be."""
         return len(self.cells) if self.space is None else self.space.search.trials
 
     @property
-    def chosen(self) -> list[Cell]:
-        """The cells to carry out now. Raises GridError for an `only` that means none."""
+    def selected_cells(self) -> list[Cell]:
+        """Cells to carry out now. Raises GridError if `only` selects none."""
         return planner.select(self.grid, self.cells, self.only) if self.only else list(self.cells)
 
 
 @dataclass(frozen=True)
 class LaunchOutcome:
-    """Where the launched cells stand after a launch."""
+    """State of the launched cells after a launch."""
 
     standings: Counter[str]
+    """Number of cells, or of trials, by state."""
     finished: bool
-    """Every cell of this launch is done or has diverged, but for those that a budget left."""
-    left: Sequence[str] = ()
-    """What a budget left, in words."""
-    stop: Sequence[str] = ()
-    """Why no more seeds were added, in words."""
+    """True if every cell of this launch is done or has diverged, except those that a budget left out."""
+    over_budget: Sequence[str] = ()
+    """Lines that describe the cells left out by the budget."""
+    stop_messages: Sequence[str] = ()
+    """Sentences that say why no more seeds were added."""
     study: StudyProgress | None = None
-    """Of a study: its trials, which `standings` counts."""
+    """Progress of the study whose trials `standings` counts; None for a factorial."""
 
 
 def plan(request: LaunchRequest, store: Store | None) -> planner.Plan:
-    """What a launch would do now, in the order it would, and the disk it needs; without a database `store` is None.
+    """Return the tasks that a launch would carry out now, in their order, with budget and disk usage. Writes nothing.
 
-    Kept weights that are wanted and not found under `runs`, or where else the database says, or that differ from their
-    recorded hash, count as gone. The database is not told: another machine that shares it may have them. Raises AddressError for a checkpoint.path that
-    cannot be understood, StorageError when the place of weights cannot be reached.
+    Kept weights that are missing, or differ from their recorded hash, count as gone in the plan only. The database
+    keeps them, since another machine that shares it may still have the files.
+
+    Args:
+        request: Launch to plan.
+        store: Database, or None if there is none yet.
+
+    Raises:
+        GridError: `only` selects no cell.
+        AddressError: A checkpoint.path cannot be parsed.
+        StorageError: The storage of weights cannot be reached.
     """
     if request.space is not None:
-        return _of_study(request, request.space, store)
-    chosen, runs = request.chosen, request.runs
-    states, damaged = _states(request, chosen, store)
-    made = planner.plan(chosen, states, retrain=request.retrain, left_out=len(request.cells) - len(chosen))
-    finished = {cell for cell, word in made.standings.items() if word == "done"}
-    tasks = ordering.ordered(made.tasks, chosen, list(request.grid.axes), states, finished, request.grid.contrasts)
-    made = replace(made, tasks=tasks, damaged=damaged)
+        return _plan_study(request, request.space, store)
+    selected, runs = request.selected_cells, request.runs
+    states, damaged = _usable_states(request, selected, store)
+    launch_plan = planner.plan(selected, states, retrain=request.retrain, left_out=len(request.cells) - len(selected))
+    finished = {cell for cell, cell_standing in launch_plan.standings.items() if cell_standing == "done"}
+    tasks = ordering.ordered(
+        launch_plan.tasks, selected, list(request.grid.axes), states, finished, request.grid.contrasts
+    )
+    launch_plan = replace(launch_plan, tasks=tasks, damaged=damaged)
     if request.budget is not None:
-        known = cost_estimate.machine_prices(request.cells, runs, store)
-        used = cost_estimate.hours_spent(store, request.cells)
-        fitting, told = cost_estimate.within_budget(made, request.budget, used, known, request.grid.contrasts, finished)
-        made = replace(made, tasks=fitting, budget=told)
-    return replace(made, disk=admission.disk_needed([task.cell for task in made.training], runs))
+        prices = cost_estimate.machine_prices(request.cells, runs, store)
+        hours_used = cost_estimate.hours_spent(store, request.cells)
+        fitting, budget = cost_estimate.within_budget(
+            launch_plan, request.budget, hours_used, prices, request.grid.contrasts, finished
+        )
+        launch_plan = replace(launch_plan, tasks=fitting, budget=budget)
+    return replace(launch_plan, disk=admission.disk_needed([task.cell for task in launch_plan.training], runs))
 
 
 def with_stop_seeds(request: LaunchRequest, store: Store | None) -> LaunchRequest:
-    """The request with the cells at further seeds that its grid's `stop` begins with, or has asked for so far. Raises GridError."""
+    """Return the request plus the cells at further seeds that the grid's `stop` rule has requested so far.
+
+    Before the first look, these are the seeds that the rule starts with. Raises GridError for a rule that does not fit
+    the grid.
+    """
     return replace(request, cells=replicates.with_further_seeds(request.grid, request.cells, store))
 
 
-def _of_study(request: LaunchRequest, space: TrialSpace, store: Store | None) -> planner.Plan:
-    """The trials that were begun; how many are to come follows from where the study stands."""
+def _plan_study(request: LaunchRequest, space: TrialSpace, store: Store | None) -> planner.Plan:
+    """Return the plan of a study: unfinished work of the trials begun so far, and the study's progress.
+
+    Trials still to be proposed have no tasks yet; the disk usage includes them.
+    """
     study = progress_of(space, store, retrain=request.retrain)
     cells = list(study.cells.values())
     # a trial whose weights are gone before all objectives were measured is trained again: without them it tells nothing
-    states, damaged = _states(request, cells, store)
-    made = planner.plan(cells, states, retrain=True)
-    tasks = [task for task in made.tasks if task.cell.id in study.open]
-    made = replace(made, damaged=damaged, tasks=tasks, study=study)
-    training = made.with_proposals().training
-    return replace(made, disk=admission.disk_needed([task.cell for task in training], request.runs))
+    states, damaged = _usable_states(request, cells, store)
+    study_plan = planner.plan(cells, states, retrain=True)
+    tasks = [task for task in study_plan.tasks if task.cell.id in study.open]
+    study_plan = replace(study_plan, damaged=damaged, tasks=tasks, study=study)
+    training = study_plan.with_proposals().training
+    return replace(study_plan, disk=admission.disk_needed([task.cell for task in training], request.runs))
 
 
-def _states(
+def _usable_states(
     request: LaunchRequest, cells: Sequence[Cell], store: Store | None
 ) -> tuple[dict[str, CellState], tuple[str, ...]]:
-    """Return the cells' states, without weights that are missing or damaged, and a line for each damaged file."""
+    """Return the cells' states by id, without weights that are missing or damaged, and a line for each damaged file.
+
+    Only cells that still need an evaluation have their weights checked. A damaged remote file is fetched for the check
+    only with `request.retrain`. Both results are empty without a database.
+    """
     if store is None:
         return {}, ()
     states = store.states({cell.id for cell in cells})
-    wanted = [
+    with_weights = [
         state
         for cell in cells
         if (state := states.get(cell.id))
         and state.weights
         and standing(state, requested(cell.config.eval)) == "needs-eval"
     ]
-    origins = store.provenances([state.trained_attempt_id for state in wanted if state.trained_attempt_id is not None])
+    origins = store.provenances(
+        [state.trained_attempt_id for state in with_weights if state.trained_attempt_id is not None]
+    )
     damaged = []
-    for state in wanted:
+    for state in with_weights:
         address = storage.resolve(request.runs, state.weights or "")
         origin = origins.get(state.trained_attempt_id or 0)
         line = None
@@ -178,24 +206,52 @@ def _states(
 
 
 def check_launch_corpora(request: LaunchRequest, *, dry: bool = False) -> None:
-    """Compares the text with what the cells to carry out ask, or with what a study may ask; a dry run only what is prepared.
+    """Check that the prepared text satisfies the selected cells, or a study's most demanding ones.
 
-    Raises GridError for an `only` that means none, CorpusError and ShardError for text that is too short or damaged.
+    Args:
+        request: Launch whose cells are checked.
+        dry: True to skip text that is not prepared yet.
+
+    Raises:
+        GridError: `only` selects no cell.
+        CorpusError: Text is too short.
+        ShardError: A file of the text is damaged.
     """
     admission.check_corpora(
-        request.chosen if request.space is None else request.like, request.runs / "corpora", dry=dry
+        request.selected_cells if request.space is None else request.representative_cells,
+        request.runs / "corpora",
+        dry=dry,
     )
 
 
 def run(
     request: LaunchRequest, store: Store, listener: Listener, *,
-    planned: Callable[[planner.Plan], None] = lambda plan: None, tell: Tell = lambda line: None,
+    on_plan: Callable[[planner.Plan], None] = lambda plan: None, tell: Tell = lambda line: None,
 ) -> LaunchOutcome:  # fmt: skip
-    """Launches a grid and stays until its cells are finished. Attempts run a frozen copy of this package.
+    """Launch a grid and block until its cells are finished. Attempts run a snapshot of this package.
 
-    Raises SweepBusy when somebody else runs the sweep, MachineError when a GPU is missing or held, CorpusError and
-    DataError for unusable text, AddressError and StorageError for a checkpoint.path that cannot be used, Interrupted
-    after a clean stop.
+    Takes the snapshot, copies plugins into the runs folder, claims the sweep, reaps dead attempts, plans, and runs the
+    tasks. The sweep, the GPUs and the executor are released at the end, whatever the outcome.
+
+    Args:
+        request: Launch to carry out.
+        store: Open, writable database.
+        listener: Receiver of progress events.
+        on_plan: Called once with the plan, before the first attempt starts.
+        tell: Prints one line of information.
+
+    Returns:
+        The final state of the cells, also when some of them failed.
+
+    Raises:
+        SweepBusy: Another supervisor runs the sweep.
+        MachineError: A GPU is missing or locked, or no machine is large enough for a cell.
+        CorpusError: The text is unusable.
+        DataError: The text is damaged.
+        AddressError: A checkpoint.path cannot be parsed.
+        StorageError: A checkpoint.path cannot be used.
+        SweepBroken: Several cells failed with the same error.
+        Interrupted: After a clean stop.
     """
     runs, sweep = request.runs, request.grid.name
     request = with_stop_seeds(request, store)
@@ -206,47 +262,50 @@ def run(
         cells=supervisor.freeze_plugins(request.cells, runs),
         commit=request.commit or source_snapshot.git_state(),
     )
-    opening = ExecutorContext(store, runs, tell, request.address)
-    before = last_source(store, sweep)
-    source = _source(before, sweep, runs, request.code, tell)
-    folder = source_snapshot.folder(runs, source)
-    with ExitStack() as held:
+    context = ExecutorContext(store, runs, tell, request.address)
+    previous_source = last_snapshot(store, sweep)
+    source = _choose_snapshot(previous_source, sweep, runs, request.code, tell)
+    folder = source_snapshot.find_snapshot(runs, source)
+    with ExitStack() as resources:
         executor: Executor | None = None
         if EXECUTORS[request.executor].needs_address:
             # before the sweep is claimed, so that a cluster that cannot be reached changes nothing
-            executor = held.enter_context(closing(open_executor(request.executor, opening)))
+            executor = resources.enter_context(closing(open_executor(request.executor, context)))
         fence = claim(request, store, processes.this_process("launch"))
-        held.callback(store.release_sweep, sweep, fence)
+        resources.callback(store.release_sweep, sweep, fence)
         seeds = seeds_source(request, store, fence, tell)
-        ending = held.enter_context(
+        notifier = resources.enter_context(
             notify.EndNotifier(
                 request.notify, sweep, tell=tell,
-                count=lambda: _left(_now(request, seeds, store), store)[0],
-                states=lambda: list(store.states({cell.id for cell in _now(request, seeds, store).chosen}).values()),
+                count=lambda: _remaining_work(_with_current_cells(request, seeds, store), store)[0],
+                states=lambda: list(store.states({cell.id for cell in _with_current_cells(request, seeds, store).selected_cells}).values()),
             )
         )  # fmt: skip
-        if source != before:
-            store.add_event(CODE, source, sweep=sweep)
-        supervisor.reap(store, request.chosen, runs, executor)
-        plan_ = plan(request, store)
-        planned(plan_)
-        _check_storage(request, plan_)
-        more, likely = _further(request, plan_, seeds, store, fence)
-        tasks = plan_.tasks or (seeds.further(lambda resources: True) if seeds is not None else [])
-        if tasks or (plan_.study is not None and plan_.study.left):
+        if source != previous_source:
+            store.add_event(CODE_EVENT, source, sweep=sweep)
+        supervisor.reap(store, request.selected_cells, runs, executor)
+        launch_plan = plan(request, store)
+        on_plan(launch_plan)
+        _check_storage(request, launch_plan)
+        task_source, likely = _task_source(request, launch_plan, seeds, store, fence)
+        tasks = launch_plan.tasks or (seeds.next_tasks(lambda resources: True) if seeds is not None else [])
+        if tasks or (launch_plan.study is not None and launch_plan.study.left):
             # attempts end before the sweep is released
-            executor = held.enter_context(closing(executor or open_executor(request.executor, opening)))
+            executor = resources.enter_context(closing(executor or open_executor(request.executor, context)))
             run_tasks(
                 store, [(sweep, fence, tasks)], listener, executor, runs=runs, commit=request.commit, source=folder,
-                further={sweep: more} if more is not None else {}, likely=likely,
+                task_sources={sweep: task_source} if task_source is not None else {}, future_cells=likely,
             )  # fmt: skip
-        outcome = _outcome(_now(request, seeds, store), store, plan_, seeds)
-        ending.finished, ending.counts = outcome.finished, outcome.standings
+        outcome = _outcome(_with_current_cells(request, seeds, store), store, launch_plan, seeds)
+        notifier.finished, notifier.counts = outcome.finished, outcome.standings
         return outcome
 
 
 def seeds_source(request: LaunchRequest, store: Store, fence: int, tell: Tell) -> Seeds | None:
-    """Who adds seeds to the sweep while it runs; None without a rule, and for a launch of a part of the cells."""
+    """Return the source of further seeds for the grid's `stop` rule.
+
+    None without a rule or with `--only` (after a line of output).
+    """
     if request.grid.stop is None:
         return None
     # SciPy, which other grids need not wait for
@@ -257,37 +316,47 @@ def seeds_source(request: LaunchRequest, store: Store, fence: int, tell: Tell) -
         return None
 
     return Seeds(
-        request.grid, request.cells, store, fence, allowed=request.budget, tell=tell,
+        request.grid, request.cells, store, fence, budget_hours=request.budget, tell=tell,
         plan=lambda cells: plan(replace(request, cells=cells, budget=None), store).tasks,
         prices=lambda cells: cost_estimate.machine_prices(cells, request.runs, store),
     )  # fmt: skip
 
 
-def _check_storage(request: LaunchRequest, made: planner.Plan) -> None:
-    """Raise AddressError or StorageError for a checkpoint.path of what is to be trained that cannot be used."""
-    cells = request.like if made.study is not None else [task.cell for task in made.tasks if task.kind == "train"]
+def _check_storage(request: LaunchRequest, launch_plan: planner.Plan) -> None:
+    """Raise AddressError or StorageError if a checkpoint.path of the cells to train cannot be used."""
+    cells = (
+        request.representative_cells
+        if launch_plan.study is not None
+        else [task.cell for task in launch_plan.tasks if task.kind == "train"]
+    )
     for address in {cell.config.checkpoint.path for cell in cells}:
         if address is not None:
             storage.place(address).check()
 
 
-def _further(
-    request: LaunchRequest, made: planner.Plan, seeds: Seeds | None, store: Store, fence: int
+def _task_source(
+    request: LaunchRequest, launch_plan: planner.Plan, seeds: Seeds | None, store: Store, fence: int
 ) -> tuple[TaskSource | None, Sequence[Cell]]:
-    """Return the source of further tasks while the sweep runs, and cells with the resources of those; None without one."""
-    if made.study is not None:
-        prices = cost_estimate.machine_prices(request.like, request.runs, store)
-        return TrialSource(made.study, store, fence, prices), request.like
-    return seeds, seeds.likely if seeds is not None else ()
+    """Return the source of further tasks and cells that have the same resources as those tasks.
+
+    (None, empty) without one. A study yields a `TrialSource`, a `stop` rule the given `seeds`.
+    """
+    if launch_plan.study is not None:
+        prices = cost_estimate.machine_prices(request.representative_cells, request.runs, store)
+        return TrialSource(launch_plan.study, store, fence, prices), request.representative_cells
+    return seeds, seeds.future_cells if seeds is not None else ()
 
 
-def _now(request: LaunchRequest, seeds: Seeds | None, store: Store) -> LaunchRequest:
-    """The request with the seeds, or the trials, that were added meanwhile."""
+def _with_current_cells(request: LaunchRequest, seeds: Seeds | None, store: Store) -> LaunchRequest:
+    """Return the request with the cells of all seeds or trials that were added so far."""
     return _with_trials(request, store) if seeds is None else replace(request, cells=seeds.cells)
 
 
 def _with_trials(request: LaunchRequest, store: Store) -> LaunchRequest:
-    """Of a study: with the cells of its trials so far, and with plugins that nobody edits."""
+    """Return a study's request with the cells of its trials so far and with frozen copies of its plugins.
+
+    Others unchanged.
+    """
     space = request.space
     if space is None:
         return request
@@ -297,59 +366,97 @@ def _with_trials(request: LaunchRequest, store: Store) -> LaunchRequest:
 
 
 def _outcome(request: LaunchRequest, store: Store, before: planner.Plan, seeds: Seeds | None) -> LaunchOutcome:
-    counts, after = _left(request, store)
+    """Return the outcome from the current states.
+
+    Cells that `before` left out for the budget do not count as unfinished.
+
+    Args:
+        request: Launch with its current cells.
+        store: Database with their states.
+        before: Plan that the launch carried out.
+        seeds: Source of further seeds; None without a `stop` rule.
+    """
+    counts, after = _remaining_work(request, store)
     if after.study is not None:
         return LaunchOutcome(counts, after.study.finished, study=after.study)
-    late = {task.cell.id for task in before.budget.left} if before.budget is not None else set[str]()
-    rest = {word for cell, word in after.standings.items() if cell not in late} - {"done", "diverged"}
-    left = after.budget.describe() if after.budget is not None and late else ()
-    return LaunchOutcome(counts, not rest, left, tuple(seeds.told) if seeds is not None else ())
+    over_budget_ids = {task.cell.id for task in before.budget.left} if before.budget is not None else set[str]()
+    unfinished = {cell_standing for cell, cell_standing in after.standings.items() if cell not in over_budget_ids} - {
+        "done",
+        "diverged",
+    }
+    over_budget = after.budget.describe() if after.budget is not None and over_budget_ids else ()
+    return LaunchOutcome(counts, not unfinished, over_budget, tuple(seeds.end_messages) if seeds is not None else ())
 
 
-def _left(request: LaunchRequest, store: Store) -> tuple[Counter[str], planner.Plan]:
-    """Where the cells, or the trials of a study, stand now, and what another launch would do."""
+def _remaining_work(request: LaunchRequest, store: Store) -> tuple[Counter[str], planner.Plan]:
+    """Return the current number of cells (or trials) by state, and the plan that another launch would carry out."""
     if request.space is not None:
         study = progress_of(request.space, store, again=False)
         return study.counts, planner.Plan([], dict(study.standings), list(study.cells.values()), study=study)
-    after = plan(replace(request, cells=request.chosen, only=()), store)
+    after = plan(replace(request, cells=request.selected_cells, only=()), store)
     return after.counts, after
 
 
 def run_tasks(
-    store: Store, shares: Sequence[tuple[str, int, Sequence[planner.Task]]], listener: Listener, executor: Executor,
-    *, runs: Path, commit: Commit | None, source: Path | None = None, further: Mapping[str, TaskSource] | None = None,
-    likely: Sequence[Cell] = (),
+    store: Store, tasks_by_sweep: Sequence[tuple[str, int, Sequence[planner.Task]]], listener: Listener, executor: Executor,
+    *, runs: Path, commit: Commit | None, source: Path | None = None, task_sources: Mapping[str, TaskSource] | None = None,
+    future_cells: Sequence[Cell] = (),
 ) -> None:  # fmt: skip
-    """Runs the tasks of sweeps that the caller holds, (sweep, fence, tasks) each, one sweep after the other.
+    """Run tasks of claimed sweeps, one sweep after the other, on one executor.
 
-    `further` gives a sweep more tasks while it runs, for cells whose resources are those of `likely`.
-    The executor holds the GPUs that they need until it is closed, so that attempts of these sweeps alone share them.
-    Raises MachineError (also for a cell that no machine has room for), Interrupted, LostLease.
+    The executor locks the GPUs that the tasks need until the caller closes it.
+
+    Args:
+        store: Database with the sweeps.
+        tasks_by_sweep: (sweep, fence, tasks) of each sweep; the caller holds the sweep under that fence.
+        listener: Receiver of progress events.
+        executor: Open executor. Wrapped to use journals if `source` has another database schema.
+        runs: Runs folder.
+        commit: Commit to record with attempts; None for unknown.
+        source: Folder of the code snapshot that attempts run; None for the installed package.
+        task_sources: Sources of further tasks while a sweep runs, by the sweep's name.
+        future_cells: Cells with the resources of those that `task_sources` may add, for the reservation of GPUs.
+
+    Raises:
+        MachineError: The executor failed, or no machine is large enough for a cell.
+        Interrupted: After a clean stop.
+        LeaseLost: Another supervisor took a sweep over.
+        SweepBroken: Several cells failed with the same error.
     """
     executor = journaling.with_journal_if_needed(executor, store, source)
-    executor.admit([*(task.cell for _, _, share in shares for task in share), *likely])
-    every = [(sweep, fence) for sweep, fence, _ in shares]
-    for sweep, fence, share in shares:
-        one = Supervisor(
+    executor.admit([*(task.cell for _, _, share in tasks_by_sweep for task in share), *future_cells])
+    leases = [(sweep, fence) for sweep, fence, _ in tasks_by_sweep]
+    for sweep, fence, tasks in tasks_by_sweep:
+        supervisor_ = Supervisor(
             store, sweep, fence, executor, listener,
-            runs=runs, commit=commit or (None, None), source=source, beside=every,
+            runs=runs, commit=commit or (None, None), source=source, additional_leases=leases,
         )  # fmt: skip
-        one.run(share, (further or {}).get(sweep))
+        supervisor_.run(tasks, (task_sources or {}).get(sweep))
 
 
 def claim(request: LaunchRequest, store: Store, owner: processes.Owner) -> int:
-    """Takes the sweep and records what is launched, in one: a refused launch changes nothing. Returns its fence.
+    """Claim the sweep and record the revision in one transaction; return the fence. A refused launch changes nothing.
 
-    The same launch that goes on again waits for the lease that it had on another machine. Raises SweepBusy.
+    The revision holds the grid's text, its options (requested probes, settings, contrasts, design, stop rule, search
+    space, cost forecast), the commit and the cells. A restarted launch waits up to two lease durations for its own old
+    lease.
+
+    Args:
+        request: Launch to record.
+        store: Database.
+        owner: Process that will hold the sweep.
+
+    Raises:
+        SweepBusy: Another supervisor runs the sweep.
     """
-    grid, again = request.grid, request.again
+    grid, is_restart = request.grid, request.is_restart
     commit, dirty = request.commit or (None, None)
-    wanted = sorted({pair for cell in request.like for pair in requested(cell.config.eval)})
+    requested_pairs = sorted({pair for cell in request.representative_cells for pair in requested(cell.config.eval)})
     revision = NewRevision(
         grid_text=grid.document.text,
         grid_file=str(grid.document.path),
         options={
-            "requested": [list(pair) for pair in wanted],
+            "requested": [list(pair) for pair in requested_pairs],
             "set": {path: setting.value for path, setting in grid.command_line.items()},
             # absent where there is none, so that a sweep of before they existed is relaunched as the same revision
             **({contrasts.OPTION: contrasts.as_options(grid.contrasts)} if grid.contrasts else {}),
@@ -359,46 +466,71 @@ def claim(request: LaunchRequest, store: Store, owner: processes.Owner) -> int:
             **({search.OPTION: search.as_options(grid.search)} if grid.search is not None else {}),
             # what it will be compared with by `report --table budget`; no part of what makes a revision another one
             forecast.OPTION: forecast.as_option(
-                cost_estimate.forecast(request.cells, cost_estimate.machine_prices(request.like, request.runs, store))
+                cost_estimate.forecast(
+                    request.cells, cost_estimate.machine_prices(request.representative_cells, request.runs, store)
+                )
             ),
         },
         commit=commit,
         dirty=dirty,
         cells=[planner.record(cell) for cell in request.cells],
     )
-    deadline = time.monotonic() + (2 * supervisor.LEASE_S if again else 0.0)
+    deadline = time.monotonic() + (2 * supervisor.LEASE_S if is_restart else 0.0)
     while True:
         try:
             return store.acquire_sweep(
-                grid.name, owner, supervisor.LEASE_S, is_alive=processes.is_alive, revision=revision, forget=not again
+                grid.name,
+                owner,
+                supervisor.LEASE_S,
+                is_alive=processes.is_alive,
+                revision=revision,
+                forget=not is_restart,
             )
         except SweepBusy:
             if time.monotonic() >= deadline:
                 raise
-        time.sleep(CLAIM_AGAIN_S)
+        time.sleep(CLAIM_RETRY_S)
 
 
-def _source(before: str | None, sweep: str, runs: Path, code: str, tell: Tell) -> str:
-    """Which copy of the package this launch runs, by its fingerprint; tells when it is another than before."""
-    now = source_snapshot.take_snapshot(runs)
-    if before is None or before == now:
-        return now
+def _choose_snapshot(previous: str | None, sweep: str, runs: Path, code: str, tell: Tell) -> str:
+    """Return the fingerprint of the code snapshot to run, made if absent.
+
+    Print a line when the code changed since `previous`.
+
+    Args:
+        previous: Fingerprint of the last launch; None for a new sweep.
+        sweep: Name of the sweep, for messages.
+        runs: Runs folder with the snapshots.
+        code: "kept" to return `previous`, else the current code.
+        tell: Prints one line.
+
+    Raises:
+        SweepError: The kept snapshot is gone or was changed.
+    """
+    current = source_snapshot.take_snapshot(runs)
+    if previous is None or previous == current:
+        return current
     if code == "kept":
-        if source_snapshot.folder(runs, before) is None:
-            raise SweepError(f"the code that sweep {sweep} was launched with ({before}) is gone; launch without --code")
-        tell(f"code: as launched before ({before}), not as it is now ({now})")
-        return before
+        if source_snapshot.find_snapshot(runs, previous) is None:
+            raise SweepError(
+                f"the code that sweep {sweep} was launched with ({previous}) is gone; launch without --code"
+            )
+        tell(f"code: as launched before ({previous}), not as it is now ({current})")
+        return previous
     tell(
-        f"code: changed since the last launch ({before} to {now}); finished cells stay, the others go on with the new code; "
+        f"code: changed since the last launch ({previous} to {current}); finished cells stay, the others go on with the new code; "
         "--code kept goes on with the old"
     )
-    return now
+    return current
 
 
-def last_source(store: Store, sweep: str) -> str | None:
-    """Fingerprint of the code that the sweep was launched with last."""
+def last_snapshot(store: Store, sweep: str) -> str | None:
+    """Return the fingerprint of the code that the sweep was launched with last.
+
+    None for an unknown or never launched sweep.
+    """
     try:
-        known = (event.message for event in reversed(store.events(sweep=sweep)) if event.kind == CODE)
-        return next((message for message in known if source_snapshot.is_fingerprint(message)), None)
+        messages = (event.message for event in reversed(store.events(sweep=sweep)) if event.kind == CODE_EVENT)
+        return next((message for message in messages if source_snapshot.is_fingerprint(message)), None)
     except SweepUnknown:
         return None

@@ -1,4 +1,4 @@
-"""`atma-sweep logs`: what an attempt printed, from its log.txt on this machine, while it runs or afterwards."""
+"""`atma-sweep logs`: the output of an attempt, from its log.txt on this machine, during the attempt or afterwards."""
 
 from __future__ import annotations
 
@@ -18,110 +18,140 @@ from ...results.store.store import Store
 from ..errors import SweepError
 from ..host import processes
 
-LOG = "log.txt"
+LOG_FILE = "log.txt"
 POLL_S = 0.2
-ASK_S = 1.0
-"""How often the database is asked whether the attempt still runs."""
-SETTLE_S = (0.5, 5.0)
-"""After the end of an attempt: followed until nothing came for the first, at most for the second. Its last words, a
-traceback for instance, come after it told the database."""
-BLOCK = 2**16
+"""Seconds between two reads of a followed log."""
+LIVENESS_POLL_S = 1.0
+"""Seconds between two database queries for the attempt's state."""
+DRAIN_S = (0.5, 5.0)
+"""Seconds to go on reading after an attempt has ended: until nothing came for the first, at most the second. Its last
+output, such as a traceback, may arrive after the database records the end.
+"""
+READ_BLOCK_BYTES = 2**16
+"""Size of the blocks in which a log is read backwards."""
 
 
 class LogMissing(SweepError):
-    """There is no such attempt, or its log is not on this machine."""
+    """Error of an attempt that does not exist, or whose log is not on this machine."""
 
 
 class JsonLines:
-    """An Out that turns each line of text into one JSON object, {"line": ...}, on its own line."""
+    """Text stream that writes each line of text as one JSON object, {"line": ...}, without passwords."""
 
     def __init__(self, out: TextStream) -> None:
         self._out, self._rest = out, ""
 
     def write(self, text: str, /) -> None:
-        """Hands complete lines on."""
+        """Write the complete lines of the text so far as JSON, and buffer the rest."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             self._out.write(json.dumps({"line": without_passwords(line)}) + "\n")
 
     def flush(self) -> None:
-        """Lets complete lines be seen."""
+        """Flush the underlying stream; an incomplete line stays buffered."""
         self._out.flush()
 
     def close(self) -> None:
-        """Hands on a last line that no newline ended."""
+        """Write a last line that no newline ended, and flush. The underlying stream stays open."""
         if self._rest:
             self.write("\n")
         self.flush()
 
 
-def attempt_of(store: Store, asked: str, attempt: int | None = None, sweep: str | None = None) -> Attempt:
-    """The cell's newest attempt, or the one with that number. Raises LogMissing, and as `Store.find_cell` does."""
-    cell = store.find_cell(asked, sweep)
-    known = store.attempts(cell.id)
-    if not known:
-        raise LogMissing(f"cell {cell.id} ({cell.slug}) has no attempt yet; launch its grid")
-    chosen = [one for one in known if attempt is None or one.number == attempt]
-    if not chosen:
-        numbers = ", ".join(str(one.number) for one in known)
-        raise LogMissing(f"cell {cell.id} ({cell.slug}) has no attempt {attempt}; there is: {numbers}")
-    return chosen[-1]
+def resolve_attempt(store: Store, cell_name: str, number: int | None = None, sweep: str | None = None) -> Attempt:
+    """Return a cell's newest attempt, or the one with the given number.
 
+    Args:
+        store: Database with the cell.
+        cell_name: Cell by slug or id, as `Store.find_cell` takes it.
+        number: Number of the attempt within its cell, from 1; None for the newest.
+        sweep: Sweep to look in; None as for `Store.find_cell`.
 
-def log_of(store: Store, runs: Path, asked: str, attempt: int | None = None, sweep: str | None = None) -> Path:
-    """The log of a cell's newest attempt, or of the one with that number.
-
-    `asked` as for `Store.find_cell`; `runs` is the folder of artifacts. That of an attempt which runs on this machine need not
-    exist yet. Raises LogMissing with where it lies when that is not here, and as `Store.find_cell` does.
+    Raises:
+        LogMissing: The cell has no such attempt.
+        CellUnknown: There is no such cell.
+        CellAmbiguous: The name fits several cells.
     """
-    found = attempt_of(store, asked, attempt, sweep)
+    cell = store.find_cell(cell_name, sweep)
+    attempts = store.attempts(cell.id)
+    if not attempts:
+        raise LogMissing(f"cell {cell.id} ({cell.slug}) has no attempt yet; launch its grid")
+    matches = [attempt for attempt in attempts if number is None or attempt.number == number]
+    if not matches:
+        numbers = ", ".join(str(attempt.number) for attempt in attempts)
+        raise LogMissing(f"cell {cell.id} ({cell.slug}) has no attempt {number}; there is: {numbers}")
+    return matches[-1]
+
+
+def log_path(store: Store, runs: Path, cell_name: str, number: int | None = None, sweep: str | None = None) -> Path:
+    """Return the path of an attempt's log. The file may be absent only while the attempt runs on this machine.
+
+    Args:
+        store: Database with the cell.
+        runs: Runs folder.
+        cell_name: Cell by slug or id, as `Store.find_cell` takes it.
+        number: Number of the attempt within its cell, from 1; None for the newest.
+        sweep: Sweep to look in; None as for `Store.find_cell`.
+
+    Raises:
+        LogMissing: The cell has no such attempt, or its log is not here; the message names the host that has it.
+        CellUnknown: There is no such cell.
+        CellAmbiguous: The name fits several cells.
+    """
+    attempt = resolve_attempt(store, cell_name, number, sweep)
     # a URL that went through Path has lost a slash
-    if re.search(r"(^|/)[a-z][a-z0-9+]+:/", str(runs)) or "://" in found.run_dir:
+    if re.search(r"(^|/)[a-z][a-z0-9+]+:/", str(runs)) or "://" in attempt.run_dir:
         raise LogMissing(
-            f"logs lie on the disk of the machine that ran the attempt ({found.host}), not in {runs}; name its runs folder with --runs"
+            f"logs lie on the disk of the machine that ran the attempt ({attempt.host}), not in {runs}; name its runs folder with --runs"
         )
-    path = runs / found.run_dir / LOG
-    here = found.host == socket.gethostname()
-    if path.is_file() or (here and found.state == "running"):
+    path = runs / attempt.run_dir / LOG_FILE
+    is_local = attempt.host == socket.gethostname()
+    if path.is_file() or (is_local and attempt.state == "running"):
         return path
-    if not here:
+    if not is_local:
         raise LogMissing(
-            f"attempt {found.number} ran on {found.host} and its log is not in {path}; ask there, or name a folder that "
+            f"attempt {attempt.number} ran on {attempt.host} and its log is not in {path}; ask there, or name a folder that "
             "both share with --runs"
         )
-    raise LogMissing(f"attempt {found.number} left no log in {path}; name its runs folder with --runs")
+    raise LogMissing(f"attempt {attempt.number} left no log in {path}; name its runs folder with --runs")
 
 
 def liveness_check(store: Store, attempt: Attempt) -> Callable[[], bool]:
-    """Says whether an attempt still runs: the database says so, and its process has not vanished from this machine.
+    """Return a function that tells if the attempt still runs.
 
-    The database is asked once a second at most.
+    It does while the database says so, unless a local process has vanished. Results are cached for LIVENESS_POLL_S.
     """
-    last: list[tuple[float, bool]] = []
+    cached: list[tuple[float, bool]] = []
 
-    def alive() -> bool:
-        if not last or time.monotonic() - last[0][0] >= ASK_S:
-            now = store.attempt(attempt.id)
-            here = processes.here(now.host, now.pid_space)
-            gone = here and now.pid is not None and processes.find(now.pid, now.pid_started) is None
-            last[:] = [(time.monotonic(), now.state == "running" and not gone)]
-        return last[0][1]
+    def is_alive() -> bool:
+        if not cached or time.monotonic() - cached[0][0] >= LIVENESS_POLL_S:
+            current = store.attempt(attempt.id)
+            is_local = processes.here(current.host, current.pid_space)
+            gone = is_local and current.pid is not None and processes.find(current.pid, current.pid_started) is None
+            cached[:] = [(time.monotonic(), current.state == "running" and not gone)]
+        return cached[0][1]
 
-    return alive
+    return is_alive
 
 
 def tail(path: Path, lines: int | None = None) -> str:
-    """The last lines of a log, all of them for None; "" when there is no such file."""
+    """Return the last lines of a log as text (None: the entire log); "" if the file does not exist.
+
+    Invalid UTF-8 is replaced.
+    """
     try:
         with path.open("rb") as file:
-            file.seek(_start_of(file, lines))
+            file.seek(_offset_of_last_lines(file, lines))
             return file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
 
 
-def _start_of(file: IO[bytes], lines: int | None) -> int:
-    """Where the last so many lines begin. Reads backwards, so that a large log costs no more than a small one."""
+def _offset_of_last_lines(file: IO[bytes], lines: int | None) -> int:
+    """Return the byte offset of the last `lines` lines of an open file: 0 for None, its end for 0.
+
+    Reads backwards in blocks, so that a large log costs no more than a small one. Moves the file's position.
+    """
     if lines is None:
         return 0
     end = position = file.seek(0, os.SEEK_END)
@@ -129,66 +159,78 @@ def _start_of(file: IO[bytes], lines: int | None) -> int:
         return end
     file.seek(end - 1)
     # a newline at the very end ends the last line and begins none
-    wanted = lines + (file.read(1) == b"\n")
+    newlines_needed = lines + (file.read(1) == b"\n")
     while position > 0:
-        step = min(BLOCK, position)
-        position -= step
+        block_bytes = min(READ_BLOCK_BYTES, position)
+        position -= block_bytes
         file.seek(position)
-        block = file.read(step)
-        if block.count(b"\n") >= wanted:
-            at = len(block)
-            for _ in range(wanted):
-                at = block.rfind(b"\n", 0, at)
-            return position + at + 1
-        wanted -= block.count(b"\n")
+        block = file.read(block_bytes)
+        if block.count(b"\n") >= newlines_needed:
+            newline = len(block)
+            for _ in range(newlines_needed):
+                newline = block.rfind(b"\n", 0, newline)
+            return position + newline + 1
+        newlines_needed -= block.count(b"\n")
     return 0
 
 
 def follow(
-    path: Path, alive: Callable[[], bool], out: TextStream, *, lines: int | None = None, poll: float = POLL_S
+    path: Path, is_alive: Callable[[], bool], out: TextStream, *, lines: int | None = None, poll_s: float = POLL_S
 ) -> None:
-    """Writes the last `lines` of a log (None: all) and what is appended, until `alive` says no; `poll` in seconds.
+    """Write the last lines of a log and then everything appended to it, until the attempt ends.
 
-    A file that appears later is read from its beginning, and so is one that was cut short or replaced; what the old
-    one still held comes first. Ctrl-C ends it quietly.
+    A file that appears later, was truncated or was replaced is read from its beginning; the unread rest of the replaced
+    file comes first. After the attempt's end, output is awaited as DRAIN_S says. Ctrl-C ends the function without an
+    exception.
+
+    Args:
+        path: Log file, which need not exist yet.
+        is_alive: Tells if the attempt still runs.
+        out: Stream to write to; flushed after every write.
+        lines: Number of existing lines to begin with; None for all.
+        poll_s: Seconds between two reads.
     """
-    log = _Log(path, lines)
+    log = _TailedFile(path, lines)
     try:
-        while alive():
-            log.copy(out)
-            time.sleep(poll)
+        while is_alive():
+            log.copy_new_text(out)
+            time.sleep(poll_s)
         ended = quiet = time.monotonic()
-        while time.monotonic() - quiet < SETTLE_S[0] and time.monotonic() - ended < SETTLE_S[1]:
-            if log.copy(out):
+        while time.monotonic() - quiet < DRAIN_S[0] and time.monotonic() - ended < DRAIN_S[1]:
+            if log.copy_new_text(out):
                 quiet = time.monotonic()
-            time.sleep(min(poll, SETTLE_S[0] / 4))
-        log.copy(out)
+            time.sleep(min(poll_s, DRAIN_S[0] / 4))
+        log.copy_new_text(out)
     except KeyboardInterrupt:
         pass
     finally:
         log.close()
 
 
-class _Log:
-    """A file that grows, and may be missing, cut short or replaced."""
+class _TailedFile:
+    """File that grows and may be missing, truncated or replaced; yields the text added since the last read."""
 
     def __init__(self, path: Path, lines: int | None) -> None:
         self.path = path
         self._file: IO[bytes] | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         if self._open() and self._file is not None:
-            self._file.seek(_start_of(self._file, lines))
+            self._file.seek(_offset_of_last_lines(self._file, lines))
 
-    def copy(self, out: TextStream) -> bool:
-        """Writes what is new; whether there was anything."""
-        text = self.read()
+    def copy_new_text(self, out: TextStream) -> bool:
+        """Write the text added since the last call to `out` and flush it; return False if there was none."""
+        text = self.read_new_text()
         if text:
             out.write(text)
             out.flush()
         return bool(text)
 
-    def read(self) -> str:
-        """What is new."""
+    def read_new_text(self) -> str:
+        """Return the text added since the last call; "" while the file is missing.
+
+        A truncated file is read from its start. Of a replaced file, the rest of the old one and all of the new one are
+        returned.
+        """
         if self._file is None and not self._open():
             return ""
         assert self._file is not None
@@ -196,7 +238,7 @@ class _Log:
             self._file.seek(0)
             self._decoder.reset()
         text = self._decoder.decode(self._file.read())
-        if self._replaced():
+        if self._was_replaced():
             text += self._decoder.decode(self._file.read(), final=True)
             self.close()
             if self._open():
@@ -204,6 +246,7 @@ class _Log:
         return text
 
     def _open(self) -> bool:
+        """Open the file at its start and reset the decoder; return False if the file does not exist."""
         try:
             self._file = self.path.open("rb")
         except FileNotFoundError:
@@ -211,17 +254,18 @@ class _Log:
         self._decoder.reset()
         return True
 
-    def _replaced(self) -> bool:
+    def _was_replaced(self) -> bool:
+        """Return True if the path now names another file than the open one; False while it names none."""
         assert self._file is not None
         try:
-            there = os.stat(self.path)
+            current = os.stat(self.path)
         except FileNotFoundError:
             return False  # between the old one and the new
-        mine = os.fstat(self._file.fileno())
-        return (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino)
+        opened = os.fstat(self._file.fileno())
+        return (current.st_dev, current.st_ino) != (opened.st_dev, opened.st_ino)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file if it is open."""
         if self._file is not None:
             self._file.close()
             self._file = None

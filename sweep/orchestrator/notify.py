@@ -1,7 +1,7 @@
-"""`launch --notify URL`: one JSON to a web address when a launch ends, however it does.
+"""`launch --notify URL`: POST a JSON summary to a web address when a launch ends, whatever the outcome.
 
-Whoever reads it may be anybody, so nothing of the machine or the database is in it, and every text goes without passwords. The
-address itself is a secret with many services: only its host is ever said. Nothing that goes wrong here stops or changes a launch.
+The receiver is untrusted, so the payload holds nothing about the machine or the database, and no passwords. The address
+is itself a secret with many services, so messages name its host only. A failure here never stops or changes a launch.
 """
 
 from __future__ import annotations
@@ -26,24 +26,29 @@ from ...results.store.records import CellState
 from ..errors import SweepError
 from ..executors.executor import Tell
 
-PATIENCE_S = 5.0
-"""For everything: counting, finding the host, connecting, and its answer."""
-LISTED = 100
-"""Failed cells that are named."""
-LONGEST = 300
-"""Letters of a cause."""
+TIMEOUT_S = 5.0
+"""Seconds for all of it: counting cells, resolving the host, connecting, and the response."""
+MAX_FAILED_CELLS = 100
+"""Maximum number of failed cells listed in the payload."""
+MAX_CAUSE_CHARS = 300
+"""Maximum number of characters of a cause."""
 
 
-def checked(url: str) -> str:
-    """The address, if it is one that can be posted to. Raises SweepError, which does not say it again."""
+def validated_url(url: str) -> str:
+    """Return the address unchanged if it can be posted to.
+
+    Raises:
+        SweepError: It is no http(s) address with a host, or it contains a user or password. The message omits the
+            address.
+    """
     try:
         parts = urlsplit(url)
-        port_known = parts.port is None or parts.port > 0
+        is_port_valid = parts.port is None or parts.port > 0
     except ValueError:
         raise SweepError("--notify: that is no address; give http://... or https://...") from None
     if parts.scheme not in ("http", "https"):
         raise SweepError("--notify: only http:// and https:// addresses are posted to")
-    if not parts.hostname or not port_known or not url.isascii() or not url.isprintable() or " " in url:
+    if not parts.hostname or not is_port_valid or not url.isascii() or not url.isprintable() or " " in url:
         raise SweepError("--notify: that is no address; give http://HOST/... or https://HOST/...")
     if parts.username is not None or parts.password is not None:
         raise SweepError("--notify: the address must hold neither user nor password; use one with a token in its path")
@@ -51,21 +56,28 @@ def checked(url: str) -> str:
 
 
 class EndNotifier:
-    """A context around a launch: when it ends, `url` is told (None: nobody is).
-
-    `count` gives cells by where they stand, `states` how far each is; both ask the database and may take long.
-    """
+    """Context manager around a launch that posts a summary to `url` when the launch ends."""
 
     def __init__(
         self, url: str | None, sweep: str, *, count: Callable[[], Mapping[str, int]],
         states: Callable[[], Sequence[CellState]], tell: Tell,
     ) -> None:  # fmt: skip
+        """Prepare the notification; nothing is sent before the context ends.
+
+        Args:
+            url: Web address; None to send nothing.
+            sweep: Name of the sweep.
+            count: Returns the number of cells by state; may query the database for long.
+            states: Returns the states of the cells; may query the database for long.
+            tell: Prints one line when the notification fails.
+        """
         self.url, self.sweep, self.tell = url, sweep, tell
         self._count, self._states = count, states
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
         self.finished: bool | None = None
-        """Whether every cell is done or has diverged; to be set by a launch that comes to its end, as `counts`."""
+        """True if every cell is done or has diverged. Set, like `counts`, by a launch that comes to its end."""
         self.counts: Mapping[str, int] | None = None
+        """Number of cells by state; None to query it with `count`."""
 
     def __enter__(self) -> EndNotifier:
         return self
@@ -73,25 +85,35 @@ class EndNotifier:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Post the summary within TIMEOUT_S; a failure prints one line. The launch's exception passes through."""
         if self.url is None:
             return
-        seconds, failed = time.monotonic() - self._began, []
+        seconds, failures = time.monotonic() - self._started_at, []
 
-        def work() -> None:
+        def send() -> None:
             try:
-                post(str(self.url), self._told(seconds, error))
+                post(str(self.url), self._payload(seconds, error))
             except (UserError, SQLAlchemyError, OSError, http.client.HTTPException, ValueError) as problem:
-                failed.append(_why(problem))
+                failures.append(_failure_reason(problem))
 
         # a thread of its own, since neither the database nor the search for a host can be told to hurry
-        thread = threading.Thread(target=work, daemon=True)
+        thread = threading.Thread(target=send, daemon=True)
         thread.start()
-        thread.join(PATIENCE_S)
-        why = f"no answer within {PATIENCE_S:.0f} s" if thread.is_alive() else failed[0] if failed else None
-        if why is not None:
-            self.tell(f"{urlsplit(self.url).hostname} was not notified: {why}")
+        thread.join(TIMEOUT_S)
+        reason = f"no answer within {TIMEOUT_S:.0f} s" if thread.is_alive() else failures[0] if failures else None
+        if reason is not None:
+            self.tell(f"{urlsplit(self.url).hostname} was not notified: {reason}")
 
-    def _told(self, seconds: float, error: BaseException | None) -> dict[str, Any]:
+    def _payload(self, seconds: float, error: BaseException | None) -> dict[str, Any]:
+        """Return the JSON payload. Queries the database.
+
+        Keys: sweep, state (finished, stopped or failed), exit, seconds, counts, failed, failed_in_all, error,
+        atma_sweep.
+
+        Args:
+            seconds: Duration of the launch.
+            error: Exception that ended the launch; None after a regular end.
+        """
         cells = [state for state in self._states() if state.state in ("failed", "diverged")]
         code = _exit_code(error) if error is not None else 0 if self.finished else 1
         ended = "finished" if code == 0 else "stopped" if error is not None else "failed"
@@ -108,7 +130,7 @@ class EndNotifier:
                     "state": cell.state,
                     "cause": first_line(cell.cause),
                 }
-                for cell in cells[:LISTED]
+                for cell in cells[:MAX_FAILED_CELLS]
             ],
             "failed_in_all": len(cells),
             "error": None if error is None else first_line(str(error)) or type(error).__name__,
@@ -117,19 +139,30 @@ class EndNotifier:
 
 
 def _exit_code(error: BaseException) -> int:
-    """What the command ends with after that error."""
+    """Return the exit code of the command after that error."""
     return 130 if isinstance(error, KeyboardInterrupt) else int(getattr(error, "exit_code", 1))
 
 
 def first_line(text: str | None) -> str | None:
-    """What a person reads of a cause, without passwords."""
+    """Return the first line of a text without passwords and control characters, shortened; None if it is empty."""
     line = next(iter((text or "").strip().splitlines()), "")
-    return sentence(line)[:LONGEST] or None
+    return sentence(line)[:MAX_CAUSE_CHARS] or None
 
 
-def post(url: str, told: Mapping[str, Any]) -> None:
-    """Sends it once. Follows no redirect and knows no other protocol. Raises OSError, HTTPException, ValueError."""
-    data = json.dumps(told).encode()
+def post(url: str, payload: Mapping[str, Any]) -> None:
+    """POST the payload as JSON once, without following redirects.
+
+    Args:
+        url: Web address, which is validated again.
+        payload: JSON object to send.
+
+    Raises:
+        SweepError: The address is invalid.
+        OSError: The host cannot be reached, or it answered with an error status.
+        HTTPException: The response is no HTTP.
+        ValueError: The request cannot be built.
+    """
+    data = json.dumps(payload).encode()
     headers = {"Content-Type": "application/json", "User-Agent": f"atma-sweep/{__version__}"}
     opener = urllib.request.OpenerDirector()
     for handler in (
@@ -140,15 +173,15 @@ def post(url: str, told: Mapping[str, Any]) -> None:
         urllib.request.HTTPErrorProcessor,
     ):
         opener.add_handler(handler())
-    request = urllib.request.Request(checked(url), data=data, headers=headers, method="POST")
-    opener.open(request, timeout=PATIENCE_S).close()
+    request = urllib.request.Request(validated_url(url), data=data, headers=headers, method="POST")
+    opener.open(request, timeout=TIMEOUT_S).close()
 
 
-def _why(problem: BaseException) -> str:
-    """In a few words, none of which is the address."""
+def _failure_reason(problem: BaseException) -> str:
+    """Return a short reason for a failed notification; it never contains the address."""
     if isinstance(problem, urllib.error.HTTPError):
         return f"it answered {problem.code}"
     reason = problem.reason if isinstance(problem, urllib.error.URLError) else problem
     if isinstance(reason, TimeoutError):
-        return f"no answer within {PATIENCE_S:.0f} s"
+        return f"no answer within {TIMEOUT_S:.0f} s"
     return sentence(getattr(reason, "strerror", None) or type(reason).__name__)

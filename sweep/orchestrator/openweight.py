@@ -1,4 +1,4 @@
-"""`atma-sweep evaluate hf:NAME`: models from elsewhere, measured on the text of a sweep and kept beside it."""
+"""`atma-sweep evaluate hf:NAME`: open-weight models measured on the text of a sweep, stored in a companion sweep."""
 
 from __future__ import annotations
 
@@ -23,28 +23,31 @@ from ..planning.planner import Task
 from ..probes import PROBES, requested
 from . import evaluate
 
-ENDING = "-open-weight"
-"""Of the name of the sweep that stands beside another and lists the models measured for it."""
+SWEEP_SUFFIX = "-open-weight"
+"""Suffix of the companion sweep's name, which lists the models measured for a sweep."""
 PAIRINGS = ("text", "native")
+"""Values of `--pairing`: the same characters as the cells read, or the same number of the model's own tokens."""
 
 
 @dataclass(frozen=True)
 class OpenWeightPlan:
-    """What to measure, in the form of `evaluate.plan`, and what is recorded of it first."""
+    """Evaluation tasks for open-weight models, and the revision of the companion sweep to record first."""
 
-    shares: dict[str, list[Task]]
+    tasks_by_sweep: dict[str, list[Task]]
+    """Tasks by the name of the companion sweep, as `evaluate.run` takes them; empty if everything is measured."""
     revisions: dict[str, NewRevision]
-    told: list[str] = field(default_factory=list)
-    """Lines for whoever asked."""
+    """Revision to record, by the name of the companion sweep."""
+    notes: list[str] = field(default_factory=list)
+    """Lines for the user."""
 
 
-def is_model_reference(word: str) -> bool:
-    """Whether a word of the command names a model from elsewhere, not a cell."""
-    return word.startswith(PREFIX)
+def is_model_reference(name: str) -> bool:
+    """Return True if an argument of the command names a model (hf:NAME) and not a cell."""
+    return name.startswith(PREFIX)
 
 
 def check_cell_options(*, revision: str | None, pairing: str | None) -> None:
-    """Raise SweepError for an option that applies to models from elsewhere alone, where none is named."""
+    """Raise SweepError if `--revision` or `--pairing`, which apply to models only, is given for cells."""
     for option, value in (("--revision", revision), ("--pairing", pairing)):
         if value is not None:
             raise SweepError(
@@ -53,114 +56,172 @@ def check_cell_options(*, revision: str | None, pairing: str | None) -> None:
 
 
 def plan(
-    store: Store, asked: Sequence[str], *, runs: Path, probes: Sequence[str] = (), lengths: Sequence[int] = (),
+    store: Store, model_names: Sequence[str], *, runs: Path, probes: Sequence[str] = (), lengths: Sequence[int] = (),
     sweep: str | None = None, revision: str | None = None, pairing: str = "text",
 ) -> OpenWeightPlan:  # fmt: skip
-    """All models are found, checked and, where need be, downloaded; nothing is written into the database.
+    """Plan the evaluation of open-weight models. Downloads models if needed; writes nothing to the database.
 
-    They get the text, the probes and the lengths of the sweep's cells, as far as these probes look into no network. Without
-    `probes` and `lengths` only what is not measured yet. Raises NoWeights, NoCheckpoint, GridError, SweepError, CorpusError.
+    The models get the text, probes and lengths of the host sweep's cells, restricted to probes that need no access to a
+    network's internals. Without `probes` and `lengths`, only missing measurements are planned.
+
+    Args:
+        store: Database with the host sweep.
+        model_names: Models as hf:NAME.
+        runs: Runs folder with the corpora.
+        probes: Probes to run; empty for those of the host sweep's cells that can measure any model.
+        lengths: Context lengths in tokens; empty for those of the cells.
+        sweep: Host sweep whose text is measured; None for the sweep launched last.
+        revision: Branch, tag or commit of the single model; None for its default.
+        pairing: "text" for the same characters as the cells read, "native" for the same number of the model's own
+            tokens.
+
+    Raises:
+        SweepError: Cells are mixed with models, or the host sweep's text does not suit a model.
+        GridError: A probe or a length cannot be measured, or the pairing is unknown.
+        CorpusError: The text is missing or damaged.
+        NoWeights: A model has no usable weights.
+        NoCheckpoint: A model cannot be found.
     """
-    if strange := [word for word in asked if not is_model_reference(word)]:
+    if cell_names := [word for word in model_names if not is_model_reference(word)]:
         raise SweepError(
-            f"{strange[0]} is a cell, and {PREFIX}... a model from elsewhere; evaluate them one after the other"
+            f"{cell_names[0]} is a cell, and {PREFIX}... a model from elsewhere; evaluate them one after the other"
         )
     if pairing not in PAIRINGS:
         raise GridError("--pairing", None, pairing, "no such pairing", list(PAIRINGS), pairing)
-    if revision is not None and len(asked) > 1:
+    if revision is not None and len(model_names) > 1:
         raise SweepError("--revision belongs to one model; evaluate the models one after the other")
-    beside = store.sweep(sweep).name
-    base = _base(store, beside, runs)
-    corpus = corpora.verified(runs / "corpora", base.data.fingerprint or "")
+    host_sweep = store.sweep(sweep).name
+    config = _reference_config(store, host_sweep, runs)
+    corpus = corpora.verified(runs / "corpora", config.data.fingerprint or "")
     if corpus.computed:
         raise SweepError(
-            f"the text of sweep {beside} is made of rows that no language model has seen; name another with --sweep"
+            f"the text of sweep {host_sweep} is made of rows that no language model has seen; name another with --sweep"
         )
     check_lossless(corpus.load_tokenizer())
     evaluate.check_probes("--probe", probes)
-    told = []
-    able = [name for name in PROBES if PROBES.load(name).of_any]
-    if inside := [name for name in probes if name not in able]:
-        raise GridError("--probe", None, inside[0], "looks into networks of ours", able)
-    if not probes and (left := [name for name in base.eval.probes if name not in able]):
-        told.append(f"left out, since they look into networks of ours: {', '.join(left)}")
-    if not probes and not set(able) & set(base.eval.probes):
+    notes = []
+    applicable = [name for name in PROBES if PROBES.load(name).of_any]
+    if inapplicable := [name for name in probes if name not in applicable]:
+        raise GridError("--probe", None, inapplicable[0], "looks into networks of ours", applicable)
+    if not probes and (skipped := [name for name in config.eval.probes if name not in applicable]):
+        notes.append(f"left out, since they look into networks of ours: {', '.join(skipped)}")
+    if not probes and not set(applicable) & set(config.eval.probes):
         raise GridError(
-            "--probe", None, "", f"no probe of sweep {beside} can measure a model from elsewhere; name one", able
+            "--probe",
+            None,
+            "",
+            f"no probe of sweep {host_sweep} can measure a model from elsewhere; name one",
+            applicable,
         )
-    wished = requested(_probing(base, [name for name in base.eval.probes if name in able]).eval)
-    base = _probing(base, probes or [name for name in base.eval.probes if name in able])
+    requested_pairs = requested(_with_probes(config, [name for name in config.eval.probes if name in applicable]).eval)
+    config = _with_probes(config, probes or [name for name in config.eval.probes if name in applicable])
     cells = [
-        evaluate.with_requested_probes(resolve_cell(resolve_checkpoint(word, revision), base, pairing), (), lengths)
-        for word in asked
+        evaluate.with_requested_probes(resolve_cell(resolve_checkpoint(word, revision), config, pairing), (), lengths)
+        for word in model_names
     ]
     if lengths:
         for cell in cells:
             evaluate.check_lengths(cell, corpus)
-    return _beside(store, beside, wished, {cell.id: cell for cell in cells}, bool(probes or lengths), told)
+    return _build_plan(
+        store, host_sweep, requested_pairs, {cell.id: cell for cell in cells}, bool(probes or lengths), notes
+    )
 
 
-def _probing(config: CellConfig, probes: Sequence[str]) -> CellConfig:
-    asked = config.eval.model_copy(update={"probes": tuple(dict.fromkeys(probes))})
-    return config.model_copy(update={"eval": asked})
+def _with_probes(config: CellConfig, probes: Sequence[str]) -> CellConfig:
+    """Return the config with these probes, without duplicates."""
+    evaluation = config.eval.model_copy(update={"probes": tuple(dict.fromkeys(probes))})
+    return config.model_copy(update={"eval": evaluation})
 
 
-def _base(store: Store, sweep: str, runs: Path) -> CellConfig:
-    """The config of the sweep's cells, of which text and probes are those of all. Raises SweepError where they differ."""
+def _reference_config(store: Store, sweep: str, runs: Path) -> CellConfig:
+    """Return the config of the sweep's own cells that models are measured like; it is the first cell's.
+
+    Raises:
+        SweepError: The sweep has no cells of its own, or they read different texts.
+    """
     states = store.cell_states(sweep)
     records = [store.cell(state.cell_id) for state in states]
-    ours = [one for one in records if KEY not in one.config and "published" not in one.config]
-    if not ours:
+    own_records = [
+        cell_record
+        for cell_record in records
+        if KEY not in cell_record.config and "published" not in cell_record.config
+    ]
+    if not own_records:
         raise SweepError(f"sweep {sweep} has no cells of ours to measure a model beside; name one with --sweep")
-    texts = {str(one.config["data"].get("fingerprint")) for one in ours}
+    texts = {str(cell_record.config["data"].get("fingerprint")) for cell_record in own_records}
     if len(texts) > 1:
         raise SweepError(
             f"the cells of sweep {sweep} read {len(texts)} different texts; launch those of one text as a sweep of their own, and name it "
             "with --sweep"
         )
-    return trained_cells.restore_cell(ours[0], runs).config
+    return trained_cells.restore_cell(own_records[0], runs).config
 
 
-def _beside(
-    store: Store, beside: str, wished: Sequence[Request], cells: dict[str, Cell], again: bool, told: list[str]
+def _build_plan(
+    store: Store,
+    host_sweep: str,
+    requested_pairs: Sequence[Request],
+    cells: dict[str, Cell],
+    measure_again: bool,
+    notes: list[str],
 ) -> OpenWeightPlan:
-    """`wished`: what tables show of each, as the grid asks for it."""
-    name = f"{beside}{ENDING}"
+    """Return the tasks for models with missing measurements, and the revision that lists them with the earlier models.
+
+    Args:
+        store: Database.
+        host_sweep: Sweep whose text is measured.
+        requested_pairs: (probe, length) pairs that tables show for each model.
+        cells: Models as cells, by id.
+        measure_again: True to plan measurements that exist already.
+        notes: Lines for the user, passed on; a line per model without work is appended.
+
+    Raises:
+        SweepError: The companion sweep's name would be too long, or a sweep of other cells has it.
+    """
+    name = f"{host_sweep}{SWEEP_SUFFIX}"
     if len(name) > MAX_NAME_CHARS:
         raise SweepError(
-            f"sweep {quoted_short(beside)} has too long a name for models beside it; shorten it with atma-sweep rename"
+            f"sweep {quoted_short(host_sweep)} has too long a name for models beside it; shorten it with atma-sweep rename"
         )
-    listed = _listed(store, name, beside)
+    existing = _existing_models(store, name, host_sweep)
     states = store.states(set(cells))
     tasks = []
     for cell in cells.values():
         state = states.get(cell.id)
         pairs = requested(cell.config.eval)
-        left = pairs if again or state is None else missing(state, pairs)
-        if left:
-            tasks.append(Task(cell, "external", left, "needs-eval", repeat=True))
+        missing_pairs = pairs if measure_again or state is None else missing(state, pairs)
+        if missing_pairs:
+            tasks.append(Task(cell, "external", missing_pairs, "needs-eval", repeat=True))
         else:
-            told.append(f"{cell.slug}: all is measured; --probe or --length measures again")
+            notes.append(f"{cell.slug}: all is measured; --probe or --length measures again")
     if not tasks:
-        return OpenWeightPlan({}, {}, told)
-    every = {one.id: one for one in listed} | {cell.id: record(cell) for cell in cells.values()}
-    text = f"# models from elsewhere, measured beside sweep {beside}\n" + "".join(
-        f"# {one.config[KEY]['name']}, revision {one.config[KEY]['revision']}\n" for one in every.values()
+        return OpenWeightPlan({}, {}, notes)
+    records = {cell_record.id: cell_record for cell_record in existing} | {
+        cell.id: record(cell) for cell in cells.values()
+    }
+    text = f"# models from elsewhere, measured beside sweep {host_sweep}\n" + "".join(
+        f"# {cell_record.config[KEY]['name']}, revision {cell_record.config[KEY]['revision']}\n"
+        for cell_record in records.values()
     )
-    options: dict[str, Any] = {"requested": [list(pair) for pair in wished], KEY: {"beside": beside}}
-    revision = NewRevision(grid_text=text, grid_file=PREFIX, options=options, cells=list(every.values()), beside=beside)
-    return OpenWeightPlan({name: tasks}, {name: revision}, told)
+    options: dict[str, Any] = {"requested": [list(pair) for pair in requested_pairs], KEY: {"beside": host_sweep}}
+    revision = NewRevision(
+        grid_text=text, grid_file=PREFIX, options=options, cells=list(records.values()), beside=host_sweep
+    )
+    return OpenWeightPlan({name: tasks}, {name: revision}, notes)
 
 
-def _listed(store: Store, name: str, beside: str) -> list[CellRecord]:
-    """The models that stand there already. Raises SweepError for a sweep of other cells."""
+def _existing_models(store: Store, name: str, host_sweep: str) -> list[CellRecord]:
+    """Return the models that the companion sweep `name` lists already; empty if there is no such sweep.
+
+    Raises SweepError if a sweep of that name lists other cells.
+    """
     try:
-        known = store.revision(name)
+        revision = store.revision(name)
     except SweepUnknown:
         return []
-    if KEY not in known.options:
+    if KEY not in revision.options:
         raise SweepError(
-            f"a sweep of your own is named {name}, as the models beside {beside} would be; rename it first"
+            f"a sweep of your own is named {name}, as the models beside {host_sweep} would be; rename it first"
         )
     records = [store.cell(cell) for cell, _ in store.members(name)]
-    return [replace(one, axes=dict(one.levels)) for one in records]
+    return [replace(cell_record, axes=dict(cell_record.levels)) for cell_record in records]

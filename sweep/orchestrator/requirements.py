@@ -1,4 +1,4 @@
-"""Needs of a launch that this machine does not meet, all of them at once."""
+"""Requirements of a launch that this machine does not meet, collected all at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..units import size
 from .launch import LaunchRequest
 
 Kind = Literal["text", "GPU", "CPU cores", "memory", "disk", "packages"]
-EVERY_LAUNCH = ("torch", "numpy", "safetensors")
+REQUIRED_PACKAGES = ("torch", "numpy", "safetensors")
 """Packages that every attempt imports."""
 UNCHECKED = "until the text is prepared, ids of cells are provisional and its size is not checked"
 ROOM = "make room, set checkpoint.keep to nothing, or name another disk with checkpoint.path"
@@ -34,56 +34,71 @@ ROOM = "make room, set checkpoint.keep to nothing, or name another disk with che
 
 @dataclass(frozen=True)
 class Lack:
-    """A need of a launch that this machine does not meet."""
+    """Requirement of a launch that this machine does not meet."""
 
     kind: Kind
     problem: str
     remedy: str
     blocks: bool = True
-    """Whether no cell can start before it is met."""
+    """True if no cell can start before it is met."""
     numbers: Mapping[str, Any] = field(default_factory=dict)
-    """Of the problem, by names with their units."""
+    """Figures of the problem, keyed by names with units."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return its fields, the numbers among them."""
+        """Return the fields as a dict, with the entries of `numbers` merged in."""
         named = vars(self) | dict(self.numbers)
         return {name: value for name, value in named.items() if name != "numbers"}
 
 
 def lacks(request: LaunchRequest, plan: Plan) -> list[Lack]:
-    """Return every need of the plan's attempts that this machine does not meet; none for a plan without attempts.
+    """Return every requirement of the planned attempts that this machine does not meet.
 
-    Of an executor at an address only text and packages count, since its attempts run on other machines.
+    Empty for a plan without attempts. For an executor at an address only text and packages are checked, since its
+    attempts run on other machines.
+
+    Args:
+        request: Launch that is planned.
+        plan: Its plan.
     """
     tasks = [task for task in plan.with_proposals().tasks if task.why != "running"]
     if not tasks:
         return []
     executor, cells = EXECUTORS[request.executor], [task.cell for task in tasks]
-    lacking = [_text(text) for text in admission.unprepared(cells, request.grid, request.runs / "corpora")]
+    lacking = [_lacking_text(text) for text in admission.unprepared(cells, request.grid, request.runs / "corpora")]
     if executor.needs_address:
-        return lacking + _packages(executor.packages)
+        return lacking + _lacking_packages(executor.packages)
     gpus = hardware.gpu_names() if any(cell.config.resources.gpus for cell in cells) else []
-    lacking += _resources(Counter(cell.config.resources for cell in cells), Machine.here(), gpus)
+    lacking += _lacking_resources(Counter(cell.config.resources for cell in cells), Machine.local(), gpus)
     if plan.disk is not None:
         # a cell that was begun has its checkpoints on the disk already
-        begun = any(task.kind == "evaluate" or task.rest < 1 for task in tasks)
-        lacking += _disk(plan.disk, begun=begun)
+        is_begun = any(task.kind == "evaluate" or task.rest < 1 for task in tasks)
+        lacking += _lacking_disk(plan.disk, is_begun=is_begun)
     kernels = ("triton",) if gpus and sys.platform == "linux" and platform.machine() == "x86_64" else ()
-    return lacking + _packages((*EVERY_LAUNCH, *executor.packages, *kernels)) + (cpu_build() if gpus else [])
+    return (
+        lacking + _lacking_packages((*REQUIRED_PACKAGES, *executor.packages, *kernels)) + (cpu_build() if gpus else [])
+    )
 
 
-def _text(text: Unprepared) -> Lack:
+def _lacking_text(text: Unprepared) -> Lack:
+    """Return the lack for a text that is not prepared."""
     remedy = ", ".join(filter(None, (text.command, "or launch with --prepare", text.alternative)))
     numbers = {"corpus": text.corpus, "tokens": text.tokens, "download_bytes": text.bytes, "command": text.command}
     return Lack("text", text.problem, remedy, numbers=numbers)
 
 
-def _resources(sizes: Counter[Resources], machine: Machine, gpus: Sequence[str]) -> list[Lack]:
-    """Return the amounts that single cells need and the machine does not have; `sizes` counts cells by what they need."""
+def _lacking_resources(sizes: Counter[Resources], machine: Machine, gpus: Sequence[str]) -> list[Lack]:
+    """Return the GPUs, CPU cores and memory that single cells need and the machine does not have.
+
+    Args:
+        sizes: Number of cells by the resources that one of them needs.
+        machine: This machine's cores and memory.
+        gpus: Names of its GPUs.
+    """
     lacking = []
 
-    def check(kind: Kind, lacks_it: Callable[[Resources], bool], problem: str, remedy: str, **numbers: Any) -> None:
-        if cells := sum(number for resources, number in sizes.items() if lacks_it(resources)):
+    def check(kind: Kind, is_lacking: Callable[[Resources], bool], problem: str, remedy: str, **numbers: Any) -> None:
+        """Append a lack if any cell meets `is_lacking`; `problem` completes "N cells need ..."."""
+        if cells := sum(number for resources, number in sizes.items() if is_lacking(resources)):
             need = f"{cells} cells need" if cells > 1 else "1 cell needs"
             lacking.append(Lack(kind, f"{need} {problem}", remedy, numbers={"cells": cells, **numbers}))
 
@@ -91,7 +106,7 @@ def _resources(sizes: Counter[Resources], machine: Machine, gpus: Sequence[str])
     kind = f" of type {' or '.join(types)}" if types else ""
     check(
         "GPU",
-        lambda asks: asks.gpus > 0 and not any(is_type(name, asks.gpu_type) for name in gpus),
+        lambda resources: resources.gpus > 0 and not any(is_type(name, resources.gpu_type) for name in gpus),
         f"a GPU{kind}, and this machine has {', '.join(gpus) or 'none that can be used'}",
         "launch where there is one, or set resources.gpus to 0 to train on the CPU",
         gpus=list(gpus),
@@ -115,17 +130,18 @@ def _resources(sizes: Counter[Resources], machine: Machine, gpus: Sequence[str])
     return lacking
 
 
-def _disk(disk: DiskUsage, *, begun: bool) -> list[Lack]:
-    """Return the shortage of disk, which blocks where there is no room for one running cell and none was `begun`."""
+def _lacking_disk(disk: DiskUsage, *, is_begun: bool) -> list[Lack]:
+    """Return the shortage of disk; it blocks if one running cell does not fit and no cell has begun (`is_begun`)."""
     if not disk.is_short or disk.free is None:
         return []
     problem = (
         f"{size(disk.kept)} to keep and {size(disk.running)} for a running cell; {size(disk.free)} free in {disk.place}"
     )
-    return [Lack("disk", problem, ROOM, blocks=disk.free < disk.running and not begun, numbers=disk.as_json())]
+    return [Lack("disk", problem, ROOM, blocks=disk.free < disk.running and not is_begun, numbers=disk.as_json())]
 
 
-def _packages(names: Sequence[str]) -> list[Lack]:
+def _lacking_packages(names: Sequence[str]) -> list[Lack]:
+    """Return one lack that names all packages that are not installed; empty if there is none."""
     missing = [name for name in names if not is_installed(name)]
     if not missing:
         return []
@@ -134,13 +150,17 @@ def _packages(names: Sequence[str]) -> list[Lack]:
 
 
 def is_installed(name: str) -> bool:
+    """Return True if the module can be imported; a None entry in sys.modules counts as not installed."""
     if name in sys.modules:
         return sys.modules[name] is not None
     return importlib.util.find_spec(name) is not None
 
 
 def cpu_build() -> list[Lack]:
-    """Return the lack of a torch that can use the GPUs of this machine; the version of a build for the CPU ends in +cpu."""
+    """Return the lack of a torch build that can use GPUs; empty for one that can, and without torch.
+
+    The version of a CPU build ends in +cpu.
+    """
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -151,8 +171,11 @@ def cpu_build() -> list[Lack]:
     return [Lack("packages", f"torch {version} is built for the CPU", remedy, numbers={"packages": ["torch"]})]
 
 
-def possible(grid: Grid, lacking: Sequence[Lack]) -> list[tuple[str, str]]:
-    """Return commands that work on this machine today, each with its effect."""
+def possible_commands(grid: Grid, lacking: Sequence[Lack]) -> list[tuple[str, str]]:
+    """Return (command, effect) pairs of commands that work on this machine today.
+
+    Training on the CPU is left out if packages or disk are lacking, or if `grid` is the quick grid itself.
+    """
     name = grid.short_path
     commands = [
         ("atma-sweep launch quick", "trains twelve small models on the CPU, in minutes"),
@@ -164,7 +187,7 @@ def possible(grid: Grid, lacking: Sequence[Lack]) -> list[tuple[str, str]]:
 
 
 def describe(lacking: Sequence[Lack]) -> list[str]:
-    """Return a line above and two lines per lack; nothing without a lack."""
+    """Return a heading and two lines per lack (problem, remedy); empty without a lack."""
     if not lacking:
         return []
     width = max(len(lack.kind) for lack in lacking)
@@ -175,9 +198,9 @@ def describe(lacking: Sequence[Lack]) -> list[str]:
 
 
 def remarks(lines: Sequence[str], lacking: Sequence[Lack]) -> list[str]:
-    """Return the last lines of a plan: remarks, and what this machine lacks, nothing twice.
+    """Return the last lines of a plan: remarks and lacks, without repeating the text that is not prepared.
 
-    A shortage of disk stands in the plan's own line on the disk.
+    A shortage of disk is left out, since the plan's own line on disk shows it.
     """
     if any(lack.kind == "text" for lack in lacking):
         lines = [*(remark for remark in lines if admission.UNPREPARED not in remark), UNCHECKED]
@@ -186,19 +209,19 @@ def remarks(lines: Sequence[str], lacking: Sequence[Lack]) -> list[str]:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A launch that cannot begin on this machine: the sweep, its price, what it lacks, and what works instead."""
+    """Launch that cannot begin on this machine: the sweep, its price, the lacks, and commands that work instead."""
 
     grid: Grid
     cells: int
-    """Of the grid that this launch is about; trials of a study."""
+    """Number of cells of the grid that this launch covers; of trials for a study."""
     tokens: int
-    """To train."""
+    """Number of tokens to train."""
     bill: Bill
     lacking: Sequence[Lack]
 
     def lines(self) -> list[str]:
-        """Return it for people."""
-        commands = possible(self.grid, self.lacking)
+        """Return the refusal as lines for people."""
+        commands = possible_commands(self.grid, self.lacking)
         unit = "cell" if self.grid.search is None else "trial"
         width = max(len(command) for command, _ in commands)
         return [
@@ -211,7 +234,7 @@ class Refusal:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same facts by names."""
+        """Return the refusal as a dict: sweep, cells, tokens, price, lacks, possible."""
         return {
             "sweep": self.grid.name,
             "cells": self.cells,
@@ -219,6 +242,7 @@ class Refusal:
             "price": cost_estimate.as_json(self.bill),
             "lacks": [lack.as_json() for lack in self.lacking],
             "possible": [
-                {"command": command, "description": effect} for command, effect in possible(self.grid, self.lacking)
+                {"command": command, "description": effect}
+                for command, effect in possible_commands(self.grid, self.lacking)
             ],
         }

@@ -1,4 +1,4 @@
-"""What a launch remembers of its failures, and what it decides from that."""
+"""Failures of one launch, and the decisions to retry, give up or stop that follow from them."""
 
 from __future__ import annotations
 
@@ -18,32 +18,37 @@ MICRO_BATCH = "train.micro_batch"
 
 
 class SweepBroken(SweepError):
-    """Cell after cell fails in the same way; the rest would, too."""
+    """Error that stops a sweep in which several cells failed with the same error."""
 
     exit_code = 1
 
 
 @dataclass
 class RetryTracker:
-    """Tries by cell and class of failure, progress between deaths, and mistakes that repeat."""
+    """Number of tries per cell and failure class, progress between kills, and repeated errors of one launch."""
 
     _tries: Counter[tuple[str, Failure]] = field(default_factory=Counter)
-    _furthest: dict[str, int] = field(default_factory=dict)
-    _fruitless: Counter[str] = field(default_factory=Counter)
-    _mistakes: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Number of failures by (cell id, failure class)."""
+    _furthest_step: dict[str, int] = field(default_factory=dict)
+    """Highest step that each preempted cell has reached, by cell id."""
+    _kills_without_progress: Counter[str] = field(default_factory=Counter)
+    """Number of preemptions in a row that gained no step, by cell id."""
+    _cells_by_cause: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Ids of the cells that failed with an error in code or config, by the normalised cause."""
 
     def after(self, task: Task, attempt: Attempt, failure: Failure) -> Task | None:
-        """The task as it is to be tried again, None when its cell is given up for this launch.
+        """Return the task to retry after a failure, or None if the launch gives its cell up. Counts the failure.
 
-        A preempted cell goes on for ever as long as it gains steps between its deaths; without, each counts as a failure
-        of the machine.
+        The retried task may have a smaller micro-batch, run alone on the machine, or wait until `not_before` (monotonic
+        clock; exponential backoff), as the policy of the failure class says. A preempted cell is retried without limit
+        while it gains steps; after FRUITLESS preemptions without progress, each counts as an infrastructure failure.
         """
         cell = task.cell.id
         if failure == PREEMPTED:
-            gained = attempt.step > self._furthest.get(cell, -1)
-            self._furthest[cell] = max(attempt.step, self._furthest.get(cell, -1))
-            self._fruitless[cell] = 0 if gained else self._fruitless[cell] + 1
-            if self._fruitless[cell] < FRUITLESS:
+            gained = attempt.step > self._furthest_step.get(cell, -1)
+            self._furthest_step[cell] = max(attempt.step, self._furthest_step.get(cell, -1))
+            self._kills_without_progress[cell] = 0 if gained else self._kills_without_progress[cell] + 1
+            if self._kills_without_progress[cell] < FRUITLESS:
                 return task
             failure = "infrastructure"
         self._tries[cell, failure] += 1
@@ -51,22 +56,28 @@ class RetryTracker:
         if policy.tries is not None and tries >= policy.tries:
             return None
         if policy.smaller:
-            deviation = _smaller(task)
+            deviation = _halved_micro_batch(task)
             return None if deviation is None else replace(task, deviation=deviation)
-        later = time.monotonic() + policy.wait_s * 2 ** (tries - 1) if policy.wait_s else 0.0
-        return replace(task, alone=task.alone or policy.alone, not_before=later)
+        not_before = time.monotonic() + policy.wait_s * 2 ** (tries - 1) if policy.wait_s else 0.0
+        return replace(task, alone=task.alone or policy.alone, not_before=not_before)
 
     def broken(self, cell: str, cause: str) -> SweepBroken | None:
-        """Notes a mistake in code or config; the error that stops the sweep once enough cells have made the same."""
-        cells = self._mistakes[cause_pattern(cause)]
+        """Count an error in code or config.
+
+        Return the error that stops the sweep once ALIKE cells had the same cause, else None.
+        """
+        cells = self._cells_by_cause[cause_pattern(cause)]
         cells.add(cell)
         if len(cells) < ALIKE:
             return None
         return SweepBroken(f"stopped, since {len(cells)} cells failed alike: {cause}; mend it and launch again")
 
 
-def _smaller(task: Task) -> Mapping[str, Any] | None:
-    """Half the micro-batch, its accumulation doubled; None where the cell forbids it or it cannot be halved."""
+def _halved_micro_batch(task: Task) -> Mapping[str, Any] | None:
+    """Return the deviation that halves the micro-batch (and so doubles gradient accumulation).
+
+    Returns None if the cell's `on_cuda_oom` forbids it or the micro-batch is odd.
+    """
     config = task.cell.config
     rows = config.train.micro_batch
     return {MICRO_BATCH: rows // 2} if config.resources.on_cuda_oom == "halve" and rows % 2 == 0 else None

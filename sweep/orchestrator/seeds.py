@@ -1,4 +1,4 @@
-"""Adds seeds to the cells of a contrast, wave by wave, until its grid's `stop` says that it is known closely enough."""
+"""Sequential design: adds seeds to the cells of a contrast, wave by wave, until the grid's `stop` rule is met."""
 
 from __future__ import annotations
 
@@ -20,102 +20,129 @@ from ..planning.planner import Task
 from ..probes import requested
 from .supervisor import CapacityCheck, TaskSource
 
-LOOK = "look"
-"""Kind of the events that keep what was seen, and when."""
+LOOK_EVENT = "look"
+"""Kind of the events that record the interim looks."""
 
 
 class Seeds(TaskSource):
-    """Further seeds, wave by wave, as the database alone decides: a launch that goes on makes the same looks."""
+    """Source of further seeds, wave by wave.
+
+    It decides from the database alone, so a restarted launch makes the same looks.
+    """
 
     def __init__(
         self, grid: Grid, cells: Sequence[Cell], store: Store, fence: int, *,
         plan: Callable[[Sequence[Cell]], list[Task]], prices: Callable[[Sequence[Cell]], Pricer],
-        allowed: float | None, tell: Tell,
+        budget_hours: float | None, tell: Tell,
     ) -> None:  # fmt: skip
-        """`cells`: all of the sweep so far, which `fence` holds. `plan`: the tasks that are left of some cells. `allowed`: hours that
-        they may cost in all."""
+        """Prepare the source for a sweep that the caller has claimed.
+
+        Args:
+            grid: Grid with a `stop` rule.
+            cells: All cells of the sweep so far.
+            store: Database.
+            fence: Fencing token of the claim.
+            plan: Returns the remaining tasks of given cells.
+            prices: Returns the pricing of given cells on this machine.
+            budget_hours: GPU-hours (core-hours without GPUs) that all cells may cost in total; None for no limit.
+            tell: Prints one line.
+        """
         assert grid.stop is not None
         self.cells = list(cells)
-        """All of the sweep, those that were added too."""
-        self.told: list[str] = []
-        """How it ended, a sentence each."""
+        """All cells of the sweep, including those added by this source."""
+        self.end_messages: list[str] = []
+        """Sentences that say why no more seeds are added; empty while seeds may follow."""
         self._grid, self._rule, self._store, self._fence = grid, grid.stop, store, fence
-        self._plan, self._prices, self._allowed, self._tell = plan, prices, allowed, tell
-        self._needed = replicates.contrast_cells(grid, cells)
+        self._plan, self._prices, self._budget_hours, self._tell = plan, prices, budget_hours, tell
+        self._contrast_cells = replicates.contrast_cells(grid, cells)
         self._metric = about(self._rule.contrast)
-        mine = {one.id for one in replicates.at_seeds(self._needed, self._rule.seeds)}
-        self._pending = {cell.id for cell in cells if cell.id in mine}
-        """Cells of the contrast that are not known to be finished."""
+        contrast_ids = {cell.id for cell in replicates.at_seeds(self._contrast_cells, self._rule.seeds)}
+        self._pending = {cell.id for cell in cells if cell.id in contrast_ids}
+        """Ids of the contrast's cells at requested seeds that are not yet known to be finished."""
         self._requested = sorted({pair for cell in cells for pair in requested(cell.config.eval)})
-        self._over = False
+        self._is_finished = False
 
     @property
-    def likely(self) -> list[Cell]:
-        """Cells with the resources of those that it may add."""
-        return list(self._needed)
+    def future_cells(self) -> list[Cell]:
+        """Cells with the resources of those that may be added."""
+        return list(self._contrast_cells)
 
-    def further(self, fits: CapacityCheck) -> Sequence[Task]:
-        """The next wave, once all cells of the contrast are finished and the look says that they are not enough."""
-        while not self._over and self._all_there():
-            seen = stopping_status(self._store, self._grid.name)
-            if seen is None or seen.waiting:
+    def next_tasks(self, fits: CapacityCheck) -> Sequence[Task]:
+        """Return the tasks of the next wave.
+
+        Empty until all cells of the contrast are finished, and after the rule has ended. Each complete wave is one
+        interim look, which is printed and recorded as an event. `fits` is not used.
+        """
+        while not self._is_finished and self._wave_is_complete():
+            status = stopping_status(self._store, self._grid.name)
+            if status is None or status.waiting:
                 return []
-            tasks = self._wave(seen)
+            tasks = self._start_next_wave(status)
             if tasks:
                 return tasks
         return []
 
-    def _all_there(self) -> bool:
+    def _wave_is_complete(self) -> bool:
+        """Return True if every requested cell of the contrast is finished; forgets the finished ones."""
         if self._pending:
             states = self._store.states(self._pending)
             self._pending -= {cell for cell, state in states.items() if finished(self._rule, state, self._requested)}
         return not self._pending
 
-    def _wave(self, seen: StoppingStatus) -> list[Task]:
-        """Notes the look, and adds the seeds that it asks for; no tasks where that is none, or all of them are trained already."""
-        if seen.last is not None and seen.last.seeds == seen.asked:
-            self._note(messages.look_text(self._rule, seen.last, self._metric))
-        if seen.further == seen.asked:
-            return self._end(messages.outcome_text(seen, self._metric))
-        cells = replicates.at_seeds(self._needed, self._rule.seeds[seen.asked : seen.further])
-        known = {cell.id for cell in self.cells}
-        cells = [cell for cell in cells if cell.id not in known]
+    def _start_next_wave(self, status: StoppingStatus) -> list[Task]:
+        """Record the look and add the seeds that it requires; return their tasks.
+
+        Returns no tasks, and ends the source, if the rule is met or the wave would exceed the budget. Also returns none
+        if other sweeps have trained all of the wave's cells.
+        """
+        if status.last is not None and status.last.seeds == status.asked:
+            self._record_look(messages.look_text(self._rule, status.last, self._metric))
+        if status.further == status.asked:
+            return self._end(messages.outcome_text(status, self._metric))
+        cells = replicates.at_seeds(self._contrast_cells, self._rule.seeds[status.asked : status.further])
+        existing_ids = {cell.id for cell in self.cells}
+        cells = [cell for cell in cells if cell.id not in existing_ids]
         tasks, prices = self._plan(cells), self._prices(cells)
-        if self._allowed is not None:
-            used = cost_estimate.hours_spent(self._store, self.cells)
-            cost = sum(prices.of(task).hours.likely for task in tasks)
-            if used + cost > self._allowed:
+        if self._budget_hours is not None:
+            hours_used = cost_estimate.hours_spent(self._store, self.cells)
+            wave_hours = sum(prices.of(task).hours.likely for task in tasks)
+            if hours_used + wave_hours > self._budget_hours:
                 unit = cost_estimate.unit_of(tasks)
                 return self._end(
-                    f"stopped after {counted(seen.asked, 'seed')} by the budget: {used:.3g} of {self._allowed:g} {unit} are spent, and the next wave "
-                    f"costs about {cost:.3g}; --budget {planner.enough(used + cost)} takes it"
+                    f"stopped after {counted(status.asked, 'seed')} by the budget: {hours_used:.3g} of {self._budget_hours:g} {unit} are spent, and the next wave "
+                    f"costs about {wave_hours:.3g}; --budget {planner.enough(hours_used + wave_hours)} takes it"
                 )
-        self._add(cells, prices)
+        self._add_cells(cells, prices)
         self._pending |= {cell.id for cell in cells}
         self._tell(
-            f"stop: {counted(seen.further, 'seed')} from now on: {counted(len(cells), 'cell')} more, {len(tasks)} to do"
+            f"stop: {counted(status.further, 'seed')} from now on: {counted(len(cells), 'cell')} more, {len(tasks)} to do"
         )
         return tasks
 
-    def _add(self, cells: Sequence[Cell], prices: Pricer) -> None:
-        """To the sweep's newest revision, in one transaction, so that whoever goes on finds all of a wave or nothing."""
-        before = forecast.forecast_of(self._store.revision(self._grid.name).options)
-        told: dict[str, Any] | None = None
-        if before is not None:
-            predicted = forecast.extended(before, len(self.cells), cost_estimate.forecast(cells, prices))
-            told = forecast.as_option(predicted)
-        self._store.extend_revision(self._grid.name, self._fence, [planner.record(cell) for cell in cells], price=told)
+    def _add_cells(self, cells: Sequence[Cell], prices: Pricer) -> None:
+        """Add cells to the sweep's newest revision, with the extended cost forecast, in one transaction.
+
+        A launch that takes over therefore finds all cells of a wave or none.
+        """
+        earlier_forecast = forecast.forecast_of(self._store.revision(self._grid.name).options)
+        price: dict[str, Any] | None = None
+        if earlier_forecast is not None:
+            predicted = forecast.extended(earlier_forecast, len(self.cells), cost_estimate.forecast(cells, prices))
+            price = forecast.as_option(predicted)
+        self._store.extend_revision(self._grid.name, self._fence, [planner.record(cell) for cell in cells], price=price)
         self.cells += cells
 
-    def _note(self, found: str) -> None:
-        self._tell(f"stop: {found}")
-        message = f"{messages.contrast_text(self._rule)}: {found}"[:500]
-        before = self._store.newest_event(self._grid.name, [LOOK])
-        if before is None or before.message != message:
-            self._store.add_event(LOOK, message, sweep=self._grid.name)
+    def _record_look(self, look_text: str) -> None:
+        """Print a look, and record it as an event unless it repeats the newest one."""
+        self._tell(f"stop: {look_text}")
+        message = f"{messages.contrast_text(self._rule)}: {look_text}"[:500]
+        newest = self._store.newest_event(self._grid.name, [LOOK_EVENT])
+        if newest is None or newest.message != message:
+            self._store.add_event(LOOK_EVENT, message, sweep=self._grid.name)
 
-    def _end(self, why: str) -> list[Task]:
-        self._over = True
-        self.told.append(why)
-        self._tell(f"stop: {why}")
+    def _end(self, reason: str) -> list[Task]:
+        """Record and print why no more seeds follow; return no tasks."""
+        self._is_finished = True
+        self.end_messages.append(reason)
+        self._tell(f"stop: {reason}")
         return []

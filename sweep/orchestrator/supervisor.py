@@ -1,4 +1,4 @@
-"""Carries out a plan: claims the sweep, reaps what died, keeps one process per running attempt, survives Ctrl-C."""
+"""Supervisor loop: runs the tasks of a claimed sweep, one process per attempt, and stops them cleanly on a signal."""
 
 from __future__ import annotations
 
@@ -35,117 +35,155 @@ from ..planning.planner import Task
 from .retries import RetryTracker
 
 CapacityCheck = Callable[[Resources], bool]
-"""Whether an attempt of that size could start now. Always so while nothing runs: what does not fit then never will."""
+"""Function that returns True if an attempt of that size could start now. Always True while nothing runs: an attempt
+that does not fit then never will."""
 
 
 class TaskSource(Protocol):
-    """Asked by one supervisor, from its thread. Whatever it raises ends the launch."""
+    """Source of further tasks for one supervisor, which calls it from its own thread. An exception ends the launch."""
 
-    def further(self, fits: CapacityCheck) -> Sequence[Task]:
-        """Tasks to make now, whose cells the database knows already; none before an attempt that runs has ended.
+    def next_tasks(self, fits: CapacityCheck) -> Sequence[Task]:
+        """Return the tasks to start now; empty to wait for a running attempt.
 
-        Asked again and again while no task waits. None, and nothing runs: the launch has ended.
+        Called repeatedly while no task waits. An empty result while nothing runs ends the launch. The database must
+        already contain the tasks' cells.
+
+        Args:
+            fits: Tells if an attempt of a given size could start now.
         """
 
-    def ended(self, task: Task, attempt: Attempt, again: bool) -> None:
-        """An attempt of whichever task has ended, however it did; `again`: its cell is tried once more, and nothing is final."""
+    def ended(self, task: Task, attempt: Attempt, will_retry: bool) -> None:
+        """Handle the end of an attempt of any task, whatever its outcome.
+
+        Args:
+            task: Task of the attempt.
+            attempt: Record of the attempt in its final state.
+            will_retry: True if the cell is tried once more, so that this end is not final.
+        """
         return
 
-    def hopeless(self, attempts: Sequence[Attempt]) -> Mapping[int, str]:
-        """Which of these running attempts are to save themselves and end now, by id, and why; their cells count as pruned.
+    def attempts_to_prune(self, attempts: Sequence[Attempt]) -> Mapping[int, str]:
+        """Return the running attempts to stop now, as reasons by attempt id; their cells then count as pruned.
 
-        Asked several times a second.
+        Called several times a second.
         """
         return {}
 
 
 LEASE_S = 60.0
+"""Seconds for which a claim on a sweep lasts without renewal."""
 RENEW_S = 5.0
+"""Seconds between two renewals of the lease, and between two checks for dead supervisors."""
 POLL_S = 0.2
+"""Seconds of one wait for an attempt to end."""
 LISTEN_S = 1.0
+"""Seconds between two queries for control commands."""
 
 
 class Listener(Protocol):
-    """Told of what happens, for a display."""
+    """Receiver of a supervisor's progress events, for a display."""
 
     def started(self, task: Task, attempt: Attempt) -> None:
-        """An attempt's process is starting."""
+        """Handle an attempt whose process is starting."""
 
     def running(self, attempts: Sequence[Attempt]) -> None:
-        """The attempts of this supervisor as they stand, several times a second."""
+        """Handle the current records of this supervisor's attempts; called several times a second."""
 
     def ended(self, task: Task, attempt: Attempt) -> None:
-        """An attempt has ended, however it did."""
+        """Handle the end of an attempt, whatever its outcome."""
 
     def waiting(self, cell: Cell) -> None:
-        """A cell is being trained by another sweep; this one will take the result."""
+        """Handle a cell that another sweep trains, and whose result this sweep will use; may be called repeatedly."""
 
 
 @dataclass
 class _Running:
-    """An attempt of this supervisor, from its start until its end is noted."""
+    """Attempt of this supervisor, from its start until its end is recorded."""
 
     task: Task
     progress: object = None
-    """What the database last knew of it."""
-    changed: float = 0.0
-    """When that changed, on the monotonic clock."""
-    hung: bool = False
+    """Heartbeat, step and phase as last read from the database."""
+    changed_at: float = 0.0
+    """Time of the last change of `progress`, on the monotonic clock."""
+    is_hung: bool = False
+    """True once it was killed for lack of progress."""
     is_stopping: bool = False
-    """Whether it was asked to save itself and leave."""
-    hopeless: str | None = None
-    """Why the source has given it up."""
+    """True once it was asked to save a checkpoint and exit."""
+    prune_reason: str | None = None
+    """Reason for which the task source pruned it; None otherwise."""
 
 
 class Supervisor:
-    """One launch of one sweep. The caller holds the sweep under `fence`."""
+    """Loop that runs the tasks of one sweep, which the caller has claimed under `fence`."""
 
     def __init__(
         self, store: Store, sweep: str, fence: int, executor: Executor, listener: Listener, *, runs: Path,
-        commit: tuple[str | None, bool | None], source: Path | None = None, beside: Sequence[tuple[str, int]] = (),
+        commit: tuple[str | None, bool | None], source: Path | None = None,
+        additional_leases: Sequence[tuple[str, int]] = (),
     ) -> None:  # fmt: skip
-        """`beside`: other sweeps that the caller holds, by name and fence, whose leases are to be kept meanwhile."""
+        """Prepare the supervisor; nothing starts before `run`.
+
+        Args:
+            store: Database.
+            sweep: Name of the sweep.
+            fence: Fencing token of the claim.
+            executor: Open executor that has reserved resources for the tasks.
+            listener: Receiver of progress events.
+            runs: Runs folder.
+            commit: Git commit and dirty flag to record with attempts.
+            source: Folder of the code snapshot that attempts run; None for the installed package.
+            additional_leases: (name, fence) of sweeps whose leases are renewed as well.
+        """
         self.store, self.sweep, self.fence = store, sweep, fence
-        self._held = [(sweep, fence), *(pair for pair in beside if pair[0] != sweep)]
+        self._leases = [(sweep, fence), *(pair for pair in additional_leases if pair[0] != sweep)]
         self.source = source
         self.executor, self.listener = executor, listener
         self.runs, self.commit = runs, commit
         self._owner = processes.this_process("launch")
         self._running: dict[int, _Running] = {}
         self._retries = RetryTracker()
-        self._given_up: dict[str, Task] = {}
-        self._source: TaskSource | None = None
+        self._failed_tasks: dict[str, Task] = {}
+        self._task_source: TaskSource | None = None
         self._signals = StopSignals()
         self._oom_kills = oom_kills()
         self._paused = self._finishing = False
-        self._renewed = self._listened = 0.0
-        self._looked = time.monotonic()
+        self._last_renewal = self._last_command_poll = 0.0
+        self._last_reap = time.monotonic()
 
     def run(self, tasks: Sequence[Task], source: TaskSource | None = None) -> None:
-        """Runs every task to its end, and whatever `source` gives whenever no task waits.
+        """Run every task to its end, and those that `source` adds whenever no task waits.
 
-        Raises Interrupted after a clean stop, LostLease when the sweep was taken over, SweepBroken when cell after cell
-        fails in the same way, MachineError when the executor breaks.
+        On a stop signal or an executor failure, all attempts are asked to save and exit before the exception is raised.
+
+        Args:
+            tasks: Tasks in the order of their start.
+            source: Source of further tasks; None for none.
+
+        Raises:
+            Interrupted: After a clean stop by a signal or a `cancel` command, or after `finish` with tasks left.
+            LeaseLost: Another supervisor took the sweep over.
+            SweepBroken: Several cells failed with the same error.
+            MachineError: The executor failed.
         """
         queue = deque(tasks)
-        self._source = source
+        self._task_source = source
         with StopSignals() as self._signals:
-            while self._more(queue):
-                self._renew()
+            while self._has_work(queue):
+                self._renew_leases()
                 if self._signals.number is not None:
-                    self._stop()
+                    self._stop_attempts()
                     raise Interrupted(self._signals.number)
-                broken = self.executor.broken()
+                broken = self.executor.failure()
                 if broken is not None:
-                    self._stop()
+                    self._stop_attempts()
                     raise MachineError(f"{broken}; launch again to continue")
-                self._listen(queue)
+                self._apply_commands(queue)
                 if not self._paused and not self._finishing:
-                    self._fill(queue)
+                    self._start_ready_tasks(queue)
                 ended = self.executor.wait(POLL_S)
                 for attempt, code in ended:
-                    self._close(attempt, code, queue)
-                self._show()
+                    self._finish_attempt(attempt, code, queue)
+                self._report_progress()
                 if not self._running and not ended:
                     time.sleep(POLL_S)
         if self._finishing:
@@ -153,105 +191,133 @@ class Supervisor:
             if queue or source is not None:
                 raise Interrupted(signal.SIGTERM, "finished what ran, as asked; launch again to continue")
 
-    def _more(self, queue: deque[Task]) -> bool:
-        """Whether anything is left to do, after asking for more where no task waits."""
+    def _has_work(self, queue: deque[Task]) -> bool:
+        """Return True if a task waits or runs; asks the task source for more when none waits.
+
+        While a sweep with a task source is paused this is always True. After `finish` only running attempts count.
+        """
         if self._finishing:
             return bool(self._running)
-        if self._source is not None and not queue and not self._paused and self._signals.number is None:
-            queue.extend(self._source.further(self._fits))
-        return bool(queue or self._running) or (self._source is not None and self._paused)
+        if self._task_source is not None and not queue and not self._paused and self._signals.number is None:
+            queue.extend(self._task_source.next_tasks(self._fits))
+        return bool(queue or self._running) or (self._task_source is not None and self._paused)
 
     def _fits(self, resources: Resources) -> bool:
-        return not self._is_alone() and (not self._running or self.executor.fits(resources))
+        return not self._has_exclusive_attempt() and (not self._running or self.executor.fits(resources))
 
-    def _is_alone(self) -> bool:
-        """Return whether an attempt runs that has the machine to itself."""
+    def _has_exclusive_attempt(self) -> bool:
+        """Return True if an attempt runs that needs the machine to itself."""
         return any(entry.task.alone for entry in self._running.values())
 
-    def _listen(self, queue: deque[Task]) -> None:
-        """Does what people have asked of the sweep: pause, finish, cancel, retry."""
-        if time.monotonic() - self._listened < LISTEN_S:
+    def _apply_commands(self, queue: deque[Task]) -> None:
+        """Carry out control commands from the database: cancel, finish, pause, resume, retry.
+
+        At most once per LISTEN_S. A pause stops the attempts and puts their tasks back into the queue. A retry queues
+        failed tasks again.
+
+        Raises:
+            Interrupted: After a `cancel`.
+        """
+        if time.monotonic() - self._last_command_poll < LISTEN_S:
             return
-        self._listened = time.monotonic()
-        asked = self.store.asked(self.sweep)
-        if asked.get("cancel"):
-            self._stop()
+        self._last_command_poll = time.monotonic()
+        requests = self.store.asked(self.sweep)
+        if requests.get("cancel"):
+            self._stop_attempts()
             self.store.ask(self.sweep, cancel=None, finish=None, pause=None, retry=None)
             raise Interrupted(signal.SIGTERM, "cancelled; launch again to continue")
-        self._finishing = bool(asked.get("finish"))
-        if bool(asked.get("pause")) != self._paused:
+        self._finishing = bool(requests.get("finish"))
+        if bool(requests.get("pause")) != self._paused:
             self._paused = not self._paused
             if self._paused:
-                held = [entry.task for entry in self._running.values()]
-                self._stop()
-                queue.extendleft(reversed(held))
+                stopped_tasks = [entry.task for entry in self._running.values()]
+                self._stop_attempts()
+                queue.extendleft(reversed(stopped_tasks))
             self.store.add_event("paused" if self._paused else "resumed", f"sweep {self.sweep}", sweep=self.sweep)
         # one whose attempt has failed, but is not closed yet, is asked for again the next time
         running = {entry.task.cell.id for entry in self._running.values()}
-        heard = [cell for cell in asked.get("retry", ()) if cell not in running]
-        for cell in heard:
-            task = self._given_up.pop(cell, None)
+        retried = [cell for cell in requests.get("retry", ()) if cell not in running]
+        for cell in retried:
+            task = self._failed_tasks.pop(cell, None)
             if task is not None:
                 queue.append(task)
-        if heard:
-            self.store.answered(self.sweep, retry=heard)
+        if retried:
+            self.store.answered(self.sweep, retry=retried)
 
-    def _renew(self) -> None:
-        if time.monotonic() - self._renewed >= RENEW_S:
-            for sweep, fence in self._held:
+    def _renew_leases(self) -> None:
+        if time.monotonic() - self._last_renewal >= RENEW_S:
+            for sweep, fence in self._leases:
                 self.store.renew_sweep(sweep, fence, LEASE_S)
-            self._renewed = time.monotonic()
+            self._last_renewal = time.monotonic()
 
-    def _fill(self, queue: deque[Task]) -> None:
-        crowded: set[Resources] = set()
+    def _start_ready_tasks(self, queue: deque[Task]) -> None:
+        """Start every queued task that may run now and fits; the others stay in the queue in their order.
+
+        A task waits for its backoff, for an attempt that needs the machine to itself, for free resources, or for
+        another sweep that trains its cell. Tasks whose cell another sweep has finished meanwhile are dropped.
+        """
+        blocked_sizes: set[Resources] = set()
         for _ in range(len(queue)):
             task = queue.popleft()
-            wanted = task.cell.config.resources
-            waits = time.monotonic() < task.not_before or self._is_alone()
-            if waits or (task.alone and self._running) or should_yield_gpu(wanted, crowded):
+            resources = task.cell.config.resources
+            must_wait = time.monotonic() < task.not_before or self._has_exclusive_attempt()
+            if must_wait or (task.alone and self._running) or should_yield_gpu(resources, blocked_sizes):
                 queue.append(task)
                 continue
-            if not self.executor.fits(wanted):
-                crowded.add(wanted)
+            if not self.executor.fits(resources):
+                blocked_sizes.add(resources)
                 queue.append(task)
                 continue
             state = self.store.states({task.cell.id}).get(task.cell.id)
-            now = standing(state, task.missing) if state is not None else task.why
-            if now == "running":
-                self._wait_for(task.cell)
+            current = standing(state, task.missing) if state is not None else task.why
+            if current == "running":
+                self._await_running_cell(task.cell)
                 queue.append(task)
                 continue
-            still = self._revised(task, state, now)
-            if still is not None and not self._start(still, queue):
-                queue.append(still)
+            revised = self._revalidated(task, state, current)
+            if revised is not None and not self._start(revised, queue):
+                queue.append(revised)
 
-    def _revised(self, task: Task, state: CellState | None, now: Standing) -> Task | None:
-        """The task as it stands now: another sweep may have trained the cell since the plan was made."""
+    def _revalidated(self, task: Task, state: CellState | None, current: Standing) -> Task | None:
+        """Return the task in its current form, since another sweep may have trained the cell after the plan was made.
+
+        A training that is no longer needed becomes an evaluation of the missing probes, or None if nothing is left to
+        do.
+
+        Args:
+            task: Task as planned.
+            state: Current state of the cell; None for a cell without attempts.
+            current: Current standing of the cell for the task's probes.
+        """
         if task.repeat:
-            return self._repeated(task, state)
-        if now == task.why or now in ("new", "interrupted", "pruned", "failed"):
+            return self._revalidated_repeat(task, state)
+        if current == task.why or current in ("new", "interrupted", "pruned", "failed"):
             return task
-        if task.why == "weights gone" and now == "needs-eval":
+        if task.why == "weights gone" and current == "needs-eval":
             # the database still names weights that this machine does not have, which is why they are trained again
             return task
-        if now == "needs-eval" and state is not None:
-            lacking = missing(state, task.missing)
+        if current == "needs-eval" and state is not None:
+            missing_pairs = missing(state, task.missing)
             return replace(
-                task, kind="evaluate", missing=lacking, weights=state.weights, parent_id=state.trained_attempt_id
+                task, kind="evaluate", missing=missing_pairs, weights=state.weights, parent_id=state.trained_attempt_id
             )
         return None
 
-    def _repeated(self, task: Task, state: CellState | None) -> Task | None:
-        """The same measurements on the newest training, which another sweep may have made since; None without weights.
+    def _revalidated_repeat(self, task: Task, state: CellState | None) -> Task | None:
+        """Return a repeated measurement, moved to the cell's newest training; None if the weights are gone.
 
-        What nobody here has trained has no newer training either.
+        Cells that were not trained here, such as open-weight models, are returned unchanged.
         """
         if state is None or task.parent_id in (None, state.trained_attempt_id):
             return task
         return replace(task, weights=state.weights, parent_id=state.trained_attempt_id) if state.weights else None
 
     def _start(self, task: Task, queue: deque[Task]) -> bool:
-        """False when another sweep trains the cell at this moment."""
+        """Start an attempt of the task; return False if another sweep trains the cell at this moment.
+
+        Records the attempt, writes its job.json and starts its process. An OSError (a full or missing runs folder, no
+        process left) marks the attempt as failed by the infrastructure, and is not raised.
+        """
         try:
             attempt = self.store.start_attempt(
                 task.cell.id,
@@ -264,7 +330,7 @@ class Supervisor:
                 deviation=task.deviation,
             )
         except CellAlreadyRunning:
-            self._wait_for(task.cell)
+            self._await_running_cell(task.cell)
             return False
         resume = list(resumable(self.store, attempt))
         job = Job(
@@ -278,9 +344,9 @@ class Supervisor:
         url = self.store.url.render_as_string(hide_password=False) if self.executor.writes_directly else None
         try:
             job.write(self.runs)
-            more = bool(queue) or self._source is not None
+            has_more = bool(queue) or self._task_source is not None
             resources = task.cell.config.resources
-            self.executor.start(ProcessSpec(attempt.id, self.runs, job.folder, resources, url, self.source, more))
+            self.executor.start(ProcessSpec(attempt.id, self.runs, job.folder, resources, url, self.source, has_more))
         except OSError as error:
             # a runs folder that is full or gone, no process left: whatever it is, the cell is not to blame
             with contextlib.suppress(LeaseLost):
@@ -288,11 +354,14 @@ class Supervisor:
                     attempt.id, attempt.fence, "failed", cause=f"could not be started: {error}",
                     exit_code=EXIT_MACHINE, failure="infrastructure",
                 )  # fmt: skip
-            self._close(attempt.id, EXIT_MACHINE, queue)
+            self._finish_attempt(attempt.id, EXIT_MACHINE, queue)
         return True
 
     def _weights_sha256(self, task: Task) -> str | None:
-        """Return the recorded SHA-256 of the kept weights that the task evaluates; None for code that would refuse it."""
+        """Return the recorded SHA-256 of the kept weights that the task evaluates.
+
+        None for code that would refuse the key.
+        """
         if task.weights is None or task.parent_id is None:
             return None
         if self.source is not None and not takes_weights_hash(self.source):
@@ -300,104 +369,121 @@ class Supervisor:
         origin = self.store.provenance(task.parent_id)
         return origin.weights_sha256 if origin is not None else None
 
-    def _wait_for(self, cell: Cell) -> None:
-        """Another sweep runs the cell: its result will do, and should that sweep turn out to be dead, the cell is freed."""
+    def _await_running_cell(self, cell: Cell) -> None:
+        """Report that another sweep trains the cell, and every RENEW_S reap its attempt in case that sweep is dead."""
         self.listener.waiting(cell)
-        if time.monotonic() - self._looked >= RENEW_S:
-            self._looked = time.monotonic()
+        if time.monotonic() - self._last_reap >= RENEW_S:
+            self._last_reap = time.monotonic()
             reap(self.store, [cell], self.runs, self.executor)
 
-    def _close(self, attempt_id: int, code: int, queue: deque[Task]) -> None:
-        closing = self._running.pop(attempt_id)
-        task = closing.task
+    def _finish_attempt(self, attempt_id: int, code: int, queue: deque[Task]) -> None:
+        """Record the end of an attempt and decide about a retry, which goes to the front of the queue.
+
+        An attempt whose process ended without recording a final state is classified from its exit code and log.
+
+        Args:
+            attempt_id: Attempt whose process has ended.
+            code: Exit code, negative for a signal; or NODE_LOST, OOM_KILLED.
+            queue: Waiting tasks; receives the retried task.
+
+        Raises:
+            SweepBroken: Too many cells failed with the same error.
+        """
+        entry = self._running.pop(attempt_id)
+        task = entry.task
         attempt = self.store.attempt(attempt_id)
-        again = None
+        next_task = None
         if attempt.state == "running":
             kills = oom_kills()
-            killed, self._oom_kills = kills > self._oom_kills, kills
+            oom_killed, self._oom_kills = kills > self._oom_kills, kills
             log = self.runs / attempt.run_dir / "log.txt"
-            asked = closing.is_stopping or self._signals.number is not None
-            ending = judge(code, log, oom_killed=killed, hung=closing.hung, asked=asked)
-            state, cause = ending.state, ending.cause
-            if ending.failure is not None:
-                again = self._retries.after(task, attempt, ending.failure)
-                if again is None and state == "interrupted":
+            was_requested = entry.is_stopping or self._signals.number is not None
+            verdict = judge(code, log, oom_killed=oom_killed, hung=entry.is_hung, asked=was_requested)
+            state, cause = verdict.state, verdict.cause
+            if verdict.failure is not None:
+                next_task = self._retries.after(task, attempt, verdict.failure)
+                if next_task is None and state == "interrupted":
                     state, cause = "failed", f"{cause}; given up for this launch"
             with contextlib.suppress(LeaseLost):
                 self.store.finish_attempt(
                     attempt_id, attempt.fence, state, cause=cause, exit_code=None if code <= NODE_LOST else code,
-                    failure=ending.failure,
+                    failure=verdict.failure,
                 )  # fmt: skip
             attempt = self.store.attempt(attempt_id)
         elif attempt.state == "failed":
-            again = self._retries.after(task, attempt, cast(Failure, attempt.failure or "code"))
-        elif attempt.state == "interrupted" and code < 0 and closing.hopeless is None:
+            next_task = self._retries.after(task, attempt, cast(Failure, attempt.failure or "code"))
+        elif attempt.state == "interrupted" and code < 0 and entry.prune_reason is None:
             # it had saved itself when its node, not we, asked it to leave
-            again = self._retries.after(task, attempt, "node_lost" if code == NODE_LOST else PREEMPTED)
-        if closing.hopeless is not None and attempt.state == "interrupted":
-            self.store.mark_pruned(attempt_id, closing.hopeless)
-            attempt, again = self.store.attempt(attempt_id), None
-        if again is not None:
-            queue.appendleft(again)
+            next_task = self._retries.after(task, attempt, "node_lost" if code == NODE_LOST else PREEMPTED)
+        if entry.prune_reason is not None and attempt.state == "interrupted":
+            self.store.mark_pruned(attempt_id, entry.prune_reason)
+            attempt, next_task = self.store.attempt(attempt_id), None
+        if next_task is not None:
+            queue.appendleft(next_task)
         elif attempt.state == "failed":
-            self._given_up[task.cell.id] = replace(task, deviation={}, alone=False, not_before=0.0)
+            self._failed_tasks[task.cell.id] = replace(task, deviation={}, alone=False, not_before=0.0)
         self.listener.ended(task, attempt)
-        if self._source is not None:
-            self._source.ended(task, attempt, again is not None)
+        if self._task_source is not None:
+            self._task_source.ended(task, attempt, next_task is not None)
         if attempt.state == "failed" and attempt.failure == "code":
-            self._break_off(task, attempt, queue)
+            self._stop_if_broken(task, attempt, queue)
 
-    def _break_off(self, task: Task, attempt: Attempt, queue: deque[Task]) -> None:
-        """Stops the sweep when too many cells made the same mistake and others are still to come."""
+    def _stop_if_broken(self, task: Task, attempt: Attempt, queue: deque[Task]) -> None:
+        """Stop all attempts and raise SweepBroken if too many cells had the same error and tasks are left."""
         broken = self._retries.broken(task.cell.id, attempt.cause or "no cause")
         if broken is not None and (queue or self._running):
             self.store.add_event("stopped", str(broken), sweep=self.sweep)
-            self._stop()
+            self._stop_attempts()
             raise broken
 
-    def _end_hung(self, attempts: Iterable[Attempt]) -> None:
-        """Kills attempts that have told nothing new for too long, after asking where their threads stand."""
+    def _kill_hung(self, attempts: Iterable[Attempt]) -> None:
+        """Kill attempts whose record has not changed for `hang_minutes`, after a dump of their threads into the log."""
         for attempt in attempts:
             entry, now = self._running[attempt.id], time.monotonic()
             progress = (attempt.heartbeat_at, attempt.step, attempt.phase)
             if progress != entry.progress:
-                entry.progress, entry.changed = progress, now
-            elif not entry.hung and now - entry.changed >= 60 * entry.task.cell.config.resources.hang_minutes:
-                entry.hung = self.executor.kill(attempt, dump=True)
+                entry.progress, entry.changed_at = progress, now
+            elif not entry.is_hung and now - entry.changed_at >= 60 * entry.task.cell.config.resources.hang_minutes:
+                entry.is_hung = self.executor.kill(attempt, dump=True)
 
-    def _show(self) -> None:
+    def _report_progress(self) -> None:
+        """Send the records of this supervisor's attempts to the listener, then kill hung ones and prune."""
         if self._running:
             live = {attempt.id: attempt for attempt in self.store.live_attempts(self.sweep)}
-            mine = [live[key] for key in self._running if key in live]
-            self.listener.running(mine)
-            self._end_hung(mine)
-            self._prune(mine)
+            my_attempts = [live[key] for key in self._running if key in live]
+            self.listener.running(my_attempts)
+            self._kill_hung(my_attempts)
+            self._prune(my_attempts)
 
     def _prune(self, attempts: Sequence[Attempt]) -> None:
-        """Ends attempts that the source has given up."""
-        if self._source is None:
+        """Ask the attempts that the task source gives up to save and exit."""
+        if self._task_source is None:
             return
-        free = [attempt for attempt in attempts if not self._running[attempt.id].is_stopping]
-        hopeless = self._source.hopeless(free)
-        for attempt in free:
-            if attempt.id in hopeless and self.executor.stop(attempt):
+        candidates = [attempt for attempt in attempts if not self._running[attempt.id].is_stopping]
+        reasons = self._task_source.attempts_to_prune(candidates)
+        for attempt in candidates:
+            if attempt.id in reasons and self.executor.stop(attempt):
                 self._running[attempt.id].is_stopping = True
-                self._running[attempt.id].hopeless = hopeless[attempt.id]
+                self._running[attempt.id].prune_reason = reasons[attempt.id]
 
-    def _stop(self) -> None:
-        """Asks every attempt to save itself and leave; kills what is still there after the grace, marks everything."""
+    def _stop_attempts(self) -> None:
+        """Ask every attempt to save and exit; after the grace period kill the rest and mark them as interrupted.
+
+        Attempts on unreachable machines keep the state `running`, so that no sweep starts the cell before the node's
+        lease ends.
+        """
         deadline = time.monotonic() + processes.GRACE_S - 1
-        nothing: deque[Task] = deque()
+        discarded: deque[Task] = deque()
         while self._running and time.monotonic() < deadline:
             for attempt in self.store.live_attempts(self.sweep):
                 entry = self._running.get(attempt.id)
                 if entry is not None and not entry.is_stopping:
                     entry.is_stopping = self.executor.stop(attempt)
             for attempt_id, code in self.executor.wait(POLL_S):
-                self._close(attempt_id, code, nothing)
+                self._finish_attempt(attempt_id, code, discarded)
         for attempt_id in self._running:
             attempt = self.store.attempt(attempt_id)
-            if self.executor.away(attempt):
+            if self.executor.is_unreachable(attempt):
                 continue  # still `running`, so that nobody takes the cell up before the node's lease has ended
             self.executor.kill(attempt)
             self.store.interrupt_dead(attempt_id, "killed: it did not leave in time after the launch was stopped")
@@ -405,9 +491,10 @@ class Supervisor:
 
 
 def resumable(store: Store, attempt: Attempt) -> Iterator[tuple[int, str]]:
-    """Yield earlier unfinished trainings of a training's cell, newest first, back to the last one that ended as a result.
+    """Yield earlier unfinished trainings of a training's cell, newest first.
 
-    Each is (attempt id, address of the place of its checkpoints); an attempt that trains nothing resumes none.
+    Stops at the last training that ended as a result. Each item is (attempt id, address of the storage of its
+    checkpoints); an attempt that trains nothing yields none.
     """
     for earlier in reversed(store.attempts(attempt.cell_id) if attempt.kind == "train" else ()):
         # one that came with a bundle has no checkpoint here, and what it says of places is not ours to follow
@@ -419,42 +506,59 @@ def resumable(store: Store, attempt: Attempt) -> Iterator[tuple[int, str]]:
 
 
 def last_points(store: Store, resume: Iterable[tuple[int, str]], attempt: Attempt) -> dict[str, dict[str, Any]]:
-    """Return the last points of resumable curves that reach the last step: who goes on from there writes no point."""
+    """Return the final curve points of resumable trainings that reached the last step.
+
+    Keys are attempt ids as strings, values are the points as dicts. An attempt that resumes from there writes no curve
+    point of its own.
+    """
     last = {earlier: store.curve(earlier)[-1:] for earlier, _ in resume}
     return {
-        str(key): asdict(point) for key, found in last.items() for point in found if point.step == attempt.steps_total
+        str(attempt_id): asdict(point)
+        for attempt_id, points in last.items()
+        for point in points
+        if point.step == attempt.steps_total
     }
 
 
 def job_config(config: CellConfig) -> dict[str, Any]:
-    """A config as job.json has it: what older code, which `--code kept` runs, need not know of is left out.
+    """Return a config as job.json stores it, without settings that older code does not know (as with `--code kept`).
 
-    That is a setting at the default that every older cell had without saying so, and whatever touches no number and
-    stands at its default.
+    Left out are settings at a default that every older cell had implicitly, and resource or checkpoint settings at
+    their default.
     """
-    told = without_identity_defaults(config)
+    settings = without_identity_defaults(config)
     for section in ("resources", "checkpoint"):
-        told[section] = getattr(config, section).model_dump(mode="json", exclude_defaults=True)
-    return told
+        settings[section] = getattr(config, section).model_dump(mode="json", exclude_defaults=True)
+    return settings
 
 
 def reap(store: Store, cells: Sequence[Cell], runs: Path, executor: Executor | None = None) -> list[Attempt]:
-    """Ends and marks attempts of these cells whose supervisor is gone, so that they can run again.
+    """End and mark attempts of these cells whose supervisor is gone, so that the cells can run again.
 
-    What they left in a journal is applied first. An attempt of another live supervisor is left alone, and so is one on
-    a host that neither is this one nor can be reached by `executor`, if it was heard of not long ago. Returns the
-    attempts that were marked.
+    Applies the attempts' journals first. Attempts of a live supervisor are left alone. So are attempts on hosts that
+    neither this process nor `executor` reaches, until their heartbeat is older than DEAD_AFTER_S.
+
+    Args:
+        store: Database.
+        cells: Cells to free.
+        runs: Runs folder with the journals.
+        executor: Executor that may reach other hosts; None for this machine only.
+
+    Returns:
+        The attempts that were marked as interrupted.
     """
     live = store.live_attempts()
-    me = processes.this_process("launch")
-    free = {cell.id for cell in cells} - (_supervised(store, me) if live else set())
+    this_process = processes.this_process("launch")
+    free_cells = {cell.id for cell in cells} - (_supervised_cells(store, this_process) if live else set())
     marked = []
-    mine = [attempt for attempt in live if attempt.cell_id in free]
-    for attempt in mine:
+    orphans = [attempt for attempt in live if attempt.cell_id in free_cells]
+    for attempt in orphans:
         journal.settle(store, runs, attempt.id)  # which tells who the process is, or how it ended
-    mine = [attempt for attempt in map(store.attempt, (one.id for one in mine)) if attempt.state == "running"]
-    ended = (executor or HostExecutor()).end(mine, runs) if mine else set()
-    for attempt in mine:
+    orphans = [
+        attempt for attempt in map(store.attempt, (orphan.id for orphan in orphans)) if attempt.state == "running"
+    ]
+    ended = (executor or HostExecutor()).end(orphans, runs) if orphans else set()
+    for attempt in orphans:
         if attempt.id not in ended and datetime.now(UTC) - attempt.heartbeat_at < timedelta(seconds=DEAD_AFTER_S):
             continue
         journal.settle(store, runs, attempt.id)
@@ -465,31 +569,37 @@ def reap(store: Store, cells: Sequence[Cell], runs: Path, executor: Executor | N
     return marked
 
 
-def _supervised(store: Store, me: Owner) -> set[str]:
-    """The cells of every sweep that a live supervisor other than this process runs."""
+def _supervised_cells(store: Store, this_process: Owner) -> set[str]:
+    """Return the ids of the cells of every sweep that a live supervisor other than `this_process` runs."""
     cells: set[str] = set()
     for sweep in store.sweeps():
-        if sweep.owner is None or sweep.owner.same_process(me):
+        if sweep.owner is None or sweep.owner.same_process(this_process):
             continue
-        if processes.holds(sweep.owner, sweep.lease_until):
+        if processes.is_holder_active(sweep.owner, sweep.lease_until):
             cells |= {state.cell_id for state in store.cell_states(sweep.name)}
     return cells
 
 
 def freeze_plugins(cells: Sequence[Cell], runs: Path) -> list[Cell]:
-    """Copies plugin files into the runs folder, so that a later edit changes no cell that is under way."""
-    out = []
+    """Copy plugin files into the runs folder and return the cells with the paths of the copies.
+
+    A later edit of a plugin then changes no cell under way. Existing copies with the right hash are reused, and their
+    modification time is renewed, since `gc` spares young files.
+    """
+    frozen_cells = []
     for cell in cells:
         frozen = []
         for plugin in cell.config.plugins:
             copy = runs / "plugins" / f"{plugin.sha256[:12]}_{Path(plugin.path).name}"
             if copy.is_symlink() or not copy.is_file() or sha256(copy) != plugin.sha256:
                 copy.parent.mkdir(parents=True, exist_ok=True)
-                aside = copy.with_name(f"{copy.name}.{os.getpid()}.part")
-                shutil.copyfile(plugin.path, aside)
-                os.replace(aside, copy)
+                temporary = copy.with_name(f"{copy.name}.{os.getpid()}.part")
+                shutil.copyfile(plugin.path, temporary)
+                os.replace(temporary, copy)
             with contextlib.suppress(OSError):
                 os.utime(copy)  # gc leaves young ones alone, which a sweep is about to name
             frozen.append(plugin.model_copy(update={"path": str(copy.resolve())}))
-        out.append(replace(cell, config=cell.config.model_copy(update={"plugins": tuple(frozen)})) if frozen else cell)
-    return out
+        frozen_cells.append(
+            replace(cell, config=cell.config.model_copy(update={"plugins": tuple(frozen)})) if frozen else cell
+        )
+    return frozen_cells

@@ -1,4 +1,4 @@
-"""Gives a supervisor the trials of a study: proposes one wherever there is room, and ends those that a pruner gives up."""
+"""Trials of a study for a supervisor: proposes one whenever an attempt fits, and prunes unpromising ones."""
 
 from __future__ import annotations
 
@@ -22,37 +22,56 @@ from ..planning.studies import StudyProgress, design_remarks
 from .supervisor import CapacityCheck
 
 PRUNED_AT = "by {pruner}, with a loss of {loss:.4f} at validation {rung}"
+"""Reason recorded for a pruned attempt."""
 
 
 class TrialSource:
-    """A supervisor's Source. The database holds every trial before its cell is trained, and all that the sampler remembers."""
+    """Task source of a study.
+
+    The database holds every trial before its cell is trained, and the sampler's entire state.
+    """
 
     def __init__(self, progress: StudyProgress, store: Store, fence: int, prices: Pricer) -> None:
-        """`fence`: under which the caller holds the sweep. `prices`: of the machine, as the launch begins."""
+        """Load the study, store trials whose state changed since the last launch, and enlist their cells in the sweep.
+
+        Args:
+            progress: Study with its trials so far.
+            store: Database.
+            fence: Fencing token under which the caller holds the sweep.
+            prices: Pricing on the machine, for the forecast of each trial.
+        """
         self._space, self._search = progress.space, progress.space.search
         sweep = progress.space.grid.name
         self._store, self._prices = store, prices
         self._studies = StudyWriter(store, sweep, fence)
         self._memory = study_store.sampler_state(store, sweep)
         self._trials = list(progress.trials)
-        self._looked: dict[int, int] = {}
-        """By attempt: how many validations were seen."""
-        self._write_back(study_store.trials_of(store, sweep))
+        self._rungs_checked: dict[int, int] = {}
+        """Number of validations already checked for pruning, by attempt id."""
+        self._store_changed_trials(study_store.trials_of(store, sweep))
         listed = {cell for cell, _ in store.members(sweep)}
         self._studies.enlist([planner.record(cell) for key, cell in progress.cells.items() if key not in listed])
 
-    def _write_back(self, before: Sequence[Trial]) -> None:
+    def _store_changed_trials(self, before: Sequence[Trial]) -> None:
+        """Write the trials that differ from the stored ones, finished ones with their loss curve.
+
+        Args:
+            before: Stored trials, in the same order as the current ones.
+        """
         changed = [now for old, now in zip(before, self._trials, strict=True) if now != old]
-        changed = [self._with_curve(one) if one.standing == "done" else one for one in changed]
-        for one in changed:
-            self._trials[one.number] = one
+        changed = [self._with_curve(trial) if trial.standing == "done" else trial for trial in changed]
+        for trial in changed:
+            self._trials[trial.number] = trial
         if changed:
             self._studies.tell(*changed)
 
     # --- what a supervisor asks -----------------------------------------------------------------------------------------
 
-    def further(self, fits: CapacityCheck) -> Sequence[Task]:
-        """The next trial that has anything to train or to measure."""
+    def next_tasks(self, fits: CapacityCheck) -> Sequence[Task]:
+        """Propose trials until one has work to do, and return its tasks.
+
+        Empty if all trials are proposed or none fits now.
+        """
         resources = self._space.ends[0].config.resources
         while len(self._trials) < self._search.trials and fits(resources):
             tasks = self._propose()
@@ -60,77 +79,98 @@ class TrialSource:
                 return tasks
         return []
 
-    def ended(self, task: Task, attempt: Attempt, again: bool) -> None:
-        """What has become of its cell becomes of all trials of it."""
-        if again:
+    def ended(self, task: Task, attempt: Attempt, will_retry: bool) -> None:
+        """Store the outcome of a finished attempt for every trial of its cell; does nothing if the cell is retried."""
+        if will_retry:
             return
-        now = [self._after(trial, attempt) for trial in self._trials if trial.cell == task.cell.id]
-        now = [trial for trial in now if trial != self._trials[trial.number]]
-        for trial in now:
+        changed = [self._trial_after(trial, attempt) for trial in self._trials if trial.cell == task.cell.id]
+        changed = [trial for trial in changed if trial != self._trials[trial.number]]
+        for trial in changed:
             self._trials[trial.number] = trial
-        if now:
-            self._studies.tell(*now)
+        if changed:
+            self._studies.tell(*changed)
 
-    def hopeless(self, attempts: Sequence[Attempt]) -> Mapping[int, str]:
-        """Those that the pruner would end where their curves now end."""
-        found: dict[int, str] = {}
+    def attempts_to_prune(self, attempts: Sequence[Attempt]) -> Mapping[int, str]:
+        """Return the reasons, by attempt id, of training attempts that the pruner ends at their newest validation."""
+        reasons: dict[int, str] = {}
         if self._search.pruner is None:
-            return found
+            return reasons
         for attempt in attempts:
             if attempt.kind == "train" and attempt.phase == "training" and attempt.step < (attempt.steps_total or 0):
-                why = self._look(attempt)
-                if why is not None:
-                    found[attempt.id] = why
-        return found
+                reason = self._check_pruning(attempt)
+                if reason is not None:
+                    reasons[attempt.id] = reason
+        return reasons
 
     # --- proposing ------------------------------------------------------------------------------------------------------
 
     def _propose(self) -> list[Task]:
-        asked = optuna_study.propose_trial(self._search, self._trials, self._memory)
-        trial = replace(asked.trial, params=self._space.tidy(asked.trial.params))
+        """Propose and store one trial; return its tasks.
+
+        Returns no tasks for parameters that make no valid cell (stored as failed) and for a repetition of an earlier
+        trial, which takes over that trial's outcome.
+        """
+        proposal = optuna_study.propose_trial(self._search, self._trials, self._memory)
+        trial = replace(proposal.trial, params=self._space.tidy(proposal.trial.params))
         try:
             cell = self._space.cell(trial.params)
         except GridError as error:
             trial = replace(trial, standing="failed", reason=f"makes no cell: {error.problem}")
-            self._add(trial, None, asked)
+            self._record_trial(trial, None, proposal)
             return []
-        twin = next((one for one in self._trials if one.cell == cell.id), None)
+        twin = next((earlier for earlier in self._trials if earlier.cell == cell.id), None)
         if twin is not None:
             same = replace(twin, number=trial.number, params=trial.params, attrs=trial.attrs)
-            self._add(same, cell, asked)
+            self._record_trial(same, cell, proposal)
             return []
-        self._add(replace(trial, cell=cell.id), cell, asked)
-        return self._tasks(cell)
+        self._record_trial(replace(trial, cell=cell.id), cell, proposal)
+        return self._remaining_tasks(cell)
 
-    def _add(self, trial: Trial, cell: Cell | None, asked: optuna_study.Proposal) -> None:
+    def _record_trial(self, trial: Trial, cell: Cell | None, proposal: optuna_study.Proposal) -> None:
+        """Store a proposed trial with the sampler's new state, in the database and here.
+
+        Args:
+            trial: New trial.
+            cell: Its cell; None if its parameters make none.
+            proposal: Result of the sampler, with earlier trials that it changed and its state.
+        """
         record = planner.record(cell) if cell is not None else None
         cost = cost_estimate.forecast([cell], self._prices) if cell is not None else None
-        self._studies.propose(trial, record, asked.changed, asked.memory, cost)
-        for old in asked.changed:
+        self._studies.propose(trial, record, proposal.changed, proposal.memory, cost)
+        for old in proposal.changed:
             self._trials[old.number] = old
-        self._memory = dict(asked.memory)
+        self._memory = dict(proposal.memory)
         self._trials.append(trial)
 
-    def _tasks(self, cell: Cell) -> list[Task]:
-        """What is left to do for a cell that was proposed now; one that somebody has trained already counts at once."""
+    def _remaining_tasks(self, cell: Cell) -> list[Task]:
+        """Return the remaining tasks of the cell of the newest trial.
+
+        Store its outcome at once if the cell is already trained.
+        """
         states = self._store.states({cell.id})
         plan = planner.plan([cell], states)
-        word = plan.standings[cell.id]
-        if word == "weights gone":
+        cell_standing = plan.standings[cell.id]
+        if cell_standing == "weights gone":
             return planner.plan([cell], states, retrain=True).tasks
-        if word in ("done", "diverged"):
+        if cell_standing in ("done", "diverged"):
             trial = self._trials[-1]
             state = states[cell.id]
-            now = (
-                replace(trial, standing="diverged", reason=state.cause) if word == "diverged" else self._finished(trial)
+            updated = (
+                replace(trial, standing="diverged", reason=state.cause)
+                if cell_standing == "diverged"
+                else self._finished(trial)
             )
-            self._trials[-1] = now
-            self._studies.tell(now)
+            self._trials[-1] = updated
+            self._studies.tell(updated)
         return plan.tasks
 
     # --- what became of them --------------------------------------------------------------------------------------------
 
-    def _after(self, trial: Trial, attempt: Attempt) -> Trial:
+    def _trial_after(self, trial: Trial, attempt: Attempt) -> Trial:
+        """Return the trial with the outcome of an attempt of its cell.
+
+        Unchanged for an interrupted one, which another launch resumes.
+        """
         if attempt.state == "done":
             return self._finished(trial)
         if attempt.state == "diverged":
@@ -145,6 +185,7 @@ class TrialSource:
         return design_remarks(self._search, self._store, self._with_curve(trial))
 
     def _with_curve(self, trial: Trial) -> Trial:
+        """Return the trial with the validation curve of its cell's newest training."""
         assert trial.cell is not None
         state = self._store.states({trial.cell})[trial.cell]
         return (
@@ -152,28 +193,41 @@ class TrialSource:
         )
 
     def _curve(self, attempt: int) -> tuple[tuple[int, float], ...]:
+        """Return (validation number from 1, loss) pairs of an attempt, up to the first loss that is not finite."""
         losses = [point.val_loss for point in self._store.curve(attempt) if point.val_loss is not None]
         finite = itertools.takewhile(math.isfinite, losses)  # training ends where a loss is not
         return tuple(enumerate(finite, 1))
 
     # --- pruning --------------------------------------------------------------------------------------------------------
 
-    def _look(self, attempt: Attempt) -> str | None:
-        every = self._space.ends[0].config.eval.validate_every
-        if attempt.step // every <= self._looked.get(attempt.id, 0):
+    def _check_pruning(self, attempt: Attempt) -> str | None:
+        """Return the reason to prune a training attempt, or None; stores every validation checked on the way.
+
+        New validations are checked one by one, so that the decision does not depend on how often this is called. The
+        deciding validation is not stored: a launch that dies here has to reach the same verdict again.
+        """
+        validate_every = self._space.ends[0].config.eval.validate_every
+        if attempt.step // validate_every <= self._rungs_checked.get(attempt.id, 0):
             return None
         curve = self._curve(attempt.id)
-        self._looked[attempt.id] = len(curve)
-        trial = next((one for one in self._trials if one.cell == attempt.cell_id and one.standing == "asked"), None)
+        self._rungs_checked[attempt.id] = len(curve)
+        trial = next(
+            (
+                candidate
+                for candidate in self._trials
+                if candidate.cell == attempt.cell_id and candidate.standing == "asked"
+            ),
+            None,
+        )
         if trial is None:
             return None
         # one validation after the other, however many came since the last look: whoever looks more often decides the same
         for rung, loss in curve[len(trial.curve) :]:
             self._trials[trial.number] = replace(self._trials[trial.number], curve=curve[:rung])
-            ends, now = optuna_study.check_pruning(self._search, self._trials, trial.number)
-            self._trials[trial.number] = now
-            if ends:
+            is_pruned, updated = optuna_study.check_pruning(self._search, self._trials, trial.number)
+            self._trials[trial.number] = updated
+            if is_pruned:
                 # written when it has ended: a launch that is killed before has to come to the same verdict again
                 return PRUNED_AT.format(pruner=self._search.pruner, rung=rung, loss=loss)
-            self._studies.tell(now)
+            self._studies.tell(updated)
         return None

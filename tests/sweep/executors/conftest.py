@@ -17,15 +17,15 @@ from atma_sweep.sweep.host import processes
 @pytest.fixture
 def spares(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Pids of the spare processes that launches of this process start, which here they do without a GPU, too."""
-    start, pids = processes.start_waiting, list[int]()
+    start, pids = processes.start_piped_child, list[int]()
 
     def start_and_note(*arguments: Any) -> subprocess.Popen[bytes]:
         process = start(*arguments)
         pids.append(process.pid)
         return process
 
-    monkeypatch.setattr(LocalExecutor, "spares_without_gpu", True)
-    monkeypatch.setattr(processes, "start_waiting", start_and_note)
+    monkeypatch.setattr(LocalExecutor, "has_cpu_warm_pool", True)
+    monkeypatch.setattr(processes, "start_piped_child", start_and_note)
     return pids
 
 

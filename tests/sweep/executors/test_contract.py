@@ -108,9 +108,9 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     pytest.importorskip("ray")
     folder, name = tmp_path_factory.mktemp("stage"), str(request.param)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="atma-", dir="/tmp") as short:
-        patch.setattr(hardware, "cores", lambda: 4)
+        patch.setattr(hardware, "cpu_count", lambda: 4)
         patch.setattr(hardware, "memory_gb", lambda: 8.0)
-        patch.setattr(hardware, "gpus", lambda: GPUS)
+        patch.setattr(hardware, "query_gpus", lambda: GPUS)
         patch.setattr(tempfile, "tempdir", short)  # a socket's path may have 107 bytes
         # set for good by whatever test of a cluster ran in this process; Ray's daemons would ask for a token, and get none
         patch.delenv("RAY_AUTH_MODE", raising=False)
@@ -118,7 +118,7 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             ray_in_process(patch, [facts_of_node(cpus=4, gpus=2)])
         (folder / "runs").mkdir()
         opening = ExecutorContext(open_store(folder / "atma.db", create=True), folder / "runs", print, "here:1")
-        executor = JournalingExecutor.opened(opening) if name == "journal" else open_executor(name, opening)
+        executor = JournalingExecutor.open(opening) if name == "journal" else open_executor(name, opening)
         assert executor.name == (name if name in EXECUTORS else "local")
         executor.admit([cell_of(gpus=0.5)])
         prepared = Stage(executor, folder / "runs", stand_in(folder, WAITING_JOB))
@@ -136,7 +136,7 @@ def test_an_attempt_runs_and_its_log_and_exit_code_arrive(stage: Stage) -> None:
     assert "--parent" in options
     assert ("--journal" in options, report[2]) == ((False, URL) if stage.executor.writes_directly else (True, "none"))
     assert stage.executor.wait(0.05) == []
-    assert (stage.executor.broken(), stage.executor.away(first)) == (None, False)
+    assert (stage.executor.failure(), stage.executor.is_unreachable(first)) == (None, False)
     assert stage.log(first) == "begun\n"
     stage.finish(first)
     assert stage.executor.wait(0.05) == [], "it is told once"
@@ -224,7 +224,7 @@ def test_cluster_surveys_a_node_again_that_failed_first(
     pytest.importorskip("ray")
     near, far = facts_of_node("near", cpus=1), facts_of_node("far", cpus=8)
     first: Any = {"silent": [], "blind": [replace(far, sees_runs=False)], "full disk": OSError(28, "No space left")}
-    monkeypatch.setattr(hardware, "cores", lambda: 8)
+    monkeypatch.setattr(hardware, "cpu_count", lambda: 8)
     answers = ray_in_process(monkeypatch, [near], first[trouble], [far])
     messages: list[str] = []
     opening = ExecutorContext(open_store(tmp_path / "atma.db", create=True), tmp_path, messages.append, "here:1")

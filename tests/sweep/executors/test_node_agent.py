@@ -141,7 +141,7 @@ def test_a_poll_that_was_held_back_lends_no_more_than_the_supervisor_knows_of(no
 def test_nothing_starts_before_the_first_poll_and_a_late_one_is_in_time(
     node: NodeAgent, clock: Clock, launch: Callable[..., ProcessSpec]
 ) -> None:
-    clock.now += nodes.FIRST_S - 1
+    clock.now += nodes.FIRST_POLL_TIMEOUT_S - 1
     assert not node.tick()
     assert node.poll([]) == []
     clock.now += 59.0
@@ -161,7 +161,7 @@ def test_attempts_of_a_dead_supervisor_are_ended_by_folder_and_by_pid(
     begun(theirs)
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     started = psutil.Process(other.pid).create_time()
-    node.end([theirs.runs / "2"], [(other.pid, started), (other.pid, started - 100), (None, None), (0, 0.0)])
+    node.end_orphans([theirs.runs / "2"], [(other.pid, started), (other.pid, started - 100), (None, None), (0, 0.0)])
     assert (theirs.runs / "2" / "saved").exists()
     assert [stray.poll() is None, other.poll() is None] == [False, False]
     assert alive(ours.runs / "1"), "its own are left alone"
@@ -171,18 +171,18 @@ def test_gpus_are_held_until_it_is_over(clock: Clock, tmp_path: Path, monkeypatc
     """Two supervisors on one machine: what the first has locked the second gets when the first one's lease has ended."""
     gpus = [Gpu("0", "GPU-a", "NVIDIA L4"), Gpu("1", "GPU-b", "NVIDIA H200")]
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(nodes.hardware, "gpus", lambda: gpus)
+    monkeypatch.setattr(nodes.hardware, "query_gpus", lambda: gpus)
     first, second = (NodeAgent(lease=60.0, grace=GRACE, clock=clock) for _ in range(2))
     first.poll([])
-    here, why = first.hold(["H200"])
+    here, why = first.lock_gpus(["H200"])
     assert (here.gpus, why) == ((gpus[1],), "")
-    assert second.hold([None])[0].gpus == (gpus[0],)
-    assert second.hold(["H200"])[0].gpus == ()
-    assert "held by another sweep" in second.hold(["H200"])[1]
+    assert second.lock_gpus([None])[0].gpus == (gpus[0],)
+    assert second.lock_gpus(["H200"])[0].gpus == ()
+    assert "held by another sweep" in second.lock_gpus(["H200"])[1]
     clock.now += 61.0
     assert first.tick()
-    assert second.hold(["H200"])[0].gpus == (gpus[1],)
-    assert second.hold([])[0].gpus == ()
+    assert second.lock_gpus(["H200"])[0].gpus == (gpus[1],)
+    assert second.lock_gpus([])[0].gpus == ()
     second.close()
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import old_code
 import pytest
-from atma_sweep.sweep.executors.source_snapshot import PACKAGE, PARTS, fingerprint
+from atma_sweep.sweep.executors.source_snapshot import PACKAGE, SNAPSHOT_PARTS, fingerprint
 from old_code import COMMAND, COMMITS, with_code
 from patience import PATIENCE_S
 
@@ -110,4 +110,4 @@ def test_half_finished_sweep_goes_on_with_the_code_of_today(begun: Begun, bench:
 
 def test_parts_of_a_snapshot_are_those_of_older_ones() -> None:
     """A part may be added, which no older snapshot has; none may go or change its place, or fingerprints change."""
-    assert [part for part in PARTS if part in old_code.PARTS] == list(old_code.PARTS)
+    assert [part for part in SNAPSHOT_PARTS if part in old_code.PARTS] == list(old_code.PARTS)

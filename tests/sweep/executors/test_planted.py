@@ -65,7 +65,7 @@ def test_code_is_trusted_by_what_it_is_not_by_where_it_lies(what: str, package: 
     with pytest.raises(SweepError, match="does not hold the code that its name stands for; remove it"):
         source_snapshot.take_snapshot(runs, package)
     with pytest.raises(SweepError, match="does not hold the code"):
-        source_snapshot.folder(runs, source_snapshot.fingerprint(package))
+        source_snapshot.find_snapshot(runs, source_snapshot.fingerprint(package))
     assert [finding.severity for finding in verify.differing(runs)] == ["error"]
 
 
@@ -88,9 +88,9 @@ def test_links_and_compiled_files_of_frozen_code(package: Path, tmp_path: Path) 
     job.rename(other)
     job.symlink_to(other)
     with pytest.raises(SweepError, match="does not hold the code"):
-        source_snapshot.folder(runs, known)
+        source_snapshot.find_snapshot(runs, known)
     with pytest.raises(SweepError, match="no fingerprint of code"):
-        source_snapshot.folder(runs, "../../x")
+        source_snapshot.find_snapshot(runs, "../../x")
 
 
 @pytest.fixture
@@ -101,9 +101,9 @@ def cell(tmp_path: Path, write: Callable[..., Path]) -> Cell:
 
 def test_an_event_names_code_by_its_fingerprint_alone(store: Store, cell: Cell) -> None:
     record_sweep(store, [record(cell)], "g")
-    store.add_event(launch.CODE, "0123456789ab", sweep="g")
-    store.add_event(launch.CODE, "../../elsewhere", sweep="g")
-    assert launch.last_source(store, "g") == "0123456789ab"
+    store.add_event(launch.CODE_EVENT, "0123456789ab", sweep="g")
+    store.add_event(launch.CODE_EVENT, "../../elsewhere", sweep="g")
+    assert launch.last_snapshot(store, "g") == "0123456789ab"
 
 
 @pytest.fixture

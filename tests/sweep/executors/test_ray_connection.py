@@ -42,32 +42,32 @@ def nobody() -> Iterator[str]:
 @pytest.mark.parametrize("address", ["", "auto", "head", "ray://head:10001", "head:", "head:port", ":6379"])
 def test_an_address_has_a_host_and_a_port(address: str) -> None:
     with pytest.raises(ClusterAddressError, match="is not HOST:PORT"):
-        ray_connection.split(address)
+        ray_connection.parse_address(address)
 
 
 def test_addresses_that_are_right() -> None:
-    assert ray_connection.split("head.example:6379") == ("head.example", 6379)
-    assert ray_connection.split("[fe80::1]:6379") == ("fe80::1", 6379)
+    assert ray_connection.parse_address("head.example:6379") == ("head.example", 6379)
+    assert ray_connection.parse_address("[fe80::1]:6379") == ("fe80::1", 6379)
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
 def test_a_token_that_others_can_read(token: Path, nobody: str, mode: int) -> None:
     token.chmod(mode)
     with pytest.raises(MachineError, match=rf"others can read the token in .*; chmod 600 {token}"):
-        ray_connection.connect(nobody)
+        ray_connection.connect_driver(nobody)
 
 
 def test_no_token(token: Path, nobody: str) -> None:
     token.unlink()
     with pytest.raises(MachineError, match=r"no token in .*; copy the head's file there and chmod 600 it"):
-        ray_connection.connect(nobody)
+        ray_connection.connect_driver(nobody)
 
 
 def test_a_token_in_the_environment_needs_no_file(token: Path, nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:
     token.unlink()
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
     with pytest.raises(MachineError, match="no cluster answers at"):
-        ray_connection.connect(nobody)
+        ray_connection.connect_driver(nobody)
 
 
 def test_a_launch_where_nothing_answers_changes_nothing(run: Run, tmp_path: Path, nobody: str) -> None:
@@ -101,9 +101,9 @@ def facts(host: str, **versions: str) -> NodeFacts:
 
 def test_what_differs_between_nodes() -> None:
     same = [facts("a", torch="2.13", numpy="2"), facts("b", torch="2.13", numpy="2")]
-    assert ray_connection.differing(same) == {}
+    assert ray_connection.version_differences(same) == {}
     other = facts("c", torch="2.12", python="3.12.2")
-    assert ray_connection.differing([*same, other]) == {
+    assert ray_connection.version_differences([*same, other]) == {
         "python": {"3.12.1": ["a", "b"], "3.12.2": ["c"]},
         "torch": {"2.13": ["a", "b"], "2.12": ["c"]},
         "numpy": {"2": ["a", "b"], "none": ["c"]},
@@ -112,7 +112,7 @@ def test_what_differs_between_nodes() -> None:
 
 def test_a_node_says_why_it_cannot_import_what_an_agent_needs(tmp_path: Path) -> None:
     source = source_snapshot.snapshot_folder(tmp_path / "runs")
-    assert look.try_import(ray_connection.AGENT, source_snapshot.import_path(source, None)) is None
+    assert look.try_import(ray_connection.AGENT_MODULE, source_snapshot.import_path(source, None)) is None
     (tmp_path / "sqlalchemy.py").write_text("raise ImportError('no such luck')")
     path = source_snapshot.import_path(source, str(tmp_path))
-    assert look.try_import(ray_connection.AGENT, path) == "ImportError: no such luck"
+    assert look.try_import(ray_connection.AGENT_MODULE, path) == "ImportError: no such luck"

@@ -31,20 +31,20 @@ except AuthenticationError:
 
 
 def test_the_lowest_ray_is_one_whose_defaults_were_tried() -> None:
-    from atma_sweep.sweep.executors.ray_local import TRIED
+    from atma_sweep.sweep.executors.ray_local import OLDEST_TESTED_RAY
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert f"ray>={TRIED},<3" in project["dependencies"]
+    assert f"ray>={OLDEST_TESTED_RAY},<3" in project["dependencies"]
     pinned = re.search(r"^ray==([0-9.]+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned is not None
-    assert tuple(map(int, pinned[1].split("."))) >= tuple(map(int, TRIED.split(".")))
+    assert tuple(map(int, pinned[1].split("."))) >= tuple(map(int, OLDEST_TESTED_RAY.split(".")))
 
 
 def deaf(code: str) -> subprocess.Popen[str]:
     """A Python process that has SIGTERM blocked, as Ray's daemons have theirs, once it has printed a line."""
-    from atma_sweep.sweep.host.signals import held
+    from atma_sweep.sweep.host.signals import signals_blocked
 
-    with held():
+    with signals_blocked():
         return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
 
 
@@ -52,7 +52,7 @@ def deaf(code: str) -> subprocess.Popen[str]:
 def test_daemons_end_as_soon_as_ray_asks_them() -> None:
     """Nothing else ends them, since SIGTERM never reaches them; what was not asked lives, but for what it had started."""
     pytest.importorskip("ray")
-    from atma_sweep.sweep.executors.ray_local import prompt_end
+    from atma_sweep.sweep.executors.ray_local import daemons_killed_promptly
 
     sleep = "import time; print(flush=True); time.sleep(3600)"
     parent = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {sleep!r}]); print(p.pid, flush=True); p.wait()"
@@ -62,7 +62,7 @@ def test_daemons_end_as_soon_as_ray_asks_them() -> None:
         assert bystander.stdout is not None
         target.stdout.readline()
         grandchild = psutil.Process(int(bystander.stdout.readline()))
-        with prompt_end([psutil.Process(target.pid), psutil.Process(bystander.pid)]):
+        with daemons_killed_promptly([psutil.Process(target.pid), psutil.Process(bystander.pid)]):
             target.terminate()
             assert target.wait(timeout=PATIENCE_S) == -signal.SIGKILL
             assert bystander.poll() is None

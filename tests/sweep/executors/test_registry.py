@@ -10,7 +10,13 @@ from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.errors import GridError, SweepError
 from atma_sweep.sweep.executors import registry
 from atma_sweep.sweep.executors.executor import ExecutorContext, LocalExecutor
-from atma_sweep.sweep.executors.registry import DEFAULT, EXECUTORS, ExecutorSpec, open_executor, resolve_executor_name
+from atma_sweep.sweep.executors.registry import (
+    DEFAULT_EXECUTOR,
+    EXECUTORS,
+    ExecutorSpec,
+    open_executor,
+    resolve_executor_name,
+)
 from typer.testing import CliRunner
 
 
@@ -24,8 +30,11 @@ def test_a_line_in_the_registry_is_enough(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_an_address_means_the_cluster_there() -> None:
-    assert [resolve_executor_name(name, "head:6379") for name in (DEFAULT, "cluster")] == ["cluster", "cluster"]
-    assert [resolve_executor_name(name) for name in (DEFAULT, "local")] == ["ray", "local"]
+    assert [resolve_executor_name(name, "head:6379") for name in (DEFAULT_EXECUTOR, "cluster")] == [
+        "cluster",
+        "cluster",
+    ]
+    assert [resolve_executor_name(name) for name in (DEFAULT_EXECUTOR, "local")] == ["ray", "local"]
     with pytest.raises(SweepError, match="--executor cluster: attempts run on the Ray cluster at --address; give that"):
         resolve_executor_name("cluster")
     with pytest.raises(SweepError, match="--executor local runs on this machine alone"):

@@ -11,7 +11,13 @@ import pytest
 from atma_sweep.kernels.dispatch import sources
 from atma_sweep.model.resolve import check_model_config
 from atma_sweep.sweep.config import CellConfig, Resources
-from atma_sweep.sweep.executors.source_snapshot import PACKAGE, fingerprint, folder, take_snapshot, takes_weights_hash
+from atma_sweep.sweep.executors.source_snapshot import (
+    PACKAGE,
+    find_snapshot,
+    fingerprint,
+    take_snapshot,
+    takes_weights_hash,
+)
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.orchestrator.supervisor import job_config
 
@@ -71,14 +77,14 @@ def test_modules_that_are_compiled_meanwhile_are_none_of_it(package: Path) -> No
 def test_a_copy_is_made_once(package: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     known = take_snapshot(runs, package)
-    home = folder(runs, known)
+    home = find_snapshot(runs, known)
     assert home is not None
     stamp = home.stat().st_mtime_ns
     assert take_snapshot(runs, package) == known
     assert home.stat().st_mtime_ns == stamp
     assert fingerprint(home / "atma_sweep") == known
     assert [path.name for path in (runs / "source").iterdir()] == [known]
-    assert folder(runs, "0" * 12) is None
+    assert find_snapshot(runs, "0" * 12) is None
 
 
 @pytest.mark.thorough

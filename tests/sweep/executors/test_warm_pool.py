@@ -13,7 +13,7 @@ import psutil
 import pytest
 from atma_sweep.sweep.attempt.failures import EXIT_MACHINE
 from atma_sweep.sweep.config import Resources
-from atma_sweep.sweep.executors.executor import ProcessSpec, run_command
+from atma_sweep.sweep.executors.executor import ProcessSpec, attempt_command
 from atma_sweep.sweep.executors.warm_pool import WarmPool
 from atma_sweep.sweep.host import processes
 from bench import Bench
@@ -22,7 +22,7 @@ from patience import PATIENCE_S
 Start = Callable[[], subprocess.Popen[bytes]]
 Began = list[subprocess.Popen[bytes]]
 READS = "import sys; print(sys.stdin.readline().strip(), flush=True); sys.stdin.read()"
-WARM = "from atma_sweep.sweep.executors.executor import LocalExecutor; LocalExecutor.spares_without_gpu = True; from atma_sweep.cli import app; app()"
+WARM = "from atma_sweep.sweep.executors.executor import LocalExecutor; LocalExecutor.has_cpu_warm_pool = True; from atma_sweep.cli import app; app()"
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_without_room_for_a_spare_attempts_start_as_ever(bench: Bench, monkeypat
     def refused(*_: object) -> None:
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(processes, "start_waiting", refused)
+    monkeypatch.setattr(processes, "start_piped_child", refused)
     bench.launch()
     bench.once(2)
     assert bench.processes() == []
@@ -89,8 +89,8 @@ def test_a_spare_goes_with_its_launch(bench: Bench, number: int) -> None:
 
 def become(folder: Path, env: Mapping[str, str] = os.environ) -> int:
     """The exit code of a spare that is told to be the attempt in `folder`/cell/1."""
-    command = run_command(ProcessSpec(1, folder, "", Resources(gpus=0), "sqlite:///x.db"), os.getpid(), spare=True)
-    spare = processes.start_waiting(command, env, folder)
+    command = attempt_command(ProcessSpec(1, folder, "", Resources(gpus=0), "sqlite:///x.db"), os.getpid(), spare=True)
+    spare = processes.start_piped_child(command, env, folder)
     assert spare.stdin is not None
     spare.stdin.write(b"cell/1\n")
     spare.stdin.close()
@@ -130,7 +130,7 @@ def start(began: Began, tmp_path: Path) -> Start:
     """Starts a process that waits for a line, and notes it in `began`."""
 
     def begin() -> subprocess.Popen[bytes]:
-        began.append(processes.start_waiting([sys.executable, "-c", READS], os.environ, tmp_path))
+        began.append(processes.start_piped_child([sys.executable, "-c", READS], os.environ, tmp_path))
         return began[-1]
 
     return begin
@@ -138,14 +138,14 @@ def start(began: Began, tmp_path: Path) -> Start:
 
 def test_a_spare_is_taken_once(start: Start, tmp_path: Path) -> None:
     spares, env = WarmPool(), {"A": "1"}
-    assert spares.become("0", tmp_path, env, "cell/1") is None
+    assert spares.claim("0", tmp_path, env, "cell/1") is None
     for device in ("0", "1", "0"):
-        spares.prepare(device, tmp_path, env, start)
-    first = spares.become("0", tmp_path, env, "cell/1")
+        spares.refill(device, tmp_path, env, start)
+    first = spares.claim("0", tmp_path, env, "cell/1")
     assert first is not None
     assert first.wait(PATIENCE_S) == 0, "it has read its line, and the pipe's end"
-    assert spares.become("0", tmp_path, env, "cell/2") is None
-    other = spares.become("1", tmp_path, env, "cell/2")
+    assert spares.claim("0", tmp_path, env, "cell/2") is None
+    other = spares.claim("1", tmp_path, env, "cell/2")
     assert other is not None
     assert other.pid != first.pid
 
@@ -153,20 +153,20 @@ def test_a_spare_is_taken_once(start: Start, tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", ["environment", "runs", "dead"])
 def test_a_spare_that_does_not_fit_is_ended(start: Start, began: Began, tmp_path: Path, change: str) -> None:
     spares = WarmPool()
-    spares.prepare("", tmp_path, {"A": "1"}, start)
+    spares.refill("", tmp_path, {"A": "1"}, start)
     if change == "dead":
         began[0].kill()
         began[0].wait()
     env, runs = {"A": "2" if change == "environment" else "1"}, tmp_path / "other" if change == "runs" else tmp_path
-    assert spares.become("", runs, env, "cell/1") is None
+    assert spares.claim("", runs, env, "cell/1") is None
     assert began[0].poll() == -signal.SIGKILL
-    assert spares.become("", tmp_path, {"A": "1"}, "cell/1") is None
+    assert spares.claim("", tmp_path, {"A": "1"}, "cell/1") is None
 
 
 def test_closing_ends_all(start: Start, began: Began, tmp_path: Path) -> None:
     spares = WarmPool()
     for device in ("0", "1"):
-        spares.prepare(device, tmp_path, {}, start)
+        spares.refill(device, tmp_path, {}, start)
     spares.close()
     assert [one.poll() for one in began] == [-signal.SIGKILL] * 2
     spares.close()

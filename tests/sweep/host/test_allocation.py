@@ -159,7 +159,7 @@ def test_the_memory_of_this_machine() -> None:
 def test_a_gpu_that_is_shared_within_a_sweep_is_locked_for_others(
     cells: Callable[..., list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hardware, "gpus", lambda: [FIRST, SECOND])
+    monkeypatch.setattr(hardware, "query_gpus", lambda: [FIRST, SECOND])
     monkeypatch.setattr(hardware, "memory_gb", lambda: 32.0)
     halves, whole = cells("resources: {gpus: 0.5, gpu_type: H200}\n"), cells("resources: {gpus: 1}\n")
     mine, theirs = GpuLocks(tmp_path / "locks"), GpuLocks(tmp_path / "locks")
@@ -240,9 +240,9 @@ def test_who_stands_back(part: dict[str, str], whole: dict[str, str], back: bool
 
 
 def seat_on(rooms: ClusterAllocator, wanted: Resources) -> tuple[str, Allocation]:
-    found = rooms.place(wanted)
+    found = rooms.find_allocation(wanted)
     assert found is not None
-    rooms.take(*found)
+    rooms.allocate(*found)
     return found
 
 
@@ -252,11 +252,11 @@ def test_attempts_go_where_most_cores_are_free() -> None:
     rooms.add("b", Machine(3, 8.0))
     seats = [seat_on(rooms, wants(0, cpus=1)) for _ in range(5)]
     assert [(name, seat.cpus) for name, seat in seats] == [(name, 1) for name in "babab"]
-    assert rooms.place(wants(0, cpus=1)) is None
-    rooms.give(*seats[1])
-    assert rooms.place(wants(0, cpus=2)) is None, "two cores on two machines are not a pair"
-    rooms.give(*seats[3])
-    assert rooms.place(wants(0, cpus=2)) is not None
+    assert rooms.find_allocation(wants(0, cpus=1)) is None
+    rooms.release(*seats[1])
+    assert rooms.find_allocation(wants(0, cpus=2)) is None, "two cores on two machines are not a pair"
+    rooms.release(*seats[3])
+    assert rooms.find_allocation(wants(0, cpus=2)) is not None
 
 
 def test_parts_fill_a_gpu_before_they_break_another_open() -> None:
@@ -266,7 +266,7 @@ def test_parts_fill_a_gpu_before_they_break_another_open() -> None:
     halves = {seat_on(rooms, wants(0.5))[1].gpu for _ in range(2)}
     assert halves | {seat_on(rooms, wants(1))[1].gpu} == {FIRST, SECOND}
     assert len(halves) == 1
-    assert rooms.place(wants(0.25)) is None
+    assert rooms.find_allocation(wants(0.25)) is None
 
 
 def test_a_machine_that_is_gone_takes_its_seats_along() -> None:
@@ -274,10 +274,10 @@ def test_a_machine_that_is_gone_takes_its_seats_along() -> None:
     rooms.add("a", Machine(1, 8.0))
     seat = seat_on(rooms, wants(0, cpus=1))
     rooms.drop("a")
-    rooms.give(*seat)
-    assert rooms.place(wants(0, cpus=1)) is None
+    rooms.release(*seat)
+    assert rooms.find_allocation(wants(0, cpus=1)) is None
     rooms.add("a", Machine(1, 8.0))
-    assert rooms.place(wants(0, cpus=1)) is not None
+    assert rooms.find_allocation(wants(0, cpus=1)) is not None
 
 
 def test_fp8_is_refused_on_a_gpu_without_it(cells: Callable[..., list[Cell]]) -> None:
@@ -300,7 +300,7 @@ def test_fp8_is_refused_on_a_gpu_without_it(cells: Callable[..., list[Cell]]) ->
     ((9, 0), ["fp16", "bf16", "fp8"]), ((10, 0), ["fp16", "bf16", "fp8"]),
 ])  # fmt: skip
 def test_what_a_gpu_takes(capability: tuple[int, int], words: list[str]) -> None:
-    assert hardware.precisions(capability) == words
+    assert hardware.supported_precisions(capability) == words
 
 
 def test_a_cell_that_no_node_has_room_for_is_refused(cells: Callable[..., list[Cell]]) -> None:

@@ -33,13 +33,13 @@ def test_a_gpu_belongs_to_one_process_until_it_dies(tmp_path: Path) -> None:
     assert line_of(holder) == "1"
     locks = GpuLocks(tmp_path)
     with pytest.raises(MachineError, match=f"held by another sweep .pid {holder.pid}."):
-        locks.take(GPUS[:1])
-    assert locks.take(GPUS) == GPUS[1:]
+        locks.acquire(GPUS[:1])
+    assert locks.acquire(GPUS) == GPUS[1:]
     holder.kill()
     holder.wait()
-    assert GpuLocks(tmp_path).take(GPUS[:1]) == GPUS[:1]
+    assert GpuLocks(tmp_path).acquire(GPUS[:1]) == GPUS[:1]
     locks.release()
-    assert GpuLocks(tmp_path).take(GPUS[1:]) == GPUS[1:]
+    assert GpuLocks(tmp_path).acquire(GPUS[1:]) == GPUS[1:]
 
 
 OTHER_USER = """
@@ -66,17 +66,17 @@ def test_users_of_one_host_share_the_locks_and_no_file() -> None:
         base = Path(outer)
         base.chmod(0o1777)
         locks = GpuLocks(base)
-        assert locks.take(GPUS[:1]) == GPUS[:1]
-        assert locks.holder("aaaa") == os.getpid()
+        assert locks.acquire(GPUS[:1]) == GPUS[:1]
+        assert locks.holder_pid("aaaa") == os.getpid()
         other = script(OTHER_USER, outer)
         assert f"held by another sweep (pid {os.getpid()})" in line_of(other)
         assert line_of(other) == "1"
-        assert locks.holder("GPU-bbbb") == other.pid, "whoever's process it is"
+        assert locks.holder_pid("GPU-bbbb") == other.pid, "whoever's process it is"
         other.stdin.close()  # type: ignore[union-attr]
         assert other.wait(PATIENCE_S) == 0
-        assert locks.holder("GPU-bbbb") is None
+        assert locks.holder_pid("GPU-bbbb") is None
         locks.release()
-        assert locks.take(GPUS) == GPUS
+        assert locks.acquire(GPUS) == GPUS
         locks.release()
         owners = {path.stat().st_uid: path.stat().st_mode & 0o777 for path in base.iterdir()}
         assert owners == {0: 0o700, 65534: 0o700}
@@ -91,7 +91,7 @@ def test_a_link_that_somebody_planted_is_not_followed(tmp_path: Path) -> None:
     precious.mkdir(mode=0o700)
     own(tmp_path).symlink_to(precious)
     with pytest.raises(MachineError, match=r"cannot be used: .*; have its owner remove it"):
-        GpuLocks(tmp_path).take(GPUS)
+        GpuLocks(tmp_path).acquire(GPUS)
     assert list(precious.iterdir()) == []
     own(tmp_path).unlink()
     own(tmp_path).mkdir(mode=0o700)
@@ -99,7 +99,7 @@ def test_a_link_that_somebody_planted_is_not_followed(tmp_path: Path) -> None:
     target.write_text("mine")
     (own(tmp_path) / "GPU-aaaa.lock").symlink_to(target)
     with pytest.raises(MachineError, match="GPUs cannot be locked in"):
-        GpuLocks(tmp_path).take(GPUS)
+        GpuLocks(tmp_path).acquire(GPUS)
     assert target.read_text() == "mine"
 
 
@@ -112,20 +112,20 @@ def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path, owner: int, m
     own(tmp_path).chmod(mode)
     os.chown(own(tmp_path), owner, -1)
     with pytest.raises(MachineError, match=rf"is not this user's alone .owner {owner}, mode {mode:04o}."):
-        GpuLocks(tmp_path).take(GPUS)
+        GpuLocks(tmp_path).acquire(GPUS)
 
 
 def test_a_lock_says_who_has_it_now_and_nothing_of_who_had_it(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         locks = GpuLocks(tmp_path)
-        locks.take(GPUS[:1])
+        locks.acquire(GPUS[:1])
     finally:
         os.umask(before)
     file = own(tmp_path) / "GPU-aaaa.lock"
     assert (own(tmp_path).stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
     locks.release()
     file.write_text("pid 99999999999999")
-    locks.take(GPUS[:1])
+    locks.acquire(GPUS[:1])
     assert file.read_text().split() == ["pid", str(os.getpid())]
     locks.release()

@@ -287,7 +287,7 @@ def test_a_guard_goes_with_its_attempt() -> None:
     from atma_sweep.sweep.host import guard
 
     attempt = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"])
-    guard.watch(attempt.pid, os.getpid(), 600.0)
+    guard.end_after_parent(attempt.pid, os.getpid(), 600.0)
     assert attempt.wait(PATIENCE_S) == 0
 
 

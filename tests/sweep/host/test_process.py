@@ -13,7 +13,7 @@ import psutil
 import pytest
 from atma_sweep.results.store.records import Owner
 from atma_sweep.sweep.config import Resources
-from atma_sweep.sweep.executors.executor import ProcessSpec, environment, run_command
+from atma_sweep.sweep.executors.executor import ProcessSpec, attempt_command, attempt_environment
 from atma_sweep.sweep.host import processes
 from atma_sweep.sweep.host.hardware import cores
 from factories import line_of, script
@@ -42,7 +42,7 @@ def test_end_takes_a_process_that_ignores_sigterm_with_its_children() -> None:
     child = script(STUBBORN)
     grandchild = int(line_of(child))
     assert psutil.Process(grandchild).ppid() == child.pid
-    processes.terminate_all([psutil.Process(child.pid)], grace=0.3)
+    processes.terminate_all([psutil.Process(child.pid)], grace_s=0.3)
     gone(child.pid)
     gone(grandchild)
 
@@ -133,12 +133,12 @@ def test_a_request_to_stop_is_one_with_its_echo_and_a_later_one_kills(who: str) 
 def test_a_child_sees_the_gpus_and_threads_that_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     plain = ProcessSpec(1, tmp_path, "a/1", Resources(cpus=2, gpus=0), "sqlite:///x.db")
-    env = environment(plain)
+    env = attempt_environment(plain)
     assert (env["CUDA_VISIBLE_DEVICES"], env["OMP_NUM_THREADS"], env["ATMA_DB"]) == ("", "2", "sqlite:///x.db")
     accelerated = ProcessSpec(1, tmp_path, "a/1", Resources(cpus=2, gpus=1), "postgresql://me:secret@host/x")
-    assert environment(accelerated, "5")["CUDA_VISIBLE_DEVICES"] == "5"
-    assert environment(accelerated)["CUDA_VISIBLE_DEVICES"] == "3,5"
-    assert "secret" not in " ".join(run_command(accelerated, os.getpid()))
+    assert attempt_environment(accelerated, "5")["CUDA_VISIBLE_DEVICES"] == "5"
+    assert attempt_environment(accelerated)["CUDA_VISIBLE_DEVICES"] == "3,5"
+    assert "secret" not in " ".join(attempt_command(accelerated, os.getpid()))
 
 
 def test_cores_are_those_of_this_process() -> None:

@@ -33,7 +33,7 @@ def piped(**how: Any) -> tuple[ProgressDisplay, io.StringIO]:
 def test_summary_counts_cells_phases_tokens_and_rate() -> None:
     display, _ = piped()
     assert display.summary() == "cells: 0 of 4 done; running: none; 0 tokens trained"
-    display.expect(4, 8_000_000)
+    display.set_total(4, 8_000_000)
     for key, slug in enumerate(("a", "b", "c")):
         display.started(task(slug), attempt(key))
     display.running(

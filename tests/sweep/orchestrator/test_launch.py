@@ -241,7 +241,7 @@ def test_a_launch_that_goes_on_elsewhere_waits_for_its_own_lease(bench: Bench) -
         asked = LaunchRequest(grid=grid, cells=[], runs=bench.folder)
         with pytest.raises(SweepBusy, match="on elsewhere"):
             claim(asked, store, here)
-        assert claim(replace(asked, again=True), store, here) == 2
+        assert claim(replace(asked, is_restart=True), store, here) == 2
 
 
 def test_a_launch_that_is_refused_a_new_name_leaves_no_revision(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,33 +80,33 @@ def test_found_by_id_slug_and_slug_without_seed(store: Store) -> None:
 def test_the_newest_attempt_or_a_numbered_one(store: Store, tmp_path: Path, attempt: Any) -> None:
     runs = tmp_path / "runs"
     with pytest.raises(LogMissing, match=r"\(polar-d0-s0\) has no attempt yet; launch its grid"):
-        logs.log_of(store, runs, "polar-d0")
+        logs.log_path(store, runs, "polar-d0")
     attempt("a1", "one", state="failed")
     attempt("a1", "two")
-    assert logs.log_of(store, runs, "a1").read_text() == "two"
-    assert logs.log_of(store, runs, "a1", 1) == runs / "a10000000000" / "1" / "log.txt"
+    assert logs.log_path(store, runs, "a1").read_text() == "two"
+    assert logs.log_path(store, runs, "a1", 1) == runs / "a10000000000" / "1" / "log.txt"
     with pytest.raises(LogMissing, match=r"has no attempt 3; there is: 1, 2"):
-        logs.log_of(store, runs, "a1", 3)
+        logs.log_path(store, runs, "a1", 3)
 
 
 def test_logs_that_are_not_here(store: Store, tmp_path: Path, attempt: Any) -> None:
     runs = tmp_path / "runs"
     attempt("a1")
     with pytest.raises(LogMissing, match=r"attempt 1 left no log in .*/log.txt; name its runs folder with --runs"):
-        logs.log_of(store, runs, "a1")
+        logs.log_path(store, runs, "a1")
     attempt("b1", host="node7", state="running")
     with pytest.raises(LogMissing, match=r"attempt 1 ran on node7 and its log is not in .*log.txt; ask there"):
-        logs.log_of(store, runs, "b1")
+        logs.log_path(store, runs, "b1")
     attempt("b2", "shared", host="node7", state="running")
-    assert logs.log_of(store, runs, "b2").read_text() == "shared"
+    assert logs.log_path(store, runs, "b2").read_text() == "shared"
     running = attempt("c1", state="running")
-    assert logs.log_of(store, runs, "c1") == runs / running.run_dir / "log.txt", "it is about to be made"
+    assert logs.log_path(store, runs, "c1") == runs / running.run_dir / "log.txt", "it is about to be made"
     with pytest.raises(
         LogMissing, match=r"on the disk of the machine that ran the attempt \(node7\), not in s3:/bucket"
     ):
-        logs.log_of(store, Path("s3://bucket/x"), "b2")
+        logs.log_path(store, Path("s3://bucket/x"), "b2")
     with pytest.raises(LogMissing, match="on the disk of the machine"):
-        logs.log_of(store, Path("s3://bucket/x").absolute(), "b2")
+        logs.log_path(store, Path("s3://bucket/x").absolute(), "b2")
     assert {error.exit_code for error in (LogMissing("x"), CellAmbiguous("x"))} == {2}
 
 
@@ -115,7 +115,7 @@ def test_logs_that_are_not_here(store: Store, tmp_path: Path, attempt: Any) -> N
 )
 @pytest.mark.parametrize("block", [1, 3, 2**16])
 def test_tail_is_the_end_of_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, block: int) -> None:
-    monkeypatch.setattr(logs, "BLOCK", block)
+    monkeypatch.setattr(logs, "READ_BLOCK_BYTES", block)
     path = tmp_path / "log.txt"
     path.write_text(text)
     lines = text.splitlines(keepends=True)
@@ -155,7 +155,7 @@ class Following:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(logs, "SETTLE_S", (0.5, PATIENCE_S))
+    monkeypatch.setattr(logs, "DRAIN_S", (0.5, PATIENCE_S))
     return tmp_path / "log.txt"
 
 
@@ -207,7 +207,7 @@ def test_follow_a_file_that_is_cut_short_or_replaced(path: Path) -> None:
 
 
 def test_follow_ends_though_somebody_keeps_writing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "SETTLE_S", (PATIENCE_S, 0.5))  # it is never quiet for long enough
+    monkeypatch.setattr(logs, "DRAIN_S", (PATIENCE_S, 0.5))  # it is never quiet for long enough
     log = path.open("w", buffering=1)
     with log:
         following = Following(path)
@@ -257,7 +257,7 @@ def test_ctrl_c_and_a_reader_that_leaves_are_quiet(path: Path) -> None:
 def test_an_attempt_is_alive_while_the_database_and_its_process_say_so(
     store: Store, attempt: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "ASK_S", 0.0)
+    monkeypatch.setattr(logs, "LIVENESS_POLL_S", 0.0)
     found = attempt("a1", state="running")
     alive = logs.liveness_check(store, found)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

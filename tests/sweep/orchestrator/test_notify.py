@@ -17,7 +17,7 @@ from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.host.signals import Interrupted
 from atma_sweep.sweep.orchestrator import notify
-from atma_sweep.sweep.orchestrator.notify import EndNotifier, checked
+from atma_sweep.sweep.orchestrator.notify import EndNotifier, validated_url
 from bench import Bench
 from databases import finished
 from factories import cell_record
@@ -135,7 +135,7 @@ def test_an_answer_that_is_none_is_said_once_and_followed_nowhere(
 def test_a_server_that_never_answers_takes_no_longer_than_the_limit(
     ended: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notify, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(notify, "TIMEOUT_S", 0.3)
     monkeypatch.setenv("no_proxy", "*")
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         said = ended(f"http://127.0.0.1:{deaf.getsockname()[1]}/geheim")
@@ -143,7 +143,7 @@ def test_a_server_that_never_answers_takes_no_longer_than_the_limit(
 
 
 def test_neither_does_a_database_that_never_answers(web: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notify, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(notify, "TIMEOUT_S", 0.3)
     said: list[str] = []
     stuck = threading.Event()
 
@@ -171,7 +171,7 @@ def test_nobody_is_told_where_nobody_asked(ended: Callable[..., list[str]]) -> N
 )  # fmt: skip
 def test_addresses_that_are_refused_before_anything_starts(run, url: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(SweepError):
-        checked(url)
+        validated_url(url)
     code, out, err = run("launch", "quick", "--dry-run", "--notify", url)
     assert (code, out, len(err.splitlines()), "--notify" in err) == (2, "", 1, True)
 
@@ -180,7 +180,7 @@ def test_addresses_that_are_refused_before_anything_starts(run, url: str) -> Non
     "url", ["http://x", "https://a.example.org/T0/B0?x=1", "http://127.0.0.1:80/", "http://[::1]:80/x"]
 )
 def test_whole_addresses(url: str) -> None:
-    assert checked(url) == url
+    assert validated_url(url) == url
 
 
 @pytest.mark.slow

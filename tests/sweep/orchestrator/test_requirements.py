@@ -40,7 +40,7 @@ def take(kind: str, patch: pytest.MonkeyPatch) -> None:
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A machine that has enough."""
     monkeypatch.setattr(hardware, "gpu_names", lambda: ["NVIDIA L4"])
-    monkeypatch.setattr(hardware, "cores", lambda: 4)
+    monkeypatch.setattr(hardware, "cpu_count", lambda: 4)
     monkeypatch.setattr(hardware, "memory_gb", lambda: 32.0)
     monkeypatch.setattr(requirements, "cpu_build", lambda: [])
     return monkeypatch

@@ -74,7 +74,7 @@ class Sweep:
     def through(self, seeds: Seeds, most: int = 99) -> list[list[str]]:
         """Every wave, by slugs, until there is none or so many were made."""
         made = []
-        while len(made) < most and (tasks := seeds.further(lambda resources: True)):
+        while len(made) < most and (tasks := seeds.next_tasks(lambda resources: True)):
             made.append(sorted(task.cell.slug for task in tasks))
             self.finish([task.cell for task in tasks])
         return made
@@ -104,10 +104,10 @@ def test_the_cells_of_further_seeds_are_those_of_a_grid_that_lists_them(write: W
 def test_waves_until_it_is_narrow_enough(sweep: Callable[..., Sweep]) -> None:
     one = sweep(1e-9)
     with one.launched() as seeds:
-        assert seeds.further(lambda resources: True) == [], "nothing before the first cells are there"
+        assert seeds.next_tasks(lambda resources: True) == [], "nothing before the first cells are there"
         one.finish(seeds.cells)
         assert one.through(seeds) == slugs(3, 4)
-    assert seeds.told == [
+    assert seeds.end_messages == [
         "stopped after 5 seeds, as many as max_seeds allows, though no interval is at most 0.0000000010 nats wide"
     ]
     looks = [event.message for event in one.store.events(sweep="g") if event.kind == "look"]
@@ -119,8 +119,8 @@ def test_waves_until_it_is_narrow_enough(sweep: Callable[..., Sweep]) -> None:
     assert all(forecast.cell(position) for position in range(12)), "what was added is predicted, too"
     # once more: the same looks, no further seed, the same revision
     with one.launched() as again:
-        assert again.further(lambda resources: True) == []
-    assert (again.told, one.store.revision("g").number) == (seeds.told, 1)
+        assert again.next_tasks(lambda resources: True) == []
+    assert (again.end_messages, one.store.revision("g").number) == (seeds.end_messages, 1)
     assert len([event for event in one.store.events(sweep="g") if event.kind == "look"]) == 3
 
 
@@ -129,11 +129,11 @@ def test_a_launch_that_goes_on_decides_as_the_one_before(sweep: Callable[..., Sw
     one = sweep(1e-9)
     with one.launched() as seeds:
         one.finish(seeds.cells)
-        (wave,) = [seeds.further(lambda resources: True)]
+        (wave,) = [seeds.next_tasks(lambda resources: True)]
         one.finish([wave[0].cell])  # and is killed
     with one.launched() as seeds:
         assert [cell.slug for cell in seeds.cells[8:]] == slugs(3)[0]
-        assert seeds.further(lambda resources: True) == [], "the wave is not complete"
+        assert seeds.next_tasks(lambda resources: True) == [], "the wave is not complete"
         one.finish([wave[1].cell])
         assert one.through(seeds) == slugs(4)
     assert one.store.revision("g").number == 1
@@ -148,8 +148,8 @@ def test_wide_enough_from_the_start_adds_nothing(sweep: Callable[..., Sweep]) ->
     with one.launched() as seeds:
         one.finish(seeds.cells)
         assert one.through(seeds) == []
-    assert seeds.told[0].startswith("stopped after 3 seeds: ")
-    assert seeds.told[0].endswith(" nats wide, 1000.000 nats were asked for")
+    assert seeds.end_messages[0].startswith("stopped after 3 seeds: ")
+    assert seeds.end_messages[0].endswith(" nats wide, 1000.000 nats were asked for")
 
 
 @pytest.mark.thorough
@@ -173,8 +173,8 @@ def test_a_budget_ends_it_and_a_larger_one_goes_on(sweep: Callable[..., Sweep]) 
     with one.launched(allowed=1e-6) as seeds:
         one.finish(seeds.cells)
         assert one.through(seeds) == []
-    assert seeds.told[0].startswith("stopped after 3 seeds by the budget: ")
-    asked = float(seeds.told[0].rpartition("--budget ")[2].split("h")[0])
+    assert seeds.end_messages[0].startswith("stopped after 3 seeds by the budget: ")
+    asked = float(seeds.end_messages[0].rpartition("--budget ")[2].split("h")[0])
     with one.launched(allowed=asked) as seeds:
         assert one.through(seeds, 1) == slugs(3)
 
@@ -194,7 +194,7 @@ def test_cells_that_another_sweep_has_trained_cost_nothing(sweep: Callable[..., 
     one.store.release_sweep("other", one.fence)
     with one.launched() as seeds:
         assert one.through(seeds) == []
-    assert seeds.told[0].startswith("stopped after 5 seeds")
+    assert seeds.end_messages[0].startswith("stopped after 5 seeds")
     assert len(one.store.cell_states("g")) == 12
 
 
@@ -205,7 +205,7 @@ def test_who_lost_the_sweep_adds_nothing(sweep: Callable[..., Sweep]) -> None:
         one.finish(seeds.cells)
         one.store.release_sweep("g", one.fence)
         with pytest.raises(LeaseLost):
-            seeds.further(lambda resources: True)
+            seeds.next_tasks(lambda resources: True)
         assert len(one.store.cell_states("g")) == 8
 
 

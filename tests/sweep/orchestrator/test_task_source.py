@@ -19,25 +19,25 @@ from machine import Machine
 
 
 class Waves:
-    """Two tasks, and when both have ended two more, as long as there are cells; the attempt of `hopeless` is ended."""
+    """Two tasks, and when both have ended two more, as long as there are cells; the attempt of `attempts_to_prune` is ended."""
 
     def __init__(self, tasks: Sequence[Task], hopeless: str | None = None) -> None:
         self.left, self.out, self.given_up = list(tasks), set[str](), hopeless
         self.told: list[tuple[str, str, str | None]] = []
 
-    def further(self, fits: CapacityCheck) -> Sequence[Task]:
+    def next_tasks(self, fits: CapacityCheck) -> Sequence[Task]:
         if self.out or not self.left or not fits(self.left[0].cell.config.resources):
             return []
         wave, self.left = self.left[:2], self.left[2:]
         self.out = {task.cell.id for task in wave}
         return wave
 
-    def ended(self, task: Task, attempt: Attempt, again: bool) -> None:
-        assert not again
+    def ended(self, task: Task, attempt: Attempt, will_retry: bool) -> None:
+        assert not will_retry
         self.out.discard(task.cell.id)
         self.told.append((task.cell.id, attempt.state, attempt.failure))
 
-    def hopeless(self, attempts: Sequence[Attempt]) -> Mapping[int, str]:
+    def attempts_to_prune(self, attempts: Sequence[Attempt]) -> Mapping[int, str]:
         return {one.id: "worse than all" for one in attempts if one.cell_id == self.given_up and one.step}
 
 
