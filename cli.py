@@ -1,4 +1,7 @@
-"""The command tree, and how a command ends. Bodies of commands lie in the packages; nothing heavy is imported before one needs it."""
+"""Command tree and exit handling of `atma-sweep`.
+
+Commands live in the packages and import heavy modules only when they run.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ from .sweep.commands.delete import delete
 from .sweep.commands.delete import gc as collect
 from .sweep.commands.generate import generate
 from .sweep.commands.plan import plan
-from .sweep.commands.reference import OutFile, give_out, page, schema
+from .sweep.commands.reference import OutFile, reference_page, schema, write_output
 from .sweep.commands.runs import cancel, doctor, evaluate, launch, logs, pause, prune_checkpoints, resume, retry
 from .sweep.commands.sweeps import note, rename, sweeps, tag
 from .sweep.host.signals import StopRequested, StopSignals
 
 MAX_WORD_CHARS = 400
-"""Letters of one in a message; a longer one is cut, since nobody reads it."""
+"""Maximum length of a word in an error message; longer words are shortened."""
 
 app = typer.Typer(
     name="atma-sweep",
@@ -46,8 +49,8 @@ app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         echo_text(f"atma-sweep {__version__}")
         raise typer.Exit
 
@@ -55,7 +58,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
     pass
@@ -65,9 +68,9 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     launch, plan, evaluate, generate, status, logs, prune_checkpoints, doctor, pause, resume, cancel, retry, show, report,
     dashboard, sweeps, rename, tag, note, delete, collect, export, import_, schema,
 )  # fmt: skip
-"""In the order in which help lists them."""
+"""Commands in the order of the help."""
 NAMES: dict[Callable[..., None], str] = {collect: "gc", import_: "import"}
-"""Of commands whose functions cannot have them."""
+"""Names of commands whose functions cannot have them."""
 for command in COMMANDS:
     app.command(NAMES.get(command))(command)
 
@@ -80,11 +83,11 @@ def reference(out: OutFile = None) -> None:
     Example:
       atma-sweep reference --out docs/cli.md
     """
-    give_out(page(typer.main.get_command(app)), out)
+    write_output(reference_page(typer.main.get_command(app)), out)
 
 
 def _foreign_exit_location(end: SystemExit) -> str | None:
-    """Where foreign code, a plugin say, ended the process; None for an end of ours."""
+    """Return file:line if foreign code, such as a plugin, called sys.exit; None if our own code did."""
     from traceback import walk_tb
 
     # a library may have put a function of its own there, as wandb does; who called it is what counts
@@ -95,26 +98,29 @@ def _foreign_exit_location(end: SystemExit) -> str | None:
 
 
 def _exit_with_message(line: str, code: int) -> NoReturn:
-    words = (word if len(word) <= MAX_WORD_CHARS else f"{word[:60]}...{word[-20:]}" for word in sentence(line).split())
-    write_out(f"atma-sweep: {' '.join(words)}\n", err=True)
+    """Print one line to standard error, without passwords and with long words shortened, and exit with the code."""
+    shortened = (
+        word if len(word) <= MAX_WORD_CHARS else f"{word[:60]}...{word[-20:]}" for word in sentence(line).split()
+    )
+    write_out(f"atma-sweep: {' '.join(shortened)}\n", err=True)
     sys.exit(code)
 
 
 def _print_traceback(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """As Python tells of an error, without the passwords and control characters that its words may hold."""
+    """Print a traceback as Python does, without passwords and control characters. Serves as `sys.excepthook`."""
     from traceback import format_exception
 
     echo_text("".join(format_exception(kind, error, trace)), err=True, nl=False)
 
 
-def lean_app(words: Sequence[str]) -> typer.Typer:
-    """Return the command line with the one command that the first word names; all of it when that names none.
+def lean_app(arguments: Sequence[str]) -> typer.Typer:
+    """Return the app reduced to the command or group that the first argument names; the complete app if it names none.
 
-    To build all takes `status` a tenth of its time.
+    Building the complete app takes a tenth of the time of `status`.
     """
-    word = words[0] if words else ""
-    commands = [one for one in app.registered_commands if _name(one) == word]
-    groups = [one for one in app.registered_groups if one.name == word]
+    command_name = arguments[0] if arguments else ""
+    commands = [command for command in app.registered_commands if _command_name(command) == command_name]
+    groups = [group for group in app.registered_groups if group.name == command_name]
     if not commands and not groups:
         return app
     lean = copy.copy(app)
@@ -122,19 +128,23 @@ def lean_app(words: Sequence[str]) -> typer.Typer:
     return lean
 
 
-def _name(info: Any) -> str:
+def _command_name(info: Any) -> str:
     return info.name or typer.main.get_command_name(info.callback.__name__)
 
 
 def _check_working_folder() -> None:
+    """Exit with code 3 if the working folder was deleted."""
     try:
         os.getcwd()
     except OSError:
         _exit_with_message("the working folder was deleted; change to one that exists (cd) and try again", 3)
 
 
-def _foreseen(error: Exception) -> UserError | None:
-    """Explain an error that a user can mend: of ours, of the system, or of a database; None for a bug."""
+def _explain_error(error: Exception) -> UserError | None:
+    """Return the expected error behind an exception: our own, of the system, or of a database; None for a bug.
+
+    A missing package becomes PackageMissing. Damage of an open database may be found as the cause.
+    """
     if isinstance(error, UserError):
         return error
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != __package__:
@@ -149,7 +159,7 @@ def _foreseen(error: Exception) -> UserError | None:
 
 
 def _run(command: Callable[[], Any]) -> None:
-    """Run a command until all that it printed is written."""
+    """Run a command with stop signals turned into exceptions, and flush standard output afterwards."""
     try:
         with StopSignals(raises=True):
             command()
@@ -158,7 +168,11 @@ def _run(command: Callable[[], Any]) -> None:
 
 
 def main(command: Callable[[], Any] | None = None) -> None:
-    """Run the command line, and end with one clear line and an exit code for every error that was foreseen."""
+    """Run the command line. An expected error prints one line and sets the exit code; a bug prints a traceback.
+
+    Args:
+        command: Function to run instead of the command that sys.argv names.
+    """
     # Imports make many objects that live on; collecting garbage meanwhile costs `status` a tenth of its time.
     gc.set_threshold(200_000)
     forgo_styles()
@@ -169,18 +183,18 @@ def main(command: Callable[[], Any] | None = None) -> None:
     except OutputClosed as closed:
         sys.exit(closed.exit_code)
     except SystemExit as end:
-        where = _foreign_exit_location(end)
-        if where is None:
+        foreign_location = _foreign_exit_location(end)
+        if foreign_location is None:
             raise
         _exit_with_message(
-            f"{where} ended the command with exit code {end.code}; foreign code must not call sys.exit", 2
+            f"{foreign_location} ended the command with exit code {end.code}; foreign code must not call sys.exit", 2
         )
     except Exception as error:
-        known = _foreseen(error)
-        if known is None:
+        user_error = _explain_error(error)
+        if user_error is None:
             sys.excepthook = _print_traceback
             raise
-        _exit_with_message(str(known), known.exit_code)
+        _exit_with_message(str(user_error), user_error.exit_code)
     except StopRequested as stop:
         _exit_with_message(str(stop), stop.exit_code)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""The commands `atma-sweep data`: parse, call one function, print."""
+"""Commands `atma-sweep data`, which prepare, list and verify text: parse, call one function, print."""
 
 from __future__ import annotations
 
@@ -75,24 +75,26 @@ def data_prepare(
 
     loaded = load_plugins(plugin or [])
     root = runs_folder(runs, db, write=True) / "corpora"
-    given = {
+    settings = {
         "tokenizer": tokenizer,
-        "tokenizer_file": str(data_display.full(tokenizer_file)) if tokenizer_file else None,
+        "tokenizer_file": str(data_display.resolve_path(tokenizer_file)) if tokenizer_file else None,
         "end_of_text": end_of_text,
         "train_tokens": tokens,
         "validation_tokens": validation_tokens,
         "heldout_documents": heldout_documents,
-        "heldout": data_display.lender(heldout),
+        "heldout": data_display.parse_heldout(heldout),
         "heldout_tokens": heldout_tokens,
-        "path": str(data_display.full(path)) if path else None,
+        "path": str(data_display.resolve_path(path)) if path else None,
     }
     console = SafeConsole(stderr=as_json, soft_wrap=True)
-    found = []
-    for data in data_display.configs_to_prepare(grid, what, given, name, root, most, loaded):
+    folders = []
+    for data in data_display.configs_to_prepare(grid, what, settings, name, root, most, loaded):
         with data_display.PrepareDisplay(console, data.corpus) as tell:
-            found.append(prepare_text(data, root, name=name, tell=tell))
-    rows = corpora.listing(root, only=found)
-    print_result(rows, data_display.table(sanitize_all(rows), root, terminal_width(sys.stdout)), as_json=as_json)
+            folders.append(prepare_text(data, root, name=name, tell=tell))
+    rows = corpora.listing(root, only=folders)
+    print_result(
+        rows, data_display.corpora_table(sanitize_all(rows), root, terminal_width(sys.stdout)), as_json=as_json
+    )
 
 
 @data_app.command("tokenizer")
@@ -121,12 +123,14 @@ def data_tokenizer(
     from ..orchestrator.display import SafeConsole
     from . import data_display
 
-    source = FileSource(data_display.full(text), setting="PATH")
+    source = FileSource(data_display.resolve_path(text), setting="PATH")
     source.key()  # says at once what is no text
     SafeConsole(soft_wrap=True).print(f"reading {text}; about a minute for 100 MB", highlight=False, markup=False)
-    made = byte_pairs((one.text for one in source.documents()), size, single_digits=single_digits)
-    write(out, made.to_str(pretty=True))
-    echo_text(f"{out}: {made.get_vocab_size():,} tokens")
+    trained_tokenizer = byte_pairs(
+        (document.text for document in source.documents()), size, single_digits=single_digits
+    )
+    write(out, trained_tokenizer.to_str(pretty=True))
+    echo_text(f"{out}: {trained_tokenizer.get_vocab_size():,} tokens")
 
 
 @data_app.command("list")
@@ -157,7 +161,7 @@ def data_list(
         lines = [f"{name:<20} {kind.description}" for name, kind in kinds.items()]
     else:
         rows = corpora.listing(root)
-        lines = data_display.table(sanitize_all(rows), root, terminal_width(sys.stdout))
+        lines = data_display.corpora_table(sanitize_all(rows), root, terminal_width(sys.stdout))
     print_result(rows, lines, as_json=as_json)
 
 

@@ -1,4 +1,4 @@
-"""What the preparation of text shows, and the tables of the `data` commands."""
+"""Progress display of text preparation, and helpers of the `data` commands."""
 
 from __future__ import annotations
 
@@ -25,19 +25,24 @@ from ..grid.grid import load_grid
 from ..units import amount
 
 LINE_SECONDS = 15.0
+"""Seconds between two progress lines where there is no terminal."""
 
 
 class PrepareInterrupted(SweepError):
-    """Ctrl-C while text is prepared."""
+    """Error after Ctrl-C while text was prepared."""
 
     exit_code = 130
 
 
 class PrepareDisplay:
-    """A Tell that draws: a bar on a terminal, a line now and then elsewhere, and one at the end."""
+    """Progress callback of text preparation: a bar on a terminal, else a line every LINE_SECONDS.
 
-    def __init__(self, console: Console, what: str) -> None:
-        self.console, self.what = console, what
+    A last line follows at the end.
+    """
+
+    def __init__(self, console: Console, corpus: str) -> None:
+        """Create the display for the corpus named `corpus`; the bar appears with the first progress."""
+        self.console, self.what = console, corpus
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -49,7 +54,7 @@ class PrepareDisplay:
         )
         self._task: Any = None
         self._last: Told | None = None
-        self._said = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def __enter__(self) -> PrepareDisplay:
         return self
@@ -57,113 +62,141 @@ class PrepareDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Remove the bar and print the last progress. Raises PrepareInterrupted after Ctrl-C."""
         self._bar.stop()
         if kind is KeyboardInterrupt:
             raise PrepareInterrupted(f"{self.what}: stopped; run again to go on where it stopped") from value
         if self._last is not None and kind is None:
-            self._say(f"{self.what}: {_words(self._last)} in {self._last.seconds:.0f} s")
+            self._print_line(f"{self.what}: {_format_progress(self._last)} in {self._last.seconds:.0f} s")
 
-    def __call__(self, told: Told) -> None:
+    def __call__(self, progress: Told) -> None:
+        """Show progress: update the bar, or print a line if the last one is old enough."""
         if self._task is None:
             self._bar.start()
-            self._task = self._bar.add_task(self.what, total=told.wanted, note="")
-        self._last = told
-        self._bar.update(self._task, completed=told.tokens, note=f"{told.phase}: {_words(told)}")
-        if not self.console.is_terminal and time.monotonic() - self._said > LINE_SECONDS:
-            self._said = time.monotonic()
-            self._say(f"{self.what}: {told.phase}: {_words(told)}")
+            self._task = self._bar.add_task(self.what, total=progress.wanted, note="")
+        self._last = progress
+        self._bar.update(self._task, completed=progress.tokens, note=f"{progress.phase}: {_format_progress(progress)}")
+        if not self.console.is_terminal and time.monotonic() - self._printed_at > LINE_SECONDS:
+            self._printed_at = time.monotonic()
+            self._print_line(f"{self.what}: {progress.phase}: {_format_progress(progress)}")
 
-    def _say(self, line: str) -> None:
+    def _print_line(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False)
 
 
-def _words(told: Told) -> str:
-    documents = f"{told.documents:,} documents, " if told.documents else ""
-    return f"{documents}{amount(told.tokens)} tokens, {amount(told.rate)} tokens/s"
+def _format_progress(progress: Told) -> str:
+    documents = f"{progress.documents:,} documents, " if progress.documents else ""
+    return f"{documents}{amount(progress.tokens)} tokens, {amount(progress.rate)} tokens/s"
 
 
-def of_grid(name: str, root: Path, most: int | None = None) -> list[DataConfig]:
-    """Every corpus that a grid's cells need, of which there may be `most`; prepared ones lie under `root`."""
-    found: list[DataConfig] = []
+def grid_corpora(name: str, root: Path, max_cells: int | None = None) -> list[DataConfig]:
+    """Return the configs of all corpora that a grid's cells need, without duplicates.
+
+    Args:
+        name: Grid file, or name of a shipped grid.
+        root: Folder of prepared corpora.
+        max_cells: Maximum number of cells the grid may have; None for the default limit.
+    """
+    configs: list[DataConfig] = []
 
     def collect(data: DataConfig) -> str:
-        found.append(data)
+        configs.append(data)
         return corpora.provisional_fingerprint(data)
 
-    load_grid(name, most=most).expand(collect, lambda corpus: corpora.prepared(corpus, root))
-    return list(dict.fromkeys(found))
+    load_grid(name, most=max_cells).expand(collect, lambda corpus: corpora.prepared(corpus, root))
+    return list(dict.fromkeys(configs))
 
 
 def configs_to_prepare(
     grid: str | None,
     what: str | None,
-    given: dict[str, Any],
+    options: dict[str, Any],
     name: str | None,
     root: Path,
-    most: int | None = None,
-    loaded: Sequence[Plugin] = (),
+    max_cells: int | None = None,
+    loaded_plugins: Sequence[Plugin] = (),
 ) -> list[DataConfig]:
-    """The configs that `data prepare` prepares: those of a grid, else the one that WHAT and the options mean.
+    """Return the configs of the corpora to prepare: those of a grid, else the one that WHAT and the options describe.
 
-    `loaded` are plugins that may define the corpus; a grid names its own.
+    Args:
+        grid: Grid file, or name of a shipped grid; None to use `what`.
+        what: Name of a known corpus, or path of text or shards.
+        options: Settings from the command line by field of DataConfig; None where not given.
+        name: Name for the prepared corpus; None for none.
+        root: Folder of prepared corpora.
+        max_cells: Maximum number of cells the grid may have; None for the default limit.
+        loaded_plugins: Plugins that may define the corpus; a grid names its own.
 
-    Raises CorpusError for both at once, and for one name for several corpora.
+    Raises:
+        CorpusError: A grid is combined with other options, or one name is given for several corpora.
     """
     if grid is None:
-        return [plugins.with_sources("data", wanted(what, given), tuple(loaded))]
-    if what is not None or loaded or any(value is not None for value in given.values()):
+        return [plugins.with_sources("data", parse_corpus(what, options), tuple(loaded_plugins))]
+    if what is not None or loaded_plugins or any(value is not None for value in options.values()):
         raise CorpusError("--grid: the grid says what is prepared and how; give nothing else but --name, or change it")
-    found = of_grid(grid, root, most)
-    if name is not None and len(found) > 1:
-        raise CorpusError(f"--name {name}: the grid needs {len(found)} corpora, and a name is for one")
-    return found
+    configs = grid_corpora(grid, root, max_cells)
+    if name is not None and len(configs) > 1:
+        raise CorpusError(f"--name {name}: the grid needs {len(configs)} corpora, and a name is for one")
+    return configs
 
 
-def lender(word: str | None) -> str | None:
-    """A path as a full one, a corpus's name as it is. Raises CorpusError for what is no path."""
+def parse_heldout(word: str | None) -> str | None:
+    """Return the value of --heldout: a corpus's name or None unchanged, else an absolute path. Raises CorpusError."""
     if word is None or word in CORPORA:
         return word
-    return str(full(word))
+    return str(resolve_path(word))
 
 
-def full(word: str | Path) -> Path:
-    """The whole path. Raises CorpusError for what is none."""
+def resolve_path(word: str | Path) -> Path:
+    """Return the absolute path. Raises CorpusError for an invalid one."""
     try:
         return settings.resolved(str(word))
     except ValueError as error:
         raise CorpusError(str(error)) from error
 
 
-def wanted(what: str | None, given: dict[str, Any]) -> DataConfig:
-    """The config that `data prepare WHAT` means: a known corpus, or the path of text or shards.
+def parse_corpus(what: str | None, options: dict[str, Any]) -> DataConfig:
+    """Return the config that `data prepare WHAT` describes: a known corpus, or a path of text or shards.
 
-    `given` are settings from the command line, None where nothing was said. Raises CorpusError for neither.
+    Args:
+        what: Name of a known corpus, or a path; a folder of .bin files without .txt files holds shards.
+        options: Settings from the command line by field of DataConfig; None where not given.
+
+    Raises:
+        CorpusError: `what` is missing or neither of these, or a setting is invalid.
     """
     if what is None:
         raise CorpusError(f"say what to prepare: a path, or one of {', '.join(CORPORA)}; or --grid GRID")
-    said = {name: value for name, value in given.items() if value is not None}
+    chosen_settings = {name: value for name, value in options.items() if value is not None}
     if what in CORPORA:
-        return _checked({"corpus": what, **CORPORA.load(what).preset} | said)
-    path = full(what)
+        return _validated_config({"corpus": what, **CORPORA.load(what).preset} | chosen_settings)
+    path = resolve_path(what)
     if not path.exists():
         raise CorpusError(f"{what}: neither a file or folder nor a corpus; known are {', '.join(CORPORA)}")
     shards = path.is_dir() and any(path.rglob("*.bin")) and not any(path.rglob("*.txt"))
-    return _checked({"corpus": "shards" if shards else "files", "path": str(path)} | said)
+    return _validated_config({"corpus": "shards" if shards else "files", "path": str(path)} | chosen_settings)
 
 
-def _checked(settings: dict[str, Any]) -> DataConfig:
+def _validated_config(settings: dict[str, Any]) -> DataConfig:
+    """Return the validated config; an invalid value raises CorpusError, which names the option."""
     try:
         return DataConfig.model_validate(settings)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        option = str(first["loc"][0]).removeprefix("train_").replace("_", "-")
+        first_error = error.errors(include_url=False)[0]
+        option = str(first_error["loc"][0]).removeprefix("train_").replace("_", "-")
         raise CorpusError(
-            f"--{option}: {first['msg'].replace('Input should', 'must')}, got {first['input']!r}"
+            f"--{option}: {first_error['msg'].replace('Input should', 'must')}, got {first_error['input']!r}"
         ) from error
 
 
-def table(rows: Sequence[dict[str, Any]], root: Path, width: int | None = None) -> list[str]:
-    """Lines of `data list`, none longer than a terminal of that width; `root` is where nothing is."""
+def corpora_table(rows: Sequence[dict[str, Any]], root: Path, width: int | None = None) -> list[str]:
+    """Return the lines of `data list`; a line about `root` if nothing is prepared.
+
+    Args:
+        rows: Prepared corpora, as `corpora.listing` returns them.
+        root: Folder of prepared corpora.
+        width: Columns of the terminal, which lines must not exceed; None for no limit.
+    """
     if not rows:
         return [f"nothing is prepared in {root}; atma-sweep data prepare --help"]
     head = ("fingerprint", "name", "corpus", "tokenizer", "train", "validation", "held out", "size")

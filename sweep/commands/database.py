@@ -1,4 +1,4 @@
-"""The commands that move and look after whole databases: parse, call one function, print."""
+"""Commands that export, import, back up and check databases: parse, call one function, print."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .options import CellName, ProbeNames
 if TYPE_CHECKING:
     from ...results.store.store import Store
 
-TRACKERS = ", ".join(name for name, one in EXPORTERS.items() if not one.ending)
+TRACKERS = ", ".join(name for name, exporter in EXPORTERS.items() if not exporter.ending)
 
 db_app = typer.Typer(help="Look after the results database.", no_args_is_help=True)
 
@@ -83,20 +83,36 @@ def export(
     store = open_store_with_builtins(db, sweep)
     name = sweep or store.default_sweep()
     bundle = {"weights": with_weights, "examples": not no_examples}
-    told, line = _written(store, name, out, to, what, bundle, lambda: runs_folder(runs, db))
-    away = is_stdout(out)  # what is told goes elsewhere then
+    written, line = _write_export(store, name, out, to, what, bundle, lambda: runs_folder(runs, db))
+    to_stdout = is_stdout(out)  # what is told goes elsewhere then
     if as_json:
-        print_json(told, err=away)
+        print_json(written, err=to_stdout)
         return
-    echo_text(line, err=away)
-    for note in told.get("notes", ()):
+    echo_text(line, err=to_stdout)
+    for note in written.get("notes", ()):
         echo_text(note, err=True)
 
 
-def _written(
+def _write_export(
     store: Store, name: str, out: Path | None, to: str | None, what: str | None, bundle: dict[str, bool], runs: Callable[[], Path]
 ) -> tuple[dict[str, Any], str]:  # fmt: skip
-    """Write a sweep as a bundle, a table or another program's files; return what was written, by names and in words."""
+    """Write a sweep as a bundle, a table or files of another program.
+
+    Args:
+        store: Database.
+        name: Name of the sweep.
+        out: File or folder to write; None for a default name in the working folder.
+        to: Format from --to; None to derive it from `out`.
+        what: Table from --what; None for measurements.
+        bundle: Options of a bundle: weights, examples.
+        runs: Returns the runs folder; called for a bundle only.
+
+    Returns:
+        The written files and counts as a dict for JSON, and the same as one line.
+
+    Raises:
+        StoreError: Options contradict each other, or the format is unknown.
+    """
     from dataclasses import asdict
 
     from ...results.console.output_files import resolve_format
@@ -202,18 +218,18 @@ def db_forget(
     from ..orchestrator.control import current_user
 
     store = open_store(db)
-    found = plan_measurements(store, cell, probes=probe or [], lengths=length or [], sweep=sweep)
+    forgotten = plan_measurements(store, cell, probes=probe or [], lengths=length or [], sweep=sweep)
     if not as_json:
-        echo_text("\n".join(sanitize_all(found).lines()))
-    if found.rows and not yes and not as_json and sys.stdin.isatty():
+        echo_text("\n".join(sanitize_all(forgotten).lines()))
+    if forgotten.rows and not yes and not as_json and sys.stdin.isatty():
         yes = typer.confirm("delete these?")
-    if found.rows and yes:
-        found = forget(store, found, who=current_user())
+    if forgotten.rows and yes:
+        forgotten = forget(store, forgotten, who=current_user())
         if not as_json:
             echo_text("deleted")
     if as_json:
-        print_json(found.as_json())
-    if found.rows and not found.deleted:
+        print_json(forgotten.as_json())
+    if forgotten.rows and not forgotten.deleted:
         raise StoreError("nothing was deleted; --yes deletes what is listed")
 
 

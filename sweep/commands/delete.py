@@ -1,4 +1,4 @@
-"""The commands that remove what is not wanted any more, after showing it. Parse, call one function, ask, print."""
+"""Commands that delete data and files after showing them: parse, call one function, ask, print."""
 
 from __future__ import annotations
 
@@ -19,14 +19,23 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would go
 Yes = Annotated[bool, typer.Option("--yes", help="Without asking.")]
 
 
-def agreed(*, yes: bool, as_json: bool, done: str) -> None:
-    """Asks whether what was shown shall go. Raises StoreError, exit code 2, where nobody can say so or somebody says no."""
+def confirm(*, yes: bool, as_json: bool, action: str) -> None:
+    """Ask the user to confirm a deletion that was shown; return if it is confirmed.
+
+    Args:
+        yes: True if --yes confirmed it already.
+        as_json: True for JSON output, which never asks.
+        action: Past participle for the question, such as "deleted".
+
+    Raises:
+        StoreError: The user refused, or cannot be asked (exit code 2).
+    """
     from ...results.errors import StoreError
 
     if not yes and not as_json and sys.stdin.isatty():
-        yes = typer.confirm(f"shall this be {done}?")
+        yes = typer.confirm(f"shall this be {action}?")
     if not yes:
-        raise StoreError(f"nothing was {done}; --yes does so without asking")
+        raise StoreError(f"nothing was {action}; --yes does so without asking")
 
 
 @Documented
@@ -67,23 +76,25 @@ def delete(
     from ..orchestrator.control import current_user
 
     if probe or metric or length:
-        _measurements(names, probe or [], metric or [], length or [], dry_run, yes, no_backup, db, as_json)
+        _delete_measurements(names, probe or [], metric or [], length or [], dry_run, yes, no_backup, db, as_json)
         return
     store = open_store(db)
-    found = deletion.plan(store, names, holds=is_holder_active, runs=runs_folder(runs, db))
+    deletion_plan = deletion.plan(store, names, holds=is_holder_active, runs=runs_folder(runs, db))
     if not as_json:
-        echo_text("\n".join(sanitize_all(found).lines()))
-    if not dry_run and not found.nothing:
-        agreed(yes=yes, as_json=as_json, done="deleted")
-        found = replace(found, backup=_backup(db, no_backup, as_json))
-        found = deletion.execute_deletion(store, found, names, holds=is_holder_active, who=current_user())
+        echo_text("\n".join(sanitize_all(deletion_plan).lines()))
+    if not dry_run and not deletion_plan.nothing:
+        confirm(yes=yes, as_json=as_json, action="deleted")
+        deletion_plan = replace(deletion_plan, backup=_backup(db, no_backup, as_json))
+        deletion_plan = deletion.execute_deletion(
+            store, deletion_plan, names, holds=is_holder_active, who=current_user()
+        )
         if not as_json:
             echo_text("deleted")
     if as_json:
-        print_json(found.as_json())
+        print_json(deletion_plan.as_json())
 
 
-def _measurements(
+def _delete_measurements(
     names: Sequence[str],
     probes: list[str],
     metrics: list[str],
@@ -94,7 +105,22 @@ def _measurements(
     db: str | None,
     as_json: bool,
 ) -> None:
-    """Deletes numbers of one cell. Raises StoreError for several cells and for sweeps."""
+    """Delete measurements of one cell, after showing them, asking, and a backup; print the result.
+
+    Args:
+        names: Exactly one cell, by id or slug.
+        probes: Only these probes; empty for all.
+        metrics: Only these metrics; empty for all.
+        lengths: Only these context lengths in tokens; empty for all.
+        dry: True to show only.
+        yes: True to delete without asking.
+        no_backup: True to make no backup.
+        db: Database, as for --db.
+        as_json: True to print JSON.
+
+    Raises:
+        StoreError: Several names or a sweep are given, or the deletion is refused.
+    """
     from ...results.errors import StoreError
     from ...results.maintenance import deletion, names_tags_notes
     from ...results.store.store import open_store
@@ -108,27 +134,31 @@ def _measurements(
     if kind != "cell":
         raise StoreError(f"--probe, --metric and --length mean numbers of one cell, and {cell} is a sweep; name a cell")
     store.write(lambda session: deletion.require_unshared(session, cell, is_holder_active))
-    found = deletion.plan_measurements(store, cell, probes=probes, lengths=lengths, metrics=metrics)
+    deletion_plan = deletion.plan_measurements(store, cell, probes=probes, lengths=lengths, metrics=metrics)
     copy = None
     if not as_json:
-        echo_text("\n".join(sanitize_all(found).lines()))
-    if not dry and found.rows:
-        agreed(yes=yes, as_json=as_json, done="deleted")
+        echo_text("\n".join(sanitize_all(deletion_plan).lines()))
+    if not dry and deletion_plan.rows:
+        confirm(yes=yes, as_json=as_json, action="deleted")
         copy = _backup(db, no_backup, as_json)
-        found = deletion.forget(
+        deletion_plan = deletion.forget(
             store,
-            found,
+            deletion_plan,
             who=current_user(),
             check=lambda session: deletion.require_unshared(session, cell, is_holder_active),
         )
         if not as_json:
             echo_text("deleted")
     if as_json:
-        print_json(found.as_json() | {"backup": copy})
+        print_json(deletion_plan.as_json() | {"backup": copy})
 
 
 def _backup(db: str | None, without: bool, as_json: bool) -> str | None:
-    """The copy that is made before anything goes; None without. Raises StoreError, with the command for a server."""
+    """Back up the database before a deletion and return the copy's path; None if `without` is set.
+
+    Raises:
+        StoreError: The database is on a server; the message has the command that backs it up.
+    """
     from ...results.errors import StoreError
     from ...results.maintenance.backup import backup, dump_command
     from ...results.store.database import file_of, place
@@ -171,15 +201,15 @@ def gc(
     from ..checkpoints import garbage
 
     store = open_store(db)
-    found = garbage.find(store, runs_folder(runs, db), place or [])
+    unowned = garbage.find(store, runs_folder(runs, db), place or [])
     if not as_json:
-        echo_text("\n".join(sanitize_all(found).lines()))
-    if found.things and not dry_run:
-        agreed(yes=yes, as_json=as_json, done="removed")
-        found = garbage.remove(store, found)
+        echo_text("\n".join(sanitize_all(unowned).lines()))
+    if unowned.things and not dry_run:
+        confirm(yes=yes, as_json=as_json, action="removed")
+        unowned = garbage.remove(store, unowned)
         if not as_json:
-            echo_text("\n".join(sanitize_all(found).problems or ["removed"]))
+            echo_text("\n".join(sanitize_all(unowned).problems or ["removed"]))
     if as_json:
-        print_json(found.as_json())
-    if found.problems:
+        print_json(unowned.as_json())
+    if unowned.problems:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""The command `atma-sweep generate`: a trained cell goes on with a prompt."""
+"""Command `atma-sweep generate`: a trained cell continues a prompt."""
 
 from __future__ import annotations
 
@@ -50,28 +50,29 @@ def generate(
     from ..attempt.generation import SamplingError
     from ..attempt.trained_cells import load
 
-    place = device or _here()
+    target_device = device or _default_device()
     if not 0 < top_p <= 1:
         raise SamplingError(f"--top-p must be above 0 and at most 1, got {top_p:g}")
-    trained = load(cell, db=db, runs=runs, sweep=sweep, device=place)
+    trained = load(cell, db=db, runs=runs, sweep=sweep, device=target_device)
     options = {"tokens": tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "full_context": full_context}
-    found = trained.generate(prompt, **options)  # type: ignore[arg-type]
+    pieces = trained.generate(prompt, **options)  # type: ignore[arg-type]
     if trained.weights_sha256 is None:
         echo_text(f"the weights of {trained.slug} were not compared with a hash ({NO_HASH})", err=True)
-    why = trained.model.why_no_step()
-    if why is not None:
-        echo_text(f"{why} has no form for one token at a time: each token works the whole text out anew", err=True)
+    reason = trained.model.why_no_step()
+    if reason is not None:
+        echo_text(f"{reason} has no form for one token at a time: each token works the whole text out anew", err=True)
     if as_json:
-        about = {"cell": trained.cell, "slug": trained.slug, "device": place, "prompt": prompt, **options}
-        print_json({**about, "text": "".join(found)})
+        fields = {"cell": trained.cell, "slug": trained.slug, "device": target_device, "prompt": prompt, **options}
+        print_json({**fields, "text": "".join(pieces)})
         return
     echo_text(prompt, nl=False)
-    for piece in found:
+    for piece in pieces:
         echo_text(piece, nl=False)
     echo_text("")
 
 
-def _here() -> str:
+def _default_device() -> str:
+    """Return "cuda" if torch can use a GPU, else "cpu"."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,4 +1,4 @@
-"""The command `atma-sweep launch`: the plan alone, a supervisor left on a cluster, or a launch that stays."""
+"""Command `atma-sweep launch`: a dry run, a detached launch on a cluster, or a launch that stays in the foreground."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from .data_display import PrepareDisplay
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """What the command line says of a launch."""
+    """Command-line options of `launch` and `plan`."""
 
     grid: str
-    """A file, or the name of a shipped grid."""
+    """Grid file, or name of a shipped grid."""
     sets: Sequence[str]
     only: Sequence[str]
     name: str | None
@@ -46,43 +46,55 @@ class LaunchOptions:
     detach: bool
     retrain: bool
     code: str
-    most: int | None
-    """Cells that the grid may have."""
+    max_cells: int | None
+    """Maximum number of cells that the grid may have; None for the default limit."""
     runs: Path | None
     db: str | None
     notify: str | None = None
-    """Web address that is told of the end."""
+    """Web address that receives a summary at the end; None for none."""
     budget: str | None = None
     rate: str | None = None
     prepare: bool = False
-    """Whether text that has to be downloaded is."""
+    """True to download and prepare missing text."""
 
 
-def carry_out(asked: LaunchOptions, *, dry_run: bool, as_json: bool) -> bool:
-    """Launches, or with `dry_run` only tells the plan; False when cells are left that failed.
+def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool) -> bool:
+    """Launch a grid, or with `dry_run` only print the plan. Return False if cells are not finished.
 
-    Ends with exit code 3, and says all that is missing, where the machine lacks something that the cells need.
+    Prepares text, runs the grid's studies first, and prints plan, progress and outcome.
+
+    Args:
+        options: Options of the command.
+        dry_run: True to print the plan and write nothing.
+        as_json: True to print JSON on standard output; progress then goes to standard error.
+
+    Raises:
+        SweepError: Options contradict each other.
+        Exit: With code 3, after listing everything that this machine lacks for the launch.
     """
-    if asked.detach and asked.address is None:
+    if options.detach and options.address is None:
         raise SweepError("--detach leaves the supervisor on a cluster; name that with --address")
-    if asked.prepare and dry_run:
+    if options.prepare and dry_run:
         raise SweepError("--prepare gets text, and --dry-run writes nothing; leave one of them out")
     console = display.SafeConsole(stderr=as_json, soft_wrap=True)
-    ahead = preview_launch(asked, console)
-    lacking = requirements.lacks(ahead.request, ahead.made)
+    preview = preview_launch(options, console)
+    lacking = requirements.lacks(preview.request, preview.launch_plan)
     if dry_run:
-        request, known = ahead.request, ahead.store
-        billed = _billed(asked, ahead)
+        request, existing_store = preview.request, preview.store
+        price = _plan_pricing(options, preview)
         outlook = replicates.outlook(
-            request.grid, request.cells, known, lambda cells: billed(launch.plan(replace(request, cells=cells), known))
+            request.grid,
+            request.cells,
+            existing_store,
+            lambda cells: price(launch.plan(replace(request, cells=cells), existing_store)),
         )
-        bill = billed(ahead.made.with_proposals())
-        show_plan(ahead.made, request.grid, ahead.remarks, bill, outlook, lacking, as_json)
+        bill = price(preview.launch_plan.with_proposals())
+        show_plan(preview.launch_plan, request.grid, preview.remarks, bill, outlook, lacking, as_json)
         return True
-    if any(lack.blocks and not (asked.prepare and lack.kind == "text") for lack in lacking):
-        _refuse(asked, ahead, lacking, as_json)
+    if any(lack.blocks and not (options.prepare and lack.kind == "text") for lack in lacking):
+        _refuse(options, preview, lacking, as_json)
     try:
-        request, _ = requested(asked, console, dry=False)
+        request, _ = build_request(options, console, is_dry_run=False)
     except MachineError as error:
         texts = [lack for lack in lacking if lack.kind == "text"]
         if not texts:
@@ -92,33 +104,33 @@ def carry_out(asked: LaunchOptions, *, dry_run: bool, as_json: bool) -> bool:
             problem=f"{texts[0].problem}; getting it failed: {error}",
             remedy=f"try again with a network: {texts[0].numbers['command']}",
         )
-        _refuse(asked, ahead, [failed if lack is texts[0] else lack for lack in lacking], as_json)
-    store = open_store(asked.db, create=True)
+        _refuse(options, preview, [failed if lack is texts[0] else lack for lack in lacking], as_json)
+    store = open_store(options.db, create=True)
     make_folder(request.runs, "--runs", parents=True)
-    if asked.detach and request.grid.tune is not None:
+    if options.detach and request.grid.tune is not None:
         raise SweepError("a launch with tune stays until its studies are made; leave --detach out")
-    if asked.detach:
+    if options.detach:
         run_detached_command(request, store, console, as_json)
         return True
-    ready = tuning.run_studies(request, store, console, stay)
-    if ready is None:
+    request_after_studies = tuning.run_studies(request, store, console, launch_attached)
+    if request_after_studies is None:
         return False
-    outcome = stay(ready, store, console)
+    outcome = launch_attached(request_after_studies, store, console)
     show_outcome(outcome, request.grid.name, console, as_json)
     return outcome.finished
 
 
-def _billed(options: LaunchOptions, ahead: LaunchPreview) -> Callable[[Plan], Bill]:
-    """Return the pricing of plans on this machine's GPUs."""
-    prices = cost_estimate.machine_prices(ahead.request.representative_cells, ahead.request.runs, ahead.store)
+def _plan_pricing(options: LaunchOptions, preview: LaunchPreview) -> Callable[[Plan], Bill]:
+    """Return a function that prices plans on this machine's GPUs."""
+    prices = cost_estimate.machine_prices(preview.request.representative_cells, preview.request.runs, preview.store)
     return lambda plan: cost_estimate.bill(plan, prices, gpus=cost_estimate.gpus_here(), rate=rate_of(options.rate))
 
 
-def _refuse(options: LaunchOptions, ahead: LaunchPreview, lacking: Sequence[Lack], as_json: bool) -> NoReturn:
-    """Say what the launch lacks and what works instead, and end the command with exit code 3."""
-    plan = ahead.made.with_proposals()
-    cells = len(plan.cells) if plan.study is None else ahead.request.max_cells
-    refusal = Refusal(ahead.request.grid, cells, plan.tokens, _billed(options, ahead)(plan), lacking)
+def _refuse(options: LaunchOptions, preview: LaunchPreview, lacking: Sequence[Lack], as_json: bool) -> NoReturn:
+    """Print what the launch lacks and which commands work instead, and exit with code 3."""
+    plan = preview.launch_plan.with_proposals()
+    cells = len(plan.cells) if plan.study is None else preview.request.max_cells
+    refusal = Refusal(preview.request.grid, cells, plan.tokens, _plan_pricing(options, preview)(plan), lacking)
     if as_json:
         print_json(refusal.as_json())
     else:
@@ -126,58 +138,72 @@ def _refuse(options: LaunchOptions, ahead: LaunchPreview, lacking: Sequence[Lack
     raise typer.Exit(MachineError.exit_code)
 
 
-def requested(asked: LaunchOptions, console: Console, *, dry: bool) -> tuple[LaunchRequest, list[str]]:
-    """The launch, its text prepared where it lies on this machine or may be downloaded, and remarks; a dry run prepares
-    nothing.
+def build_request(options: LaunchOptions, console: Console, *, is_dry_run: bool) -> tuple[LaunchRequest, list[str]]:
+    """Return the launch request, and remarks on it; prepares text unless this is a dry run.
+
+    Args:
+        options: Options of the command.
+        console: Console for the progress of text preparation.
+        is_dry_run: True to prepare nothing and to create no folder.
+
+    Raises:
+        SweepError: `--only` or `--budget` is given for a study.
+        MachineError: Text cannot be downloaded.
     """
-    listener = validated_url(asked.notify) if asked.notify is not None else None
-    hours = hours_of(asked.budget, rate_of(asked.rate)) if asked.budget is not None else None
-    grid = load_grid(asked.grid, sets=asked.sets, rename=asked.name, most=asked.most)
-    runs = runs_folder(asked.runs, asked.db, write=not dry)
+    notify_url = validated_url(options.notify) if options.notify is not None else None
+    hours = hours_of(options.budget, rate_of(options.rate)) if options.budget is not None else None
+    grid = load_grid(options.grid, sets=options.sets, rename=options.name, most=options.max_cells)
+    runs = runs_folder(options.runs, options.db, write=not is_dry_run)
     with PrepareDisplay(console, "text") as tell:
-        cells, remarks = admission.expand_grid(grid, runs / "corpora", dry=dry, download=asked.prepare, tell=tell)
+        cells, remarks = admission.expand_grid(
+            grid, runs / "corpora", dry=is_dry_run, download=options.prepare, tell=tell
+        )
     space = space_of(grid, cells, runs / "corpora")
-    if space is not None and (asked.only or hours is not None):
+    if space is not None and (options.only or hours is not None):
         raise SweepError(
-            f"{'--only' if asked.only else '--budget'} chooses among cells of a factorial; a study makes its trials one by one"
+            f"{'--only' if options.only else '--budget'} chooses among cells of a factorial; a study makes its trials one by one"
         )
     request = LaunchRequest(
-        grid=grid, cells=cells if space is None else [], space=space, runs=runs, executor=asked.executor, address=asked.address,
-        only=asked.only, retrain=asked.retrain, code=asked.code, notify=listener, budget=hours,
+        grid=grid, cells=cells if space is None else [], space=space, runs=runs, executor=options.executor, address=options.address,
+        only=options.only, retrain=options.retrain, code=options.code, notify=notify_url, budget=hours,
     )  # fmt: skip
     return request, remarks
 
 
 @dataclass(frozen=True)
 class LaunchPreview:
-    """What a launch would do now."""
+    """Plan of a launch, made without writing anything."""
 
     request: LaunchRequest
     store: Store | None
-    """None where there is no database yet."""
-    made: Plan
-    unprepared: list[str]
-    """On text that is not prepared, and so was not looked at."""
+    """Database; None if there is none yet."""
+    launch_plan: Plan
+    unprepared_remarks: list[str]
+    """Remarks on text that is not prepared, and was therefore not checked."""
     remarks: list[str]
-    """These, and others."""
+    """All remarks, including those on unprepared text."""
 
 
-def preview_launch(asked: LaunchOptions, console: Console) -> LaunchPreview:
-    """Prepares and writes nothing. Raises what a launch would, CorpusError for prepared text that is too short among it."""
-    request, unprepared = requested(asked, console, dry=True)
-    store = store_if_any(asked.db)
+def preview_launch(options: LaunchOptions, console: Console) -> LaunchPreview:
+    """Return the plan of a launch. Prepares and writes nothing; raises what a launch would raise.
+
+    Raises:
+        CorpusError: Prepared text is too short for a cell.
+    """
+    request, unprepared = build_request(options, console, is_dry_run=True)
+    store = open_existing_store(options.db)
     request, studies, lines = tuning.plan_studies(request, store)
     request = launch.with_stop_seeds(request, store)
-    for one in tuning.first_launches(request, studies):
-        launch.check_launch_corpora(one, dry=True)
-    made = launch.plan(request, store)
-    made = made if studies is None else replace(made, before=list(studies.parts.values()))
+    for first_request in tuning.first_launches(request, studies):
+        launch.check_launch_corpora(first_request, dry=True)
+    launch_plan = launch.plan(request, store)
+    launch_plan = launch_plan if studies is None else replace(launch_plan, before=list(studies.parts.values()))
     remarks = [*unprepared, *lines, *difference.describe_design(request.grid, request.cells, store)]
-    return LaunchPreview(request, store, made, unprepared, remarks)
+    return LaunchPreview(request, store, launch_plan, unprepared, remarks)
 
 
-def store_if_any(db: str | None) -> Store | None:
-    """The database, None where there is none yet."""
+def open_existing_store(db: str | None) -> Store | None:
+    """Open the database; return None if there is none yet."""
     try:
         return open_store(db)
     except StoreMissing:
@@ -185,7 +211,7 @@ def store_if_any(db: str | None) -> Store | None:
 
 
 def run_detached_command(request: LaunchRequest, store: Store, console: Console, as_json: bool) -> None:
-    """Leaves a supervisor on the cluster, and says what it plans."""
+    """Start a detached supervisor on the cluster and print its plan; with `as_json` also its actor's name."""
     from ..orchestrator import detached  # which needs Ray
 
     for line in detached.launch_detached(request, store):
@@ -196,21 +222,21 @@ def run_detached_command(request: LaunchRequest, store: Store, console: Console,
         print_json({"sweep": sweep, "supervisor": detached.actor_name(store, sweep)})
 
 
-def stay(request: LaunchRequest, store: Store, console: Console) -> LaunchOutcome:
-    """Launches, and shows how it goes until it has ended."""
+def launch_attached(request: LaunchRequest, store: Store, console: Console) -> LaunchOutcome:
+    """Launch in the foreground with a progress display until the launch has ended; return the outcome."""
 
-    def tell(line: str) -> None:
+    def print_line(line: str) -> None:
         console.print(line, highlight=False, markup=False)
 
-    def planned(plan: Plan) -> None:
+    def on_plan(plan: Plan) -> None:
         for line in display.describe_plan(plan, request.grid.name):
-            tell(line)
+            print_line(line)
         screen.set_total(plan.expected, plan.tokens)
 
     for line in difference.describe_design(request.grid, launch.with_stop_seeds(request, store).cells, store):
-        tell(line)
+        print_line(line)
     with display.ProgressDisplay(console, request.max_cells) as screen:
-        return launch.run(request, store, screen, on_plan=planned, tell=tell)
+        return launch.run(request, store, screen, on_plan=on_plan, tell=print_line)
 
 
 def show_plan(
@@ -222,7 +248,17 @@ def show_plan(
     lacking: Sequence[Lack],
     as_json: bool,
 ) -> None:
-    """What a launch would do: every cell and how it stands, then the sum."""
+    """Print the plan of a launch: every cell with its state, then the summary; or all of it as one JSON object.
+
+    Args:
+        plan: Plan to print.
+        grid: Its grid.
+        remarks: Remarks on the plan.
+        bill: Price of the plan.
+        outlook: Forecast of the `stop` rule; None without one.
+        lacking: Requirements that this machine does not meet.
+        as_json: True to print JSON.
+    """
     sweep = grid.name
     if as_json:
         rows = [
@@ -266,7 +302,7 @@ def show_plan(
 
 
 def show_outcome(outcome: LaunchOutcome, sweep: str, console: Console, as_json: bool) -> None:
-    """Where the cells stand after a launch, and what comes next."""
+    """Print the number of cells by state after a launch, and the command to run next; or JSON."""
     counts = {word: count for word, count in sorted(outcome.standings.items()) if count}
     if as_json:
         print_json(
@@ -275,13 +311,13 @@ def show_outcome(outcome: LaunchOutcome, sweep: str, console: Console, as_json: 
             | ({"study": outcome.study.as_json()} if outcome.study is not None else {})
         )
         return
-    words = ", ".join(f"{count} {word}" for word, count in counts.items())
+    counts_text = ", ".join(f"{count} {word}" for word, count in counts.items())
     table = "study" if outcome.study is not None else "6"
-    rest = (
+    next_step = (
         f"atma-sweep report --table {table}"
         if outcome.finished
         else "atma-sweep status tells why; launch again to continue"
     )
     for line in [*outcome.over_budget, *(outcome.study.best() if outcome.study is not None else [])]:
         console.print(line, highlight=False, markup=False)
-    console.print(f"{sweep}: {words}. Next: {rest}", highlight=False, markup=False)
+    console.print(f"{sweep}: {counts_text}. Next: {next_step}", highlight=False, markup=False)

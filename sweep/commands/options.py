@@ -1,4 +1,4 @@
-"""Options of commands that know what the sweep can do."""
+"""Command-line options that several commands of the sweep share."""
 
 from __future__ import annotations
 

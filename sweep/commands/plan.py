@@ -1,4 +1,4 @@
-"""The command `atma-sweep plan`: what lies between a grid and the database, and what it would cost."""
+"""Command `atma-sweep plan`: differences between a grid and the database, work to do, and its price."""
 
 from __future__ import annotations
 
@@ -59,59 +59,85 @@ def plan(
     from ..planning.cost_estimate import rate_of
     from .launch import LaunchOptions
 
-    asked = LaunchOptions(grid, set_ or [], only or [], name, "local", None, False, retrain, "new", most, runs, db)
+    options = LaunchOptions(grid, set_ or [], only or [], name, "local", None, False, retrain, "new", most, runs, db)
     rates = {"rate": rate_of(rate), "watts": watts}
-    carry_out(asked, rates, gpus=gpus, gpu=gpu, calibrate=calibrate, every=list_, as_json=as_json)
+    run_plan_command(options, rates, gpus=gpus, gpu=gpu, calibrate=calibrate, list_all=list_, as_json=as_json)
 
 
-def carry_out(
-    asked: LaunchOptions, rates: dict[str, float | None], *, gpus: int | None, gpu: str | None, calibrate: bool, every: bool, as_json: bool,
+def run_plan_command(
+    options: LaunchOptions, rates: dict[str, float | None], *, gpus: int | None, gpu: str | None, calibrate: bool, list_all: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Plans, calibrates if that is asked for, prices and prints."""
+    """Plan a launch, calibrate if requested, price it, and print the result.
+
+    Args:
+        options: Options of the launch.
+        rates: rate (price of a GPU-hour or core-hour) and watts (power of a GPU); None where not given.
+        gpus: Number of GPUs to price for; None for this machine's.
+        gpu: Type of GPU to price for; None for the grid's, or this machine's.
+        calibrate: True to time training steps first, which trains for minutes and writes calibrations.
+        list_all: True to list every cell, change and kind of cell.
+        as_json: True to print JSON.
+    """
     from ...results.console.text import echo_text
     from ..orchestrator import display, launch, requirements
     from ..planning import cost_estimate, difference, render, replicates
     from .launch import preview_launch
 
-    ahead = preview_launch(asked, display.SafeConsole(stderr=True, soft_wrap=True))
-    request, store, made = ahead.request, ahead.store, ahead.made
-    between = difference.between(request.grid, made, made.cells if made.study is not None else request.cells, store)
+    preview = preview_launch(options, display.SafeConsole(stderr=True, soft_wrap=True))
+    request, store, launch_plan = preview.request, preview.store, preview.launch_plan
+    changes = difference.between(
+        request.grid, launch_plan, launch_plan.cells if launch_plan.study is not None else request.cells, store
+    )
     prices = cost_estimate.machine_prices(request.representative_cells, request.runs, store, gpu=gpu)
     if calibrate:
-        _calibrate(request, made.with_proposals(), prices, ahead.unprepared)
+        _calibrate(request, launch_plan.with_proposals(), prices, preview.unprepared_remarks)
         prices = cost_estimate.machine_prices(request.representative_cells, request.runs, store, gpu=gpu)
-    count = gpus if gpus is not None else cost_estimate.gpus_here()
+    n_gpus = gpus if gpus is not None else cost_estimate.gpus_here()
 
-    def billed(plan: Plan) -> cost_estimate.Bill:
-        return cost_estimate.bill(plan, prices, gpus=count, **rates)
+    def price(plan: Plan) -> cost_estimate.Bill:
+        return cost_estimate.bill(plan, prices, gpus=n_gpus, **rates)
 
-    bill = billed(made.with_proposals())
+    bill = price(launch_plan.with_proposals())
     outlook = replicates.outlook(
-        request.grid, request.cells, store, lambda cells: billed(launch.plan(replace(request, cells=cells), store))
+        request.grid, request.cells, store, lambda cells: price(launch.plan(replace(request, cells=cells), store))
     )
     # whoever names other GPUs does not ask about this machine
-    lacking = requirements.lacks(request, made) if gpu is None and gpus is None else []
+    lacking = requirements.lacks(request, launch_plan) if gpu is None and gpus is None else []
     if as_json:
-        found: dict[str, Any] = {"sweep": request.grid.name, "counts": made.counts, "tokens": made.tokens}
-        disk = made.disk.as_json() if made.disk is not None else {}
-        found |= {**render.difference_json(between), **replicates.as_json(outlook)}
-        found |= {"study": made.study.as_json()} if made.study is not None else {}
-        found |= {"price": cost_estimate.as_json(bill) | disk, "remarks": [*made.damaged, *ahead.remarks]}
-        print_json(found | {"lacks": [lack.as_json() for lack in lacking]})
+        result: dict[str, Any] = {
+            "sweep": request.grid.name,
+            "counts": launch_plan.counts,
+            "tokens": launch_plan.tokens,
+        }
+        disk = launch_plan.disk.as_json() if launch_plan.disk is not None else {}
+        result |= {**render.difference_json(changes), **replicates.as_json(outlook)}
+        result |= {"study": launch_plan.study.as_json()} if launch_plan.study is not None else {}
+        result |= {"price": cost_estimate.as_json(bill) | disk, "remarks": [*launch_plan.damaged, *preview.remarks]}
+        print_json(result | {"lacks": [lack.as_json() for lack in lacking]})
         return
-    left = f"; {made.left_out} more left out by --only" if made.left_out else ""
-    first = f"{counted(len(made.cells), 'cell')}{left}" if made.study is None else made.study.describe()
-    lines = [f"{request.grid.name}: {first}", *render.describe(between, every=every)]
-    lines += render.priced(bill, every=every)
+    excluded_text = f"; {launch_plan.left_out} more left out by --only" if launch_plan.left_out else ""
+    heading = (
+        f"{counted(len(launch_plan.cells), 'cell')}{excluded_text}"
+        if launch_plan.study is None
+        else launch_plan.study.describe()
+    )
+    lines = [f"{request.grid.name}: {heading}", *render.describe(changes, every=list_all)]
+    lines += render.priced(bill, every=list_all)
     lines += outlook.told() if outlook is not None else []
-    lines += made.disk.describe() if made.disk is not None else []
-    echo_text("\n".join([*lines, *made.damaged, *requirements.remarks(ahead.remarks, lacking)]))
+    lines += launch_plan.disk.describe() if launch_plan.disk is not None else []
+    echo_text("\n".join([*lines, *launch_plan.damaged, *requirements.remarks(preview.remarks, lacking)]))
 
 
-def _calibrate(request: LaunchRequest, made: Plan, prices: Pricer, unprepared: list[str]) -> None:
-    """Times every kind of cell that is to be trained and was not measured here, and keeps what it finds.
+def _calibrate(request: LaunchRequest, launch_plan: Plan, prices: Pricer, unprepared_remarks: list[str]) -> None:
+    """Time every kind of cell that is to be trained and was not measured here.
 
-    `unprepared`: what is to be said of text that could not be checked, before minutes are spent on a grid that cannot be launched.
+    Stores the calibrations in the runs folder, and prints progress to standard error.
+
+    Args:
+        request: Launch to calibrate for.
+        launch_plan: Its plan.
+        prices: Pricing, which knows the measured kinds.
+        unprepared_remarks: Remarks on unchecked text, printed first if minutes of calibration follow.
     """
     import sys
 
@@ -122,15 +148,17 @@ def _calibrate(request: LaunchRequest, made: Plan, prices: Pricer, unprepared: l
     speeds = prices.speeds
     kinds = {
         speeds.likeness.of(task.cell.config): task.cell
-        for task in reversed(made.training)
+        for task in reversed(launch_plan.training)
         if "measured" not in speeds.of(task.cell.config)
     }
     make_folder(request.runs, "--runs", parents=True)
 
-    def tell(line: str) -> None:
+    def print_progress(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    for line in unprepared if kinds else ():
-        tell(line)
+    for line in unprepared_remarks if kinds else ():
+        print_progress(line)
     for like, cell in reversed(kinds.items()):
-        speed_model.keep_calibrations(request.runs, [calibrate.calibrate_cell(cell, like, speeds.place, tell=tell)])
+        speed_model.keep_calibrations(
+            request.runs, [calibrate.calibrate_cell(cell, like, speeds.place, tell=print_progress)]
+        )

@@ -1,4 +1,4 @@
-"""What editors and readers need of the commands: docs/cli.md, made from the commands themselves, and the schema of a grid file."""
+"""Generated reference of the commands (docs/cli.md) and the JSON Schema of grid files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMON = {
     "as_json": command_line.AsJson,
     "sweep": command_line.SweepName,
 }
-"""By parameter: options that mean the same in every command that has them, and are told of once."""
+"""Options, by parameter name, that mean the same in every command and are documented once."""
 
 
 def schema(out: OutFile = None) -> None:
@@ -38,11 +38,11 @@ def schema(out: OutFile = None) -> None:
     text = json.dumps(grid_schema(), indent=1) + "\n"
     if out is not None:
         resolve_format(out, None, {".json": "json"}, "json", option="")
-    give_out(text, out)
+    write_output(text, out)
 
 
-def give_out(text: str, out: Path | None) -> None:
-    """Write text to a file, or to standard output."""
+def write_output(text: str, out: Path | None) -> None:
+    """Write text to a file, or to standard output without one."""
     from ...results.console.output_files import write
 
     if out is None:
@@ -51,27 +51,37 @@ def give_out(text: str, out: Path | None) -> None:
         write(out, text)
 
 
-def page(group: Any) -> str:
-    """Return the Markdown of all commands of a group, `group` as typer.main.get_command makes it."""
+def reference_page(group: Any) -> str:
+    """Return the Markdown reference of all commands.
+
+    Args:
+        group: Click group, as typer.main.get_command returns it.
+    """
     from jinja2 import Environment, FileSystemLoader
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, keep_trailing_newline=True
     )
     commands = dict(_commands(group, ()))
-    common = {one.name: one for command in commands.values() for one in command.params if _is_common(one)}
+    common = {
+        parameter.name: parameter
+        for command in commands.values()
+        for parameter in command.params
+        if _is_common(parameter)
+    }
     return environment.get_template("reference.md.jinja").render(
         commands=commands, common=[common[name] for name in COMMON if name in common], help=_help, parameters=_parameters,
-        usage=_place, row=_row, examples=examples,
+        usage=_usage_argument, row=_table_row, examples=examples,
     )  # fmt: skip
 
 
 def examples(command: Any) -> list[str]:
-    """The lines under "Example:" in a command's help."""
+    """Return the lines below "Example:" in a command's help."""
     return [line.strip() for line in _help(command).partition("\b\nExample:\n")[2].splitlines()]
 
 
 def _commands(group: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """Yield (name with its groups, command) of all visible commands, depth first."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from _commands(command, (*path, name))
@@ -84,11 +94,11 @@ def _help(command: Any) -> str:
 
 
 def _parameters(command: Any) -> tuple[list[Any], list[Any], list[Any]]:
-    """Return the arguments of a command, its own options, and those that many commands have."""
-    shown = [one for one in command.params if not getattr(one, "hidden", False)]
-    arguments = [one for one in shown if one.param_type_name == "argument"]
-    common = [one for one in shown if _is_common(one)]
-    return arguments, [one for one in shown if one not in (*arguments, *common)], common
+    """Return a command's arguments, its own options, and its common options. Hidden ones are left out."""
+    shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+    arguments = [parameter for parameter in shown if parameter.param_type_name == "argument"]
+    common = [parameter for parameter in shown if _is_common(parameter)]
+    return arguments, [parameter for parameter in shown if parameter not in (*arguments, *common)], common
 
 
 def _is_common(parameter: Any) -> bool:
@@ -96,29 +106,30 @@ def _is_common(parameter: Any) -> bool:
     return shared is not None and shared.__metadata__[0].help == parameter.help  # type: ignore[attr-defined]
 
 
-def _place(argument: Any) -> str:
-    """An argument in the line of usage."""
+def _usage_argument(argument: Any) -> str:
+    """Return an argument as the usage line shows it, in brackets if optional."""
     word = (argument.metavar or argument.name.upper()) + ("..." if argument.nargs != 1 else "")
     return word if argument.required else f"[{word}]"
 
 
-def _row(parameter: Any) -> str:
+def _table_row(parameter: Any) -> str:
+    """Return a parameter as a row of a Markdown table: names, and help with the default."""
     if parameter.param_type_name == "argument":
-        names = [_place(parameter)]
+        names = [_usage_argument(parameter)]
     else:
         names = [*parameter.opts, *parameter.secondary_opts]
         if not parameter.is_flag:
             names = [f"{name} {parameter.metavar or parameter.name.upper()}" for name in names]
-    told = parameter.help
+    help_text = parameter.help
     default = _default(parameter)
     if default is not None:
-        told += f" Default: {default}."
+        help_text += f" Default: {default}."
     shown = ", ".join(f"`{name}`" for name in names)
-    return " | ".join(("", *(cell.replace("|", "\\|") for cell in (shown, told.replace("<", "&lt;"))), "")).strip()
+    return " | ".join(("", *(cell.replace("|", "\\|") for cell in (shown, help_text.replace("<", "&lt;"))), "")).strip()
 
 
 def _default(parameter: Any) -> str | None:
-    """The value that holds without the option, where it is one that the help does not tell; a flag's without its opposite is off."""
+    """Return a parameter's default as Markdown; None where it is required, empty, or a flag without an opposite."""
     if parameter.required or parameter.default is None:
         return None
     if not getattr(parameter, "is_flag", False):

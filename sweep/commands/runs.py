@@ -1,4 +1,4 @@
-"""The commands that run, steer and watch attempts: launch, evaluate, logs, pause to retry, prune-checkpoints and doctor."""
+"""Commands that run, control and watch attempts: launch, evaluate, logs, pause, cancel, retry, doctor and others."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def launch(
             40h; with --rate also money, such as 100$.
         prepare: First download and prepare the text, as data prepare --grid does.
     """
-    from .launch import LaunchOptions, carry_out
+    from .launch import LaunchOptions, run_launch_command
 
-    asked = LaunchOptions(
+    options = LaunchOptions(
         grid, set_ or [], only or [], name, resolve_executor_name(executor, address), address, detach, retrain, code, most, runs, db,
         notify, budget, rate, prepare,
     )  # fmt: skip
-    if not carry_out(asked, dry_run=dry_run, as_json=as_json):
+    if not run_launch_command(options, dry_run=dry_run, as_json=as_json):
         raise typer.Exit(1)
 
 
@@ -129,19 +129,19 @@ def evaluate(
     if not measures_models:
         openweight.check_cell_options(revision=revision, pairing=pairing)
     store = open_store(db)
-    where = runs_folder(runs, db, write=True)
-    about: dict[str, Any] = {"runs": where, "probes": probe or [], "lengths": length or [], "sweep": sweep}
+    runs_path = runs_folder(runs, db, write=True)
+    plan_options: dict[str, Any] = {"runs": runs_path, "probes": probe or [], "lengths": length or [], "sweep": sweep}
     revisions = None
     if measures_models:
-        beside = openweight.plan(store, cells, **about, revision=revision, pairing=pairing or "text")
-        shares, revisions = beside.tasks_by_sweep, beside.revisions
-        for line in beside.notes:
+        model_plan = openweight.plan(store, cells, **plan_options, revision=revision, pairing=pairing or "text")
+        shares, revisions = model_plan.tasks_by_sweep, model_plan.revisions
+        for line in model_plan.notes:
             echo_text(line, err=True)
     else:
-        shares = evaluate.plan(store, cells, **about)
+        shares = evaluate.plan(store, cells, **plan_options)
     console = display.SafeConsole(stderr=as_json, soft_wrap=True)
     with display.ProgressDisplay(console, sum(map(len, shares.values()))) as screen:
-        measured = evaluate.run(store, shares, screen, runs=where, executor=executor, revisions=revisions)
+        measured = evaluate.run(store, shares, screen, runs=runs_path, executor=executor, revisions=revisions)
     if as_json:
         print_json([row for cell in measured for row in cell.as_json()])
     else:
@@ -181,8 +181,8 @@ def logs(
     from ..orchestrator import logs
 
     store = open_store(db)
-    where = runs_folder(runs, db)
-    path = logs.log_path(store, where, cell, attempt, sweep)
+    runs_path = runs_folder(runs, db)
+    path = logs.log_path(store, runs_path, cell, attempt, sweep)
     out = logs.JsonLines(sys.stdout) if as_json else LogSanitizer(sys.stdout)
     if follow:
         alive = logs.liveness_check(store, logs.resolve_attempt(store, cell, attempt, sweep))
@@ -220,9 +220,9 @@ def prune_checkpoints(
     from ...results.store.store import open_store
     from ..checkpoints.prune import prune
 
-    found = prune(open_store(db), runs_folder(runs, db), sweep, keep=keep, dry=dry_run, orphans=orphans)
-    print_result(found.as_json(), sanitize_all(found).lines(), as_json=as_json)
-    if found.problems:
+    pruned = prune(open_store(db), runs_folder(runs, db), sweep, keep=keep, dry=dry_run, orphans=orphans)
+    print_result(pruned.as_json(), sanitize_all(pruned).lines(), as_json=as_json)
+    if pruned.problems:
         raise typer.Exit(1)
 
 
@@ -244,12 +244,23 @@ def doctor(address: Address = None, runs: Runs = None, db: Db = None, as_json: A
         raise typer.Exit(doctor.exit_code(checks))
 
 
-def _ask(wish: Any, sweep: str | None, db: str | None, as_json: bool, cells: list[str] | None = None) -> None:
+def _send_and_print(
+    command: Any, sweep: str | None, db: str | None, as_json: bool, cells: list[str] | None = None
+) -> None:
+    """Send a control command to the sweep's supervisor and print the result.
+
+    Args:
+        command: pause, resume, finish, cancel or retry.
+        sweep: Name of the sweep; None for the one launched last.
+        db: Database, as for --db.
+        as_json: True to print JSON.
+        cells: Cells to retry, by id or slug; None for all failed ones.
+    """
     from ...results.store.store import open_store
     from ..orchestrator.control import send_command
 
-    answer = send_command(open_store(db), wish, sweep, cells or [])
-    print_result(asdict(answer), [answer.message], as_json=as_json)
+    result = send_command(open_store(db), command, sweep, cells or [])
+    print_result(asdict(result), [result.message], as_json=as_json)
 
 
 def pause(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> None:
@@ -261,7 +272,7 @@ def pause(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> No
     Example:
       atma-sweep pause --sweep quick
     """
-    _ask("pause", sweep, db, as_json)
+    _send_and_print("pause", sweep, db, as_json)
 
 
 def resume(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> None:
@@ -271,7 +282,7 @@ def resume(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> N
     Example:
       atma-sweep resume --sweep quick
     """
-    _ask("resume", sweep, db, as_json)
+    _send_and_print("resume", sweep, db, as_json)
 
 
 @Documented
@@ -286,7 +297,7 @@ def cancel(sweep: SweepName = None, finish: bool = False, db: Db = None, as_json
     Args:
         finish: Let running cells end first, and start no others; resume takes that back.
     """
-    _ask("finish" if finish else "cancel", sweep, db, as_json)
+    _send_and_print("finish" if finish else "cancel", sweep, db, as_json)
 
 
 @Documented
@@ -306,4 +317,4 @@ def retry(
     Args:
         cells (CELL): Failed cells {BY_NAME}; without any, all failed ones.
     """
-    _ask("retry", sweep, db, as_json, cells)
+    _send_and_print("retry", sweep, db, as_json, cells)

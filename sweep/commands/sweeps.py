@@ -1,4 +1,4 @@
-"""The commands that keep house: sweeps are listed, named, tagged, written about. Parse, call one function, print."""
+"""Commands that list, rename, tag and annotate sweeps."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def sweeps(db: Db = None, as_json: AsJson = False) -> None:
     from ..host.processes import is_holder_active
 
     try:
-        found = overview(open_store(db), is_holder_active)
+        summary = overview(open_store(db), is_holder_active)
     except StoreMissing as error:
         if db is not None:
             raise
-        found = Overview((), nothing_launched(error))
-    print_result(found.as_json(), sanitize_all(found).lines(terminal_width(sys.stdout)), as_json=as_json)
+        summary = Overview((), nothing_launched(error))
+    print_result(summary.as_json(), sanitize_all(summary).lines(terminal_width(sys.stdout)), as_json=as_json)
 
 
 SWEEP = typer.Argument(metavar="SWEEP", help="Name of the sweep.", autocompletion=completion.sweeps)

@@ -1,4 +1,4 @@
-"""The studies that a grid asks for before its factorial, launched one after the other."""
+"""Studies that a grid's `tune` section requires before its factorial, launched one after the other."""
 
 from __future__ import annotations
 
@@ -15,56 +15,71 @@ from ..planning import admission
 from ..planning.studies import StudyProgress
 from ..planning.tuning import Tuning, tuning_of
 
-Stay = Callable[[LaunchRequest, Store, Console], LaunchOutcome]
+LaunchFunction = Callable[[LaunchRequest, Store, Console], LaunchOutcome]
+"""Function that launches a request in the foreground and returns the outcome."""
 
 
 def plan_studies(request: LaunchRequest, store: Store | None) -> tuple[LaunchRequest, Tuning | None, list[str]]:
-    """The request with the cells that the studies so far lead to, the studies, and a line on each."""
-    found = tuning_of(request.grid, request.runs / "corpora", store, dry=True)
-    if found is None:
+    """Return the request with cells at the best settings so far, the studies, and lines that describe them.
+
+    Writes nothing. Without a `tune` section the request is unchanged, and the studies are None.
+    """
+    studies = tuning_of(request.grid, request.runs / "corpora", store, dry=True)
+    if studies is None:
         return request, None, []
-    told = [f"tune: {progress.space.grid.name}: {progress.describe()}" for progress in found.parts.values()]
-    if not found.finished:
-        told.append(
+    lines = [f"tune: {progress.space.grid.name}: {progress.describe()}" for progress in studies.parts.values()]
+    if not studies.finished:
+        lines.append(
             "tune: the ids of the factorial's cells are provisional; they follow from the best trial of each study"
         )
-    cells, _ = admission.expand_grid(found.settled, request.runs / "corpora", dry=True)
-    return replace(request, grid=found.settled, cells=cells), found, told
+    cells, _ = admission.expand_grid(studies.settled, request.runs / "corpora", dry=True)
+    return replace(request, grid=studies.settled, cells=cells), studies, lines
 
 
 def first_launches(request: LaunchRequest, studies: Tuning | None) -> list[LaunchRequest]:
-    """What a launch would begin with: the studies that are not finished, else the request itself."""
+    """Return the launches that come first: the unfinished studies, else the request itself."""
     parts = studies.parts.values() if studies is not None else ()
-    return [_study(request, progress) for progress in parts if not progress.finished] or [request]
+    return [_study_request(request, progress) for progress in parts if not progress.finished] or [request]
 
 
-def _study(request: LaunchRequest, progress: StudyProgress) -> LaunchRequest:
-    """The launch of one of the studies."""
+def _study_request(request: LaunchRequest, progress: StudyProgress) -> LaunchRequest:
+    """Return the request that launches one study, without selection, budget and notification."""
     space = progress.space
     return replace(request, grid=space.grid, cells=[], space=space, only=(), budget=None, notify=None)
 
 
-def run_studies(request: LaunchRequest, store: Store, console: Console, stay: Stay) -> LaunchRequest | None:
-    """The request with the best of every study, each launched until it is finished; None when one could not be.
+def run_studies(
+    request: LaunchRequest, store: Store, console: Console, launch_function: LaunchFunction
+) -> LaunchRequest | None:
+    """Launch every unfinished study, and return the request with the best settings; None if a study was not finished.
 
-    Raises SweepError for a study whose trials are all made and none of them done.
+    Prints the best trial of each study. Without a `tune` section the request is returned unchanged.
+
+    Args:
+        request: Launch of the grid.
+        store: Database.
+        console: Console for output.
+        launch_function: Launches one study in the foreground.
+
+    Raises:
+        SweepError: No trial of a finished study was measured.
     """
     root = request.runs / "corpora"
-    found = tuning_of(request.grid, root, store)
-    if found is None:
+    studies = tuning_of(request.grid, root, store)
+    if studies is None:
         return request
-    for progress in found.parts.values():
+    for progress in studies.parts.values():
         if not progress.finished:
-            part = _study(request, progress)
-            if not stay(part, store, console).finished:
-                console.print(f"{part.grid.name} is not finished, so that {request.grid.name} cannot begin; launch again", highlight=False, markup=False)  # fmt: skip
+            study_request = _study_request(request, progress)
+            if not launch_function(study_request, store, console).finished:
+                console.print(f"{study_request.grid.name} is not finished, so that {request.grid.name} cannot begin; launch again", highlight=False, markup=False)  # fmt: skip
                 return None
-    found = tuning_of(request.grid, root, store)
-    assert found is not None
-    for word in found.parts.keys() - found.best.keys():
-        name = found.parts[word].space.grid.name
+    studies = tuning_of(request.grid, root, store)
+    assert studies is not None
+    for word in studies.parts.keys() - studies.best.keys():
+        name = studies.parts[word].space.grid.name
         raise SweepError(f"no trial of {name} was measured, so that there is no best setting; widen or mend tune.ranges under another name")  # fmt: skip
-    for word, progress in found.parts.items():
+    for word, progress in studies.parts.items():
         console.print(f"tuned {word}: {progress.best()[0].removeprefix('best: ')}", highlight=False, markup=False)
-    cells, _ = admission.expand_grid(found.settled, root)
-    return replace(request, grid=found.settled, cells=cells, options={tuning.OPTION: found.as_option(store)})
+    cells, _ = admission.expand_grid(studies.settled, root)
+    return replace(request, grid=studies.settled, cells=cells, options={tuning.OPTION: studies.as_option(store)})

@@ -1,4 +1,4 @@
-"""Whether what lies under the runs folder is what its names say: frozen code, plugins and prepared text."""
+"""Verification of the runs folder: code snapshots, plugin copies and corpora must match their hashes."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from ..grid.settings import levels_of, synonyms_of
 
 
 def identify(config: Any, claimed: str) -> str:
-    """The id of a cell's config: `claimed`, if that can be it. Raises what pydantic and the registries raise.
+    """Return the id that follows from a cell's config; `claimed` if it is among the possible ids. Loads no plugin.
 
-    No plugin is loaded for it.
+    Raises errors of pydantic and of the registries for an invalid config.
     """
-    found = ""
+    computed_id = ""
     if openweight.KEY in config:
         return openweight.stored_open_weight_id(config)
-    for found in possible_ids(CellConfig.model_validate(config)):
-        if found == claimed:
+    for computed_id in possible_ids(CellConfig.model_validate(config)):
+        if computed_id == claimed:
             break
-    return found
+    return computed_id
 
 
 def derive(config: Mapping[str, Any]) -> Derived:
-    """Return the columns of a cell that follow from its config. Raises what pydantic and the registries raise."""
+    """Return the columns of a cell that follow from its config. Raises errors of pydantic and of the registries."""
     if openweight.KEY in config:
         return Derived(columns={"seed": config["seed"], **openweight.levels_of_stored(config)})
     read = CellConfig.model_validate(config)
@@ -46,21 +46,26 @@ def derive(config: Mapping[str, Any]) -> Derived:
 def check(
     db: str | None, runs: Path, *, weights: bool = True, tell: Callable[[str], None] = lambda line: None
 ) -> list[Finding]:
-    """Return everything that is wrong with a database and with the files of its runs folder, worst first.
+    """Return all problems of a database and of the files of its runs folder, worst first.
 
-    `weights` and `tell` are those of maintenance.check.check.
+    Args:
+        db: Database, as for --db.
+        runs: Runs folder.
+        weights: True to compare kept weights with their hashes.
+        tell: Prints one line of progress.
     """
-    found = maintenance.check(db, runs=runs, identify=identify, derive=derive, weights=weights, tell=tell)
-    found += differing(runs)
-    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+    findings = maintenance.check(db, runs=runs, identify=identify, derive=derive, weights=weights, tell=tell)
+    findings += changed_files(runs)
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-def differing(runs: Path) -> Iterator[Finding]:
-    """Files whose content is not what their name, or the manifest beside them, says."""
-    for home in sorted((runs / "source").glob("*")):
-        if source_snapshot.is_fingerprint(home.name) and not source_snapshot.is_intact(home):
+def changed_files(runs: Path) -> Iterator[Finding]:
+    """Yield a finding for every code snapshot, plugin copy or corpus whose content differs from its name or manifest."""
+    for snapshot in sorted((runs / "source").glob("*")):
+        if source_snapshot.is_fingerprint(snapshot.name) and not source_snapshot.is_intact(snapshot):
             yield Finding.error(
-                f"{home} does not hold the code that its name stands for", "remove it; the next launch makes another"
+                f"{snapshot} does not hold the code that its name stands for",
+                "remove it; the next launch makes another",
             )
     for copy in sorted((runs / "plugins").glob("*.py")):
         if copy.is_symlink() or not sha256(copy).startswith(copy.name.partition("_")[0]):

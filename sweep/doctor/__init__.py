@@ -1,8 +1,8 @@
-"""`atma-sweep doctor`: what this machine has, and what would stop a sweep on it.
+"""`atma-sweep doctor`: checks of this machine for problems that would stop a sweep.
 
-Imports neither torch nor ray, and starts no cluster. What only torch can tell is asked in a process of its own:
+Imports neither torch nor ray, and starts no cluster. Facts that need torch come from a process of their own:
 python -m atma_sweep.sweep.doctor torch | kernels | disk RUNS | cluster ADDRESS RUNS, which print one JSON object.
-Imported by: commands. Start at LOOKS below, then context.py, which several looks share.
+Imported by: commands. Start at CHECKS below, then context.py, which the checks share.
 """
 
 from __future__ import annotations
@@ -17,70 +17,70 @@ from ...results.errors import StoreError
 from . import cluster, database, disk, gpus, system
 from .context import Check, CheckFunction, Context, LookFailed, State, answer, bad
 from .disk import filesystem
-from .gpus import held_by
-from .system import compiled_folders
+from .gpus import gpu_holder
+from .system import compile_cache_folders
 
 __all__ = [
-    "LOOKS",
+    "CHECKS",
     "Check",
     "LookFailed",
     "State",
     "answer",
     "as_json",
-    "compiled_folders",
+    "compile_cache_folders",
     "describe",
     "examine",
     "exit_code",
     "filesystem",
-    "held_by",
+    "gpu_holder",
 ]
 
-LOOKS: tuple[tuple[str, CheckFunction], ...] = (
-    ("python", system.look_at_python),
-    ("platform", system.look_at_platform),
-    ("memory", system.look_at_memory),
-    ("shared memory", system.look_at_shared_memory),
-    ("open files", system.look_at_open_files),
-    ("database", database.look_at_database),
-    ("database integrity", database.look_at_integrity),
-    ("database lock", database.look_at_lock),
-    ("clock", database.look_at_clock),
-    ("clock and database", database.look_at_clock_and_rows),
-    ("file system of database", disk.look_at_filesystem_of_database),
-    ("file system of runs", disk.look_at_filesystem_of_runs),
-    ("inodes", disk.look_at_inodes),
-    ("writing", disk.look_at_writing),
-    ("Ray", system.look_at_ray),
-    ("Ray cluster file", system.look_at_ray_cluster),
-    ("RAY_ADDRESS", system.look_at_ray_address),
-    ("Ray token", system.look_at_ray_token),
-    ("cluster", cluster.look_at_cluster),
-    ("NVIDIA driver", gpus.look_at_driver),
-    ("torch", gpus.look_at_torch),
-    ("GPUs", gpus.look_at_gpus),
-    ("Triton and fla", gpus.look_at_triton),
-    ("C compiler", system.look_at_compiler),
-    ("compiled kernels", system.look_at_compiled),
-    ("kernels", gpus.look_at_kernels),
-    ("disk space", disk.look_at_space),
+CHECKS: tuple[tuple[str, CheckFunction], ...] = (
+    ("python", system.check_python),
+    ("platform", system.check_platform),
+    ("memory", system.check_memory),
+    ("shared memory", system.check_shared_memory),
+    ("open files", system.check_open_files),
+    ("database", database.check_database),
+    ("database integrity", database.check_integrity),
+    ("database lock", database.check_lock),
+    ("clock", database.check_clock),
+    ("clock and database", database.check_future_rows),
+    ("file system of database", disk.check_filesystem_of_database),
+    ("file system of runs", disk.check_filesystem_of_runs),
+    ("inodes", disk.check_inodes),
+    ("writing", disk.check_writing),
+    ("Ray", system.check_ray),
+    ("Ray cluster file", system.check_ray_cluster_file),
+    ("RAY_ADDRESS", system.check_ray_address),
+    ("Ray token", system.check_ray_token),
+    ("cluster", cluster.check_cluster),
+    ("NVIDIA driver", gpus.check_driver),
+    ("torch", gpus.check_torch),
+    ("GPUs", gpus.check_gpus),
+    ("Triton and fla", gpus.check_triton),
+    ("C compiler", system.check_compiler),
+    ("compiled kernels", system.check_compile_caches),
+    ("kernels", gpus.check_kernels),
+    ("disk space", disk.check_space),
 )
-"""Name and look, in the order of the report; a look that fails is reported under the name."""
+"""Name and function of each check, in the order of the report; a check that raises is reported under its name."""
 
 
-SLOW = frozenset((
+SLOW_CHECKS = frozenset((
     "database integrity", "cluster", "NVIDIA driver", "torch", "GPUs", "Triton and fla", "C compiler",
     "compiled kernels", "kernels", "disk space",
 ))  # fmt: skip
-"""Looks that wait for other processes or read much. They go on side by side while the others are taken in turn."""
+"""Names of checks that wait for other processes or read much data. They run in parallel with the others."""
 
 
 def exit_code(checks: Sequence[Check]) -> int:
-    """3 when anything is bad, else 0."""
+    """Return 3 if any check is bad, else 0."""
     return 3 if any(check.state == "bad" for check in checks) else 0
 
 
 def describe(checks: Sequence[Check]) -> list[str]:
-    """One line a check, a second one where there is a remedy, and the count at the end."""
+    """Return the report as lines: one per check, a second one with its remedy, and a count by state at the end."""
     width = max((len(check.name) for check in checks), default=0)
     lines = []
     for check in checks:
@@ -92,35 +92,52 @@ def describe(checks: Sequence[Check]) -> list[str]:
 
 
 def as_json(checks: Sequence[Check]) -> list[dict[str, str]]:
-    """The checks as plain values."""
+    """Return the checks as dicts with the keys name, state, found, remedy."""
     return [asdict(check) for check in checks]
 
 
 def examine(db: str | None = None, runs: Path | None = None, address: str | None = None) -> list[Check]:
-    """Looks at everything and changes nothing, but for a file that it writes beside the runs and removes.
+    """Run all checks and return their results in the order of CHECKS.
 
-    `db` as for --db, `runs` the folder of artifacts, else the database's own; `address` of a cluster that is looked at
-    besides. Raises nothing: a look that fails is a check that is bad. Takes as long as an import of torch, and on a GPU
-    the longest of the kernels' self-tests besides.
+    Changes nothing except for a temporary file beside the runs folder. A check that raises becomes a bad check; nothing
+    is raised. Takes as long as an import of torch, and on a GPU also the longest self-test of the kernels.
+
+    Args:
+        db: Database, as for --db.
+        runs: Runs folder; None for the database's own.
+        address: HOST:PORT of a cluster to check as well; None for none.
     """
     # more threads than looks and what they ask for, since those wait for these
     with ThreadPoolExecutor(64) as pool:
         context = Context(db, runs, pool, address)
-        slow = {name: pool.submit(_looked, name, look, context) for name, look in LOOKS if name in SLOW}
-        quick = {name: _looked(name, look, context) for name, look in LOOKS if name not in SLOW}
-        return [check for name, _ in LOOKS for check in (slow[name].result() if name in slow else quick[name])]
+        slow_results = {
+            name: pool.submit(_run_check, name, check_function, context)
+            for name, check_function in CHECKS
+            if name in SLOW_CHECKS
+        }
+        quick_results = {name: _run_check(name, look, context) for name, look in CHECKS if name not in SLOW_CHECKS}
+        return [
+            check
+            for name, _ in CHECKS
+            for check in (slow_results[name].result() if name in slow_results else quick_results[name])
+        ]
 
 
-def _looked(name: str, look: CheckFunction, context: Context) -> list[Check]:
+def _run_check(name: str, check_function: CheckFunction, context: Context) -> list[Check]:
+    """Return the results of one check, named `name` where they have no name of their own.
+
+    An exception becomes a bad result.
+    """
     try:
-        found = look(context)
+        result = check_function(context)
     except Exception as error:  # noqa: BLE001 - whatever is wrong with a machine must not end the look at it
-        found = bad(_line(error))
-    return [replace(check, name=check.name or name) for check in (found if isinstance(found, list) else [found])]
+        result = bad(_error_line(error))
+    return [replace(check, name=check.name or name) for check in (result if isinstance(result, list) else [result])]
 
 
-def _line(error: BaseException) -> str:
-    said = " ".join(str(error).split())
+def _error_line(error: BaseException) -> str:
+    """Return an error as one line; its class is named unless it is a LookFailed or StoreError with a message."""
+    text = " ".join(str(error).split())
     return (
-        said if said and isinstance(error, LookFailed | StoreError) else f"{type(error).__name__}: {said}".rstrip(": ")
+        text if text and isinstance(error, LookFailed | StoreError) else f"{type(error).__name__}: {text}".rstrip(": ")
     )

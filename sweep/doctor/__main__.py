@@ -1,4 +1,7 @@
-"""python -m atma_sweep.sweep.doctor torch | kernels | disk RUNS | cluster ADDRESS RUNS; disk with ATMA_DB."""
+"""Command line of the worker: python -m atma_sweep.sweep.doctor torch | kernels | disk RUNS | cluster ADDRESS RUNS.
+
+For disk, ATMA_DB names the database.
+"""
 
 from __future__ import annotations
 

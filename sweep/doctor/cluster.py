@@ -1,4 +1,4 @@
-"""Looks at a Ray cluster that was named with --address: whether it answers, and whether its nodes are alike."""
+"""Checks of the Ray cluster named with --address: reachability, versions, runs folder and clocks of its nodes."""
 
 from __future__ import annotations
 
@@ -9,57 +9,76 @@ from ...results.console.text import counted
 from .context import Check, Context, absent, answer, bad, ok
 
 CLUSTER_SECONDS = 200.0
+"""Seconds that the cluster gets to answer."""
 CLOCK_SECONDS = 2.0
+"""Clock difference in seconds that is tolerated."""
 
 
-def look_at_cluster(context: Context) -> list[Check]:
+def check_cluster(context: Context) -> list[Check]:
+    """Check that every live node answers, has the same versions, sees the runs folder, and has the right time.
+
+    Absent without an address. Creates the runs folder.
+    """
     if context.address is None:
         return [absent("none named; --address looks at one")]
     context.runs.mkdir(parents=True, exist_ok=True)
-    said = answer("cluster", context.address, str(context.runs), seconds=CLUSTER_SECONDS)
-    if "error" in said:
-        return [bad(said["error"])]
-    nodes = said["nodes"]
-    silent = sorted(set(said["alive"]) - {node["host"] for node in nodes})
-    told = ", ".join(
+    facts = answer("cluster", context.address, str(context.runs), seconds=CLUSTER_SECONDS)
+    if "error" in facts:
+        return [bad(facts["error"])]
+    nodes = facts["nodes"]
+    silent = sorted(set(facts["alive"]) - {node["host"] for node in nodes})
+    node_list = ", ".join(
         f"{node['host']} ({counted(node['cpus'], 'core')}, {counted(node['gpus'], 'GPU')})" for node in nodes
     )
     if silent:
-        first = bad(f"{told}; no answer from {', '.join(silent)}", "look at Ray's logs there, or ray stop it")
+        first = bad(f"{node_list}; no answer from {', '.join(silent)}", "look at Ray's logs there, or ray stop it")
     else:
-        first = ok(f"{context.address}: {told}")
-    return [first, *_alike(nodes, said["differing"]), _seen(context, nodes), _clocks(nodes)]
+        first = ok(f"{context.address}: {node_list}")
+    return [
+        first,
+        *_check_versions(nodes, facts["differing"]),
+        _check_runs_visible(context, nodes),
+        _check_clocks(nodes),
+    ]
 
 
-def _alike(nodes: Sequence[dict[str, Any]], differing: dict[str, dict[str, list[str]]]) -> list[Check]:
+def _check_versions(nodes: Sequence[dict[str, Any]], differing: dict[str, dict[str, list[str]]]) -> list[Check]:
+    """Return a warning per package whose version differs between nodes, or one passing check.
+
+    Args:
+        nodes: Facts about the nodes, as dicts of NodeFacts.
+        differing: Package -> version -> hosts, of packages that differ.
+    """
     remedy = "install the same constraints.txt on every node; numbers may differ between them"
-    told = []
-    for name, have in differing.items():
-        versions = "; ".join(f"{version} on {', '.join(hosts)}" for version, hosts in have.items())
-        told.append(Check("cluster versions", "warn", f"{name}: {versions}", remedy))
-    if told or not nodes:
-        return told
+    checks = []
+    for name, hosts_by_version in differing.items():
+        versions = "; ".join(f"{version} on {', '.join(hosts)}" for version, hosts in hosts_by_version.items())
+        checks.append(Check("cluster versions", "warn", f"{name}: {versions}", remedy))
+    if checks or not nodes:
+        return checks
     first = nodes[0]
-    found = f"the same on every node: Python {first['python']}, torch {first['versions'].get('torch', 'none')}"
-    return [Check("cluster versions", "ok", found)]
+    finding = f"the same on every node: Python {first['python']}, torch {first['versions'].get('torch', 'none')}"
+    return [Check("cluster versions", "ok", finding)]
 
 
-def _seen(context: Context, nodes: Sequence[dict[str, Any]]) -> Check:
-    blind = [node["host"] for node in nodes if not node["sees_runs"]]
-    if blind:
+def _check_runs_visible(context: Context, nodes: Sequence[dict[str, Any]]) -> Check:
+    """Check that every node sees the runs folder."""
+    blind_hosts = [node["host"] for node in nodes if not node["sees_runs"]]
+    if blind_hosts:
         remedy = "pass --runs with a folder that every node sees"
-        return Check("cluster runs folder", "bad", f"{', '.join(blind)} cannot see {context.runs}", remedy)
+        return Check("cluster runs folder", "bad", f"{', '.join(blind_hosts)} cannot see {context.runs}", remedy)
     return Check("cluster runs folder", "ok", f"every node sees {context.runs}")
 
 
-def _clocks(nodes: Sequence[dict[str, Any]]) -> Check:
-    apart = {node["host"]: node["clock_ahead"] for node in nodes}
-    off = [f"{node['host']} by {apart[node['host']]:+.1f} s" for node in nodes if _is_off(node)]
-    if off:
+def _check_clocks(nodes: Sequence[dict[str, Any]]) -> Check:
+    """Check that every node's clock agrees with this machine's."""
+    offsets = {node["host"]: node["clock_ahead"] for node in nodes}
+    deviating = [f"{node['host']} by {offsets[node['host']]:+.1f} s" for node in nodes if _is_off(node)]
+    if deviating:
         return Check(
-            "cluster clocks", "warn", f"apart from this machine's: {', '.join(off)}", "run an NTP client there"
+            "cluster clocks", "warn", f"apart from this machine's: {', '.join(deviating)}", "run an NTP client there"
         )
-    return Check("cluster clocks", "ok", f"at most {max(map(abs, apart.values()), default=0):.1f} s apart")
+    return Check("cluster clocks", "ok", f"at most {max(map(abs, offsets.values()), default=0):.1f} s apart")
 
 
 def _is_off(node: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What one look finds, what several looks share, and the programs that are asked."""
+"""Check results, the context that checks share, and helpers that query external programs."""
 
 from __future__ import annotations
 
@@ -22,24 +22,29 @@ from ...results.store.store import Store, default_runs, open_store
 State = Literal["ok", "warn", "bad", "absent"]
 
 SMI_SECONDS = 30.0
-"""A driver that hangs keeps nvidia-smi for ever."""
+"""Seconds that nvidia-smi gets to answer; a hanging driver blocks it for ever."""
 TORCH_SECONDS = 300.0
+"""Seconds that a process which imports torch gets."""
 KERNEL_SECONDS = 600.0
-"""The self-tests of the kernels compile them, where no earlier run left them in the cache."""
+"""Seconds that the self-tests of the kernels get; they compile the kernels unless an earlier run cached them."""
 LOCK_SECONDS = 5.0
+"""Seconds to wait for a lock on the database."""
 GPU_FIELDS = ("index", "uuid", "name", "driver_version", "memory.total", "memory.free")
+"""Fields of nvidia-smi's GPU query."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """Result of one check; `asdict` of it is the command's JSON output."""
 
     name: str
+    """Name in the report."""
     state: State
-    """ok; warn: works, but not as it could; bad: stops a sweep; absent: is not there and need not be."""
+    """ok; warn: works with limitations; bad: would stop a sweep; absent: does not exist and is not required."""
     found: str
-    """One line."""
+    """Finding, in one line."""
     remedy: str = ""
+    """Action that solves the problem; "" without one."""
 
 
 ok, warn, bad, absent = (functools.partial(Check, "", state) for state in get_args(State))
@@ -47,31 +52,41 @@ ok, warn, bad, absent = (functools.partial(Check, "", state) for state in get_ar
 
 
 class LookFailed(Exception):
-    """Somebody who was asked did not answer, or not as expected; the message is one line."""
+    """Error of a program that gave no usable answer; the message is one line."""
 
 
 class Context:
-    """What several looks share, each part asked for once; whatever takes long is asked for at once, in `pool`."""
+    """Facts that several checks share, each queried once. Slow queries start at once in the thread pool."""
 
     def __init__(self, db: str | None, runs: Path | None, pool: ThreadPoolExecutor, address: str | None = None) -> None:
+        """Start the slow queries: torch, the NVIDIA driver, kernels and disk.
+
+        Kernels are queried at once only if there may be a GPU, disk only if there is a sweep.
+
+        Args:
+            db: Database, as for --db.
+            runs: Runs folder; None for the database's own.
+            pool: Thread pool for the queries.
+            address: HOST:PORT of the cluster to check; None for none.
+        """
         self.db, self.address, self.pool = db, address, pool
         try:
             self.runs = (runs or default_runs(db)).absolute()
         except StoreError:  # the look at the database tells
             self.runs = Path.cwd()
         self._torch = pool.submit(answer, "torch", seconds=TORCH_SECONDS)
-        self._driver = pool.submit(_ask_driver)
+        self._driver = pool.submit(_query_driver)
         # before torch has said whether it can use a GPU: its own import takes as long as that of the self-tests
         self._kernels = pool.submit(answer, "kernels", seconds=KERNEL_SECONDS) if _may_have_gpu() else None
         self._disk: Future[dict[str, Any]] | None = None
-        with contextlib.suppress(Exception), self.store() as store:
+        with contextlib.suppress(Exception), self.open_store() as store:
             store.default_sweep()
             url = store.url.render_as_string(hide_password=False)
             self._disk = pool.submit(answer, "disk", str(self.runs), seconds=TORCH_SECONDS, db=url)
 
     @contextlib.contextmanager
-    def store(self) -> Iterator[Store]:
-        """The database, closed afterwards. Raises StoreError."""
+    def open_store(self) -> Iterator[Store]:
+        """Open the database for a `with` block. Raises StoreError."""
         store = open_store(self.db, patience=LOCK_SECONDS)
         try:
             yield store
@@ -79,46 +94,53 @@ class Context:
             store.close()
 
     @functools.cached_property
-    def file(self) -> Path | None:
-        """The file of a SQLite database."""
+    def database_file(self) -> Path | None:
+        """File of a SQLite database, which need not exist; None for a server."""
         return Store(self.db).path
 
     @property
-    def driver(self) -> list[dict[str, str]] | LookFailed | None:
-        """The GPUs that the driver has, or why it does not say; None without nvidia-smi. Asked once: it may hang."""
+    def driver_gpus(self) -> list[dict[str, str]] | LookFailed | None:
+        """GPUs listed by the driver as dicts of GPU_FIELDS, or the error of nvidia-smi; None without nvidia-smi."""
         return self._driver.result()
 
-    def gpus(self) -> list[dict[str, str]]:
-        """The GPUs that the driver has, none where it fails."""
-        return self.driver if isinstance(self.driver, list) else []
+    def listed_gpus(self) -> list[dict[str, str]]:
+        """Return the GPUs listed by the driver; empty if it fails."""
+        return self.driver_gpus if isinstance(self.driver_gpus, list) else []
 
-    def torch(self) -> dict[str, Any]:
-        """What torch says of itself and its GPUs. Raises LookFailed."""
+    def torch_facts(self) -> dict[str, Any]:
+        """Return facts about torch: torch (version), cuda (version or None), error (or None), and gpus.
+
+        Raises LookFailed.
+        """
         return self._torch.result()
 
-    def usable(self) -> list[dict[str, Any]]:
-        """The GPUs that torch can use, none where it cannot be asked."""
+    def usable_gpus(self) -> list[dict[str, Any]]:
+        """Return the GPUs that torch can use as dicts (uuid, name, capability, total bytes, fla_is_right).
+
+        Empty if it fails.
+        """
         try:
-            return list(self.torch()["gpus"])
+            return list(self.torch_facts()["gpus"])
         except LookFailed:
             return []
 
-    def kernels(self) -> dict[str, Any]:
-        """What each op takes on a GPU. Raises LookFailed."""
+    def kernel_backends(self) -> dict[str, Any]:
+        """Return (backend, reason) by op on this GPU. Raises LookFailed."""
         if self._kernels is None:
             self._kernels = self.pool.submit(answer, "kernels", seconds=KERNEL_SECONDS)
         return self._kernels.result()
 
-    def disk(self) -> dict[str, Any] | None:
-        """What the default sweep still needs, None without one. Raises LookFailed."""
+    def disk_needs(self) -> dict[str, Any] | None:
+        """Return the disk that the default sweep still needs; None without a sweep. Raises LookFailed."""
         return None if self._disk is None else self._disk.result()
 
 
-def _ask_driver() -> list[dict[str, str]] | LookFailed | None:
+def _query_driver() -> list[dict[str, str]] | LookFailed | None:
+    """Return the driver's GPUs as dicts of GPU_FIELDS, or the error of nvidia-smi; None without nvidia-smi."""
     if not shutil.which("nvidia-smi"):
         return None
     try:
-        return smi_table("--query-gpu=" + ",".join(GPU_FIELDS), GPU_FIELDS)
+        return nvidia_smi_table("--query-gpu=" + ",".join(GPU_FIELDS), GPU_FIELDS)
     except LookFailed as error:
         return error
 
@@ -128,58 +150,68 @@ def _may_have_gpu() -> bool:
 
 
 CheckFunction = Callable[[Context], Check | list[Check]]
+"""Function that carries out one or more checks."""
 
 
 # --- programs that are asked ----------------------------------------------------------------------------------------
 
 
 def answer(question: str, *arguments: str, seconds: float, db: str | None = None) -> dict[str, Any]:
-    """Asks a process that may import torch. Raises LookFailed with its last line when it gives no answer.
+    """Run a query in a new process, which may import torch, and return its JSON object.
 
-    `seconds`: how long it may take; `db`: handed on in the environment, since it may hold a password.
+    Args:
+        question: torch, kernels, disk or cluster.
+        arguments: Arguments of the query.
+        seconds: Timeout.
+        db: Database URL, passed in the environment since it may hold a password; None for that of the environment.
+
+    Raises:
+        LookFailed: There is no JSON object in time; the message is the process's last line.
     """
     env = os.environ | ({"ATMA_DB": db} if db is not None else {})
     try:
-        run = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "atma_sweep.sweep.doctor", question, *arguments],
             capture_output=True, text=True, timeout=seconds, env=env, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise LookFailed(f"no answer from torch within {seconds:.0f} s") from None
     try:
-        return dict(json.loads(run.stdout.strip().splitlines()[-1]))
+        return dict(json.loads(process.stdout.strip().splitlines()[-1]))
     except (IndexError, ValueError):
-        said = run.stderr.strip().splitlines()
-        raise LookFailed(said[-1].strip() if said else f"it ended with exit code {run.returncode}") from None
+        error_lines = process.stderr.strip().splitlines()
+        raise LookFailed(
+            error_lines[-1].strip() if error_lines else f"it ended with exit code {process.returncode}"
+        ) from None
 
 
-def smi(*arguments: str) -> str:
-    """What nvidia-smi says. Raises LookFailed."""
+def nvidia_smi(*arguments: str) -> str:
+    """Return the output of nvidia-smi. Raises LookFailed if it fails or hangs."""
     try:
-        run = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=SMI_SECONDS)
+        process = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=SMI_SECONDS)
     except subprocess.TimeoutExpired:
         raise LookFailed(f"nvidia-smi does not answer within {SMI_SECONDS:g} s") from None
     except OSError as error:
         raise LookFailed(f"nvidia-smi cannot be started: {error}") from None
-    if run.returncode:
-        said = [line.strip() for line in (run.stdout + run.stderr).splitlines() if line.strip()]
-        raise LookFailed(f"nvidia-smi: {said[0] if said else f'exit code {run.returncode}'}")
-    return run.stdout
+    if process.returncode:
+        output_lines = [line.strip() for line in (process.stdout + process.stderr).splitlines() if line.strip()]
+        raise LookFailed(f"nvidia-smi: {output_lines[0] if output_lines else f'exit code {process.returncode}'}")
+    return process.stdout
 
 
-def smi_table(query: str, names: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of a query of nvidia-smi, by the names of its fields. Raises LookFailed."""
-    rows = (line.split(", ") for line in smi(query, "--format=csv,noheader,nounits").splitlines())
+def nvidia_smi_table(query: str, names: Sequence[str]) -> list[dict[str, str]]:
+    """Return the rows of a query of nvidia-smi as dicts by field name; malformed rows are left out. Raises LookFailed."""
+    rows = (line.split(", ") for line in nvidia_smi(query, "--format=csv,noheader,nounits").splitlines())
     return [dict(zip(names, map(str.strip, row), strict=True)) for row in rows if len(row) == len(names)]
 
 
-def number_in(word: str) -> int | None:
-    """None for a word that is no number, such as [N/A]."""
+def parse_count(word: str) -> int | None:
+    """Return a text of digits as a number; None for any other, such as [N/A]."""
     return int(word) if word.isdigit() else None
 
 
 def version_of(package: str) -> str | None:
-    """Of an installed package; None for one that is not."""
+    """Return the version of an installed package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

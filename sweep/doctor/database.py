@@ -1,4 +1,4 @@
-"""Looks at the database and the clock."""
+"""Checks of the database and of the clock."""
 
 from __future__ import annotations
 
@@ -22,30 +22,34 @@ from ..units import size
 from .context import LOCK_SECONDS, Check, Context, absent, bad, ok, warn
 
 CLOCK_S = 0.2
-JUMP_S = 0.05
-"""How far wall clock and monotonic clock may part meanwhile."""
-AHEAD_S = (2.0, 60.0)
-"""Rows this far from the future are odd; this far, as long as a supervisor's lease, they upset who owns a sweep."""
+"""Seconds over which the clock is observed."""
+MAX_DRIFT_S = 0.05
+"""Tolerated difference in seconds between wall clock and monotonic clock over that time."""
+CLOCK_AHEAD_S = (2.0, 60.0)
+"""Seconds that a row's time may lie in the future before it is a warning, and before it is bad. The second is the
+duration of a supervisor's lease: a larger error confuses the ownership of sweeps."""
 
 
-def _parted(error: BaseException) -> tuple[str, str]:
-    """Our own messages end with the remedy, after a semicolon."""
-    found, _, remedy = " ".join(str(error).split()).rpartition("; ")
-    return (found, remedy) if found else (remedy, "")
+def _split_remedy(error: BaseException) -> tuple[str, str]:
+    """Return (finding, remedy) from an error of ours, whose message ends with the remedy after a semicolon."""
+    finding, _, remedy = " ".join(str(error).split()).rpartition("; ")
+    return (finding, remedy) if finding else (remedy, "")
 
 
-def look_at_database(context: Context) -> Check:
+def check_database(context: Context) -> Check:
+    """Check that the database opens; report its revision, number of sweeps and size."""
     try:
-        with context.store() as store, translate_driver_errors(store.url):
+        with context.open_store() as store, translate_driver_errors(store.url):
             count = len(store.sweeps())
-            return ok(f"{store}, revision {HEAD}, {counted(count, 'sweep')}, {_sizes(store)}")
+            return ok(f"{store}, revision {HEAD}, {counted(count, 'sweep')}, {_size_text(store)}")
     except StoreMissing as error:
-        return absent(*_parted(error))
+        return absent(*_split_remedy(error))
     except StoreError as error:
-        return bad(*_parted(error))
+        return bad(*_split_remedy(error))
 
 
-def _sizes(store: Store) -> str:
+def _size_text(store: Store) -> str:
+    """Return the size of the database as text; for SQLite also that of its write-ahead log."""
     if store.path is None:
         with store.transaction(write=False) as session:
             return size(int(session.scalar(text("SELECT pg_database_size(current_database())")) or 0))
@@ -54,78 +58,90 @@ def _sizes(store: Store) -> str:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """An existing file, never a new one."""
+    """Open an existing SQLite file; never creates one."""
     return sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=LOCK_SECONDS, isolation_level=None)
 
 
-def look_at_integrity(context: Context) -> Check:
-    if context.file is None:
+def check_integrity(context: Context) -> Check:
+    """Run SQLite's quick_check on the database file. Absent for a server and without a file."""
+    if context.database_file is None:
         return absent("PostgreSQL looks after its own")
-    if not context.file.exists():
+    if not context.database_file.exists():
         return absent("no database yet")
-    with contextlib.closing(_connect(context.file)) as connection:
+    with contextlib.closing(_connect(context.database_file)) as connection:
         try:
-            said = [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")]
+            messages = [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")]
         except sqlite3.DatabaseError as error:
-            said = [str(error)]
-    if said == ["ok"]:
+            messages = [str(error)]
+    if messages == ["ok"]:
         return ok("quick_check found nothing")
-    found = " ".join("; ".join(said).split())[:300]
-    return bad(f"quick_check: {found}", f"copy what can be read: sqlite3 {context.file} .recover | sqlite3 NEW.db")
+    summary = " ".join("; ".join(messages).split())[:300]
+    return bad(
+        f"quick_check: {summary}", f"copy what can be read: sqlite3 {context.database_file} .recover | sqlite3 NEW.db"
+    )
 
 
-def look_at_lock(context: Context) -> Check:
+def check_lock(context: Context) -> Check:
+    """Check that a write lock on the database can be acquired within LOCK_SECONDS."""
     began = time.monotonic()
-    if context.file is None:
-        with context.store() as store:
+    if context.database_file is None:
+        with context.open_store() as store:
             store.write(lambda session: session.execute(text("SELECT 1")), patience=LOCK_SECONDS)
         return ok(f"a write transaction took {1000 * (time.monotonic() - began):.0f} ms")
-    if not context.file.exists():
+    if not context.database_file.exists():
         return absent("no database yet")
-    with contextlib.closing(_connect(context.file)) as connection:
+    with contextlib.closing(_connect(context.database_file)) as connection:
         try:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
         except sqlite3.DatabaseError as error:
             if "locked" not in str(error):
-                return bad(f"cannot be locked for writing: {error}", f"make {context.file} writable")
-            what = f"another program has held it for {LOCK_SECONDS:g} s"
-            return bad(what, f"close that program; fuser {context.file} names it")
+                return bad(f"cannot be locked for writing: {error}", f"make {context.database_file} writable")
+            finding = f"another program has held it for {LOCK_SECONDS:g} s"
+            return bad(finding, f"close that program; fuser {context.database_file} names it")
     return ok(f"taken and given back in {1000 * (time.monotonic() - began):.0f} ms")
 
 
-def look_at_clock(context: Context) -> Check:
+def check_clock(context: Context) -> Check:
+    """Check that the wall clock does not jump against the monotonic clock. Takes CLOCK_S seconds."""
     wall, steady = time.time(), time.monotonic()
     time.sleep(CLOCK_S)
     drift = (time.time() - wall) - (time.monotonic() - steady)
-    found = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, {1000 * abs(drift):.1f} ms off a steady clock over {CLOCK_S} s"
-    if abs(drift) > JUMP_S:
-        return warn(found, "something sets the clock; let one program (chrony, timesyncd) steer it slowly")
-    return ok(found)
+    finding = (
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, {1000 * abs(drift):.1f} ms off a steady clock over {CLOCK_S} s"
+    )
+    if abs(drift) > MAX_DRIFT_S:
+        return warn(finding, "something sets the clock; let one program (chrony, timesyncd) steer it slowly")
+    return ok(finding)
 
 
-def look_at_clock_and_rows(context: Context) -> Check:
+def check_future_rows(context: Context) -> Check:
+    """Check that the database's clock and its newest row are not ahead of this machine's clock.
+
+    Absent without a database.
+    """
     try:
-        with context.store() as store, store.transaction(write=False) as session:
-            theirs, newest = queries.now(session), _newest(session)
-            ours = datetime.now(UTC)
+        with context.open_store() as store, store.transaction(write=False) as session:
+            database_now, newest = queries.now(session), _newest_row_time(session)
+            local_now = datetime.now(UTC)
     except StoreError as error:
-        return absent(f"no database to compare with: {_parted(error)[0]}")
-    apart = (theirs - ours).total_seconds()
-    ahead = (newest - ours).total_seconds() if newest is not None else 0.0
-    worst = max(ahead, abs(apart))
-    found = "no row is from the future" if newest is not None else "no row yet"
-    if ahead > AHEAD_S[0]:
-        found = f"the newest row is from {ahead:.0f} s in the future"
-    if abs(apart) > AHEAD_S[0]:
-        found += f"; the database's clock is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} this machine's"
-    if worst <= AHEAD_S[0]:
-        return ok(found)
+        return absent(f"no database to compare with: {_split_remedy(error)[0]}")
+    difference_s = (database_now - local_now).total_seconds()
+    ahead_s = (newest - local_now).total_seconds() if newest is not None else 0.0
+    worst_s = max(ahead_s, abs(difference_s))
+    finding = "no row is from the future" if newest is not None else "no row yet"
+    if ahead_s > CLOCK_AHEAD_S[0]:
+        finding = f"the newest row is from {ahead_s:.0f} s in the future"
+    if abs(difference_s) > CLOCK_AHEAD_S[0]:
+        finding += f"; the database's clock is {abs(difference_s):.0f} s {'ahead of' if difference_s > 0 else 'behind'} this machine's"
+    if worst_s <= CLOCK_AHEAD_S[0]:
+        return ok(finding)
     remedy = "set the clocks of all machines by one time server"
-    return bad(found, remedy) if worst > AHEAD_S[1] else warn(found, remedy)
+    return bad(finding, remedy) if worst_s > CLOCK_AHEAD_S[1] else warn(finding, remedy)
 
 
-def _newest(session: Session) -> datetime | None:
+def _newest_row_time(session: Session) -> datetime | None:
+    """Return the time of the newest heartbeat or event; None in an empty database."""
     times = [
         session.scalar(select(func.max(AttemptRow.heartbeat_at))),
         session.scalar(select(EventRow.at).order_by(EventRow.id.desc()).limit(1)),

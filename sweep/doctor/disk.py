@@ -1,4 +1,4 @@
-"""Looks at the room, the inodes and the file systems."""
+"""Checks of disk space, inodes, write speed and file system types."""
 
 from __future__ import annotations
 
@@ -15,53 +15,65 @@ from ..checkpoints import storage
 from ..units import size
 from .context import Check, Context, LookFailed, absent, bad, ok, warn
 
-SPARE_INODES = 10_000
+MIN_FREE_INODES = 10_000
+"""Number of free inodes below which the check warns."""
 SLOW_S = 5.0
-"""A megabyte that takes longer to write means that checkpoints stop the training for minutes."""
+"""Seconds for writing one MiB above which the check warns: checkpoints would stop the training for minutes."""
 
 
 def nearest_folder(path: Path) -> Path:
-    """The path, or the folder above it that exists."""
+    """Return the path, or its nearest parent that exists."""
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
-def look_at_space(context: Context) -> Check:
-    here = f"{size(storage.free_bytes(str(context.runs)) or 0)} free in {context.runs}"
+def check_space(context: Context) -> Check:
+    """Check that the disk has room for the checkpoints and weights of the default sweep's untrained cells.
+
+    Bad if the checkpoints of the cells that run at once do not fit; a warning if the weights to keep do not fit as
+    well.
+    """
+    free_text = f"{size(storage.free_bytes(str(context.runs)) or 0)} free in {context.runs}"
     try:
-        needed = context.disk()
+        needs = context.disk_needs()
     except LookFailed as error:
-        return warn(f"{here}; what the sweep needs is unknown: {error}")
-    if needed is None:
-        return ok(f"{here}; no sweep to count for")
-    if not needed["cells"]:
-        return ok(f"{here}; {needed['sweep']} needs no more")
-    at_once = max(1, len(context.gpus()))
-    running, kept, free = needed["disk_bytes_running"] * at_once, needed["disk_bytes_kept"], needed["disk_bytes_free"]
-    want = (
-        f"{needed['sweep']} has {counted(needed['cells'], 'cell')} to train: {size(kept)} to keep, "
-        f"{size(running)} while {at_once} train{'s' if at_once == 1 else ''}"
+        return warn(f"{free_text}; what the sweep needs is unknown: {error}")
+    if needs is None:
+        return ok(f"{free_text}; no sweep to count for")
+    if not needs["cells"]:
+        return ok(f"{free_text}; {needs['sweep']} needs no more")
+    n_concurrent = max(1, len(context.listed_gpus()))
+    running, retained, free = (
+        needs["disk_bytes_running"] * n_concurrent,
+        needs["disk_bytes_kept"],
+        needs["disk_bytes_free"],
+    )
+    need_text = (
+        f"{needs['sweep']} has {counted(needs['cells'], 'cell')} to train: {size(retained)} to keep, "
+        f"{size(running)} while {n_concurrent} train{'s' if n_concurrent == 1 else ''}"
     )
     if free is None:
-        return ok(f"{want}, in {needed['place']}")
-    found = f"{size(free)} free in {needed['place']}; {want}"
-    if free >= running + kept:
-        return ok(found)
+        return ok(f"{need_text}, in {needs['place']}")
+    finding = f"{size(free)} free in {needs['place']}; {need_text}"
+    if free >= running + retained:
+        return ok(finding)
     remedy = "make room (atma-sweep prune-checkpoints), set checkpoint.keep to nothing, or name another checkpoint.path"
-    return bad(found, remedy) if free < running else warn(found, remedy)
+    return bad(finding, remedy) if free < running else warn(finding, remedy)
 
 
-def look_at_inodes(context: Context) -> Check:
-    there = os.statvfs(nearest_folder(context.runs))
-    if not there.f_files:
+def check_inodes(context: Context) -> Check:
+    """Check that the file system of the runs folder has free inodes."""
+    statistics = os.statvfs(nearest_folder(context.runs))
+    if not statistics.f_files:
         return ok("this file system does not count them")
-    found = f"{there.f_favail:,} of {there.f_files:,} free"
-    if there.f_favail >= SPARE_INODES:
-        return ok(found)
+    finding = f"{statistics.f_favail:,} of {statistics.f_files:,} free"
+    if statistics.f_favail >= MIN_FREE_INODES:
+        return ok(finding)
     remedy = f"remove small files from the disk of {context.runs}"
-    return warn(found, remedy) if there.f_favail else bad(found, remedy)
+    return warn(finding, remedy) if statistics.f_favail else bad(finding, remedy)
 
 
-def look_at_writing(context: Context) -> Check:
+def check_writing(context: Context) -> Check:
+    """Check that one MiB can be written and synced in the runs folder, and measure the time. The file is removed."""
     folder, began = nearest_folder(context.runs), time.monotonic()
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".atma-doctor-") as file:
@@ -69,43 +81,50 @@ def look_at_writing(context: Context) -> Check:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        said = error.strerror or str(error)
-        return bad(f"{folder}: {said}", "make it writable, or name another folder with --runs")
+        reason = error.strerror or str(error)
+        return bad(f"{folder}: {reason}", "make it writable, or name another folder with --runs")
     seconds = time.monotonic() - began
-    found = f"1 MiB written and synced in {1000 * seconds:.0f} ms in {folder}"
+    finding = f"1 MiB written and synced in {1000 * seconds:.0f} ms in {folder}"
     return (
-        ok(found) if seconds <= SLOW_S else warn(found, "this disk is too slow or too busy; name another with --runs")
+        ok(finding)
+        if seconds <= SLOW_S
+        else warn(finding, "this disk is too slow or too busy; name another with --runs")
     )
 
 
 def filesystem(path: Path) -> str:
-    """Type of the file system that a path, which need not exist yet, lies on; "" when the system does not say."""
-    path, best, found = path.resolve(), -1, ""
+    """Return the type of the file system that a path (which need not exist yet) lies on; "" if unknown."""
+    path, best, fstype = path.resolve(), -1, ""
     for mount in psutil.disk_partitions(all=True):
         point = Path(mount.mountpoint)
         # of equal mounts the last covers the others
         if path.is_relative_to(point) and len(point.parts) >= best:
-            best, found = len(point.parts), mount.fstype
-    return found
+            best, fstype = len(point.parts), mount.fstype
+    return fstype
 
 
-def look_at_filesystem_of_database(context: Context) -> Check:
-    if context.file is None:
+def check_filesystem_of_database(context: Context) -> Check:
+    """Check that a SQLite database does not lie on a network file system, where SQLite corrupts, or in memory."""
+    if context.database_file is None:
         return absent("the database is on a server")
-    kind = filesystem(context.file)
+    kind = filesystem(context.database_file)
     if kind in NETWORK_FILESYSTEMS:
-        return bad(f"{context.file} lies on {kind}, where SQLite corrupts", "use a local disk or PostgreSQL (--db)")
-    return _lasting(context.file, kind)
+        return bad(
+            f"{context.database_file} lies on {kind}, where SQLite corrupts", "use a local disk or PostgreSQL (--db)"
+        )
+    return _check_persistence(context.database_file, kind)
 
 
-def look_at_filesystem_of_runs(context: Context) -> Check:
+def check_filesystem_of_runs(context: Context) -> Check:
+    """Check that the runs folder does not lie in memory; a network file system is fine."""
     kind = filesystem(context.runs)
     if kind in NETWORK_FILESYSTEMS:
         return ok(f"{context.runs} lies on {kind}, over the network: checkpoints may, a SQLite database may not")
-    return _lasting(context.runs, kind)
+    return _check_persistence(context.runs, kind)
 
 
-def _lasting(path: Path, kind: str) -> Check:
+def _check_persistence(path: Path, kind: str) -> Check:
+    """Return a warning if the path lies on a file system in memory, else a passing check with the type."""
     if kind in ("tmpfs", "ramfs"):
         return warn(f"{path} lies on {kind}, in memory", "it is gone after a reboot; name a disk")
     return ok(f"{path} lies on {kind or 'a file system of unknown type'}")

@@ -1,4 +1,4 @@
-"""Looks at the driver, the GPUs and the kernels."""
+"""Checks of the NVIDIA driver, the GPUs, torch and the kernels."""
 
 from __future__ import annotations
 
@@ -15,108 +15,147 @@ from ...results.console.text import counted
 from ..host.hardware import supported_precisions
 from ..host.locks import GpuLocks
 from ..units import size
-from .context import Check, Context, LookFailed, State, absent, bad, number_in, ok, smi, smi_table, version_of, warn
+from .context import (
+    Check,
+    Context,
+    LookFailed,
+    State,
+    absent,
+    bad,
+    nvidia_smi,
+    nvidia_smi_table,
+    ok,
+    parse_count,
+    version_of,
+    warn,
+)
 
 ECC_FIELDS = ("uuid", "ecc.errors.corrected.volatile.total", "ecc.errors.uncorrected.volatile.total")
+"""Fields of nvidia-smi's query for ECC errors."""
 ROW_FIELDS = ("gpu_uuid", "remapped_rows.pending", "remapped_rows.failure")
+"""Fields of nvidia-smi's query for remapped memory rows."""
 
 
-def look_at_driver(context: Context) -> Check:
-    found = context.driver
-    if isinstance(found, LookFailed):
-        return bad(str(found), "load or reinstall the driver; after an update of it a reboot does")
-    if found is None:
-        loaded = Path("/proc/driver/nvidia/version").exists()
-        if loaded:
+def check_driver(context: Context) -> Check:
+    """Check that the NVIDIA driver answers and lists GPUs; report its version and newest CUDA.
+
+    Absent without nvidia-smi.
+    """
+    driver_gpus = context.driver_gpus
+    if isinstance(driver_gpus, LookFailed):
+        return bad(str(driver_gpus), "load or reinstall the driver; after an update of it a reboot does")
+    if driver_gpus is None:
+        is_loaded = Path("/proc/driver/nvidia/version").exists()
+        if is_loaded:
             return warn("loaded, but nvidia-smi is not on the PATH", "put nvidia-smi on the PATH")
         return absent("no nvidia-smi on the PATH; grids with resources.gpus: 0 run on the CPU")
-    if not found:
+    if not driver_gpus:
         return bad("nvidia-smi lists no GPU", "see dmesg for what the driver says of it")
-    most = _driver_cuda()
-    takes = f", CUDA {most} at most" if most else ""
-    return ok(f"{found[0]['driver_version']}{takes}, {counted(len(found), 'GPU')}")
+    max_cuda = _driver_cuda()
+    cuda_text = f", CUDA {max_cuda} at most" if max_cuda else ""
+    return ok(f"{driver_gpus[0]['driver_version']}{cuda_text}, {counted(len(driver_gpus), 'GPU')}")
 
 
 def _driver_cuda() -> str | None:
-    """The newest CUDA that the driver can run, as nvidia-smi's heading says it."""
+    """Return the newest CUDA version that the driver can run, from the heading of nvidia-smi; None if unknown."""
     try:
-        found = re.search(r"CUDA(?: UMD)? Version\s*:\s*(\d+\.\d+)", smi())
+        match = re.search(r"CUDA(?: UMD)? Version\s*:\s*(\d+\.\d+)", nvidia_smi())
     except LookFailed:
         return None
-    return found[1] if found else None
+    return match[1] if match else None
 
 
-def look_at_torch(context: Context) -> Check:
+def check_torch(context: Context) -> Check:
+    """Check that torch imports, has a CUDA build where there are GPUs, and sees all of them."""
     try:
-        said = context.torch()
+        facts = context.torch_facts()
     except LookFailed as error:
         return bad(f"cannot be used: {error}", "install it again: pip install -c constraints.txt -e .")
-    there = context.gpus()
-    built = f"{said['torch']}, " + (f"CUDA {said['cuda']}" if said["cuda"] else "built for the CPU")
-    if not said["cuda"]:
-        if there:
-            what = f"{built}, but the driver has {counted(len(there), 'GPU')}"
-            return bad(what, "install a build for CUDA, as https://pytorch.org/get-started says")
-        return ok(built)
-    if said["error"] and not there:
-        return ok(f"{built}; no GPU to use it on")
-    if said["error"]:
-        most = _driver_cuda()
-        old = f"; the driver runs CUDA {most} at most" if most and _older(most, said["cuda"]) else ""
+    driver_gpus = context.listed_gpus()
+    build_text = f"{facts['torch']}, " + (f"CUDA {facts['cuda']}" if facts["cuda"] else "built for the CPU")
+    if not facts["cuda"]:
+        if driver_gpus:
+            finding = f"{build_text}, but the driver has {counted(len(driver_gpus), 'GPU')}"
+            return bad(finding, "install a build for CUDA, as https://pytorch.org/get-started says")
+        return ok(build_text)
+    if facts["error"] and not driver_gpus:
+        return ok(f"{build_text}; no GPU to use it on")
+    if facts["error"]:
+        max_cuda = _driver_cuda()
+        driver_text = (
+            f"; the driver runs CUDA {max_cuda} at most" if max_cuda and _is_older(max_cuda, facts["cuda"]) else ""
+        )
         remedy = (
             "update the NVIDIA driver, or install torch for that CUDA"
-            if old
+            if driver_text
             else "mend the driver, or set resources.gpus to 0"
         )
-        return bad(f"{built}, cannot use a GPU: {said['error']}{old}", remedy)
+        return bad(f"{build_text}, cannot use a GPU: {facts['error']}{driver_text}", remedy)
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if len(said["gpus"]) < len(there):
-        what = f"{built}; sees {len(said['gpus'])} of {counted(len(there), 'GPU')}"
-        return warn(f"{what} (CUDA_VISIBLE_DEVICES={hidden})", "unset CUDA_VISIBLE_DEVICES to use all of them")
-    return ok(f"{built}; sees {counted(len(said['gpus']), 'GPU')}")
+    if len(facts["gpus"]) < len(driver_gpus):
+        finding = f"{build_text}; sees {len(facts['gpus'])} of {counted(len(driver_gpus), 'GPU')}"
+        return warn(f"{finding} (CUDA_VISIBLE_DEVICES={hidden})", "unset CUDA_VISIBLE_DEVICES to use all of them")
+    return ok(f"{build_text}; sees {counted(len(facts['gpus']), 'GPU')}")
 
 
-def _older(one: str, other: str) -> bool:
-    return [int(part) for part in one.split(".")] < [int(part) for part in other.split(".")]
+def _is_older(version: str, reference: str) -> bool:
+    return [int(part) for part in version.split(".")] < [int(part) for part in reference.split(".")]
 
 
-def look_at_gpus(context: Context) -> Check | list[Check]:
-    there = context.gpus()
-    asked = (context.pool.submit(_faults, context.pool), context.pool.submit(_users)) if there else None
-    usable = {_bare(gpu["uuid"]): gpu for gpu in context.usable()}
-    if asked is None:
+def check_gpus(context: Context) -> Check | list[Check]:
+    """Return a check per GPU: capability, memory, hardware errors and current users; empty without GPUs."""
+    driver_gpus = context.listed_gpus()
+    queries = (
+        (context.pool.submit(_error_counters, context.pool), context.pool.submit(_gpu_users)) if driver_gpus else None
+    )
+    usable = {_strip_gpu_prefix(gpu["uuid"]): gpu for gpu in context.usable_gpus()}
+    if queries is None:
         # a container may have the devices without the program
         return [
-            Check(f"GPU {index}", "ok", f"{gpu['name']}, {_capability(gpu)}, {size(gpu['total'])}")
+            Check(f"GPU {index}", "ok", f"{gpu['name']}, {_capability_text(gpu)}, {size(gpu['total'])}")
             for index, gpu in enumerate(usable.values())
         ]
-    faults, users = asked[0].result(), asked[1].result()
-    return [_gpu(row, usable.get(_bare(row["uuid"])), faults, users) for row in there]
+    faults, users = queries[0].result(), queries[1].result()
+    return [_check_gpu(row, usable.get(_strip_gpu_prefix(row["uuid"])), faults, users) for row in driver_gpus]
 
 
-def _gpu(
-    row: dict[str, str], torchs: dict[str, Any] | None, faults: dict[str, dict[str, str]], users: dict[str, list[str]]
+def _check_gpu(
+    row: dict[str, str],
+    torch_facts: dict[str, Any] | None,
+    faults: dict[str, dict[str, str]],
+    users: dict[str, list[str]],
 ) -> Check:
-    uuid = _bare(row["uuid"])
+    """Check one GPU that the driver lists.
+
+    Args:
+        row: Fields of nvidia-smi, by GPU_FIELDS.
+        torch_facts: Facts from torch about the GPU; None if torch does not see it.
+        faults: Error counters by uuid.
+        users: Descriptions of processes by uuid.
+
+    Returns:
+        bad for uncorrected memory errors; warn if the GPU is in use or older than compute capability 8.0.
+    """
+    uuid = _strip_gpu_prefix(row["uuid"])
     parts, remedies = [row["name"]], []
     state: State = "ok"
-    if torchs is not None:
-        parts.append(_capability(torchs))
-        if not float(torchs["capability"]) >= 8:
+    if torch_facts is not None:
+        parts.append(_capability_text(torch_facts))
+        if not float(torch_facts["capability"]) >= 8:
             state = "warn"
             remedies.append("below 8.0 torch's own operations are taken, which are slower")
-    total, free = (number_in(row[name]) for name in ("memory.total", "memory.free"))
+    total, free = (parse_count(row[name]) for name in ("memory.total", "memory.free"))
     if total is not None and free is not None:
         parts.append(f"{size(free * 2**20)} of {size(total * 2**20)} free")
-    text_, broken = _fault(faults.get(uuid, {}))
-    parts += [text_] if text_ else []
-    holder = held_by(uuid)
+    fault_text, is_broken = _describe_faults(faults.get(uuid, {}))
+    parts += [fault_text] if fault_text else []
+    holder = gpu_holder(uuid)
     if holder or users.get(uuid):
         state = "warn"
         parts += [f"held by a sweep ({holder})"] if holder else []
         parts += [f"in use by {', '.join(users[uuid])}"] if users.get(uuid) else []
         remedies.append("wait for it, or stop it; a GPU belongs to one sweep at a time")
-    if broken:
+    if is_broken:
         state = "bad"
         remedies.insert(
             0, f"take this GPU out of CUDA_VISIBLE_DEVICES; then reset it: nvidia-smi -r -i {row['index']}, or reboot"
@@ -124,113 +163,120 @@ def _gpu(
     return Check(f"GPU {row['index']}", state, ", ".join(parts), "; ".join(remedies))
 
 
-def _capability(torchs: dict[str, Any]) -> str:
-    """With what it can take as `train.precision`."""
-    major, _, minor = str(torchs["capability"]).partition(".")
+def _capability_text(torch_facts: dict[str, Any]) -> str:
+    """Return the compute capability with the values of `train.precision` that it supports."""
+    major, _, minor = str(torch_facts["capability"]).partition(".")
     return f"compute capability {major}.{minor} ({', '.join(supported_precisions((int(major), int(minor))))})"
 
 
-def _faults(pool: ThreadPoolExecutor) -> dict[str, dict[str, str]]:
-    """By uuid: error counters, those that nvidia-smi knows. Remapped rows are a query of their own."""
-    found: dict[str, dict[str, str]] = {}
+def _error_counters(pool: ThreadPoolExecutor) -> dict[str, dict[str, str]]:
+    """Return nvidia-smi's error counters by uuid, as far as this driver has them. Runs both queries in `pool`."""
+    counters: dict[str, dict[str, str]] = {}
     queries = (("gpu", ECC_FIELDS), ("remapped-rows", ROW_FIELDS))
-    asked = [pool.submit(smi_table, f"--query-{query}={','.join(names)}", names) for query, names in queries]
-    for (_, names), rows in zip(queries, asked, strict=True):
+    tables = [pool.submit(nvidia_smi_table, f"--query-{query}={','.join(names)}", names) for query, names in queries]
+    for (_, names), rows in zip(queries, tables, strict=True):
         with contextlib.suppress(LookFailed):
             for row in rows.result():
-                found.setdefault(_bare(row[names[0]]), {}).update(row)
-    return found
+                counters.setdefault(_strip_gpu_prefix(row[names[0]]), {}).update(row)
+    return counters
 
 
-def _fault(row: dict[str, str]) -> tuple[str, bool]:
-    """(what the error counters say, whether the GPU is to be left alone)."""
-    corrected, uncorrected = (number_in(row.get(name, "")) for name in ECC_FIELDS[1:])
-    said, broken = [], bool(uncorrected)
+def _describe_faults(row: dict[str, str]) -> tuple[str, bool]:
+    """Return (text about the error counters, True if the GPU must not be used)."""
+    corrected, uncorrected = (parse_count(row.get(name, "")) for name in ECC_FIELDS[1:])
+    parts, is_broken = [], bool(uncorrected)
     if corrected or uncorrected:
-        said.append(f"{uncorrected} uncorrected and {corrected} corrected ECC errors since the driver was loaded")
+        parts.append(f"{uncorrected} uncorrected and {corrected} corrected ECC errors since the driver was loaded")
     elif ECC_FIELDS[1] in row:
-        said.append("no ECC" if corrected is None else "no ECC errors")
-    for name, words in zip(ROW_FIELDS[1:], ("rows wait to be remapped", "rows could not be remapped"), strict=True):
+        parts.append("no ECC" if corrected is None else "no ECC errors")
+    for name, problem in zip(ROW_FIELDS[1:], ("rows wait to be remapped", "rows could not be remapped"), strict=True):
         # a count in some drivers, a word in others
         if row.get(name, "").lower() not in ("", "0", "no") and not row[name].startswith("["):
-            said.append(words)
-            broken = True
-    return ", ".join(said), broken
+            parts.append(problem)
+            is_broken = True
+    return ", ".join(parts), is_broken
 
 
-def _users() -> dict[str, list[str]]:
-    """By uuid: the processes that hold its memory."""
+def _gpu_users() -> dict[str, list[str]]:
+    """Return descriptions of the processes that hold memory of a GPU, by uuid; empty if nvidia-smi fails."""
     names = ("gpu_uuid", "pid", "used_memory")
     try:
-        rows = smi_table("--query-compute-apps=" + ",".join(names), names)
+        rows = nvidia_smi_table("--query-compute-apps=" + ",".join(names), names)
     except LookFailed:
         return {}
-    found: dict[str, list[str]] = {}
+    users: dict[str, list[str]] = {}
     for row in rows:
-        pid, held = number_in(row["pid"]), number_in(row["used_memory"])
-        who = process_name(pid) if pid is not None else "an unknown process"
-        amount = f", {size(held * 2**20)}" if held is not None else ""
-        found.setdefault(_bare(row["gpu_uuid"]), []).append(who + amount)
-    return found
+        pid, used_mib = parse_count(row["pid"]), parse_count(row["used_memory"])
+        user = describe_process(pid) if pid is not None else "an unknown process"
+        amount = f", {size(used_mib * 2**20)}" if used_mib is not None else ""
+        users.setdefault(_strip_gpu_prefix(row["gpu_uuid"]), []).append(user + amount)
+    return users
 
 
-def process_name(pid: int) -> str:
-    words: list[str] = []
+def describe_process(pid: int) -> str:
+    """Return "pid N COMMAND" with a shortened command line; for an attempt its folder is included."""
+    arguments: list[str] = []
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        words = process.cmdline()
-        if "--spare" in words:  # an attempt that was told later which it is, and stands in its folder
-            words[words.index("--spare")] = "--folder " + "/".join(Path(process.cwd()).parts[-2:])
-        if "--runs" in words:  # what follows says more
-            del words[words.index("--runs") : words.index("--runs") + 2]
-    said = " ".join(" ".join(Path(word).name if word.startswith("/") else word for word in words).split())
-    return f"pid {pid} {said[:60]}".rstrip()
+        arguments = process.cmdline()
+        if "--spare" in arguments:  # an attempt that was told later which it is, and stands in its folder
+            arguments[arguments.index("--spare")] = "--folder " + "/".join(Path(process.cwd()).parts[-2:])
+        if "--runs" in arguments:  # what follows says more
+            del arguments[arguments.index("--runs") : arguments.index("--runs") + 2]
+    command_line = " ".join(" ".join(Path(word).name if word.startswith("/") else word for word in arguments).split())
+    return f"pid {pid} {command_line[:60]}".rstrip()
 
 
-def held_by(uuid: str) -> str | None:
-    """The process that holds the host lock of that GPU for a sweep; None when nobody does. Takes no lock itself."""
+def gpu_holder(uuid: str) -> str | None:
+    """Return a description of the process that holds the host-wide lock of that GPU; None if it is free.
+
+    Acquires no lock.
+    """
     pid = GpuLocks().holder_pid(uuid)
-    return process_name(pid) if pid is not None else None
+    return describe_process(pid) if pid is not None else None
 
 
-def _bare(uuid: str) -> str:
-    """torch leaves the prefix out that nvidia-smi writes."""
+def _strip_gpu_prefix(uuid: str) -> str:
+    """Return a uuid without the prefix GPU-, which nvidia-smi writes and torch omits."""
     return uuid.removeprefix("GPU-")
 
 
 # --- kernels --------------------------------------------------------------------------------------------------------
 
 
-def look_at_triton(context: Context) -> Check:
+def check_triton(context: Context) -> Check:
+    """Check that Triton and fla are installed where a GPU can use them, and that fla's gradients are right on it."""
     triton, fla = version_of("triton"), version_of("fla-core") or version_of("flash-linear-attention")
-    found = f"Triton {triton or 'not installed'}, fla {fla or 'not installed'}"
-    gpus = context.usable()
+    finding = f"Triton {triton or 'not installed'}, fla {fla or 'not installed'}"
+    gpus = context.usable_gpus()
     if not gpus:
         if triton is None or fla is None:
-            return absent(f"{found}; only a GPU needs them")
-        return ok(f"{found}; no GPU to use them on")
+            return absent(f"{finding}; only a GPU needs them")
+        return ok(f"{finding}; no GPU to use them on")
     if triton is None or fla is None:
-        gone = "triton" if triton is None else "flash-linear-attention"
-        return warn(found, f"without it slower operations are taken: pip install {gone}")
-    wrong = sorted({gpu["capability"] for gpu in gpus if not gpu["fla_is_right"]})
-    if wrong:
-        what = (
-            f"{found}: fla's gradients are wrong on compute capability {', '.join(wrong)}, so our own kernels are taken"
-        )
-        return warn(what, "no number suffers; Triton 3.7.1 or newer makes fla right")
-    return ok(f"{found}; fla's gradients are right here")
+        missing = "triton" if triton is None else "flash-linear-attention"
+        return warn(finding, f"without it slower operations are taken: pip install {missing}")
+    wrong_capabilities = sorted({gpu["capability"] for gpu in gpus if not gpu["fla_is_right"]})
+    if wrong_capabilities:
+        problem = f"{finding}: fla's gradients are wrong on compute capability {', '.join(wrong_capabilities)}, so our own kernels are taken"
+        return warn(problem, "no number suffers; Triton 3.7.1 or newer makes fla right")
+    return ok(f"{finding}; fla's gradients are right here")
 
 
-def look_at_kernels(context: Context) -> Check | list[Check]:
-    if not context.usable():
+def check_kernels(context: Context) -> Check | list[Check]:
+    """Return a check per op with the backend chosen on this GPU; a fallback to torch is a warning.
+
+    Absent without a GPU.
+    """
+    if not context.usable_gpus():
         return absent("no GPU: torch's own operations on the CPU")
     try:
-        chosen = context.kernels()
+        backends = context.kernel_backends()
     except LookFailed as error:
         return bad(f"the self-tests gave no answer: {error}", "train.kernels: torch does without them")
     return [
-        Check(f"kernel {op}", "ok", f"{backend} ({why})")
+        Check(f"kernel {op}", "ok", f"{backend} ({reason})")
         if backend != "torch"
-        else Check(f"kernel {op}", "warn", f"{backend} ({why})", "right, but slower; the reason stands before")
-        for op, (backend, why) in chosen.items()
+        else Check(f"kernel {op}", "warn", f"{backend} ({reason})", "right, but slower; the reason stands before")
+        for op, (backend, reason) in backends.items()
     ]

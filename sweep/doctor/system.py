@@ -1,4 +1,4 @@
-"""Looks at Python, the system, the compiler and Ray."""
+"""Checks of Python, the operating system, the compiler and Ray."""
 
 from __future__ import annotations
 
@@ -24,37 +24,43 @@ from .disk import nearest_folder
 
 GIB = 2**30
 OPEN_FILES = 4096
+"""Limit on open files below which the check warns."""
 SHARED_MEMORY = GIB
-SPARE_MEMORY = 2 * GIB
+"""Free bytes in /dev/shm below which the check warns."""
+MIN_FREE_MEMORY = 2 * GIB
+"""Available bytes of memory below which the check warns."""
 
 
-def look_at_python(context: Context) -> Check:
-    version, found = sys.version_info[:2], platform.python_version()
+def check_python(context: Context) -> Check:
+    """Check that the version of Python is supported (3.11 to 3.14)."""
+    version, version_text = sys.version_info[:2], platform.python_version()
     if version < (3, 11):
-        return bad(found, "use Python 3.11 to 3.14")
+        return bad(version_text, "use Python 3.11 to 3.14")
     if version > (3, 14):
-        return warn(f"{found}, newer than what was tested", "use Python 3.11 to 3.14")
-    return ok(found)
+        return warn(f"{version_text}, newer than what was tested", "use Python 3.11 to 3.14")
+    return ok(version_text)
 
 
-def look_at_platform(context: Context) -> Check:
+def check_platform(context: Context) -> Check:
+    """Check that the operating system and processor are supported."""
     system, cpu = platform.system(), platform.machine()
-    found = f"{system} {cpu}, kernel {platform.release()}, {counted(hardware.cores(), 'core')}"
+    finding = f"{system} {cpu}, kernel {platform.release()}, {counted(hardware.cores(), 'core')}"
     if system == "Darwin":
         return ok(f"macOS {platform.mac_ver()[0]} {cpu}, {counted(hardware.cores(), 'core')}; on the CPU only")
     if system != "Linux":
-        return bad(found, "use Linux, macOS, or Windows through WSL")
+        return bad(finding, "use Linux, macOS, or Windows through WSL")
     release = platform.release().lower()
     if "microsoft" in release:
         if "wsl2" in release or "standard" in release:
-            return ok(f"{found}; Windows through WSL")
-        return bad(f"{found}; WSL 1", "turn it into WSL 2: wsl --set-version NAME 2")
+            return ok(f"{finding}; Windows through WSL")
+        return bad(f"{finding}; WSL 1", "turn it into WSL 2: wsl --set-version NAME 2")
     if cpu not in ("x86_64", "AMD64"):
-        return warn(f"{found}; complete only on x86-64: here are no Triton and no fla")
-    return ok(found)
+        return warn(f"{finding}; complete only on x86-64: here are no Triton and no fla")
+    return ok(finding)
 
 
-def look_at_open_files(context: Context) -> Check:
+def check_open_files(context: Context) -> Check:
+    """Check that the limit on open files is high enough for Ray."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -64,100 +70,113 @@ def look_at_open_files(context: Context) -> Check:
     return ok(f"at most {limits}")
 
 
-def look_at_shared_memory(context: Context) -> Check:
+def check_shared_memory(context: Context) -> Check:
+    """Check that /dev/shm has space for Ray's object store."""
     try:
-        there = os.statvfs("/dev/shm")
+        statistics = os.statvfs("/dev/shm")
     except OSError:
         return absent("no /dev/shm")
-    whole, free = there.f_frsize * there.f_blocks, there.f_frsize * there.f_bavail
-    found = f"{size(free)} of {size(whole)} free in /dev/shm"
+    total, free = statistics.f_frsize * statistics.f_blocks, statistics.f_frsize * statistics.f_bavail
+    finding = f"{size(free)} of {size(total)} free in /dev/shm"
     if free < SHARED_MEMORY:
-        return warn(found, "Ray's object store lies there; in Docker: --shm-size=2g")
-    return ok(found)
+        return warn(finding, "Ray's object store lies there; in Docker: --shm-size=2g")
+    return ok(finding)
 
 
-def look_at_memory(context: Context) -> Check:
+def check_memory(context: Context) -> Check:
+    """Check that enough memory is available and that swap is mostly unused."""
     ram, swap = psutil.virtual_memory(), psutil.swap_memory()
-    found = f"{size(ram.available)} of {size(ram.total)} available, swap {size(swap.used)} of {size(swap.total)} used"
+    finding = f"{size(ram.available)} of {size(ram.total)} available, swap {size(swap.used)} of {size(swap.total)} used"
     limit = _memory_limit()
     if limit is not None and limit < ram.total:
-        found += f"; this control group may use {size(limit)}"
-    if ram.available < SPARE_MEMORY:
-        return warn(found, "an attempt takes a gigabyte or more; end something else first")
+        finding += f"; this control group may use {size(limit)}"
+    if ram.available < MIN_FREE_MEMORY:
+        return warn(finding, "an attempt takes a gigabyte or more; end something else first")
     if swap.total and swap.used > swap.total / 2:
-        return warn(found, "more than half of the swap is in use; end something else first")
-    return ok(found)
+        return warn(finding, "more than half of the swap is in use; end something else first")
+    return ok(finding)
 
 
 def _memory_limit() -> int | None:
+    """Return the memory limit of this process's control group in bytes; None without one."""
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):
             return int(Path(path).read_text())
     return None
 
 
-def look_at_compiler(context: Context) -> Check:
-    asked = os.environ.get("CC")
-    found = shutil.which(asked) if asked else next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
-    headers = (Path(sysconfig.get_path("include")) / "Python.h").is_file()
-    needed = bool(context.gpus() or context.usable())
-    why = "Triton builds its launcher with it" if needed else "only Triton on a GPU needs one"
-    if found is None:
-        gone = f"CC={asked} is not there" if asked else "no gcc, clang or cc on the PATH"
-        if needed:
-            return bad(f"{gone}; {why}", "install one (apt-get install gcc), or name it with CC")
-        return absent(f"{gone}; {why}")
-    if needed and not headers:
-        return bad(f"{found}, but no Python.h; {why}", "install the headers (apt-get install python3-dev)")
-    return ok(f"{found}{'' if headers else ', no Python.h'}; {why}")
+def check_compiler(context: Context) -> Check:
+    """Check that a C compiler and Python's headers exist where Triton needs them, that is, on a machine with GPUs."""
+    requested = os.environ.get("CC")
+    compiler = (
+        shutil.which(requested) if requested else next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
+    )
+    has_headers = (Path(sysconfig.get_path("include")) / "Python.h").is_file()
+    is_needed = bool(context.listed_gpus() or context.usable_gpus())
+    purpose = "Triton builds its launcher with it" if is_needed else "only Triton on a GPU needs one"
+    if compiler is None:
+        problem = f"CC={requested} is not there" if requested else "no gcc, clang or cc on the PATH"
+        if is_needed:
+            return bad(f"{problem}; {purpose}", "install one (apt-get install gcc), or name it with CC")
+        return absent(f"{problem}; {purpose}")
+    if is_needed and not has_headers:
+        return bad(f"{compiler}, but no Python.h; {purpose}", "install the headers (apt-get install python3-dev)")
+    return ok(f"{compiler}{'' if has_headers else ', no Python.h'}; {purpose}")
 
 
-def compiled_folders() -> list[Path]:
-    """Where attempts keep compiled kernels: as the environment says, else in the user's cache folder."""
+def compile_cache_folders() -> list[Path]:
+    """Return the folders where attempts cache compiled kernels: those of the environment, else the user's cache folder."""
     named = [Path(os.environ[name]) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR") if name in os.environ]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atma-sweep" / "compiled"
     return named if len(named) == 2 else [*named, cache]
 
 
-def look_at_compiled(context: Context) -> list[Check]:
-    return [_cache(folder) for folder in compiled_folders()]
+def check_compile_caches(context: Context) -> list[Check]:
+    """Return a check per cache folder of compiled kernels."""
+    return [_check_cache(folder) for folder in compile_cache_folders()]
 
 
-def _cache(folder: Path) -> Check:
+def _check_cache(folder: Path) -> Check:
+    """Check that a cache folder exists or can be created; report its size and number of files."""
     if not folder.is_dir():
         above = nearest_folder(folder)
         if not os.access(above, os.W_OK):
             return warn(f"{above} cannot be written, so every attempt compiles anew", "set XDG_CACHE_HOME")
         return absent(f"none yet in {folder}; a GPU's first attempt makes it")
-    files, held = 0, 0
+    n_files, total_bytes = 0, 0
     for top, _, names in os.walk(folder):
-        files += len(names)
+        n_files += len(names)
         for name in names:
             with contextlib.suppress(OSError):
-                held += os.lstat(os.path.join(top, name)).st_size
-    return ok(f"{size(held)} in {counted(files, 'file')} in {folder}")
+                total_bytes += os.lstat(os.path.join(top, name)).st_size
+    return ok(f"{size(total_bytes)} in {counted(n_files, 'file')} in {folder}")
 
 
 # --- Ray ------------------------------------------------------------------------------------------------------------
 
 
-def look_at_ray(context: Context) -> Check:
+def check_ray(context: Context) -> Check:
+    """Check that Ray is installed with its executables. Does not start it."""
     spec, version = importlib.util.find_spec("ray"), version_of("ray")
     if spec is None or spec.origin is None:
         return warn("not installed", "pip install ray, or launch with --executor local")
     core = Path(spec.origin).parent / "core" / "src" / "ray"
-    lacking = [
+    missing = [
         name
         for name in ("gcs/gcs_server", "raylet/raylet")
         if not os.access(core / name, os.X_OK) or not (core / name).is_file()
     ]
-    if lacking:
-        what = f"{version}, but its programs are missing or cannot be run: {', '.join(lacking)}"
-        return bad(what, "install it again (pip install --force-reinstall ray), or launch with --executor local")
+    if missing:
+        problem = f"{version}, but its programs are missing or cannot be run: {', '.join(missing)}"
+        return bad(problem, "install it again (pip install --force-reinstall ray), or launch with --executor local")
     return ok(f"{version}, complete; not started for this")
 
 
-def look_at_ray_cluster(context: Context) -> Check:
+def check_ray_cluster_file(context: Context) -> Check:
+    """Check that Ray's record of a running cluster is not stale.
+
+    A cluster that answers is fine, since launches ignore it.
+    """
     temporary = (
         os.environ.get("RAY_TMPDIR") or (os.environ.get("TMPDIR") if sys.platform == "linux" else None) or "/tmp"
     )
@@ -172,6 +191,7 @@ def look_at_ray_cluster(context: Context) -> Check:
 
 
 def _answers(address: str) -> bool:
+    """Return True if a connection to HOST:PORT succeeds within a second."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0):
@@ -180,14 +200,16 @@ def _answers(address: str) -> bool:
         return False
 
 
-def look_at_ray_address(context: Context) -> Check:
+def check_ray_address(context: Context) -> Check:
+    """Warn if RAY_ADDRESS is set, which launches ignore."""
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         return ok("not set")
     return warn(f"{address}; launch starts its own Ray all the same", "unset it; name a cluster with --address")
 
 
-def look_at_ray_token(context: Context) -> Check:
+def check_ray_token(context: Context) -> Check:
+    """Check that Ray's token exists where one is required, and that other users cannot read it."""
     mode = os.environ.get("RAY_AUTH_MODE", "").lower()
     if os.environ.get("RAY_AUTH_TOKEN"):
         return ok(f"in RAY_AUTH_TOKEN, RAY_AUTH_MODE {mode or 'not set'}")
@@ -199,9 +221,9 @@ def look_at_ray_token(context: Context) -> Check:
             remedy = f"ray get-auth-token --generate && chmod 600 {path}, and the same file on every node"
             return warn(f"RAY_AUTH_MODE is token, but there is no {path}", remedy)
         return absent(f"no {path}; only a cluster needs one, the first Ray here makes it")
-    found = f"{path}, mode {bits:04o}, RAY_AUTH_MODE {mode or 'not set'}"
+    finding = f"{path}, mode {bits:04o}, RAY_AUTH_MODE {mode or 'not set'}"
     if bits & 0o077:
-        return warn(f"{found}: others on this machine can read it", f"chmod 600 {path}")
+        return warn(f"{finding}: others on this machine can read it", f"chmod 600 {path}")
     if mode != "token" and os.environ.get("RAY_ADDRESS"):
-        return warn(f"{found}: a cluster that asks for it will refuse us", "export RAY_AUTH_MODE=token")
-    return ok(found)
+        return warn(f"{finding}: a cluster that asks for it will refuse us", "export RAY_AUTH_MODE=token")
+    return ok(finding)

@@ -1,4 +1,4 @@
-"""What python -m atma_sweep.sweep.doctor answers, in a process that may import torch."""
+"""Queries of `python -m atma_sweep.sweep.doctor`, in a process that may import torch."""
 
 from __future__ import annotations
 
@@ -16,38 +16,44 @@ from ...results.store.store import open_store
 from .context import version_of
 
 
-def _about_torch() -> dict[str, Any]:
+def _torch_facts() -> dict[str, Any]:
+    """Return facts about torch: torch (version), cuda (version or None), error (or None), and gpus.
+
+    Each GPU is a dict: uuid, name, capability ("MAJOR.MINOR"), total (bytes), fla_is_right.
+    """
     import torch
 
     from ...kernels.gated_delta.op import fla_is_right
 
     triton = version_of("triton") or "0"
-    said: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "error": None, "gpus": []}
+    facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "error": None, "gpus": []}
     try:
         torch.cuda.init()
         torch.zeros(1, device="cuda")
     except (RuntimeError, AssertionError) as error:
-        return said | {"error": str(error).splitlines()[0]}
+        return facts | {"error": str(error).splitlines()[0]}
     for index in range(torch.cuda.device_count()):
-        found = torch.cuda.get_device_properties(index)
-        capability = (found.major, found.minor)
-        said["gpus"].append(
+        properties = torch.cuda.get_device_properties(index)
+        capability = (properties.major, properties.minor)
+        facts["gpus"].append(
             {
-                "uuid": str(found.uuid),
-                "name": found.name,
-                "capability": f"{found.major}.{found.minor}",
-                "total": found.total_memory,
+                "uuid": str(properties.uuid),
+                "name": properties.name,
+                "capability": f"{properties.major}.{properties.minor}",
+                "total": properties.total_memory,
                 "fla_is_right": fla_is_right(capability, triton),
             }
         )
-    return said
+    return facts
 
 
 def kernel_backends() -> dict[str, Any]:
-    """Op -> (backend, reason), at the sizes of the shipped models. The self-tests compile side by side.
+    """Return (backend, reason) by op, at the sizes of the default model. Self-tests compile in parallel forks.
 
-    torch is imported once and before CUDA is used, so that every child of a fork can use it. Raises RuntimeError when
-    one of them dies.
+    torch is imported once and before CUDA is used, so that every forked child can use it.
+
+    Raises:
+        RuntimeError: A child failed or died.
     """
     import torch
 
@@ -64,83 +70,90 @@ def kernel_backends() -> dict[str, Any]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     dtype, config = torch.bfloat16, ModelConfig()
-    size_, window = config.head_dim, config.window_size
-    taken = {
+    head_dim, window = config.head_dim, config.window_size
+    choosers = {
         "gated_conv": lambda device: conv.choose_backend(device, dtype, config.conv_taps),
         "canon": lambda device: conv.choose_backend(device, dtype, config.canon_taps),
         "cross_entropy": lambda device: cross_entropy.choose_backend(device, dtype),
-        "polar": lambda device: polar.choose_backend(device, dtype, size_),
-        "polar_window": lambda device: polar.choose_backend(device, dtype, size_, window),
-        "softmax": lambda device: softmax.choose_backend(device, dtype, size_, windowed=False),
-        "softmax_window": lambda device: softmax.choose_backend(device, dtype, size_, windowed=True),
-        "memory": lambda device: gated_delta.choose_backend(device, dtype, size_),
+        "polar": lambda device: polar.choose_backend(device, dtype, head_dim),
+        "polar_window": lambda device: polar.choose_backend(device, dtype, head_dim, window),
+        "softmax": lambda device: softmax.choose_backend(device, dtype, head_dim, windowed=False),
+        "softmax_window": lambda device: softmax.choose_backend(device, dtype, head_dim, windowed=True),
+        "memory": lambda device: gated_delta.choose_backend(device, dtype, head_dim),
     }
 
-    def chosen(ops: Sequence[str]) -> dict[str, Any]:
+    def choose_backends(ops: Sequence[str]) -> dict[str, Any]:
+        """Return (backend, reason) for each of these ops; runs in a forked child."""
         device = current_device()
         use_shared_compile_cache(device)
-        return {op: taken[op](device) for op in ops}
+        return {op: choosers[op](device) for op in ops}
 
-    found = run_in_forks(chosen, TESTED_TOGETHER)
-    return {op: found[op] for op in taken}
+    backends = run_in_forks(choose_backends, FORK_GROUPS)
+    return {op: backends[op] for op in choosers}
 
 
 def current_device() -> Any:
-    """The GPU, which this uses for the first time."""
+    """Return the current GPU; this initialises CUDA."""
     import torch
 
     return torch.device("cuda", torch.cuda.current_device())
 
 
-TESTED_TOGETHER = (
+FORK_GROUPS = (
     ("memory",), ("polar", "polar_window"), ("softmax", "softmax_window"), ("gated_conv", "canon"), ("cross_entropy",),
 )  # fmt: skip
-"""Ops that share a self-test, which is done once in a process; those that compile longest first."""
+"""Groups of ops that share a self-test, which runs once per process; the slowest to compile come first."""
 
 
 def run_in_forks(work: Callable[[Any], dict[str, Any]], parts: Sequence[Any]) -> dict[str, Any]:
-    """What `send` finds of each part, all together; each in a fork of this process.
+    """Run `work` on every part in parallel forks of this process and merge the dicts that it returns.
 
-    Raises RuntimeError with the cause when one fails or dies.
+    Raises:
+        RuntimeError: A child failed or died; the message names its part and the cause.
     """
     fork = multiprocessing.get_context("fork")
     children = []
     for part in parts:
-        ours, theirs = fork.Pipe(duplex=False)
-        child = fork.Process(target=_tell, args=(work, part, theirs))
+        receiver, sender = fork.Pipe(duplex=False)
+        child = fork.Process(target=_send_result, args=(work, part, sender))
         child.start()
-        theirs.close()
-        children.append((part, child, ours))
-    found: dict[str, Any] = {}
-    for part, child, ours in children:
+        sender.close()
+        children.append((part, child, receiver))
+    merged: dict[str, Any] = {}
+    for part, child, receiver in children:
         try:
-            said = ours.recv()
+            result = receiver.recv()
         except EOFError:
             child.join()
-            said = f"its process ended with exit code {child.exitcode}"
+            result = f"its process ended with exit code {child.exitcode}"
         child.join()
-        if isinstance(said, str):
-            raise RuntimeError(f"self-test of {', '.join(part)}: {said}")
-        found |= said
-    return found
+        if isinstance(result, str):
+            raise RuntimeError(f"self-test of {', '.join(part)}: {result}")
+        merged |= result
+    return merged
 
 
-def _tell(work: Callable[[Any], dict[str, Any]], part: Any, to: Any) -> None:
+def _send_result(work: Callable[[Any], dict[str, Any]], part: Any, sender: Any) -> None:
+    """Send `work(part)` through the pipe, or the error as a string; runs in a forked child, which then fails."""
     try:
-        to.send(work(part))
+        sender.send(work(part))
     except Exception as error:
-        to.send(f"{type(error).__name__}: {' '.join(str(error).split())}")
+        sender.send(f"{type(error).__name__}: {' '.join(str(error).split())}")
         raise
 
 
-def _about_disk(runs: Path) -> dict[str, Any]:
-    """What the untrained cells of the default sweep need; cells that differ in their seed alone are counted together."""
+def _disk_needs(runs: Path) -> dict[str, Any]:
+    """Return the disk that the untrained cells of the default sweep need.
+
+    Keys are sweep, cells (their number), place, and those of DiskUsage. Cells that differ only in their seed share one
+    restored config.
+    """
     from ..attempt.trained_cells import restore_cell
     from ..planning.admission import disk_needed
 
     store = open_store()
     sweep = store.default_sweep()
-    alike: dict[str, Any] = {}
+    cell_by_size: dict[str, Any] = {}
     cells = []
     for state in store.cell_states(sweep):
         if state.trained_attempt_id is not None or state.state == "diverged":
@@ -148,15 +161,18 @@ def _about_disk(runs: Path) -> dict[str, Any]:
         record = store.cell(state.cell_id)
         parts = {name: record.config.get(name) for name in ("model", "resources", "checkpoint", "plugins")}
         key = json.dumps(parts, sort_keys=True)
-        if key not in alike:
-            alike[key] = restore_cell(record, runs)
-        cells.append(alike[key])
-    found = disk_needed(cells, runs)
-    return {"sweep": sweep, "cells": len(cells), "place": found.place, **found.as_json()}
+        if key not in cell_by_size:
+            cell_by_size[key] = restore_cell(record, runs)
+        cells.append(cell_by_size[key])
+    usage = disk_needed(cells, runs)
+    return {"sweep": sweep, "cells": len(cells), "place": usage.place, **usage.as_json()}
 
 
-def _about_cluster(address: str, runs: Path) -> dict[str, Any]:
-    """What its nodes say of themselves, or the error that keeps us out of it."""
+def _cluster_facts(address: str, runs: Path) -> dict[str, Any]:
+    """Return the keys nodes, alive (host names) and differing (versions) of a cluster.
+
+    Only error if it cannot be reached.
+    """
     from ..errors import SweepError
     from ..executors import ray_connection
 
@@ -173,14 +189,14 @@ def _about_cluster(address: str, runs: Path) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answers one question with one line of JSON; the database is named by ATMA_DB."""
+    """Answer one query with one line of JSON on standard output; ATMA_DB names the database. Return 0."""
     question, *rest = sys.argv[1:] if argv is None else argv
-    ask: dict[str, Callable[[], dict[str, Any]]] = {
-        "torch": _about_torch,
+    handlers: dict[str, Callable[[], dict[str, Any]]] = {
+        "torch": _torch_facts,
         "kernels": kernel_backends,
-        "disk": lambda: _about_disk(Path(*rest)),
-        "cluster": lambda: _about_cluster(rest[0], Path(rest[1])),
+        "disk": lambda: _disk_needs(Path(*rest)),
+        "cluster": lambda: _cluster_facts(rest[0], Path(rest[1])),
     }
-    said = ask[question]()
-    print(json.dumps(said))
+    reply = handlers[question]()
+    print(json.dumps(reply))
     return 0

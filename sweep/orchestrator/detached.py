@@ -139,7 +139,7 @@ class DetachedSupervisor:
             time.sleep(STORE_RETRY_S)
 
     def _launch(self, store: Store, console: Console, log_line: Callable[[str], None]) -> None:
-        """Run `launch.run` with a progress display on `console`, and deliver the plan's lines to `wait_for_plan`.
+        """Run `launch.process` with a progress display on `console`, and deliver the plan's lines to `wait_for_plan`.
 
         A clean stop by a signal or by `cancel` is logged and not raised. An error after the plan is recorded as a
         "stopped" event of the sweep, unless it is SweepBroken, which has recorded itself.

@@ -52,7 +52,7 @@ class LaunchRequest:
 
     grid: Grid
     cells: Sequence[Cell]
-    """All cells of the grid; for a study those of its trials so far, which `run` and `plan` look up."""
+    """All cells of the grid; for a study those of its trials so far, which `process` and `plan` look up."""
     space: TrialSpace | None = None
     """For a study: the search space that its cells come from; None for a factorial."""
     runs: Path

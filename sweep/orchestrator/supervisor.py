@@ -121,7 +121,7 @@ class Supervisor:
         commit: tuple[str | None, bool | None], source: Path | None = None,
         additional_leases: Sequence[tuple[str, int]] = (),
     ) -> None:  # fmt: skip
-        """Prepare the supervisor; nothing starts before `run`.
+        """Prepare the supervisor; nothing starts before `process`.
 
         Args:
             store: Database.

@@ -37,7 +37,9 @@ NOT_HERE = {
 
 
 def test_the_page_is_that_of_the_commands_as_they_are() -> None:
-    assert PAGE.read_text() == reference.page(typer.main.get_command(cli.app)), "atma-sweep reference --out docs/cli.md"
+    assert PAGE.read_text() == reference.reference_page(typer.main.get_command(cli.app)), (
+        "atma-sweep reference --out docs/cli.md"
+    )
 
 
 def test_every_option_of_every_command_stands_on_the_page() -> None:

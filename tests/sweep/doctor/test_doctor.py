@@ -60,7 +60,7 @@ def test_a_look_that_breaks_is_a_bad_check_in_one_line(monkeypatch: pytest.Monke
     def broken(case: Any) -> Check:
         raise ZeroDivisionError("two\nlines")
 
-    monkeypatch.setattr(doctor, "LOOKS", (("first", broken), *doctor.LOOKS))
+    monkeypatch.setattr(doctor, "CHECKS", (("first", broken), *doctor.CHECKS))
     found = look()
     assert found["first"] == Check("first", "bad", "ZeroDivisionError: two lines")
     assert found["python"].state == "ok"
@@ -102,7 +102,7 @@ def test_an_address_that_is_no_database(look: Any) -> None:
 def test_platforms(monkeypatch: pytest.MonkeyPatch, system: str, release: str, cpu: str, state: str) -> None:
     for name, word in (("system", system), ("release", release), ("machine", cpu)):
         monkeypatch.setattr(platform, name, lambda word=word: word)
-    check = doctor.system.look_at_platform(None)  # type: ignore[arg-type]
+    check = doctor.system.check_platform(None)  # type: ignore[arg-type]
     assert check.state == state
     assert bool(check.remedy) == (state == "bad")
 
@@ -110,7 +110,7 @@ def test_platforms(monkeypatch: pytest.MonkeyPatch, system: str, release: str, c
 @pytest.mark.parametrize(("version", "state"), [((3, 10, 9), "bad"), ((3, 14, 0), "ok"), ((3, 15, 0), "warn")])
 def test_pythons(monkeypatch: pytest.MonkeyPatch, version: tuple[int, ...], state: str) -> None:
     monkeypatch.setattr(doctor.system, "sys", SimpleNamespace(version_info=version))
-    assert doctor.system.look_at_python(None).state == state  # type: ignore[arg-type]
+    assert doctor.system.check_python(None).state == state  # type: ignore[arg-type]
 
 
 def test_limits(monkeypatch: pytest.MonkeyPatch, look: Any) -> None:
@@ -203,7 +203,7 @@ def test_every_op_of_the_network_has_its_self_test(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(worker, "current_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(device, "use_shared_compile_cache", lambda _: None)
     found = worker.kernel_backends()
-    ops = [op for part in worker.TESTED_TOGETHER for op in part]
+    ops = [op for part in worker.FORK_GROUPS for op in part]
     assert sorted(found) == sorted(ops)
     assert {backend for backend, _ in found.values()} == {"torch"}
 
@@ -349,7 +349,7 @@ def test_an_attempt_that_was_a_spare_is_named_by_its_folder(tmp_path: Path) -> N
     process = subprocess.Popen([sys.executable, *words], cwd=place, stdin=subprocess.PIPE)
     try:
         until(lambda: "--spare" in psutil.Process(process.pid).cmdline(), "the process")
-        assert gpus.process_name(process.pid).endswith("-c input() --folder a1b2/3 --parent 12")
+        assert gpus.describe_process(process.pid).endswith("-c input() --folder a1b2/3 --parent 12")
     finally:
         process.kill()
         process.communicate()
@@ -396,7 +396,7 @@ def test_the_cache_of_compiled_kernels(tmp_path: Path, look: Any, monkeypatch: p
     from atma_sweep.sweep.attempt.device import use_shared_compile_cache
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
-    (folder,) = doctor.compiled_folders()
+    (folder,) = doctor.compile_cache_folders()
     assert said(look()["compiled kernels"]) == ("absent", f"none yet in {folder}; a GPU's first attempt makes it")
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(name, "x")  # so that the patch takes back what is set now

@@ -195,6 +195,6 @@ def test_a_clock_that_jumps(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert look()["clock"].state == "ok"
     real, jumps = time.time, iter((0.0, *[3.0] * 10**4))
     monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
-    found = doctor.database.look_at_clock(None)  # type: ignore[arg-type]
+    found = doctor.database.check_clock(None)  # type: ignore[arg-type]
     assert found.state == "warn"
     assert 2950 < float(found.found.split(" UTC, ")[1].split()[0]) < 3050

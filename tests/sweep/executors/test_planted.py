@@ -66,7 +66,7 @@ def test_code_is_trusted_by_what_it_is_not_by_where_it_lies(what: str, package: 
         source_snapshot.take_snapshot(runs, package)
     with pytest.raises(SweepError, match="does not hold the code"):
         source_snapshot.find_snapshot(runs, source_snapshot.fingerprint(package))
-    assert [finding.severity for finding in verify.differing(runs)] == ["error"]
+    assert [finding.severity for finding in verify.changed_files(runs)] == ["error"]
 
 
 def test_links_and_compiled_files_of_frozen_code(package: Path, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_plugin_runs_as_it_was_hashed_and_is_copied_again_where_it_differs(
     assert sign.exists()
     assert not (tmp_path / "evi").exists(), "the compiled file beside it is another"
     copy.write_bytes(theirs.read_bytes())
-    assert any("not the plugin" in finding.what for finding in verify.differing(tmp_path / "atma-runs"))
+    assert any("not the plugin" in finding.what for finding in verify.changed_files(tmp_path / "atma-runs"))
     own = tmp_path / "bait.py"
     config = cell.config.model_copy(update={"plugins": (plugin.model_copy(update={"path": str(own)}),)})
     (frozen,) = supervisor.freeze_plugins([Cell(cell.id, cell.slug, config, {})], tmp_path / "atma-runs")
@@ -164,7 +164,7 @@ def test_prepared_text_is_read_before_it_counts(cell: Cell, tmp_path: Path) -> N
     root, known = tmp_path / "atma-runs" / "corpora", cell.config.data.fingerprint or ""
     folder = root / known[:16]
     assert corpora.verified(root, known).fingerprint == known
-    assert list(verify.differing(tmp_path / "atma-runs")) == []
+    assert list(verify.changed_files(tmp_path / "atma-runs")) == []
     # as many tokens, under the same manifest
     shard = next(folder.glob("train*.bin"))
     tokens = np.array(corpora.open_corpus(root, known).train[0])
@@ -172,7 +172,7 @@ def test_prepared_text_is_read_before_it_counts(cell: Cell, tmp_path: Path) -> N
     corpora.open_corpus(root, known)
     with pytest.raises(CorpusError, match=r"sha256 is .*prepare the corpus again"):
         corpora.verified(root, known)
-    (finding,) = verify.differing(tmp_path / "atma-runs")
+    (finding,) = verify.changed_files(tmp_path / "atma-runs")
     assert (finding.severity, "sha256" in finding.what) == ("error", True)
     write_shard(shard, tokens)
     assert corpora.verified(root, known).fingerprint == known

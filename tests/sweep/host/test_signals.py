@@ -207,7 +207,7 @@ def test_a_request_that_comes_in_a_callback_comes_again(number: signal.Signals) 
     """What a weak reference calls lets no exception out: it would be printed, and forgotten."""
     code = f"""
         import os, signal, time, weakref
-        from atma_sweep.sweep.host.signals import StopSignals, StopRequested
+        from atma_sweep.sweep.host.signals import StopRequested, StopSignals
 
         # below nohup it would be ignored
         signal.signal({number.value}, signal.default_int_handler if {number.value} == 2 else signal.SIG_DFL)
