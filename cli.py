@@ -90,7 +90,7 @@ def _foreign_exit_location(end: SystemExit) -> str | None:
     """Return file:line if foreign code, such as a plugin, called sys.exit; None if our own code did."""
     from traceback import walk_tb
 
-    # a library may have put a function of its own there, as wandb does; who called it is what counts
+    # a library such as wandb may replace sys.exit by a function of its own; its caller counts
     hook = getattr(sys.exit, "__code__", None)
     frame, line = [step for step in walk_tb(end.__traceback__) if step[0].f_code is not hook][-1]
     ours = frame.f_globals.get("__name__", "").partition(".")[0] in ("typer", "click", __package__)
@@ -173,7 +173,7 @@ def main(command: Callable[[], Any] | None = None) -> None:
     Args:
         command: Function to run instead of the command that sys.argv names.
     """
-    # Imports make many objects that live on; collecting garbage meanwhile costs `status` a tenth of its time.
+    # Imports create many long-lived objects; collecting garbage meanwhile takes a tenth of the time of `status`.
     gc.set_threshold(200_000)
     forgo_styles()
     open_standard_streams()

@@ -124,7 +124,7 @@ def data_tokenizer(
     from . import data_display
 
     source = FileSource(data_display.resolve_path(text), setting="PATH")
-    source.key()  # says at once what is no text
+    source.key()  # raises at once for a path without text
     SafeConsole(soft_wrap=True).print(f"reading {text}; about a minute for 100 MB", highlight=False, markup=False)
     trained_tokenizer = byte_pairs(
         (document.text for document in source.documents()), size, single_digits=single_digits

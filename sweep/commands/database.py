@@ -84,7 +84,7 @@ def export(
     name = sweep or store.default_sweep()
     bundle = {"weights": with_weights, "examples": not no_examples}
     written, line = _write_export(store, name, out, to, what, bundle, lambda: runs_folder(runs, db))
-    to_stdout = is_stdout(out)  # what is told goes elsewhere then
+    to_stdout = is_stdout(out)  # messages then go to standard error
     if as_json:
         print_json(written, err=to_stdout)
         return

@@ -212,7 +212,7 @@ def open_existing_store(db: str | None) -> Store | None:
 
 def run_detached_command(request: LaunchRequest, store: Store, console: Console, as_json: bool) -> None:
     """Start a detached supervisor on the cluster and print its plan; with `as_json` also its actor's name."""
-    from ..orchestrator import detached  # which needs Ray
+    from ..orchestrator import detached  # imports Ray
 
     for line in detached.launch_detached(request, store):
         console.print(line, highlight=False, markup=False)
@@ -291,7 +291,7 @@ def show_plan(
         )
         return
     lines = (f"{cell.id}  {plan.standings[cell.id]:<12} {cell.slug}" for cell in plan.cells)
-    while part := list(itertools.islice(lines, 1000)):  # the terminal is told once, not a hundred thousand times
+    while part := list(itertools.islice(lines, 1000)):  # in blocks, since one write per line is slow for 100,000 cells
         echo_text("\n".join(part))
     stop = outlook.told() if outlook is not None else []
     echo_text(

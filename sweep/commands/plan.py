@@ -101,7 +101,7 @@ def run_plan_command(
     outlook = replicates.outlook(
         request.grid, request.cells, store, lambda cells: price(launch.plan(replace(request, cells=cells), store))
     )
-    # whoever names other GPUs does not ask about this machine
+    # with --gpu or --gpus the plan is not about this machine
     lacking = requirements.lacks(request, launch_plan) if gpu is None and gpus is None else []
     if as_json:
         result: dict[str, Any] = {

@@ -107,7 +107,7 @@ def examine(db: str | None = None, runs: Path | None = None, address: str | None
         runs: Runs folder; None for the database's own.
         address: HOST:PORT of a cluster to check as well; None for none.
     """
-    # more threads than looks and what they ask for, since those wait for these
+    # enough threads for all checks and their queries, since checks wait for queries
     with ThreadPoolExecutor(64) as pool:
         context = Context(db, runs, pool, address)
         slow_results = {

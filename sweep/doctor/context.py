@@ -72,11 +72,11 @@ class Context:
         self.db, self.address, self.pool = db, address, pool
         try:
             self.runs = (runs or default_runs(db)).absolute()
-        except StoreError:  # the look at the database tells
+        except StoreError:  # check_database reports it
             self.runs = Path.cwd()
         self._torch = pool.submit(answer, "torch", seconds=TORCH_SECONDS)
         self._driver = pool.submit(_query_driver)
-        # before torch has said whether it can use a GPU: its own import takes as long as that of the self-tests
+        # started before torch reports its GPUs, since importing torch takes as long as the self-tests' imports
         self._kernels = pool.submit(answer, "kernels", seconds=KERNEL_SECONDS) if _may_have_gpu() else None
         self._disk: Future[dict[str, Any]] | None = None
         with contextlib.suppress(Exception), self.open_store() as store:
@@ -153,7 +153,7 @@ CheckFunction = Callable[[Context], Check | list[Check]]
 """Function that carries out one or more checks."""
 
 
-# --- programs that are asked ----------------------------------------------------------------------------------------
+# --- external programs -----------------------------------------------------------------------------------------
 
 
 def answer(question: str, *arguments: str, seconds: float, db: str | None = None) -> dict[str, Any]:

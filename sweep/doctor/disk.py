@@ -97,7 +97,7 @@ def filesystem(path: Path) -> str:
     path, best, fstype = path.resolve(), -1, ""
     for mount in psutil.disk_partitions(all=True):
         point = Path(mount.mountpoint)
-        # of equal mounts the last covers the others
+        # the last mount of a path hides earlier ones
         if path.is_relative_to(point) and len(point.parts) >= best:
             best, fstype = len(point.parts), mount.fstype
     return fstype

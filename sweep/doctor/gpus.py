@@ -110,7 +110,7 @@ def check_gpus(context: Context) -> Check | list[Check]:
     )
     usable = {_strip_gpu_prefix(gpu["uuid"]): gpu for gpu in context.usable_gpus()}
     if queries is None:
-        # a container may have the devices without the program
+        # a container may have the devices without nvidia-smi
         return [
             Check(f"GPU {index}", "ok", f"{gpu['name']}, {_capability_text(gpu)}, {size(gpu['total'])}")
             for index, gpu in enumerate(usable.values())
@@ -190,7 +190,7 @@ def _describe_faults(row: dict[str, str]) -> tuple[str, bool]:
     elif ECC_FIELDS[1] in row:
         parts.append("no ECC" if corrected is None else "no ECC errors")
     for name, problem in zip(ROW_FIELDS[1:], ("rows wait to be remapped", "rows could not be remapped"), strict=True):
-        # a count in some drivers, a word in others
+        # some drivers report a count, others a word
         if row.get(name, "").lower() not in ("", "0", "no") and not row[name].startswith("["):
             parts.append(problem)
             is_broken = True
@@ -219,9 +219,9 @@ def describe_process(pid: int) -> str:
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         arguments = process.cmdline()
-        if "--spare" in arguments:  # an attempt that was told later which it is, and stands in its folder
+        if "--spare" in arguments:  # a warm process that became an attempt; its working folder is the attempt's
             arguments[arguments.index("--spare")] = "--folder " + "/".join(Path(process.cwd()).parts[-2:])
-        if "--runs" in arguments:  # what follows says more
+        if "--runs" in arguments:  # the folder is more informative
             del arguments[arguments.index("--runs") : arguments.index("--runs") + 2]
     command_line = " ".join(" ".join(Path(word).name if word.startswith("/") else word for word in arguments).split())
     return f"pid {pid} {command_line[:60]}".rstrip()

@@ -65,7 +65,7 @@ def kernel_backends() -> dict[str, Any]:
     from ...model.config import ModelConfig
     from ..attempt.device import use_shared_compile_cache
 
-    # what every child would import by itself when it first calls an op, and for which it would take as long as for torch
+    # imported here once; otherwise every child would import it with its first op, which takes as long as torch
     for name in ("triton", "torch._dynamo"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-# Read by Ray while it is imported: no usage reports, no interpreter of uv's choosing for the workers.
+# Ray reads these when it is imported: no usage reports, and workers run the same interpreter, not one chosen by uv.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-# Ray's own tasks see every GPU anyway; each child gets its list from us.
+# Ray must not hide GPUs from its workers; each child gets its CUDA_VISIBLE_DEVICES from us.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 

@@ -228,7 +228,7 @@ def lock_gpus_for(cells: Sequence[Cell], locks: GpuLocks) -> Machine:
         admission.check_placement(cells, machine)
         return machine
     all_gpus = hardware.gpus()
-    # before any lock is taken: what does not fit the whole machine will not when another sweep has ended
+    # checked before locking: a cell too large for the entire machine will never fit
     admission.check_placement(cells, Machine.local(all_gpus))
     locked = locks.acquire([gpu for gpu in all_gpus if any(is_type(gpu.name, kind) for kind in gpu_types)])
     machine = Machine.local(locked)
@@ -334,7 +334,7 @@ class LocalExecutor(HostExecutor):
         assert allocation is not None, "the supervisor asks fits() first"
         device, folder = visible_device(allocation), spec.runs / spec.folder
         env, key = attempt_environment(spec, device), device or ""
-        (folder / "log.txt").open("ab").close()  # what a full disk refuses is refused here, before there is a process
+        (folder / "log.txt").open("ab").close()  # raises on a full disk before a process exists
         child = self._warm_pool.claim(key, spec.runs, env, spec.folder)
         if child is None:
             child = processes.start_child(attempt_command(spec, os.getpid()), env, folder, own_group=True)
@@ -342,7 +342,7 @@ class LocalExecutor(HostExecutor):
         self._running[spec.attempt] = child, allocation
         if spec.has_more and (spec.resources.gpus or self.has_cpu_warm_pool) and _supports_warm_start(spec.source):
             warm_command = attempt_command(spec, os.getpid(), spare=True)
-            with contextlib.suppress(OSError):  # the next attempt then starts as this one did
+            with contextlib.suppress(OSError):  # without a warm process the next attempt starts normally
                 self._warm_pool.refill(
                     key, spec.runs, env, lambda: processes.start_piped_child(warm_command, env, folder)
                 )

@@ -70,7 +70,7 @@ class JournalingExecutor:
         """Wrap an open executor; every method but `start` and `wait` is that of `inner`."""
         self.name = inner.name
         self._inner, self._store, self._journals = inner, store, Journals(store)
-        # the executor knows an attempt's process once the journal that names it is applied
+        # `inner` finds an attempt's process once the journal entry with its pid is applied
         self.admit, self.fits, self.close = inner.admit, inner.fits, inner.close
         self.stop, self.kill, self.end = inner.stop, inner.kill, inner.end
         self.is_unreachable, self.failure = inner.is_unreachable, inner.failure

@@ -64,7 +64,7 @@ class NodeAgent:
         """
         self._lease, self._grace, self._clock = lease, grace, clock
         self._lock = threading.RLock()
-        # an attempt gets SIGTERM when the thread that started it ends, so one thread starts all
+        # an attempt gets SIGTERM when the thread that started it ends, so one lasting thread starts all
         self._starter = ThreadPoolExecutor(1)
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._ended: dict[int, AttemptExit] = {}
@@ -76,7 +76,7 @@ class NodeAgent:
         self.is_closed = False
         """True once the agent has closed; no attempt starts after that."""
 
-    # --- what the supervisor asks -----------------------------------------------------------------------------------
+    # --- called by the supervisor -----------------------------------------------------------------------------------
 
     def lock_gpus(self, gpu_types: Iterable[str | None]) -> tuple[allocation.Machine, str]:
         """Lock this node's free GPUs of the given types until the agent closes.
@@ -137,7 +137,7 @@ class NodeAgent:
         """
         with self._lock:
             if not self.is_closed:
-                # the first poll comes right after the answer that let the supervisor send it
+                # there is no previous answer yet
                 self._lease_end = (self._last_answer if self._polled.is_set() else self._clock()) + self._lease
                 self._polled.set()
             for attempt in acknowledged:
@@ -202,7 +202,7 @@ class NodeAgent:
             self._children.clear()
             self._locks.release()
 
-    # --- what it does by itself -------------------------------------------------------------------------------------
+    # --- internal ---------------------------------------------------------------------------------------------------
 
     def tick(self) -> bool:
         """Close the agent if its lease has ended; return True if it is closed. To be called several times a second."""
@@ -255,6 +255,6 @@ class Agent(NodeAgent):
         """Tick until the lease has ended, then exit the process after CLOSE_S, so that a poll still learns of the end."""
         while not self.tick():
             time.sleep(0.2)
-        # whoever polls still hears that it is over; with the driver gone, Ray ends this process anyway
+        # a last poll still learns of the end; if the driver is gone, Ray ends this process anyway
         time.sleep(CLOSE_S)
         os._exit(0)

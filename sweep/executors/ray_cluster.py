@@ -138,16 +138,16 @@ class ClusterExecutor:
         ray_connection.connect_driver(context.address)
         return cls(context.store, context.runs, context.tell)
 
-    # --- nodes come and go; these run in threads of their own ---------------------------------------------------------
+    # --- nodes; these methods run in threads of the executor -----------------------------------------------------------
 
     def _join_node(self, node: NodeFacts) -> None:
         """Start an agent on a node, end orphans of a former agent there, and add the node to the allocator.
 
         A node whose agent does not start is excluded for a while.
         """
-        # the agent runs a frozen copy of this package, wherever that is installed there
+        # the agent imports the code snapshot, not the package installed on its node
         env = ray_connection.worker_env(self._source, node.import_path)
-        # several calls at once: a poll waits for attempts to end
+        # concurrent calls, since a poll blocks until an attempt ends
         handle: Any = ray.remote(Agent).options(
             num_cpus=0, num_gpus=0, max_restarts=0, max_task_retries=0, max_concurrency=8,
             scheduling_strategy=ray_connection.node_affinity(node.id), runtime_env={"env_vars": env},
@@ -178,7 +178,7 @@ class ClusterExecutor:
         try:
             machine, reason = ray.get(locking, timeout=IMPORT_CHECK_S)
         except ray.exceptions.RayError as error:
-            # Ray starts a process that cannot import what it needs again and again, and says nothing
+            # Ray restarts a process that fails to import for ever, without an error
             import_error = ray_connection.import_failure(node, self._source)
             if import_error is not None:
                 raise MachineError(import_error) from error
@@ -195,7 +195,7 @@ class ClusterExecutor:
             with self._lock:
                 for attempt, former_node in former_nodes.items():
                     if self._presumed_lost.pop(attempt, None):
-                        # only the agent was killed, perhaps for want of memory, if the node is the same
+                        # on the same node only the agent was killed, perhaps for lack of memory
                         self._ended[attempt] = -signal.SIGKILL if former_node == node.id else NODE_LOST
             self._wakeup.set()
         return allocation.Machine(min(machine.cpus, node.cpus), machine.memory_gb, machine.gpus)
@@ -305,7 +305,7 @@ class ClusterExecutor:
                     self._tell(f"node {node.host} has come")
                 self._join_node(node)
         except (ray.exceptions.RayError, OSError):
-            pass  # the pulse says so if Ray itself is gone; else it is looked again in a moment
+            pass  # the poll loop reports a failure of Ray; otherwise the next search tries again
         finally:
             with self._lock:
                 self._joining -= {node["NodeID"] for node in new_nodes}
@@ -319,7 +319,7 @@ class ClusterExecutor:
         if not was_reported:
             self._tell(f"node {node.host} is left out for now, {reason}")
 
-    # --- what the supervisor asks -----------------------------------------------------------------------------------
+    # --- called by the supervisor -----------------------------------------------------------------------------------
 
     def admit(self, cells: Sequence[Cell]) -> None:
         """Lock the GPUs that these cells need on every node that answers.
@@ -355,7 +355,7 @@ class ClusterExecutor:
         with self._lock:
             match = self._allocator.find_allocation(spec.resources)
             if match is None:
-                # the node went away since fits() was asked
+                # the node has vanished since fits() was called
                 self._ended[spec.attempt] = NODE_LOST
                 match = "", Allocation(0, 0.0, None, 0)
             node, allocated = match
@@ -366,7 +366,7 @@ class ClusterExecutor:
                 return
             self._allocator.allocate(node, allocated)
         if host != self._host:
-            # from now on it counts as a process of that host, whoever reads the database
+            # readers of the database must judge its liveness by that host
             self._store.set_process(spec.attempt, fence, 0, 0.0, host=host)
         link.handle.start.remote(spec, visible_device(allocated))
 
@@ -453,7 +453,7 @@ class ClusterExecutor:
         without_node = [
             attempt for attempt in attempts if attempt.host not in links and (runs / attempt.run_dir / JOURNAL).exists()
         ]
-        # whoever polled that node was dead before we began
+        # the supervisor that polled that node died before this one started
         leases_have_ended = time.monotonic() - self._started_at > presumed_dead_after(self._lease)
         answers = []
         for host in {attempt.host for attempt in attempts} & links.keys():

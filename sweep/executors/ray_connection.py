@@ -24,9 +24,9 @@ import psutil
 from ..errors import MachineError, SweepError
 from . import node_info, source_snapshot, token_file
 
-# Read by Ray while it is imported; without it a named address is asked without the token.
+# Ray reads this when it is imported; without it, a connection to an address sends no token.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
-# How long what answers at an address may take to say that it is a head; Ray tries six times as long.
+# Seconds for the server at an address to prove that it is a head node; Ray's default is six times longer.
 os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "5")
 
 import ray
@@ -145,7 +145,7 @@ def _node_addresses(address: str) -> list[str]:
     alive = 0
     try:
         with _stderr_silenced():
-            # ray.init asks it, too, but again and again
+            # ray.init sends the same query, but retries for a minute
             nodes = GcsClient(address=address).get_all_node_info(timeout=ANSWER_TIMEOUT_S)
     except ray.exceptions.AuthenticationError as error:
         raise MachineError(
@@ -238,7 +238,7 @@ def query_nodes(runs: Path, nodes: Sequence[dict[str, Any]] | None = None) -> li
             ): node
             for node in queried
         }
-        # one that starts a process for it answers late, and its clock would seem to be ahead; so ask again
+        # a node that has to start a process answers late, so that its clock would seem ahead; the second query counts
         ray.wait(list(first_answers), num_returns=len(first_answers), timeout=ANSWER_TIMEOUT_S)
         facts = []
         for first, node in first_answers.items():

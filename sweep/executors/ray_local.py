@@ -46,9 +46,9 @@ def _private_ray_env() -> Iterator[None]:
     They listen on the loopback address and require a new token. The previous environment is restored afterwards.
     """
     before, clusters = dict(os.environ), ray_constants.ENABLE_RAY_CLUSTER
-    # as on macOS, where Ray knows no clusters; Ray reads the variable when it is imported, which here it has been
+    # as on macOS, where Ray supports no clusters; the attribute is set as well, since Ray is imported already
     ray_constants.ENABLE_RAY_CLUSTER, os.environ[CLUSTERS_VARIABLE] = False, "0"
-    # with a token here Ray writes none into the home folder; asked for none itself, it turns tokens on
+    # with this token set, Ray writes none into the home folder; without a mode set, it requires tokens
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ.pop("RAY_AUTH_MODE", None)
     AuthenticationTokenLoader.instance().reset_cache()
@@ -117,7 +117,7 @@ def _private_folder() -> Path:
     """
     folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / f"ray-{os.getuid()}"
     os.close(open_private_folder(folder, "RAY_TMPDIR"))
-    return folder / "r"  # which Ray opens to all, so it is not the one that keeps them out
+    return folder / "r"  # Ray makes this folder accessible to all, so its parent is the private one
 
 
 class RayExecutor(HostExecutor):
@@ -126,6 +126,7 @@ class RayExecutor(HostExecutor):
     name = "ray"
 
     def __init__(self) -> None:
+        """Create the executor without starting Ray."""
         super().__init__()
         self._environment = contextlib.ExitStack()
         self._running: dict[ray.ObjectRef, tuple[ProcessSpec, Allocation]] = {}
@@ -142,14 +143,14 @@ class RayExecutor(HostExecutor):
         self._foreign_children = frozenset(psutil.Process().children())
         try:
             self._environment.enter_context(_private_ray_env())
-            # Half started, Ray survives no request to stop. Nor may its processes hear one that a batch system sends to
-            # all: they have to outlive the attempts, which save themselves. Attempts hear SIGTERM again.
+            # A stop signal would break a starting Ray. Ray's processes must also ignore one that a batch system sends to
+            # every process: they have to outlive the attempts, which save checkpoints. Attempts unblock SIGTERM.
             with signals_blocked():
                 ray.init(
                     _temp_dir=str(_private_folder()),
-                    address="local",  # never a cluster that a stale file or RAY_ADDRESS points to
+                    address="local",  # never a cluster named by a stale file or RAY_ADDRESS
                     num_cpus=machine.cpus,
-                    num_gpus=0,  # which attempt gets which GPU, or part of one, is ours to say
+                    num_gpus=0,  # GPUs are allocated by MachineAllocator
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
@@ -168,7 +169,7 @@ class RayExecutor(HostExecutor):
             self.close()
             raise
         self._daemons = {process.name(): process for process in self._ray_processes() if process.name() in DAEMONS}
-        # max_retries=0: retries are ours, decided from the database.
+        # max_retries=0: the supervisor decides about retries.
         self._task = ray.remote(max_retries=0)(run_attempt)
 
     def _ray_processes(self) -> list[psutil.Process]:

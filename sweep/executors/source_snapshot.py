@@ -71,7 +71,7 @@ def take_snapshot(runs: Path, package: Path = PACKAGE) -> str:
     try:
         temporary.rename(snapshot)
     except OSError:
-        # another launch was quicker with the same copy
+        # another launch has made the same snapshot meanwhile
         if not snapshot.is_dir():
             raise
         shutil.rmtree(temporary)

@@ -30,7 +30,7 @@ def start(parent: int, grace_s: float) -> None:
     subprocess.Popen(
         [sys.executable, "-m", "atma_sweep.sweep.host.guard", str(os.getpid()), str(parent), str(grace_s)],
         stdin=nowhere, stdout=nowhere, stderr=nowhere,
-        start_new_session=True,  # what stops or kills the attempt's group does not reach it
+        start_new_session=True,  # signals to the attempt's group must not reach the guard
     )  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def end_after_parent(pid: int, parent: int, grace_s: float) -> None:
             if attempt.status() == psutil.STATUS_ZOMBIE:
                 return
             time.sleep(CHECK_INTERVAL_S)
-        attempt.resume()  # now it hears what it was sent while it was frozen
+        attempt.resume()  # it now receives signals sent while it was frozen
         family = [member for member in attempt.children(recursive=True) if member.pid != os.getpid()]
         psutil.wait_procs([attempt], timeout=grace_s)
         for member in (attempt, *family):

@@ -40,7 +40,7 @@ def memory_gb() -> float:
     with contextlib.suppress(OSError, ValueError):
         total_bytes = min(
             total_bytes, int(Path("/sys/fs/cgroup/memory.max").read_text())
-        )  # "max" is no number and no limit
+        )  # the text "max" (no limit) raises ValueError
     return total_bytes / 2**30
 
 

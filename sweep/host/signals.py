@@ -72,6 +72,7 @@ class StopSignals:
     """Contexts that are active, outermost first."""
 
     def __init__(self, *, raises: bool = False) -> None:
+        """Create the context; `raises` makes SIGTERM and SIGHUP raise StopRequested."""
         self._raises = raises
         self._request = _StopRequest()
         self._previous_handlers: dict[int, object] = {}
@@ -91,7 +92,7 @@ class StopSignals:
             self._request = self._open[-1]._request
         self._open.append(self)
         for number in STOPS[1:] if self._raises else STOPS:
-            # what was started with nohup is not to hear of the terminal's end
+            # a process started with nohup ignores SIGHUP
             if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous_handlers[number] = signal.signal(number, self._handle)
         if self._raises:
@@ -147,7 +148,7 @@ class _Watcher:
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._write_end, False)
         self._previous_fd = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
-        # the thread must not be one that signals reach while `signals_blocked` keeps them from the main thread
+        # the thread blocks stop signals, which must not reach it while `signals_blocked` blocks the main thread
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
@@ -155,7 +156,7 @@ class _Watcher:
     def close(self) -> None:
         """Restore the previous descriptor and end the thread."""
         replaced = signal.set_wakeup_fd(self._previous_fd)
-        if replaced not in (self._write_end, -1):  # an event loop that still runs set its own
+        if replaced not in (self._write_end, -1):  # a running event loop has set its own descriptor
             signal.set_wakeup_fd(replaced)
         os.close(self._write_end)
 
@@ -185,7 +186,7 @@ class _Watcher:
 
 def _reset_wakeup_fd() -> None:
     """Keep a forked child, which has signals of its own, from writing to its parent's pipe."""
-    with contextlib.suppress(ValueError):  # it was forked by another thread than the main one
+    with contextlib.suppress(ValueError):  # raised if a thread other than the main one forked
         signal.set_wakeup_fd(-1)
 
 
@@ -198,7 +199,7 @@ def _detach_terminal() -> None:
         try:
             termios.tcgetattr(stream)
         except termios.error as error:
-            if error.args[0] == errno.EIO:  # what never was a terminal says ENOTTY
+            if error.args[0] == errno.EIO:  # a stream that never was a terminal gives ENOTTY
                 with open(os.devnull, "wb") as nowhere:
                     os.dup2(nowhere.fileno(), stream)
 

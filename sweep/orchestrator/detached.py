@@ -80,6 +80,7 @@ class DetachedSupervisor:
     """
 
     def __init__(self, detached_launch: DetachedLaunch) -> None:
+        """Start the launch in a background thread."""
         self._detached_launch = detached_launch
         self._plan_future: Future[list[str] | LaunchRefused] = Future()
         self._plan_delivered = threading.Event()
@@ -115,7 +116,7 @@ class DetachedSupervisor:
             try:
                 self._launch(self._open_store(), console, log_line)
             except (Exception, SystemExit) as error:
-                # nobody is here to see it: it goes to the log and to who waits
+                # no user sees this process: the error goes to the log and to `wait_for_plan`
                 code = error.exit_code if isinstance(error, UserError) else None
                 log_line("".join(traceback.format_exception(error)) if code is None else str(error))
                 self._kill_actor(LaunchRefused(str(error), code or 1))
@@ -171,7 +172,7 @@ class DetachedSupervisor:
             except Interrupted as stop:
                 log_line(str(stop))
             except Exception as error:
-                # a broken sweep has said so itself
+                # SweepBroken has recorded its own event
                 if self._plan_future.done() and not isinstance(error, SweepBroken):
                     store.add_event("stopped", " ".join(str(error).split())[:500], sweep=detached_launch.sweep)
                 raise

@@ -106,7 +106,7 @@ class ProgressDisplay:
 
     def __enter__(self) -> ProgressDisplay:
         """Show the bars, or start the thread that prints summaries where there is no terminal."""
-        with signals_blocked():  # a request to stop is the main thread's to hear, not that of the thread which draws
+        with signals_blocked():  # stop signals must reach the main thread, not the thread that draws
             self._bars.start()
             if not self.console.is_terminal:
                 self._reporter.start()
@@ -158,7 +158,7 @@ class ProgressDisplay:
         with self._lock:
             self._note_progress(task, attempt)
         self._rows[attempt.id] = self._bars.add_task(_escaped(task.cell.slug), total=steps, note="starting"), task
-        self.set_total(max(self._total, self._done + len(self._rows)))  # more than was planned, where cells are added
+        self.set_total(max(self._total, self._done + len(self._rows)))  # a task source may add cells to the plan
 
     def running(self, attempts: Sequence[Attempt]) -> None:
         """Update the bars of these running attempts; attempts without a bar are ignored."""

@@ -88,7 +88,7 @@ def plan(
     for length in lengths:
         if length < 2:
             raise GridError("--length", None, str(length), "a context length is 2 tokens or more")
-    # the cells first: their plugins may bring the probes
+    # cells first, since their plugins may register the probes
     trained = [trained_cells.kept(store, name, runs, sweep) for name in cell_names]
     for trained_cell in trained:
         if (line := damage(storage.resolve(runs, trained_cell.weights), trained_cell.sha256)) is not None:
@@ -163,7 +163,7 @@ def with_requested_probes(cell: Cell, probes: Sequence[str], lengths: Sequence[i
     config = cell.config.model_copy(update={"eval": cell.config.eval.model_copy(update=probe_update)})
     check_probes(f"eval.probes of cell {cell.id}", config.eval.probes)
     try:
-        # settings that follow from the lengths follow from those of the grid
+        # settings derived from lengths are derived from the grid's lengths
         settings = with_settings(config.eval)
     except ValidationError as error:
         message = error.errors(include_url=False)[0]["msg"]

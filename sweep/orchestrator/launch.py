@@ -161,7 +161,7 @@ def _plan_study(request: LaunchRequest, space: TrialSpace, store: Store | None) 
     """
     study = progress_of(space, store, retrain=request.retrain)
     cells = list(study.cells.values())
-    # a trial whose weights are gone before all objectives were measured is trained again: without them it tells nothing
+    # retrain=True: a trial without weights and without all objectives is useless until it is trained again
     states, damaged = _usable_states(request, cells, store)
     study_plan = planner.plan(cells, states, retrain=True)
     tasks = [task for task in study_plan.tasks if task.cell.id in study.open]
@@ -269,7 +269,7 @@ def run(
     with ExitStack() as resources:
         executor: Executor | None = None
         if EXECUTORS[request.executor].needs_address:
-            # before the sweep is claimed, so that a cluster that cannot be reached changes nothing
+            # opened before the sweep is claimed, so that an unreachable cluster changes nothing
             executor = resources.enter_context(closing(open_executor(request.executor, context)))
         fence = claim(request, store, processes.this_process("launch"))
         resources.callback(store.release_sweep, sweep, fence)
@@ -290,7 +290,7 @@ def run(
         task_source, likely = _task_source(request, launch_plan, seeds, store, fence)
         tasks = launch_plan.tasks or (seeds.next_tasks(lambda resources: True) if seeds is not None else [])
         if tasks or (launch_plan.study is not None and launch_plan.study.left):
-            # attempts end before the sweep is released
+            # closed before the sweep is released, so that no attempt outlives the claim
             executor = resources.enter_context(closing(executor or open_executor(request.executor, context)))
             run_tasks(
                 store, [(sweep, fence, tasks)], listener, executor, runs=runs, commit=request.commit, source=folder,
@@ -308,7 +308,7 @@ def seeds_source(request: LaunchRequest, store: Store, fence: int, tell: Tell) -
     """
     if request.grid.stop is None:
         return None
-    # SciPy, which other grids need not wait for
+    # imported here since it imports SciPy, which takes long
     from .seeds import Seeds
 
     if request.only:
@@ -458,13 +458,13 @@ def claim(request: LaunchRequest, store: Store, owner: processes.Owner) -> int:
         options={
             "requested": [list(pair) for pair in requested_pairs],
             "set": {path: setting.value for path, setting in grid.command_line.items()},
-            # absent where there is none, so that a sweep of before they existed is relaunched as the same revision
+            # absent without contrasts, so that relaunching an older sweep gives the same revision
             **({contrasts.OPTION: contrasts.as_options(grid.contrasts)} if grid.contrasts else {}),
             **({design_option.OPTION: design_option.as_options(grid.chosen.design)} if grid.chosen is not None else {}),
             **({stopping_rule.OPTION: stopping_rule.as_option(grid.stop)} if grid.stop is not None else {}),
             **request.options,
             **({search.OPTION: search.as_options(grid.search)} if grid.search is not None else {}),
-            # what it will be compared with by `report --table budget`; no part of what makes a revision another one
+            # for `report --table budget`; a changed forecast alone makes no new revision
             forecast.OPTION: forecast.as_option(
                 cost_estimate.forecast(
                     request.cells, cost_estimate.machine_prices(request.representative_cells, request.runs, store)

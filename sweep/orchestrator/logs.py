@@ -99,7 +99,7 @@ def log_path(store: Store, runs: Path, cell_name: str, number: int | None = None
         CellAmbiguous: The name fits several cells.
     """
     attempt = resolve_attempt(store, cell_name, number, sweep)
-    # a URL that went through Path has lost a slash
+    # Path collapses the // of a URL
     if re.search(r"(^|/)[a-z][a-z0-9+]+:/", str(runs)) or "://" in attempt.run_dir:
         raise LogMissing(
             f"logs lie on the disk of the machine that ran the attempt ({attempt.host}), not in {runs}; name its runs folder with --runs"
@@ -124,6 +124,7 @@ def liveness_check(store: Store, attempt: Attempt) -> Callable[[], bool]:
     cached: list[tuple[float, bool]] = []
 
     def is_alive() -> bool:
+        """Return the cached result, renewed after LIVENESS_POLL_S."""
         if not cached or time.monotonic() - cached[0][0] >= LIVENESS_POLL_S:
             current = store.attempt(attempt.id)
             is_local = processes.here(current.host, current.pid_space)
@@ -158,7 +159,7 @@ def _offset_of_last_lines(file: IO[bytes], lines: int | None) -> int:
     if lines == 0 or end == 0:
         return end
     file.seek(end - 1)
-    # a newline at the very end ends the last line and begins none
+    # a final newline ends the last line and starts no new one
     newlines_needed = lines + (file.read(1) == b"\n")
     while position > 0:
         block_bytes = min(READ_BLOCK_BYTES, position)
@@ -211,6 +212,7 @@ class _TailedFile:
     """File that grows and may be missing, truncated or replaced; yields the text added since the last read."""
 
     def __init__(self, path: Path, lines: int | None) -> None:
+        """Open the file, if it exists, at its last `lines` lines (None: at its start)."""
         self.path = path
         self._file: IO[bytes] | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -260,7 +262,7 @@ class _TailedFile:
         try:
             current = os.stat(self.path)
         except FileNotFoundError:
-            return False  # between the old one and the new
+            return False  # between removal and creation
         opened = os.fstat(self._file.fileno())
         return (current.st_dev, current.st_ino) != (opened.st_dev, opened.st_ino)
 

@@ -96,7 +96,7 @@ class EndNotifier:
             except (UserError, SQLAlchemyError, OSError, http.client.HTTPException, ValueError) as problem:
                 failures.append(_failure_reason(problem))
 
-        # a thread of its own, since neither the database nor the search for a host can be told to hurry
+        # in a thread, since neither database queries nor name resolution accept a timeout
         thread = threading.Thread(target=send, daemon=True)
         thread.start()
         thread.join(TIMEOUT_S)

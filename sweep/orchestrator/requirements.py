@@ -70,7 +70,7 @@ def lacks(request: LaunchRequest, plan: Plan) -> list[Lack]:
     gpus = hardware.gpu_names() if any(cell.config.resources.gpus for cell in cells) else []
     lacking += _lacking_resources(Counter(cell.config.resources for cell in cells), Machine.local(), gpus)
     if plan.disk is not None:
-        # a cell that was begun has its checkpoints on the disk already
+        # a cell that has begun already has its checkpoints on the disk
         is_begun = any(task.kind == "evaluate" or task.rest < 1 for task in tasks)
         lacking += _lacking_disk(plan.disk, is_begun=is_begun)
     kernels = ("triton",) if gpus and sys.platform == "linux" and platform.machine() == "x86_64" else ()

@@ -234,7 +234,7 @@ class Supervisor:
                 self._stop_attempts()
                 queue.extendleft(reversed(stopped_tasks))
             self.store.add_event("paused" if self._paused else "resumed", f"sweep {self.sweep}", sweep=self.sweep)
-        # one whose attempt has failed, but is not closed yet, is asked for again the next time
+        # a cell whose failed attempt is not finished here yet is handled by the next poll
         running = {entry.task.cell.id for entry in self._running.values()}
         retried = [cell for cell in requests.get("retry", ()) if cell not in running]
         for cell in retried:
@@ -294,7 +294,7 @@ class Supervisor:
         if current == task.why or current in ("new", "interrupted", "pruned", "failed"):
             return task
         if task.why == "weights gone" and current == "needs-eval":
-            # the database still names weights that this machine does not have, which is why they are trained again
+            # the plan retrains weights that this machine lacks, although the database names them
             return task
         if current == "needs-eval" and state is not None:
             missing_pairs = missing(state, task.missing)
@@ -348,7 +348,7 @@ class Supervisor:
             resources = task.cell.config.resources
             self.executor.start(ProcessSpec(attempt.id, self.runs, job.folder, resources, url, self.source, has_more))
         except OSError as error:
-            # a runs folder that is full or gone, no process left: whatever it is, the cell is not to blame
+            # a full or missing runs folder, or no process left: not the cell's fault
             with contextlib.suppress(LeaseLost):
                 self.store.finish_attempt(
                     attempt.id, attempt.fence, "failed", cause=f"could not be started: {error}",
@@ -413,7 +413,7 @@ class Supervisor:
         elif attempt.state == "failed":
             next_task = self._retries.after(task, attempt, cast(Failure, attempt.failure or "code"))
         elif attempt.state == "interrupted" and code < 0 and entry.prune_reason is None:
-            # it had saved itself when its node, not we, asked it to leave
+            # it saved a checkpoint and exited at its node's request, not ours
             next_task = self._retries.after(task, attempt, "node_lost" if code == NODE_LOST else PREEMPTED)
         if entry.prune_reason is not None and attempt.state == "interrupted":
             self.store.mark_pruned(attempt_id, entry.prune_reason)
@@ -484,7 +484,7 @@ class Supervisor:
         for attempt_id in self._running:
             attempt = self.store.attempt(attempt_id)
             if self.executor.is_unreachable(attempt):
-                continue  # still `running`, so that nobody takes the cell up before the node's lease has ended
+                continue  # stays `running`, so that no sweep starts the cell before the node's lease ends
             self.executor.kill(attempt)
             self.store.interrupt_dead(attempt_id, "killed: it did not leave in time after the launch was stopped")
         self._running.clear()
@@ -497,7 +497,7 @@ def resumable(store: Store, attempt: Attempt) -> Iterator[tuple[int, str]]:
     checkpoints); an attempt that trains nothing yields none.
     """
     for earlier in reversed(store.attempts(attempt.cell_id) if attempt.kind == "train" else ()):
-        # one that came with a bundle has no checkpoint here, and what it says of places is not ours to follow
+        # an imported attempt has no checkpoint here, and paths from a bundle are not trusted
         if earlier.id == attempt.id or earlier.kind != "train" or earlier.imported:
             continue
         if earlier.state in ("done", "diverged"):
@@ -553,7 +553,7 @@ def reap(store: Store, cells: Sequence[Cell], runs: Path, executor: Executor | N
     marked = []
     orphans = [attempt for attempt in live if attempt.cell_id in free_cells]
     for attempt in orphans:
-        journal.settle(store, runs, attempt.id)  # which tells who the process is, or how it ended
+        journal.settle(store, runs, attempt.id)  # records the process, or its end, in the database
     orphans = [
         attempt for attempt in map(store.attempt, (orphan.id for orphan in orphans)) if attempt.state == "running"
     ]
@@ -597,7 +597,7 @@ def freeze_plugins(cells: Sequence[Cell], runs: Path) -> list[Cell]:
                 shutil.copyfile(plugin.path, temporary)
                 os.replace(temporary, copy)
             with contextlib.suppress(OSError):
-                os.utime(copy)  # gc leaves young ones alone, which a sweep is about to name
+                os.utime(copy)  # gc spares young files, which a sweep may be about to use
             frozen.append(plugin.model_copy(update={"path": str(copy.resolve())}))
         frozen_cells.append(
             replace(cell, config=cell.config.model_copy(update={"plugins": tuple(frozen)})) if frozen else cell

@@ -65,7 +65,7 @@ class TrialSource:
         if changed:
             self._studies.tell(*changed)
 
-    # --- what a supervisor asks -----------------------------------------------------------------------------------------
+    # --- called by the supervisor ---------------------------------------------------------------------------------------
 
     def next_tasks(self, fits: CapacityCheck) -> Sequence[Task]:
         """Propose trials until one has work to do, and return its tasks.
@@ -102,7 +102,7 @@ class TrialSource:
                     reasons[attempt.id] = reason
         return reasons
 
-    # --- proposing ------------------------------------------------------------------------------------------------------
+    # --- proposals ------------------------------------------------------------------------------------------------------
 
     def _propose(self) -> list[Task]:
         """Propose and store one trial; return its tasks.
@@ -164,7 +164,7 @@ class TrialSource:
             self._studies.tell(updated)
         return plan.tasks
 
-    # --- what became of them --------------------------------------------------------------------------------------------
+    # --- outcomes -------------------------------------------------------------------------------------------------------
 
     def _trial_after(self, trial: Trial, attempt: Attempt) -> Trial:
         """Return the trial with the outcome of an attempt of its cell.
@@ -179,7 +179,7 @@ class TrialSource:
             return replace(trial, standing="failed", values=None, reason=attempt.cause)
         if attempt.failure == PRUNED:
             return replace(trial, standing="pruned", reason=attempt.cause)
-        return trial  # the launch ends, and another goes on with it
+        return trial  # interrupted: another launch resumes it
 
     def _finished(self, trial: Trial) -> Trial:
         return design_remarks(self._search, self._store, self._with_curve(trial))
@@ -195,7 +195,7 @@ class TrialSource:
     def _curve(self, attempt: int) -> tuple[tuple[int, float], ...]:
         """Return (validation number from 1, loss) pairs of an attempt, up to the first loss that is not finite."""
         losses = [point.val_loss for point in self._store.curve(attempt) if point.val_loss is not None]
-        finite = itertools.takewhile(math.isfinite, losses)  # training ends where a loss is not
+        finite = itertools.takewhile(math.isfinite, losses)  # training ends at a loss that is not finite
         return tuple(enumerate(finite, 1))
 
     # --- pruning --------------------------------------------------------------------------------------------------------
@@ -221,13 +221,13 @@ class TrialSource:
         )
         if trial is None:
             return None
-        # one validation after the other, however many came since the last look: whoever looks more often decides the same
+        # each new validation in turn, so that the decision does not depend on how often this is called
         for rung, loss in curve[len(trial.curve) :]:
             self._trials[trial.number] = replace(self._trials[trial.number], curve=curve[:rung])
             is_pruned, updated = optuna_study.check_pruning(self._search, self._trials, trial.number)
             self._trials[trial.number] = updated
             if is_pruned:
-                # written when it has ended: a launch that is killed before has to come to the same verdict again
+                # not stored before the attempt ends: a launch killed in between must reach the same verdict again
                 return PRUNED_AT.format(pruner=self._search.pruner, rung=rung, loss=loss)
             self._studies.tell(updated)
         return None
