@@ -78,7 +78,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("database", "arguments", "message"), MISTAKES)
-def test_a_mistake_is_one_line_with_the_remedy(
+def test_user_error_is_a_single_line_with_the_remedy(
     run, tmp_path: Path, database: str, arguments: list[str], message: str
 ) -> None:  # type: ignore[no-untyped-def]
     numbers = {"FOLDER": str(tmp_path), "CORPORA": ", ".join(CORPORA), "N4000": "9" * 4000, "N5000": "9" * 5000}
@@ -112,7 +112,7 @@ def test_help_without_a_command_stays_help(run) -> None:  # type: ignore[no-unty
         assert "Usage: atma-sweep" in out
 
 
-def test_a_library_may_have_put_its_own_function_in_the_place_of_sys_exit(run, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_replaced_sys_exit_blames_the_caller(run, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
     """As wandb does; a plugin that calls it is foreign all the same."""
     there: dict[str, Any] = {}
     exec(compile("def hooked(code=0):\n    raise SystemExit(code)", "/library/hooks.py", "exec"), there)
@@ -125,7 +125,7 @@ def test_a_library_may_have_put_its_own_function_in_the_place_of_sys_exit(run, m
     assert capsys.readouterr().err == said
 
 
-def test_a_file_that_is_no_database_is_refused_and_left_alone(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_file_that_is_no_database_is_refused_unchanged(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "atma.db").write_text("not a database" * 100)
     code, _, err = run("status")
     assert (code, len(err.splitlines())) == (2, 1)
@@ -176,7 +176,7 @@ def test_report_writes_a_file_and_refuses_unknown_names(run, tmp_path: Path) -> 
     assert run("report", "--table", "6", "--format", "xls")[0] == 2
 
 
-def test_schema_printed_is_the_shipped_one(run) -> None:  # type: ignore[no-untyped-def]
+def test_printed_schema_equals_the_shipped_file(run) -> None:  # type: ignore[no-untyped-def]
     assert run("schema")[1] == (ROOT / "grids" / "schema.json").read_text()
 
 
@@ -197,7 +197,7 @@ def test_schema_printed_is_the_shipped_one(run) -> None:  # type: ignore[no-unty
         (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 5000), 2, "(5000 letters): File name too long; name"),
     ],
 )
-def test_what_the_system_refuses_is_one_line_wherever_it_does(
+def test_system_error_is_a_single_line(
     run, monkeypatch, error: OSError, code: int, said: str
 ) -> None:  # type: ignore[no-untyped-def]
     from atma_sweep.reports.live import status
@@ -243,7 +243,7 @@ def test_a_missing_package_is_a_single_line(
     )
 
 
-def test_ctrl_c_tells_nobody_to_launch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_message_has_no_launch_advice(capsys: pytest.CaptureFixture[str]) -> None:
     """It may have been a report that was stopped."""
 
     def stopped() -> None:
@@ -282,7 +282,7 @@ def test_a_bug_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("word", ["status", "launch", "db", "bench", "prune-checkpoints", "gc"])
-def test_the_command_that_is_asked_for_is_the_one_of_the_whole_command_line(word: str) -> None:
+def test_lean_app_command_equals_that_of_the_full_app(word: str) -> None:
     whole = typer.main.get_command(cli.app).commands[word]  # type: ignore[attr-defined]
     lean = typer.main.get_command(cli.lean_app([word, "--help"])).commands  # type: ignore[attr-defined]
     assert list(lean) == [word]

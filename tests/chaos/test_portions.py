@@ -116,7 +116,7 @@ def first_cell(bench: Bench, process: subprocess.Popen[str]) -> None:
 
 
 @only_long
-def test_of_a_machine_that_vanishes_the_last_minutes_are_lost_and_no_more(bench: Bench) -> None:
+def test_vanished_machine_loses_only_the_last_minutes(bench: Bench) -> None:
     with begun(bench, 1, ATMA_HOME_S="1", ATMA_FILE_MIB="4K") as process:
         first_cell(bench, process)
         vanish(process)
@@ -132,7 +132,7 @@ def test_of_a_machine_that_vanishes_the_last_minutes_are_lost_and_no_more(bench:
 
 
 @only_long
-def test_a_database_that_cannot_be_brought_home_leaves_the_one_before_it(bench: Bench) -> None:
+def test_failed_copy_home_keeps_the_previous_database(bench: Bench) -> None:
     broken, folder = bench.folder / "broken", bench.folder / "stubs"
     folder.mkdir()
     stub = folder / "python3"
@@ -171,7 +171,7 @@ def short_portion(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("from_new", [False, True])
-def test_it_goes_on_from_what_is_whole(tmp_path: Path, from_new: bool) -> None:
+def test_portion_resumes_from_an_intact_database(tmp_path: Path, from_new: bool) -> None:
     before = tmp_path / "before"
     half_replaced(before)
     if not from_new:
@@ -181,7 +181,7 @@ def test_it_goes_on_from_what_is_whole(tmp_path: Path, from_new: bool) -> None:
     assert "before: nothing trained yet" in done.stdout, done.stdout + done.stderr
 
 
-def test_the_only_whole_database_goes_into_its_place_before_another_is_made(tmp_path: Path) -> None:
+def test_only_intact_database_is_moved_home_first(tmp_path: Path) -> None:
     (tmp_path / "before").mkdir()
     half_replaced(tmp_path / "after")
     done = short_portion(tmp_path)
@@ -191,7 +191,7 @@ def test_the_only_whole_database_goes_into_its_place_before_another_is_made(tmp_
 
 
 @pytest.mark.parametrize("words", [(), ("portion",), ("speed", "out"), ("dance",)])
-def test_without_its_words_it_says_how(words: tuple[str, ...]) -> None:
+def test_portion_without_arguments_prints_usage(words: tuple[str, ...]) -> None:
     done = subprocess.run(["bash", str(SCRIPT), *words], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "bash .ci/gpu portion FROM TO SECONDS GRID" in done.stderr

@@ -173,7 +173,7 @@ def test_a_cancelled_sweep_is_not_requeued(slurm: daemons.Slurm, bench: Bench) -
     assert bench.sql("SELECT DISTINCT state, cause FROM attempt") == [("interrupted", "stopped on request")]
 
 
-def test_a_launch_that_is_killed_is_told(slurm: daemons.Slurm, bench: Bench) -> None:
+def test_killed_launch_is_reported(slurm: daemons.Slurm, bench: Bench) -> None:
     job = submit(slurm, bench)
     ((pid,),) = bench.sql("SELECT owner_pid FROM sweep")
     assert isinstance(pid, int)

@@ -40,7 +40,7 @@ def test_kills(tmp_path: Path, reference: Curves, kills: int, executor: str) -> 
 
 @only_long
 @pytest.mark.parametrize("daemon", ["raylet", "gcs_server"])
-def test_a_ray_without_one_of_its_daemons_is_left(small_bench: Bench, reference: Curves, daemon: str) -> None:
+def test_launch_stops_when_a_ray_daemon_dies(small_bench: Bench, reference: Curves, daemon: str) -> None:
     """At once, not after the minute that Ray takes itself, and with every attempt saved."""
     bench = small_bench
     launch = bench.start("launch", "micro.yaml", "--executor", "ray")

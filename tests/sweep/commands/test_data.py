@@ -49,7 +49,7 @@ def corpora(tmp_path: Path) -> Path:
 # --- prepare ------------------------------------------------------------------------------------------------------
 
 
-def test_prepare_prints_what_it_made(text: Path, tmp_path: Path, command: Command) -> None:
+def test_prepare_prints_the_prepared_corpus(text: Path, tmp_path: Path, command: Command) -> None:
     code, out, err = command("data", "prepare", "größe text", "--name", "mine", "--heldout-tokens", "150", "--json")
     assert code == 0
     (row,) = json.loads(out)
@@ -94,7 +94,7 @@ def test_tokens_are_cut_exactly(text: Path, tmp_path: Path, command: Command, wr
     assert stream(corpus) == divided(named, long=65_601, train=1000)["train"]
 
 
-def test_a_copy_of_a_known_corpus_with_documents_from_another(tmp_path: Path, command: Command) -> None:
+def test_prepare_local_copy_with_heldout_from_another_corpus(tmp_path: Path, command: Command) -> None:
     fineweb_edu(tmp_path / "fw edu", prose(90))
     finepdfs(tmp_path / "pdfs", [text * 9 for text in prose(6)])
     asked = "--path|fw edu|--tokenizer|bytes|--tokens|5e3|--heldout|pdfs|--heldout-tokens|300".split("|")
@@ -111,7 +111,7 @@ def test_a_copy_of_a_known_corpus_with_documents_from_another(tmp_path: Path, co
     assert corpus.heldout_names == [f"data/train-00000-of-00001.parquet:{n + 1}" for n, text in enumerate(prose(6)) if len(text * 9) >= 299]  # fmt: skip
 
 
-def test_a_folder_of_shards_is_known_by_its_files(tmp_path: Path, command: Command) -> None:
+def test_prepare_recognises_shards_by_their_files(tmp_path: Path, command: Command) -> None:
     published_shard(tmp_path / "s" / "x_train_1.bin", list(range(40)))
     published_shard(tmp_path / "s" / "x_val_1.bin", list(range(9)))
     code, out, _ = command("data", "prepare", "s", "--json")
@@ -147,7 +147,7 @@ def test_odd_text_goes_in_as_it_is(tmp_path: Path, command: Command) -> None:
 
 
 @pytest.mark.parametrize("kind", ["xz", "gz"])
-def test_a_cut_archive_is_one_line_and_its_replacement_is_prepared(tmp_path: Path, command: Command, kind: str) -> None:
+def test_truncated_archive_is_an_error_until_replaced(tmp_path: Path, command: Command, kind: str) -> None:
     raw = "".join(json.dumps({"text": text}) + "\n" for text in prose(900)).encode()
     whole = (lzma.compress if kind == "xz" else gzip.compress)(raw)
     path = tmp_path / f"x.jsonl.{kind}"
@@ -253,7 +253,7 @@ def test_what_can_be_prepared(command: Command) -> None:
 
 
 @pytest.mark.parametrize("file", ["train_000000.bin", "heldout.bin", "tokenizer.json", "manifest.json"])
-def test_verify_ends_with_one_after_a_flipped_byte(text: Path, tmp_path: Path, command: Command, file: str) -> None:
+def test_verify_exits_with_1_after_a_flipped_byte(text: Path, tmp_path: Path, command: Command, file: str) -> None:
     words = {word: number for number, word in enumerate(["[UNK]", "<eos>", *(str(n) for n in range(60))])}
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
     model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
@@ -337,7 +337,7 @@ def test_a_bar_on_a_terminal() -> None:
     assert "books: 1,234 documents, 500 tokens, 500 tokens/s in 1 s" in out.getvalue()
 
 
-def test_nothing_is_said_of_what_was_there_or_failed() -> None:
+def test_display_prints_nothing_without_progress_or_on_error() -> None:
     out = io.StringIO()
     with preparing.PrepareDisplay(Console(file=out), "books"):
         pass

@@ -42,7 +42,7 @@ def test_a_plan_writes_nothing_and_tells_groups_and_price(tmp_path: Path) -> Non
     assert "price: " in bench.ask("launch", "micro.yaml", "--dry-run")
 
 
-def test_a_gpu_that_is_not_here_cannot_be_calibrated(command: Command) -> None:
+def test_calibrating_a_missing_gpu_is_refused(command: Command) -> None:
     import torch
 
     if torch.cuda.is_available():
@@ -52,7 +52,7 @@ def test_a_gpu_that_is_not_here_cannot_be_calibrated(command: Command) -> None:
     assert "no usable CUDA GPU" in err
 
 
-def test_the_price_of_gpus_that_nobody_has_here(command: Command) -> None:
+def test_plan_prices_gpus_of_another_machine(command: Command) -> None:
     code, out, _ = command("plan", "full", "--gpus", "8", "--gpu", "H200", "--json")
     assert code == 0
     price = json.loads(out)["price"]
@@ -65,7 +65,7 @@ def test_the_price_of_gpus_that_nobody_has_here(command: Command) -> None:
 @only_long
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_a_calibrated_price_stands_beside_what_the_launch_took_and_a_budget_goes_on(tmp_path: Path) -> None:
+def test_calibrated_price_matches_launch_and_budget_resumes(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.grid(tokens=128 * 100, seeds=2, more=CONTRAST)
     bench.in_turn()

@@ -79,5 +79,5 @@ def test_examples_do_what_they_say(run, tmp_path: Path) -> None:  # type: ignore
 
 
 @pytest.mark.parametrize("words", sorted(NOT_HERE))
-def test_what_is_left_out_is_there(words: str) -> None:
+def test_commands_excluded_from_the_examples_exist(words: str) -> None:
     assert any(line.startswith(f"atma-sweep {words}") for line in SHOWN)

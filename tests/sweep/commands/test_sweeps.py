@@ -29,7 +29,7 @@ def filled(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("filled")
-def test_what_people_say_of_a_sweep_is_shown_where_sweeps_are_listed(run: Run) -> None:
+def test_tags_and_notes_are_shown_in_lists_of_sweeps(run: Run) -> None:
     assert run("tag", "big", "paper", "old")[:2] == (0, "big: old, paper\n")
     assert run("tag", "big", "old", "--remove")[1] == "big: paper\n"
     assert run("note", "big", "too \x1b[31mshort")[0] == 0
@@ -96,7 +96,7 @@ TABLES = "sweep revision revision_cell cell attempt measurement curve_point prov
 
 
 @pytest.mark.usefixtures("sharing")
-def test_what_another_sweep_shares_keeps_its_report_byte_for_byte(run: Run, tmp_path: Path) -> None:
+def test_deletion_keeps_reports_of_a_sharing_sweep_unchanged(run: Run, tmp_path: Path) -> None:
     asked = [("report", "--table", "6", "--format", "csv"), ("report", "--table", "6", "--json"), ("status", "--json"), ("export", "--to", "csv", "--out", "-")]  # fmt: skip
     before = [run(*one, "--sweep", "part")[1] for one in asked]
     assert all(before)
@@ -138,7 +138,7 @@ def test_single_measurements_go_and_those_that_are_shared_stay(run: Run) -> None
 
 
 @pytest.mark.usefixtures("sharing")
-def test_a_sweep_that_somebody_runs_is_not_deleted(run: Run) -> None:
+def test_running_sweep_is_not_deleted(run: Run) -> None:
     store = open_store("atma.db")
     store.acquire_sweep("big", processes.this_process("launch"), 60)
     for command in (("delete", "big", "--yes"), ("delete", "000000000000", "--yes"), ("rename", "big", "new")):

@@ -56,7 +56,7 @@ def test_a_machine_as_it_is(tmp_path: Path) -> None:
     assert list((tmp_path / "work").iterdir()) == [], "nothing is left behind, least of all a database"
 
 
-def test_a_look_that_breaks_is_a_bad_check_in_one_line(monkeypatch: pytest.MonkeyPatch, look: Any) -> None:
+def test_check_that_raises_is_a_bad_check_in_one_line(monkeypatch: pytest.MonkeyPatch, look: Any) -> None:
     def broken(case: Any) -> Check:
         raise ZeroDivisionError("two\nlines")
 
@@ -133,7 +133,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch, look: Any) -> None:
 # --- side by side ---------------------------------------------------------------------------------------------------
 
 
-def test_whatever_takes_long_is_asked_for_at_once(
+def test_slow_queries_run_in_parallel(
     tmp_path: Path, driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch, the kernels and the disk answer only when all three have been asked, and so do four calls of nvidia-smi."""
@@ -323,7 +323,7 @@ def test_triton_and_fla(driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch)
     assert look(torch=cuda(gpu("aaaa"), gpu("bbbb")))["Triton and fla"].remedy.endswith("pip install triton")
 
 
-def test_the_answer_about_fla_is_the_kernels_own() -> None:
+def test_fla_verdict_is_that_of_the_kernels() -> None:
     from atma_sweep.kernels.gated_delta.op import fla_is_right
 
     verdicts = [fla_is_right((9, 0), version) for version in ("3.3.1", "3.4.0", "3.7.0", "3.7.1")]
@@ -416,7 +416,7 @@ def test_the_cache_of_compiled_kernels(tmp_path: Path, look: Any, monkeypatch: p
 # --- Ray ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_cluster_file_that_a_dead_cluster_left(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_cluster_file_is_a_warning(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "tmp" / "ray" / "ray_current_cluster"
     if sys.platform == "darwin":
         monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "tmp"))
@@ -460,7 +460,7 @@ def test_addresses_and_tokens(tmp_path: Path, look: Any, monkeypatch: pytest.Mon
     assert said(look()["Ray token"]) == ("ok", "in RAY_AUTH_TOKEN, RAY_AUTH_MODE not set")
 
 
-def test_a_ray_that_is_not_whole(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_ray_installation_is_bad(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = SimpleNamespace(origin=str(tmp_path / "ray" / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     found = look()["Ray"]

@@ -83,7 +83,7 @@ def alive(folder: Path) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def test_an_attempt_runs_and_its_end_is_told_until_it_was_seen(
+def test_exit_is_reported_until_acknowledged(
     node: NodeAgent, launch: Callable[..., ProcessSpec]
 ) -> None:
     assert node.poll([]) == []
@@ -124,7 +124,7 @@ def test_a_lease_that_ends_saves_and_ends_every_attempt(
     assert not (folders[0].with_name("3") / "log.txt").exists(), "nothing starts once it is over"
 
 
-def test_a_poll_that_was_held_back_lends_no_more_than_the_supervisor_knows_of(node: NodeAgent, clock: Clock) -> None:
+def test_delayed_poll_extends_the_lease_from_the_last_answer(node: NodeAgent, clock: Clock) -> None:
     """It was sent right after the answer at 1010, arrives at 1069, and the supervisor counts from when it was sent."""
     node.poll([])
     clock.now = 1010.0
@@ -138,7 +138,7 @@ def test_a_poll_that_was_held_back_lends_no_more_than_the_supervisor_knows_of(no
     assert presumed_dead_after(60.0, GRACE) >= 60.0 + GRACE
 
 
-def test_nothing_starts_before_the_first_poll_and_a_late_one_is_in_time(
+def test_first_poll_may_come_late_and_starts_the_lease(
     node: NodeAgent, clock: Clock, launch: Callable[..., ProcessSpec]
 ) -> None:
     clock.now += nodes.FIRST_POLL_TIMEOUT_S - 1
@@ -148,7 +148,7 @@ def test_nothing_starts_before_the_first_poll_and_a_late_one_is_in_time(
     assert not node.tick()
 
 
-def test_attempts_of_a_dead_supervisor_are_ended_by_folder_and_by_pid(
+def test_orphans_are_ended_by_folder_and_by_pid(
     node: NodeAgent, launch: Callable[..., ProcessSpec], tmp_path: Path
 ) -> None:
     node.poll([])
@@ -207,7 +207,7 @@ class Loses(AtOnce):
 
 
 @pytest.mark.parametrize("saved", [True, False])
-def test_a_cell_whose_node_was_lost_is_taken_up_again(
+def test_cell_of_a_lost_node_is_retried(
     cells: Callable[..., list[Cell]], tmp_path: Path, saved: bool
 ) -> None:
     (cell,) = cells()
@@ -223,7 +223,7 @@ def test_a_cell_whose_node_was_lost_is_taken_up_again(
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_what_a_dead_launch_left_in_a_journal_is_taken_in(
+def test_journal_of_a_dead_launch_is_applied(
     cells: Callable[..., list[Cell]], tmp_path: Path, finished: bool
 ) -> None:
     """The launch died before it had applied a line."""

@@ -138,7 +138,7 @@ def test_a_cell_is_what_its_id_says_before_its_plugin_runs(
     assert sign.exists()
 
 
-def test_a_plugin_runs_as_it_was_hashed_and_is_copied_again_where_it_differs(
+def test_changed_plugin_copy_is_replaced_by_the_hashed_one(
     cell: Cell, bait: tuple[Path, Plugin], tmp_path: Path
 ) -> None:
     sign, plugin = bait
@@ -184,7 +184,7 @@ def test_prepared_text_is_read_before_it_counts(cell: Cell, tmp_path: Path) -> N
         corpora.open_corpus(root, known)
 
 
-def test_places_that_an_imported_attempt_names_are_never_followed(store: Store, cell: Cell, tmp_path: Path) -> None:
+def test_paths_of_an_imported_attempt_are_never_followed(store: Store, cell: Cell, tmp_path: Path) -> None:
     record_sweep(store, [record(cell)], "g")
     attempt = store.start_attempt(cell.id, owner=OWNER, fence=0)
     elsewhere = CellConfig().model_copy(update={}).model_dump(mode="json")

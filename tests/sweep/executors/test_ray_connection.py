@@ -32,7 +32,7 @@ def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def nobody() -> Iterator[str]:
+def free_address() -> Iterator[str]:
     """An address of this machine where nothing answers."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -51,33 +51,33 @@ def test_addresses_that_are_right() -> None:
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
-def test_a_token_that_others_can_read(token: Path, nobody: str, mode: int) -> None:
+def test_token_readable_by_other_users_is_refused(token: Path, free_address: str, mode: int) -> None:
     token.chmod(mode)
     with pytest.raises(MachineError, match=rf"others can read the token in .*; chmod 600 {token}"):
-        ray_connection.connect_driver(nobody)
+        ray_connection.connect_driver(free_address)
 
 
-def test_no_token(token: Path, nobody: str) -> None:
+def test_no_token(token: Path, free_address: str) -> None:
     token.unlink()
     with pytest.raises(MachineError, match=r"no token in .*; copy the head's file there and chmod 600 it"):
-        ray_connection.connect_driver(nobody)
+        ray_connection.connect_driver(free_address)
 
 
-def test_a_token_in_the_environment_needs_no_file(token: Path, nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_in_the_environment_needs_no_file(token: Path, free_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     token.unlink()
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
     with pytest.raises(MachineError, match="no cluster answers at"):
-        ray_connection.connect_driver(nobody)
+        ray_connection.connect_driver(free_address)
 
 
-def test_a_launch_where_nothing_answers_changes_nothing(run: Run, tmp_path: Path, nobody: str) -> None:
+def test_a_launch_where_nothing_answers_changes_nothing(run: Run, tmp_path: Path, free_address: str) -> None:
     """One line and exit code 3; the sweep is not recorded."""
     Bench(tmp_path)
-    code, _, said = run("launch", "micro.yaml", "--address", nobody)
+    code, _, said = run("launch", "micro.yaml", "--address", free_address)
     assert code == 3
-    assert said.startswith(f"atma-sweep: no cluster answers at {nobody} (Connection refused)")
+    assert said.startswith(f"atma-sweep: no cluster answers at {free_address} (Connection refused)")
     assert said.count("\n") == 1
-    assert run("launch", "micro.yaml", "--address", nobody, "--detach")[0] == 3
+    assert run("launch", "micro.yaml", "--address", free_address, "--detach")[0] == 3
     code, _, said = run("status", "--sweep", "micro")
     assert code == 2
     assert "no sweep" in said

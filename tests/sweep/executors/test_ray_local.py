@@ -30,7 +30,7 @@ except AuthenticationError:
 """
 
 
-def test_the_lowest_ray_is_one_whose_defaults_were_tried() -> None:
+def test_lowest_allowed_ray_is_the_oldest_tested_one() -> None:
     from atma_sweep.sweep.executors.ray_local import OLDEST_TESTED_RAY
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -93,7 +93,7 @@ def listening(processes: list[psutil.Process]) -> dict[tuple[str, str], int]:
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_ray_hears_this_machine_alone_and_nobody_without_the_token(tmp_path: Path, scratch: Path) -> None:
+def test_embedded_ray_listens_locally_and_requires_the_token(tmp_path: Path, scratch: Path) -> None:
     """In a home folder where nothing can be written."""
     bench = Bench(tmp_path)
     bench.grid(tokens=128 * 1000)

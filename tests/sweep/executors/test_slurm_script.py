@@ -170,7 +170,7 @@ def test_several_gpus_are_ray_s(tmp_path: Path) -> None:
     assert job.calls == [FIRST]
 
 
-def test_a_wrong_environment_is_told(tmp_path: Path) -> None:
+def test_wrong_environment_is_an_error(tmp_path: Path) -> None:
     job = Job(tmp_path, 0)
     (tmp_path / "environment" / "bin" / "atma-sweep").unlink()
     code, last = job.run()

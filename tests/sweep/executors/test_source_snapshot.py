@@ -74,7 +74,7 @@ def test_modules_that_are_compiled_meanwhile_are_none_of_it(package: Path) -> No
     assert rounds > 10
 
 
-def test_a_copy_is_made_once(package: Path, tmp_path: Path) -> None:
+def test_snapshot_is_taken_once(package: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     known = take_snapshot(runs, package)
     home = find_snapshot(runs, known)
@@ -89,7 +89,7 @@ def test_a_copy_is_made_once(package: Path, tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_workers_run_the_copy_and_a_change_is_told(package: Path, tmp_path: Path) -> None:
+def test_kept_code_runs_the_old_snapshot_with_a_message(package: Path, tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
     bench = Bench(tmp_path / "bench")
     bench.env["PYTHONPATH"] = str(package.parent)
@@ -126,7 +126,7 @@ def whole(told: dict[str, Any]) -> CellConfig:
     return read.model_copy(update={"model": check_model_config(read.model)})
 
 
-def test_older_code_is_told_only_of_what_was_changed() -> None:
+def test_job_config_contains_only_changed_settings() -> None:
     (cell, *_) = load_grid("quick").expand(lambda data: "f")
     told = job_config(cell.config)
     assert whole(told) == cell.config
@@ -137,7 +137,7 @@ def test_older_code_is_told_only_of_what_was_changed() -> None:
     assert whole(told) == changed
 
 
-def test_older_code_is_not_told_what_it_does_anyway() -> None:
+def test_job_config_omits_implicit_defaults() -> None:
     (cell, *_) = load_grid("quick").expand(lambda data: "f")
     changed = {"attn_type": "rope", "mixers": {"rope": {"base": 5.0}}, "init": "zero-ends-and-conv-in"}
     model = check_model_config(cell.config.model.model_copy(update=changed))

@@ -97,7 +97,7 @@ def become(folder: Path, env: Mapping[str, str] = os.environ) -> int:
     return spare.wait(PATIENCE_S)
 
 
-def test_a_spare_that_could_not_import_begins_anew_as_the_attempt(tmp_path: Path) -> None:
+def test_warm_process_with_failed_import_restarts_as_attempt(tmp_path: Path) -> None:
     """What fails half-way at an import may fail otherwise the second time: the attempt is a fresh process with the same pid."""
     (tmp_path / "cell" / "1").mkdir(parents=True)
     broken = tmp_path / "path" / "torch" / "__init__.py"
@@ -136,7 +136,7 @@ def start(began: Began, tmp_path: Path) -> Start:
     return begin
 
 
-def test_a_spare_is_taken_once(start: Start, tmp_path: Path) -> None:
+def test_warm_process_is_claimed_once(start: Start, tmp_path: Path) -> None:
     spares, env = WarmPool(), {"A": "1"}
     assert spares.claim("0", tmp_path, env, "cell/1") is None
     for device in ("0", "1", "0"):

@@ -87,7 +87,7 @@ def test_type_cores_and_memory_count() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_no_gpu_is_given_away_twice(data: st.DataObject) -> None:
+def test_no_gpu_is_allocated_twice(data: st.DataObject) -> None:
     """Allocations come and go at random: no GPU above one, a whole one never beside another, and nothing is lost."""
     room, taken = MachineAllocator(Machine(4, 8.0, (FIRST, SECOND))), []
     for _ in range(data.draw(st.integers(1, 40))):
@@ -121,7 +121,7 @@ NEVER: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", NEVER)
-def test_what_never_fits_is_said_with_what_there_is(cells: Callable[..., list[Cell]], case: str) -> None:
+def test_unplaceable_cell_error_lists_the_resources(cells: Callable[..., list[Cell]], case: str) -> None:
     asked, said = NEVER[case]
     found = cells(f"resources: {json.dumps(asked)}\naxes: {{attn_type: [polar, nope]}}\n")
     text = refused(lambda: admission.check_placement(found, TWO), MachineError)
@@ -156,7 +156,7 @@ def test_the_memory_of_this_machine() -> None:
 # --- one sweep a GPU ------------------------------------------------------------------------------------------------
 
 
-def test_a_gpu_that_is_shared_within_a_sweep_is_locked_for_others(
+def test_shared_gpu_is_locked_against_foreign_sweeps(
     cells: Callable[..., list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hardware, "query_gpus", lambda: [FIRST, SECOND])
@@ -212,7 +212,7 @@ class Packed(HostExecutor):
         return [(attempt, 0)]
 
 
-def test_parts_run_together_and_do_not_starve_a_whole(cells: Callable[..., list[Cell]], tmp_path: Path) -> None:
+def test_fractional_attempts_do_not_starve_a_full_gpu(cells: Callable[..., list[Cell]], tmp_path: Path) -> None:
     """Four quarters, then one cell that wants the GPU for itself, then eight more quarters."""
     text = "axes: {attn_type: [polar, nope]}\nseeds: 13\n"
     quarters, wholes = (cells(f"{text}resources: {{gpus: {share}, order: grid}}\n") for share in (0.25, 1))

@@ -28,7 +28,7 @@ time.sleep(600)
 """
 
 
-def test_a_gpu_belongs_to_one_process_until_it_dies(tmp_path: Path) -> None:
+def test_gpu_lock_is_exclusive_until_its_process_dies(tmp_path: Path) -> None:
     holder = script(HOLDER, str(tmp_path))
     assert line_of(holder) == "1"
     locks = GpuLocks(tmp_path)
@@ -60,7 +60,7 @@ sys.stdin.read()
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 @pytest.mark.skipif(sys.platform != "linux", reason="names without files exist on Linux alone")
-def test_users_of_one_host_share_the_locks_and_no_file() -> None:
+def test_users_of_a_host_share_locks_but_no_file() -> None:
     """In /tmp, since another user cannot enter pytest's folder."""
     with tempfile.TemporaryDirectory(dir="/tmp") as outer:
         base = Path(outer)
@@ -86,7 +86,7 @@ def own(base: Path) -> Path:
     return base / f"atma-sweep-gpus-{os.getuid()}"
 
 
-def test_a_link_that_somebody_planted_is_not_followed(tmp_path: Path) -> None:
+def test_planted_link_is_not_followed(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir(mode=0o700)
     own(tmp_path).symlink_to(precious)

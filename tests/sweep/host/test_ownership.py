@@ -148,7 +148,7 @@ def _failed(store: Store, cells: list[Cell]) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("after", range(1, 6))
-def test_retries_that_are_asked_for_at_once_are_joined(
+def test_concurrent_retry_requests_are_merged(
     store: Store, cells: Callable[..., list[Cell]], monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     """One is asked for after each transaction of the other."""
@@ -211,7 +211,7 @@ class Retried(AtOnce):
         return [one for one in ended if one not in self._ended]
 
 
-def test_a_retry_that_is_asked_for_while_another_is_heard_is_not_lost(
+def test_retry_requested_during_another_is_not_lost(
     store: Store, cells: Callable[..., list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is one of a cell whose attempt has failed and is not closed yet."""

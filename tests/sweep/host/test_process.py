@@ -20,7 +20,7 @@ from factories import line_of, script
 from patience import PATIENCE_S, gone
 
 
-def test_a_process_is_told_from_a_later_one_with_its_pid() -> None:
+def test_process_is_distinguished_from_a_later_one_with_its_pid() -> None:
     me = processes.this_process("test")
     assert processes.is_alive(me) is True
     later = Owner(name="x", host=me.host, pid=me.pid, started=me.started + 5)
@@ -38,7 +38,7 @@ time.sleep(3600)  # longer than a test waits: whoever is gone before was ended
 """
 
 
-def test_end_takes_a_process_that_ignores_sigterm_with_its_children() -> None:
+def test_terminate_all_kills_a_process_that_ignores_sigterm() -> None:
     child = script(STUBBORN)
     grandchild = int(line_of(child))
     assert psutil.Process(grandchild).ppid() == child.pid
@@ -66,7 +66,7 @@ print("alive", sorted(HostExecutor().end(attempts, Path("."))), flush=True)
 """
 
 
-def test_nobody_ends_itself_or_those_it_descends_from() -> None:
+def test_terminate_all_spares_itself_and_its_ancestors() -> None:
     """A parent is ended with its children, so one that ends its parent would end itself, too."""
     shell = ["sh", "-c", '"$0" -c "$1"; echo "parent alive"', sys.executable, SUICIDE]
     done = subprocess.run(shell, capture_output=True, text=True, timeout=PATIENCE_S)
@@ -116,7 +116,7 @@ ASKED = {
 
 
 @pytest.mark.parametrize("who", ASKED)
-def test_a_request_to_stop_is_one_with_its_echo_and_a_later_one_kills(who: str) -> None:
+def test_repeated_stop_signal_counts_once_and_a_later_one_kills(who: str) -> None:
     child = script(LISTENS.format(asked=ASKED[who]))
     line_of(child)
     for _ in range(5):
@@ -130,7 +130,7 @@ def test_a_request_to_stop_is_one_with_its_echo_and_a_later_one_kills(who: str) 
     assert child.wait(PATIENCE_S) == 143
 
 
-def test_a_child_sees_the_gpus_and_threads_that_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_sees_its_allocated_gpus_and_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     plain = ProcessSpec(1, tmp_path, "a/1", Resources(cpus=2, gpus=0), "sqlite:///x.db")
     env = attempt_environment(plain)
@@ -150,7 +150,7 @@ def test_cores_are_those_of_this_process() -> None:
     assert cores() == len(os.sched_getaffinity(0))
 
 
-def test_cores_are_no_more_than_slurm_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_limited_by_the_slurm_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Slurm binds nobody to cores, nothing else says what a job may use."""
     monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
     every = cores()

@@ -94,7 +94,7 @@ def left(processes: list[psutil.Process]) -> list[psutil.Process]:
         lambda one: one == ("local", signal.SIGINT),
     ),
 )
-def test_a_signal_to_the_process_group_spares_attempts_and_their_compilers(
+def test_signal_to_the_group_spares_attempts_and_compilers(
     compiling: Bench, executor: str, number: int
 ) -> None:
     process = launched(compiling, "launch", "micro.yaml", "--executor", executor)
@@ -110,7 +110,7 @@ def test_a_signal_to_the_process_group_spares_attempts_and_their_compilers(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("executor", ["local", *long_form("ray")])
-def test_a_compiler_that_is_told_before_its_attempt_fails_no_cell(compiling: Bench, executor: str) -> None:
+def test_compiler_signalled_before_its_attempt_fails_no_cell(compiling: Bench, executor: str) -> None:
     """Who ends a job by its control group, as Slurm and systemd do, tells every process, in any order."""
     process = launched(compiling, "launch", "micro.yaml", "--executor", executor)
     appears(compiling.folder / "compiling")
@@ -129,7 +129,7 @@ def test_a_compiler_that_is_told_before_its_attempt_fails_no_cell(compiling: Ben
 
 
 @pytest.mark.thorough
-def test_an_attempt_that_ends_by_itself_leaves_none_of_its_processes(bench: Bench) -> None:
+def test_finished_attempt_leaves_no_processes(bench: Bench) -> None:
     stray = "import os, subprocess; os.fork() or (os.fork() and os._exit(0)) or subprocess.run(['sleep', '987'])"
     code = COMPILES.format(folder=str(bench.folder)).replace("check=True", "check=False")
     code = code.replace(', "-c", CODE,', f', "-c", {stray!r},')

@@ -17,7 +17,7 @@ TRAINING = "SELECT 1 FROM attempt WHERE phase = 'training' AND step > 3"
 
 
 @pytest.mark.thorough
-def test_pause_frees_the_machine_and_resume_ends_as_if_nothing_had_been(bench: Bench) -> None:
+def test_pause_frees_the_machine_and_resume_changes_no_result(bench: Bench) -> None:
     bench.grid(tokens=LONG)
     process = bench.start("launch", "micro.yaml", "--executor", "local", "--only", "attn_type=nope")
     bench.wait(TRAINING)
@@ -60,7 +60,7 @@ def test_cancel_saves_and_stops(bench: Bench) -> None:
 
 
 @pytest.mark.thorough
-def test_finish_lets_running_cells_end_and_starts_no_others(bench: Bench) -> None:
+def test_finish_ends_running_cells_and_starts_none(bench: Bench) -> None:
     bench.grid(tokens=LONG)
     bench.in_turn()
     process = bench.start("launch", "micro.yaml", "--executor", "local")

@@ -126,7 +126,7 @@ def _sweep(store: Store, name: str, *slugs: str) -> None:
     store.record_revision(name, grid_text="", grid_file="", cells=cells)
 
 
-def test_evaluating_again_gives_the_same_numbers_in_a_new_attempt(desk: Desk) -> None:
+def test_repeated_evaluation_gives_equal_numbers(desk: Desk) -> None:
     """Of cells in two sweeps, each evaluated under the newest that has it."""
     _sweep(desk.store(), "second", POLAR)
     before = desk.state()
@@ -213,7 +213,7 @@ def test_all_is_checked_before_the_first_attempt(
     assert said in refused(lambda: evaluate.plan(desk.store(), cells, runs=desk.runs, **options), kind)
 
 
-def test_the_command_line_says_a_mistake_in_one_line_and_makes_no_attempt(desk: Desk) -> None:
+def test_evaluate_error_is_one_line_without_an_attempt(desk: Desk) -> None:
     before = desk.state()
     (desk.runs / desk.cell(NOPE) / "1" / "weights.safetensors").unlink()
     err = desk.evaluate(POLAR, NOPE, code=2)
@@ -222,7 +222,7 @@ def test_the_command_line_says_a_mistake_in_one_line_and_makes_no_attempt(desk: 
     assert desk.sql("SELECT count(*) FROM attempt WHERE kind = 'evaluate'") == [(0,)]
 
 
-def test_a_length_that_nothing_can_have_is_refused_before_anything_is_written(desk: Desk) -> None:
+def test_impossible_length_is_refused_before_any_write(desk: Desk) -> None:
     before = desk.db.read_bytes()
     err = desk.evaluate(POLAR, "--length", "999999999", code=2)
     told = re.fullmatch(
@@ -240,7 +240,7 @@ def test_a_length_that_nothing_can_have_is_refused_before_anything_is_written(de
     desk.evaluate(POLAR, "--probe", "clean", "--length", str(clean + 1), code=2)
 
 
-def test_weights_that_were_not_kept_and_a_corpus_that_is_gone_are_said(desk: Desk) -> None:
+def test_missing_weights_and_missing_corpus_are_reported(desk: Desk) -> None:
     store = desk.store()
     ((attempt,),) = desk.sql(f"SELECT id FROM attempt WHERE cell_id = '{desk.cell(NOPE)}'")
     store.forget_weights(attempt)
@@ -258,7 +258,7 @@ def _parent() -> Owner:
     return Owner(name="launch", host=processes.this_process("x").host, pid=parent.pid, started=parent.create_time())
 
 
-def test_a_sweep_that_somebody_runs_is_left_alone(desk: Desk) -> None:
+def test_running_sweep_is_not_evaluated(desk: Desk) -> None:
     owner = _parent()
     fence = desk.store().acquire_sweep("micro", owner, 60.0)
     err = desk.evaluate(POLAR, code=3)
@@ -267,7 +267,7 @@ def test_a_sweep_that_somebody_runs_is_left_alone(desk: Desk) -> None:
     assert desk.sql("SELECT count(*) FROM attempt WHERE kind = 'evaluate'") == [(0,)]
 
 
-def test_the_newest_sweep_that_has_a_cell_is_the_one_claimed(desk: Desk) -> None:
+def test_newest_sweep_with_the_cell_is_claimed(desk: Desk) -> None:
     store = desk.store()
     _sweep(store, "second", POLAR)
     _sweep(store, "imported", POLAR, NOPE)
@@ -312,7 +312,7 @@ def test_a_killed_evaluation_is_tried_again(desk: Desk) -> None:
     }  # fmt: skip
 
 
-def test_interrupt_leaves_the_training_and_its_numbers_as_they_were(desk: Desk) -> None:
+def test_interrupted_evaluation_leaves_training_unchanged(desk: Desk) -> None:
     before = desk.state()
     started = desk.start("evaluate", POLAR, "--executor", "local")
     desk.wait(CHILD)
@@ -325,7 +325,7 @@ def test_interrupt_leaves_the_training_and_its_numbers_as_they_were(desk: Desk) 
     assert json.loads(desk.run("status", "--json"))[0]["counts"] == {"done": 3, "new": 1}
 
 
-def test_a_failed_evaluation_ends_with_1_and_shows_no_older_number(desk: Desk) -> None:
+def test_failed_evaluation_exits_with_1_without_older_numbers(desk: Desk) -> None:
     store = desk.store()
     older = store.start_attempt(desk.cell(POLAR), kind="evaluate", owner=processes.this_process("test"), fence=0)
     DatabaseRecorder(store, older.id, 0).measurements([Measurement(probe="val", metric="val_loss", value=1.0)])
@@ -348,7 +348,7 @@ def test_a_failed_evaluation_ends_with_1_and_shows_no_older_number(desk: Desk) -
     assert re.fullmatch(rf"{NOPE}: val val_loss \S+, val val_loss_full \S+", line)
 
 
-def test_a_training_that_came_between_is_the_one_measured(desk: Desk) -> None:
+def test_retrained_weights_are_measured(desk: Desk) -> None:
     store = desk.store()
     ((task,),) = evaluate.plan(store, [POLAR], runs=desk.runs, lengths=[7, 5]).values()
     me = processes.this_process("test")
@@ -386,7 +386,7 @@ def _nats(model: LoadedModel, tokens_T: np.ndarray, *, full: bool = True) -> np.
 
 
 @pytest.mark.parametrize(("slug", "windowed"), [(POLAR, False), (NOPE, True)])
-def test_the_loaded_model_gives_the_numbers_that_the_probes_stored(desk: Desk, slug: str, windowed: bool) -> None:
+def test_loaded_model_reproduces_the_stored_numbers(desk: Desk, slug: str, windowed: bool) -> None:
     model = atma_sweep.load(slug, db=desk.db)
     corpus = open_corpus(desk.runs / "corpora", model.config.data.fingerprint or "")
     stored = desk.sql(

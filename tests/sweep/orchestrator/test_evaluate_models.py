@@ -31,22 +31,22 @@ def _make(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return once(tmp_path_factory, "beside", _make)
 
 
 @pytest.fixture
-def desk(made: Path, tmp_path: Path) -> Bench:
-    shutil.copytree(made / "desk", tmp_path / "desk")
-    return Bench(tmp_path / "desk", copied=made / "desk")
+def desk(model_folder: Path, tmp_path: Path) -> Bench:
+    shutil.copytree(model_folder / "desk", tmp_path / "desk")
+    return Bench(tmp_path / "desk", copied=model_folder / "desk")
 
 
 def evaluate(desk: Bench, *words: str, code: int = 0) -> str:
     return desk.run("evaluate", *words, "--executor", "local", code=code)
 
 
-def test_a_model_stands_beside_the_sweep_and_says_where_it_comes_from(desk: Bench, made: Path) -> None:
-    word = f"hf:{made / 'tiny-llama'}"
+def test_model_is_stored_in_a_companion_sweep_with_origin(desk: Bench, model_folder: Path) -> None:
+    word = f"hf:{model_folder / 'tiny-llama'}"
     evaluate(desk, word, "--probe", "val")
     assert "1 needs-eval" in desk.ask("status", "--sweep", "micro-open-weight")
     said = evaluate(desk, word, "--sweep", "micro")
@@ -71,7 +71,7 @@ def test_a_model_stands_beside_the_sweep_and_says_where_it_comes_from(desk: Benc
 
     ((fingerprint,),) = desk.sql("SELECT DISTINCT corpus_fingerprint FROM provenance")
     corpus = open_corpus(desk.folder / "atma-runs" / "corpora", str(fingerprint))
-    model, tokenizer = (one.from_pretrained(made / "tiny-llama") for one in (AutoModelForCausalLM, AutoTokenizer))
+    model, tokenizer = (one.from_pretrained(model_folder / "tiny-llama") for one in (AutoModelForCausalLM, AutoTokenizer))
     nats = 0.0
     for document in corpus.heldout[:2]:
         ids = torch.tensor([[0, *tokenizer(bytes(document[1:65].tolist()).decode())["input_ids"]]])
@@ -105,8 +105,8 @@ def test_a_model_stands_beside_the_sweep_and_says_where_it_comes_from(desk: Benc
     assert "sweep micro," in desk.ask("report", "--table", "6"), "the sweep launched last is still the one of the grid"
 
 
-def test_native_pairing_is_another_row(desk: Bench, made: Path) -> None:
-    word = f"hf:{made / 'tiny-llama'}"
+def test_native_pairing_is_another_row(desk: Bench, model_folder: Path) -> None:
+    word = f"hf:{model_folder / 'tiny-llama'}"
     evaluate(desk, word, "--probe", "clean", "--probe", "needle")
     evaluate(desk, word, "--pairing", "native", "--probe", "clean", "--probe", "needle")
     slugs = {str(slug) for (slug,) in desk.sql("SELECT slug FROM cell WHERE attn_type = 'tiny-llama'")}
@@ -118,8 +118,8 @@ def test_native_pairing_is_another_row(desk: Bench, made: Path) -> None:
     assert desk.sql("SELECT count(*) FROM sweep") == [(2,)]
 
 
-def test_a_bundle_takes_it_along(desk: Bench, made: Path, tmp_path: Path) -> None:
-    evaluate(desk, f"hf:{made / 'tiny-llama'}", "--probe", "val")
+def test_a_bundle_takes_it_along(desk: Bench, model_folder: Path, tmp_path: Path) -> None:
+    evaluate(desk, f"hf:{model_folder / 'tiny-llama'}", "--probe", "val")
     desk.run("export", "--sweep", "micro-open-weight", "--out", "beside.zip")
     with contextlib.chdir(desk.folder):
         desk.run("import", "beside.zip", "--db", "other.db")
@@ -144,12 +144,12 @@ def test_a_bundle_takes_it_along(desk: Bench, made: Path, tmp_path: Path) -> Non
     (["hf:{empty}"], 3, "put the checkpoint's *.safetensors beside its config.json"),
 ])  # fmt: skip
 def test_what_cannot_be_measured_changes_nothing(
-    words: list[str], code: int, said: str, desk: Bench, made: Path, tmp_path: Path
+    words: list[str], code: int, said: str, desk: Bench, model_folder: Path, tmp_path: Path
 ) -> None:
     empty = tmp_path / "empty"
-    shutil.copytree(made / "tiny-llama", empty)
+    shutil.copytree(model_folder / "tiny-llama", empty)
     (empty / "model.safetensors").unlink()
-    out = evaluate(desk, *(word.format(tiny=made / "tiny-llama", empty=empty) for word in words), code=code)
+    out = evaluate(desk, *(word.format(tiny=model_folder / "tiny-llama", empty=empty) for word in words), code=code)
     assert said in out
     assert len(out.strip().splitlines()) == 1
     assert desk.sql("SELECT count(*) FROM sweep") == [(1,)]

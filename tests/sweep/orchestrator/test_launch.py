@@ -100,7 +100,7 @@ def test_measured_numbers_reach_sql_and_the_table(launched: Bench) -> None:
 
 
 @pytest.mark.thorough
-def test_added_lengths_are_evaluated_from_kept_weights(launched: Bench) -> None:
+def test_added_lengths_are_evaluated_without_training(launched: Bench) -> None:
     bench = launched
     trained = bench.curves()
     bench.edit("lengths: [32, 64]", "lengths: [32, 64, 128]")
@@ -115,7 +115,7 @@ def test_added_lengths_are_evaluated_from_kept_weights(launched: Bench) -> None:
 
 
 @pytest.mark.thorough
-def test_lost_weights_are_said_and_retrained_only_on_request(launched: Bench) -> None:
+def test_lost_weights_are_retrained_only_on_request(launched: Bench) -> None:
     bench = launched
     ((weights,),) = bench.sql("SELECT weights FROM attempt a JOIN cell c ON c.id = cell_id WHERE attn_type = 'nope'")
     (bench.folder / "atma-runs" / str(weights)).unlink()
@@ -128,7 +128,7 @@ def test_lost_weights_are_said_and_retrained_only_on_request(launched: Bench) ->
 
 
 @pytest.mark.thorough
-def test_a_revision_is_added_when_the_grid_or_its_requests_change(launched: Bench) -> None:
+def test_revision_is_added_when_grid_or_requests_change(launched: Bench) -> None:
     bench = launched
     assert bench.sql("SELECT number FROM revision") == [(1,)]
     bench.grid(more="# a remark\n")
@@ -288,7 +288,7 @@ def test_plugin_mixer_trains_and_appears_in_the_table(bench: Bench) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("executor", ["local", *long_form("ray")])
-def test_failing_cell_is_told_and_the_others_go_on(bench: Bench, executor: str) -> None:
+def test_failing_cell_does_not_stop_the_rest(bench: Bench, executor: str) -> None:
     (bench.folder / "my_mixer.py").write_text(README_MIXER.replace("        steps =", "        1 / 0\n        steps ="))
     bench.grid(more="plugins: [my_mixer.py]\n")
     bench.edit("[nope, polar]", "[fade, nope]")
@@ -323,7 +323,7 @@ def test_a_plugin_that_leaves_fails_its_cell_and_is_named(bench: Bench) -> None:
 
 
 @pytest.mark.thorough
-def test_divergence_is_a_result_with_its_step_and_the_curve_up_to_there(bench: Bench) -> None:
+def test_divergence_is_a_result_with_step_and_curve(bench: Bench) -> None:
     bench.edit("train: {", "train: {muon_lr: 1.0e+5, ")
     bench.edit("validate_every: 10", "validate_every: 1")
     bench.edit("every_steps: 7", "every_steps: 1")
@@ -386,7 +386,7 @@ def test_checkpoints_and_weights_lie_where_the_grid_says(bench: Bench, long_curv
     ("nosuch://bucket/x", 2, "nosuch://bucket/x: Protocol not known: nosuch; name a folder or an fsspec URL"),
     ("micro.yaml/inside", 3, "make room there or name another place with checkpoint.path, then launch again"),
 ])  # fmt: skip
-def test_a_place_that_cannot_be_used_is_one_line_before_training(bench: Bench, path: str, code: int, said: str) -> None:
+def test_unusable_checkpoint_path_is_refused_before_training(bench: Bench, path: str, code: int, said: str) -> None:
     bench.edit("every_steps: 7", f"every_steps: 7, path: '{path}'")
     out = bench.launch(code=code)
     assert said in out.splitlines()[-1]
@@ -396,7 +396,7 @@ def test_a_place_that_cannot_be_used_is_one_line_before_training(bench: Bench, p
 
 
 @pytest.mark.thorough
-def test_the_disk_that_a_grid_needs_is_told_before_and_true_afterwards(bench: Bench) -> None:
+def test_predicted_disk_usage_matches_the_launch(bench: Bench) -> None:
     told = bench.plan()
     line = next(line for line in bench.launch().splitlines() if line.startswith("disk: "))
     assert re.fullmatch(
@@ -473,7 +473,7 @@ def test_a_study_that_is_killed_twice_makes_each_trial_once(tmp_path: Path) -> N
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("option", [("--only", "memory=on"), ("--budget", "1h")])
-def test_what_chooses_among_cells_of_a_factorial_is_refused_for_a_study(
+def test_cell_selection_is_refused_for_a_study(
     tmp_path: Path, option: tuple[str, str]
 ) -> None:
     bench = Bench(tmp_path)
@@ -494,7 +494,7 @@ tune:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_a_factorial_has_the_best_settings_of_the_studies_before_it(tmp_path: Path) -> None:
+def test_factorial_uses_the_best_settings_of_its_studies(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.grid(more=TUNE, seeds=2)
     plan = bench.plan()

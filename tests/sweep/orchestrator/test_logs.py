@@ -64,7 +64,7 @@ def attempt(store: Store, tmp_path: Path) -> Callable[..., Attempt]:
     return make
 
 
-def test_found_by_id_slug_and_slug_without_seed(store: Store) -> None:
+def test_attempt_by_id_slug_and_slug_without_seed(store: Store) -> None:
     asked = {"a1": "a1", "polar-d0-s0": "a1", "polar-d0": "a1", "rope-d0": "c1", "wall-d0": "d1", "nope-d0-s1": "b2"}
     assert {word: store.find_cell(word).id.rstrip("0") for word in asked} == asked
     with pytest.raises(
@@ -77,7 +77,7 @@ def test_found_by_id_slug_and_slug_without_seed(store: Store) -> None:
         store.find_cell("wall-d0", "new")
 
 
-def test_the_newest_attempt_or_a_numbered_one(store: Store, tmp_path: Path, attempt: Any) -> None:
+def test_log_path_of_newest_or_numbered_attempt(store: Store, tmp_path: Path, attempt: Any) -> None:
     runs = tmp_path / "runs"
     with pytest.raises(LogMissing, match=r"\(polar-d0-s0\) has no attempt yet; launch its grid"):
         logs.log_path(store, runs, "polar-d0")
@@ -89,7 +89,7 @@ def test_the_newest_attempt_or_a_numbered_one(store: Store, tmp_path: Path, atte
         logs.log_path(store, runs, "a1", 3)
 
 
-def test_logs_that_are_not_here(store: Store, tmp_path: Path, attempt: Any) -> None:
+def test_missing_logs_are_reported_with_their_host(store: Store, tmp_path: Path, attempt: Any) -> None:
     runs = tmp_path / "runs"
     attempt("a1")
     with pytest.raises(LogMissing, match=r"attempt 1 left no log in .*/log.txt; name its runs folder with --runs"):
@@ -206,7 +206,7 @@ def test_follow_a_file_that_is_cut_short_or_replaced(path: Path) -> None:
     assert following.end() == "a long first line\ncut\nto the old one\nthe new one\nagain\n"
 
 
-def test_follow_ends_though_somebody_keeps_writing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_ends_despite_continuous_writing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "DRAIN_S", (PATIENCE_S, 0.5))  # it is never quiet for long enough
     log = path.open("w", buffering=1)
     with log:
@@ -254,7 +254,7 @@ def test_ctrl_c_and_a_reader_that_leaves_are_quiet(path: Path) -> None:
         child.stdout.close()
 
 
-def test_an_attempt_is_alive_while_the_database_and_its_process_say_so(
+def test_attempt_is_alive_while_database_and_process_agree(
     store: Store, attempt: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "LIVENESS_POLL_S", 0.0)
@@ -272,7 +272,7 @@ def test_an_attempt_is_alive_while_the_database_and_its_process_say_so(
     assert not logs.liveness_check(store, far)()
 
 
-def test_the_database_is_asked_once_a_second(store: Store, attempt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_liveness_queries_the_database_once_a_second(store: Store, attempt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     alive, asked = logs.liveness_check(store, attempt("a1", state="running")), []
     real = Store.attempt
     monkeypatch.setattr(Store, "attempt", lambda self, key: asked.append(key) or real(self, key))

@@ -124,7 +124,7 @@ def test_how_it_ended(
 
 
 @pytest.mark.parametrize("status", every_nth([302, 404, 500], 3))
-def test_an_answer_that_is_none_is_said_once_and_followed_nowhere(
+def test_error_responses_and_redirects_are_reported_once(
     web: Listening, ended: Callable[..., list[str]], status: int
 ) -> None:
     web.status = status
@@ -132,7 +132,7 @@ def test_an_answer_that_is_none_is_said_once_and_followed_nowhere(
     assert len(web.heard) == 1
 
 
-def test_a_server_that_never_answers_takes_no_longer_than_the_limit(
+def test_silent_server_takes_no_longer_than_the_timeout(
     ended: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notify, "TIMEOUT_S", 0.3)
@@ -157,7 +157,7 @@ def test_neither_does_a_database_that_never_answers(web: Listening, monkeypatch:
     stuck.set()
 
 
-def test_nobody_is_told_where_nobody_asked(ended: Callable[..., list[str]]) -> None:
+def test_nothing_is_posted_without_a_url(ended: Callable[..., list[str]]) -> None:
     assert ended(None) == []
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -179,13 +179,13 @@ def test_addresses_that_are_refused_before_anything_starts(run, url: str) -> Non
 @pytest.mark.parametrize(
     "url", ["http://x", "https://a.example.org/T0/B0?x=1", "http://127.0.0.1:80/", "http://[::1]:80/x"]
 )
-def test_whole_addresses(url: str) -> None:
+def test_valid_urls_are_accepted(url: str) -> None:
     assert validated_url(url) == url
 
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_a_whole_launch_tells_of_its_end(web: Listening, tmp_path: Path) -> None:
+def test_launch_posts_its_end(web: Listening, tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.launch("--only", "attn_type=nope", "--notify", web.url)
     bench.launch("--only", "attn_type=nope", "--notify", web.url)

@@ -62,7 +62,7 @@ def digest(bench: Bench) -> str:
 
 
 @pytest.mark.thorough
-def test_numbers_of_a_plugin_s_probe_are_kept_with_its_source_and_its_words(tmp_path: Path) -> None:
+def test_plugin_probe_stores_values_source_and_description(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     (tmp_path / "lamps.py").write_text(PLUGIN)
     bench.grid(tokens=128 * 3, more="plugins: [lamps.py]\n")

@@ -21,7 +21,7 @@ Run = Callable[..., tuple[int, str, str]]
 LAUNCH = ("launch", "micro.yaml", "--executor", "local", "--only", "attn_type=nope")
 
 
-def one_line(code: int, error: str, expected: int = 3) -> str:
+def sole_line(code: int, error: str, expected: int = 3) -> str:
     """The only line of an error."""
     assert code == expected, error
     (line,) = [line for line in error.splitlines() if not line.startswith(("text:", "micro:", "to train:", "disk:"))]
@@ -36,12 +36,12 @@ def one_line(code: int, error: str, expected: int = 3) -> str:
     ("/proc/nowhere", 2, "No such file or directory"),
     (b"\xff".decode(errors="surrogateescape"), 3, "is not in UTF-8, so it cannot be written down; rename it"),
 ])  # fmt: skip
-def test_a_runs_folder_that_cannot_be_one(tmp_path: Path, run: Run, runs: str, expected: int, said: str) -> None:
+def test_unusable_runs_folder_is_refused(tmp_path: Path, run: Run, runs: str, expected: int, said: str) -> None:
     Bench(tmp_path)
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to("/nowhere/x")
     code, _, error = run(*LAUNCH, "--runs", runs)
-    assert said in one_line(code, error, expected)
+    assert said in sole_line(code, error, expected)
     assert not (tmp_path / "atma.db").exists()
 
 
@@ -52,7 +52,7 @@ def test_a_working_folder_whose_name_is_no_text(tmp_path: Path, run: Run, monkey
     shutil.copy(tmp_path / "micro.yaml", os.fsdecode(strange))
     monkeypatch.chdir(os.fsdecode(strange))
     code, _, error = run(*LAUNCH)
-    assert "is not in UTF-8" in one_line(code, error)
+    assert "is not in UTF-8" in sole_line(code, error)
     assert os.listdir(strange) == [b"micro.yaml"]
 
 
@@ -62,7 +62,7 @@ def test_a_grid_whose_path_is_no_text(tmp_path: Path, run: Run) -> None:
     os.mkdir(strange)
     shutil.copy(tmp_path / "micro.yaml", strange)
     code, out, error = run("launch", f"{strange}/micro.yaml", "--executor", "local")
-    assert "is not in UTF-8, so it cannot be written down" in one_line(code, out + error)
+    assert "is not in UTF-8, so it cannot be written down" in sole_line(code, out + error)
 
 
 def test_what_is_no_fault_of_the_machine_stays_a_traceback() -> None:
@@ -100,7 +100,7 @@ def refused(bench: Bench, *arguments: str, before: Callable[[], object] | None =
         [*prefix, *COMMAND, *arguments], cwd=bench.folder, env=bench.env, capture_output=True, text=True, timeout=PATIENCE_S,
         preexec_fn=before,
     )  # fmt: skip
-    return one_line(done.returncode, done.stdout + done.stderr)
+    return sole_line(done.returncode, done.stdout + done.stderr)
 
 
 @pytest.mark.thorough

@@ -89,7 +89,7 @@ def sweep(write: Write, tmp_path: Path) -> Callable[..., Sweep]:
     return lambda ci, more="": Sweep(write, tmp_path, ci, more)
 
 
-def test_the_cells_of_further_seeds_are_those_of_a_grid_that_lists_them(write: Write) -> None:
+def test_added_seed_cells_equal_those_of_a_grid_with_these_seeds(write: Write) -> None:
     grid = load_grid(write(HEAD + RULE % 1))
     found = replicates.with_further_seeds(grid, grid.expand(fingerprint), None)
     assert [cell.config.seed for cell in found] == [0, 0, 0, 0, 1, 1, 2, 2]
@@ -125,7 +125,7 @@ def test_waves_until_it_is_narrow_enough(sweep: Callable[..., Sweep]) -> None:
 
 
 @pytest.mark.thorough
-def test_a_launch_that_goes_on_decides_as_the_one_before(sweep: Callable[..., Sweep]) -> None:
+def test_restarted_launch_makes_the_same_looks(sweep: Callable[..., Sweep]) -> None:
     one = sweep(1e-9)
     with one.launched() as seeds:
         one.finish(seeds.cells)
@@ -153,7 +153,7 @@ def test_wide_enough_from_the_start_adds_nothing(sweep: Callable[..., Sweep]) ->
 
 
 @pytest.mark.thorough
-def test_a_failed_cell_is_waited_for_and_a_diverged_one_is_a_result(sweep: Callable[..., Sweep]) -> None:
+def test_failed_cell_blocks_the_look_and_diverged_cell_does_not(sweep: Callable[..., Sweep]) -> None:
     one = sweep(1e-9)
     with one.launched() as seeds:
         last, rest = seeds.cells[-1], seeds.cells[:-1]
@@ -168,7 +168,7 @@ def test_a_failed_cell_is_waited_for_and_a_diverged_one_is_a_result(sweep: Calla
 
 
 @pytest.mark.thorough
-def test_a_budget_ends_it_and_a_larger_one_goes_on(sweep: Callable[..., Sweep]) -> None:
+def test_budget_ends_the_rule_and_a_larger_one_resumes(sweep: Callable[..., Sweep]) -> None:
     one = sweep(1e-9)
     with one.launched(allowed=1e-6) as seeds:
         one.finish(seeds.cells)

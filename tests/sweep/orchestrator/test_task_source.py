@@ -57,7 +57,7 @@ def run(held: Any, tasks: Sequence[Task], source: Waves, room: int, runs: Path) 
     return machine
 
 
-def test_a_source_is_asked_until_it_has_no_more(held: Any, tmp_path: Path) -> None:
+def test_task_source_is_polled_until_empty(held: Any, tmp_path: Path) -> None:
     store, _, tasks = held
     first, rest = tasks[:1], tasks[1:6]
     source = Waves(rest)
@@ -68,7 +68,7 @@ def test_a_source_is_asked_until_it_has_no_more(held: Any, tmp_path: Path) -> No
     assert all(len(store.attempts(task.cell.id)) == 1 for task in [*first, *rest])
 
 
-def test_without_room_nothing_is_asked_for(held: Any, tmp_path: Path) -> None:
+def test_task_source_is_not_polled_without_capacity(held: Any, tmp_path: Path) -> None:
     source = Waves(held[2][1:4])
     assert run(held, held[2][:1], source, 1, tmp_path).most == 1
     assert len(source.told) == 4

@@ -143,7 +143,7 @@ KINDS = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_again_and_again_it_makes_the_trials_of_one_that_was_not(
+def test_repeatedly_killed_study_makes_identical_trials(
     bench: Bench, tmp_path: Path, kind: str
 ) -> None:
     whole = Bench(tmp_path / "whole")
@@ -198,7 +198,7 @@ def test_a_kill_between_two_writes_leaves_nothing_to_repair(
 
 
 @pytest.mark.thorough
-def test_side_by_side_every_number_is_made_once_wherever_it_is_killed(bench: Bench) -> None:
+def test_parallel_study_numbers_each_trial_once_despite_kills(bench: Bench) -> None:
     bench.edit(("trials: 8", "trials: 12"))
     lives = iter([4, 6, *[9] * 50])
     assert to_the_end(bench, lambda: bench.launch(room=3, lives=next(lives))) >= 2
@@ -214,7 +214,7 @@ def test_side_by_side_every_number_is_made_once_wherever_it_is_killed(bench: Ben
 
 
 @pytest.mark.thorough
-def test_as_many_at_once_as_there_is_room(bench: Bench) -> None:
+def test_study_runs_as_many_trials_as_fit(bench: Bench) -> None:
     assert bench.launch(room=3).most == 3
     assert len({trial.params["train.muon_lr"] for trial in bench.trials()}) == 8
 
@@ -258,7 +258,7 @@ def test_what_another_sweep_has_trained_counts_at_once(bench: Bench) -> None:
 
 
 @pytest.mark.thorough
-def test_what_fails_is_made_again_by_the_next_launch_alone(bench: Bench) -> None:
+def test_failed_trial_is_retried_only_by_the_next_launch(bench: Bench) -> None:
     def broken(config: Mapping[str, Any], step: int) -> float:
         if len(bench.trials()) == 3 and step == 2:
             raise ValueError("no memory")
@@ -276,7 +276,7 @@ def test_what_fails_is_made_again_by_the_next_launch_alone(bench: Bench) -> None
 
 
 @pytest.mark.thorough
-def test_what_diverges_is_a_result_and_a_bad_one(bench: Bench) -> None:
+def test_diverged_trial_is_a_bad_result(bench: Bench) -> None:
     bench.edit(("startup: 3", "startup: 6"), ("trials: 8", "trials: 14"))
     bench.launch(loss=lambda config, step: math.nan if config["train"]["muon_lr"] > 0.01 else loss(config, step))
     standings = {trial.number: trial.standing for trial in bench.trials()}
@@ -286,7 +286,7 @@ def test_what_diverges_is_a_result_and_a_bad_one(bench: Bench) -> None:
     assert sum(standings[number] == "diverged" for number in range(6, 14)) <= 3
 
 
-def test_settings_that_make_no_cell_are_a_trial_without_one(bench: Bench) -> None:
+def test_invalid_settings_are_a_trial_without_a_cell(bench: Bench) -> None:
     ranges = "  ranges: {model.n_heads: [4, 2], model.n_kv_heads: [2, 4]}\n"
     bench.write((GRID[: GRID.index("  ranges")] + ranges).replace("tpe", "random").replace("  startup: 3\n", ""))
     bench.launch()
@@ -326,7 +326,7 @@ def test_what_all_trials_share_cannot_change_under_the_same_name(bench: Bench) -
 
 
 @pytest.mark.thorough
-def test_a_pruned_trial_that_somebody_trains_to_its_end_counts_as_done(bench: Bench) -> None:
+def test_pruned_trial_trained_to_its_end_counts_as_done(bench: Bench) -> None:
     bench.edit(*KINDS["asha"])
     bench.launch()
     pruned = next(trial for trial in bench.trials() if trial.standing == "pruned")
