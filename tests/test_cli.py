@@ -1,4 +1,4 @@
-"""The command line: help for everything, one line for every mistake, and the documented exit codes."""
+"""Command line: help for everything, one line for every error, and the documented exit codes."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @functools.cache
 def commands() -> dict[str, click.Command]:
-    found: dict[str, click.Command] = {}
+    commands: dict[str, click.Command] = {}
 
     def walk(group: click.Command, path: str) -> None:
         for name, command in getattr(group, "commands", {}).items():
             if hasattr(command, "commands"):
                 walk(command, f"{path}{name} ")
             else:
-                found[path + name] = command
+                commands[path + name] = command
 
     walk(typer.main.get_command(cli.app), "")
-    return found
+    return commands
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
 def test_every_command_and_option_has_help(name: str) -> None:
     command = commands()[name]
     assert command.help
-    assert [one.name for one in command.params if not one.help] == []  # type: ignore[attr-defined]
+    assert [parameter.name for parameter in command.params if not parameter.help] == []  # type: ignore[attr-defined]
     assert len(command.params) > 0
     result = CliRunner().invoke(cli.app, [*name.split(), "--help"])
     assert result.exit_code == 0
@@ -60,8 +60,8 @@ def test_every_command_and_option_has_help(name: str) -> None:
 
 def test_the_guide_counts_the_formats_that_there_are() -> None:
     count = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
-    said = f"every table in {count[len(report_folder.FILES)]} formats, every figure in {count[len(files.FORMATS)]}"
-    assert said in (ROOT / "docs" / "guide.md").read_text()
+    expected = f"every table in {count[len(report_folder.FILES)]} formats, every figure in {count[len(files.FORMATS)]}"
+    assert expected in (ROOT / "docs" / "guide.md").read_text()
 
 
 def test_version(run) -> None:  # type: ignore[no-untyped-def]
@@ -106,14 +106,14 @@ def test_user_error_is_a_single_line_with_the_remedy(
 
 
 def test_help_without_a_command_stays_help(run) -> None:  # type: ignore[no-untyped-def]
-    for words in ([], ["db"]):
-        code, out, err = run(*words)
+    for arguments in ([], ["db"]):
+        code, out, err = run(*arguments)
         assert (code, err) == (2, "")
         assert "Usage: atma-sweep" in out
 
 
 def test_replaced_sys_exit_blames_the_caller(run, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
-    """As wandb does; a plugin that calls it is foreign all the same."""
+    """wandb replaces sys.exit; a plugin that calls it still counts as foreign code."""
     there: dict[str, Any] = {}
     exec(compile("def hooked(code=0):\n    raise SystemExit(code)", "/library/hooks.py", "exec"), there)
     monkeypatch.setattr(sys, "exit", there["hooked"])
@@ -121,8 +121,8 @@ def test_replaced_sys_exit_blames_the_caller(run, monkeypatch, capsys) -> None: 
     exec(compile("import sys\ndef leave():\n    sys.exit(0)", "/plugin/mine.py", "exec"), there)
     with pytest.raises(SystemExit, match="2"):
         cli.main(there["leave"])
-    said = "atma-sweep: /plugin/mine.py:3 ended the command with exit code 0; foreign code must not call sys.exit\n"
-    assert capsys.readouterr().err == said
+    expected = "atma-sweep: /plugin/mine.py:3 ended the command with exit code 0; foreign code must not call sys.exit\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_file_that_is_no_database_is_refused_unchanged(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -181,7 +181,7 @@ def test_printed_schema_equals_the_shipped_file(run) -> None:  # type: ignore[no
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "expected"),
     [
         (
             OSError(errno.EROFS, "Read-only file system", "/x/y"),
@@ -197,9 +197,7 @@ def test_printed_schema_equals_the_shipped_file(run) -> None:  # type: ignore[no
         (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 5000), 2, "(5000 letters): File name too long; name"),
     ],
 )
-def test_system_error_is_a_single_line(
-    run, monkeypatch, error: OSError, code: int, said: str
-) -> None:  # type: ignore[no-untyped-def]
+def test_system_error_is_a_single_line(run, monkeypatch, error: OSError, code: int, expected: str) -> None:  # type: ignore[no-untyped-def]
     from atma_sweep.reports.live import status
 
     def refuse(*rest: object) -> None:
@@ -207,9 +205,9 @@ def test_system_error_is_a_single_line(
 
     open_store("atma.db", create=True).close()
     monkeypatch.setattr(status, "sweep_statuses", refuse)
-    found, out, err = run("status")
-    assert (found, out, len(err.splitlines())) == (code, "", 1)
-    assert said in err
+    code, out, err = run("status")
+    assert (code, out, len(err.splitlines())) == (code, "", 1)
+    assert expected in err
     assert len(err) < 300
 
 
@@ -228,7 +226,7 @@ def test_an_error_that_may_be_ours_is_not_dressed_up(monkeypatch: pytest.MonkeyP
 def test_a_missing_package_is_a_single_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a Python that lacks one, as a machine that only has torch."""
+    """In a Python without that package, like a machine that has only torch."""
     monkeypatch.setitem(sys.modules, "pydantic", None)
 
     def command() -> None:
@@ -244,7 +242,7 @@ def test_a_missing_package_is_a_single_line(
 
 
 def test_ctrl_c_message_has_no_launch_advice(capsys: pytest.CaptureFixture[str]) -> None:
-    """It may have been a report that was stopped."""
+    """The stopped command may have been a report."""
 
     def stopped() -> None:
         raise KeyboardInterrupt
@@ -255,21 +253,21 @@ def test_ctrl_c_message_has_no_launch_advice(capsys: pytest.CaptureFixture[str])
 
 
 def examples(command: click.Command) -> list[str]:
-    """The lines under "Example:" in a command's help."""
+    """Return the lines below "Example:" in a command's help."""
     return [line.strip() for line in str(command.help).partition("\b\nExample:\n")[2].splitlines()]
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
 def test_every_command_shows_how_it_is_called(name: str) -> None:
-    """Its own options and valid values, in lines that a terminal of 80 columns does not break."""
+    """Its own options and valid values appear in lines that a terminal of 80 columns does not break."""
     shown = examples(commands()[name])
     assert shown
     for line in shown:
         assert len(line) <= 75
         assert line.split()[: 1 + len(name.split())] == ["atma-sweep", *name.split()]
-        words = shlex.split(line)[1 + len(name.split()) :]
+        arguments = shlex.split(line)[1 + len(name.split()) :]
         # an unknown option, a missing argument or a value of the wrong kind raises here
-        commands()[name].make_context(name, words)
+        commands()[name].make_context(name, arguments)
 
 
 @pytest.mark.usefixtures("no_databases")
@@ -283,37 +281,41 @@ def test_a_bug_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("word", ["status", "launch", "db", "bench", "prune-checkpoints", "gc"])
 def test_lean_app_command_equals_that_of_the_full_app(word: str) -> None:
-    whole = typer.main.get_command(cli.app).commands[word]  # type: ignore[attr-defined]
+    full_command = typer.main.get_command(cli.app).commands[word]  # type: ignore[attr-defined]
     lean = typer.main.get_command(cli.lean_app([word, "--help"])).commands  # type: ignore[attr-defined]
     assert list(lean) == [word]
 
-    def told(command: Any) -> Any:
-        inside = {name: told(one) for name, one in getattr(command, "commands", {}).items()}
-        return command.help, [(one.name, one.opts, one.default) for one in command.params], inside
+    def describe_command(command: Any) -> Any:
+        inside = {name: describe_command(parameter) for name, parameter in getattr(command, "commands", {}).items()}
+        return (
+            command.help,
+            [(parameter.name, parameter.opts, parameter.default) for parameter in command.params],
+            inside,
+        )
 
-    assert told(lean[word]) == told(whole)
-    for words in ([], ["--version"], ["staus"], ["--json", word]):
-        assert cli.lean_app(words) is cli.app
+    assert describe_command(lean[word]) == describe_command(full_command)
+    for arguments in ([], ["--version"], ["staus"], ["--json", word]):
+        assert cli.lean_app(arguments) is cli.app
 
 
 def test_what_typer_would_leave_as_it_is_needs_no_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values that are given, wrong ones too, go the way of typer; the default, none and text are the same without it."""
-    known: list[dict[str, Any]] = []
+    """Given values, including wrong ones, are converted by typer; defaults, None and text need no conversion."""
+    calls: list[dict[str, Any]] = []
     for lazily in (True, False):
         if not lazily:
             monkeypatch.setattr(command_line.OneLine, "get_command", TyperGroup.get_command)
 
-        def status(**given: Any) -> None:
-            known.append(given)
+        def status(**options: Any) -> None:
+            calls.append(options)
 
         command = typer.main.get_command(cli.app)
         monkeypatch.setattr(command.commands["status"], "callback", status)  # type: ignore[attr-defined]
-        for words in ([], ["--db", "x.db", "--interval", "3"], ["--watch", "--interval", "2.0", "--sweep", "a b"]):
-            command(["status", *words], standalone_mode=False)
+        for arguments in ([], ["--db", "x.db", "--interval", "3"], ["--watch", "--interval", "2.0", "--sweep", "a b"]):
+            command(["status", *arguments], standalone_mode=False)
         with pytest.raises(Exception, match=r"greater than or equal to 0\.1"):
             command(["status", "--interval", "0.01"], standalone_mode=False)
-    assert known[:3] == known[3:]
-    assert [type(one["interval"]) for one in known] == [float] * 6
+    assert calls[:3] == calls[3:]
+    assert [type(call["interval"]) for call in calls] == [float] * 6
 
 
 @pytest.mark.parametrize(("setting", "styled"), [("NO_COLOR=1", False), ("TERM=dumb", False), ("TERM=xterm", True)])

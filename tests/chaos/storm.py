@@ -1,7 +1,4 @@
-"""Kills at random moments while a sweep is launched again and again, and what must hold afterwards.
-
-Long form: `python -m pytest tests/chaos/test_storms.py -k kills --kills 200 -s`, which prints what each sweep came to.
-"""
+"""Kills at random moments of a sweep that is relaunched repeatedly, and the invariants that must hold afterwards."""
 
 from __future__ import annotations
 
@@ -43,21 +40,21 @@ TARGETS = {
 
 
 def bench_in(folder: Path, cells: int = CELLS) -> Bench:
-    """A bench with the grid of all storms, or with half of its seeds."""
+    """Return a bench with the grid of all storms, or with half of its seeds."""
     folder.mkdir(exist_ok=True)
-    made = Bench(folder)
-    made.grid(tokens=TOKENS, seeds=cells // 2)
-    return made
+    bench = Bench(folder)
+    bench.grid(tokens=TOKENS, seeds=cells // 2)
+    return bench
 
 
 def first(cells: int, reference: Curves) -> Curves:
-    """The curves of a grid with that many cells."""
+    """Return the curves of the first cells, as many as a grid with that many cells has."""
     return {slug: curve for slug, curve in reference.items() if int(slug.rpartition("-s")[2]) < cells // 2}
 
 
 @dataclass
 class Storm:
-    """Kills among the processes of one bench until enough are dead, launching again whenever the launch is gone."""
+    """Kills among the processes of one bench until enough are dead; relaunches whenever the launch has ended."""
 
     bench: Bench
     executor: str
@@ -78,7 +75,7 @@ class Storm:
         )
 
     def run(self) -> None:
-        """Until all kills are done; the last launch is left to end by itself."""
+        """Kill until the required number is reached; the last launch ends by itself."""
         draw = random.Random(self.seed)
         process = self._launch()
         while sum(self.counts.values()) < self.kills:
@@ -98,12 +95,12 @@ class Storm:
         self.ends[process.returncode] += 1
 
     def _until_a_trainer_works(self, launch: subprocess.Popen[str]) -> None:
-        """Until an attempt of a live process has made a step, or the launch has ended."""
+        """Wait until an attempt of a live process has made a step, or the launch has ended."""
 
         def works() -> bool:
             with contextlib.suppress(sqlite3.OperationalError):  # the database is only just being made
                 pids = {pid for *_, step, pid in self.bench.sql(NEWEST) if step}
-                return bool(pids & {one.pid for one in self.bench.processes()})
+                return bool(pids & {process.pid for process in self.bench.processes()})
             return False
 
         until(lambda: launch.poll() is not None or works(), "a step", pause=0.1)
@@ -120,10 +117,10 @@ class Storm:
             launch.wait()
             return True
         if target == "trainer":
-            found = self.bench.processes()
-            victims = found[:1]
+            processes = self.bench.processes()
+            victims = processes[:1]
         else:
-            victims = [one for one in family(launch.pid) if target in one.name()]
+            victims = [process for process in family(launch.pid) if target in process.name()]
         for victim in victims:
             try:
                 os.kill(victim.pid, signal.SIGKILL)
@@ -134,7 +131,7 @@ class Storm:
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """The live children of a process, and theirs."""
+    """Return the live descendants of a process."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -142,7 +139,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def calm(bench: Bench, cells: int, reference: Curves) -> None:
-    """Lets the sweep end, and asserts what every storm must leave behind."""
+    """Let the sweep finish, and assert the invariants that every storm must preserve."""
     bench.launch()
     bench.once(cells)
     assert bench.curves() == first(cells, reference)
@@ -155,7 +152,7 @@ def calm(bench: Bench, cells: int, reference: Curves) -> None:
 
 
 def lost(bench: Bench) -> int:
-    """The most steps that a resumed attempt had to make again."""
+    """Return the maximum number of steps that a resumed attempt had to repeat."""
     rows = bench.sql(
         "SELECT cell_id, number, step, (SELECT message FROM event e WHERE e.attempt_id = a.id AND kind = 'resumed') "
         "FROM attempt a WHERE kind = 'train' ORDER BY cell_id, number"

@@ -1,4 +1,4 @@
-"""The wall clock jumps by two hours under a launch: nothing is taken for dead, nothing is trained twice."""
+"""Jump of the wall clock by two hours during a launch: nothing counts as dead, and nothing is trained twice."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_the_clock_jumps_forth_and_back(small_bench: Bench, reference: Curves) -
             file.write(struct.pack("q", 3600 * hours))
         apart = "24 * (julianday(heartbeat_at) - julianday('now'))"
         bench.wait(f"SELECT 1 FROM attempt WHERE id = {number} AND {apart} {'> 1.9' if hours > 0 else '< -1.9'}")
-        told = bench.run("launch", "micro.yaml", "--executor", "local", code=3)
-        assert f"pid {launch.pid}" in told, "a launch whose clock is right leaves the other alone"
+        error_text = bench.run("launch", "micro.yaml", "--executor", "local", code=3)
+        assert f"pid {launch.pid}" in error_text, "a launch whose clock is right leaves the other alone"
     ended(launch)
     counts = bench.sql("SELECT count(*), count(DISTINCT cell_id), min(state), max(state) FROM attempt")
     assert counts == [(FEW, FEW, "done", "done")]

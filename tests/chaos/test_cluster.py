@@ -1,7 +1,4 @@
-"""Nodes that die or are cut off, launches and supervisors that are killed: each cell is measured once, as undisturbed.
-
-Every node has its own network, name and processes; see testing/nodes.py. Long form: ATMA_LONG=1, which takes minutes more.
-"""
+"""Cluster with nodes that die or are cut off, and killed launches: each cell is measured once, with undisturbed numbers."""
 
 from __future__ import annotations
 
@@ -39,41 +36,41 @@ Scenario = Callable[[Path, Curves], Bench]
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Curves:
     """Curves of the same grid, undisturbed and on this machine."""
-    made = Bench(tmp_path_factory.mktemp("calm"))
-    made.grid(tokens=TOKENS)
-    made.launch()
-    made.once(CELLS)
-    return made.curves()
+    bench = Bench(tmp_path_factory.mktemp("calm"))
+    bench.grid(tokens=TOKENS)
+    bench.launch()
+    bench.once(CELLS)
+    return bench.curves()
 
 
 @contextlib.contextmanager
 def bench_on(nodes: Nodes, folder: Path, kind: type[ClusterBench] = ClusterBench) -> Iterator[ClusterBench]:
-    """A bench on these nodes, and a look all the time whether a cell has two live attempts, whoever started them."""
-    made = kind(folder, nodes)
-    made.grid(tokens=TOKENS)
+    """Yield a bench on these nodes, while a thread records if a cell ever has two live attempts."""
+    bench = kind(folder, nodes)
+    bench.grid(tokens=TOKENS)
     together: set[tuple[str, ...]] = set()
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(0.3):
             # by folder, CELL/NUMBER: an attempt that forks is still one
-            now = {line[line.index("--folder") + 1] for line in map(line_of, made.processes()) if "--folder" in line}
-            for cell in {one.split("/")[0] for one in now}:
-                together.add(tuple(sorted(one for one in now if one.startswith(f"{cell}/"))))
+            now = {line[line.index("--folder") + 1] for line in map(line_of, bench.processes()) if "--folder" in line}
+            for cell in {entry.split("/")[0] for entry in now}:
+                together.add(tuple(sorted(entry for entry in now if entry.startswith(f"{cell}/"))))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        yield made
+        yield bench
     finally:
         over.set()
         watcher.join()
-        made.close()
-    assert [some for some in together if len(some) > 1] == [], "no cell had two live attempts at once"
+        bench.close()
+    assert [attempts for attempts in together if len(attempts) > 1] == [], "no cell had two live attempts at once"
 
 
 def line_of(process: psutil.Process) -> list[str]:
-    """Its command line; of one that is gone, nothing."""
+    """Return a process's command line; empty if the process is gone."""
     try:
         return process.cmdline()
     except psutil.Error:
@@ -81,24 +78,24 @@ def line_of(process: psutil.Process) -> list[str]:
 
 
 def supervisors(nodes: Nodes) -> list[psutil.Process]:
-    """Detached supervisors of these nodes, whatever else runs on this machine."""
-    found = []
-    for one in psutil.process_iter():
+    """Return the detached supervisors of these nodes; other processes of this machine are left out."""
+    matches = []
+    for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            theirs = one.environ().get("RAY_AUTH_TOKEN_PATH") == str(nodes.token)
-            if theirs and "ray::Detached" in " ".join(one.cmdline()):
-                found.append(one)
-    return found
+            theirs = process.environ().get("RAY_AUTH_TOKEN_PATH") == str(nodes.token)
+            if theirs and "ray::Detached" in " ".join(process.cmdline()):
+                matches.append(process)
+    return matches
 
 
 def host_of(process: psutil.Process) -> str:
-    """The name that the process's machine has for itself."""
+    """Return the host name that a process sees."""
     command = ["nsenter", "-t", str(process.pid), "-u", "hostname"]
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 def trains(bench: ClusterBench, host: str) -> None:
-    """Waits until an attempt on that node has a checkpoint behind it."""
+    """Wait until an attempt on that node has a checkpoint."""
     bench.wait(f"SELECT 1 FROM attempt WHERE state = 'running' AND host = '{host}' AND step > {2 * EVERY}")
 
 
@@ -106,14 +103,16 @@ def cut_off_and_supervisor_killed(folder: Path, reference: Curves) -> Bench:
     with machines.cluster(head=1, left=1) as nodes, bench_on(nodes, folder) as bench:
         assert "goes on without this command" in bench.launch("--detach")
         trains(bench, "left")
-        paths = {one.environ()["PYTHONPATH"] for one in bench.processes()}
+        paths = {process.environ()["PYTHONPATH"] for process in bench.processes()}
         (source,) = (bench.folder / "atma-runs" / "source").iterdir()
         assert paths == {f"{source}:{nodes.home}/modules"}, "the frozen copy, before what the node has"
         nodes.cut("left")
         assert "has a supervisor on the cluster already" in bench.launch("--detach", code=3)
         again = "SELECT 1 FROM attempt a JOIN attempt b USING (cell_id) WHERE a.host = 'left' AND b.id > a.id"
         bench.wait(f"{again} AND b.step > 8")
-        assert [one for one in bench.processes() if host_of(one) == "left"] == [], "the lease has ended there"
+        assert [process for process in bench.processes() if host_of(process) == "left"] == [], (
+            "the lease has ended there"
+        )
         ((before,),) = bench.sql("SELECT owner_pid FROM sweep")
         assert before is not None, "the sweep is still under way"
         (supervisor,) = supervisors(nodes)
@@ -127,15 +126,15 @@ def cut_off_and_supervisor_killed(folder: Path, reference: Curves) -> Bench:
 
 
 def killed_and_launch_killed(folder: Path, reference: Curves) -> Bench:
-    """The head trains nothing here. Another node comes after the first is dead."""
+    """Kill a node and the launch; the head trains nothing, and another node joins after the first is dead."""
     with machines.cluster(head=0, left=1) as nodes, bench_on(nodes, folder) as bench:
         launch = bench.start("launch", "micro.yaml", "--address", HEAD)
         trains(bench, "left")
         nodes.kill("left")
         nodes.start("spare", cpus=1)
         trains(bench, "spare")
-        for one in [psutil.Process(launch.pid), *psutil.Process(launch.pid).children(recursive=True)]:
-            one.kill()
+        for process in [psutil.Process(launch.pid), *psutil.Process(launch.pid).children(recursive=True)]:
+            process.kill()
         launch.communicate()
         calm(bench, CELLS, reference)
         hosts = {host for (host,) in bench.sql("SELECT host FROM attempt WHERE state = 'interrupted'")}
@@ -144,7 +143,7 @@ def killed_and_launch_killed(folder: Path, reference: Curves) -> Bench:
 
 
 def wishes(folder: Path, reference: Curves) -> Bench:
-    """pause, resume and cancel reach a detached supervisor."""
+    """Send pause, resume and cancel to a detached supervisor."""
     with machines.cluster(head=1, left=1) as nodes, bench_on(nodes, folder) as bench:
         bench.launch("--detach")
         trains(bench, "left")
@@ -163,43 +162,43 @@ def wishes(folder: Path, reference: Curves) -> Bench:
 
 
 def looked_at_and_refused(folder: Path, reference: Curves) -> Bench:
-    """By doctor and launch: a cluster that is well, a folder that one node alone sees, a token that is wrong."""
+    """Check a sound cluster, a runs folder that a single node sees, and a wrong token, with doctor and launch."""
     with machines.cluster(head=1, left=1) as nodes, bench_on(nodes, folder) as bench:
 
         def checks(*arguments: str, code: int) -> dict[str, tuple[str, str]]:
-            found = json.loads(bench.run("doctor", "--address", HEAD, "--json", *arguments, code=code))
-            return {check["name"]: (check["state"], check["found"]) for check in found if "cluster" in check["name"]}
+            report = json.loads(bench.run("doctor", "--address", HEAD, "--json", *arguments, code=code))
+            return {check["name"]: (check["state"], check["found"]) for check in report if "cluster" in check["name"]}
 
-        found = checks(code=0)
-        assert found["cluster"] == ("ok", f"{HEAD}: head (1 core, 0 GPUs), left (1 core, 0 GPUs)")
-        assert {found[f"cluster {what}"][0] for what in ("versions", "runs folder", "clocks")} == {"ok"}
+        first_checks = checks(code=0)
+        assert first_checks["cluster"] == ("ok", f"{HEAD}: head (1 core, 0 GPUs), left (1 core, 0 GPUs)")
+        assert {first_checks[f"cluster {what}"][0] for what in ("versions", "runs folder", "clocks")} == {"ok"}
         own = "/tmp/ray/own"  # each node has a folder /tmp/ray of its own
         assert checks("--runs", own, code=3)["cluster runs folder"] == ("bad", f"left cannot see {own}")
-        said = bench.launch("--runs", own, code=3)
-        assert f"atma-sweep: left cannot see {own}; pass --runs with a folder that every node sees" in said
+        error_text = bench.launch("--runs", own, code=3)
+        assert f"atma-sweep: left cannot see {own}; pass --runs with a folder that every node sees" in error_text
         assert bench.sql("SELECT count(*) FROM sweep") == [(0,)], "a launch that is refused changes nothing"
         broken = nodes.home / "broken"
         broken.mkdir()
         (broken / "sqlalchemy.py").write_text("raise ImportError('no such luck')")
         nodes.start("poor", cpus=1, modules="broken")
-        said = bench.launch()
-        assert "node poor is left out for now, its agent did not start: ImportError: no such luck" in said
-        assert "2 done" in said
+        error_text = bench.launch()
+        assert "node poor is left out for now, its agent did not start: ImportError: no such luck" in error_text
+        assert "2 done" in error_text
         nodes.token.write_text("0" * 64)
-        state, told = checks(code=3)["cluster"]
-        assert (state, "refuses our token" in told) == ("bad", True)
+        state, finding = checks(code=3)["cluster"]
+        assert (state, "refuses our token" in finding) == ("bad", True)
         *text, line = bench.launch(code=3).splitlines()
         assert line.startswith(f"atma-sweep: the cluster at {HEAD} refuses our token; copy the head's")
-        assert [one for one in text if not one.startswith("text: ")] == [], "Ray itself says nothing"
+        assert [line for line in text if not line.startswith("text: ")] == [], "Ray itself says nothing"
     return bench
 
 
 class ServerClusterBench(OnServer, ClusterBench):
-    """One whose database is on a server."""
+    """Cluster bench with its database on a server."""
 
 
 def supervisor_goes_elsewhere(folder: Path, reference: Curves) -> Bench:
-    """With PostgreSQL; its node is killed, and so is the server for a while, before Ray has started it again."""
+    """Kill the supervisor's node, and PostgreSQL for a while, before Ray restarts the supervisor."""
     if reason := postgres.not_ours():
         pytest.skip(reason)
     with (

@@ -1,4 +1,5 @@
-"""`.ci/gpu portion`: a sweep on machines that are empty afterwards, of which each gets what the one before brought home."""
+"""`.ci/gpu portion`: a sweep on machines that are empty afterwards; each starts from what the previous one copied home.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +27,14 @@ CELLS = 4
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    with contextlib.closing(Bench(tmp_path)) as made:
-        made.grid(tokens=128 * 300, seeds=CELLS // 2)
-        made.in_turn()
-        yield made
+    with contextlib.closing(Bench(tmp_path)) as bench:
+        bench.grid(tokens=128 * 300, seeds=CELLS // 2)
+        bench.in_turn()
+        yield bench
 
 
 def portion(bench: Bench, number: int, *, finish_s: int) -> tuple[int, str]:
-    """Exit code and output of a portion that goes on from the one before, whose database `bench` then asks."""
+    """Return exit code and output of a portion that resumes the previous one; `bench` then queries its database."""
     with begun(bench, number, ATMA_FINISH_S=str(finish_s)) as process:
         out, _ = process.communicate(timeout=2 * PATIENCE_S)
     assert brought_home(bench, number)
@@ -41,13 +42,13 @@ def portion(bench: Bench, number: int, *, finish_s: int) -> tuple[int, str]:
 
 
 def around(folder: Path) -> dict[str, str]:
-    """The environment of the script: this Python, and temporary files that go with the test's."""
+    """Return the environment of the script: this Python, and temporary files below the test's folder."""
     return os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TMPDIR": str(folder)}
 
 
 @contextlib.contextmanager
 def begun(bench: Bench, number: int, **settings: str) -> Iterator[subprocess.Popen[str]]:
-    """A portion, of which nothing is left at the end."""
+    """Run a portion in the background; kill what is left of it at the end."""
     before, after = (bench.folder / f"portion-{index}" for index in (number - 1, number))
     before.mkdir(exist_ok=True)
     process = subprocess.Popen(
@@ -61,26 +62,26 @@ def begun(bench: Bench, number: int, **settings: str) -> Iterator[subprocess.Pop
 
 
 def vanish(process: subprocess.Popen[str]) -> None:
-    """Kills all of it at once, as when a machine goes."""
+    """Kill all processes of a portion at once, like a machine that vanishes."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+        for member in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+                member.kill()
     process.wait(PATIENCE_S)
 
 
 def brought_home(bench: Bench, number: int) -> bool:
-    """Whether a portion has left its database; `bench` asks that one then."""
+    """Return True if a portion has left its database; `bench` then queries that one."""
     folder = bench.folder / f"portion-{number}"
     folder = folder / "new" if (folder / "new" / "whole").exists() else folder
     try:
         packed = b"".join(path.read_bytes() for path in sorted(folder.glob("atma.db.xz.*")))
-        found = lzma.decompress(packed)
+        content = lzma.decompress(packed)
     except (FileNotFoundError, lzma.LZMAError):  # just being replaced
         return False
-    if not found:
+    if not content:
         return False
-    (bench.folder / "atma.db").write_bytes(found)
+    (bench.folder / "atma.db").write_bytes(content)
     return True
 
 
@@ -106,7 +107,7 @@ def test_what_a_portion_brought_home_is_not_trained_again(bench: Bench) -> None:
 
 
 def first_cell(bench: Bench, process: subprocess.Popen[str]) -> None:
-    """Waits until a portion has brought a cell home."""
+    """Wait until a portion has copied a cell home."""
 
     def come() -> bool:
         assert process.poll() is None
@@ -150,20 +151,20 @@ def test_failed_copy_home_keeps_the_previous_database(bench: Bench) -> None:
     assert 1 <= len(bench.sql(DONE)) < CELLS
 
 
-WHOLE = lzma.compress(b"whole")
+INTACT = lzma.compress(b"whole")
 
 
 def half_replaced(folder: Path) -> None:
-    """What a machine leaves that went while parts were replaced: some of two databases, and a whole one in new/."""
+    """Write the files of a machine that vanished while parts were replaced: parts of two databases, and a complete one in new/."""
     (folder / "new").mkdir(parents=True)
-    (folder / "new" / "atma.db.xz.00").write_bytes(WHOLE[:20])
-    (folder / "new" / "atma.db.xz.01").write_bytes(WHOLE[20:])
+    (folder / "new" / "atma.db.xz.00").write_bytes(INTACT[:20])
+    (folder / "new" / "atma.db.xz.01").write_bytes(INTACT[20:])
     (folder / "new" / "whole").touch()
-    (folder / "atma.db.xz.00").write_bytes(WHOLE[20:])
+    (folder / "atma.db.xz.00").write_bytes(INTACT[20:])
 
 
 def short_portion(folder: Path) -> subprocess.CompletedProcess[str]:
-    """One that ends at once, since there is no such grid, and has no database to bring home."""
+    """Run a portion that ends at once, since its grid does not exist, and has no database to copy home."""
     return subprocess.run(
         ["bash", str(SCRIPT), "portion", str(folder / "before"), str(folder / "after"), "100", "no-such-grid"],
         env=around(folder), capture_output=True, text=True, check=False, timeout=PATIENCE_S,
@@ -176,7 +177,7 @@ def test_portion_resumes_from_an_intact_database(tmp_path: Path, from_new: bool)
     half_replaced(before)
     if not from_new:
         (before / "new" / "whole").unlink()
-        (before / "atma.db.xz.00").write_bytes(WHOLE)
+        (before / "atma.db.xz.00").write_bytes(INTACT)
     done = short_portion(tmp_path)
     assert "before: nothing trained yet" in done.stdout, done.stdout + done.stderr
 
@@ -190,8 +191,8 @@ def test_only_intact_database_is_moved_home_first(tmp_path: Path) -> None:
     assert lzma.decompress(b"".join(part.read_bytes() for part in parts)) == b"whole"
 
 
-@pytest.mark.parametrize("words", [(), ("portion",), ("speed", "out"), ("dance",)])
-def test_portion_without_arguments_prints_usage(words: tuple[str, ...]) -> None:
-    done = subprocess.run(["bash", str(SCRIPT), *words], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("arguments", [(), ("portion",), ("speed", "out"), ("dance",)])
+def test_portion_without_arguments_prints_usage(arguments: tuple[str, ...]) -> None:
+    done = subprocess.run(["bash", str(SCRIPT), *arguments], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "bash .ci/gpu portion FROM TO SECONDS GRID" in done.stderr

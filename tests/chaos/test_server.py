@@ -1,4 +1,4 @@
-"""A sweep in PostgreSQL: the server, a trainer and the launch die, and every cell is measured once all the same."""
+"""Sweep in PostgreSQL: server, trainer and launch die, and every cell is still measured once."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ AWAY_S = 3.0
 
 
 class ServerBench(OnServer, Bench):
-    """A bench with its database on a server."""
+    """Bench with its database on a server."""
 
 
 def test_the_server_dies_and_so_do_a_trainer_and_the_launch(tmp_path: Path, reference: Curves) -> None:
-    """The server without a checkpoint, as when its machine goes down; the trainer while nobody can write that."""
+    """The server dies without a checkpoint of its own, like a machine that goes down.
+
+    The trainer while it cannot be recorded.
+    """
     with postgres.cluster() as server, contextlib.closing(ServerBench(tmp_path)) as bench:
         server.start()
         bench.grid(tokens=TOKENS, seeds=FEW // 2)
@@ -50,7 +53,7 @@ def test_the_server_dies_and_so_do_a_trainer_and_the_launch(tmp_path: Path, refe
 
 
 def test_a_launch_that_never_hears_what_became_of_a_write(tmp_path: Path, reference: Curves) -> None:
-    """Each commit of the launch and of its trainers is done, and the connection cut before the answer."""
+    """Each commit succeeds, and the connection is cut before the answer."""
     with postgres.cluster() as server, Proxy(server.url) as proxy, contextlib.closing(ServerBench(tmp_path)) as bench:
         server.start()
         bench.grid(tokens=TOKENS, seeds=1)

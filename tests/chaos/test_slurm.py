@@ -1,4 +1,4 @@
-"""docs/slurm.sbatch under a real Slurm: whatever ends the job, each cell is measured once, to undisturbed numbers."""
+"""docs/slurm.sbatch under a real Slurm: however the job ends, each cell is measured once, with undisturbed numbers."""
 
 from __future__ import annotations
 
@@ -45,40 +45,40 @@ pytestmark = [
 
 def bench_in(folder: Path) -> Bench:
     folder.mkdir(exist_ok=True)
-    made = Bench(folder)
+    bench = Bench(folder)
     (folder / "slow.py").write_text(SLOW)
-    made.grid(tokens=128 * STEPS, seeds=CELLS, more="plugins: [slow.py]\n")
-    made.edit("[nope, polar]", "[slow]")
-    return made
+    bench.grid(tokens=128 * STEPS, seeds=CELLS, more="plugins: [slow.py]\n")
+    bench.edit("[nope, polar]", "[slow]")
+    return bench
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Curves:
     """Curves of the same grid, fast and undisturbed."""
-    made = bench_in(tmp_path_factory.mktemp("calm"))
-    made.launch()
-    made.once(CELLS)
-    return made.curves()
+    bench = bench_in(tmp_path_factory.mktemp("calm"))
+    bench.launch()
+    bench.once(CELLS)
+    return bench.curves()
 
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[daemons.Slurm]:
-    with daemons.cluster() as made:
-        yield made
+    with daemons.cluster() as slurm_cluster:
+        yield slurm_cluster
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    with contextlib.closing(bench_in(tmp_path / "bench")) as made:
-        yield made
+    with contextlib.closing(bench_in(tmp_path / "bench")) as bench:
+        yield bench
 
 
-def submit(slurm: daemons.Slurm, bench: Bench, *words: str, options: tuple[str, ...] = ()) -> str:
-    """Submits the script and waits until training is under way, which it is until `faster`."""
+def submit(slurm: daemons.Slurm, bench: Bench, *arguments: str, options: tuple[str, ...] = ()) -> str:
+    """Submit the script and wait until training is under way, which lasts until `faster` is called."""
     slow = bench.folder / "slow"
     slow.touch()
-    given = ("--cpus-per-task=1", f"--export=ALL,SLOW={slow}", *options)
-    job = slurm.submit(daemons.script(bench.folder, PROGRAM), "micro.yaml", *words, options=given)
+    submit_options = ("--cpus-per-task=1", f"--export=ALL,SLOW={slow}", *options)
+    job = slurm.submit(daemons.script(bench.folder, PROGRAM), "micro.yaml", *arguments, options=submit_options)
     bench.wait("SELECT 1 FROM attempt WHERE state = 'running' AND step > 10")
     return job
 
@@ -92,7 +92,7 @@ def output(bench: Bench, job: str) -> str:
 
 
 def finished(slurm: daemons.Slurm, job: str) -> dict[str, str]:
-    """What Slurm says of the job once it has ended for good."""
+    """Return Slurm's facts about a job that has ended for good."""
     until(lambda: slurm.job(job)["JobState"] in ENDED, "the end of the job", pause=0.3)
     return slurm.job(job)
 
@@ -117,10 +117,10 @@ def test_a_time_limit_in_mid_training(slurm: daemons.Slurm, bench: Bench, refere
     slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=30")
     faster(bench)
     facts = finished(slurm, job)
-    said = output(bench, job)
-    assert (facts["JobState"], facts["ExitCode"], facts["Restarts"]) == ("COMPLETED", "0:0", "1"), said
-    assert said.count("asking Slurm to requeue") == 1
-    assert said.rstrip().endswith("all cells are done")
+    log_text = output(bench, job)
+    assert (facts["JobState"], facts["ExitCode"], facts["Restarts"]) == ("COMPLETED", "0:0", "1"), log_text
+    assert log_text.count("asking Slurm to requeue") == 1
+    assert log_text.rstrip().endswith("all cells are done")
     ends = bench.sql("SELECT state, cause FROM attempt ORDER BY id")
     assert set(ends[:-CELLS]) == {("interrupted", "stopped on request")}, "saved, not killed"
     assert ends[-CELLS:] == [("done", None)] * CELLS
@@ -130,7 +130,7 @@ def test_a_time_limit_in_mid_training(slurm: daemons.Slurm, bench: Bench, refere
 
 @pytest.mark.parametrize("executor", ["local", "ray"])
 def test_scancel_saves_and_ends_the_job(slurm: daemons.Slurm, bench: Bench, reference: Curves, executor: str) -> None:
-    """Slurm then sends SIGTERM to every process of the job, whoever else passes it on to whom."""
+    """Slurm sends SIGTERM to every process of the job, and processes pass it on to each other."""
     bench.edit("every_steps: 7", "every_steps: 1000")
     job = submit(slurm, bench, "--executor", executor)
     slurm.run("scancel", job)
@@ -149,14 +149,14 @@ def test_scancel_saves_and_ends_the_job(slurm: daemons.Slurm, bench: Bench, refe
 def test_a_preempted_job_continues(
     slurm: daemons.Slurm, bench: Bench, reference: Curves, partition: str, tmp_path: Path
 ) -> None:
-    """By a job of a more urgent partition, at once or after a time of grace."""
+    """The job is preempted by an urgent partition, at once or after a grace time."""
     job = submit(slurm, bench, options=(f"--partition={partition}",))
     urgent = tmp_path / "urgent.sh"
     urgent.write_text("#!/bin/sh\nsleep 1\n")
-    other = slurm.submit(urgent, options=("--partition=urgent",))
+    urgent_job = slurm.submit(urgent, options=("--partition=urgent",))
     restarted(slurm, job)
     faster(bench)
-    assert finished(slurm, other)["JobState"] == "COMPLETED"
+    assert finished(slurm, urgent_job)["JobState"] == "COMPLETED"
     facts = finished(slurm, job)
     assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), output(bench, job)
     assert bench.sql("SELECT state, cause FROM attempt ORDER BY id")[0] == ("interrupted", "stopped on request")

@@ -1,4 +1,4 @@
-"""Whatever dies, and whenever: every cell is measured once, to the numbers of a run that nothing disturbed."""
+"""Processes, disks and databases that fail at any time: every cell is measured once, with undisturbed numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 @pytest.mark.parametrize("executor", ["ray", *long_form("local")])
 def test_kills(tmp_path: Path, reference: Curves, kills: int, executor: str) -> None:
-    """Sweep after sweep, until all kills are done; a sweep that ends before its storm does is right all the same."""
+    """Sweeps follow each other until all kills are done; a sweep may end before its storm does."""
     done = sweeps = 0
     while done < kills and sweeps < kills:
         with contextlib.closing(bench_in(tmp_path / f"stormy{sweeps}")) as bench:
@@ -41,11 +41,11 @@ def test_kills(tmp_path: Path, reference: Curves, kills: int, executor: str) -> 
 @only_long
 @pytest.mark.parametrize("daemon", ["raylet", "gcs_server"])
 def test_launch_stops_when_a_ray_daemon_dies(small_bench: Bench, reference: Curves, daemon: str) -> None:
-    """At once, not after the minute that Ray takes itself, and with every attempt saved."""
+    """The launch stops at once, not after Ray's minute, and saves every attempt."""
     bench = small_bench
     launch = bench.start("launch", "micro.yaml", "--executor", "ray")
     bench.wait("SELECT 1 FROM attempt WHERE step > 8")
-    (victim,) = [one for one in family(launch.pid) if one.name() == daemon]
+    (victim,) = [process for process in family(launch.pid) if process.name() == daemon]
     victim.kill()
     out = ended(launch, 3)
     assert out.splitlines()[-1] == f"atma-sweep: Ray's {daemon} died; launch again to continue"
@@ -54,7 +54,7 @@ def test_launch_stops_when_a_ray_daemon_dies(small_bench: Bench, reference: Curv
 
 
 def test_a_frozen_attempt_does_not_outlive_its_launch(small_bench: Bench, reference: Curves) -> None:
-    """Nobody launches again meanwhile."""
+    """No other launch starts meanwhile."""
     bench = small_bench
     launch = bench.start("launch", "micro.yaml", "--executor", "local")
     bench.wait(f"SELECT 1 FROM attempt WHERE step > {EVERY}")
@@ -80,7 +80,7 @@ def test_eight_launchers_at_once(bench: Bench, reference: Curves) -> None:
 
 
 def test_a_database_that_is_locked_for_long(small_bench: Bench, reference: Curves) -> None:
-    """Somebody holds the write lock: longer than a minute in the long form, ten seconds in the short."""
+    """The write lock is held for more than a minute in the long form, ten seconds in the short one."""
     bench = small_bench
     held = 65.0 if os.environ.get("ATMA_LONG") else 10.0
     launch = bench.start("launch", "micro.yaml", "--executor", "local")
@@ -97,7 +97,7 @@ def test_a_database_that_is_locked_for_long(small_bench: Bench, reference: Curve
 
 @only_long
 def test_a_damaged_newest_checkpoint(small_bench: Bench, reference: Curves) -> None:
-    """Bytes turned over in every file of the newest checkpoint, in several ways, between kills."""
+    """Bytes are changed in every file of the newest checkpoint, in several ways, between kills."""
     bench = small_bench
     draw = random.Random(3)
     for _ in range(3):
@@ -122,7 +122,7 @@ def test_a_damaged_newest_checkpoint(small_bench: Bench, reference: Curves) -> N
 @only_long
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
 def test_a_full_disk(tmp_path: Path, reference: Curves) -> None:
-    """Runs on a file system that fills up; space is given back while the launch still tries."""
+    """The file system fills up, and is freed while the launch still retries."""
     small = tmp_path / "small"
     small.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(small)], capture_output=True)

@@ -1,4 +1,4 @@
-"""`data prepare`, `data list`, `data verify`: what they print, what they leave, and how they end."""
+"""`data prepare`, `data list`, `data verify`: their output, their files, and their exit codes."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def test_prepare_prints_the_prepared_corpus(text: Path, tmp_path: Path, command:
 
 
 def test_prepare_again_changes_nothing(text: Path, tmp_path: Path, command: Command) -> None:
-    asked = ("data", "prepare", str(text), "--heldout-tokens", "150")
-    first = command(*asked)
+    arguments = ("data", "prepare", str(text), "--heldout-tokens", "150")
+    first = command(*arguments)
     before = states(tmp_path)
-    second = command(*asked)
+    second = command(*arguments)
     assert (first[0], second[0]) == (0, 0)
     assert first[1].splitlines()[-2:] == second[1].splitlines()[-2:], "the same table"
     assert "tokens/s" in first[1]
@@ -97,8 +97,8 @@ def test_tokens_are_cut_exactly(text: Path, tmp_path: Path, command: Command, wr
 def test_prepare_local_copy_with_heldout_from_another_corpus(tmp_path: Path, command: Command) -> None:
     fineweb_edu(tmp_path / "fw edu", prose(90))
     finepdfs(tmp_path / "pdfs", [text * 9 for text in prose(6)])
-    asked = "--path|fw edu|--tokenizer|bytes|--tokens|5e3|--heldout|pdfs|--heldout-tokens|300".split("|")
-    code, out, _ = command("data", "prepare", "fineweb-edu", *asked, "--name", "small", "--json")
+    arguments = "--path|fw edu|--tokenizer|bytes|--tokens|5e3|--heldout|pdfs|--heldout-tokens|300".split("|")
+    code, out, _ = command("data", "prepare", "fineweb-edu", *arguments, "--name", "small", "--json")
     assert code == 0
     (row,) = json.loads(out)
     assert (row["path"], row["heldout"]) == (str(tmp_path / "fw edu"), str(tmp_path / "pdfs"))
@@ -119,15 +119,15 @@ def test_prepare_recognises_shards_by_their_files(tmp_path: Path, command: Comma
 
 
 def test_a_tokenizer_whose_end_of_text_must_be_named(text: Path, tmp_path: Path, command: Command) -> None:
-    words = {word: number for number, word in enumerate(["[UNK]", "[fin]", "one", "two"])}
-    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    vocabulary = {word: number for number, word in enumerate(["[UNK]", "[fin]", "one", "two"])}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
     model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     model.save(str(tmp_path / "own.json"))
-    asked = ("data", "prepare", str(text), "--tokenizer", "json", "--tokenizer-file", "own.json")
-    code, _, err = command(*asked)
+    arguments = ("data", "prepare", str(text), "--tokenizer", "json", "--tokenizer-file", "own.json")
+    code, _, err = command(*arguments)
     assert code == 2
     assert err.endswith("[SEP] to end a text with; name its own in data.end_of_text\n")
-    code, out, _ = command(*asked, "--end-of-text", "[fin]", "--json")
+    code, out, _ = command(*arguments, "--end-of-text", "[fin]", "--json")
     assert code == 0
     corpus = open_corpus(corpora(tmp_path), json.loads(out)[0]["fingerprint"])
     assert (stream(corpus) + corpus.validation.tolist()).count(1) == 60
@@ -142,21 +142,21 @@ def test_odd_text_goes_in_as_it_is(tmp_path: Path, command: Command) -> None:
     code, out, _ = command("data", "prepare", "t", "--json")
     assert code == 0
     corpus = open_corpus(corpora(tmp_path), json.loads(out)[0]["fingerprint"])
-    found = sorted(parts(stream(corpus) + corpus.validation.tolist()))
-    assert found == sorted(document(text) for text in ("a\r\nb ?", "", "caf\ufffd", "one\ntwo\ufffd"))
+    token_parts = sorted(parts(stream(corpus) + corpus.validation.tolist()))
+    assert token_parts == sorted(document(text) for text in ("a\r\nb ?", "", "caf\ufffd", "one\ntwo\ufffd"))
 
 
 @pytest.mark.parametrize("kind", ["xz", "gz"])
 def test_truncated_archive_is_an_error_until_replaced(tmp_path: Path, command: Command, kind: str) -> None:
     raw = "".join(json.dumps({"text": text}) + "\n" for text in prose(900)).encode()
-    whole = (lzma.compress if kind == "xz" else gzip.compress)(raw)
+    compressed = (lzma.compress if kind == "xz" else gzip.compress)(raw)
     path = tmp_path / f"x.jsonl.{kind}"
-    path.write_bytes(whole[: len(whole) // 2])
+    path.write_bytes(compressed[: len(compressed) // 2])
     code, out, err = command("data", "prepare", str(path))
     assert (code, out) == (2, "")
     cause = "Compressed file ended before the end-of-stream marker was reached"
     assert re.fullmatch(rf"atma-sweep: {re.escape(str(path))}: cannot be read after line \d+: {cause}\n", err)
-    path.write_bytes(whole)
+    path.write_bytes(compressed)
     assert command("data", "prepare", str(path))[0] == 0
 
 
@@ -167,26 +167,26 @@ def test_an_interrupted_preparation_goes_on(
     monkeypatch.setattr(prepare, "SYNC_SECONDS", -1.0)
     real, heard = preparing.PrepareDisplay.__call__, []
 
-    def interrupted(self: Any, told: Told) -> None:
-        heard.append(told)
+    def interrupted(self: Any, progress: Told) -> None:
+        heard.append(progress)
         if len(heard) == 4:
             raise KeyboardInterrupt
-        real(self, told)
+        real(self, progress)
 
     monkeypatch.setattr(preparing.PrepareDisplay, "__call__", interrupted)
     code, _, err = command("data", "prepare", str(text))
     assert (code, err) == (130, "atma-sweep: files: stopped; run again to go on where it stopped\n")
     assert command("data", "list")[1].startswith("nothing is prepared in ")
     assert command("data", "prepare", str(text))[0] == 0
-    assert [told.documents for told in heard] == [10, 20, 30, 40, 40, 50, 60]
+    assert [progress.documents for progress in heard] == [10, 20, 30, 40, 40, 50, 60]
     assert heard[-1].fresh < heard[-1].tokens
 
 
 @pytest.mark.thorough
 def test_without_a_network_it_ends_at_once(tmp_path: Path) -> None:
-    """Exit 3 and one line, for streamed text, for shards, and for a lender after the text itself."""
+    """Exit code 3 and one line, for streamed text, for shards, and for a held-out corpus after the text itself."""
     put(tmp_path / "t", prose(9))
-    asked = {
+    arguments = {
         "fineweb-edu": ("fineweb-edu", "--tokenizer", "bytes"),
         "fineweb-edu-shards": ("fineweb-edu-shards", "--tokenizer", "bytes"),
         "lender": ("t", "--heldout", "finepdfs"),
@@ -198,19 +198,19 @@ def test_without_a_network_it_ends_at_once(tmp_path: Path) -> None:
             [sys.executable, "-m", "atma_sweep.cli", "data", "prepare", *arguments, "--runs", name],
             cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
-        for name, arguments in asked.items()
+        for name, arguments in arguments.items()
     }  # fmt: skip
-    said = {}
+    outputs = {}
     for name, process in runs.items():
         out, err = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, out, len(err.splitlines())) == (3, "", 1), err
-        said[name] = err
+        outputs[name] = err
     start = "atma-sweep: {} cannot be read from the Hugging Face hub ("
-    assert said["fineweb-edu"].startswith(start.format("HuggingFaceFW/fineweb-edu"))
-    assert said["fineweb-edu"].endswith("or give data.path, a folder with a copy of it\n")
-    assert said["lender"].startswith(start.format("codelion/finepdfs-100M"))
-    assert said["lender"].endswith("or give data.heldout, a folder with a copy of it\n")
-    assert said["fineweb-edu-shards"].startswith(
+    assert outputs["fineweb-edu"].startswith(start.format("HuggingFaceFW/fineweb-edu"))
+    assert outputs["fineweb-edu"].endswith("or give data.path, a folder with a copy of it\n")
+    assert outputs["lender"].startswith(start.format("codelion/finepdfs-100M"))
+    assert outputs["lender"].endswith("or give data.heldout, a folder with a copy of it\n")
+    assert outputs["fineweb-edu-shards"].startswith(
         "atma-sweep: kjj0/finewebedu10B-gpt2/finewebedu_train_000001.bin cannot be downloaded ("
     )
 
@@ -223,18 +223,18 @@ def test_list(text: Path, tmp_path: Path, command: Command) -> None:
     assert command("data", "list") == (0, nothing, "")
     command("data", "prepare", str(text), "--heldout-tokens", "150", "--name", "mine")
     command("data", "prepare", str(text), "--heldout-tokens", "150", "--name", "also")
-    other = put(tmp_path / "other", prose(5, 1))
-    command("data", "prepare", str(other), "--heldout", str(text), "--heldout-tokens", "150")
-    one, two = json.loads(command("data", "list", "--json")[1])
-    assert (one["names"], two["names"]) == (["also", "mine"], [])
+    second_text = put(tmp_path / "other", prose(5, 1))
+    command("data", "prepare", str(second_text), "--heldout", str(text), "--heldout-tokens", "150")
+    first, two = json.loads(command("data", "list", "--json")[1])
+    assert (first["names"], two["names"]) == (["also", "mine"], [])
     head, *lines = command("data", "list")[1].splitlines()
     assert head.split() == "fingerprint name corpus tokenizer train validation held out size".split()
     cells = [re.split(r" {2,}", line) for line in lines]
     assert [cell[:3] for cell in cells] == [
-        [one["fingerprint"][:12], "also, mine", f"files {text}"], [two["fingerprint"][:12], "-", f"files {other}"],
+        [first["fingerprint"][:12], "also, mine", f"files {text}"], [two["fingerprint"][:12], "-", f"files {second_text}"],
     ]  # fmt: skip
     assert cells[0][3:] == [
-        "bytes", f"{one['train_tokens']:,}", f"{one['validation_tokens']:,}", f"{one['heldout_documents']} documents", "0 MiB",
+        "bytes", f"{first['train_tokens']:,}", f"{first['validation_tokens']:,}", f"{first['heldout_documents']} documents", "0 MiB",
     ]  # fmt: skip
     assert cells[1][6] == f"{two['heldout_documents']} documents of {text}"
 
@@ -254,16 +254,16 @@ def test_what_can_be_prepared(command: Command) -> None:
 
 @pytest.mark.parametrize("file", ["train_000000.bin", "heldout.bin", "tokenizer.json", "manifest.json"])
 def test_verify_exits_with_1_after_a_flipped_byte(text: Path, tmp_path: Path, command: Command, file: str) -> None:
-    words = {word: number for number, word in enumerate(["[UNK]", "<eos>", *(str(n) for n in range(60))])}
-    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    vocabulary = {word: number for number, word in enumerate(["[UNK]", "<eos>", *(str(n) for n in range(60))])}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
     model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     model.save(str(tmp_path / "own.json"))
-    asked = "--tokenizer json --tokenizer-file own.json --heldout-tokens 30 --name mine --json".split()
-    (row,) = json.loads(command("data", "prepare", str(text), *asked)[1])
+    arguments = "--tokenizer json --tokenizer-file own.json --heldout-tokens 30 --name mine --json".split()
+    (row,) = json.loads(command("data", "prepare", str(text), *arguments)[1])
     fine = put(tmp_path / "fine", prose(5))
-    (other,) = json.loads(command("data", "prepare", str(fine), "--json")[1])
+    (second,) = json.loads(command("data", "prepare", str(fine), "--json")[1])
     folder, number = Path(row["folder"]), row["fingerprint"]
-    assert command("data", "verify") == (0, f"{folder}: as prepared\n{other['folder']}: as prepared\n", "")
+    assert command("data", "verify") == (0, f"{folder}: as prepared\n{second['folder']}: as prepared\n", "")
     assert command("data", "verify", "mine") == (0, f"{folder}: as prepared\n", "")
     assert command("data", "verify", "files") == command("data", "verify"), "the list's word for both"
     path = folder / file
@@ -274,19 +274,19 @@ def test_verify_exits_with_1_after_a_flipped_byte(text: Path, tmp_path: Path, co
         code, out, err = command("data", "verify", word)
         assert (code, err) == (1, "")
         lines = out.splitlines()
-        assert (f"{other['folder']}: as prepared" in lines) == (word == "files")
-        wrong = [line for line in lines if not line.startswith(other["folder"])]
+        assert (f"{second['folder']}: as prepared" in lines) == (word == "files")
+        wrong = [line for line in lines if not line.startswith(second["folder"])]
         assert wrong[0].startswith(f"{path}: ")
         assert wrong[0].endswith(f"; remove {folder} and prepare the corpus again")
     code, out, _ = command("data", "verify", "--json")
     assert code == 1
     differs = {row["folder"]: bool(row["problems"]) for row in json.loads(out)}
-    assert differs == {str(folder): True, other["folder"]: False}
+    assert differs == {str(folder): True, second["folder"]: False}
     # what it says helps
     for gone in folder.iterdir():
         gone.unlink()
     folder.rmdir()
-    (again,) = json.loads(command("data", "prepare", str(text), *asked)[1])
+    (again,) = json.loads(command("data", "prepare", str(text), *arguments)[1])
     assert (again["fingerprint"], again["names"]) == (number, ["mine"])
     assert command("data", "verify")[0] == 0
 
@@ -309,7 +309,7 @@ def test_databases_have_their_own_corpora(text: Path, tmp_path: Path, command: C
 # --- what is shown on the way -------------------------------------------------------------------------------------
 
 
-def told(phase: str, tokens: int, seconds: float, wanted: int | None = None) -> Told:
+def progress(phase: str, tokens: int, seconds: float, wanted: int | None = None) -> Told:
     return Told(phase, 1234, tokens, seconds, tokens, wanted)
 
 
@@ -320,7 +320,7 @@ def test_a_line_now_and_then_where_there_is_no_terminal(monkeypatch: pytest.Monk
     with preparing.PrepareDisplay(Console(file=out, width=200), "books") as tell:
         for seconds in range(0, 50, 5):
             clock[0] = float(seconds)
-            tell(told("tokenizing", 2_000_000 * seconds, float(seconds or 1)))
+            tell(progress("tokenizing", 2_000_000 * seconds, float(seconds or 1)))
     assert out.getvalue().splitlines() == [
         "books: tokenizing: 1,234 documents, 40.0M tokens, 2.0M tokens/s",
         "books: tokenizing: 1,234 documents, 80.0M tokens, 2.0M tokens/s",
@@ -331,7 +331,7 @@ def test_a_line_now_and_then_where_there_is_no_terminal(monkeypatch: pytest.Monk
 def test_a_bar_on_a_terminal() -> None:
     out = io.StringIO()
     with preparing.PrepareDisplay(Console(file=out, width=120, force_terminal=True), "books") as tell:
-        tell(told("tokenizing", 500, 1.0, 1000))
+        tell(progress("tokenizing", 500, 1.0, 1000))
         bar = re.compile(r"books +━+.* tokenizing: 1,234 documents, 500 tokens, 500 tokens/s")
         until(lambda: bar.search(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())), "the bar")
     assert "books: 1,234 documents, 500 tokens, 500 tokens/s in 1 s" in out.getvalue()
@@ -344,7 +344,7 @@ def test_display_prints_nothing_without_progress_or_on_error() -> None:
 
     def fail() -> None:
         with preparing.PrepareDisplay(Console(file=out), "books") as tell:
-            tell(told("tokenizing", 1, 1.0))
+            tell(progress("tokenizing", 1, 1.0))
             raise ValueError("ours")
 
     with pytest.raises(ValueError, match="ours"):

@@ -1,4 +1,4 @@
-"""export and import at the command line: bundles, tables and folders for other programs."""
+"""Commands export and import: bundles, tables, and folders for other programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with the published sweeps; v1 has 100 cells, v2 120."""
+    """Database with the published sweeps; v1 has 100 cells, v2 has 120."""
     path = tmp_path_factory.mktemp("published") / "atma.db"
     store = open_store(path, create=True)
     paper.load_published(store)
@@ -32,21 +32,23 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(published: Path, tmp_path: Path, run: Run) -> Run:
-    """The same in a folder with that database."""
+    """Command runner in a folder with that database."""
     shutil.copy(published, tmp_path / "atma.db")
     return run
 
 
 def test_a_bundle_goes_out_and_comes_in_elsewhere(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("export", "--sweep", "printed-v1", "--json")
-    told = json.loads(out)
-    assert (code, told["file"], told["added"]["cell"]) == (0, "printed-v1.zip", 100)
+    summary = json.loads(out)
+    assert (code, summary["file"], summary["added"]["cell"]) == (0, "printed-v1.zip", 100)
     code, out, _ = run("import", "printed-v1.zip", "--db", "other.db", "--name", "theirs")
     assert code == 0
     assert out.startswith("sweep theirs: added 1 sweep, 1 revision, 100 cell, ")
-    here = {(v.probe, v.metric, v.length, v.cell_id): v.value for v in open_store("atma.db").values("printed-v1")}
+    stored_values = {
+        (v.probe, v.metric, v.length, v.cell_id): v.value for v in open_store("atma.db").values("printed-v1")
+    }
     there = {(v.probe, v.metric, v.length, v.cell_id): v.value for v in open_store("other.db").values("theirs")}
-    assert here == there
+    assert stored_values == there
     again = json.loads(run("import", "printed-v1.zip", "--db", "other.db", "--name", "theirs", "--json")[1])
     assert (set(again["added"].values()), again["present"]["attempt"]) == ({0}, 100)
 
@@ -54,12 +56,12 @@ def test_a_bundle_goes_out_and_comes_in_elsewhere(run: Run, tmp_path: Path) -> N
 def test_a_table(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("export", "--sweep", "printed-v2", "--to", "csv")
     with (tmp_path / "printed-v2-measurements.csv").open(newline="") as file:
-        found = list(csv.DictReader(file))
-    assert (code, out) == (0, f"printed-v2-measurements.csv: {len(found):,} rows of measurements of sweep printed-v2\n")
-    losses = sorted(float(row["value"]) for row in found if (row["probe"], row["metric"]) == ("val", "val_loss"))
+        rows = list(csv.DictReader(file))
+    assert (code, out) == (0, f"printed-v2-measurements.csv: {len(rows):,} rows of measurements of sweep printed-v2\n")
+    losses = sorted(float(row["value"]) for row in rows if (row["probe"], row["metric"]) == ("val", "val_loss"))
     assert losses == sorted(float(row["val_loss"]) for row in paper.rows("complete-v2"))
-    told = json.loads(run("export", "--sweep", "printed-v2", "--to", "jsonl", "--what", "cells", "--json")[1])
-    assert told == {"sweep": "printed-v2", "file": "printed-v2-cells.jsonl", "rows": 120}
+    summary = json.loads(run("export", "--sweep", "printed-v2", "--to", "jsonl", "--what", "cells", "--json")[1])
+    assert summary == {"sweep": "printed-v2", "file": "printed-v2-cells.jsonl", "rows": 120}
 
 
 def test_a_folder_for_tensorboard(run: Run, tmp_path: Path) -> None:
@@ -80,11 +82,11 @@ def test_the_ending_says_what_is_exported(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "to"),
     shared_out(
-        product(["bundle", "csv", "parquet"], ["-", "/dev/stdout", "link"]), lambda one: one == ("csv", "/dev/stdout")
+        product(["bundle", "csv", "parquet"], ["-", "/dev/stdout", "link"]), lambda case: case == ("csv", "/dev/stdout")
     ),
 )
 def test_an_export_into_a_pipe(run: Run, tmp_path: Path, to: str, kind: str) -> None:
-    """What comes out of the pipe is what a file would hold, and /dev/stdout is still there afterwards."""
+    """The pipe receives the bytes that a file would hold, and /dev/stdout still exists afterwards."""
     (tmp_path / "link").symlink_to("/dev/stdout")
     what = [] if kind == "bundle" else ["--to", kind]
     command = [sys.executable, "-m", "atma_sweep.cli", "export", "--sweep", "printed-v1", *what, "--out", to]
@@ -108,21 +110,21 @@ def test_forget_lists_and_deletes_only_with_yes(run: Run, tmp_path: Path) -> Non
     store = open_store(tmp_path / "mine.db", create=True)
     store.record_revision("g", grid_text="", grid_file="g", options={"requested": [["clean", 64]]}, cells=[cell])
     attempt = store.start_attempt(cell.id, owner=Owner(name="x", host="here", pid=1, started=0.0), fence=1)
-    found = [Measurement(probe="clean", metric="nats", length=length, value=1.0) for length in (64, 512)]
-    DatabaseRecorder(store, attempt.id, 1).measurements(found)
+    measurements = [Measurement(probe="clean", metric="nats", length=length, value=1.0) for length in (64, 512)]
+    DatabaseRecorder(store, attempt.id, 1).measurements(measurements)
     store.finish_attempt(attempt.id, 1, "done", weights="w")
-    asked = ("db", "forget", "mine", "--db", "mine.db")
-    assert run(*asked) == (
+    arguments = ("db", "forget", "mine", "--db", "mine.db")
+    assert run(*arguments) == (
         2, "", "atma-sweep: say which measurements: --probe NAME, --length TOKENS (0 for those without a length), or both\n",
     )  # fmt: skip
-    told = "0123456789ab mine, to delete:\n  clean at 512: 1 number of 1 attempt\n"
-    assert run(*asked, "--length", "512") == (
-        2, told, "atma-sweep: nothing was deleted; --yes deletes what is listed\n",
+    summary = "0123456789ab mine, to delete:\n  clean at 512: 1 number of 1 attempt\n"
+    assert run(*arguments, "--length", "512") == (
+        2, summary, "atma-sweep: nothing was deleted; --yes deletes what is listed\n",
     )  # fmt: skip
     assert {value.length for value in store.measurements(cell.id)} == {64, 512}
-    assert run(*asked, "--length", "512", "--yes") == (0, told + "deleted\n", "")
-    assert run(*asked, "--length", "512", "--yes") == (0, "0123456789ab mine: nothing of that is measured\n", "")
-    code, out, _ = run(*asked, "--probe", "clean", "--yes", "--json")
+    assert run(*arguments, "--length", "512", "--yes") == (0, summary + "deleted\n", "")
+    assert run(*arguments, "--length", "512", "--yes") == (0, "0123456789ab mine: nothing of that is measured\n", "")
+    code, out, _ = run(*arguments, "--probe", "clean", "--yes", "--json")
     row = {"probe": "clean", "length": 64, "measurements": 1, "attempts": 1, "examples": 0}
     assert (code, json.loads(out)) == (
         0,

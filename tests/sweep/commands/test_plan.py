@@ -1,4 +1,4 @@
-"""The command plan, and launch with a budget: what they say of a grid, before and after it was launched."""
+"""Command plan, and launch with a budget, before and after a launch of the grid."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def test_a_plan_writes_nothing_and_tells_groups_and_price(tmp_path: Path) -> Non
     bench.edit("attn_type: [nope, polar]", "attn_type: [nope, polar, rope]")
     bench.edit("seeds: 1", "seeds: 2\nexclude:\n  - {attn_type: rope}")
     before = sorted(tmp_path.rglob("*"))
-    told = bench.ask("plan", "micro.yaml", "--rate", "2.50/h")
+    plan_text = bench.ask("plan", "micro.yaml", "--rate", "2.50/h")
     assert sorted(tmp_path.rglob("*")) == before
-    lines = told.splitlines()
+    lines = plan_text.splitlines()
     assert lines[0] == "micro: 4 cells"
     assert "  new                   4" in lines
     assert "  excluded              2  exclude[0] (attn_type: rope)" in lines
-    assert "core-hours, through in" in told
-    assert "at 2.5 an hour; 4 from FLOPs" in told
-    assert "nope-baseline-d0-m0-w0-s1" not in told, "cells stand there with --list"
+    assert "core-hours, through in" in plan_text
+    assert "at 2.5 an hour; 4 from FLOPs" in plan_text
+    assert "nope-baseline-d0-m0-w0-s1" not in plan_text, "cells stand there with --list"
     assert "nope-baseline-d0-m0-w0-s1" in bench.ask("plan", "micro.yaml", "--list")
-    found = json.loads(bench.ask("plan", "micro.yaml", "--json", "--gpus", "3"))
-    assert {word: len(some) for word, some in found["groups"].items()} == {"new": 4, "excluded": 1}
-    price = found["price"]
+    planned = json.loads(bench.ask("plan", "micro.yaml", "--json", "--gpus", "3"))
+    assert {word: len(group) for word, group in planned["groups"].items()} == {"new": 4, "excluded": 1}
+    price = planned["price"]
     hours = price["hours_by_part"]
     assert price["hours"]["likely"] == pytest.approx(sum(part["likely"] for part in hours.values()), abs=3e-4)
     assert price["hours"]["low"] < price["hours"]["likely"] < price["hours"]["high"]
@@ -71,15 +71,15 @@ def test_calibrated_price_matches_launch_and_budget_resumes(tmp_path: Path) -> N
     bench.in_turn()
 
     def plan() -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(bench.ask("plan", "micro.yaml", "--json"))
-        return found
+        planned: dict[str, Any] = json.loads(bench.ask("plan", "micro.yaml", "--json"))
+        return planned
 
     bench.run("plan", "micro.yaml", "--calibrate")
     assert plan()["price"]["sources"] == {"calibrated": 4}
-    whole = plan()["price"]["hours"]["likely"]
-    told = bench.run("launch", "micro.yaml", "--budget", f"{0.6 * whole:.6f}h")
-    assert "2 cells for about" in told
-    assert "left for later: 2 cells" in told
+    full_hours = plan()["price"]["hours"]["likely"]
+    output = bench.run("launch", "micro.yaml", "--budget", f"{0.6 * full_hours:.6f}h")
+    assert "2 cells for about" in output
+    assert "left for later: 2 cells" in output
     slugs = [slug for (slug,) in bench.sql("SELECT slug FROM cell JOIN attempt a ON a.cell_id = cell.id ORDER BY a.id")]
     assert [str(slug)[-2:] for slug in slugs] == ["s0", "s0"], "the pair of the first seed"
     table = json.loads(bench.ask("report", "--table", "budget", "--format", "json"))
@@ -87,7 +87,7 @@ def test_calibrated_price_matches_launch_and_budget_resumes(tmp_path: Path) -> N
     last = rows[-1]
     assert last["ratio"] > 0  # how near it is depends on who else uses the CPU
     # the same budget once more, and then one that is large enough
-    again = bench.run("launch", "micro.yaml", "--budget", f"{0.6 * whole:.6f}h")
+    again = bench.run("launch", "micro.yaml", "--budget", f"{0.6 * full_hours:.6f}h")
     assert "to train: 0 cells" in again or "0 cells for about" in again
     assert plan()["price"]["sources"] == {"measured": 2}
     enough = bench.ask("launch", "micro.yaml", "--budget", "1000h", "--dry-run")

@@ -1,4 +1,4 @@
-"""docs/cli.md says what the commands are, and what its examples promise happens."""
+"""docs/cli.md matches the commands, and its examples work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from synthetic import synthetic_sweep
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "cli.md"
 SHOWN = re.findall(r"^\$ (atma-sweep .*)$", PAGE.read_text(), re.MULTILINE)
-NOT_HERE = {
+EXCLUDED = {
     "launch": "trains",
     "evaluate": "needs weights",
     "generate": "needs weights",
@@ -43,7 +43,7 @@ def test_the_page_is_that_of_the_commands_as_they_are() -> None:
 
 
 def test_every_option_of_every_command_stands_on_the_page() -> None:
-    """Told by the parser itself, not by what the page is made with."""
+    """The options come from the parser itself, not from the generator of the page."""
     sections = dict(re.findall(r"^## ([\w -]+)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL))
     group = typer.main.get_command(cli.app)
     seen = 0
@@ -60,17 +60,17 @@ def test_every_option_of_every_command_stands_on_the_page() -> None:
 
 @pytest.mark.slow
 def test_examples_do_what_they_say(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """One after the other, as a reader pastes them, on a sweep that calls itself quick."""
+    """The examples run in order, as a reader pastes them, on a sweep named quick."""
     store = open_store("atma.db", create=True)
     cells = [planner.record(cell) for cell in load_grid("quick").expand(lambda _: "f" * 64)]
     synthetic_sweep(store, len(cells), 12, name="quick", cells=cells)
     store.close()
     done = 0
     for line in SHOWN:
-        words = line.removeprefix("atma-sweep ")
-        if words.startswith(tuple(NOT_HERE)) and "launch quick --dry-run" not in words:
+        arguments = line.removeprefix("atma-sweep ")
+        if arguments.startswith(tuple(EXCLUDED)) and "launch quick --dry-run" not in arguments:
             continue
-        code, _, err = run(*shlex.split(words))
+        code, _, err = run(*shlex.split(arguments))
         assert (code, "Traceback" in err) == (0, False), f"{line}: {err}"
         done += 1
     assert done >= 20
@@ -78,6 +78,6 @@ def test_examples_do_what_they_say(run, tmp_path: Path) -> None:  # type: ignore
         assert (tmp_path / name).stat().st_size > 100, name
 
 
-@pytest.mark.parametrize("words", sorted(NOT_HERE))
-def test_commands_excluded_from_the_examples_exist(words: str) -> None:
-    assert any(line.startswith(f"atma-sweep {words}") for line in SHOWN)
+@pytest.mark.parametrize("arguments", sorted(EXCLUDED))
+def test_commands_excluded_from_the_examples_exist(arguments: str) -> None:
+    assert any(line.startswith(f"atma-sweep {arguments}") for line in SHOWN)

@@ -1,4 +1,4 @@
-"""The commands that keep house, at the command line."""
+"""Commands that list, rename, tag, annotate and delete sweeps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def filled(run: Run) -> None:
-    """Sweep big of six done cells in the working folder's database."""
+    """Sweep big with six done cells, in the working folder's database."""
     store = open_store("atma.db", create=True)
     synthetic_sweep(store, 6, 3)
     store.close()
@@ -36,8 +36,8 @@ def test_tags_and_notes_are_shown_in_lists_of_sweeps(run: Run) -> None:
     for command in ("sweeps", "status"):
         code, out, _ = run(command)
         assert (code, "paper" in out, "\x1b" in out) == (0, True, False)
-        found = json.loads(run(command, "--json")[1])[0]
-        assert (found["sweep"], found["tags"], found["note"]) == ("big", ["paper"], "too \x1b[31mshort")
+        listed = json.loads(run(command, "--json")[1])[0]
+        assert (listed["sweep"], listed["tags"], listed["note"]) == ("big", ["paper"], "too \x1b[31mshort")
     assert run("note", "000000000003", "look at it")[0] == 0
     assert "note: look at it\n" in run("show", "000000000003")[1]
     assert run("note", "big", "")[1] == "sweep big: no note\n"
@@ -62,7 +62,7 @@ GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guide.md"
 
 
 def test_the_guide_can_be_pasted(run: Run) -> None:
-    """Its section, line after line, on a sweep that calls itself quick; what asks there is answered here."""
+    """The guide's section runs line by line on a sweep named quick; questions are answered here."""
     store = open_store("atma.db", create=True)
     cells = [planner.record(cell) for cell in load_grid("quick").expand(lambda _: "f" * 64)]
     synthetic_sweep(store, len(cells), 3, name="quick", cells=cells)
@@ -71,19 +71,19 @@ def test_the_guide_can_be_pasted(run: Run) -> None:
     lines = re.findall(r"^\$ atma-sweep (.*)$", section, re.MULTILINE)
     assert [line.split()[0] for line in lines] == ["sweeps", "rename", "tag", "note", *["delete"] * 4, *["gc"] * 2]
     for line in lines:
-        words = shlex.split(line, comments=True)
-        asks = words[0] in ("delete", "gc") and not {"--yes", "--dry-run"} & set(words)
-        code, _, err = run(*words, *(["--yes"] if asks else []))
+        arguments = shlex.split(line, comments=True)
+        asks = arguments[0] in ("delete", "gc") and not {"--yes", "--dry-run"} & set(arguments)
+        code, _, err = run(*arguments, *(["--yes"] if asks else []))
         assert (code, err) == (0, ""), line
     assert sql("SELECT count(*) FROM sweep") == sql("SELECT count(*) FROM cell") == [(0,)]
 
 
 @pytest.fixture
 def sharing(run: Run) -> None:
-    """Sweep big of eight done cells, of which sweep part has three."""
+    """Sweep big with eight done cells, of which sweep part shares three."""
     store = open_store("atma.db", create=True)
-    made = synthetic_sweep(store, 8, 3)
-    store.record_revision("part", grid_text="axes: {}\n", grid_file="part.yaml", cells=made[2:5])
+    sweep_cells = synthetic_sweep(store, 8, 3)
+    store.record_revision("part", grid_text="axes: {}\n", grid_file="part.yaml", cells=sweep_cells[2:5])
     store.close()
 
 
@@ -97,8 +97,8 @@ TABLES = "sweep revision revision_cell cell attempt measurement curve_point prov
 
 @pytest.mark.usefixtures("sharing")
 def test_deletion_keeps_reports_of_a_sharing_sweep_unchanged(run: Run, tmp_path: Path) -> None:
-    asked = [("report", "--table", "6", "--format", "csv"), ("report", "--table", "6", "--json"), ("status", "--json"), ("export", "--to", "csv", "--out", "-")]  # fmt: skip
-    before = [run(*one, "--sweep", "part")[1] for one in asked]
+    queries = [("report", "--table", "6", "--format", "csv"), ("report", "--table", "6", "--json"), ("status", "--json"), ("export", "--to", "csv", "--out", "-")]  # fmt: skip
+    before = [run(*query, "--sweep", "part")[1] for query in queries]
     assert all(before)
     counted = [sql(f"SELECT count(*) FROM {table}")[0] for table in TABLES]
     code, out, _ = run("delete", "big", "--dry-run")
@@ -107,14 +107,14 @@ def test_deletion_keeps_reports_of_a_sharing_sweep_unchanged(run: Run, tmp_path:
     assert (code, err) == (2, "atma-sweep: nothing was deleted; --yes does so without asking\n")
     assert [sql(f"SELECT count(*) FROM {table}")[0] for table in TABLES] == counted
     assert not list(tmp_path.glob("*.backup"))
-    told = json.loads(run("delete", "big", "--yes", "--json")[1])
-    assert [run(*one, "--sweep", "part")[1] for one in asked] == before
-    assert (told["deleted"], len(told["cells"]), len(told["kept"])) == (True, 5, 3)
+    deletion = json.loads(run("delete", "big", "--yes", "--json")[1])
+    assert [run(*query, "--sweep", "part")[1] for query in queries] == before
+    assert (deletion["deleted"], len(deletion["cells"]), len(deletion["kept"])) == (True, 5, 3)
     assert sql("PRAGMA foreign_key_check") == []
-    left = dict(zip(TABLES, [sql(f"SELECT count(*) FROM {table}")[0][0] for table in TABLES], strict=True))
-    assert (left["sweep"], left["cell"], left["attempt"], left["curve_point"]) == (1, 3, 3, 9)
+    rows_after = dict(zip(TABLES, [sql(f"SELECT count(*) FROM {table}")[0][0] for table in TABLES], strict=True))
+    assert (rows_after["sweep"], rows_after["cell"], rows_after["attempt"], rows_after["curve_point"]) == (1, 3, 3, 9)
     # and the copy that was made before has all of it
-    with contextlib.closing(sqlite3.connect(told["backup"])) as copy:
+    with contextlib.closing(sqlite3.connect(deletion["backup"])) as copy:
         assert [copy.execute(f"SELECT count(*) FROM {table}").fetchone() for table in TABLES] == counted
 
 

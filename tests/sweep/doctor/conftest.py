@@ -1,4 +1,4 @@
-"""A machine on which `doctor` finds nothing but what a test puts there."""
+"""Machine on which `doctor` finds only what a test puts there."""
 
 import pytest
 from examined import driver, elsewhere, look
@@ -8,4 +8,4 @@ __all__ = ["driver", "elsewhere", "look"]
 
 @pytest.fixture(autouse=True)
 def away(elsewhere: None) -> None:
-    """Every test of doctor stands `elsewhere`."""
+    """Run every test of doctor with the fixture `elsewhere`."""

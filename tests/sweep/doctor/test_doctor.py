@@ -1,4 +1,4 @@
-"""What `doctor` finds of the system, the GPUs and Ray: real processes, locks and files; a canned driver."""
+"""Checks of `doctor` for system, GPUs and Ray: real processes, locks and files; a stand-in driver."""
 
 from __future__ import annotations
 
@@ -37,34 +37,34 @@ def test_a_machine_as_it_is(tmp_path: Path) -> None:
     code = (
         "import json, sys; from atma_sweep.sweep import doctor; found = doctor.examine(); "
         "print(json.dumps([doctor.as_json(found), sorted({'torch', 'ray', 'numpy', 'pandas'} & set(sys.modules)), "
-        "doctor.exit_code(found), [name for name, _ in doctor.LOOKS]]))"
+        "doctor.exit_code(found), [name for name, _ in doctor.CHECKS]]))"
     )
     path = os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if not (Path(p) / "nvidia-smi").exists())
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S,
                          env=os.environ | {"PATH": path, "CUDA_VISIBLE_DEVICES": ""})  # fmt: skip
     checks, heavy, exit_code, looks = json.loads(run.stdout)
     assert heavy == [], "the main process stays light"
-    found = {check["name"]: check for check in checks}
+    by_name = {check["name"]: check for check in checks}
     assert {check["state"] for check in checks} <= {"ok", "warn", "bad", "absent"}
     assert exit_code == (3 if any(check["state"] == "bad" for check in checks) else 0)
-    assert set(looks) - set(found) <= {"GPUs"}
-    assert found["python"]["found"] == platform.python_version()
-    assert found["torch"]["state"] == "ok"
-    assert found["Ray"]["state"] == "ok"
-    assert found["NVIDIA driver"]["state"] in ("absent", "warn")
-    assert found["database"]["state"] == "absent"
+    assert set(looks) - set(by_name) <= {"GPUs"}
+    assert by_name["python"]["found"] == platform.python_version()
+    assert by_name["torch"]["state"] == "ok"
+    assert by_name["Ray"]["state"] == "ok"
+    assert by_name["NVIDIA driver"]["state"] in ("absent", "warn")
+    assert by_name["database"]["state"] == "absent"
     assert list((tmp_path / "work").iterdir()) == [], "nothing is left behind, least of all a database"
 
 
-def test_check_that_raises_is_a_bad_check_in_one_line(monkeypatch: pytest.MonkeyPatch, look: Any) -> None:
+def test_check_that_raises_is_a_bad_check(monkeypatch: pytest.MonkeyPatch, look: Any) -> None:
     def broken(case: Any) -> Check:
         raise ZeroDivisionError("two\nlines")
 
     monkeypatch.setattr(doctor, "CHECKS", (("first", broken), *doctor.CHECKS))
-    found = look()
-    assert found["first"] == Check("first", "bad", "ZeroDivisionError: two lines")
-    assert found["python"].state == "ok"
-    assert doctor.exit_code(list(found.values())) == 3
+    checks = look()
+    assert checks["first"] == Check("first", "bad", "ZeroDivisionError: two lines")
+    assert checks["python"].state == "ok"
+    assert doctor.exit_code(list(checks.values())) == 3
 
 
 def test_text_and_exit_code() -> None:
@@ -82,10 +82,10 @@ def test_text_and_exit_code() -> None:
 
 
 def test_an_address_that_is_no_database(look: Any) -> None:
-    found = look(db="mysql://x/y")
-    assert said(found["database"]) == ("bad", "mysql databases are not supported")
-    assert found["database"].remedy == "use sqlite:///FILE or postgresql://..."
-    assert found["writing"].state == "ok"
+    checks = look(db="mysql://x/y")
+    assert said(checks["database"]) == ("bad", "mysql databases are not supported")
+    assert checks["database"].remedy == "use sqlite:///FILE or postgresql://..."
+    assert checks["writing"].state == "ok"
 
 
 @pytest.mark.parametrize(
@@ -119,11 +119,11 @@ def test_limits(monkeypatch: pytest.MonkeyPatch, look: Any) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: ram)
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(used=0, total=GIB))
     monkeypatch.setattr(doctor.system, "SHARED_MEMORY", 2**70)
-    found = look()
-    assert said(found["open files"]) == ("warn", "at most 1024 of 4096")
-    assert found["memory"].state == "warn"
-    assert found["memory"].found.startswith("1.5 GiB of 16 GiB available, swap 0 B of 1.0 GiB used")
-    assert found["shared memory"].state == ("warn" if Path("/dev/shm").exists() else "absent")
+    checks = look()
+    assert said(checks["open files"]) == ("warn", "at most 1024 of 4096")
+    assert checks["memory"].state == "warn"
+    assert checks["memory"].found.startswith("1.5 GiB of 16 GiB available, swap 0 B of 1.0 GiB used")
+    assert checks["shared memory"].state == ("warn" if Path("/dev/shm").exists() else "absent")
     ram.available = 8 * GIB
     assert look()["memory"].state == "ok"
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(used=GIB * 3 // 4, total=GIB))
@@ -133,22 +133,26 @@ def test_limits(monkeypatch: pytest.MonkeyPatch, look: Any) -> None:
 # --- side by side ---------------------------------------------------------------------------------------------------
 
 
-def test_slow_queries_run_in_parallel(
-    tmp_path: Path, driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch, the kernels and the disk answer only when all three have been asked, and so do four calls of nvidia-smi."""
+def test_slow_queries_run_in_parallel(tmp_path: Path, driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch, kernels and disk answer only once all three are queried; so do four calls of nvidia-smi."""
     db = tmp_path / "work" / "atma.db"
     with contextlib.closing(open_store(db, create=True)) as store:
         store.record_revision("g", grid_text="x", grid_file="x", cells=[])
     meet, marks = threading.Barrier(3, timeout=PATIENCE_S), tmp_path / "marks"
     marks.mkdir()
-    told = {"gpus": TWO, "plain": PLAIN, "faults": "GPU-aaaa, 0, 0\n", "rows": "GPU-aaaa, No, 0\n", "apps": ""}
+    driver_answers = {
+        "gpus": TWO,
+        "plain": PLAIN,
+        "faults": "GPU-aaaa, 0, 0\n",
+        "rows": "GPU-aaaa, No, 0\n",
+        "apps": "",
+    }
     for name in ("plain", "faults", "rows", "apps"):
-        told[f"{name}_sh"] = (
+        driver_answers[f"{name}_sh"] = (
             f"touch {marks}/{name}; i=0; while [ $(ls {marks} | wc -l) -lt 4 ] && [ $i -lt 400 ]; do sleep 0.05; "
             f"i=$((i + 1)); done; [ $i -lt 400 ] || exit 9; cat {name}"
         )
-    driver(**told)
+    driver(**driver_answers)
 
     def answer(question: str, *arguments: str, **options: Any) -> dict[str, Any]:
         meet.wait()
@@ -156,17 +160,17 @@ def test_slow_queries_run_in_parallel(
         return {"torch": cuda(gpu("aaaa"), gpu("bbbb")), "kernels": {"polar": ["gluon", "x"]}, "disk": room}[question]
 
     monkeypatch.setattr(doctor.context, "answer", answer)
-    found = {check.name: check for check in doctor.examine()}
+    by_name = {check.name: check for check in doctor.examine()}
     assert not meet.broken
-    assert said(found["torch"]) == ("ok", "2.11.0, CUDA 13.0; sees 2 GPUs")
-    assert said(found["kernel polar"]) == ("ok", "gluon (x)")
-    assert found["disk space"].state == "ok"
-    assert "CUDA 13.0 at most" in found["NVIDIA driver"].found
-    assert found["GPU 0"].found.endswith("no ECC errors")
+    assert said(by_name["torch"]) == ("ok", "2.11.0, CUDA 13.0; sees 2 GPUs")
+    assert said(by_name["kernel polar"]) == ("ok", "gluon (x)")
+    assert by_name["disk space"].state == "ok"
+    assert "CUDA 13.0 at most" in by_name["NVIDIA driver"].found
+    assert by_name["GPU 0"].found.endswith("no ECC errors")
 
 
 def test_self_tests_run_side_by_side_and_none_is_lost(tmp_path: Path) -> None:
-    """Each in a process of its own, waiting for the others; one that fails or dies is told, not left out."""
+    """Each runs in a process of its own and waits for the others; one that fails or dies is reported."""
 
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -176,10 +180,10 @@ def test_self_tests_run_side_by_side_and_none_is_lost(tmp_path: Path) -> None:
         until(lambda: len(list(marks.iterdir())) == 3, "the others", pause=0.01)
         return dict.fromkeys(part, (len(list(marks.iterdir())), os.getpid()))
 
-    found = worker.run_in_forks(meets, [("a", "b"), ("c",), ("d",)])
-    assert {count for count, _ in found.values()} == {3}
-    assert found["a"] == found["b"]
-    assert len({pid for _, pid in found.values()} - {os.getpid()}) == 3
+    merged = worker.run_in_forks(meets, [("a", "b"), ("c",), ("d",)])
+    assert {count for count, _ in merged.values()} == {3}
+    assert merged["a"] == merged["b"]
+    assert len({pid for _, pid in merged.values()} - {os.getpid()}) == 3
 
     def dies(part: tuple[str, ...]) -> dict[str, Any]:
         if part == ("c",):
@@ -197,15 +201,15 @@ def test_self_tests_run_side_by_side_and_none_is_lost(tmp_path: Path) -> None:
 
 
 def test_every_op_of_the_network_has_its_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked on the CPU, where all take torch; what is told stands in the order of the report."""
+    """Queried on the CPU, where every op uses torch; the answers are in the order of the report."""
     import torch
 
     monkeypatch.setattr(worker, "current_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(device, "use_shared_compile_cache", lambda _: None)
-    found = worker.kernel_backends()
+    backends = worker.kernel_backends()
     ops = [op for part in worker.FORK_GROUPS for op in part]
-    assert sorted(found) == sorted(ops)
-    assert {backend for backend, _ in found.values()} == {"torch"}
+    assert sorted(backends) == sorted(ops)
+    assert {backend for backend, _ in backends.values()} == {"torch"}
 
 
 # --- GPUs -----------------------------------------------------------------------------------------------------------
@@ -216,16 +220,16 @@ def test_two_gpus_with_errors_and_a_user(driver: Any, look: Any) -> None:
     try:
         driver(gpus=TWO, plain=PLAIN, faults="GPU-aaaa, 0, 0\nGPU-bbbb, 7, 2\n", rows="GPU-aaaa, No, 0\nGPU-bbbb, Yes, No\n",
                apps=f"GPU-bbbb, {user.pid}, 72000\n")  # fmt: skip
-        found = look(torch=cuda(gpu("aaaa"), gpu("bbbb")))
+        checks = look(torch=cuda(gpu("aaaa"), gpu("bbbb")))
     finally:
         user.kill()
         user.wait()
-    assert said(found["NVIDIA driver"]) == ("ok", "580.159.04, CUDA 13.0 at most, 2 GPUs")
-    assert said(found["torch"]) == ("ok", "2.11.0, CUDA 13.0; sees 2 GPUs")
-    assert said(found["GPU 0"]) == (
+    assert said(checks["NVIDIA driver"]) == ("ok", "580.159.04, CUDA 13.0 at most, 2 GPUs")
+    assert said(checks["torch"]) == ("ok", "2.11.0, CUDA 13.0; sees 2 GPUs")
+    assert said(checks["GPU 0"]) == (
         "ok", "NVIDIA H200, compute capability 9.0 (fp16, bf16, fp8), 140 GiB of 140 GiB free, no ECC errors",
     )  # fmt: skip
-    second = found["GPU 1"]
+    second = checks["GPU 1"]
     assert second.state == "bad"
     assert "69 GiB of 140 GiB free, 2 uncorrected and 7 corrected ECC errors" in second.found
     assert "rows wait to be remapped" in second.found
@@ -236,8 +240,8 @@ def test_two_gpus_with_errors_and_a_user(driver: Any, look: Any) -> None:
 
 def test_error_counters_that_nvidia_smi_does_not_have(driver: Any, look: Any) -> None:
     driver(gpus=TWO, plain=PLAIN)
-    found = look(torch=cuda(gpu("aaaa"), gpu("bbbb")))
-    assert said(found["GPU 0"]) == (
+    checks = look(torch=cuda(gpu("aaaa"), gpu("bbbb")))
+    assert said(checks["GPU 0"]) == (
         "ok",
         "NVIDIA H200, compute capability 9.0 (fp16, bf16, fp8), 140 GiB of 140 GiB free",
     )
@@ -246,15 +250,15 @@ def test_error_counters_that_nvidia_smi_does_not_have(driver: Any, look: Any) ->
         rows="GPU-aaaa, [N/A], [N/A]\n",
         apps="GPU-aaaa, [N/A], [N/A]\n",
     )
-    found = look(torch=cuda(gpu("aaaa"), gpu("bbbb")))
-    assert said(found["GPU 0"]) == (
+    checks = look(torch=cuda(gpu("aaaa"), gpu("bbbb")))
+    assert said(checks["GPU 0"]) == (
         "warn", "NVIDIA H200, compute capability 9.0 (fp16, bf16, fp8), 140 GiB of 140 GiB free, no ECC, in use by an unknown process",
     )  # fmt: skip
-    assert found["GPU 1"].state == "ok", "corrected errors do no harm"
-    assert "0 uncorrected and 3 corrected" in found["GPU 1"].found
+    assert checks["GPU 1"].state == "ok", "corrected errors do no harm"
+    assert "0 uncorrected and 3 corrected" in checks["GPU 1"].found
     driver(rows="GPU-bbbb, 0, 1\n")
-    found = look(torch=cuda(gpu("aaaa"), gpu("bbbb")))
-    assert (found["GPU 1"].state, found["GPU 1"].found.endswith(", rows could not be remapped")) == ("bad", True)
+    checks = look(torch=cuda(gpu("aaaa"), gpu("bbbb")))
+    assert (checks["GPU 1"].state, checks["GPU 1"].found.endswith(", rows could not be remapped")) == ("bad", True)
 
 
 def test_a_driver_that_fails_hangs_or_has_nothing(
@@ -262,9 +266,9 @@ def test_a_driver_that_fails_hangs_or_has_nothing(
 ) -> None:
     failed = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     driver(gpus_sh=f'echo "{failed}"; exit 9')
-    found = look(torch=cuda(error="No CUDA GPUs are available"))
-    assert said(found["NVIDIA driver"]) == ("bad", f"nvidia-smi: {failed}")
-    assert found["torch"].state == "ok", "the driver's trouble is told once"
+    checks = look(torch=cuda(error="No CUDA GPUs are available"))
+    assert said(checks["NVIDIA driver"]) == ("bad", f"nvidia-smi: {failed}")
+    assert checks["torch"].state == "ok", "the driver's trouble is told once"
     monkeypatch.setattr(doctor.context, "SMI_SECONDS", 0.2)
     driver(gpus_sh=f"echo asked >>{tmp_path}/asked; exec sleep 600")
     (tmp_path / "asked").touch()
@@ -277,48 +281,48 @@ def test_a_driver_that_fails_hangs_or_has_nothing(
 
 def test_torch_that_does_not_fit_the_driver(driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     driver(gpus=TWO, plain=PLAIN.replace("13.0", "12.4"))
-    found = look()
-    assert said(found["torch"]) == ("bad", "2.13.0+cpu, built for the CPU, but the driver has 2 GPUs")
-    found = look(torch=cuda(error="The NVIDIA driver on your system is too old"))
-    assert found["torch"].state == "bad"
-    assert found["torch"].found.endswith("too old; the driver runs CUDA 12.4 at most")
-    assert found["torch"].remedy.startswith("update the NVIDIA driver")
+    checks = look()
+    assert said(checks["torch"]) == ("bad", "2.13.0+cpu, built for the CPU, but the driver has 2 GPUs")
+    checks = look(torch=cuda(error="The NVIDIA driver on your system is too old"))
+    assert checks["torch"].state == "bad"
+    assert checks["torch"].found.endswith("too old; the driver runs CUDA 12.4 at most")
+    assert checks["torch"].remedy.startswith("update the NVIDIA driver")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    found = look(torch=cuda(gpu("bbbb")))
-    assert said(found["torch"]) == ("warn", "2.11.0, CUDA 13.0; sees 1 of 2 GPUs (CUDA_VISIBLE_DEVICES=1)")
-    assert "compute capability" not in found["GPU 0"].found
-    found = look(torch=LookFailed("ImportError: libcudart.so.13"))
-    assert said(found["torch"]) == ("bad", "cannot be used: ImportError: libcudart.so.13")
-    assert found["kernels"].state == "absent"
+    checks = look(torch=cuda(gpu("bbbb")))
+    assert said(checks["torch"]) == ("warn", "2.11.0, CUDA 13.0; sees 1 of 2 GPUs (CUDA_VISIBLE_DEVICES=1)")
+    assert "compute capability" not in checks["GPU 0"].found
+    checks = look(torch=LookFailed("ImportError: libcudart.so.13"))
+    assert said(checks["torch"]) == ("bad", "cannot be used: ImportError: libcudart.so.13")
+    assert checks["kernels"].state == "absent"
 
 
 def test_devices_without_the_program(look: Any) -> None:
-    found = look(torch=cuda(gpu("aaaa", "7.5")))
-    assert said(found["GPU 0"]) == ("ok", "H, compute capability 7.5 (fp16), 140 GiB")
+    checks = look(torch=cuda(gpu("aaaa", "7.5")))
+    assert said(checks["GPU 0"]) == ("ok", "H, compute capability 7.5 (fp16), 140 GiB")
 
 
 def test_triton_and_fla(driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"triton": "3.6.0", "fla-core": "0.6.0"}
     monkeypatch.setattr(doctor.gpus, "version_of", versions.get)
-    found = look()
-    assert said(found["Triton and fla"]) == ("ok", "Triton 3.6.0, fla 0.6.0; no GPU to use them on")
+    checks = look()
+    assert said(checks["Triton and fla"]) == ("ok", "Triton 3.6.0, fla 0.6.0; no GPU to use them on")
     driver(gpus=TWO, plain=PLAIN)
     chosen = {
         "memory": ["triton", "Triton 3.6.0"],
         "softmax": ["cudnn", "cuDNN 91000"],
         "polar": ["torch", "the self-test"],
     }
-    found = look(torch=cuda(gpu("aaaa", right=False), gpu("bbbb", right=False)), kernels=chosen)
-    assert said(found["Triton and fla"]) == (
+    checks = look(torch=cuda(gpu("aaaa", right=False), gpu("bbbb", right=False)), kernels=chosen)
+    assert said(checks["Triton and fla"]) == (
         "warn",
         "Triton 3.6.0, fla 0.6.0: fla's gradients are wrong on compute capability 9.0, so our own kernels are taken",
     )
-    assert said(found["kernel memory"]) == ("ok", "triton (Triton 3.6.0)")
-    assert said(found["kernel softmax"]) == ("ok", "cudnn (cuDNN 91000)")
-    assert said(found["kernel polar"]) == ("warn", "torch (the self-test)")
-    found = look(torch=cuda(gpu("aaaa"), gpu("bbbb")), kernels=LookFailed("killed"))
-    assert said(found["Triton and fla"]) == ("ok", "Triton 3.6.0, fla 0.6.0; fla's gradients are right here")
-    assert said(found["kernels"]) == ("bad", "the self-tests gave no answer: killed")
+    assert said(checks["kernel memory"]) == ("ok", "triton (Triton 3.6.0)")
+    assert said(checks["kernel softmax"]) == ("ok", "cudnn (cuDNN 91000)")
+    assert said(checks["kernel polar"]) == ("warn", "torch (the self-test)")
+    checks = look(torch=cuda(gpu("aaaa"), gpu("bbbb")), kernels=LookFailed("killed"))
+    assert said(checks["Triton and fla"]) == ("ok", "Triton 3.6.0, fla 0.6.0; fla's gradients are right here")
+    assert said(checks["kernels"]) == ("bad", "the self-tests gave no answer: killed")
     del versions["triton"]
     assert look(torch=cuda(gpu("aaaa"), gpu("bbbb")))["Triton and fla"].remedy.endswith("pip install triton")
 
@@ -342,11 +346,11 @@ time.sleep(600)
 
 
 def test_an_attempt_that_was_a_spare_is_named_by_its_folder(tmp_path: Path) -> None:
-    """Its command does not say which attempt it has become; where it stands does."""
-    place = tmp_path / "a1b2" / "3"
-    place.mkdir(parents=True)
-    words = ["-c", "input()", "--runs", "/a/long/way/to/where/the/runs/of/a/sweep/lie", "--spare", "--parent", "12"]
-    process = subprocess.Popen([sys.executable, *words], cwd=place, stdin=subprocess.PIPE)
+    """Its command line does not name the attempt; its working folder does."""
+    folder = tmp_path / "a1b2" / "3"
+    folder.mkdir(parents=True)
+    command = ["-c", "input()", "--runs", "/a/long/way/to/where/the/runs/of/a/sweep/lie", "--spare", "--parent", "12"]
+    process = subprocess.Popen([sys.executable, *command], cwd=folder, stdin=subprocess.PIPE)
     try:
         until(lambda: "--spare" in psutil.Process(process.pid).cmdline(), "the process")
         assert gpus.describe_process(process.pid).endswith("-c input() --folder a1b2/3 --parent 12")
@@ -361,30 +365,33 @@ def test_a_gpu_that_a_sweep_holds(driver: Any, look: Any) -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, "aaaa"], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "1\n"
-    asked = cuda(gpu("aaaa"), gpu("bbbb"))
-    found = look(torch=asked)
-    assert found["GPU 0"].state == "warn"
-    assert f"held by a sweep (pid {holder.pid} python" in found["GPU 0"].found
-    assert found["GPU 1"].state == "ok"
+    torch_facts = cuda(gpu("aaaa"), gpu("bbbb"))
+    checks = look(torch=torch_facts)
+    assert checks["GPU 0"].state == "warn"
+    assert f"held by a sweep (pid {holder.pid} python" in checks["GPU 0"].found
+    assert checks["GPU 1"].state == "ok"
     holder.kill()
     holder.wait()
     holder.stdout.close()
-    assert look(torch=asked)["GPU 0"].state == "ok", "its file stays, its lock is gone"
+    assert look(torch=torch_facts)["GPU 0"].state == "ok", "its file stays, its lock is gone"
 
 
 def test_a_compiler_for_triton(tmp_path: Path, driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     driver(gpus=TWO, plain=PLAIN)
-    asked = cuda(gpu("aaaa"), gpu("bbbb"))
+    torch_facts = cuda(gpu("aaaa"), gpu("bbbb"))
     headers = tmp_path / "include"
     headers.mkdir()
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(headers))
     monkeypatch.setenv("CC", sys.executable)
-    assert look(torch=asked)["C compiler"].state == "bad", "no Python.h"
+    assert look(torch=torch_facts)["C compiler"].state == "bad", "no Python.h"
     (headers / "Python.h").touch()
-    assert said(look(torch=asked)["C compiler"]) == ("ok", f"{sys.executable}; Triton builds its launcher with it")
+    assert said(look(torch=torch_facts)["C compiler"]) == (
+        "ok",
+        f"{sys.executable}; Triton builds its launcher with it",
+    )
     monkeypatch.setenv("CC", "no-such-compiler")
-    found = look(torch=asked)["C compiler"]
-    assert said(found) == ("bad", "CC=no-such-compiler is not there; Triton builds its launcher with it")
+    check = look(torch=torch_facts)["C compiler"]
+    assert said(check) == ("bad", "CC=no-such-compiler is not there; Triton builds its launcher with it")
     monkeypatch.delenv("CC")
     (tmp_path / "none").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
@@ -426,9 +433,9 @@ def test_stale_cluster_file_is_a_warning(tmp_path: Path, look: Any, monkeypatch:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         file.write_text(address)
         assert look()["Ray cluster file"].state == "ok"
-    found = look()["Ray cluster file"]
-    assert said(found) == ("warn", f"{file} names {address}, where nothing answers")
-    assert found.remedy.endswith(f"rm {file}")
+    check = look()["Ray cluster file"]
+    assert said(check) == ("warn", f"{file} names {address}, where nothing answers")
+    assert check.remedy.endswith(f"rm {file}")
     file.write_text("")
     assert look()["Ray cluster file"].state == "warn"
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "work"))
@@ -436,26 +443,26 @@ def test_stale_cluster_file_is_a_warning(tmp_path: Path, look: Any, monkeypatch:
 
 
 def test_addresses_and_tokens(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = look()
-    assert (found["RAY_ADDRESS"].state, found["Ray token"].state) == ("ok", "absent")
+    checks = look()
+    assert (checks["RAY_ADDRESS"].state, checks["Ray token"].state) == ("ok", "absent")
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     assert look()["Ray token"].remedy.startswith("ray get-auth-token --generate")
     token = tmp_path / "home" / ".ray" / "auth_token"
     token.parent.mkdir()
     token.write_text("secret")
     token.chmod(0o644)
-    found = look()
-    assert said(found["Ray token"]) == (
+    checks = look()
+    assert said(checks["Ray token"]) == (
         "warn", f"{token}, mode 0644, RAY_AUTH_MODE token: others on this machine can read it",
     )  # fmt: skip
-    assert found["Ray token"].remedy == f"chmod 600 {token}"
-    assert not any("secret" in check.found for check in found.values())
+    assert checks["Ray token"].remedy == f"chmod 600 {token}"
+    assert not any("secret" in check.found for check in checks.values())
     token.chmod(0o600)
     assert look()["Ray token"].state == "ok"
     monkeypatch.delenv("RAY_AUTH_MODE")
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    found = look()
-    assert (found["RAY_ADDRESS"].state, found["Ray token"].remedy) == ("warn", "export RAY_AUTH_MODE=token")
+    checks = look()
+    assert (checks["RAY_ADDRESS"].state, checks["Ray token"].remedy) == ("warn", "export RAY_AUTH_MODE=token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
     assert said(look()["Ray token"]) == ("ok", "in RAY_AUTH_TOKEN, RAY_AUTH_MODE not set")
 
@@ -463,8 +470,8 @@ def test_addresses_and_tokens(tmp_path: Path, look: Any, monkeypatch: pytest.Mon
 def test_incomplete_ray_installation_is_bad(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = SimpleNamespace(origin=str(tmp_path / "ray" / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    found = look()["Ray"]
-    assert found.state == "bad"
-    assert found.found.endswith("missing or cannot be run: gcs/gcs_server, raylet/raylet")
+    check = look()["Ray"]
+    assert check.state == "bad"
+    assert check.found.endswith("missing or cannot be run: gcs/gcs_server, raylet/raylet")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert look()["Ray"].state == "warn"

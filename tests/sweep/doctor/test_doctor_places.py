@@ -1,4 +1,4 @@
-"""What `doctor` finds of disk, database and clock: real files, databases and locks."""
+"""Checks of `doctor` for disk, database and clock: real files, databases and locks."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_room_for_the_default_sweep(database: Path, driver: Any, look: Any) -> N
     assert "needs no more" in look(disk=needs(cells=0))["disk space"].found
     assert look(disk=LookFailed("ModelConfigError: x"))["disk space"].found.endswith("unknown: ModelConfigError: x")
     driver(gpus=TWO, plain=PLAIN)
-    found = look(disk=needs(disk_bytes_free=6 * GIB - 1), torch=cuda(gpu("aaaa"), gpu("bbbb")))["disk space"]
-    assert (found.state, found.found.endswith("6.0 GiB while 2 train")) == ("bad", True)
+    check = look(disk=needs(disk_bytes_free=6 * GIB - 1), torch=cuda(gpu("aaaa"), gpu("bbbb")))["disk space"]
+    assert (check.state, check.found.endswith("6.0 GiB while 2 train")) == ("bad", True)
 
 
 def test_what_the_default_sweep_needs_is_what_launch_says(cells: Callable[..., list[Cell]], tmp_path: Path) -> None:
@@ -89,14 +89,14 @@ def test_file_systems(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch
 
     work = tmp_path / "work"
     mounts(("/", "ext4"), (work / "atma-runs", "lustre"), (tmp_path, "xfs"))
-    found = look()
-    assert said(found["file system of database"]) == ("ok", f"{work / 'atma.db'} lies on xfs")
-    assert found["file system of runs"].state == "ok"
-    assert "lies on lustre, over the network" in found["file system of runs"].found
+    checks = look()
+    assert said(checks["file system of database"]) == ("ok", f"{work / 'atma.db'} lies on xfs")
+    assert checks["file system of runs"].state == "ok"
+    assert "lies on lustre, over the network" in checks["file system of runs"].found
     mounts(("/", "ext4"), (work, "nfs4"))
-    found = look()
-    assert said(found["file system of database"]) == ("bad", f"{work / 'atma.db'} lies on nfs4, where SQLite corrupts")
-    assert found["file system of database"].remedy == "use a local disk or PostgreSQL (--db)"
+    checks = look()
+    assert said(checks["file system of database"]) == ("bad", f"{work / 'atma.db'} lies on nfs4, where SQLite corrupts")
+    assert checks["file system of database"].remedy == "use a local disk or PostgreSQL (--db)"
     mounts(("/", "ext4"), (work, "nfs4"), (work, "tmpfs"))
     assert look()["file system of database"].state == "warn", "the later mount covers the earlier"
     mounts()
@@ -130,12 +130,12 @@ def sql(path: Path, query: str, *values: Any) -> None:
 
 
 def test_a_database_in_order(database: Path, look: Any) -> None:
-    found = look(disk=needs(cells=0))
-    assert found["database"].state == "ok"
-    assert found["database"].found.startswith(f"{database}, revision {HEAD}, 1 sweep, ")
-    assert said(found["database integrity"]) == ("ok", "quick_check found nothing")
-    assert found["database lock"].state == "ok"
-    assert said(found["clock and database"]) == ("ok", "no row yet")
+    checks = look(disk=needs(cells=0))
+    assert checks["database"].state == "ok"
+    assert checks["database"].found.startswith(f"{database}, revision {HEAD}, 1 sweep, ")
+    assert said(checks["database integrity"]) == ("ok", "quick_check found nothing")
+    assert checks["database lock"].state == "ok"
+    assert said(checks["clock and database"]) == ("ok", "no row yet")
     sql(database, "UPDATE alembic_version SET version_num = '9999'")
     newer = look()["database"]
     assert said(newer) == ("bad", f"{database} was written by a newer atma-sweep (revision 9999)")
@@ -143,12 +143,12 @@ def test_a_database_in_order(database: Path, look: Any) -> None:
 
 
 def test_no_database_and_a_file_that_is_none(tmp_path: Path, look: Any) -> None:
-    found = look()
-    assert [found[f"database{rest}"].state for rest in ("", " integrity", " lock")] == ["absent"] * 3
+    checks = look()
+    assert [checks[f"database{rest}"].state for rest in ("", " integrity", " lock")] == ["absent"] * 3
     (tmp_path / "work" / "atma.db").write_text("a diary, and not a database at all\n" * 100)
-    found = look()
-    assert [found[f"database{rest}"].state for rest in ("", " integrity", " lock")] == ["bad"] * 3
-    assert "file is not a database" in found["database"].found
+    checks = look()
+    assert [checks[f"database{rest}"].state for rest in ("", " integrity", " lock")] == ["bad"] * 3
+    assert "file is not a database" in checks["database"].found
 
 
 def test_a_database_with_a_torn_page(database: Path, look: Any) -> None:
@@ -163,10 +163,10 @@ def test_a_database_with_a_torn_page(database: Path, look: Any) -> None:
     with database.open("r+b") as file:
         file.seek(-3 * 4096, os.SEEK_END)
         file.write(b"\xff" * 4096)
-    found = look(disk=needs(cells=0))["database integrity"]
-    assert found.state == "bad"
-    assert found.found.startswith("quick_check: ")
-    assert ".recover" in found.remedy
+    check = look(disk=needs(cells=0))["database integrity"]
+    assert check.state == "bad"
+    assert check.found.startswith("quick_check: ")
+    assert ".recover" in check.remedy
 
 
 def test_a_database_that_another_program_holds(database: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,9 +174,9 @@ def test_a_database_that_another_program_holds(database: Path, look: Any, monkey
         monkeypatch.setattr(module, "LOCK_SECONDS", 0.3)
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as holder:
         holder.execute("BEGIN IMMEDIATE")
-        found = look(disk=needs(cells=0))
-        assert said(found["database lock"]) == ("bad", "another program has held it for 0.3 s")
-        assert found["database"].state == "ok", "reading goes on"
+        checks = look(disk=needs(cells=0))
+        assert said(checks["database lock"]) == ("bad", "another program has held it for 0.3 s")
+        assert checks["database"].state == "ok", "reading goes on"
     assert look(disk=needs(cells=0))["database lock"].state == "ok"
 
 
@@ -184,10 +184,10 @@ def test_a_database_that_another_program_holds(database: Path, look: Any, monkey
 def test_a_row_from_the_future(database: Path, look: Any, ahead: int, state: str) -> None:
     moment = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(time.time() + ahead))
     sql(database, "INSERT INTO event (at, kind, message) VALUES (?, 'x', 'y')", moment)
-    found = look(disk=needs(cells=0))["clock and database"]
-    assert found.state == state
+    check = look(disk=needs(cells=0))["clock and database"]
+    assert check.state == state
     if ahead > 2:
-        seconds = int(found.found.removeprefix("the newest row is from ").split()[0])
+        seconds = int(check.found.removeprefix("the newest row is from ").split()[0])
         assert ahead - 5 <= seconds <= ahead
 
 
@@ -195,6 +195,6 @@ def test_a_clock_that_jumps(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert look()["clock"].state == "ok"
     real, jumps = time.time, iter((0.0, *[3.0] * 10**4))
     monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
-    found = doctor.database.check_clock(None)  # type: ignore[arg-type]
-    assert found.state == "warn"
-    assert 2950 < float(found.found.split(" UTC, ")[1].split()[0]) < 3050
+    check = doctor.database.check_clock(None)  # type: ignore[arg-type]
+    assert check.state == "warn"
+    assert 2950 < float(check.found.split(" UTC, ")[1].split()[0]) < 3050

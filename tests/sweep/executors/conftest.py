@@ -1,4 +1,4 @@
-"""What tests of executors share."""
+"""Fixtures of the executors' tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atma_sweep.sweep.host import processes
 
 @pytest.fixture
 def spares(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Pids of the spare processes that launches of this process start, which here they do without a GPU, too."""
+    """Pids of the warm processes that launches of this process start, here also without a GPU."""
     start, pids = processes.start_piped_child, list[int]()
 
     def start_and_note(*arguments: Any) -> subprocess.Popen[bytes]:
@@ -31,7 +31,7 @@ def spares(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def scratch() -> Iterator[Path]:
-    """A short path: Ray's sockets lie below it, and a socket's path may have 107 bytes."""
+    """Short path for Ray's sockets, whose paths may have at most 107 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="atma-", dir="/tmp"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,4 @@
-"""The contract of an executor, held by each of the registry and by the one with journals: real processes of a stand-in job.
-
-The cluster's runs on a Ray of this process (`nodes.RayHere`); tests/chaos/test_cluster.py has a real one.
-"""
+"""Contract of an executor, checked for each registered one and the journaling one: real processes of a stand-in job."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ def cell_of(**resources: Any) -> Cell:
 
 @dataclass
 class Stage:
-    """An executor on a machine of four cores and two GPUs, and a folder where attempts of the stand-in run."""
+    """Executor on a machine of four cores and two GPUs, with a folder for attempts of the stand-in job."""
 
     executor: Executor
     runs: Path
@@ -68,7 +65,7 @@ class Stage:
         return ProcessSpec(number, self.runs, job.folder, Resources(**({"gpus": 0} | resources)), database, self.source)
 
     def start(self, **how: Any) -> Attempt:
-        """The attempt, once its process runs."""
+        """Start an attempt and wait until its process runs."""
         launch = self.launch(**how)
         assert self.executor.fits(launch.resources)
         self.executor.start(launch)
@@ -83,20 +80,20 @@ class Stage:
         )  # fmt: skip
 
     def report(self, number: int) -> list[str]:
-        """Its pid, its options, its database, and the GPUs that it sees."""
+        """Return an attempt's pid, options, database and visible GPUs."""
         return (self.runs / str(number) / "said").read_text().split("|")
 
     def log(self, attempt: Attempt) -> str:
         return (self.runs / attempt.run_dir / "log.txt").read_text()
 
     def ends(self, *attempts: Attempt) -> list[int]:
-        """Their exit codes, as soon as the executor has told all of them."""
+        """Return the exit codes once the executor has reported all of them."""
         codes: dict[int, int] = {}
         until(lambda: codes.update(self.executor.wait(0.2)) or len(codes) == len(attempts), "every exit code")
         return [codes[attempt.id] for attempt in attempts]
 
     def finish(self, *attempts: Attempt) -> None:
-        """Lets them end by themselves."""
+        """Let attempts end by themselves."""
         for attempt in attempts:
             (self.runs / attempt.run_dir / "go").touch()
         assert self.ends(*attempts) == [7] * len(attempts)
@@ -104,7 +101,10 @@ class Stage:
 
 @pytest.fixture(scope="module", params=KINDS)
 def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """A stage for all tests of a kind, since a Ray takes seconds to start. Closing its executor ends what still runs."""
+    """Stage shared by all tests of a kind, since Ray takes seconds to start.
+
+    Closing its executor kills what still runs.
+    """
     pytest.importorskip("ray")
     folder, name = tmp_path_factory.mktemp("stage"), str(request.param)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="atma-", dir="/tmp") as short:
@@ -143,7 +143,7 @@ def test_an_attempt_runs_and_its_log_and_exit_code_arrive(stage: Stage) -> None:
 
 
 def test_attempts_share_what_there_is(stage: Stage) -> None:
-    """Two halves on one GPU, a whole one, and one without; whatever is too much waits."""
+    """Two halves on one GPU, a full GPU, and an attempt without; any further attempt waits."""
     four = [stage.start(gpus=share) for share in (0.5, 0.5, 1, 0)]
     assert [stage.report(attempt.id)[3] for attempt in four] == ["GPU-aaaa", "GPU-aaaa", "GPU-bbbb", ""]
     for size in ({"gpus": 0}, {"gpus": 0.25}, {"gpus": 0, "memory_gb": 9}, {"gpus": 1, "gpu_type": "H200"}):
@@ -172,7 +172,7 @@ def test_a_killed_attempt_leaves_its_stack_in_the_log(stage: Stage) -> None:
 
 @pytest.mark.parametrize("victim", ["attempt", "worker"])
 def test_a_dead_process_is_reported_and_the_next_runs(stage: Stage, victim: str) -> None:
-    """A worker is the process between this one and the attempt, where there is one."""
+    """The worker is the process between this one and the attempt, where there is one."""
     attempt = stage.start()
     process = psutil.Process(attempt.pid)
     parent = process.parent()
@@ -189,7 +189,7 @@ def test_what_no_machine_has_room_for_is_refused(stage: Stage) -> None:
 
 
 def test_an_attempt_that_cannot_be_started_is_the_machines_fault(stage: Stage) -> None:
-    """Its log cannot be opened: the executor raises OSError, or tells the exit code that stands for that."""
+    """Its log cannot be opened: the executor raises OSError, or returns the exit code that stands for it."""
     launch = stage.launch()
     (stage.runs / launch.folder / "log.txt").mkdir()
     try:

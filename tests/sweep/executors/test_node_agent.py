@@ -1,4 +1,4 @@
-"""A node of a cluster, without Ray: its lease by a clock that the test sets, its processes real."""
+"""Agent of a cluster node without Ray: its lease on a clock set by the test, its processes real."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GRACE = 1.0
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """Clock that advances when the test says so."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -48,16 +48,16 @@ def clock() -> Clock:
 
 @pytest.fixture
 def node(request: pytest.FixtureRequest, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeAgent]:
-    """With as much grace as an attempt may take, or as the test asks for."""
+    """Agent with a grace period long enough for any attempt, or the one that the test requests."""
     monkeypatch.setattr(nodes, "POLL_S", 0.1)
-    made = NodeAgent(lease=60.0, grace=getattr(request, "param", PATIENCE_S), clock=clock)
-    yield made
-    made.close()
+    agent = NodeAgent(lease=60.0, grace=getattr(request, "param", PATIENCE_S), clock=clock)
+    yield agent
+    agent.close()
 
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Callable[..., ProcessSpec]:
-    """launch(number): an attempt whose job is a stand-in that waits for a file `go`, or for SIGTERM."""
+    """launch(number) returns an attempt whose stand-in job waits for a file `go`, or for SIGTERM."""
     source = stand_in(tmp_path, WAITING_JOB)
 
     def ready(number: int, *, deaf: bool = False) -> ProcessSpec:
@@ -78,20 +78,18 @@ def begun(launch: ProcessSpec) -> Path:
 
 
 def alive(folder: Path) -> bool:
-    """Whether the attempt that said its pid there lives."""
+    """Return True if the attempt that wrote its pid there lives."""
     pid = int((folder / "said").read_text().split("|")[0])
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def test_exit_is_reported_until_acknowledged(
-    node: NodeAgent, launch: Callable[..., ProcessSpec]
-) -> None:
+def test_exit_is_reported_until_acknowledged(node: NodeAgent, launch: Callable[..., ProcessSpec]) -> None:
     assert node.poll([]) == []
     first = launch(1)
     node.start(first, None)
     folder = begun(first)
-    _, said, database, _ = (folder / "said").read_text().split("|")
-    assert said.split() == [
+    _, report, database, _ = (folder / "said").read_text().split("|")
+    assert report.split() == [
         "--runs", str(first.runs), "--folder", "1", "--parent", str(os.getpid()), "--journal"
     ]  # fmt: skip
     assert database == "none", "it has no way to the database"
@@ -109,9 +107,9 @@ def test_a_lease_that_ends_saves_and_ends_every_attempt(
     node.poll([])
     folders = []
     for number in (1, 2):
-        one = launch(number, deaf=deaf)
-        node.start(one, None)
-        folders.append(begun(one))
+        spec = launch(number, deaf=deaf)
+        node.start(spec, None)
+        folders.append(begun(spec))
     clock.now += 59.9
     assert not node.tick()
     assert all(map(alive, folders))
@@ -125,7 +123,10 @@ def test_a_lease_that_ends_saves_and_ends_every_attempt(
 
 
 def test_delayed_poll_extends_the_lease_from_the_last_answer(node: NodeAgent, clock: Clock) -> None:
-    """It was sent right after the answer at 1010, arrives at 1069, and the supervisor counts from when it was sent."""
+    """The poll was sent right after the answer at 1010 and arrives at 1069.
+
+    The supervisor counts from when it was sent.
+    """
     node.poll([])
     clock.now = 1010.0
     node.poll([])
@@ -156,26 +157,28 @@ def test_orphans_are_ended_by_folder_and_by_pid(
     node.start(ours, None)
     begun(ours)
     env = {**os.environ, "PYTHONPATH": str(theirs.source)}
-    words = ["-m", "atma_sweep.sweep.job", "--runs", str(theirs.runs), "--folder", "2"]
-    stray = subprocess.Popen([sys.executable, *words], env=env, cwd=theirs.runs / "2")
+    arguments = ["-m", "atma_sweep.sweep.job", "--runs", str(theirs.runs), "--folder", "2"]
+    stray = subprocess.Popen([sys.executable, *arguments], env=env, cwd=theirs.runs / "2")
     begun(theirs)
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    started = psutil.Process(other.pid).create_time()
-    node.end_orphans([theirs.runs / "2"], [(other.pid, started), (other.pid, started - 100), (None, None), (0, 0.0)])
+    unrelated = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    started = psutil.Process(unrelated.pid).create_time()
+    node.end_orphans(
+        [theirs.runs / "2"], [(unrelated.pid, started), (unrelated.pid, started - 100), (None, None), (0, 0.0)]
+    )
     assert (theirs.runs / "2" / "saved").exists()
-    assert [stray.poll() is None, other.poll() is None] == [False, False]
+    assert [stray.poll() is None, unrelated.poll() is None] == [False, False]
     assert alive(ours.runs / "1"), "its own are left alone"
 
 
 def test_gpus_are_held_until_it_is_over(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two supervisors on one machine: what the first has locked the second gets when the first one's lease has ended."""
+    """Two supervisors on one machine: the second gets the first one's GPUs when the first one's lease has ended."""
     gpus = [Gpu("0", "GPU-a", "NVIDIA L4"), Gpu("1", "GPU-b", "NVIDIA H200")]
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(nodes.hardware, "query_gpus", lambda: gpus)
     first, second = (NodeAgent(lease=60.0, grace=GRACE, clock=clock) for _ in range(2))
     first.poll([])
-    here, why = first.lock_gpus(["H200"])
-    assert (here.gpus, why) == ((gpus[1],), "")
+    machine, why = first.lock_gpus(["H200"])
+    assert (machine.gpus, why) == ((gpus[1],), "")
     assert second.lock_gpus([None])[0].gpus == (gpus[0],)
     assert second.lock_gpus(["H200"])[0].gpus == ()
     assert "held by another sweep" in second.lock_gpus(["H200"])[1]
@@ -190,7 +193,7 @@ def test_gpus_are_held_until_it_is_over(clock: Clock, tmp_path: Path, monkeypatc
 
 
 class Loses(AtOnce):
-    """An executor whose first attempt is lost with its node, with or without having saved itself, and whose second ends."""
+    """Executor whose first attempt is lost with its node, saved or not, and whose second attempt ends."""
 
     writes_directly = False
 
@@ -207,25 +210,23 @@ class Loses(AtOnce):
 
 
 @pytest.mark.parametrize("saved", [True, False])
-def test_cell_of_a_lost_node_is_retried(
-    cells: Callable[..., list[Cell]], tmp_path: Path, saved: bool
-) -> None:
+def test_cell_of_a_lost_node_is_retried(cells: Callable[..., list[Cell]], tmp_path: Path, saved: bool) -> None:
     (cell,) = cells()
     store = open_store(tmp_path / "atma.db", create=True)
     fence = hold_sweep(store, [cell])
-    place = Loses(store, saved=saved)
-    supervisor_of(store, fence, place, tmp_path / "runs").run(trainings([cell]))
+    executor = Loses(store, saved=saved)
+    supervisor_of(store, fence, executor, tmp_path / "runs").run(trainings([cell]))
     first, second = store.attempts(cell.id)
     assert (first.state, second.state) == ("interrupted", "done")
-    told = ("stopped on request", 143, None) if saved else ("its node was lost", None, "node_lost")
-    assert (first.cause, first.exit_code, first.failure) == told
-    assert [launch.database for launch in place.launches] == [None, None], "no way to the database leaves this machine"
+    expected = ("stopped on request", 143, None) if saved else ("its node was lost", None, "node_lost")
+    assert (first.cause, first.exit_code, first.failure) == expected
+    assert [launch.database for launch in executor.launches] == [None, None], (
+        "no way to the database leaves this machine"
+    )
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_journal_of_a_dead_launch_is_applied(
-    cells: Callable[..., list[Cell]], tmp_path: Path, finished: bool
-) -> None:
+def test_journal_of_a_dead_launch_is_applied(cells: Callable[..., list[Cell]], tmp_path: Path, finished: bool) -> None:
     """The launch died before it had applied a line."""
     (cell,) = cells()
     store = open_store(tmp_path / "atma.db", create=True)
@@ -236,11 +237,11 @@ def test_journal_of_a_dead_launch_is_applied(
     attempt = store.start_attempt(cell.id, owner=owner, fence=1)
     folder = tmp_path / "runs" / attempt.run_dir
     folder.mkdir(parents=True)
-    known = JournalRecorder(folder / JOURNAL)
-    known.curve([CurvePoint(step=3, tokens=9, wall_s=0.5, train_loss=1.5)])
+    recorder = JournalRecorder(folder / JOURNAL)
+    recorder.curve([CurvePoint(step=3, tokens=9, wall_s=0.5, train_loss=1.5)])
     if finished:
-        known.finish("done", exit_code=0)
+        recorder.finish("done", exit_code=0)
     marked = reap(store, [cell], tmp_path / "runs")
-    found = store.attempt(attempt.id)
-    assert (found.state, len(marked)) == (("done", 0) if finished else ("interrupted", 1))
+    stored = store.attempt(attempt.id)
+    assert (stored.state, len(marked)) == (("done", 0) if finished else ("interrupted", 1))
     assert [point.train_loss for point in store.curve(attempt.id)] == [1.5]

@@ -1,7 +1,4 @@
-"""A sweep that older code began goes on with that code (`--code kept`), or with today's, started by the code of today.
-
-The older code is real: it comes from this repository's history.
-"""
+"""Sweeps begun by older code, continued by today's launch with that code (`--code kept`) or with today's."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ JOURNALS = {"dd87905": True, "0c020c1": False, "a2d1eee": False}
 
 
 class Begun(NamedTuple):
-    """A sweep of two cells that one commit began: the first was interrupted in the midst of its training."""
+    """Sweep of two cells begun by one commit; the first cell was interrupted during its training."""
 
     commit: str
     package: Path
@@ -57,7 +54,7 @@ def begun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def bench(begun: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A copy of what was begun, for today's code to go on with."""
+    """Copy of the begun sweep, for today's code to continue."""
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     folder = tmp_path / "copy"
     shutil.copytree(begun.folder, folder)
@@ -67,7 +64,7 @@ def bench(begun: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Benc
 
 
 def goes_on(bench: Bench, begun: Begun) -> None:
-    """The interrupted cell was resumed, not begun anew, and every number of both cells is there once."""
+    """Assert that the interrupted cell was resumed, not restarted, and that every number of both cells exists once."""
     bench.once(cells=2)
     bench.whole()
     after = bench.plan()
@@ -109,5 +106,5 @@ def test_half_finished_sweep_goes_on_with_the_code_of_today(begun: Begun, bench:
 
 
 def test_parts_of_a_snapshot_are_those_of_older_ones() -> None:
-    """A part may be added, which no older snapshot has; none may go or change its place, or fingerprints change."""
+    """A part may be added, which no older snapshot has; none may be removed or moved, or fingerprints would change."""
     assert [part for part in SNAPSHOT_PARTS if part in old_code.PARTS] == list(old_code.PARTS)

@@ -1,4 +1,4 @@
-"""Files that somebody put under the runs folder are not what their names say, and nothing runs or reads them."""
+"""Planted files in the runs folder, which do not match their names: nothing runs or reads them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OWNER = Owner(name="ada", host="here", pid=1, started=1.0)
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """Code as small as can be."""
+    """Package as small as possible."""
     home = tmp_path / "code" / "atma_sweep"
     (home / "sweep").mkdir(parents=True)
     (home / "__init__.py").write_text("")
@@ -71,24 +71,24 @@ def test_code_is_trusted_by_what_it_is_not_by_where_it_lies(what: str, package: 
 
 def test_links_and_compiled_files_of_frozen_code(package: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    known = source_snapshot.take_snapshot(runs, package)
-    job = runs / "source" / known / "atma_sweep" / "sweep" / "job.py"
+    digest = source_snapshot.take_snapshot(runs, package)
+    job = runs / "source" / digest / "atma_sweep" / "sweep" / "job.py"
     compiled = Path(py_compile.compile(str(job)) or "")
     assert compiled.is_file()
-    assert source_snapshot.take_snapshot(runs, package) == known
+    assert source_snapshot.take_snapshot(runs, package) == digest
     assert not compiled.exists(), "nobody knows what it was made of"
     compiled.parent.mkdir()
     half = compiled.with_name(f"{compiled.name}.139623")  # as importlib calls one that it is writing
     half.write_text("")
-    assert source_snapshot.is_intact(runs / "source" / known)
+    assert source_snapshot.is_intact(runs / "source" / digest)
     half.rename(compiled.with_name("job.py"))
-    assert not source_snapshot.is_intact(runs / "source" / known)
+    assert not source_snapshot.is_intact(runs / "source" / digest)
     shutil.rmtree(compiled.parent)
-    other = tmp_path / "other.py"
-    job.rename(other)
-    job.symlink_to(other)
+    target = tmp_path / "other.py"
+    job.rename(target)
+    job.symlink_to(target)
     with pytest.raises(SweepError, match="does not hold the code"):
-        source_snapshot.find_snapshot(runs, known)
+        source_snapshot.find_snapshot(runs, digest)
     with pytest.raises(SweepError, match="no fingerprint of code"):
         source_snapshot.find_snapshot(runs, "../../x")
 
@@ -108,7 +108,7 @@ def test_an_event_names_code_by_its_fingerprint_alone(store: Store, cell: Cell) 
 
 @pytest.fixture
 def bait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries: None) -> tuple[Path, Plugin]:
-    """(a file that a plugin makes when it runs, the plugin, which lies where launches keep theirs)"""
+    """(File that a plugin creates when it runs, the plugin, which lies where launches keep theirs)."""
     sign = tmp_path / "ran"
     source = tmp_path / "bait.py"
     source.write_text(f"from pathlib import Path\nPath({str(sign)!r}).touch()\n")
@@ -138,9 +138,7 @@ def test_a_cell_is_what_its_id_says_before_its_plugin_runs(
     assert sign.exists()
 
 
-def test_changed_plugin_copy_is_replaced_by_the_hashed_one(
-    cell: Cell, bait: tuple[Path, Plugin], tmp_path: Path
-) -> None:
+def test_changed_plugin_copy_is_replaced(cell: Cell, bait: tuple[Path, Plugin], tmp_path: Path) -> None:
     sign, plugin = bait
     copy = Path(plugin.path)
     right = copy.read_bytes()
@@ -161,27 +159,27 @@ def test_changed_plugin_copy_is_replaced_by_the_hashed_one(
 
 
 def test_prepared_text_is_read_before_it_counts(cell: Cell, tmp_path: Path) -> None:
-    root, known = tmp_path / "atma-runs" / "corpora", cell.config.data.fingerprint or ""
-    folder = root / known[:16]
-    assert corpora.verified(root, known).fingerprint == known
+    root, corpus_id = tmp_path / "atma-runs" / "corpora", cell.config.data.fingerprint or ""
+    folder = root / corpus_id[:16]
+    assert corpora.verified(root, corpus_id).fingerprint == corpus_id
     assert list(verify.changed_files(tmp_path / "atma-runs")) == []
     # as many tokens, under the same manifest
     shard = next(folder.glob("train*.bin"))
-    tokens = np.array(corpora.open_corpus(root, known).train[0])
+    tokens = np.array(corpora.open_corpus(root, corpus_id).train[0])
     write_shard(shard, tokens[::-1].copy())
-    corpora.open_corpus(root, known)
+    corpora.open_corpus(root, corpus_id)
     with pytest.raises(CorpusError, match=r"sha256 is .*prepare the corpus again"):
-        corpora.verified(root, known)
+        corpora.verified(root, corpus_id)
     (finding,) = verify.changed_files(tmp_path / "atma-runs")
     assert (finding.severity, "sha256" in finding.what) == ("error", True)
     write_shard(shard, tokens)
-    assert corpora.verified(root, known).fingerprint == known
+    assert corpora.verified(root, corpus_id).fingerprint == corpus_id
     # other text under its own hashes, with a manifest in order that names this fingerprint
     facts = json.loads((folder / "manifest.json").read_text())
     facts["shards"]["train"][0]["sha256"] = "0" * 64
     corpora.write_json(folder / "manifest.json", corpora.sealed(facts))
     with pytest.raises(CorpusError, match="does not follow from the manifest"):
-        corpora.open_corpus(root, known)
+        corpora.open_corpus(root, corpus_id)
 
 
 def test_paths_of_an_imported_attempt_are_never_followed(store: Store, cell: Cell, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What keeps a launch out of a cluster is one line that says what to do, before Ray is asked."""
+"""Obstacles between a launch and a cluster: each is one line with a remedy, before Ray is involved."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(autouse=True)
 def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The place of a private token."""
+    """Path for a private token."""
     path = tmp_path / "token"
     path.write_text("0" * 64)
     path.chmod(0o600)
@@ -33,10 +33,10 @@ def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def free_address() -> Iterator[str]:
-    """An address of this machine where nothing answers."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{taken.getsockname()[1]}"
+    """Address of this machine where nothing answers."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("address", ["", "auto", "head", "ray://head:10001", "head:", "head:port", ":6379"])
@@ -51,7 +51,7 @@ def test_addresses_that_are_right() -> None:
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
-def test_token_readable_by_other_users_is_refused(token: Path, free_address: str, mode: int) -> None:
+def test_token_readable_by_all_users_is_refused(token: Path, free_address: str, mode: int) -> None:
     token.chmod(mode)
     with pytest.raises(MachineError, match=rf"others can read the token in .*; chmod 600 {token}"):
         ray_connection.connect_driver(free_address)
@@ -63,7 +63,9 @@ def test_no_token(token: Path, free_address: str) -> None:
         ray_connection.connect_driver(free_address)
 
 
-def test_a_token_in_the_environment_needs_no_file(token: Path, free_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_in_the_environment_needs_no_file(
+    token: Path, free_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     token.unlink()
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
     with pytest.raises(MachineError, match="no cluster answers at"):
@@ -71,25 +73,25 @@ def test_a_token_in_the_environment_needs_no_file(token: Path, free_address: str
 
 
 def test_a_launch_where_nothing_answers_changes_nothing(run: Run, tmp_path: Path, free_address: str) -> None:
-    """One line and exit code 3; the sweep is not recorded."""
+    """The error is a single line with exit code 3, and the sweep is not recorded."""
     Bench(tmp_path)
-    code, _, said = run("launch", "micro.yaml", "--address", free_address)
+    code, _, error_text = run("launch", "micro.yaml", "--address", free_address)
     assert code == 3
-    assert said.startswith(f"atma-sweep: no cluster answers at {free_address} (Connection refused)")
-    assert said.count("\n") == 1
+    assert error_text.startswith(f"atma-sweep: no cluster answers at {free_address} (Connection refused)")
+    assert error_text.count("\n") == 1
     assert run("launch", "micro.yaml", "--address", free_address, "--detach")[0] == 3
-    code, _, said = run("status", "--sweep", "micro")
+    code, _, error_text = run("status", "--sweep", "micro")
     assert code == 2
-    assert "no sweep" in said
+    assert "no sweep" in error_text
 
 
 def test_options_that_do_not_go_together(run: Run) -> None:
-    code, _, said = run("launch", "quick", "--detach")
-    assert (code, said.count("\n")) == (2, 1)
-    assert "name that with --address" in said
-    code, _, said = run("launch", "quick", "--address", "head:6379", "--executor", "local")
-    assert (code, said.count("\n")) == (2, 1)
-    assert "--executor local" in said
+    code, _, error_text = run("launch", "quick", "--detach")
+    assert (code, error_text.count("\n")) == (2, 1)
+    assert "name that with --address" in error_text
+    code, _, error_text = run("launch", "quick", "--address", "head:6379", "--executor", "local")
+    assert (code, error_text.count("\n")) == (2, 1)
+    assert "--executor local" in error_text
 
 
 def facts(host: str, **versions: str) -> NodeFacts:
@@ -102,8 +104,8 @@ def facts(host: str, **versions: str) -> NodeFacts:
 def test_what_differs_between_nodes() -> None:
     same = [facts("a", torch="2.13", numpy="2"), facts("b", torch="2.13", numpy="2")]
     assert ray_connection.version_differences(same) == {}
-    other = facts("c", torch="2.12", python="3.12.2")
-    assert ray_connection.version_differences([*same, other]) == {
+    newer = facts("c", torch="2.12", python="3.12.2")
+    assert ray_connection.version_differences([*same, newer]) == {
         "python": {"3.12.1": ["a", "b"], "3.12.2": ["c"]},
         "torch": {"2.13": ["a", "b"], "2.12": ["c"]},
         "numpy": {"2": ["a", "b"], "none": ["c"]},

@@ -1,4 +1,4 @@
-"""The Ray of a plain launch: nobody else's business."""
+"""Embedded Ray of a plain launch, which no other user can reach."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ except AuthenticationError:
 """
 
 
-def test_lowest_allowed_ray_is_the_oldest_tested_one() -> None:
+def test_lowest_allowed_ray_is_the_oldest_tested() -> None:
     from atma_sweep.sweep.executors.ray_local import OLDEST_TESTED_RAY
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -41,7 +41,7 @@ def test_lowest_allowed_ray_is_the_oldest_tested_one() -> None:
 
 
 def deaf(code: str) -> subprocess.Popen[str]:
-    """A Python process that has SIGTERM blocked, as Ray's daemons have theirs, once it has printed a line."""
+    """Python process with SIGTERM blocked, like Ray's daemons, once it has printed a line."""
     from atma_sweep.sweep.host.signals import signals_blocked
 
     with signals_blocked():
@@ -50,7 +50,10 @@ def deaf(code: str) -> subprocess.Popen[str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_daemons_end_as_soon_as_ray_asks_them() -> None:
-    """Nothing else ends them, since SIGTERM never reaches them; what was not asked lives, but for what it had started."""
+    """SIGTERM never reaches them, so nothing else ends them.
+
+    Processes that were not asked live on, except their children.
+    """
     pytest.importorskip("ray")
     from atma_sweep.sweep.executors.ray_local import daemons_killed_promptly
 
@@ -81,20 +84,20 @@ def test_a_worker_imports_little_for_its_task() -> None:
 
 
 def listening(processes: list[psutil.Process]) -> dict[tuple[str, str], int]:
-    """(program, address) -> port of whatever hears the network."""
-    found = {}
-    for one in processes:
+    """Return the ports of network listeners by (program, address)."""
+    addresses_by_process = {}
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            for open_ in one.net_connections("inet"):
+            for open_ in process.net_connections("inet"):
                 if open_.status == psutil.CONN_LISTEN or (open_.type == 2 and not open_.raddr):
-                    found[one.name(), open_.laddr.ip] = open_.laddr.port
-    return found
+                    addresses_by_process[process.name(), open_.laddr.ip] = open_.laddr.port
+    return addresses_by_process
 
 
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_embedded_ray_listens_locally_and_requires_the_token(tmp_path: Path, scratch: Path) -> None:
-    """In a home folder where nothing can be written."""
+    """The home folder is read-only."""
     bench = Bench(tmp_path)
     bench.grid(tokens=128 * 1000)
     bench.env |= {"HOME": "/proc/nowhere", "RAY_TMPDIR": str(scratch), "RAY_AUTH_MODE": "disabled"}
@@ -105,29 +108,34 @@ def test_embedded_ray_listens_locally_and_requires_the_token(tmp_path: Path, scr
         heard = listening([psutil.Process(launch.pid), *tree])
         assert {program for program, _ in heard} >= {"gcs_server", "raylet"}
         addresses = {address: ip_address(address) for _, address in heard}
-        assert all((one.ipv4_mapped or one if one.version == 6 else one).is_loopback for one in addresses.values()), (
-            heard
-        )
+        assert all(
+            (address.ipv4_mapped or address if address.version == 6 else address).is_loopback
+            for address in addresses.values()
+        ), heard
 
-        told = {one.name(): one.environ() for one in tree if one.name() in ("raylet", "gcs_server")}
-        token = told["raylet"]["RAY_AUTH_TOKEN"]
+        environments = {
+            process.name(): process.environ() for process in tree if process.name() in ("raylet", "gcs_server")
+        }
+        token = environments["raylet"]["RAY_AUTH_TOKEN"]
         assert re.fullmatch("[0-9a-f]{64}", token)
-        assert [env["RAY_AUTH_MODE"] for env in told.values()] == ["token", "token"]
+        assert [env["RAY_AUTH_MODE"] for env in environments.values()] == ["token", "token"]
         (attempt,) = bench.processes()
         assert token not in attempt.environ().values()
         # os.walk passes over what the attempt removes meanwhile
-        names = [name for top in (scratch, tmp_path) for _, *found in os.walk(top) for name in chain(*found)]
+        names = [
+            name for top in (scratch, tmp_path) for _, *names_below in os.walk(top) for name in chain(*names_below)
+        ]
         assert names
         assert not [name for name in names if "auth_token" in name]
         (folder,) = scratch.iterdir()
         assert folder.stat().st_mode & 0o777 == 0o700
 
         port = next(port for (program, _), port in heard.items() if program == "gcs_server")
-        asked = subprocess.run(
+        answer = subprocess.run(
             [sys.executable, "-c", ASK, f"127.0.0.1:{port}"], capture_output=True, text=True, timeout=PATIENCE_S,
             env=bench.env | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64},
         )  # fmt: skip
-        assert asked.stdout.split() == ["refused"], asked.stderr
+        assert answer.stdout.split() == ["refused"], answer.stderr
     finally:
         launch.send_signal(signal.SIGTERM)
         out, _ = launch.communicate(timeout=PATIENCE_S)
@@ -139,7 +147,7 @@ def test_embedded_ray_listens_locally_and_requires_the_token(tmp_path: Path, scr
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_a_stale_cluster_address_is_not_followed(tmp_path: Path, scratch: Path) -> None:
-    """Neither RAY_ADDRESS nor the file in which `ray start` notes its cluster; none answers there."""
+    """Neither RAY_ADDRESS nor Ray's record of a running cluster is followed; nothing answers there."""
     bench, stale = Bench(tmp_path), "127.0.0.1:9"
     noted = scratch / "ray" / "ray_current_cluster"
     noted.parent.mkdir()

@@ -1,4 +1,4 @@
-"""Executors by name: what the command line allows, and where each is found."""
+"""Executors by name: values of the command line, and the class of each."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_a_line_in_the_registry_is_enough(tmp_path: Path, monkeypatch: pytest.Mo
     assert resolve_executor_name("mine") == "mine"
     opening = ExecutorContext(open_store(tmp_path / "atma.db", create=True), tmp_path, print)
     assert isinstance(open_executor("mine", opening), LocalExecutor)
-    said = CliRunner().invoke(cli.app, ["launch", "quick", "--executor", "mime"]).exception
-    assert str(said) == (f"--executor: mime: no such executor; allowed: {', '.join(EXECUTORS)}; did you mean 'mine'?")
+    error = CliRunner().invoke(cli.app, ["launch", "quick", "--executor", "mime"]).exception
+    assert str(error) == (f"--executor: mime: no such executor; allowed: {', '.join(EXECUTORS)}; did you mean 'mine'?")
 
 
 def test_an_address_means_the_cluster_there() -> None:

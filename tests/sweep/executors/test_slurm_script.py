@@ -1,4 +1,4 @@
-"""What docs/slurm.sbatch decides, with stand-ins for atma-sweep, scontrol and its long pause; no Slurm needed."""
+"""Decisions of docs/slurm.sbatch, with stand-ins for atma-sweep, scontrol and its long pause; no Slurm is needed."""
 
 from __future__ import annotations
 
@@ -46,28 +46,28 @@ class Job:
             path.chmod(0o755)
         self.script = script(folder, LAUNCH)
 
-    def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         path = f"{self.folder / 'fake'}:{os.environ['PATH']}"
         clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
         return subprocess.Popen(
-            ["bash", str(self.script), "full", *words],
+            ["bash", str(self.script), "full", *arguments],
             cwd=self.folder, env={**clean, "SLURM_JOB_ID": "42", "PATH": path, **env},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 
-    def run(self, *words: str, **env: str) -> tuple[int, str]:
-        """Exit code and the last line."""
-        process = self.start(*words, **env)
+    def run(self, *arguments: str, **env: str) -> tuple[int, str]:
+        """Return exit code and last line."""
+        process = self.start(*arguments, **env)
         out, _ = process.communicate(timeout=PATIENCE_S)
         return process.returncode, out.strip().splitlines()[-1]
 
     @property
     def calls(self) -> list[str]:
-        """What was called, without the places in this folder."""
+        """Return the calls of the stand-ins, with paths of this folder removed."""
         return (self.folder / "calls").read_text().replace(f"{self.folder}/", "").splitlines()
 
     def once(self, call: str) -> None:
-        """Until it was called."""
+        """Wait until a stand-in was called."""
         until(lambda: any(line.startswith(call) for line in self.calls), call)
 
 
@@ -78,7 +78,7 @@ REQUEUE = "scontrol requeue 42"
 
 
 @pytest.mark.parametrize(
-    ("restarts", "codes", "calls", "said"),
+    ("restarts", "codes", "calls", "message"),
     [
         (0, [0], [FIRST], "all cells are done"),
         (0, [1], [FIRST], "some cells failed"),
@@ -97,12 +97,12 @@ REQUEUE = "scontrol requeue 42"
     ],
 )
 def test_a_launch_that_ends_by_itself_is_never_requeued(
-    tmp_path: Path, restarts: int, codes: list[int], calls: list[str], said: str
+    tmp_path: Path, restarts: int, codes: list[int], calls: list[str], message: str
 ) -> None:
     job = Job(tmp_path, *codes)
     code, last = job.run(SLURM_RESTART_COUNT=str(restarts))
     assert code == codes[-1]
-    assert said in last
+    assert message in last
     assert job.calls == calls
 
 
@@ -141,27 +141,27 @@ def test_a_warning_during_the_pause_requeues(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "calls", "said"),
+    ("env", "calls", "message"),
     [
         ({"SCONTROL_CODE": "1"}, [FIRST, "TERM", REQUEUE], "Slurm refused; sbatch again"),
         ({"SLURM_RESTART_COUNT": "99"}, [AGAIN, "TERM", REQUEUE], "asking Slurm to requeue"),
         ({"SLURM_RESTART_COUNT": "100"}, [AGAIN, "TERM"], "for the 101th time and not requeued"),
     ],
 )
-def test_a_requeue_that_cannot_be(tmp_path: Path, env: dict[str, str], calls: list[str], said: str) -> None:
+def test_a_requeue_that_cannot_be(tmp_path: Path, env: dict[str, str], calls: list[str], message: str) -> None:
     job = Job(tmp_path, "-143")
     process = job.start(**env)
     job.once("launch")
     out = ended(process, 143, signal.SIGUSR1)
-    assert said in out.splitlines()[-1]
+    assert message in out.splitlines()[-1]
     assert job.calls == calls
 
 
 def test_options_reach_the_launch_and_win(tmp_path: Path) -> None:
     job = Job(tmp_path, 0)
-    words = ("--set", "data.corpus=my text", "--name", "mine", "--executor", "ray")
-    job.run(*words, SLURM_GPUS_ON_NODE="1")
-    assert job.calls == [f"launch atma.db launch --runs runs --executor local full {' '.join(words)}"]
+    arguments = ("--set", "data.corpus=my text", "--name", "mine", "--executor", "ray")
+    job.run(*arguments, SLURM_GPUS_ON_NODE="1")
+    assert job.calls == [f"launch atma.db launch --runs runs --executor local full {' '.join(arguments)}"]
 
 
 def test_several_gpus_are_ray_s(tmp_path: Path) -> None:

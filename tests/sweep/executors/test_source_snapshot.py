@@ -1,4 +1,4 @@
-"""Attempts run a frozen copy of the package; an edit changes nothing under way and is told of."""
+"""Snapshots of the package that attempts run: an edit changes nothing under way and is reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ...testing.bench import Bench
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A copy of the package that a test may edit."""
+    """Copy of the package that a test may edit."""
     return tmp_path / "code" / "source" / take_snapshot(tmp_path / "code") / "atma_sweep"
 
 
@@ -63,33 +63,33 @@ def test_modules_that_are_compiled_meanwhile_are_none_of_it(package: Path) -> No
             shutil.rmtree(compiled)
             rounds += 1
 
-    other = threading.Thread(target=compiling)
-    other.start()
+    compiler = threading.Thread(target=compiling)
+    compiler.start()
     try:
         assert {fingerprint(package) for _ in range(50)} == {before}
         assert len({sources.__wrapped__(package / "kernels") for _ in range(50)}) == 1
     finally:
         ended.set()
-        other.join()
+        compiler.join()
     assert rounds > 10
 
 
-def test_snapshot_is_taken_once(package: Path, tmp_path: Path) -> None:
+def test_snapshot_is_copied_once(package: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    known = take_snapshot(runs, package)
-    home = find_snapshot(runs, known)
+    digest = take_snapshot(runs, package)
+    home = find_snapshot(runs, digest)
     assert home is not None
     stamp = home.stat().st_mtime_ns
-    assert take_snapshot(runs, package) == known
+    assert take_snapshot(runs, package) == digest
     assert home.stat().st_mtime_ns == stamp
-    assert fingerprint(home / "atma_sweep") == known
-    assert [path.name for path in (runs / "source").iterdir()] == [known]
+    assert fingerprint(home / "atma_sweep") == digest
+    assert [path.name for path in (runs / "source").iterdir()] == [digest]
     assert find_snapshot(runs, "0" * 12) is None
 
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_kept_code_runs_the_old_snapshot_with_a_message(package: Path, tmp_path: Path) -> None:
+def test_old_snapshot_runs_on_request_with_a_message(package: Path, tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
     bench = Bench(tmp_path / "bench")
     bench.env["PYTHONPATH"] = str(package.parent)
@@ -120,21 +120,21 @@ def test_kept_code_runs_the_old_snapshot_with_a_message(package: Path, tmp_path:
     assert "is gone; launch without --code" in bench.launch("--code", "kept", code=2)
 
 
-def whole(told: dict[str, Any]) -> CellConfig:
-    """The config that an attempt makes of what it is told, its mixer's settings complete as the network has them."""
-    read = CellConfig.model_validate(told)
+def restored_config(stored: dict[str, Any]) -> CellConfig:
+    """Return the config that an attempt restores from job.json, with its mixer's settings complete."""
+    read = CellConfig.model_validate(stored)
     return read.model_copy(update={"model": check_model_config(read.model)})
 
 
 def test_job_config_contains_only_changed_settings() -> None:
     (cell, *_) = load_grid("quick").expand(lambda data: "f")
-    told = job_config(cell.config)
-    assert whole(told) == cell.config
-    assert "order" not in told["resources"]
+    stored = job_config(cell.config)
+    assert restored_config(stored) == cell.config
+    assert "order" not in stored["resources"]
     changed = cell.config.model_copy(update={"resources": Resources(order="pairs", cpus=3)})
-    told = job_config(changed)
-    assert (told["resources"]["order"], told["resources"]["cpus"]) == ("pairs", 3)
-    assert whole(told) == changed
+    stored = job_config(changed)
+    assert (stored["resources"]["order"], stored["resources"]["cpus"]) == ("pairs", 3)
+    assert restored_config(stored) == changed
 
 
 def test_job_config_omits_implicit_defaults() -> None:
@@ -143,12 +143,12 @@ def test_job_config_omits_implicit_defaults() -> None:
     model = check_model_config(cell.config.model.model_copy(update=changed))
     train = cell.config.train.model_copy(update={"clip": 0.5})
     config = cell.config.model_copy(update={"model": model, "train": train})
-    told = job_config(config)
+    stored = job_config(config)
     # what was there from the first version on and has no identity default is always said
-    assert {"d_model", "attn_type", "vocab_size"} <= told["model"].keys()
-    assert {"tokens", "seq_len", "micro_batch"} <= told["train"].keys()
-    assert (told["model"]["init"], told["model"]["mixers"]) == ("zero-ends-and-conv-in", {"rope": {"base": 5.0}})
-    assert told["train"]["clip"] == 0.5
+    assert {"d_model", "attn_type", "vocab_size"} <= stored["model"].keys()
+    assert {"tokens", "seq_len", "micro_batch"} <= stored["train"].keys()
+    assert (stored["model"]["init"], stored["model"]["mixers"]) == ("zero-ends-and-conv-in", {"rope": {"base": 5.0}})
+    assert stored["train"]["clip"] == 0.5
     for section, name in (
         ("model", "mixer_source"),
         ("model", "norm_eps"),
@@ -156,12 +156,12 @@ def test_job_config_omits_implicit_defaults() -> None:
         ("train", "graphs"),
         ("data", "shuffle"),
     ):
-        assert name not in told[section]
-    assert whole(told) == config
+        assert name not in stored[section]
+    assert restored_config(stored) == config
 
 
 def test_weights_hash_is_hidden_from_code_that_refuses_it(tmp_path: Path) -> None:
-    """A copy of older code reads the keys of a job file into a class that has no such field."""
+    """Older code reads the keys of a job file into a class without that field."""
     assert takes_weights_hash(tmp_path / "source" / take_snapshot(tmp_path))
     older = tmp_path / "older" / "atma_sweep" / "sweep" / "attempt"
     older.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Processes that are ready before there is an attempt for them: each becomes one attempt at most, with the same numbers, and none stays."""
+"""Warm processes: each becomes one attempt at most, with the same numbers, and none is left at the end."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ WARM = "from atma_sweep.sweep.executors.executor import LocalExecutor; LocalExec
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    made.in_turn()
-    yield made
-    made.close()
+    bench = Bench(tmp_path)
+    bench.in_turn()
+    yield bench
+    bench.close()
 
 
 def waiting(bench: Bench) -> list[psutil.Process]:
-    """Spares that no attempt has taken, and attempts that were spares."""
-    return [one for one in bench.processes() if "--spare" in one.cmdline()]
+    """Return warm processes that no attempt has claimed, and attempts that were warm processes."""
+    return [process for process in bench.processes() if "--spare" in process.cmdline()]
 
 
 # --- from outside ---------------------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ def waiting(bench: Bench) -> list[psutil.Process]:
 
 @pytest.mark.thorough
 def test_attempts_that_were_spares_are_attempts(bench: Bench, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Two cells one after the other: the second is a process that waited, with the numbers that any other gives."""
+    """Two cells in a row: the second runs in a warm process and gives the numbers of any other process."""
     bench.launch("--db", f"sqlite:///{tmp_path}/plain.db", "--runs", "plain")
     spares: list[int] = request.getfixturevalue("spares")
     bench.launch()
@@ -88,7 +88,7 @@ def test_a_spare_goes_with_its_launch(bench: Bench, number: int) -> None:
 
 
 def become(folder: Path, env: Mapping[str, str] = os.environ) -> int:
-    """The exit code of a spare that is told to be the attempt in `folder`/cell/1."""
+    """Return the exit code of a warm process that becomes the attempt in `folder`/cell/1."""
     command = attempt_command(ProcessSpec(1, folder, "", Resources(gpus=0), "sqlite:///x.db"), os.getpid(), spare=True)
     spare = processes.start_piped_child(command, env, folder)
     assert spare.stdin is not None
@@ -98,7 +98,7 @@ def become(folder: Path, env: Mapping[str, str] = os.environ) -> int:
 
 
 def test_warm_process_with_failed_import_restarts_as_attempt(tmp_path: Path) -> None:
-    """What fails half-way at an import may fail otherwise the second time: the attempt is a fresh process with the same pid."""
+    """A failed import may fail differently the second time, so the attempt is a fresh process with the same pid."""
     (tmp_path / "cell" / "1").mkdir(parents=True)
     broken = tmp_path / "path" / "torch" / "__init__.py"
     broken.parent.mkdir(parents=True)
@@ -118,16 +118,16 @@ def test_a_spare_whose_folder_is_gone_blames_the_machine(tmp_path: Path) -> None
 
 @pytest.fixture
 def began(tmp_path: Path) -> Iterator[Began]:
-    made: Began = []
-    yield made
-    for one in made:
-        one.kill()
-        one.wait()
+    started: Began = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture
 def start(began: Began, tmp_path: Path) -> Start:
-    """Starts a process that waits for a line, and notes it in `began`."""
+    """Function that starts a process which waits for a line, and appends it to `began`."""
 
     def begin() -> subprocess.Popen[bytes]:
         began.append(processes.start_piped_child([sys.executable, "-c", READS], os.environ, tmp_path))
@@ -145,9 +145,9 @@ def test_warm_process_is_claimed_once(start: Start, tmp_path: Path) -> None:
     assert first is not None
     assert first.wait(PATIENCE_S) == 0, "it has read its line, and the pipe's end"
     assert spares.claim("0", tmp_path, env, "cell/2") is None
-    other = spares.claim("1", tmp_path, env, "cell/2")
-    assert other is not None
-    assert other.pid != first.pid
+    second = spares.claim("1", tmp_path, env, "cell/2")
+    assert second is not None
+    assert second.pid != first.pid
 
 
 @pytest.mark.parametrize("change", ["environment", "runs", "dead"])
@@ -168,5 +168,5 @@ def test_closing_ends_all(start: Start, began: Began, tmp_path: Path) -> None:
     for device in ("0", "1"):
         spares.refill(device, tmp_path, {}, start)
     spares.close()
-    assert [one.poll() for one in began] == [-signal.SIGKILL] * 2
+    assert [process.poll() for process in began] == [-signal.SIGKILL] * 2
     spares.close()

@@ -1,4 +1,4 @@
-"""Several attempts on one GPU: who gets which part, who waits, and what no machine can do."""
+"""Allocation of GPUs to several attempts: shares, waiting, and requests that no machine can meet."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def wants(gpus: float = 0, **more: Any) -> Resources:
 
 
 def seated(room: MachineAllocator, wanted: Resources) -> Allocation | None:
-    found = room.place(wanted)
-    if found is not None:
-        room.take(found)
-    return found
+    allocation = room.place(wanted)
+    if allocation is not None:
+        room.take(allocation)
+    return allocation
 
 
 @pytest.mark.parametrize(("name", "label", "fits"), [
@@ -65,9 +65,9 @@ def test_parts_fill_a_gpu_exactly(share: float, count: int) -> None:
 def test_parts_leave_other_gpus_whole() -> None:
     room = MachineAllocator(TWO)
     assert [seat.gpu for seat in (seated(room, wants(0.5)), seated(room, wants(0.25))) if seat] == [FIRST, FIRST]
-    whole = seated(room, wants(1))
-    assert whole is not None
-    assert whole.gpu == SECOND
+    full_seat = seated(room, wants(1))
+    assert full_seat is not None
+    assert full_seat.gpu == SECOND
     assert room.place(wants(1)) is None
     assert room.place(wants(0.5)) is None
     quarter = room.place(wants(0.25))
@@ -88,22 +88,22 @@ def test_type_cores_and_memory_count() -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_no_gpu_is_allocated_twice(data: st.DataObject) -> None:
-    """Allocations come and go at random: no GPU above one, a whole one never beside another, and nothing is lost."""
-    room, taken = MachineAllocator(Machine(4, 8.0, (FIRST, SECOND))), []
+    """Random allocations and releases: no GPU above one, a full one never shared, and nothing lost."""
+    room, allocations = MachineAllocator(Machine(4, 8.0, (FIRST, SECOND))), []
     for _ in range(data.draw(st.integers(1, 40))):
-        if taken and data.draw(st.booleans()):
-            room.give(taken.pop(data.draw(st.integers(0, len(taken) - 1)))[1])
+        if allocations and data.draw(st.booleans()):
+            room.give(allocations.pop(data.draw(st.integers(0, len(allocations) - 1)))[1])
             continue
         wanted = wants(data.draw(st.sampled_from([0, 0.1, 0.25, 0.3, 0.5, 1])), cpus=data.draw(st.integers(1, 3)))
         seat = seated(room, wanted)
         if seat is not None:
-            taken.append((wanted, seat))
+            allocations.append((wanted, seat))
         for gpu in (FIRST, SECOND):
-            shares = [wanted.gpus for wanted, seat in taken if seat.gpu == gpu]
+            shares = [wanted.gpus for wanted, seat in allocations if seat.gpu == gpu]
             assert sum(shares) <= 1 + 1e-9
             assert 1 not in shares or len(shares) == 1
-        assert sum(seat.cpus for _, seat in taken) <= 4
-    for _, seat in taken:
+        assert sum(seat.cpus for _, seat in allocations) <= 4
+    for _, seat in allocations:
         room.give(seat)
     every = [seated(room, wants(1, cpus=2, memory_gb=4.0)) for _ in range(2)]
     assert {seat and seat.gpu for seat in every} == {FIRST, SECOND}, "all of it is free again"
@@ -122,24 +122,24 @@ NEVER: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", NEVER)
 def test_unplaceable_cell_error_lists_the_resources(cells: Callable[..., list[Cell]], case: str) -> None:
-    asked, said = NEVER[case]
-    found = cells(f"resources: {json.dumps(asked)}\naxes: {{attn_type: [polar, nope]}}\n")
-    text = refused(lambda: admission.check_placement(found, TWO), MachineError)
-    assert text.startswith(f"cell {found[0].slug} (and 1 more cell) {said}")
+    setting, expected = NEVER[case]
+    parsed_cells = cells(f"resources: {json.dumps(setting)}\naxes: {{attn_type: [polar, nope]}}\n")
+    text = refused(lambda: admission.check_placement(parsed_cells, TWO), MachineError)
+    assert text.startswith(f"cell {parsed_cells[0].slug} (and 1 more cell) {expected}")
     assert "this machine has 8 CPU cores, 32 GiB of memory, 1 NVIDIA H200, 1 NVIDIA L40S" in text
     assert MachineError("x").exit_code == 3
     admission.check_placement(
-        found, Machine(64, 128.0, (Gpu("0", "GPU-c", "NVIDIA A100"), FIRST, Gpu("2", "GPU-d", "NVIDIA L4")))
+        parsed_cells, Machine(64, 128.0, (Gpu("0", "GPU-c", "NVIDIA A100"), FIRST, Gpu("2", "GPU-d", "NVIDIA L4")))
     )
 
 
-@pytest.mark.parametrize(("asked", "said"), [
+@pytest.mark.parametrize(("setting", "expected"), [
     ("{gpus: 2}", "must be less than or equal to 1"), ("{gpus: 0.001}", "must be 0, or 0.01 to 1"), ("{gpus: -1}", "greater than"),
     ("{gpu_type: H200}", "asks for a GPU, and gpus is 0"), ("{memory_gb: 0}", "must be greater than 0"),
 ])  # fmt: skip
-def test_resources_that_make_no_sense(cells: Callable[..., list[Cell]], asked: str, said: str) -> None:
-    with pytest.raises(GridError, match=said):
-        cells(f"resources: {asked}\n")
+def test_resources_that_make_no_sense(cells: Callable[..., list[Cell]], setting: str, expected: str) -> None:
+    with pytest.raises(GridError, match=expected):
+        cells(f"resources: {setting}\n")
 
 
 def test_resources_are_no_part_of_a_cell(cells: Callable[..., list[Cell]]) -> None:
@@ -161,13 +161,13 @@ def test_shared_gpu_is_locked_against_foreign_sweeps(
 ) -> None:
     monkeypatch.setattr(hardware, "query_gpus", lambda: [FIRST, SECOND])
     monkeypatch.setattr(hardware, "memory_gb", lambda: 32.0)
-    halves, whole = cells("resources: {gpus: 0.5, gpu_type: H200}\n"), cells("resources: {gpus: 1}\n")
+    halves, full_cells = cells("resources: {gpus: 0.5, gpu_type: H200}\n"), cells("resources: {gpus: 1}\n")
     mine, theirs = GpuLocks(tmp_path / "locks"), GpuLocks(tmp_path / "locks")
-    here = lock_gpus_for(halves, mine)
-    assert here.gpus == (FIRST,), "a GPU of another type stays free"
+    machine = lock_gpus_for(halves, mine)
+    assert machine.gpus == (FIRST,), "a GPU of another type stays free"
     with pytest.raises(MachineError, match="every GPU is held by another sweep"):
         lock_gpus_for(halves, theirs)
-    assert lock_gpus_for(whole, theirs).gpus == (SECOND,)
+    assert lock_gpus_for(full_cells, theirs).gpus == (SECOND,)
     late = GpuLocks(tmp_path / "locks")
     mine.release()
     mixed = [*halves, *cells("resources: {gpus: 0.5, gpu_type: L40S}\n")]
@@ -181,13 +181,13 @@ def test_shared_gpu_is_locked_against_foreign_sweeps(
 
 
 class Packed(HostExecutor):
-    """An executor with real seats and no processes: one attempt, drawn at random, ends at each look."""
+    """Executor with real allocation and no processes: one attempt, drawn at random, ends at each call of wait."""
 
     name = "packed"
 
-    def __init__(self, store: Store, here: Machine) -> None:
+    def __init__(self, store: Store, machine: Machine) -> None:
         super().__init__()
-        self.store, self.room, self.draw = store, MachineAllocator(here), random.Random(2)
+        self.store, self.room, self.draw = store, MachineAllocator(machine), random.Random(2)
         self.running: dict[int, tuple[Job, Allocation]] = {}
         self.started: list[str] = []
         self.most = 0
@@ -213,24 +213,24 @@ class Packed(HostExecutor):
 
 
 def test_fractional_attempts_do_not_starve_a_full_gpu(cells: Callable[..., list[Cell]], tmp_path: Path) -> None:
-    """Four quarters, then one cell that wants the GPU for itself, then eight more quarters."""
+    """Four quarters, then one cell that needs the full GPU, then eight more quarters."""
     text = "axes: {attn_type: [polar, nope]}\nseeds: 13\n"
     quarters, wholes = (cells(f"{text}resources: {{gpus: {share}, order: grid}}\n") for share in (0.25, 1))
     chosen = [*quarters[:4], wholes[4], *quarters[5:13]]
     store = open_store(tmp_path / "atma.db", create=True)
     fence = hold_sweep(store, chosen)
-    place = Packed(store, Machine(64, 8.0, (FIRST,)))
-    supervisor_of(store, fence, place, tmp_path / "runs").run(trainings(chosen))
-    assert place.started == ["0.25"] * 4 + ["1"] + ["0.25"] * 8
-    assert place.most == 4
+    executor = Packed(store, Machine(64, 8.0, (FIRST,)))
+    supervisor_of(store, fence, executor, tmp_path / "runs").run(trainings(chosen))
+    assert executor.started == ["0.25"] * 4 + ["1"] + ["0.25"] * 8
+    assert executor.most == 4
 
 
-@pytest.mark.parametrize(("part", "whole", "back"), [
+@pytest.mark.parametrize(("part", "full", "back"), [
     ({}, {}, True), ({"gpu_type": "L4"}, {"gpu_type": "L4"}, True), ({"gpu_type": "L4"}, {"gpu_type": "H200"}, False),
     ({"gpu_type": "L4"}, {}, True), ({}, {"gpu_type": "H200"}, True),
 ])  # fmt: skip
-def test_who_stands_back(part: dict[str, str], whole: dict[str, str], back: bool) -> None:
-    waiting = [wants(0.5), wants(0, cpus=7), wants(1, **whole)]
+def test_who_stands_back(part: dict[str, str], full: dict[str, str], back: bool) -> None:
+    waiting = [wants(0.5), wants(0, cpus=7), wants(1, **full)]
     assert room.should_yield_gpu(wants(0.5, **part), waiting) is back
     assert not room.should_yield_gpu(wants(0.5, **part), waiting[:2])
     assert not room.should_yield_gpu(wants(0), waiting)
@@ -240,10 +240,10 @@ def test_who_stands_back(part: dict[str, str], whole: dict[str, str], back: bool
 
 
 def seat_on(rooms: ClusterAllocator, wanted: Resources) -> tuple[str, Allocation]:
-    found = rooms.find_allocation(wanted)
-    assert found is not None
-    rooms.allocate(*found)
-    return found
+    match = rooms.find_allocation(wanted)
+    assert match is not None
+    rooms.allocate(*match)
+    return match
 
 
 def test_attempts_go_where_most_cores_are_free() -> None:
@@ -281,30 +281,32 @@ def test_a_machine_that_is_gone_takes_its_seats_along() -> None:
 
 
 def test_fp8_is_refused_on_a_gpu_without_it(cells: Callable[..., list[Cell]]) -> None:
-    """By what torch says of it; nothing else runs before that is asked, and a type of GPU may leave the others out."""
+    """Decided by torch's answer, which is queried before anything runs; a GPU type may exclude the other GPUs."""
     old, new = Gpu("0", "GPU-c", "NVIDIA A100", (8, 0)), Gpu("1", "GPU-d", "NVIDIA L4", (8, 9))
     wanted = "set: {train.precision: fp8, model.head_dim: 16}\nresources: {gpus: 1%s}\n"
-    found = cells(wanted % "")
-    assert refused(lambda: admission.check_placement(found, Machine(4, 8.0, (new,)), Machine(4, 8.0, (old,)))) == (
-        f"cell {found[0].slug}: train.precision is fp8, which needs compute capability 8.9 (Ada, Hopper and later), and "
+    parsed_cells = cells(wanted % "")
+    assert refused(
+        lambda: admission.check_placement(parsed_cells, Machine(4, 8.0, (new,)), Machine(4, 8.0, (old,)))
+    ) == (
+        f"cell {parsed_cells[0].slug}: train.precision is fp8, which needs compute capability 8.9 (Ada, Hopper and later), and "
         "NVIDIA A100 has 8.0; set train.precision to bf16, or resources.gpu_type to a GPU that has it"
     )
-    admission.check_placement(found, Machine(4, 8.0, (new, FIRST)))
+    admission.check_placement(parsed_cells, Machine(4, 8.0, (new, FIRST)))
     admission.check_placement(cells(wanted % ", gpu_type: L4"), Machine(4, 8.0, (new, old)))
     for word in ("bf16", "fp16"):
         admission.check_placement(cells(wanted.replace("fp8", word) % ""), Machine(4, 8.0, (old,)))
 
 
-@pytest.mark.parametrize(("capability", "words"), [
+@pytest.mark.parametrize(("capability", "expected"), [
     ((7, 5), ["fp16"]), ((8, 0), ["fp16", "bf16"]), ((8, 9), ["fp16", "bf16", "fp8"]),
     ((9, 0), ["fp16", "bf16", "fp8"]), ((10, 0), ["fp16", "bf16", "fp8"]),
 ])  # fmt: skip
-def test_what_a_gpu_takes(capability: tuple[int, int], words: list[str]) -> None:
-    assert hardware.supported_precisions(capability) == words
+def test_what_a_gpu_takes(capability: tuple[int, int], expected: list[str]) -> None:
+    assert hardware.supported_precisions(capability) == expected
 
 
 def test_a_cell_that_no_node_has_room_for_is_refused(cells: Callable[..., list[Cell]]) -> None:
-    found = cells("resources: {cpus: 3, gpus: 0}\n")
+    parsed_cells = cells("resources: {cpus: 3, gpus: 0}\n")
     with pytest.raises(MachineError, match=r"needs 3 CPU cores, and the nodes have 2 CPU cores, .*; 1 CPU core, "):
-        admission.check_placement(found, Machine(2, 8.0), Machine(1, 8.0))
-    admission.check_placement(found, Machine(2, 8.0), Machine(3, 8.0))
+        admission.check_placement(parsed_cells, Machine(2, 8.0), Machine(1, 8.0))
+    admission.check_placement(parsed_cells, Machine(2, 8.0), Machine(3, 8.0))

@@ -1,4 +1,4 @@
-"""A GPU is one sweep's, whoever's that is, and no file of anybody else is touched for it."""
+"""GPU locks: a GPU belongs to one sweep of any user, and no file of another user is touched."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_gpu_lock_is_exclusive_until_its_process_dies(tmp_path: Path) -> None:
     assert GpuLocks(tmp_path).acquire(GPUS[1:]) == GPUS[1:]
 
 
-OTHER_USER = """
+SECOND_USER = """
 import os, sys
 from pathlib import Path
 from atma_sweep.sweep.host.locks import GpuLocks
@@ -68,12 +68,12 @@ def test_users_of_a_host_share_locks_but_no_file() -> None:
         locks = GpuLocks(base)
         assert locks.acquire(GPUS[:1]) == GPUS[:1]
         assert locks.holder_pid("aaaa") == os.getpid()
-        other = script(OTHER_USER, outer)
-        assert f"held by another sweep (pid {os.getpid()})" in line_of(other)
-        assert line_of(other) == "1"
-        assert locks.holder_pid("GPU-bbbb") == other.pid, "whoever's process it is"
-        other.stdin.close()  # type: ignore[union-attr]
-        assert other.wait(PATIENCE_S) == 0
+        second_user = script(SECOND_USER, outer)
+        assert f"held by another sweep (pid {os.getpid()})" in line_of(second_user)
+        assert line_of(second_user) == "1"
+        assert locks.holder_pid("GPU-bbbb") == second_user.pid, "whoever's process it is"
+        second_user.stdin.close()  # type: ignore[union-attr]
+        assert second_user.wait(PATIENCE_S) == 0
         assert locks.holder_pid("GPU-bbbb") is None
         locks.release()
         assert locks.acquire(GPUS) == GPUS

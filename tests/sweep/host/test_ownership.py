@@ -1,4 +1,4 @@
-"""Who holds a sweep and who may judge that: other PID namespaces, several sweeps at once, launches that are gone."""
+"""Ownership of sweeps: other PID namespaces, several sweeps at once, and launches that are gone."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ print(sorted(HostExecutor().end(store.live_attempts(), None)))
 
 
 def _apart(*flags: str) -> list[str]:
-    """A command before another that runs it in a PID namespace of its own; skips where that is not allowed."""
-    found = shutil.which("unshare")
-    command = [found or "unshare", "--pid", "--fork", *flags]
-    if found is None or subprocess.run([*command, "true"], capture_output=True).returncode:
+    """Return a command prefix that runs a command in a PID namespace of its own; skips where that is not allowed."""
+    executable = shutil.which("unshare")
+    command = [executable or "unshare", "--pid", "--fork", *flags]
+    if executable is None or subprocess.run([*command, "true"], capture_output=True).returncode:
         pytest.skip("needs unshare and the right to make PID namespaces")
     return command
 
@@ -60,22 +60,22 @@ def _apart(*flags: str) -> list[str]:
 def test_a_launch_in_another_pid_namespace_waits_for_the_lease(
     store: Store, cells: Callable[..., list[Cell]], flags: tuple[str, ...]
 ) -> None:
-    """It has this host's name and does not see this process, which runs the sweep and an attempt."""
+    """The launch has this host's name and cannot see this process, which runs the sweep and an attempt."""
     (cell,) = cells()
     me = process.this_process("test")
     hold_sweep(store, [cell], lease=600.0)
     attempt = store.start_attempt(cell.id, owner=me, fence=1)
     command = [*_apart(*flags), sys.executable, "-c", JUDGE, str(store.path)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
-    busy, ended = said.stdout.splitlines()
+    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    busy, ended = result.stdout.splitlines()
     assert f"run by test on {me.host} (pid {me.pid})" in busy
     assert "its lease ends" in busy
     assert ended == "[]", "whether an attempt lives cannot be seen from there"
     assert (store.sweeps()[0].fence, store.attempt(attempt.id).state) == (1, "running")
     # when the lease has ended, it may have the sweep
     store.renew_sweep("s", 1, 0.0)
-    taken = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert taken.stdout.splitlines() == ["[]"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert result.stdout.splitlines() == ["[]"]
     assert store.sweeps()[0].fence == 2
 
 
@@ -102,22 +102,22 @@ def test_who_cannot_look_does_not_report_attempts_as_dead(store: Store, cells: C
     attempt = store.start_attempt(cell.id, owner=replace(gone, space="elsewhere"), fence=1)
     assert (store.attempt(attempt.id).pid_space, check.check(store.path)) == ("elsewhere", [])
     store.set_process(attempt.id, 1, gone.pid, gone.started, space=me.space)
-    (found,) = check.check(store.path)
-    assert "the process is gone" in found.what
+    (finding,) = check.check(store.path)
+    assert "the process is gone" in finding.what
 
 
 # --- several sweeps -------------------------------------------------------------------------------------------------
 
 
 class Looking(AtOnce):
-    """Notes how long each sweep's lease runs when an attempt starts."""
+    """Executor that records the end of each sweep's lease when an attempt starts."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self.leases: list[dict[str, Any]] = []
 
     def end_of(self, job: Job) -> int:
-        self.leases.append({one.name: one.lease_until for one in self.store.sweeps()})
+        self.leases.append({sweep.name: sweep.lease_until for sweep in self.store.sweeps()})
         return super().end_of(job)
 
 
@@ -128,11 +128,11 @@ def test_every_sweep_that_is_held_keeps_its_lease(
     shares = []
     for name, cell in zip("ab", cells("seeds: 2\n"), strict=True):
         shares.append((name, hold_sweep(store, [cell], name, 1.0), trainings([cell])))
-    before = {one.name: one.lease_until for one in store.sweeps()}
-    place: Any = Looking(store)
-    launch.run_tasks(store, shares, Quiet(), place, runs=tmp_path / "runs", commit=(None, None))
-    assert len(place.leases) == 2
-    for leases in place.leases:
+    before = {sweep.name: sweep.lease_until for sweep in store.sweeps()}
+    executor: Any = Looking(store)
+    launch.run_tasks(store, shares, Quiet(), executor, runs=tmp_path / "runs", commit=(None, None))
+    assert len(executor.leases) == 2
+    for leases in executor.leases:
         assert all(leases[name] > until for name, until in before.items())
 
 
@@ -151,18 +151,18 @@ def _failed(store: Store, cells: list[Cell]) -> tuple[str, ...]:
 def test_concurrent_retry_requests_are_merged(
     store: Store, cells: Callable[..., list[Cell]], monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    """One is asked for after each transaction of the other."""
+    """Each request follows a transaction of the other."""
     first, second = _failed(store, cells("seeds: 2\n"))
-    other = open_store(store.path)
-    left = [after]
+    second_store = open_store(store.path)
+    remaining = [after]
 
     def disturbed(work: Any) -> Any:
         def transaction(*arguments: Any, **options: Any) -> Any:
-            found = work(*arguments, **options)
-            left[0] -= 1
-            if left[0] == 0:
-                control.send_command(other, "retry", "s", [second])
-            return found
+            result = work(*arguments, **options)
+            remaining[0] -= 1
+            if remaining[0] == 0:
+                control.send_command(second_store, "retry", "s", [second])
+            return result
 
         return transaction
 
@@ -170,8 +170,8 @@ def test_concurrent_retry_requests_are_merged(
         monkeypatch.setattr(store, name, disturbed(getattr(store, name)))
     control.send_command(store, "retry", "s", [first])
     monkeypatch.undo()
-    if left[0] > 0:
-        control.send_command(other, "retry", "s", [second])
+    if remaining[0] > 0:
+        control.send_command(second_store, "retry", "s", [second])
     assert store.asked("s") == {"retry": sorted([first, second])}
 
 
@@ -183,7 +183,8 @@ def test_a_retry_of_nothing_leaves_no_wish_behind(store: Store, cells: Callable[
 
 
 class Retried(AtOnce):
-    """Fails every cell's first attempt, but for the last cell's, which runs until two cells are tried again."""
+    """Executor that fails every cell's first attempt, except the last cell's, which runs until two cells are retried.
+    """
 
     def __init__(self, store: Store, cells: list[Cell]) -> None:
         super().__init__(store)
@@ -193,12 +194,12 @@ class Retried(AtOnce):
 
     def start(self, launch: ProcessSpec) -> None:
         job = Job.read(launch.runs / launch.folder)
-        if job.cell in [one.cell for one in self.jobs]:
+        if job.cell in [job.cell for job in self.jobs]:
             self.again.append((job.cell, self.store.asked("s")))
         super().start(launch)
 
     def end_of(self, job: Job) -> int:
-        first = [one.cell for one in self.jobs].count(job.cell) == 1
+        first = [earlier.cell for earlier in self.jobs].count(job.cell) == 1
         self.store.finish_attempt(
             job.attempt, job.fence, "failed" if first else "done", failure="host_oom" if first else None
         )
@@ -207,37 +208,37 @@ class Retried(AtOnce):
     def wait(self, seconds: float) -> list[AttemptExit]:
         ended = super().wait(seconds)
         running = [job.attempt for job in self.jobs if job.cell == self.names[-1]][:1]
-        self._ended += [one for one in ended if one[0] in running and len(self.again) < 2]
-        return [one for one in ended if one not in self._ended]
+        self._ended += [exit_ for exit_ in ended if exit_[0] in running and len(self.again) < 2]
+        return [exit_ for exit_ in ended if exit_ not in self._ended]
 
 
 def test_retry_requested_during_another_is_not_lost(
     store: Store, cells: Callable[..., list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor is one of a cell whose attempt has failed and is not closed yet."""
-    made = cells("seeds: 3\n")
-    first, second, third = (cell.id for cell in made)
-    place = Retried(store, made)
+    """The same holds for a cell whose failed attempt is not finished yet."""
+    seed_cells = cells("seeds: 3\n")
+    first, second, third = (cell.id for cell in seed_cells)
+    executor = Retried(store, seed_cells)
     monkeypatch.setattr(supervisor, "LISTEN_S", 0.0)
     monkeypatch.setattr(supervisor, "POLL_S", 0.0)
     monkeypatch.setitem(FAILURES, "host_oom", replace(FAILURES["host_oom"], tries=1, alone=False))  # type: ignore[arg-type]
-    asked, looks = store.asked, iter(range(10**9))
+    read_requests, looks = store.asked, iter(range(10**9))
 
     def late(name: str) -> dict[str, Any]:
         look = next(looks)
         if look == 2:
             store.ask("s", retry=[first, third])
-        found = asked(name)
+        requests = read_requests(name)
         if look == 2:
             store.ask("s", retry=[second])
-        return found
+        return requests
 
     monkeypatch.setattr(store, "asked", late)
-    fence = hold_sweep(store, made)
-    supervisor_of(store, fence, place, tmp_path / "runs").run(trainings(made))
+    fence = hold_sweep(store, seed_cells)
+    supervisor_of(store, fence, executor, tmp_path / "runs").run(trainings(seed_cells))
     monkeypatch.undo()
-    assert place.again[0] == (first, {"retry": sorted([second, third])})
-    assert [cell for cell, _ in place.again] == [first, second]
+    assert executor.again[0] == (first, {"retry": sorted([second, third])})
+    assert [cell for cell, _ in executor.again] == [first, second]
     assert store.asked("s") == {"retry": [third]}, "whoever goes on hears it"
 
 
@@ -269,7 +270,9 @@ def test_a_frozen_attempt_whose_launch_was_killed_is_ended(hears: str) -> None:
 
     def guarded() -> bool:
         guards[:] = [
-            one for one in psutil.Process(attempt).children() if "atma_sweep.sweep.host.guard" in one.cmdline()
+            process
+            for process in psutil.Process(attempt).children()
+            if "atma_sweep.sweep.host.guard" in process.cmdline()
         ]
         return guards != []
 

@@ -1,4 +1,4 @@
-"""Processes that start, die and are told apart, and locks that go with their holder."""
+"""Processes: start, death, identity, and locks that are released with their holder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from factories import line_of, script
 from patience import PATIENCE_S, gone
 
 
-def test_process_is_distinguished_from_a_later_one_with_its_pid() -> None:
+def test_process_is_distinguished_from_a_reused_pid() -> None:
     me = processes.this_process("test")
     assert processes.is_alive(me) is True
     later = Owner(name="x", host=me.host, pid=me.pid, started=me.started + 5)
@@ -67,7 +67,7 @@ print("alive", sorted(HostExecutor().end(attempts, Path("."))), flush=True)
 
 
 def test_terminate_all_spares_itself_and_its_ancestors() -> None:
-    """A parent is ended with its children, so one that ends its parent would end itself, too."""
+    """A parent is terminated with its children, so terminating one's parent would terminate oneself."""
     shell = ["sh", "-c", '"$0" -c "$1"; echo "parent alive"', sys.executable, SUICIDE]
     done = subprocess.run(shell, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.stdout.splitlines(), done.returncode) == (["alive [0, 2]", "parent alive"], 0)
@@ -109,15 +109,15 @@ print("begun", flush=True)
 while True:
     time.sleep(0.1)
 """
-ASKED = {
+STOP_SOURCES = {
     "job": "from atma_sweep.sweep.attempt.process import StopFlag; StopFlag()",
     "launch": "from atma_sweep.sweep.host.signals import StopSignals; StopSignals().__enter__()",
 }
 
 
-@pytest.mark.parametrize("who", ASKED)
-def test_repeated_stop_signal_counts_once_and_a_later_one_kills(who: str) -> None:
-    child = script(LISTENS.format(asked=ASKED[who]))
+@pytest.mark.parametrize("who", STOP_SOURCES)
+def test_repeated_stop_signal_counts_once_until_later(who: str) -> None:
+    child = script(LISTENS.format(asked=STOP_SOURCES[who]))
     line_of(child)
     for _ in range(5):
         child.send_signal(signal.SIGTERM)
@@ -151,9 +151,9 @@ def test_cores_are_those_of_this_process() -> None:
 
 
 def test_cores_are_limited_by_the_slurm_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Slurm binds nobody to cores, nothing else says what a job may use."""
+    """Under a Slurm that binds no job to cores, only this variable says how many a job may use."""
     monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
     every = cores()
-    for said, expected in (("1", 1), (str(every), every), (str(every + 7), every), ("", every), ("0", every)):
-        monkeypatch.setenv("SLURM_CPUS_PER_TASK", said)
+    for text, expected in (("1", 1), (str(every), every), (str(every + 7), every), ("", every), ("0", every)):
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", text)
         assert cores() == expected

@@ -1,4 +1,4 @@
-"""Whoever asks a launch to stop, and whomever else the signal reaches: cells are saved or tried again, never failed."""
+"""Stop signals to a launch and to its other processes: cells are saved or retried, never failed."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ class Slow(NoPE):
             (HERE / "compiled").touch()
         return super().forward(*given, **named)
 """
-"""A mixer whose first step runs what a compiler is to an attempt: a process that a Ctrl-C ends, and that has to succeed."""
-ONE = ("launch", "micro.yaml", "--only", "attn_type=nope", "--executor")
+"""A mixer whose first step runs what a compiler is to an attempt: a process that a Ctrl-C ends, and that has to
+succeed."""
+LAUNCH_NOPE = ("launch", "micro.yaml", "--only", "attn_type=nope", "--executor")
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture
 def compiling(bench: Bench) -> Bench:
-    """A grid of one cell, whose training begins with a compiler."""
+    """Bench of one cell, whose training begins with a compiler process."""
     (bench.folder / "slow.py").write_text(COMPILES.format(folder=str(bench.folder)))
     bench.grid(more="plugins: [slow.py]\n")
     bench.edit("[nope, polar]", "[slow]")
@@ -62,7 +63,7 @@ def compiling(bench: Bench) -> Bench:
 
 
 def launched(bench: Bench, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """As typed in a terminal: in a process group of its own."""
+    """Start a command in a process group of its own, as a terminal does."""
     return subprocess.Popen(
         [*COMMAND, *arguments], cwd=bench.folder, env=bench.env, text=True, process_group=0,
         **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **options},
@@ -77,8 +78,8 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
-def left(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Those that are still there after a while, which an orphan may need."""
+def survivors(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Return the processes that are still alive after a while, which an orphan may need to end."""
     return psutil.wait_procs(processes, timeout=PATIENCE_S)[1]
 
 
@@ -91,12 +92,10 @@ def left(processes: list[psutil.Process]) -> list[psutil.Process]:
             ("local", signal.SIGTERM),
             *long_form(("local", signal.SIGHUP), ("ray", signal.SIGTERM)),
         ],
-        lambda one: one == ("local", signal.SIGINT),
+        lambda case: case == ("local", signal.SIGINT),
     ),
 )
-def test_signal_to_the_group_spares_attempts_and_compilers(
-    compiling: Bench, executor: str, number: int
-) -> None:
+def test_signal_to_the_group_spares_attempts_and_compilers(compiling: Bench, executor: str, number: int) -> None:
     process = launched(compiling, "launch", "micro.yaml", "--executor", executor)
     appears(compiling.folder / "compiling")
     started = family(process)
@@ -105,13 +104,13 @@ def test_signal_to_the_group_spares_attempts_and_compilers(
     assert (compiling.folder / "compiled").exists(), "the compiler came to its end"
     assert compiling.sql("SELECT state, cause FROM attempt") == [("interrupted", "stopped on request")]
     assert "launch again to continue" in out
-    assert left(started) == []
+    assert survivors(started) == []
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("executor", ["local", *long_form("ray")])
 def test_compiler_signalled_before_its_attempt_fails_no_cell(compiling: Bench, executor: str) -> None:
-    """Who ends a job by its control group, as Slurm and systemd do, tells every process, in any order."""
+    """Slurm and systemd end a job by its control group, and so signal every process, in any order."""
     process = launched(compiling, "launch", "micro.yaml", "--executor", executor)
     appears(compiling.folder / "compiling")
     for member in [*reversed(family(process)), psutil.Process(process.pid)]:
@@ -137,7 +136,9 @@ def test_finished_attempt_leaves_no_processes(bench: Bench) -> None:
     bench.grid(more="plugins: [slow.py]\n")
     bench.edit("[nope, polar]", "[slow]")
     bench.launch()
-    assert [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "987"]] == []
+    assert [
+        process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", "987"]
+    ] == []
 
 
 @pytest.mark.thorough
@@ -146,7 +147,7 @@ def test_a_terminal_that_is_closed_stops_as_sigterm_does(bench: Bench) -> None:
     master, slave = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", "import os, sys, fcntl, signal, termios; signal.signal(signal.SIGHUP, signal.SIG_DFL); fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, sys.orig_argv[:1] + sys.argv[1:])",
-         *COMMAND[1:], *ONE, "local"],
+         *COMMAND[1:], *LAUNCH_NOPE, "local"],
         cwd=bench.folder, env=bench.env, start_new_session=True, stdin=slave, stdout=slave, stderr=slave,
     )  # fmt: skip
     os.close(slave)
@@ -158,13 +159,13 @@ def test_a_terminal_that_is_closed_stops_as_sigterm_does(bench: Bench) -> None:
     assert (state, cause) == ("interrupted", "stopped on request")
     assert (bench.folder / "atma-runs" / str(checkpoint) / "model.safetensors").is_file()
     assert bench.sql("SELECT owner FROM sweep") == [(None,)]
-    assert left(started) == []
+    assert survivors(started) == []
 
 
 @pytest.mark.thorough
 def test_nohup_outlives_its_terminal(bench: Bench) -> None:
     bench.grid()
-    process = launched(bench, *ONE, "local", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    process = launched(bench, *LAUNCH_NOPE, "local", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     bench.wait("SELECT 1 FROM attempt")
     os.killpg(process.pid, signal.SIGHUP)
     ended(process)
@@ -178,24 +179,24 @@ def test_nohup_outlives_its_terminal(bench: Bench) -> None:
     *long_form(("raylet", signal.SIGTERM), ("ray::IDLE", signal.SIGTERM)),
 ])  # fmt: skip
 def test_a_launch_that_is_stopped_while_ray_starts_ends_cleanly(bench: Bench, daemon: str, number: int) -> None:
-    process = launched(bench, *ONE, "ray")
+    process = launched(bench, *LAUNCH_NOPE, "ray")
     started: list[psutil.Process] = []
     while process.poll() is None:
         started = family(process)
         with contextlib.suppress(psutil.NoSuchProcess):
-            if any(one.name() == daemon for one in started):
+            if any(process.name() == daemon for process in started):
                 break
     out = ended(process, 128 + number, number)
     last = out.strip().splitlines()[-1]
     assert last.startswith(("atma-sweep: stopped", "to train:", "disk:", "cells:")), out
     assert "*** SIG" not in out
     assert "Traceback" not in out
-    assert left(started) == []
+    assert survivors(started) == []
     assert bench.sql("SELECT owner FROM sweep") == [(None,)]
 
 
 def test_a_launch_that_is_stopped_before_it_has_begun_says_so(bench: Bench) -> None:
-    process = launched(bench, *ONE, "local")
+    process = launched(bench, *LAUNCH_NOPE, "local")
     appears(bench.folder / "atma.db")
     out = ended(process, 143, signal.SIGTERM)
     assert "atma-sweep: stopped" in out.splitlines()[-1]
@@ -204,7 +205,7 @@ def test_a_launch_that_is_stopped_before_it_has_begun_says_so(bench: Bench) -> N
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_request_that_comes_in_a_callback_comes_again(number: signal.Signals) -> None:
-    """What a weak reference calls lets no exception out: it would be printed, and forgotten."""
+    """A callback of a weak reference lets no exception out: it would be printed and lost."""
     code = f"""
         import os, signal, time, weakref
         from atma_sweep.sweep.host.signals import StopRequested, StopSignals
@@ -250,7 +251,8 @@ def command():
 
 cli.main(command)
 """
-"""A command whose main thread waits in native code for ever, as for a backward pass that compiles, with a child process."""
+"""A command whose main thread waits in native code for ever, as for a backward pass that compiles, with a child
+process."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="uses glibc's mutex")
@@ -263,7 +265,7 @@ def test_signals_end_a_main_thread_in_native_code(tmp_path: Path) -> None:
     process.terminate()
     _, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, err) == (143, "atma-sweep: stopped by SIGTERM\n")
-    assert left([child]) == []
+    assert survivors([child]) == []
 
 
 def test_signals_give_the_wakeup_descriptor_back() -> None:

@@ -1,4 +1,4 @@
-"""pause, resume, cancel and retry reach a running launch, twice as well as once, and nobody when none runs."""
+"""pause, resume, cancel and retry reach a running launch, are idempotent, and have no effect without one."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_pause_frees_the_machine_and_resume_changes_no_result(bench: Bench) -> N
     assert len(bench.sql("SELECT 1 FROM event WHERE kind = 'paused'")) == 1
     paused = bench.curves()
     (bench.folder / "other").mkdir()
-    other = Bench(bench.folder / "other")
-    other.grid(tokens=LONG)
-    other.launch("--only", "attn_type=nope")
-    assert other.curves() == paused
+    second = Bench(bench.folder / "other")
+    second.grid(tokens=LONG)
+    second.launch("--only", "attn_type=nope")
+    assert second.curves() == paused
 
 
 @pytest.mark.thorough
@@ -71,8 +71,8 @@ def test_finish_ends_running_cells_and_starts_none(bench: Bench) -> None:
     out, _ = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, "finished what ran" in out) == (143, True), out
     assert bench.sql("SELECT DISTINCT state FROM attempt") == [("done",)]
-    done, whole = len(bench.sql("SELECT 1 FROM attempt")), len(bench.sql("SELECT 1 FROM cell"))
-    assert begun <= done < whole
+    done, total = len(bench.sql("SELECT 1 FROM attempt")), len(bench.sql("SELECT 1 FROM cell"))
+    assert begun <= done < total
     assert bench.sql("SELECT request FROM sweep") == [(None,)]
     bench.launch()
-    assert bench.sql("SELECT count(*), count(DISTINCT cell_id) FROM attempt") == [(whole, whole)]
+    assert bench.sql("SELECT count(*), count(DISTINCT cell_id) FROM attempt") == [(total, total)]

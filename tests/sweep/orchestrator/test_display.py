@@ -1,4 +1,4 @@
-"""Lines of a launch whose output is no terminal."""
+"""Output of a launch without a terminal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_summary_counts_cells_phases_tokens_and_rate() -> None:
 
 
 def test_a_piped_launch_says_how_far_it_is_by_itself() -> None:
-    """Whatever its supervisor waits for, which here never calls it."""
+    """The summary appears even if the supervisor never calls the display."""
     display, out = piped(line_s=0.01)
     with display:
         until(lambda: out.getvalue().count("\n") > 2, "three lines")
@@ -74,7 +74,7 @@ def test_a_failed_cell_points_to_its_log() -> None:
 
 
 class Tty(io.StringIO):
-    """A stream that says that it is a terminal."""
+    """Stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True

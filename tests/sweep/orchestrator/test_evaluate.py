@@ -1,4 +1,4 @@
-"""Probes on kept weights: what a user types, what stands in the database, and the loaded model that gives the same numbers."""
+"""Probes on kept weights: command, database, and the loaded model, which gives the same numbers."""
 
 from __future__ import annotations
 
@@ -48,21 +48,24 @@ PROBED = ("val", "clean", "junk", "needle")
 
 
 class Desk(Bench):
-    """A folder with a database whose cells polar, fade and nope are trained, and rope is not."""
+    """Folder with a database in which the cells polar, fade and nope are trained, and rope is not."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, copied=folder)
         self.db, self.runs = folder / "atma.db", folder / "atma-runs"
 
     def start(self, *arguments: str, out: Any = subprocess.PIPE) -> subprocess.Popen[str]:
-        """A command whose errors come apart from its output."""
+        """Start a command whose errors are separate from its output."""
         command = [*COMMAND, *arguments]
         return subprocess.Popen(
             command, cwd=self.folder, stdout=out, stderr=subprocess.PIPE, text=True, encoding="utf-8"
         )
 
     def run(self, *arguments: str, code: int = 0) -> str:
-        """Standard output of a command that ends with `code`; with 0 or 1, else standard error."""
+        """Return the standard output of a command that exits with `code`.
+
+        Its standard error for codes other than 0 and 1.
+        """
         ended, out, err = here(self.folder, *arguments)
         assert ended == code, out + err
         return out if code < 2 else err
@@ -71,11 +74,11 @@ class Desk(Bench):
         return self.run("evaluate", *arguments, "--executor", "local", code=code)
 
     def cell(self, slug: str) -> str:
-        ((found,),) = self.sql(f"SELECT id FROM cell WHERE slug = '{slug}'")
-        return str(found)
+        ((cell_id,),) = self.sql(f"SELECT id FROM cell WHERE slug = '{slug}'")
+        return str(cell_id)
 
     def state(self) -> list[Any]:
-        """All that an evaluation has no business to change."""
+        """Return everything that an evaluation must not change."""
         trainings = "SELECT * FROM attempt WHERE kind = 'train' ORDER BY id"
         numbers = "SELECT m.* FROM measurement m JOIN attempt a ON a.id = attempt_id WHERE kind = 'train' ORDER BY m.id"
         sweeps = (
@@ -89,7 +92,7 @@ class Desk(Bench):
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The trained folder; its text, its grid and its plugin are gone, so that an evaluation cannot lean on them."""
+    """Trained folder without its text, grid and plugin, so that an evaluation cannot rely on them."""
     return once(tmp_path_factory, "trained", _train)
 
 
@@ -108,7 +111,7 @@ def _train(folder: Path) -> None:
 
 @pytest.fixture
 def desk(trained: Path, tmp_path: Path) -> Desk:
-    """A copy of the trained folder for one test."""
+    """Copy of the trained folder for one test."""
     shutil.copytree(trained, tmp_path / "desk")
     return Desk(tmp_path / "desk")
 
@@ -127,7 +130,7 @@ def _sweep(store: Store, name: str, *slugs: str) -> None:
 
 
 def test_repeated_evaluation_gives_equal_numbers(desk: Desk) -> None:
-    """Of cells in two sweeps, each evaluated under the newest that has it."""
+    """The cells belong to two sweeps; each is evaluated in the newest that has it."""
     _sweep(desk.store(), "second", POLAR)
     before = desk.state()
     out = desk.evaluate(POLAR, desk.cell(NOPE)[:9], desk.cell(POLAR))
@@ -148,8 +151,8 @@ def test_repeated_evaluation_gives_equal_numbers(desk: Desk) -> None:
         probed = [row for row in desk.sql(VALUES.format(parent)) if row[0] in PROBED and row[1] != "peak_memory"]
         assert [row for row in values if row[1] != "peak_memory"] == probed
         assert desk.sql(EXAMPLES.format(attempt)) == desk.sql(EXAMPLES.format(parent)) != []
-        said = [" ".join(map(str, [p, m, *([n] if n else []), f"{value:.6g}"])) for p, m, n, value, *_ in values]
-        assert line == f"{slug}: {', '.join(said)}"
+        expected = [" ".join(map(str, [p, m, *([n] if n else []), f"{value:.6g}"])) for p, m, n, value, *_ in values]
+        assert line == f"{slug}: {', '.join(expected)}"
     assert desk.sql("SELECT name, fence FROM sweep ORDER BY name") == [("micro", 2), ("second", 1)]
     counts = {sweep["sweep"]: sweep["counts"] for sweep in json.loads(desk.run("status", "--json"))}
     assert counts["micro"] == {"done": 3, "new": 1}
@@ -178,12 +181,12 @@ def test_probes_and_lengths_beyond_the_config_as_json(desk: Desk) -> None:
     assert stored["eval"]["lengths"] == [32, 64]
     assert config["seed"] == stored["seed"]
     for name in ("model", "train"):  # a job file leaves out what every older cell had without saying so
-        said = {key: value for key, value in config[name].items() if not isinstance(value, dict)}
-        assert said.items() <= stored[name].items()
+        expected = {key: value for key, value in config[name].items() if not isinstance(value, dict)}
+        assert expected.items() <= stored[name].items()
 
 
 @pytest.mark.parametrize(
-    ("cells", "options", "kind", "said"),
+    ("cells", "options", "kind", "expected"),
     [
         ([POLAR, ROPE], {}, NotTrained, f"({ROPE}) is not trained yet; launch its grid"),
         (
@@ -208,12 +211,12 @@ def test_probes_and_lengths_beyond_the_config_as_json(desk: Desk) -> None:
     ],
 )
 def test_all_is_checked_before_the_first_attempt(
-    desk: Desk, cells: list[str], options: dict[str, Any], kind: type[Exception], said: str
+    desk: Desk, cells: list[str], options: dict[str, Any], kind: type[Exception], expected: str
 ) -> None:
-    assert said in refused(lambda: evaluate.plan(desk.store(), cells, runs=desk.runs, **options), kind)
+    assert expected in refused(lambda: evaluate.plan(desk.store(), cells, runs=desk.runs, **options), kind)
 
 
-def test_evaluate_error_is_one_line_without_an_attempt(desk: Desk) -> None:
+def test_evaluate_error_is_a_line_without_an_attempt(desk: Desk) -> None:
     before = desk.state()
     (desk.runs / desk.cell(NOPE) / "1" / "weights.safetensors").unlink()
     err = desk.evaluate(POLAR, NOPE, code=2)
@@ -225,16 +228,16 @@ def test_evaluate_error_is_one_line_without_an_attempt(desk: Desk) -> None:
 def test_impossible_length_is_refused_before_any_write(desk: Desk) -> None:
     before = desk.db.read_bytes()
     err = desk.evaluate(POLAR, "--length", "999999999", code=2)
-    told = re.fullmatch(
+    match = re.fullmatch(
         rf"atma-sweep: --length: 999999999: more than the text of cell \w+ \({POLAR}\) is long enough for; "
         r"the longest length by probe, in tokens: clean ([\d,]+), junk ([\d,]+), needle ([\d,]+)\n",
         err,
     )
-    assert told is not None, err
+    assert match is not None, err
     assert desk.sql("SELECT count(*) FROM attempt WHERE kind = 'evaluate'") == [(0,)]
     assert desk.db.read_bytes() == before
     # what it names is the truth: the longest is measured, one more is not
-    clean = int(told[1].replace(",", ""))
+    clean = int(match[1].replace(",", ""))
     (row,) = json.loads(desk.evaluate(POLAR, "--probe", "clean", "--length", str(clean), "--json"))[:1]
     assert (row["length"], row["reason"]) == (clean, None)
     desk.evaluate(POLAR, "--probe", "clean", "--length", str(clean + 1), code=2)
@@ -252,7 +255,7 @@ def test_missing_weights_and_missing_corpus_are_reported(desk: Desk) -> None:
 
 
 def _parent() -> Owner:
-    """A live process of this machine other than this one."""
+    """Return a live process of this machine other than this one."""
     parent = psutil.Process().parent()
     assert parent is not None
     return Owner(name="launch", host=processes.this_process("x").host, pid=parent.pid, started=parent.create_time())
@@ -273,9 +276,9 @@ def test_newest_sweep_with_the_cell_is_claimed(desk: Desk) -> None:
     _sweep(store, "imported", POLAR, NOPE)
     store.set_read_only("imported")
 
-    def holders(*asked: str, **options: Any) -> dict[str, list[str]]:
-        found = evaluate.plan(store, asked, runs=desk.runs, probes=["val"], **options)
-        return {sweep: [task.cell.slug for task in share] for sweep, share in found.items()}
+    def holders(*cell_names: str, **options: Any) -> dict[str, list[str]]:
+        planned = evaluate.plan(store, cell_names, runs=desk.runs, probes=["val"], **options)
+        return {sweep: [task.cell.slug for task in share] for sweep, share in planned.items()}
 
     assert holders(NOPE, POLAR) == {"micro": [NOPE], "second": [POLAR]}
     assert holders(NOPE, POLAR, sweep="micro") == {"micro": [NOPE, POLAR]}
@@ -332,18 +335,18 @@ def test_failed_evaluation_exits_with_1_without_older_numbers(desk: Desk) -> Non
     store.finish_attempt(older.id, 0, "done")
     weights = desk.runs / desk.cell(POLAR) / "1" / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    said = desk.evaluate(POLAR, NOPE, "--probe", "val", code=2)
-    assert f"{weights}: the kept weights have changed since they were written" in said
+    output = desk.evaluate(POLAR, NOPE, "--probe", "val", code=2)
+    assert f"{weights}: the kept weights have changed since they were written" in output
     # of an earlier version, which recorded no hash to refuse them by
     with sqlite3.connect(desk.db) as connection:
         connection.execute("UPDATE provenance SET extra = json_remove(extra, '$.weights_sha256')")
     out = desk.evaluate(POLAR, NOPE, "--probe", "val", code=1)
     *ended, line = out.splitlines()
     # side by side, so either may end first
-    (failed,) = (told for told in ended if f" {POLAR} failed in " in told)
-    (done,) = (told for told in ended if f" {NOPE} done in " in told)
+    (failed,) = (line for line in ended if f" {POLAR} failed in " in line)
+    (done,) = (line for line in ended if f" {NOPE} done in " in line)
     assert "the weights cannot be read" in failed
-    assert sorted(told[:5] for told in (failed, done)) == ["[1/2]", "[2/2]"]
+    assert sorted(line[:5] for line in (failed, done)) == ["[1/2]", "[2/2]"]
     assert len(ended) == 2
     assert re.fullmatch(rf"{NOPE}: val val_loss \S+, val val_loss_full \S+", line)
 
@@ -372,7 +375,7 @@ def test_retrained_weights_are_measured(desk: Desk) -> None:
 
 
 def _nats(model: LoadedModel, tokens_T: np.ndarray, *, full: bool = True) -> np.ndarray:
-    """Nats of every token after the first, from the logits in float64."""
+    """Return the nats of every token after the first, from the logits in float64."""
     tokens_BT = torch.from_numpy(tokens_T.astype(np.int64))[None]
     net = model.model
     with torch.no_grad():
@@ -412,8 +415,8 @@ def test_the_readmes_snippet_runs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -
     names: dict[str, Any] = {}
     with redirect_stdout(io.StringIO()) as out:
         exec(compile(IN_PYTHON, "guide.md", "exec"), names)
-    found = SimpleNamespace(**names)
-    assert found.logits.shape == (1, len("import os"), 264)
-    assert found.trained.config.model.attn_type == "polar"
-    guess = int(found.logits[0, -1].argmax())
+    arguments = SimpleNamespace(**names)
+    assert arguments.logits.shape == (1, len("import os"), 264)
+    assert arguments.trained.config.model.attn_type == "polar"
+    guess = int(arguments.logits[0, -1].argmax())
     assert out.getvalue() == f"{bytes([guess])!r}\n"

@@ -1,4 +1,4 @@
-"""`evaluate hf:...`: a checkpoint from elsewhere measured beside a trained sweep, in the database and in the tables."""
+"""`evaluate hf:...`: an open-weight checkpoint measured for a trained sweep, in the database and in the tables."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ def desk(model_folder: Path, tmp_path: Path) -> Bench:
     return Bench(tmp_path / "desk", copied=model_folder / "desk")
 
 
-def evaluate(desk: Bench, *words: str, code: int = 0) -> str:
-    return desk.run("evaluate", *words, "--executor", "local", code=code)
+def evaluate(desk: Bench, *arguments: str, code: int = 0) -> str:
+    return desk.run("evaluate", *arguments, "--executor", "local", code=code)
 
 
 def test_model_is_stored_in_a_companion_sweep_with_origin(desk: Bench, model_folder: Path) -> None:
     word = f"hf:{model_folder / 'tiny-llama'}"
     evaluate(desk, word, "--probe", "val")
     assert "1 needs-eval" in desk.ask("status", "--sweep", "micro-open-weight")
-    said = evaluate(desk, word, "--sweep", "micro")
-    assert "needle digit_accuracy 64" in said
+    output = evaluate(desk, word, "--sweep", "micro")
+    assert "needle digit_accuracy 64" in output
     assert desk.sql(EXTERNAL) == [(1, "done", None), (2, "done", None)]
     # a second evaluation measures what the first has not; then nothing is left
-    found = {
+    values = {
         (probe, metric, length): (attempt, value, unit, n)
         for attempt, probe, metric, length, value, unit, n, _ in desk.sql(VALUES)
     }
     attempts = {
-        probe: {found[key][0] for key in found if key[0] == probe} for probe in ("val", "clean", "junk", "needle")
+        probe: {values[key][0] for key in values if key[0] == probe} for probe in ("val", "clean", "junk", "needle")
     }
-    assert all(len(some) == 1 for some in attempts.values())
+    assert all(len(ids) == 1 for ids in attempts.values())
     assert min(attempts["val"]) < min(attempts["clean"])
     assert attempts["clean"] == attempts["junk"] == attempts["needle"]
     assert "all is measured; --probe or --length measures again" in evaluate(desk, word)
@@ -71,28 +71,35 @@ def test_model_is_stored_in_a_companion_sweep_with_origin(desk: Bench, model_fol
 
     ((fingerprint,),) = desk.sql("SELECT DISTINCT corpus_fingerprint FROM provenance")
     corpus = open_corpus(desk.folder / "atma-runs" / "corpora", str(fingerprint))
-    model, tokenizer = (one.from_pretrained(model_folder / "tiny-llama") for one in (AutoModelForCausalLM, AutoTokenizer))
+    model, tokenizer = (
+        loader.from_pretrained(model_folder / "tiny-llama") for loader in (AutoModelForCausalLM, AutoTokenizer)
+    )
     nats = 0.0
     for document in corpus.heldout[:2]:
         ids = torch.tensor([[0, *tokenizer(bytes(document[1:65].tolist()).decode())["input_ids"]]])
         with torch.no_grad():
             nats += float(torch.nn.functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="sum"))
-    assert found["clean", "nats", 64][1] == pytest.approx(nats / 128, rel=1e-5)
-    assert found["clean", "bits_per_byte", 64][1:] == (
+    assert values["clean", "nats", 64][1] == pytest.approx(nats / 128, rel=1e-5)
+    assert values["clean", "bits_per_byte", 64][1:] == (
         pytest.approx(nats / math.log(2) / 128, rel=1e-5),
         "bits/byte",
         128,
     )
 
     ((config,),) = desk.sql("SELECT config FROM cell WHERE attn_type = 'tiny-llama'")
-    about = json.loads(str(config))["open_weight"]
-    assert (about["name"], about["dtype"], about["pairing"], about["context"]) == ("tiny-llama", "float32", "text", 64)
-    assert about["revision"].startswith("sha256:")
+    origin = json.loads(str(config))["open_weight"]
+    assert (origin["name"], origin["dtype"], origin["pairing"], origin["context"]) == (
+        "tiny-llama",
+        "float32",
+        "text",
+        64,
+    )
+    assert origin["revision"].startswith("sha256:")
     ((extra, tokens),) = desk.sql(
         "SELECT DISTINCT extra, tokenizer FROM provenance WHERE tokenizer LIKE 'sha256:%' LIMIT 1"
     )
-    assert json.loads(str(extra))["revision"] == about["revision"]
-    assert about["tokenizer"].startswith(str(tokens).removeprefix("sha256:"))
+    assert json.loads(str(extra))["revision"] == origin["revision"]
+    assert origin["tokenizer"].startswith(str(tokens).removeprefix("sha256:"))
 
     # beside our own rows, and nowhere among them
     table = json.loads(desk.ask("report", "--table", "open-weight", "--sweep", "micro", "--json"))
@@ -124,17 +131,17 @@ def test_a_bundle_takes_it_along(desk: Bench, model_folder: Path, tmp_path: Path
     with contextlib.chdir(desk.folder):
         desk.run("import", "beside.zip", "--db", "other.db")
     assert "tiny-llama" in desk.ask("status", "--db", "other.db")
-    known = json.loads(
+    report = json.loads(
         desk.ask(
             "show", str(desk.sql("SELECT cell_id FROM attempt WHERE kind = 'external'")[0][0]), "--json", "--db",
             "other.db",
         )
     )  # fmt: skip
-    assert [attempt["kind"] for attempt in known["attempts"]] == ["external"]
-    assert any(value["metric"] == "bits_per_byte" for value in known["measurements"])
+    assert [attempt["kind"] for attempt in report["attempts"]] == ["external"]
+    assert any(value["metric"] == "bits_per_byte" for value in report["measurements"])
 
 
-@pytest.mark.parametrize(("words", "code", "said"), [
+@pytest.mark.parametrize(("arguments", "code", "output"), [
     (["hf:nowhere/at/all"], 2, "neither a folder nor a repository of the hub"),
     (["hf:{tiny}", "--pairing", "nativ"], 2, "did you mean native?"),
     (["hf:{tiny}", "--probe", "gates"], 2, "looks into networks of ours"),
@@ -144,13 +151,13 @@ def test_a_bundle_takes_it_along(desk: Bench, model_folder: Path, tmp_path: Path
     (["hf:{empty}"], 3, "put the checkpoint's *.safetensors beside its config.json"),
 ])  # fmt: skip
 def test_what_cannot_be_measured_changes_nothing(
-    words: list[str], code: int, said: str, desk: Bench, model_folder: Path, tmp_path: Path
+    arguments: list[str], code: int, output: str, desk: Bench, model_folder: Path, tmp_path: Path
 ) -> None:
     empty = tmp_path / "empty"
     shutil.copytree(model_folder / "tiny-llama", empty)
     (empty / "model.safetensors").unlink()
-    out = evaluate(desk, *(word.format(tiny=model_folder / "tiny-llama", empty=empty) for word in words), code=code)
-    assert said in out
+    out = evaluate(desk, *(word.format(tiny=model_folder / "tiny-llama", empty=empty) for word in arguments), code=code)
+    assert output in out
     assert len(out.strip().splitlines()) == 1
     assert desk.sql("SELECT count(*) FROM sweep") == [(1,)]
     assert desk.sql(EXTERNAL) == []

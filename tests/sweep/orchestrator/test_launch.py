@@ -1,4 +1,4 @@
-"""Whole launches in processes of their own: what a user types, what is killed, what the database says afterwards."""
+"""Launches in processes of their own: commands, kills, and the database afterwards."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ pytestmark = pytest.mark.slow
 LONG = 128 * 150
 VERY_LONG = 128 * 1000
 """Long enough for another launch to start meanwhile."""
-ONE = ("--only", "attn_type=nope")
+ONLY_NOPE = ("--only", "attn_type=nope")
 TRAINING = "SELECT 1 FROM attempt WHERE phase = 'training' AND checkpoint IS NOT NULL"
 
 
 @pytest.fixture(scope="session")
 def long_curves(tmp_path_factory: pytest.TempPathFactory) -> Curves:
-    """The curve of an uninterrupted run of the cell that the killing tests use."""
+    """Curve of an uninterrupted run of the cell that the killing tests use."""
 
     def make(folder: Path) -> None:
         bench = Bench(folder)
         bench.grid(tokens=LONG)
-        bench.launch(*ONE)
+        bench.launch(*ONLY_NOPE)
 
     folder = once(tmp_path_factory, "long", make)
     return Bench(folder, copied=folder).curves()
@@ -50,7 +50,7 @@ def long_curves(tmp_path_factory: pytest.TempPathFactory) -> Curves:
 
 @pytest.fixture
 def launched(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    """A copy of a bench whose grid was launched in two parts, nope and then polar."""
+    """Copy of a bench whose grid was launched in two parts, nope and then polar."""
 
     def make(folder: Path) -> None:
         bench = Bench(folder)
@@ -137,11 +137,11 @@ def test_revision_is_added_when_grid_or_requests_change(launched: Bench) -> None
     changed = ("--set", "eval.lengths=[32, 128]", "--name", "longer")
     bench.launch(*changed, "--only", "attn_type=nope")
     bench.launch("--set", "eval.lengths=[32, 256]", "--name", "longer", "--only", "attn_type=polar")
-    asked = bench.sql(
+    requests = bench.sql(
         "SELECT s.name, r.number, json_array_length(options, '$.requested') FROM revision r "
         "JOIN sweep s ON s.id = sweep_id ORDER BY r.id"
     )
-    assert asked == [("micro", 1, 7), ("micro", 2, 7), ("longer", 1, 7), ("longer", 2, 7)]
+    assert requests == [("micro", 1, 7), ("micro", 2, 7), ("longer", 1, 7), ("longer", 2, 7)]
     bench.once(2)
 
 
@@ -159,12 +159,12 @@ def test_two_sweeps_that_share_a_cell_train_it_once(launched: Bench) -> None:
 def test_a_cell_that_another_sweep_is_training_is_waited_for(bench: Bench) -> None:
     bench.grid(tokens=VERY_LONG)
     bench.edit("every_steps: 7", "every_steps: 1000")
-    other = (bench.folder / "micro.yaml").read_text().replace("name: micro", "name: other")
-    (bench.folder / "other.yaml").write_text(other)
-    one = ("--executor", "local", "--only", "attn_type=nope")
-    first = bench.start("launch", "micro.yaml", *one)
+    second_grid = (bench.folder / "micro.yaml").read_text().replace("name: micro", "name: other")
+    (bench.folder / "other.yaml").write_text(second_grid)
+    arguments = ("--executor", "local", "--only", "attn_type=nope")
+    first = bench.start("launch", "micro.yaml", *arguments)
     bench.wait("SELECT 1 FROM attempt WHERE phase = 'training'")
-    out = bench.run("launch", "other.yaml", *one)
+    out = bench.run("launch", "other.yaml", *arguments)
     assert "is being trained by another sweep" in out
     assert "other: 1 done" in out
     ended(first)
@@ -175,11 +175,12 @@ def test_a_cell_that_another_sweep_is_training_is_waited_for(bench: Bench) -> No
 @pytest.mark.thorough
 @pytest.mark.parametrize("executor", ["local", *long_form("ray")])
 def test_sigterm_to_every_process_at_once_saves_the_cell(bench: Bench, executor: str) -> None:
-    """As batch systems and service managers end a job; the launch and its wrappers pass the signal on besides."""
+    """Batch systems and service managers signal all processes; the launch and its wrappers pass the signal on as well.
+    """
     bench.grid(tokens=VERY_LONG)
     bench.edit("every_steps: 7", "every_steps: 1000")
-    one = ("launch", "micro.yaml", "--executor", executor, "--only", "attn_type=nope")
-    process = bench.start(*one)
+    arguments = ("launch", "micro.yaml", "--executor", executor, "--only", "attn_type=nope")
+    process = bench.start(*arguments)
     bench.wait("SELECT 1 FROM attempt WHERE step > 10")
     everybody = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     for _ in range(2):
@@ -207,9 +208,9 @@ def _kill(
 @pytest.mark.thorough
 @pytest.mark.parametrize("executor", ["local", *long_form("ray")])
 def test_killed_launch_is_continued_to_the_same_curves(bench: Bench, long_curves: Curves, executor: str) -> None:
-    process = _kill(bench, executor, lambda process: process.kill(), *ONE)
+    process = _kill(bench, executor, lambda process: process.kill(), *ONLY_NOPE)
     process.communicate(timeout=PATIENCE_S)
-    bench.launch(*ONE, executor=executor)
+    bench.launch(*ONLY_NOPE, executor=executor)
     bench.once(1)
     assert bench.processes() == []
     assert bench.curves() == long_curves
@@ -232,23 +233,23 @@ def test_second_launch_of_a_running_sweep_names_the_first(bench: Bench) -> None:
 
 
 def test_a_launch_that_goes_on_elsewhere_waits_for_its_own_lease(bench: Bench) -> None:
-    """Of a supervisor whose machine is gone nobody can say whether it lives; a launch of somebody else is refused."""
+    """A supervisor on a machine that is gone may still live, so a launch of another owner is refused."""
     grid = load_grid(str(bench.folder / "micro.yaml"))
-    gone, here = Owner(name="launch", host="elsewhere", pid=1, started=1.0), process.this_process("launch")
+    gone, this_process = Owner(name="launch", host="elsewhere", pid=1, started=1.0), process.this_process("launch")
     with contextlib.closing(open_store(bench.folder / "atma.db", create=True)) as store:
         store.record_revision("micro", grid_text="x", grid_file="micro.yaml", cells=[])
         assert store.acquire_sweep("micro", gone, 2.0) == 1
-        asked = LaunchRequest(grid=grid, cells=[], runs=bench.folder)
+        request = LaunchRequest(grid=grid, cells=[], runs=bench.folder)
         with pytest.raises(SweepBusy, match="on elsewhere"):
-            claim(asked, store, here)
-        assert claim(replace(asked, is_restart=True), store, here) == 2
+            claim(request, store, this_process)
+        assert claim(replace(request, is_restart=True), store, this_process) == 2
 
 
 def test_a_launch_that_is_refused_a_new_name_leaves_no_revision(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another launch takes the name right after this one has found that nobody has it."""
+    """Another launch takes the name right after this one has found it free."""
     grid = load_grid(str(bench.folder / "micro.yaml"))
     bench.edit("seeds: 1", "seeds: 2")
-    other = load_grid(str(bench.folder / "micro.yaml"))
+    second_grid = load_grid(str(bench.folder / "micro.yaml"))
     me = process.this_process("launch")
     with contextlib.closing(open_store(bench.folder / "atma.db", create=True)) as store:
         read = store.read
@@ -259,14 +260,15 @@ def test_a_launch_that_is_refused_a_new_name_leaves_no_revision(bench: Bench, mo
                 return read(*arguments, **options)  # type: ignore[arg-type]
             finally:
                 assert (
-                    claim(LaunchRequest(grid=other, cells=[], runs=bench.folder), store, replace(me, started=1.0)) == 1
+                    claim(LaunchRequest(grid=second_grid, cells=[], runs=bench.folder), store, replace(me, started=1.0))
+                    == 1
                 )
 
         monkeypatch.setattr(store, "read", disturbed)
         monkeypatch.setattr("atma_sweep.sweep.host.processes.is_alive", lambda owner: True)
         with pytest.raises(SweepBusy):
             claim(LaunchRequest(grid=grid, cells=[], runs=bench.folder), store, me)
-    assert bench.sql("SELECT number, grid_text FROM revision") == [(1, other.document.text)]
+    assert bench.sql("SELECT number, grid_text FROM revision") == [(1, second_grid.document.text)]
 
 
 @pytest.mark.thorough
@@ -330,10 +332,10 @@ def test_divergence_is_a_result_with_step_and_curve(bench: Bench) -> None:
     assert "diverged" in bench.launch("--only", "attn_type=nope")
     ((state, cause),) = bench.sql("SELECT state, cause FROM attempt")
     assert state == "diverged"
-    found = re.fullmatch(r"(validation loss|loss|gradient norm) is not finite at step (\d+)", str(cause))
-    assert found is not None
+    match = re.fullmatch(r"(validation loss|loss|gradient norm) is not finite at step (\d+)", str(cause))
+    assert match is not None
     curve = bench.sql("SELECT step, train_loss IS NOT NULL AND val_loss IS NOT NULL FROM curve_point ORDER BY step")
-    assert curve == [(step, 1) for step in range(1, int(found[2]))]
+    assert curve == [(step, 1) for step in range(1, int(match[2]))]
     assert len(curve) > 1
     assert list((bench.folder / "atma-runs").glob("*/1/checkpoint-*")) == []
     assert "to train: 0 cells" in bench.launch("--only", "attn_type=nope")
@@ -341,11 +343,11 @@ def test_divergence_is_a_result_with_step_and_curve(bench: Bench) -> None:
 
 @pytest.mark.thorough
 def test_checkpoints_and_weights_lie_where_the_grid_says(bench: Bench, long_curves: Curves) -> None:
-    """Stopped under one checkpoint.path, continued under another, killed there, continued, measured from there."""
-    one = ("--only", "attn_type=nope")
+    """Stopped under one checkpoint.path, resumed under another, killed there, resumed, and measured from there."""
+    arguments = ("--only", "attn_type=nope")
     bench.grid(tokens=LONG)
     bench.edit("every_steps: 7", f"every_steps: 7, path: 'file://{bench.folder}/first'")
-    process = bench.start("launch", "micro.yaml", "--executor", "local", *one)
+    process = bench.start("launch", "micro.yaml", "--executor", "local", *arguments)
     bench.wait(TRAINING)
     ended(process, 143, signal.SIGTERM)
     ((cell, checkpoint),) = bench.sql("SELECT cell_id, checkpoint FROM attempt")
@@ -354,42 +356,44 @@ def test_checkpoints_and_weights_lie_where_the_grid_says(bench: Bench, long_curv
     assert not list((bench.folder / "atma-runs" / str(cell) / "1").glob("checkpoint-*"))
 
     bench.edit(f"path: 'file://{bench.folder}/first'", "path: second")  # a folder beside the grid
-    process = bench.start("launch", "micro.yaml", "--executor", "local", *one)
+    process = bench.start("launch", "micro.yaml", "--executor", "local", *arguments)
     bench.wait("SELECT 1 FROM attempt WHERE number = 2 AND checkpoint IS NOT NULL")
-    kept = [len(list((bench.folder / place / str(cell)).glob("*/checkpoint-*"))) for place in ("first", "second")]
-    assert sum(kept) <= 3, "two, and perhaps one more for a moment"
+    checkpoints = [
+        len(list((bench.folder / folder / str(cell)).glob("*/checkpoint-*"))) for folder in ("first", "second")
+    ]
+    assert sum(checkpoints) <= 3, "two, and perhaps one more for a moment"
     bench.processes()[0].kill()
     ended(process)
     assert bench.curves() == long_curves
     assert len(bench.sql("SELECT 1 FROM event WHERE kind = 'resumed'")) == 2
     (weights,) = [row[0] for row in bench.sql("SELECT weights FROM attempt WHERE weights IS NOT NULL")]
     assert weights == f"{bench.folder}/second/{cell}/3/weights.safetensors"
-    left = [path for place in ("first", "second") for path in (bench.folder / place).glob("*/*/*")]
-    assert left == [Path(str(weights))]
+    leftovers = [path for folder in ("first", "second") for path in (bench.folder / folder).glob("*/*/*")]
+    assert leftovers == [Path(str(weights))]
 
     bench.edit("lengths: [32, 64]", "lengths: [32, 64, 128]")
-    assert "to evaluate: 1" in bench.launch(*one)
+    assert "to evaluate: 1" in bench.launch(*arguments)
     assert bench.sql("SELECT DISTINCT length FROM measurement WHERE attempt_id = 4 AND length > 0") == [(128,)]
     # what another database left where this attempt would write is neither taken up nor overwritten
-    other = bench.folder / "second" / str(cell) / "1" / "weights.safetensors"
-    other.parent.mkdir()
-    other.write_text("of another database")
-    said = bench.launch(*one, "--db", "other.db", code=1)
-    assert f"{other.parent} already holds a training that this database does not know" in said
-    assert other.read_text() == "of another database"
+    second_weights = bench.folder / "second" / str(cell) / "1" / "weights.safetensors"
+    second_weights.parent.mkdir()
+    second_weights.write_text("of another database")
+    output = bench.launch(*arguments, "--db", "other.db", code=1)
+    assert f"{second_weights.parent} already holds a training that this database does not know" in output
+    assert second_weights.read_text() == "of another database"
     Path(str(weights)).unlink()
     bench.edit("lengths: [32, 64, 128]", "lengths: [32, 64, 256]")
     assert bench.plan()["counts"] == {"weights gone": 1, "new": 1}
 
 
-@pytest.mark.parametrize(("path", "code", "said"), [
+@pytest.mark.parametrize(("path", "code", "message"), [
     ("nosuch://bucket/x", 2, "nosuch://bucket/x: Protocol not known: nosuch; name a folder or an fsspec URL"),
     ("micro.yaml/inside", 3, "make room there or name another place with checkpoint.path, then launch again"),
 ])  # fmt: skip
-def test_unusable_checkpoint_path_is_refused_before_training(bench: Bench, path: str, code: int, said: str) -> None:
+def test_unusable_checkpoint_path_is_refused_before_training(bench: Bench, path: str, code: int, message: str) -> None:
     bench.edit("every_steps: 7", f"every_steps: 7, path: '{path}'")
     out = bench.launch(code=code)
-    assert said in out.splitlines()[-1]
+    assert message in out.splitlines()[-1]
     assert out.splitlines()[-1].startswith("atma-sweep: ")
     assert "Traceback" not in out
     assert bench.sql("SELECT count(*) FROM attempt") == [(0,)]
@@ -397,17 +401,17 @@ def test_unusable_checkpoint_path_is_refused_before_training(bench: Bench, path:
 
 @pytest.mark.thorough
 def test_predicted_disk_usage_matches_the_launch(bench: Bench) -> None:
-    told = bench.plan()
+    planned = bench.plan()
     line = next(line for line in bench.launch().splitlines() if line.startswith("disk: "))
     assert re.fullmatch(
         r"disk: \d+( to \d+)? KiB of weights a cell, \d+ KiB for 2 cells \(checkpoint.keep: weights\); "
         rf"while training up to \d+ KiB a running cell; [\d.]+ .iB free in {re.escape(str(bench.folder))}/atma-runs",
         line,
     )
-    kept = [path.stat().st_size for path in (bench.folder / "atma-runs").glob("*/1/weights.safetensors")]
+    weight_sizes = [path.stat().st_size for path in (bench.folder / "atma-runs").glob("*/1/weights.safetensors")]
     # a header of some thousand bytes is much for so small a model
-    assert told["disk_bytes_kept"] == pytest.approx(sum(kept), rel=0.15)
-    assert told["disk_bytes_per_cell"] == pytest.approx(max(kept), rel=0.15)
+    assert planned["disk_bytes_kept"] == pytest.approx(sum(weight_sizes), rel=0.15)
+    assert planned["disk_bytes_per_cell"] == pytest.approx(max(weight_sizes), rel=0.15)
     assert bench.plan()["disk_bytes_kept"] == 0
 
 
@@ -415,9 +419,9 @@ def test_predicted_disk_usage_matches_the_launch(bench: Bench) -> None:
 def test_gpu_that_is_not_there_ends_before_any_attempt(bench: Bench) -> None:
     bench.grid(more="resources: {gpus: 1}\n")
     bench.env["CUDA_VISIBLE_DEVICES"] = ""
-    said = bench.run("launch", "micro.yaml", code=3)
-    assert "  GPU  2 cells need a GPU, and this machine has none that can be used\n" in said
-    assert "resources.gpus" in said
+    output = bench.run("launch", "micro.yaml", code=3)
+    assert "  GPU  2 cells need a GPU, and this machine has none that can be used\n" in output
+    assert "resources.gpus" in output
     assert not (bench.folder / "atma.db").exists()
 
 
@@ -450,13 +454,13 @@ def test_a_study_that_is_killed_twice_makes_each_trial_once(tmp_path: Path) -> N
         bench.wait(f"SELECT 1 FROM trial WHERE number = {trials}", process)
         process.kill()
         process.communicate(timeout=PATIENCE_S)
-        told = bench.sql("SELECT number, params FROM trial ORDER BY number")
-        assert trials < len(told) < 12
+        trials = bench.sql("SELECT number, params FROM trial ORDER BY number")
+        assert trials < len(trials) < 12
         plan = bench.ask("launch", "micro.yaml", "--dry-run")
-        assert f"{12 - len(told)} to propose" in plan
+        assert f"{12 - len(trials)} to propose" in plan
         bench.gone()
     bench.launch()
-    assert bench.sql("SELECT number, params FROM trial ORDER BY number")[: len(told)] == told, "none is lost"
+    assert bench.sql("SELECT number, params FROM trial ORDER BY number")[: len(trials)] == trials, "none is lost"
     rows = bench.sql("SELECT number, standing, cell_id, curve FROM trial ORDER BY number")
     assert [row[0] for row in rows] == list(range(12))
     assert {row[1] for row in rows} == {"done", "pruned"}
@@ -473,9 +477,7 @@ def test_a_study_that_is_killed_twice_makes_each_trial_once(tmp_path: Path) -> N
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("option", [("--only", "memory=on"), ("--budget", "1h")])
-def test_cell_selection_is_refused_for_a_study(
-    tmp_path: Path, option: tuple[str, str]
-) -> None:
+def test_cell_selection_is_refused_for_a_study(tmp_path: Path, option: tuple[str, str]) -> None:
     bench = Bench(tmp_path)
     bench.grid(more=STUDY)
     bench.edit("axes:\n  attn_type: [nope, polar]\n", "")
@@ -519,9 +521,9 @@ def test_factorial_uses_the_best_settings_of_its_studies(tmp_path: Path) -> None
     assert all(json.loads(str(config))["train"]["muon_lr"] == best[str(level)] for level, config, _ in cells)
     # of each level two trials, and of the factorial the other seed
     assert bench.sql("SELECT COUNT(*) FROM attempt") == [(6,)]
-    told = bench.ask("report", "--table", "6")
-    assert "Tuned before it, 2 trials for every level of attn_type (tpe, for val.val_loss)" in told
-    assert "trial 0 of micro-tune-nope" in told or "trial 1 of micro-tune-nope" in told
+    report = bench.ask("report", "--table", "6")
+    assert "Tuned before it, 2 trials for every level of attn_type (tpe, for val.val_loss)" in report
+    assert "trial 0 of micro-tune-nope" in report or "trial 1 of micro-tune-nope" in report
     bench.launch()
     assert bench.sql("SELECT COUNT(*) FROM attempt") == [(6,)]
     assert bench.sql("SELECT MAX(number) FROM revision") == [(1,)]

@@ -1,4 +1,4 @@
-"""Logs of attempts: found by what people type, shown from the end, followed while they grow, are cut short or replaced."""
+"""Logs of attempts: lookup by name, their end, and following while they grow, are truncated or replaced."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from atma_sweep.sweep.orchestrator.logs import JsonLines, LogMissing
 from factories import cell_record
 from patience import PATIENCE_S, until
 
-HERE = socket.gethostname()
+THIS_HOST = socket.gethostname()
 
 
 def cell(key: str, slug: str, seed: int) -> CellRecord:
     return cell_record(key, f"{slug}-s{seed}", seed=seed)
 
 
-def owner(host: str = HERE, pid: int | None = None) -> Owner:
+def owner(host: str = THIS_HOST, pid: int | None = None) -> Owner:
     me = psutil.Process(pid)
     return Owner(name="ada", host=host, pid=me.pid, started=me.create_time())
 
@@ -49,24 +49,31 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def attempt(store: Store, tmp_path: Path) -> Callable[..., Attempt]:
-    """attempt("a1", "text", state="done") leaves a log with that text, or none for None."""
+    """attempt("a1", "text", state="done") creates a log with that text, or none for None."""
 
-    def make(key: str, text: str | None = None, *, state: str = "done", host: str = HERE) -> Attempt:
-        made = store.start_attempt(key.ljust(12, "0"), owner=owner(host), fence=1)
+    def make(key: str, text: str | None = None, *, state: str = "done", host: str = THIS_HOST) -> Attempt:
+        started = store.start_attempt(key.ljust(12, "0"), owner=owner(host), fence=1)
         if text is not None:
-            folder = tmp_path / "runs" / made.run_dir
+            folder = tmp_path / "runs" / started.run_dir
             folder.mkdir(parents=True)
             (folder / "log.txt").write_text(text)
         if state != "running":
-            store.finish_attempt(made.id, 1, state)  # type: ignore[arg-type]
-        return store.attempt(made.id)
+            store.finish_attempt(started.id, 1, state)  # type: ignore[arg-type]
+        return store.attempt(started.id)
 
     return make
 
 
 def test_attempt_by_id_slug_and_slug_without_seed(store: Store) -> None:
-    asked = {"a1": "a1", "polar-d0-s0": "a1", "polar-d0": "a1", "rope-d0": "c1", "wall-d0": "d1", "nope-d0-s1": "b2"}
-    assert {word: store.find_cell(word).id.rstrip("0") for word in asked} == asked
+    cells_by_name = {
+        "a1": "a1",
+        "polar-d0-s0": "a1",
+        "polar-d0": "a1",
+        "rope-d0": "c1",
+        "wall-d0": "d1",
+        "nope-d0-s1": "b2",
+    }
+    assert {word: store.find_cell(word).id.rstrip("0") for word in cells_by_name} == cells_by_name
     with pytest.raises(
         CellAmbiguous, match=r"'nope-d0' fits 2 cells: b10{10} \(nope-d0-s0\), b20{10} \(nope-d0-s1\); add the seed"
     ):
@@ -135,12 +142,14 @@ def test_tail_of_a_large_log_reads_little(tmp_path: Path) -> None:
 
 
 class Following:
-    """A log that is followed in a thread."""
+    """Log that is followed in a thread."""
 
     def __init__(self, path: Path, **options: Any) -> None:
         self.path, self.out, self.running = path, io.StringIO(), True
-        given = {"poll": 0.01} | options
-        self.thread = threading.Thread(target=logs.follow, args=(path, lambda: self.running, self.out), kwargs=given)
+        follow_options = {"poll": 0.01} | options
+        self.thread = threading.Thread(
+            target=logs.follow, args=(path, lambda: self.running, self.out), kwargs=follow_options
+        )
         self.thread.start()
 
     def until(self, text: str) -> None:
@@ -219,9 +228,9 @@ def test_follow_ends_despite_continuous_writing(path: Path, monkeypatch: pytest.
 
         until(over, "the end", pause=0.01)
         log.write("the last\n")
-    told = following.end()
-    assert set(told.splitlines()) <= {"x"}
-    assert path.read_text().startswith(told)
+    followed = following.end()
+    assert set(followed.splitlines()) <= {"x"}
+    assert path.read_text().startswith(followed)
 
 
 COMMAND = """
@@ -258,10 +267,10 @@ def test_attempt_is_alive_while_database_and_process_agree(
     store: Store, attempt: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "LIVENESS_POLL_S", 0.0)
-    found = attempt("a1", state="running")
-    alive = logs.liveness_check(store, found)
+    running = attempt("a1", state="running")
+    alive = logs.liveness_check(store, running)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    store.set_process(found.id, 1, child.pid, psutil.Process(child.pid).create_time())
+    store.set_process(running.id, 1, child.pid, psutil.Process(child.pid).create_time())
     assert alive()
     child.kill()
     child.wait()
@@ -272,12 +281,14 @@ def test_attempt_is_alive_while_database_and_process_agree(
     assert not logs.liveness_check(store, far)()
 
 
-def test_liveness_queries_the_database_once_a_second(store: Store, attempt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    alive, asked = logs.liveness_check(store, attempt("a1", state="running")), []
+def test_liveness_queries_the_database_once_a_second(
+    store: Store, attempt: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive, queries = logs.liveness_check(store, attempt("a1", state="running")), []
     real = Store.attempt
-    monkeypatch.setattr(Store, "attempt", lambda self, key: asked.append(key) or real(self, key))
+    monkeypatch.setattr(Store, "attempt", lambda self, key: queries.append(key) or real(self, key))
     assert all(alive() for _ in range(50))
-    assert len(asked) == 1
+    assert len(queries) == 1
 
 
 def test_lines_as_json() -> None:

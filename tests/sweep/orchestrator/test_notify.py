@@ -1,4 +1,4 @@
-"""What is posted when a launch ends, seen by a web server; and that no address, whatever it does, holds a launch up."""
+"""Notification at the end of a launch, received by a web server; no address delays a launch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tiers import every_nth
 
 
 class Listening:
-    """A server that keeps what is posted to it and answers with `status`."""
+    """Server that stores what is posted to it and answers with `status`."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, dict[str, Any], dict[str, str]]] = []
@@ -51,17 +51,17 @@ class Listening:
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listening]:
     monkeypatch.setenv("no_proxy", "*")
-    made = Listening()
-    thread = threading.Thread(target=made.server.serve_forever, args=(0.01,), daemon=True)
+    server = Listening()
+    thread = threading.Thread(target=server.server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    yield server
+    server.server.shutdown()
+    server.server.server_close()
 
 
 @pytest.fixture
 def ended(tmp_path: Path) -> Callable[..., list[str]]:
-    """ended(url, error=None) ends a launch of three cells, one done and two failed, and gives what it said."""
+    """ended(url, error=None) ends a launch of three cells, one done and two failed, and returns its output."""
     store = open_store(tmp_path / "atma.db", create=True)
     cells = [cell_record(letter) for letter in "abc"]
     store.record_revision("s", grid_text="x", grid_file="x", cells=cells)
@@ -70,29 +70,29 @@ def ended(tmp_path: Path) -> Callable[..., list[str]]:
     ):
         finished(store, cell, "failed" if cause else "done", cause=cause)
 
-    def end(url: str | None, error: BaseException | None = None, whole: bool = False) -> list[str]:
-        said: list[str] = []
+    def end(url: str | None, error: BaseException | None = None, is_finished: bool = False) -> list[str]:
+        printed: list[str] = []
         ending = EndNotifier(
             url, "s", count=lambda: {"done": 1, "failed": 2, "new": 0},
-            states=lambda: list(store.states([c.id for c in cells]).values()), tell=said.append,
+            states=lambda: list(store.states([c.id for c in cells]).values()), tell=printed.append,
         )  # fmt: skip
         with contextlib.nullcontext() if error is None else pytest.raises(type(error)), ending:
-            ending.finished = whole
+            ending.finished = is_finished
             if error is not None:
                 raise error
-        return said
+        return printed
 
     return end
 
 
 def test_what_is_posted(web: Listening, ended: Callable[..., list[str]]) -> None:
     assert ended(web.url) == []
-    ((path, told, headers),) = web.heard
+    ((path, payload, headers),) = web.heard
     assert (path, headers["Content-Type"]) == ("/hook?token=geheim", "application/json")
-    assert 0 <= told.pop("seconds") < 600
-    version = told.pop("atma_sweep")
+    assert 0 <= payload.pop("seconds") < 600
+    version = payload.pop("atma_sweep")
     assert (headers["User-Agent"], version) == (f"atma-sweep/{version}", version)
-    first, second = told.pop("failed")
+    first, second = payload.pop("failed")
     assert first == {
         "cell": "b" * 12,
         "slug": "slug-b",
@@ -101,7 +101,7 @@ def test_what_is_posted(web: Listening, ended: Callable[..., list[str]]) -> None
     }
     assert (len(second["cause"]), "\x1b" in second["cause"]) == (300, False)
     counts = {"done": 1, "failed": 2}
-    assert told == {"sweep": "s", "state": "failed", "exit": 1, "counts": counts, "failed_in_all": 2, "error": None}
+    assert payload == {"sweep": "s", "state": "failed", "exit": 1, "counts": counts, "failed_in_all": 2, "error": None}
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_how_it_ended(
     web: Listening, ended: Callable[..., list[str]], error: BaseException | None, finished: bool, expected: object
 ) -> None:
     assert ended(web.url, error, finished) == []
-    ((_, told, _),) = web.heard
-    assert (told["state"], told["exit"], told["error"]) == expected
-    assert "geheim" not in json.dumps(told)
+    ((_, payload, _),) = web.heard
+    assert (payload["state"], payload["exit"], payload["error"]) == expected
+    assert "geheim" not in json.dumps(payload)
 
 
 @pytest.mark.parametrize("status", every_nth([302, 404, 500], 3))
@@ -138,22 +138,22 @@ def test_silent_server_takes_no_longer_than_the_timeout(
     monkeypatch.setattr(notify, "TIMEOUT_S", 0.3)
     monkeypatch.setenv("no_proxy", "*")
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        said = ended(f"http://127.0.0.1:{deaf.getsockname()[1]}/geheim")
-    assert said == ["127.0.0.1 was not notified: no answer within 0 s"]
+        printed = ended(f"http://127.0.0.1:{deaf.getsockname()[1]}/geheim")
+    assert printed == ["127.0.0.1 was not notified: no answer within 0 s"]
 
 
 def test_neither_does_a_database_that_never_answers(web: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notify, "TIMEOUT_S", 0.3)
-    said: list[str] = []
+    printed: list[str] = []
     stuck = threading.Event()
 
     def states() -> list[Any]:
         stuck.wait(60)
         return []
 
-    with pytest.raises(ZeroDivisionError), EndNotifier(web.url, "s", count=dict, states=states, tell=said.append):
+    with pytest.raises(ZeroDivisionError), EndNotifier(web.url, "s", count=dict, states=states, tell=printed.append):
         raise ZeroDivisionError
-    assert said == ["127.0.0.1 was not notified: no answer within 0 s"]
+    assert printed == ["127.0.0.1 was not notified: no answer within 0 s"]
     stuck.set()
 
 
@@ -189,8 +189,8 @@ def test_launch_posts_its_end(web: Listening, tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.launch("--only", "attn_type=nope", "--notify", web.url)
     bench.launch("--only", "attn_type=nope", "--notify", web.url)
-    first, again = (told for _, told, _ in web.heard)
+    first, again = (payload for _, payload, _ in web.heard)
     assert first["seconds"] > 0
     expected = {"sweep": "micro", "state": "finished", "exit": 0, "counts": {"done": 1}, "failed": []}
-    assert all(told | expected == told for told in (first, again))
+    assert all(payload | expected == payload for payload in (first, again))
     assert bench.sql("SELECT count(*) FROM event WHERE message LIKE '%geheim%'") == [(0,)]

@@ -1,4 +1,4 @@
-"""A probe of a plugin, from the grid to the headings of the reports, and what becomes of its numbers when its file changes."""
+"""Probe of a plugin, from the grid to the headings of reports, and its numbers after the file has changed."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def test_plugin_probe_stores_values_source_and_description(tmp_path: Path) -> No
     ]  # fmt: skip
     assert bench.sql("SELECT DISTINCT source FROM results WHERE probe <> 'glow'") == [(None,)]
     assert bench.sql("SELECT DISTINCT source FROM results WHERE probe = 'glow'") == [(first,)], "its peak memory too"
-    known = dict(bench.sql("SELECT DISTINCT metric, description FROM measurement WHERE probe = 'glow'"))
-    assert json.loads(str(known["light"]))["chance"] == 0.5
-    assert known["heat"] is None
+    descriptions = dict(bench.sql("SELECT DISTINCT metric, description FROM measurement WHERE probe = 'glow'"))
+    assert json.loads(str(descriptions["light"]))["chance"] == 0.5
+    assert descriptions["heat"] is None
     _reports_know_it(tmp_path, first)
 
     # another file measures nothing again: what is there stays, and says what it is from
@@ -91,23 +91,23 @@ def test_plugin_probe_stores_values_source_and_description(tmp_path: Path) -> No
     assert [(row[0], row[-1]) for row in bench.sql(GLOW)] == [(NOPE, first)] * 2 + [(POLAR, second)] * 2
     assert f"lux, n=1, plugin {second[:12]}" in bench.ask("show", POLAR)
     store = open_store(tmp_path / "atma.db")
-    told = [line for line in homogeneity(store, "micro") if "plugin" in line]
+    lines = [line for line in homogeneity(store, "micro") if "plugin" in line]
     versions = sorted([f"{first[:12]} (1 cell)", f"{second[:12]} (1 cell)"])
-    assert told == [f"plugin of the probe glow differs: {', '.join(versions)}"]
-    assert told[0] in make_table("6", store, "micro").above[0]
+    assert lines == [f"plugin of the probe glow differs: {', '.join(versions)}"]
+    assert lines[0] in make_table("6", store, "micro").above[0]
     store.close()
 
 
 def _reports_know_it(folder: Path, source: str) -> None:
     store = open_store(folder / "atma.db")
     table = make_table("6", store, "micro")
-    place = table.columns.index("Glow@32")
-    assert table.columns[place : place + 3] == ("Glow@32", "Glow@64", "MFU")
-    assert [row[place] for row in table.rows] == ["96.0", "97.0"]
-    assert {(r, c) for r, c in table.best if c == place} == {(1, place)}, "more is better"
-    assert {row["values"][place - table.text_columns]["source"] for row in table.raw} == {source}
-    words = "Light of all lamps together. More is better. A trivial answer scores 0.5 lux."
-    assert f"Glow, lux: {words}" in table.notes
+    index = table.columns.index("Glow@32")
+    assert table.columns[index : index + 3] == ("Glow@32", "Glow@64", "MFU")
+    assert [row[index] for row in table.rows] == ["96.0", "97.0"]
+    assert {(r, c) for r, c in table.best if c == index} == {(1, index)}, "more is better"
+    assert {row["values"][index - table.text_columns]["source"] for row in table.raw} == {source}
+    description = "Light of all lamps together. More is better. A trivial answer scores 0.5 lux."
+    assert f"Glow, lux: {description}" in table.notes
     assert "plugin" not in " ".join(table.above), "one version of it: nothing to know"
     packed = re.findall(r'<script[^>]*id="core"[^>]*>(.*?)</script>', dashboard(store, "micro"), re.DOTALL)[0]
     page = json.loads(decode_block(packed))
@@ -117,12 +117,12 @@ def _reports_know_it(folder: Path, source: str) -> None:
     assert drawn[2:] == [
         ("needle", "Needle: digits right", "%"), ("glow", "Glow: Light of all lamps together", "lux"),
     ]  # fmt: skip
-    assert {key["definition"] for key in page["keys"] if key["metric"] == "light"} == {words}
+    assert {key["definition"] for key in page["keys"] if key["metric"] == "light"} == {description}
     assert "In their own units: Glow@32 lux, Glow@64 lux." in make_table("effects", store, "micro").notes
     frame = collect(store, load_sweep_data(store, "micro")).frame
     assert set(frame[frame["measure"] == "Glow@64"]["unit"]) == {"lux"}
     data = load_sweep_data(store, "micro")
-    assert data.metric("glow", "light").definition == words
+    assert data.metric("glow", "light").definition == description
     assert data.metric("glow", "heat").definition == (
         "Recorded by the probe glow, which says no more of it than its name and unit."
     )

@@ -1,4 +1,4 @@
-"""What the machine refuses, told in one line: exit 3, no traceback, no cell taken."""
+"""Refusals of the operating system: one line, exit code 3, no traceback, no cell claimed."""
 
 from __future__ import annotations
 
@@ -22,26 +22,28 @@ LAUNCH = ("launch", "micro.yaml", "--executor", "local", "--only", "attn_type=no
 
 
 def sole_line(code: int, error: str, expected: int = 3) -> str:
-    """The only line of an error."""
+    """Return the only line of an error; assert its exit code."""
     assert code == expected, error
     (line,) = [line for line in error.splitlines() if not line.startswith(("text:", "micro:", "to train:", "disk:"))]
     assert line.startswith("atma-sweep: ")
     return line
 
 
-@pytest.mark.parametrize(("runs", "expected", "said"), [
+@pytest.mark.parametrize(("runs", "expected", "expected_text"), [
     ("file", 2, "is no folder; name another with --runs"),
     ("file/below", 2, "Not a directory"),
     ("dangling", 2, "is a link to nothing; name another with --runs"),
     ("/proc/nowhere", 2, "No such file or directory"),
     (b"\xff".decode(errors="surrogateescape"), 3, "is not in UTF-8, so it cannot be written down; rename it"),
 ])  # fmt: skip
-def test_unusable_runs_folder_is_refused(tmp_path: Path, run: Run, runs: str, expected: int, said: str) -> None:
+def test_unusable_runs_folder_is_refused(
+    tmp_path: Path, run: Run, runs: str, expected: int, expected_text: str
+) -> None:
     Bench(tmp_path)
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to("/nowhere/x")
     code, _, error = run(*LAUNCH, "--runs", runs)
-    assert said in sole_line(code, error, expected)
+    assert expected_text in sole_line(code, error, expected)
     assert not (tmp_path / "atma.db").exists()
 
 
@@ -73,7 +75,7 @@ def test_what_is_no_fault_of_the_machine_stays_a_traceback() -> None:
 
 
 class Gone(io.StringIO):
-    """A terminal that was closed."""
+    """Terminal that was closed."""
 
     def write(self, text: str) -> int:
         raise OSError(5, "Input/output error")
@@ -90,7 +92,7 @@ def test_a_launch_speaks_into_the_void() -> None:
 
 
 def refused(bench: Bench, *arguments: str, before: Callable[[], object] | None = None) -> str:
-    """As somebody whom permissions bind, which they do not bind root."""
+    """Run a command as a user who is bound by permissions, which root is not."""
     prefix: list[str] = []
     if os.geteuid() == 0:
         prefix = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
@@ -111,18 +113,21 @@ def test_a_database_that_cannot_be_written(tmp_path: Path) -> None:
     database = tmp_path / "atma.db"
     database.chmod(0o444)
     assert f"{database} cannot be written here, only read; see to its permissions" in refused(bench, *LAUNCH)
-    other = tmp_path / "other"
-    other.mkdir()
-    shutil.copy(database, other / "atma.db")
-    other.chmod(0o555)
+    second = tmp_path / "other"
+    second.mkdir()
+    shutil.copy(database, second / "atma.db")
+    second.chmod(0o555)
     try:
-        for words in (("status", "--db", "other/atma.db"), (*LAUNCH, "--db", "other/atma.db", "--runs", "atma-runs")):
-            assert "cannot be written here, and even reading needs that" in refused(bench, *words)
+        for arguments in (
+            ("status", "--db", "other/atma.db"),
+            (*LAUNCH, "--db", "other/atma.db", "--runs", "atma-runs"),
+        ):
+            assert "cannot be written here, and even reading needs that" in refused(bench, *arguments)
         assert "Permission denied; see to its permissions, or name another place" in refused(
             bench, *LAUNCH, "--db", "other/new.db"
         )
     finally:
-        other.chmod(0o755)
+        second.chmod(0o755)
 
 
 @pytest.mark.slow
@@ -134,14 +139,14 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.parametrize(("where", "said"), [
+@pytest.mark.parametrize(("where", "expected_text"), [
     ("/proc/nowhere", "ray-.* cannot be used: .* set RAY_TMPDIR to another folder"),
     ("/tmp/" + 90 * "x", "Ray cannot start: .*107 bytes.*; set RAY_TMPDIR to another folder, or launch with --executor local"),
 ])  # fmt: skip
-def test_a_ray_that_cannot_start(tmp_path: Path, where: str, said: str) -> None:
+def test_a_ray_that_cannot_start(tmp_path: Path, where: str, expected_text: str) -> None:
     bench = Bench(tmp_path)
     bench.env["RAY_TMPDIR"] = where
     line = refused(bench, "launch", "micro.yaml", "--executor", "ray", "--only", "attn_type=nope")
     shutil.rmtree(where, ignore_errors=True)
-    assert re.search(said, line), line
+    assert re.search(expected_text, line), line
     assert bench.sql("SELECT owner FROM sweep") == [(None,)]

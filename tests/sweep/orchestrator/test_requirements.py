@@ -1,4 +1,4 @@
-"""A launch that a machine cannot carry out is refused once, with everything that is missing."""
+"""Launches that a machine cannot carry out are refused once, with everything that is missing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEEDS = {"GPU": "gpus: 1, gpu_type: H200", "CPU cores": "cpus: 5", "memory": "me
 
 
 def take(kind: str, patch: pytest.MonkeyPatch) -> None:
-    """Takes its disk or its packages away from this machine."""
+    """Function that removes disk space or packages from this machine."""
     if kind == "disk":
         patch.setattr(storage, "free_bytes", lambda folder: 1000)
     elif kind == "packages":
@@ -38,7 +38,7 @@ def take(kind: str, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A machine that has enough."""
+    """Machine that has enough of everything."""
     monkeypatch.setattr(hardware, "gpu_names", lambda: ["NVIDIA L4"])
     monkeypatch.setattr(hardware, "cpu_count", lambda: 4)
     monkeypatch.setattr(hardware, "memory_gb", lambda: 32.0)
@@ -57,7 +57,7 @@ def text_of(lacking: tuple[str, ...], *, more: str = "") -> str:
 
 
 def request_of(grid: Path, runs: Path, **options: Any) -> LaunchRequest:
-    """A launch of every cell of a grid, its text not prepared."""
+    """Return a launch request for every cell of a grid, its text not prepared."""
     loaded = load_grid(grid)
     cells, _ = admission.expand_grid(loaded, runs / "corpora", dry=True)
     return LaunchRequest(grid=loaded, cells=cells, runs=runs, **options)
@@ -84,7 +84,7 @@ def test_lacks_lists_every_combination(write: Write, machine: pytest.MonkeyPatch
 def test_refused_launch_names_all_lacks(
     write: Write, machine: pytest.MonkeyPatch, tmp_path: Path, command: Command
 ) -> None:
-    """The numbers: 2 cells of 150 steps of 1,024 tokens; 118M tokens of three bytes."""
+    """2 cells of 150 steps of 1,024 tokens; 118M tokens of three bytes."""
     path = write(text_of(KINDS))
     take("disk", machine)
     take("packages", machine)
@@ -156,7 +156,7 @@ def test_disk_without_room_for_all_weights_warns(write: Write, machine: pytest.M
 def test_cluster_asks_this_machine_for_text_and_packages(
     write: Write, machine: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its attempts run on other machines."""
+    """Attempts of a cluster run on other machines."""
     request = request_of(write(text_of(KINDS)), tmp_path, executor="cluster", address="127.0.0.1:1")
     take("disk", machine)
     take("packages", machine)
@@ -174,7 +174,7 @@ def test_cpu_build_of_torch_is_recognised(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture
 def stayed(monkeypatch: pytest.MonkeyPatch) -> list[LaunchRequest]:
-    """Launches that would have begun."""
+    """Launches that would have started."""
     requests: list[LaunchRequest] = []
 
     def stay(request: LaunchRequest, *rest: Any) -> LaunchOutcome:

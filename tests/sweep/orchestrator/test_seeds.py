@@ -1,4 +1,4 @@
-"""Waves of seeds: from the database alone, within a budget, never past a failed cell, and the same after a new beginning."""
+"""Waves of seeds: from the database alone, within a budget, never past a failed cell, and the same after a restart."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ def value(cell: Cell) -> float:
 
 
 class Sweep:
-    """A sweep whose cells are done as soon as somebody says so."""
+    """Sweep whose cells are done as soon as a test says so."""
 
     def __init__(self, write: Write, folder: Path, ci: float, more: str = "") -> None:
         self.store = open_store(folder / "a.db", create=True)
         self.runs = folder
         self.grid = load_grid(write(HEAD + RULE % ci + more))
-        self.told: list[str] = []
+        self.lines: list[str] = []
 
     @contextmanager
     def launched(self, allowed: float | None = None) -> Iterator[Seeds]:
-        """What a launch makes: its claim, and who adds seeds."""
+        """Claim the sweep and yield its source of seeds, as a launch does."""
         request = LaunchRequest(
             grid=self.grid, cells=self.grid.expand(fingerprint), runs=self.runs, commit=("c", False)
         )
         request = replace(launch.with_stop_seeds(request, self.store), budget=allowed)
         self.fence = launch.claim(request, self.store, ME)
-        seeds = launch.seeds_source(request, self.store, self.fence, self.told.append)
+        seeds = launch.seeds_source(request, self.store, self.fence, self.lines.append)
         assert seeds is not None
         yield seeds
         self.store.release_sweep("g", self.fence)
@@ -72,12 +72,12 @@ class Sweep:
             self.store.finish_attempt(attempt.id, attempt.fence, state)  # type: ignore[arg-type]
 
     def through(self, seeds: Seeds, most: int = 99) -> list[list[str]]:
-        """Every wave, by slugs, until there is none or so many were made."""
-        made = []
-        while len(made) < most and (tasks := seeds.next_tasks(lambda resources: True)):
-            made.append(sorted(task.cell.slug for task in tasks))
+        """Return the slugs of every wave, until there is none or that many cells were made."""
+        tasks_done = []
+        while len(tasks_done) < most and (tasks := seeds.next_tasks(lambda resources: True)):
+            tasks_done.append(sorted(task.cell.slug for task in tasks))
             self.finish([task.cell for task in tasks])
-        return made
+        return tasks_done
 
 
 def slugs(*seeds: int) -> list[list[str]]:
@@ -91,143 +91,143 @@ def sweep(write: Write, tmp_path: Path) -> Callable[..., Sweep]:
 
 def test_added_seed_cells_equal_those_of_a_grid_with_these_seeds(write: Write) -> None:
     grid = load_grid(write(HEAD + RULE % 1))
-    found = replicates.with_further_seeds(grid, grid.expand(fingerprint), None)
-    assert [cell.config.seed for cell in found] == [0, 0, 0, 0, 1, 1, 2, 2]
+    with_seeds = replicates.with_further_seeds(grid, grid.expand(fingerprint), None)
+    assert [cell.config.seed for cell in with_seeds] == [0, 0, 0, 0, 1, 1, 2, 2]
     listed = {cell.slug: cell for cell in load_grid(write(HEAD + "seeds: 5\n")).expand(fingerprint)}
-    every = replicates.every_cell(grid, found)
+    every = replicates.every_cell(grid, with_seeds)
     assert len(every) == 4 + 2 * 4
     for cell in every:
         assert cell == listed[cell.slug]
-    assert replicates.with_further_seeds(grid, found, None) == found
+    assert replicates.with_further_seeds(grid, with_seeds, None) == with_seeds
 
 
 def test_waves_until_it_is_narrow_enough(sweep: Callable[..., Sweep]) -> None:
-    one = sweep(1e-9)
-    with one.launched() as seeds:
+    seeded = sweep(1e-9)
+    with seeded.launched() as seeds:
         assert seeds.next_tasks(lambda resources: True) == [], "nothing before the first cells are there"
-        one.finish(seeds.cells)
-        assert one.through(seeds) == slugs(3, 4)
+        seeded.finish(seeds.cells)
+        assert seeded.through(seeds) == slugs(3, 4)
     assert seeds.end_messages == [
         "stopped after 5 seeds, as many as max_seeds allows, though no interval is at most 0.0000000010 nats wide"
     ]
-    looks = [event.message for event in one.store.events(sweep="g") if event.kind == "look"]
+    looks = [event.message for event in seeded.store.events(sweep="g") if event.kind == "look"]
     assert [message.partition(" of at most 3")[0] for message in looks] == [f"memory: on - off, val.val_loss, attn_type polar: look {n}" for n in (1, 2, 3)]  # fmt: skip
-    listed = one.store.cell_states("g")
+    listed = seeded.store.cell_states("g")
     assert [state.slug for state in listed[8:]] == [slug for wave in slugs(3, 4) for slug in wave]
-    forecast = forecast_of(one.store.revision("g").options)
+    forecast = forecast_of(seeded.store.revision("g").options)
     assert forecast is not None
     assert all(forecast.cell(position) for position in range(12)), "what was added is predicted, too"
     # once more: the same looks, no further seed, the same revision
-    with one.launched() as again:
+    with seeded.launched() as again:
         assert again.next_tasks(lambda resources: True) == []
-    assert (again.end_messages, one.store.revision("g").number) == (seeds.end_messages, 1)
-    assert len([event for event in one.store.events(sweep="g") if event.kind == "look"]) == 3
+    assert (again.end_messages, seeded.store.revision("g").number) == (seeds.end_messages, 1)
+    assert len([event for event in seeded.store.events(sweep="g") if event.kind == "look"]) == 3
 
 
 @pytest.mark.thorough
 def test_restarted_launch_makes_the_same_looks(sweep: Callable[..., Sweep]) -> None:
-    one = sweep(1e-9)
-    with one.launched() as seeds:
-        one.finish(seeds.cells)
+    seeded = sweep(1e-9)
+    with seeded.launched() as seeds:
+        seeded.finish(seeds.cells)
         (wave,) = [seeds.next_tasks(lambda resources: True)]
-        one.finish([wave[0].cell])  # and is killed
-    with one.launched() as seeds:
+        seeded.finish([wave[0].cell])  # and is killed
+    with seeded.launched() as seeds:
         assert [cell.slug for cell in seeds.cells[8:]] == slugs(3)[0]
         assert seeds.next_tasks(lambda resources: True) == [], "the wave is not complete"
-        one.finish([wave[1].cell])
-        assert one.through(seeds) == slugs(4)
-    assert one.store.revision("g").number == 1
-    seen = stopping_status(one.store, "g")
+        seeded.finish([wave[1].cell])
+        assert seeded.through(seeds) == slugs(4)
+    assert seeded.store.revision("g").number == 1
+    seen = stopping_status(seeded.store, "g")
     assert seen is not None
     assert [look.seeds for look in seen.looks] == [3, 4, 5]
 
 
 @pytest.mark.thorough
 def test_wide_enough_from_the_start_adds_nothing(sweep: Callable[..., Sweep]) -> None:
-    one = sweep(1000)
-    with one.launched() as seeds:
-        one.finish(seeds.cells)
-        assert one.through(seeds) == []
+    seeded = sweep(1000)
+    with seeded.launched() as seeds:
+        seeded.finish(seeds.cells)
+        assert seeded.through(seeds) == []
     assert seeds.end_messages[0].startswith("stopped after 3 seeds: ")
     assert seeds.end_messages[0].endswith(" nats wide, 1000.000 nats were asked for")
 
 
 @pytest.mark.thorough
 def test_failed_cell_blocks_the_look_and_diverged_cell_does_not(sweep: Callable[..., Sweep]) -> None:
-    one = sweep(1e-9)
-    with one.launched() as seeds:
+    seeded = sweep(1e-9)
+    with seeded.launched() as seeds:
         last, rest = seeds.cells[-1], seeds.cells[:-1]
-        one.finish(rest)
-        one.finish([last], "failed")
-        assert one.through(seeds) == []
-    with one.launched() as seeds:
-        one.finish([last], "diverged")
-        assert one.through(seeds, 1) == slugs(3)
-    assert "after 3 of at most 5 seeds" in one.told[0]
-    assert one.told[0].endswith("1 seed left out for want of numbers")
+        seeded.finish(rest)
+        seeded.finish([last], "failed")
+        assert seeded.through(seeds) == []
+    with seeded.launched() as seeds:
+        seeded.finish([last], "diverged")
+        assert seeded.through(seeds, 1) == slugs(3)
+    assert "after 3 of at most 5 seeds" in seeded.lines[0]
+    assert seeded.lines[0].endswith("1 seed left out for want of numbers")
 
 
 @pytest.mark.thorough
-def test_budget_ends_the_rule_and_a_larger_one_resumes(sweep: Callable[..., Sweep]) -> None:
-    one = sweep(1e-9)
-    with one.launched(allowed=1e-6) as seeds:
-        one.finish(seeds.cells)
-        assert one.through(seeds) == []
+def test_budget_ends_the_rule_and_a_larger_budget_resumes(sweep: Callable[..., Sweep]) -> None:
+    seeded = sweep(1e-9)
+    with seeded.launched(allowed=1e-6) as seeds:
+        seeded.finish(seeds.cells)
+        assert seeded.through(seeds) == []
     assert seeds.end_messages[0].startswith("stopped after 3 seeds by the budget: ")
-    asked = float(seeds.end_messages[0].rpartition("--budget ")[2].split("h")[0])
-    with one.launched(allowed=asked) as seeds:
-        assert one.through(seeds, 1) == slugs(3)
+    budget = float(seeds.end_messages[0].rpartition("--budget ")[2].split("h")[0])
+    with seeded.launched(allowed=budget) as seeds:
+        assert seeded.through(seeds, 1) == slugs(3)
 
 
 @pytest.mark.thorough
 def test_cells_that_another_sweep_has_trained_cost_nothing(sweep: Callable[..., Sweep], write: Write) -> None:
-    one = sweep(1e-9)
-    other = load_grid(write(HEAD.replace("name: g", "name: other") + "seeds: 5\n", name="other.yaml"))
-    cells = other.expand(fingerprint)
-    claimed = LaunchRequest(grid=other, cells=cells, runs=one.runs, commit=("c", False))
-    one.fence = launch.claim(claimed, one.store, ME)
+    seeded = sweep(1e-9)
+    longer_grid = load_grid(write(HEAD.replace("name: g", "name: other") + "seeds: 5\n", name="other.yaml"))
+    cells = longer_grid.expand(fingerprint)
+    claimed = LaunchRequest(grid=longer_grid, cells=cells, runs=seeded.runs, commit=("c", False))
+    seeded.fence = launch.claim(claimed, seeded.store, ME)
     for cell in cells:
-        attempt = one.store.start_attempt(cell.id, owner=ME, fence=one.fence, sweep="other")
-        found = Measurement(probe="val", metric="val_loss", value=value(cell), unit="nats/token")
-        DatabaseRecorder(one.store, attempt.id, attempt.fence).measurements([found])
-        one.store.finish_attempt(attempt.id, attempt.fence, "done")
-    one.store.release_sweep("other", one.fence)
-    with one.launched() as seeds:
-        assert one.through(seeds) == []
+        attempt = seeded.store.start_attempt(cell.id, owner=ME, fence=seeded.fence, sweep="other")
+        measurement = Measurement(probe="val", metric="val_loss", value=value(cell), unit="nats/token")
+        DatabaseRecorder(seeded.store, attempt.id, attempt.fence).measurements([measurement])
+        seeded.store.finish_attempt(attempt.id, attempt.fence, "done")
+    seeded.store.release_sweep("other", seeded.fence)
+    with seeded.launched() as seeds:
+        assert seeded.through(seeds) == []
     assert seeds.end_messages[0].startswith("stopped after 5 seeds")
-    assert len(one.store.cell_states("g")) == 12
+    assert len(seeded.store.cell_states("g")) == 12
 
 
 @pytest.mark.thorough
 def test_who_lost_the_sweep_adds_nothing(sweep: Callable[..., Sweep]) -> None:
-    one = sweep(1e-9)
-    with one.launched() as seeds:
-        one.finish(seeds.cells)
-        one.store.release_sweep("g", one.fence)
+    seeded = sweep(1e-9)
+    with seeded.launched() as seeds:
+        seeded.finish(seeds.cells)
+        seeded.store.release_sweep("g", seeded.fence)
         with pytest.raises(LeaseLost):
             seeds.next_tasks(lambda resources: True)
-        assert len(one.store.cell_states("g")) == 8
+        assert len(seeded.store.cell_states("g")) == 8
 
 
 def test_a_plan_says_what_all_seeds_would_cost(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.grid(more="stop: {contrast: attn_type, metric: val_loss, ci: 0.1, max_seeds: 6}\n")
-    told = bench.plan()
-    stop: Any = told["stop"]
+    planned = bench.plan()
+    stop: Any = planned["stop"]
     assert (stop["looks_after"], stop["seeds_now"], stop["configurations"], stop["verdict"]) == (
         [3, 4, 5, 6],
         3,
         2,
         None,
     )
-    price: Any = told["price"]
+    price: Any = planned["price"]
     assert stop["price_of_all"]["hours"]["likely"] == pytest.approx(2 * price["hours"]["likely"], rel=0.01)
-    words = bench.ask("plan", "micro.yaml")
+    plan_text = bench.ask("plan", "micro.yaml")
     assert (
         "stop: attn_type: polar - nope, val.val_loss: seeds are added to 2 configurations until its interval is at most 0.100 nats wide"
-        in words
+        in plan_text
     )
-    assert "stop: the price is that of 3 seeds; should all 6 be needed, it is" in words
+    assert "stop: the price is that of 3 seeds; should all 6 be needed, it is" in plan_text
 
 
 @only_long
@@ -244,10 +244,10 @@ def test_a_rule_is_carried_out_killed_in_between_and_continued(tmp_path: Path) -
     bench.gone()
     (before,) = bench.sql("SELECT count(*) FROM revision_cell")
     assert before == (8,), "a wave is listed as a whole before it starts"
-    told = bench.launch()
+    output = bench.launch()
     bench.once(8)
     assert bench.sql("SELECT DISTINCT number FROM revision") == [(1,)]
     assert [message.partition(" of at most 2,")[0][-6:] for (message,) in bench.sql("SELECT message FROM event WHERE kind = 'look'")] == ["look 1", "look 2"]  # fmt: skip
-    assert "stop: stopped after 4 seeds, as many as max_seeds allows" in told
+    assert "stop: stopped after 4 seeds, as many as max_seeds allows" in output
     report = bench.ask("report", "--table", "contrasts")
     assert "Look 2 of at most 2, after 4 of at most 4 seeds" in " ".join(report.split())

@@ -1,4 +1,4 @@
-"""A supervisor that is given further tasks while it runs, with attempts that only say they were made."""
+"""Supervisor that receives further tasks while it runs, with attempts that do no work."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ from machine import Machine
 
 
 class Waves:
-    """Two tasks, and when both have ended two more, as long as there are cells; the attempt of `attempts_to_prune` is ended."""
+    """Two tasks, then two more when both have ended, while cells remain; one attempt is pruned."""
 
     def __init__(self, tasks: Sequence[Task], hopeless: str | None = None) -> None:
-        self.left, self.out, self.given_up = list(tasks), set[str](), hopeless
-        self.told: list[tuple[str, str, str | None]] = []
+        self.remaining, self.out, self.pruned_cell = list(tasks), set[str](), hopeless
+        self.ends: list[tuple[str, str, str | None]] = []
 
     def next_tasks(self, fits: CapacityCheck) -> Sequence[Task]:
-        if self.out or not self.left or not fits(self.left[0].cell.config.resources):
+        if self.out or not self.remaining or not fits(self.remaining[0].cell.config.resources):
             return []
-        wave, self.left = self.left[:2], self.left[2:]
+        wave, self.remaining = self.remaining[:2], self.remaining[2:]
         self.out = {task.cell.id for task in wave}
         return wave
 
     def ended(self, task: Task, attempt: Attempt, will_retry: bool) -> None:
         assert not will_retry
         self.out.discard(task.cell.id)
-        self.told.append((task.cell.id, attempt.state, attempt.failure))
+        self.ends.append((task.cell.id, attempt.state, attempt.failure))
 
     def attempts_to_prune(self, attempts: Sequence[Attempt]) -> Mapping[int, str]:
-        return {one.id: "worse than all" for one in attempts if one.cell_id == self.given_up and one.step}
+        return {
+            attempt.id: "worse than all" for attempt in attempts if attempt.cell_id == self.pruned_cell and attempt.step
+        }
 
 
 @pytest.fixture
@@ -62,8 +64,8 @@ def test_task_source_is_polled_until_empty(held: Any, tmp_path: Path) -> None:
     first, rest = tasks[:1], tasks[1:6]
     source = Waves(rest)
     machine = run(held, first, source, 4, tmp_path)
-    assert [cell for cell, _, _ in source.told[:1]] == [first[0].cell.id], "of its own tasks it tells, too"
-    assert sorted(source.told) == sorted((task.cell.id, "done", None) for task in [*first, *rest])
+    assert [cell for cell, _, _ in source.ends[:1]] == [first[0].cell.id], "of its own tasks it tells, too"
+    assert sorted(source.ends) == sorted((task.cell.id, "done", None) for task in [*first, *rest])
     assert machine.most == 3, "while the first ran there was room for the first wave"
     assert all(len(store.attempts(task.cell.id)) == 1 for task in [*first, *rest])
 
@@ -71,7 +73,7 @@ def test_task_source_is_polled_until_empty(held: Any, tmp_path: Path) -> None:
 def test_task_source_is_not_polled_without_capacity(held: Any, tmp_path: Path) -> None:
     source = Waves(held[2][1:4])
     assert run(held, held[2][:1], source, 1, tmp_path).most == 1
-    assert len(source.told) == 4
+    assert len(source.ends) == 4
 
 
 def test_what_is_hopeless_is_ended_and_its_cell_is_pruned(held: Any, tmp_path: Path) -> None:
@@ -82,7 +84,7 @@ def test_what_is_hopeless_is_ended_and_its_cell_is_pruned(held: Any, tmp_path: P
     (attempt,) = store.attempts(lost)
     assert machine.stopped == {attempt.id}
     assert (attempt.state, attempt.failure, attempt.cause) == ("interrupted", "pruned", "worse than all")
-    assert (lost, "interrupted", "pruned") in source.told
+    assert (lost, "interrupted", "pruned") in source.ends
     states = {state.cell_id: state.state for state in store.cell_states("quick")}
     assert [states[task.cell.id] for task in tasks[:5]] == ["done", "pruned", "done", "done", "new"]
     assert store.sweep("quick").counts == {"done": 3, "pruned": 1, "new": len(states) - 4}

@@ -1,4 +1,4 @@
-"""Studies through a supervisor, with attempts that only say they were made: killed anywhere, no trial is lost and none is made twice."""
+"""Studies through a supervisor, with attempts that do no work: killed anywhere, no trial is lost or made twice."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def loss(config: Mapping[str, Any], step: int) -> float:
 
 
 class Bench:
-    """A folder with a grid and a database, in which a study is launched as often as one likes."""
+    """Folder with a grid and a database, in which a study is launched any number of times."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -69,12 +69,12 @@ class Bench:
 
     def space(self) -> TrialSpace:
         grid = load_grid(self.folder / "g.yaml")
-        found = space_of(grid, grid.expand(lambda data: "0" * 12), self.folder)
-        assert found is not None
-        return found
+        space = space_of(grid, grid.expand(lambda data: "0" * 12), self.folder)
+        assert space is not None
+        return space
 
     def launch(self, *, room: int = 1, lives: int | None = None, loss: Any = loss) -> Machine:
-        """As launch.run does it, but for the machine. A launch that is killed leaves everything as it stood."""
+        """Launch like launch.run, on a stand-in machine. A killed launch leaves everything as it stood."""
         space, machine = self.space(), Machine(self.store, room, steps=STEPS, loss=loss, lives=lives)
         request = LaunchRequest(grid=space.grid, cells=[], space=space, runs=self.runs)
         revision = NewRevision(
@@ -101,22 +101,22 @@ class Bench:
         return progress_of(self.space(), self.store, again=False).finished
 
     def steps(self) -> dict[str, int]:
-        """By cell: the steps that its attempts made, each counted once for every time that it was made."""
-        made: Counter[str] = Counter()
+        """Return the steps of each cell's attempts, counted each time they were made."""
+        proposed_counts: Counter[str] = Counter()
         for cell in {trial.cell for trial in self.trials()} - {None}:
             before = 0
             for attempt in self.store.attempts(str(cell)):
-                made[str(cell)] += attempt.step - before
+                proposed_counts[str(cell)] += attempt.step - before
                 before = attempt.step
-        return dict(made)
+        return dict(proposed_counts)
 
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(supervisor, "POLL_S", 0.0)
-    found = Bench(tmp_path)
-    yield found
-    found.store.close()
+    bench = Bench(tmp_path)
+    yield bench
+    bench.store.close()
 
 
 def to_the_end(bench: Bench, launch: Callable[[], Any], most: int = 60) -> int:
@@ -143,17 +143,15 @@ KINDS = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
-def test_repeatedly_killed_study_makes_identical_trials(
-    bench: Bench, tmp_path: Path, kind: str
-) -> None:
-    whole = Bench(tmp_path / "whole")
-    for one in (bench, whole):
-        one.edit(*KINDS[kind])
-    whole.launch()
+def test_repeatedly_killed_study_makes_identical_trials(bench: Bench, tmp_path: Path, kind: str) -> None:
+    uninterrupted = Bench(tmp_path / "whole")
+    for candidate in (bench, uninterrupted):
+        candidate.edit(*KINDS[kind])
+    uninterrupted.launch()
     lives = iter([0, 3, 11, 1, 14, *[17] * 50])
     assert to_the_end(bench, lambda: bench.launch(lives=next(lives))) >= 3
     assert [trial.number for trial in bench.trials()] == list(range(8))
-    assert bench.trials() == whole.trials()
+    assert bench.trials() == uninterrupted.trials()
     assert {trial.standing for trial in bench.trials()} <= {"done", "pruned"}
     assert bench.finished()
     # every step once, whoever made it: what was made before a kill was gone on with
@@ -165,7 +163,7 @@ def test_repeatedly_killed_study_makes_identical_trials(
     before = bench.store.events()
     bench.launch()
     assert bench.store.events() == before, "a study that is made is not made again"
-    whole.store.close()
+    uninterrupted.store.close()
 
 
 @pytest.mark.thorough
@@ -174,27 +172,27 @@ def test_repeatedly_killed_study_makes_identical_trials(
 def test_a_kill_between_two_writes_leaves_nothing_to_repair(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, after: bool
 ) -> None:
-    whole = Bench(tmp_path / "whole")
-    for one in (bench, whole):
-        one.edit(*KINDS["asha"])
-    whole.launch()
+    uninterrupted = Bench(tmp_path / "whole")
+    for candidate in (bench, uninterrupted):
+        candidate.edit(*KINDS["asha"])
+    uninterrupted.launch()
     owner: Any = Store if call == "start_attempt" else StudyWriter
     real, calls = getattr(owner, call), [0]
 
-    def dying(*given: Any, **more: Any) -> Any:
+    def dying(*arguments: Any, **more: Any) -> Any:
         calls[0] += 1
         dies = calls[0] % 4 == 0
         if dies and not after:
             raise Killed
-        found = real(*given, **more)
+        result = real(*arguments, **more)
         if dies:
             raise Killed
-        return found
+        return result
 
     monkeypatch.setattr(owner, call, dying)
     assert to_the_end(bench, bench.launch) >= 2
-    assert bench.trials() == whole.trials()
-    whole.store.close()
+    assert bench.trials() == uninterrupted.trials()
+    uninterrupted.store.close()
 
 
 @pytest.mark.thorough
@@ -214,17 +212,17 @@ def test_parallel_study_numbers_each_trial_once_despite_kills(bench: Bench) -> N
 
 
 @pytest.mark.thorough
-def test_study_runs_as_many_trials_as_fit(bench: Bench) -> None:
+def test_study_fills_the_machine_with_trials(bench: Bench) -> None:
     assert bench.launch(room=3).most == 3
     assert len({trial.params["train.muon_lr"] for trial in bench.trials()}) == 8
 
 
 def train(bench: Bench, cells: Sequence[Cell]) -> None:
-    """Trains cells as those of another sweep."""
+    """Train cells as those of another sweep."""
     fence = hold_sweep(bench.store, cells, "other")
     machine = Machine(bench.store, 1, steps=STEPS, loss=loss)
-    one = supervisor_of(bench.store, fence, machine, bench.runs, name="other")
-    one.run(planner.plan(cells, bench.store.states({cell.id for cell in cells})).tasks)
+    supervisor_ = supervisor_of(bench.store, fence, machine, bench.runs, name="other")
+    supervisor_.run(planner.plan(cells, bench.store.states({cell.id for cell in cells})).tasks)
     bench.store.release_sweep("other", fence)
 
 
