@@ -49,7 +49,7 @@ def commands() -> dict[str, click.Command]:
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
-def test_every_command_and_option_has_help(name: str) -> None:
+def test_commands_and_options_all_have_help(name: str) -> None:
     command = commands()[name]
     assert command.help
     assert [parameter.name for parameter in command.params if not parameter.help] == []  # type: ignore[attr-defined]
@@ -58,7 +58,7 @@ def test_every_command_and_option_has_help(name: str) -> None:
     assert result.exit_code == 0
 
 
-def test_the_guide_counts_the_formats_that_there_are() -> None:
+def test_guide_counts_the_existing_formats() -> None:
     count = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
     expected = f"every table in {count[len(report_folder.FILES)]} formats, every figure in {count[len(files.FORMATS)]}"
     assert expected in (ROOT / "docs" / "guide.md").read_text()
@@ -215,7 +215,7 @@ def test_system_error_is_a_single_line(run, monkeypatch, error: OSError, code: i
     "error", [FileNotFoundError(errno.ENOENT, "No such file", "/x"), OSError("ours"), ValueError("x")]
 )
 @pytest.mark.usefixtures("no_databases")
-def test_an_error_that_may_be_ours_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_possible_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def broken() -> None:
         raise error
 
@@ -223,9 +223,7 @@ def test_an_error_that_may_be_ours_is_not_dressed_up(monkeypatch: pytest.MonkeyP
         cli.main(broken)
 
 
-def test_a_missing_package_is_a_single_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_package_is_a_single_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """In a Python without that package, like a machine that has only torch."""
     monkeypatch.setitem(sys.modules, "pydantic", None)
 
@@ -258,7 +256,7 @@ def examples(command: click.Command) -> list[str]:
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
-def test_every_command_shows_how_it_is_called(name: str) -> None:
+def test_examples_of_every_command_parse_in_80_columns(name: str) -> None:
     """Its own options and valid values appear in lines that a terminal of 80 columns does not break."""
     shown = examples(commands()[name])
     assert shown
@@ -271,7 +269,7 @@ def test_every_command_shows_how_it_is_called(name: str) -> None:
 
 
 @pytest.mark.usefixtures("no_databases")
-def test_a_bug_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bug_prints_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise RuntimeError("ours")
 
@@ -298,7 +296,7 @@ def test_lean_app_command_equals_that_of_the_full_app(word: str) -> None:
         assert cli.lean_app(arguments) is cli.app
 
 
-def test_what_typer_would_leave_as_it_is_needs_no_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lean_conversion_equals_that_of_typer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given values, including wrong ones, are converted by typer; defaults, None and text need no conversion."""
     calls: list[dict[str, Any]] = []
     for lazily in (True, False):

@@ -19,7 +19,7 @@ SOURCE = Path(__file__).parent.parent / "testing" / "clock.c"
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_the_clock_jumps_forth_and_back(small_bench: Bench, reference: Curves) -> None:
+def test_launch_survives_clock_jumps(small_bench: Bench, reference: Curves) -> None:
     bench = small_bench
     bench.in_turn()
     library, offset = bench.folder / "clock.so", bench.folder / "offset"

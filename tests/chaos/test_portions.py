@@ -1,5 +1,4 @@
-"""`.ci/gpu portion`: a sweep on machines that are empty afterwards; each starts from what the previous one copied home.
-"""
+"""`.ci/gpu portion`: a sweep on machines that are empty afterwards; each starts from what the previous one copied home."""
 
 from __future__ import annotations
 
@@ -86,7 +85,7 @@ def brought_home(bench: Bench, number: int) -> bool:
 
 
 @only_long
-def test_what_a_portion_brought_home_is_not_trained_again(bench: Bench) -> None:
+def test_portion_does_not_retrain_copied_cells(bench: Bench) -> None:
     # asked at once: the cell that runs is the only one
     code, out = portion(bench, 1, finish_s=10**6)
     first = bench.sql(ATTEMPTS)

@@ -27,7 +27,7 @@ class ServerBench(OnServer, Bench):
     """Bench with its database on a server."""
 
 
-def test_the_server_dies_and_so_do_a_trainer_and_the_launch(tmp_path: Path, reference: Curves) -> None:
+def test_launch_recovers_from_dead_server_trainer_and_launch(tmp_path: Path, reference: Curves) -> None:
     """The server dies without a checkpoint of its own, like a machine that goes down.
 
     The trainer while it cannot be recorded.
@@ -52,7 +52,7 @@ def test_the_server_dies_and_so_do_a_trainer_and_the_launch(tmp_path: Path, refe
         assert len(causes) == 2
 
 
-def test_a_launch_that_never_hears_what_became_of_a_write(tmp_path: Path, reference: Curves) -> None:
+def test_launch_recovers_from_lost_commit_answers(tmp_path: Path, reference: Curves) -> None:
     """Each commit succeeds, and the connection is cut before the answer."""
     with postgres.cluster() as server, Proxy(server.url) as proxy, contextlib.closing(ServerBench(tmp_path)) as bench:
         server.start()

@@ -108,7 +108,7 @@ def right(bench: Bench, reference: Curves) -> None:
     assert bench.sql("SELECT owner_pid FROM sweep") == [(None,)], "nobody holds the sweep"
 
 
-def test_a_time_limit_in_mid_training(slurm: daemons.Slurm, bench: Bench, reference: Curves) -> None:
+def test_job_continues_after_its_time_limit(slurm: daemons.Slurm, bench: Bench, reference: Curves) -> None:
     job = submit(slurm, bench, options=("--time=30", "--signal=B:USR1@5"))
     hours, minutes, seconds = map(int, slurm.job(job)["RunTime"].split(":"))
     limit = hours * 60 + minutes + (1 if seconds < 30 else 2)  # whole minutes; the warning comes 5 to 65 s before
@@ -146,7 +146,7 @@ def test_scancel_saves_and_ends_the_job(slurm: daemons.Slurm, bench: Bench, refe
 
 
 @pytest.mark.parametrize("partition", ["usual", "graceful"])
-def test_a_preempted_job_continues(
+def test_preempted_job_continues(
     slurm: daemons.Slurm, bench: Bench, reference: Curves, partition: str, tmp_path: Path
 ) -> None:
     """The job is preempted by an urgent partition, at once or after a grace time."""
@@ -164,7 +164,7 @@ def test_a_preempted_job_continues(
     assert lost(bench) == 0
 
 
-def test_a_cancelled_sweep_is_not_requeued(slurm: daemons.Slurm, bench: Bench) -> None:
+def test_cancelled_sweep_is_not_requeued(slurm: daemons.Slurm, bench: Bench) -> None:
     job = submit(slurm, bench)
     assert "saves its cells and stops" in bench.run("cancel")
     facts = finished(slurm, job)

@@ -53,7 +53,7 @@ def test_launch_stops_when_a_ray_daemon_dies(small_bench: Bench, reference: Curv
     calm(bench, FEW, reference)
 
 
-def test_a_frozen_attempt_does_not_outlive_its_launch(small_bench: Bench, reference: Curves) -> None:
+def test_frozen_attempt_does_not_outlive_its_launch(small_bench: Bench, reference: Curves) -> None:
     """No other launch starts meanwhile."""
     bench = small_bench
     launch = bench.start("launch", "micro.yaml", "--executor", "local")
@@ -79,7 +79,7 @@ def test_eight_launchers_at_once(bench: Bench, reference: Curves) -> None:
     calm(bench, CELLS, reference)
 
 
-def test_a_database_that_is_locked_for_long(small_bench: Bench, reference: Curves) -> None:
+def test_launch_survives_a_long_database_lock(small_bench: Bench, reference: Curves) -> None:
     """The write lock is held for more than a minute in the long form, ten seconds in the short one."""
     bench = small_bench
     held = 65.0 if os.environ.get("ATMA_LONG") else 10.0
@@ -96,7 +96,7 @@ def test_a_database_that_is_locked_for_long(small_bench: Bench, reference: Curve
 
 
 @only_long
-def test_a_damaged_newest_checkpoint(small_bench: Bench, reference: Curves) -> None:
+def test_launch_survives_a_damaged_checkpoint(small_bench: Bench, reference: Curves) -> None:
     """Bytes are changed in every file of the newest checkpoint, in several ways, between kills."""
     bench = small_bench
     draw = random.Random(3)
@@ -121,7 +121,7 @@ def test_a_damaged_newest_checkpoint(small_bench: Bench, reference: Curves) -> N
 
 @only_long
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
-def test_a_full_disk(tmp_path: Path, reference: Curves) -> None:
+def test_launch_survives_a_full_disk(tmp_path: Path, reference: Curves) -> None:
     """The file system fills up, and is freed while the launch still retries."""
     small = tmp_path / "small"
     small.mkdir()

@@ -118,7 +118,7 @@ def test_prepare_recognises_shards_by_their_files(tmp_path: Path, command: Comma
     assert (code, json.loads(out)[0]["corpus"], json.loads(out)[0]["train_tokens"]) == (0, "shards", 40)
 
 
-def test_a_tokenizer_whose_end_of_text_must_be_named(text: Path, tmp_path: Path, command: Command) -> None:
+def test_prepare_requires_an_unusual_end_of_text_to_be_named(text: Path, tmp_path: Path, command: Command) -> None:
     vocabulary = {word: number for number, word in enumerate(["[UNK]", "[fin]", "one", "two"])}
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
     model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
@@ -160,7 +160,7 @@ def test_truncated_archive_is_an_error_until_replaced(tmp_path: Path, command: C
     assert command("data", "prepare", str(path))[0] == 0
 
 
-def test_an_interrupted_preparation_goes_on(
+def test_interrupted_preparation_resumes(
     text: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", 10)
@@ -183,7 +183,7 @@ def test_an_interrupted_preparation_goes_on(
 
 
 @pytest.mark.thorough
-def test_without_a_network_it_ends_at_once(tmp_path: Path) -> None:
+def test_prepare_without_a_network_fails_at_once(tmp_path: Path) -> None:
     """Exit code 3 and one line, for streamed text, for shards, and for a held-out corpus after the text itself."""
     put(tmp_path / "t", prose(9))
     arguments = {
@@ -313,7 +313,7 @@ def progress(phase: str, tokens: int, seconds: float, wanted: int | None = None)
     return Told(phase, 1234, tokens, seconds, tokens, wanted)
 
 
-def test_a_line_now_and_then_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_display_prints_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(preparing.time, "monotonic", lambda: clock[0])
     out = io.StringIO()
@@ -328,7 +328,7 @@ def test_a_line_now_and_then_where_there_is_no_terminal(monkeypatch: pytest.Monk
     ]
 
 
-def test_a_bar_on_a_terminal() -> None:
+def test_display_draws_a_bar_on_a_terminal() -> None:
     out = io.StringIO()
     with preparing.PrepareDisplay(Console(file=out, width=120, force_terminal=True), "books") as tell:
         tell(progress("tokenizing", 500, 1.0, 1000))

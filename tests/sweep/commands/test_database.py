@@ -37,7 +37,7 @@ def run(published: Path, tmp_path: Path, run: Run) -> Run:
     return run
 
 
-def test_a_bundle_goes_out_and_comes_in_elsewhere(run: Run, tmp_path: Path) -> None:
+def test_exported_bundle_is_imported_into_a_new_database(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("export", "--sweep", "printed-v1", "--json")
     summary = json.loads(out)
     assert (code, summary["file"], summary["added"]["cell"]) == (0, "printed-v1.zip", 100)
@@ -53,7 +53,7 @@ def test_a_bundle_goes_out_and_comes_in_elsewhere(run: Run, tmp_path: Path) -> N
     assert (set(again["added"].values()), again["present"]["attempt"]) == ({0}, 100)
 
 
-def test_a_table(run: Run, tmp_path: Path) -> None:
+def test_export_writes_a_table(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("export", "--sweep", "printed-v2", "--to", "csv")
     with (tmp_path / "printed-v2-measurements.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -64,7 +64,7 @@ def test_a_table(run: Run, tmp_path: Path) -> None:
     assert summary == {"sweep": "printed-v2", "file": "printed-v2-cells.jsonl", "rows": 120}
 
 
-def test_a_folder_for_tensorboard(run: Run, tmp_path: Path) -> None:
+def test_export_writes_a_tensorboard_folder(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard")
     code, out, _ = run("export", "--sweep", "printed-v1", "--to", "tensorboard")
     assert (code, out) == (0, "printed-v1-tensorboard: 100 cells of sweep printed-v1\n")
@@ -73,7 +73,7 @@ def test_a_folder_for_tensorboard(run: Run, tmp_path: Path) -> None:
     assert (code, len(err.splitlines()), "--out" in err) == (2, 1, True)
 
 
-def test_the_ending_says_what_is_exported(run: Run, tmp_path: Path) -> None:
+def test_export_format_follows_the_file_suffix(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("export", "--sweep", "printed-v1", "--out", "x.jsonl", "--what", "cells")
     assert (code, out) == (0, "x.jsonl: 100 rows of cells of sweep printed-v1\n")
     assert len((tmp_path / "x.jsonl").read_text().splitlines()) == 100
@@ -85,7 +85,7 @@ def test_the_ending_says_what_is_exported(run: Run, tmp_path: Path) -> None:
         product(["bundle", "csv", "parquet"], ["-", "/dev/stdout", "link"]), lambda case: case == ("csv", "/dev/stdout")
     ),
 )
-def test_an_export_into_a_pipe(run: Run, tmp_path: Path, to: str, kind: str) -> None:
+def test_export_into_a_pipe(run: Run, tmp_path: Path, to: str, kind: str) -> None:
     """The pipe receives the bytes that a file would hold, and /dev/stdout still exists afterwards."""
     (tmp_path / "link").symlink_to("/dev/stdout")
     what = [] if kind == "bundle" else ["--to", kind]

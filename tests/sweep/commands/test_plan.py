@@ -15,7 +15,7 @@ Command = Callable[..., tuple[int, str, str]]
 CONTRAST = "contrasts:\n  - {measure: val.val_loss, axis: attn_type, level: polar, reference: nope}\n"
 
 
-def test_a_plan_writes_nothing_and_tells_groups_and_price(tmp_path: Path) -> None:
+def test_plan_shows_groups_and_price_without_writing(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.edit("attn_type: [nope, polar]", "attn_type: [nope, polar, rope]")
     bench.edit("seeds: 1", "seeds: 2\nexclude:\n  - {attn_type: rope}")

@@ -36,13 +36,13 @@ EXCLUDED = {
 """By how an example begins: why it is not run here. `launch --dry-run` is."""
 
 
-def test_the_page_is_that_of_the_commands_as_they_are() -> None:
+def test_reference_page_matches_the_commands() -> None:
     assert PAGE.read_text() == reference.reference_page(typer.main.get_command(cli.app)), (
         "atma-sweep reference --out docs/cli.md"
     )
 
 
-def test_every_option_of_every_command_stands_on_the_page() -> None:
+def test_reference_page_lists_every_option() -> None:
     """The options come from the parser itself, not from the generator of the page."""
     sections = dict(re.findall(r"^## ([\w -]+)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL))
     group = typer.main.get_command(cli.app)

@@ -46,7 +46,7 @@ def test_tags_and_notes_are_shown_in_lists_of_sweeps(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("filled")
-def test_a_report_of_a_renamed_sweep_differs_by_its_name_alone(run: Run, tmp_path: Path) -> None:
+def test_report_of_a_renamed_sweep_differs_only_in_its_name(run: Run, tmp_path: Path) -> None:
     before = run("report", "--table", "6")[1]
     assert "sweep big" in before
     code, out, _ = run("rename", "big", "grand")
@@ -61,7 +61,7 @@ def test_a_report_of_a_renamed_sweep_differs_by_its_name_alone(run: Run, tmp_pat
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guide.md"
 
 
-def test_the_guide_can_be_pasted(run: Run) -> None:
+def test_guide_section_runs_as_pasted(run: Run) -> None:
     """The guide's section runs line by line on a sweep named quick; questions are answered here."""
     store = open_store("atma.db", create=True)
     cells = [planner.record(cell) for cell in load_grid("quick").expand(lambda _: "f" * 64)]

@@ -33,7 +33,7 @@ GIB = 2**30
 
 
 @pytest.mark.thorough
-def test_a_machine_as_it_is(tmp_path: Path) -> None:
+def test_doctor_runs_on_this_machine(tmp_path: Path) -> None:
     code = (
         "import json, sys; from atma_sweep.sweep import doctor; found = doctor.examine(); "
         "print(json.dumps([doctor.as_json(found), sorted({'torch', 'ray', 'numpy', 'pandas'} & set(sys.modules)), "
@@ -81,7 +81,7 @@ def test_text_and_exit_code() -> None:
     assert doctor.as_json(checks)[1] == {"name": "long", "state": "warn", "found": "y", "remedy": "mend it"}
 
 
-def test_an_address_that_is_no_database(look: Any) -> None:
+def test_doctor_reports_an_invalid_database_address(look: Any) -> None:
     checks = look(db="mysql://x/y")
     assert said(checks["database"]) == ("bad", "mysql databases are not supported")
     assert checks["database"].remedy == "use sqlite:///FILE or postgresql://..."
@@ -200,7 +200,7 @@ def test_self_tests_run_side_by_side_and_none_is_lost(tmp_path: Path) -> None:
         worker.run_in_forks(fails, [("a", "b")])
 
 
-def test_every_op_of_the_network_has_its_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_backends_cover_every_op_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queried on the CPU, where every op uses torch; the answers are in the order of the report."""
     import torch
 
@@ -215,7 +215,7 @@ def test_every_op_of_the_network_has_its_self_test(monkeypatch: pytest.MonkeyPat
 # --- GPUs -----------------------------------------------------------------------------------------------------------
 
 
-def test_two_gpus_with_errors_and_a_user(driver: Any, look: Any) -> None:
+def test_gpu_checks_show_errors_and_users(driver: Any, look: Any) -> None:
     user = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "something"])
     try:
         driver(gpus=TWO, plain=PLAIN, faults="GPU-aaaa, 0, 0\nGPU-bbbb, 7, 2\n", rows="GPU-aaaa, No, 0\nGPU-bbbb, Yes, No\n",
@@ -261,7 +261,7 @@ def test_error_counters_that_nvidia_smi_does_not_have(driver: Any, look: Any) ->
     assert (checks["GPU 1"].state, checks["GPU 1"].found.endswith(", rows could not be remapped")) == ("bad", True)
 
 
-def test_a_driver_that_fails_hangs_or_has_nothing(
+def test_driver_check_handles_failure_hang_and_no_gpu(
     driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     failed = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
@@ -345,7 +345,7 @@ time.sleep(600)
 """
 
 
-def test_an_attempt_that_was_a_spare_is_named_by_its_folder(tmp_path: Path) -> None:
+def test_warm_attempt_is_described_by_its_folder(tmp_path: Path) -> None:
     """Its command line does not name the attempt; its working folder does."""
     folder = tmp_path / "a1b2" / "3"
     folder.mkdir(parents=True)
@@ -360,7 +360,7 @@ def test_an_attempt_that_was_a_spare_is_named_by_its_folder(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="needs /proc/locks, as Linux has it")
-def test_a_gpu_that_a_sweep_holds(driver: Any, look: Any) -> None:
+def test_gpu_check_names_the_sweep_that_locked_it(driver: Any, look: Any) -> None:
     driver(gpus=TWO, plain=PLAIN)
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, "aaaa"], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
@@ -376,7 +376,9 @@ def test_a_gpu_that_a_sweep_holds(driver: Any, look: Any) -> None:
     assert look(torch=torch_facts)["GPU 0"].state == "ok", "its file stays, its lock is gone"
 
 
-def test_a_compiler_for_triton(tmp_path: Path, driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_check_requires_compiler_and_headers(
+    tmp_path: Path, driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver(gpus=TWO, plain=PLAIN)
     torch_facts = cuda(gpu("aaaa"), gpu("bbbb"))
     headers = tmp_path / "include"
@@ -398,7 +400,9 @@ def test_a_compiler_for_triton(tmp_path: Path, driver: Any, look: Any, monkeypat
     assert said(look()["C compiler"]) == ("absent", "no gcc, clang or cc on the PATH; only Triton on a GPU needs one")
 
 
-def test_the_cache_of_compiled_kernels(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_cache_check_reports_size_or_absence(
+    tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
     from atma_sweep.sweep.attempt.device import use_shared_compile_cache
 

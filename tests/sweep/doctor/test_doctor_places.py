@@ -58,7 +58,7 @@ def test_room_for_the_default_sweep(database: Path, driver: Any, look: Any) -> N
     assert (check.state, check.found.endswith("6.0 GiB while 2 train")) == ("bad", True)
 
 
-def test_what_the_default_sweep_needs_is_what_launch_says(cells: Callable[..., list[Cell]], tmp_path: Path) -> None:
+def test_disk_needs_equal_those_of_launch(cells: Callable[..., list[Cell]], tmp_path: Path) -> None:
     chosen = cells("seeds: 3\naxes:\n  attn_type: [polar, nope]\nset:\n  checkpoint.keep: weights\n")
     path = tmp_path / "work" / "atma.db"
     store = open_store(path, create=True)
@@ -74,7 +74,7 @@ def test_what_the_default_sweep_needs_is_what_launch_says(cells: Callable[..., l
     assert expected.kept > 5 * 10**6
 
 
-def test_a_question_that_breaks_answers_with_its_last_line(tmp_path: Path) -> None:
+def test_failed_worker_raises_its_last_line(tmp_path: Path) -> None:
     with pytest.raises(LookFailed, match=r"^atma_sweep\.results\.errors\.StoreMissing: there is no database"):
         doctor.answer("disk", str(tmp_path), seconds=120, db=str(tmp_path / "none.db"))
 
@@ -103,7 +103,7 @@ def test_file_systems(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch
     assert look()["file system of runs"].found.endswith("a file system of unknown type")
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_runs_folder_is_bad(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert look()["writing"].found.endswith(f" in {tmp_path / 'work'}")
 
     def full(file: int) -> None:
@@ -129,7 +129,7 @@ def sql(path: Path, query: str, *values: Any) -> None:
         connection.execute(query, values)
 
 
-def test_a_database_in_order(database: Path, look: Any) -> None:
+def test_sound_database_passes_all_checks(database: Path, look: Any) -> None:
     checks = look(disk=needs(cells=0))
     assert checks["database"].state == "ok"
     assert checks["database"].found.startswith(f"{database}, revision {HEAD}, 1 sweep, ")
@@ -142,7 +142,7 @@ def test_a_database_in_order(database: Path, look: Any) -> None:
     assert newer.remedy == "upgrade the program"
 
 
-def test_no_database_and_a_file_that_is_none(tmp_path: Path, look: Any) -> None:
+def test_missing_database_is_absent_and_invalid_file_is_bad(tmp_path: Path, look: Any) -> None:
     checks = look()
     assert [checks[f"database{rest}"].state for rest in ("", " integrity", " lock")] == ["absent"] * 3
     (tmp_path / "work" / "atma.db").write_text("a diary, and not a database at all\n" * 100)
@@ -151,7 +151,7 @@ def test_no_database_and_a_file_that_is_none(tmp_path: Path, look: Any) -> None:
     assert "file is not a database" in checks["database"].found
 
 
-def test_a_database_with_a_torn_page(database: Path, look: Any) -> None:
+def test_database_with_a_torn_page_is_bad(database: Path, look: Any) -> None:
     for index in range(400):
         sql(
             database,
@@ -169,7 +169,7 @@ def test_a_database_with_a_torn_page(database: Path, look: Any) -> None:
     assert ".recover" in check.remedy
 
 
-def test_a_database_that_another_program_holds(database: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_database_is_bad(database: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (doctor.context, doctor.database):
         monkeypatch.setattr(module, "LOCK_SECONDS", 0.3)
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as holder:
@@ -181,7 +181,7 @@ def test_a_database_that_another_program_holds(database: Path, look: Any, monkey
 
 
 @pytest.mark.parametrize(("ahead", "state"), [(-5, "ok"), (1, "ok"), (30, "warn"), (7200, "bad")])
-def test_a_row_from_the_future(database: Path, look: Any, ahead: int, state: str) -> None:
+def test_row_from_the_future_is_reported(database: Path, look: Any, ahead: int, state: str) -> None:
     moment = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(time.time() + ahead))
     sql(database, "INSERT INTO event (at, kind, message) VALUES (?, 'x', 'y')", moment)
     check = look(disk=needs(cells=0))["clock and database"]
@@ -191,7 +191,7 @@ def test_a_row_from_the_future(database: Path, look: Any, ahead: int, state: str
         assert ahead - 5 <= seconds <= ahead
 
 
-def test_a_clock_that_jumps(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jumping_clock_is_a_warning(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert look()["clock"].state == "ok"
     real, jumps = time.time, iter((0.0, *[3.0] * 10**4))
     monkeypatch.setattr(time, "time", lambda: real() + next(jumps))

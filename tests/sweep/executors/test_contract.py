@@ -108,9 +108,9 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     pytest.importorskip("ray")
     folder, name = tmp_path_factory.mktemp("stage"), str(request.param)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="atma-", dir="/tmp") as short:
-        patch.setattr(hardware, "cpu_count", lambda: 4)
+        patch.setattr(hardware, "cores", lambda: 4)
         patch.setattr(hardware, "memory_gb", lambda: 8.0)
-        patch.setattr(hardware, "query_gpus", lambda: GPUS)
+        patch.setattr(hardware, "gpus", lambda: GPUS)
         patch.setattr(tempfile, "tempdir", short)  # a socket's path may have 107 bytes
         # set for good by whatever test of a cluster ran in this process; Ray's daemons would ask for a token, and get none
         patch.delenv("RAY_AUTH_MODE", raising=False)
@@ -128,7 +128,7 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         gone(last.pid or 0)
 
 
-def test_an_attempt_runs_and_its_log_and_exit_code_arrive(stage: Stage) -> None:
+def test_executor_returns_log_and_exit_code(stage: Stage) -> None:
     first = stage.start()
     report = stage.report(first.id)
     options = report[1].split()
@@ -152,7 +152,7 @@ def test_attempts_share_what_there_is(stage: Stage) -> None:
     assert stage.executor.fits(Resources(gpus=1, cpus=4, memory_gb=8))
 
 
-def test_a_stopped_attempt_saves_itself(stage: Stage) -> None:
+def test_stopped_attempt_saves_itself(stage: Stage) -> None:
     attempt = stage.start()
     assert stage.executor.stop(attempt)
     assert stage.ends(attempt) == [143]
@@ -162,7 +162,7 @@ def test_a_stopped_attempt_saves_itself(stage: Stage) -> None:
     )
 
 
-def test_a_killed_attempt_leaves_its_stack_in_the_log(stage: Stage) -> None:
+def test_killed_attempt_dumps_its_stack_into_the_log(stage: Stage) -> None:
     attempt = stage.start(deaf=True)
     assert stage.executor.stop(attempt)
     assert stage.executor.kill(attempt, dump=True)
@@ -171,7 +171,7 @@ def test_a_killed_attempt_leaves_its_stack_in_the_log(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("victim", ["attempt", "worker"])
-def test_a_dead_process_is_reported_and_the_next_runs(stage: Stage, victim: str) -> None:
+def test_dead_process_is_reported_and_the_next_runs(stage: Stage, victim: str) -> None:
     """The worker is the process between this one and the attempt, where there is one."""
     attempt = stage.start()
     process = psutil.Process(attempt.pid)
@@ -182,13 +182,13 @@ def test_a_dead_process_is_reported_and_the_next_runs(stage: Stage, victim: str)
     stage.finish(stage.start())
 
 
-def test_what_no_machine_has_room_for_is_refused(stage: Stage) -> None:
+def test_admit_refuses_a_cell_too_large_for_the_machine(stage: Stage) -> None:
     with pytest.raises(MachineError, match="needs 4,096 CPU cores"):
         stage.executor.admit([cell_of(gpus=0, cpus=4096)])
     stage.finish(stage.start())
 
 
-def test_an_attempt_that_cannot_be_started_is_the_machines_fault(stage: Stage) -> None:
+def test_attempt_without_a_log_is_a_machine_failure(stage: Stage) -> None:
     """Its log cannot be opened: the executor raises OSError, or returns the exit code that stands for it."""
     launch = stage.launch()
     (stage.runs / launch.folder / "log.txt").mkdir()
@@ -224,7 +224,7 @@ def test_cluster_surveys_a_node_again_that_failed_first(
     pytest.importorskip("ray")
     near, far = facts_of_node("near", cpus=1), facts_of_node("far", cpus=8)
     first: Any = {"silent": [], "blind": [replace(far, sees_runs=False)], "full disk": OSError(28, "No space left")}
-    monkeypatch.setattr(hardware, "cpu_count", lambda: 8)
+    monkeypatch.setattr(hardware, "cores", lambda: 8)
     answers = ray_in_process(monkeypatch, [near], first[trouble], [far])
     messages: list[str] = []
     opening = ExecutorContext(open_store(tmp_path / "atma.db", create=True), tmp_path, messages.append, "here:1")

@@ -99,7 +99,7 @@ def cell(tmp_path: Path, write: Callable[..., Path]) -> Cell:
     return grid.expand(prepared_text(tmp_path, tmp_path / "atma-runs"))[0]
 
 
-def test_an_event_names_code_by_its_fingerprint_alone(store: Store, cell: Cell) -> None:
+def test_last_snapshot_ignores_events_without_a_fingerprint(store: Store, cell: Cell) -> None:
     record_sweep(store, [record(cell)], "g")
     store.add_event(launch.CODE_EVENT, "0123456789ab", sweep="g")
     store.add_event(launch.CODE_EVENT, "../../elsewhere", sweep="g")
@@ -121,7 +121,7 @@ def bait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries: None) -> t
     return sign, plugin.model_copy(update={"path": str(copy)})
 
 
-def test_a_cell_is_what_its_id_says_before_its_plugin_runs(
+def test_cell_id_is_checked_before_its_plugin_runs(
     store: Store, cell: Cell, bait: tuple[Path, Plugin], tmp_path: Path
 ) -> None:
     sign, plugin = bait

@@ -40,7 +40,7 @@ def free_address() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("address", ["", "auto", "head", "ray://head:10001", "head:", "head:port", ":6379"])
-def test_an_address_has_a_host_and_a_port(address: str) -> None:
+def test_parse_address_requires_host_and_port(address: str) -> None:
     with pytest.raises(ClusterAddressError, match="is not HOST:PORT"):
         ray_connection.parse_address(address)
 
@@ -57,13 +57,13 @@ def test_token_readable_by_all_users_is_refused(token: Path, free_address: str, 
         ray_connection.connect_driver(free_address)
 
 
-def test_no_token(token: Path, free_address: str) -> None:
+def test_missing_token_is_refused(token: Path, free_address: str) -> None:
     token.unlink()
     with pytest.raises(MachineError, match=r"no token in .*; copy the head's file there and chmod 600 it"):
         ray_connection.connect_driver(free_address)
 
 
-def test_a_token_in_the_environment_needs_no_file(
+def test_token_in_the_environment_needs_no_file(
     token: Path, free_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token.unlink()
@@ -72,7 +72,7 @@ def test_a_token_in_the_environment_needs_no_file(
         ray_connection.connect_driver(free_address)
 
 
-def test_a_launch_where_nothing_answers_changes_nothing(run: Run, tmp_path: Path, free_address: str) -> None:
+def test_launch_to_a_dead_address_changes_nothing(run: Run, tmp_path: Path, free_address: str) -> None:
     """The error is a single line with exit code 3, and the sweep is not recorded."""
     Bench(tmp_path)
     code, _, error_text = run("launch", "micro.yaml", "--address", free_address)
@@ -101,7 +101,7 @@ def facts(host: str, **versions: str) -> NodeFacts:
     )  # fmt: skip
 
 
-def test_what_differs_between_nodes() -> None:
+def test_version_differences_between_nodes() -> None:
     same = [facts("a", torch="2.13", numpy="2"), facts("b", torch="2.13", numpy="2")]
     assert ray_connection.version_differences(same) == {}
     newer = facts("c", torch="2.12", python="3.12.2")
@@ -112,7 +112,7 @@ def test_what_differs_between_nodes() -> None:
     }
 
 
-def test_a_node_says_why_it_cannot_import_what_an_agent_needs(tmp_path: Path) -> None:
+def test_try_import_returns_the_import_error(tmp_path: Path) -> None:
     source = source_snapshot.snapshot_folder(tmp_path / "runs")
     assert look.try_import(ray_connection.AGENT_MODULE, source_snapshot.import_path(source, None)) is None
     (tmp_path / "sqlalchemy.py").write_text("raise ImportError('no such luck')")

@@ -77,7 +77,7 @@ def test_daemons_end_as_soon_as_ray_asks_them() -> None:
             process.communicate()
 
 
-def test_a_worker_imports_little_for_its_task() -> None:
+def test_ray_worker_imports_few_modules() -> None:
     code = "import sys, atma_sweep.sweep.executors.ray_worker; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {"sqlalchemy", "pydantic", "rich", "ray", "torch", "numpy"} & set(loaded) == set()
@@ -146,7 +146,7 @@ def test_embedded_ray_listens_locally_and_requires_the_token(tmp_path: Path, scr
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_a_stale_cluster_address_is_not_followed(tmp_path: Path, scratch: Path) -> None:
+def test_stale_cluster_address_is_not_followed(tmp_path: Path, scratch: Path) -> None:
     """Neither RAY_ADDRESS nor Ray's record of a running cluster is followed; nothing answers there."""
     bench, stale = Bench(tmp_path), "127.0.0.1:9"
     noted = scratch / "ray" / "ray_current_cluster"

@@ -20,7 +20,7 @@ from atma_sweep.sweep.executors.registry import (
 from typer.testing import CliRunner
 
 
-def test_a_line_in_the_registry_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registry_entry_makes_an_executor_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.EXECUTORS, "mine", ExecutorSpec("executor:LocalExecutor", "somewhere"))
     assert resolve_executor_name("mine") == "mine"
     opening = ExecutorContext(open_store(tmp_path / "atma.db", create=True), tmp_path, print)
@@ -29,7 +29,7 @@ def test_a_line_in_the_registry_is_enough(tmp_path: Path, monkeypatch: pytest.Mo
     assert str(error) == (f"--executor: mime: no such executor; allowed: {', '.join(EXECUTORS)}; did you mean 'mine'?")
 
 
-def test_an_address_means_the_cluster_there() -> None:
+def test_address_selects_the_cluster_executor() -> None:
     assert [resolve_executor_name(name, "head:6379") for name in (DEFAULT_EXECUTOR, "cluster")] == [
         "cluster",
         "cluster",

@@ -96,7 +96,7 @@ REQUEUE = "scontrol requeue 42"
         (2, [143], [AGAIN], "cancelled, so not requeued"),
     ],
 )
-def test_a_launch_that_ends_by_itself_is_never_requeued(
+def test_finished_launch_is_never_requeued(
     tmp_path: Path, restarts: int, codes: list[int], calls: list[str], message: str
 ) -> None:
     job = Job(tmp_path, *codes)
@@ -132,7 +132,7 @@ def test_signals_save_and_only_a_warning_requeues(
     assert job.calls == calls
 
 
-def test_a_warning_during_the_pause_requeues(tmp_path: Path) -> None:
+def test_warning_signal_during_the_pause_requeues(tmp_path: Path) -> None:
     job = Job(tmp_path, 3)
     process = job.start(LONG_PAUSE="yes")
     job.once("sleep")
@@ -148,7 +148,7 @@ def test_a_warning_during_the_pause_requeues(tmp_path: Path) -> None:
         ({"SLURM_RESTART_COUNT": "100"}, [AGAIN, "TERM"], "for the 101th time and not requeued"),
     ],
 )
-def test_a_requeue_that_cannot_be(tmp_path: Path, env: dict[str, str], calls: list[str], message: str) -> None:
+def test_impossible_requeue_is_reported(tmp_path: Path, env: dict[str, str], calls: list[str], message: str) -> None:
     job = Job(tmp_path, "-143")
     process = job.start(**env)
     job.once("launch")

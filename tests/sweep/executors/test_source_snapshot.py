@@ -30,7 +30,7 @@ def package(tmp_path: Path) -> Path:
     return tmp_path / "code" / "source" / take_snapshot(tmp_path / "code") / "atma_sweep"
 
 
-def test_the_fingerprint_is_that_of_names_and_contents(package: Path) -> None:
+def test_fingerprint_covers_names_and_contents(package: Path) -> None:
     before = fingerprint(package)
     assert before == fingerprint(PACKAGE)
     (package / "model" / "__pycache__").mkdir()

@@ -63,7 +63,7 @@ def test_attempts_that_were_spares_are_attempts(bench: Bench, tmp_path: Path, re
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("spares")
-def test_without_room_for_a_spare_attempts_start_as_ever(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_warm_start_does_not_stop_attempts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise OSError(11, "Resource temporarily unavailable")
 
@@ -75,7 +75,7 @@ def test_without_room_for_a_spare_attempts_start_as_ever(bench: Bench, monkeypat
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_spare_goes_with_its_launch(bench: Bench, number: int) -> None:
+def test_warm_process_ends_with_its_launch(bench: Bench, number: int) -> None:
     bench.grid(tokens=128 * 4000)
     bench.in_turn()
     command = [sys.executable, "-c", WARM, "launch", "micro.yaml", "--executor", "local"]
@@ -109,7 +109,7 @@ def test_warm_process_with_failed_import_restarts_as_attempt(tmp_path: Path) -> 
     assert "job.json" in log, "the first thing that an attempt looks for, which here is not there"
 
 
-def test_a_spare_whose_folder_is_gone_blames_the_machine(tmp_path: Path) -> None:
+def test_warm_process_without_its_folder_is_a_machine_failure(tmp_path: Path) -> None:
     assert become(tmp_path) == EXIT_MACHINE
 
 
@@ -151,7 +151,7 @@ def test_warm_process_is_claimed_once(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["environment", "runs", "dead"])
-def test_a_spare_that_does_not_fit_is_ended(start: Start, began: Began, tmp_path: Path, change: str) -> None:
+def test_unsuitable_warm_process_is_killed(start: Start, began: Began, tmp_path: Path, change: str) -> None:
     spares = WarmPool()
     spares.refill("", tmp_path, {"A": "1"}, start)
     if change == "dead":

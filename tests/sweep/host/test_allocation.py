@@ -46,7 +46,7 @@ def seated(room: MachineAllocator, wanted: Resources) -> Allocation | None:
     ("NVIDIA L40S", "L4", False), ("NVIDIA L4", "L4", True), ("NVIDIA A100-SXM4-80GB", "A100", True),
     ("NVIDIA GeForce RTX 4090", "RTX 4090", True), ("NVIDIA H100 80GB HBM3", "H100", True), ("anything", None, True),
 ])  # fmt: skip
-def test_a_type_is_a_word_of_the_name(name: str, label: str | None, fits: bool) -> None:
+def test_is_type_matches_complete_words(name: str, label: str | None, fits: bool) -> None:
     assert is_type(name, label) is fits
 
 
@@ -147,7 +147,7 @@ def test_resources_are_no_part_of_a_cell(cells: Callable[..., list[Cell]]) -> No
     assert len({cells(text)[0].id for text in texts}) == 1
 
 
-def test_the_memory_of_this_machine() -> None:
+def test_memory_gb_of_this_machine() -> None:
     lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []
     total = next((int(line.split()[1]) / 2**20 for line in lines if line.startswith("MemTotal:")), None)
     assert 0.1 < hardware.memory_gb() <= (total or 1e6) + 0.01
@@ -159,7 +159,7 @@ def test_the_memory_of_this_machine() -> None:
 def test_shared_gpu_is_locked_against_foreign_sweeps(
     cells: Callable[..., list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hardware, "query_gpus", lambda: [FIRST, SECOND])
+    monkeypatch.setattr(hardware, "gpus", lambda: [FIRST, SECOND])
     monkeypatch.setattr(hardware, "memory_gb", lambda: 32.0)
     halves, full_cells = cells("resources: {gpus: 0.5, gpu_type: H200}\n"), cells("resources: {gpus: 1}\n")
     mine, theirs = GpuLocks(tmp_path / "locks"), GpuLocks(tmp_path / "locks")
@@ -229,7 +229,7 @@ def test_fractional_attempts_do_not_starve_a_full_gpu(cells: Callable[..., list[
     ({}, {}, True), ({"gpu_type": "L4"}, {"gpu_type": "L4"}, True), ({"gpu_type": "L4"}, {"gpu_type": "H200"}, False),
     ({"gpu_type": "L4"}, {}, True), ({}, {"gpu_type": "H200"}, True),
 ])  # fmt: skip
-def test_who_stands_back(part: dict[str, str], full: dict[str, str], back: bool) -> None:
+def test_should_yield_gpu(part: dict[str, str], full: dict[str, str], back: bool) -> None:
     waiting = [wants(0.5), wants(0, cpus=7), wants(1, **full)]
     assert room.should_yield_gpu(wants(0.5, **part), waiting) is back
     assert not room.should_yield_gpu(wants(0.5, **part), waiting[:2])
@@ -269,7 +269,7 @@ def test_parts_fill_a_gpu_before_they_break_another_open() -> None:
     assert rooms.find_allocation(wants(0.25)) is None
 
 
-def test_a_machine_that_is_gone_takes_its_seats_along() -> None:
+def test_dropped_machine_loses_its_allocations() -> None:
     rooms = ClusterAllocator()
     rooms.add("a", Machine(1, 8.0))
     seat = seat_on(rooms, wants(0, cpus=1))
@@ -301,11 +301,11 @@ def test_fp8_is_refused_on_a_gpu_without_it(cells: Callable[..., list[Cell]]) ->
     ((7, 5), ["fp16"]), ((8, 0), ["fp16", "bf16"]), ((8, 9), ["fp16", "bf16", "fp8"]),
     ((9, 0), ["fp16", "bf16", "fp8"]), ((10, 0), ["fp16", "bf16", "fp8"]),
 ])  # fmt: skip
-def test_what_a_gpu_takes(capability: tuple[int, int], expected: list[str]) -> None:
+def test_supported_precisions_of_a_gpu(capability: tuple[int, int], expected: list[str]) -> None:
     assert hardware.supported_precisions(capability) == expected
 
 
-def test_a_cell_that_no_node_has_room_for_is_refused(cells: Callable[..., list[Cell]]) -> None:
+def test_cell_too_large_for_every_node_is_refused(cells: Callable[..., list[Cell]]) -> None:
     parsed_cells = cells("resources: {cpus: 3, gpus: 0}\n")
     with pytest.raises(MachineError, match=r"needs 3 CPU cores, and the nodes have 2 CPU cores, .*; 1 CPU core, "):
         admission.check_placement(parsed_cells, Machine(2, 8.0), Machine(1, 8.0))

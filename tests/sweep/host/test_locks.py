@@ -115,7 +115,7 @@ def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path, owner: int, m
         GpuLocks(tmp_path).acquire(GPUS)
 
 
-def test_a_lock_says_who_has_it_now_and_nothing_of_who_had_it(tmp_path: Path) -> None:
+def test_lock_file_names_only_the_current_holder(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         locks = GpuLocks(tmp_path)

@@ -57,7 +57,7 @@ def _apart(*flags: str) -> list[str]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("flags", [(), ("--mount-proc",)], ids=["", "with its own proc"])
-def test_a_launch_in_another_pid_namespace_waits_for_the_lease(
+def test_launch_in_a_foreign_pid_namespace_waits_for_the_lease(
     store: Store, cells: Callable[..., list[Cell]], flags: tuple[str, ...]
 ) -> None:
     """The launch has this host's name and cannot see this process, which runs the sweep and an attempt."""
@@ -79,7 +79,7 @@ def test_a_launch_in_another_pid_namespace_waits_for_the_lease(
     assert store.sweeps()[0].fence == 2
 
 
-def test_a_pid_counts_within_its_boot_and_namespace_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pid_is_valid_only_in_its_boot_and_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     me = process.this_process("test")
     dead = replace(me, started=me.started + 100)
     assert (process.is_alive(me), process.is_alive(dead)) == (True, False)
@@ -94,7 +94,7 @@ def test_a_pid_counts_within_its_boot_and_namespace_alone(monkeypatch: pytest.Mo
     assert process.is_alive(dead) is False
 
 
-def test_who_cannot_look_does_not_report_attempts_as_dead(store: Store, cells: Callable[..., list[Cell]]) -> None:
+def test_db_check_does_not_report_invisible_attempts_as_dead(store: Store, cells: Callable[..., list[Cell]]) -> None:
     (cell,) = cells()
     record_sweep(store, [cell])
     me = process.this_process("test")
@@ -121,7 +121,7 @@ class Looking(AtOnce):
         return super().end_of(job)
 
 
-def test_every_sweep_that_is_held_keeps_its_lease(
+def test_leases_of_all_claimed_sweeps_are_renewed(
     store: Store, cells: Callable[..., list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "RENEW_S", 0.0)
@@ -175,7 +175,7 @@ def test_concurrent_retry_requests_are_merged(
     assert store.asked("s") == {"retry": sorted([first, second])}
 
 
-def test_a_retry_of_nothing_leaves_no_wish_behind(store: Store, cells: Callable[..., list[Cell]]) -> None:
+def test_empty_retry_leaves_no_request(store: Store, cells: Callable[..., list[Cell]]) -> None:
     (cell,) = cells()
     hold_sweep(store, [cell], lease=600.0)
     control.send_command(store, "retry", "s")
@@ -183,8 +183,7 @@ def test_a_retry_of_nothing_leaves_no_wish_behind(store: Store, cells: Callable[
 
 
 class Retried(AtOnce):
-    """Executor that fails every cell's first attempt, except the last cell's, which runs until two cells are retried.
-    """
+    """Executor that fails every cell's first attempt, except the last cell's, which runs until two cells are retried."""
 
     def __init__(self, store: Store, cells: list[Cell]) -> None:
         super().__init__(store)
@@ -261,7 +260,7 @@ while True: time.sleep(0.05)
 
 
 @pytest.mark.parametrize("hears", ["signal.SIG_DFL", "signal.SIG_IGN"], ids=["that hears", "that hears nothing"])
-def test_a_frozen_attempt_whose_launch_was_killed_is_ended(hears: str) -> None:
+def test_frozen_attempt_of_a_killed_launch_is_ended(hears: str) -> None:
     command = [sys.executable, "-c", LAUNCH, ATTEMPT.format(hears=hears)]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -286,7 +285,7 @@ def test_a_frozen_attempt_whose_launch_was_killed_is_ended(hears: str) -> None:
     gone(guards[0].pid)
 
 
-def test_a_guard_goes_with_its_attempt() -> None:
+def test_guard_ends_with_its_attempt() -> None:
     from atma_sweep.sweep.host import guard
 
     attempt = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"])
@@ -294,7 +293,7 @@ def test_a_guard_goes_with_its_attempt() -> None:
     assert attempt.wait(PATIENCE_S) == 0
 
 
-def test_an_owner_without_a_space_is_read_back(store: Store, cells: Callable[..., list[Cell]]) -> None:
+def test_owner_without_a_pid_space_is_restored(store: Store, cells: Callable[..., list[Cell]]) -> None:
     (cell,) = cells()
     record_sweep(store, [cell])
     owner = Owner(name="old", host="there", pid=1, started=1.5)

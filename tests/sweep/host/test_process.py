@@ -51,7 +51,7 @@ SUICIDE = """
 import os, psutil
 from atma_sweep.sweep.host import processes as process
 for pid in (os.getpid(), os.getppid()):
-    process.terminate_all([psutil.Process(pid)], grace=0.2)
+    process.terminate_all([psutil.Process(pid)], grace_s=0.2)
 from pathlib import Path
 from types import SimpleNamespace
 from atma_sweep.sweep.executors.executor import HostExecutor
@@ -81,7 +81,7 @@ time.sleep(600)
 """
 
 
-def test_a_child_ends_when_its_parent_is_killed() -> None:
+def test_child_ends_when_its_parent_is_killed() -> None:
     parent = script(ORPHAN)
     child = int(line_of(parent))
     assert psutil.pid_exists(child)
@@ -90,7 +90,7 @@ def test_a_child_ends_when_its_parent_is_killed() -> None:
     gone(child)
 
 
-def test_a_child_whose_parent_died_before_it_looked_ends_at_once() -> None:
+def test_child_of_an_already_dead_parent_ends_at_once() -> None:
     code = "from atma_sweep.sweep.host.processes import exit_with_parent; import time; exit_with_parent(1 << 22); time.sleep(600)"
     assert script(code).wait(PATIENCE_S) == -signal.SIGTERM
 

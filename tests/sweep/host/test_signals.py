@@ -142,7 +142,7 @@ def test_finished_attempt_leaves_no_processes(bench: Bench) -> None:
 
 
 @pytest.mark.thorough
-def test_a_terminal_that_is_closed_stops_as_sigterm_does(bench: Bench) -> None:
+def test_closed_terminal_stops_like_sigterm(bench: Bench) -> None:
     bench.grid(tokens=128 * 3000)  # on a busy machine a short one ends before anybody closes anything
     master, slave = pty.openpty()
     process = subprocess.Popen(
@@ -178,7 +178,7 @@ def test_nohup_outlives_its_terminal(bench: Bench) -> None:
     ("gcs_server", signal.SIGTERM), ("raylet", signal.SIGINT),
     *long_form(("raylet", signal.SIGTERM), ("ray::IDLE", signal.SIGTERM)),
 ])  # fmt: skip
-def test_a_launch_that_is_stopped_while_ray_starts_ends_cleanly(bench: Bench, daemon: str, number: int) -> None:
+def test_launch_stopped_while_ray_starts_ends_cleanly(bench: Bench, daemon: str, number: int) -> None:
     process = launched(bench, *LAUNCH_NOPE, "ray")
     started: list[psutil.Process] = []
     while process.poll() is None:
@@ -195,7 +195,7 @@ def test_a_launch_that_is_stopped_while_ray_starts_ends_cleanly(bench: Bench, da
     assert bench.sql("SELECT owner FROM sweep") == [(None,)]
 
 
-def test_a_launch_that_is_stopped_before_it_has_begun_says_so(bench: Bench) -> None:
+def test_launch_stopped_before_it_begins_prints_a_line(bench: Bench) -> None:
     process = launched(bench, *LAUNCH_NOPE, "local")
     appears(bench.folder / "atma.db")
     out = ended(process, 143, signal.SIGTERM)
@@ -204,7 +204,7 @@ def test_a_launch_that_is_stopped_before_it_has_begun_says_so(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_request_that_comes_in_a_callback_comes_again(number: signal.Signals) -> None:
+def test_signal_within_a_callback_is_sent_again(number: signal.Signals) -> None:
     """A callback of a weak reference lets no exception out: it would be printed and lost."""
     code = f"""
         import os, signal, time, weakref

@@ -52,7 +52,7 @@ def test_summary_counts_cells_phases_tokens_and_rate() -> None:
     assert display.summary() == "cells: 1 of 4 done, 1 failed; running: none; 3.4M of 8.0M tokens trained"
 
 
-def test_a_piped_launch_says_how_far_it_is_by_itself() -> None:
+def test_piped_launch_prints_summaries_by_itself() -> None:
     """The summary appears even if the supervisor never calls the display."""
     display, out = piped(line_s=0.01)
     with display:
@@ -60,7 +60,7 @@ def test_a_piped_launch_says_how_far_it_is_by_itself() -> None:
     assert set(out.getvalue().splitlines()) == {"cells: 0 of 4 done; running: none; 0 tokens trained"}
 
 
-def test_a_failed_cell_points_to_its_log() -> None:
+def test_failed_cell_line_points_to_its_log() -> None:
     display, out = piped()
     with display:
         display.started(task("polar-s0"), attempt(0))
@@ -83,7 +83,7 @@ class Tty(io.StringIO):
 @pytest.mark.parametrize(
     ("setting", "styled"), [(("TERM", "dumb"), False), (("NO_COLOR", "1"), False), (("TERM", "xterm"), True)]
 )
-def test_a_terminal_that_wants_no_escape_codes_gets_none(
+def test_display_uses_escape_codes_only_where_wanted(
     monkeypatch: pytest.MonkeyPatch, setting: tuple[str, str], styled: bool
 ) -> None:
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):

@@ -210,7 +210,7 @@ def test_probes_and_lengths_beyond_the_config_as_json(desk: Desk) -> None:
         ),
     ],
 )
-def test_all_is_checked_before_the_first_attempt(
+def test_plan_checks_everything_before_the_first_attempt(
     desk: Desk, cells: list[str], options: dict[str, Any], kind: type[Exception], expected: str
 ) -> None:
     assert expected in refused(lambda: evaluate.plan(desk.store(), cells, runs=desk.runs, **options), kind)
@@ -299,7 +299,7 @@ def test_newest_sweep_with_the_cell_is_claimed(desk: Desk) -> None:
 CHILD = "SELECT pid FROM attempt JOIN sweep s WHERE attempt.state = 'running' AND pid != s.owner_pid"
 
 
-def test_a_killed_evaluation_is_tried_again(desk: Desk) -> None:
+def test_killed_evaluation_is_retried(desk: Desk) -> None:
     started = desk.start("evaluate", POLAR, "--executor", "local", "--json")
     desk.wait(CHILD)
     psutil.Process(int(str(desk.sql(CHILD)[0][0]))).send_signal(signal.SIGKILL)
@@ -409,7 +409,7 @@ def test_loaded_model_reproduces_the_stored_numbers(desk: Desk, slug: str, windo
         assert np.mean([_nats(model, row, full=full) for row in rows]) == pytest.approx(value, abs=1e-6)
 
 
-def test_the_readmes_snippet_runs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readme_snippet_runs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(desk.folder)
     monkeypatch.delenv("ATMA_DB", raising=False)
     names: dict[str, Any] = {}

@@ -125,7 +125,7 @@ def test_native_pairing_is_another_row(desk: Bench, model_folder: Path) -> None:
     assert desk.sql("SELECT count(*) FROM sweep") == [(2,)]
 
 
-def test_a_bundle_takes_it_along(desk: Bench, model_folder: Path, tmp_path: Path) -> None:
+def test_bundle_includes_open_weight_models(desk: Bench, model_folder: Path, tmp_path: Path) -> None:
     evaluate(desk, f"hf:{model_folder / 'tiny-llama'}", "--probe", "val")
     desk.run("export", "--sweep", "micro-open-weight", "--out", "beside.zip")
     with contextlib.chdir(desk.folder):
@@ -150,7 +150,7 @@ def test_a_bundle_takes_it_along(desk: Bench, model_folder: Path, tmp_path: Path
     (["hf:{tiny}", "--sweep", "none"], 2, "no sweep is named 'none'"),
     (["hf:{empty}"], 3, "put the checkpoint's *.safetensors beside its config.json"),
 ])  # fmt: skip
-def test_what_cannot_be_measured_changes_nothing(
+def test_unmeasurable_model_changes_nothing(
     arguments: list[str], code: int, output: str, desk: Bench, model_folder: Path, tmp_path: Path
 ) -> None:
     empty = tmp_path / "empty"

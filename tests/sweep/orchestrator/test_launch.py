@@ -146,7 +146,7 @@ def test_revision_is_added_when_grid_or_requests_change(launched: Bench) -> None
 
 
 @pytest.mark.thorough
-def test_two_sweeps_that_share_a_cell_train_it_once(launched: Bench) -> None:
+def test_shared_cell_of_two_sweeps_is_trained_once(launched: Bench) -> None:
     bench = launched
     bench.grid(name="other", seeds=2)
     assert "to train: 2 cells" in bench.run("launch", "other.yaml", "--executor", "local")
@@ -156,7 +156,7 @@ def test_two_sweeps_that_share_a_cell_train_it_once(launched: Bench) -> None:
 
 
 @pytest.mark.thorough
-def test_a_cell_that_another_sweep_is_training_is_waited_for(bench: Bench) -> None:
+def test_launch_waits_for_a_cell_trained_by_another_sweep(bench: Bench) -> None:
     bench.grid(tokens=VERY_LONG)
     bench.edit("every_steps: 7", "every_steps: 1000")
     second_grid = (bench.folder / "micro.yaml").read_text().replace("name: micro", "name: other")
@@ -175,8 +175,7 @@ def test_a_cell_that_another_sweep_is_training_is_waited_for(bench: Bench) -> No
 @pytest.mark.thorough
 @pytest.mark.parametrize("executor", ["local", *long_form("ray")])
 def test_sigterm_to_every_process_at_once_saves_the_cell(bench: Bench, executor: str) -> None:
-    """Batch systems and service managers signal all processes; the launch and its wrappers pass the signal on as well.
-    """
+    """Batch systems and service managers signal all processes; the launch and its wrappers pass the signal on as well."""
     bench.grid(tokens=VERY_LONG)
     bench.edit("every_steps: 7", "every_steps: 1000")
     arguments = ("launch", "micro.yaml", "--executor", executor, "--only", "attn_type=nope")
@@ -232,7 +231,7 @@ def test_second_launch_of_a_running_sweep_names_the_first(bench: Bench) -> None:
     first.communicate(timeout=PATIENCE_S)
 
 
-def test_a_launch_that_goes_on_elsewhere_waits_for_its_own_lease(bench: Bench) -> None:
+def test_restarted_launch_waits_for_its_own_lease(bench: Bench) -> None:
     """A supervisor on a machine that is gone may still live, so a launch of another owner is refused."""
     grid = load_grid(str(bench.folder / "micro.yaml"))
     gone, this_process = Owner(name="launch", host="elsewhere", pid=1, started=1.0), process.this_process("launch")
@@ -245,7 +244,7 @@ def test_a_launch_that_goes_on_elsewhere_waits_for_its_own_lease(bench: Bench) -
         assert claim(replace(request, is_restart=True), store, this_process) == 2
 
 
-def test_a_launch_that_is_refused_a_new_name_leaves_no_revision(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_launch_leaves_no_revision(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another launch takes the name right after this one has found it free."""
     grid = load_grid(str(bench.folder / "micro.yaml"))
     bench.edit("seeds: 1", "seeds: 2")
@@ -314,7 +313,7 @@ def test_failing_cell_does_not_stop_the_rest(bench: Bench, executor: str) -> Non
 
 
 @pytest.mark.thorough
-def test_a_plugin_that_leaves_fails_its_cell_and_is_named(bench: Bench) -> None:
+def test_plugin_that_exits_fails_its_cell_and_is_named(bench: Bench) -> None:
     (bench.folder / "my_mixer.py").write_text(
         README_MIXER.replace("        steps =", "        raise SystemExit(0)\n        steps =")
     )
@@ -445,7 +444,7 @@ search:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_a_study_that_is_killed_twice_makes_each_trial_once(tmp_path: Path) -> None:
+def test_study_killed_twice_makes_each_trial_once(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.grid(tokens=128 * 40, more=STUDY)
     bench.edit("axes:\n  attn_type: [nope, polar]\n", "")

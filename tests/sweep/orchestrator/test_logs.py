@@ -146,7 +146,7 @@ class Following:
 
     def __init__(self, path: Path, **options: Any) -> None:
         self.path, self.out, self.running = path, io.StringIO(), True
-        follow_options = {"poll": 0.01} | options
+        follow_options = {"poll_s": 0.01} | options
         self.thread = threading.Thread(
             target=logs.follow, args=(path, lambda: self.running, self.out), kwargs=follow_options
         )
@@ -237,7 +237,7 @@ COMMAND = """
 import sys; from pathlib import Path; from atma_sweep.cli import main; from atma_sweep.sweep.orchestrator import logs
 
 def follow():
-    logs.follow(Path(sys.argv[1]), lambda: True, sys.stdout, poll=0.02)
+    logs.follow(Path(sys.argv[1]), lambda: True, sys.stdout, poll_s=0.02)
     print("left quietly", file=sys.stderr)
 
 main(follow)

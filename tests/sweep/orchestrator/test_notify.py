@@ -85,7 +85,7 @@ def ended(tmp_path: Path) -> Callable[..., list[str]]:
     return end
 
 
-def test_what_is_posted(web: Listening, ended: Callable[..., list[str]]) -> None:
+def test_notifier_posts_the_payload(web: Listening, ended: Callable[..., list[str]]) -> None:
     assert ended(web.url) == []
     ((path, payload, headers),) = web.heard
     assert (path, headers["Content-Type"]) == ("/hook?token=geheim", "application/json")
@@ -142,7 +142,7 @@ def test_silent_server_takes_no_longer_than_the_timeout(
     assert printed == ["127.0.0.1 was not notified: no answer within 0 s"]
 
 
-def test_neither_does_a_database_that_never_answers(web: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_database_takes_no_longer_than_the_timeout(web: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notify, "TIMEOUT_S", 0.3)
     printed: list[str] = []
     stuck = threading.Event()

@@ -47,7 +47,9 @@ def test_unusable_runs_folder_is_refused(
     assert not (tmp_path / "atma.db").exists()
 
 
-def test_a_working_folder_whose_name_is_no_text(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_working_folder_with_an_undecodable_name_is_refused(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Bench(tmp_path)
     strange = os.fsencode(tmp_path) + b"/\xff"
     os.mkdir(strange)
@@ -58,7 +60,7 @@ def test_a_working_folder_whose_name_is_no_text(tmp_path: Path, run: Run, monkey
     assert os.listdir(strange) == [b"micro.yaml"]
 
 
-def test_a_grid_whose_path_is_no_text(tmp_path: Path, run: Run) -> None:
+def test_grid_with_an_undecodable_path_is_refused(tmp_path: Path, run: Run) -> None:
     Bench(tmp_path)
     strange = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
     os.mkdir(strange)
@@ -67,7 +69,7 @@ def test_a_grid_whose_path_is_no_text(tmp_path: Path, run: Run) -> None:
     assert "is not in UTF-8, so it cannot be written down" in sole_line(code, out + error)
 
 
-def test_what_is_no_fault_of_the_machine_stays_a_traceback() -> None:
+def test_bug_stays_a_traceback() -> None:
     assert store_error_for(FileNotFoundError(2, "No such file or directory", "x")) is None
     with pytest.raises(UnicodeEncodeError) as caught:
         "\u00e9".encode("ascii")
@@ -84,7 +86,7 @@ class Gone(io.StringIO):
         raise OSError(5, "Input/output error")
 
 
-def test_a_launch_speaks_into_the_void() -> None:
+def test_best_effort_stream_ignores_a_closed_terminal() -> None:
     stream = BestEffortStream(Gone())
     assert stream.write("text") == 4
     stream.flush()
@@ -107,7 +109,7 @@ def refused(bench: Bench, *arguments: str, before: Callable[[], object] | None =
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_a_database_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_database_is_refused(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.launch("--only", "attn_type=nope")
     database = tmp_path / "atma.db"
@@ -131,7 +133,7 @@ def test_a_database_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
+def test_file_size_limit_is_reported(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     small = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))  # noqa: E731
     assert "File too large; raise the limit of a file's size (ulimit -f)" in refused(bench, *LAUNCH, before=small)
@@ -143,7 +145,7 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     ("/proc/nowhere", "ray-.* cannot be used: .* set RAY_TMPDIR to another folder"),
     ("/tmp/" + 90 * "x", "Ray cannot start: .*107 bytes.*; set RAY_TMPDIR to another folder, or launch with --executor local"),
 ])  # fmt: skip
-def test_a_ray_that_cannot_start(tmp_path: Path, where: str, expected_text: str) -> None:
+def test_ray_start_failure_is_reported(tmp_path: Path, where: str, expected_text: str) -> None:
     bench = Bench(tmp_path)
     bench.env["RAY_TMPDIR"] = where
     line = refused(bench, "launch", "micro.yaml", "--executor", "ray", "--only", "attn_type=nope")

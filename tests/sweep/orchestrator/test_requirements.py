@@ -40,7 +40,7 @@ def take(kind: str, patch: pytest.MonkeyPatch) -> None:
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Machine that has enough of everything."""
     monkeypatch.setattr(hardware, "gpu_names", lambda: ["NVIDIA L4"])
-    monkeypatch.setattr(hardware, "cpu_count", lambda: 4)
+    monkeypatch.setattr(hardware, "cores", lambda: 4)
     monkeypatch.setattr(hardware, "memory_gb", lambda: 32.0)
     monkeypatch.setattr(requirements, "cpu_build", lambda: [])
     return monkeypatch
@@ -181,7 +181,7 @@ def stayed(monkeypatch: pytest.MonkeyPatch) -> list[LaunchRequest]:
         requests.append(request)
         return LaunchOutcome(Counter(done=2), True)
 
-    monkeypatch.setattr(commands, "stay", stay)
+    monkeypatch.setattr(commands, "launch_attached", stay)
     return requests
 
 

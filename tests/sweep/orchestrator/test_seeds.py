@@ -199,7 +199,7 @@ def test_cells_that_another_sweep_has_trained_cost_nothing(sweep: Callable[..., 
 
 
 @pytest.mark.thorough
-def test_who_lost_the_sweep_adds_nothing(sweep: Callable[..., Sweep]) -> None:
+def test_seeds_are_not_added_after_losing_the_lease(sweep: Callable[..., Sweep]) -> None:
     seeded = sweep(1e-9)
     with seeded.launched() as seeds:
         seeded.finish(seeds.cells)
@@ -209,7 +209,7 @@ def test_who_lost_the_sweep_adds_nothing(sweep: Callable[..., Sweep]) -> None:
         assert len(seeded.store.cell_states("g")) == 8
 
 
-def test_a_plan_says_what_all_seeds_would_cost(tmp_path: Path) -> None:
+def test_plan_prices_all_seeds(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.grid(more="stop: {contrast: attn_type, metric: val_loss, ci: 0.1, max_seeds: 6}\n")
     planned = bench.plan()
@@ -232,7 +232,7 @@ def test_a_plan_says_what_all_seeds_would_cost(tmp_path: Path) -> None:
 
 @only_long
 @pytest.mark.thorough
-def test_a_rule_is_carried_out_killed_in_between_and_continued(tmp_path: Path) -> None:
+def test_stop_rule_survives_a_killed_launch(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.grid(
         tokens=128 * 4, more="stop: {contrast: attn_type, metric: val_loss, ci: 1e-9, max_seeds: 4, spending: pocock}\n"

@@ -76,7 +76,7 @@ def test_task_source_is_not_polled_without_capacity(held: Any, tmp_path: Path) -
     assert len(source.ends) == 4
 
 
-def test_what_is_hopeless_is_ended_and_its_cell_is_pruned(held: Any, tmp_path: Path) -> None:
+def test_attempts_to_prune_are_ended_and_marked_pruned(held: Any, tmp_path: Path) -> None:
     store, _, tasks = held
     lost = tasks[1].cell.id
     source = Waves(tasks[:4], hopeless=lost)

@@ -169,7 +169,7 @@ def test_repeatedly_killed_study_makes_identical_trials(bench: Bench, tmp_path: 
 @pytest.mark.thorough
 @pytest.mark.parametrize("call", ["propose", "tell", "start_attempt"])
 @pytest.mark.parametrize("after", [False, True])
-def test_a_kill_between_two_writes_leaves_nothing_to_repair(
+def test_kill_between_two_writes_leaves_nothing_to_repair(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, after: bool
 ) -> None:
     uninterrupted = Bench(tmp_path / "whole")
@@ -229,7 +229,7 @@ def train(bench: Bench, cells: Sequence[Cell]) -> None:
 CHOICES = GRID[: GRID.index("  ranges")] + "  ranges: {train.muon_lr: [0.01, 0.02], train.clip: [1.0, 0.5]}\n"
 
 
-def test_an_equal_proposal_costs_nothing(bench: Bench) -> None:
+def test_repeated_proposal_costs_nothing(bench: Bench) -> None:
     bench.write(CHOICES.replace("tpe", "random").replace("  startup: 3\n", "").replace("trials: 8", "trials: 12"))
     bench.launch(room=2)
     trials = bench.trials()
@@ -241,7 +241,7 @@ def test_an_equal_proposal_costs_nothing(bench: Bench) -> None:
 
 
 @pytest.mark.thorough
-def test_what_another_sweep_has_trained_counts_at_once(bench: Bench) -> None:
+def test_cell_trained_by_another_sweep_counts_at_once(bench: Bench) -> None:
     bench.write(CHOICES.replace("trials: 8", "trials: 1"))
     cell = bench.space().cell({"train.muon_lr": 0.02, "train.clip": 0.5})
     every = [
@@ -296,7 +296,7 @@ def test_invalid_settings_are_a_trial_without_a_cell(bench: Bench) -> None:
 
 
 @pytest.mark.thorough
-def test_a_study_goes_on_with_more_trials_and_wider_ranges(bench: Bench) -> None:
+def test_study_continues_with_more_trials_and_wider_ranges(bench: Bench) -> None:
     bench.launch()
     first = bench.trials()
     bench.edit(
@@ -315,7 +315,7 @@ def test_a_study_goes_on_with_more_trials_and_wider_ranges(bench: Bench) -> None
 
 
 @pytest.mark.thorough
-def test_what_all_trials_share_cannot_change_under_the_same_name(bench: Bench) -> None:
+def test_shared_settings_of_trials_cannot_change(bench: Bench) -> None:
     bench.edit(("trials: 8", "trials: 2"))
     bench.launch()
     bench.edit(("set: {train.tokens: 13_824", "set: {train.seq_len: 64, train.tokens: 13_824"))
