@@ -86,15 +86,15 @@ def reference(out: OutFile = None) -> None:
     write_output(reference_page(typer.main.get_command(app)), out)
 
 
-def _foreign_exit_location(end: SystemExit) -> str | None:
+def _foreign_exit_location(exit_error: SystemExit) -> str | None:
     """Return file:line if foreign code, such as a plugin, called sys.exit; None if our own code did."""
     from traceback import walk_tb
 
     # a library such as wandb may replace sys.exit by a function of its own; its caller counts
     hook = getattr(sys.exit, "__code__", None)
-    frame, line = [step for step in walk_tb(end.__traceback__) if step[0].f_code is not hook][-1]
-    ours = frame.f_globals.get("__name__", "").partition(".")[0] in ("typer", "click", __package__)
-    return None if ours else f"{frame.f_code.co_filename}:{line}"
+    frame, line = [step for step in walk_tb(exit_error.__traceback__) if step[0].f_code is not hook][-1]
+    is_own_code = frame.f_globals.get("__name__", "").partition(".")[0] in ("typer", "click", __package__)
+    return None if is_own_code else f"{frame.f_code.co_filename}:{line}"
 
 
 def _exit_with_message(line: str, code: int) -> NoReturn:

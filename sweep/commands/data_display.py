@@ -178,7 +178,7 @@ def parse_corpus(what: str | None, options: dict[str, Any]) -> DataConfig:
 
 
 def _validated_config(settings: dict[str, Any]) -> DataConfig:
-    """Return the validated config; an invalid value raises CorpusError, which names the option."""
+    """Return the config of these settings (field -> value); an invalid value raises CorpusError, which names the option."""
     try:
         return DataConfig.model_validate(settings)
     except ValidationError as error:

@@ -124,7 +124,7 @@ def examine(db: str | None = None, runs: Path | None = None, address: str | None
 
 
 def _run_check(name: str, check_function: CheckFunction, context: Context) -> list[Check]:
-    """Return the results of one check, named `name` where they have no name of their own.
+    """Return the results of one check function, named `name` where they have no name of their own.
 
     An exception becomes a bad result.
     """

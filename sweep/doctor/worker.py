@@ -108,6 +108,10 @@ FORK_GROUPS = (
 def run_in_forks(work: Callable[[Any], dict[str, Any]], parts: Sequence[Any]) -> dict[str, Any]:
     """Run `work` on every part in parallel forks of this process and merge the dicts that it returns.
 
+    Args:
+        work: Function of one part.
+        parts: Arguments of the calls, one per fork.
+
     Raises:
         RuntimeError: A child failed or died; the message names its part and the cause.
     """

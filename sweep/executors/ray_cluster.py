@@ -442,7 +442,8 @@ class ClusterExecutor:
     def end(self, attempts: Sequence[Attempt], runs: Path) -> set[int]:
         """Have the agents on the attempts' hosts terminate them; return the ids of those that are certainly gone.
 
-        On a host without an agent, attempts count as gone once a former agent's lease must have ended.
+        On a host without an agent, attempts that write a journal count as gone once a former agent's lease must have
+        ended.
 
         Args:
             attempts: Orphaned attempts.

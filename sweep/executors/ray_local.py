@@ -217,6 +217,10 @@ class RayExecutor(HostExecutor):
         """Return the exit code of a finished Ray task; -SIGKILL if its worker was killed.
 
         An attempt that could not be started gets the code of `not_started`, which also writes the cause into its log.
+
+        Args:
+            reference: Ray reference of the task.
+            spec: Its attempt.
         """
         try:
             return int(ray.get(reference))

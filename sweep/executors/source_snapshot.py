@@ -115,7 +115,11 @@ def _verify(snapshot: Path) -> None:
 
 
 def find_snapshot(runs: Path, digest: str) -> Path | None:
-    """Return the folder of the snapshot with that fingerprint, for a worker's import path; None if it is gone.
+    """Return the folder of a snapshot, which a worker puts on its import path; None if it is gone.
+
+    Args:
+        runs: Runs folder.
+        digest: Fingerprint of the snapshot.
 
     Raises:
         SweepError: The fingerprint is malformed, or the snapshot was changed.
@@ -157,7 +161,11 @@ def import_path(source: Path, existing: str | None) -> str:
 
 
 def git_state(root: Path = PACKAGE) -> tuple[str | None, bool | None]:
-    """Return the checkout's commit, and True if tracked files differ from it; (None, None) outside a git checkout."""
+    """Return the git commit of the code, and True if tracked files differ from it; (None, None) outside a git checkout.
+
+    Args:
+        root: Folder that must be the root of the checkout.
+    """
     try:
         commit = _git(root, "rev-parse", "HEAD")
         top = _git(root, "rev-parse", "--show-toplevel")

@@ -58,9 +58,9 @@ class _StopRequest:
 
 
 class StopSignals:
-    """Context manager that handles stop signals: it records the first.
+    """Context manager that handles stop signals: it records the first; a later one ends the process at once.
 
-    One later than REPEAT_SIGNAL_S ends the process at once. With `raises`, SIGTERM and SIGHUP raise StopRequested where
+    Repetitions within ECHO_S count as the first signal. With `raises`, SIGTERM and SIGHUP raise StopRequested where
     they arrive, as Ctrl-C raises KeyboardInterrupt. A nested context shares the request of the outer one. In a thread
     other than the main one, which receives no signals, the context does nothing.
 
@@ -68,7 +68,7 @@ class StopSignals:
     kernels another thread compiles). Where nothing has to be saved, a watcher therefore ends the process after GRACE_S.
     """
 
-    _open: ClassVar[list[StopSignals]] = []
+    _active: ClassVar[list[StopSignals]] = []
     """Contexts that are active, outermost first."""
 
     def __init__(self, *, raises: bool = False) -> None:
@@ -88,9 +88,9 @@ class StopSignals:
         """Install the handlers; a SIGTERM or SIGHUP that is ignored (nohup) stays ignored."""
         if threading.current_thread() is not threading.main_thread():
             return self
-        if self._open:
-            self._request = self._open[-1]._request
-        self._open.append(self)
+        if self._active:
+            self._request = self._active[-1]._request
+        self._active.append(self)
         for number in STOPS[1:] if self._raises else STOPS:
             # a process started with nohup ignores SIGHUP
             if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
@@ -102,8 +102,8 @@ class StopSignals:
 
     def __exit__(self, *_: object) -> None:
         """Restore the previous handlers and stop the watcher."""
-        if self in self._open:
-            self._open.remove(self)
+        if self in self._active:
+            self._active.remove(self)
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         if self._previous_handlers and self._raises:
@@ -124,15 +124,15 @@ class StopSignals:
         elif time.monotonic() - request.since > processes.ECHO_S:
             os._exit(128 + number)
 
-    def _resend_lost_signal(self, lost: sys.UnraisableHookArgs) -> None:
+    def _resend_lost_signal(self, unraisable: sys.UnraisableHookArgs) -> None:
         """Send a stop signal again whose exception was swallowed by a callback, such as one of the import system.
 
         Serves as `sys.unraisablehook`; other exceptions go to the previous hook.
         """
-        if not isinstance(lost.exc_value, StopRequested | KeyboardInterrupt):
-            self._unraisable(lost)
+        if not isinstance(unraisable.exc_value, StopRequested | KeyboardInterrupt):
+            self._unraisable(unraisable)
             return
-        number = lost.exc_value.number if isinstance(lost.exc_value, StopRequested) else signal.SIGINT
+        number = unraisable.exc_value.number if isinstance(unraisable.exc_value, StopRequested) else signal.SIGINT
         self._request.number = None
         timer = threading.Timer(RESEND_S, os.kill, (os.getpid(), number))
         timer.daemon = True
@@ -170,7 +170,7 @@ class _Watcher:
                 time.sleep(GRACE_S)
                 while _blocked.is_set():
                     time.sleep(GRACE_S)
-                if self._signals.number is None and StopSignals._open == [self._signals]:
+                if self._signals.number is None and StopSignals._active == [self._signals]:
                     self._exit(number[0])
         os.close(self._read_end)
 

@@ -80,7 +80,11 @@ class DetachedSupervisor:
     """
 
     def __init__(self, detached_launch: DetachedLaunch) -> None:
-        """Start the launch in a background thread."""
+        """Start the launch in a background thread.
+
+        Args:
+            detached_launch: Launch to carry out.
+        """
         self._detached_launch = detached_launch
         self._plan_future: Future[list[str] | LaunchRefused] = Future()
         self._plan_delivered = threading.Event()
@@ -95,7 +99,7 @@ class DetachedSupervisor:
             self._plan_delivered.set()
 
     def _run(self) -> None:
-        """Run the launch and append its output to the log file; kill the actor afterwards.
+        """Run the launch in the command's working folder, log its output to a file, and kill the actor afterwards.
 
         Every error goes to the log and, before the plan is ready, also to the caller of `wait_for_plan`.
 

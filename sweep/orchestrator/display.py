@@ -26,7 +26,7 @@ from ..units import amount
 
 LINE_S = 15.0
 """Seconds without output after which a launch without a terminal prints a summary line."""
-COLOURS = {"done": "green", "failed": "red", "diverged": "yellow", "interrupted": "yellow"}
+STATE_COLOURS = {"done": "green", "failed": "red", "diverged": "yellow", "interrupted": "yellow"}
 """Colour of each final state; white for any other."""
 
 
@@ -185,7 +185,7 @@ class ProgressDisplay:
             self._attempts.pop(attempt.id, None)
             self._counts.update([word] * final)
         self._bars.update(self._total_bar, completed=self._done)
-        colour = COLOURS.get(word, "white")
+        colour = STATE_COLOURS.get(word, "white")
         cause = f": {_escaped(attempt.cause)}" if attempt.cause else ""
         hint = f"; atma-sweep logs {_escaped(task.cell.slug)}" if attempt.state == "failed" else ""
         seconds = (attempt.finished_at - attempt.started_at).total_seconds() if attempt.finished_at else 0.0

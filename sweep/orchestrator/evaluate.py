@@ -83,7 +83,8 @@ def plan(
         CellNotListed: No writable sweep lists a cell.
         CorpusError: A cell's text is missing or damaged.
         CheckpointError: A cell's kept weights are damaged.
-        UserError: Any error of `trained_cells.checkpoints`, such as an unknown or untrained cell, or weights that are gone.
+        UserError: Any error of `trained_cells.checkpoints`, such as an unknown or untrained cell, or weights that are
+            gone.
     """
     for length in lengths:
         if length < 2:

@@ -157,7 +157,7 @@ def with_stop_seeds(request: LaunchRequest, store: Store | None) -> LaunchReques
 def _plan_study(request: LaunchRequest, space: TrialSpace, store: Store | None) -> planner.Plan:
     """Return the plan of a study: unfinished work of the trials begun so far, and the study's progress.
 
-    Trials still to be proposed have no tasks yet; the disk usage includes them.
+    Trials still to be proposed have no tasks yet; the disk usage includes them. `space` is the request's search space.
     """
     study = progress_of(space, store, retrain=request.retrain)
     cells = list(study.cells.values())
@@ -304,7 +304,13 @@ def run(
 def seeds_source(request: LaunchRequest, store: Store, fence: int, tell: Tell) -> Seeds | None:
     """Return the source of further seeds for the grid's `stop` rule.
 
-    None without a rule or with `--only` (after a line of output).
+    Returns None without a rule, and with `--only`, after a line of output.
+
+    Args:
+        request: Launch with all its cells.
+        store: Database.
+        fence: Fencing token under which the caller holds the sweep.
+        tell: Prints one line.
     """
     if request.grid.stop is None:
         return None

@@ -178,7 +178,11 @@ def post(url: str, payload: Mapping[str, Any]) -> None:
 
 
 def _failure_reason(problem: BaseException) -> str:
-    """Return a short reason for a failed notification; it never contains the address."""
+    """Return a short reason for a failed notification; it never contains the address.
+
+    Args:
+        problem: Exception raised by `post` or by the queries for the payload.
+    """
     if isinstance(problem, urllib.error.HTTPError):
         return f"it answered {problem.code}"
     reason = problem.reason if isinstance(problem, urllib.error.URLError) else problem

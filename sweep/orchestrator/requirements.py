@@ -28,8 +28,10 @@ from .launch import LaunchRequest
 Kind = Literal["text", "GPU", "CPU cores", "memory", "disk", "packages"]
 REQUIRED_PACKAGES = ("torch", "numpy", "safetensors")
 """Packages that every attempt imports."""
-UNCHECKED = "until the text is prepared, ids of cells are provisional and its size is not checked"
-ROOM = "make room, set checkpoint.keep to nothing, or name another disk with checkpoint.path"
+UNCHECKED_REMARK = "until the text is prepared, ids of cells are provisional and its size is not checked"
+"""Remark on a plan whose text is not prepared."""
+DISK_REMEDY = "make room, set checkpoint.keep to nothing, or name another disk with checkpoint.path"
+"""Remedy of a shortage of disk."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,9 @@ def _lacking_disk(disk: DiskUsage, *, is_begun: bool) -> list[Lack]:
     problem = (
         f"{size(disk.kept)} to keep and {size(disk.running)} for a running cell; {size(disk.free)} free in {disk.place}"
     )
-    return [Lack("disk", problem, ROOM, blocks=disk.free < disk.running and not is_begun, numbers=disk.as_json())]
+    return [
+        Lack("disk", problem, DISK_REMEDY, blocks=disk.free < disk.running and not is_begun, numbers=disk.as_json())
+    ]
 
 
 def _lacking_packages(names: Sequence[str]) -> list[Lack]:
@@ -203,7 +207,7 @@ def remarks(lines: Sequence[str], lacking: Sequence[Lack]) -> list[str]:
     A shortage of disk is left out, since the plan's own line on disk shows it.
     """
     if any(lack.kind == "text" for lack in lacking):
-        lines = [*(remark for remark in lines if admission.UNPREPARED not in remark), UNCHECKED]
+        lines = [*(remark for remark in lines if admission.UNPREPARED not in remark), UNCHECKED_REMARK]
     return [*lines, *describe([lack for lack in lacking if lack.kind != "disk"])]
 
 

@@ -43,14 +43,14 @@ class TrialSource:
         self._space, self._search = progress.space, progress.space.search
         sweep = progress.space.grid.name
         self._store, self._prices = store, prices
-        self._studies = StudyWriter(store, sweep, fence)
-        self._memory = study_store.sampler_state(store, sweep)
+        self._study_writer = StudyWriter(store, sweep, fence)
+        self._sampler_state = study_store.sampler_state(store, sweep)
         self._trials = list(progress.trials)
         self._rungs_checked: dict[int, int] = {}
         """Number of validations already checked for pruning, by attempt id."""
         self._store_changed_trials(study_store.trials_of(store, sweep))
         listed = {cell for cell, _ in store.members(sweep)}
-        self._studies.enlist([planner.record(cell) for key, cell in progress.cells.items() if key not in listed])
+        self._study_writer.enlist([planner.record(cell) for key, cell in progress.cells.items() if key not in listed])
 
     def _store_changed_trials(self, before: Sequence[Trial]) -> None:
         """Write the trials that differ from the stored ones, finished ones with their loss curve.
@@ -63,7 +63,7 @@ class TrialSource:
         for trial in changed:
             self._trials[trial.number] = trial
         if changed:
-            self._studies.tell(*changed)
+            self._study_writer.tell(*changed)
 
     # --- called by the supervisor ---------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class TrialSource:
         for trial in changed:
             self._trials[trial.number] = trial
         if changed:
-            self._studies.tell(*changed)
+            self._study_writer.tell(*changed)
 
     def attempts_to_prune(self, attempts: Sequence[Attempt]) -> Mapping[int, str]:
         """Return the reasons, by attempt id, of training attempts that the pruner ends at their newest validation."""
@@ -110,7 +110,7 @@ class TrialSource:
         Returns no tasks for parameters that make no valid cell (stored as failed) and for a repetition of an earlier
         trial, which takes over that trial's outcome.
         """
-        proposal = optuna_study.propose_trial(self._search, self._trials, self._memory)
+        proposal = optuna_study.propose_trial(self._search, self._trials, self._sampler_state)
         trial = replace(proposal.trial, params=self._space.tidy(proposal.trial.params))
         try:
             cell = self._space.cell(trial.params)
@@ -136,10 +136,10 @@ class TrialSource:
         """
         record = planner.record(cell) if cell is not None else None
         cost = cost_estimate.forecast([cell], self._prices) if cell is not None else None
-        self._studies.propose(trial, record, proposal.changed, proposal.memory, cost)
+        self._study_writer.propose(trial, record, proposal.changed, proposal.memory, cost)
         for old in proposal.changed:
             self._trials[old.number] = old
-        self._memory = dict(proposal.memory)
+        self._sampler_state = dict(proposal.memory)
         self._trials.append(trial)
 
     def _remaining_tasks(self, cell: Cell) -> list[Task]:
@@ -161,7 +161,7 @@ class TrialSource:
                 else self._finished(trial)
             )
             self._trials[-1] = updated
-            self._studies.tell(updated)
+            self._study_writer.tell(updated)
         return plan.tasks
 
     # --- outcomes -------------------------------------------------------------------------------------------------------
@@ -229,5 +229,5 @@ class TrialSource:
             if is_pruned:
                 # not stored before the attempt ends: a launch killed in between must reach the same verdict again
                 return PRUNED_AT.format(pruner=self._search.pruner, rung=rung, loss=loss)
-            self._studies.tell(updated)
+            self._study_writer.tell(updated)
         return None

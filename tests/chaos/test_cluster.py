@@ -1,4 +1,4 @@
-"""Cluster with nodes that die or are cut off, and killed launches: each cell is measured once, with undisturbed numbers."""
+"""Cluster with dying nodes and killed launches: each cell is measured once, with undisturbed numbers."""
 
 from __future__ import annotations
 

@@ -154,7 +154,10 @@ INTACT = lzma.compress(b"whole")
 
 
 def half_replaced(folder: Path) -> None:
-    """Write the files of a machine that vanished while parts were replaced: parts of two databases, and a complete one in new/."""
+    """Write the files of a machine that vanished while it replaced parts of a database.
+
+    They are parts of two databases, and a complete one in new/.
+    """
     (folder / "new").mkdir(parents=True)
     (folder / "new" / "atma.db.xz.00").write_bytes(INTACT[:20])
     (folder / "new" / "atma.db.xz.01").write_bytes(INTACT[20:])

@@ -94,7 +94,7 @@ def test_best_effort_stream_ignores_a_closed_terminal() -> None:
 
 
 def refused(bench: Bench, *arguments: str, before: Callable[[], object] | None = None) -> str:
-    """Run a command as a user who is bound by permissions, which root is not."""
+    """Run a command as a user who is bound by permissions, which root is not; return its only line of output."""
     prefix: list[str] = []
     if os.geteuid() == 0:
         prefix = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
