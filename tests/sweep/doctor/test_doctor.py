@@ -339,7 +339,7 @@ import sys, time
 from atma_sweep.sweep.host.locks import GpuLocks
 from atma_sweep.sweep.host.hardware import Gpu
 locks = GpuLocks()
-locks.take([Gpu("0", sys.argv[1], "first")])
+locks.acquire([Gpu("0", sys.argv[1], "first")])
 print(1, flush=True)
 time.sleep(600)
 """

@@ -15,7 +15,7 @@ from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.errors import GridError, MachineError
 from atma_sweep.sweep.executors.executor import AttemptExit, HostExecutor, ProcessSpec, lock_gpus_for
 from atma_sweep.sweep.grid.cell import Cell
-from atma_sweep.sweep.host import allocation as room
+from atma_sweep.sweep.host import allocation as allocation_module
 from atma_sweep.sweep.host import hardware
 from atma_sweep.sweep.host.allocation import Allocation, ClusterAllocator, Machine, MachineAllocator, is_type
 from atma_sweep.sweep.host.hardware import Gpu
@@ -34,10 +34,10 @@ def wants(gpus: float = 0, **more: Any) -> Resources:
     return Resources(gpus=gpus, **more)
 
 
-def seated(room: MachineAllocator, wanted: Resources) -> Allocation | None:
-    allocation = room.place(wanted)
+def allocate(allocator: MachineAllocator, wanted: Resources) -> Allocation | None:
+    allocation = allocator.place(wanted)
     if allocation is not None:
-        room.take(allocation)
+        allocator.take(allocation)
     return allocation
 
 
@@ -52,61 +52,65 @@ def test_is_type_matches_complete_words(name: str, label: str | None, fits: bool
 
 @pytest.mark.parametrize(("share", "count"), [(0.25, 4), (0.5, 2), (0.1, 10), (0.3, 3), (1, 1), (0.01, 100)])
 def test_parts_fill_a_gpu_exactly(share: float, count: int) -> None:
-    room = MachineAllocator(Machine(1000, 8.0, (FIRST,)))
-    seats = [seated(room, wants(share)) for _ in range(count)]
-    assert [seat.gpu for seat in seats if seat] == [FIRST] * count
-    assert room.place(wants(share)) is None
-    seat = seats[0]
-    assert seat is not None
-    room.give(seat)
-    assert room.place(wants(share)) == seat
+    allocator = MachineAllocator(Machine(1000, 8.0, (FIRST,)))
+    placed = [allocate(allocator, wants(share)) for _ in range(count)]
+    assert [allocation.gpu for allocation in placed if allocation] == [FIRST] * count
+    assert allocator.place(wants(share)) is None
+    allocation = placed[0]
+    assert allocation is not None
+    allocator.give(allocation)
+    assert allocator.place(wants(share)) == allocation
 
 
 def test_parts_leave_other_gpus_whole() -> None:
-    room = MachineAllocator(TWO)
-    assert [seat.gpu for seat in (seated(room, wants(0.5)), seated(room, wants(0.25))) if seat] == [FIRST, FIRST]
-    full_seat = seated(room, wants(1))
+    allocator = MachineAllocator(TWO)
+    assert [
+        allocation.gpu
+        for allocation in (allocate(allocator, wants(0.5)), allocate(allocator, wants(0.25)))
+        if allocation
+    ] == [FIRST, FIRST]
+    full_seat = allocate(allocator, wants(1))
     assert full_seat is not None
     assert full_seat.gpu == SECOND
-    assert room.place(wants(1)) is None
-    assert room.place(wants(0.5)) is None
-    quarter = room.place(wants(0.25))
+    assert allocator.place(wants(1)) is None
+    assert allocator.place(wants(0.5)) is None
+    quarter = allocator.place(wants(0.25))
     assert quarter is not None
     assert quarter.gpu == FIRST
 
 
 def test_type_cores_and_memory_count() -> None:
-    room = MachineAllocator(TWO)
-    typed = seated(room, wants(0.5, gpu_type="L40S", cpus=5, memory_gb=30.0))
+    allocator = MachineAllocator(TWO)
+    typed = allocate(allocator, wants(0.5, gpu_type="L40S", cpus=5, memory_gb=30.0))
     assert typed == Allocation(5, 30.0, SECOND, 5000)
-    assert room.place(wants(0.5, gpu_type="A100")) is None
-    assert room.place(wants(cpus=4)) is None
-    assert room.place(wants(memory_gb=2.5)) is None
-    assert room.place(wants(cpus=3, memory_gb=2.0)) == Allocation(3, 2.0, None, 0)
+    assert allocator.place(wants(0.5, gpu_type="A100")) is None
+    assert allocator.place(wants(cpus=4)) is None
+    assert allocator.place(wants(memory_gb=2.5)) is None
+    assert allocator.place(wants(cpus=3, memory_gb=2.0)) == Allocation(3, 2.0, None, 0)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_no_gpu_is_allocated_twice(data: st.DataObject) -> None:
     """Random allocations and releases: no GPU above one, a full one never shared, and nothing lost."""
-    room, allocations = MachineAllocator(Machine(4, 8.0, (FIRST, SECOND))), []
+    allocator, allocations = MachineAllocator(Machine(4, 8.0, (FIRST, SECOND))), []
     for _ in range(data.draw(st.integers(1, 40))):
         if allocations and data.draw(st.booleans()):
-            room.give(allocations.pop(data.draw(st.integers(0, len(allocations) - 1)))[1])
+            allocator.give(allocations.pop(data.draw(st.integers(0, len(allocations) - 1)))[1])
             continue
         wanted = wants(data.draw(st.sampled_from([0, 0.1, 0.25, 0.3, 0.5, 1])), cpus=data.draw(st.integers(1, 3)))
-        seat = seated(room, wanted)
-        if seat is not None:
-            allocations.append((wanted, seat))
+        allocation = allocate(allocator, wanted)
+        if allocation is not None:
+            allocations.append((wanted, allocation))
         for gpu in (FIRST, SECOND):
-            shares = [wanted.gpus for wanted, seat in allocations if seat.gpu == gpu]
+            shares = [wanted.gpus for wanted, allocation in allocations if allocation.gpu == gpu]
             assert sum(shares) <= 1 + 1e-9
             assert 1 not in shares or len(shares) == 1
-        assert sum(seat.cpus for _, seat in allocations) <= 4
-    for _, seat in allocations:
-        room.give(seat)
-    every = [seated(room, wants(1, cpus=2, memory_gb=4.0)) for _ in range(2)]
-    assert {seat and seat.gpu for seat in every} == {FIRST, SECOND}, "all of it is free again"
+        assert sum(allocation.cpus for _, allocation in allocations) <= 4
+    for _, allocation in allocations:
+        allocator.give(allocation)
+    every = [allocate(allocator, wants(1, cpus=2, memory_gb=4.0)) for _ in range(2)]
+    assert {allocation and allocation.gpu for allocation in every} == {FIRST, SECOND}, "all of it is free again"
 
 
 # --- what never fits ------------------------------------------------------------------------------------------------
@@ -187,18 +191,18 @@ class Packed(HostExecutor):
 
     def __init__(self, store: Store, machine: Machine) -> None:
         super().__init__()
-        self.store, self.room, self.draw = store, MachineAllocator(machine), random.Random(2)
+        self.store, self.allocator, self.draw = store, MachineAllocator(machine), random.Random(2)
         self.running: dict[int, tuple[Job, Allocation]] = {}
         self.started: list[str] = []
         self.most = 0
 
     def fits(self, resources: Resources) -> bool:
-        return self.room.place(resources) is not None
+        return self.allocator.place(resources) is not None
 
     def start(self, launch: ProcessSpec) -> None:
-        job, seat = Job.read(launch.runs / launch.folder), seated(self.room, launch.resources)
-        assert seat is not None
-        self.running[job.attempt] = job, seat
+        job, allocation = Job.read(launch.runs / launch.folder), allocate(self.allocator, launch.resources)
+        assert allocation is not None
+        self.running[job.attempt] = job, allocation
         self.started.append(f"{launch.resources.gpus:g}")
         self.most = max(self.most, len(self.running))
 
@@ -206,8 +210,8 @@ class Packed(HostExecutor):
         if not self.running:
             return []
         attempt = self.draw.choice(sorted(self.running))
-        job, seat = self.running.pop(attempt)
-        self.room.give(seat)
+        job, allocation = self.running.pop(attempt)
+        self.allocator.give(allocation)
         self.store.finish_attempt(attempt, job.fence, "done")
         return [(attempt, 0)]
 
@@ -231,53 +235,53 @@ def test_fractional_attempts_do_not_starve_a_full_gpu(cells: Callable[..., list[
 ])  # fmt: skip
 def test_should_yield_gpu(part: dict[str, str], full: dict[str, str], back: bool) -> None:
     waiting = [wants(0.5), wants(0, cpus=7), wants(1, **full)]
-    assert room.should_yield_gpu(wants(0.5, **part), waiting) is back
-    assert not room.should_yield_gpu(wants(0.5, **part), waiting[:2])
-    assert not room.should_yield_gpu(wants(0), waiting)
+    assert allocation_module.should_yield_gpu(wants(0.5, **part), waiting) is back
+    assert not allocation_module.should_yield_gpu(wants(0.5, **part), waiting[:2])
+    assert not allocation_module.should_yield_gpu(wants(0), waiting)
 
 
 # --- several machines -----------------------------------------------------------------------------------------------
 
 
-def seat_on(rooms: ClusterAllocator, wanted: Resources) -> tuple[str, Allocation]:
-    match = rooms.find_allocation(wanted)
+def allocate_on(cluster_allocator: ClusterAllocator, wanted: Resources) -> tuple[str, Allocation]:
+    match = cluster_allocator.find_allocation(wanted)
     assert match is not None
-    rooms.allocate(*match)
+    cluster_allocator.allocate(*match)
     return match
 
 
 def test_attempts_go_where_most_cores_are_free() -> None:
-    rooms = ClusterAllocator()
-    rooms.add("a", Machine(2, 8.0))
-    rooms.add("b", Machine(3, 8.0))
-    seats = [seat_on(rooms, wants(0, cpus=1)) for _ in range(5)]
-    assert [(name, seat.cpus) for name, seat in seats] == [(name, 1) for name in "babab"]
-    assert rooms.find_allocation(wants(0, cpus=1)) is None
-    rooms.release(*seats[1])
-    assert rooms.find_allocation(wants(0, cpus=2)) is None, "two cores on two machines are not a pair"
-    rooms.release(*seats[3])
-    assert rooms.find_allocation(wants(0, cpus=2)) is not None
+    cluster_allocator = ClusterAllocator()
+    cluster_allocator.add("a", Machine(2, 8.0))
+    cluster_allocator.add("b", Machine(3, 8.0))
+    placed = [allocate_on(cluster_allocator, wants(0, cpus=1)) for _ in range(5)]
+    assert [(name, allocation.cpus) for name, allocation in placed] == [(name, 1) for name in "babab"]
+    assert cluster_allocator.find_allocation(wants(0, cpus=1)) is None
+    cluster_allocator.release(*placed[1])
+    assert cluster_allocator.find_allocation(wants(0, cpus=2)) is None, "two cores on two machines are not a pair"
+    cluster_allocator.release(*placed[3])
+    assert cluster_allocator.find_allocation(wants(0, cpus=2)) is not None
 
 
 def test_parts_fill_a_gpu_before_they_break_another_open() -> None:
-    rooms = ClusterAllocator()
-    rooms.add("a", Machine(8, 8.0, (FIRST,)))
-    rooms.add("b", Machine(9, 8.0, (SECOND,)))
-    halves = {seat_on(rooms, wants(0.5))[1].gpu for _ in range(2)}
-    assert halves | {seat_on(rooms, wants(1))[1].gpu} == {FIRST, SECOND}
+    cluster_allocator = ClusterAllocator()
+    cluster_allocator.add("a", Machine(8, 8.0, (FIRST,)))
+    cluster_allocator.add("b", Machine(9, 8.0, (SECOND,)))
+    halves = {allocate_on(cluster_allocator, wants(0.5))[1].gpu for _ in range(2)}
+    assert halves | {allocate_on(cluster_allocator, wants(1))[1].gpu} == {FIRST, SECOND}
     assert len(halves) == 1
-    assert rooms.find_allocation(wants(0.25)) is None
+    assert cluster_allocator.find_allocation(wants(0.25)) is None
 
 
 def test_dropped_machine_loses_its_allocations() -> None:
-    rooms = ClusterAllocator()
-    rooms.add("a", Machine(1, 8.0))
-    seat = seat_on(rooms, wants(0, cpus=1))
-    rooms.drop("a")
-    rooms.release(*seat)
-    assert rooms.find_allocation(wants(0, cpus=1)) is None
-    rooms.add("a", Machine(1, 8.0))
-    assert rooms.find_allocation(wants(0, cpus=1)) is not None
+    cluster_allocator = ClusterAllocator()
+    cluster_allocator.add("a", Machine(1, 8.0))
+    allocation = allocate_on(cluster_allocator, wants(0, cpus=1))
+    cluster_allocator.drop("a")
+    cluster_allocator.release(*allocation)
+    assert cluster_allocator.find_allocation(wants(0, cpus=1)) is None
+    cluster_allocator.add("a", Machine(1, 8.0))
+    assert cluster_allocator.find_allocation(wants(0, cpus=1)) is not None
 
 
 def test_fp8_is_refused_on_a_gpu_without_it(cells: Callable[..., list[Cell]]) -> None:

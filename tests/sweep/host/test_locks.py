@@ -23,7 +23,7 @@ from pathlib import Path
 from atma_sweep.sweep.host.locks import GpuLocks
 from atma_sweep.sweep.host.hardware import Gpu
 locks = GpuLocks(Path(sys.argv[1]))
-print(len(locks.take([Gpu("0", "GPU-aaaa", "first")])), flush=True)
+print(len(locks.acquire([Gpu("0", "GPU-aaaa", "first")])), flush=True)
 time.sleep(600)
 """
 
@@ -50,10 +50,10 @@ from atma_sweep.sweep.host.hardware import Gpu
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 locks = GpuLocks(Path(sys.argv[1]))
 try:
-    locks.take([Gpu("0", "GPU-aaaa", "first")])
+    locks.acquire([Gpu("0", "GPU-aaaa", "first")])
 except Exception as error:
     print(error, flush=True)
-print(len(locks.take([Gpu("0", "GPU-aaaa", "first"), Gpu("1", "GPU-bbbb", "second")])), flush=True)
+print(len(locks.acquire([Gpu("0", "GPU-aaaa", "first"), Gpu("1", "GPU-bbbb", "second")])), flush=True)
 sys.stdin.read()
 """
 
