@@ -17,7 +17,7 @@ CLOCK_SECONDS = 2.0
 def check_cluster(context: Context) -> list[Check]:
     """Check that every live node answers, has the same versions, sees the runs folder, and has the right time.
 
-    Absent without an address. Creates the runs folder.
+    Bad if the cluster cannot be reached or a node is silent; absent without an address. Creates the runs folder.
     """
     if context.address is None:
         return [absent("none named; --address looks at one")]
@@ -62,7 +62,7 @@ def _check_versions(nodes: Sequence[dict[str, Any]], differing: dict[str, dict[s
 
 
 def _check_runs_visible(context: Context, nodes: Sequence[dict[str, Any]]) -> Check:
-    """Check that every node sees the runs folder."""
+    """Check that every node sees the runs folder; bad otherwise."""
     blind_hosts = [node["host"] for node in nodes if not node["sees_runs"]]
     if blind_hosts:
         remedy = "pass --runs with a folder that every node sees"
@@ -71,7 +71,7 @@ def _check_runs_visible(context: Context, nodes: Sequence[dict[str, Any]]) -> Ch
 
 
 def _check_clocks(nodes: Sequence[dict[str, Any]]) -> Check:
-    """Check that every node's clock agrees with this machine's."""
+    """Check that every node's clock agrees with this machine's; a warning otherwise."""
     offsets = {node["host"]: node["clock_ahead"] for node in nodes}
     deviating = [f"{node['host']} by {offsets[node['host']]:+.1f} s" for node in nodes if _is_off(node)]
     if deviating:

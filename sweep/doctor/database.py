@@ -37,7 +37,10 @@ def _split_remedy(error: BaseException) -> tuple[str, str]:
 
 
 def check_database(context: Context) -> Check:
-    """Check that the database opens; report its revision, number of sweeps and size."""
+    """Check that the database opens; report its revision, number of sweeps and size.
+
+    Absent if there is none, bad if it cannot be opened.
+    """
     try:
         with context.open_store() as store, translate_driver_errors(store.url):
             count = len(store.sweeps())
@@ -63,7 +66,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def check_integrity(context: Context) -> Check:
-    """Run SQLite's quick_check on the database file. Absent for a server and without a file."""
+    """Run SQLite's quick_check on the database file; damage is bad. Absent for a server and without a file."""
     if context.database_file is None:
         return absent("PostgreSQL looks after its own")
     if not context.database_file.exists():
@@ -82,7 +85,10 @@ def check_integrity(context: Context) -> Check:
 
 
 def check_lock(context: Context) -> Check:
-    """Check that a write lock on the database can be acquired within LOCK_SECONDS."""
+    """Check that a write lock on the database can be acquired within LOCK_SECONDS.
+
+    Bad if it is locked or read-only; absent without a file.
+    """
     began = time.monotonic()
     if context.database_file is None:
         with context.open_store() as store:
@@ -103,7 +109,10 @@ def check_lock(context: Context) -> Check:
 
 
 def check_clock(context: Context) -> Check:
-    """Check that the wall clock does not jump against the monotonic clock. Takes CLOCK_S seconds."""
+    """Check that the wall clock does not jump against the monotonic clock. Takes CLOCK_S seconds.
+
+    A jump of more than MAX_DRIFT_S is a warning.
+    """
     wall, steady = time.time(), time.monotonic()
     time.sleep(CLOCK_S)
     drift = (time.time() - wall) - (time.monotonic() - steady)
@@ -118,7 +127,7 @@ def check_clock(context: Context) -> Check:
 def check_future_rows(context: Context) -> Check:
     """Check that the database's clock and its newest row are not ahead of this machine's clock.
 
-    Absent without a database.
+    A warning or bad from the limits of CLOCK_AHEAD_S on; absent without a database.
     """
     try:
         with context.open_store() as store, store.transaction(write=False) as session:

@@ -61,7 +61,10 @@ def check_space(context: Context) -> Check:
 
 
 def check_inodes(context: Context) -> Check:
-    """Check that the file system of the runs folder has free inodes."""
+    """Check that the file system of the runs folder has free inodes.
+
+    A warning below MIN_FREE_INODES, bad without any.
+    """
     statistics = os.statvfs(nearest_folder(context.runs))
     if not statistics.f_files:
         return ok("this file system does not count them")
@@ -73,7 +76,10 @@ def check_inodes(context: Context) -> Check:
 
 
 def check_writing(context: Context) -> Check:
-    """Check that one MiB can be written and synced in the runs folder, and measure the time. The file is removed."""
+    """Check that one MiB can be written and synced in the runs folder, and measure the time. The file is removed.
+
+    Bad if it fails, a warning if it takes longer than SLOW_S.
+    """
     folder, began = nearest_folder(context.runs), time.monotonic()
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".atma-doctor-") as file:
@@ -104,7 +110,10 @@ def filesystem(path: Path) -> str:
 
 
 def check_filesystem_of_database(context: Context) -> Check:
-    """Check that a SQLite database does not lie on a network file system, where SQLite corrupts, or in memory."""
+    """Check that a SQLite database lies neither on a network file system (bad) nor in memory (a warning).
+
+    Absent for a server.
+    """
     if context.database_file is None:
         return absent("the database is on a server")
     kind = filesystem(context.database_file)
@@ -116,7 +125,7 @@ def check_filesystem_of_database(context: Context) -> Check:
 
 
 def check_filesystem_of_runs(context: Context) -> Check:
-    """Check that the runs folder does not lie in memory; a network file system is fine."""
+    """Check that the runs folder does not lie in memory (a warning); a network file system is fine."""
     kind = filesystem(context.runs)
     if kind in NETWORK_FILESYSTEMS:
         return ok(f"{context.runs} lies on {kind}, over the network: checkpoints may, a SQLite database may not")

@@ -39,7 +39,7 @@ ROW_FIELDS = ("gpu_uuid", "remapped_rows.pending", "remapped_rows.failure")
 def check_driver(context: Context) -> Check:
     """Check that the NVIDIA driver answers and lists GPUs; report its version and newest CUDA.
 
-    Absent without nvidia-smi.
+    Bad if nvidia-smi fails or lists none, a warning if only nvidia-smi is missing, absent without a driver.
     """
     driver_gpus = context.driver_gpus
     if isinstance(driver_gpus, LookFailed):
@@ -66,7 +66,10 @@ def _driver_cuda() -> str | None:
 
 
 def check_torch(context: Context) -> Check:
-    """Check that torch imports, has a CUDA build where there are GPUs, and sees all of them."""
+    """Check that torch imports, has a CUDA build where there are GPUs, and sees all of them.
+
+    Bad if it cannot be imported or cannot use a GPU that is there; a warning if it sees only some GPUs.
+    """
     try:
         facts = context.torch_facts()
     except LookFailed as error:
@@ -245,7 +248,10 @@ def _strip_gpu_prefix(uuid: str) -> str:
 
 
 def check_triton(context: Context) -> Check:
-    """Check that Triton and fla are installed where a GPU can use them, and that fla's gradients are right on it."""
+    """Check that Triton and fla are installed where a GPU can use them, and that fla's gradients are right on it.
+
+    A warning otherwise; without a GPU absent or ok.
+    """
     triton, fla = version_of("triton"), version_of("fla-core") or version_of("flash-linear-attention")
     finding = f"Triton {triton or 'not installed'}, fla {fla or 'not installed'}"
     gpus = context.usable_gpus()
@@ -266,7 +272,7 @@ def check_triton(context: Context) -> Check:
 def check_kernels(context: Context) -> Check | list[Check]:
     """Return a check per op with the backend chosen on this GPU; a fallback to torch is a warning.
 
-    Absent without a GPU.
+    Bad if the self-tests fail; absent without a GPU.
     """
     if not context.usable_gpus():
         return absent("no GPU: torch's own operations on the CPU")

@@ -32,7 +32,7 @@ MIN_FREE_MEMORY = 2 * GIB
 
 
 def check_python(context: Context) -> Check:
-    """Check that the version of Python is supported (3.11 to 3.14)."""
+    """Check that the version of Python is supported: bad below 3.11, a warning above 3.14."""
     version, version_text = sys.version_info[:2], platform.python_version()
     if version < (3, 11):
         return bad(version_text, "use Python 3.11 to 3.14")
@@ -42,7 +42,7 @@ def check_python(context: Context) -> Check:
 
 
 def check_platform(context: Context) -> Check:
-    """Check that the operating system and processor are supported."""
+    """Check that the operating system (bad otherwise) and the processor (a warning otherwise) are supported."""
     system, cpu = platform.system(), platform.machine()
     finding = f"{system} {cpu}, kernel {platform.release()}, {counted(hardware.cores(), 'core')}"
     if system == "Darwin":
@@ -60,7 +60,7 @@ def check_platform(context: Context) -> Check:
 
 
 def check_open_files(context: Context) -> Check:
-    """Check that the limit on open files is high enough for Ray."""
+    """Check that the limit on open files is high enough for Ray; a warning below OPEN_FILES."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -71,7 +71,7 @@ def check_open_files(context: Context) -> Check:
 
 
 def check_shared_memory(context: Context) -> Check:
-    """Check that /dev/shm has space for Ray's object store."""
+    """Check that /dev/shm has space for Ray's object store; a warning below SHARED_MEMORY, absent without /dev/shm."""
     try:
         statistics = os.statvfs("/dev/shm")
     except OSError:
@@ -84,7 +84,7 @@ def check_shared_memory(context: Context) -> Check:
 
 
 def check_memory(context: Context) -> Check:
-    """Check that enough memory is available and that swap is mostly unused."""
+    """Check that MIN_FREE_MEMORY is available and that swap is mostly unused; a warning otherwise."""
     ram, swap = psutil.virtual_memory(), psutil.swap_memory()
     finding = f"{size(ram.available)} of {size(ram.total)} available, swap {size(swap.used)} of {size(swap.total)} used"
     limit = _memory_limit()
@@ -106,7 +106,10 @@ def _memory_limit() -> int | None:
 
 
 def check_compiler(context: Context) -> Check:
-    """Check that a C compiler and Python's headers exist where Triton needs them, that is, on a machine with GPUs."""
+    """Check that a C compiler and Python's headers exist where Triton needs them, that is, on a machine with GPUs.
+
+    Bad if they are needed and missing; absent if there is none and none is needed.
+    """
     requested = os.environ.get("CC")
     compiler = (
         shutil.which(requested) if requested else next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
@@ -137,7 +140,10 @@ def check_compile_caches(context: Context) -> list[Check]:
 
 
 def _check_cache(folder: Path) -> Check:
-    """Check that a cache folder exists or can be created; report its size and number of files."""
+    """Check that a cache folder exists or can be created; report its size and number of files.
+
+    A warning if it cannot be created, absent if it does not exist yet.
+    """
     if not folder.is_dir():
         above = nearest_folder(folder)
         if not os.access(above, os.W_OK):
@@ -156,7 +162,7 @@ def _check_cache(folder: Path) -> Check:
 
 
 def check_ray(context: Context) -> Check:
-    """Check that Ray is installed with its executables. Does not start it."""
+    """Check that Ray is installed (a warning otherwise) with its executables (bad otherwise). Does not start it."""
     spec, version = importlib.util.find_spec("ray"), version_of("ray")
     if spec is None or spec.origin is None:
         return warn("not installed", "pip install ray, or launch with --executor local")
@@ -173,7 +179,7 @@ def check_ray(context: Context) -> Check:
 
 
 def check_ray_cluster_file(context: Context) -> Check:
-    """Check that Ray's record of a running cluster is not stale.
+    """Check that Ray's record of a running cluster is not stale, which is a warning.
 
     A cluster that answers is fine, since launches ignore it.
     """
@@ -209,7 +215,10 @@ def check_ray_address(context: Context) -> Check:
 
 
 def check_ray_token(context: Context) -> Check:
-    """Check that Ray's token exists where one is required, and that other users cannot read it."""
+    """Check that Ray's token exists where one is required, and that other users cannot read it.
+
+    A warning otherwise; absent if there is none and none is required.
+    """
     mode = os.environ.get("RAY_AUTH_MODE", "").lower()
     if os.environ.get("RAY_AUTH_TOKEN"):
         return ok(f"in RAY_AUTH_TOKEN, RAY_AUTH_MODE {mode or 'not set'}")

@@ -138,7 +138,7 @@ def family(pid: int) -> list[psutil.Process]:
         return []
 
 
-def calm(bench: Bench, cells: int, reference: Curves) -> None:
+def finish_and_assert_invariants(bench: Bench, cells: int, reference: Curves) -> None:
     """Let the sweep finish, and assert the invariants that every storm must preserve."""
     bench.launch()
     bench.once(cells)

@@ -12,7 +12,7 @@ import pytest
 from factories import ended
 
 from ..testing.bench import COMMAND, Bench, Curves
-from .storm import FEW, calm
+from .storm import FEW, finish_and_assert_invariants
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 SOURCE = Path(__file__).parent.parent / "testing" / "clock.c"
@@ -41,4 +41,4 @@ def test_launch_survives_clock_jumps(small_bench: Bench, reference: Curves) -> N
     ended(launch)
     counts = bench.sql("SELECT count(*), count(DISTINCT cell_id), min(state), max(state) FROM attempt")
     assert counts == [(FEW, FEW, "done", "done")]
-    calm(bench, FEW, reference)
+    finish_and_assert_invariants(bench, FEW, reference)

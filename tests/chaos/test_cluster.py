@@ -20,7 +20,7 @@ from ..testing import nodes as machines
 from ..testing.bench import Bench, Curves, OnServer
 from ..testing.nodes import HEAD, ClusterBench, Nodes
 from ..testing.patience import until
-from .storm import EVERY, calm, lost
+from .storm import EVERY, finish_and_assert_invariants, lost
 
 pytestmark = [
     pytest.mark.slow,
@@ -120,7 +120,7 @@ def cut_off_and_supervisor_killed(folder: Path, reference: Curves) -> Bench:
         nodes.mend("left")
         bench.wait(f"SELECT 1 FROM sweep WHERE owner_pid != {before}")
         bench.wait("SELECT 1 FROM sweep WHERE owner_pid IS NULL")
-        calm(bench, CELLS, reference)
+        finish_and_assert_invariants(bench, CELLS, reference)
         until(lambda: supervisors(nodes) == [], "the supervisor's end", pause=0.2)
     return bench
 
@@ -136,7 +136,7 @@ def killed_and_launch_killed(folder: Path, reference: Curves) -> Bench:
         for process in [psutil.Process(launch.pid), *psutil.Process(launch.pid).children(recursive=True)]:
             process.kill()
         launch.communicate()
-        calm(bench, CELLS, reference)
+        finish_and_assert_invariants(bench, CELLS, reference)
         hosts = {host for (host,) in bench.sql("SELECT host FROM attempt WHERE state = 'interrupted'")}
         assert hosts == {"left", "spare"}
     return bench
@@ -156,7 +156,7 @@ def wishes(folder: Path, reference: Curves) -> Bench:
         bench.wait("SELECT 1 FROM sweep WHERE owner_pid IS NULL")
         causes = bench.sql("SELECT DISTINCT cause FROM attempt WHERE state = 'interrupted'")
         assert causes == [("stopped on request",)]
-        calm(bench, CELLS, reference)
+        finish_and_assert_invariants(bench, CELLS, reference)
         assert lost(bench) == 0, "each was saved when it was asked to leave"
     return bench
 
@@ -229,7 +229,7 @@ def supervisor_goes_elsewhere(folder: Path, reference: Curves) -> Bench:
         server.start()
         bench.wait("SELECT 1 FROM sweep WHERE owner_host = 'head'")
         bench.wait("SELECT 1 FROM sweep WHERE owner_pid IS NULL")
-        calm(bench, CELLS, reference)
+        finish_and_assert_invariants(bench, CELLS, reference)
         until(lambda: supervisors(nodes) == [], "the supervisor's end", pause=0.2)
     return bench
 

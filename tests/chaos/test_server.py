@@ -13,7 +13,7 @@ import pytest
 
 from ..testing.bench import Bench, Curves, OnServer
 from ..testing.proxy import Proxy
-from .storm import EVERY, FEW, TOKENS, calm
+from .storm import EVERY, FEW, TOKENS, finish_and_assert_invariants
 
 pytestmark = [
     pytest.mark.slow,
@@ -47,7 +47,7 @@ def test_launch_recovers_from_dead_server_trainer_and_launch(tmp_path: Path, ref
         bench.wait(f"SELECT 1 FROM attempt WHERE number > 1 AND state = 'running' AND step > {2 * EVERY}")
         launch.kill()
         launch.communicate()
-        calm(bench, FEW, reference)
+        finish_and_assert_invariants(bench, FEW, reference)
         causes = bench.sql("SELECT failure FROM attempt WHERE state <> 'done' ORDER BY id")
         assert len(causes) == 2
 

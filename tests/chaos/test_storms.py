@@ -17,7 +17,7 @@ from factories import ended
 from ..testing.bench import Bench, Curves
 from ..testing.patience import PATIENCE_S
 from ..testing.tiers import long_form, only_long
-from .storm import A_STORM, CELLS, EVERY, FEW, Storm, bench_in, calm, family, first
+from .storm import A_STORM, CELLS, EVERY, FEW, Storm, bench_in, family, finish_and_assert_invariants, first
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
@@ -30,7 +30,7 @@ def test_kills(tmp_path: Path, reference: Curves, kills: int, executor: str) -> 
         with contextlib.closing(bench_in(tmp_path / f"stormy{sweeps}")) as bench:
             storm = Storm(bench, executor, seed=11 + sweeps, kills=min(kills - done, A_STORM))
             storm.run()
-            calm(bench, CELLS, reference)
+            finish_and_assert_invariants(bench, CELLS, reference)
         done, sweeps = done + storm.counts.total(), sweeps + 1
         print(storm, flush=True)
         if kills <= A_STORM:
@@ -50,7 +50,7 @@ def test_launch_stops_when_a_ray_daemon_dies(small_bench: Bench, reference: Curv
     out = ended(launch, 3)
     assert out.splitlines()[-1] == f"atma-sweep: Ray's {daemon} died; launch again to continue"
     assert {state for (state,) in bench.sql("SELECT state FROM attempt")} <= {"interrupted", "done"}
-    calm(bench, FEW, reference)
+    finish_and_assert_invariants(bench, FEW, reference)
 
 
 def test_frozen_attempt_does_not_outlive_its_launch(small_bench: Bench, reference: Curves) -> None:
@@ -65,7 +65,7 @@ def test_frozen_attempt_does_not_outlive_its_launch(small_bench: Bench, referenc
     launch.kill()
     launch.communicate()
     bench.gone()
-    calm(bench, FEW, reference)
+    finish_and_assert_invariants(bench, FEW, reference)
 
 
 def test_eight_launchers_at_once(bench: Bench, reference: Curves) -> None:
@@ -76,7 +76,7 @@ def test_eight_launchers_at_once(bench: Bench, reference: Curves) -> None:
     assert set(codes) <= {0, 3}, outs
     assert all("Traceback" not in out for out in outs)
     assert bench.sql("SELECT count(*) FROM attempt") == [(CELLS,)]
-    calm(bench, CELLS, reference)
+    finish_and_assert_invariants(bench, CELLS, reference)
 
 
 def test_launch_survives_a_long_database_lock(small_bench: Bench, reference: Curves) -> None:
@@ -92,7 +92,7 @@ def test_launch_survives_a_long_database_lock(small_bench: Bench, reference: Cur
         time.sleep(held)
         holder.execute("ROLLBACK")
     ended(launch)
-    calm(bench, FEW, reference)
+    finish_and_assert_invariants(bench, FEW, reference)
 
 
 @only_long

@@ -63,7 +63,7 @@ def bench(begun: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Benc
     return resumed
 
 
-def goes_on(bench: Bench, begun: Begun) -> None:
+def assert_resumed(bench: Bench, begun: Begun) -> None:
     """Assert that the interrupted cell was resumed, not restarted, and that every number of both cells exists once."""
     bench.once(cells=2)
     bench.whole()
@@ -81,7 +81,7 @@ def goes_on(bench: Bench, begun: Begun) -> None:
 def test_half_finished_sweep_goes_on_with_its_own_code(begun: Begun, bench: Bench, spares: list[int]) -> None:
     old_code_id, now = fingerprint(begun.package), fingerprint(PACKAGE)
     assert f"code: as launched before ({old_code_id}), not as it is now ({now})" in bench.launch("--code", "kept")
-    goes_on(bench, begun)
+    assert_resumed(bench, begun)
     snapshot = bench.folder / "atma-runs" / "source" / old_code_id
     # compiled files go at each launch, so attempts of this one have imported the module that trains
     assert [path for name in ("work", "runner") for path in snapshot.rglob(f"{name}.*.pyc")]
@@ -100,7 +100,7 @@ def test_half_finished_sweep_goes_on_with_the_code_of_today(begun: Begun, bench:
     if old_code_id != now:
         assert f"code: changed since the last launch ({old_code_id} to {now})" in printed
         assert bench.sql("SELECT message FROM event WHERE kind = 'code' ORDER BY id") == [(old_code_id,), (now,)]
-    goes_on(bench, begun)
+    assert_resumed(bench, begun)
     pids = bench.sql("SELECT pid FROM attempt WHERE number > 1 OR state = 'done' ORDER BY id")
     assert [pid in spares for (pid,) in pids] == [False, True]
 
