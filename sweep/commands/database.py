@@ -94,7 +94,8 @@ def export(
 
 
 def _write_export(
-    store: Store, name: str, out: Path | None, to: str | None, what: str | None, bundle: dict[str, bool], runs: Callable[[], Path]
+    store: Store, name: str, out: Path | None, to: str | None, what: str | None, bundle: dict[str, bool],
+    runs: Callable[[], Path],
 ) -> tuple[dict[str, Any], str]:  # fmt: skip
     """Write a sweep as a bundle, a table or files of another program.
 

@@ -164,7 +164,8 @@ def build_request(options: LaunchOptions, console: Console, *, is_dry_run: bool)
             f"{'--only' if options.only else '--budget'} chooses among cells of a factorial; a study makes its trials one by one"
         )
     request = LaunchRequest(
-        grid=grid, cells=cells if space is None else [], space=space, runs=runs, executor=options.executor, address=options.address,
+        grid=grid, cells=cells if space is None else [], space=space, runs=runs, executor=options.executor,
+        address=options.address,
         only=options.only, retrain=options.retrain, code=options.code, notify=notify_url, budget=hours,
     )  # fmt: skip
     return request, remarks

@@ -65,7 +65,8 @@ def plan(
 
 
 def run_plan_command(
-    options: LaunchOptions, rates: dict[str, float | None], *, gpus: int | None, gpu: str | None, calibrate: bool, list_all: bool, as_json: bool,
+    options: LaunchOptions, rates: dict[str, float | None], *, gpus: int | None, gpu: str | None, calibrate: bool,
+    list_all: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Plan a launch, calibrate if requested, price it, and print the result.
 

@@ -138,7 +138,7 @@ class ClusterExecutor:
         ray_connection.connect_driver(context.address)
         return cls(context.store, context.runs, context.tell)
 
-    # --- nodes; these methods run in threads of the executor -----------------------------------------------------------
+    # --- nodes; these methods run in threads of the executor ----------------------------------------------------------
 
     def _join_node(self, node: NodeFacts) -> None:
         """Start an agent on a node, end orphans of a former agent there, and add the node to the allocator.

@@ -257,7 +257,8 @@ def query_nodes(runs: Path, nodes: Sequence[dict[str, Any]] | None = None) -> li
                 NodeFacts(
                     id=node["NodeID"], address=node["NodeManagerAddress"], host=answer["host"],
                     cpus=int(resources.get("CPU", 0)), gpus=int(resources.get("GPU", 0)),
-                    python=answer["python"], executable=answer["executable"], import_path=answer["path"], versions=answer["versions"],
+                    python=answer["python"], executable=answer["executable"], import_path=answer["path"],
+                    versions=answer["versions"],
                     sees_runs=answer["sees"], clock_ahead=answer["time"] - sent - slack, clock_slack=slack,
                 )
             )  # fmt: skip

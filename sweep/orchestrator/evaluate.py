@@ -175,7 +175,8 @@ def with_requested_probes(cell: Cell, probes: Sequence[str], lengths: Sequence[i
 
 
 def run(
-    store: Store, tasks_by_sweep: dict[str, list[Task]], listener: Listener, *, runs: Path, executor: str = DEFAULT_EXECUTOR,
+    store: Store, tasks_by_sweep: dict[str, list[Task]], listener: Listener, *, runs: Path,
+    executor: str = DEFAULT_EXECUTOR,
     revisions: Mapping[str, NewRevision] | None = None,
 ) -> list[CellMeasurements]:  # fmt: skip
     """Run the planned evaluations and return the new measurements, cell by cell.

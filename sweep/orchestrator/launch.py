@@ -278,7 +278,11 @@ def run(
             notify.EndNotifier(
                 request.notify, sweep, tell=tell,
                 count=lambda: _remaining_work(_with_current_cells(request, seeds, store), store)[0],
-                states=lambda: list(store.states({cell.id for cell in _with_current_cells(request, seeds, store).selected_cells}).values()),
+                states=lambda: list(
+                    store.states(
+                        {cell.id for cell in _with_current_cells(request, seeds, store).selected_cells}
+                    ).values()
+                ),
             )
         )  # fmt: skip
         if source != previous_source:
@@ -404,8 +408,9 @@ def _remaining_work(request: LaunchRequest, store: Store) -> tuple[Counter[str],
 
 
 def run_tasks(
-    store: Store, tasks_by_sweep: Sequence[tuple[str, int, Sequence[planner.Task]]], listener: Listener, executor: Executor,
-    *, runs: Path, commit: Commit | None, source: Path | None = None, task_sources: Mapping[str, TaskSource] | None = None,
+    store: Store, tasks_by_sweep: Sequence[tuple[str, int, Sequence[planner.Task]]], listener: Listener,
+    executor: Executor, *, runs: Path, commit: Commit | None, source: Path | None = None,
+    task_sources: Mapping[str, TaskSource] | None = None,
     future_cells: Sequence[Cell] = (),
 ) -> None:  # fmt: skip
     """Run tasks of claimed sweeps, one sweep after the other, on one executor.

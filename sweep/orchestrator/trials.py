@@ -65,7 +65,7 @@ class TrialSource:
         if changed:
             self._study_writer.tell(*changed)
 
-    # --- called by the supervisor ---------------------------------------------------------------------------------------
+    # --- called by the supervisor -------------------------------------------------------------------------------------
 
     def next_tasks(self, fits: CapacityCheck) -> Sequence[Task]:
         """Propose trials until one has work to do, and return its tasks.
@@ -102,7 +102,7 @@ class TrialSource:
                     reasons[attempt.id] = reason
         return reasons
 
-    # --- proposals ------------------------------------------------------------------------------------------------------
+    # --- proposals ----------------------------------------------------------------------------------------------------
 
     def _propose(self) -> list[Task]:
         """Propose and store one trial; return its tasks.
@@ -164,7 +164,7 @@ class TrialSource:
             self._study_writer.tell(updated)
         return plan.tasks
 
-    # --- outcomes -------------------------------------------------------------------------------------------------------
+    # --- outcomes -----------------------------------------------------------------------------------------------------
 
     def _trial_after(self, trial: Trial, attempt: Attempt) -> Trial:
         """Return the trial with the outcome of an attempt of its cell.
@@ -198,7 +198,7 @@ class TrialSource:
         finite = itertools.takewhile(math.isfinite, losses)  # training ends at a loss that is not finite
         return tuple(enumerate(finite, 1))
 
-    # --- pruning --------------------------------------------------------------------------------------------------------
+    # --- pruning ------------------------------------------------------------------------------------------------------
 
     def _check_pruning(self, attempt: Attempt) -> str | None:
         """Return the reason to prune a training attempt, or None; stores every validation checked on the way.
