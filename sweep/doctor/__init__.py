@@ -1,4 +1,4 @@
-"""`atma-sweep doctor`: checks of this machine for problems that would stop a sweep.
+"""`atma-sweep doctor`: checks for problems that would stop a sweep.
 
 Imports neither torch nor ray, and starts no cluster. Facts that need torch come from a process of their own:
 python -m atma_sweep.sweep.doctor torch | kernels | disk RUNS | cluster ADDRESS RUNS, which print one JSON object.

@@ -1,8 +1,8 @@
-"""Executors, which run attempts on this machine, in an embedded Ray, or on a Ray cluster. All state is in our database.
+"""Executors, which run attempts on this machine or on a Ray cluster.
 
-May import planning, attempt, host and all below; the only package that imports Ray, and only for a launch that needs
-it, since that import takes a second. Start reading at executor.py (the protocol and the local executor), then
-registry.py, ray_local.py and ray_cluster.py.
+Ray only supplies processes; all state is in our database. May import planning, attempt, host and all below; the only
+package that imports Ray, and only for a launch that needs it, since that import takes a second. Start reading at
+executor.py (the protocol and the local executor), then registry.py, ray_local.py and ray_cluster.py.
 """
 
 from __future__ import annotations
