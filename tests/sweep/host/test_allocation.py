@@ -46,7 +46,7 @@ def allocate(allocator: MachineAllocator, wanted: Resources) -> Allocation | Non
     ("NVIDIA L40S", "L4", False), ("NVIDIA L4", "L4", True), ("NVIDIA A100-SXM4-80GB", "A100", True),
     ("NVIDIA GeForce RTX 4090", "RTX 4090", True), ("NVIDIA H100 80GB HBM3", "H100", True), ("anything", None, True),
 ])  # fmt: skip
-def test_is_type_matches_complete_words(name: str, label: str | None, fits: bool) -> None:
+def test_is_type_matches_entire_labels(name: str, label: str | None, fits: bool) -> None:
     assert is_type(name, label) is fits
 
 
