@@ -205,8 +205,8 @@ def test_system_error_is_a_single_line(run, monkeypatch, error: OSError, code: i
 
     open_store("atma.db", create=True).close()
     monkeypatch.setattr(status, "sweep_statuses", refuse)
-    code, out, err = run("status")
-    assert (code, out, len(err.splitlines())) == (code, "", 1)
+    exit_code, out, err = run("status")
+    assert (exit_code, out, len(err.splitlines())) == (code, "", 1)
     assert expected in err
     assert len(err) < 300
 

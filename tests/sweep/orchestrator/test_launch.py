@@ -448,13 +448,13 @@ def test_study_killed_twice_makes_each_trial_once(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.grid(tokens=128 * 40, more=STUDY)
     bench.edit("axes:\n  attn_type: [nope, polar]\n", "")
-    for trials in (3, 7):
+    for n_trials in (3, 7):
         process = bench.start("launch", "micro.yaml", "--executor", "local")
-        bench.wait(f"SELECT 1 FROM trial WHERE number = {trials}", process)
+        bench.wait(f"SELECT 1 FROM trial WHERE number = {n_trials}", process)
         process.kill()
         process.communicate(timeout=PATIENCE_S)
         trials = bench.sql("SELECT number, params FROM trial ORDER BY number")
-        assert trials < len(trials) < 12
+        assert n_trials < len(trials) < 12
         plan = bench.ask("launch", "micro.yaml", "--dry-run")
         assert f"{12 - len(trials)} to propose" in plan
         bench.gone()
