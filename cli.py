@@ -16,10 +16,10 @@ import typer
 
 from . import __version__
 from .reports.commands import dashboard, report, show, status
-from .results.console.command_line import OneLine, completion_line
+from .results.console.command_line import OneLineErrorGroup, completion_line
 from .results.console.streams import OutputClosed, open_standard_streams, write_out
 from .results.console.terminal_table import forgo_styles
-from .results.console.text import echo_text, sentence
+from .results.console.text import echo_text, sanitize_sentence
 from .results.errors import UserError
 from .sweep.bench.commands import bench_app
 from .sweep.commands.data import data_app
@@ -38,7 +38,7 @@ MAX_WORD_CHARS = 400
 
 app = typer.Typer(
     name="atma-sweep",
-    cls=OneLine,
+    cls=OneLineErrorGroup,
     help="From a YAML grid of sequence mixers to the finished ablation appendix.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -100,7 +100,8 @@ def _foreign_exit_location(exit_error: SystemExit) -> str | None:
 def _exit_with_message(line: str, code: int) -> NoReturn:
     """Print one line to standard error, without passwords and with long words shortened, and exit with the code."""
     shortened = (
-        word if len(word) <= MAX_WORD_CHARS else f"{word[:60]}...{word[-20:]}" for word in sentence(line).split()
+        word if len(word) <= MAX_WORD_CHARS else f"{word[:60]}...{word[-20:]}"
+        for word in sanitize_sentence(line).split()
     )
     write_out(f"atma-sweep: {' '.join(shortened)}\n", err=True)
     sys.exit(code)
@@ -153,9 +154,9 @@ def _explain_error(error: Exception) -> UserError | None:
         return PackageMissing(error.name)
     from .results.console.output_files import store_error_for
     from .results.maintenance.values import damage_of
-    from .results.store.database import damage_behind, explain_driver_error, open_engines
+    from .results.store.database import explain_driver_error, find_damage, open_engines
 
-    return store_error_for(error) or explain_driver_error(error) or damage_behind() or damage_of(open_engines())
+    return store_error_for(error) or explain_driver_error(error) or find_damage() or damage_of(open_engines())
 
 
 def _run(command: Callable[[], Any]) -> None:

@@ -185,7 +185,7 @@ def attention_choice(
     why = why_no_triton(device, dtype)
     if why is None and (head_dim not in (16, 32, 64, 128, 256)):
         why = f"the kernels need a head_dim that is a power of two from 16 to 256, got {head_dim}"
-    return triton_or_torch(why or failure(op, error, device, dtype, head_dim, "triton"))
+    return triton_or_torch(why or self_test_failure(op, error, device, dtype, head_dim, "triton"))
 
 
 def why_not_gluon(device: torch.device, dtype: torch.dtype, head_dim: int, window: int | None) -> str | None:
@@ -221,7 +221,7 @@ def gluon_choice(
     if ours.backend != "triton":
         return ours
     why = why_not_gluon(device, dtype, head_dim, window)
-    why = why or failure(f"Gluon {op}", error, device, dtype, head_dim, "gluon")
+    why = why or self_test_failure(f"Gluon {op}", error, device, dtype, head_dim, "gluon")
     return (
         BackendChoice("gluon", ours.reason)
         if why is None
@@ -248,7 +248,7 @@ def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 @functools.cache
-def failure(op: str, error: Callable[..., float], *case: Hashable) -> str | None:
+def self_test_failure(op: str, error: Callable[..., float], *case: Hashable) -> str | None:
     """Run the self-test of an op and return a text that says why it failed, or None when it passed.
 
     It passes when the relative error, the median over `DRAWS` seeds, is at most `SELF_TEST`. Exceptions of the
@@ -292,7 +292,7 @@ def result_and_gradients(
         wide: Further inputs, which keep their own dtype in both runs.
 
     Returns:
-        (tested, expected): two lists of the result and the gradients of all inputs in order, for `worst`.
+        (tested, expected): two lists of the result and the gradients of all inputs in order, for `max_relative_error`.
     """
     results = []
     for name, kind in ((backend, dtype), ("torch", torch.float32)):
@@ -323,12 +323,14 @@ def self_test(
         draw = torch.Generator().manual_seed(seed)
         tensors = [torch.randn(1, tokens, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
         wide = [x.to(device) for x in more(head_dim, draw)]
-        return worst(*result_and_gradients(functools.partial(attention, **options), backend, dtype, tensors, wide))
+        return max_relative_error(
+            *result_and_gradients(functools.partial(attention, **options), backend, dtype, tensors, wide)
+        )
 
     return error
 
 
-def worst(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
+def max_relative_error(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
     """Return the largest relative error ||actual - expected|| / ||expected|| among pairs of tensors.
 
     It is NaN when the error of any pair is NaN.

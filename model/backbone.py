@@ -408,7 +408,7 @@ class Backbone(nn.Module):
         (hidden_BTD,) = map_chunks(lambda x: (self.norm(x),), (x_BTD,), chunk)
         return hidden_BTD
 
-    def why_no_step(self) -> str | None:
+    def no_step_reason(self) -> str | None:
         """Return the part that cannot decode token by token, such as "mixer PaTH"; None if there is none."""
         if self.positions is not None and not self.positions.steady:
             return f"positions {self.config.positions}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.conv.op import gated_causal_conv
-from ..kernels.conv_step.op import gated_conv_step, tail_of
+from ..kernels.conv_step.op import gated_conv_step, last_inputs
 from ..kernels.gated_delta.op import choose_backend
 from ..kernels.row_linear.op import row_conv_step
 from .attention import Attention
@@ -76,7 +76,7 @@ class GatedConv(nn.Module):
             chunk: tokens processed at a time.
         """
         b, _, u = self.in_proj(x_1TD[0, -self.conv.halo :] if self.conv.halo else x_1TD[0, :0]).chunk(3, -1)
-        states.index_copy_(0, step.slots_B, tail_of(b * u, self.conv.taps)[None])
+        states.index_copy_(0, step.slots_B, last_inputs(b * u, self.conv.taps)[None])
         return self.evaluate(x_1TD, window=step.window, chunk=chunk)
 
     def step(self, x_BD: Tensor, states: Tensor, step: DecodeStep) -> Tensor:

@@ -26,7 +26,7 @@ MAX_SHOWN_BITS = 200
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?([eE][-+]?\d+)?")
 
 
-def flag(value: Any) -> Any:
+def parse_flag(value: Any) -> Any:
     """Return the boolean that a text such as on, yes, off or no stands for; any other value unchanged."""
     return _BOOLEAN_TEXTS.get(value.lower(), value) if isinstance(value, str) else value
 
@@ -92,7 +92,7 @@ def _within_floats(value: float) -> float:
     return value
 
 
-Flag = Annotated[bool, BeforeValidator(flag)]
+Flag = Annotated[bool, BeforeValidator(parse_flag)]
 """A boolean that also understands on/off/yes/no."""
 Int = Annotated[int, BeforeValidator(_parse_int), AfterValidator(_within_int64)]
 """An integer that also understands 1e9 and 1_000_000_000; `knob` bounds it further."""

@@ -145,7 +145,7 @@ class KVView:
     def before(self, name: str) -> Tensor:
         """Return the entry `name` of the token before the new one, [B, ...]; zeros where there is none."""
         earlier = Texts(self.texts.tables_BP, self.texts.lengths_B - 1, self.texts.page)
-        rows = self.pools[name].flatten(0, 1)[earlier.last]
+        rows = self.pools[name].flatten(0, 1)[earlier.write_rows]
         none_B = self.texts.lengths_B <= 1
         return rows.masked_fill(none_B.view(-1, *[1] * (rows.ndim - 1)), 0)
 
@@ -175,7 +175,7 @@ class KVView:
     @property
     def seen(self) -> Tensor:
         """Mask of the keys that the new token sees, bool [B, S]."""
-        return self.texts.seen(self.window)
+        return self.texts.visible_keys(self.window)
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ class PageAllocator:
         )
         self._rows: dict[int, tuple[list[int], Tensor]] = {}
 
-    def open(self, tokens: int, window: int | None = None) -> int:
+    def allocate(self, tokens: int, window: int | None = None) -> int:
         """Reserve a slot and pages for a new sequence of `tokens` tokens, one or more; return the slot.
 
         Args:
@@ -314,7 +314,7 @@ class PageAllocator:
         row, column, number = torch.from_numpy(updates).to(self.capacity.device, non_blocking=True)
         self.page_tables.tables_RP.index_put_((row, column), number.int())
 
-    def shorten(self, slots: Sequence[int], tokens: int) -> None:
+    def truncate(self, slots: Sequence[int], tokens: int) -> None:
         """Drop the tokens after the first `tokens` of these sequences; their pages stay reserved.
 
         Only pages are rolled back, not the states of memories and convolutions.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..kernels.conv.op import canon
-from ..kernels.conv_step.op import canon_step, tail_of
+from ..kernels.conv_step.op import canon_step, last_inputs
 from ..kernels.fp8.op import fp8_gated_linear, fp8_linear
 from ..kernels.gates import squared_relu_gate, swish_gate
 from ..kernels.norms import rms_norm
@@ -210,7 +210,7 @@ class Canon(nn.Module):
             qkv_1THX: projected q, k and v of the sequence's last W - 1 tokens, or of all if it has fewer.
         """
         x_TC = torch.cat([part[0].flatten(1) for part in self._normed(*qkv_1THX)], -1)
-        tails[0].index_copy_(0, slots_B, tail_of(x_TC, self.taps)[None])
+        tails[0].index_copy_(0, slots_B, last_inputs(x_TC, self.taps)[None])
 
     def join(self) -> None:
         """Concatenate the filters of q, k and v into one tensor for `step`; values and type stay the same."""

@@ -16,7 +16,7 @@ from .table import TableEntry
 
 if TYPE_CHECKING:
     from .stats.noise.best_probability import Candidate, Stratum
-    from .stats.noise.run_noise import Spread
+    from .stats.noise.run_noise import NoiseEstimate
 
 Rank = Literal["column", "row", "none"]
 Grid = tuple[tuple[TableEntry, ...], ...]
@@ -150,17 +150,17 @@ class _NoiseByEntry:
     def __init__(self, data: SweepData) -> None:
         self._data = data
         self._cells: Mapping[str, CellState] = {cell.cell_id: cell for cell in data.cells}
-        self._by_column: dict[Column, Mapping[Stratum, Spread]] = {}
+        self._by_column: dict[Column, Mapping[Stratum, NoiseEstimate]] = {}
         self._columns: dict[tuple[str, str, int | None], tuple[Column, float]] = {}
 
-    def noise_of(self, entry: TableEntry) -> tuple[Stratum, Spread] | None:
+    def noise_of(self, entry: TableEntry) -> tuple[Stratum, NoiseEstimate] | None:
         """Return (stratum, noise estimate) of an entry, in its unit; None for another sweep or without estimate."""
-        from .stats.noise.best_probability import spreads_by_stratum, stratum_of
+        from .stats.noise.best_probability import noise_with_pooled_fallback, stratum_of
         from .stats.noise.run_noise import printed_noise
 
         column, scale = self._behind(entry)
         if column not in self._by_column:
-            self._by_column[column] = spreads_by_stratum(self._data, column)
+            self._by_column[column] = noise_with_pooled_fallback(self._data, column)
         spreads, cell = self._by_column[column], self._cells.get(entry.origins[0][0]) if entry.origins else None
         if not spreads or cell is None:
             return None
@@ -170,7 +170,7 @@ class _NoiseByEntry:
         spread = spreads[stratum]
         return stratum, spread if scale == 1 else replace(spread, sd=scale * spread.sd, floor=scale * spread.floor)
 
-    def candidate(self, entry: TableEntry, spread: tuple[Stratum, Spread] | None) -> Candidate:
+    def candidate(self, entry: TableEntry, spread: tuple[Stratum, NoiseEstimate] | None) -> Candidate:
         """Return the entry as a candidate for the simulation, in its own unit.
 
         Args:
@@ -183,7 +183,7 @@ class _NoiseByEntry:
             return Candidate(self._value(entry), 0.0)
         stratum, noise = spread
         share = self._data.metric(entry.probe, entry.metric).percent
-        return Candidate(self._value(entry), noise.used, noise.df, stratum, max(entry.seeds, 1), share)
+        return Candidate(self._value(entry), noise.effective_sd, noise.df, stratum, max(entry.seeds, 1), share)
 
     def winners_curse(
         self, best: Sequence[TableEntry], entries: Sequence[TableEntry], values: Sequence[float]
@@ -201,7 +201,9 @@ class _NoiseByEntry:
         from .stats.noise.best_probability import expected_maximum
 
         spreads = [
-            (spread[1].used, spread) for entry in best if (spread := self.noise_of(entry)) and spread[1].kind != "seeds"
+            (spread[1].effective_sd, spread)
+            for entry in best
+            if (spread := self.noise_of(entry)) and spread[1].kind != "seeds"
         ]
         if not spreads or max(values) <= min(values):
             return None

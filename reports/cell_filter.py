@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 from ..results.console.text import choices_hint
 from ..results.errors import UserError
-from ..results.names import level_word
+from ..results.names import normalized_level
 from ..results.store.records import AXES, CellState
 
 CellFilters = tuple[str, ...]
@@ -26,7 +26,7 @@ class CellFilterError(ReportError):
 
 
 @contextmanager
-def only(sweep: str, filters: Sequence[str]) -> Iterator[None]:
+def filtered_cells(sweep: str, filters: Sequence[str]) -> Iterator[None]:
     """Restrict, within this context, every read of that sweep to the cells that pass the filters; empty for all cells.
 
     Raises:
@@ -97,7 +97,7 @@ def _comparable_level(text: str) -> str | float:
     try:
         return float(text.replace("_", ""))
     except ValueError:
-        return level_word(text)
+        return normalized_level(text)
 
 
 def _level_of_cell(cell: CellState, axis: str) -> str | None:

@@ -299,10 +299,10 @@ def _picture_problems(content: bytes, format: str, figure: Any, look: Any, drawn
     from .figures import redraw
     from .figures.files import rendered
 
-    difference = redraw.difference(content, rendered(figure, format, look=look), format)
+    difference = redraw.first_difference(content, rendered(figure, format, look=look), format)
     if difference is None:
         return []
-    versions = redraw.versions()
+    versions = redraw.drawing_versions()
     if drawn_with == versions:
         return [f"it does not show what the database says: {difference}; draw it again with --figure {figure.name}"]
     return [

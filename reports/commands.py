@@ -53,7 +53,7 @@ def status(
         if (
             sweep is not None
             and shipped.is_shipped(sweep)
-            and open_store_with_builtins(db, sweep) is shipped.shared(sweep)
+            and open_store_with_builtins(db, sweep) is shipped.shipped_store(sweep)
         ):
             raise ReportError(f"{sweep} comes along with this program and nothing of it runs; leave --watch out")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 
 from ..results import metrics
-from ..results.store.records import Key
+from ..results.store.records import MeasurementKey
 
 CLEAN, NEEDLE = ("clean", "nats"), ("needle", "digit_accuracy")
 """(probe, metric) of the loss over whole documents, and of the needle's digit accuracy."""
@@ -42,7 +42,7 @@ class Column:
     """Unit of the stored values."""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> MeasurementKey:
         """Key of the numbers in the database: (probe, metric, length)."""
         return self.probe, self.metric, self.length
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..results import paper
-from ..results.console.output_files import make_folder, write
+from ..results.console.output_files import make_folder, write_file
 from ..results.console.text import counted, html_escaped, markdown_escaped, tex_escaped
 from ..results.errors import StoreError
 from ..results.store.store import Store
@@ -34,7 +34,7 @@ MAX_INLINE_ROWS = 200
 """Tables with more rows are placed at the end of the appendix."""
 FILES_WITHOUT_TRACE = ("index.md", "index.html", "appendix.tex", DASHBOARD)
 """Files in the folder that are neither tables nor figures."""
-FILES = {format: suffix for suffix, format in SUFFIXES.items()}
+FORMAT_SUFFIXES = {format: suffix for suffix, format in SUFFIXES.items()}
 
 
 @dataclass
@@ -43,7 +43,7 @@ class WrittenFiles:
 
     files: list[Path] = field(default_factory=list)
     """Written files, in order."""
-    left_out: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
     """Reason for each skipped table or figure, by its name."""
 
 
@@ -58,7 +58,7 @@ def write_report_folder(
     sweep: str | None = None,
     *,
     out: Path,
-    formats: Sequence[str] = tuple(FILES),
+    formats: Sequence[str] = tuple(FORMAT_SUFFIXES),
     reference: str = paper.SWEEPS[1],
     seeds: bool = False,
     all_rows: bool = False,
@@ -93,9 +93,9 @@ def write_report_folder(
         StoreError: The database cannot be read.
         WriteRefused: The folder or a file cannot be written.
     """
-    unknown = [format for format in formats if format not in FILES]
+    unknown = [format for format in formats if format not in FORMAT_SUFFIXES]
     if unknown:
-        raise ReportError(f"--all writes files of {', '.join(FILES)}, not {', '.join(unknown)}")
+        raise ReportError(f"--all writes files of {', '.join(FORMAT_SUFFIXES)}, not {', '.join(unknown)}")
     data = load_sweep_data(store, sweep, lengths=lengths)
     name = data.sweep
     look = with_highlight(look or FigureOptions(title=False), data, highlight)
@@ -109,17 +109,17 @@ def write_report_folder(
     for number, spec in TABLES.items():
         if (number == "compare" and name == reference) or (spec.study and not searched):
             continue
-        if spec.of and not data.has_any(spec.of):
-            written.left_out[number] = f"sweep {name} has no number of {' or '.join(spec.of)}"
+        if spec.probes and not data.has_any(spec.probes):
+            written.skipped[number] = f"sweep {name} has no number of {' or '.join(spec.probes)}"
             continue
         try:
             tables[number] = make_table(number, store, name, **spec.select_options(wanted))
         except (ReportError, StoreError) as error:
-            written.left_out[number] = str(error)
+            written.skipped[number] = str(error)
             continue
         for format in formats:
             for path, text in rendered_files(
-                tables[number], out / f"{file_name(number)}{FILES[format]}", format
+                tables[number], out / f"{file_name(number)}{FORMAT_SUFFIXES[format]}", format
             ).items():
                 _write(path, text, written)
     pictures = _write_figures(store, name, figures, out, written, {"lengths": lengths, **(options or {})}, look)
@@ -128,8 +128,8 @@ def write_report_folder(
     if "html" in formats:
         write_dashboard(store, out / DASHBOARD, name, lengths=lengths)
         written.files.append(out / DASHBOARD)
-    _write(out / "index.md", _index_markdown(name, tables, pictures, formats, written.left_out), written)
-    _write(out / "index.html", _index_html(name, tables, pictures, formats, written.left_out), written)
+    _write(out / "index.md", _index_markdown(name, tables, pictures, formats, written.skipped), written)
+    _write(out / "index.html", _index_html(name, tables, pictures, formats, written.skipped), written)
     return written
 
 
@@ -160,7 +160,7 @@ def _write_figures(
             figure = make_figure(name, store, sweep, lengths=options.pop("lengths", None), options=options)
             contents = renderings(figure, FORMATS, look=look)
         except (ReportError, StoreError) as error:
-            written.left_out[f"figure {name}"] = str(error)
+            written.skipped[f"figure {name}"] = str(error)
             continue
         figures[figure.name] = figure
         for format, content in contents.items():
@@ -169,7 +169,7 @@ def _write_figures(
 
 
 def _write(path: Path, content: str | bytes, written: WrittenFiles) -> None:
-    write(path, content)
+    write_file(path, content)
     written.files.append(path)
 
 
@@ -233,7 +233,7 @@ def _index_markdown(
     if "html" in formats:
         lines.append(f"- The sweep as one page to explore: [dashboard]({DASHBOARD})")
     for number, table in tables.items():
-        links = ", ".join(f"[{format}]({file_name(number)}{FILES[format]})" for format in formats)
+        links = ", ".join(f"[{format}]({file_name(number)}{FORMAT_SUFFIXES[format]})" for format in formats)
         lines.append(f"- {markdown_escaped(table.title)}: {_rows(table)}: {links}")
     for number, picture in pictures.items():
         links = ", ".join(f"[{format}](figure-{number}.{format})" for format in FORMATS)
@@ -262,7 +262,7 @@ def _index_html(
         [f'<li>The sweep as one page to explore: <a href="{DASHBOARD}">dashboard</a></li>'] if "html" in formats else []
     )
     for number, table in tables.items():
-        links = " ".join(f'<a href="{file_name(number)}{FILES[format]}">{format}</a>' for format in formats)
+        links = " ".join(f'<a href="{file_name(number)}{FORMAT_SUFFIXES[format]}">{format}</a>' for format in formats)
         rows.append(f"<li>{html_escaped(table.title)}: {_rows(table)}: {links}</li>")
     rows += [f"<li>{number} left out: {html_escaped(reason)}</li>" for number, reason in skipped.items()]
     shown = []

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..results.builtin_sweeps import open_store_with_builtins
-from ..results.console.command_line import as_text, print_json
-from ..results.console.output_files import atomic_file, is_stdout, is_stream, resolve_format, told, write
+from ..results.console.command_line import json_text, print_json
+from ..results.console.output_files import atomic_file, display_path, is_stdout, is_stream, resolve_format, write_file
 from ..results.console.streams import write_out
 from ..results.console.terminal_table import is_styled, terminal_width
 from ..results.console.text import choices_hint, counted, echo_text, sanitize_all
 from ..results.names import safe_file_name
 from ..results.paper import SWEEPS
 from ..results.store.store import Store
-from .cell_filter import only
+from .cell_filter import filtered_cells
 from .figures import FIGURES, figure_name, make_figure
-from .figures.canvas.figure_options import FigureOptions, wanted, with_highlight
+from .figures.canvas.figure_options import FigureOptions, options_from_cli, with_highlight
 from .render import SUFFIXES, render, rendered_files, trace_path
 from .report_options import FIGURE_OPTIONS, ReportRequest
 from .report_spec import CURVE_X_COLUMNS
@@ -129,7 +129,7 @@ def _write_dashboard(request: ReportRequest, store: Store, file: Path) -> None:
     size = write_dashboard(store, file, request.sweep, lengths=parse_lengths(request.length), compare=request.compare)
     if request.as_json:
         print_json({"file": str(file), "bytes": size}, err=is_stdout(file))
-    echo_text(f"wrote {told(file)} ({size / 1e6:.1f} MB); open it in a browser, no network needed", err=True)
+    echo_text(f"wrote {display_path(file)} ({size / 1e6:.1f} MB); open it in a browser, no network needed", err=True)
 
 
 def _write_all(request: ReportRequest, store: Store) -> None:
@@ -148,11 +148,11 @@ def _write_all(request: ReportRequest, store: Store) -> None:
         all_rows=request.all_rows,
         lengths=parse_lengths(request.length),
         # a title would repeat the caption
-        look=wanted(request.style, request.width, bool(request.title)),
+        look=options_from_cli(request.style, request.width, bool(request.title)),
         highlight=request.highlight or (),
         options={"by": request.by, "log": request.log, "against": request.against},
     )
-    for name, reason in written.left_out.items():
+    for name, reason in written.skipped.items():
         echo_text(f"left out {name}: {reason}", err=True)
     echo_text(
         f"wrote {counted(len(written.files), 'file')} in {request.out}; start at {request.out / 'index.html'}", err=True
@@ -174,7 +174,7 @@ def _write_figure(request: ReportRequest, store: Store, name: str) -> None:
         raise ReportError(
             f"a figure is written as {', '.join(FORMATS)}, not {format!r}; {choices_hint(format, FORMATS)}"
         )
-    look = wanted(request.style, request.width, request.title)
+    look = options_from_cli(request.style, request.width, request.title)
     options = {"by": request.by, "log": request.log, "against": request.against, "compare": request.compare}
 
     def make() -> tuple[FigureData, FigureOptions]:
@@ -187,7 +187,7 @@ def _write_figure(request: ReportRequest, store: Store, name: str) -> None:
         if "highlight" not in FIGURES[figure.name].takes:
             having = ", ".join(name for name, spec in FIGURES.items() if "highlight" in spec.takes)
             raise ReportError(f"figure {figure.name} shows no single cells to --highlight; those that do: {having}")
-        with only(figure.trace["sweep"], request.only or ()):
+        with filtered_cells(figure.trace["sweep"], request.only or ()):
             return figure, with_highlight(look, load_sweep_data(store, figure.trace["sweep"]), request.highlight)
 
     out = request.out
@@ -197,20 +197,20 @@ def _write_figure(request: ReportRequest, store: Store, name: str) -> None:
             print_json(figure.as_json())
             return
         out = Path(f"{safe_file_name(figure.trace['sweep'])}-{figure.name}.{format}")
-        write(out, rendered(figure, format, look=look, trace=request.trace))
+        write_file(out, rendered(figure, format, look=look, trace=request.trace))
     else:
         # opened before the work, so that an unwritable file fails early
         with atomic_file(out) as stream:
             figure, look = make()
             content = (
-                as_text(figure.as_json()).encode()
+                json_text(figure.as_json()).encode()
                 if request.as_json
                 else rendered(figure, format, look=look, trace=request.trace)
             )
             stream.write(content)
     if not look.title and not request.as_json:
         echo_text(f"caption: {caption(figure)}", err=True)
-    echo_text(f"wrote {told(out)}", err=True)
+    echo_text(f"wrote {display_path(out)}", err=True)
 
 
 def _write_table(request: ReportRequest, store: Store) -> None:
@@ -228,11 +228,11 @@ def _write_table(request: ReportRequest, store: Store) -> None:
         written = rendered_files(_table(request, store), request.out, format, trace=request.trace)
         stream.write(written.pop(request.out).encode())
     for path, text in written.items():
-        write(path, text)
+        write_file(path, text)
     if format == "csv" and not request.trace and not is_stream(request.out):
         # the trace of an older file of the same name is obsolete
         trace_path(request.out).unlink(missing_ok=True)
-    echo_text(f"wrote {told(request.out)}", err=True)
+    echo_text(f"wrote {display_path(request.out)}", err=True)
 
 
 def _table(request: ReportRequest, store: Store) -> Table:

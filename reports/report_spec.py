@@ -25,13 +25,13 @@ class ReportSpec:
     """Number of a figure in the paper, or of a table in the paper's second version if that differs."""
     takes: tuple[str, ...] = ("lengths",)
     """Names of the optional options that it accepts."""
-    compares: bool = True
+    needs_audit_note: bool = True
     """True if it compares measured numbers, so that differences between their cells are printed above them."""
-    of: tuple[str, ...] = ()
+    probes: tuple[str, ...] = ()
     """Probes it is about; --all skips it for a sweep that has numbers, but none of these probes."""
     study: bool = False
     """True if it is about studies, so that --all skips it silently for other sweeps."""
-    whole: bool = False
+    needs_all_cells: bool = False
     """True if it needs all cells, so that --only is refused."""
 
     def load(self, package: str) -> Any:

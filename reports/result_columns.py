@@ -158,8 +158,8 @@ def placeholder_for_cell(data: SweepData, cell: CellState, column: Column, value
     """
     if value is None and is_published(data.sweep):
         return UNPRINTED
-    text = placeholder(data.word(cell), value)
-    is_unrequested = not data.shows(column.probe) or (
+    text = placeholder(data.status_word(cell), value)
+    is_unrequested = not data.is_shown(column.probe) or (
         column.length > 0 and not data.is_requested(column.probe, column.length)
     )
     return UNMEASURED if text == "needs-eval" and is_unrequested else text

@@ -10,24 +10,24 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ..results import metrics
-from ..results.contrasts import Contrast, contrasts_of, weighted
-from ..results.designs.design_option import Design, design_of
-from ..results.forecast import Forecast, forecast_of
-from ..results.stopping.stopping_rule import StoppingRule, rule_of
+from ..results.contrasts import Contrast, contrasts_from_options, length_weighted_mean
+from ..results.designs.design_option import Design, design_from_options
+from ..results.forecast import Forecast, forecast_from_options
+from ..results.stopping.stopping_rule import StoppingRule, rule_from_options
 from ..results.store.records import (
     AXES,
+    CellStanding,
     CellState,
     CodeAndGpu,
     MeasuredValue,
+    ProbeRequest,
     Provenance,
-    Request,
-    Standing,
     extra_axes,
     requests_from_options,
     standing,
 )
 from ..results.store.store import Store
-from ..results.studies.tuning import TuningResult, tuned_of
+from ..results.studies.tuning import TuningResult, tuning_from_options
 from . import cell_filter
 from .cell_filter import ReportError as ReportError
 from .number_format import Column
@@ -68,7 +68,7 @@ class SweepData:
     cells: Sequence[CellState]
     values: Mapping[tuple[str, str, str, int], MeasuredValue]
     references: Mapping[str, tuple[float, ...]]
-    requested: Sequence[Request] = ()
+    requested: Sequence[ProbeRequest] = ()
     """Every (probe, length) that the launch requested."""
     printed: Mapping[tuple[str, str, str, str, int], MeasuredValue] = field(default_factory=dict)
     """Published numbers as a table prints them, by (cell, table, probe, metric, length)."""
@@ -97,15 +97,15 @@ class SweepData:
     """Filters that excluded other cells of the sweep; declared contrasts are then excluded, too."""
 
     @cached_property
-    def partial(self) -> Design | None:
+    def partial_design(self) -> Design | None:
         """The design, if the cells do not cover all of its combinations; else None."""
         if self.design is None:
             return None
-        indices = {self.place(self.design, cell) for cell in self.cells} - {None}
+        indices = {self.design_index(self.design, cell) for cell in self.cells} - {None}
         return self.design if len(indices) < len(self.design.space.points) else None
 
     @staticmethod
-    def place(design: Design, cell: CellState) -> int | None:
+    def design_index(design: Design, cell: CellState) -> int | None:
         """Return the index of a cell's combination in a design; None for an extra cell of `include`."""
         return design.space.index({axis: cell_level(cell, axis) for axis in design.space.axes})
 
@@ -121,11 +121,11 @@ class SweepData:
         """Number of cells that are trained and measured at everything requested."""
         return sum(self.standing(cell) == "done" for cell in self.cells)
 
-    def standing(self, cell: CellState) -> Standing:
+    def standing(self, cell: CellState) -> CellStanding:
         """Return the standing of a cell, as `status` shows it."""
         return standing(cell, self.requested)
 
-    def word(self, cell: CellState) -> str:
+    def status_word(self, cell: CellState) -> str:
         """Return the standing of a cell as tables print it: `oom` for a cell that ran out of memory."""
         cell_standing = self.standing(cell)
         return (
@@ -135,17 +135,17 @@ class SweepData:
         )
 
     @cached_property
-    def asked(self) -> Mapping[str, frozenset[int]]:
+    def requested_lengths_by_probe(self) -> Mapping[str, frozenset[int]]:
         """Context lengths that the launch requested, by probe, for probes with lengths."""
         probes = {probe for probe, length in self.requested if length}
         return {name: frozenset(length for probe, length in self.requested if probe == name) for name in probes}
 
     def is_requested(self, probe: str, length: int) -> bool:
         """Return True if the launch requested this length of the probe, or no length of it at all."""
-        return length in self.asked.get(probe, (length,))
+        return length in self.requested_lengths_by_probe.get(probe, (length,))
 
     @property
-    def beyond(self) -> ExtraLengths:
+    def extra_lengths_option(self) -> ExtraLengths:
         """Lengths shown besides the requested ones, as the `lengths` of `load_sweep_data`."""
         return "all" if self.everything else self.also
 
@@ -153,7 +153,7 @@ class SweepData:
     def _probes(self) -> frozenset[str]:
         return frozenset(probe for probe, _ in self.requested)
 
-    def shows(self, probe: str) -> bool:
+    def is_shown(self, probe: str) -> bool:
         """Return True if tables show numbers of a probe.
 
         Columns follow the grid's request, so a later evaluation does not change them: a probe is shown if it was
@@ -179,12 +179,12 @@ class SweepData:
         return (probe, metric) in self._measured
 
     @cached_property
-    def shown(self) -> Mapping[tuple[str, str, str, int], MeasuredValue]:
+    def shown_values(self) -> Mapping[tuple[str, str, str, int], MeasuredValue]:
         """Values of the probes and lengths that are shown, by (cell, probe, metric, length)."""
         return {
             key: value
             for key, value in self.values.items()
-            if self.shows(key[1]) and (not key[3] or key[3] in self.also or self.is_requested(key[1], key[3]))
+            if self.is_shown(key[1]) and (not key[3] or key[3] in self.also or self.is_requested(key[1], key[3]))
         }
 
     def requested_lengths(self) -> dict[str, list[int]]:
@@ -192,16 +192,16 @@ class SweepData:
         measured = {(probe, length) for (probe, _), lengths in self._measured.items() for length in lengths}
         return {
             probe: sorted({*lengths, *(length for length in self.also if (probe, length) in measured)})
-            for probe, lengths in sorted(self.asked.items())
+            for probe, lengths in sorted(self.requested_lengths_by_probe.items())
         }
 
-    def lengths(self, probe: str, metric: str, *, unasked: bool = False) -> list[int]:
+    def lengths(self, probe: str, metric: str, *, include_unrequested: bool = False) -> list[int]:
         """Return the shown context lengths at which any cell has a value, or a reason for none, shortest first.
 
         Lengths are in tokens, and 0 stands for a number without a length. Empty for a probe that is not shown, unless
-        `unasked` is True.
+        `include_unrequested` is True.
         """
-        if not unasked and not self.shows(probe):
+        if not include_unrequested and not self.is_shown(probe):
             return []
         measured = self._measured.get((probe, metric), ())
         return sorted(
@@ -263,8 +263,8 @@ class SweepData:
 
     def unregistered_metrics(self) -> list[tuple[str, metrics.Metric]]:
         """Return (probe, metric) of the shown metrics that the package does not register, sorted by name."""
-        described = {key: metric for key, metric in self._described.items() if self.shows(key[0])}
-        unregistered = [(key[0], metric) for key, metric in described.items() if metrics.known(*key) is None]
+        described = {key: metric for key, metric in self._described.items() if self.is_shown(key[0])}
+        unregistered = [(key[0], metric) for key, metric in described.items() if metrics.builtin_metric(*key) is None]
         return sorted(unregistered, key=lambda item: (item[0], item[1].name))
 
     def value(self, cell: str, probe: str, metric: str, length: int, table: str | None = None) -> MeasuredValue | None:
@@ -279,18 +279,18 @@ class SweepData:
         """
         if metric.endswith(WEIGHTED_SUFFIX):
             return self._average(cell, probe, metric)
-        if not self.shows(probe):
+        if not self.is_shown(probe):
             return None
         printed = self.printed.get((cell, table, probe, metric, length)) if table else None
         return printed or self.values.get((cell, probe, metric, length))
 
-    def given(self, cell: CellState, column: Column, table: str | None = None) -> MeasuredValue | None:
+    def measured_value(self, cell: CellState, column: Column, table: str | None = None) -> MeasuredValue | None:
         """Return a cell's value in a column, which may hold a reason instead of a number; None without any."""
         return self.value(cell.cell_id, *column.key, table)
 
-    def numbers(self, cells: Iterable[CellState], column: Column) -> list[float]:
+    def column_numbers(self, cells: Iterable[CellState], column: Column) -> list[float]:
         """Return the numbers of a column of those cells that have one, in their order."""
-        measured_values = (self.given(cell, column) for cell in cells)
+        measured_values = (self.measured_value(cell, column) for cell in cells)
         return [value.value for value in measured_values if value is not None and value.value is not None]
 
     def printed_spread(self, cell: CellState, column: Column) -> tuple[int, float | None] | None:
@@ -319,14 +319,14 @@ class SweepData:
             return None
         if missing := next((value for value in present if value.value is None), None):
             return replace(missing, metric=metric, length=0)
-        mean = weighted({value.length: value.value for value in present if value.value is not None})
+        mean = length_weighted_mean({value.length: value.value for value in present if value.value is not None})
         newest = max(present, key=lambda value: value.attempt_id)
         return replace(newest, metric=metric, length=0, value=mean, n=None, low=None, high=None, description=None)
 
     def averaged_lengths(self, probe: str, metric: str) -> Sequence[int]:
         """Return the context lengths that a metric's average covers, shortest first: requested ones, else all shown."""
         if (probe, metric) not in self._cache:
-            requested = sorted(self.asked.get(probe, ()))
+            requested = sorted(self.requested_lengths_by_probe.get(probe, ()))
             self._cache[probe, metric] = requested or [length for length in self.lengths(probe, metric) if length]
         lengths: Sequence[int] = self._cache[probe, metric]
         return lengths
@@ -378,7 +378,7 @@ def load_sweep_data(
         # one entry per way to request the same revision
         for named in (sweep, data.sweep):
             for number in (revision, data.revision):
-                for extra in (key[-1], data.beyond):
+                for extra in (key[-1], data.extra_lengths_option):
                     cache[(store, named, number, orphans, extra)] = data
     full_data = cache[key]
     filters = cell_filter.active_filters(full_data.sweep)
@@ -455,12 +455,12 @@ def _read_sweep_data(
         printed=printed,
         sources=sources,
         failures=failures,
-        contrasts=contrasts_of(launched.options),
-        tuned=tuned_of(launched.options),
-        design=design_of(launched.options),
-        stop=None if orphans else rule_of(launched.options),
+        contrasts=contrasts_from_options(launched.options),
+        tuned=tuning_from_options(launched.options),
+        design=design_from_options(launched.options),
+        stop=None if orphans else rule_from_options(launched.options),
         configs=configs,
-        forecast=None if orphans else forecast_of(launched.options),
+        forecast=None if orphans else forecast_from_options(launched.options),
     )
 
 
@@ -472,13 +472,13 @@ def _filtered_data(data: SweepData, filters: cell_filter.CellFilters) -> SweepDa
     Raises:
         ReportError: The sweep is a partial design.
     """
-    if data.partial is not None:
+    if data.partial_design is not None:
         raise ReportError("--only: the cells of a partial design are estimated together; leave it out")
     cells = cell_filter.filter_cells(data.cells, filters)
     ids = {cell.cell_id for cell in cells}
     values = {key: value for key, value in data.values.items() if key[0] in ids}
     requested = {length for _, length in data.requested}
-    also = _extra_lengths(data.sweep, data.beyond, {key[3] for key in values if key[3]}, requested)
+    also = _extra_lengths(data.sweep, data.extra_lengths_option, {key[3] for key in values if key[3]}, requested)
     return replace(
         data, cells=cells, values=values, references=_references(values.values()), contrasts=(), stop=None, design=None, only=filters, also=also,
         printed={key: value for key, value in data.printed.items() if key[0] in ids},

@@ -19,7 +19,7 @@ from .cell_filter import describe_filters
 from .number_format import BARE, PLUS_MINUS, Column, format_number, format_signed, reason_code
 from .render.trace import attempts_by_cell, attempts_by_source, shown_beyond
 from .result_columns import UNMEASURED, placeholder_for_cell
-from .stats.effects.needle_baseline import below_baseline_note, mentions_needle, needle_note, yardstick
+from .stats.effects.needle_baseline import baseline_text, below_baseline_note, mentions_needle, needle_note
 from .sweep_data import REFERENCES, SweepData
 from .table import Table, TableEntry
 
@@ -28,14 +28,14 @@ NO_CELL_TEXT = "no cell"
 EMPTY_TEXT = "-"
 """Text of an entry without content."""
 SMALL_P = 1e-4
-DUST = 12  # decimals to which a computed number is rounded before it is rounded half up
+ROUND_DECIMALS = 12  # decimals to which a computed number is rounded before it is rounded half up
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
     """A table row: labels, entries, what they are based on, and extra JSON fields."""
 
-    words: tuple[str, ...]
+    labels: tuple[str, ...]
     """Texts of the label columns."""
     entries: tuple[TableEntry, ...] = ()
     """Entries of the number columns."""
@@ -43,7 +43,7 @@ class TableRow:
     """Cells that the row is based on, besides those of its entries."""
     origins: tuple[tuple[str, int | None], ...] = ()
     """(cell id, attempt id or None) pairs that the row is based on, besides those of its entries."""
-    about: Mapping[str, Any] = field(default_factory=dict)
+    json_fields: Mapping[str, Any] = field(default_factory=dict)
     """Extra fields of the row's JSON object."""
 
 
@@ -59,7 +59,7 @@ def measured_entry(data: SweepData, cells: Sequence[CellState], column: Column, 
         column: Column of the number.
         table: Table of the paper whose printed number is preferred.
     """
-    values = [data.given(cell, column, table) for cell in cells]
+    values = [data.measured_value(cell, column, table) for cell in cells]
     measured = [value for value in values if value is not None and value.value is not None]
     numbers = [value.value for value in measured if value.value is not None]
     pairs = list(zip(cells, values, strict=True))
@@ -81,7 +81,9 @@ def measured_entry(data: SweepData, cells: Sequence[CellState], column: Column, 
         return TableEntry(text=text, reason=first.reason if first else None, seeds=0, **fields)
     mean = statistics.fmean(numbers) if len(numbers) > 1 else numbers[0]
     # the first rounding removes floating-point errors of the mean
-    text = format_number(mean if len(numbers) == 1 else round(mean, DUST), column.decimals, percent=column.percent)
+    text = format_number(
+        mean if len(numbers) == 1 else round(mean, ROUND_DECIMALS), column.decimals, percent=column.percent
+    )
     sd, seeds = statistics.stdev(numbers) if len(numbers) > 1 else None, len(numbers)
     if len(cells) == 1:
         fields |= {"n": measured[0].n, "low": measured[0].low, "high": measured[0].high}
@@ -117,7 +119,7 @@ def derived_entry(
     missing_part = next((part for part in parts if part.value is None), None)
     text = missing_text
     if value is not None:
-        text = format_number(round(value, DUST), column.decimals, percent=column.percent)
+        text = format_number(round(value, ROUND_DECIMALS), column.decimals, percent=column.percent)
         if sd is not None:
             text += PLUS_MINUS + format_number(sd, column.decimals, percent=column.percent)
         text += _seed_count_text(parts)
@@ -126,10 +128,10 @@ def derived_entry(
     reason = missing_part.reason if missing_part else None
     origins = tuple(dict.fromkeys(origin for part in parts for origin in part.origins))
     fields: dict[str, Any] = {"direction": column.direction, "reason": reason, "sd": sd, "origins": origins}
-    return number_of(column, column.heading, text, value, **fields)
+    return number_entry(column, column.heading, text, value, **fields)
 
 
-def number_of(column: Column, heading: str, text: str, value: float | None, **extra_fields: Any) -> TableEntry:
+def number_entry(column: Column, heading: str, text: str, value: float | None, **extra_fields: Any) -> TableEntry:
     """Return the entry of a number in the unit of a column, printed as `text`."""
     fields: dict[str, Any] = {
         "probe": column.probe,
@@ -156,11 +158,13 @@ def count_entry(heading: str, n: int | None, origins: tuple[tuple[str, int | Non
     return TableEntry(text=str(n), heading=heading, value=float(n), origins=origins)
 
 
-def difference(column: Column, heading: str, value: float | None) -> TableEntry:
+def difference_entry(column: Column, heading: str, value: float | None) -> TableEntry:
     """Return the entry of a difference in a column's unit, with its sign; EMPTY_TEXT for None or NaN."""
     if value is None or math.isnan(value):
-        return number_of(column, heading, EMPTY_TEXT, None)
-    return number_of(column, heading, format_signed(round(value, DUST), column.decimals, percent=column.percent), value)
+        return number_entry(column, heading, EMPTY_TEXT, None)
+    return number_entry(
+        column, heading, format_signed(round(value, ROUND_DECIMALS), column.decimals, percent=column.percent), value
+    )
 
 
 AMOUNT_FIELDS = {"Mean": "mean", "Median": "median", "Low": "low", "High": "high", "Worst": "worst"}
@@ -180,7 +184,7 @@ def tested_entry(test: Any, heading: str) -> TableEntry:
         heading: Heading of the column.
     """
     if heading in AMOUNT_FIELDS:
-        return difference(test.measure, heading, getattr(test, AMOUNT_FIELDS[heading]))
+        return difference_entry(test.measure, heading, getattr(test, AMOUNT_FIELDS[heading]))
     if heading in COUNT_FIELDS:
         return count_entry(heading, getattr(test, COUNT_FIELDS[heading]))
     return p_value_entry(heading, getattr(test, P_VALUE_FIELDS[heading]))
@@ -246,15 +250,15 @@ def build_table(
         paged: LaTeX may break the table over pages, however short it is.
         names_sweep: Add number, sweep and revision to the title.
     """
-    labels = (word for line in lines for word in line.words)
-    if mentions_needle((entry for line in lines for entry in line.entries), labels) and yardstick(data) not in " ".join(
-        notes
-    ):
+    labels = (word for line in lines for word in line.labels)
+    if mentions_needle((entry for line in lines for entry in line.entries), labels) and baseline_text(
+        data
+    ) not in " ".join(notes):
         notes = [*notes, " ".join(filter(None, (needle_note(data), below_baseline_note(data))))]
     grid, contests = ranked(data, [line.entries for line in lines], rank, unlisted, has_chances=has_chances)
     if has_chances:
         names = _entry_names(lines, grid, rank)
-        notes = [*notes, *ranking_notes(contests, rank, names, [" ".join(line.words) for line in lines])]
+        notes = [*notes, *ranking_notes(contests, rank, names, [" ".join(line.labels) for line in lines])]
     sources_by_attempt = data.sources if sources is None else sources
     metadata: dict[str, Any] = {"table": number, "sweep": data.sweep, "revision": data.revision}
     metadata["options"] = dict(options or {}) | shown_beyond(data) | ({"only": list(data.only)} if data.only else {})
@@ -267,7 +271,7 @@ def build_table(
         title=title + filter_suffix(data),
         columns=(*headings, *numbers),
         text_columns=len(headings),
-        rows=tuple((*line.words, *(entry.text for entry in row)) for line, row in zip(lines, grid, strict=True)),
+        rows=tuple((*line.labels, *(entry.text for entry in row)) for line, row in zip(lines, grid, strict=True)),
         raw_of=partial(_json_rows, metadata, headings, lines, grid, sources_by_attempt),
         trace_of=partial(_trace, metadata, lines, grid, sources_by_attempt),
         notes=tuple(notes),
@@ -320,12 +324,12 @@ def _json_rows(
     rows = []
     for line, row in zip(lines, grid, strict=True):
         fields = {"sweep": metadata["sweep"], "revision": metadata["revision"]}
-        fields |= {"row": dict(zip(headings, line.words, strict=True))}
+        fields |= {"row": dict(zip(headings, line.labels, strict=True))}
         row_sources = attempts_by_source(
             (attempt for _, attempt in _origins(line, row) if attempt is not None), sources
         )
         trace = {**metadata, "sources": row_sources}
-        rows.append(fields | dict(line.about) | {"values": [_entry_json(entry) for entry in row], "trace": trace})
+        rows.append(fields | dict(line.json_fields) | {"values": [_entry_json(entry) for entry in row], "trace": trace})
     return tuple(rows)
 
 
@@ -337,7 +341,7 @@ def _entry_names(lines: Sequence[TableRow], grid: Sequence[Sequence[TableEntry]]
     names = {}
     for r, (line, row) in enumerate(zip(lines, grid, strict=True)):
         cell = line.cells[0] if line.cells else None
-        name = cell.slug.removesuffix(f"-s{cell.seed}") if cell else " ".join(line.words)
+        name = cell.slug.removesuffix(f"-s{cell.seed}") if cell else " ".join(line.labels)
         for c, entry in enumerate(row):
             names[r, c] = name if rank == "column" else entry.heading
     return names

@@ -24,7 +24,7 @@ def store_with_builtin(store: Store, sweep: str) -> Store:
     except SweepUnknown:
         if not shipped.is_shipped(sweep):
             raise
-        return shipped.shared(sweep)
+        return shipped.shipped_store(sweep)
 
 
 def open_store_with_builtins(
@@ -46,7 +46,7 @@ def open_store_with_builtins(
         if paper.is_published(sweep):
             return paper.shared_published(str(sweep))
         if shipped.is_shipped(sweep):
-            return shipped.shared(str(sweep))
+            return shipped.shipped_store(str(sweep))
         raise StoreMissing(f"{error}{_offer(sweep)}") from error
     return store_with_builtin(store, str(sweep)) if paper.is_published(sweep) or shipped.is_shipped(sweep) else store
 

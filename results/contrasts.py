@@ -16,7 +16,7 @@ The first of them that a contrast does not fix
 
 is its stratum.
 """
-OPTION = "contrasts"
+OPTION_KEY = "contrasts"
 """Key in a revision's options."""
 
 
@@ -50,7 +50,7 @@ def reference_level(levels: Sequence[str]) -> str:
     return next((level for level in ("off", "baseline") if level in levels), levels[0])
 
 
-def weighted(values: Mapping[int, float]) -> float:
+def length_weighted_mean(values: Mapping[int, float]) -> float:
     """Return the mean over lengths weighted by length: sum of L x value over sum of L, for values by length.
 
     Source: docs/mechanisms.md, "Losses".
@@ -58,17 +58,17 @@ def weighted(values: Mapping[int, float]) -> float:
     return math.fsum(length * value for length, value in values.items()) / sum(values)
 
 
-def as_options(contrasts: tuple[Contrast, ...]) -> list[dict[str, Any]]:
+def contrasts_as_json(contrasts: tuple[Contrast, ...]) -> list[dict[str, Any]]:
     """Return the contrasts as JSON values."""
     return [dict(vars(contrast)) | {"within": dict(contrast.within)} for contrast in contrasts]
 
 
-def contrasts_of(options: object) -> tuple[Contrast, ...]:
+def contrasts_from_options(options: object) -> tuple[Contrast, ...]:
     """Return the contrasts in the options of a stored revision.
 
     The database is not trusted: invalid entries are left out.
     """
-    entries = options.get(OPTION, []) if isinstance(options, Mapping) else []
+    entries = options.get(OPTION_KEY, []) if isinstance(options, Mapping) else []
     return (
         tuple(contrast for entry in entries if (contrast := contrast_from_json(entry)) is not None)
         if isinstance(entries, list)

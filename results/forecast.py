@@ -9,7 +9,7 @@ from typing import Any
 
 from .revision_options import read_option
 
-OPTION = "price"
+OPTION_KEY = "price"
 """Key in a revision's options. The forecast does not count when two launches are compared."""
 BOUNDS = ("low", "likely", "high")
 
@@ -23,8 +23,8 @@ class Forecast:
     GPU.
     """
 
-    place: str
-    of: tuple[int, ...]
+    hardware: str
+    group_of_position: tuple[int, ...]
     groups: tuple[Mapping[str, tuple[float, float, float]], ...]
 
     def cell(self, position: int) -> Mapping[str, tuple[float, float, float]]:
@@ -32,30 +32,36 @@ class Forecast:
 
         Empty for an unknown position.
         """
-        group = self.of[position] if 0 <= position < len(self.of) else -1
+        group = self.group_of_position[position] if 0 <= position < len(self.group_of_position) else -1
         return self.groups[group] if 0 <= group < len(self.groups) else {}
 
 
-def extended(before: Forecast, cells: int, added: Forecast) -> Forecast:
+def extend_forecast(before: Forecast, cells: int, added: Forecast) -> Forecast:
     """Return the forecast of a revision of `cells` cells, extended by that of the cells that were appended."""
-    of = (*before.of[:cells], *[-1] * (cells - len(before.of)))
+    of = (*before.group_of_position[:cells], *[-1] * (cells - len(before.group_of_position)))
     groups = len(before.groups)
-    return Forecast(before.place, (*of, *(groups + group for group in added.of)), (*before.groups, *added.groups))
+    return Forecast(
+        before.hardware, (*of, *(groups + group for group in added.group_of_position)), (*before.groups, *added.groups)
+    )
 
 
 def without_forecast(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a revision without the forecast."""
-    return {name: value for name, value in options.items() if name != OPTION}
+    return {name: value for name, value in options.items() if name != OPTION_KEY}
 
 
-def as_option(forecast: Forecast) -> dict[str, Any]:
+def forecast_as_json(forecast: Forecast) -> dict[str, Any]:
     """Return the forecast as JSON values."""
-    return {"place": forecast.place, "of": list(forecast.of), "groups": [dict(group) for group in forecast.groups]}
+    return {
+        "place": forecast.hardware,
+        "of": list(forecast.group_of_position),
+        "groups": [dict(group) for group in forecast.groups],
+    }
 
 
-def forecast_of(options: object) -> Forecast | None:
+def forecast_from_options(options: object) -> Forecast | None:
     """Return the forecast in the options of a stored revision; None for no forecast or an invalid one."""
-    return read_option(options, OPTION, _parse_forecast)
+    return read_option(options, OPTION_KEY, _parse_forecast)
 
 
 def _parse_forecast(fields: Mapping[str, Any]) -> Forecast | None:

@@ -22,7 +22,7 @@ def wilson(hits: float, n: int) -> tuple[float, float]:
     return max(0.0, min(p, middle - half)), min(1.0, max(p, middle + half))
 
 
-def of_trials(share: float, trials: int) -> tuple[float, float]:
+def wilson_of_trials(share: float, trials: int) -> tuple[float, float]:
     """Return Wilson's 95% interval of the mean share over trials, each of which gives a share between 0 and 1.
 
     A share varies less than a single right or wrong answer. The interval is therefore wide enough however strongly the

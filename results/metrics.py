@@ -118,7 +118,7 @@ def by_subject(probe: str) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
     return own, tuple(metric for metric in metrics if metric.name in EXTERNAL_ONLY)
 
 
-def known(probe: str, name: str) -> Metric | None:
+def builtin_metric(probe: str, name: str) -> Metric | None:
     """Return the package's declaration of a metric; None for a metric that the package does not define."""
     if name == PEAK_MEMORY:
         return _PEAK
@@ -144,7 +144,7 @@ def metric(probe: str, name: str, description: Mapping[str, Any] | None = None, 
             of others.
         unit: unit stored next to the value.
     """
-    result = known(probe, name)
+    result = builtin_metric(probe, name)
     if description is None and result is not None:
         return result
     result = result or Metric(name, unit, words=UNKNOWN_METRIC_TEXT.format(probe=probe))

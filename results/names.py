@@ -25,7 +25,7 @@ def is_valid_name(name: object) -> bool:
     return isinstance(name, str) and NAME.fullmatch(name) is not None
 
 
-def why_not(name: object) -> str | None:
+def sweep_name_problem(name: object) -> str | None:
     """Return the reason why a user's sweep cannot have the name, to follow the name in a message.
 
     None for a valid name.
@@ -68,7 +68,7 @@ def safe_file_name(name: str) -> str:
 SWITCHES = {"true": "on", "yes": "on", "on": "on", "false": "off", "no": "off", "off": "off"}
 
 
-def level_word(level: object) -> str:
+def normalized_level(level: object) -> str:
     """Return the level as text, with YAML's true/false and yes/no (in any case) as on/off."""
     text = str(level)
     return SWITCHES.get(text.lower(), text)

@@ -21,10 +21,10 @@ from ..model.bounds import (
     MAX_VALUES,
     MAX_WIDTH,
 )
-from ..model.config import Config, Flag, Float, Int, ModelConfig, flag, knob
+from ..model.config import Config, Flag, Float, Int, ModelConfig, knob, parse_flag
 
 
-def aside(default: Any, doc: str, *, identity: Any = ..., **limits: Any) -> Any:
+def knob_outside_id(default: Any, doc: str, *, identity: Any = ..., **limits: Any) -> Any:
     """Declare a config field that is not part of a cell's id.
 
     Such a field is a name, a path, or anything that cannot change trained weights.
@@ -42,7 +42,7 @@ def aside(default: Any, doc: str, *, identity: Any = ..., **limits: Any) -> Any:
 
 def _compile_setting(value: Any) -> Any:
     """Return a switch as a bool, or the word "blocks". Raises ValueError for anything else."""
-    value = flag(value)
+    value = parse_flag(value)
     if not isinstance(value, bool) and value != "blocks":
         raise ValueError(f"must be on, off or blocks, got {value!r}")
     return value
@@ -51,44 +51,46 @@ def _compile_setting(value: Any) -> Any:
 class DataConfig(Config):
     """Where the text comes from. Its identity is the fingerprint; names and paths are outside the id."""
 
-    corpus: str = aside(
+    corpus: str = knob_outside_id(
         "stdlib",
         "Name of the corpus: stdlib; files or shards under `path`; fineweb-edu, fineweb-edu-shards, finepdfs or "
         "wikitext-103 of the Hugging Face hub; flipflop or mqar; or one that `data prepare --name` made on this machine.",
     )
     corpus_source: str | None = knob(None, "SHA-256 of the plugin file that defines the corpus.", identity=None)
-    path: str | None = aside(
+    path: str | None = knob_outside_id(
         None,
         "Folder or file of the text or shards, for a hub corpus a local copy of it; beside the grid file if relative.",
     )
-    tokenizer: str = aside(
+    tokenizer: str = knob_outside_id(
         "bytes", "bytes, gpt2 or json; its vocabulary must fit model.vocab_size. A corpus with a name brings its own."
     )
-    tokenizer_file: str | None = aside(
+    tokenizer_file: str | None = knob_outside_id(
         None, "For json the tokenizers file; for gpt2 its ranks (.tiktoken, or vocab.bpe beside encoder.json)."
     )
-    end_of_text: str | None = aside(
+    end_of_text: str | None = knob_outside_id(
         None, "For json: the token that ends a text, when the file names it unusually (<|endoftext|>, </s>, ...)."
     )
-    train_tokens: Int | None = aside(None, "Training tokens to prepare; none takes all there are.", ge=1, le=MAX_TOKENS)
-    validation_tokens: Int | None = aside(
+    train_tokens: Int | None = knob_outside_id(
+        None, "Training tokens to prepare; none takes all there are.", ge=1, le=MAX_TOKENS
+    )
+    validation_tokens: Int | None = knob_outside_id(
         None,
         "Tokens of the validation split of text whose documents have no split; none: 5% of them, at most 2,097,153.",
         identity=None,
         ge=1,
         le=MAX_TOKENS,
     )
-    heldout_documents: Int | None = aside(
+    heldout_documents: Int | None = knob_outside_id(
         None,
         "Long documents that are held out at most; none: 16, and at most a quarter of the text, or 64 lent ones.",
         identity=None,
         ge=0,
         le=MAX_COUNT,
     )
-    heldout: str | None = aside(
+    heldout: str | None = knob_outside_id(
         None, "Corpus, or folder or file of text, that gives the long documents of the probes; none: the corpus itself."
     )
-    heldout_tokens: Int = aside(
+    heldout_tokens: Int = knob_outside_id(
         65_601, "Tokens that a document needs to be held out for the length probes.", ge=2, le=MAX_LENGTH
     )
     fingerprint: str | None = knob(None, "SHA-256 of the tokenised splits, filled in when the corpus is prepared.")
@@ -100,7 +102,7 @@ class DataConfig(Config):
         "Each shard gives whole optimizer steps and its rest is left out, as in the published runs.",
         identity=False,
     )
-    settings: dict[str, dict[str, Any]] = aside(
+    settings: dict[str, dict[str, Any]] = knob_outside_id(
         {}, "Settings by corpus name; the fingerprint follows from them.", identity={}
     )
 
@@ -198,7 +200,7 @@ class TrainConfig(Config):
         "sooner compiled and less fused, for networks that the compiler works on for minutes.",
         identity=True,
     )
-    graphs: Literal["auto", "on", "off"] = aside(
+    graphs: Literal["auto", "on", "off"] = knob_outside_id(
         "auto",
         "Replay steps as CUDA graphs, with train.deterministic to the same bits: on, off, or auto, where queuing a micro-batch may take longer than its work.",
         identity="auto",

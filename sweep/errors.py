@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..results.console.text import did_you_mean, nearest
+from ..results.console.text import closest_match, did_you_mean
 from ..results.errors import UserError
 
 
@@ -44,7 +44,7 @@ class GridError(SweepError):
         """
         self.file, self.line, self.key, self.problem = str(file), line, key, problem
         self.allowed = list(allowed)
-        self.nearest = nearest(word, self.allowed) if word is not None else None
+        self.nearest = closest_match(word, self.allowed) if word is not None else None
         text = f"{self.file}:{line}: " if line is not None else f"{self.file}: "
         text += f"{key}: {problem}" if key else problem
         if self.allowed:

@@ -60,7 +60,7 @@ def test_commands_and_options_all_have_help(name: str) -> None:
 
 def test_guide_counts_the_existing_formats() -> None:
     count = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
-    expected = f"every table in {count[len(report_folder.FILES)]} formats, every figure in {count[len(files.FORMATS)]}"
+    expected = f"every table in {count[len(report_folder.FORMAT_SUFFIXES)]} formats, every figure in {count[len(files.FORMATS)]}"
     assert expected in (ROOT / "docs" / "guide.md").read_text()
 
 
@@ -301,7 +301,7 @@ def test_lean_conversion_equals_that_of_typer(monkeypatch: pytest.MonkeyPatch) -
     calls: list[dict[str, Any]] = []
     for lazily in (True, False):
         if not lazily:
-            monkeypatch.setattr(command_line.OneLine, "get_command", TyperGroup.get_command)
+            monkeypatch.setattr(command_line.OneLineErrorGroup, "get_command", TyperGroup.get_command)
 
         def status(**options: Any) -> None:
             calls.append(options)

@@ -58,7 +58,7 @@ from atma_sweep.sweep.planning import planner
 
 store = open_store("atma.db", create=True)
 cells = [
-    planner.record(cell) for cell in load_grid(Path("hot.yaml")).expand(lambda data: "f" * 64, lambda name: None)
+    planner.to_record(cell) for cell in load_grid(Path("hot.yaml")).expand(lambda data: "f" * 64, lambda name: None)
 ]
 store.record_revision("hot", grid_text="", grid_file="hot.yaml", cells=cells)
 owner = Owner(name="ada", host="here", pid=1, started=0.0)

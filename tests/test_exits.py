@@ -16,7 +16,7 @@ from atma_sweep.reports.figures import FIGURES, make_figure
 from atma_sweep.reports.figures.files import rendered
 from atma_sweep.results.errors import StoreError
 from atma_sweep.results.maintenance.backup import dump_command
-from atma_sweep.results.store.database import place, shown
+from atma_sweep.results.store.database import redacted_url, resolve_url
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store, open_store
@@ -176,17 +176,17 @@ def test_no_error_tells_the_password(run: Run, monkeypatch: Any, address: str, a
 
 
 def test_what_is_shown_of_an_address(tmp_path: Path) -> None:
-    url = place(f"postgresql://me:{SECRET}@host/db?password={SECRET}&sslmode=require&passfile=/p")
-    assert shown(url) == "postgresql+psycopg://me:***@host/db?passfile=%2Fp&password=***&sslmode=require"
+    url = resolve_url(f"postgresql://me:{SECRET}@host/db?password={SECRET}&sslmode=require&passfile=/p")
+    assert redacted_url(url) == "postgresql+psycopg://me:***@host/db?passfile=%2Fp&password=***&sslmode=require"
     assert url.query["password"] == SECRET
     assert SECRET not in dump_command(url)
     assert "sslmode=require" in dump_command(url)
     odd = tmp_path / "a:b@c@d.db"
-    assert place(f"sqlite:///{odd}").database == str(odd)
+    assert resolve_url(f"sqlite:///{odd}").database == str(odd)
     odd.touch()
-    assert place(odd).database == str(odd)
+    assert resolve_url(odd).database == str(odd)
     with pytest.raises(StoreError, match="%40"):
-        place("postgresql://me:x@y@host/db")
+        resolve_url("postgresql://me:x@y@host/db")
 
 
 @pytest.mark.usefixtures("no_databases")

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..custom_ops import differentiate, empty_like, torch_op
-from ..dispatch import BackendChoice, compile_time_constant, failure, is_torch_only, version
+from ..dispatch import BackendChoice, compile_time_constant, is_torch_only, self_test_failure, version
 from ..fla_configs import channelwise_configs, pin_configs
 from ..gated_delta.op import NORM_FLOOR, delta_rule_error, in_chunks, running_sum, why_no_fla
 from ..norms import statistics_dtype
@@ -69,7 +69,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
     """Return the backend of `channelwise_delta`, "fla" or "torch", for this device, dtype and head size."""
     device = torch.device(device)
     why = "asked for by train.kernels" if is_torch_only() else _why_no_fla(device, dtype, head_dim)
-    why = why or failure("channelwise delta", _error, device, dtype, head_dim, "fla")
+    why = why or self_test_failure("channelwise delta", _error, device, dtype, head_dim, "fla")
     return BackendChoice("fla", f"fla {version('fla-core')}") if why is None else BackendChoice("torch", why)
 
 

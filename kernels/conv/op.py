@@ -10,7 +10,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..custom_ops import differentiate, empty_like, keep_inputs, load_kernels, torch_op
-from ..dispatch import BackendChoice, compile_time_constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import (
+    BackendChoice,
+    compile_time_constant,
+    max_relative_error,
+    self_test_failure,
+    triton_or_torch,
+    why_no_triton,
+)
 from ..norms import rms_norm
 
 MAX_TAPS = 4
@@ -126,7 +133,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, taps: int) ->
     why = why_no_triton(device, dtype)
     if why is None and taps > MAX_TAPS:
         why = f"the kernels take at most {MAX_TAPS} taps, got {taps}"
-    return triton_or_torch(why or failure("the convolutions", _error, device, dtype))
+    return triton_or_torch(why or self_test_failure("the convolutions", _error, device, dtype))
 
 
 def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
@@ -142,7 +149,7 @@ def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
             z = canon(heads, filters, norm=True, backend=backend)
             loss = (y.float() * tensors[0][..., :16].float()).sum() + (z.float() * tensors[2].float().cos()).sum()
             results.append([y, z, *torch.autograd.grad(loss, (x, w, heads, filters))])
-    return worst(*results)
+    return max_relative_error(*results)
 
 
 @torch_op("gated_conv_forward", lambda x, w: x.new_empty(*x.shape[:2], w.shape[0]))

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from ..custom_ops import load_kernels, torch_op
-from ..dispatch import BackendChoice, compile_time_constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import (
+    BackendChoice,
+    compile_time_constant,
+    max_relative_error,
+    self_test_failure,
+    triton_or_torch,
+    why_no_triton,
+)
 from ..norms import rms_norm
 
 
@@ -104,7 +111,7 @@ def canon_step(
     return conv_step(torch.cat([q, k, v], 1).flatten(1), tails_RWC, slots_B, w_CW, residual=True, backend=backend)
 
 
-def tail_of(x_TC: Tensor, taps: int) -> Tensor:
+def last_inputs(x_TC: Tensor, taps: int) -> Tensor:
     """Return the last W - 1 inputs of a text, [W - 1, C], oldest first, with zeros before its start.
 
     Args:
@@ -120,7 +127,9 @@ def tail_of(x_TC: Tensor, taps: int) -> Tensor:
 def choose_backend(device: torch.device | str, dtype: torch.dtype) -> BackendChoice:
     """Return the backend of the three convolution steps, "triton" or "torch", for this device and dtype."""
     device = torch.device(device)
-    return triton_or_torch(why_no_triton(device, dtype) or failure("the convolution step", _error, device, dtype))
+    return triton_or_torch(
+        why_no_triton(device, dtype) or self_test_failure("the convolution step", _error, device, dtype)
+    )
 
 
 def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
@@ -137,7 +146,7 @@ def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
             parts.append(gated_conv_step(row, gated, slots, w.to(kind), backend=name))
             parts.append(canon_step(row, heads, slots, w.to(kind), (3, 1, 120), norm=True, backend=name))
         results.append([*parts, plain[slots], gated[slots], heads[slots]])
-    return worst(*results)
+    return max_relative_error(*results)
 
 
 def _of_channels(x: Tensor, tails: Tensor, slots: Tensor, w: Tensor, *_: Any) -> Tensor:

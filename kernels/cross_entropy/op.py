@@ -14,7 +14,14 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ..custom_ops import load_kernels, torch_op
-from ..dispatch import BackendChoice, compile_time_constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import (
+    BackendChoice,
+    compile_time_constant,
+    max_relative_error,
+    self_test_failure,
+    triton_or_torch,
+    why_no_triton,
+)
 from ..norms import statistics_dtype
 
 CHUNK = 8192
@@ -110,7 +117,9 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, capped: bool 
         capped: Whether the logits are soft-capped.
     """
     device = torch.device(device)
-    return triton_or_torch(why_no_triton(device, dtype) or failure("cross-entropy", _error, device, dtype, capped))
+    return triton_or_torch(
+        why_no_triton(device, dtype) or self_test_failure("cross-entropy", _error, device, dtype, capped)
+    )
 
 
 def _error(device: torch.device, dtype: torch.dtype, capped: bool, *, seed: int) -> float:
@@ -122,7 +131,7 @@ def _error(device: torch.device, dtype: torch.dtype, capped: bool, *, seed: int)
     results = []
     for backend, z in (("triton", z_NV.clone()), ("torch", z_NV.float())):
         results.append((_losses_overwriting_logits(z, targets_N, 15.0 if capped else math.inf, True, backend), z))
-    return worst(*results)
+    return max_relative_error(*results)
 
 
 def _sum(

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..custom_ops import load_kernels, torch_op
-from ..dispatch import BackendChoice, attention_choice, compile_time_constant, worst
+from ..dispatch import BackendChoice, attention_choice, compile_time_constant, max_relative_error
 from ..gated_delta.op import NORM_FLOOR
 
 
@@ -83,7 +83,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
                 parts.append(delta_step(*args, backend=name))
             parts.append(states[slots])
         results.append(parts)
-    return worst(*results)
+    return max_relative_error(*results)
 
 
 @torch_op("delta_step", lambda q, *_: q.new_empty(q.shape), ("states_RHXX",))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dispatch import BackendChoice, failure, version, worst
+from ..dispatch import BackendChoice, max_relative_error, self_test_failure, version
 from ..gates import squared_relu_gate_forward
 from .rows import E4M3, E5M2, MAX_EXPONENTS, MIN_SCALE, gate_backward, quantise, quantise_gradient
 
@@ -182,7 +182,7 @@ def why_no_fp8(device: torch.device) -> str | None:
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < (8, 9):
         return f"compute capability {major}.{minor} is below 8.9"
-    return failure("8-bit products", _error, device)
+    return self_test_failure("8-bit products", _error, device)
 
 
 def choose_backend(device: torch.device | str) -> BackendChoice:
@@ -206,4 +206,4 @@ def _error(device: torch.device, *, seed: int) -> float:
         # scaled, so that both losses have similar gradients
         both = torch.autograd.grad(y, (x, w, b), g), torch.autograd.grad(z, (x, w, b), g[:, :40] / 8)
         results.append([y, *both[0], z, *both[1]])
-    return worst(*results)
+    return max_relative_error(*results)

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from ..custom_ops import load_kernels, torch_op
-from ..dispatch import BackendChoice, compile_time_constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import (
+    BackendChoice,
+    compile_time_constant,
+    max_relative_error,
+    self_test_failure,
+    triton_or_torch,
+    why_no_triton,
+)
 from ..gates import squared_relu_gate_backward
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -79,7 +86,7 @@ def _gate_backward(ag_MN: Tensor, dy_MF: Tensor) -> tuple[Tensor, Tensor, Tensor
 @compile_time_constant
 def choose_backend(device: torch.device, dtype: torch.dtype) -> BackendChoice:
     """Return the backend of the casts, "triton" where it can run and passes its self-test, else "torch"."""
-    return triton_or_torch(why_no_triton(device, dtype) or failure("casts to 8 bits", _error, device, dtype))
+    return triton_or_torch(why_no_triton(device, dtype) or self_test_failure("casts to 8 bits", _error, device, dtype))
 
 
 def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
@@ -95,7 +102,7 @@ def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
         d_MN, q_MN, s_M1, sums_N = gated
         # in float32, because 8-bit numbers cannot be compared
         results.append([cast[0].float(), cast[1], d_MN.float(), q_MN.float() * s_M1, sums_N])
-    return worst(*results)
+    return max_relative_error(*results)
 
 
 def _empty_quantised(x_MN: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,8 @@ from ..dispatch import (
     attention_choice,
     compile_time_constant,
     is_torch_only,
+    max_relative_error,
     version,
-    worst,
 )
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, expand_kv
@@ -151,7 +151,7 @@ def delta_rule_error(
             r, _ = rule(q, k, v, functional.logsigmoid(log_gamma + 3.9), beta.sigmoid(), backend=name)
             grads = torch.autograd.grad((r.float() * tensors[0]).sum(), (q, k, v, log_gamma, beta))
         results.append([r, *grads])
-    return worst(*results)
+    return max_relative_error(*results)
 
 
 def fla_is_right(capability: tuple[int, int], triton: str) -> bool:

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..dispatch import BackendChoice, compile_time_constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import (
+    BackendChoice,
+    compile_time_constant,
+    max_relative_error,
+    self_test_failure,
+    triton_or_torch,
+    why_no_triton,
+)
 from ..norms import statistics_dtype
 from . import torch_op
 from .chunk_loop import ChunkCoefficients, ChunkRates, OrthogonalMode, gradients, hidden_activation, readout, run_chunks
@@ -202,7 +209,7 @@ def choose_backend(
     if why is None and (chunk > MAX_CHUNK_TOKENS or chunk + window - 1 > MAX_PAIRS):
         why = f"the kernels take chunks to {MAX_CHUNK_TOKENS}, to {MAX_PAIRS} with the window's tokens before, got {chunk} and {window}"
     return triton_or_torch(
-        why or failure("omega", _error, device, dtype, size, window, chunk, orthogonal, has_momentum)
+        why or self_test_failure("omega", _error, device, dtype, size, window, chunk, orthogonal, has_momentum)
     )
 
 
@@ -234,7 +241,7 @@ def _error(
                 window=window, chunk=chunk, orthogonal=orthogonal, backend=backend,
             )  # fmt: skip
             results.append([y, *torch.autograd.grad((y.float() * weight).sum(), (q, k, v, *logits))])
-    return worst(*results)
+    return max_relative_error(*results)
 
 
 def _chunks(x: Tensor, size: int, chunk: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ..attention.polar.op import TINY, null_schedule
 from ..custom_ops import load_kernels, torch_op
-from ..dispatch import BackendChoice, attention_choice, compile_time_constant, worst
+from ..dispatch import BackendChoice, attention_choice, compile_time_constant, max_relative_error
 from ..norms import statistics_dtype
 from .page_tables import PAGE, Texts, check_step
 from .single_query import row_attention, row_scores, row_sums, row_weights
@@ -45,7 +45,7 @@ def paged_softmax(
         scale = x**-0.5 if scale is None else scale
         return attend(q_BHX, k_pool, v_pool, texts.tables_BP, texts.lengths_B, [], scale, window or 0, 0.0)[0]
     scores_BHS = row_scores(q_BHX, texts.gather(k_pool), scale)
-    return row_attention(scores_BHS, texts.gather(v_pool), texts.seen(window)).to(q_BHX.dtype)
+    return row_attention(scores_BHS, texts.gather(v_pool), texts.visible_keys(window)).to(q_BHX.dtype)
 
 
 def paged_polar(
@@ -84,10 +84,10 @@ def paged_polar(
         return attend(
             q_BHX, k_pool, v_pool, texts.tables_BP, texts.lengths_B, null_params, x**-0.5, window or 0, n_eff_floor
         )
-    n_B1 = texts.counts(window).to(dtype).clamp(min=1)[:, None]
+    n_B1 = texts.visible_counts(window).to(dtype).clamp(min=1)[:, None]
     temp_BH, null_BH = null_schedule(n_B1, null_base_H, null_slope_H, len_gain_H)
     null_BH = temp_BH * null_BH
-    seen_BS = texts.seen(window)
+    seen_BS = texts.visible_keys(window)
     scores_BHS = row_scores(q_BHX, texts.gather(k_pool)) * temp_BH[..., None]
     weight_BHS = row_weights(scores_BHS, seen_BS)
     top_BH = scores_BHS.masked_fill(~seen_BS[:, None], -torch.inf).amax(-1)
@@ -156,7 +156,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
                 ),
             ]
         )
-    return worst(*results)
+    return max_relative_error(*results)
 
 
 # --- as torch ops ---------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class Texts:
     page: int = PAGE
 
     @property
-    def last(self) -> Tensor:
+    def write_rows(self) -> Tensor:
         """int64 [B]: index of the new token's row in the flat pool [N page, ...]."""
         at_B = (self.lengths_B.long() - 1).clamp(min=0)
         pages_B = self.tables_BP.long().gather(1, (at_B // self.page)[:, None])[:, 0]
@@ -45,13 +45,13 @@ class Texts:
 
     def write(self, pool: Tensor, rows: Tensor) -> None:
         """Write `rows` [B, ...], of the new tokens, into the pool [N, page, ...] in place."""
-        pool.flatten(0, 1).index_copy_(0, self.last, rows.to(pool.dtype))
+        pool.flatten(0, 1).index_copy_(0, self.write_rows, rows.to(pool.dtype))
 
     def gather(self, pool: Tensor) -> Tensor:
         """Return a copy of each text's rows of a pool, [B, S, ...]; values beyond a text's length are arbitrary."""
         return pool[self.tables_BP.long()].flatten(1, 2)
 
-    def seen(self, window: int | None) -> Tensor:
+    def visible_keys(self, window: int | None) -> Tensor:
         """Return bool [B, S]: True for the keys that the new token sees."""
         tokens = self.tables_BP.shape[1] * self.page
         at_S = torch.arange(tokens, device=self.lengths_B.device)
@@ -64,7 +64,7 @@ class Texts:
         at_S = torch.arange(self.tables_BP.shape[1] * self.page, device=self.lengths_B.device)
         return self.lengths_B.long()[:, None] - 1 - at_S
 
-    def counts(self, window: int | None) -> Tensor:
+    def visible_counts(self, window: int | None) -> Tensor:
         """Return int32 [B]: number of keys that the new token sees, 0 in a padding row."""
         return self.lengths_B if window is None else self.lengths_B.clamp(max=window)
 

@@ -13,7 +13,14 @@ from torch.nn import functional
 
 from ..conv_step.op import gated_conv_step
 from ..custom_ops import load_kernels, torch_op
-from ..dispatch import BackendChoice, compile_time_constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import (
+    BackendChoice,
+    compile_time_constant,
+    max_relative_error,
+    self_test_failure,
+    triton_or_torch,
+    why_no_triton,
+)
 from ..gates import squared_relu_gate, swish_gate
 from ..norms import rms_norm
 
@@ -104,7 +111,9 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, rows: int) ->
     if rows > MAX_ROWS:
         return BackendChoice("torch", f"the kernel is for one row, got {rows}")
     device = torch.device(device)
-    return triton_or_torch(why_no_triton(device, dtype) or failure("the product of one row", _error, device, dtype))
+    return triton_or_torch(
+        why_no_triton(device, dtype) or self_test_failure("the product of one row", _error, device, dtype)
+    )
 
 
 def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
@@ -123,7 +132,7 @@ def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
             parts.append(row_linear(*linear_args, norm_D=norm.float(), eps=1e-6, gate=gate, backend=name))
         parts.append(row_linear(*linear_args, under_BE=under.to(kind), backend=name))
         results.append(parts)
-    return worst(*results)
+    return max_relative_error(*results)
 
 
 def _empty_outputs(x_BD: Tensor, w_ED: Tensor, bias: Any, norm: Any, eps: float, gate: int, under: Any) -> Tensor:

@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from ..custom_ops import load_kernels, torch_op
-from ..dispatch import BackendChoice, compile_time_constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import (
+    BackendChoice,
+    compile_time_constant,
+    max_relative_error,
+    self_test_failure,
+    triton_or_torch,
+    why_no_triton,
+)
 from ..norms import statistics_dtype
 
 
@@ -103,7 +110,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype) -> BackendCho
     """Return the backend of `sketch`, "triton" or "torch"; the kernels must pass a self-test on small tensors."""
     device = torch.device(device)
     why = why_no_triton(device, dtype)
-    return triton_or_torch(why or failure("the sketch", _error, device, dtype))
+    return triton_or_torch(why or self_test_failure("the sketch", _error, device, dtype))
 
 
 def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
@@ -117,7 +124,7 @@ def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
         with torch.enable_grad():
             outputs = sketch(rows, s, squares=True, backend=backend)
             results.append([*outputs, *torch.autograd.grad(outputs, rows, (g, h))])
-    return worst(*results)
+    return max_relative_error(*results)
 
 
 def _empty_results(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Tensor, Tensor]:

@@ -71,9 +71,9 @@ class PagedDecoder:
                 `not_compiled` holds the reason and steps run without it.
 
         Raises:
-            ValueError: a part of the network cannot decode token by token (`Backbone.why_no_step`).
+            ValueError: a part of the network cannot decode token by token (`Backbone.no_step_reason`).
         """
-        reason = model.why_no_step()
+        reason = model.no_step_reason()
         if reason is not None:
             raise ValueError(f"{reason} has no form for one token at a time")
         self.window = model.config.window_size if model.config.window and not full_context else None
@@ -81,7 +81,11 @@ class PagedDecoder:
         capacity = CacheCapacity(
             texts, 1 + (texts * pages_per_text if pages is None else pages), page, model.device, model.dtype
         )
-        self.model, self.book, self._chunk = as_used(model), PageAllocator(capacity, pages_per_text), chunk
+        self.model, self.allocator, self._chunk = (
+            cast_for_decoding(model),
+            PageAllocator(capacity, pages_per_text),
+            chunk,
+        )
         self.states = model.open(capacity)
         is_capturable = model.is_capturable()
         can_capture = model.device.type == "cuda" and is_capturable
@@ -100,28 +104,34 @@ class PagedDecoder:
         Raises:
             CacheFull: no slot or too few pages are free.
         """
-        slot = self.book.open(len(tokens_T), self.window)
-        step = self.book.prefill_step([slot], self.window)
+        slot = self.allocator.allocate(len(tokens_T), self.window)
+        step = self.allocator.prefill_step([slot], self.window)
         return slot, self.model.begin(tokens_T.to(self.model.device), self.states, step, chunk=self._chunk)
 
     @torch.inference_mode()
     def fork(self, slot: int) -> int:
         """Copy a sequence with its whole cache to a new slot; return that slot. Raises CacheFull."""
-        copy_slot = self.book.open(self.book.length(slot), self.window)
-        pages = self.book.pages(slot), self.book.pages(copy_slot)
+        copy_slot = self.allocator.allocate(self.allocator.length(slot), self.window)
+        pages = self.allocator.pages(slot), self.allocator.pages(copy_slot)
         for state in self.states:
             _copy_state(state, slot, copy_slot, *pages)
         return copy_slot
 
-    def kept_bytes(self, slot: int) -> int:
+    def cache_bytes(self, slot: int) -> int:
         """Return the bytes of cache and states that the slot's sequence needs."""
-        tokens = self.book.length(slot)
+        tokens = self.allocator.length(slot)
         seen = tokens if self.window is None else min(tokens, self.window)
         return sum(_state_bytes(state, slot, seen) for state in self.states)
 
     @torch.inference_mode()
     def step(
-        self, slots: Sequence[int], tokens_B: Tensor, *, graphs: bool = True, compiled: bool = True, own: bool = True
+        self,
+        slots: Sequence[int],
+        tokens_B: Tensor,
+        *,
+        graphs: bool = True,
+        compiled: bool = True,
+        copy_logits: bool = True,
     ) -> Tensor:
         """Append one token, int64 [B], to each of these sequences; return the logits [B, V] after it.
 
@@ -129,7 +139,7 @@ class PagedDecoder:
 
         - `graphs`: False runs this step without a CUDA graph.
         - `compiled`: False runs this step without compiled functions.
-        - `own`: False may return a buffer that the next call overwrites, instead of a copy.
+        - `copy_logits`: False may return a buffer that the next call overwrites, instead of a copy.
 
         Raises:
             CacheFull: a sequence gets too long or no page is free; nothing has changed.
@@ -137,21 +147,21 @@ class PagedDecoder:
         graphs = graphs and self._graphs
         compiled = compiled and self._compiled and self.not_compiled is None
         if not graphs and not compiled:
-            self.book.extend(slots, window=self.window)
-            rows_B = self.book.slot_tensor(slots, len(slots))
+            self.allocator.extend(slots, window=self.window)
+            rows_B = self.allocator.slot_tensor(slots, len(slots))
             return self._run_step(tokens_B.to(self.model.device, non_blocking=True), rows_B, EAGER)
         count = padded_batch(len(slots))
         if (count, compiled) not in self._prepared_steps:
             self._prepared_steps[count, compiled] = self._prepare_step(count, compiled)
-        self.book.extend(slots, window=self.window)
+        self.allocator.extend(slots, window=self.window)
         functions, tokens, replay = self._prepared_steps[count, compiled]
-        rows_B = self.book.slot_tensor(slots, count)
+        rows_B = self.allocator.slot_tensor(slots, count)
         tokens[: len(slots)].copy_(tokens_B, non_blocking=True)
         if replay is None or not graphs:
             return self._run_step(tokens, rows_B, functions)[: len(slots)]
         graph, logits_BV = replay
         graph.replay()
-        return logits_BV[: len(slots)].clone() if own else logits_BV[: len(slots)]
+        return logits_BV[: len(slots)].clone() if copy_logits else logits_BV[: len(slots)]
 
     def _prepare_step(self, count: int, compiled: bool) -> PreparedStep:
         """Compile and capture a step of `count` rows, as far as requested and possible.
@@ -159,7 +169,7 @@ class PagedDecoder:
         Trial runs use padding rows only, so no sequence changes. A failed compilation sets `not_compiled`.
         """
         tokens_B = torch.zeros(count, dtype=torch.int64, device=self.model.device)
-        rows_B = self.book.slot_tensor([], count)
+        rows_B = self.allocator.slot_tensor([], count)
         # an eager run first: it chooses kernels and fills caches, which the compiler must not trace
         self._run_step(tokens_B, rows_B, EAGER)
         functions = EAGER
@@ -174,7 +184,7 @@ class PagedDecoder:
         return PreparedStep(functions, tokens_B, capture_graph(lambda: self._run_step(tokens_B, rows_B, functions)))
 
     def _run_step(self, tokens_B: Tensor, rows_B: Tensor, functions: StepFunctions) -> Tensor:
-        return self.model.step(tokens_B, self.states, self.book.page_tables, rows_B, self.window, functions)
+        return self.model.step(tokens_B, self.states, self.allocator.page_tables, rows_B, self.window, functions)
 
     def step_bytes(self, texts: int, tokens: int) -> int:
         """Return the bytes that a step of `texts` sequences of `tokens` tokens must move at least.
@@ -190,10 +200,10 @@ class PagedDecoder:
 
     def close(self, slot: int) -> None:
         """Drop a sequence and free its slot and pages."""
-        self.book.free(slot)
+        self.allocator.free(slot)
 
 
-def as_used(model: Backbone) -> Backbone:
+def cast_for_decoding(model: Backbone) -> Backbone:
     """Return a copy of the network with weights cast to the activations' type and with fused projections, for decoding.
 
     Returns the network itself if its weights have that type already.
@@ -389,5 +399,5 @@ def make_decoder(model: Backbone, *, texts: int = 1, tokens: int, full_context: 
         tokens: most tokens of one sequence.
         full_context: ignore the network's attention window.
     """
-    kind = PagedDecoder if model.why_no_step() is None else RecomputeDecoder
+    kind = PagedDecoder if model.no_step_reason() is None else RecomputeDecoder
     return kind(model, texts=texts, tokens=tokens, full_context=full_context)

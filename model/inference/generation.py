@@ -15,7 +15,7 @@ from ..rng import rng_stream
 from .decode import Decoder, make_decoder
 
 
-def write(
+def generate_tokens(
     model: Backbone, prompt_T: Tensor, *, tokens: int, temperature: float = 1.0, top_p: float = 1.0, seed: int = 0,
     vocabulary: int | None = None, stop: int | None = None, full_context: bool = False,
     decoder: Decoder | None = None,

@@ -180,7 +180,7 @@ class SSMax(NoPE):
             q_BHX: queries of the new tokens.
             cache: cached entries of all tokens, the new ones included.
         """
-        q = self._scale_by_keys(q_BHX, cache.texts.counts(cache.window).clamp(min=1))
+        q = self._scale_by_keys(q_BHX, cache.texts.visible_counts(cache.window).clamp(min=1))
         return paged_softmax(q, cache["k"], cache["v"], cache.texts, scale=self.config.scale, window=cache.window)
 
     def _scale_by_keys(self, q_THX: Tensor, num_keys_T: Tensor) -> Tensor:

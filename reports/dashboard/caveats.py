@@ -9,8 +9,8 @@ from typing import Any
 from ...results.console.text import counted
 from ..figures.canvas.drawing import level_label
 from ..number_format import NEEDLE, Column, format_number
-from ..stats.effects.needle_baseline import ceiling
-from ..stats.noise.run_noise import NEAR, is_loss_summed, is_regularizer_negligible
+from ..stats.effects.needle_baseline import constant_answer_score
+from ..stats.noise.run_noise import NEAR_REPLICATE_AXIS, is_loss_summed, is_regularizer_negligible
 from ..sweep_data import SweepData, cell_level
 from ..tables.paper_rows import printed_discrepancies
 
@@ -35,7 +35,7 @@ def sweep_caveats(data: SweepData, audit: Sequence[str], *, running: bool = Fals
     if running:
         lines.append("The sweep runs: what stands here is of the cells that are done by now.")
     lines += _seed_caveats(data)
-    counts = Counter(data.word(cell) for cell in data.cells)
+    counts = Counter(data.status_word(cell) for cell in data.cells)
     lacking = {word: count for word, count in counts.items() if word != "done"}
     if lacking:
         lacking_counts = ", ".join(f"{count} {word}" for word, count in lacking.items())
@@ -56,8 +56,10 @@ def _negligible_regularizers(data: SweepData) -> list[str]:
     """Return the labels of the regularizers whose weight is negligible against a loss that is summed over tokens."""
     names_by_level = {}
     for cell in data.cells:
-        if cell.levels[NEAR] != NO_REGULARIZER and is_regularizer_negligible(data, cell):
-            names_by_level[cell.levels[NEAR]] = level_label(cell.levels[NEAR], NEAR)
+        if cell.levels[NEAR_REPLICATE_AXIS] != NO_REGULARIZER and is_regularizer_negligible(data, cell):
+            names_by_level[cell.levels[NEAR_REPLICATE_AXIS]] = level_label(
+                cell.levels[NEAR_REPLICATE_AXIS], NEAR_REPLICATE_AXIS
+            )
     return list(names_by_level.values())
 
 
@@ -112,8 +114,8 @@ def result_caveats(
 
 def _chance_level(data: SweepData, column: Column) -> Iterator[str]:
     """Yield the caveat that counts the cells whose needle accuracy is not above the constant-digit baseline."""
-    level = ceiling(data, column.length)
-    accuracies = data.numbers(data.cells, column)
+    level = constant_answer_score(data, column.length)
+    accuracies = data.column_numbers(data.cells, column)
     below = sum(value <= level + ROUNDING_TOLERANCE for value in accuracies) if level is not None else 0
     if level is None or not below:
         return

@@ -18,8 +18,8 @@ from ..result_columns import AXIS_HEADINGS
 from ..stats.significance.paired_tests import ALPHA
 from ..stats.sweep_differences import ComparedSweep
 from ..sweep_data import ReportError, SweepData, load_sweep_data
-from ..table_builder import difference
-from ..tables.compare import BEYOND, UNKNOWN, WITHIN, NumberComparison, compared, not_judged_lines
+from ..table_builder import difference_entry
+from ..tables.compare import BEYOND, UNKNOWN, WITHIN, NumberComparison, compare_sweeps, not_judged_lines
 from .main_results import forest_json, json_fields, main_columns, needle_panels
 
 
@@ -46,7 +46,7 @@ def comparison_block(store: Store, data: SweepData, reference: str) -> dict[str,
         "source": printed_source(reference_store.revision(reference, reference_data.revision)),
     }
     try:
-        both = compared(ComparedSweep(store, data), ComparedSweep(reference_store, reference_data))
+        both = compare_sweeps(ComparedSweep(store, data), ComparedSweep(reference_store, reference_data))
     except ReportError as error:
         return base | {"why": f"{str(error).partition('; compare')[0].capitalize()}."}
     columns = list(dict.fromkeys(number.column for number in both.numbers))
@@ -121,7 +121,7 @@ def _number_row(number: NumberComparison, measure: int, cell_index: Mapping[str,
         "measure": measure,
         "words": [*number.levels, *number.further],
         "cells": [cell_index[cell] for cell in number.measured.cells],
-        "texts": [number.measured.text, number.published.text, difference(column, "", number.difference).text, limit],
+        "texts": [number.measured.text, number.published.text, difference_entry(column, "", number.difference).text, limit],
         "numbers": [None if value is None else round(scale * value, 9) for value in (number.measured.value, number.published.value)],
         "verdict": {WITHIN: "within", BEYOND: "beyond"}.get(number.verdict, "not judged"),
         "beware": list(number.flags),

@@ -13,9 +13,9 @@ from ...results.store.records import Attempt, Provenance, Sample
 from ...results.store.store import Store
 from ..live.status import printed_source
 from ..result_columns import complete_columns, extra_metrics
-from ..stats.audit import homogeneity
-from ..stats.effects.needle_baseline import ceiling, needle_caption
-from ..stats.significance.trial_intervals import DIGITS
+from ..stats.audit import audit_differences
+from ..stats.effects.needle_baseline import constant_answer_score, needle_caption
+from ..stats.significance.trial_intervals import DIGIT_ACCURACY
 from ..sweep_data import SweepData, load_sweep_data, provenances_of_attempts
 from ..table import Table, TableEntry
 from ..tables.complete import table6
@@ -47,7 +47,7 @@ def core_block(
     origins = provenance_table(store, load_sweep_data(store, data.sweep))
     groups = {attempt: r for r, row in enumerate(origins.entries) for _, attempt in row[0].origins}
     provenance_by_attempt = provenances_of_attempts(store, [attempt.id for attempt in attempts])
-    audit = homogeneity(store, data.sweep, lengths=data.beyond)
+    audit = audit_differences(store, data.sweep, lengths=data.extra_lengths_option)
     progress = progress_json(store, data)
     return {
         "sweep": data.sweep, "revision": data.revision, "version": __version__,
@@ -82,7 +82,7 @@ SAME_TAIL = ("same_tail", "nats")
 CHARTS = {
     ("clean", "nats"): "Clean: long documents",
     ("junk", "nats"): "Junk: across documents",
-    DIGITS: "Needle: digits right",
+    DIGIT_ACCURACY: "Needle: digits right",
 }
 """Numbers that are drawn over the context length; the main ones of extra probes follow."""
 
@@ -102,7 +102,7 @@ def _chart_facts(data: SweepData) -> list[dict[str, Any]]:
         extra_metric = data.metric(probe, name)
         unit = "%" if extra_metric.percent else extra_metric.unit
         chart = {"title": title, "probe": probe, "metric": name, "unit": unit, "percent": extra_metric.percent}
-        charts.append(chart | ({"hint": needle_caption(data)} if (probe, name) == DIGITS else {}))
+        charts.append(chart | ({"hint": needle_caption(data)} if (probe, name) == DIGIT_ACCURACY else {}))
     return charts
 
 
@@ -110,9 +110,9 @@ def _key_facts(data: SweepData, key: tuple[str, str, int], unit: str) -> dict[st
     """Return probe, metric, length, unit and definition of a number."""
     probe, metric, length = key
     description = data.metric(probe, metric)
-    if (probe, metric) == DIGITS:
+    if (probe, metric) == DIGIT_ACCURACY:
         # the constant-digit baseline of these trials, rather than the chance level of a digit
-        description = replace(description, chance=ceiling(data, length) or description.chance)
+        description = replace(description, chance=constant_answer_score(data, length) or description.chance)
     definition = description.definition
     return {"probe": probe, "metric": metric, "length": length, "unit": unit, "definition": definition}
 
@@ -158,8 +158,8 @@ def _cell_facts(
     samples = store.samples([curve.attempt for curve in curves.values()])
     for cell in data.cells:
         curve = curves.get(cell.cell_id)
-        written = _thinned(samples.get(curve.attempt, [])) if curve else []
-        facts = {"id": cell.cell_id, "slug": cell.slug, "seed": cell.seed, "state": data.word(cell)}
+        written = _thinned_samples(samples.get(curve.attempt, [])) if curve else []
+        facts = {"id": cell.cell_id, "slug": cell.slug, "seed": cell.seed, "state": data.status_word(cell)}
         numbers = sorted(values.get(cell.cell_id, []), key=lambda row: row[0])
         facts |= {"cause": cell.cause, "axes": {**cell.levels, **cell.axes}, "values": numbers}
         facts |= {"curve": curve_facts(curve) if curve else None}
@@ -167,7 +167,7 @@ def _cell_facts(
     return cells
 
 
-def _thinned(samples: Sequence[Sample]) -> list[Sample]:
+def _thinned_samples(samples: Sequence[Sample]) -> list[Sample]:
     """Return the text samples of at most MAX_SAMPLE_STEPS evenly spaced steps, the last step among them."""
     steps = sorted({sample.step for sample in samples})
     stride = max(1, -(-len(steps) // MAX_SAMPLE_STEPS))

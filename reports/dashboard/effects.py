@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ...results.store.records import Key
+from ...results.store.records import MeasurementKey
 from ..number_format import Column
 from ..stats.effects.effects import Effect
 from ..sweep_data import WEIGHTED_SUFFIX, SweepData
@@ -25,7 +25,7 @@ def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, A
     """
     table = build_effects_table(data, effect_list)
     cell_index = {cell.cell_id: index for index, cell in enumerate(data.cells)}
-    measures: dict[Key, int] = {}
+    measures: dict[MeasurementKey, int] = {}
     pairs: dict[tuple[int, ...], int] = {}
     rows = []
     for effect, row in zip(effect_list, table.rows, strict=True):
@@ -35,7 +35,7 @@ def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, A
         spot = [None if math.isnan(v) else round(scale * v, 9) for v in (effect.mean, effect.low, effect.high)]
         facts = {"measure": measures.setdefault(column.key, len(measures)), "axis": effect.axis}
         facts |= {"words": row[1 : table.text_columns], "numbers": row[table.text_columns :], "spot": spot}
-        facts |= {"sure": effect.sure, "mixed": effect.mixed, "family": effect.family}
+        facts |= {"sure": effect.is_significant, "mixed": effect.is_heterogeneous, "family": effect.family}
         facts |= {"missing": ", ".join(f"{word} {count}" for word, count in effect.missing.items())}
         rows.append(facts | {"pairs": pairs.setdefault(cells, len(pairs))})
     columns = {effect.measure.key: effect.measure for effect in effect_list}
@@ -57,5 +57,5 @@ def _length_means(data: SweepData, column: Column) -> dict[str, Any]:
     """
     if not column.metric.endswith(WEIGHTED_SUFFIX):
         return {}
-    values = (data.given(cell, column) for cell in data.cells)
+    values = (data.measured_value(cell, column) for cell in data.cells)
     return {"values": [value.value if value is not None else None for value in values]}

@@ -16,11 +16,16 @@ from ..figures.canvas.drawing import axis_label, level_label
 from ..figures.canvas.length_frames import BARS, length_frame, line_means, single_value
 from ..number_format import NEEDLE, Column, format_number
 from ..result_columns import FIXED_PROBES, complete_columns, extra_metrics
-from ..stats.effects.effects import ALPHA, Effect, contrasts, effects, factors, reference_level, spread
-from ..stats.effects.needle_baseline import ceiling, needle_caption, yardstick
-from ..stats.noise.best_probability import Candidate, best_probabilities, configuration_means, rivals
+from ..stats.effects.effects import ALPHA, Effect, contrasts, effects, pooled_noise, reference_level, varying_axes
+from ..stats.effects.needle_baseline import baseline_text, constant_answer_score, needle_caption
+from ..stats.noise.best_probability import (
+    Candidate,
+    best_probabilities,
+    candidates_by_configuration,
+    configuration_means,
+)
 from ..sweep_data import SweepData, cell_level
-from ..table_builder import DUST, difference, measured_entry, p_value_entry
+from ..table_builder import ROUND_DECIMALS, difference_entry, measured_entry, p_value_entry
 from .caveats import result_caveats
 
 PLAIN = ("off", "baseline")
@@ -52,7 +57,7 @@ def main_columns(data: SweepData) -> list[Column]:
     wanted = [by_probe[probe] for probe in ("needle", "val", "clean") if probe in by_probe]
     further = {probe for probe, _ in extra_metrics(data)} - FIXED_PROBES.keys()
     wanted += [column for probe, column in by_probe.items() if probe in further and column.direction]
-    return [column for column in wanted if any(data.numbers(data.cells, column))]
+    return [column for column in wanted if any(data.column_numbers(data.cells, column))]
 
 
 def json_fields(column: Column) -> dict[str, Any]:
@@ -86,7 +91,7 @@ def _measure_ranking(
         column: The measure.
     """
     means = configuration_means(data, column)
-    candidates = rivals(data, column) or {}
+    candidates = candidates_by_configuration(data, column) or {}
     chances = best_probabilities(data, column)
     ranked = sorted(means, key=lambda key: -column.direction * means[key][0])[:MAX_RANKED]
     rows = []
@@ -98,11 +103,11 @@ def _measure_ranking(
         rows.append(row | {"interval": _range_text(column, low, high), "chance": chances.get(key)})
     tied = sum(value == means[ranked[0]][0] for value, _ in means.values())
     if 1 < len(means) == tied:
-        same = format_number(round(means[ranked[0]][0], DUST), column.decimals, percent=column.percent)
+        same = format_number(round(means[ranked[0]][0], ROUND_DECIMALS), column.decimals, percent=column.percent)
         tie_note = f"All {counted(tied, 'configuration')} have the same number, {same}: none is the best."
         return {"rows": [], "of": tied, "how": tie_note}
     shared = f"{counted(tied, 'configuration')} share the first place. " if tied > 1 else ""
-    noise = spread(data, column)
+    noise = pooled_noise(data, column)
     how = {
         None: "Neither seeds nor near-replicates tell how far a number would come out again: no interval.",
         "seeds": "Intervals and probabilities: from the spread between the seeds of the same mixer and memory.",
@@ -128,7 +133,7 @@ def value_interval(rival: Candidate) -> tuple[float | None, float | None]:
 
 def _level_names(data: SweepData, cell: CellState) -> list[str]:
     """Return the labels of the cell's levels on every axis that varies; levels that are off or plain are left out."""
-    levels = [(axis, cell_level(cell, axis)) for axis in factors(data)]
+    levels = [(axis, cell_level(cell, axis)) for axis in varying_axes(data)]
     names = [level_label(level, axis) for axis, level in levels if level not in PLAIN]
     return names or ["plain" if levels else "the only configuration"]
 
@@ -138,7 +143,7 @@ def _range_text(column: Column, low: float | None, high: float | None) -> str:
     if low is None or high is None:
         return ""
     return " to ".join(
-        format_number(round(value, DUST), column.decimals, percent=column.percent) for value in (low, high)
+        format_number(round(value, ROUND_DECIMALS), column.decimals, percent=column.percent) for value in (low, high)
     )
 
 
@@ -183,7 +188,7 @@ def forest_json(
             rows.append(row | effect_numbers(effect))
     no_axis_reason = "No axis varies: the sweep has one configuration."
     no_pair_reason = "No two cells with numbers agree on all axes but one: there is no pair to compare yet."
-    why = None if rows else no_pair_reason if factors(data) else no_axis_reason
+    why = None if rows else no_pair_reason if varying_axes(data) else no_axis_reason
     return {"measures": [json_fields(column) for column in columns], "rows": rows, "why": why}
 
 
@@ -198,7 +203,7 @@ def declared_rows(data: SweepData) -> list[list[str]]:
         stratum = _stratum_text(contrast.where)
         description = f"{axis_label(contrast.axis)}: {level_label(contrast.level, contrast.axis)} against {level_label(contrast.reference, contrast.axis)}"
         mean, low, high = (
-            difference(contrast.measure, "", value).text for value in (contrast.mean, contrast.low, contrast.high)
+            difference_entry(contrast.measure, "", value).text for value in (contrast.mean, contrast.low, contrast.high)
         )
         unit = "points" if contrast.measure.percent else contrast.measure.unit
         p = "-" if math.isnan(contrast.p_corrected) else p_value_entry("p", contrast.p_corrected).text
@@ -226,13 +231,19 @@ def effect_numbers(effect: Effect) -> dict[str, Any]:
     scale = 100 if effect.measure.percent else 1
     numbers = {"mean": effect.mean, "low": effect.low, "high": effect.high}
     json_numbers = {name: None if math.isnan(value) else scale * value for name, value in numbers.items()}
-    text = {f"{name}_text": difference(effect.measure, "", value).text for name, value in numbers.items()}
+    text = {f"{name}_text": difference_entry(effect.measure, "", value).text for name, value in numbers.items()}
     i2 = None if math.isnan(effect.i2) else round(effect.i2, 4)
-    worst = None if math.isnan(effect.worst) else difference(effect.measure, "", effect.worst).text
+    worst = None if math.isnan(effect.worst) else difference_entry(effect.measure, "", effect.worst).text
     return (
         json_numbers
         | text
-        | {"sure": effect.sure, "mixed": effect.mixed, "i2": i2, "declared": effect.confirmatory, "worst": worst}
+        | {
+            "sure": effect.is_significant,
+            "mixed": effect.is_heterogeneous,
+            "i2": i2,
+            "declared": effect.confirmatory,
+            "worst": worst,
+        }
     )
 
 
@@ -257,11 +268,13 @@ def needle_panels(store: Store, data: SweepData) -> dict[str, Any]:
         )
     training_length = single_value([int(length) for length in frame["trained"]])
     lengths = sorted({int(length) for length in frame["length"]})
-    ceilings = [[length, 100 * share] for length in lengths if (share := ceiling(data, length)) is not None]
+    ceilings = [
+        [length, 100 * share] for length in lengths if (share := constant_answer_score(data, length)) is not None
+    ]
     bar_notes = [note for note in dict.fromkeys(BARS.get(str(kind), "") for kind in means["interval"]) if note]
     note = f"Points: means over the cells of a line. Bars: {'; '.join(bar_notes)}." if bar_notes else ""
     picture = {"panels": list(panels.values()), "trained": training_length, "ceiling": ceilings, "note": note}
-    return picture | {"yardstick": yardstick(data, lengths), "why": None}
+    return picture | {"yardstick": baseline_text(data, lengths), "why": None}
 
 
 def _needle_point(row: Mapping[Any, Any]) -> list[Any]:

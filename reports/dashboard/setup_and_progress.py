@@ -14,7 +14,7 @@ from ..figures.canvas.drawing import axis_label, level_label
 from ..live.status import format_duration, printed_source
 from ..live.watch import live_state
 from ..number_format import format_count, format_length
-from ..stats.effects.effects import factors
+from ..stats.effects.effects import varying_axes
 from ..sweep_data import SweepData
 
 RECIPE_PHRASES = {"optimizer": "optimizer {}", "schedule": "{} schedule", "loss_reduction": "loss as a {}", "matrix_lr": "rate {:g}", "muon_lr": "rate {:g}"}  # fmt: skip
@@ -29,11 +29,11 @@ def setup_facts(store: Store, data: SweepData, launched: RevisionRecord) -> dict
     """
     axes = [
         {"name": axis, "words": axis_label(axis), "levels": [level_label(level, axis) for level in data.levels(axis)]}
-        for axis in factors(data)
+        for axis in varying_axes(data)
     ]
     configs = list(data.configs.values())
     seeds = sorted({cell.seed for cell in data.cells})
-    lengths = sorted({length for probe_lengths in data.asked.values() for length in probe_lengths})
+    lengths = sorted({length for probe_lengths in data.requested_lengths_by_probe.values() for length in probe_lengths})
     printed = printed_source(launched)
     means = f"means over {counted(data.printed_runs, 'run')}, as printed"
     once = means if data.printed_runs else "one run of each configuration"
@@ -120,7 +120,7 @@ def progress_json(store: Store, data: SweepData) -> dict[str, Any]:
         left: remaining time as text, or None. runs: whether a launch owns the sweep now.
     """
     state = live_state(store, data.sweep)
-    counts = Counter(data.word(cell) for cell in data.cells)
+    counts = Counter(data.status_word(cell) for cell in data.cells)
     leading_states = [word for word in ("done", "running", "new") if counts[word]]
     running = [
         {"slug": row["slug"], "doing": _activity_text(row), "left": _remaining_time(row)} for row in state["running"]

@@ -109,7 +109,7 @@ def make_figure(
     if only and line.study:
         raise ReportError(f"figure {figure} is about all trials of a study together; leave --only out")
     try:
-        with cell_filter.only(store.revision(sweep, revision).sweep, only):
+        with cell_filter.filtered_cells(store.revision(sweep, revision).sweep, only):
             data = load_sweep_data(store, sweep, revision=revision, lengths=lengths)
             figure_data: FigureData = line.load(__package__).collect(store, data, **set_options)
     except ReportError as error:

@@ -13,7 +13,7 @@ from ...results.console.text import counted
 from ...results.paper import is_published
 from ...results.store.records import AXES
 from ...results.store.store import Store
-from ..stats.untrained_formulas import BETA, magnitude
+from ..stats.untrained_formulas import BETA, count_map
 from ..sweep_data import ReportError, SweepData, cell_level
 from .canvas import drawing
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected
@@ -52,7 +52,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     rows = [
         curve | {"m": float(count), "mag": mag}
         for curve in curves
-        for count, mag in zip(m, magnitude(m, curve["beta"]).tolist(), strict=True)
+        for count, mag in zip(m, count_map(m, curve["beta"]).tolist(), strict=True)
     ]
     frame = pd.DataFrame(rows)
     learned = len(curves) - 1
@@ -101,7 +101,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
         slopes = [pair for pair in ends if not any(map(math.isnan, pair))]
         if slopes:
             low, high = min(low for low, _ in slopes), max(high for _, high in slopes)
-            axes.fill_between(x, magnitude(counts, low), magnitude(counts, high), color=BAND, linewidth=0, zorder=1)
+            axes.fill_between(x, count_map(counts, low), count_map(counts, high), color=BAND, linewidth=0, zorder=1)
             handles[f"learned, single heads: β {low:.3f} to {high:.3f}"] = drawing.patch(facecolor=BAND)
     start = f"at the start: β {init['beta'].iloc[0]:.3f}"
     (line,) = axes.plot(x, init["mag"], color="#000000", zorder=4)
@@ -127,7 +127,7 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     axes.set_xlim(0, math.log1p(MAX_COUNT))
     axes.set_ylim(0, 1)
     for label, power in GUIDES.items():
-        _draw_guide(axes, label, power, float(magnitude(1.0, init["beta"].iloc[0])))
+        _draw_guide(axes, label, power, float(count_map(1.0, init["beta"].iloc[0])))
     axes.set_xlabel("keys that share the weight alike, m")
     axes.set_ylabel("what they come to, mag")
     return drawing.finished(figure, figure_data.title, figure_data.notes, handles, columns=2)

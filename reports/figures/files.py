@@ -17,13 +17,13 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from ...results.console.text import plain, sanitize_all
+from ...results.console.text import sanitize_all, sanitize_line
 from ..sweep_data import ReportError
 from . import FIGURES
 from .canvas import drawing
 from .canvas.base import FigureData
 from .canvas.figure_options import FigureOptions
-from .redraw import versions
+from .redraw import drawing_versions
 
 FORMATS = ("svg", "pdf", "png")
 METADATA_KEYS = {"svg": "Description", "pdf": "Subject", "png": "Description"}
@@ -35,7 +35,7 @@ PDF_ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 
 def trace_text(figure_data: FigureData, look: FigureOptions) -> str:
     """Return the trace, the figure options and the versions of the drawing libraries, as one line of ASCII."""
-    trace = {**figure_data.trace, "look": look.as_json(), "drawn_with": versions()}
+    trace = {**figure_data.trace, "look": look.as_json(), "drawn_with": drawing_versions()}
     return f"{TRACE} {json.dumps(trace, separators=(',', ':'), ensure_ascii=True, allow_nan=False)}"
 
 
@@ -75,9 +75,9 @@ def renderings(
             raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {format!r}; give --out FILE.svg")
     look = look or FigureOptions()
     metadata: dict[str, dict[str, Any]] = {
-        "svg": {"Title": plain(figure_data.title), "Creator": "atma-sweep", "Date": None},
-        "pdf": {"Title": plain(figure_data.title), "Creator": "atma-sweep", "CreationDate": None},
-        "png": {"Title": plain(figure_data.title), "Software": "atma-sweep"},
+        "svg": {"Title": sanitize_line(figure_data.title), "Creator": "atma-sweep", "Date": None},
+        "pdf": {"Title": sanitize_line(figure_data.title), "Creator": "atma-sweep", "CreationDate": None},
+        "png": {"Title": sanitize_line(figure_data.title), "Software": "atma-sweep"},
     }
     if trace:
         for format, metadata_key in METADATA_KEYS.items():
@@ -116,7 +116,7 @@ def _with_families(svg: bytes, look: FigureOptions) -> bytes:
 
 def _drawable_text(text: str) -> str:
     # XML forbids control characters, and two dollar signs would start a formula in matplotlib
-    return plain(text).replace("$", r"\$")
+    return sanitize_line(text).replace("$", r"\$")
 
 
 def _with_drawable_text(figure_data: FigureData) -> FigureData:

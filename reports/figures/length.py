@@ -55,7 +55,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """
     trained = training_lengths(store, data)
     parts = [length_frame(data, trained, probe, "nats") for probe in PROBES[:2]]
-    parts += [length_frame(data, trained, probe, "nats") for probe in PROBES[2:] if data.shows(probe)]
+    parts += [length_frame(data, trained, probe, "nats") for probe in PROBES[2:] if data.is_shown(probe)]
     measured = [part for part in parts if not part.empty]
     if not measured:
         raise ReportError(

@@ -9,7 +9,7 @@ import pandas as pd
 
 from ...results.store.store import Store
 from ..number_format import NEEDLE, format_length, format_number
-from ..stats.effects.needle_baseline import ceiling
+from ..stats.effects.needle_baseline import constant_answer_score
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
 from .canvas.base import (
@@ -49,7 +49,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         )
     means = line_means(frame)
     axes = axes_of_lines(data)
-    ceilings = {length: ceiling(data, length) for length in sorted(set(frame["length"]))}
+    ceilings = {length: constant_answer_score(data, length) for length in sorted(set(frame["length"]))}
     measured_ceilings = {length: value for length, value in ceilings.items() if value is not None}
     best = _best(frame)
     notes = [

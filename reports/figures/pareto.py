@@ -14,8 +14,8 @@ from ..best_values import format_probability
 from ..number_format import Column, format_number
 from ..result_columns import quality_columns, speed_column
 from ..stats.effects.effects import pareto
-from ..stats.effects.needle_baseline import ceiling, needle_caption
-from ..stats.noise.best_probability import front_probabilities, rivals
+from ..stats.effects.needle_baseline import constant_answer_score, needle_caption
+from ..stats.noise.best_probability import candidates_by_configuration, front_probabilities
 from ..sweep_data import ReportError, SweepData
 from ..table_builder import measured_entry
 from .canvas import drawing, labels
@@ -66,7 +66,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
     notes = _notes(frame, bool(fewer))
     if needle:
         notes.append(needle_caption(data, needle.values()))
-    constant = {heading: level for heading, length in needle.items() if (level := ceiling(data, length)) is not None}
+    constant = {
+        heading: level
+        for heading, length in needle.items()
+        if (level := constant_answer_score(data, length)) is not None
+    }
     names = {cell.cell_id: cells[0].slug for cells in data.configurations().values() for cell in cells}
     return collected(
         store, data, "pareto", "Quality against speed", frame, origins, notes=notes, fewer=fewer, constant=constant, names=names,
@@ -85,7 +89,7 @@ def _points(
     extra = data.extra_axes()
     varying_axes = [axis for axis in AXES if axis != "attn_type" and len(data.levels(axis)) > 1]
     chances = front_probabilities(data, speed, quality)
-    spreads = [rivals(data, column) for column in (speed, quality)]
+    spreads = [candidates_by_configuration(data, column) for column in (speed, quality)]
     rows: list[dict[str, Any]] = []
     origins: list[tuple[str, int | None]] = []
     fewer = {}

@@ -28,7 +28,7 @@ Part = tuple[str, str]
 """Piece of a picture: its location, and its content."""
 
 
-def versions() -> dict[str, str]:
+def drawing_versions() -> dict[str, str]:
     """Return the versions of the drawing libraries (matplotlib, freetype), as a figure's trace records them."""
     import matplotlib
     from matplotlib import ft2font
@@ -36,7 +36,7 @@ def versions() -> dict[str, str]:
     return {"matplotlib": matplotlib.__version__, "freetype": ft2font.__freetype_version__}
 
 
-def difference(written: bytes, drawn: bytes, format: str) -> str | None:
+def first_difference(written: bytes, drawn: bytes, format: str) -> str | None:
     """Return the first visible difference between two renderings as a sentence; None if a reader sees the same.
 
     Args:

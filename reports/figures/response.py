@@ -132,7 +132,7 @@ def _rows(
     rows = []
     for key, cells in data.configurations().items():
         for cell in cells:
-            value = data.given(cell, column)
+            value = data.measured_value(cell, column)
             if value is None or value.value is None:
                 continue
             line_levels = [cell_level(cell, line_axis) for line_axis in lines]

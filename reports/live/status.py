@@ -15,9 +15,9 @@ from ...results.store import records
 from ...results.store.store import Store
 from ...results.studies import study_text
 from ...results.studies.optuna_study import Trial
-from ...results.studies.search import Search, search_from
+from ...results.studies.search import Search, search_from_options
 from ...results.studies.study_store import trials_of
-from ..stats.significance.trial_intervals import DIGITS, constant_answer_scores, with_intervals
+from ..stats.significance.trial_intervals import DIGIT_ACCURACY, constant_answer_scores, with_intervals
 
 CURVE_LINES = 12
 SCHEDULED_RATES = ("embedding_lr", "head_lr", "scalar_lr")
@@ -49,7 +49,7 @@ class SweepStatus:
 
     summary: records.SweepSummary
     cells: Sequence[records.CellState]
-    standings: dict[str, records.Standing]
+    standings: dict[str, records.CellStanding]
     pause: PauseState | None = None
     source: str | None = None
     """Publication of the numbers of a published sweep; None for a launched sweep."""
@@ -77,7 +77,7 @@ class SweepStatus:
             "owner": self.summary.owner,
             "paused": asdict(self.pause) if self.pause else None,
             "cells": cells,
-            **({"study": study_text.as_json(self.search, self.trials)} if self.search is not None else {}),
+            **({"study": study_text.study_as_json(self.search, self.trials)} if self.search is not None else {}),
         }
 
     def text(self) -> str:
@@ -89,7 +89,7 @@ class SweepStatus:
         cells = counted(len(self.cells), "cell")
         lines = [f"{summary.name}{tags} (revision {summary.revision}, {since}): {cells}: {counts_text}"]
         lines += [f"  note: {summary.note}"] if summary.note else []
-        lines += [f"  {study_text.describe(self.search, self.trials)}"] if self.search is not None else []
+        lines += [f"  {study_text.describe_study(self.search, self.trials)}"] if self.search is not None else []
         if self.source is not None:
             lines.append("  numbers of the paper: nothing of it runs or ran here; atma-sweep report shows them")
         if summary.owner:
@@ -146,7 +146,7 @@ def _sweep_status(store: Store, summary: records.SweepSummary) -> SweepStatus:
     requested = records.requests_from_options(launched.options)
     cells = store.cell_states(summary.name)
     standings = {cell.cell_id: records.standing(cell, requested) for cell in cells}
-    search = search_from(launched.options)
+    search = search_from_options(launched.options)
     trials = trials_of(store, summary.name) if search is not None else ()
     return SweepStatus(
         summary, cells, standings, _pause_state(store, summary), printed_source(launched), search, trials
@@ -320,7 +320,7 @@ def _measurement_line(value: records.MeasuredValue, constant: Mapping[int, float
     interval = f" [{value.low:.4g}, {value.high:.4g}]" if value.low is not None and value.high is not None else ""
     sample = f", n={value.n}" if value.n else ""
     plugin = f", plugin {value.source[:12]}" if value.source else ""
-    of_needle = (value.probe, value.metric) == DIGITS or value.metric == ".".join(DIGITS)
+    of_needle = (value.probe, value.metric) == DIGIT_ACCURACY or value.metric == ".".join(DIGIT_ACCURACY)
     baseline = constant.get(value.length) if of_needle else None
     baseline_text = f"; the same digit everywhere: {baseline:.4g}" if baseline is not None else ""
     return f"{value.probe} {value.metric}{length_text}: {value.value:.6g}{interval} {value.unit}{sample}{plugin}{baseline_text}"

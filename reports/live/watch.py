@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy.exc import DBAPIError
 
-from ...results.console.text import plain, sanitize_all
-from ...results.store.records import CellState, Event, Standing, requests_from_options, standing
+from ...results.console.text import sanitize_all, sanitize_line
+from ...results.store.records import CellStanding, CellState, Event, requests_from_options, standing
 from ...results.store.store import Store
 from ...results.store.store_reader import StoreReader
 from .status import format_duration, remaining_seconds
@@ -151,7 +151,7 @@ def _overall_rate(cell: CellState) -> float | None:
 
 
 def _failures_json(
-    snapshot: StoreReader, cells: Sequence[CellState], standings: Mapping[str, Standing]
+    snapshot: StoreReader, cells: Sequence[CellState], standings: Mapping[str, CellStanding]
 ) -> list[dict[str, Any]]:
     """Return one object per failed, diverged or interrupted cell, newest first, with its failure class or None."""
     problem_cells = [cell for cell in cells if standings[cell.cell_id] in PROBLEM_STANDINGS]
@@ -286,7 +286,7 @@ def screen_view(view: Mapping[str, Any], width: int, height: int, note: str = ""
 
     `note` is a warning that is shown below the counts.
     """
-    view, note = sanitize_all(view), plain(note)
+    view, note = sanitize_all(view), sanitize_line(note)
     running, failures, events = view["running"], view["failures"], view["events"]
     content_height = height - bool(note)
     num_running, num_failures, num_events = lines_per_section(content_height, len(running), len(failures), len(events))
@@ -427,4 +427,4 @@ def _output_text(view: Mapping[str, Any], note: str, *, as_json: bool, first: bo
     """Return a view as one line of JSON, or as plain text with an empty line before each view but the first."""
     if as_json:
         return json.dumps({**view, "note": note} if note else view, default=str)
-    return ("" if first else "\n") + plain_view(view) + (f"\n{plain(note)}" if note else "")
+    return ("" if first else "\n") + plain_view(view) + (f"\n{sanitize_line(note)}" if note else "")

@@ -53,7 +53,7 @@ def shown_beyond(data: SweepData) -> dict[str, Any]:
     {"lengths": ...}, or {} where there are none. The value is "all" or the list of lengths that were requested in
     addition to those of the launch.
     """
-    return {"lengths": "all" if data.everything else list(data.also)} if data.beyond else {}
+    return {"lengths": "all" if data.everything else list(data.also)} if data.extra_lengths_option else {}
 
 
 def differences(trace: Mapping[str, Any], fresh: Mapping[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from scipy import stats
 
 from ..number_format import Column
 from ..sweep_data import SweepData
-from .effects.effects import NEAR, STRATUM_AXES, factors, numbers_of
+from .effects.effects import NEAR_REPLICATE_AXIS, STRATUM_AXES, values_frame, varying_axes
 from .significance.permutation_anova import AnovaFit, fit_anova
 
 COLUMNS = ("term", "df", "sum_sq", "F", "p", "p_permuted", "p_robust", "omega_sq", "partial_eta_sq")
@@ -49,7 +49,7 @@ def anova_results(data: SweepData, columns: Sequence[Column]) -> list[AnovaResul
     values are those of `AnovaFit`. Where configurations have several runs, the residual is split into lack of fit and
     pure error. The frame is empty if no analysis is possible; the first remark then gives the reason.
     """
-    numbers = [numbers_of(data, column) for column in columns]
+    numbers = [values_frame(data, column) for column in columns]
     by_cells: dict[tuple[str, ...], list[int]] = {}
     results: dict[int, AnovaResult] = {}
     for index, frame in enumerate(numbers):
@@ -59,8 +59,8 @@ def anova_results(data: SweepData, columns: Sequence[Column]) -> list[AnovaResul
             by_cells.setdefault(tuple(frame["cell"]), []).append(index)
     for indices in by_cells.values():
         frame = numbers[indices[0]]
-        varying = [axis for axis in factors(data) if frame[axis].nunique() > 1]
-        terms, remarks = _terms(frame, varying, data.partial.terms if data.partial is not None else None)
+        varying = [axis for axis in varying_axes(data) if frame[axis].nunique() > 1]
+        terms, remarks = _terms(frame, varying, data.partial_design.terms if data.partial_design is not None else None)
         if not terms:
             for index in indices:
                 reason = f"too few cells have {columns[index].heading} ({len(frame)}) for an analysis of variance; finish the sweep"
@@ -81,7 +81,7 @@ def _obstacle(data: SweepData, column: Column, frame: pd.DataFrame) -> str | Non
     """Return the reason for no analysis of variance: no numbers, no varying axis or no variance; else None."""
     if frame.empty:
         return f"no cell has {column.heading}"
-    if not any(frame[axis].nunique() > 1 for axis in factors(data)):
+    if not any(frame[axis].nunique() > 1 for axis in varying_axes(data)):
         return f"no axis varies among the cells that have {column.heading}; an analysis of variance needs one"
     values = frame["value"].to_numpy(dtype=float)
     if np.ptp(values) <= 1e-12 * np.abs(values).max():
@@ -239,15 +239,17 @@ def _checks(fitted: AnovaFit, measure: int, numbers: pd.DataFrame, names: Sequen
         problems.append(
             f"their spread differs by {' and '.join(strata)} (Levene p {_p_text(levene_p)}, sd {spreads[0]:.3g} to {spreads[-1]:.3g})"
         )
-    same = [name for name in names if name != NEAR]
+    same = [name for name in names if name != NEAR_REPLICATE_AXIS]
     values = numbers.groupby(same)["value"] if same else None
-    if values is not None and NEAR in names:
+    if values is not None and NEAR_REPLICATE_AXIS in names:
         sizes, ranges = values.size(), values.max() - values.min()
         several = int((sizes > 1).sum())
         flat = int(((sizes > 1) & (ranges <= 1e-12 * numbers["value"].abs().max())).sum())
         if flat:
             advised_column = "p Box"
-            problems.append(f"{flat} of {several} groups that differ in {NEAR} alone have no variance at all")
+            problems.append(
+                f"{flat} of {several} groups that differ in {NEAR_REPLICATE_AXIS} alone have no variance at all"
+            )
     return [f"{'; '.join(problems)}: go by {advised_column}"] if problems else []
 
 

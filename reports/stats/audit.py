@@ -49,7 +49,7 @@ PROVENANCE_FACTS: Mapping[str, Callable[[Provenance], object]] = {
 """Facts about an attempt by name, each read from its provenance; None where not recorded."""
 
 
-def homogeneity(
+def audit_differences(
     store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: ExtraLengths = None
 ) -> list[str]:
     """Return one line for everything that differs between the cells whose numbers are shown.
@@ -71,7 +71,7 @@ def homogeneity(
         SweepUnknown: No such sweep.
     """
     data = load_sweep_data(store, sweep, revision=revision, lengths=lengths)
-    used = {value.attempt_id for value in data.shown.values()}
+    used = {value.attempt_id for value in data.shown_values.values()}
     cells = {cell.cell_id: cell for cell in data.cells}
     by_cell = provenances_of(store, data)
     attempts = store.attempts_of(cells)
@@ -105,7 +105,7 @@ def _all_attempts(store: Store, data: SweepData, attempts: list[Attempt]) -> lis
     """Return the attempts of all cells of the sweep, also of cells that a filter hides, which shared the GPUs."""
     if not data.only:
         return attempts
-    with cell_filter.only(data.sweep, ()):
+    with cell_filter.filtered_cells(data.sweep, ()):
         return store.attempts_of(
             {cell.cell_id for cell in load_sweep_data(store, data.sweep, revision=data.revision).cells}
         )
@@ -114,7 +114,7 @@ def _all_attempts(store: Store, data: SweepData, attempts: list[Attempt]) -> lis
 def provenances_of(store: Store, data: SweepData) -> dict[str, list[Provenance]]:
     """Return, for each cell with shown numbers, the provenances of the attempts behind them, oldest first."""
     attempts_by_cell: dict[str, set[int]] = defaultdict(set)
-    for (cell, *_), value in data.shown.items():
+    for (cell, *_), value in data.shown_values.items():
         attempts_by_cell[cell].add(value.attempt_id)
     by_attempt = provenances_of_attempts(
         store, {attempt for attempt_ids in attempts_by_cell.values() for attempt in attempt_ids}
@@ -182,7 +182,7 @@ def _lines_by_name(
 def _plugin_lines(data: SweepData) -> list[str]:
     """Return a line for each probe whose numbers come from different versions of its plugin."""
     sources: dict[str, list[tuple[str, object]]] = defaultdict(list)
-    for (cell, probe, *_), value in data.shown.items():
+    for (cell, probe, *_), value in data.shown_values.items():
         if value.source is not None:
             sources[probe].append((cell, value.source[:12]))
     by_probe = {probe: _cells_by_value(pairs) for probe, pairs in sorted(sources.items())}

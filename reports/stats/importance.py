@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from .study_data import Objective, Study
 
 FANOVA, PED_ANOVA = "fanova", "ped-anova"
-NAMES = {FANOVA: "fANOVA", PED_ANOVA: "PED-ANOVA"}
-LEAST = 10
+EVALUATOR_NAMES = {FANOVA: "fANOVA", PED_ANOVA: "PED-ANOVA"}
+MIN_TRIALS = 10
 """Smallest number of trials for an analysis: with fewer, the best part would be three or four trials."""
 NUM_BEST_TRIALS, MAX_BEST_SHARE = 5, 0.5
 """PED-ANOVA compares the best trials to all: NUM_BEST_TRIALS, but at least a tenth and at most MAX_BEST_SHARE."""
@@ -47,7 +47,7 @@ class Importance:
     chance: float
 
 
-def evaluator_here() -> str:
+def available_evaluator() -> str:
     """Return the supported evaluator: FANOVA if scikit-learn can be imported, else PED_ANOVA."""
     try:
         importlib.import_module("sklearn.ensemble")
@@ -56,7 +56,7 @@ def evaluator_here() -> str:
     return FANOVA
 
 
-def deals(evaluator_name: str, trials: int) -> int:
+def permutation_count(evaluator_name: str, trials: int) -> int:
     """Return the number of permutations of the values of so many trials."""
     min_count, max_count = PERMUTATION_RANGE[evaluator_name]
     return min(max_count, max(min_count, PERMUTATION_BUDGET // trials))
@@ -75,19 +75,21 @@ def importances(study: Study, objective: Objective, evaluator_name: str) -> list
     Raises:
         ModuleNotFoundError: fANOVA is requested and scikit-learn is not installed.
     """
-    from ...results.studies.optuna_study import made
+    from ...results.studies.optuna_study import build_study
 
-    paths = study.moving()
-    optuna_study = made(study.search, study.done)
+    paths = study.varying_settings()
+    optuna_study = build_study(study.search, study.done)
     evaluator = _evaluator(evaluator_name, len(study.done))
-    values = [objective.shown(trial.values[objective.place]) for trial in study.done if trial.values is not None]
+    values = [
+        objective.display_value(trial.values[objective.index]) for trial in study.done if trial.values is not None
+    ]
     # both evaluators minimise
     better = -objective.sign * np.array(values)
     draw = np.random.default_rng(SEED)
     raw = _raw_importances(evaluator, optuna_study, paths, better)
     permuted = [
         _raw_importances(evaluator, optuna_study, paths, draw.permutation(better))
-        for _ in range(deals(evaluator_name, len(values)))
+        for _ in range(permutation_count(evaluator_name, len(values)))
     ]
     chance = np.quantile(permuted, CHANCE_QUANTILE, axis=0)
     total = raw.sum()

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ...results.store.records import Key
+from ...results.store.records import MeasurementKey
 from ...results.store.store import Store
 from ..number_format import Column, column_of, format_length
 from ..sweep_data import ReportError, SweepData
-from .effects.matched_groups import MetricMatrix, factors, level_pairs, subset_mask
-from .significance.paired_tests import ALPHA, PairedTest, corrected, paired_difference_tests
+from .effects.matched_groups import MetricMatrix, level_pairs, subset_mask, varying_axes
+from .significance.paired_tests import ALPHA, PairedTest, correct_family, paired_difference_tests
 
 ANSWERS = ("cell", "attempt", "configuration", "seed", "length", "trial", "value", "exact")
 
@@ -29,7 +29,7 @@ ANSWERS = ("cell", "attempt", "configuration", "seed", "length", "trial", "value
 class Items:
     """A measure item by item, for C cells in the sweep's order and I items in the order of their numbers."""
 
-    measure: Key
+    measure: MeasurementKey
     """(probe, metric, context length in tokens)."""
     numbers: np.ndarray
     """Number of each item, [I]; the same document, row or trial in every cell."""
@@ -39,7 +39,7 @@ class Items:
     """Minimum over the positions of an item, [C, I]; 1 where every digit of an accuracy is right."""
 
 
-def items_of(store: Store, data: SweepData, measures: Sequence[Key]) -> list[Items]:
+def items_of(store: Store, data: SweepData, measures: Sequence[MeasurementKey]) -> list[Items]:
     """Return the items of each measure, from the attempts behind the sweep's numbers, where there are any.
 
     Reads the database in one snapshot, one query per measure and 500 cells, and holds only the returned arrays in
@@ -69,7 +69,7 @@ def items_of(store: Store, data: SweepData, measures: Sequence[Key]) -> list[Ite
     return items
 
 
-def answers(
+def answers_frame(
     store: Store,
     data: SweepData,
     probe: str = "needle",
@@ -174,7 +174,7 @@ def mcnemar(net: np.ndarray) -> float:
 def item_measures(data: SweepData) -> list[Column]:
     """Return the columns that may have items: measures with a better side, at shown lengths, sorted by key."""
     columns = []
-    for probe, metric in dict.fromkeys(key[1:3] for key in data.shown):
+    for probe, metric in dict.fromkeys(key[1:3] for key in data.shown_values):
         description = data.metric(probe, metric)
         heading = description.heading or f"{probe} {metric}"
         for length in data.lengths(probe, metric) if description.direction else ():
@@ -198,7 +198,7 @@ def item_effects(store: Store, data: SweepData, columns: Sequence[Column] | None
     columns_by_key = {column.key: column for column in (item_measures(data) if columns is None else columns)}
     mixers = data.levels("attn_type")
     numbers, contrasts = MetricMatrix(data, []), []
-    for axis in factors(data):
+    for axis in varying_axes(data):
         subsets = ["", *(mixers if axis != "attn_type" and len(mixers) > 1 else ())]
         for level, reference in level_pairs(data, axis):
             matched = numbers.differences_between({axis: (level, reference)})
@@ -269,7 +269,7 @@ def _family_effects(rows: Sequence[Row], scale: float) -> list[ItemEffect]:
     """Return the tested effects of one family; `scale` is the largest absolute number, for the detection of ties."""
     samples, scales = [sample for _, sample in rows], [scale] * len(rows)
     summed = paired_difference_tests(samples, scales)
-    p_values = corrected(samples, summed, scales=scales)
+    p_values = correct_family(samples, summed, scales=scales)
     return [
         ItemEffect(**fields, **asdict(test), p_corrected=p)
         for (fields, _), test, p in zip(rows, summed, p_values, strict=True)

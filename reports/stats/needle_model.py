@@ -19,7 +19,7 @@ from statsmodels.tools.sm_exceptions import ConvergenceWarning, PerfectSeparatio
 from ...results.console.text import counted
 from ..number_format import NEEDLE, Column, column_of, format_length
 from ..sweep_data import SweepData
-from .effects.effects import STRATUM_AXES, factors, numbers_of, reference_level
+from .effects.effects import STRATUM_AXES, reference_level, values_frame, varying_axes
 
 COLUMNS = ("term", "df", "deviance", "F", "p", "odds_ratio", "low", "high")
 CONFIDENCE_LEVEL = 0.95
@@ -66,14 +66,14 @@ def needle_model(data: SweepData, column: Column) -> NeedleModel:
     Returns:
         A model with an empty frame, and the reason as its last remark, if nothing can be fitted.
     """
-    numbers = numbers_of(data, column)
+    numbers = values_frame(data, column)
     numbers = numbers.assign(trials=numbers["cell"].map(_trial_counts(data, column)).astype(float))
     numbers = numbers[numbers["trials"] > 0].reset_index(drop=True)
     empty = pd.DataFrame(columns=list(COLUMNS))
     if numbers.empty:
         return NeedleModel(column, empty, numbers, math.nan, ("no cell has an accuracy with a count of digits",))
-    cells, remarks = _without_separated(numbers, [axis for axis in factors(data) if numbers[axis].nunique() > 1])
-    names = [axis for axis in factors(data) if cells[axis].nunique() > 1]
+    cells, remarks = _without_separated(numbers, [axis for axis in varying_axes(data) if numbers[axis].nunique() > 1])
+    names = [axis for axis in varying_axes(data) if cells[axis].nunique() > 1]
     if not names:
         return NeedleModel(column, empty, numbers, math.nan, (*remarks, "no axis varies among what is left"))
     if cells["value"].nunique() == 1:
@@ -103,7 +103,7 @@ def needle_model(data: SweepData, column: Column) -> NeedleModel:
 def _trial_counts(data: SweepData, column: Column) -> dict[str, float]:
     """Return the number of needle trials of each cell, by cell id."""
     digits = data.metric(column.probe, column.metric).trials or 1
-    values = {cell.cell_id: data.given(cell, column) for cell in data.cells}
+    values = {cell.cell_id: data.measured_value(cell, column) for cell in data.cells}
     return {cell: (value.n or 0) / digits for cell, value in values.items() if value is not None}
 
 

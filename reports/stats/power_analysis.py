@@ -11,20 +11,20 @@ from ..number_format import Column
 from ..sweep_data import SweepData
 from .effects.matched_groups import (
     MetricMatrix,
-    factors,
+    frame_origins,
     level_pairs,
     main_measures,
-    numbers_of,
-    origins_of,
     subset_mask,
+    values_frame,
+    varying_axes,
 )
-from .noise.run_noise import POWER, STRATUM_AXES, Spread, detectable, noise_by_stratum, power_of
+from .noise.run_noise import POWER, STRATUM_AXES, NoiseEstimate, detectable, noise_by_stratum, power_of
 
-POINTS = (0.05, 0.1, 0.2)
+SHARE_DIFFERENCES = (0.05, 0.1, 0.2)
 """Differences of shares that are planned for, as fractions."""
-NATS = (0.01, 0.02, 0.05)
+LOSS_DIFFERENCES = (0.01, 0.02, 0.05)
 """Differences of losses that are planned for, in nats per token."""
-MOST = 1 << 20
+MAX_PAIRS = 1 << 20
 """Largest number of pairs that is computed."""
 LOSS_UNIT = "nats"
 """Beginning of the unit of losses."""
@@ -38,12 +38,12 @@ class PowerAnalysis:
 
     measure: Column
     stratum: tuple[str, ...]
-    spread: Spread
+    spread: NoiseEstimate
     pairs: int
     """Largest number of matched pairs that the design has in the stratum, for two levels of any axis."""
-    one: float
+    detectable_one_pair: float
     """Smallest difference that one pair detects, in the measure's unit."""
-    all: float
+    detectable_all_pairs: float
     """Smallest difference that all `pairs` detect, in the measure's unit; NaN without pairs."""
     differences: tuple[float, ...]
     """Planned differences; empty for measures without any."""
@@ -66,22 +66,24 @@ def power_analyses(data: SweepData, columns: Sequence[Column] | None = None) -> 
     pairs = _max_pairs_by_stratum(data)
     analyses = []
     for column in chosen:
-        deltas = POINTS if column.percent else NATS if column.unit.startswith(LOSS_UNIT) else ()
-        cells = dict(iter(numbers_of(data, column).groupby(list(STRATUM_AXES), sort=False)))
+        deltas = SHARE_DIFFERENCES if column.percent else LOSS_DIFFERENCES if column.unit.startswith(LOSS_UNIT) else ()
+        cells = dict(iter(values_frame(data, column).groupby(list(STRATUM_AXES), sort=False)))
         for stratum, spread in noise_by_stratum(data, column).items():
             n = pairs.get(stratum, 0)
-            needed = pairs_needed(np.full(len(deltas), spread.used), np.full(len(deltas), spread.df), np.array(deltas))
+            needed = pairs_needed(
+                np.full(len(deltas), spread.effective_sd), np.full(len(deltas), spread.df), np.array(deltas)
+            )
             analyses.append(
                 PowerAnalysis(
                     measure=column,
                     stratum=stratum,
                     spread=spread,
                     pairs=n,
-                    one=detectable(spread, 1),
-                    all=detectable(spread, n) if n else float("nan"),
+                    detectable_one_pair=detectable(spread, 1),
+                    detectable_all_pairs=detectable(spread, n) if n else float("nan"),
                     differences=deltas,
-                    needed=tuple(int(k) if k <= MOST else None for k in needed),
-                    origins=origins_of(cells[stratum], ""),
+                    needed=tuple(int(k) if k <= MAX_PAIRS else None for k in needed),
+                    origins=frame_origins(cells[stratum], ""),
                 )
             )
     return analyses
@@ -100,7 +102,7 @@ def pairs_needed(sd: np.ndarray, df: np.ndarray, difference: np.ndarray) -> np.n
     Returns:
         Integers [n]; MOST + 1 where more pairs than MOST are required.
     """
-    low, high = np.ones(len(sd), dtype=int), np.full(len(sd), MOST + 1)
+    low, high = np.ones(len(sd), dtype=int), np.full(len(sd), MAX_PAIRS + 1)
     with np.errstate(divide="ignore"):
         ratios = difference / sd
     while len(sd) and (high - low > 1).any():
@@ -116,7 +118,7 @@ def _max_pairs_by_stratum(data: SweepData) -> dict[tuple[str, ...], int]:
     numbers = MetricMatrix(data, [])
     strata = dict.fromkeys(tuple(cell.levels[axis] for axis in STRATUM_AXES) for cell in data.cells)
     max_pairs = dict.fromkeys(strata, 0)
-    for axis in factors(data):
+    for axis in varying_axes(data):
         if axis in STRATUM_AXES:
             continue
         for pair in level_pairs(data, axis):

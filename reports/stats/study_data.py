@@ -12,7 +12,7 @@ from ...results import metrics
 from ...results.console.text import counted
 from ...results.store.records import Attempt
 from ...results.store.store import Store
-from ...results.studies.optuna_study import Trial, best
+from ...results.studies.optuna_study import Trial, best_trial_numbers
 from ...results.studies.search import LevelChoice, Search
 from ...results.studies.study_store import search_of, trials_of
 from ..number_format import format_length
@@ -21,7 +21,7 @@ from ..sweep_data import ReportError, SweepData
 
 MIN_FINAL_TRIALS = 10
 """Number of finished trials from which figures show final values, however many trials were pruned."""
-WORDS = {"asked": "not finished"}
+STANDING_LABELS = {"asked": "not finished"}
 """How a trial's standing is told, where not by itself."""
 METHOD_NAMES = {
     "tpe": "TPE",
@@ -41,7 +41,7 @@ BETTER_TEXT = {"minimize": "less is better", "maximize": "more is better"}
 class Objective:
     """Objective of a study. `unit` is that of displayed values: shares in percent."""
 
-    place: int
+    index: int
     """Index among the study's objectives."""
     name: str
     """Name as the grid writes it."""
@@ -73,7 +73,7 @@ class Objective:
         """-1 where less is better, 1 where more is."""
         return DIRECTION_SIGNS[self.direction]
 
-    def shown(self, value: float) -> float:
+    def display_value(self, value: float) -> float:
         """Return the value in the displayed unit: shares in percent."""
         return 100 * value if self.percent else value
 
@@ -125,7 +125,7 @@ class Study:
         )
 
     @property
-    def kind(self) -> str:
+    def trial_noun(self) -> str:
         """Noun for one trial of `done`, for messages."""
         return "trial" if self.rung else "trial that is done"
 
@@ -134,7 +134,7 @@ class Study:
         """Numbers of the trials that no other beats with final values: the best one, or the Pareto front."""
         if self.fixed_best is not None:
             return self.fixed_best
-        return frozenset(best(self.search, self.trials))
+        return frozenset(best_trial_numbers(self.search, self.trials))
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -177,7 +177,7 @@ class Study:
     def _levels(self) -> dict[str, list[Any]]:
         return {}
 
-    def moving(self) -> list[str]:
+    def varying_settings(self) -> list[str]:
         """Return the dotted paths of the settings that differ between finished trials."""
         return [
             path
@@ -185,16 +185,16 @@ class Study:
             if len({repr(trial.params[path]) for trial in self.done if path in trial.params}) > 1
         ]
 
-    def counted(self) -> str:
+    def trial_counts_text(self) -> str:
         """Return the number of trials by standing, as text."""
         counts: dict[str, int] = dict.fromkeys(("done", "pruned", "diverged", "failed", "asked"), 0)
         for trial in self.trials:
             counts[trial.standing] += 1
-        parts = [f"{count} {WORDS.get(standing, standing)}" for standing, count in counts.items() if count]
+        parts = [f"{count} {STANDING_LABELS.get(standing, standing)}" for standing, count in counts.items() if count]
         total_text = f"{len(self.trials)} of {counted(max(self.search.trials, len(self.trials)), 'trial')}"
         return f"{total_text}: {', '.join(parts)}" if parts else f"no trial yet of {self.search.trials}"
 
-    def searched(self) -> str:
+    def search_text(self) -> str:
         """Return a sentence, without its full stop, on sampler, pruner, seed, objectives and ranges."""
         ranges = "; ".join(f"{path} {range_text(self.search, path)}" for path in self.search.ranges)
         aims = " and ".join(f"{objective.name} ({objective.better})" for objective in self.objectives)
@@ -319,7 +319,7 @@ def _objective_from_name(index: int, name: str, direction: str) -> Objective:
     )
     tokens = int(length) if length.isdigit() else 0
     return Objective(
-        place=index, name=name, direction=direction, unit=unit.replace("nats/token", "nats per token"),
+        index=index, name=name, direction=direction, unit=unit.replace("nats/token", "nats per token"),
         percent=metric_info is not None and metric_info.percent, words=f"{text}, {format_length(tokens)}" if tokens else text,
         probe=key[0], metric=metric, length=tokens,
     )  # fmt: skip

@@ -81,7 +81,7 @@ class RecipeDifference:
     text: str
     probes: tuple[str, ...] | None = None
 
-    def touches(self, probe: str) -> bool:
+    def affects_probe(self, probe: str) -> bool:
         """Return True if the difference makes numbers of that probe incomparable."""
         return self.probes is None or probe in self.probes
 
@@ -112,7 +112,7 @@ Pairs = Sequence[tuple[Sequence[CellState], Sequence[CellState]]]
 """The cells of one configuration in both sweeps."""
 
 
-def differences(
+def recipe_differences(
     own_sweep: ComparedSweep, reference_sweep: ComparedSweep, pairs: Pairs
 ) -> tuple[list[RecipeDifference], list[str]]:
     """Return the recipe differences of matched cells, and sentences on what only one side recorded.
@@ -279,15 +279,15 @@ ABSENT_LEVELS = ("none", "off", "-")
 class Match:
     """A configuration that both sweeps have."""
 
-    mine: Sequence[CellState]
+    own_cells: Sequence[CellState]
     """Its runs in the own sweep."""
-    theirs: Sequence[CellState]
+    reference_cells: Sequence[CellState]
     """Its runs in the reference sweep."""
     further: Mapping[str, str]
     """Level by extra axis; an absent component is "none"."""
 
 
-def matched(own_sweep: SweepData, reference_sweep: SweepData) -> list[Match]:
+def match_configurations(own_sweep: SweepData, reference_sweep: SweepData) -> list[Match]:
     """Return the configurations that both sweeps have, in the order of the reference.
 
     An axis that only one sweep varies is matched by the other's config. Without such a setting there is no match.

@@ -20,7 +20,7 @@ BETA = math.log1p(math.exp(MAG_BETA))
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
 
 
-def magnitude(count: float | np.ndarray, beta: float | np.ndarray = BETA) -> np.ndarray:
+def count_map(count: float | np.ndarray, beta: float | np.ndarray = BETA) -> np.ndarray:
     """Return tanh(beta ln(1 + m)), the magnitude of `count` keys m that share the attention weight equally."""
     return np.asarray(np.tanh(beta * np.log1p(count)))
 

@@ -21,36 +21,41 @@ if TYPE_CHECKING:
 
 LOSSES = ("clean", "junk", "needle")
 TABLES: dict[str, ReportSpec] = {
-    "1": ReportSpec("paper_tables:table1", "attention alone, over context lengths", of=LOSSES),
-    "2": ReportSpec("paper_tables:table2", "what memory adds, over context lengths", of=LOSSES),
-    "3": ReportSpec("paper_tables:table3", "window and distractor on top of memory", of=LOSSES),
-    "4": ReportSpec("paper_tables:table4", "training throughput", number="v2:6", takes=(), of=("throughput",)),
-    "5": ReportSpec("paper_tables:table5", "regularizer modes", number="v2:7", takes=(), compares=False),
+    "1": ReportSpec("paper_tables:table1", "attention alone, over context lengths", probes=LOSSES),
+    "2": ReportSpec("paper_tables:table2", "what memory adds, over context lengths", probes=LOSSES),
+    "3": ReportSpec("paper_tables:table3", "window and distractor on top of memory", probes=LOSSES),
+    "4": ReportSpec("paper_tables:table4", "training throughput", number="v2:6", takes=(), probes=("throughput",)),
+    "5": ReportSpec("paper_tables:table5", "regularizer modes", number="v2:7", takes=(), needs_audit_note=False),
     "6": ReportSpec("complete:table6", "complete results", number="v2:8", takes=("lengths", "seeds", "orphans")),
     "open-weight": ReportSpec(
         "open_weight:open_weight_table",
         "beside open-weight models, bits per token",
         number="v2:5",
-        of=LOSSES,
-        whole=True,
+        probes=LOSSES,
+        needs_all_cells=True,
     ),
     "budgets": ReportSpec(
-        "open_weight:training_budgets_table", "training budgets", number="v2:4", takes=(), compares=False, whole=True
+        "open_weight:training_budgets_table",
+        "training budgets",
+        number="v2:4",
+        takes=(),
+        needs_audit_note=False,
+        needs_all_cells=True,
     ),
     "budget": ReportSpec(
         "run_records:predicted_hours_table",
         "predicted hours against those that it took",
         takes=(),
-        compares=False,
-        whole=True,
+        needs_audit_note=False,
+        needs_all_cells=True,
     ),
-    "flipflop": ReportSpec("task_tables:flipflop_table", "the flip-flop task", takes=(), of=("flipflop",)),
-    "mqar": ReportSpec("task_tables:associative_recall_table", "associative recall", takes=(), of=("mqar",)),
+    "flipflop": ReportSpec("task_tables:flipflop_table", "the flip-flop task", takes=(), probes=("flipflop",)),
+    "mqar": ReportSpec("task_tables:associative_recall_table", "associative recall", takes=(), probes=("mqar",)),
     "extrapolation": ReportSpec(
-        "task_tables:extrapolation_table", "perplexity over context lengths", of=("extrapolation",)
+        "task_tables:extrapolation_table", "perplexity over context lengths", probes=("extrapolation",)
     ),
     "downstream": ReportSpec(
-        "task_tables:downstream_table", "four questionnaires and their average", takes=(), of=("downstream",)
+        "task_tables:downstream_table", "four questionnaires and their average", takes=(), probes=("downstream",)
     ),
     "effects": ReportSpec(
         "effects:effects_table", "effect of every level, by matched pairs", takes=("lengths", "all_rows")
@@ -58,25 +63,34 @@ TABLES: dict[str, ReportSpec] = {
     "interactions": ReportSpec(
         "effects:interactions_table", "two-way and three-way interactions", takes=("lengths", "all_rows")
     ),
-    "contrasts": ReportSpec("effects:contrasts_table", "the contrasts that the grid declares", whole=True),
+    "contrasts": ReportSpec("effects:contrasts_table", "the contrasts that the grid declares", needs_all_cells=True),
     "power": ReportSpec("power:power_table", "pairs that a difference takes to be seen"),
     "items": ReportSpec("items:items_table", "effects by document, row and trial"),
     "anova": ReportSpec("anova:anova_table", "type-III analysis of variance"),
-    "needle-model": ReportSpec("anova:needle_model_table", "binomial model of the needle, in trials", of=("needle",)),
-    "pareto": ReportSpec("pareto:pareto_table", "quality against speed", of=("throughput",)),
+    "needle-model": ReportSpec(
+        "anova:needle_model_table", "binomial model of the needle, in trials", probes=("needle",)
+    ),
+    "pareto": ReportSpec("pareto:pareto_table", "quality against speed", probes=("throughput",)),
     "study": ReportSpec(
         "study:study_table",
         "best trials of a study, and what they took",
         takes=("all_rows",),
-        compares=False,
+        needs_audit_note=False,
         study=True,
-        whole=True,
+        needs_all_cells=True,
     ),
-    "failures": ReportSpec("run_records:failures_table", "attempts that did not finish", takes=(), compares=False),
-    "provenance": ReportSpec("run_records:provenance_table", "where the numbers come from", takes=(), compares=False),
+    "failures": ReportSpec(
+        "run_records:failures_table", "attempts that did not finish", takes=(), needs_audit_note=False
+    ),
+    "provenance": ReportSpec(
+        "run_records:provenance_table", "where the numbers come from", takes=(), needs_audit_note=False
+    ),
     "claims": ReportSpec("compare:claims_table", "sentences of the paper against the numbers"),
     "compare": ReportSpec(
-        "compare:compare_table", "measured beside published", takes=("lengths", "reference", "table"), whole=True
+        "compare:compare_table",
+        "measured beside published",
+        takes=("lengths", "reference", "table"),
+        needs_all_cells=True,
     ),
 }
 """Specification by number or name: the function, what the table shows, its options, and whether it compares
@@ -121,7 +135,7 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
     # imported late: the help of the command line needs TABLES alone, not the modules that read the database
     from ...results.console.text import choices_hint
     from .. import cell_filter
-    from ..stats.audit import homogeneity
+    from ..stats.audit import audit_differences
     from ..sweep_data import ReportError, load_sweep_data
 
     name = table_name(str(number))
@@ -138,13 +152,17 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
     if "lengths" not in line.takes and lengths:
         raise ReportError(f"table {name} is not about context lengths; leave --length out")
     only = options.pop("only", None) or ()
-    if only and line.whole:
+    if only and line.needs_all_cells:
         raise ReportError(f"table {name} is about all cells of a sweep together; leave --only out")
     if isinstance(lengths, Mapping):
         # lengths by probe are an option of the complete results, not extra lengths of the data
         options, lengths = {**options, "lengths": lengths}, None
-    with cell_filter.only(store.revision(sweep, revision).sweep, only):
+    with cell_filter.filtered_cells(store.revision(sweep, revision).sweep, only):
         data = load_sweep_data(store, sweep, revision=revision, orphans=options.get("orphans", False), lengths=lengths)
         table: Table = line.load(__package__)(store, data, **options)
-        audit = homogeneity(store, data.sweep, revision=data.revision, lengths=data.beyond) if line.compares else ()
+        audit = (
+            audit_differences(store, data.sweep, revision=data.revision, lengths=data.extra_lengths_option)
+            if line.needs_audit_note
+            else ()
+        )
     return replace(table, above=(*table.above, f"Before comparing: {'; '.join(audit)}.")) if audit else table

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ...results.store.store import Store
 from ..number_format import BARE, format_number, squared
 from ..stats.anova import anova_results
-from ..stats.effects.effects import main_measures, origins_of
+from ..stats.effects.effects import frame_origins, main_measures
 from ..stats.needle_model import needle_columns, needle_model
 from ..sweep_data import SweepData
 from ..table import Table, TableEntry
@@ -33,14 +33,14 @@ def anova_table(store: Store, data: SweepData) -> Table:
     models = anova_results(data, main_measures(data))
     lines = []
     for model in models:
-        origins, square = origins_of(model.numbers, ""), squared(model.column.unit)
+        origins, square = frame_origins(model.numbers, ""), squared(model.column.unit)
         for row in model.frame.to_dict("records"):
             entries = [
                 statistic_entry(name, heading, row[name], square if name == "sum_sq" else BARE)
                 for name, heading in HEADINGS.items()
             ]
             labels = (model.column.heading, str(row["term"]), square or EMPTY_TEXT)
-            lines.append(TableRow(words=labels, entries=tuple(entries), origins=origins))
+            lines.append(TableRow(labels=labels, entries=tuple(entries), origins=origins))
     title = "Type-III analysis of variance"
     times = sorted({model.permutations for model in models if model.permutations})
     notes = [sweep_note(data), *([NOTE.format(" or ".join(map(str, times)))] if times else [])]
@@ -101,11 +101,11 @@ def needle_model_table(store: Store, data: SweepData) -> Table:
     models = [needle_model(data, column) for column in needle_columns(data)]
     lines = []
     for model in models:
-        origins = origins_of(model.numbers, "")
+        origins = frame_origins(model.numbers, "")
         for row in model.frame.to_dict("records"):
             entries = [statistic_entry(name, heading, row[name]) for name, heading in NEEDLE_HEADINGS.items()]
             lines.append(
-                TableRow(words=(model.column.heading, str(row["term"])), entries=tuple(entries), origins=origins)
+                TableRow(labels=(model.column.heading, str(row["term"])), entries=tuple(entries), origins=origins)
             )
     title = "Binomial model of the needle"
     scales = [f"{model.column.heading} {model.scale:.2f}" for model in models if model.scale > 0]

@@ -16,22 +16,37 @@ from scipy import special
 
 from ...results import paper
 from ...results.builtin_sweeps import store_with_builtin
-from ...results.intervals import of_trials
+from ...results.intervals import wilson_of_trials
 from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..number_format import Column, column_of, format_length, format_number
 from ..result_columns import AXIS_HEADINGS, extra_metrics
-from ..stats.claims.paper_claims import SILENT, ClaimFacts
+from ..stats.claims.paper_claims import CANNOT_SAY, ClaimFacts
 from ..stats.claims.rival_claims import claims_for
 from ..stats.effects.needle_baseline import needle_note
-from ..stats.noise.best_probability import spreads_by_stratum, stratum_of
-from ..stats.noise.run_noise import Spread
+from ..stats.noise.best_probability import noise_with_pooled_fallback, stratum_of
+from ..stats.noise.run_noise import NoiseEstimate
 from ..stats.significance.paired_tests import ALPHA
 from ..stats.significance.trial_intervals import independent_trials
-from ..stats.sweep_differences import ComparedSweep, Match, RecipeDifference, differences, further_axes, matched
+from ..stats.sweep_differences import (
+    ComparedSweep,
+    Match,
+    RecipeDifference,
+    further_axes,
+    match_configurations,
+    recipe_differences,
+)
 from ..sweep_data import ReportError, SweepData, load_sweep_data
 from ..table import Table, TableEntry
-from ..table_builder import TableRow, build_table, difference, measured_entry, p_value_entry, seed_notes, sweep_note
+from ..table_builder import (
+    TableRow,
+    build_table,
+    difference_entry,
+    measured_entry,
+    p_value_entry,
+    seed_notes,
+    sweep_note,
+)
 from .paper_rows import printed_discrepancies
 from .task_tables import printed_fact_notes
 
@@ -73,7 +88,7 @@ class NumberComparison:
     measured: TableEntry
     published: TableEntry
     difference: float | None
-    spread: Spread | None
+    spread: NoiseEstimate | None
     limit: float | None
     flags: tuple[str, ...] = ()
     p: float | None = None
@@ -102,7 +117,7 @@ class SweepComparison:
     """The extra axes in which matched configurations differ."""
 
 
-def compared(mine: ComparedSweep, theirs: ComparedSweep) -> SweepComparison:
+def compare_sweeps(mine: ComparedSweep, theirs: ComparedSweep) -> SweepComparison:
     """Return every number that both sweeps have of a common configuration (stats/sweep_differences.py).
 
     The reference number is the authors' log where there is one, else the printed number. The limit is t(0.975, df) sd
@@ -121,18 +136,21 @@ def compared(mine: ComparedSweep, theirs: ComparedSweep) -> SweepComparison:
         ReportError: The sweeps have no number of a common configuration.
     """
     data, published = mine.data, theirs.data
-    pairs = matched(data, published)
-    unlike, unrecorded = differences(mine, theirs, [(pair.mine, pair.theirs) for pair in pairs])
+    pairs = match_configurations(data, published)
+    unlike, unrecorded = recipe_differences(mine, theirs, [(pair.own_cells, pair.reference_cells) for pair in pairs])
     flags = {
         (discrepancy.cell, discrepancy.probe, discrepancy.metric, discrepancy.length): discrepancy.text
         for discrepancy in printed_discrepancies(published)
     }
     columns = _common_columns(data, published)
     judged = {
-        column: not any(recipe_difference.touches(column.probe) for recipe_difference in unlike) for column in columns
+        column: not any(recipe_difference.affects_probe(column.probe) for recipe_difference in unlike)
+        for column in columns
     }
     spreads = {
-        column: {**spreads_by_stratum(data, column), **spreads_by_stratum(published, column)} if judged[column] else {}
+        column: {**noise_with_pooled_fallback(data, column), **noise_with_pooled_fallback(published, column)}
+        if judged[column]
+        else {}
         for column in columns
     }
     extra = further_axes(data, published)
@@ -140,14 +158,17 @@ def compared(mine: ComparedSweep, theirs: ComparedSweep) -> SweepComparison:
     comparisons = []
     for pair in pairs:
         for column in columns:
-            right, measured = measured_entry(published, pair.theirs, column), measured_entry(data, pair.mine, column)
+            right, measured = (
+                measured_entry(published, pair.reference_cells, column),
+                measured_entry(data, pair.own_cells, column),
+            )
             if right.value is None or (
                 measured.value is None
                 and not ((column.probe, column.length) in data.requested or column.probe == "throughput")
             ):
                 continue
-            keys = [(cell.cell_id, *column.key) for cell in pair.theirs]
-            spread = spreads[column].get(stratum_of(pair.theirs[0]))
+            keys = [(cell.cell_id, *column.key) for cell in pair.reference_cells]
+            spread = spreads[column].get(stratum_of(pair.reference_cells[0]))
             if judged[column] and (printed := _printed_spread(published, pair, column)) is not None:
                 spread = printed
             comparison = _judged_comparison(pair, column, measured, right, spread)
@@ -165,15 +186,15 @@ def compared(mine: ComparedSweep, theirs: ComparedSweep) -> SweepComparison:
     return SweepComparison(numbers=comparisons, differences=unlike, unrecorded=unrecorded, axes=axes)
 
 
-def _printed_spread(published: SweepData, pair: Match, column: Column) -> Spread | None:
+def _printed_spread(published: SweepData, pair: Match, column: Column) -> NoiseEstimate | None:
     """Return the standard deviation that is printed with a mean over at least two runs, as a spread.
 
     The result is None where none is printed.
     """
-    printed_spread = published.printed_spread(pair.theirs[0], column)
+    printed_spread = published.printed_spread(pair.reference_cells[0], column)
     if printed_spread is None or printed_spread[1] is None or printed_spread[0] < 2:
         return None
-    return Spread(PRINTED, printed_spread[1], printed_spread[0] - 1, 1)
+    return NoiseEstimate(PRINTED, printed_spread[1], printed_spread[0] - 1, 1)
 
 
 def _common_columns(data: SweepData, published: SweepData) -> list[Column]:
@@ -204,7 +225,7 @@ def _common_columns(data: SweepData, published: SweepData) -> list[Column]:
 
 
 def _judged_comparison(
-    pair: Match, column: Column, measured: TableEntry, published: TableEntry, spread: Spread | None
+    pair: Match, column: Column, measured: TableEntry, published: TableEntry, spread: NoiseEstimate | None
 ) -> NumberComparison:
     """Return the comparison of one number, with its limit where a spread is known."""
     difference = (
@@ -216,7 +237,7 @@ def _judged_comparison(
         error, df = _difference_error(measured, published, spread)
         reach = float(special.stdtrit(df, 1 - ALPHA / 2)) * error if error else 0.0
         limit = max(reach, 10.0**-column.decimals / (100 if column.percent else 1))
-    levels = tuple(pair.theirs[0].levels[axis] for axis in AXES)
+    levels = tuple(pair.reference_cells[0].levels[axis] for axis in AXES)
     return NumberComparison(
         levels=levels,
         column=column,
@@ -228,14 +249,14 @@ def _judged_comparison(
     )
 
 
-def _difference_error(measured: TableEntry, published: TableEntry, spread: Spread) -> tuple[float, float]:
+def _difference_error(measured: TableEntry, published: TableEntry, spread: NoiseEstimate) -> tuple[float, float]:
     """Return the standard error of the difference of two means, and its degrees of freedom.
 
     For a printed spread and at least two seeds these are Welch's; the error is 0.0 where both spreads are 0.
     """
     measured_seeds, published_seeds = max(measured.seeds, 1), max(published.seeds, 1)
     if spread.kind != PRINTED or measured.sd is None or measured_seeds < 2:
-        return spread.used * math.sqrt(1 / measured_seeds + 1 / published_seeds), spread.df
+        return spread.effective_sd * math.sqrt(1 / measured_seeds + 1 / published_seeds), spread.df
     parts = (measured.sd**2 / measured_seeds, spread.sd**2 / published_seeds)
     if not sum(parts):
         return 0.0, spread.df
@@ -256,16 +277,16 @@ def _with_run_test(comparison: NumberComparison, data: SweepData, pair: Match) -
     if spread.sd > 0:
         error, df = _difference_error(measured, published, spread)
         return replace(comparison, p=2 * float(special.stdtr(df, -abs(comparison.difference) / error)))
-    p = exchange_p_value(data.numbers(pair.mine, comparison.column), published.value, published.seeds)
+    p = exchange_p_value(data.column_numbers(pair.own_cells, comparison.column), published.value, published.seeds)
     counts = [
         independent_trials(value, data.values)
-        for cell in pair.mine
-        if (value := data.given(cell, comparison.column)) is not None
+        for cell in pair.own_cells
+        if (value := data.measured_value(cell, comparison.column)) is not None
     ]
     positive = [n for n in counts if n]
     if not positive:
         return replace(comparison, p=p)
-    low, high = of_trials(measured.value, min(positive))
+    low, high = wilson_of_trials(measured.value, min(positive))
     limit = max(
         high - measured.value if comparison.difference < 0 else measured.value - low,
         10.0**-comparison.column.decimals / 100,
@@ -316,7 +337,7 @@ def compare_table(
     """
     home = store_with_builtin(store, reference)
     published = load_sweep_data(home, reference)
-    both = compared(ComparedSweep(store, data), ComparedSweep(home, published))
+    both = compare_sweeps(ComparedSweep(store, data), ComparedSweep(home, published))
     comparisons = list(both.numbers)
     if table is not None:
         comparisons = _comparisons_in_table(comparisons, published, table)
@@ -371,7 +392,7 @@ def not_judged_lines(unlike: Sequence[RecipeDifference], comparisons: Sequence[N
         )
     parts = []
     for probe in dict.fromkeys(comparison.column.probe for comparison in comparisons):
-        why = [recipe_difference.text for recipe_difference in unlike if recipe_difference.touches(probe)]
+        why = [recipe_difference.text for recipe_difference in unlike if recipe_difference.affects_probe(probe)]
         if why:
             names = dict.fromkeys(
                 comparison.column.heading.partition("@")[0]
@@ -420,7 +441,7 @@ def _count_note(name: str, comparisons: Sequence[NumberComparison]) -> str:
 def _comparison_row(comparison: NumberComparison, axes: Sequence[str], tested: bool) -> TableRow:
     """Return the table row of a comparison, with a p entry if any row of the table has one (`tested`)."""
     column = comparison.column
-    base = difference(column, "Difference", comparison.difference)
+    base = difference_entry(column, "Difference", comparison.difference)
     limit = (
         "-" if comparison.limit is None else format_number(comparison.limit, column.decimals, percent=column.percent)
     )
@@ -442,7 +463,7 @@ def _comparison_row(comparison: NumberComparison, axes: Sequence[str], tested: b
     )
     json_fields = dict(zip((*AXES, *axes), (*comparison.levels, *comparison.further), strict=True))
     json_fields |= {"measure": column.heading, "verdict": comparison.verdict}
-    return TableRow(words=labels, entries=entries, about=json_fields | {"flags": list(comparison.flags)})
+    return TableRow(labels=labels, entries=entries, json_fields=json_fields | {"flags": list(comparison.flags)})
 
 
 # --- sentences of the papers ------------------------------------------------------------------------------------------
@@ -466,13 +487,13 @@ def claims_table(store: Store, data: SweepData) -> Table:
     claims = claims_for(ClaimFacts(data))
     for claim in claims:
         facts = ClaimFacts(data)
-        answer = claim.asked_of(facts)
-        silent = answer.verdict == SILENT
+        answer = claim.decide(facts)
+        silent = answer.verdict == CANNOT_SAY
         counts["cannot be said" if silent else answer.verdict] += 1
         json_fields = {"claim": claim.name, "verdict": answer.verdict, "numbers": dict(answer.numbers)}
         origins = () if silent else tuple(facts.read)
-        labels = (claim.sentence, answer.verdict, answer.told)
-        lines.append(TableRow(words=labels, origins=origins, about=json_fields))
+        labels = (claim.sentence, answer.verdict, answer.explanation)
+        lines.append(TableRow(labels=labels, origins=origins, json_fields=json_fields))
     verdict_counts = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
     notes = [sweep_note(data), f"{len(claims)} sentences: {verdict_counts}.", CLAIMS_NOTE]
     title = "Sentences of the paper against the numbers"

@@ -71,7 +71,7 @@ def table6(
         entries = tuple(measured_entry(data, cells, column, "6") for column in columns)
         json_fields = cell_json_fields(data, cells[0]) if len(cells) == 1 else dict(cells[0].levels)
         row = (*key[: len(AXES)], *count, *key[len(AXES) :])
-        lines.append(TableRow(words=row, entries=entries, cells=cells, about=json_fields))
+        lines.append(TableRow(labels=row, entries=entries, cells=cells, json_fields=json_fields))
     which = " (cells that the newest revision dropped)" if orphans else ""
     grid = [line.entries for line in lines]
     notes = [

@@ -20,10 +20,10 @@ from ..number_format import BARE, Column, format_number
 from ..result_columns import extra_metrics, quality_columns
 from ..stats.effects import stopping_rows
 from ..stats.effects.effects import (
-    EQUIVALENT,
+    EQUIVALENT_VERDICT,
     Effect,
+    EffectEstimate,
     Interaction,
-    Tested,
     contrast_column,
     contrasts,
     effects,
@@ -34,10 +34,10 @@ from ..stats.effects.effects import (
     reference_level,
 )
 from ..stats.noise.run_noise import detectable, noise_by_stratum
-from ..stats.significance.paired_tests import METHODS
+from ..stats.significance.paired_tests import METHOD_LABELS
 from ..sweep_data import SweepData
 from ..table import Table, TableEntry
-from ..table_builder import DUST, EMPTY_TEXT, TableRow, build_table, sweep_note, tested_entry
+from ..table_builder import EMPTY_TEXT, ROUND_DECIMALS, TableRow, build_table, sweep_note, tested_entry
 
 UNITS = "Differences in nats per token, needle and MFU in points; n is configurations, never runs: the seeds of one are one observation."
 TESTS = (
@@ -102,13 +102,13 @@ def build_effects_table(data: SweepData, every: Sequence[Effect], first: Sequenc
             "Shown are, at the longest context length, what is sure and every level against the reference over the whole sweep, with "
             f"mixers where they differ; {_further_rows_text(len(every) - len(shown))} there, the other lengths and all pairs of levels: {ALL_ROWS}."
         )
-    if data.partial is None:
+    if data.partial_design is None:
         notes += _detection_notes(
             data, [column for column in main_measures(data) if _is_quality_column(data, column)], shown
         )
     if not any(effect.pairs for effect in shown):
         notes.append("No two cells with numbers agree on all axes but one: there is no pair to compare yet.")
-    by = "matched pairs" if data.partial is None else "least squares"
+    by = "matched pairs" if data.partial_design is None else "least squares"
     title = f"Effects of levels by {by}"
     text_headings, numbers = ("Measure", "Axis", "Levels", "Within"), (_count_heading(data, "Pairs"), *headings)
     options = {"all_rows": True} if first is None else {}
@@ -142,7 +142,7 @@ def interactions_table(store: Store, data: SweepData, *, all_rows: bool = False)
         *_two_seeds_note(shown),
         *_missing_notes(shown),
     ]
-    if data.partial is None:
+    if data.partial_design is None:
         notes.append(
             "Fours: configurations with all corners of a difference of differences; where a third axis is named, eights."
         )
@@ -152,7 +152,7 @@ def interactions_table(store: Store, data: SweepData, *, all_rows: bool = False)
             f"axes without one the nearest (p corr below {NEAR_MISS_P:g}); families by their smallest p corr. {_further_rows_text(len(every) - len(shown))}: {ALL_ROWS}."
         )
     if not every:
-        if data.partial is not None and all(len(term) < 2 for term in data.partial.terms):
+        if data.partial_design is not None and all(len(term) < 2 for term in data.partial_design.terms):
             notes.append(
                 "The design estimates no interaction; contrasts with `within`, or `model: two-way`, ask for some."
             )
@@ -207,7 +207,7 @@ def contrasts_table(store: Store, data: SweepData) -> Table:
             "it, after Holm's correction. Verdict at 5%: not shown is neither a difference nor its absence; not asked: neither a "
             "cell nor the mean of a side has a needle accuracy above that of always the same digit by more than chance (5% over all cells, and "
             "over both means), so a difference says nothing of retrieval.",
-            *stopping_rows.notes(data),
+            *stopping_rows.stopping_notes(data),
             *_averaging_notes(data, strata=False),
             *_two_seeds_note(declared),
             *_missing_notes(declared),
@@ -225,23 +225,23 @@ def contrasts_table(store: Store, data: SweepData) -> Table:
 
 def _verdict(effect: Effect) -> str:
     """Return the verdict of a contrast, with its margin if it is EQUIVALENT within one."""
-    if effect.margin is None or effect.verdict != EQUIVALENT:
+    if effect.margin is None or effect.verdict != EQUIVALENT_VERDICT:
         return effect.verdict
     unit = "points" if effect.measure.percent else effect.measure.unit.partition("/")[0]
-    return f"{EQUIVALENT} within {format_number(effect.margin, effect.measure.decimals, percent=effect.measure.percent)} {unit}".strip()
+    return f"{EQUIVALENT_VERDICT} within {format_number(effect.margin, effect.measure.decimals, percent=effect.measure.percent)} {unit}".strip()
 
 
 # --- words --------------------------------------------------------------------------------------------------------
 
 
-def _stratum_text(difference: Tested) -> str:
+def _stratum_text(difference: EffectEstimate) -> str:
     """Return the stratum of a row, such as "polar, memory on", or "all" for the whole sweep.
 
     It ends in MIXED if the row averages strata that differ.
     """
     parts = [part.split("=", 1) for part in difference.where.split(", ")] if difference.where else []
     text = ", ".join(level if axis == "attn_type" else f"{axis} {level}" for axis, level in parts) or "all"
-    return text + (MIXED if difference.mixed else "")
+    return text + (MIXED if difference.is_heterogeneous else "")
 
 
 def _level_differences(interaction: Interaction) -> list[str]:
@@ -256,12 +256,12 @@ def _effect_labels(effect: Effect, declared: str = "") -> tuple[str, ...]:
     return effect.measure.heading, effect.axis + declared, f"{effect.level} - {effect.reference}", _stratum_text(effect)
 
 
-def _difference_row(difference: Tested, labels: tuple[str, ...], entries: tuple[TableEntry, ...]) -> TableRow:
+def _difference_row(difference: EffectEstimate, labels: tuple[str, ...], entries: tuple[TableEntry, ...]) -> TableRow:
     """Return the table row of a tested difference, with its family, method and missing pairs as JSON fields."""
     json_fields = {
         name: getattr(difference, name) for name in ("family", "confirmatory", "method", "expected", "missing", "where")
     }
-    return TableRow(words=labels, entries=entries, about=json_fields | {"missing": dict(difference.missing)})
+    return TableRow(labels=labels, entries=entries, json_fields=json_fields | {"missing": dict(difference.missing)})
 
 
 # --- numbers --------------------------------------------------------------------------------------------------------
@@ -269,16 +269,16 @@ def _difference_row(difference: Tested, labels: tuple[str, ...], entries: tuple[
 
 def _count_heading(data: SweepData, counted: str) -> str:
     """Return the heading of the count: `counted`, or "Cells" for a partial design, whose model is fitted to cells."""
-    return counted if data.partial is None else "Cells"
+    return counted if data.partial_design is None else "Cells"
 
 
-def _number_headings(data: SweepData, differences: Sequence[Tested], all_rows: bool) -> tuple[str, ...]:
-    if data.partial is not None:
+def _number_headings(data: SweepData, differences: Sequence[EffectEstimate], all_rows: bool) -> tuple[str, ...]:
+    if data.partial_design is not None:
         return FIRST_FITTED
     return (*FIRST, *(FURTHER if all_rows else ()), *([WORST] if _any_worst(differences) else []))
 
 
-def _any_worst(differences: Sequence[Tested]) -> bool:
+def _any_worst(differences: Sequence[EffectEstimate]) -> bool:
     return any(not math.isnan(difference.worst) for difference in differences)
 
 
@@ -299,7 +299,7 @@ def _number_entries(
     """Return the entries of a row: the count, then one per heading."""
     i2 = TableEntry(text=EMPTY_TEXT, heading="I2", unit=BARE)
     if not math.isnan(difference.i2):
-        i2 = replace(i2, text=format_number(round(difference.i2, DUST), 2), value=difference.i2)
+        i2 = replace(i2, text=format_number(round(difference.i2, ROUND_DECIMALS), 2), value=difference.i2)
     return (
         _pair_count_entry(data, difference),
         *(i2 if name == "I2" else tested_entry(difference, name) for name in headings),
@@ -309,21 +309,23 @@ def _number_entries(
 # --- notes ----------------------------------------------------------------------------------------------------------
 
 
-def _test_notes(differences: Sequence[Tested], signs: bool) -> list[str]:
+def _test_notes(differences: Sequence[EffectEstimate], signs: bool) -> list[str]:
     """Return the note on the tests, their families and, with `signs`, the sign test.
 
     The list is empty if nothing was tested.
     """
     if not differences:
         return []
-    methods = [METHODS[name] for name in METHODS if any(difference.method == name for difference in differences)]
+    methods = [
+        METHOD_LABELS[name] for name in METHOD_LABELS if any(difference.method == name for difference in differences)
+    ]
     return [
         TESTS.format("; ".join(methods), len({difference.family for difference in differences}))
         + (SIGNS if signs else "")
     ]
 
 
-def _declared_note(data: SweepData, differences: Sequence[Tested]) -> list[str]:
+def _declared_note(data: SweepData, differences: Sequence[EffectEstimate]) -> list[str]:
     """Return the note that says which rows are declared contrasts and which are exploratory; none without rows."""
     if data.only and differences:
         return [
@@ -345,14 +347,14 @@ def _averaging_notes(data: SweepData, strata: bool = True) -> list[str]:
         data: The sweep.
         strata: Whether rows average over strata; without them a full design has no note.
     """
-    design = data.partial
+    design = data.partial_design
     if design is None:
         return [STRATA_NOTE] if strata else []
-    members = np.array(sorted({point for cell in data.cells if (point := data.place(design, cell)) is not None}))
+    members = np.array(sorted({point for cell in data.cells if (point := data.design_index(design, cell)) is not None}))
     sentences = aliasing.alias_sentences(design.model, members)
     return [
         f"A partial design ({design.method}, {len(members)} of {counted(len(design.space.points), 'combination')}): estimated together by least "
-        f"squares are the mean, {', '.join(map(aliasing.words, design.terms))}. Other interactions are taken for nothing; where they are "
+        f"squares are the mean, {', '.join(map(aliasing.term_text, design.terms))}. Other interactions are taken for nothing; where they are "
         "not, they are part of what they are mixed with.",
         *(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences),
     ]
@@ -372,7 +374,7 @@ def _own_unit_notes(data: SweepData) -> list[str]:
     return [f"In their own units: {', '.join(f'{column.heading} {column.unit}' for column in own)}."] if own else []
 
 
-def _two_seeds_note(differences: Sequence[Tested]) -> list[str]:
+def _two_seeds_note(differences: Sequence[EffectEstimate]) -> list[str]:
     """Return the note that two seeds give wide intervals; none unless a row was tested so."""
     if not any(difference.method == "crossed" and difference.seeds == 2 for difference in differences):
         return []
@@ -381,7 +383,7 @@ def _two_seeds_note(differences: Sequence[Tested]) -> list[str]:
     ]
 
 
-def _missing_notes(differences: Sequence[Tested]) -> list[str]:
+def _missing_notes(differences: Sequence[EffectEstimate]) -> list[str]:
     """Return the notes on missing pairs and their reasons, and on the worst case of diverged runs.
 
     The list is empty if nothing is missing.
@@ -472,11 +474,15 @@ def default_effects(data: SweepData, effects: Sequence[Effect]) -> list[Effect]:
     sweep, with its strata where they differ.
     """
     first = {column.key for column in first_measures(data)}
-    apart = {(effect.measure.heading, *_level_key(effect)) for effect in effects if not effect.where and effect.mixed}
+    apart = {
+        (effect.measure.heading, *_level_key(effect))
+        for effect in effects
+        if not effect.where and effect.is_heterogeneous
+    }
 
     def is_shown(effect: Effect) -> bool:
         """Return whether an effect is declared, significant, or one of the main rows."""
-        if effect.confirmatory or (effect.sure and effect.measure.key in first):
+        if effect.confirmatory or (effect.is_significant and effect.measure.key in first):
             return True
         if effect.measure.key not in first or effect.reference != reference_level(data.levels(effect.axis)):
             return False
@@ -500,7 +506,7 @@ def default_interactions(interactions: Sequence[Interaction]) -> list[Interactio
     order: dict[str, list[tuple[float, list[Interaction]]]] = {}
     for rows in families.values():
         nearest = min(rows, key=_sortable_p)
-        sure_levels = {_level_key(row) for row in rows if row.sure}
+        sure_levels = {_level_key(row) for row in rows if row.is_significant}
         selected = [row for row in rows if _level_key(row) in sure_levels] or [nearest] * (
             _sortable_p(nearest) < NEAR_MISS_P
         )
@@ -513,12 +519,12 @@ def default_interactions(interactions: Sequence[Interaction]) -> list[Interactio
     ]
 
 
-def _level_key(difference: Tested) -> tuple[object, ...]:
+def _level_key(difference: EffectEstimate) -> tuple[object, ...]:
     if isinstance(difference, Effect):
         return difference.axis, difference.level, difference.reference
     assert isinstance(difference, Interaction)
     return difference.axes, difference.levels, difference.references
 
 
-def _sortable_p(difference: Tested) -> float:
+def _sortable_p(difference: EffectEstimate) -> float:
     return difference.p_corrected if difference.p_corrected == difference.p_corrected else 2.0

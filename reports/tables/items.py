@@ -43,7 +43,7 @@ def items_table(store: Store, data: SweepData) -> Table:
     item_effect_list = item_effects(store, data)
     lines = [
         TableRow(
-            words=(
+            labels=(
                 effect.measure.heading,
                 effect.axis,
                 f"{effect.level} - {effect.reference}",
@@ -53,7 +53,12 @@ def items_table(store: Store, data: SweepData) -> Table:
                 count_entry("Items", effect.n, effect.origins),
                 *(tested_entry(effect, heading) for heading in NUMBERS[1:]),
             ),
-            about={"family": effect.family, "method": effect.method, "seeds": effect.seeds, "where": effect.where},
+            json_fields={
+                "family": effect.family,
+                "method": effect.method,
+                "seeds": effect.seeds,
+                "where": effect.where,
+            },
         )
         for effect in item_effect_list
     ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...results import paper
-from ...results.contrasts import weighted
+from ...results.contrasts import length_weighted_mean
 from ...results.store.records import CellState
 from ...results.store.store import Store
 from ..number_format import CLEAN, NEEDLE, Column, column_of, format_count, format_length, format_number
@@ -73,7 +73,9 @@ def _own_entry(
     values = {length: part.value for length, part in zip(entry_lengths, parts, strict=True) if part.value is not None}
     scale = 1 / math.log(2) if metric == "nats" else 1.0
     is_complete = len(values) == len(parts) > 0
-    entry = derived_entry(data, column, weighted(values) * scale if is_complete else None, parts, NO_CELL_TEXT)
+    entry = derived_entry(
+        data, column, length_weighted_mean(values) * scale if is_complete else None, parts, NO_CELL_TEXT
+    )
     return replace(entry, seeds=max((part.seeds for part in parts), default=0))
 
 
@@ -136,7 +138,9 @@ def _published_rows(store: Store, columns: Sequence[Column]) -> list[TableRow]:
         )
         json_fields = {"model": facts["model"]}
         lines.append(
-            TableRow(words=(facts["model"], facts["params"]), entries=tuple(entries), cells=[cell], about=json_fields)
+            TableRow(
+                labels=(facts["model"], facts["params"]), entries=tuple(entries), cells=[cell], json_fields=json_fields
+            )
         )
     return lines
 
@@ -152,7 +156,9 @@ def _external_rows(models: Sequence[ExternalModel], data: SweepData, columns: Se
         loss = "bits" if model.uses_native_tokens else "nats"
         entries = tuple(_own_entry(model.data, [model.cell], column, lengths, loss) for column in columns)
         lines.append(
-            TableRow(words=(model.label, model.params), entries=entries, cells=[model.cell], about=model.json_fields)
+            TableRow(
+                labels=(model.label, model.params), entries=entries, cells=[model.cell], json_fields=model.json_fields
+            )
         )
     return lines
 
@@ -171,7 +177,7 @@ def _own_rows(data: SweepData, columns: Sequence[Column]) -> list[TableRow]:
                 size = measured_entry(data, cells, column_of("throughput", "parameters", "Params"))
                 labels = (name, format_count(size.value) if size.value is not None else "-")
                 entries = tuple(_own_entry(data, cells, column, lengths) for column in columns)
-                lines.append(TableRow(words=labels, entries=entries, cells=cells, about={"model": name}))
+                lines.append(TableRow(labels=labels, entries=entries, cells=cells, json_fields={"model": name}))
     return lines
 
 
@@ -313,7 +319,7 @@ def training_budgets_table(store: Store, data: SweepData) -> Table:
         facts = published_facts(published_store, cell.cell_id)
         if facts["model"] in printed:
             labels = tuple(facts[name] for name in ("model", "params", "train_tokens", "native_ctx", "train_flops"))
-            lines.append(TableRow(words=labels, cells=[cell], about=facts))
+            lines.append(TableRow(labels=labels, cells=[cell], json_fields=facts))
     lines += map(_external_budget_row, measured_models := external_models(store, data))
     if not paper.is_published(data.sweep):
         lines.append(_own_budget_row(store, data))
@@ -332,7 +338,9 @@ def _external_budget_row(model: ExternalModel) -> TableRow:
     context = format_length(model.context) if model.context else "-"
     printed = [model.budget.get(name, "-") for name in ("train_tokens", "train_flops")]
     return TableRow(
-        words=(model.label, model.params, printed[0], context, printed[1]), cells=[model.cell], about=model.json_fields
+        labels=(model.label, model.params, printed[0], context, printed[1]),
+        cells=[model.cell],
+        json_fields=model.json_fields,
     )
 
 
@@ -362,4 +370,4 @@ def _own_budget_row(store: Store, data: SweepData) -> TableRow:
         _range_text(format_length(length) for length in contexts if length),
         _range_text(flops, " ZF"),
     )
-    return TableRow(words=labels, cells=list(data.cells), about={"model": labels[0]})
+    return TableRow(labels=labels, cells=list(data.cells), json_fields={"model": labels[0]})

@@ -101,7 +101,7 @@ def length_table(data: SweepData, number: str, title: str, series: Sequence[Leng
                 for column, column_cells in zip(series, cells, strict=True)
             )
             json_fields = {"length": length}
-            lines.append(TableRow(words=(format_length(length), *group), entries=entries, about=json_fields))
+            lines.append(TableRow(labels=(format_length(length), *group), entries=entries, json_fields=json_fields))
     grid = [line.entries for line in lines]
     n = max(
         (len(column_cells) for groups_of_column in groups_by_column for column_cells in groups_of_column.values()),
@@ -228,7 +228,7 @@ def table4(store: Store, data: SweepData) -> Table:
                 first = alone.setdefault(group, share) if levels["memory"] == "off" else alone.get(group)
                 line = [_step_seconds(data, cells, number), share, _drop_entry(data, first, share)]
                 line += [measured_entry(data, cells, column) for column in measured]
-                lines.append(TableRow(words=(name, *group), entries=tuple(line), cells=cells))
+                lines.append(TableRow(labels=(name, *group), entries=tuple(line), cells=cells))
     grid = [line.entries for line in lines]
     notes = [
         sweep_note(data),
@@ -274,7 +274,7 @@ def table5(store: Store, data: SweepData) -> Table:
         done = sum(data.standing(cell) == "done" for cell in cells)
         objective = objectives.get(mode, "not in the paper")
         entries = (count_entry("Cells", len(cells)), count_entry("Done", done))
-        lines.append(TableRow(words=(mode, objective), entries=entries, cells=cells))
+        lines.append(TableRow(labels=(mode, objective), entries=entries, cells=cells))
     title = "Regularizer modes"
     return build_table(
         data, "5", title, ("Mode", "Objective"), lines, numbers=("Cells", "Done"), notes=[sweep_note(data)]

@@ -40,7 +40,7 @@ def pareto_table(store: Store, data: SweepData) -> Table:
             for name, probabilities in zip(probable, chances, strict=True)
         )
         labels = (*key, " and ".join(fronts[r]))
-        lines.append(TableRow(words=labels, entries=(*grid[r], *on), cells=cells))
+        lines.append(TableRow(labels=labels, entries=(*grid[r], *on), cells=cells))
     title = "Pareto fronts of quality and speed"
     headings = (*AXIS_HEADINGS, *data.extra_axes(), "Front")
     shown, n = [grid[r] for r in ranked], max((len(groups[r][1]) for r in ranked), default=0)

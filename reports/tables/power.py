@@ -6,12 +6,14 @@ import math
 
 from ...results.store.store import Store
 from ..number_format import Column, format_number
-from ..stats.power_analysis import MOST, NATS, POINTS, PowerAnalysis, power_analyses
+from ..stats.power_analysis import LOSS_DIFFERENCES, MAX_PAIRS, SHARE_DIFFERENCES, PowerAnalysis, power_analyses
 from ..sweep_data import SweepData
 from ..table import Table, TableEntry
-from ..table_builder import EMPTY_TEXT, TableRow, build_table, count_entry, number_of, sweep_note
+from ..table_builder import EMPTY_TEXT, TableRow, build_table, count_entry, number_entry, sweep_note
 
-HEADINGS = tuple(f"{100 * points:g} pt / {nats:g}" for points, nats in zip(POINTS, NATS, strict=True))
+HEADINGS = tuple(
+    f"{100 * points:g} pt / {nats:g}" for points, nats in zip(SHARE_DIFFERENCES, LOSS_DIFFERENCES, strict=True)
+)
 NOTES = (
     "sd: between runs that ought to agree, of the same mixer and memory, pooled; Floor: the least that the trials of an accuracy make "
     "it vary (binomial, by Jeffreys), which counts where it is larger. df: degrees of freedom of the sd.",
@@ -30,7 +32,7 @@ def power_table(store: Store, data: SweepData) -> Table:
     analyses = power_analyses(data)
     lines = [
         TableRow(
-            words=(analysis.measure.heading, *analysis.stratum),
+            labels=(analysis.measure.heading, *analysis.stratum),
             entries=_analysis_entries(analysis),
             origins=analysis.origins,
         )
@@ -58,8 +60,8 @@ def _analysis_entries(analysis: PowerAnalysis) -> tuple[TableEntry, ...]:
     amounts = {
         "sd": analysis.spread.sd,
         "Floor": analysis.spread.floor,
-        "1 pair": analysis.one,
-        "n pairs": analysis.all,
+        "1 pair": analysis.detectable_one_pair,
+        "n pairs": analysis.detectable_all_pairs,
     }
     entries = {name: _amount_entry(analysis.measure, name, value) for name, value in amounts.items()}
     if not analysis.spread.floor:
@@ -68,10 +70,10 @@ def _analysis_entries(analysis: PowerAnalysis) -> tuple[TableEntry, ...]:
     entries |= {name: count_entry(name, n) for name, n in counts.items()}
     needed = dict.fromkeys(HEADINGS, None) | dict(zip(HEADINGS, analysis.needed, strict=False))
     for name, n in needed.items():
-        if not analysis.differences or not analysis.spread.used:
+        if not analysis.differences or not analysis.spread.effective_sd:
             entries[name] = TableEntry(text=EMPTY_TEXT, heading=name)
         else:
-            text = f">{MOST}" if n is None else str(n)
+            text = f">{MAX_PAIRS}" if n is None else str(n)
             entries[name] = TableEntry(text=text, heading=name, value=None if n is None else float(n))
     return tuple(entries[name] for name in ("sd", "Floor", "df", "Pairs", "1 pair", "n pairs", *HEADINGS))
 
@@ -79,4 +81,4 @@ def _analysis_entries(analysis: PowerAnalysis) -> tuple[TableEntry, ...]:
 def _amount_entry(column: Column, name: str, value: float) -> TableEntry:
     if math.isnan(value):
         return TableEntry(text=EMPTY_TEXT, heading=name)
-    return number_of(column, name, format_number(value, column.decimals, percent=column.percent), value)
+    return number_entry(column, name, format_number(value, column.decimals, percent=column.percent), value)

@@ -12,7 +12,7 @@ from ...results import paper
 from ...results.console.text import counted
 from ...results.store.records import Attempt, CellState, Provenance
 from ...results.store.store import Store
-from ..stats.audit import homogeneity
+from ..stats.audit import audit_differences
 from ..sweep_data import SweepData, provenances_of_attempts
 from ..table import Table
 from ..table_builder import EMPTY_TEXT, TableRow, build_table, count_entry, sweep_note
@@ -59,7 +59,9 @@ def predicted_hours_table(store: Store, data: SweepData) -> Table:
     published = paper.is_published(data.sweep)
     for cell in () if published else data.cells:
         forecast_class = (
-            data.forecast.of[cell.position] if data.forecast and cell.position < len(data.forecast.of) else None
+            data.forecast.group_of_position[cell.position]
+            if data.forecast and cell.position < len(data.forecast.group_of_position)
+            else None
         )
         groups.setdefault(
             cell.slug.removesuffix(f"-s{cell.seed}") if forecast_class is None else forecast_class, []
@@ -71,7 +73,7 @@ def predicted_hours_table(store: Store, data: SweepData) -> Table:
     lines = [
         replace(line, origins=tuple(pair for cell in line.cells for pair in origins[cell.cell_id])) for line in lines
     ]
-    machine = f" on {data.forecast.place}" if data.forecast is not None else ""
+    machine = f" on {data.forecast.hardware}" if data.forecast is not None else ""
     notes = [
         sweep_note(data),
         f"Hours{machine}, times the GPUs, or where there are none the cores, that an attempt has. Predicted, by the best "
@@ -139,7 +141,9 @@ def _hours_row(data: SweepData, cells: Sequence[CellState], took: Mapping[str, T
     json_fields |= {f"{field.name}_hours": getattr(actual, field.name) for field in fields(actual)} | {
         "lost_hours": lost
     }
-    return TableRow(words=labels, cells=list(cells), about=json_fields | {"ratio": ratio, "sources": list(sources)})
+    return TableRow(
+        labels=labels, cells=list(cells), json_fields=json_fields | {"ratio": ratio, "sources": list(sources)}
+    )
 
 
 def _hours_text(hours: float | None) -> str:
@@ -187,7 +191,7 @@ def _summed_time(times: Sequence[TimeSpent]) -> TimeSpent:
 def _time_by_cell(store: Store, data: SweepData, attempts: Mapping[str, Sequence[Attempt]]) -> dict[str, TimeSpent]:
     """Return the hours by cell, of all its attempts."""
     ended = [attempt.id for cell_attempts in attempts.values() for attempt in cell_attempts if attempt.state == "done"]
-    starts = store.starts(ended)
+    starts = store.startup_seconds(ended)
     probing: dict[str, dict[int, dict[tuple[str, int], float]]] = {}
     trained: dict[str, dict[int, float]] = {}
     for (cell, probe, metric, length), value in data.values.items():
@@ -264,7 +268,7 @@ def failures_table(store: Store, data: SweepData) -> Table:
     count = f"{counted(len(lines), 'attempt')} did not finish" if lines else "Every attempt that ended finished"
     headings = ("Cell", "Attempt", "State", "Class", "Cell now", "Started (UTC)", "Host", "Step", "Exit", "Cause")
     title = "Failures"
-    sources = store.sources([int(line.about["attempt_id"]) for line in lines])
+    sources = store.sources([int(line.json_fields["attempt_id"]) for line in lines])
     return build_table(data, "failures", title, headings, lines, notes=[sweep_note(data), f"{count}."], sources=sources)
 
 
@@ -297,9 +301,9 @@ def _failure_row(attempt: Attempt, slug: str, now: str) -> TableRow:
         "cause": attempt.cause,
     }
     return TableRow(
-        words=labels,
+        labels=labels,
         origins=((attempt.cell_id, attempt.id),),
-        about=json_fields | {"traceback": attempt.traceback, "exit_code": attempt.exit_code},
+        json_fields=json_fields | {"traceback": attempt.traceback, "exit_code": attempt.exit_code},
     )
 
 
@@ -319,7 +323,7 @@ def provenance_table(store: Store, data: SweepData) -> Table:
 
     It has one row per combination of code, machine and software, with its cells and attempts.
     """
-    pairs = {(key[0], value.attempt_id) for key, value in data.shown.items()}
+    pairs = {(key[0], value.attempt_id) for key, value in data.shown_values.items()}
     provenance_by_attempt = provenances_of_attempts(store, {attempt for _, attempt in pairs})
     groups: dict[tuple[str, ...], list[tuple[str, int]]] = defaultdict(list)
     for cell, attempt in sorted(pairs, key=lambda pair: pair[1]):
@@ -330,8 +334,8 @@ def provenance_table(store: Store, data: SweepData) -> Table:
         origins = tuple(pairs_of_origin)
         count = len({cell for cell, _ in pairs_of_origin})
         entries = (count_entry("Cells", count, origins), count_entry("Attempts", len(pairs_of_origin), origins))
-        lines.append(TableRow(words=labels, entries=entries))
-    audit = homogeneity(store, data.sweep, revision=data.revision)
+        lines.append(TableRow(labels=labels, entries=entries))
+    audit = audit_differences(store, data.sweep, revision=data.revision)
     notes = [sweep_note(data), *(f"{line}." for line in audit or ["Nothing differs between the cells but their axes"])]
     headings = ("Commit", "GPU", "Driver", "Precision", "Python", "Software", "Kernels", "Tokenizer", "Corpus")
     title = "Provenance"

@@ -11,7 +11,7 @@ from ...results.console.text import counted
 from ...results.store.store import Store
 from ...results.studies.optuna_study import Trial
 from ..number_format import format_number
-from ..stats.study_data import WORDS, CellCost, Objective, Study, cell_costs, level_text, study_of
+from ..stats.study_data import STANDING_LABELS, CellCost, Objective, Study, cell_costs, level_text, study_of
 from ..sweep_data import SweepData
 from ..table import Table, TableEntry
 from ..table_builder import EMPTY_TEXT, TableRow, build_table
@@ -47,7 +47,7 @@ def study_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Tab
         study.data, "study", "Study", headings, lines,
         numbers=[objective.words for objective in study.objectives], notes=_study_notes(study, len(shown), all_rows, costs, unit),
         options={"all_rows": True} if all_rows else {}, sources=store.sources([attempt.id for attempt in attempts]),
-        above=(f"{study.searched()}.", f"{study.counted()}."),
+        above=(f"{study.search_text()}.", f"{study.trial_counts_text()}."),
     )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def _trial_row(study: Study, trial: Trial, costs: Mapping[str, CellCost], first:
     owner = first.get(trial.cell or "", trial.number)
     cost = costs.get(trial.cell or "", CellCost(seconds=0.0, hours=0.0)) if owner == trial.number else None
     cost = cost or CellCost(seconds=0.0, hours=0.0)
-    standing = WORDS.get(trial.standing, trial.standing)
+    standing = STANDING_LABELS.get(trial.standing, trial.standing)
     if owner != trial.number:
         standing += f" (cell of trial {owner})"
     elif trial.standing == "pruned" and trial.curve:
@@ -104,19 +104,19 @@ def _trial_row(study: Study, trial: Trial, costs: Mapping[str, CellCost], first:
     json_fields |= {"standing": trial.standing, "reason": trial.reason, "best": trial.number in study.best}
     json_fields |= {"seconds": cost.seconds, "hours": cost.hours, "curve": [list(point) for point in trial.curve]}
     entries = tuple(_objective_entry(study, trial, objective) for objective in study.objectives)
-    return TableRow(words=labels, entries=entries, origins=tuple(study.origins([trial])), about=json_fields)
+    return TableRow(labels=labels, entries=entries, origins=tuple(study.origins([trial])), json_fields=json_fields)
 
 
 def _objective_entry(study: Study, trial: Trial, objective: Objective) -> TableEntry:
     """Return the entry of a trial's value of an objective; empty unless the trial is done."""
-    metric = metrics.known(objective.probe, objective.metric)
+    metric = metrics.builtin_metric(objective.probe, objective.metric)
     base = TableEntry(
         text=EMPTY_TEXT, heading=objective.words, probe=objective.probe, metric=objective.metric, length=objective.length,
         direction=objective.sign, unit=metric.unit if metric else None, origins=tuple(study.origins([trial])),
     )  # fmt: skip
     if trial.standing != "done" or trial.values is None:
         return base
-    value = trial.values[objective.place]
+    value = trial.values[objective.index]
     text = format_number(value, metric.decimals, percent=metric.percent) if metric else f"{value:.4g}"
     return replace(base, text=text, value=value, best=trial.number in study.best)
 

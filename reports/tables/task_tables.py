@@ -16,19 +16,19 @@ from statistics import fmean, stdev
 from scipy import special
 
 from ...results import metrics, paper
-from ...results.intervals import of_trials
+from ...results.intervals import wilson_of_trials
 from ...results.store.records import AXES, CellState
 from ...results.store.store import Store
 from ..number_format import BARE, Column, column_of, format_length, format_number
 from ..result_columns import AXIS_HEADINGS
-from ..stats.claims.rival_claims import TASKS
+from ..stats.claims.rival_claims import DOWNSTREAM_TASKS
 from ..stats.significance.paired_tests import ALPHA
 from ..stats.significance.trial_intervals import independent_trials
 from ..sweep_data import SweepData, cell_level
 from ..table import Table, TableEntry
 from ..table_builder import (
-    DUST,
     EMPTY_TEXT,
+    ROUND_DECIMALS,
     TableRow,
     build_table,
     derived_entry,
@@ -110,7 +110,7 @@ def extrapolation_table(store: Store, data: SweepData) -> Table:
 def downstream_table(store: Store, data: SweepData) -> Table:
     """Return the table `downstream`: four questionnaires and their average."""
     rows = configurations_with_probe(data, DOWNSTREAM)
-    columns = [column_of(DOWNSTREAM, data.metric(DOWNSTREAM, name), decimals=1) for name in TASKS]
+    columns = [column_of(DOWNSTREAM, data.metric(DOWNSTREAM, name), decimals=1) for name in DOWNSTREAM_TASKS]
     average = column_of(DOWNSTREAM, data.metric(DOWNSTREAM, AVERAGE), "Avg", decimals=1)
     lines, differing = [], []
     for cells in rows.groups:
@@ -119,10 +119,10 @@ def downstream_table(store: Store, data: SweepData) -> Table:
         mean = derived_entry(data, average, fmean(values) if len(values) == len(entries) else None, entries)
         printed = measured_entry(data, cells, average)
         if printed.value is not None and mean.value is not None and printed.text != mean.text:
-            exact = format_number(round(mean.value, DUST), 3, percent=True)
+            exact = format_number(round(mean.value, ROUND_DECIMALS), 3, percent=True)
             differing.append(f"{configuration_text(rows.labels(cells))} {printed.text}, of the four as printed {exact}")
         entries.append(printed if printed.value is not None else mean)
-        lines.append(TableRow(words=rows.labels(cells), entries=tuple(entries), cells=cells))
+        lines.append(TableRow(labels=rows.labels(cells), entries=tuple(entries), cells=cells))
     notes = ["Questions answered rightly, in %. Avg: mean of the four."]
     if differing:
         notes.append(f"An average that is not the four's to the digit: {'; '.join(differing)}.")
@@ -205,7 +205,7 @@ def _ratio_entries(data: SweepData, cells: Sequence[CellState], first: Column, l
     Its mean over seeds with standard deviation, and its t interval.
     """
     column = replace(first, heading=RATIO, unit=BARE, length=0, metric="")
-    pairs = [(data.numbers([cell], last), data.numbers([cell], first)) for cell in cells]
+    pairs = [(data.column_numbers([cell], last), data.column_numbers([cell], first)) for cell in cells]
     ratios = [a[0] / b[0] for a, b in pairs if a and b]
     parts = [measured_entry(data, cells, column) for column in (first, last)]
     spread = stdev(ratios) if len(ratios) > 1 else None
@@ -290,7 +290,9 @@ class TaskRows:
 
     def lines(self, entries: Callable[[Sequence[CellState]], Iterable[TableEntry]]) -> list[TableRow]:
         """Return one row per configuration, with the entries that `entries` makes from its cells."""
-        return [TableRow(words=self.labels(cells), entries=tuple(entries(cells)), cells=cells) for cells in self.groups]
+        return [
+            TableRow(labels=self.labels(cells), entries=tuple(entries(cells)), cells=cells) for cells in self.groups
+        ]
 
     @property
     def seeds(self) -> int:
@@ -400,13 +402,13 @@ def sequence_interval_entry(data: SweepData, cells: Sequence[CellState], mean: T
     """Return Wilson's interval of the mean share; n is the smallest number of sequences of any seed."""
     column = Column("", mean.probe, mean.metric, 2, True)
     base = TableEntry(text=EMPTY_TEXT, heading=f"{mean.heading} {SEQUENCES}", unit=mean.unit, origins=mean.origins)
-    measurements = (data.given(cell, column) for cell in cells)
+    measurements = (data.measured_value(cell, column) for cell in cells)
     counts = [n for value in measurements if value is not None and (n := independent_trials(value, data.values))]
     if mean.value is None or not counts:
         return base
-    return replace(_interval_entry(base, column, *of_trials(mean.value, min(counts))), n=min(counts))
+    return replace(_interval_entry(base, column, *wilson_of_trials(mean.value, min(counts))), n=min(counts))
 
 
 def _interval_entry(base: TableEntry, column: Column, low: float, high: float) -> TableEntry:
-    bounds = (format_number(round(end, DUST), column.decimals, percent=column.percent) for end in (low, high))
+    bounds = (format_number(round(end, ROUND_DECIMALS), column.decimals, percent=column.percent) for end in (low, high))
     return replace(base, text=f"[{', '.join(bounds)}]", low=low, high=high)

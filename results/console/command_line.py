@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 
 from . import completion
 from .streams import write_out
-from .text import did_you_mean, echo_text, nearest, sentence
+from .text import closest_match, did_you_mean, echo_text, sanitize_sentence
 
 MAX_CELLS = 10**7
 """Maximum number of cells of a grid; 10,000 have been tested."""
@@ -124,12 +124,12 @@ def _described(parameter: inspect.Parameter, metavar: str | None, text: str) -> 
     return parameter.replace(annotation=Annotated[kind, info])
 
 
-def as_text(value: Any) -> str:
+def json_text(value: Any) -> str:
     return json.dumps(value, indent=1, default=str) + "\n"
 
 
 def print_json(value: Any, *, err: bool = False) -> None:
-    write_out(as_text(value), err=err)
+    write_out(json_text(value), err=err)
 
 
 def print_result(value: Any, lines: Sequence[str], *, as_json: bool) -> None:
@@ -182,7 +182,7 @@ def _skip_conversion(command: Any, ctx: Any) -> None:
             param._runtime_param = _UnconvertedParam()
 
 
-class OneLine(TyperGroup):
+class OneLineErrorGroup(TyperGroup):
     """The outermost command group, which prints one line on standard error for a usage error."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -263,7 +263,9 @@ def usage_error_line(error: Any) -> str:
     if type(error).__name__ == "NoArgsIsHelpError":
         return ""
     ctx = getattr(error, "ctx", None)
-    message = sentence(getattr(error, "message", "") if hasattr(error, "possibilities") else error.format_message())
+    message = sanitize_sentence(
+        getattr(error, "message", "") if hasattr(error, "possibilities") else error.format_message()
+    )
     message = message.replace("Value error, ", "").partition(". Did you mean ")[0].rstrip(".") + (
         _suggestion(error, ctx) if ctx is not None else ""
     )
@@ -282,7 +284,7 @@ def _suggestion(error: Any, ctx: Any) -> str:
         elsewhere = [name for name, command in _commands(ctx).items() if option in _options(command)]
         if elsewhere:
             return f"; write it after the command, as in {_command_path(ctx)} {elsewhere[0]} {option}"
-        similar = nearest(
+        similar = closest_match(
             option.strip("-"), [name.strip("-") for name in _options(ctx.command) if name.startswith("--")]
         )
         return f"; did you mean --{similar}?" if similar and option.startswith("--") else ""

@@ -93,7 +93,7 @@ def path_error(error: OSError, path: Path | str, verb: str = "write") -> StoreEr
         A StoreError for a name that is not possible, a WriteRefused for any other reason.
     """
     cause = error.strerror or str(error) or type(error).__name__
-    text = told(Path(path))
+    text = display_path(Path(path))
     shown = text if len(text) <= MAX_SHOWN_CHARS else quoted_short(text)
     remedy = _REMEDIES.get(error.errno or 0, "name another place")
     kind = StoreError if error.errno in _NAME_ERRORS else WriteRefused
@@ -168,7 +168,7 @@ def is_stdout(to: Path | None) -> bool:
     return to is not None and (to == STDOUT or _descriptor(to) == 1)
 
 
-def told(to: Path) -> str:
+def display_path(to: Path) -> str:
     """Return the path as shown to the user."""
     return "standard output" if to == STDOUT else str(to)
 
@@ -257,7 +257,7 @@ def _open_stream(to: Path) -> Iterator[IO[bytes]]:
         yield _StreamWriter(stream)  # type: ignore[misc]
 
 
-def write(to: Path, content: str | bytes, option: str = "--out") -> None:
+def write_file(to: Path, content: str | bytes, option: str = "--out") -> None:
     """Write a complete file as `atomic_file` does; text as UTF-8. Raises StoreError, WriteRefused."""
     with atomic_file(to, option) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)

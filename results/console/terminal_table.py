@@ -79,7 +79,7 @@ def wrapped(text: str, width: int | None) -> list[str]:
     return wrapped_lines
 
 
-def lines(
+def table_lines(
     headings: Sequence[str],
     rows: Sequence[Sequence[str]],
     label_columns: int,

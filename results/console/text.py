@@ -97,7 +97,7 @@ def _replace_control_characters(text: str, allowed: tuple[str, ...] = ()) -> str
     )
 
 
-def plain(text: str) -> str:
+def sanitize_line(text: str) -> str:
     """Return one line without passwords and control characters, for table entries, names in sentences and titles.
 
     Control characters, escapes and marks that change the writing direction become replacement characters; line breaks
@@ -107,9 +107,9 @@ def plain(text: str) -> str:
     return text if text.isprintable() else _replace_control_characters(_BREAK.sub(" ", text))
 
 
-def sentence(text: str) -> str:
+def sanitize_sentence(text: str) -> str:
     """Return one line as `sanitize_line`, with single spaces, for error messages."""
-    return " ".join(plain(text).split())
+    return " ".join(sanitize_line(text).split())
 
 
 def sanitize_text(text: str) -> str:
@@ -132,18 +132,18 @@ def storable_text(text: str) -> str:
 
 def html_escaped(text: str) -> str:
     """Return one sanitized line for HTML and XML, between tags and in quoted attributes."""
-    return html.escape(plain(text))
+    return html.escape(sanitize_line(text))
 
 
 def markdown_escaped(text: str) -> str:
     """Return one sanitized line for GitHub Markdown: no markup, no HTML, no column break."""
-    safe = plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    safe = sanitize_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _MARKDOWN.sub(r"\\\1", safe)
 
 
 def tex_escaped(text: str) -> str:
     """Return one sanitized line for LaTeX, with special characters escaped and ligatures prevented."""
-    return re.sub(r"([-,])(?=\1)", r"\1{}", "".join(map(_tex_sign, plain(text))))
+    return re.sub(r"([-,])(?=\1)", r"\1{}", "".join(map(_tex_sign, sanitize_line(text))))
 
 
 def _tex_sign(sign: str) -> str:
@@ -185,7 +185,7 @@ def _json_escape(sign: str) -> str:
 _WITHOUT_TEXT = frozenset({int, float, bool, type(None)})
 
 
-def sanitize_all(value: Any, sanitize: Callable[[str], str] = plain) -> Any:
+def sanitize_all(value: Any, sanitize: Callable[[str], str] = sanitize_line) -> Any:
     """Return the value with a function applied to every text in it, including keys of mappings.
 
     Lists, tuples, sets, mappings and dataclasses are searched; other values are returned unchanged.
@@ -251,7 +251,7 @@ def echo_text(text: str, *, err: bool = False, nl: bool = True) -> None:
     write_out(sanitize_text(text) + ("\n" if nl else ""), err=err)
 
 
-def nearest(word: str, allowed: Iterable[str]) -> str | None:
+def closest_match(word: str, allowed: Iterable[str]) -> str | None:
     """Return the allowed word most similar to `level`; None if none is similar."""
     matches = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.5)
     return matches[0] if matches else None

@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 
 from ..console.text import counted
-from .design_space import EXACT, DesignSpace, LinearModel, Term, is_estimable, term_columns, words
+from .design_space import EXACT, DesignSpace, LinearModel, Term, is_estimable, term_columns, term_text
 
 MIN_CORRELATION = 0.5
 """Correlation above which a pair of terms is reported."""
@@ -32,7 +32,7 @@ class Alias:
     first: Term
     second: Term
     correlation: float
-    whole: bool
+    is_complete: bool
     is_mutual: bool
 
 
@@ -70,7 +70,8 @@ def aliases(model: LinearModel, members: np.ndarray, min_correlation: float = MI
         pair = (first, second) if a.shape[1] <= b.shape[1] else (second, first)
         result.append(Alias(*pair, min(1.0, float(sizes[0])), is_complete, is_complete and a.shape[1] == b.shape[1]))
     return sorted(
-        result, key=lambda alias: (-round(alias.correlation, 6), not alias.whole, len(alias.first) + len(alias.second))
+        result,
+        key=lambda alias: (-round(alias.correlation, 6), not alias.is_complete, len(alias.first) + len(alias.second)),
     )
 
 
@@ -110,17 +111,17 @@ class IntervalInflation:
     balance: float
 
     @property
-    def whole(self) -> float:
+    def total(self) -> float:
         """Product of both factors."""
         return self.fewer * self.balance
 
 
-def widths(model: LinearModel, members: np.ndarray) -> list[IntervalInflation]:
+def interval_inflations(model: LinearModel, members: np.ndarray) -> list[IntervalInflation]:
     """Return the interval inflation of every axis, by the mean variance of the differences between its levels.
 
     Axes that cannot be estimated are left out.
     """
-    all_rows, rows = model.every, model.every[members]
+    all_rows, rows = model.full_matrix, model.full_matrix[members]
     inverse, full_inverse = np.linalg.pinv(rows.T @ rows), np.linalg.pinv(all_rows.T @ all_rows)
     fewer = math.sqrt(len(all_rows) / len(rows))
     inflations = []
@@ -140,19 +141,21 @@ def alias_sentences(model: LinearModel, members: np.ndarray) -> list[str]:
     """Return sentences (without a full stop) about the terms that the design confounds."""
     n, pairs = len(members), aliases(model, members)
     start = f"with these {counted(n, 'cell')}, "
-    inseparable = [f"{words(term)} cannot be told from the mean" for term in constant_terms(model, members)]
+    inseparable = [f"{term_text(term)} cannot be told from the mean" for term in constant_terms(model, members)]
     for first, *further in _mutual_groups([a for a in pairs if a.is_mutual]):
-        inseparable.append(f"{words(first)} cannot be told from {' or '.join(map(words, further))}")
+        inseparable.append(f"{term_text(first)} cannot be told from {' or '.join(map(term_text, further))}")
     inseparable += [
-        f"{words(a.first)} cannot be told from {words(a.second)}" for a in pairs if a.whole and not a.is_mutual
+        f"{term_text(a.first)} cannot be told from {term_text(a.second)}"
+        for a in pairs
+        if a.is_complete and not a.is_mutual
     ]
     exact = [
-        f"part of {words(a.first)} cannot be told from {words(a.second)}"
+        f"part of {term_text(a.first)} cannot be told from {term_text(a.second)}"
         for a in _with_model_terms(model, pairs)
-        if not a.whole and a.correlation >= COMPLETE_CORRELATION
+        if not a.is_complete and a.correlation >= COMPLETE_CORRELATION
     ]
     partly = [
-        f"{words(a.first)} with {words(a.second)} ({a.correlation:.2f})"
+        f"{term_text(a.first)} with {term_text(a.second)} ({a.correlation:.2f})"
         for a in _with_model_terms(model, pairs)
         if a.correlation < COMPLETE_CORRELATION
     ]
@@ -195,13 +198,13 @@ def _mutual_groups(pairs: Sequence[Alias]) -> Iterator[list[Term]]:
     yield from (sorted(group, key=len) for group in groups)
 
 
-def precision(model: LinearModel, members: np.ndarray) -> list[str]:
+def precision_sentences(model: LinearModel, members: np.ndarray) -> list[str]:
     """Return one sentence (without a full stop) about efficiency and interval inflation."""
-    inflations = widths(model, members)
+    inflations = interval_inflations(model, members)
     share = f"D-efficiency {100 * efficiency(model, members):.0f}% (of what as many cells of the whole grid would tell)"
     if not inflations:
         return [share]
-    factors = ", ".join(f"{inflation.axis} {inflation.whole:.2f}" for inflation in inflations)
+    factors = ", ".join(f"{inflation.axis} {inflation.total:.2f}" for inflation in inflations)
     return [
         f"{share}; intervals are wider than from all {counted(len(model.space.points), 'cell')} by {factors}: {inflations[0].fewer:.2f} since there are "
         "fewer, the rest for lack of balance"

@@ -23,7 +23,7 @@ def d_optimal(space: DesignSpace, terms: Sequence[Term], runs: int) -> tuple[Des
     """
     model = LinearModel(space, tuple(terms))
     potential_model = LinearModel(space, tuple(term for term in space.terms(2) if term not in model.terms))
-    potential = residual(potential_model.every[:, 1:], model.every)
+    potential = residual(potential_model.full_matrix[:, 1:], model.full_matrix)
     if potential.shape[1]:
         basis, sizes, _ = np.linalg.svd(potential, full_matrices=False)
         potential = basis[:, sizes > EXACT * max(sizes[0], 1.0)] * np.sqrt(len(basis))
@@ -48,4 +48,6 @@ def regular_fraction(
     """
     members = fraction.members(space)
     relation = tuple(fraction.relation_as_terms())
-    return Design(method="regular", runs=len(members), space=space, terms=tuple(terms), words=relation), members
+    return Design(
+        method="regular", runs=len(members), space=space, terms=tuple(terms), defining_relation=relation
+    ), members

@@ -11,7 +11,7 @@ from typing import Any
 from ..revision_options import read_option
 from .design_space import DesignSpace, LinearModel, Term
 
-OPTION = "design"
+OPTION_KEY = "design"
 """Key in a revision's options."""
 METHODS = ("d-optimal", "regular")
 MAX_POINTS = 200_000
@@ -28,7 +28,7 @@ class Design:
     """Number of combinations of levels; each has all seeds of the grid."""
     space: DesignSpace
     terms: tuple[Term, ...]
-    words: tuple[Term, ...] = ()
+    defining_relation: tuple[Term, ...] = ()
     """For a regular fraction: the products of axes that are constant over its cells."""
 
     @cached_property
@@ -37,7 +37,7 @@ class Design:
         return LinearModel(self.space, self.terms)
 
 
-def as_options(design: Design) -> dict[str, Any]:
+def design_as_json(design: Design) -> dict[str, Any]:
     """Return the design as JSON values; axes are a list, since some databases lose the order of a mapping."""
     space = design.space
     return {
@@ -47,17 +47,17 @@ def as_options(design: Design) -> dict[str, Any]:
         "axes": [[axis, list(levels)] for axis, levels in space.axes.items()],
         "exclude": [{axis: list(excluded) for axis, excluded in rule.items()} for rule in space.exclude],
         "terms": [list(term) for term in design.terms],
-        "words": [list(word) for word in design.words],
+        "words": [list(word) for word in design.defining_relation],
     }
 
 
-def design_of(options: object) -> Design | None:
+def design_from_options(options: object) -> Design | None:
     """Return the design in the options of a stored revision; None for no design or an invalid one."""
-    return read_option(options, OPTION, _parse_design)
+    return read_option(options, OPTION_KEY, _parse_design)
 
 
 def _parse_design(fields: Mapping[str, Any]) -> Design | None:
-    """Return the design that `as_options` wrote; None for an invalid one.
+    """Return the design that `design_as_json` wrote; None for an invalid one.
 
     May raise KeyError, TypeError or ValueError.
     """
@@ -86,5 +86,5 @@ def _parse_design(fields: Mapping[str, Any]) -> Design | None:
         runs=runs,
         space=space,
         terms=terms,
-        words=tuple(space.term(map(str, w)) for w in fields["words"]),
+        defining_relation=tuple(space.term(map(str, w)) for w in fields["words"]),
     )

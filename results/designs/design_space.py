@@ -102,7 +102,7 @@ class LinearModel:
         return np.concatenate([term_columns(self.space, term, points) for term in self.spans], axis=1)
 
     @cached_property
-    def every(self) -> np.ndarray:
+    def full_matrix(self) -> np.ndarray:
         """Model columns of all points of the space, [point, column]."""
         return self.columns(self.space.points)
 
@@ -112,7 +112,7 @@ class LinearModel:
 
         Its columns have mean square 1.
         """
-        vectors, sizes, _ = np.linalg.svd(self.every, full_matrices=False)
+        vectors, sizes, _ = np.linalg.svd(self.full_matrix, full_matrices=False)
         rank = int((sizes > EXACT * sizes[0]).sum())
         return np.asarray(vectors[:, :rank] * math.sqrt(len(vectors)))
 
@@ -129,9 +129,9 @@ class LinearModel:
         The mean is over the pairs of points that the grid lists at the levels `within`; levels of `stratum` have equal
         weights. Zeros if there are no such pairs.
         """
-        return self.contrasted({axis: (level, reference)}, within, stratum)
+        return self.interaction_contrast({axis: (level, reference)}, within, stratum)
 
-    def contrasted(
+    def interaction_contrast(
         self, levels: Mapping[str, tuple[str, str]], within: Mapping[str, str] | None = None, stratum: str | None = None
     ) -> np.ndarray:
         """Return the weights [column] of a difference between two levels, or of a difference of differences.
@@ -160,19 +160,19 @@ class LinearModel:
             is_first_corner &= space.points[:, column] == code
         differences, strata = [], []
         for point in space.points[is_first_corner]:
-            difference = np.zeros(self.every.shape[1])
+            difference = np.zeros(self.full_matrix.shape[1])
             for at, sign in codes:
                 corner = point.copy()
                 corner[list(at)] = list(at.values())
                 index = space.index_by_codes.get(tuple(corner.tolist()))
                 if index is None:
                     break
-                difference += sign * self.every[index]
+                difference += sign * self.full_matrix[index]
             else:
                 differences.append(difference)
                 strata.append(int(point[names.index(stratum)]) if stratum in names else 0)
         if not differences:
-            return np.zeros(self.every.shape[1])
+            return np.zeros(self.full_matrix.shape[1])
         rows, stratum_codes = np.array(differences), np.array(strata)
         return np.asarray(
             np.mean(
@@ -223,6 +223,6 @@ def residual(columns: np.ndarray, basis: np.ndarray) -> np.ndarray:
     return np.asarray(columns - basis @ solved)
 
 
-def words(term: Sequence[str]) -> str:
+def term_text(term: Sequence[str]) -> str:
     """Return a term as text: "memory" or "memory x window"."""
     return " x ".join(term)

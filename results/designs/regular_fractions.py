@@ -53,7 +53,7 @@ def two_level_axes(space: DesignSpace) -> tuple[str, ...]:
     return tuple(axis for axis, levels in space.axes.items() if len(levels) == 2)
 
 
-def best(space: DesignSpace, halvings: int, terms: Collection[Term], least: int = 3) -> RegularFraction | None:
+def best_fraction(space: DesignSpace, halvings: int, terms: Collection[Term], least: int = 3) -> RegularFraction | None:
     """Return the fraction 1/2^halvings that separates all `terms` with minimum aberration (the fewest short words).
 
     Args:
@@ -90,7 +90,10 @@ def smallest_fraction(space: DesignSpace, resolution: int, terms: Collection[Ter
     # a design of resolution 2 t + 1 separates all terms of up to t axes
     min_runs = {3: k + 1, 4: 2 * k}.get(resolution, 1 + k + k * (k - 1) // 2)
     for halvings in range(k - 1, 0, -1):
-        if 2 ** (k - halvings) >= min_runs and (fraction := best(space, halvings, terms, resolution)) is not None:
+        if (
+            2 ** (k - halvings) >= min_runs
+            and (fraction := best_fraction(space, halvings, terms, resolution)) is not None
+        ):
             return fraction
     return None
 

@@ -20,10 +20,10 @@ from ..console.text import counted
 from ..derived import Derive
 from ..errors import BundleError, StoreError, WriteRefused
 from ..failure_classes import PREEMPTED
-from ..names import quoted_short, why_not
+from ..names import quoted_short, sweep_name_problem
 from ..store import queries
-from ..store.database import explain_driver_error, file_of
-from ..store.database import place as place_of
+from ..store.database import explain_driver_error, sqlite_file
+from ..store.database import resolve_url as place_of
 from ..store.store import Store
 from .bundles import WEIGHTS, Bundle, BundleSummary, Limits, format_utc, local_path, open_bundle, with_parsed_json
 from .import_files import BundleFiles
@@ -327,15 +327,15 @@ def import_bundle(
         WriteRefused: the disk is full or read-only.
     """
     runs_folder = (runs or store.runs).absolute()
-    if rename is not None and (problem := why_not(rename)):
+    if rename is not None and (problem := sweep_name_problem(rename)):
         raise StoreError(f"--name: {quoted_short(rename)} {problem}")
     # its connection holds the rows that are not validated yet
     import_store = Store(store.url.render_as_string(hide_password=False), patience=store.patience)
     try:
         with open_bundle(file, Limits.unlimited() if large else Limits()) as bundle:
-            if rename is None and (problem := why_not(bundle.sweep)):
+            if rename is None and (problem := sweep_name_problem(bundle.sweep)):
                 raise BundleError(f"{file}: {quoted_short(bundle.sweep)} {problem}; give it another with --name")
-            _require_disk_space(bundle, file_of(store.url), runs_folder)
+            _require_disk_space(bundle, sqlite_file(store.url), runs_folder)
             files = BundleFiles(bundle, runs_folder)
             try:
                 with _garbage_collection_off():
@@ -365,7 +365,7 @@ def check_import(file: Path, url_or_path: str | Path | None, runs: Path, *, larg
     Raises: the errors of import_bundle for the file, and WriteRefused without enough space.
     """
     with open_bundle(file, Limits.unlimited() if large else Limits()) as bundle:
-        _require_disk_space(bundle, file_of(place_of(url_or_path)), runs)
+        _require_disk_space(bundle, sqlite_file(place_of(url_or_path)), runs)
 
 
 def _require_disk_space(bundle: Bundle, database: Path | None, runs: Path) -> None:

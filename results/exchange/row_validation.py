@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 from sqlalchemy import JSON, BigInteger, Boolean, Column, Double, Integer
 
 from ..failure_classes import FAILURES
-from ..store.records import AttemptState, Kind, Phase
+from ..store.records import AttemptKind, AttemptState, Phase
 from ..store.schema import Base, UtcTime
 
 RowDict = dict[str, Any]
@@ -272,7 +272,7 @@ RULES: Mapping[str, Mapping[str, Any]] = {
     "git_commit": _line_rule(100), "slug": _line_rule(400, r"[A-Za-z0-9_].*"), "config": {"shape": _config_problem}, "axes": {"shape": _text_map_problem},
     **dict.fromkeys(("attn_type", "reg_mode", "distractor", "memory", "window"), _line_rule(200)),
     "cell.id": _line_rule(12, CELL_ID), "cell_id": _line_rule(12, CELL_ID), "number": {"low": 1}, "attempt.id": {"low": 1},
-    "attempt_id": {"low": 1}, "parent_id": {"low": 1}, "attempt.kind": _choice_rule(*get_args(Kind)), "state": _choice_rule(*get_args(AttemptState)),
+    "attempt_id": {"low": 1}, "parent_id": {"low": 1}, "attempt.kind": _choice_rule(*get_args(AttemptKind)), "state": _choice_rule(*get_args(AttemptState)),
     "owner": _line_rule(400), "host": _line_rule(400), "attempt.tokens_per_s": {"low": 0.0}, "phase": _choice_rule(*get_args(Phase)),
     "cause": _multiline_rule(256 * KIB), "traceback": _multiline_rule(MIB // 2), "exit_code": {"low": -MAX_INTEGER},
     # a number, with a suffix if an import found the folder in use

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TableName = Literal["cells", "measurements", "curves", "examples", "attempts"]
 TableFormat = Literal["csv", "jsonl", "parquet"]
 
-ENDINGS = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
+FORMAT_BY_SUFFIX = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 """Format of a file by its suffix."""
 ROWS_PER_BATCH = 50_000
 """Rows of a table that are in memory at once."""

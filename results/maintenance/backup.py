@@ -12,7 +12,7 @@ from sqlalchemy.engine import URL
 
 from ..console.text import is_secret
 from ..errors import StoreError, StoreMissing
-from ..store.database import file_of, make_engine, place, revision_of, translate_driver_errors
+from ..store.database import make_engine, resolve_url, revision_of, sqlite_file, translate_driver_errors
 from ..store.upgrading import copy_database, copy_error
 
 
@@ -31,8 +31,8 @@ def backup(url_or_path: str | Path | None, to: Path | None = None) -> Path:
         StoreError: it is not a database of this program, the target exists, or the disk is full. For PostgreSQL: the
             message contains the command to use.
     """
-    url = place(url_or_path)
-    source = file_of(url)
+    url = resolve_url(url_or_path)
+    source = sqlite_file(url)
     if source is None:
         raise StoreError(f"PostgreSQL is backed up with its own tool; run: {dump_command(url)}")
     if not source.exists():

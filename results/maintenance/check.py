@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from ..derived import Derive
 from ..errors import StoreDamaged, StoreError, StoreMissing
-from ..store.database import file_of, make_engine, place, revision_of, translate_driver_errors
+from ..store.database import make_engine, resolve_url, revision_of, sqlite_file, translate_driver_errors
 from ..store.schema import HEAD
 from . import integrity
 from .cell_ids import ComputeCellId, check_cell_ids, check_labels
@@ -27,7 +27,7 @@ def check(
     identify: ComputeCellId | None = None,
     derive: Derive | None = None,
     weights: bool = True,
-    tell: Callable[[str], None] = lambda line: None,
+    report_progress: Callable[[str], None] = lambda line: None,
 ) -> list[Finding]:
     """Return all problems of a database, the worst first; empty if there are none. Prints and changes nothing.
 
@@ -43,14 +43,14 @@ def check(
         StoreMissing: there is no database.
         StoreError: the file belongs to another program, or the server does not answer.
     """
-    url = place(url_or_path)
-    path = file_of(url)
+    url = resolve_url(url_or_path)
+    path = sqlite_file(url)
     if path is not None and not path.exists():
         raise StoreMissing(f"there is no database {path}; launch a grid first, or name the database with --db")
     findings = check_host(path) if path is not None else []
     try:
         with translate_driver_errors(url):
-            findings += findings_inside(url, runs, identify, derive, weights, tell)
+            findings += findings_inside(url, runs, identify, derive, weights, report_progress)
     except StoreError as error:
         if not isinstance(error, StoreDamaged):
             raise
@@ -74,7 +74,7 @@ def findings_inside(
     try:
         with engine.execution_options(begin="BEGIN").connect() as connection:
             revision = revision_of(connection)
-            findings = [*integrity.check_integrity(connection, file_of(url)), *integrity.check_release(revision)]
+            findings = [*integrity.check_integrity(connection, sqlite_file(url)), *integrity.check_release(revision)]
             if revision != HEAD:
                 return findings
             findings += integrity.check_schema(connection)
@@ -106,7 +106,7 @@ def findings_inside(
                     findings += step()
                 except (DBAPIError, StoreDamaged) as error:
                     cause = str(error.orig) if isinstance(error, DBAPIError) else str(error).partition("; ")[0]
-                    findings.append(unreadable_finding(cause, file_of(url)))
+                    findings.append(unreadable_finding(cause, sqlite_file(url)))
                     break  # after an error PostgreSQL accepts no more queries in the transaction
                 except Exception:
                     if not damaged:  # otherwise the damaged values explain the error

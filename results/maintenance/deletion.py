@@ -22,7 +22,7 @@ from ..metrics import METRICS
 from ..names import quoted_short
 from ..store import queries
 from ..store.attempt_queries import attempts_of
-from ..store.records import Attempt, Standing, requests_from_options, standing
+from ..store.records import Attempt, CellStanding, requests_from_options, standing
 from ..store.schema import (
     AttemptRow,
     CellRow,
@@ -85,7 +85,7 @@ class DeletionPlan:
     deleted: bool = False
 
     @property
-    def nothing(self) -> bool:
+    def is_empty(self) -> bool:
         """True if there is nothing to delete."""
         return not self.sweeps and not self.cells
 
@@ -99,14 +99,14 @@ class DeletionPlan:
             [counted(len(self.cells), "cell")] if self.cells else []
         )
         lines = [f"{'deleted' if self.deleted else 'to delete'}: {' and '.join(subjects) or 'nothing'}"]
-        if not self.nothing:
+        if not self.is_empty:
             lines.append("  rows: " + ", ".join(f"{count:,} {table}" for table, count in self.rows.items() if count))
             lines.append(f"  measured in: {self.gpu_hours:,.1f} GPU-hours, {self.cpu_hours:,.1f} hours on the CPU")
         for reason, cells in _by_reason(self.kept).items():
             lines.append(f"  stays: {counted(len(cells), 'cell')}, {reason}: {first_names(cells)}")
         for sweep, count in self.asked_by.items():
             lines.append(f"  sweep {sweep} asks for {count} of these cells, and its next launch trains them again")
-        if self.folders and not self.nothing:
+        if self.folders and not self.is_empty:
             lines.append(f"  files: {self.bytes / 1e6:,.1f} MB of these attempts stay until atma-sweep gc")
         lines += [f"  files: more lie in {path}; atma-sweep gc --place {path}" for path in self.places]
         return lines
@@ -120,7 +120,7 @@ def _by_reason(cells: Iterable[RetainedCell]) -> dict[str, list[str]]:
     return slugs_by_reason
 
 
-def plan(
+def plan_deletion(
     store: Store,
     names: Sequence[str],
     *,
@@ -218,9 +218,9 @@ def require_unshared(session: Session, cell: str, is_active: OwnerIsActive) -> N
 def _plan(session: Session, names: Sequence[str], is_active: OwnerIsActive, is_alive: AttemptIsAlive) -> DeletionPlan:
     """Compute the plan in a session, and lock the rows of the affected sweeps.
 
-    The arguments and errors are those of `plan`.
+    The arguments and errors are those of `plan_deletion`.
     """
-    targets = list(dict.fromkeys(resolve_target(session, name, whole=True) for name in names))
+    targets = list(dict.fromkeys(resolve_target(session, name, complete=True) for name in names))
     sweeps = {name: lock_sweep_row(session, name) for kind, name in targets if kind == "sweep"}
     for row in sweeps.values():
         require_idle(row, is_active, "be deleted")
@@ -419,7 +419,7 @@ class MeasurementDeletion:
     cell: str
     slug: str
     rows: Sequence[MeasurementCount]
-    asked_by: dict[str, Standing]
+    asked_by: dict[str, CellStanding]
     deleted: bool = False
     selection: Selection = field(repr=False)
 
@@ -486,7 +486,7 @@ def plan_measurements(
     return store.read(_plan_measurements, store.find_cell(cell, sweep).id, selection)
 
 
-def forget(
+def delete_measurements(
     store: Store, planned: MeasurementDeletion, *, who: str, check: Callable[[Session], None] = lambda session: None
 ) -> MeasurementDeletion:
     """Delete the planned measurements in one transaction, record an event, and return the executed plan.
@@ -576,7 +576,7 @@ def _check_names(session: Session, cell: str, attempts: Sequence[int], selection
 
 def _requesting_sweeps(
     session: Session, cell: str, gone: set[tuple[str, int]], selection: Selection
-) -> tuple[str, dict[str, Standing]]:
+) -> tuple[str, dict[str, CellStanding]]:
     """Return the cell's slug, and the cell's status after the deletion by sweep.
 
     Only sweeps whose newest revision requests a deleted pair are included.

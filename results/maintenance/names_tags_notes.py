@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from ..console.text import storable_text, without_passwords
 from ..errors import CellUnknown, StoreError, SweepBusy
-from ..names import NAME, PUBLISHED, quoted_short, why_not
+from ..names import NAME, PUBLISHED, quoted_short, sweep_name_problem
 from ..store import queries
 from ..store.records import Owner
 from ..store.schema import CellRow, SweepRow
@@ -44,7 +44,7 @@ def require_idle(row: SweepRow, is_active: OwnerIsActive, action: str) -> None:
         )
 
 
-def rename(store: Store, name: str, new: str, *, holds: OwnerIsActive, who: str) -> str:
+def rename(store: Store, name: str, new: str, *, is_active: OwnerIsActive, who: str) -> str:
     """Rename a sweep, record an event, and return the grid file that it was launched from.
 
     Args:
@@ -59,7 +59,7 @@ def rename(store: Store, name: str, new: str, *, holds: OwnerIsActive, who: str)
         SweepBusy: it is being run.
         StoreError: the new name is invalid or in use, or the sweep holds published numbers.
     """
-    problem = why_not(new)
+    problem = sweep_name_problem(new)
     if problem is not None:
         raise StoreError(f"{quoted_short(new)} {problem}")
     if name in PUBLISHED:
@@ -68,7 +68,7 @@ def rename(store: Store, name: str, new: str, *, holds: OwnerIsActive, who: str)
     def work(session: Session) -> str:
         """Rename the locked row and record the event, unless the sweep is being run or the name is in use."""
         row = lock_sweep_row(session, name)
-        require_idle(row, holds, "be renamed")
+        require_idle(row, is_active, "be renamed")
         if new != name and session.scalar(select(SweepRow.id).where(SweepRow.name == new)) is not None:
             raise StoreError(f"there is a sweep {new} already; choose another name")
         row.name = new
@@ -112,7 +112,7 @@ def tag(store: Store, name: str, tags: Sequence[str], *, remove: bool = False) -
     return store.write(work)
 
 
-def resolve_target(session: Session, name: str, *, whole: bool = False) -> tuple[TargetKind, str]:
+def resolve_target(session: Session, name: str, *, complete: bool = False) -> tuple[TargetKind, str]:
     """Return ("sweep", name) for a sweep of that name, else ("cell", id) for a cell.
 
     Args:
@@ -134,7 +134,7 @@ def resolve_target(session: Session, name: str, *, whole: bool = False) -> tuple
         raise CellUnknown(
             f"no sweep is named {quoted_short(name)}, which atma-sweep sweeps lists, and {error}"
         ) from error
-    if whole and name not in (cell.id, cell.slug):
+    if complete and name not in (cell.id, cell.slug):
         raise CellUnknown(
             f"no sweep is named {quoted_short(name)}; if cell {cell.id} ({cell.slug}) is meant, give its whole id"
         )

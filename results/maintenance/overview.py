@@ -75,10 +75,10 @@ class Overview:
             )
             for sweep in self.sweeps
         ]
-        return terminal_table.lines(HEADINGS, rows, LABEL_COLUMNS, width)
+        return terminal_table.table_lines(HEADINGS, rows, LABEL_COLUMNS, width)
 
 
-def overview(store: Store, is_active: OwnerIsActive) -> Overview:
+def list_sweeps(store: Store, is_active: OwnerIsActive) -> Overview:
     """Return all sweeps in their current state. `is_active` returns True if an owner still runs a sweep."""
     with store.snapshot() as snapshot:
         sweeps = []

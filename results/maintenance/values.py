@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ..errors import RowDamaged
 from ..exchange.row_validation import FIELD_RULES, FieldRule, rule_of_type
-from ..store.database import shown
+from ..store.database import redacted_url
 from ..store.schema import Base
 from .finding import Finding, first_names
 
@@ -64,7 +64,7 @@ def damage_of(engines: Iterable[Engine]) -> RowDamaged | None:
     for engine in engines:
         line = first_damage(engine)
         if line is not None:
-            return RowDamaged(f"{shown(engine.url)}: {line}; run: atma-sweep db check, and restore a backup")
+            return RowDamaged(f"{redacted_url(engine.url)}: {line}; run: atma-sweep db check, and restore a backup")
     return None
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from ..exchange.bundles import local_path
 from ..store import queries
-from ..store.records import DEAD_AFTER_S, find, here
+from ..store.records import DEAD_AFTER_S, find_process, is_local_pid
 from ..store.schema import Base
 
 TABLES = Base.metadata.tables
@@ -43,12 +43,12 @@ def attempt_label(row: Any, detail: str) -> str:
 
 def is_gone(attempt: Any) -> bool:
     """Return True if an attempt's process should run on this host and does not."""
-    return here(attempt.host, attempt.pid_space) and find(attempt.pid, attempt.pid_started) is None
+    return is_local_pid(attempt.host, attempt.pid_space) and find_process(attempt.pid, attempt.pid_started) is None
 
 
 def attempt_is_alive(attempt: Any) -> bool:
     """Return True if a running attempt's process is alive, or, on another host, if its heartbeat is recent."""
-    if here(attempt.host, attempt.pid_space):
+    if is_local_pid(attempt.host, attempt.pid_space):
         return not is_gone(attempt)
     return datetime.now(UTC) - attempt.heartbeat_at < timedelta(seconds=DEAD_AFTER_S)
 

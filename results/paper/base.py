@@ -58,7 +58,7 @@ def printed_measurement(probe: str, metric: Metric, length: int, text: str) -> M
         length=length,
         value=percent_as_fraction(text) if metric.percent else float(text),
         unit=metric.unit,
-        description=None if metrics.known(probe, metric.name) else metrics.metric_description(metric),
+        description=None if metrics.builtin_metric(probe, metric.name) else metrics.metric_description(metric),
     )
 
 

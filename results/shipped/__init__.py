@@ -26,7 +26,7 @@ def is_shipped(sweep: str | None) -> bool:
 
 
 @cache
-def shared(sweep: str) -> Store:
+def shipped_store(sweep: str) -> Store:
     """Return a cached temporary store that holds only this shipped sweep; its file is deleted when the process ends."""
     from ..exchange.importing import import_bundle  # only here, so that other commands start without it
 

@@ -104,7 +104,9 @@ def _simpson(grid: np.ndarray) -> np.ndarray:
     return np.asarray(weights * (grid[1] - grid[0]) / 3)
 
 
-def levels(seeds: Sequence[int], max_seeds: int, *, spending: str = OBRIEN_FLEMING, level: float = 0.05) -> list[float]:
+def alpha_levels(
+    seeds: Sequence[int], max_seeds: int, *, spending: str = OBRIEN_FLEMING, level: float = 0.05
+) -> list[float]:
     """Return the two-sided significance level of each look.
 
     Args:
@@ -141,7 +143,7 @@ def repeated_p_value(p: float, seeds: Sequence[int], max_seeds: int, *, spending
     """
 
     def excess_level(log: float) -> float:
-        return levels(seeds, max_seeds, spending=spending, level=math.exp(log))[-1] - p
+        return alpha_levels(seeds, max_seeds, spending=spending, level=math.exp(log))[-1] - p
 
     lowest, highest = math.log(MIN_LEVEL), math.log(0.999)
     if excess_level(highest) <= 0:

@@ -62,7 +62,7 @@ class ContrastEstimator:
         )
 
     @property
-    def needed(self) -> np.ndarray:
+    def used_configurations(self) -> np.ndarray:
         """Bool [configuration]: the configurations that occur in a group."""
         used = np.zeros(len(self._configurations), dtype=bool)
         for group in self.groups:
@@ -108,8 +108,8 @@ class ContrastEstimator:
         is_in_design = contrast.axis in space.axes and {*levels} <= {*space.axes[contrast.axis]}
         if not is_in_design or any(word not in space.axes[axis] for axis, word in fixed_levels.items()):
             return None
-        contrast_weights = design.model.contrasted({contrast.axis: levels}, fixed_levels, self._stratum)
-        rows = design.model.every[self._point_indices[members]]
+        contrast_weights = design.model.interaction_contrast({contrast.axis: levels}, fixed_levels, self._stratum)
+        rows = design.model.full_matrix[self._point_indices[members]]
         if not is_estimable(rows, contrast_weights):
             return None
         weights = np.zeros(len(self._configurations))

@@ -13,14 +13,14 @@ from typing import Literal
 import numpy as np
 from scipy import special
 
-from ..contrasts import weighted
-from ..designs.design_option import Design, design_of
-from ..store.records import CellState, MeasuredValue, Request, requests_from_options, standing
+from ..contrasts import length_weighted_mean
+from ..designs.design_option import Design, design_from_options
+from ..store.records import CellState, MeasuredValue, ProbeRequest, requests_from_options, standing
 from ..store.store import Store
 from ..store.store_reader import StoreReader
-from .alpha_spending import levels, repeated_p_value
+from .alpha_spending import alpha_levels, repeated_p_value
 from .contrast_estimator import ContrastEstimator, LevelMap, complete_subset
-from .stopping_rule import StoppingRule, rule_of
+from .stopping_rule import StoppingRule, rule_from_options
 
 WIDTH_TOLERANCE = 1e-9
 """Relative amount by which an interval may exceed the goal: the rounding error of a subtraction."""
@@ -82,54 +82,58 @@ class StoppingStatus:
     rule: StoppingRule
     looks: tuple[InterimAnalysis, ...]
     """Looks that were possible, the first one first."""
-    asked: int
+    seeds_launched: int
     """Number of seeds for which there are cells, rounded up to a look of the rule."""
     cells: int
     """Number of cells that these seeds need."""
-    waiting: int
+    unfinished_cells: int
     """Number of these cells that are neither measured nor diverged."""
     has_no_values: bool = False
     """True if all cells are finished and no group has all its values at any seed."""
 
     @property
-    def last(self) -> InterimAnalysis | None:
+    def last_look(self) -> InterimAnalysis | None:
         """The last look; None before the first."""
         return self.looks[-1] if self.looks else None
 
     @property
     def verdict(self) -> Verdict:
         """The decision: to stop, with the reason, or `open`."""
-        last, rule = self.last, self.rule
+        last, rule = self.last_look, self.rule
         if self.has_no_values:
             return "nothing"
-        if last is not None and last.seeds == self.asked:
+        if last is not None and last.seeds == self.seeds_launched:
             if rule.width is not None and last.width <= rule.width * (1 + WIDTH_TOLERANCE):
                 return "narrow"
             if rule.sure and (last.low > 0 or last.high < 0):
                 return "sure"
-        return "most" if self.asked == rule.most and not self.waiting else "open"
+        return "most" if self.seeds_launched == rule.max_seeds and not self.unfinished_cells else "open"
 
     @property
-    def further(self) -> int:
+    def seeds_wanted(self) -> int:
         """Number of seeds to have now.
 
         It exceeds the launched number only if all launched cells are finished and the verdict is open.
         """
-        return self.rule.next_look(self.asked) if not self.waiting and self.verdict == "open" else self.asked
+        return (
+            self.rule.next_look(self.seeds_launched)
+            if not self.unfinished_cells and self.verdict == "open"
+            else self.seeds_launched
+        )
 
     def p(self) -> float:
         """Return the p value of a zero mean, corrected for all looks; NaN without an interval."""
-        last = self.last
+        last = self.last_look
         if last is None or not last.error > 0:
             return math.nan
         return self._repeated(2 * float(special.stdtr(last.used - 1, -abs(last.mean) / last.error)))
 
-    def outside(self, margin: float) -> float:
+    def p_equivalence(self, margin: float) -> float:
         """Return the p value of equivalence to zero within `margin` (two one-sided tests), corrected for all looks.
 
         NaN without an interval.
         """
-        last = self.last
+        last = self.last_look
         if last is None or not last.error > 0:
             return math.nan
         t = (margin - abs(last.mean)) / last.error
@@ -137,7 +141,7 @@ class StoppingStatus:
 
     def _repeated(self, p_value: float) -> float:
         rule = self.rule
-        return repeated_p_value(p_value, [look.used for look in self.looks], rule.most, spending=rule.spending)
+        return repeated_p_value(p_value, [look.used for look in self.looks], rule.max_seeds, spending=rule.spending)
 
 
 def evaluate_rule(rule: StoppingRule, results: Sequence[SeedResult], design: Design | None) -> StoppingStatus:
@@ -151,9 +155,9 @@ def evaluate_rule(rule: StoppingRule, results: Sequence[SeedResult], design: Des
     index_by_levels: dict[tuple[tuple[str, str], ...], int] = {}
     indices = [index_by_levels.setdefault(tuple(sorted(run.levels.items())), len(index_by_levels)) for run in results]
     estimator = ContrastEstimator([dict(key) for key in index_by_levels], rule.contrast, design)
-    used_configurations = estimator.needed
+    used_configurations = estimator.used_configurations
     column_by_seed = {seed: column for column, seed in enumerate(rule.seeds)}
-    values = np.full((len(index_by_levels), rule.most), np.nan)
+    values = np.full((len(index_by_levels), rule.max_seeds), np.nan)
     has_cell, finished = np.zeros_like(values, dtype=bool), np.zeros_like(values, dtype=bool)
     for run, index in zip(results, indices, strict=True):
         if run.seed in column_by_seed and used_configurations[index]:
@@ -161,10 +165,10 @@ def evaluate_rule(rule: StoppingRule, results: Sequence[SeedResult], design: Des
             has_cell[at], finished[at] = True, run.is_finished
             values[at] = run.value if run.is_finished and run.value is not None else np.nan
     have = int(np.flatnonzero(has_cell.any(axis=0)).max(initial=-1)) + 1
-    seeds_launched = next(n for n in rule.looks if n >= have)
+    seeds_launched = next(n for n in rule.seeds_at_looks if n >= have)
     unfinished_cells = int((~finished[used_configurations, :seeds_launched]).sum())
     looks: list[InterimAnalysis] = []
-    for n in rule.looks:
+    for n in rule.seeds_at_looks:
         if n > seeds_launched or not finished[used_configurations, :n].all() or not used_configurations.any():
             break
         look = _next_look(rule, estimator, values[:, :n], looks)
@@ -201,7 +205,7 @@ def _next_look(
     weights = estimator.weights(groups)
     if weights is None or n_used < 2 or (earlier and n_used <= earlier[-1].used):
         return None
-    level = levels([*(look.used for look in earlier), n_used], rule.most, spending=rule.spending)[-1]
+    level = alpha_levels([*(look.used for look in earlier), n_used], rule.max_seeds, spending=rule.spending)[-1]
     chosen = weights != 0
     of_seeds = weights[chosen] @ values[chosen][:, seeds]
     mean, error = float(of_seeds.mean()), float(of_seeds.std(ddof=1)) / math.sqrt(n_used)
@@ -214,7 +218,7 @@ def _next_look(
     )  # fmt: skip
 
 
-def finished(rule: StoppingRule, state: CellState, requested: Sequence[Request]) -> bool:
+def is_cell_finished(rule: StoppingRule, state: CellState, requested: Sequence[ProbeRequest]) -> bool:
     """Return True if a cell is trained and has the rule's measurement or a reason for its absence, or has diverged.
 
     Args:
@@ -230,7 +234,7 @@ def finished(rule: StoppingRule, state: CellState, requested: Sequence[Request])
 
 
 def seed_results(
-    rule: StoppingRule, cells: Sequence[CellState], requested: Sequence[Request], values: ValuesByKey
+    rule: StoppingRule, cells: Sequence[CellState], requested: Sequence[ProbeRequest], values: ValuesByKey
 ) -> list[SeedResult]:
     """Return the cells of a sweep as results for `evaluate_rule`.
 
@@ -258,14 +262,17 @@ def seed_results(
             length: value.value for length, value in measured_by_length if value is not None and value.value is not None
         }
         return (
-            weighted(values_by_length)
+            length_weighted_mean(values_by_length)
             if values_by_length and len(values_by_length) == len(measured_by_length)
             else None
         )
 
     return [
         SeedResult(
-            cell.seed, dict(cell.axes) | dict(cell.levels), finished(rule, cell, requested), number(cell.cell_id)
+            cell.seed,
+            dict(cell.axes) | dict(cell.levels),
+            is_cell_finished(rule, cell, requested),
+            number(cell.cell_id),
         )
         for cell in cells
     ]
@@ -283,9 +290,9 @@ def stopping_status(store: Store, sweep: str) -> StoppingStatus | None:
 def _status_from(reader: StoreReader, sweep: str) -> StoppingStatus | None:
     """Return the state of the rule of a sweep's newest launch as a reader sees it; None without a rule."""
     revision = reader.revision(sweep)
-    rule = rule_of(revision.options)
+    rule = rule_from_options(revision.options)
     if rule is None:
         return None
     values = {(v.cell_id, v.probe, v.metric, v.length): v for v in reader.values(sweep)}
     runs = seed_results(rule, reader.cell_states(sweep), requests_from_options(revision.options), values)
-    return evaluate_rule(rule, runs, design_of(revision.options))
+    return evaluate_rule(rule, runs, design_from_options(revision.options))

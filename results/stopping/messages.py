@@ -29,7 +29,7 @@ def goal_text(rule: StoppingRule, metric: Metric) -> str:
     return " or ".join([*narrow, *(["leaves out 0"] if rule.sure else [])])
 
 
-def plan(rule: StoppingRule, metric: Metric, configurations: int) -> str:
+def rule_text(rule: StoppingRule, metric: Metric, configurations: int) -> str:
     """Return a sentence about the rule: contrast, goal, looks and spending function.
 
     Args:
@@ -37,7 +37,7 @@ def plan(rule: StoppingRule, metric: Metric, configurations: int) -> str:
         metric: metric of the contrast.
         configurations: number of configurations that get seeds.
     """
-    looks = rule.looks if len(rule.looks) < 8 else (*rule.looks[:3], "...", rule.most)
+    looks = rule.seeds_at_looks if len(rule.seeds_at_looks) < 8 else (*rule.seeds_at_looks[:3], "...", rule.max_seeds)
     return (
         f"stop: {contrast_text(rule)}: seeds are added to {counted(configurations, 'configuration')} until its interval {goal_text(rule, metric)}; looks after "
         f"{', '.join(map(str, looks))} seeds, levels by {SPENDING_LABELS[rule.spending]}"
@@ -47,7 +47,7 @@ def plan(rule: StoppingRule, metric: Metric, configurations: int) -> str:
 def look_text(rule: StoppingRule, look: InterimAnalysis, metric: Metric) -> str:
     """Return a sentence about a look: estimate, interval, and missing pairs, cells and seeds."""
     text = (
-        f"look {look.number} of at most {len(rule.looks)}, after {look.seeds} of at most {counted(rule.most, 'seed')}: "
+        f"look {look.number} of at most {len(rule.seeds_at_looks)}, after {look.seeds} of at most {counted(rule.max_seeds, 'seed')}: "
         f"{_number(look.mean, metric, look.width, sign=True)}"
     )
     if math.isnan(look.width):
@@ -62,26 +62,26 @@ def look_text(rule: StoppingRule, look: InterimAnalysis, metric: Metric) -> str:
 
 def outcome_text(status: StoppingStatus, metric: Metric) -> str:
     """Return a sentence that says why the rule stopped, or that more seeds or cells are needed."""
-    rule, last = status.rule, status.last
+    rule, last = status.rule, status.last_look
     if status.verdict == "narrow":
         assert last is not None
         assert rule.width is not None
-        return f"stopped after {counted(status.asked, 'seed')}: {width_text(last.width, metric)} wide, {width_text(rule.width, metric)} were asked for"
+        return f"stopped after {counted(status.seeds_launched, 'seed')}: {width_text(last.width, metric)} wide, {width_text(rule.width, metric)} were asked for"
     if status.verdict == "sure":
-        return f"stopped after {counted(status.asked, 'seed')}: the interval leaves out 0"
+        return f"stopped after {counted(status.seeds_launched, 'seed')}: the interval leaves out 0"
     if status.verdict == "nothing":
-        return f"stopped after {counted(status.asked, 'seed')}: none of these cells has this number"
+        return f"stopped after {counted(status.seeds_launched, 'seed')}: none of these cells has this number"
     if status.verdict == "most":
-        return f"stopped after {counted(status.asked, 'seed')}, as many as max_seeds allows, though no interval {goal_text(rule, metric)}"
-    if status.waiting:
-        return f"not decided: {status.waiting} of {counted(status.cells, 'cell')} are still to be measured"
+        return f"stopped after {counted(status.seeds_launched, 'seed')}, as many as max_seeds allows, though no interval {goal_text(rule, metric)}"
+    if status.unfinished_cells:
+        return f"not decided: {status.unfinished_cells} of {counted(status.cells, 'cell')} are still to be measured"
     return f"not decided: no interval {goal_text(rule, metric)} yet, and further seeds were not started; launch again to go on"
 
 
 def status_sentences(status: StoppingStatus, metric: Metric) -> Iterator[str]:
     """Yield a sentence about the last look, if there is one, and a sentence about the outcome."""
-    if status.last is not None:
-        yield look_text(status.rule, status.last, metric)
+    if status.last_look is not None:
+        yield look_text(status.rule, status.last_look, metric)
     yield outcome_text(status, metric)
 
 

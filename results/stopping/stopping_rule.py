@@ -12,11 +12,11 @@ from ..revision_options import read_option
 
 OBRIEN_FLEMING, POCOCK = SPENDINGS = ("obrien-fleming", "pocock")
 """Names of the spending functions; alpha_spending.py, which needs SciPy, holds their formulas."""
-OPTION = "stop"
+OPTION_KEY = "stop"
 """Key in a revision's options."""
-FIRST, MOST = 3, 8
+DEFAULT_FIRST_SEEDS, DEFAULT_MAX_SEEDS = 3, 8
 """Default number of seeds at the first look and at the last."""
-MOST_SEEDS = 1_000
+MAX_SEEDS = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class StoppingRule:
     sure: bool = False
     seeds: tuple[int, ...]
     """All possible seeds, in the order in which they are added."""
-    first: int = FIRST
+    first: int = DEFAULT_FIRST_SEEDS
     """Number of seeds at the first look."""
     wave: int = 1
     """Number of seeds added between looks."""
@@ -38,40 +38,40 @@ class StoppingRule:
     """One of SPENDINGS."""
 
     @property
-    def most(self) -> int:
+    def max_seeds(self) -> int:
         """Number of seeds at the last look."""
         return len(self.seeds)
 
     @cached_property
-    def looks(self) -> tuple[int, ...]:
+    def seeds_at_looks(self) -> tuple[int, ...]:
         """Number of seeds at each look, increasing."""
-        return (*range(self.first, self.most, self.wave), self.most)
+        return (*range(self.first, self.max_seeds, self.wave), self.max_seeds)
 
     def next_look(self, seeds: int) -> int:
         """Return the number of seeds at the next look with more than `seeds`, or at the last look."""
-        return next((n for n in self.looks if n > seeds), self.most)
+        return next((n for n in self.seeds_at_looks if n > seeds), self.max_seeds)
 
-    def about(self, contrast: Contrast, reference: str) -> bool:
+    def applies_to(self, contrast: Contrast, reference: str) -> bool:
         """Return True if the rule is about that contrast with that reference level; the margin is not compared."""
         own = self.contrast
         same = (contrast.measure, contrast.axis, contrast.level) == (own.measure, own.axis, own.level)
         return same and reference == own.reference and dict(contrast.within) == dict(own.within)
 
 
-def as_option(rule: StoppingRule) -> dict[str, Any]:
+def rule_as_json(rule: StoppingRule) -> dict[str, Any]:
     """Return the rule as JSON values."""
     return asdict(rule) | {"contrast": asdict(rule.contrast), "seeds": list(rule.seeds)}
 
 
-def rule_of(options: object) -> StoppingRule | None:
+def rule_from_options(options: object) -> StoppingRule | None:
     """Return the rule in the options of a stored revision; None for no rule or an invalid one."""
-    return read_option(options, OPTION, _parse_rule)
+    return read_option(options, OPTION_KEY, _parse_rule)
 
 
 def _parse_rule(fields: Mapping[str, Any]) -> StoppingRule | None:
-    """Return the rule that `as_option` wrote; None for an invalid one."""
+    """Return the rule that `rule_as_json` wrote; None for an invalid one."""
     contrast, seeds, width = contrast_from_json(fields.get("contrast")), fields.get("seeds"), fields.get("width")
-    if contrast is None or contrast.reference is None or not isinstance(seeds, list) or len(seeds) > MOST_SEEDS:
+    if contrast is None or contrast.reference is None or not isinstance(seeds, list) or len(seeds) > MAX_SEEDS:
         return None
     first, wave, spending = (fields.get(name) for name in ("first", "wave", "spending"))
     are_valid_integers = all(type(number) is int for number in (*seeds, first, wave)) and len(set(seeds)) == len(seeds)

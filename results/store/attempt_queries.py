@@ -23,8 +23,8 @@ from .records import (
     CodeAndGpu,
     CurvePoint,
     Event,
-    Key,
     MeasuredValue,
+    MeasurementKey,
     Provenance,
     Sample,
     TrainingTiming,
@@ -257,14 +257,14 @@ def training_timings(session: Session) -> list[TrainingTiming]:
                 host=row.host,
                 start_s=_startup_seconds(row.extra),
                 elapsed_s=_seconds(row.started_at, row.finished_at),
-                whole=row.number == 1,
+                is_first_attempt=row.number == 1,
                 points=points,
-                first=first,
-                last=last,
+                curve_start=first,
+                curve_end=last,
                 tokens_per_s=rate,
                 probes=probes.get(row.id, {}),
-                neighbours=row.co_tenants or 0,
-                steps=_step_mode(row.extra),
+                gpu_neighbours=row.co_tenants or 0,
+                step_mode=_step_mode(row.extra),
             )
         )
     return timings
@@ -357,7 +357,7 @@ def _curve_ends(session: Session, ids: list[int]) -> dict[int, CurveEnds]:
 ITEM_COLUMNS = 4
 
 
-def item_positions(session: Session, attempt_ids: Collection[int], measurement_key: Key) -> np.ndarray:
+def item_positions(session: Session, attempt_ids: Collection[int], measurement_key: MeasurementKey) -> np.ndarray:
     """Return the value of each item at each of its positions, for all attempts.
 
     Returns:
@@ -370,7 +370,9 @@ def item_positions(session: Session, attempt_ids: Collection[int], measurement_k
     return _fetch_array(session, query.order_by(*key_columns), attempt_ids)
 
 
-def item_details(session: Session, attempt_ids: Collection[int], measurement_key: Key) -> list[tuple[Any, ...]]:
+def item_details(
+    session: Session, attempt_ids: Collection[int], measurement_key: MeasurementKey
+) -> list[tuple[Any, ...]]:
     """Return (attempt id, item, position, value, detail) of every example that has a detail, sorted in that order."""
     probe, metric, length = measurement_key
     key_columns = (ExampleRow.attempt_id, ExampleRow.item, ExampleRow.position)
@@ -383,7 +385,7 @@ def item_details(session: Session, attempt_ids: Collection[int], measurement_key
     return [tuple(row) for row in rows_in(session, query, ExampleRow.attempt_id, sorted(attempt_ids))]
 
 
-def item_means(session: Session, attempt_ids: Collection[int], measurement_key: Key) -> np.ndarray:
+def item_means(session: Session, attempt_ids: Collection[int], measurement_key: MeasurementKey) -> np.ndarray:
     """Return the mean and the minimum of each item over its positions, for all attempts.
 
     Returns:

@@ -54,7 +54,7 @@ _URLS = "use a file name, sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME
 _ADDRESS = re.compile(r"(?i)postgres|[^/]*:[^/]*@|\w*//")
 
 
-def place(url_or_path: str | Path | None = None) -> URL:
+def resolve_url(url_or_path: str | Path | None = None) -> URL:
     """Return the URL of the database: of the argument, else of ATMA_DB, else of atma.db in the working folder.
 
     The path of a SQLite file becomes absolute, and PostgreSQL gets the driver psycopg.
@@ -88,16 +88,16 @@ def place(url_or_path: str | Path | None = None) -> URL:
     raise StoreError(f"{backend} databases are not supported; use sqlite:///FILE or postgresql://...")
 
 
-def file_of(url: URL) -> Path | None:
+def sqlite_file(url: URL) -> Path | None:
     """Return the file of a SQLite database; None for PostgreSQL."""
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
-def shown(url: URL) -> str:
+def redacted_url(url: URL) -> str:
     """Return the database as shown to users: its file, or its URL without passwords (in the query as well)."""
     query = {name: HIDDEN if is_secret(name) else value for name, value in url.query.items()}
     text = url._replace(query=query).render_as_string(hide_password=True)  # type: ignore[arg-type]
-    return str(file_of(url) or without_passwords(text))
+    return str(sqlite_file(url) or without_passwords(text))
 
 
 def network_filesystem(path: Path, mountinfo: str) -> str | None:
@@ -282,7 +282,9 @@ def revision_of(connection: Connection) -> str | None:
     if "alembic_version" in tables and "attempt" in tables and "sweep" in tables:
         return str(connection.scalar(text("SELECT version_num FROM alembic_version")))
     if tables:
-        raise StoreError(f"{shown(connection.engine.url)} is not a database of atma-sweep; name another with --db")
+        raise StoreError(
+            f"{redacted_url(connection.engine.url)} is not a database of atma-sweep; name another with --db"
+        )
     return None
 
 
@@ -320,7 +322,9 @@ def translate_driver_errors(url: URL) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        unusable = StoreError(f"cannot use {shown(url)} as a database: {_first_line(error)}; name another with --db")
+        unusable = StoreError(
+            f"cannot use {redacted_url(url)} as a database: {_first_line(error)}; name another with --db"
+        )
         raise explain_driver_error(error, url) or unusable from error
 
 
@@ -334,16 +338,18 @@ def explain_driver_error(error: BaseException, url: URL | None = None) -> StoreE
         return None
     first = _first_line(error)
     if any(word in first for word in ("locked", "busy", "lock timeout")):
-        return StoreBusy(f"{shown(url)} stays locked by another program; close it and try again")
-    if isinstance(error, OperationalError) and file_of(url) is None and is_server_unreachable(str(error.orig)):
-        return StoreUnreachable(f"{shown(url)} does not answer: {first}; start its server, or name another with --db")
+        return StoreBusy(f"{redacted_url(url)} stays locked by another program; close it and try again")
+    if isinstance(error, OperationalError) and sqlite_file(url) is None and is_server_unreachable(str(error.orig)):
+        return StoreUnreachable(
+            f"{redacted_url(url)} does not answer: {first}; start its server, or name another with --db"
+        )
     if "readonly" in first or "read-only" in first:
         return WriteRefused(
-            f"{shown(url)} or its folder cannot be written here, and even reading needs that; {READ_ONLY_REMEDY}"
+            f"{redacted_url(url)} or its folder cannot be written here, and even reading needs that; {READ_ONLY_REMEDY}"
         )
     if any(part in first for part in _DISK) or ("unable to open" in first and _is_full(url)):
         return WriteRefused(
-            f"{shown(url)} cannot be written, and even reading needs that: its disk is full or broken ({first}); make room"
+            f"{redacted_url(url)} cannot be written, and even reading needs that: its disk is full or broken ({first}); make room"
         )
     return damage(_original(error), url)
 
@@ -361,13 +367,13 @@ def _first_line(error: BaseException) -> str:
 
 def _is_full(url: URL) -> bool:
     """Return True if the disk of a SQLite file has no space for the files that SQLite keeps next to it."""
-    path = file_of(url)
+    path = sqlite_file(url)
     return path is not None and path.parent.is_dir() and shutil.disk_usage(path.parent).free < SHARED_MEMORY_BYTES
 
 
 def damage(error: BaseException | None, url: URL) -> StoreDamaged | None:
     """Return the StoreDamaged to show for an error that SQLite raises on a damaged file; None for any other error."""
-    path = file_of(url)
+    path = sqlite_file(url)
     if path is None or error is None:
         return None
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
@@ -380,7 +386,7 @@ def damage(error: BaseException | None, url: URL) -> StoreDamaged | None:
     return None
 
 
-def damage_behind() -> StoreDamaged | None:
+def find_damage() -> StoreDamaged | None:
     """Check the SQLite files that this process has open, after an unforeseen error.
 
     Each file is checked for at most CHECK_S seconds. Files that are locked, missing or too large are skipped.
@@ -389,7 +395,7 @@ def damage_behind() -> StoreDamaged | None:
         The error to show, None if no damage was found.
     """
     for engine in list(engines_in_use):
-        path = file_of(engine.url)
+        path = sqlite_file(engine.url)
         if path is None or not path.is_file():
             continue
         try:

@@ -16,7 +16,15 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from ..errors import StoreBusy, StoreReplaced, UserError, WriteRefused
-from .database import READ_ONLY_REMEDY, SERVER_DOWN_REMEDY, file_of, make_engine, place, remedy_for, shown
+from .database import (
+    READ_ONLY_REMEDY,
+    SERVER_DOWN_REMEDY,
+    make_engine,
+    redacted_url,
+    remedy_for,
+    resolve_url,
+    sqlite_file,
+)
 
 Result = TypeVar("Result")
 Work = Callable[[Session], Result]
@@ -65,8 +73,8 @@ class DatabaseConnection:
             patience: seconds that reads and writes wait for a locked or unreachable database.
             read_only: no connection can change anything.
         """
-        self.url = place(url_or_path)
-        self.path = file_of(self.url)
+        self.url = resolve_url(url_or_path)
+        self.path = sqlite_file(self.url)
         self.patience, self.read_only = patience, read_only
         self.engine = make_engine(self.url, read_only=read_only)
         self._reader = self.engine.execution_options(begin="BEGIN")
@@ -82,7 +90,7 @@ class DatabaseConnection:
         return constructor, (self.url.render_as_string(hide_password=False),)
 
     def __str__(self) -> str:
-        return shown(self.url)
+        return redacted_url(self.url)
 
     @property
     def runs(self) -> Path:

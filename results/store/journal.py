@@ -175,7 +175,7 @@ class JournalReader:
         self._writer: AttemptWriter = DatabaseRecorder(store, attempt_id, fence)
         self._offset = 0
         self._broken = False
-        self.behind = False
+        self.has_more = False
         """True if the limit of the last `apply` left complete lines for the next."""
 
     def apply(self, limit: int | None = None) -> int:
@@ -196,10 +196,10 @@ class JournalReader:
                 lines = file.read().splitlines(keepends=True)
         except FileNotFoundError:
             return 0
-        applied, self.behind = 0, False
+        applied, self.has_more = 0, False
         for line in lines:
-            self.behind = line.endswith(b"\n") and applied == limit
-            if self.behind or not line.endswith(b"\n"):
+            self.has_more = line.endswith(b"\n") and applied == limit
+            if self.has_more or not line.endswith(b"\n"):
                 break
             try:
                 entry = json.loads(line)
@@ -240,7 +240,7 @@ class JournalReader:
         return partial(getattr(self._writer, call), *arguments, **named)
 
 
-def settle(store: Store, runs: Path, attempt_id: int) -> None:
+def apply_remaining(store: Store, runs: Path, attempt_id: int) -> None:
     """Apply the remaining lines of an attempt's journal; its process must be gone. Raises StoreBusy.
 
     Does nothing without a journal or if the attempt is not running. A lost lease is ignored.

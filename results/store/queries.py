@@ -18,7 +18,7 @@ from ..console.text import did_you_mean
 from ..errors import CellAmbiguous, CellUnknown, StoreError, SweepUnknown
 from ..failure_classes import PRUNED
 from ..names import PUBLISHED, SHIPPED, quoted_short
-from .records import AXES, CellRecord, CellState, Key, Owner, RevisionRecord, SweepSummary
+from .records import AXES, CellRecord, CellState, MeasurementKey, Owner, RevisionRecord, SweepSummary
 from .schema import AttemptRow, Base, CellRow, MeasurementRow, RevisionCellRow, RevisionRow, SweepRow, UtcNow
 
 Record = TypeVar("Record")
@@ -231,7 +231,7 @@ def revision_cell_pairs(session: Session, sweep: str | None, number: int | None,
     return pairs.where(RevisionCellRow.revision_id.in_(revision_ids), RevisionCellRow.cell_id.not_in(current_cells))
 
 
-def _measured_keys(session: Session, pairs: Any) -> dict[str, frozenset[Key]]:
+def _measured_keys(session: Session, pairs: Any) -> dict[str, frozenset[MeasurementKey]]:
     """Return the keys of the values in finished attempts, by cell id.
 
     SQL joins the keys of each cell to one text. Most cells share the same text, which is then parsed once.
@@ -245,7 +245,7 @@ def _measured_keys(session: Session, pairs: Any) -> dict[str, frozenset[Key]]:
         .where(AttemptRow.state == "done")
         .group_by(AttemptRow.cell_id)
     )
-    parsed: dict[str, frozenset[Key]] = {}
+    parsed: dict[str, frozenset[MeasurementKey]] = {}
     keys_by_cell = {}
     for cell, joined in session.execute(query):
         if joined not in parsed:

@@ -27,7 +27,7 @@ AXES = ("attn_type", "reg_mode", "distractor", "memory", "window")
 
 Further axes are stored in the JSON column `axes`.
 """
-Kind = Literal["train", "evaluate", "external"]
+AttemptKind = Literal["train", "evaluate", "external"]
 """Kinds of attempts; `external` is an evaluation of a model that was trained outside this program."""
 Phase = Literal["starting", "training", "probing"]
 AttemptState = Literal["running", "done", "failed", "diverged", "interrupted"]
@@ -35,7 +35,7 @@ CellStateName = Literal["new", "running", "done", "failed", "diverged", "interru
 TrialStanding = Literal["asked", "done", "pruned", "diverged", "failed"]
 SAMPLE_METRIC = "text"
 """Metric under which a generated sample is stored, as an example without a value."""
-Key = tuple[str, str, int]
+MeasurementKey = tuple[str, str, int]
 """Key of a measurement: (probe, metric, context length in tokens; 0 for a measurement without a context length)."""
 
 
@@ -54,7 +54,7 @@ class Owner:
     started: float
     space: str | None = None
 
-    def same_process(self, owner: Owner) -> bool:
+    def is_same_process(self, owner: Owner) -> bool:
         """Return True if both records describe one process, whatever their `name` fields are.
 
         Creation times may differ by up to one second; an unknown PID namespace matches any other.
@@ -95,7 +95,7 @@ class Attempt:
     id: int
     cell_id: str
     number: int
-    kind: Kind
+    kind: AttemptKind
     parent_id: int | None
     state: AttemptState
     fence: int
@@ -152,7 +152,7 @@ class CellState:
     state: CellStateName
     attempt_id: int | None
     attempt_number: int | None
-    kind: Kind | None
+    kind: AttemptKind | None
     phase: Phase | None
     trained_attempt_id: int | None
     weights: str | None
@@ -168,7 +168,7 @@ class CellState:
     host: str | None
     pid: int | None
     pid_started: float | None
-    measured: frozenset[Key]
+    measured: frozenset[MeasurementKey]
 
 
 def extra_axes(cells: Iterable[CellState]) -> list[str]:
@@ -231,7 +231,7 @@ class NewRevision:
     commit: str | None = None
     dirty: bool | None = None
     cells: Sequence[CellRecord]
-    beside: str | None = None
+    companion_of: str | None = None
     """Name of the sweep that this one accompanies.
 
     The new sweep is then dated just before it, so that the default sweep stays.
@@ -346,21 +346,21 @@ class TrainingTiming:
     start_s: float | None
     """Seconds from the start of the process until the network was built; None for unknown."""
     elapsed_s: float
-    whole: bool
+    is_first_attempt: bool
     """True for the first attempt of the cell, whose `elapsed_s` covers the complete training."""
     points: int
     """Number of curve points; a validation ran at each of them."""
-    first: tuple[int, float]
+    curve_start: tuple[int, float]
     """(tokens, wall_s) at the first curve point."""
-    last: tuple[int, float]
+    curve_end: tuple[int, float]
     """(tokens, wall_s) at the last curve point."""
     tokens_per_s: float | None
     """Training speed over the last interval of the curve."""
     probes: Mapping[tuple[str, int], float]
     """Seconds of each probe, by (probe, context length)."""
-    neighbours: int = 0
+    gpu_neighbours: int = 0
     """Number of other attempts that used the same GPU while this one ran."""
-    steps: str = ""
+    step_mode: str = ""
     """Text that says if the steps ran as CUDA graphs or were queued one by one, and why.
 
     Empty for attempts of older releases.
@@ -425,20 +425,20 @@ class Event:
     attempt_id: int | None
 
 
-Standing = Literal[
+CellStanding = Literal[
     "new", "running", "done", "failed", "diverged", "interrupted", "pruned", "needs-eval", "weights gone"
 ]
-Request = tuple[str, int]
+ProbeRequest = tuple[str, int]
 """Requested measurement: (probe, context length in tokens; 0 for a probe without a context length)."""
 
 
-def missing(state: CellState, requested: Iterable[Request]) -> list[Request]:
+def missing_requests(state: CellState, requested: Iterable[ProbeRequest]) -> list[ProbeRequest]:
     """Return the requested (probe, length) pairs without a value or a recorded reason, in the order of `requested`."""
     have = {(probe, length) for probe, _, length in state.measured}
     return [request for request in requested if request not in have]
 
 
-def standing(state: CellState, requested: Iterable[Request]) -> Standing:
+def standing(state: CellState, requested: Iterable[ProbeRequest]) -> CellStanding:
     """Return the status of a cell with respect to the requested measurements.
 
     Returns:
@@ -449,12 +449,12 @@ def standing(state: CellState, requested: Iterable[Request]) -> Standing:
     """
     if state.state == "running" or state.trained_attempt_id is None:
         return state.state
-    if not missing(state, requested):
+    if not missing_requests(state, requested):
         return "done"
     return "needs-eval" if state.weights or state.kind == "external" else "weights gone"
 
 
-def requests_from_options(options: object) -> list[Request]:
+def requests_from_options(options: object) -> list[ProbeRequest]:
     """Return the requested (probe, length) pairs in the options of a stored revision; empty for options without any."""
     pairs = options.get("requested", []) if isinstance(options, dict) else []
     return [(str(probe), int(length)) for probe, length in pairs]
@@ -465,7 +465,7 @@ DEAD_AFTER_S = 300.0
 """Seconds without a heartbeat after which an attempt on another host counts as dead."""
 
 
-def space() -> str | None:
+def current_pid_space() -> str | None:
     """Return the boot id and the PID namespace in which the pid of this process is valid.
 
     None on systems without /proc.
@@ -478,16 +478,16 @@ def space() -> str | None:
         return None
 
 
-def here(host: str | None, pid_space: str | None) -> bool:
+def is_local_pid(host: str | None, pid_space: str | None) -> bool:
     """Return True if a pid recorded with `host` and `pid_space` can be looked up by this process.
 
     If either PID space is unknown (as in records of older releases), the host name alone decides.
     """
-    current = space()
+    current = current_pid_space()
     return host == socket.gethostname() and (pid_space is None or current is None or pid_space == current)
 
 
-def find(pid: int | None, started: float | None) -> psutil.Process | None:
+def find_process(pid: int | None, started: float | None) -> psutil.Process | None:
     """Return the live process with this pid and creation time (seconds since the epoch).
 
     Returns:

@@ -33,7 +33,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from .records import AttemptState, Kind, Phase, TrialStanding
+from .records import AttemptKind, AttemptState, Phase, TrialStanding
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
 """All migrations, oldest first.
@@ -177,7 +177,7 @@ class AttemptRow(Base):
     __tablename__ = "attempt"
     __table_args__ = (
         UniqueConstraint("cell_id", "number"),
-        CheckConstraint(f"kind IN {get_args(Kind)}", name="kind"),
+        CheckConstraint(f"kind IN {get_args(AttemptKind)}", name="kind"),
         CheckConstraint(f"state IN {get_args(AttemptState)}", name="state"),
         CheckConstraint(f"phase IN {get_args(Phase)}", name="phase"),
         Index("one_live_attempt", "cell_id", unique=True, sqlite_where=IS_RUNNING),

@@ -34,9 +34,17 @@ from ..console.text import storable_text, without_passwords
 from ..errors import CellAlreadyRunning, LeaseLost, StoreError, StoreMissing, SweepBusy
 from ..failure_classes import PREEMPTED, PRUNED
 from . import attempt_queries, queries, sweep_lease
-from .database import check_revision, file_of, place, refuse_network, revision_of, shown, translate_driver_errors
+from .database import (
+    check_revision,
+    redacted_url,
+    refuse_network,
+    resolve_url,
+    revision_of,
+    sqlite_file,
+    translate_driver_errors,
+)
 from .database_connection import WAIT_TIMEOUT_S, DatabaseConnection
-from .records import Attempt, AttemptState, CellRecord, Kind, NewRevision, Owner
+from .records import Attempt, AttemptKind, AttemptState, CellRecord, NewRevision, Owner
 from .schema import AttemptRow, EventRow, SweepRow, UtcNow
 from .store_reader import Snapshot, StoreReader
 from .upgrading import create_database, create_temporary_database
@@ -81,8 +89,8 @@ def open_store(
     check_argument("open_store", "create", create, FLAG)
     check_argument("open_store", "patience", patience, NUMBER)
     check_argument("open_store", "read_only", read_only, FLAG)
-    url = place(url_or_path)
-    path = file_of(url)
+    url = resolve_url(url_or_path)
+    path = sqlite_file(url)
     if path is not None:
         if path.is_dir():
             raise StoreError(f"{path} is a folder, not a database; name a file with --db")
@@ -99,7 +107,7 @@ def open_store(
             store.close()  # of a file that another process could not make, and has removed
             create_database(url)
         else:
-            check_revision(revision, shown(url))
+            check_revision(revision, redacted_url(url))
     except BaseException:
         store.close()
         raise
@@ -187,7 +195,7 @@ class Store(DatabaseConnection, StoreReader):
         *,
         is_alive: IsAlive = lambda owner: None,
         revision: NewRevision | None = None,
-        forget: bool = False,
+        clear_requests: bool = False,
     ) -> int:
         """Make `owner` the sweep's supervisor until the lease ends, and return the fencing token.
 
@@ -211,18 +219,20 @@ class Store(DatabaseConnection, StoreReader):
         """
         while True:
             lease = self.read(sweep_lease.read_lease, name, new=revision is not None)
-            if lease.holder is not None and not lease.holder.same_process(owner):
+            if lease.holder is not None and not lease.holder.is_same_process(owner):
                 alive = is_alive(lease.holder)
                 if alive or (alive is None and not lease.expired):
                     raise SweepBusy(sweep_lease.busy_message(name, lease, is_holder_alive=alive is not None))
             claim = partial(
                 sweep_lease.claim_sweep, name=name, owner=owner, lease_seconds=lease_seconds, expected=lease
             )
-            fence = self.write(partial(claim, revision=revision, clear_requests=forget))
+            fence = self.write(partial(claim, revision=revision, clear_requests=clear_requests))
             if fence is not None:
                 return fence
 
-    def extend_revision(self, name: str, fence: int, cells: Sequence[CellRecord], *, price: object = None) -> None:
+    def extend_revision(
+        self, name: str, fence: int, cells: Sequence[CellRecord], *, new_forecast: object = None
+    ) -> None:
         """Append cells to the newest revision of a sweep that the caller holds, in one durable transaction.
 
         Args:
@@ -234,7 +244,7 @@ class Store(DatabaseConnection, StoreReader):
         Raises:
             LeaseLost: another supervisor holds the sweep.
         """
-        self.write(lambda session: sweep_lease.extend_newest(session, name, fence, cells, price), durable=True)
+        self.write(lambda session: sweep_lease.extend_newest(session, name, fence, cells, new_forecast), durable=True)
 
     def renew_sweep(self, name: str, fence: int, lease_seconds: float) -> None:
         """Extend the lease to `lease_seconds` from now. Raises LeaseLost if another supervisor has taken the sweep."""
@@ -254,7 +264,7 @@ class Store(DatabaseConnection, StoreReader):
         free = dict.fromkeys(columns)
         return self.write(lambda session: _changes_row(session, query.values(free)))
 
-    def ask(self, name: str, **changes: Any) -> dict[str, Any]:
+    def request_actions(self, name: str, **changes: Any) -> dict[str, Any]:
         """Add requests to the process that runs the sweep, and return all pending requests.
 
         Args:
@@ -267,11 +277,11 @@ class Store(DatabaseConnection, StoreReader):
         """
         return self.write(lambda session: sweep_lease.request_actions(session, name, changes))
 
-    def answered(self, name: str, *, retry: Collection[str]) -> None:
+    def clear_retries(self, name: str, *, retry: Collection[str]) -> None:
         """Remove these cells from the pending `retry` request; cells that were requested in the meantime stay."""
         self.write(lambda session: sweep_lease.clear_retries(session, name, retry))
 
-    def asked(self, name: str) -> dict[str, Any]:
+    def pending_requests(self, name: str) -> dict[str, Any]:
         """Return the pending requests to the process that runs the sweep, by name. Raises SweepUnknown."""
         return self.read(lambda session: dict(queries.sweep_row(session, name).request or {}))
 
@@ -281,7 +291,7 @@ class Store(DatabaseConnection, StoreReader):
         self,
         cell_id: str,
         *,
-        kind: Kind = "train",
+        kind: AttemptKind = "train",
         parent_id: int | None = None,
         owner: Owner,
         fence: int,
@@ -454,7 +464,7 @@ class Store(DatabaseConnection, StoreReader):
 
         self.write(work, durable=True)
 
-    def forget_weights(self, attempt_id: int) -> None:
+    def clear_weights(self, attempt_id: int) -> None:
         """Record durably that the saved weights of an attempt are deleted or about to be deleted."""
         gone = update(AttemptRow).where(AttemptRow.id == attempt_id).values(weights=None)
         self.write(lambda session: _changes_row(session, gone), durable=True)

@@ -69,9 +69,9 @@ class StoreReader(ABC):
     provenance = as_method(attempt_queries.provenance)
     provenances = as_method(attempt_queries.provenances)
     sources = as_method(attempt_queries.sources)
-    timed = as_method(attempt_queries.training_timings)
-    starts = as_method(attempt_queries.startup_seconds)
-    mark = as_method(attempt_queries.change_token)
+    training_timings = as_method(attempt_queries.training_timings)
+    startup_seconds = as_method(attempt_queries.startup_seconds)
+    change_token = as_method(attempt_queries.change_token)
     newest_event = as_method(attempt_queries.newest_event)
     events = as_method(attempt_queries.events)
 
@@ -102,5 +102,5 @@ class Snapshot(StoreReader):
 
     curve_arrays = as_method(attempt_queries.curve_arrays)
     item_means = as_method(attempt_queries.item_means)
-    item_places = as_method(attempt_queries.item_positions)
+    item_positions = as_method(attempt_queries.item_positions)
     item_details = as_method(attempt_queries.item_details)

@@ -101,10 +101,10 @@ def claim_sweep(
         return None
     _require_writable(row)
     if revision is not None:
-        if revision.beside is None:
+        if revision.companion_of is None:
             _mark_launched_last(session, row)
         else:
-            row.launched_at = queries.sweep_row(session, revision.beside).launched_at - timedelta(milliseconds=1)
+            row.launched_at = queries.sweep_row(session, revision.companion_of).launched_at - timedelta(milliseconds=1)
         write_revision(session, row, revision)
     moment = queries.now(session)
     row.owner, row.owner_host, row.owner_pid, row.owner_started = owner.name, owner.host, owner.pid, owner.started
@@ -177,7 +177,7 @@ def extend_newest(session: Session, name: str, fence: int, cells: Sequence[CellR
         raise LeaseLost(f"sweep {name!r} was taken over by another supervisor; this one has to stop")
     newest = append_cells(session, row.id, cells)
     if new_forecast is not None:
-        newest.options = dict(newest.options) | {forecast.OPTION: jsonable(new_forecast)}
+        newest.options = dict(newest.options) | {forecast.OPTION_KEY: jsonable(new_forecast)}
 
 
 def append_cells(session: Session, sweep_id: int, cells: Sequence[CellRecord]) -> RevisionRow:

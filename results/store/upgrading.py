@@ -21,7 +21,16 @@ from sqlalchemy.exc import DBAPIError
 
 from ..console.output_files import fsync_path
 from ..errors import StoreError, StoreMissing, StoreUnreachable, WriteRefused
-from .database import check_revision, damage, file_of, make_engine, place, revision_of, shown, translate_driver_errors
+from .database import (
+    check_revision,
+    damage,
+    make_engine,
+    redacted_url,
+    resolve_url,
+    revision_of,
+    sqlite_file,
+    translate_driver_errors,
+)
 from .schema import HEAD, REVISIONS, Base
 
 PARTIAL_SUFFIX = ".part"
@@ -66,7 +75,7 @@ def copy_error(error: sqlite3.Error | OSError, url: URL, target: Path) -> StoreE
     if damaged is not None:
         return damaged
     cause = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return WriteRefused(f"{shown(url)} cannot be copied to {target}: {cause}; make room, or name another place")
+    return WriteRefused(f"{redacted_url(url)} cannot be copied to {target}: {cause}; make room, or name another place")
 
 
 def verify_copy(copy: Path) -> None:
@@ -105,7 +114,7 @@ def creation_lock(url: URL) -> Iterator[None]:
     Raises:
         StoreError: the folder does not exist.
     """
-    path = file_of(url)
+    path = sqlite_file(url)
     if path is None:
         yield
         return
@@ -153,7 +162,7 @@ def create_database(url: URL) -> None:
     A new file is removed if it cannot be completed.
     """
     with creation_lock(url), translate_driver_errors(url):
-        path = file_of(url)
+        path = sqlite_file(url)
         is_new = path is not None and not path.exists()
         engine = make_engine(url)
         try:
@@ -178,7 +187,7 @@ def create_temporary_database(file: Path) -> None:
 
     It lacks the view `results`, which is for people with an SQL shell, and a power failure may destroy it.
     """
-    engine = make_engine(place(file))
+    engine = make_engine(resolve_url(file))
     try:
         with engine.begin() as connection:
             Base.metadata.create_all(connection, checkfirst=False)
@@ -230,8 +239,8 @@ def upgrade_store(
         StoreUnreachable: the connection was lost during the upgrade.
         StoreError: it is not a database of this program, or the upgrade failed or would lose rows; nothing has changed.
     """
-    url = place(url_or_path)
-    path = file_of(url)
+    url = resolve_url(url_or_path)
+    path = sqlite_file(url)
     if path is not None and not path.exists():
         raise StoreMissing(f"there is no database {path}; launch a grid first, or name the database with --db")
     with creation_lock(url):
@@ -242,7 +251,7 @@ def upgrade_store(
             if revision == head:
                 return None
             if revision is None or revision not in REVISIONS:
-                check_revision(revision, shown(url))
+                check_revision(revision, redacted_url(url))
             copy = _backup(engine, path, str(revision)) if path is not None else None
             with engine.begin() as connection:
                 _upgrade_checked(connection, migrations, head)
@@ -250,10 +259,10 @@ def upgrade_store(
         except DBAPIError as error:
             if error.connection_invalidated:
                 raise StoreUnreachable(
-                    f"{shown(url)} was lost during the upgrade, which is done whole or not at all; run it again"
+                    f"{redacted_url(url)} was lost during the upgrade, which is done whole or not at all; run it again"
                 ) from error
             raise StoreError(
-                f"the upgrade of {shown(url)} failed and was undone: {error.orig}; please report this"
+                f"the upgrade of {redacted_url(url)} failed and was undone: {error.orig}; please report this"
             ) from error
         finally:
             engine.dispose()

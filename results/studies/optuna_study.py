@@ -66,7 +66,7 @@ def propose_trial(search: Search, trials: Sequence[Trial], memory: Mapping[str, 
     Raises:
         ModuleNotFoundError: the sampler needs a package that is not installed (cmaes).
     """
-    study = made(search, trials)
+    study = build_study(search, trials)
     for key, value in memory.items():
         study._storage.set_study_system_attr(study._study_id, key, value)
     number = len(trials)
@@ -96,14 +96,14 @@ def check_pruning(search: Search, trials: Sequence[Trial], number: int) -> tuple
     """
     import optuna
 
-    study = made(search, trials)
+    study = build_study(search, trials)
     trial = optuna.trial.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
     ends = trial.should_prune()
     after = study.get_trials(deepcopy=False)[number]
     return ends, replace(trials[number], attrs=dict(after.system_attrs))
 
 
-def best(search: Search, trials: Sequence[Trial]) -> list[int]:
+def best_trial_numbers(search: Search, trials: Sequence[Trial]) -> list[int]:
     """Return the numbers of the best trials: one for a single objective, the Pareto front for several.
 
     Empty without finished trials.
@@ -111,13 +111,15 @@ def best(search: Search, trials: Sequence[Trial]) -> list[int]:
     done = [trial for trial in trials if trial.standing == "done"]
     if not done:
         return []
-    study = made(search, trials)
+    study = build_study(search, trials)
     return sorted(
         {study.best_trial.number} if len(search.objectives) == 1 else {trial.number for trial in study.best_trials}
     )
 
 
-def made(search: Search, trials: Sequence[Trial], storage: optuna.storages.BaseStorage | None = None) -> optuna.Study:
+def build_study(
+    search: Search, trials: Sequence[Trial], storage: optuna.storages.BaseStorage | None = None
+) -> optuna.Study:
     """Return the Optuna study with these trials, in memory unless `storage` is given.
 
     Sets Optuna's log level to WARNING.
@@ -189,7 +191,7 @@ def _distribution(range_: Range) -> BaseDistribution:
     if isinstance(range_, LevelChoice):
         return CategoricalDistribution(range_.levels)
     assert isinstance(range_, Interval)
-    if range_.whole and (range_.step is None or float(range_.step).is_integer()):
+    if range_.is_integer and (range_.step is None or float(range_.step).is_integer()):
         return IntDistribution(int(range_.low), int(range_.high), log=range_.log, step=int(range_.step or 1))
     return FloatDistribution(range_.low, range_.high, log=range_.log, step=range_.step)
 

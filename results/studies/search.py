@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from ..revision_options import read_option
 
-OPTION = "search"
+OPTION_KEY = "search"
 """Key in a revision's options."""
 Sampler = Literal["tpe", "random", "cmaes", "nsga2"]
 Pruner = Literal["asha", "hyperband", "median"]
@@ -29,7 +29,7 @@ class Interval:
     """Only low, low + step, ... are allowed; None for all numbers, or all integers if both ends are integers."""
 
     @property
-    def whole(self) -> bool:
+    def is_integer(self) -> bool:
         """True if both ends are integers, so that all values are."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
@@ -37,7 +37,7 @@ class Interval:
         """Return the number at a fraction of the range, from 0 to 1, rounded to the steps or integers of the range."""
         offset = (self.high - self.low) * share
         value = self.low * (self.high / self.low) ** share if self.log else self.low + offset
-        step = self.step or (1 if self.whole else None)
+        step = self.step or (1 if self.is_integer else None)
         if step is not None:
             value = self.low + step * min(round((value - self.low) / step), int((self.high - self.low) / step))
         return min(value, self.high)
@@ -69,7 +69,7 @@ class Search:
     """Options of the sampler: `startup` (number of random trials at the start), `population` (size of a generation)."""
 
 
-def as_options(search: Search) -> dict[str, Any]:
+def search_as_json(search: Search) -> dict[str, Any]:
     """Return the search as JSON values.
 
     Ranges and objectives are lists, since some databases lose the order of a mapping.
@@ -89,13 +89,13 @@ def as_options(search: Search) -> dict[str, Any]:
     }
 
 
-def search_from(options: object) -> Search | None:
+def search_from_options(options: object) -> Search | None:
     """Return the search in the options of a stored revision; None for no search or an invalid one."""
-    return read_option(options, OPTION, _parse_search)
+    return read_option(options, OPTION_KEY, _parse_search)
 
 
 def _parse_search(fields: Mapping[str, Any]) -> Search | None:
-    """Return the search that `as_options` wrote; None for an invalid one.
+    """Return the search that `search_as_json` wrote; None for an invalid one.
 
     May raise KeyError, TypeError or ValueError.
     """

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from ..console.text import storable_text
 from ..errors import LeaseLost
-from ..forecast import OPTION, Forecast, as_option, extended, forecast_of
+from ..forecast import OPTION_KEY, Forecast, extend_forecast, forecast_as_json, forecast_from_options
 from ..store import queries, sweep_lease
 from ..store.database import jsonable, upsert
 from ..store.records import CellRecord, TrialStanding
@@ -19,7 +19,7 @@ from ..store.schema import StudyRow, TrialRow, UtcNow
 from ..store.store import Store
 from ..store.store_reader import StoreReader
 from .optuna_study import Trial
-from .search import Search, search_from
+from .search import Search, search_from_options
 
 ONLY_PART = ""
 """Name of the study of a sweep that has only one."""
@@ -32,7 +32,7 @@ def search_of(store: StoreReader, sweep: str | None = None) -> Search | None:
 
     Raises SweepUnknown.
     """
-    return search_from(store.revision(sweep).options)
+    return search_from_options(store.revision(sweep).options)
 
 
 def trials_of(store: StoreReader, sweep: str | None = None, part: str = ONLY_PART) -> list[Trial]:
@@ -120,7 +120,7 @@ class StudyWriter:
 
         self._write_if_held(work)
 
-    def enlist(self, cells: Sequence[CellRecord]) -> None:
+    def append_cells(self, cells: Sequence[CellRecord]) -> None:
         """Append cells of earlier trials that the newest revision does not list."""
 
         def work(session: Session, sweep_id: int) -> None:
@@ -129,7 +129,7 @@ class StudyWriter:
         if cells:
             self._write_if_held(work)
 
-    def tell(self, *trials: Trial) -> None:
+    def update_trials(self, *trials: Trial) -> None:
         """Update trials; the first update to an end state sets the time of the end."""
 
         def work(session: Session, sweep_id: int) -> None:
@@ -161,10 +161,12 @@ class StudyWriter:
 def _append_cell(session: Session, sweep_id: int, cell: CellRecord, forecast: Forecast | None) -> None:
     """Append a cell to the newest revision; extend the forecast if the revision has one and the cell is new."""
     newest = queries.revision_row(session, sweep_id)
-    before, listed = forecast_of(newest.options), queries.members(session, newest.id)
+    before, listed = forecast_from_options(newest.options), queries.members(session, newest.id)
     sweep_lease.append_cells(session, sweep_id, [cell])
     if before is not None and forecast is not None and cell.id not in {cell_id for cell_id, _ in listed}:
-        newest.options = dict(newest.options) | {OPTION: jsonable(as_option(extended(before, len(listed), forecast)))}
+        newest.options = dict(newest.options) | {
+            OPTION_KEY: jsonable(forecast_as_json(extend_forecast(before, len(listed), forecast)))
+        }
 
 
 def _values(trial: Trial) -> dict[str, Any]:

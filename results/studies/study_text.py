@@ -13,7 +13,7 @@ from .search import Search
 DIRECTION_PHRASES = {"minimize": "less is better", "maximize": "more is better"}
 
 
-def left(search: Search, trials: Sequence[Trial]) -> int:
+def remaining_trials(search: Search, trials: Sequence[Trial]) -> int:
     """Return the number of trials that are still to be proposed."""
     return max(0, search.trials - len(trials))
 
@@ -23,7 +23,7 @@ def count_standings(trials: Sequence[Trial]) -> Counter[str]:
     return Counter(trial.standing for trial in trials)
 
 
-def describe(search: Search, trials: Sequence[Trial]) -> str:
+def describe_study(search: Search, trials: Sequence[Trial]) -> str:
     """Return one line about a study: size, sampler, objectives, trials by standing, best value of one objective."""
     objectives_text = " and ".join(
         f"{name} ({DIRECTION_PHRASES[direction]})" for name, direction in search.objectives.items()
@@ -33,7 +33,7 @@ def describe(search: Search, trials: Sequence[Trial]) -> str:
         (word if word != "asked" else "not finished", count) for word, count in count_standings(trials).items()
     )
     parts = [f"{count} {standing}" for standing, count in counts]
-    parts += [f"{left(search, trials)} to propose"] if left(search, trials) else []
+    parts += [f"{remaining_trials(search, trials)} to propose"] if remaining_trials(search, trials) else []
     line = f"study of {counted(search.trials, 'trial')} ({sampler_text}) for {objectives_text}: {', '.join(parts) or 'none'}"
     first = best_single_objective(search, trials)
     return (
@@ -53,9 +53,9 @@ def best_single_objective(search: Search, trials: Sequence[Trial]) -> Trial | No
     return min(done, key=lambda trial: (sign * trial.values[0], trial.number), default=None)  # type: ignore[index]
 
 
-def as_json(search: Search, trials: Sequence[Trial]) -> dict[str, Any]:
+def study_as_json(search: Search, trials: Sequence[Trial]) -> dict[str, Any]:
     """Return the search's main fields, the trials by standing, and the number of remaining trials as JSON values."""
     return {
         "sampler": search.sampler, "pruner": search.pruner, "objectives": dict(search.objectives),
-        "trials": search.trials, "counts": dict(count_standings(trials)), "left": left(search, trials),
+        "trials": search.trials, "counts": dict(count_standings(trials)), "left": remaining_trials(search, trials),
     }  # fmt: skip

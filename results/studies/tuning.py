@@ -10,7 +10,7 @@ from typing import Any
 from ..console.text import counted
 from ..revision_options import read_option
 
-OPTION = "tuned"
+OPTION_KEY = "tuned"
 """Key in a revision's options."""
 
 
@@ -54,19 +54,19 @@ class TuningResult:
         )
 
 
-def as_option(tuned: TuningResult) -> dict[str, Any]:
+def tuning_as_json(tuned: TuningResult) -> dict[str, Any]:
     """Return the result as JSON values; settings are lists, since some databases lose the order of a mapping."""
     levels = [asdict(level) | {"settings": [list(pair) for pair in level.settings.items()]} for level in tuned.levels]
     return asdict(tuned) | {"levels": levels}
 
 
-def tuned_of(options: object) -> TuningResult | None:
+def tuning_from_options(options: object) -> TuningResult | None:
     """Return the tuning in the options of a stored revision; None for no tuning or an invalid one."""
-    return read_option(options, OPTION, _parse_tuning)
+    return read_option(options, OPTION_KEY, _parse_tuning)
 
 
 def _parse_tuning(fields: Mapping[str, Any]) -> TuningResult:
-    """Return the result that `as_option` wrote. Raises KeyError, TypeError or ValueError for an invalid one."""
+    """Return the result that `tuning_as_json` wrote. Raises KeyError, TypeError or ValueError for an invalid one."""
     levels = tuple(
         TunedLevel(
             level=str(level["level"]), sweep=str(level["sweep"]), trial=int(level["trial"]), cell=str(level["cell"]),

@@ -17,7 +17,7 @@ from ..external_models.config import config_of
 from ..grid.plugins import load_plugin, plugin_of
 from ..host.hardware import peak_resident, reset_peak_resident
 from ..probes import PROBES, bound
-from ..probes.subject import Subject, measure
+from ..probes.subject import Subject, run_probe
 from ..training.loop import Stopped
 from .job import Job
 from .process import StopFlag, log_line
@@ -58,7 +58,7 @@ class AttemptRunner:
     def clean(self) -> None:
         """Delete checkpoints that are not needed any more; called after the attempt's end is in the database."""
 
-    def probe(self, subject: Subject) -> None:
+    def run_probes(self, subject: Subject) -> None:
         """Run every probe and length that the job lacks and record the results; raises Stopped on request."""
         self.recorder.progress(self.config.train.steps, self.config.train.steps, phase="probing")
         for name, group in groupby(sorted(self.job.missing), key=lambda item: item[0]):
@@ -88,7 +88,7 @@ class AttemptRunner:
         resident = not cuda and reset_peak_resident()
         started = time.perf_counter()
         try:
-            results = list(measure(name, subject, [length]))
+            results = list(run_probe(name, subject, [length]))
         except (RuntimeError, MemoryError) as error:
             if not _out_of_memory(error):
                 raise

@@ -29,12 +29,12 @@ from . import provenance
 from .base_runner import AttemptRunner
 from .compile_lock import CompileLock
 from .device import (
+    build_network,
     choose_device,
     compile_lock_for,
     enable_determinism,
-    network,
-    share_self_tests,
     use_shared_compile_cache,
+    use_shared_self_tests,
 )
 from .generation import SamplingError, write_samples
 from .job import Job
@@ -47,7 +47,7 @@ class CellRunner(AttemptRunner):
     def __init__(self, job: Job, runs: Path, recorder: AttemptWriter, stop: StopFlag) -> None:
         """Resolve the locations of checkpoints and weights; arguments as for `AttemptRunner`."""
         super().__init__(job, runs, recorder, stop)
-        self.checkpoint_address = storage.home(self.config.checkpoint.path, job.folder)
+        self.checkpoint_address = storage.attempt_address(self.config.checkpoint.path, job.folder)
         """Address of checkpoints and weights, as the database stores it."""
         self.storage_address = storage.resolve(runs, self.checkpoint_address)
         self._previous_locations = [storage.resolve(runs, folder) for _, folder in job.resume]
@@ -81,9 +81,9 @@ class CellRunner(AttemptRunner):
         device = choose_device(config.resources.gpus)
         if device.type == "cuda":
             use_shared_compile_cache(device, *(plugin.sha256 for plugin in config.plugins))
-            share_self_tests(device)
+            use_shared_self_tests(device)
         corpus = open_corpus(self.runs / "corpora", config.data.fingerprint or "")
-        model = network(config, device, training=self.job.kind == "train")
+        model = build_network(config, device, training=self.job.kind == "train")
         subject = CellSubject(model, corpus.load_tokenizer(), corpus, config, device, self.check_stop)
         waited = 0.0
         if self.job.kind == "train" and config.train.compile and device.type == "cuda":
@@ -119,7 +119,7 @@ class CellRunner(AttemptRunner):
             log_line(f"weights from {self.job.weights} ({self.job.weights_sha256 or NO_HASH})")
         self.check_stop()
         with evaluating(subject.model):
-            self.probe(subject)
+            self.run_probes(subject)
         if self.job.kind == "train":
             self._save_weights()
         self.recorder.neighbours()
@@ -152,10 +152,10 @@ class CellRunner(AttemptRunner):
             device=subject.device,
             validate=lambda: self._validate(subject, trainer.step),
             validate_every=config.eval.validate_every,
-            watcher=self,
+            hooks=self,
             graphs=self._graphs,
-            refused=self._on_capture_refused,
-            room=self._marked_capacity(subject),
+            on_capture_refused=self._on_capture_refused,
+            marked_capacity=self._marked_capacity(subject),
         )
         self._model, self._optimizers = model, trainer.optimizers
         self._resume(trainer)
@@ -222,15 +222,15 @@ class CellRunner(AttemptRunner):
     def _prepare_checkpoint_location(self) -> None:
         """Check that checkpoints can be written and that no foreign ones lie in this attempt's location."""
         if self.config.checkpoint.path is not None:
-            checkpoint.claim(self.storage_address)
+            checkpoint.check_unclaimed(self.storage_address)
         else:
             # The runs folder belongs to this database, so files there are remains of a deleted one.
-            checkpoint.clear(self.storage_address)
+            checkpoint.remove_checkpoints(self.storage_address)
 
     def _resume(self, trainer: Trainer) -> None:
         """Restore the newest usable checkpoint of the cell's earlier attempts, if any, and inherit their curve."""
         for (attempt, _), location in zip(self.job.resume, self._previous_locations, strict=True):
-            state = checkpoint.newest(location, log_line)
+            state = checkpoint.load_newest(location, log_line)
             if state is None:
                 continue
             trainer.restore(state)
@@ -294,17 +294,17 @@ class CellRunner(AttemptRunner):
 
     def _prune_checkpoints(self) -> None:
         """Delete checkpoints of earlier attempts, so that two remain over all attempts of the cell."""
-        has_enough = len(checkpoint.list_checkpoints(self.storage_address)) >= checkpoint.KEPT
+        has_enough = len(checkpoint.list_checkpoints(self.storage_address)) >= checkpoint.KEEP_NEWEST
         for location in self._previous_locations:
-            checkpoint.clear(
-                location, but=None if has_enough or location != self._resumed_from[0] else self._resumed_from[1]
+            checkpoint.remove_checkpoints(
+                location, keep=None if has_enough or location != self._resumed_from[0] else self._resumed_from[1]
             )
         if has_enough:
             self._previous_locations = []
 
     # --- measuring ------------------------------------------------------------------------------------------------
 
-    def _peak(self) -> float | None:
+    def _peak_flops(self) -> float | None:
         """Return the device's peak bf16 FLOP/s; None on the CPU, with float32 activations, and for an unknown GPU."""
         device = self._subject.device
         # the table holds bfloat16 peaks; float16 has the same, and fp8 projections are measured against them
@@ -315,7 +315,7 @@ class CellRunner(AttemptRunner):
     def _mfu(self, tokens_per_s: float) -> tuple[float | None, float | None]:
         """Return (MFU by the paper's formula, MFU by actual FLOPs), fractions of the peak; None where unknown."""
         model, seq_len = self._model.config, self.config.train.seq_len
-        peak = self._peak()
+        peak = self._peak_flops()
         paper = flops.paper_flops(model, parameter_count(self._model), seq_len)
         honest = flops.training_flops(model, seq_len, counted=self._loss_share)
         return flops.mfu(paper, tokens_per_s, peak), flops.mfu(honest, tokens_per_s, peak)
@@ -335,8 +335,8 @@ class CellRunner(AttemptRunner):
             return
         paper, honest = self._mfu(last.tokens_per_s)
         chip = torch.cuda.get_device_name(subject.device) if subject.device.type == "cuda" else "the CPU"
-        no_peak = f"n/a: no peak FLOP/s known for {chip}" if self._peak() is None else None
-        unknown_flops, scaling = flops.unknown(self._model.config), self._optimizers.scaling
+        no_peak = f"n/a: no peak FLOP/s known for {chip}" if self._peak_flops() is None else None
+        unknown_flops, scaling = flops.unknown_reason(self._model.config), self._optimizers.scaling
 
         def measurement(metric: str, value: float | None, unit: str, why: str | None = None) -> Measurement:
             return Measurement(
@@ -382,7 +382,7 @@ class CellRunner(AttemptRunner):
         if self.job.kind == "train" and self.config.checkpoint.keep != "everything":
             try:
                 for location in (self.storage_address, *self._previous_locations):
-                    checkpoint.clear(location)
+                    checkpoint.remove_checkpoints(location)
             except storage.StorageError as error:
                 # the results are recorded, so this is no failure
                 self.recorder.event("storage", f"checkpoints were left behind: {error}")

@@ -15,14 +15,14 @@ from ...kernels.dispatch import cache_self_tests, sources, version
 from ...model.backbone import Backbone, build
 from ..config import CellConfig
 from ..errors import SweepError
-from ..host.hardware import no_gpu
+from ..host.hardware import no_gpu_error
 from .compile_lock import CompileLock, graph_key
 from .provenance import driver_version
 
 PACKAGE = Path(__file__).parents[2]
 CUSTOM_AUTOGRAD_FLAG = "autograd_cache_allow_custom_autograd_functions"
 """Setting of torch's compile cache: also cache graphs that contain custom autograd functions."""
-WORKSPACE = ":4096:8"
+CUBLAS_WORKSPACE = ":4096:8"
 """Setting of cuBLAS that makes its results deterministic."""
 
 
@@ -38,14 +38,14 @@ def choose_device(gpus: float) -> torch.device:
         torch.cuda.init()
         torch.zeros(1, device="cuda")
     except (RuntimeError, AssertionError) as error:
-        raise no_gpu(str(error).splitlines()[0]) from error
+        raise no_gpu_error(str(error).splitlines()[0]) from error
     if gpus < 1:
         # so that a process that exceeds its part fails itself instead of its neighbour
         torch.cuda.set_per_process_memory_fraction(gpus)
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def network(config: CellConfig, device: torch.device, *, training: bool = False) -> Backbone:
+def build_network(config: CellConfig, device: torch.device, *, training: bool = False) -> Backbone:
     """Return the cell's initialised network on `device`, in the types of `train.activations` and `train.precision`.
 
     The CPU computes in float32 for every precision. On a GPU without 8-bit products, fp8 is emulated in float32.
@@ -74,7 +74,7 @@ def enable_determinism() -> None:
     On the CPU all of ours are deterministic anyway. torch then also fills uninitialised memory with NaN, which costs a
     little.
     """
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = CUBLAS_WORKSPACE
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
@@ -121,7 +121,7 @@ def compile_lock_for(config: CellConfig) -> CompileLock:
     )
 
 
-def share_self_tests(device: torch.device) -> None:
+def use_shared_self_tests(device: torch.device) -> None:
     """Record which kernels passed their self-tests, per driver, next to the compile cache; later processes skip these.
 
     Does nothing without an NVIDIA driver.

@@ -30,9 +30,9 @@ NODE_LOST = -1001
 OOM_KILLED = -1002
 """Pseudo exit code: the system of another node killed the process because memory ran out."""
 
-ALIKE = 3
+MAX_SAME_FAILURES = 3
 """Cells that fail in the same way, through an error in code or config, before the sweep stops."""
-FRUITLESS = 3
+MAX_KILLS_WITHOUT_PROGRESS = 3
 """Consecutive deaths of a cell without progress by a step before a kill counts as the cell's own fault."""
 
 _INFRASTRUCTURE = re.compile(
@@ -78,8 +78,8 @@ def classify_message(message: str) -> Failure:
     return "infrastructure" if _INFRASTRUCTURE.search(message) else "code"
 
 
-def judge(
-    exit_code: int, log: Path, *, oom_killed: bool = False, hung: bool = False, asked: bool = False
+def classify_exit(
+    exit_code: int, log: Path, *, oom_killed: bool = False, hung: bool = False, stop_requested: bool = False
 ) -> ExitVerdict:
     """Classify the end of a process whose attempt is still recorded as running.
 
@@ -98,7 +98,7 @@ def judge(
         return ExitVerdict("interrupted", "its node was lost", "node_lost")
     if exit_code == OOM_KILLED:
         exit_code, oom_killed = -signal.SIGKILL, True
-    if asked:
+    if stop_requested:
         return ExitVerdict("interrupted", f"asked to stop, it ended with exit code {exit_code}: {last_line(log)}", None)
     if hung:
         return ExitVerdict(
@@ -120,7 +120,7 @@ def judge(
     return ExitVerdict("failed", f"process ended with exit code {exit_code}: {message}", failure)
 
 
-def not_started(log: Path, error: BaseException) -> int:
+def record_start_failure(log: Path, error: BaseException) -> int:
     """Append to the log, if possible, that the process could not be started; return the exit code for it."""
     with contextlib.suppress(OSError), log.open("a") as file:
         file.write(f"could not be started: {error}\n")

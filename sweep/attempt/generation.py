@@ -9,7 +9,7 @@ import torch
 
 from ...model.backbone import Backbone
 from ...model.inference.decode import Decoder, make_decoder
-from ...model.inference.generation import check_sampling, write
+from ...model.inference.generation import check_sampling, generate_tokens
 from ...model.resolve import longest_text
 from ...results.store.records import Sample
 from ..config import SamplesConfig
@@ -48,7 +48,7 @@ def generate_text(
     except ValueError as error:
         raise SamplingError(str(error)) from error
     prompt_T = _prompt_tokens(model, tokenizer, prompt, tokens)
-    tokens_written = write(
+    tokens_written = generate_tokens(
         model, prompt_T, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed,
         vocabulary=tokenizer.vocabulary, stop=tokenizer.eot, full_context=full_context, decoder=decoder,
     )  # fmt: skip

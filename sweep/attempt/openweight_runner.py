@@ -14,7 +14,7 @@ from ..errors import MachineError
 from ..external_models.config import OpenWeightConfig
 from ..external_models.hub_checkpoint import need_transformers
 from ..external_models.hub_tokenizer import HubTokenizer
-from ..external_models.subject import PAIRINGS, PIECE, ChunkedScorer, load_model
+from ..external_models.subject import CHUNK_TOKENS, PAIRINGS, ChunkedScorer, load_model
 from . import provenance
 from .base_runner import AttemptRunner
 from .device import choose_device
@@ -50,7 +50,7 @@ class OpenWeightRunner(AttemptRunner):
                 kernels={"model": f"transformers {metadata.version('transformers')}, {type(network).__name__}"},
                 tokenizer=f"sha256:{model.tokenizer[:16]}", corpus=config.data.corpus,
                 extra={
-                    "parameters": size, "start_seconds": round(time.monotonic() - began, 3), "chunk_tokens": PIECE,
+                    "parameters": size, "start_seconds": round(time.monotonic() - began, 3), "chunk_tokens": CHUNK_TOKENS,
                     "pairing": model.pairing, "revision": model.revision, "native_context": model.context,
                 },
             )
@@ -64,5 +64,5 @@ class OpenWeightRunner(AttemptRunner):
             [Measurement(probe="throughput", metric="parameters", value=float(size), unit="parameters")]
         )
         reader = ChunkedScorer(network, device, self.check_stop)
-        self.probe(PAIRINGS[model.pairing](reader, HubTokenizer(folder), corpus, config, model.places))
+        self.run_probes(PAIRINGS[model.pairing](reader, HubTokenizer(folder), corpus, config, model.places))
         self.recorder.neighbours()

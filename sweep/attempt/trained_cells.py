@@ -17,7 +17,7 @@ from ...results.store.records import CellRecord
 from ...results.store.store import Store, open_store
 from ..checkpoints import storage
 from ..config import CellConfig, DataConfig, Plugin, TrainConfig
-from ..data.corpora import verified
+from ..data.corpora import open_verified
 from ..errors import MachineError, SweepError
 from ..grid.cell import Cell, cell_id
 from ..grid.plugins import PLUGGABLE, Pluggable, load_plugin, source_of
@@ -107,7 +107,7 @@ class LoadedModel:
         )  # fmt: skip
 
 
-def kept(store: Store, cell_name: str, runs: Path, sweep: str | None = None) -> TrainedCell:
+def find_trained_cell(store: Store, cell_name: str, runs: Path, sweep: str | None = None) -> TrainedCell:
     """Return the trained cell of that name, with the weights of its newest finished training.
 
     Args:
@@ -177,15 +177,15 @@ def _is_registered(part: Pluggable, section: Mapping[str, Any], plugins: tuple[P
         ModelConfigError: neither this version nor a plugin of the cell can provide the part.
     """
     source = section.get(part.source)
-    name = section[part.name] if part.absent is None else section.get(part.name, part.absent)
-    is_available = name == part.absent or name in part.registry or (part.others and source is None)
+    name = section[part.name] if part.none_name is None else section.get(part.name, part.none_name)
+    is_available = name == part.none_name or name in part.registry or (part.allows_unregistered and source is None)
     if (source is None and not is_available) or (
         source is not None and source not in {plugin.sha256 for plugin in plugins}
     ):
         raise ModelConfigError(
             f"{part.section}.{part.name}", f"no {part.registry.kind} named {name!r}", sorted(part.registry)
         )
-    return is_available and (name == part.absent or source_of(part, name, plugins) == source)
+    return is_available and (name == part.none_name or source_of(part, name, plugins) == source)
 
 
 def _validated_config(record: CellRecord, plugins: tuple[Plugin, ...]) -> CellConfig:
@@ -279,7 +279,7 @@ def load(
     store = open_store(db)
     try:
         folder = Path(runs) if runs is not None else store.runs
-        trained = kept(store, cell_name, folder, sweep)
+        trained = find_trained_cell(store, cell_name, folder, sweep)
     finally:
         store.close()
     return _build_model(trained, folder, torch_device)
@@ -311,11 +311,11 @@ def _build_model(trained: TrainedCell, runs: Path, device: torch.device) -> Load
         device: device of the network.
     """
     from ..checkpoints import checkpoint
-    from .device import network
+    from .device import build_network
 
     config = trained.cell.config
-    tokenizer = verified(runs / "corpora", config.data.fingerprint or "").load_tokenizer()
-    model = network(config, device)
+    tokenizer = open_verified(runs / "corpora", config.data.fingerprint or "").load_tokenizer()
+    model = build_network(config, device)
     checkpoint.load_weights(storage.resolve(runs, trained.weights), model, trained.sha256)
     model.eval()
     return LoadedModel(model, tokenizer, config, trained.cell.id, trained.cell.slug, trained.sha256)

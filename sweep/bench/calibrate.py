@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ..attempt.device import WORKSPACE, choose_device, share_self_tests
+from ..attempt.device import CUBLAS_WORKSPACE, choose_device, use_shared_self_tests
 from ..errors import MachineError
 from ..grid.cell import Cell
 from ..grid.plugins import load_plugin
@@ -155,9 +155,9 @@ def _warmed_up(short: Cell, device: torch.device) -> TimedCell:
     for plugin in short.config.plugins:
         load_plugin(Path(plugin.path), plugin.sha256)
     if device.type == "cuda":
-        share_self_tests(device)
+        use_shared_self_tests(device)
     if short.config.train.deterministic:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = CUBLAS_WORKSPACE
     return TimedCell(short, device)
 
 

@@ -13,9 +13,9 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from ...model.backbone import Backbone
-from ...model.inference.decode import PagedDecoder, as_used
+from ...model.inference.decode import PagedDecoder, cast_for_decoding
 from ...model.kv_cache import CacheFull
-from ..attempt.device import network
+from ..attempt.device import build_network
 from ..grid.cell import Cell
 from . import single_token
 from .ceilings import Ceilings, ceilings
@@ -91,7 +91,9 @@ def run(
     limits = ceilings(device) if device.type == "cuda" else Ceilings(1.0, 1.0)
     rows = []
     for cell in cells:
-        model = as_used(network(cell.config, device).eval())  # before the loop, since each call copies the weights
+        model = cast_for_decoding(
+            build_network(cell.config, device).eval()
+        )  # before the loop, since each call copies the weights
         ways: list[tuple[str, SDPBackend | None]] = [(PAGES, None)]
         ways += dense.items() if single_token.takes_dense(model) else []
         for context, texts, (attention, backend) in itertools.product(contexts, batches, ways):
@@ -128,17 +130,17 @@ def _time_row(row: DecodeRow, paged: PagedDecoder, rounds: int, steps: int, limi
     device = paged.model.device
     slot, _ = paged.begin(torch.zeros(1, dtype=torch.int64))  # allocates the pools
     paged.close(slot)
-    slots = [paged.book.open(context) for _ in range(texts)]
+    slots = [paged.allocator.allocate(context) for _ in range(texts)]
     tokens_B = torch.zeros(texts, dtype=torch.int64, device=device)
 
     def seconds(graphs: bool, compiled: bool) -> tuple[float, float]:
         """Return seconds per step, and the host's share of them, starting from `context` tokens."""
-        paged.book.shorten(slots, context)
+        paged.allocator.truncate(slots, context)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         began = time.perf_counter()
         for _ in range(steps):
-            paged.step(slots, tokens_B, graphs=graphs, compiled=compiled, own=False)
+            paged.step(slots, tokens_B, graphs=graphs, compiled=compiled, copy_logits=False)
         queued = time.perf_counter() - began
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -20,7 +20,7 @@ from ...kernels.attention.relative.op import relative_attention
 from ...kernels.attention.threshold.op import threshold_attention
 from ...kernels.attention.wall import op as wall_op
 from ...kernels.channelwise_delta import op as channelwise
-from ...kernels.dispatch import failure, worst
+from ...kernels.dispatch import max_relative_error, self_test_failure
 from ...kernels.gated_delta import op as gated_delta
 from ...kernels.norms import statistics_dtype
 from ...kernels.omega.chunk_loop import OrthogonalMode
@@ -113,7 +113,7 @@ def gated_available(
         elif backend == FLA and importlib.util.find_spec(FLA) is None:
             reasons[backend] = "flash-linear-attention is not installed"
         else:
-            reasons[backend] = failure(
+            reasons[backend] = self_test_failure(
                 f"{op.__name__} by {backend}", gated_error, op, device, head_dim, gates_tied, backend
             )
     return reasons
@@ -134,7 +134,7 @@ def gated_error(
         with torch.enable_grad():
             y = op(*args, backend=name)
             results.append([y, *torch.autograd.grad((y.float() * inputs[0].float()).sum(), args)])
-    return worst(*results)
+    return max_relative_error(*results)
 
 
 def _fla(op: str) -> Any:

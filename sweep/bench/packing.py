@@ -212,7 +212,7 @@ def run(
         tell(f"{attempts_at_once} at once: {counted(len(cells), 'cell')}")
         store = open_store(folder / f"{attempts_at_once}.db", create=True)
         rows.append(_measured(store, loaded, cells, attempts_at_once, runs, tell))
-    gpus = hardware.gpus() if any(cell.config.resources.gpus for cell in cells) else []
+    gpus = hardware.query_gpus() if any(cell.config.resources.gpus for cell in cells) else []
     kinds = ", ".join(sorted({gpu.name for gpu in gpus})) or None
     return PackingResult(grid, kinds, mps_runs() if gpus else None, tuple(rows))
 
@@ -226,7 +226,7 @@ def _measured(
     """
     request = launch.LaunchRequest(grid=grid, cells=list(cells), runs=runs, executor="local")
     watch = PhaseTimer(tell)
-    fence = launch.claim(request, store, processes.this_process("bench"))
+    fence = launch.claim_sweep(request, store, processes.this_process("bench"))
     try:
         with closing(_LimitedExecutor(attempts_at_once)) as executor:
             tasks = launch.plan(request, store).tasks

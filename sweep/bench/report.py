@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...kernels.dispatch import version
-from ...results.console.output_files import check_file_writable, is_stdout, resolve_format, write
+from ...results.console.output_files import check_file_writable, is_stdout, resolve_format, write_file
 from ..errors import MachineError
 from ..executors.source_snapshot import git_state
 
@@ -64,7 +64,7 @@ def _write_report(
     if not is_stdout(out):
         print(json_text if as_json else heading(environment) + "\n\n" + benchmark.table(*measured), flush=True)
     if out is not None:
-        write(out, json_text + "\n")
+        write_file(out, json_text + "\n")
 
 
 def as_dict(*measured: Any) -> dict[str, Any]:

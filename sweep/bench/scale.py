@@ -128,11 +128,11 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     runs = folder / "runs"
     tell("preparing the text")
     max_cells = 2 * cells + COMBINATIONS
-    admission.expand_grid(load_grid(file, most=max_cells), runs / "corpora")
+    admission.expand_grid(load_grid(file, max_cells=max_cells), runs / "corpora")
 
     def expanded() -> tuple[Grid, list[Any]]:
         """Return the grid and its cells, read again from the file."""
-        grid = load_grid(file, most=max_cells)
+        grid = load_grid(file, max_cells=max_cells)
         return grid, admission.expand_grid(grid, runs / "corpora")[0]
 
     began = time.perf_counter()
@@ -143,7 +143,7 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     owner = processes.this_process("bench")
     tell("recording the revision")
     began = time.perf_counter()
-    fence = launch.claim(launch.LaunchRequest(grid=grid, cells=grid_cells, runs=runs), store, owner)
+    fence = launch.claim_sweep(launch.LaunchRequest(grid=grid, cells=grid_cells, runs=runs), store, owner)
     rows.append(ScaleRow("record the revision", time.perf_counter() - began, "s"))
     tell("supervising")
     executor = InstantExecutor(

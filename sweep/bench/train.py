@@ -16,7 +16,7 @@ import torch
 from ...kernels.dispatch import use_torch_backend
 from ...model.backbone import Backbone
 from ...results.console.text import did_you_mean
-from ..attempt.device import WORKSPACE, network, use_shared_compile_cache
+from ..attempt.device import CUBLAS_WORKSPACE, build_network, use_shared_compile_cache
 from ..config import TrainConfig
 from ..data.batches import Batches
 from ..errors import GridError
@@ -170,7 +170,7 @@ class TimedCell:
             use_shared_compile_cache(device, *(plugin.sha256 for plugin in config.plugins))
             torch.cuda.reset_peak_memory_stats(device)
         began = time.perf_counter()
-        self.model = network(config, device, training=True)
+        self.model = build_network(config, device, training=True)
         parameters = sum(p.numel() for p in self.model.parameters())
         graphs, why = optimizer_steps.should_capture(config.train, parameters, device)
         self.steps = f"{'CUDA graphs' if graphs else 'as they come'}: {why}"
@@ -211,7 +211,7 @@ class TimedCell:
     def advance(self) -> None:
         """Run one optimizer step."""
         self._as_launched()
-        self.trainer.advance(self.step)
+        self.trainer.train_step(self.step)
         self.step += 1
 
     def optimizer_seconds(self) -> float:
@@ -292,7 +292,7 @@ def run(
     """
     if any(cell.config.train.deterministic for cell in cells):
         # read when CUDA is first used; its cost for the other cells is within the noise
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = CUBLAS_WORKSPACE
     # by default, the compiler gives up after a few networks per process
     compiler: Any = importlib.import_module("torch._dynamo.config")
     compiler.recompile_limit = 8 * max(8, len(cells))
@@ -334,7 +334,7 @@ def _row(runner: TimedCell, times: Sequence[float], limits: Ceilings, *, profile
         peak_memory=runner.peak,
         optimizer=runner.optimizer_seconds(),
         mfu=flops.mfu(flops.training_flops(config.model, length), rate, limits.flops),
-        unknown=flops.unknown(config.model),
+        unknown=flops.unknown_reason(config.model),
         mfu_paper=flops.mfu(flops.paper_flops(config.model, parameters, length), rate, peak),
         kernels=runner.model.kernel_paths(),
         micro_batch=config.train.micro_batch,
@@ -404,7 +404,7 @@ def _trainer(
         device=device,
         validate=lambda: 0.0,
         validate_every=config.steps,
-        watcher=_NoHooks(),
+        hooks=_NoHooks(),
         graphs=graphs,
-        refused=refused,
+        on_capture_refused=refused,
     )

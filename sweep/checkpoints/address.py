@@ -7,7 +7,7 @@ from ...results.store.store import Store
 from . import storage
 
 
-def place_of(store: Store, attempt: Attempt) -> str:
+def checkpoint_address(store: Store, attempt: Attempt) -> str:
     """Return the address of the folder that holds an attempt's checkpoints and weights.
 
     It is relative to the runs folder, or absolute where the launch of the attempt set `checkpoint.path`. An imported
@@ -21,4 +21,4 @@ def place_of(store: Store, attempt: Attempt) -> str:
             return storage.split(address)[0]
     provenance = store.provenance(attempt.id)
     path = provenance.config.get("checkpoint", {}).get("path") if provenance is not None else None
-    return storage.home(path, attempt.run_dir)
+    return storage.attempt_address(path, attempt.run_dir)

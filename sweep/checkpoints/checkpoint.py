@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...model.backbone import Backbone
 from ...model.config import ModelConfig
 from . import storage
-from .file_names import KEPT, MODEL, OPTIMIZERS, PREFIX, WEIGHTS, name_of
+from .file_names import KEEP_NEWEST, MODEL, OPTIMIZERS, PREFIX, WEIGHTS, name_of
 from .seal import CheckpointFacts, DamagedCheckpoint, read_verified_facts
 from .weights import CheckpointError as CheckpointError
 from .weights import check_weights
@@ -75,7 +75,7 @@ def save_weights(address: str | Path, model: nn.Module) -> str:
         StorageError: The storage location cannot be written.
     """
     folder, name = storage.split(str(address))
-    return storage.place(folder).put(name, functools.partial(_write_tensors, model_state(model)))
+    return storage.open_storage(folder).put(name, functools.partial(_write_tensors, model_state(model)))
 
 
 def load_weights(address: str | Path, model: nn.Module, recorded: str | None = None) -> None:
@@ -91,7 +91,7 @@ def load_weights(address: str | Path, model: nn.Module, recorded: str | None = N
         StorageError: The storage location cannot be reached.
     """
     folder, name = storage.split(str(address))
-    with storage.place(folder).file(name) as path:
+    with storage.open_storage(folder).file(name) as path:
         try:
             check_weights(path, str(address), recorded)
             model.load_state_dict(load_file(path))
@@ -122,13 +122,13 @@ def save(
     Raises:
         StorageError: The storage location cannot be written.
     """
-    location = storage.place(folder)
+    location = storage.open_storage(folder)
     writers = {
         MODEL: functools.partial(_write_tensors, model_state(model)),
         OPTIMIZERS: functools.partial(_write_optimizers, optimizers),
     }
     location.publish(name_of(step), writers, {"step": step, "tokens": tokens, "wall_s": wall_s, "pending": pending})
-    for old in list_checkpoints(folder)[KEPT:]:
+    for old in list_checkpoints(folder)[KEEP_NEWEST:]:
         location.remove(old)
     return name_of(step)
 
@@ -138,10 +138,10 @@ def list_checkpoints(folder: str | Path) -> list[str]:
 
     Raises StorageError.
     """
-    return [name for name in reversed(storage.place(folder).names()) if name.startswith(PREFIX)]
+    return [name for name in reversed(storage.open_storage(folder).names()) if name.startswith(PREFIX)]
 
 
-def newest(folder: str | Path, log: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
+def load_newest(folder: str | Path, log: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
     """Return the newest intact checkpoint of a storage location; None if there is none.
 
     Args:
@@ -152,7 +152,7 @@ def newest(folder: str | Path, log: Callable[[str], None] = lambda line: None) -
         StorageError: The storage location cannot be reached.
     """
     for name in list_checkpoints(folder):
-        with storage.place(folder).bundle(name) as path:
+        with storage.open_storage(folder).bundle(name) as path:
             try:
                 facts = read_verified_facts(path, name)
             except DamagedCheckpoint as error:
@@ -180,7 +180,7 @@ def _load(path: Path, facts: CheckpointFacts) -> Checkpoint:
     )
 
 
-def clear(folder: str | Path, but: str | None = None) -> None:
+def remove_checkpoints(folder: str | Path, keep: str | None = None) -> None:
     """Remove every checkpoint of a storage location, unfinished ones included.
 
     Args:
@@ -190,21 +190,21 @@ def clear(folder: str | Path, but: str | None = None) -> None:
     Raises:
         StorageError: The storage location cannot be changed.
     """
-    location = storage.place(folder)
+    location = storage.open_storage(folder)
     for name in location.names():
         unfinished = name.startswith(f".{PREFIX}") and name.endswith(".part")
-        if (name.startswith(PREFIX) or unfinished) and name != but:
+        if (name.startswith(PREFIX) or unfinished) and name != keep:
             location.remove(name)
 
 
-def claim(folder: str | Path) -> None:
+def check_unclaimed(folder: str | Path) -> None:
     """Check that a shared storage location is writable and holds no other training.
 
     Raises:
         StorageOccupied: It holds checkpoints or weights.
         StorageError: It cannot be reached or written.
     """
-    location = storage.place(folder)
+    location = storage.open_storage(folder)
     if any(name.startswith(PREFIX) or name == WEIGHTS for name in location.names()):
         raise storage.StorageOccupied(
             f"{folder} already holds a training that this database does not know; remove it, or name another place "
@@ -213,7 +213,7 @@ def claim(folder: str | Path) -> None:
     location.check()
 
 
-def sizes(config: ModelConfig, *, narrow: bool, optimizer: str = "muon") -> tuple[int, int]:
+def state_bytes(config: ModelConfig, *, narrow: bool, optimizer: str = "muon") -> tuple[int, int]:
     """Return (bytes of a model's weights, bytes of its optimizers' state).
 
     The blocks repeat every `attn_every`, so only that many are built. They are on the meta device, where nothing is

@@ -7,7 +7,7 @@ MODEL = "model.safetensors"
 OPTIMIZERS = "optimizers.pt"
 WEIGHTS = "weights.safetensors"
 """Final weights of a finished training, next to its checkpoints."""
-KEPT = 2
+KEEP_NEWEST = 2
 """Checkpoints that a running attempt retains: the newest, and the previous one in case that is damaged."""
 DIGITS = 8
 """Minimum number of digits of the step in a checkpoint's name."""

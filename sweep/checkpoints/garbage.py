@@ -103,7 +103,7 @@ class GarbageReport:
         return lines + self.problems
 
 
-def find(store: Store, runs: Path, paths: Sequence[str] = ()) -> GarbageReport:
+def find_garbage(store: Store, runs: Path, paths: Sequence[str] = ()) -> GarbageReport:
     """Return the files without an owner under `runs` and in other storage locations; nothing is changed.
 
     Args:
@@ -138,18 +138,22 @@ def find(store: Store, runs: Path, paths: Sequence[str] = ()) -> GarbageReport:
             address = storage.join(location, folder)
             parent, name = storage.split(address)
             unowned.append(
-                UnownedFile(kind="attempt", address=address, bytes=bytes_of(storage.place(parent), name), folder=folder)
+                UnownedFile(
+                    kind="attempt", address=address, bytes=bytes_of(storage.open_storage(parent), name), folder=folder
+                )
             )
     unowned += [UnownedFile(kind="plugin", address=str(path), bytes=size_on_disk(path))
                for prefix, path in plugins if prefix not in owned.plugins and _is_old(path)]  # fmt: skip
     unowned += [UnownedFile(kind="log", address=str(path), bytes=size_on_disk(path))
                for sweep_name, path in logs if sweep_name not in owned.sweeps and _is_old(path)]  # fmt: skip
-    scanned = {storage.home(location, "") for location in paths}
-    elsewhere = tuple(sorted(location for location in owned.storage_paths if storage.home(location, "") not in scanned))
+    scanned = {storage.attempt_address(location, "") for location in paths}
+    elsewhere = tuple(
+        sorted(location for location in owned.storage_paths if storage.attempt_address(location, "") not in scanned)
+    )
     return GarbageReport(runs=str(runs), things=tuple(unowned), elsewhere=elsewhere)
 
 
-def remove(store: Store, report: GarbageReport) -> GarbageReport:
+def remove_garbage(store: Store, report: GarbageReport) -> GarbageReport:
     """Remove the files of a report that still have no owner, and return the result.
 
     A file that cannot be removed gets a `problem`, and the others are removed all the same. If any was removed, the
@@ -168,7 +172,7 @@ def remove(store: Store, report: GarbageReport) -> GarbageReport:
                 problem = _OWNED_NOW
             else:
                 parent, name = storage.split(item.address)
-                storage.place(parent).remove(name)
+                storage.open_storage(parent).remove(name)
         except SweepError as error:
             problem = " ".join(str(error).split())
         except OSError as error:
@@ -237,9 +241,9 @@ def _attempts_in(runs: Path) -> Iterator[tuple[str, Path]]:
 
 def _attempts_in_storage(address: str) -> Iterator[str]:
     """Yield cell/number of the attempts in a storage location."""
-    for cell in storage.place(address).names():
+    for cell in storage.open_storage(address).names():
         if _CELL.fullmatch(cell):
-            names = storage.place(storage.join(address, cell)).names()
+            names = storage.open_storage(storage.join(address, cell)).names()
             yield from (f"{cell}/{name}" for name in names if _NUMBER.fullmatch(name))
 
 

@@ -16,13 +16,13 @@ from typing import Any, Literal
 
 from ...results.console.output_files import size_on_disk
 from ...results.console.text import choices_hint, counted
-from ...results.store.records import Attempt, CellState, Standing, requests_from_options, standing
+from ...results.store.records import Attempt, CellStanding, CellState, requests_from_options, standing
 from ...results.store.store import Store
 from ..errors import SweepError
 from ..units import size
 from . import storage
-from .address import place_of
-from .file_names import DIGITS, KEPT, MODEL, OPTIMIZERS, PREFIX, WEIGHTS
+from .address import checkpoint_address
+from .file_names import DIGITS, KEEP_NEWEST, MODEL, OPTIMIZERS, PREFIX, WEIGHTS
 from .seal import SEAL, DamagedCheckpoint, read_verified_facts
 
 Keep = Literal["newest", "weights", "nothing"]
@@ -41,7 +41,7 @@ class PrunedCell:
 
     cell_id: str
     slug: str
-    standing: Standing
+    standing: CellStanding
     """Standing of the cell before."""
     checkpoints: int
     """Number of checkpoints removed, unfinished ones included."""
@@ -161,7 +161,7 @@ class _CellPruner:
     """Pruning of one cell, none of whose attempts was running at the start."""
 
     def __init__(
-        self, store: Store, runs: Path, state: CellState, standing: Standing, attempts: Sequence[Attempt]
+        self, store: Store, runs: Path, state: CellState, standing: CellStanding, attempts: Sequence[Attempt]
     ) -> None:
         """Prepare the pruning of a cell.
 
@@ -193,7 +193,7 @@ class _CellPruner:
             with self._collect_problems():
                 # missing weights may lie on another machine that shares the database
                 if attempt.weights is not None and name == WEIGHTS and not dry:
-                    self.store.forget_weights(attempt.id)
+                    self.store.clear_weights(attempt.id)
                 self._remove(location, name, dry)
                 self.weights += name == WEIGHTS
         for location, name in reversed(checkpoints):  # newest last, in case of an interruption
@@ -215,14 +215,14 @@ class _CellPruner:
         weights: list[tuple[Attempt, storage.Storage, str]] = []
         removable: list[tuple[storage.Storage, str]] = []
         damaged: list[tuple[storage.Storage, str]] = []
-        unfinished, n_retained = True, KEPT if keep == "newest" else 0
+        unfinished, n_retained = True, KEEP_NEWEST if keep == "newest" else 0
         for attempt in reversed(self.attempts):
             if attempt.kind != "train":
                 continue
             # as in the supervisor, a launch resumes from trainings after the last one that ended with a result
             unfinished = unfinished and attempt.state not in ("done", "diverged")
             with self._collect_problems():
-                location = storage.place(storage.resolve(self.runs, place_of(self.store, attempt)))
+                location = storage.open_storage(storage.resolve(self.runs, checkpoint_address(self.store, attempt)))
                 names = location.names()
                 # a file without an entry in the database remains from an interrupted pruning
                 if keep == "nothing":
@@ -264,7 +264,7 @@ class _CellPruner:
 
         A link, or any other file in it, means that it belongs to the user.
         """
-        unexpected = set(storage.place(storage.join(location.address, name)).names()) - CHECKPOINT_FILES
+        unexpected = set(storage.open_storage(storage.join(location.address, name)).names()) - CHECKPOINT_FILES
         if isinstance(location, storage.LocalStorage):
             path = location.path / name
             unexpected |= {"a link"} if path.is_symlink() else set() if path.is_dir() else {"no folder"}
@@ -296,7 +296,7 @@ def is_sound(location: storage.Storage, name: str) -> bool:
         except DamagedCheckpoint:
             return False
         return True
-    return storage.place(storage.join(location.address, name)).has(SEAL)
+    return storage.open_storage(storage.join(location.address, name)).has(SEAL)
 
 
 def bytes_of(location: storage.Storage, name: str) -> int:

@@ -70,7 +70,7 @@ def resolve(runs: Path, address: str) -> str:
     return address if "://" in address else str(runs / address)
 
 
-def home(path: str | None, folder: str) -> str:
+def attempt_address(path: str | None, folder: str) -> str:
     """Return the address of the folder for an attempt's state, as the database stores it.
 
     Args:
@@ -101,7 +101,7 @@ def check_address(address: str) -> None:
         )
 
 
-def place(address: str | Path) -> Storage:
+def open_storage(address: str | Path) -> Storage:
     """Return the storage location of an address; it need not exist yet.
 
     Raises:
@@ -121,7 +121,7 @@ def exists(address: str) -> bool:
         StorageError: The storage location cannot be reached.
     """
     folder, name = split(address)
-    return place(folder).has(name)
+    return open_storage(folder).has(name)
 
 
 def free_bytes(address: str) -> int | None:

@@ -45,7 +45,7 @@ def damage(address: str, recorded: str | None, *, fetch: bool = False) -> str | 
         StorageError: The storage location cannot be reached.
     """
     folder, name = storage.split(address)
-    location = storage.place(folder)
+    location = storage.open_storage(folder)
     is_local = isinstance(location, storage.LocalStorage)
     if recorded is None or not (fetch or is_local):
         return None

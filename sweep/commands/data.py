@@ -90,8 +90,8 @@ def data_prepare(
     folders = []
     for data in data_display.configs_to_prepare(grid, what, settings, name, root, most, loaded):
         with data_display.PrepareDisplay(console, data.corpus) as tell:
-            folders.append(prepare_text(data, root, name=name, tell=tell))
-    rows = corpora.listing(root, only=folders)
+            folders.append(prepare_text(data, root, name=name, report=tell))
+    rows = corpora.listing(root, fingerprints=folders)
     print_result(
         rows, data_display.corpora_table(sanitize_all(rows), root, terminal_width(sys.stdout)), as_json=as_json
     )
@@ -117,7 +117,7 @@ def data_tokenizer(
         size (N): Tokens, the bytes and the end of a text among them.
         single_digits: Every digit a token of its own, so that numbers are read digit by digit.
     """
-    from ...results.console.output_files import write
+    from ...results.console.output_files import write_file
     from ..data.byte_pairs import byte_pairs
     from ..data.sources import FileSource
     from ..orchestrator.display import SafeConsole
@@ -129,7 +129,7 @@ def data_tokenizer(
     trained_tokenizer = byte_pairs(
         (document.text for document in source.documents()), size, single_digits=single_digits
     )
-    write(out, trained_tokenizer.to_str(pretty=True))
+    write_file(out, trained_tokenizer.to_str(pretty=True))
     echo_text(f"{out}: {trained_tokenizer.get_vocab_size():,} tokens")
 
 
@@ -149,14 +149,14 @@ def data_list(
         known: Instead the corpora that can be prepared by name.
     """
     from ..data import corpora
-    from ..data.registry import every_kind
+    from ..data.registry import all_kinds
     from ..grid.plugins import load_plugins
     from . import data_display
 
     root = runs_folder(runs, db) / "corpora"
     load_plugins(plugin or [])
     if known:
-        kinds = every_kind()
+        kinds = all_kinds()
         rows: Any = [{"corpus": name, "description": kind.description} for name, kind in kinds.items()]
         lines = [f"{name:<20} {kind.description}" for name, kind in kinds.items()]
     else:
@@ -190,7 +190,7 @@ def data_verify(
 
     load_plugins(plugin or [])
     root = runs_folder(runs, db) / "corpora"
-    folders = corpora.choose(root, what) if what else corpora.folders(root)
+    folders = corpora.find_folders(root, what) if what else corpora.folders(root)
     rows = [{"folder": str(folder), "problems": corpora.verify(folder)} for folder in folders]
     if as_json:
         print_json(rows)

@@ -17,7 +17,7 @@ from ...results.console.text import counted
 from ..config import DataConfig, Plugin
 from ..data import corpora
 from ..data.corpora import CorpusError
-from ..data.prepare import Told
+from ..data.prepare import PrepareProgress
 from ..data.registry import CORPORA
 from ..errors import SweepError
 from ..grid import plugins, settings
@@ -53,7 +53,7 @@ class PrepareDisplay:
             disable=not console.is_terminal,
         )
         self._task: Any = None
-        self._last: Told | None = None
+        self._last: PrepareProgress | None = None
         self._printed_at = time.monotonic()
 
     def __enter__(self) -> PrepareDisplay:
@@ -69,11 +69,11 @@ class PrepareDisplay:
         if self._last is not None and kind is None:
             self._print_line(f"{self.what}: {_format_progress(self._last)} in {self._last.seconds:.0f} s")
 
-    def __call__(self, progress: Told) -> None:
+    def __call__(self, progress: PrepareProgress) -> None:
         """Show progress: update the bar, or print a line if the last one is old enough."""
         if self._task is None:
             self._bar.start()
-            self._task = self._bar.add_task(self.what, total=progress.wanted, note="")
+            self._task = self._bar.add_task(self.what, total=progress.target_tokens, note="")
         self._last = progress
         self._bar.update(self._task, completed=progress.tokens, note=f"{progress.phase}: {_format_progress(progress)}")
         if not self.console.is_terminal and time.monotonic() - self._printed_at > LINE_SECONDS:
@@ -84,7 +84,7 @@ class PrepareDisplay:
         self.console.print(line, highlight=False, markup=False)
 
 
-def _format_progress(progress: Told) -> str:
+def _format_progress(progress: PrepareProgress) -> str:
     documents = f"{progress.documents:,} documents, " if progress.documents else ""
     return f"{documents}{amount(progress.tokens)} tokens, {amount(progress.rate)} tokens/s"
 
@@ -103,7 +103,7 @@ def grid_corpora(name: str, root: Path, max_cells: int | None = None) -> list[Da
         configs.append(data)
         return corpora.provisional_fingerprint(data)
 
-    load_grid(name, most=max_cells).expand(collect, lambda corpus: corpora.prepared(corpus, root))
+    load_grid(name, max_cells=max_cells).expand(collect, lambda corpus: corpora.find_prepared(corpus, root))
     return list(dict.fromkeys(configs))
 
 
@@ -150,7 +150,7 @@ def parse_heldout(word: str | None) -> str | None:
 def resolve_path(word: str | Path) -> Path:
     """Return the absolute path. Raises CorpusError for an invalid one."""
     try:
-        return settings.resolved(str(word))
+        return settings.resolve_path(str(word))
     except ValueError as error:
         raise CorpusError(str(error)) from error
 
@@ -216,5 +216,5 @@ def corpora_table(rows: Sequence[dict[str, Any]], root: Path, width: int | None 
         )
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     if width is not None and sum(widths) + 2 * (len(head) - 1) > width:
-        return terminal_table.lines(head, lines[1:], len(head), width)
+        return terminal_table.table_lines(head, lines[1:], len(head), width)
     return ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines]

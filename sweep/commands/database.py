@@ -19,7 +19,7 @@ from ...results.console.command_line import (
     print_json,
     print_result,
 )
-from ...results.console.text import choices_hint, counted, echo_text, plain, sanitize_all
+from ...results.console.text import choices_hint, counted, echo_text, sanitize_all, sanitize_line
 from ...results.exchange.trackers import EXPORTERS
 from .options import CellName, ProbeNames
 
@@ -119,14 +119,14 @@ def _write_export(
     from ...results.console.output_files import resolve_format
     from ...results.errors import StoreError
     from ...results.exchange.exporting import export_sweep
-    from ...results.exchange.tables import ENDINGS, export_table
+    from ...results.exchange.tables import FORMAT_BY_SUFFIX, export_table
     from ...results.names import safe_file_name
 
     plain = safe_file_name(name)
-    formats = {".zip": "bundle", **ENDINGS}
+    formats = {".zip": "bundle", **FORMAT_BY_SUFFIX}
     kind = to if to is not None and to in EXPORTERS else resolve_format(out, to, formats, "bundle", option="--to")
-    if kind not in (*EXPORTERS, *ENDINGS.values(), "bundle"):
-        raise StoreError(f"{kind!r} is no format; {choices_hint(kind, (*ENDINGS.values(), *EXPORTERS))}")
+    if kind not in (*EXPORTERS, *FORMAT_BY_SUFFIX.values(), "bundle"):
+        raise StoreError(f"{kind!r} is no format; {choices_hint(kind, (*FORMAT_BY_SUFFIX.values(), *EXPORTERS))}")
     if bundle["weights"] and kind != "bundle":
         raise StoreError("--with-weights goes into a bundle, not into a table; leave --to out, and end --out in .zip")
     if not bundle["examples"] and kind != "bundle":
@@ -214,7 +214,7 @@ def db_forget(
     import sys
 
     from ...results.errors import StoreError
-    from ...results.maintenance.deletion import forget, plan_measurements
+    from ...results.maintenance.deletion import delete_measurements, plan_measurements
     from ...results.store.store import open_store
     from ..orchestrator.control import current_user
 
@@ -225,7 +225,7 @@ def db_forget(
     if forgotten.rows and not yes and not as_json and sys.stdin.isatty():
         yes = typer.confirm("delete these?")
     if forgotten.rows and yes:
-        forgotten = forget(store, forgotten, who=current_user())
+        forgotten = delete_measurements(store, forgotten, who=current_user())
         if not as_json:
             echo_text("deleted")
     if as_json:
@@ -278,7 +278,9 @@ def db_check(skip_weights: bool = False, runs: Runs = None, db: Db = None, as_js
         print_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
-            echo_text(f"{plain(finding.severity)}: {plain(finding.what)}\n  -> {plain(finding.remedy)}")
+            echo_text(
+                f"{sanitize_line(finding.severity)}: {sanitize_line(finding.what)}\n  -> {sanitize_line(finding.remedy)}"
+            )
         if not findings:
             echo_text("nothing is wrong")
     if any(finding.severity == "error" for finding in findings):

@@ -79,10 +79,10 @@ def delete(
         _delete_measurements(names, probe or [], metric or [], length or [], dry_run, yes, no_backup, db, as_json)
         return
     store = open_store(db)
-    deletion_plan = deletion.plan(store, names, holds=is_holder_active, runs=runs_folder(runs, db))
+    deletion_plan = deletion.plan_deletion(store, names, holds=is_holder_active, runs=runs_folder(runs, db))
     if not as_json:
         echo_text("\n".join(sanitize_all(deletion_plan).lines()))
-    if not dry_run and not deletion_plan.nothing:
+    if not dry_run and not deletion_plan.is_empty:
         confirm(yes=yes, as_json=as_json, action="deleted")
         deletion_plan = replace(deletion_plan, backup=_backup(db, no_backup, as_json))
         deletion_plan = deletion.execute_deletion(
@@ -130,7 +130,7 @@ def _delete_measurements(
     store = open_store(db)
     if len(names) != 1:
         raise StoreError("--probe, --metric and --length mean numbers of one cell; name one cell")
-    kind, cell = store.read(lambda session: names_tags_notes.resolve_target(session, names[0], whole=True))
+    kind, cell = store.read(lambda session: names_tags_notes.resolve_target(session, names[0], complete=True))
     if kind != "cell":
         raise StoreError(f"--probe, --metric and --length mean numbers of one cell, and {cell} is a sweep; name a cell")
     store.write(lambda session: deletion.require_unshared(session, cell, is_holder_active))
@@ -141,7 +141,7 @@ def _delete_measurements(
     if not dry and deletion_plan.rows:
         confirm(yes=yes, as_json=as_json, action="deleted")
         copy = _backup(db, no_backup, as_json)
-        deletion_plan = deletion.forget(
+        deletion_plan = deletion.delete_measurements(
             store,
             deletion_plan,
             who=current_user(),
@@ -161,13 +161,13 @@ def _backup(db: str | None, without: bool, as_json: bool) -> str | None:
     """
     from ...results.errors import StoreError
     from ...results.maintenance.backup import backup, dump_command
-    from ...results.store.database import file_of, place
+    from ...results.store.database import resolve_url, sqlite_file
 
     if without:
         return None
-    if file_of(place(db)) is None:
+    if sqlite_file(resolve_url(db)) is None:
         raise StoreError(
-            f"a server is backed up with its own tool: {dump_command(place(db))}; then delete again with --no-backup"
+            f"a server is backed up with its own tool: {dump_command(resolve_url(db))}; then delete again with --no-backup"
         )
     copy = backup(db)
     if not as_json:
@@ -201,12 +201,12 @@ def gc(
     from ..checkpoints import garbage
 
     store = open_store(db)
-    unowned = garbage.find(store, runs_folder(runs, db), place or [])
+    unowned = garbage.find_garbage(store, runs_folder(runs, db), place or [])
     if not as_json:
         echo_text("\n".join(sanitize_all(unowned).lines()))
     if unowned.things and not dry_run:
         confirm(yes=yes, as_json=as_json, action="removed")
-        unowned = garbage.remove(store, unowned)
+        unowned = garbage.remove_garbage(store, unowned)
         if not as_json:
             echo_text("\n".join(sanitize_all(unowned).problems or ["removed"]))
     if as_json:

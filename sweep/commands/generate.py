@@ -58,7 +58,7 @@ def generate(
     pieces = trained.generate(prompt, **options)  # type: ignore[arg-type]
     if trained.weights_sha256 is None:
         echo_text(f"the weights of {trained.slug} were not compared with a hash ({NO_HASH})", err=True)
-    reason = trained.model.why_no_step()
+    reason = trained.model.no_step_reason()
     if reason is not None:
         echo_text(f"{reason} has no form for one token at a time: each token works the whole text out anew", err=True)
     if as_json:

@@ -24,7 +24,7 @@ from ..orchestrator.launch import LaunchOutcome, LaunchRequest
 from ..orchestrator.notify import validated_url
 from ..orchestrator.requirements import Lack, Refusal
 from ..planning import admission, cost_estimate, difference, render, replicates
-from ..planning.cost_estimate import Bill, hours_of, rate_of
+from ..planning.cost_estimate import Bill, parse_budget, parse_rate
 from ..planning.planner import Plan
 from ..planning.replicates import StopOutlook
 from ..planning.studies import space_of
@@ -123,7 +123,9 @@ def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool) 
 def _plan_pricing(options: LaunchOptions, preview: LaunchPreview) -> Callable[[Plan], Bill]:
     """Return a function that prices plans on this machine's GPUs."""
     prices = cost_estimate.machine_prices(preview.request.representative_cells, preview.request.runs, preview.store)
-    return lambda plan: cost_estimate.bill(plan, prices, gpus=cost_estimate.gpus_here(), rate=rate_of(options.rate))
+    return lambda plan: cost_estimate.bill(
+        plan, prices, gpus=cost_estimate.local_gpu_count(), rate=parse_rate(options.rate)
+    )
 
 
 def _refuse(options: LaunchOptions, preview: LaunchPreview, lacking: Sequence[Lack], as_json: bool) -> NoReturn:
@@ -151,8 +153,8 @@ def build_request(options: LaunchOptions, console: Console, *, is_dry_run: bool)
         MachineError: Text cannot be downloaded.
     """
     notify_url = validated_url(options.notify) if options.notify is not None else None
-    hours = hours_of(options.budget, rate_of(options.rate)) if options.budget is not None else None
-    grid = load_grid(options.grid, sets=options.sets, rename=options.name, most=options.max_cells)
+    hours = parse_budget(options.budget, parse_rate(options.rate)) if options.budget is not None else None
+    grid = load_grid(options.grid, sets=options.sets, rename=options.name, max_cells=options.max_cells)
     runs = runs_folder(options.runs, options.db, write=not is_dry_run)
     with PrepareDisplay(console, "text") as tell:
         cells, remarks = admission.expand_grid(
@@ -198,7 +200,7 @@ def preview_launch(options: LaunchOptions, console: Console) -> LaunchPreview:
     for first_request in tuning.first_launches(request, studies):
         launch.check_launch_corpora(first_request, dry=True)
     launch_plan = launch.plan(request, store)
-    launch_plan = launch_plan if studies is None else replace(launch_plan, before=list(studies.parts.values()))
+    launch_plan = launch_plan if studies is None else replace(launch_plan, before=list(studies.studies.values()))
     remarks = [*unprepared, *lines, *difference.describe_design(request.grid, request.cells, store)]
     return LaunchPreview(request, store, launch_plan, unprepared, remarks)
 
@@ -232,7 +234,7 @@ def launch_attached(request: LaunchRequest, store: Store, console: Console) -> L
     def on_plan(plan: Plan) -> None:
         for line in display.describe_plan(plan, request.grid.name):
             print_line(line)
-        screen.set_total(plan.expected, plan.tokens)
+        screen.set_total(plan.num_expected_attempts, plan.tokens)
 
     for line in difference.describe_design(request.grid, launch.with_stop_seeds(request, store).cells, store):
         print_line(line)
@@ -294,10 +296,15 @@ def show_plan(
     lines = (f"{cell.id}  {plan.standings[cell.id]:<12} {cell.slug}" for cell in plan.cells)
     while part := list(itertools.islice(lines, 1000)):  # in blocks, since one write per line is slow for 100,000 cells
         echo_text("\n".join(part))
-    stop = outlook.told() if outlook is not None else []
+    stop = outlook.lines() if outlook is not None else []
     echo_text(
         "\n".join(
-            [*display.describe_plan(plan, sweep), render.short(bill), *stop, *requirements.remarks(remarks, lacking)]
+            [
+                *display.describe_plan(plan, sweep),
+                render.price_line(bill),
+                *stop,
+                *requirements.remarks(remarks, lacking),
+            ]
         )
     )
 

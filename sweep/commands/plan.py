@@ -56,11 +56,11 @@ def plan(
         list_: List every cell, change and kind of cell.
         retrain: As if cells were trained again that diverged or whose weights are gone.
     """
-    from ..planning.cost_estimate import rate_of
+    from ..planning.cost_estimate import parse_rate
     from .launch import LaunchOptions
 
     options = LaunchOptions(grid, set_ or [], only or [], name, "local", None, False, retrain, "new", most, runs, db)
-    rates = {"rate": rate_of(rate), "watts": watts}
+    rates = {"rate": parse_rate(rate), "watts": watts}
     run_plan_command(options, rates, gpus=gpus, gpu=gpu, calibrate=calibrate, list_all=list_, as_json=as_json)
 
 
@@ -86,14 +86,14 @@ def run_plan_command(
 
     preview = preview_launch(options, display.SafeConsole(stderr=True, soft_wrap=True))
     request, store, launch_plan = preview.request, preview.store, preview.launch_plan
-    changes = difference.between(
+    changes = difference.diff(
         request.grid, launch_plan, launch_plan.cells if launch_plan.study is not None else request.cells, store
     )
     prices = cost_estimate.machine_prices(request.representative_cells, request.runs, store, gpu=gpu)
     if calibrate:
         _calibrate(request, launch_plan.with_proposals(), prices, preview.unprepared_remarks)
         prices = cost_estimate.machine_prices(request.representative_cells, request.runs, store, gpu=gpu)
-    n_gpus = gpus if gpus is not None else cost_estimate.gpus_here()
+    n_gpus = gpus if gpus is not None else cost_estimate.local_gpu_count()
 
     def price(plan: Plan) -> cost_estimate.Bill:
         return cost_estimate.bill(plan, prices, gpus=n_gpus, **rates)
@@ -116,15 +116,15 @@ def run_plan_command(
         result |= {"price": cost_estimate.as_json(bill) | disk, "remarks": [*launch_plan.damaged, *preview.remarks]}
         print_json(result | {"lacks": [lack.as_json() for lack in lacking]})
         return
-    excluded_text = f"; {launch_plan.left_out} more left out by --only" if launch_plan.left_out else ""
+    excluded_text = f"; {launch_plan.num_filtered_out} more left out by --only" if launch_plan.num_filtered_out else ""
     heading = (
         f"{counted(len(launch_plan.cells), 'cell')}{excluded_text}"
         if launch_plan.study is None
         else launch_plan.study.describe()
     )
-    lines = [f"{request.grid.name}: {heading}", *render.describe(changes, every=list_all)]
-    lines += render.priced(bill, every=list_all)
-    lines += outlook.told() if outlook is not None else []
+    lines = [f"{request.grid.name}: {heading}", *render.difference_lines(changes, list_all=list_all)]
+    lines += render.price_lines(bill, list_all=list_all)
+    lines += outlook.lines() if outlook is not None else []
     lines += launch_plan.disk.describe() if launch_plan.disk is not None else []
     echo_text("\n".join([*lines, *launch_plan.damaged, *requirements.remarks(preview.remarks, lacking)]))
 
@@ -148,9 +148,9 @@ def _calibrate(request: LaunchRequest, launch_plan: Plan, prices: Pricer, unprep
 
     speeds = prices.speeds
     kinds = {
-        speeds.likeness.of(task.cell.config): task.cell
+        speeds.speed_classes.key(task.cell.config): task.cell
         for task in reversed(launch_plan.training)
-        if "measured" not in speeds.of(task.cell.config)
+        if "measured" not in speeds.lookup(task.cell.config)
     }
     make_folder(request.runs, "--runs", parents=True)
 
@@ -160,6 +160,6 @@ def _calibrate(request: LaunchRequest, launch_plan: Plan, prices: Pricer, unprep
     for line in unprepared_remarks if kinds else ():
         print_progress(line)
     for like, cell in reversed(kinds.items()):
-        speed_model.keep_calibrations(
-            request.runs, [calibrate.calibrate_cell(cell, like, speeds.place, tell=print_progress)]
+        speed_model.save_calibrations(
+            request.runs, [calibrate.calibrate_cell(cell, like, speeds.machine, tell=print_progress)]
         )

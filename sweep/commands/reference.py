@@ -43,12 +43,12 @@ def schema(out: OutFile = None) -> None:
 
 def write_output(text: str, out: Path | None) -> None:
     """Write text to a file, or to standard output without one."""
-    from ...results.console.output_files import write
+    from ...results.console.output_files import write_file
 
     if out is None:
         write_out(text)
     else:
-        write(out, text)
+        write_file(out, text)
 
 
 def reference_page(group: Any) -> str:

@@ -24,12 +24,12 @@ def sweeps(db: Db = None, as_json: AsJson = False) -> None:
     from ...results.builtin_sweeps import nothing_launched
     from ...results.console.terminal_table import terminal_width
     from ...results.errors import StoreMissing
-    from ...results.maintenance.overview import Overview, overview
+    from ...results.maintenance.overview import Overview, list_sweeps
     from ...results.store.store import open_store
     from ..host.processes import is_holder_active
 
     try:
-        summary = overview(open_store(db), is_holder_active)
+        summary = list_sweeps(open_store(db), is_holder_active)
     except StoreMissing as error:
         if db is not None:
             raise
@@ -59,7 +59,7 @@ def rename(sweep: Annotated[str, SWEEP], new: str, db: Db = None, as_json: AsJso
     from ..host.processes import is_holder_active
     from ..orchestrator.control import current_user
 
-    grid = names_tags_notes.rename(open_store(db), sweep, new, holds=is_holder_active, who=current_user())
+    grid = names_tags_notes.rename(open_store(db), sweep, new, is_active=is_holder_active, who=current_user())
     line = f"sweep {sweep} is {new} now; to go on with it: atma-sweep launch {grid} --name {new}"
     print_result({"sweep": new, "before": sweep, "grid_file": grid}, [line], as_json=as_json)
 

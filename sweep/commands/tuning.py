@@ -27,18 +27,18 @@ def plan_studies(request: LaunchRequest, store: Store | None) -> tuple[LaunchReq
     studies = tuning_of(request.grid, request.runs / "corpora", store, dry=True)
     if studies is None:
         return request, None, []
-    lines = [f"tune: {progress.space.grid.name}: {progress.describe()}" for progress in studies.parts.values()]
+    lines = [f"tune: {progress.space.grid.name}: {progress.describe()}" for progress in studies.studies.values()]
     if not studies.finished:
         lines.append(
             "tune: the ids of the factorial's cells are provisional; they follow from the best trial of each study"
         )
-    cells, _ = admission.expand_grid(studies.settled, request.runs / "corpora", dry=True)
-    return replace(request, grid=studies.settled, cells=cells), studies, lines
+    cells, _ = admission.expand_grid(studies.tuned_grid, request.runs / "corpora", dry=True)
+    return replace(request, grid=studies.tuned_grid, cells=cells), studies, lines
 
 
 def first_launches(request: LaunchRequest, studies: Tuning | None) -> list[LaunchRequest]:
     """Return the launches that come first: the unfinished studies, else the request itself."""
-    parts = studies.parts.values() if studies is not None else ()
+    parts = studies.studies.values() if studies is not None else ()
     return [_study_request(request, progress) for progress in parts if not progress.finished] or [request]
 
 
@@ -68,7 +68,7 @@ def run_studies(
     studies = tuning_of(request.grid, root, store)
     if studies is None:
         return request
-    for progress in studies.parts.values():
+    for progress in studies.studies.values():
         if not progress.finished:
             study_request = _study_request(request, progress)
             if not launch_function(study_request, store, console).finished:
@@ -76,10 +76,10 @@ def run_studies(
                 return None
     studies = tuning_of(request.grid, root, store)
     assert studies is not None
-    for word in studies.parts.keys() - studies.best.keys():
-        name = studies.parts[word].space.grid.name
+    for word in studies.studies.keys() - studies.best.keys():
+        name = studies.studies[word].space.grid.name
         raise SweepError(f"no trial of {name} was measured, so that there is no best setting; widen or mend tune.ranges under another name")  # fmt: skip
-    for word, progress in studies.parts.items():
+    for word, progress in studies.studies.items():
         console.print(f"tuned {word}: {progress.best()[0].removeprefix('best: ')}", highlight=False, markup=False)
-    cells, _ = admission.expand_grid(studies.settled, root)
-    return replace(request, grid=studies.settled, cells=cells, options={tuning.OPTION: studies.as_option(store)})
+    cells, _ = admission.expand_grid(studies.tuned_grid, root)
+    return replace(request, grid=studies.tuned_grid, cells=cells, options={tuning.OPTION_KEY: studies.as_option(store)})

@@ -14,7 +14,7 @@ from ..config import CellConfig
 from ..data import corpora
 from ..executors import source_snapshot
 from ..external_models import config as openweight
-from ..grid.cell import five_levels, possible_ids
+from ..grid.cell import base_slug, possible_ids
 from ..grid.settings import levels_of, synonyms_of
 
 
@@ -40,7 +40,7 @@ def derive(config: Mapping[str, Any]) -> Derived:
     levels = levels_of(read)
     columns = {"seed": read.seed, **levels, "tokens_total": read.train.steps * read.train.batch_tokens}
     synonyms = {axis: synonyms_of(axis, level) for axis, level in levels.items()}
-    return Derived(columns=columns, synonyms=synonyms, slug_start=f"{five_levels(read)}-", slug_end=f"-s{read.seed}")
+    return Derived(columns=columns, synonyms=synonyms, slug_start=f"{base_slug(read)}-", slug_end=f"-s{read.seed}")
 
 
 def check(
@@ -54,7 +54,7 @@ def check(
         weights: True to compare kept weights with their hashes.
         tell: Prints one line of progress.
     """
-    findings = maintenance.check(db, runs=runs, identify=identify, derive=derive, weights=weights, tell=tell)
+    findings = maintenance.check(db, runs=runs, identify=identify, derive=derive, weights=weights, report_progress=tell)
     findings += changed_files(runs)
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 

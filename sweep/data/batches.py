@@ -131,7 +131,7 @@ class Batches:
 class MarkedTargets(NamedTuple):
     """Targets of a micro-batch that count for the loss."""
 
-    places_M: Tensor
+    indices_M: Tensor
     """Positions of the targets in the flattened micro-batch, int64 [M]."""
     targets_M: Tensor
     """Target tokens at these positions, int64 [M]; negative for padding up to a fixed M."""
@@ -180,7 +180,7 @@ class StepPrefetcher:
         self._batches, self._device, self._micro_batch, self._capacity = batches, device, micro_batch, capacity
         self._ready: tuple[int, StepBatch] | None = None
 
-    def take(self, step: int) -> StepBatch:
+    def get(self, step: int) -> StepBatch:
         """Return a step on the device, and forget it; read it now unless `prepare` has done so.
 
         Raises:

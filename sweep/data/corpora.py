@@ -23,7 +23,7 @@ from ..config import DataConfig
 from . import computed
 from . import tokenizer as tokenizers
 from .computed_rows import Stream, Streams
-from .registry import CORPORA, every_kind
+from .registry import CORPORA, all_kinds
 from .shards import CHUNK_TOKENS, ShardError, open_shard, read_shard_facts
 from .sources import CorpusError, DocumentSource, FileSource
 from .tokenizer import Tokenizer
@@ -166,7 +166,7 @@ def heldout_source(data: DataConfig) -> DocumentSource | None:
     if source is not None:
         return source
     if not os.path.exists(data.heldout):  # also False for an invalid path, such as an overlong name
-        long_corpora = ", ".join(name for name, kind in every_kind().items() if kind.lent() is not None)
+        long_corpora = ", ".join(name for name, kind in all_kinds().items() if kind.lent() is not None)
         raise CorpusError(
             f"data.heldout: {data.heldout} is neither a file or folder nor one of the corpora that lend long documents: "
             f"{long_corpora}"
@@ -220,7 +220,7 @@ def is_divided(corpus: Corpus) -> bool:
     """Return True if a prepared corpus was divided into splits by tokens, or would be if prepared again."""
     if corpus.folder is None:
         return False
-    prepared_from = manifest(corpus.folder)["request"]
+    prepared_from = read_manifest(corpus.folder)["request"]
     kind = CORPORA.load(prepared_from["corpus"]) if prepared_from["corpus"] in CORPORA else None
     return "division" in prepared_from or (
         kind is not None and kind.by_tokens and not kind.ready and kind.tokenizer is None
@@ -240,7 +240,7 @@ def provisional_fingerprint(data: DataConfig) -> str:
     return f"{PROVISIONAL}{hashlib.sha256(data.model_dump_json(exclude=defaults).encode()).hexdigest()}"
 
 
-def find(data: DataConfig, root: Path) -> str | None:
+def find_fingerprint(data: DataConfig, root: Path) -> str | None:
     """Return the fingerprint of the prepared corpus that a data section asks for.
 
     The result is None when the corpus is not prepared under `root`.
@@ -291,7 +291,7 @@ def _fingerprint_of_name(data: DataConfig, root: Path) -> str:
     fingerprint = _read_pointer(root / "names" / f"{data.corpus}.json", root) if is_valid_name(data.corpus) else None
     if fingerprint is None:
         raise CorpusUnknown(data.corpus, [*CORPORA, *named_fingerprints(root)])
-    prepared_tokenizer, requested_tokenizer = manifest(root / fingerprint[:16])["tokenizer"], data.tokenizer
+    prepared_tokenizer, requested_tokenizer = read_manifest(root / fingerprint[:16])["tokenizer"], data.tokenizer
     if requested_tokenizer == "json" == prepared_tokenizer.split(":")[0]:
         requested_tokenizer = tokenizers.load_tokenizer("json", data.tokenizer_file, data.end_of_text).name
     if prepared_tokenizer != requested_tokenizer and prepared_tokenizer.split(":")[0] != requested_tokenizer:
@@ -323,7 +323,7 @@ class PreparedCorpus:
     """True if the corpus marks the tokens that count for `train.loss_on: marked`."""
 
 
-def prepared(name: str, root: Path) -> PreparedCorpus | None:
+def find_prepared(name: str, root: Path) -> PreparedCorpus | None:
     """Return the facts of the corpus that was prepared under `name`; None when none was.
 
     Raises:
@@ -333,7 +333,7 @@ def prepared(name: str, root: Path) -> PreparedCorpus | None:
     if fingerprint is None:
         return None
     folder = root / fingerprint[:16]
-    facts = manifest(folder)
+    facts = read_manifest(folder)
     tokenizer_facts = facts["tokenizer_file"]
     tokenizer_file = str(folder / tokenizer_facts["file"]) if tokenizer_facts["file"] else None
     marked = "train_marks" in facts["shards"]
@@ -349,7 +349,7 @@ def prepared(name: str, root: Path) -> PreparedCorpus | None:
     )
 
 
-def with_own_tokens(name: str) -> PreparedCorpus | None:
+def describe_computed(name: str) -> PreparedCorpus | None:
     """Return the facts of a registered computed corpus, which has a tokenizer of its own; None for any other corpus.
 
     Raises KeyError for an unregistered name.
@@ -409,13 +409,13 @@ def fingerprint_of(facts: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
 
 
-def sealed(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest with its own checksum under `manifest_sha256`, which `manifest` verifies."""
+def with_checksum(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest with its own checksum under `manifest_sha256`, which `read_manifest` verifies."""
     unsealed = {name: value for name, value in facts.items() if name != "manifest_sha256"}
     return unsealed | {"manifest_sha256": hashlib.sha256(json.dumps(unsealed, sort_keys=True).encode()).hexdigest()}
 
 
-def manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the verified manifest of a prepared corpus.
 
     Raises:
@@ -424,7 +424,7 @@ def manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     try:
         facts: dict[str, Any] = json.loads(path.read_text())
-        is_intact = facts == sealed(facts)
+        is_intact = facts == with_checksum(facts)
     except OSError as error:
         raise CorpusError(f"no prepared corpus in {folder}; prepare it again, or launch the grid again") from error
     except (ValueError, AttributeError, RecursionError):
@@ -446,7 +446,7 @@ def open_corpus(root: Path, fingerprint: str) -> Corpus:
         ShardError: A shard is missing or damaged.
     """
     folder = root / fingerprint[:16]
-    facts = manifest(folder)
+    facts = read_manifest(folder)
     if facts["fingerprint"] != fingerprint:
         raise CorpusError(
             f"{folder} holds corpus {facts['fingerprint'][:12]}, not {fingerprint[:12]}; {_PREPARE_AGAIN.format(folder=folder)}"
@@ -503,7 +503,7 @@ def _computed_corpus(streams: Streams, common: dict[str, Any]) -> Corpus:
     )
 
 
-def verified(root: Path, fingerprint: str) -> Corpus:
+def open_verified(root: Path, fingerprint: str) -> Corpus:
     """Return a prepared corpus after comparing every token with the hashes of its manifest.
 
     100M tokens take a tenth of a second, once: `checked/` remembers size, inode and times of the files that were read,
@@ -574,7 +574,7 @@ def verify(folder: Path) -> list[str]:
     An unreadable manifest, shard or tokenizer is one of the lines; nothing is raised.
     """
     try:
-        recorded = manifest(folder)
+        recorded = read_manifest(folder)
     except CorpusError as error:
         return [str(error)]
     problems = computed.differences(recorded, folder) if computed.KEY in recorded else []
@@ -604,7 +604,7 @@ def folders(root: Path) -> list[Path]:
     return [path.parent for path in sorted(manifests, key=lambda path: path.stat().st_mtime)]
 
 
-def listing(root: Path, only: Sequence[str] | None = None) -> list[dict[str, Any]]:
+def listing(root: Path, fingerprints: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Return a row for each corpus prepared under `root`, oldest first.
 
     Args:
@@ -623,9 +623,9 @@ def listing(root: Path, only: Sequence[str] | None = None) -> list[dict[str, Any
         names_by_fingerprint.setdefault(fingerprint, []).append(name)
     rows = []
     for folder in folders(root):
-        if only is not None and folder.name not in {fingerprint[:16] for fingerprint in only}:
+        if fingerprints is not None and folder.name not in {fingerprint[:16] for fingerprint in fingerprints}:
             continue
-        facts = manifest(folder)
+        facts = read_manifest(folder)
         tokens = computed.split_tokens(facts) | {
             split: sum(shard["tokens"] for shard in shards)
             for split, shards in facts["shards"].items()
@@ -650,7 +650,7 @@ def listing(root: Path, only: Sequence[str] | None = None) -> list[dict[str, Any
     return rows
 
 
-def choose(root: Path, selector: str) -> list[Path]:
+def find_folders(root: Path, selector: str) -> list[Path]:
     """Return the folders of the prepared corpora that `selector` means, oldest first.
 
     Args:
@@ -672,7 +672,7 @@ def choose(root: Path, selector: str) -> list[Path]:
     ):
         return of_kind
     matches = [folder for folder in prepared_folders if folder.name.startswith(selector[:16])]
-    if len(matches) != 1 or (len(selector) > 16 and not manifest(matches[0])["fingerprint"].startswith(selector)):
+    if len(matches) != 1 or (len(selector) > 16 and not read_manifest(matches[0])["fingerprint"].startswith(selector)):
         count_text = "more than one corpus" if len(matches) > 1 else "no corpus"
         raise CorpusError(f"{count_text} {selector!r} is prepared in {root}; atma-sweep data list shows them")
     return matches

@@ -47,7 +47,7 @@ SYNC_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Told:
+class PrepareProgress:
     """Progress of a corpus preparation: phase, documents, tokens and rate."""
 
     phase: str
@@ -60,7 +60,7 @@ class Told:
     """Duration of this run, without earlier ones."""
     new_tokens: int
     """Tokens of this run."""
-    wanted: int | None
+    target_tokens: int | None
     """Requested training tokens; None: all."""
 
     @property
@@ -69,7 +69,7 @@ class Told:
         return self.new_tokens / max(self.seconds, 1e-9)
 
 
-ProgressFn = Callable[[Told], None]
+ProgressFn = Callable[[PrepareProgress], None]
 """Callback that receives the progress of a preparation."""
 
 
@@ -78,7 +78,7 @@ def prepare(
     root: Path,
     *,
     name: str | None = None,
-    tell: ProgressFn = lambda progress: None,
+    report: ProgressFn = lambda progress: None,
     threads: int | None = None,
 ) -> str:
     """Prepare the corpus that `data` asks for under `root`, unless it is there, and return its fingerprint.
@@ -106,14 +106,14 @@ def prepare(
     if name is not None and (name in CORPORA or not is_valid_name(name)):
         raise CorpusError(f"--name: {quoted_short(name)} must be {NAME_RULE}; and not the name of a known corpus")
     with translate_os_errors(root, "use"):
-        fingerprint = corpora.find(data, root)
+        fingerprint = corpora.find_fingerprint(data, root)
         if fingerprint is None:
             corpus_request = corpora.request(data)
             key = corpora.request_id(corpus_request)
             with _lock(root / f"{key}.lock"):
-                fingerprint = corpora.find(data, root)
+                fingerprint = corpora.find_fingerprint(data, root)
                 if fingerprint is None:
-                    preparation = Preparation(data, corpus_request, root / f"{key}.part", tell, threads)
+                    preparation = Preparation(data, corpus_request, root / f"{key}.part", report, threads)
                     fingerprint = preparation.write_manifest(root) if is_computed else preparation.run(root)
                 corpora.write_pointer(root, "requests", key, fingerprint, request=corpus_request)
         if name is not None:
@@ -121,7 +121,7 @@ def prepare(
         return fingerprint
 
 
-def aside(data: DataConfig) -> Corpus:
+def prepare_in_memory(data: DataConfig) -> Corpus:
     """Prepare a small corpus in memory and return it.
 
     Files exist in a temporary folder only while it is prepared. So the corpus has no saved tokenizer, and its entropies
@@ -437,7 +437,9 @@ class Preparation:
         tokens = sum(writer.tokens for writer in self._writers.values())
         tokens += sum(shard["tokens"] for shards in closed for shard in shards)
         seconds = time.monotonic() - self._began
-        self.report(Told(phase, self._state["documents"], tokens, seconds, self._new_tokens, self.data.train_tokens))
+        self.report(
+            PrepareProgress(phase, self._state["documents"], tokens, seconds, self._new_tokens, self.data.train_tokens)
+        )
 
     # --- long documents -------------------------------------------------------------------------------------------
 
@@ -612,7 +614,7 @@ class Preparation:
         manifest |= {"request": self.request, "prepared_at": datetime.now(UTC).isoformat(timespec="seconds")}
         manifest["fingerprint"] = corpora.fingerprint_of(manifest)
         # from here on the corpus is complete, and only its publication remains
-        corpora.write_json(self.part / "manifest.json", corpora.sealed(manifest))
+        corpora.write_json(self.part / "manifest.json", corpora.with_checksum(manifest))
         return self._publish(root, manifest)
 
     def _publish(self, root: Path, manifest: dict[str, Any]) -> str:

@@ -24,6 +24,6 @@ CORPORA: Registry[type[CorpusKind]] = Registry("corpus", __name__.rpartition("."
 register_corpus = CORPORA.register
 
 
-def every_kind() -> dict[str, type[CorpusKind]]:
+def all_kinds() -> dict[str, type[CorpusKind]]:
     """Return every registered corpus kind by its name, which imports their modules."""
     return {name: CORPORA.load(name) for name in CORPORA}

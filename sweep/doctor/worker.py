@@ -169,7 +169,7 @@ def _disk_needs(runs: Path) -> dict[str, Any]:
             cell_by_size[key] = restore_cell(record, runs)
         cells.append(cell_by_size[key])
     usage = disk_needed(cells, runs)
-    return {"sweep": sweep, "cells": len(cells), "place": usage.place, **usage.as_json()}
+    return {"sweep": sweep, "cells": len(cells), "place": usage.storage_root, **usage.as_json()}
 
 
 def _cluster_facts(address: str, runs: Path) -> dict[str, Any]:

@@ -160,7 +160,7 @@ class HostExecutor:
 
     def fits(self, resources: Resources) -> bool:
         """Return True if enough cores, memory and GPU capacity are free."""
-        return self._allocator.place(resources) is not None
+        return self._allocator.find_allocation(resources) is not None
 
     def close(self) -> None:
         """Release the GPU locks."""
@@ -168,7 +168,9 @@ class HostExecutor:
 
     def _child(self, attempt: Attempt) -> psutil.Process | None:
         """Return the attempt's process; None before it has recorded its pid, and when it is gone."""
-        return processes.find(attempt.pid, attempt.pid_started) if attempt.pid != self._this_process.pid else None
+        return (
+            processes.find_process(attempt.pid, attempt.pid_started) if attempt.pid != self._this_process.pid else None
+        )
 
     def stop(self, attempt: Attempt) -> bool:
         """Send SIGTERM to the attempt's process; return False if the process is unknown or gone."""
@@ -200,8 +202,10 @@ class HostExecutor:
         An attempt whose pid is this process was never started. An attempt that this process descends from is left alive
         and not returned.
         """
-        local = [attempt for attempt in attempts if processes.here(attempt.host, attempt.pid_space)]
-        processes_by_attempt = {attempt.id: processes.find(attempt.pid, attempt.pid_started) for attempt in local}
+        local = [attempt for attempt in attempts if processes.is_local_pid(attempt.host, attempt.pid_space)]
+        processes_by_attempt = {
+            attempt.id: processes.find_process(attempt.pid, attempt.pid_started) for attempt in local
+        }
         ancestors = processes.own_and_ancestor_pids() - {self._this_process.pid}
         ended = {
             key: process
@@ -227,7 +231,7 @@ def lock_gpus_for(cells: Sequence[Cell], locks: GpuLocks) -> Machine:
         machine = Machine.local()
         admission.check_placement(cells, machine)
         return machine
-    all_gpus = hardware.gpus()
+    all_gpus = hardware.query_gpus()
     # checked before locking: a cell too large for the entire machine will never fit
     admission.check_placement(cells, Machine.local(all_gpus))
     locked = locks.acquire([gpu for gpu in all_gpus if any(is_type(gpu.name, kind) for kind in gpu_types)])
@@ -330,7 +334,7 @@ class LocalExecutor(HostExecutor):
         Raises:
             OSError: The log cannot be written or no process can be created; nothing was started then.
         """
-        allocation = self._allocator.place(spec.resources)
+        allocation = self._allocator.find_allocation(spec.resources)
         assert allocation is not None, "the supervisor asks fits() first"
         device, folder = visible_device(allocation), spec.runs / spec.folder
         env, key = attempt_environment(spec, device), device or ""
@@ -338,7 +342,7 @@ class LocalExecutor(HostExecutor):
         child = self._warm_pool.claim(key, spec.runs, env, spec.folder)
         if child is None:
             child = processes.start_child(attempt_command(spec, os.getpid()), env, folder, own_group=True)
-        self._allocator.take(allocation)
+        self._allocator.allocate(allocation)
         self._running[spec.attempt] = child, allocation
         if spec.has_more and (spec.resources.gpus or self.has_cpu_warm_pool) and _supports_warm_start(spec.source):
             warm_command = attempt_command(spec, os.getpid(), spare=True)
@@ -363,7 +367,7 @@ class LocalExecutor(HostExecutor):
     def _collect(self, attempt: int) -> AttemptExit:
         """Release an ended attempt's resources, kill what is left of its process group, and return its exit."""
         child, allocation = self._running.pop(attempt)
-        self._allocator.give(allocation)
+        self._allocator.release(allocation)
         code = child.wait()
         processes.kill_group(child.pid)
         return attempt, code

@@ -55,7 +55,7 @@ class Journals:
             except LeaseLost:
                 lost += [attempt] if attempt not in exit_codes else []
         self._last_pass = time.monotonic() if is_due else self._last_pass
-        done = [(attempt, code) for attempt, code in exit_codes.items() if not self._readers[attempt].behind]
+        done = [(attempt, code) for attempt, code in exit_codes.items() if not self._readers[attempt].has_more]
         for attempt, _ in done:
             del self._readers[attempt]
         return done, lost

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from ..attempt.failures import OOM_KILLED, not_started, oom_kills
+from ..attempt.failures import OOM_KILLED, oom_kills, record_start_failure
 from ..errors import MachineError
 from ..host import allocation, hardware, processes
 from ..host.locks import GpuLocks
@@ -91,7 +91,9 @@ class NodeAgent:
         if not labels:
             return allocation.Machine.local(), ""
         try:
-            matching = [gpu for gpu in hardware.gpus() if any(allocation.is_type(gpu.name, kind) for kind in labels)]
+            matching = [
+                gpu for gpu in hardware.query_gpus() if any(allocation.is_type(gpu.name, kind) for kind in labels)
+            ]
             locked = self._locks.acquire(matching) if matching else []
         except MachineError as error:
             return allocation.Machine.local(), str(error)
@@ -121,7 +123,7 @@ class NodeAgent:
                     attempt_command(spec, os.getpid()), attempt_environment(spec, device), folder
                 )
             except OSError as error:
-                self._ended[spec.attempt] = (spec.attempt, not_started(folder / "log.txt", error))
+                self._ended[spec.attempt] = (spec.attempt, record_start_failure(folder / "log.txt", error))
             else:
                 self._children[spec.attempt] = child
 
@@ -183,7 +185,7 @@ class NodeAgent:
         by_pid = {process.pid: process for process in _find_processes(folders)}
         by_pid |= {
             process.pid: process
-            for process in (processes.find(*identity) for identity in process_ids)
+            for process in (processes.find_process(*identity) for identity in process_ids)
             if process is not None
         }
         processes.terminate_all([process for pid, process in by_pid.items() if pid not in own_pids], self._grace)

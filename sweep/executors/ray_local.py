@@ -18,7 +18,7 @@ import ray
 from ray._private import ray_constants
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
-from ..attempt.failures import not_started
+from ..attempt.failures import record_start_failure
 from ..errors import MachineError
 from ..host import processes
 from ..host.allocation import Allocation, Machine
@@ -105,7 +105,7 @@ def _kill(process: psutil.Process) -> None:
 
 def _is_alive(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
-        return processes.find(process.pid, process.create_time()) is not None
+        return processes.find_process(process.pid, process.create_time()) is not None
     return False
 
 
@@ -182,18 +182,20 @@ class RayExecutor(HostExecutor):
         Ray itself notices after a minute, and then ends this process at once.
         """
         gone = (
-            name for name, daemon in self._daemons.items() if processes.find(daemon.pid, daemon.create_time()) is None
+            name
+            for name, daemon in self._daemons.items()
+            if processes.find_process(daemon.pid, daemon.create_time()) is None
         )
         return next((f"Ray's {name} died" for name in gone), None)
 
     def start(self, spec: ProcessSpec) -> None:
         """Submit the attempt as a Ray task and allocate its resources."""
-        allocation = self._allocator.place(spec.resources)
+        allocation = self._allocator.find_allocation(spec.resources)
         assert allocation is not None, "the supervisor asks fits() first"
         options = self._task.options(num_cpus=allocation.cpus, name=f"attempt-{spec.attempt}")
         env = attempt_environment(spec, visible_device(allocation))
         reference = options.remote(attempt_command(spec), env, spec.runs / spec.folder)
-        self._allocator.take(allocation)
+        self._allocator.allocate(allocation)
         self._running[reference] = spec, allocation
 
     def wait(self, seconds: float) -> list[AttemptExit]:
@@ -209,14 +211,14 @@ class RayExecutor(HostExecutor):
         finished = []
         for reference in ready:
             spec, allocation = self._running.pop(reference)
-            self._allocator.give(allocation)
+            self._allocator.release(allocation)
             finished.append((spec.attempt, self._exit_code(reference, spec)))
         return finished
 
     def _exit_code(self, reference: ray.ObjectRef, spec: ProcessSpec) -> int:
         """Return the exit code of a finished Ray task; -SIGKILL if its worker was killed.
 
-        An attempt that could not be started gets the code of `not_started`, which also writes the cause into its log.
+        An attempt that could not be started gets the code of `record_start_failure`, which also writes the cause into its log.
 
         Args:
             reference: Ray reference of the task.
@@ -225,7 +227,7 @@ class RayExecutor(HostExecutor):
         try:
             return int(ray.get(reference))
         except ray.exceptions.RayTaskError as error:
-            return not_started(spec.runs / spec.folder / "log.txt", error.cause)
+            return record_start_failure(spec.runs / spec.folder / "log.txt", error.cause)
         except ray.exceptions.RayError:
             # The worker was killed, by hand or by Ray's memory monitor; the child died with it.
             return -int(signal.SIGKILL)

@@ -6,7 +6,6 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...renamed import old_names
 from ..errors import GridError, SweepError
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from ...model.bounds import MAX_INT64
 from ...model.config import Config, Int, knob
 from ...results.store.records import AXES, CellRecord
-from ..config import CellConfig, aside
-from ..grid.cell import Cell, canonical, slug_part
+from ..config import CellConfig, knob_outside_id
+from ..grid.cell import Cell, canonical_json, slug_part
 from .hub_checkpoint import HubCheckpoint
 
 KEY = "open_weight"
@@ -32,10 +32,12 @@ class ExternalModelConfig(Config):
         "text",
         "text: cut at the same characters for every model; native: at as many of its own tokens, the published way.",
     )
-    family: str = aside("", "Model type of its config.json.")
-    context: Int | None = aside(None, "Tokens that it was trained to read, as its config says.", ge=0, le=MAX_INT64)
-    places: Int | None = aside(None, "Tokens beyond which it has no positions.", ge=0, le=MAX_INT64)
-    folder: str = aside("", "Where its files lie.")
+    family: str = knob_outside_id("", "Model type of its config.json.")
+    context: Int | None = knob_outside_id(
+        None, "Tokens that it was trained to read, as its config says.", ge=0, le=MAX_INT64
+    )
+    places: Int | None = knob_outside_id(None, "Tokens beyond which it has no positions.", ge=0, le=MAX_INT64)
+    folder: str = knob_outside_id("", "Where its files lie.")
 
 
 class OpenWeightConfig(CellConfig):
@@ -84,7 +86,7 @@ def open_weight_id(model: ExternalModelConfig, fingerprint: str | None) -> str:
     """
     identity_fields = {"name", "revision", "dtype", "tokenizer"} | ({"pairing"} if model.pairing != "text" else set())
     identity = {KEY: model.model_dump(mode="json", include=identity_fields), "data": {"fingerprint": fingerprint}}
-    return hashlib.sha256(canonical(identity).encode()).hexdigest()[:12]
+    return hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:12]
 
 
 def stored_open_weight_id(stored: Mapping[str, Any]) -> str:
@@ -109,7 +111,7 @@ def levels_of_stored(stored: Mapping[str, Any]) -> dict[str, str]:
     return dict.fromkeys(AXES, "-") | {"attn_type": Path(ExternalModelConfig.model_validate(stored[KEY]).name).name}
 
 
-def record(cell: Cell) -> CellRecord:
+def to_record(cell: Cell) -> CellRecord:
     """Return the cell's record for the database, without the sections that do not apply to an external model."""
     config = cell.config
     assert isinstance(config, OpenWeightConfig)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...results.console.text import nearest
+from ...results.console.text import closest_match
 from ..errors import MachineError, SweepError
 
 PREFIX = "hf:"
@@ -215,7 +215,7 @@ def _check_family(folder: Path, config: Mapping[str, Any]) -> str:
     family = str(config["model_type"])
     if family in KNOWN:
         return family
-    near = nearest(family, list(KNOWN))
+    near = closest_match(family, list(KNOWN))
     raise InvalidCheckpoint(
         f"{folder}: model type {family!r} is no language model that transformers {transformers.__version__} knows"
         + (", and its own code is never run" if config.get("auto_map") else "")

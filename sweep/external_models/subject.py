@@ -20,7 +20,7 @@ from ..probes.base import Prompt
 from ..probes.subject import Subject, TextExtent, no_pause
 from .hub_tokenizer import check_lossless, passages, spread_over_tokens
 
-PIECE = 2048
+CHUNK_TOKENS = 2048
 """Default number of tokens per forward pass; earlier tokens are in the model's cache."""
 LOSS_ROWS = 256
 """Rows of logits that are turned into losses at a time, because vocabularies are large."""
@@ -59,7 +59,7 @@ class ChunkedScorer:
     """Scorer that runs a model over one text, `chunk_tokens` tokens at a time, so that only its cache grows with the text."""
 
     def __init__(
-        self, model: Any, device: torch.device, pause: Callable[[], None] = no_pause, chunk_tokens: int = PIECE
+        self, model: Any, device: torch.device, pause: Callable[[], None] = no_pause, chunk_tokens: int = CHUNK_TOKENS
     ) -> None:
         """Create a scorer.
 

@@ -53,7 +53,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """Settings of the small config by model type, in addition to the common ones. SmolLM2 is a llama."""
 
 
-def make(folder: Path, family: str = "llama", *, seed: int = 0, vocabulary: int = VOCABULARY) -> Path:
+def make_tiny_checkpoint(folder: Path, family: str = "llama", *, seed: int = 0, vocabulary: int = VOCABULARY) -> Path:
     """Write a model with random weights and its tokenizer into `folder`, and return it.
 
     The global random state is left unchanged.
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     if not 1 <= len(arguments) <= 2 or arguments[-1] not in (arguments[0], *FAMILIES):
         print(f"usage: python -m {__spec__.name} FOLDER [{'|'.join(FAMILIES)}]", file=sys.stderr)
         return 2
-    print(make(Path(arguments[0]), *arguments[1:]))
+    print(make_tiny_checkpoint(Path(arguments[0]), *arguments[1:]))
     return 0
 
 

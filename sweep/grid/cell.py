@@ -95,14 +95,14 @@ def identity(config: CellConfig) -> dict[str, Any]:
     return {"model": model, "data": data, "train": train, "seed": config.seed}
 
 
-def canonical(value: Any) -> str:
+def canonical_json(value: Any) -> str:
     """Return canonical JSON: equal values give equal text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def cell_id(config: CellConfig) -> str:
     """Return the first 12 hex digits of the SHA-256 of the identity as canonical JSON."""
-    return _digest(canonical(identity(config)))
+    return _digest(canonical_json(identity(config)))
 
 
 MOST_UNKNOWN = 8
@@ -122,7 +122,7 @@ def possible_ids(config: CellConfig) -> Iterator[str]:
     for section, table in registry.SETTINGS.items():
         part = next(part for part in PLUGGABLE if part.registry is table)
         name, source = (getattr(config.model, field) for field in (part.name, part.source))
-        if name in table or name == part.absent:
+        if name in table or name == part.none_name:
             continue
         if source not in {plugin.sha256 for plugin in config.plugins}:
             raise KeyError(name)
@@ -130,12 +130,12 @@ def possible_ids(config: CellConfig) -> Iterator[str]:
     fields = [(section, field) for section, names in unknown.items() for field in names]
     if len(fields) > MOST_UNKNOWN:
         raise KeyError(f"{len(fields)} settings of plugins that are not loaded")
-    data, train = canonical(data_identity(config.data)), canonical(train_identity(config.train))
+    data, train = canonical_json(data_identity(config.data)), canonical_json(train_identity(config.train))
     for chosen in itertools.product((False, True), repeat=len(fields)):
         idle: dict[str, list[str]] = {section: [] for section in unknown}
         for section, field in itertools.compress(fields, chosen):
             idle[section].append(field)
-        model = canonical(model_identity(config.model, idle))
+        model = canonical_json(model_identity(config.model, idle))
         yield id_of_parts(model=model, data=data, train=train, seed=config.seed)
 
 
@@ -156,10 +156,10 @@ def slug(config: CellConfig, extra: Mapping[str, str] | None = None) -> str:
         extra: Path -> level text of axes other than the five, which come before the seed.
     """
     parts = [slug_part(path.rpartition(".")[2] + value) for path, value in (extra or {}).items()]
-    return "-".join([five_levels(config), *parts, f"s{config.seed}"])
+    return "-".join([base_slug(config), *parts, f"s{config.seed}"])
 
 
-def five_levels(config: CellConfig) -> str:
+def base_slug(config: CellConfig) -> str:
     """Return the slug prefix common to all cells: the levels of the five built-in axes."""
     level = levels_of(config)
 

@@ -12,8 +12,8 @@ import numpy as np
 from ...results.console.text import counted
 from ...results.contrasts import Contrast, reference_level
 from ...results.designs import aliasing, design_choice, regular_fractions
-from ...results.designs.design_option import METHODS, Design, as_options
-from ...results.designs.design_space import EXACT, DesignSpace, Term, hierarchical_closure, is_estimable, words
+from ...results.designs.design_option import METHODS, Design, design_as_json
+from ...results.designs.design_space import EXACT, DesignSpace, Term, hierarchical_closure, is_estimable, term_text
 from ..errors import GridError
 from .grid_file import MODELS, DesignKeys
 from .sections import canonical_level, contrast_key_path
@@ -32,29 +32,29 @@ class ChosenDesign:
     def as_json(self) -> dict[str, Any]:
         """Return the design as its revision stores it, with aliases, D-efficiency and relative interval widths."""
         model = self.design.model
-        return as_options(self.design) | {
+        return design_as_json(self.design) | {
             "aliases": [
-                {"first": list(a.first), "second": list(a.second), "correlation": a.correlation, "whole": a.whole}
+                {"first": list(a.first), "second": list(a.second), "correlation": a.correlation, "whole": a.is_complete}
                 for a in aliasing.aliases(model, self.members)
             ],
             "d_efficiency": aliasing.efficiency(model, self.members),
-            "widths": {width.axis: width.whole for width in aliasing.widths(model, self.members)},
+            "widths": {width.axis: width.total for width in aliasing.interval_inflations(model, self.members)},
         }
 
     def lines(self) -> list[str]:
         """Return the design's description, aliases and precision: one sentence per line, without a full stop."""
         design = self.design
         what = f"design: {design.runs} of {counted(len(design.space.points), 'combination')}, {design.method}"
-        if design.words:
-            what += f", I = {' = '.join(map(words, design.words))}"
-        what += f"; estimated: {', '.join(map(words, design.terms))}; other interactions are taken for nothing"
+        if design.defining_relation:
+            what += f", I = {' = '.join(map(term_text, design.defining_relation))}"
+        what += f"; estimated: {', '.join(map(term_text, design.terms))}; other interactions are taken for nothing"
         over = design.runs - design.model.rank
         if not over:
             what += "; no cell is left over to judge noise by, so that without further seeds there are no intervals"
         return [
             what,
             *(f"design: {sentence}" for sentence in aliasing.alias_sentences(design.model, self.members)),
-            *(f"design: {sentence}" for sentence in aliasing.precision(design.model, self.members)),
+            *(f"design: {sentence}" for sentence in aliasing.precision_sentences(design.model, self.members)),
         ]
 
 
@@ -172,7 +172,9 @@ class _DesignBuilder:
         if method != "d-optimal" and is_power_of_half and not self.space.exclude:
             # with axes of more levels, a D-optimal design separates main effects better than resolution III
             two = all(len(levels) == 2 for levels in self.space.axes.values())
-            fraction = regular_fractions.best(self.space, halvings, self.terms, 3 if two or method == "regular" else 4)
+            fraction = regular_fractions.best_fraction(
+                self.space, halvings, self.terms, 3 if two or method == "regular" else 4
+            )
             if fraction is not None:
                 return ChosenDesign(*design_choice.regular_fraction(self.space, self.terms, fraction))
         if method == "regular":
@@ -193,7 +195,7 @@ class _DesignBuilder:
             raise self.error(f"{runs} are more than the grid's {combinations}; leave design out to run all", key)
         model = Design(method=METHODS[0], runs=runs, space=self.space, terms=tuple(self.terms)).model
         if runs < model.rank:
-            parts = ", ".join(["the mean", *(f"{words(term)} {self.space.df(term)}" for term in self.terms)])
+            parts = ", ".join(["the mean", *(f"{term_text(term)} {self.space.df(term)}" for term in self.terms)])
             raise self.error(
                 f"{counted(runs, 'combination')} cannot estimate {counted(model.rank, 'number')} ({parts}); "
                 f"give runs: {model.rank} or more",
@@ -209,7 +211,7 @@ def _check_contrasts(
 
     Contrasts on levels of `include` alone are skipped.
     """
-    design, design_rows = chosen.design, chosen.design.model.every[chosen.members]
+    design, design_rows = chosen.design, chosen.design.model.full_matrix[chosen.members]
     for index, contrast in enumerate(contrasts):
         axis = design.space.axes.get(contrast.axis, ())
         # levels that occur only in `include` are not part of the design
@@ -232,5 +234,5 @@ def _check_contrasts(
 
 def _listed(terms: Sequence[Term]) -> str:
     """Return the terms as text; at most six, then the number of the others."""
-    names = [words(term) for term in terms]
+    names = [term_text(term) for term in terms]
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

@@ -16,7 +16,7 @@ from ..data import corpora, tokenizer
 from ..data.corpora import PreparedCorpus
 from ..data.registry import CORPORA
 from . import settings, validate
-from .cell import Cell, canonical, data_identity, five_levels, id_of_parts, model_identity, slug_part, train_identity
+from .cell import Cell, base_slug, canonical_json, data_identity, id_of_parts, model_identity, slug_part, train_identity
 from .settings import Layer, Setting
 from .yaml_document import GridDocument
 
@@ -191,7 +191,7 @@ class Expansion:
         name = corpus.value if corpus is not None else None
         prepared = None
         if isinstance(name, str):
-            prepared = corpora.with_own_tokens(name) if name in CORPORA else self._prepared(name)
+            prepared = corpora.describe_computed(name) if name in CORPORA else self._prepared(name)
         if corpus is None or prepared is None:
             return _ResolvedSection(validate.section("data", layer, self._grid.plugins))
         layer = self._layer_order.without_base_tokenizer(layer, corpus)
@@ -224,7 +224,9 @@ class Expansion:
             if config not in self._fingerprints:
                 self._fingerprints[config] = validate.corpus_fingerprint(config, self._fingerprint)
             config = config.model_copy(update={"fingerprint": self._fingerprints[config]})
-            pinned = self._pinned[id(data)] = _ResolvedSection(config, canonical(data_identity(config)), data.prepared)
+            pinned = self._pinned[id(data)] = _ResolvedSection(
+                config, canonical_json(data_identity(config)), data.prepared
+            )
         return pinned
 
     def _base_slug(self, config: CellConfig) -> str:
@@ -232,7 +234,7 @@ class Expansion:
         # only these two sections hold levels of the five axes; self._sections keeps them alive
         key = id(config.model), id(config.train)
         if key not in self._base_slugs:
-            self._base_slugs[key] = five_levels(config)
+            self._base_slugs[key] = base_slug(config)
         return self._base_slugs[key]
 
     def _merged(self, levels: Iterable[_ResolvedLevel]) -> Layer:
@@ -245,8 +247,8 @@ def _identity(section: str, config: Any) -> str:
     The data section gets its identity later, when its fingerprint is known.
     """
     if section == "model":
-        return canonical(model_identity(config))
-    return canonical(train_identity(config)) if section == "train" else ""
+        return canonical_json(model_identity(config))
+    return canonical_json(train_identity(config)) if section == "train" else ""
 
 
 def _by_section(layer: Layer) -> dict[str, Layer]:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from ...grids import GRIDS as GRIDS
 from ...results.contrasts import Contrast
-from ...results.names import is_utf8, quoted_short, why_not
+from ...results.names import is_utf8, quoted_short, sweep_name_problem
 from ...results.stopping.stopping_rule import StoppingRule
 from ...results.studies.search import Search
 from ..config import Plugin
@@ -215,7 +215,7 @@ class Grid:
         Cells are counted, not made; those that `exclude` drops count too, and so do all seeds of a stopping rule.
         """
         seeds = self.seeds.stop if isinstance(self.seeds, range) else len(self.seeds)  # len() fails beyond 2**63
-        seeds = seeds if self.stop is None else self.stop.most
+        seeds = seeds if self.stop is None else self.stop.max_seeds
         factors = {f"axes.{name}": len(levels) for name, levels in self.axes.items()}
         crossed = math.prod(factors.values()) if self.axes or not self.include else 0
         included = sum(math.prod(map(len, rule.values())) for rule, _ in self.include)
@@ -244,7 +244,7 @@ def combination_text(levels: Mapping[str, str], seed: int) -> str:
 
 
 def load_grid(
-    name: str | Path, *, sets: Sequence[str] = (), rename: str | None = None, most: int | None = None
+    name: str | Path, *, sets: Sequence[str] = (), rename: str | None = None, max_cells: int | None = None
 ) -> Grid:
     """Read and check a grid file; plugins that it names are imported.
 
@@ -276,9 +276,9 @@ def load_grid(
             all_levels.setdefault(axis, []).extend(levels)
     if not file.name:
         raise GridError(path, 1, "name", "is missing; give the sweep a name")
-    if rename is not None and (why := why_not(rename)):
+    if rename is not None and (why := sweep_name_problem(rename)):
         raise GridError("--name", None, "", f"{quoted_short(rename)} {why}")
-    if rename is None and (why := why_not(file.name)):
+    if rename is None and (why := sweep_name_problem(file.name)):
         raise document.error(("name",), f"{quoted_short(file.name)} {why}")
     if sets and (rename is None or rename == file.name):
         raise GridError("--set", None, "", f"a changed grid needs a name of its own: add --name, other than {file.name!r}")  # fmt: skip
@@ -297,7 +297,7 @@ def load_grid(
         plugins=plugins,
         contrasts=sections.read_contrasts(document, file.contrasts, all_levels),
     )
-    allowed = MOST_CELLS if most is None else most
+    allowed = MOST_CELLS if max_cells is None else max_cells
     grid.check_size(allowed)
     if file.search is not None:
         if len(grid.seeds) > 1:

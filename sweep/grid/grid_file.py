@@ -35,8 +35,14 @@ from ...results.contrasts import AVERAGE_LENGTH
 from ...results.designs import regular_fractions
 from ...results.designs.design_option import METHODS
 from ...results.metrics import TRAINING_SOURCES, Metric
-from ...results.names import NAME, NAME_RULE, PUBLISHED_PREFIX, level_word
-from ...results.stopping.stopping_rule import FIRST, MOST, MOST_SEEDS, OBRIEN_FLEMING, SPENDINGS
+from ...results.names import NAME, NAME_RULE, PUBLISHED_PREFIX, normalized_level
+from ...results.stopping.stopping_rule import (
+    DEFAULT_FIRST_SEEDS,
+    DEFAULT_MAX_SEEDS,
+    MAX_SEEDS,
+    OBRIEN_FLEMING,
+    SPENDINGS,
+)
 from ...results.studies.search import Direction, Interval, LevelChoice, Pruner, Range, Sampler, Search
 from ..probes import PROBES
 from . import settings
@@ -282,9 +288,9 @@ def choice(key: str, values: Iterable[str], *, null: bool = False, default: str 
 
 
 def _switch(value: Any) -> bool:
-    if level_word(value) not in ("on", "off"):
+    if normalized_level(value) not in ("on", "off"):
         raise key_error(f"must be true or false, got {value!r}")
-    return level_word(value) == "on"
+    return normalized_level(value) == "on"
 
 
 def _levels_by_axis(value: Any) -> dict[str, Any]:
@@ -428,7 +434,7 @@ Objectives = Annotated[dict[str, Direction], Checked(_objectives, {"anyOf": OBJE
 SamplerName = Annotated[Sampler, choice("sampler", SAMPLERS, default="tpe")]
 PrunerName = Annotated[Pruner | None, choice("pruner", PRUNERS, null=True)]
 Trials = Annotated[int, integer(1, MOST_TRIALS)]
-SeedCount = Annotated[int, integer(2, MOST_SEEDS)]
+SeedCount = Annotated[int, integer(2, MAX_SEEDS)]
 
 
 def _optional(**more: Any) -> Any:
@@ -504,10 +510,12 @@ class StopKeys(Section):
     sure: Switch = False
     """Enough is, too, an interval that leaves out zero."""
     min_seeds: SeedCount = _optional(
-        description=f"Seeds at the first look; by default {FIRST}, or as many as the grid's seeds."
+        description=f"Seeds at the first look; by default {DEFAULT_FIRST_SEEDS}, or as many as the grid's seeds."
     )
-    max_seeds: SeedCount = Field(MOST, description=f"Seeds at the last look; by default {MOST}.")
-    wave: Annotated[int, integer(1, MOST_SEEDS)] = 1
+    max_seeds: SeedCount = Field(
+        DEFAULT_MAX_SEEDS, description=f"Seeds at the last look; by default {DEFAULT_MAX_SEEDS}."
+    )
+    wave: Annotated[int, integer(1, MAX_SEEDS)] = 1
     """Seeds that are added between two looks."""
     spending: Annotated[str, choice("spending", SPENDINGS)] = OBRIEN_FLEMING
     """How the level of 5% is shared out among the looks: little at first, or about the same at each."""

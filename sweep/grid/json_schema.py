@@ -7,7 +7,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from ..config import MOVED_PROBE_SETTINGS, CellConfig
-from ..data.registry import every_kind
+from ..data.registry import all_kinds
 from ..probes import PROBES
 from .grid_file import NUMBER, SCALAR, SWITCH, GridFile, IntervalKeys
 from .settings import AXES, AXIS_NAME, COMPUTED, Axis
@@ -78,7 +78,7 @@ def _config() -> tuple[dict[str, Any], dict[str, Any]]:
         if section:
             definitions[f"{section.title()}Config"]["properties"].pop(key)
     probes = {name: _open_numbers(PROBES.load(name).Config.model_json_schema()) for name in PROBES}
-    corpora = {name: _open_numbers(kind.Config.model_json_schema()) for name, kind in every_kind().items()}
+    corpora = {name: _open_numbers(kind.Config.model_json_schema()) for name, kind in all_kinds().items()}
     for section, parts in (("EvalConfig", probes), ("DataConfig", corpora)):
         own = {name: schema for name, schema in parts.items() if schema.get("properties")}
         definitions[section]["properties"]["settings"]["properties"] = own

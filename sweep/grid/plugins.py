@@ -26,18 +26,18 @@ class Pluggable(NamedTuple):
     """Field of the section that holds the part's name."""
     source: str
     """Field of the SHA-256 of the plugin file that defines the part; the value is None for a built-in part."""
-    absent: str | None = None
+    none_name: str | None = None
     """Name that means the part is switched off, such as "none"."""
-    others: bool = False
+    allows_unregistered: bool = False
     """True if names outside the registry are valid too, as those of prepared corpora are."""
 
 
 PLUGGABLE = (
     Pluggable(MIXERS, "model", "attn_type", "mixer_source"),
-    Pluggable(MEMORIES, "model", "memory", "memory_source", absent=NO_MEMORY),
-    Pluggable(POSITIONS, "model", "positions", "position_source", absent=NO_POSITIONS),
-    Pluggable(CORPORA, "data", "corpus", "corpus_source", others=True),
-    Pluggable(REGULARIZERS, "train", "regularizer", "regularizer_source", absent=NO_REGULARIZER),
+    Pluggable(MEMORIES, "model", "memory", "memory_source", none_name=NO_MEMORY),
+    Pluggable(POSITIONS, "model", "positions", "position_source", none_name=NO_POSITIONS),
+    Pluggable(CORPORA, "data", "corpus", "corpus_source", allows_unregistered=True),
+    Pluggable(REGULARIZERS, "train", "regularizer", "regularizer_source", none_name=NO_REGULARIZER),
 )
 
 

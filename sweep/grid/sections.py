@@ -11,8 +11,8 @@ from pydantic_core import PydanticCustomError
 
 from ...results import metrics
 from ...results.contrasts import Contrast, reference_level
-from ...results.names import why_not
-from ...results.stopping.stopping_rule import FIRST, StoppingRule
+from ...results.names import sweep_name_problem
+from ...results.stopping.stopping_rule import DEFAULT_FIRST_SEEDS, StoppingRule
 from ...results.studies.search import LevelChoice, Search
 from ..errors import GridError
 from ..probes import requested
@@ -179,12 +179,13 @@ def with_contrast(
     """Return the declared contrasts, with the rule's contrast appended unless it is declared already."""
     levels = canonical_levels(axis_levels)
     is_declared = any(
-        rule.about(contrast, contrast.reference or reference_level([*levels[contrast.axis]])) for contrast in declared
+        rule.applies_to(contrast, contrast.reference or reference_level([*levels[contrast.axis]]))
+        for contrast in declared
     )
     return tuple(declared) if is_declared else (*declared, rule.contrast)
 
 
-def about(contrast: Contrast) -> metrics.Metric:
+def contrast_metric(contrast: Contrast) -> metrics.Metric:
     """Return the metric that a contrast compares."""
     return next(metric for metric in own_metrics(contrast.probe) if metric.name == contrast.metric)
 
@@ -218,7 +219,7 @@ def _first_and_last_look(document: GridDocument, keys: StopKeys, seeds: int) -> 
     Raises:
         GridError: If the first look is below `seeds`, or the last below the first.
     """
-    first = keys.min_seeds if keys.min_seeds is not None else max(FIRST, seeds)
+    first = keys.min_seeds if keys.min_seeds is not None else max(DEFAULT_FIRST_SEEDS, seeds)
     if first < seeds:
         problem = f"is below the {seeds} seeds that every cell of the grid has; leave it out"
         raise document.error((STOP, "min_seeds"), problem)
@@ -289,7 +290,7 @@ def read_tune(
     levels_by_word = {level_text(per, level): level for level in levels[per]}
     tune = Tune(per, levels_by_word, keys.search(), keys.at, document.line(TUNE))
     for word in levels_by_word:
-        if why := why_not(study := tune.study_name(name, word)):
+        if why := sweep_name_problem(study := tune.study_name(name, word)):
             raise document.error((TUNE, "per"), f"the study of {per} {word} would be named {study}, which {why}")
     return tune
 

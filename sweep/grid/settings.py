@@ -28,7 +28,7 @@ from pydantic import BaseModel
 
 from ...model import registry
 from ...model.registry import Registry
-from ...results.names import is_utf8, level_word, quoted_short
+from ...results.names import is_utf8, normalized_level, quoted_short
 from ..config import MOVED_PROBE_SETTINGS, CellConfig
 from ..data.registry import CORPORA
 from ..errors import GridError
@@ -92,7 +92,7 @@ AXES: dict[str, Axis] = {
 
 def level_text(axis: str, level: Any) -> str:
     """Return a level as text: its word on one of the five axes, canonical JSON for any other value that is not text."""
-    return level_word(level) if axis in AXES or isinstance(level, str) else json.dumps(level)
+    return normalized_level(level) if axis in AXES or isinstance(level, str) else json.dumps(level)
 
 
 def levels_of(config: CellConfig) -> dict[str, str]:
@@ -236,7 +236,7 @@ def add_setting(layer: Layer, path: str, setting: Setting) -> None:
     Raises GridError for an unknown path or level, and for a path that the layer already has.
     """
     if path in AXES:
-        word = level_word(setting.value)
+        word = normalized_level(setting.value)
         levels = AXES[path].levels()
         if word not in levels:
             raise setting.error(f"no level {word!r} of axis {path}", levels, word)
@@ -289,7 +289,7 @@ def _resolve_path_setting(setting: Setting) -> Setting:
         return setting
     root = setting.file.parent if isinstance(setting.file, Path) else Path()
     try:
-        path = str(resolved(setting.value, root))
+        path = str(resolve_path(setting.value, root))
         if not is_utf8(path):
             raise ValueError(f"{quoted_short(path)} is not in UTF-8, so it cannot be written down; rename it")
         return replace(setting, value=path)
@@ -297,7 +297,7 @@ def _resolve_path_setting(setting: Setting) -> Setting:
         raise setting.error(str(error)) from error
 
 
-def resolved(text: str, root: Path = Path()) -> Path:
+def resolve_path(text: str, root: Path = Path()) -> Path:
     """Return the absolute path of `text` relative to `root`, "~" expanded; it need not exist.
 
     Raises ValueError for text that the operating system rejects as a path.

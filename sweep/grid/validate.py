@@ -17,7 +17,7 @@ from .. import probes
 from ..config import CellConfig, DataConfig, EvalConfig, Plugin, Resources, TrainConfig
 from ..data import tokenizer
 from ..data.corpora import CorpusError, CorpusUnknown, PreparedCorpus
-from ..data.registry import CORPORA, every_kind
+from ..data.registry import CORPORA, all_kinds
 from ..errors import GridError
 from .plugins import with_sources
 from .settings import Layer, Setting, nested
@@ -214,7 +214,7 @@ def check_agreement(
         )
     kind = CORPORA.load(data.corpus) if data.corpus in CORPORA else None
     if train.loss_on == "marked" and not (kind is not None and kind.may_mark if prepared is None else prepared.marked):
-        able = ", ".join(name for name, corpus_kind in every_kind().items() if corpus_kind.may_mark)
+        able = ", ".join(name for name, corpus_kind in all_kinds().items() if corpus_kind.may_mark)
         raise InvalidConfig(
             ("train.loss_on",),
             f"corpus {data.corpus} does not mark which tokens count; set train.loss_on to all, or name one that may: "

@@ -75,7 +75,7 @@ class MachineAllocator:
         self._free_cpus, self._free_memory_gb = machine.cpus, machine.memory_gb
         self._free_parts = dict.fromkeys(machine.gpus, GPU_PARTS)
 
-    def place(self, resources: Resources) -> Allocation | None:
+    def find_allocation(self, resources: Resources) -> Allocation | None:
         """Return the allocation that an attempt would get now, without allocating it; None if it does not fit."""
         memory = resources.memory_gb or 0.0
         if resources.cpus > self._free_cpus or memory > self._free_memory_gb:
@@ -96,11 +96,11 @@ class MachineAllocator:
         """Return (free parts of the allocation's GPU, in units of 1/GPU_PARTS and 0 without a GPU; free cores)."""
         return (self._free_parts[allocation.gpu] if allocation.gpu is not None else 0), self._free_cpus
 
-    def take(self, allocation: Allocation) -> None:
+    def allocate(self, allocation: Allocation) -> None:
         """Subtract an allocation from the free resources."""
         self._change(allocation, -1)
 
-    def give(self, allocation: Allocation) -> None:
+    def release(self, allocation: Allocation) -> None:
         """Add an allocation back to the free resources."""
         self._change(allocation, +1)
 
@@ -137,7 +137,7 @@ class ClusterAllocator:
         candidates = [
             (name, allocation)
             for name, allocator in self._allocators.items()
-            if (allocation := allocator.place(resources)) is not None
+            if (allocation := allocator.find_allocation(resources)) is not None
         ]
         if not candidates:
             return None
@@ -147,15 +147,15 @@ class ClusterAllocator:
 
     def allocate(self, name: str, allocation: Allocation) -> None:
         """Subtract an allocation from the machine's free resources."""
-        self._allocators[name].take(allocation)
+        self._allocators[name].allocate(allocation)
 
     def release(self, name: str, allocation: Allocation) -> None:
         """Add an allocation back to the machine's free resources; a removed machine is ignored."""
         if name in self._allocators:
-            self._allocators[name].give(allocation)
+            self._allocators[name].release(allocation)
 
 
-def need(resources: Resources) -> str:
+def format_resources(resources: Resources) -> str:
     """Return resources as text for people."""
     parts = [counted(resources.cpus, "CPU core")]
     if resources.memory_gb is not None:

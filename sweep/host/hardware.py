@@ -90,7 +90,7 @@ def supported_precisions(capability: tuple[int, int]) -> list[str]:
     return [name for name, least in PRECISIONS.items() if capability >= least]
 
 
-def no_gpu(cause: str) -> MachineError:
+def no_gpu_error(cause: str) -> MachineError:
     """Return the error of an operation that needs CUDA where no GPU can be used."""
     return MachineError(f"no usable CUDA GPU: {cause}; set resources.gpus to 0 to run on the CPU")
 
@@ -121,12 +121,12 @@ def gpu_names() -> list[str]:
     if names or not Path("/dev/nvidiactl").exists():
         return names
     try:
-        return [gpu.name for gpu in gpus()]
+        return [gpu.name for gpu in query_gpus()]
     except MachineError:
         return []
 
 
-def gpus() -> list[Gpu]:
+def query_gpus() -> list[Gpu]:
     """Return the usable CUDA devices, queried in a child process so that this one holds no GPU memory. Takes seconds.
 
     Raises:
@@ -140,7 +140,7 @@ def gpus() -> list[Gpu]:
         facts = {}
     if "gpus" not in facts:
         cause = facts.get("error") or (answer.stderr.strip().splitlines() or ["torch could not be started"])[-1]
-        raise no_gpu(cause)
+        raise no_gpu_error(cause)
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     names = visible if len(visible) == len(facts["gpus"]) else [str(index) for index in range(len(facts["gpus"]))]
     return [

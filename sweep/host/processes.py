@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from ...results.store.records import Owner, find, here, space
+from ...results.store.records import Owner, current_pid_space, find_process, is_local_pid
 
 GRACE_S = 10.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -30,7 +30,7 @@ once, and each of them passes the signal on.
 def this_process(name: str) -> Owner:
     """Return the running process as an owner of sweeps and attempts, with `name` as its role."""
     me = psutil.Process()
-    return Owner(name=name, host=socket.gethostname(), pid=me.pid, started=me.create_time(), space=space())
+    return Owner(name=name, host=socket.gethostname(), pid=me.pid, started=me.create_time(), space=current_pid_space())
 
 
 def is_alive(owner: Owner) -> bool | None:
@@ -38,9 +38,9 @@ def is_alive(owner: Owner) -> bool | None:
 
     None if it is on another host or in another PID namespace, where that is unknown.
     """
-    if not here(owner.host, owner.space):
+    if not is_local_pid(owner.host, owner.space):
         return None
-    return find(owner.pid, owner.started) is not None
+    return find_process(owner.pid, owner.started) is not None
 
 
 def is_holder_active(owner: Owner, lease_until: datetime | None) -> bool:

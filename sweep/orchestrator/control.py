@@ -87,11 +87,11 @@ def send_command(
     running = summary.owner is not None and processes.is_holder_active(summary.owner, summary.lease_until)
     if running:
         if command == "retry":
-            store.ask(name, retry=retried)
+            store.request_actions(name, retry=retried)
         elif command == "resume":
-            store.ask(name, pause=None, finish=None)
+            store.request_actions(name, pause=None, finish=None)
         else:
-            if not store.asked(name).get(command):
+            if not store.pending_requests(name).get(command):
                 store.add_event(f"{command} asked", f"by {current_user()}", sweep=name)
-            store.ask(name, **{command: True})
+            store.request_actions(name, **{command: True})
     return ControlResult(name, command, running, retried)

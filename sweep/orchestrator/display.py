@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from ...results.console.streams import OutputClosed
-from ...results.console.text import counted, plain, sanitize_text
+from ...results.console.text import counted, sanitize_line, sanitize_text
 from ...results.errors import WriteRefused
 from ...results.failure_classes import PRUNED
 from ...results.store.records import Attempt
@@ -66,7 +66,7 @@ class SafeConsole(Console):
 
 def _escaped(text: str) -> str:
     """Return a name without control characters and with rich markup escaped."""
-    return escape(plain(text))
+    return escape(sanitize_line(text))
 
 
 class ProgressDisplay:
@@ -229,8 +229,8 @@ def describe_plan(plan: Plan, sweep: str, remarks: Sequence[str] = ()) -> list[s
         if plan.study is None
         else f"{sweep}: {plan.study.describe()}"
     ]
-    if plan.left_out:
-        lines[0] += f"; {plan.left_out} more left out by --only"
+    if plan.num_filtered_out:
+        lines[0] += f"; {plan.num_filtered_out} more left out by --only"
     lines.append(
         f"to train: {counted(len(plan.training), 'cell')}, {plan.tokens:,} tokens in all; to evaluate: {len(plan.evaluating)}"
     )

@@ -90,7 +90,7 @@ def plan(
         if length < 2:
             raise GridError("--length", None, str(length), "a context length is 2 tokens or more")
     # cells first, since their plugins may register the probes
-    trained = [trained_cells.kept(store, name, runs, sweep) for name in cell_names]
+    trained = [trained_cells.find_trained_cell(store, name, runs, sweep) for name in cell_names]
     for trained_cell in trained:
         if (line := damage(storage.resolve(runs, trained_cell.weights), trained_cell.sha256)) is not None:
             raise CheckpointError(line)
@@ -101,14 +101,16 @@ def plan(
     tasks_by_sweep: dict[str, list[Task]] = {}
     for trained_cell in {trained_cell.cell.id: trained_cell for trained_cell in trained}.values():
         cell = with_requested_probes(trained_cell.cell, probes, lengths)
-        corpus = corpora.verified(runs / "corpora", cell.config.data.fingerprint or "")
+        corpus = corpora.open_verified(runs / "corpora", cell.config.data.fingerprint or "")
         if lengths:
             check_lengths(cell, corpus)
         sweep_name = sweep or next((name for name, ids in cells_by_sweep.items() if cell.id in ids), None)
         if sweep_name is None:
             raise CellNotListed(f"no sweep lists cell {cell.id} ({cell.slug}) any more; launch a grid that has it")
         pairs = requested(cell.config.eval)
-        task = Task(cell, "evaluate", pairs, "needs-eval", trained_cell.weights, trained_cell.attempt, repeat=True)
+        task = Task(
+            cell, "evaluate", pairs, "needs-eval", trained_cell.weights, trained_cell.attempt, should_remeasure=True
+        )
         tasks_by_sweep.setdefault(sweep_name, []).append(task)
     return tasks_by_sweep
 

@@ -81,7 +81,7 @@ class LaunchRequest:
     @property
     def representative_cells(self) -> Sequence[Cell]:
         """Cells that represent all cells to come: the grid's own, or those at the ends of a study's ranges."""
-        return self.cells if self.space is None else self.space.ends
+        return self.cells if self.space is None else self.space.corner_cells
 
     @property
     def max_cells(self) -> int:
@@ -129,7 +129,9 @@ def plan(request: LaunchRequest, store: Store | None) -> planner.Plan:
         return _plan_study(request, request.space, store)
     selected, runs = request.selected_cells, request.runs
     states, damaged = _usable_states(request, selected, store)
-    launch_plan = planner.plan(selected, states, retrain=request.retrain, left_out=len(request.cells) - len(selected))
+    launch_plan = planner.plan(
+        selected, states, retrain=request.retrain, num_filtered_out=len(request.cells) - len(selected)
+    )
     finished = {cell for cell, cell_standing in launch_plan.standings.items() if cell_standing == "done"}
     tasks = ordering.ordered(
         launch_plan.tasks, selected, list(request.grid.axes), states, finished, request.grid.contrasts
@@ -138,7 +140,7 @@ def plan(request: LaunchRequest, store: Store | None) -> planner.Plan:
     if request.budget is not None:
         prices = cost_estimate.machine_prices(request.cells, runs, store)
         hours_used = cost_estimate.hours_spent(store, request.cells)
-        fitting, budget = cost_estimate.within_budget(
+        fitting, budget = cost_estimate.select_within(
             launch_plan, request.budget, hours_used, prices, request.grid.contrasts, finished
         )
         launch_plan = replace(launch_plan, tasks=fitting, budget=budget)
@@ -164,7 +166,7 @@ def _plan_study(request: LaunchRequest, space: TrialSpace, store: Store | None) 
     # retrain=True: a trial without weights and without all objectives is useless until it is trained again
     states, damaged = _usable_states(request, cells, store)
     study_plan = planner.plan(cells, states, retrain=True)
-    tasks = [task for task in study_plan.tasks if task.cell.id in study.open]
+    tasks = [task for task in study_plan.tasks if task.cell.id in study.open_cells]
     study_plan = replace(study_plan, damaged=damaged, tasks=tasks, study=study)
     training = study_plan.with_proposals().training
     return replace(study_plan, disk=admission.disk_needed([task.cell for task in training], request.runs))
@@ -271,7 +273,7 @@ def run(
         if EXECUTORS[request.executor].needs_address:
             # opened before the sweep is claimed, so that an unreachable cluster changes nothing
             executor = resources.enter_context(closing(open_executor(request.executor, context)))
-        fence = claim(request, store, processes.this_process("launch"))
+        fence = claim_sweep(request, store, processes.this_process("launch"))
         resources.callback(store.release_sweep, sweep, fence)
         seeds = seeds_source(request, store, fence, tell)
         notifier = resources.enter_context(
@@ -293,7 +295,7 @@ def run(
         _check_storage(request, launch_plan)
         task_source, likely = _task_source(request, launch_plan, seeds, store, fence)
         tasks = launch_plan.tasks or (seeds.next_tasks(lambda resources: True) if seeds is not None else [])
-        if tasks or (launch_plan.study is not None and launch_plan.study.left):
+        if tasks or (launch_plan.study is not None and launch_plan.study.num_remaining):
             # closed before the sweep is released, so that no attempt outlives the claim
             executor = resources.enter_context(closing(executor or open_executor(request.executor, context)))
             run_tasks(
@@ -341,7 +343,7 @@ def _check_storage(request: LaunchRequest, launch_plan: planner.Plan) -> None:
     )
     for address in {cell.config.checkpoint.path for cell in cells}:
         if address is not None:
-            storage.place(address).check()
+            storage.open_storage(address).check()
 
 
 def _task_source(
@@ -370,8 +372,8 @@ def _with_trials(request: LaunchRequest, store: Store) -> LaunchRequest:
     space = request.space
     if space is None:
         return request
-    ends = supervisor.freeze_plugins(space.ends, request.runs)
-    space = TrialSpace(replace(space.grid, plugins=ends[0].config.plugins), ends, space.known)
+    ends = supervisor.freeze_plugins(space.corner_cells, request.runs)
+    space = TrialSpace(replace(space.grid, plugins=ends[0].config.plugins), ends, space.prepared_corpus)
     return replace(request, space=space, cells=list(progress_of(space, store).cells.values()))
 
 
@@ -389,7 +391,7 @@ def _outcome(request: LaunchRequest, store: Store, before: planner.Plan, seeds: 
     counts, after = _remaining_work(request, store)
     if after.study is not None:
         return LaunchOutcome(counts, after.study.finished, study=after.study)
-    over_budget_ids = {task.cell.id for task in before.budget.left} if before.budget is not None else set[str]()
+    over_budget_ids = {task.cell.id for task in before.budget.deferred} if before.budget is not None else set[str]()
     unfinished = {cell_standing for cell, cell_standing in after.standings.items() if cell not in over_budget_ids} - {
         "done",
         "diverged",
@@ -401,7 +403,7 @@ def _outcome(request: LaunchRequest, store: Store, before: planner.Plan, seeds: 
 def _remaining_work(request: LaunchRequest, store: Store) -> tuple[Counter[str], planner.Plan]:
     """Return the current number of cells (or trials) by state, and the plan that another launch would carry out."""
     if request.space is not None:
-        study = progress_of(request.space, store, again=False)
+        study = progress_of(request.space, store, retry_failed=False)
         return study.counts, planner.Plan([], dict(study.standings), list(study.cells.values()), study=study)
     after = plan(replace(request, cells=request.selected_cells, only=()), store)
     return after.counts, after
@@ -445,7 +447,7 @@ def run_tasks(
         supervisor_.run(tasks, (task_sources or {}).get(sweep))
 
 
-def claim(request: LaunchRequest, store: Store, owner: processes.Owner) -> int:
+def claim_sweep(request: LaunchRequest, store: Store, owner: processes.Owner) -> int:
     """Claim the sweep and record the revision in one transaction; return the fence. A refused launch changes nothing.
 
     The revision holds the grid's text, its options (requested probes, settings, contrasts, design, stop rule, search
@@ -470,13 +472,17 @@ def claim(request: LaunchRequest, store: Store, owner: processes.Owner) -> int:
             "requested": [list(pair) for pair in requested_pairs],
             "set": {path: setting.value for path, setting in grid.command_line.items()},
             # absent without contrasts, so that relaunching an older sweep gives the same revision
-            **({contrasts.OPTION: contrasts.as_options(grid.contrasts)} if grid.contrasts else {}),
-            **({design_option.OPTION: design_option.as_options(grid.chosen.design)} if grid.chosen is not None else {}),
-            **({stopping_rule.OPTION: stopping_rule.as_option(grid.stop)} if grid.stop is not None else {}),
+            **({contrasts.OPTION_KEY: contrasts.contrasts_as_json(grid.contrasts)} if grid.contrasts else {}),
+            **(
+                {design_option.OPTION_KEY: design_option.design_as_json(grid.chosen.design)}
+                if grid.chosen is not None
+                else {}
+            ),
+            **({stopping_rule.OPTION_KEY: stopping_rule.rule_as_json(grid.stop)} if grid.stop is not None else {}),
             **request.options,
-            **({search.OPTION: search.as_options(grid.search)} if grid.search is not None else {}),
+            **({search.OPTION_KEY: search.search_as_json(grid.search)} if grid.search is not None else {}),
             # for `report --table budget`; a changed forecast alone makes no new revision
-            forecast.OPTION: forecast.as_option(
+            forecast.OPTION_KEY: forecast.forecast_as_json(
                 cost_estimate.forecast(
                     request.cells, cost_estimate.machine_prices(request.representative_cells, request.runs, store)
                 )
@@ -484,7 +490,7 @@ def claim(request: LaunchRequest, store: Store, owner: processes.Owner) -> int:
         },
         commit=commit,
         dirty=dirty,
-        cells=[planner.record(cell) for cell in request.cells],
+        cells=[planner.to_record(cell) for cell in request.cells],
     )
     deadline = time.monotonic() + (2 * supervisor.LEASE_S if is_restart else 0.0)
     while True:
@@ -495,7 +501,7 @@ def claim(request: LaunchRequest, store: Store, owner: processes.Owner) -> int:
                 supervisor.LEASE_S,
                 is_alive=processes.is_alive,
                 revision=revision,
-                forget=not is_restart,
+                clear_requests=not is_restart,
             )
         except SweepBusy:
             if time.monotonic() >= deadline:

@@ -127,8 +127,12 @@ def liveness_check(store: Store, attempt: Attempt) -> Callable[[], bool]:
         """Return the cached result, renewed after LIVENESS_POLL_S."""
         if not cached or time.monotonic() - cached[0][0] >= LIVENESS_POLL_S:
             current = store.attempt(attempt.id)
-            is_local = processes.here(current.host, current.pid_space)
-            gone = is_local and current.pid is not None and processes.find(current.pid, current.pid_started) is None
+            is_local = processes.is_local_pid(current.host, current.pid_space)
+            gone = (
+                is_local
+                and current.pid is not None
+                and processes.find_process(current.pid, current.pid_started) is None
+            )
             cached[:] = [(time.monotonic(), current.state == "running" and not gone)]
         return cached[0][1]
 

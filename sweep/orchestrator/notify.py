@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from sqlalchemy.exc import SQLAlchemyError
 
 from ... import __version__
-from ...results.console.text import sentence
+from ...results.console.text import sanitize_sentence
 from ...results.errors import UserError
 from ...results.store.records import CellState
 from ..errors import SweepError
@@ -126,7 +126,7 @@ class EndNotifier:
             "failed": [
                 {
                     "cell": cell.cell_id,
-                    "slug": sentence(cell.slug),
+                    "slug": sanitize_sentence(cell.slug),
                     "state": cell.state,
                     "cause": first_line(cell.cause),
                 }
@@ -146,7 +146,7 @@ def _exit_code(error: BaseException) -> int:
 def first_line(text: str | None) -> str | None:
     """Return the first line of a text without passwords and control characters, shortened; None if it is empty."""
     line = next(iter((text or "").strip().splitlines()), "")
-    return sentence(line)[:MAX_CAUSE_CHARS] or None
+    return sanitize_sentence(line)[:MAX_CAUSE_CHARS] or None
 
 
 def post(url: str, payload: Mapping[str, Any]) -> None:
@@ -188,4 +188,4 @@ def _failure_reason(problem: BaseException) -> str:
     reason = problem.reason if isinstance(problem, urllib.error.URLError) else problem
     if isinstance(reason, TimeoutError):
         return f"no answer within {TIMEOUT_S:.0f} s"
-    return sentence(getattr(reason, "strerror", None) or type(reason).__name__)
+    return sanitize_sentence(getattr(reason, "strerror", None) or type(reason).__name__)

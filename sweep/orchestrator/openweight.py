@@ -9,13 +9,13 @@ from typing import Any
 
 from ...results.errors import SweepUnknown
 from ...results.names import MAX_NAME_CHARS, quoted_short
-from ...results.store.records import CellRecord, NewRevision, Request, missing
+from ...results.store.records import CellRecord, NewRevision, ProbeRequest, missing_requests
 from ...results.store.store import Store
 from ..attempt import trained_cells
 from ..config import CellConfig
 from ..data import corpora
 from ..errors import GridError, SweepError
-from ..external_models.config import KEY, record, resolve_cell
+from ..external_models.config import KEY, resolve_cell, to_record
 from ..external_models.hub_checkpoint import PREFIX, resolve_checkpoint
 from ..external_models.hub_tokenizer import check_lossless
 from ..grid.cell import Cell
@@ -92,7 +92,7 @@ def plan(
         raise SweepError("--revision belongs to one model; evaluate the models one after the other")
     host_sweep = store.sweep(sweep).name
     config = _reference_config(store, host_sweep, runs)
-    corpus = corpora.verified(runs / "corpora", config.data.fingerprint or "")
+    corpus = corpora.open_verified(runs / "corpora", config.data.fingerprint or "")
     if corpus.computed:
         raise SweepError(
             f"the text of sweep {host_sweep} is made of rows that no language model has seen; name another with --sweep"
@@ -160,7 +160,7 @@ def _reference_config(store: Store, sweep: str, runs: Path) -> CellConfig:
 def _build_plan(
     store: Store,
     host_sweep: str,
-    requested_pairs: Sequence[Request],
+    requested_pairs: Sequence[ProbeRequest],
     cells: dict[str, Cell],
     measure_again: bool,
     notes: list[str],
@@ -189,15 +189,15 @@ def _build_plan(
     for cell in cells.values():
         state = states.get(cell.id)
         pairs = requested(cell.config.eval)
-        missing_pairs = pairs if measure_again or state is None else missing(state, pairs)
+        missing_pairs = pairs if measure_again or state is None else missing_requests(state, pairs)
         if missing_pairs:
-            tasks.append(Task(cell, "external", missing_pairs, "needs-eval", repeat=True))
+            tasks.append(Task(cell, "external", missing_pairs, "needs-eval", should_remeasure=True))
         else:
             notes.append(f"{cell.slug}: all is measured; --probe or --length measures again")
     if not tasks:
         return OpenWeightPlan({}, {}, notes)
     records = {cell_record.id: cell_record for cell_record in existing} | {
-        cell.id: record(cell) for cell in cells.values()
+        cell.id: to_record(cell) for cell in cells.values()
     }
     text = f"# models from elsewhere, measured beside sweep {host_sweep}\n" + "".join(
         f"# {cell_record.config[KEY]['name']}, revision {cell_record.config[KEY]['revision']}\n"
@@ -205,7 +205,7 @@ def _build_plan(
     )
     options: dict[str, Any] = {"requested": [list(pair) for pair in requested_pairs], KEY: {"beside": host_sweep}}
     revision = NewRevision(
-        grid_text=text, grid_file=PREFIX, options=options, cells=list(records.values()), beside=host_sweep
+        grid_text=text, grid_file=PREFIX, options=options, cells=list(records.values()), companion_of=host_sweep
     )
     return OpenWeightPlan({name: tasks}, {name: revision}, notes)
 

@@ -21,7 +21,7 @@ from ..planning import admission, cost_estimate
 from ..planning.admission import DiskUsage, Unprepared
 from ..planning.cost_estimate import Bill
 from ..planning.planner import Plan
-from ..planning.render import short
+from ..planning.render import price_line
 from ..units import size
 from .launch import LaunchRequest
 
@@ -62,7 +62,7 @@ def lacks(request: LaunchRequest, plan: Plan) -> list[Lack]:
         request: Launch that is planned.
         plan: Its plan.
     """
-    tasks = [task for task in plan.with_proposals().tasks if task.why != "running"]
+    tasks = [task for task in plan.with_proposals().tasks if task.standing != "running"]
     if not tasks:
         return []
     executor, cells = EXECUTORS[request.executor], [task.cell for task in tasks]
@@ -73,7 +73,7 @@ def lacks(request: LaunchRequest, plan: Plan) -> list[Lack]:
     lacking += _lacking_resources(Counter(cell.config.resources for cell in cells), Machine.local(), gpus)
     if plan.disk is not None:
         # a cell that has begun already has its checkpoints on the disk
-        is_begun = any(task.kind == "evaluate" or task.rest < 1 for task in tasks)
+        is_begun = any(task.kind == "evaluate" or task.remaining_share < 1 for task in tasks)
         lacking += _lacking_disk(plan.disk, is_begun=is_begun)
     kernels = ("triton",) if gpus and sys.platform == "linux" and platform.machine() == "x86_64" else ()
     return (
@@ -136,9 +136,7 @@ def _lacking_disk(disk: DiskUsage, *, is_begun: bool) -> list[Lack]:
     """Return the shortage of disk; it blocks if one running cell does not fit and no cell has begun (`is_begun`)."""
     if not disk.is_short or disk.free is None:
         return []
-    problem = (
-        f"{size(disk.kept)} to keep and {size(disk.running)} for a running cell; {size(disk.free)} free in {disk.place}"
-    )
+    problem = f"{size(disk.retained)} to keep and {size(disk.running)} for a running cell; {size(disk.free)} free in {disk.storage_root}"
     return [
         Lack("disk", problem, DISK_REMEDY, blocks=disk.free < disk.running and not is_begun, numbers=disk.as_json())
     ]
@@ -231,7 +229,7 @@ class Refusal:
         return [
             f"{self.grid.name} cannot be launched on this machine: {self.cells:,} {unit}{'s' if self.cells != 1 else ''}, "
             f"{self.tokens:,} tokens to train",
-            short(self.bill),
+            price_line(self.bill),
             *describe(self.lacking),
             "what works on it today:",
             *(f"  {command:<{width}}  {effect}" for command, effect in commands),

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...results.failure_classes import FAILURES, PREEMPTED, Failure
 from ...results.store.records import Attempt
-from ..attempt.failures import ALIKE, FRUITLESS, cause_pattern
+from ..attempt.failures import MAX_KILLS_WITHOUT_PROGRESS, MAX_SAME_FAILURES, cause_pattern
 from ..errors import SweepError
 from ..planning.planner import Task
 
@@ -36,7 +36,7 @@ class RetryTracker:
     _cells_by_cause: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """Ids of the cells that failed with an error in code or config, by the normalised cause."""
 
-    def after(self, task: Task, attempt: Attempt, failure: Failure) -> Task | None:
+    def next_try(self, task: Task, attempt: Attempt, failure: Failure) -> Task | None:
         """Return the task to retry after a failure, or None if the launch gives its cell up. Counts the failure.
 
         The retried task may have a smaller micro-batch, run alone on the machine, or wait until `not_before` (monotonic
@@ -48,7 +48,7 @@ class RetryTracker:
             gained = attempt.step > self._furthest_step.get(cell, -1)
             self._furthest_step[cell] = max(attempt.step, self._furthest_step.get(cell, -1))
             self._kills_without_progress[cell] = 0 if gained else self._kills_without_progress[cell] + 1
-            if self._kills_without_progress[cell] < FRUITLESS:
+            if self._kills_without_progress[cell] < MAX_KILLS_WITHOUT_PROGRESS:
                 return task
             failure = "infrastructure"
         self._tries[cell, failure] += 1
@@ -61,14 +61,14 @@ class RetryTracker:
         not_before = time.monotonic() + policy.wait_s * 2 ** (tries - 1) if policy.wait_s else 0.0
         return replace(task, alone=task.alone or policy.alone, not_before=not_before)
 
-    def broken(self, cell: str, cause: str) -> SweepBroken | None:
+    def note_code_failure(self, cell: str, cause: str) -> SweepBroken | None:
         """Count an error in code or config.
 
         Return the error that stops the sweep once ALIKE cells had the same cause, else None.
         """
         cells = self._cells_by_cause[cause_pattern(cause)]
         cells.add(cell)
-        if len(cells) < ALIKE:
+        if len(cells) < MAX_SAME_FAILURES:
             return None
         return SweepBroken(f"stopped, since {len(cells)} cells failed alike: {cause}; mend it and launch again")
 

@@ -8,12 +8,12 @@ from typing import Any
 from ...results import forecast
 from ...results.console.text import counted
 from ...results.stopping import messages
-from ...results.stopping.interim_analysis import StoppingStatus, finished, stopping_status
+from ...results.stopping.interim_analysis import StoppingStatus, is_cell_finished, stopping_status
 from ...results.store.store import Store
 from ..executors.executor import Tell
 from ..grid.cell import Cell
 from ..grid.grid import Grid
-from ..grid.sections import about
+from ..grid.sections import contrast_metric
 from ..planning import cost_estimate, planner, replicates
 from ..planning.cost_estimate import Pricer
 from ..planning.planner import Task
@@ -55,7 +55,7 @@ class Seeds(TaskSource):
         self._grid, self._rule, self._store, self._fence = grid, grid.stop, store, fence
         self._plan, self._prices, self._budget_hours, self._tell = plan, prices, budget_hours, tell
         self._contrast_cells = replicates.contrast_cells(grid, cells)
-        self._metric = about(self._rule.contrast)
+        self._metric = contrast_metric(self._rule.contrast)
         contrast_ids = {cell.id for cell in replicates.at_seeds(self._contrast_cells, self._rule.seeds)}
         self._pending = {cell.id for cell in cells if cell.id in contrast_ids}
         """Ids of the contrast's cells at requested seeds that are not yet known to be finished."""
@@ -75,7 +75,7 @@ class Seeds(TaskSource):
         """
         while not self._is_finished and self._wave_is_complete():
             status = stopping_status(self._store, self._grid.name)
-            if status is None or status.waiting:
+            if status is None or status.unfinished_cells:
                 return []
             tasks = self._start_next_wave(status)
             if tasks:
@@ -86,7 +86,9 @@ class Seeds(TaskSource):
         """Return True if every requested cell of the contrast is finished; forgets the finished ones."""
         if self._pending:
             states = self._store.states(self._pending)
-            self._pending -= {cell for cell, state in states.items() if finished(self._rule, state, self._requested)}
+            self._pending -= {
+                cell for cell, state in states.items() if is_cell_finished(self._rule, state, self._requested)
+            }
         return not self._pending
 
     def _start_next_wave(self, status: StoppingStatus) -> list[Task]:
@@ -95,27 +97,27 @@ class Seeds(TaskSource):
         Returns no tasks, and ends the source, if the rule is met or the wave would exceed the budget. Also returns none
         if other sweeps have trained all of the wave's cells.
         """
-        if status.last is not None and status.last.seeds == status.asked:
-            self._record_look(messages.look_text(self._rule, status.last, self._metric))
-        if status.further == status.asked:
+        if status.last_look is not None and status.last_look.seeds == status.seeds_launched:
+            self._record_look(messages.look_text(self._rule, status.last_look, self._metric))
+        if status.seeds_wanted == status.seeds_launched:
             return self._end(messages.outcome_text(status, self._metric))
-        cells = replicates.at_seeds(self._contrast_cells, self._rule.seeds[status.asked : status.further])
+        cells = replicates.at_seeds(self._contrast_cells, self._rule.seeds[status.seeds_launched : status.seeds_wanted])
         existing_ids = {cell.id for cell in self.cells}
         cells = [cell for cell in cells if cell.id not in existing_ids]
         tasks, prices = self._plan(cells), self._prices(cells)
         if self._budget_hours is not None:
             hours_used = cost_estimate.hours_spent(self._store, self.cells)
-            wave_hours = sum(prices.of(task).hours.likely for task in tasks)
+            wave_hours = sum(prices.remaining_cost(task).hours.likely for task in tasks)
             if hours_used + wave_hours > self._budget_hours:
                 unit = cost_estimate.unit_of(tasks)
                 return self._end(
-                    f"stopped after {counted(status.asked, 'seed')} by the budget: {hours_used:.3g} of {self._budget_hours:g} {unit} are spent, and the next wave "
-                    f"costs about {wave_hours:.3g}; --budget {planner.enough(hours_used + wave_hours)} takes it"
+                    f"stopped after {counted(status.seeds_launched, 'seed')} by the budget: {hours_used:.3g} of {self._budget_hours:g} {unit} are spent, and the next wave "
+                    f"costs about {wave_hours:.3g}; --budget {planner.sufficient_budget(hours_used + wave_hours)} takes it"
                 )
         self._add_cells(cells, prices)
         self._pending |= {cell.id for cell in cells}
         self._tell(
-            f"stop: {counted(status.further, 'seed')} from now on: {counted(len(cells), 'cell')} more, {len(tasks)} to do"
+            f"stop: {counted(status.seeds_wanted, 'seed')} from now on: {counted(len(cells), 'cell')} more, {len(tasks)} to do"
         )
         return tasks
 
@@ -124,12 +126,16 @@ class Seeds(TaskSource):
 
         A launch that takes over therefore finds all cells of a wave or none.
         """
-        earlier_forecast = forecast.forecast_of(self._store.revision(self._grid.name).options)
+        earlier_forecast = forecast.forecast_from_options(self._store.revision(self._grid.name).options)
         price: dict[str, Any] | None = None
         if earlier_forecast is not None:
-            predicted = forecast.extended(earlier_forecast, len(self.cells), cost_estimate.forecast(cells, prices))
-            price = forecast.as_option(predicted)
-        self._store.extend_revision(self._grid.name, self._fence, [planner.record(cell) for cell in cells], price=price)
+            predicted = forecast.extend_forecast(
+                earlier_forecast, len(self.cells), cost_estimate.forecast(cells, prices)
+            )
+            price = forecast.forecast_as_json(predicted)
+        self._store.extend_revision(
+            self._grid.name, self._fence, [planner.to_record(cell) for cell in cells], new_forecast=price
+        )
         self.cells += cells
 
     def _record_look(self, look_text: str) -> None:

@@ -17,11 +17,11 @@ from typing import Any, Protocol, cast
 from ...results.errors import CellAlreadyRunning, LeaseLost
 from ...results.failure_classes import PREEMPTED, Failure
 from ...results.store import journal
-from ...results.store.records import DEAD_AFTER_S, Attempt, CellState, Owner, Standing, missing, standing
+from ...results.store.records import DEAD_AFTER_S, Attempt, CellStanding, CellState, Owner, missing_requests, standing
 from ...results.store.store import Store
-from ..attempt.failures import EXIT_MACHINE, NODE_LOST, judge, oom_kills
+from ..attempt.failures import EXIT_MACHINE, NODE_LOST, classify_exit, oom_kills
 from ..attempt.job import Job
-from ..checkpoints.address import place_of
+from ..checkpoints.address import checkpoint_address
 from ..checkpoints.seal import sha256
 from ..config import CellConfig, Resources, without_identity_defaults
 from ..errors import MachineError
@@ -187,7 +187,7 @@ class Supervisor:
                 if not self._running and not ended:
                     time.sleep(POLL_S)
         if self._finishing:
-            self.store.ask(self.sweep, finish=None, pause=None, retry=None)
+            self.store.request_actions(self.sweep, finish=None, pause=None, retry=None)
             if queue or source is not None:
                 raise Interrupted(signal.SIGTERM, "finished what ran, as asked; launch again to continue")
 
@@ -221,10 +221,10 @@ class Supervisor:
         if time.monotonic() - self._last_command_poll < LISTEN_S:
             return
         self._last_command_poll = time.monotonic()
-        requests = self.store.asked(self.sweep)
+        requests = self.store.pending_requests(self.sweep)
         if requests.get("cancel"):
             self._stop_attempts()
-            self.store.ask(self.sweep, cancel=None, finish=None, pause=None, retry=None)
+            self.store.request_actions(self.sweep, cancel=None, finish=None, pause=None, retry=None)
             raise Interrupted(signal.SIGTERM, "cancelled; launch again to continue")
         self._finishing = bool(requests.get("finish"))
         if bool(requests.get("pause")) != self._paused:
@@ -242,7 +242,7 @@ class Supervisor:
             if task is not None:
                 queue.append(task)
         if retried:
-            self.store.answered(self.sweep, retry=retried)
+            self.store.clear_retries(self.sweep, retry=retried)
 
     def _renew_leases(self) -> None:
         if time.monotonic() - self._last_renewal >= RENEW_S:
@@ -269,7 +269,7 @@ class Supervisor:
                 queue.append(task)
                 continue
             state = self.store.states({task.cell.id}).get(task.cell.id)
-            current = standing(state, task.missing) if state is not None else task.why
+            current = standing(state, task.missing) if state is not None else task.standing
             if current == "running":
                 self._await_running_cell(task.cell)
                 queue.append(task)
@@ -278,7 +278,7 @@ class Supervisor:
             if revised is not None and not self._start(revised, queue):
                 queue.append(revised)
 
-    def _revalidated(self, task: Task, state: CellState | None, current: Standing) -> Task | None:
+    def _revalidated(self, task: Task, state: CellState | None, current: CellStanding) -> Task | None:
         """Return the task in its current form, since another sweep may have trained the cell after the plan was made.
 
         A training that is no longer needed becomes an evaluation of the missing probes, or None if nothing is left to
@@ -289,15 +289,15 @@ class Supervisor:
             state: Current state of the cell; None for a cell without attempts.
             current: Current standing of the cell for the task's probes.
         """
-        if task.repeat:
+        if task.should_remeasure:
             return self._revalidated_repeat(task, state)
-        if current == task.why or current in ("new", "interrupted", "pruned", "failed"):
+        if current == task.standing or current in ("new", "interrupted", "pruned", "failed"):
             return task
-        if task.why == "weights gone" and current == "needs-eval":
+        if task.standing == "weights gone" and current == "needs-eval":
             # the plan retrains weights that this machine lacks, although the database names them
             return task
         if current == "needs-eval" and state is not None:
-            missing_pairs = missing(state, task.missing)
+            missing_pairs = missing_requests(state, task.missing)
             return replace(
                 task, kind="evaluate", missing=missing_pairs, weights=state.weights, parent_id=state.trained_attempt_id
             )
@@ -398,10 +398,10 @@ class Supervisor:
             oom_killed, self._oom_kills = kills > self._oom_kills, kills
             log = self.runs / attempt.run_dir / "log.txt"
             was_requested = entry.is_stopping or self._signals.number is not None
-            verdict = judge(code, log, oom_killed=oom_killed, hung=entry.is_hung, asked=was_requested)
+            verdict = classify_exit(code, log, oom_killed=oom_killed, hung=entry.is_hung, stop_requested=was_requested)
             state, cause = verdict.state, verdict.cause
             if verdict.failure is not None:
-                next_task = self._retries.after(task, attempt, verdict.failure)
+                next_task = self._retries.next_try(task, attempt, verdict.failure)
                 if next_task is None and state == "interrupted":
                     state, cause = "failed", f"{cause}; given up for this launch"
             with contextlib.suppress(LeaseLost):
@@ -411,10 +411,10 @@ class Supervisor:
                 )  # fmt: skip
             attempt = self.store.attempt(attempt_id)
         elif attempt.state == "failed":
-            next_task = self._retries.after(task, attempt, cast(Failure, attempt.failure or "code"))
+            next_task = self._retries.next_try(task, attempt, cast(Failure, attempt.failure or "code"))
         elif attempt.state == "interrupted" and code < 0 and entry.prune_reason is None:
             # it saved a checkpoint and exited at its node's request, not ours
-            next_task = self._retries.after(task, attempt, "node_lost" if code == NODE_LOST else PREEMPTED)
+            next_task = self._retries.next_try(task, attempt, "node_lost" if code == NODE_LOST else PREEMPTED)
         if entry.prune_reason is not None and attempt.state == "interrupted":
             self.store.mark_pruned(attempt_id, entry.prune_reason)
             attempt, next_task = self.store.attempt(attempt_id), None
@@ -430,7 +430,7 @@ class Supervisor:
 
     def _stop_if_broken(self, task: Task, attempt: Attempt, queue: deque[Task]) -> None:
         """Stop all attempts and raise SweepBroken if too many cells had the same error and tasks are left."""
-        broken = self._retries.broken(task.cell.id, attempt.cause or "no cause")
+        broken = self._retries.note_code_failure(task.cell.id, attempt.cause or "no cause")
         if broken is not None and (queue or self._running):
             self.store.add_event("stopped", str(broken), sweep=self.sweep)
             self._stop_attempts()
@@ -502,7 +502,7 @@ def resumable(store: Store, attempt: Attempt) -> Iterator[tuple[int, str]]:
             continue
         if earlier.state in ("done", "diverged"):
             return
-        yield earlier.id, place_of(store, earlier)
+        yield earlier.id, checkpoint_address(store, earlier)
 
 
 def last_points(store: Store, resume: Iterable[tuple[int, str]], attempt: Attempt) -> dict[str, dict[str, Any]]:
@@ -553,7 +553,7 @@ def reap(store: Store, cells: Sequence[Cell], runs: Path, executor: Executor | N
     marked = []
     orphans = [attempt for attempt in live if attempt.cell_id in free_cells]
     for attempt in orphans:
-        journal.settle(store, runs, attempt.id)  # records the process, or its end, in the database
+        journal.apply_remaining(store, runs, attempt.id)  # records the process, or its end, in the database
     orphans = [
         attempt for attempt in map(store.attempt, (orphan.id for orphan in orphans)) if attempt.state == "running"
     ]
@@ -561,7 +561,7 @@ def reap(store: Store, cells: Sequence[Cell], runs: Path, executor: Executor | N
     for attempt in orphans:
         if attempt.id not in ended and datetime.now(UTC) - attempt.heartbeat_at < timedelta(seconds=DEAD_AFTER_S):
             continue
-        journal.settle(store, runs, attempt.id)
+        journal.apply_remaining(store, runs, attempt.id)
         if store.interrupt_dead(
             attempt.id, "its launch died; the process was ended before the cell was taken up again"
         ):
@@ -573,7 +573,7 @@ def _supervised_cells(store: Store, this_process: Owner) -> set[str]:
     """Return the ids of the cells of every sweep that a live supervisor other than `this_process` runs."""
     cells: set[str] = set()
     for sweep in store.sweeps():
-        if sweep.owner is None or sweep.owner.same_process(this_process):
+        if sweep.owner is None or sweep.owner.is_same_process(this_process):
             continue
         if processes.is_holder_active(sweep.owner, sweep.lease_until):
             cells |= {state.cell_id for state in store.cell_states(sweep.name)}

@@ -18,7 +18,7 @@ from ..grid.cell import Cell
 from ..planning import cost_estimate, planner
 from ..planning.cost_estimate import Pricer
 from ..planning.planner import Task
-from ..planning.studies import StudyProgress, design_remarks
+from ..planning.studies import StudyProgress, with_objectives
 from .supervisor import CapacityCheck
 
 PRUNED_AT = "by {pruner}, with a loss of {loss:.4f} at validation {rung}"
@@ -50,7 +50,9 @@ class TrialSource:
         """Number of validations already checked for pruning, by attempt id."""
         self._store_changed_trials(study_store.trials_of(store, sweep))
         listed = {cell for cell, _ in store.members(sweep)}
-        self._study_writer.enlist([planner.record(cell) for key, cell in progress.cells.items() if key not in listed])
+        self._study_writer.append_cells(
+            [planner.to_record(cell) for key, cell in progress.cells.items() if key not in listed]
+        )
 
     def _store_changed_trials(self, before: Sequence[Trial]) -> None:
         """Write the trials that differ from the stored ones, finished ones with their loss curve.
@@ -63,7 +65,7 @@ class TrialSource:
         for trial in changed:
             self._trials[trial.number] = trial
         if changed:
-            self._study_writer.tell(*changed)
+            self._study_writer.update_trials(*changed)
 
     # --- called by the supervisor -------------------------------------------------------------------------------------
 
@@ -72,7 +74,7 @@ class TrialSource:
 
         Empty if all trials are proposed or none fits now.
         """
-        resources = self._space.ends[0].config.resources
+        resources = self._space.corner_cells[0].config.resources
         while len(self._trials) < self._search.trials and fits(resources):
             tasks = self._propose()
             if tasks:
@@ -88,7 +90,7 @@ class TrialSource:
         for trial in changed:
             self._trials[trial.number] = trial
         if changed:
-            self._study_writer.tell(*changed)
+            self._study_writer.update_trials(*changed)
 
     def attempts_to_prune(self, attempts: Sequence[Attempt]) -> Mapping[int, str]:
         """Return the reasons, by attempt id, of training attempts that the pruner ends at their newest validation."""
@@ -111,7 +113,7 @@ class TrialSource:
         trial, which takes over that trial's outcome.
         """
         proposal = optuna_study.propose_trial(self._search, self._trials, self._sampler_state)
-        trial = replace(proposal.trial, params=self._space.tidy(proposal.trial.params))
+        trial = replace(proposal.trial, params=self._space.rounded(proposal.trial.params))
         try:
             cell = self._space.cell(trial.params)
         except GridError as error:
@@ -134,7 +136,7 @@ class TrialSource:
             cell: Its cell; None if its parameters make none.
             proposal: Result of the sampler, with earlier trials that it changed and its state.
         """
-        record = planner.record(cell) if cell is not None else None
+        record = planner.to_record(cell) if cell is not None else None
         cost = cost_estimate.forecast([cell], self._prices) if cell is not None else None
         self._study_writer.propose(trial, record, proposal.changed, proposal.memory, cost)
         for old in proposal.changed:
@@ -161,7 +163,7 @@ class TrialSource:
                 else self._finished(trial)
             )
             self._trials[-1] = updated
-            self._study_writer.tell(updated)
+            self._study_writer.update_trials(updated)
         return plan.tasks
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
@@ -182,7 +184,7 @@ class TrialSource:
         return trial  # interrupted: another launch resumes it
 
     def _finished(self, trial: Trial) -> Trial:
-        return design_remarks(self._search, self._store, self._with_curve(trial))
+        return with_objectives(self._search, self._store, self._with_curve(trial))
 
     def _with_curve(self, trial: Trial) -> Trial:
         """Return the trial with the validation curve of its cell's newest training."""
@@ -206,7 +208,7 @@ class TrialSource:
         New validations are checked one by one, so that the decision does not depend on how often this is called. The
         deciding validation is not stored: a launch that dies here has to reach the same verdict again.
         """
-        validate_every = self._space.ends[0].config.eval.validate_every
+        validate_every = self._space.corner_cells[0].config.eval.validate_every
         if attempt.step // validate_every <= self._rungs_checked.get(attempt.id, 0):
             return None
         curve = self._curve(attempt.id)
@@ -229,5 +231,5 @@ class TrialSource:
             if is_pruned:
                 # not stored before the attempt ends: a launch killed in between must reach the same verdict again
                 return PRUNED_AT.format(pruner=self._search.pruner, rung=rung, loss=loss)
-            self._study_writer.tell(updated)
+            self._study_writer.update_trials(updated)
         return None

@@ -15,16 +15,16 @@ from ..config import CellConfig, DataConfig, EvalConfig
 from ..data import corpora
 from ..data import tokenizer as tokenizers
 from ..data.corpora import Corpus, CorpusError
-from ..data.prepare import ProgressFn, aside, prepare
+from ..data.prepare import ProgressFn, prepare, prepare_in_memory
 from ..data.registry import CORPORA
 from ..errors import MachineError, SweepError
 from ..grid.cell import Cell
 from ..grid.grid import Grid
 from ..grid.validate import base_of
-from ..host.allocation import Machine, MachineAllocator, is_type, need
+from ..host.allocation import Machine, MachineAllocator, format_resources, is_type
 from ..host.hardware import PRECISIONS, Gpu
 from ..probes import bound
-from ..probes.base import WHO, DocumentProbe
+from ..probes.base import PROBE_PLACEHOLDER, DocumentProbe
 from ..units import size
 
 UNPREPARED = "is not prepared in"
@@ -76,16 +76,18 @@ def expand_grid(
     @functools.cache
     def prepared(name: str) -> corpora.PreparedCorpus | None:
         """Return the corpus prepared under a name, or None; cached."""
-        return corpora.prepared(name, root)
+        return corpora.find_prepared(name, root)
 
     def pin(data: DataConfig) -> str:
         """Return the fingerprint of a data section, preparing its text if that is allowed."""
         prepared_corpus = prepared(data.corpus) if data.corpus not in CORPORA else None
-        fingerprint = prepared_corpus.fingerprint if prepared_corpus is not None else corpora.find(data, root)
+        fingerprint = (
+            prepared_corpus.fingerprint if prepared_corpus is not None else corpora.find_fingerprint(data, root)
+        )
         if fingerprint is not None:
             return fingerprint
         if not dry and (download or not _downloads(data)):
-            return prepare(data, root, tell=tell)
+            return prepare(data, root, report=tell)
         if dry and (small := _instant_corpus(data)) is not None:
             return small.fingerprint
         hint = f"corpus {data.corpus!r} {UNPREPARED} {root}: {_command(grid, root)}"
@@ -159,7 +161,7 @@ def _tokenizer_trouble(name: str, file: str | None, end_of_text: str | None) -> 
     return None
 
 
-_prepare_in_memory = functools.cache(aside)  # called once for the fingerprint and again for the check
+_prepare_in_memory = functools.cache(prepare_in_memory)  # called once for the fingerprint and again for the check
 
 
 def _instant_corpus(data: DataConfig) -> Corpus | None:
@@ -229,7 +231,7 @@ def corpus_lacks(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> lis
         checked.add(key)
         fingerprint = data.fingerprint or ""
         if fingerprint not in opened:
-            opened[fingerprint] = _opened(data, root) if dry else corpora.verified(root, fingerprint)
+            opened[fingerprint] = _opened(data, root) if dry else corpora.open_verified(root, fingerprint)
         corpus = opened[fingerprint]
         if corpus is None:
             continue
@@ -334,7 +336,7 @@ def _probe_shortfalls(config: CellConfig, corpus: Corpus) -> list[str]:
     sentences = []
     for lack, names in lacking.items():
         subject = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-        sentences.append(lack.replace(WHO, f"{subject} {'reads' if len(names) == 1 else 'read'}"))
+        sentences.append(lack.replace(PROBE_PLACEHOLDER, f"{subject} {'reads' if len(names) == 1 else 'read'}"))
     return sentences
 
 
@@ -350,20 +352,20 @@ class DiskUsage:
     """Number of cells to train."""
     per_cell: tuple[int, int]
     """Smallest and largest amount that stays of a finished cell."""
-    kept: int
+    retained: int
     """Amount that stays of all cells."""
     running: int
     """Largest amount of a running cell: two checkpoints, and a third while it is written."""
     free: int | None
     """Free space of the storage; None if it is not on a disk of this machine."""
-    place: str
+    storage_root: str
     keep: tuple[str, ...]
     """Values of checkpoint.keep among the cells."""
 
     @property
     def is_short(self) -> bool:
         """True if the files that stay and one running cell exceed the free space."""
-        return self.cells > 0 and self.free is not None and self.kept + self.running > self.free
+        return self.cells > 0 and self.free is not None and self.retained + self.running > self.free
 
     def describe(self) -> list[str]:
         """Return one line, and a warning if the space does not suffice; empty without cells."""
@@ -374,19 +376,19 @@ class DiskUsage:
         number, unit = least.split()
         each = most if least == most else f"{number} to {most}" if most.endswith(f" {unit}") else f"{least} to {most}"
         stays = (
-            f"{each} of {parts} a cell, {size(self.kept)} for {counted(self.cells, 'cell')}"
-            if self.kept
+            f"{each} of {parts} a cell, {size(self.retained)} for {counted(self.cells, 'cell')}"
+            if self.retained
             else "nothing stays"
         )
-        free = f"{size(self.free)} free in {self.place}" if self.free is not None else f"in {self.place}"
+        free = f"{size(self.free)} free in {self.storage_root}" if self.free is not None else f"in {self.storage_root}"
         lines = [
             f"disk: {stays} (checkpoint.keep: {', '.join(self.keep)}); "
             f"while training up to {size(self.running)} a running cell; {free}"
         ]
         if self.is_short and self.free is not None:
             lines.append(
-                f"warning: {size(self.kept)} to keep and {size(self.running)} while training are more than the "
-                f"{size(self.free)} free in {self.place}; make room, set checkpoint.keep to nothing, or name another "
+                f"warning: {size(self.retained)} to keep and {size(self.running)} while training are more than the "
+                f"{size(self.free)} free in {self.storage_root}; make room, set checkpoint.keep to nothing, or name another "
                 "place with checkpoint.path"
             )
         return lines
@@ -395,7 +397,7 @@ class DiskUsage:
         """Return the amounts under the keys of `launch --dry-run --json`."""
         return {
             "disk_bytes_per_cell": self.per_cell[1],
-            "disk_bytes_kept": self.kept,
+            "disk_bytes_kept": self.retained,
             "disk_bytes_running": self.running,
             "disk_bytes_free": self.free,
         }
@@ -415,7 +417,7 @@ def disk_needed(cells: Sequence[Cell], runs: Path) -> DiskUsage:
         StorageError: For a storage that cannot be used.
     """
     # imports torch, which other commands need not load
-    from ..checkpoints.checkpoint import sizes
+    from ..checkpoints.checkpoint import state_bytes
 
     counted: dict[tuple[int, bool, str], tuple[int, int]] = {}
     each, running = [], 0
@@ -428,20 +430,22 @@ def disk_needed(cells: Sequence[Cell], runs: Path) -> DiskUsage:
             config.train.optimizer,
         )  # the id stays unique, since the cells keep the section alive
         if key not in counted:
-            counted[key] = sizes(config.model, narrow=is_16_bit, optimizer=key[2])
+            counted[key] = state_bytes(config.model, narrow=is_16_bit, optimizer=key[2])
         weights, optimizers = counted[key]
         checkpoint_bytes = weights + optimizers
-        stays = {"nothing": 0, "weights": weights, "everything": weights + file_names.KEPT * checkpoint_bytes}
+        stays = {"nothing": 0, "weights": weights, "everything": weights + file_names.KEEP_NEWEST * checkpoint_bytes}
         each.append(stays[config.checkpoint.keep])
-        running = max(running, (file_names.KEPT + 1) * checkpoint_bytes)
-    storage_root = storage.resolve(runs, storage.home(cells[0].config.checkpoint.path, "") if cells else "").rstrip("/")
+        running = max(running, (file_names.KEEP_NEWEST + 1) * checkpoint_bytes)
+    storage_root = storage.resolve(
+        runs, storage.attempt_address(cells[0].config.checkpoint.path, "") if cells else ""
+    ).rstrip("/")
     return DiskUsage(
         cells=len(cells),
         per_cell=(min(each, default=0), max(each, default=0)),
-        kept=sum(each),
+        retained=sum(each),
         running=running,
         free=storage.free_bytes(storage_root),
-        place=storage_root,
+        storage_root=storage_root,
         keep=tuple(sorted({cell.config.checkpoint.keep for cell in cells})),
     )
 
@@ -460,7 +464,7 @@ def check_placement(cells: Sequence[Cell], *machines: Machine, held: Sequence[Gp
     """
     _check_precisions(cells, [gpu for machine in machines for gpu in machine.gpus])
     allocators = [MachineAllocator(machine) for machine in machines]
-    never = [cell for cell in cells if all(room.place(cell.config.resources) is None for room in allocators)]
+    never = [cell for cell in cells if all(room.find_allocation(cell.config.resources) is None for room in allocators)]
     if not never:
         return
     more = f" (and {counted(len(never) - 1, 'more cell')})" if len(never) > 1 else ""
@@ -469,7 +473,7 @@ def check_placement(cells: Sequence[Cell], *machines: Machine, held: Sequence[Gp
         f"this machine has {machines[0]}" if len(machines) == 1 else f"the nodes have {'; '.join(map(str, machines))}"
     )
     raise MachineError(
-        f"cell {never[0].slug}{more} needs {need(never[0].config.resources)}, and {have}{busy}; "
+        f"cell {never[0].slug}{more} needs {format_resources(never[0].config.resources)}, and {have}{busy}; "
         "change resources in the grid, or launch where there is more"
     )
 

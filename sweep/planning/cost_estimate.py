@@ -13,7 +13,7 @@ from typing import Any
 
 from ...results.contrasts import Contrast
 from ...results.forecast import Forecast
-from ...results.store.records import Request, TrainingTiming
+from ...results.store.records import ProbeRequest, TrainingTiming
 from ...results.store.store import Store
 from ..config import CellConfig, Resources
 from ..errors import SweepError
@@ -77,7 +77,7 @@ class Pricer:
 
     def price_key(self, config: CellConfig) -> tuple[object, ...]:
         """Return a key that is equal for cells of equal full cost."""
-        return self.speeds.likeness.of(config), config.train.steps, id(config.eval), config.resources.cpus
+        return self.speeds.speed_classes.key(config), config.train.steps, id(config.eval), config.resources.cpus
 
     def full_costs(self, config: CellConfig) -> dict[PriceBasis, Cost]:
         """Return basis -> cost of training and measuring the cell from the start, the best basis first; cached."""
@@ -85,26 +85,26 @@ class Pricer:
         if key not in self._full_costs:
             self._alive_configs.append(config)
             wanted = requested(config.eval)
-            speeds = self.speeds.of(config)
+            speeds = self.speeds.lookup(config)
             self._full_costs[key] = {source: self._cost(config, speed, wanted) for source, speed in speeds.items()}
         return self._full_costs[key]
 
-    def of(self, task: Task) -> Cost:
+    def remaining_cost(self, task: Task) -> Cost:
         """Return the cost of a task's remaining work, by the best available basis."""
         config = task.cell.config
         source, full_cost = next(iter(self.full_costs(config).items()))
-        if task.kind == "train" and task.rest == 1:
+        if task.kind == "train" and task.remaining_share == 1:
             return full_cost
         if task.kind == "train":
             parts = dict(full_cost.parts)
             for name in ("training", "validation"):
-                parts[name] = parts[name].scaled(task.rest)
+                parts[name] = parts[name].scaled(task.remaining_share)
             return replace(full_cost, parts=parts)
-        speed = self.speeds.of(config)[source]
+        speed = self.speeds.lookup(config)[source]
         probing = shared_gpu_time(self._probes(config, speed, task.missing), config, speed)
         return replace(full_cost, parts={"start": full_cost.parts["start"], "probing": probing})
 
-    def _cost(self, config: CellConfig, speed: Speed, wanted: Sequence[Request]) -> Cost:
+    def _cost(self, config: CellConfig, speed: Speed, wanted: Sequence[ProbeRequest]) -> Cost:
         """Return the full cost of a cell at a speed; `wanted` are the (probe, length) pairs to measure."""
         train, resources = config.train, config.resources
         validations = -(-train.steps // config.eval.validate_every)
@@ -117,7 +117,7 @@ class Pricer:
         parts = {name: shared_gpu_time(span, config, speed) for name, span in parts.items()}
         return Cost(speed.source, {"start": speed.start, **parts}, resources.gpus or float(resources.cpus))
 
-    def _probes(self, config: CellConfig, speed: Speed, wanted: Sequence[Request]) -> ThreePointEstimate:
+    def _probes(self, config: CellConfig, speed: Speed, wanted: Sequence[ProbeRequest]) -> ThreePointEstimate:
         """Return the seconds of (probe, length) pairs: from measurements of the same pair, else from tokens."""
         estimates = []
         probes = {name: bound(name, config) for name in {name for name, _ in wanted}}
@@ -214,7 +214,7 @@ def forecast(cells: Sequence[Cell], prices: Pricer) -> Forecast:
             hours = {str(source): cost.hours for source, cost in prices.full_costs(cell.config).items()}
             groups.append({source: (span.low, span.likely, span.high) for source, span in hours.items()})
         group_numbers.append(numbers[key])
-    names = sorted({prices.speeds.place.name(cell.config) for cell in cells})
+    names = sorted({prices.speeds.machine.name(cell.config) for cell in cells})
     return Forecast(" and ".join(names), tuple(group_numbers), tuple(groups))
 
 
@@ -233,12 +233,12 @@ def bill(plan: Plan, prices: Pricer, *, gpus: int, watts: float | None = None, r
         watts: Power of one GPU in watts; None for its board power, if known.
         rate: Money per hour; None without.
     """
-    tasks = [task for task in plan.tasks if task.why != "running"]
+    tasks = [task for task in plan.tasks if task.standing != "running"]
     on_gpus = unit_of(tasks) == "GPU-hours"
     groups: dict[tuple[object, ...], list[tuple[Task, Cost]]] = {}
     costs = []
     for task in tasks:
-        cost = prices.of(task)
+        cost = prices.remaining_cost(task)
         if on_gpus and not task.cell.config.resources.gpus:
             cost = replace(cost, share=0.0)
         costs.append(cost)
@@ -251,15 +251,15 @@ def bill(plan: Plan, prices: Pricer, *, gpus: int, watts: float | None = None, r
     ends = makespan(work, gpus)
     scale = hours if hours.likely else sum_estimates([cost.seconds.scaled(count) for cost, count in tally])
     finish = scale.scaled(ends / scale.likely) if scale.likely else ZERO
-    board = board_watts(prices.speeds.place.gpu) if on_gpus else None
+    board = board_watts(prices.speeds.machine.gpu) if on_gpus else None
     names = {
-        bool(task.cell.config.resources.gpus): prices.speeds.place.name(task.cell.config) for task in tasks
+        bool(task.cell.config.resources.gpus): prices.speeds.machine.name(task.cell.config) for task in tasks
     }.values()
     sources = Counter(cost.source for cost in costs)
     return Bill(
         unit=unit_of(tasks),
         machine=" and ".join(sorted(names)),
-        machine_reason=prices.speeds.place.reason if on_gpus else "",
+        machine_reason=prices.speeds.machine.reason if on_gpus else "",
         gpus=gpus if on_gpus else 0,
         hours=hours,
         parts={
@@ -286,7 +286,7 @@ def _count_by_identity(costs: Sequence[Cost]) -> dict[int, tuple[Cost, int]]:
 def _group(prices: Pricer, attempts: Sequence[tuple[Task, Cost]]) -> PriceGroup:
     """Return the price group of attempts with equal price."""
     task, cost = attempts[0]
-    speed = prices.speeds.of(task.cell.config)[cost.source]
+    speed = prices.speeds.lookup(task.cell.config)[cost.source]
     seconds = sum_estimates([cost.seconds for _, cost in attempts])
     return PriceGroup(
         slug=task.cell.slug,
@@ -373,17 +373,17 @@ def makespan(work: Sequence[tuple[float, Resources]], gpus: int) -> float:
         crowded: set[Resources] = set()
         while heads := [(queue[0], kind) for kind, queue in waiting.items() if queue and kind not in crowded]:
             (index, seconds), kind = min(heads, key=lambda head: head[0])
-            allocation = allocator.place(kind)
+            allocation = allocator.find_allocation(kind)
             if allocation is None:
                 crowded.add(kind)
                 continue
             waiting[kind].popleft()
-            allocator.take(allocation)
+            allocator.allocate(allocation)
             heapq.heappush(running, (now + seconds, index, allocation))
         if not running:
             return now
         now, _, allocation = heapq.heappop(running)
-        allocator.give(allocation)
+        allocator.release(allocation)
 
 
 ASSUMED_GPU = "NVIDIA H200"
@@ -399,11 +399,11 @@ def machine_prices(cells: Sequence[Cell], runs: Path, store: Store | None, *, gp
         gpu: Name of a GPU or a word of it; None takes the cells' gpu_type, this machine's GPU, or the last measured
             one.
     """
-    timed = store.timed() if store is not None else []
+    timed = store.training_timings() if store is not None else []
     return Pricer(SpeedTable(_target_machine(cells, timed, gpu), timed, read_calibrations(runs)))
 
 
-def gpus_here() -> int:
+def local_gpu_count() -> int:
     """Return the number of GPUs of this machine, at least 1, since a machine without any plans for another one."""
     return max(1, len(hardware.driver_gpus()))
 
@@ -442,7 +442,7 @@ def _full_gpu_name(word: str, timed: Sequence[TrainingTiming]) -> str:
     return exact or next((name for name in names if is_type(name, short)), None) or short
 
 
-def rate_of(text: str | None) -> float | None:
+def parse_rate(text: str | None) -> float | None:
     """Return the money per hour that text such as "2.50/h" states; None for None. Raises SweepError."""
     if text is None:
         return None
@@ -453,7 +453,7 @@ def rate_of(text: str | None) -> float | None:
     raise SweepError(f"--rate {text!r} must be an amount above 0 of money an hour, such as 2.50/h")
 
 
-def hours_of(text: str, rate: float | None) -> float:
+def parse_budget(text: str, rate: float | None) -> float:
     """Return the hours of a budget such as "40h", or of money such as "100$" at the hourly rate. Raises SweepError."""
     word = text.strip()
     money = word.strip("$€£") != word
@@ -482,7 +482,7 @@ def hours_spent(store: Store | None, cells: Sequence[Cell]) -> float:
     return total
 
 
-def within_budget(
+def select_within(
     plan: Plan, allowed: float, used: float, prices: Pricer, contrasts: Iterable[Contrast], finished: Collection[str]
 ) -> tuple[list[Task], Budget]:
     """Return the tasks that fit into a budget, the most informative blocks first, and the budget's state.
@@ -497,7 +497,7 @@ def within_budget(
         contrasts: Declared contrasts, in the order of priority.
         finished: Ids of cells with all their numbers.
     """
-    costs = {id(task): prices.of(task).hours.likely for task in plan.tasks}
+    costs = {id(task): prices.remaining_cost(task).hours.likely for task in plan.tasks}
     remaining_hours = max(0.0, allowed - used)
     selected: list[Task] = []
     deferred: list[Task] = []

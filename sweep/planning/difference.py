@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...results.console.text import counted
-from ...results.designs.design_option import design_of
+from ...results.designs.design_option import design_from_options
 from ...results.errors import SweepUnknown
 from ...results.store.records import AXES, CellState, RevisionRecord
 from ...results.store.store import Store
@@ -52,7 +52,7 @@ class GridDifference:
     """Exclude rule as text -> number of cells that it drops."""
 
 
-def between(grid: Grid, plan: Plan, cells: Sequence[Cell], store: Store | None) -> GridDifference:
+def diff(grid: Grid, plan: Plan, cells: Sequence[Cell], store: Store | None) -> GridDifference:
     """Return the difference between a grid and the database.
 
     Args:
@@ -96,7 +96,7 @@ def _levels(levels: Sequence[str]) -> str:
 
 def _group_by_standing(plan: Plan) -> dict[str, list[ListedCell]]:
     """Return group -> the plan's cells, with a note on the finished share of a partly trained cell."""
-    remaining = {task.cell.id: task.rest for task in plan.tasks if task.kind == "train"}
+    remaining = {task.cell.id: task.remaining_share for task in plan.tasks if task.kind == "train"}
     groups: dict[str, list[ListedCell]] = {}
     for cell in plan.cells:
         word, note = str(plan.standings[cell.id]), ""
@@ -270,7 +270,7 @@ def describe_design(grid: Grid, cells: Sequence[Cell], store: Store | None) -> l
 def _vanished_cells(sweep: str, cells: Sequence[Cell], store: Store | None) -> list[str]:
     """Return a sentence on the cells of the last launched design: contained or not; empty if no design was launched."""
     last = _last_revision(store, sweep)
-    if store is None or last is None or design_of(last.options) is None:
+    if store is None or last is None or design_from_options(last.options) is None:
         return []
     before = {state.cell_id for state in store.cell_states(sweep, revision=last.number)}
     gone = len(before - {cell.id for cell in cells})

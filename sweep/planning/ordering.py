@@ -59,13 +59,13 @@ def ordered(
     if order == "contrasts":
         return [task for block in blocks(tasks, cells, contrasts, finished) for task in block]
     if order == "longest":
-        cost = costs(tasks, cells, states)
+        cost = predicted_costs(tasks, cells, states)
         return sorted(tasks, key=lambda task: (-cost[task.cell.id], task.cell.slug))
     of_cell = {task.cell.id: task for task in tasks}
     return [of_cell[cell.id] for cell in pairs_first([task.cell for task in tasks], cells, axes, finished)]
 
 
-def costs(tasks: Sequence[Task], cells: Sequence[Cell], states: Mapping[str, CellState]) -> dict[str, float]:
+def predicted_costs(tasks: Sequence[Task], cells: Sequence[Cell], states: Mapping[str, CellState]) -> dict[str, float]:
     """Return cell id -> predicted cost: seconds if the speed of any cell is known, else FLOPs.
 
     A cell with the same model, recipe and resources as a measured one takes its tokens at that speed. Other cells take

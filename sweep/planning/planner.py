@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ...results.console.text import counted
-from ...results.store.records import CellRecord, CellState, Request, Standing, missing, standing
+from ...results.store.records import CellRecord, CellStanding, CellState, ProbeRequest, missing_requests, standing
 from ..config import CellConfig
 from ..errors import GridError
 from ..grid.cell import Cell
@@ -28,11 +28,11 @@ class Task:
     cell: Cell
     kind: str
     """"train" or "evaluate"."""
-    missing: list[Request]
-    why: Standing
+    missing: list[ProbeRequest]
+    standing: CellStanding
     weights: str | None = None
     parent_id: int | None = None
-    repeat: bool = False
+    should_remeasure: bool = False
     """True measures again what the database already has."""
     alone: bool = False
     """True if nothing else may run on the machine at the same time."""
@@ -40,7 +40,7 @@ class Task:
     """Earliest start, in seconds of the monotonic clock."""
     deviation: Mapping[str, Any] = field(default_factory=dict)
     """Dotted path -> value that this attempt uses instead of the cell's."""
-    rest: float = 1.0
+    remaining_share: float = 1.0
     """Share of the training that is still to be done, 0 to 1."""
 
     @property
@@ -65,7 +65,7 @@ class Budget:
     cells: int
     hours: float
     """Estimated hours of the tasks that are started."""
-    left: Sequence[Task]
+    deferred: Sequence[Task]
     """Tasks over budget."""
     deferred_hours: float
 
@@ -75,15 +75,15 @@ class Budget:
             f"budget: {self.allowed:g} {self.unit}, {self.spent:.3g} spent so far; {counted(self.cells, 'cell')} for about "
             f"{self.hours:.3g} fit"
         ]
-        if self.left:
+        if self.deferred:
             lines.append(
-                f"left for later: {counted(len(self.left), 'cell')}, which would cost about {self.deferred_hours:.3g} more; "
-                f"--budget {enough(self.spent + self.hours + self.deferred_hours)} takes them all"
+                f"left for later: {counted(len(self.deferred), 'cell')}, which would cost about {self.deferred_hours:.3g} more; "
+                f"--budget {sufficient_budget(self.spent + self.hours + self.deferred_hours)} takes them all"
             )
         return lines
 
 
-def enough(hours: float) -> str:
+def sufficient_budget(hours: float) -> str:
     """Return a budget 10 % above the hours, as text for `--budget`."""
     return f"{hours * 1.1:.3g}h"
 
@@ -96,10 +96,10 @@ class Plan:
     """
 
     tasks: list[Task]
-    standings: dict[str, Standing]
+    standings: dict[str, CellStanding]
     """Cell id -> standing before the launch."""
     cells: list[Cell]
-    left_out: int = 0
+    num_filtered_out: int = 0
     """Number of the grid's cells that `--only` filters out."""
     counts: Counter[str] = field(default_factory=Counter)
     """Number of cells by standing."""
@@ -119,21 +119,24 @@ class Plan:
     """Studies that run before this plan and are priced with it."""
 
     @property
-    def expected(self) -> int:
+    def num_expected_attempts(self) -> int:
         """Number of attempts to come, those of trials still to be proposed included."""
-        return len(self.tasks) + (self.study.left if self.study is not None else 0)
+        return len(self.tasks) + (self.study.num_remaining if self.study is not None else 0)
 
     def with_proposals(self) -> Plan:
         """Return the plan with random cells in place of all trials still to be proposed, for a price estimate."""
-        cells = self.study.space.random_cells(self.study.left) if self.study is not None else []
+        cells = self.study.space.random_cells(self.study.num_remaining) if self.study is not None else []
         for study in self.before:
-            cells += [*(study.cells[cell] for cell in sorted(study.open)), *study.space.random_cells(study.left)]
+            cells += [
+                *(study.cells[cell] for cell in sorted(study.open_cells)),
+                *study.space.random_cells(study.num_remaining),
+            ]
         return replace(self, tasks=[*self.tasks, *(Task(c, "train", requested(c.config.eval), "new") for c in cells)])
 
     @property
     def training(self) -> list[Task]:
         """Tasks that train a cell which is not being trained now."""
-        return [task for task in self.tasks if task.kind == "train" and task.why != "running"]
+        return [task for task in self.tasks if task.kind == "train" and task.standing != "running"]
 
     @property
     def evaluating(self) -> list[Task]:
@@ -146,7 +149,7 @@ class Plan:
         return sum(task.cell.config.train.tokens for task in self.training)
 
 
-def record(cell: Cell) -> CellRecord:
+def to_record(cell: Cell) -> CellRecord:
     """Return the database record of a cell."""
     return CellRecord(
         id=cell.id,
@@ -207,7 +210,9 @@ def remaining_share(state: CellState | None) -> float:
     return 1.0 - min(state.step or 0, state.steps_total) / state.steps_total
 
 
-def plan(cells: Sequence[Cell], states: Mapping[str, CellState], *, retrain: bool = False, left_out: int = 0) -> Plan:
+def plan(
+    cells: Sequence[Cell], states: Mapping[str, CellState], *, retrain: bool = False, num_filtered_out: int = 0
+) -> Plan:
     """Return the plan for the cells, given their state in the database.
 
     New, interrupted, pruned and failed cells are trained, and running ones too, in case their sweep does not finish
@@ -220,21 +225,23 @@ def plan(cells: Sequence[Cell], states: Mapping[str, CellState], *, retrain: boo
         num_filtered_out: Number of the grid's cells that `--only` filters out.
     """
     tasks: list[Task] = []
-    standings: dict[str, Standing] = {}
-    requested_by_section: dict[int, list[Request]] = {}
+    standings: dict[str, CellStanding] = {}
+    requested_by_section: dict[int, list[ProbeRequest]] = {}
     for cell in cells:
         # most cells share their eval section; the cells keep it alive, so its id stays unique
         if id(cell.config.eval) not in requested_by_section:
             requested_by_section[id(cell.config.eval)] = requested(cell.config.eval)
         wanted = requested_by_section[id(cell.config.eval)]
         state = states.get(cell.id)
-        word: Standing = standing(state, wanted) if state else "new"
+        word: CellStanding = standing(state, wanted) if state else "new"
         standings[cell.id] = word
         if word in ("new", "interrupted", "pruned", "failed", "running") or (
             retrain and word in ("weights gone", "diverged")
         ):
-            tasks.append(Task(cell, "train", wanted, word, rest=remaining_share(state)))
+            tasks.append(Task(cell, "train", wanted, word, remaining_share=remaining_share(state)))
         elif word == "needs-eval":
             assert state is not None
-            tasks.append(Task(cell, "evaluate", missing(state, wanted), word, state.weights, state.trained_attempt_id))
-    return Plan(tasks, standings, list(cells), left_out, Counter(standings.values()))
+            tasks.append(
+                Task(cell, "evaluate", missing_requests(state, wanted), word, state.weights, state.trained_attempt_id)
+            )
+    return Plan(tasks, standings, list(cells), num_filtered_out, Counter(standings.values()))

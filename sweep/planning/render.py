@@ -14,7 +14,7 @@ MAX_LINES = 12
 """Limit on the lines of one kind, unless all are requested."""
 
 
-def describe(difference: GridDifference, *, every: bool) -> Iterator[str]:
+def difference_lines(difference: GridDifference, *, list_all: bool) -> Iterator[str]:
     """Yield the lines of a difference: groups of cells with their counts, then the changes since the last launch.
 
     Args:
@@ -25,7 +25,7 @@ def describe(difference: GridDifference, *, every: bool) -> Iterator[str]:
         notes = {cell.note for cell in cells} if word != "excluded" else set(difference.rules)
         note = "; ".join(sorted(notes - {""})) if len(notes) <= 3 else ""
         yield f"  {STANDING_LABELS.get(word, word):<16} {len(cells) if word != 'excluded' else sum(difference.rules.values()):>6}  {note}".rstrip()
-        if every:
+        if list_all:
             yield from (
                 f"    {cell.id or '-':<12}  {cell.slug}" + (f"  {cell.note}" if cell.note else "") for cell in cells
             )
@@ -38,7 +38,7 @@ def describe(difference: GridDifference, *, every: bool) -> Iterator[str]:
         return
     yield f"changed since revision {difference.revision}:"
     yield from (f"  {sentence}" for sentence in difference.axes)
-    shown = changes if every else changes[:MAX_LINES]
+    shown = changes if list_all else changes[:MAX_LINES]
     yield from (f"  {key}: {_value(old)} -> {_value(new)}" for key, old, new in shown)
     if len(shown) < len(changes):
         yield f"  and {len(changes) - len(shown)} more, which --list shows"
@@ -72,7 +72,7 @@ def _as_row(change: Change, source: str) -> dict[str, object]:
 # --- the price ----------------------------------------------------------------------------------------------------------
 
 
-def short(bill: Bill) -> str:
+def price_line(bill: Bill) -> str:
     """Return the price as one line: hours, duration, machine, money and sources."""
     if not bill.groups:
         return "price: nothing is to do"
@@ -85,14 +85,14 @@ def short(bill: Bill) -> str:
     )
 
 
-def priced(bill: Bill, *, every: bool) -> Iterator[str]:
+def price_lines(bill: Bill, *, list_all: bool) -> Iterator[str]:
     """Yield the lines of a price: summary, hours by phase, energy, groups of attempts, and cautions.
 
     Args:
         bill: The price.
         list_all: True lists all groups; False limits them to MAX_LINES.
     """
-    yield short(bill)
+    yield price_line(bill)
     if not bill.groups:
         return
     parts = ", ".join(f"{part} {_number(bill.parts[part].likely)}" for part in ATTEMPT_PHASES if bill.parts[part].high)
@@ -108,7 +108,7 @@ def priced(bill: Bill, *, every: bool) -> Iterator[str]:
         yield "  energy: not known of a CPU"
     else:
         yield f"  energy: not known of {bill.machine}; --watts says what one takes"
-    shown = bill.groups if every else bill.groups[:MAX_LINES]
+    shown = bill.groups if list_all else bill.groups[:MAX_LINES]
     yield f"  {'hours':>10}  {'attempts':>8}  {'tokens/s':>10}  {'source':<10}  like"
     for group in shown:
         yield (

@@ -14,7 +14,7 @@ from ...results.store.store import Store
 from ..errors import GridError
 from ..grid.cell import Cell, cell_id
 from ..grid.grid import Grid
-from ..grid.sections import about
+from ..grid.sections import contrast_metric
 from . import cost_estimate, render
 from .cost_estimate import Bill
 
@@ -33,7 +33,9 @@ def contrast_cells(grid: Grid, cells: Sequence[Cell]) -> list[Cell]:
 
     first = [cell for cell in cells if cell.config.seed == grid.seeds[0]]
     design = grid.chosen.design if grid.chosen is not None else None
-    is_needed = ContrastEstimator([cell.axes | cell.levels for cell in first], grid.stop.contrast, design).needed
+    is_needed = ContrastEstimator(
+        [cell.axes | cell.levels for cell in first], grid.stop.contrast, design
+    ).used_configurations
     if not is_needed.any():
         contrast, document = grid.stop.contrast, grid.document
         raise GridError(
@@ -80,7 +82,7 @@ def with_further_seeds(grid: Grid, cells: Sequence[Cell], store: Store | None) -
     member_ids = _members(grid.name, store)
     requested = [index for index, cell in enumerate(further) if cell.id in member_ids]
     reached = len(grid.seeds) + (requested[-1] // len(compared) + 1 if requested else 0)
-    seeds = next(n for n in grid.stop.looks if n >= reached)
+    seeds = next(n for n in grid.stop.seeds_at_looks if n >= reached)
     cell_ids = {cell.id for cell in own_cells}
     return own_cells + [
         cell for cell in further[: (seeds - len(grid.seeds)) * len(compared)] if cell.id not in cell_ids
@@ -119,20 +121,20 @@ class StopOutlook:
     max_price: Bill
     """Price of the remaining work if every seed is needed."""
 
-    def told(self) -> list[str]:
+    def lines(self) -> list[str]:
         """Return the rule, its last status and the highest price: one sentence per line, without a full stop."""
         rule = self.grid.stop
         assert rule is not None
-        metric = about(rule.contrast)
-        lines = [messages.plan(rule, metric, self.configurations)]
+        metric = contrast_metric(rule.contrast)
+        lines = [messages.rule_text(rule, metric, self.configurations)]
         lines += [
             f"stop: {sentence}"
             for sentence in (messages.status_sentences(self.last_look, metric) if self.last_look is not None else ())
         ]
         if self.last_look is None or self.last_look.verdict == "open":
-            highest_price = render.short(self.max_price).removeprefix("price: ")
+            highest_price = render.price_line(self.max_price).removeprefix("price: ")
             lines.append(
-                f"stop: the price is that of {counted(self.seeds, 'seed')}; should all {rule.most} be needed, it is {highest_price}"
+                f"stop: the price is that of {counted(self.seeds, 'seed')}; should all {rule.max_seeds} be needed, it is {highest_price}"
             )
         return lines
 
@@ -143,8 +145,8 @@ class StopOutlook:
         """
         assert self.grid.stop is not None
         looks = self.last_look.looks if self.last_look is not None else ()
-        return stopping_rule.as_option(self.grid.stop) | {
-            "looks_after": list(self.grid.stop.looks),
+        return stopping_rule.rule_as_json(self.grid.stop) | {
+            "looks_after": list(self.grid.stop.seeds_at_looks),
             "configurations": self.configurations,
             "seeds_now": self.seeds,
             # JSON has no NaN

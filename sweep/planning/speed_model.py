@@ -16,11 +16,11 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from ...model.config import ModelConfigError
 from ...model.resolve import check_model_config
-from ...results.console.output_files import write
+from ...results.console.output_files import write_file
 from ...results.console.text import counted
 from ...results.store.records import TrainingTiming
 from ..config import CellConfig
-from ..grid.cell import canonical, model_identity, train_identity
+from ..grid.cell import canonical_json, model_identity, train_identity
 from ..host.allocation import is_shared
 from ..probes import bound
 from ..training import flops
@@ -111,10 +111,12 @@ def read_calibrations(runs: Path) -> list[Calibration]:
     return calibrations
 
 
-def keep_calibrations(runs: Path, new: Iterable[Calibration]) -> None:
+def save_calibrations(runs: Path, new: Iterable[Calibration]) -> None:
     """Add calibrations to the file in `runs`; a new one replaces that of the same speed key and device."""
     every = {(calibration.device, calibration.like): calibration for calibration in (*read_calibrations(runs), *new)}
-    write(runs / CALIBRATION_FILE, json.dumps([asdict(calibration) for calibration in every.values()], indent=1) + "\n")
+    write_file(
+        runs / CALIBRATION_FILE, json.dumps([asdict(calibration) for calibration in every.values()], indent=1) + "\n"
+    )
 
 
 SHAPE = (
@@ -132,9 +134,9 @@ class SpeedClasses:
         self._section_texts: dict[int, tuple[object, str]] = {}
         self._numbers: dict[tuple[str, ...], str] = {}
 
-    def of(self, config: CellConfig) -> str:
+    def key(self, config: CellConfig) -> str:
         """Return the cell's speed key, 16 hex digits."""
-        model = self._section(config.model, lambda: canonical(model_identity(config.model)))
+        model = self._section(config.model, lambda: canonical_json(model_identity(config.model)))
         train = self._section(config.train, lambda: _step_shape(config))
         resources = config.resources
         # the share of a GPU matters, or without a GPU the number of cores
@@ -157,7 +159,7 @@ class SpeedClasses:
 def _step_shape(config: CellConfig) -> str:
     """Return the SHAPE fields of the train section as canonical JSON."""
     identity = train_identity(config.train)
-    return canonical({name: identity[name] for name in SHAPE if name in identity})
+    return canonical_json({name: identity[name] for name in SHAPE if name in identity})
 
 
 PriceBasis = Literal["measured", "calibrated", "FLOPs"]
@@ -244,22 +246,22 @@ class SpeedTable:
             timed: Finished attempts of the database.
             calibrated: Stored calibrations.
         """
-        self.place = machine
-        self.likeness = SpeedClasses()
-        self._runs = [run for timing in timed if (run := _timed_run(timing, self.likeness)) is not None]
+        self.machine = machine
+        self.speed_classes = SpeedClasses()
+        self._runs = [run for timing in timed if (run := _timed_run(timing, self.speed_classes)) is not None]
         self._calibrated = {(calibration.device, calibration.like): calibration for calibration in calibrated}
         self._speeds: dict[str, dict[PriceBasis, Speed]] = {}
 
-    def of(self, config: CellConfig) -> dict[PriceBasis, Speed]:
+    def lookup(self, config: CellConfig) -> dict[PriceBasis, Speed]:
         """Return basis -> speed of a cell, the best basis first; FLOPs are always included. Cached by speed key."""
-        like = self.likeness.of(config)
+        like = self.speed_classes.key(config)
         if like not in self._speeds:
-            same_machine = [run for run in self._runs if self.place.matches(config, run.timed)]
+            same_machine = [run for run in self._runs if self.machine.matches(config, run.timed)]
             same = [run for run in same_machine if run.like == like]
             speeds = self._speeds[like] = {}
             if same:
                 speeds["measured"] = _measured(config, same)
-            calibration = self._calibrated.get((self.place.name(config), like))
+            calibration = self._calibrated.get((self.machine.name(config), like))
             if calibration is not None:
                 speeds["calibrated"] = _calibrated(config, calibration)
             speeds["FLOPs"] = self._from_flops(config, [run for run in same_machine if run.like != like])
@@ -275,7 +277,7 @@ class SpeedTable:
         alike = [
             run
             for run in reference_runs
-            if run.timed.neighbours and is_shared(share) and run.config.resources.gpus == share
+            if run.timed.gpu_neighbours and is_shared(share) and run.config.resources.gpus == share
         ]
         reference_runs = alike or reference_runs
         each = flops.estimated_flops(config.model, train.seq_len)
@@ -286,7 +288,7 @@ class SpeedTable:
                 ThreePointEstimate.exactly(0.0),
             )
         elif on_gpu:
-            peak = flops.peak_flops(self.place.gpu)
+            peak = flops.peak_flops(self.machine.gpu)
             reached = UTILISATION.scaled(peak) if peak is not None else UNKNOWN_PEAK.multiplied(UTILISATION)
         else:
             reached = CORE_FLOPS.scaled(config.resources.cpus)
@@ -303,7 +305,7 @@ class SpeedTable:
             validation_token=token.scaled(1 / 3).multiplied(FORWARD),
             forward_token=token.scaled(1 / 3).multiplied(PROBING),
             has_neighbours=bool(alike),
-            unknown_flops=flops.unknown(config.model),
+            unknown_flops=flops.unknown_reason(config.model),
         )
 
 
@@ -360,14 +362,14 @@ def _timed_run(timing: TrainingTiming, likeness: SpeedClasses) -> _TimedRun | No
         config = CellConfig.model_validate(timing.config)
         config = config.model_copy(update={"model": check_model_config(config.model)})
         each = flops.estimated_flops(config.model, config.train.seq_len)
-        small = each * config.train.micro_batch * config.train.seq_len <= flops.SMALL
-        if timing.gpu_name is not None and small and timing.steps in UNCAPTURED:
+        small = each * config.train.micro_batch * config.train.seq_len <= flops.MAX_CAPTURE_FLOPS
+        if timing.gpu_name is not None and small and timing.step_mode in UNCAPTURED:
             # configs without the field are from before CUDA graphs were used
             config = config.model_copy(update={"train": config.train.model_copy(update={"graphs": "off"})})
-        like = likeness.of(config)
+        like = likeness.key(config)
     except (ValidationError, ModelConfigError, LookupError):
         return None  # its plugin is not loaded
-    (tokens, seconds), (all_tokens, all_seconds) = timing.first, timing.last
+    (tokens, seconds), (all_tokens, all_seconds) = timing.curve_start, timing.curve_end
     if all_tokens > tokens and all_seconds > seconds:
         token = (all_seconds - seconds) / (all_tokens - tokens)
     elif timing.tokens_per_s:
@@ -405,9 +407,9 @@ def _overhead(run: _TimedRun) -> tuple[float, float] | None:
     counts as start.
     """
     timing = run.timed
-    if not timing.whole or timing.start_s is None:
+    if not timing.is_first_attempt or timing.start_s is None:
         return None
-    rest = max(0.0, timing.elapsed_s - timing.start_s - timing.last[1] - sum(timing.probes.values()))
+    rest = max(0.0, timing.elapsed_s - timing.start_s - timing.curve_end[1] - sum(timing.probes.values()))
     tokens = timing.points * validation_tokens(run.config)
     validating = min(rest, tokens * run.token / 3 * FORWARD.high)
     return timing.start_s + rest - validating, validating / tokens if tokens else 0.0

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ...results.errors import SweepUnknown
-from ...results.store.records import Standing, standing
+from ...results.store.records import CellStanding, standing
 from ...results.store.store import Store
 from ...results.studies import study_store, study_text
-from ...results.studies.optuna_study import Trial, best
+from ...results.studies.optuna_study import Trial, best_trial_numbers
 from ...results.studies.search import LevelChoice, Range, Search
 from ..data import corpora
 from ..data.corpora import PreparedCorpus
@@ -32,11 +32,11 @@ DIGITS = 4
 
 @dataclass(frozen=True)
 class TrialSpace:
-    """The cells that a study may propose. They share one text; `ends` are the cells at the ends of its ranges."""
+    """The cells that a study may propose. They share one text; `corner_cells` are the cells at the ends of its ranges."""
 
     grid: Grid
-    ends: Sequence[Cell]
-    known: PreparedCorpus | None = None
+    corner_cells: Sequence[Cell]
+    prepared_corpus: PreparedCorpus | None = None
     """The corpus, if it was prepared under a name."""
 
     @property
@@ -48,8 +48,8 @@ class TrialSpace:
     @cached_property
     def _expansion(self) -> Expansion:
         """Factory of the trials' cells; every trial has the corpus fingerprint of the corner cells."""
-        fingerprint = self.ends[0].config.data.fingerprint or ""
-        return self.grid.expansion(lambda data: fingerprint, lambda name: self.known)
+        fingerprint = self.corner_cells[0].config.data.fingerprint or ""
+        return self.grid.expansion(lambda data: fingerprint, lambda name: self.prepared_corpus)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_expansion"}
@@ -70,11 +70,11 @@ class TrialSpace:
             for path, domain in self.search.ranges.items()
         }
         try:
-            return self.cell(self.tidy(params))
+            return self.cell(self.rounded(params))
         except GridError:
-            return self.ends[0]
+            return self.corner_cells[0]
 
-    def tidy(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def rounded(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings with floats rounded to DIGITS significant digits, where that stays inside the range."""
         return {path: _rounded(self.search.ranges[path], value) for path, value in params.items()}
 
@@ -90,7 +90,7 @@ def space_of(grid: Grid, corner_cells: Sequence[Cell], root: Path) -> TrialSpace
     if grid.search is None:
         return None
     name = corner_cells[0].config.data.corpus
-    return TrialSpace(grid, corner_cells, corpora.prepared(name, root) if name not in CORPORA else None)
+    return TrialSpace(grid, corner_cells, corpora.find_prepared(name, root) if name not in CORPORA else None)
 
 
 def _rounded(domain: Range, value: Any) -> Any:
@@ -113,16 +113,16 @@ class StudyProgress:
     trials: tuple[Trial, ...] = ()
     cells: Mapping[str, Cell] = field(default_factory=dict)
     """Id -> cell, in the order of proposal."""
-    standings: Mapping[str, Standing] = field(default_factory=dict)
+    standings: Mapping[str, CellStanding] = field(default_factory=dict)
     """Cell id -> standing."""
 
     @property
-    def left(self) -> int:
+    def num_remaining(self) -> int:
         """Number of trials that are still to be proposed."""
-        return study_text.left(self.space.search, self.trials)
+        return study_text.remaining_trials(self.space.search, self.trials)
 
     @property
-    def open(self) -> set[str]:
+    def open_cells(self) -> set[str]:
         """Ids of the cells whose trials are proposed but not finished."""
         return {trial.cell for trial in self.trials if trial.standing == "asked" and trial.cell is not None}
 
@@ -133,15 +133,15 @@ class StudyProgress:
 
     def describe(self) -> str:
         """Return one line: the search, and the number of trials by standing."""
-        return study_text.describe(self.space.search, self.trials)
+        return study_text.describe_study(self.space.search, self.trials)
 
     def as_json(self) -> dict[str, Any]:
         """Return the search and its trials as JSON values."""
-        return study_text.as_json(self.space.search, self.trials)
+        return study_text.study_as_json(self.space.search, self.trials)
 
     def best(self) -> list[str]:
         """Return a line for each trial that no other trial dominates."""
-        numbers = best(self.space.search, self.trials)
+        numbers = best_trial_numbers(self.space.search, self.trials)
         return [f"best: {self._line(self.trials[number])}" for number in numbers]
 
     def _line(self, trial: Trial) -> str:
@@ -155,13 +155,15 @@ class StudyProgress:
 
         Trials that failed because their settings give no valid cell count as finished, other failed ones do not.
         """
-        return not self.left and all(
+        return not self.num_remaining and all(
             trial.standing in ("done", "pruned", "diverged") or (trial.standing == "failed" and trial.cell is None)
             for trial in self.trials
         )
 
 
-def progress_of(space: TrialSpace, store: Store | None, *, again: bool = True, retrain: bool = False) -> StudyProgress:
+def progress_of(
+    space: TrialSpace, store: Store | None, *, retry_failed: bool = True, retrain: bool = False
+) -> StudyProgress:
     """Return the progress of a study from the database.
 
     Args:
@@ -188,7 +190,7 @@ def progress_of(space: TrialSpace, store: Store | None, *, again: bool = True, r
             cells.setdefault(cell.id, cell)
         trials.append(trial if cell is None else replace(trial, cell=cell.id))
     states = store.states(set(cells))
-    standings: dict[str, Standing] = {}
+    standings: dict[str, CellStanding] = {}
     for key, cell in cells.items():
         standings[key] = standing(states[key], requested(cell.config.eval)) if key in states else "new"
 
@@ -198,10 +200,10 @@ def progress_of(space: TrialSpace, store: Store | None, *, again: bool = True, r
             return trial
         word, state = standings[trial.cell], states.get(trial.cell)
         if word == "done":
-            return design_remarks(space.search, store, trial)
+            return with_objectives(space.search, store, trial)
         if word == "diverged" and not retrain:
             return replace(trial, standing="diverged", values=None, reason=state.cause if state else None)
-        if trial.standing == "pruned" or (trial.standing == "failed" and word == "failed" and not again):
+        if trial.standing == "pruned" or (trial.standing == "failed" and word == "failed" and not retry_failed):
             return trial
         return replace(trial, standing="asked", values=None, reason=None)
 
@@ -229,7 +231,7 @@ def _cell(space: TrialSpace, trial: Trial) -> Cell | None:
     return cell
 
 
-def design_remarks(search: Search, store: Store, trial: Trial) -> Trial:
+def with_objectives(search: Search, store: Store, trial: Trial) -> Trial:
     """Return the trial of a finished cell as done, with the cell's objective values.
 
     It is returned as failed, with the reason, if an objective was not measured or has a reason instead of a number.

@@ -22,7 +22,7 @@ class Tuning:
     """Progress of the studies of a grid's `tune`."""
 
     grid: Grid
-    parts: Mapping[str, StudyProgress]
+    studies: Mapping[str, StudyProgress]
     """Level of the tuned axis -> progress of its study."""
 
     @property
@@ -30,17 +30,17 @@ class Tuning:
         """Level -> its best trial so far; levels without a finished trial are missing."""
         trials = {
             word: study_text.best_single_objective(progress.space.search, progress.trials)
-            for word, progress in self.parts.items()
+            for word, progress in self.studies.items()
         }
         return {word: trial for word, trial in trials.items() if trial is not None}
 
     @property
     def finished(self) -> bool:
         """True if every study is finished and has a best trial, so that the factorial's cells are final."""
-        return all(progress.finished for progress in self.parts.values()) and self.best.keys() == self.parts.keys()
+        return all(progress.finished for progress in self.studies.values()) and self.best.keys() == self.studies.keys()
 
     @property
-    def settled(self) -> Grid:
+    def tuned_grid(self) -> Grid:
         """The grid with the best settings so far at each level."""
         return replace(self.grid, tuned={word: trial.params for word, trial in self.best.items()})
 
@@ -50,21 +50,21 @@ class Tuning:
         assert tune is not None
         levels = []
         for word, trial in self.best.items():
-            cells = list(self.parts[word].cells.values())
+            cells = list(self.studies[word].cells.values())
             levels.append(
                 tuning.TunedLevel(
-                    level=word, sweep=self.parts[word].space.grid.name, trial=trial.number, cell=trial.cell or "",
+                    level=word, sweep=self.studies[word].space.grid.name, trial=trial.number, cell=trial.cell or "",
                     value=(trial.values or (0.0,))[0], settings=dict(trial.params),
                     hours=round(cost_estimate.hours_spent(store, cells), 4),
                 )
             )  # fmt: skip
-        ends = next(iter(self.parts.values())).space.ends
+        ends = next(iter(self.studies.values())).space.corner_cells
         unit = cost_estimate.unit_of([Task(cell, "train", [], "new") for cell in ends])
         result = tuning.TuningResult(
             per=tune.per, trials=tune.search.trials, sampler=tune.search.sampler,
             objective=next(iter(tune.search.objectives)), unit=unit, levels=tuple(levels),
         )  # fmt: skip
-        return tuning.as_option(result)
+        return tuning.tuning_as_json(result)
 
 
 def tuning_of(
@@ -89,5 +89,5 @@ def tuning_of(
     for word, part in grid.studies().items():
         space = space_of(part, admission.expand_grid(part, root, dry=dry, tell=tell)[0], root)
         assert space is not None
-        studies[word] = progress_of(space, store, again=False)
+        studies[word] = progress_of(space, store, retry_failed=False)
     return Tuning(grid, studies)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..data.corpora import Corpus
 
 Result = tuple[list[Measurement], list[Example]]
-WHO = "{who}"
+PROBE_PLACEHOLDER = "{who}"
 """Placeholder in the text of `Probe.lack` for the names of the probes concerned, with their verb."""
 
 
@@ -90,12 +90,12 @@ class Probe(ABC):
     def lack(self, corpus: Corpus, length: int) -> str | None:
         """Return what the corpus lacks for `length` and which setting to lower, or None.
 
-        `WHO` in the text stands for the names of the probes.
+        `PROBE_PLACEHOLDER` in the text stands for the names of the probes.
         """
         longest = self.longest(corpus)
         if longest is None or length <= longest:
             return None
-        return f"the text, which {WHO}, allows lengths of {longest} tokens at most: lower eval.lengths"
+        return f"the text, which {PROBE_PLACEHOLDER}, allows lengths of {longest} tokens at most: lower eval.lengths"
 
     def inapplicable(self) -> str | None:
         """Return why the probe can never measure a network of this config, or None.
@@ -122,7 +122,7 @@ class Probe(ABC):
         if declared is None:
             return None
         facts: dict[str, Any] = {}
-        if metrics.known(self.name, metric) is None:
+        if metrics.builtin_metric(self.name, metric) is None:
             is_main = declared is self.metrics[0]
             facts = metrics.metric_description(
                 replace(declared, heading=declared.heading or (self.name if is_main else ""))
@@ -237,13 +237,13 @@ class DocumentProbe(LengthwiseProbe):
     def lack(self, corpus: Corpus, length: int) -> str | None:
         """Return a message if fewer than `eval.documents` held-out documents exceed `length` tokens, else None."""
         if corpus.computed:
-            return f"it has no long documents, which {WHO}: leave them out of eval.probes"
+            return f"it has no long documents, which {PROBE_PLACEHOLDER}: leave them out of eval.probes"
         n_documents = self.config.eval.documents
         n_long = sum(len(document) > length for document in corpus.heldout[:n_documents])
         if n_long >= n_documents:
             return None
         return (
-            f"of the first {n_documents} held-out documents, which {WHO}, {'only ' if n_long else ''}{n_long or 'none'} "
+            f"of the first {n_documents} held-out documents, which {PROBE_PLACEHOLDER}, {'only ' if n_long else ''}{n_long or 'none'} "
             f"{'has' if n_long == 1 else 'have'} {length + 1} tokens (it holds {len(corpus.heldout)}): "
             "lower eval.documents or eval.lengths, or lend longer ones with data.heldout"
         )

@@ -48,7 +48,7 @@ class Decode(LengthwiseProbe):
         from ...model.inference.decode import PagedDecoder
 
         texts, new_tokens = self.settings.texts, 4 * self.settings.steps
-        if (unsupported := subject.model.why_no_step()) is not None:
+        if (unsupported := subject.model.no_step_reason()) is not None:
             return f"n/a: {unsupported} has no form for one token at a time"
         if (reason := subject.beyond(length + new_tokens)) is not None:
             return reason
@@ -59,7 +59,7 @@ class Decode(LengthwiseProbe):
         )  # fmt: skip
         first, _ = paged.begin(torch.zeros(length, dtype=torch.int64))
         slots = [first, *(paged.fork(first) for _ in range(texts - 1))]
-        cache_bytes = paged.kept_bytes(first)
+        cache_bytes = paged.cache_bytes(first)
         speed = self.value(
             "written_per_s", self._tokens_per_second(paged, slots), length, n=3 * texts * self.settings.steps
         )
@@ -80,7 +80,7 @@ class Decode(LengthwiseProbe):
         for _ in range(4):
             began = time.perf_counter()
             for _ in range(steps):
-                paged.step(slots, tokens_B, own=False)
+                paged.step(slots, tokens_B, copy_logits=False)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             durations.append(time.perf_counter() - began)

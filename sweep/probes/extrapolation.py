@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...model.bounds import MAX_TOKENS
 from ...model.config import Int, knob
 from ...results import metrics
-from .base import WHO, LengthwiseProbe, ProbeConfig, Result
+from .base import PROBE_PLACEHOLDER, LengthwiseProbe, ProbeConfig, Result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,12 +65,12 @@ class Extrapolation(LengthwiseProbe):
         """Return a message if the validation split is shorter than the span, or the span than `length`, else None."""
         if len(corpus.validation) <= self._span:
             return (
-                f"the validation split, which {WHO}, has {len(corpus.validation)} tokens, and {self._span + 1} are asked for: lower "
+                f"the validation split, which {PROBE_PLACEHOLDER}, has {len(corpus.validation)} tokens, and {self._span + 1} are asked for: lower "
                 f"eval.settings.{self.name}.span"
             )
         if length > self._span:
             return (
-                f"the text, which {WHO}, is cut into windows of {self._span} tokens at most: raise eval.settings.{self.name}.span or "
+                f"the text, which {PROBE_PLACEHOLDER}, is cut into windows of {self._span} tokens at most: raise eval.settings.{self.name}.span or "
                 "lower eval.lengths"
             )
         return None

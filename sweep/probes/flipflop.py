@@ -9,7 +9,7 @@ import numpy as np
 from ...model.bounds import MAX_COUNT, MAX_LENGTH
 from ...model.config import Float, Int, knob
 from ...results import metrics
-from ...results.intervals import of_trials
+from ...results.intervals import wilson_of_trials
 from ...results.metrics import Metric
 from ...results.store.records import Measurement
 from ..data.known.flipflop import FlipFlopRows, coin_flip_accuracy, mark_reads, settings_of
@@ -132,7 +132,7 @@ class FlipFlopProbe(LengthwiseProbe):
         sequences, n_reads = len(reads), int(reads.sum())
         if kind == "exact":
             share = float((wrong == 0).mean())
-            low, high = of_trials(share, sequences)
+            low, high = wilson_of_trials(share, sequences)
             return self.value(metric, share, length, n=sequences, low=low, high=high)
         if kind == "error":
             return self.value(metric, int(wrong.sum()) / n_reads, length, n=n_reads)

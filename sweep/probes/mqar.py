@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...model.bounds import MAX_COUNT
 from ...model.config import Int, knob
 from ...results import metrics
-from ...results.intervals import of_trials
+from ...results.intervals import wilson_of_trials
 from ...results.metrics import Metric
 from ..data.known.mqar import MqarRows, mark_answers, settings_of
 from ..data.tokenizer import RecallTokenizer
@@ -68,7 +68,7 @@ class MqarProbe(LengthwiseProbe):
         measured = []
         for name, outcomes in (("accuracy", shares), ("exact", (right == corpus.pairs).astype(float))):
             share = float(outcomes.mean())
-            low, high = of_trials(share, len(outcomes))
+            low, high = wilson_of_trials(share, len(outcomes))
             measured.append(self.value(name, share, length, n=len(outcomes), low=low, high=high))
         measured.append(self.value("questions", float(corpus.pairs * len(right)), length, n=len(right)))
         items = enumerate(shares[: self.settings.items].tolist())

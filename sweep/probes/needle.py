@@ -14,7 +14,7 @@ import numpy as np
 from ...model.bounds import MAX_COUNT, MAX_DIGITS, MAX_INT64
 from ...model.config import Int, knob
 from ...results import metrics
-from ...results.intervals import of_trials
+from ...results.intervals import wilson_of_trials
 from ...results.metrics import Metric
 from ...results.store.records import Measurement
 from .base import DocumentProbe, ProbeConfig, Prompt, Result
@@ -56,7 +56,7 @@ def draw_trial(draw: random.Random, digits: int) -> NeedleTrial:
     return NeedleTrial(f" The access code for record {key} is", tuple(draw.randint(0, 9) for _ in range(digits)))
 
 
-def trials(config: NeedleConfig) -> list[NeedleTrial]:
+def make_trials(config: NeedleConfig) -> list[NeedleTrial]:
     """Return the trials of a config: the same keys and digits for every cell and length."""
     draw = random.Random(config.seed)
     return [draw_trial(draw, config.digits) for _ in range(config.trials)]
@@ -158,7 +158,7 @@ class DigitsRecalled(DocumentProbe):
         def accuracy(metric: str, hits: Tensor) -> Measurement:
             share = float(hits.double().mean())
             # questions of one trial share its digits, so they are no independent trials
-            low, high = of_trials(share, len(results) // self.questions)
+            low, high = wilson_of_trials(share, len(results) // self.questions)
             return self.value(metric, share, length, n=len(hits), low=low, high=high)
 
         examples = []
@@ -188,7 +188,7 @@ class Needle(DigitsRecalled):
     of_any = True
 
     def cast(self) -> list[NeedleTrial]:
-        return trials(self.settings)
+        return make_trials(self.settings)
 
     def tokens(self, length: int) -> int:
         """Return the tokens of one row per trial; the few tokens of the needle are not counted."""

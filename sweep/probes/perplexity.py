@@ -16,7 +16,7 @@ from ...model.bounds import MAX_COUNT, MAX_LENGTH
 from ...model.config import Int, knob
 from ...results import metrics
 from ..config import EvalConfig
-from .base import WHO, DocumentProbe, LengthwiseProbe, Probe, ProbeConfig, Result
+from .base import PROBE_PLACEHOLDER, DocumentProbe, LengthwiseProbe, Probe, ProbeConfig, Result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -278,7 +278,7 @@ class SameTail(DocumentProbe):
         end = self._resolved_settings.end
         if (message := super().lack(corpus, end)) is not None or length <= end:
             return message
-        return f"the text, which {WHO}, ends at token {end}, before {length}: raise eval.settings.{self.name}.end or lower eval.lengths"
+        return f"the text, which {PROBE_PLACEHOLDER}, ends at token {end}, before {length}: raise eval.settings.{self.name}.end or lower eval.lengths"
 
     def run_at(self, subject: Subject, length: int) -> Result | str:
         """Return the mean loss in nats and the end of the scored tokens, or a reason; examples are document means."""

@@ -281,7 +281,7 @@ def observe_evaluations(parts: Sequence[nn.Module], observe: Callable[..., None]
 
 
 @torch.no_grad()
-def measure(name: str, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+def run_probe(name: str, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
     """Yield the result of the probe of that name for each length, without gradients."""
     yield from bound(name, subject.config).run(subject, lengths)
 

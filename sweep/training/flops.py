@@ -8,7 +8,7 @@ from ...model.config import ModelConfig
 from ...model.registry import MEMORIES, MIXERS, call_if_defined
 from ...model.resolve import NO_MEMORY
 
-SMALL = 1e13
+MAX_CAPTURE_FLOPS = 1e13
 """FLOPs of a micro-batch up to which `train.graphs: auto` captures CUDA graphs.
 
 Below it, queuing kernels may take longer than running them. At 6 FLOPs per parameter and token it is 16 rows of 512
@@ -85,7 +85,7 @@ def forward_flops(config: ModelConfig, seq_len: int, *, counted: float = 1.0) ->
     """Return the forward FLOPs per token that are really computed, two per multiply-add.
 
     Counts matrix products only: causal or windowed attention on the global layers, no look-up of embeddings and
-    positions, no elementwise work. None if the mixer or the memory does not report its FLOPs (`unknown` names it).
+    positions, no elementwise work. None if the mixer or the memory does not report its FLOPs (`unknown_reason` names it).
     Source: docs/mechanisms.md, "Training".
 
     Args:
@@ -97,7 +97,7 @@ def forward_flops(config: ModelConfig, seq_len: int, *, counted: float = 1.0) ->
     return None if parts.unknown_parts else parts.total
 
 
-def unknown(config: ModelConfig) -> str | None:
+def unknown_reason(config: ModelConfig) -> str | None:
     """Return a sentence that names the parts whose FLOPs are unknown; None if all are known."""
     unknown_parts = _forward_flops_by_part(config, 1).unknown_parts
     if not unknown_parts:

@@ -120,16 +120,16 @@ class Trainer:
     """Function that returns the validation loss of the model in its current state, nats per token."""
     validate_every: int
     """Steps between validations."""
-    watcher: TrainingHooks
+    hooks: TrainingHooks
     step: int = 0
     """Optimizer steps done."""
     wall_s: float = 0.0
     """Training seconds so far, validation and checkpoints excluded."""
     graphs: bool = False
     """True to capture steps as CUDA graphs and replay them; without CUDA the captured parts are simply called again."""
-    refused: Callable[[str], None] = lambda why: None
+    on_capture_refused: Callable[[str], None] = lambda why: None
     """Called once with the reason when steps cannot be captured; training goes on without capture."""
-    room: int | None = None
+    marked_capacity: int | None = None
     """Number that a micro-batch's marked targets are padded to, so that shapes stay fixed; None: no padding."""
     _pending: UnvalidatedPoint | None = None
     """Point of the restored checkpoint whose validation has not been done yet."""
@@ -141,9 +141,11 @@ class Trainer:
     step_runner: OptimizerSteps = field(init=False)
 
     def __post_init__(self) -> None:
-        self._prefetcher = StepPrefetcher(self.batches, self.device, self.config.micro_batch, self.room)
+        self._prefetcher = StepPrefetcher(self.batches, self.device, self.config.micro_batch, self.marked_capacity)
         capture = (capture_graphs if self.device.type == "cuda" else without_capture) if self.graphs else None
-        self.step_runner = OptimizerSteps(self.objective, self.optimizers, self.config, capture, self.refused)
+        self.step_runner = OptimizerSteps(
+            self.objective, self.optimizers, self.config, capture, self.on_capture_refused
+        )
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Load weights, optimizers, step and training time of a checkpoint, and drop captured CUDA graphs."""
@@ -169,7 +171,7 @@ class Trainer:
         if self._pending is not None:
             self._validate(clock, self._pending)
         while self.step < steps:
-            done = self.advance(self.step)
+            done = self.train_step(self.step)
             if done is None:
                 if self.step > self._saved:
                     self._save(clock)
@@ -180,11 +182,11 @@ class Trainer:
             is_validation_due = self.step % self.validate_every == 0 or self.step == steps
             if is_validation_due or self.step == first or time.perf_counter() - clock.last_report >= 1.0:
                 loss, norm = self._drain_metrics()
-                self.watcher.progress(self.step, loss, clock.rate())
+                self.hooks.progress(self.step, loss, clock.rate())
                 clock.last_report = time.perf_counter()
                 if is_validation_due:
                     self._validate(clock, (loss, norm, clock.rate()))
-            if self.step < steps and self.watcher.should_save(self.step):
+            if self.step < steps and self.hooks.should_save(self.step):
                 self._save(clock)
         self.wall_s = clock.wall_s
 
@@ -193,7 +195,7 @@ class Trainer:
         if self._pending_metrics:
             self._drain_metrics()
         clock.stop()
-        self.watcher.save(self.step, self.step * self.config.batch_tokens, clock.wall_s)
+        self.hooks.save(self.step, self.step * self.config.batch_tokens, clock.wall_s)
         self._saved = self.step
         clock.start()
 
@@ -213,12 +215,12 @@ class Trainer:
         try:
             validation = self.validate()
         except Stopped:
-            self.watcher.save(self.step, self.step * self.config.batch_tokens, clock.wall_s, pending)
+            self.hooks.save(self.step, self.step * self.config.batch_tokens, clock.wall_s, pending)
             raise
         self._pending = None
         if not math.isfinite(validation):
             raise Diverged(self.step, "validation loss")
-        self.watcher.point(
+        self.hooks.point(
             ValidationPoint(
                 step=self.step,
                 tokens=self.step * self.config.batch_tokens,
@@ -256,18 +258,18 @@ class Trainer:
             step, config.steps, constant=config.constant, decay=config.schedule, warmup=config.warmup_steps
         )
 
-    def advance(self, step: int) -> tuple[Tensor, Tensor] | None:
+    def train_step(self, step: int) -> tuple[Tensor, Tensor] | None:
         """Run optimizer step `step` (0-based); return the batch's mean cross-entropy and the gradient norm.
 
         Both are scalars on the device. Returns None if the hooks asked to stop; then nothing has changed, because
         random draws depend on the step alone. On CUDA the call only queues work and does not wait for it, except in the
         step that captures graphs.
         """
-        step_batch = self._prefetcher.take(step)
+        step_batch = self._prefetcher.get(step)
         inputs, targets = step_batch.inputs, step_batch.targets
         rows = self.config.micro_batch
         for micro in range(self.config.accumulation):
-            if self.watcher.should_stop():
+            if self.hooks.should_stop():
                 self.step_runner.discard_step()
                 return None
             part = slice(micro * rows, (micro + 1) * rows)
@@ -319,7 +321,7 @@ class Trainer:
             total = self.model.total_loss(features.hidden_BTD, targets_BT)
             mean = total / targets_BT.numel()
         else:
-            hidden_1MD = features.hidden_BTD.flatten(0, 1).index_select(0, marked.places_M)[None]
+            hidden_1MD = features.hidden_BTD.flatten(0, 1).index_select(0, marked.indices_M)[None]
             total = self.model.total_loss(hidden_1MD, marked.targets_M[None])
             mean = total * marked.share.to(total.dtype)
         objective = total if config.loss_reduction == "sum" else mean

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...model.backbone import RandomDraws
 from ..config import TrainConfig
 from ..data.batches import MarkedTargets
-from .flops import SMALL
+from .flops import MAX_CAPTURE_FLOPS
 from .optimizers import Optimizers
 
 StepPart = Callable[[], None]
@@ -262,5 +262,8 @@ def should_capture(config: TrainConfig, parameters: int, device: torch.device) -
     if config.graphs == "on":
         return True, "train.graphs: on"
     flops = 6.0 * parameters * config.micro_batch * config.seq_len
-    is_small = flops <= SMALL
-    return is_small, f"a micro-batch is {flops:.2g} FLOPs, {'at most' if is_small else 'more than'} {SMALL:.0e}"
+    is_small = flops <= MAX_CAPTURE_FLOPS
+    return (
+        is_small,
+        f"a micro-batch is {flops:.2g} FLOPs, {'at most' if is_small else 'more than'} {MAX_CAPTURE_FLOPS:.0e}",
+    )

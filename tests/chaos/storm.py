@@ -147,7 +147,7 @@ def finish_and_assert_invariants(bench: Bench, cells: int, reference: Curves) ->
     doubles = bench.sql("SELECT count(*) FROM curve_point GROUP BY attempt_id, step HAVING count(*) > 1")
     assert doubles == []
     assert bench.sql("SELECT owner_pid FROM sweep") == [(None,)], "nobody holds the sweep"
-    bench.whole()
+    bench.assert_intact()
     assert lost(bench) <= EVERY, "an attempt went back further than one checkpoint interval"
 
 

@@ -46,10 +46,10 @@ SELF_TESTS = (polar, softmax, gated_delta, conv, cross_entropy)
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    dispatch.failure.cache_clear()
+    dispatch.self_test_failure.cache_clear()
     yield
     use_torch_backend(False)
-    dispatch.failure.cache_clear()
+    dispatch.self_test_failure.cache_clear()
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_a_self_test_that_cannot_run_says_why() -> None:
         choice = attention_choice("op", CUDA, BF16, 64, error)
         assert choice == ("torch", f"the self-test of op stopped with {error_text}")
     with pytest.raises(KeyboardInterrupt):
-        dispatch.failure("op", interrupted)
+        dispatch.self_test_failure("op", interrupted)
 
 
 def interrupted(*, seed: int) -> float:
@@ -196,7 +196,7 @@ def test_full_softmax_attention_prefers_cudnn(monkeypatch: pytest.MonkeyPatch) -
 
     def full(cudnn: float | Exception) -> BackendChoice:
         results["cudnn"] = cudnn
-        dispatch.failure.cache_clear()
+        dispatch.self_test_failure.cache_clear()
         return CHOOSERS["softmax"](CUDA, BF16)
 
     monkeypatch.setattr(softmax, "_error", error)
@@ -230,7 +230,7 @@ def test_attention_on_hopper(op: Any, name: str, more: tuple[float, ...], monkey
 
     def available(*window: int) -> list[str]:
         """Return the backends that give right results, the chosen one first."""
-        dispatch.failure.cache_clear()
+        dispatch.self_test_failure.cache_clear()
         backends: list[str] = op.available(CUDA, BF16, 64, *window) if op is polar else []
         return backends
 
@@ -246,7 +246,7 @@ def test_attention_on_hopper(op: Any, name: str, more: tuple[float, ...], monkey
     )
     for wrong, error_text in ((math.nan, "nan"), (0.5, "0.5")):
         results["gluon"] = wrong
-        dispatch.failure.cache_clear()
+        dispatch.self_test_failure.cache_clear()
         choice = op.choose_backend(CUDA, BF16, 64, *more)
         assert choice.backend == "triton"
         assert choice.reason.endswith(f"the self-test of Gluon {name} attention found a relative error of {error_text}")
@@ -291,7 +291,7 @@ def notes(tmp_path: Path) -> Iterator[Path]:
     dispatch.cache_self_tests(tmp_path / "passed")
     yield tmp_path / "passed"
     dispatch.cache_self_tests(None)
-    dispatch.failure.cache_clear()
+    dispatch.self_test_failure.cache_clear()
 
 
 def test_a_self_test_that_passed_is_not_run_by_the_next_process(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,8 +307,8 @@ def test_a_self_test_that_passed_is_not_run_by_the_next_process(notes: Path, mon
         return error("other", *case, seed=seed)
 
     def run_in_new_process(op: str, test: Callable[..., float], *case: Any) -> int:
-        dispatch.failure.cache_clear()
-        assert dispatch.failure(op, test, *case) is None
+        dispatch.self_test_failure.cache_clear()
+        assert dispatch.self_test_failure(op, test, *case) is None
         return len(ran)
 
     first = ("op", error, CUDA, BF16, 64)
@@ -336,30 +336,30 @@ def test_what_fails_is_tried_again_by_the_next_process(notes: Path, wrong: float
             raise choice
         return choice
 
-    assert dispatch.failure("op", error) is not None
+    assert dispatch.self_test_failure("op", error) is not None
     assert not notes.exists()
-    dispatch.failure.cache_clear()
-    assert dispatch.failure("op", error) is None
+    dispatch.self_test_failure.cache_clear()
+    assert dispatch.self_test_failure("op", error) is None
     assert len(list(notes.iterdir())) == 1
 
 
 def test_worst_is_the_largest_error_and_nan_exceeds_all() -> None:
     wanted = [torch.tensor([3.0, 4.0]), torch.tensor([1.0])]
-    assert dispatch.worst([torch.tensor([3.0, 4.5]), torch.tensor([1.02])], wanted) == pytest.approx(0.1)
+    assert dispatch.max_relative_error([torch.tensor([3.0, 4.5]), torch.tensor([1.02])], wanted) == pytest.approx(0.1)
     for bad in range(2):
         actual = [x.clone() for x in wanted]
         actual[bad][0] = math.nan
-        assert math.isnan(dispatch.worst(actual, wanted))
+        assert math.isnan(dispatch.max_relative_error(actual, wanted))
 
 
 def test_a_note_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     dispatch.cache_self_tests(tmp_path / "file" / "passed")
     try:
-        assert dispatch.failure("op", answers(0.01)) is None
+        assert dispatch.self_test_failure("op", answers(0.01)) is None
     finally:
         dispatch.cache_self_tests(None)
-        dispatch.failure.cache_clear()
+        dispatch.self_test_failure.cache_clear()
 
 
 def test_a_note_is_for_the_sources_of_all_kernels(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,7 +367,7 @@ def test_a_note_is_for_the_sources_of_all_kernels(notes: Path, monkeypatch: pyte
     real = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path), real(path))[1])
     dispatch.sources.cache_clear()
-    assert dispatch.failure("op", answers(0.01)) is None
+    assert dispatch.self_test_failure("op", answers(0.01)) is None
     assert {path.name for path in read} >= {"dispatch.py", "op.py", "fla_configs.py", "chunk_loop.py"}
 
 

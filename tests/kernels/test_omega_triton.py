@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.dispatch import SELF_TEST, failure
+from atma_sweep.kernels.dispatch import SELF_TEST, self_test_failure
 from atma_sweep.kernels.omega.op import Rates, State, choose_backend, omega, unit
 from graded import interpreted, normal
 from tiers import every_nth
@@ -132,7 +132,9 @@ def test_orthogonal_steps_of_float16_operands_pass_the_self_test(x: int) -> None
     """
     from atma_sweep.kernels.omega import op as file
 
-    assert failure("omega", file._error, torch.device("cpu"), torch.bfloat16, x, 16, 64, "chunk", True) is None
+    assert (
+        self_test_failure("omega", file._error, torch.device("cpu"), torch.bfloat16, x, 16, 64, "chunk", True) is None
+    )
 
 
 @interpreted

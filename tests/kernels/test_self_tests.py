@@ -32,9 +32,9 @@ FAULTS = {
 @pytest.fixture(autouse=True)
 def untried() -> Iterator[None]:
     """Self-tests run anew, and the next test finds none tried."""
-    dispatch.failure.cache_clear()
+    dispatch.self_test_failure.cache_clear()
     yield
-    dispatch.failure.cache_clear()
+    dispatch.self_test_failure.cache_clear()
 
 
 def loaded(name: str, path: Path, source: str) -> ModuleType:
@@ -64,7 +64,7 @@ def changed_kernels(folder: Path, right: str, wrong: str) -> ModuleType:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_self_test_passes_right_kernels() -> None:
     pytest.importorskip("triton")
-    assert dispatch.failure("softmax", softmax._error, *CASE) is None
+    assert dispatch.self_test_failure("softmax", softmax._error, *CASE) is None
 
 
 @interpreted
@@ -74,7 +74,7 @@ def test_a_self_test_refuses_a_small_fault(fault: str, tmp_path: Path, monkeypat
     pytest.importorskip("triton")
     module = changed_kernels(tmp_path, *FAULTS[fault])
     monkeypatch.setattr(softmax, "load_kernels", lambda *_: module)
-    why = dispatch.failure("softmax", softmax._error, *CASE)
+    why = dispatch.self_test_failure("softmax", softmax._error, *CASE)
     assert why is not None
     assert why.startswith("the self-test of softmax found a relative error of 0.")
 
@@ -91,7 +91,7 @@ def test_a_self_test_refuses_a_small_fault(fault: str, tmp_path: Path, monkeypat
     ],
 )
 def test_three_draws_decide_by_their_median(errors: list[float], passes: bool) -> None:
-    why = dispatch.failure("op", lambda *, seed: errors[seed])
+    why = dispatch.self_test_failure("op", lambda *, seed: errors[seed])
     assert (why is None) == passes
 
 

@@ -11,7 +11,7 @@ from atma_sweep.kernels.attention.polar.reference import polar_attention_referen
 from atma_sweep.kernels.channelwise_delta.op import channelwise_delta_reference
 from atma_sweep.kernels.conv.op import causal_conv_reference
 from atma_sweep.kernels.conv_step import op as conv
-from atma_sweep.kernels.conv_step.op import canon_step, conv_step, gated_conv_step, tail_of
+from atma_sweep.kernels.conv_step.op import canon_step, conv_step, gated_conv_step, last_inputs
 from atma_sweep.kernels.delta_step import op as delta
 from atma_sweep.kernels.delta_step.op import delta_step
 from atma_sweep.kernels.gated_delta.op import gated_delta_reference
@@ -87,7 +87,7 @@ def test_a_convolution_token_by_token(taps: int, residual: bool) -> None:
     tails = torch.zeros(4, taps - 1, 5, dtype=torch.float64)
     slots = torch.tensor([3, 1])
     for row, slot in enumerate(slots):
-        tails[slot] = tail_of(x_BTC[row, :2], taps)
+        tails[slot] = last_inputs(x_BTC[row, :2], taps)
     for t in range(2, 9):
         torch.testing.assert_close(conv_step(x_BTC[:, t], tails, slots, w_CW, residual), expected[:, t])
     assert torch.equal(tails[[0, 2]], torch.zeros(2, taps - 1, 5, dtype=torch.float64))

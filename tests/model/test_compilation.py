@@ -287,9 +287,9 @@ def test_compiled_kernels_follow_plain_torch_for_100_steps(
         trainer = Trainer(
             model=model, optimizers=Optimizers(model.parameter_groups(), config, device),
             batches=Batches([stream], 256, 16, 0, True), config=config, seed=0, device=device, validate=lambda: 0.0,
-            validate_every=100, watcher=Quiet(),  # type: ignore[arg-type]
+            validate_every=100, hooks=Quiet(),  # type: ignore[arg-type]
         )  # fmt: skip
-        done = [trainer.advance(step) for step in range(config.steps)]
+        done = [trainer.train_step(step) for step in range(config.steps)]
         return [float(result[0]) for result in done if result is not None], model.kernel_paths()
 
     try:

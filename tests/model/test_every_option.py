@@ -145,7 +145,7 @@ def check_decoding(model: Backbone) -> None:
         else:  # other places for each length of text
             wanted = torch.stack([model(text[None, :stop])[0, -1] for stop in range(begun, tokens + 1)])
     decoders: list[Decoder] = [RecomputeDecoder(model, tokens=tokens)]
-    if model.why_no_step() is None:
+    if model.no_step_reason() is None:
         decoders.append(PagedDecoder(model, tokens=tokens, page=3))
     for decoder in decoders:
         slot, logits_V = decoder.begin(text[:begun])

@@ -41,7 +41,7 @@ def test_pages_are_those_that_a_text_needs(window: int | None) -> None:
         try:
             if kind == "open" and len(lengths) < SLOTS:
                 tokens = draw.randrange(1, 14)
-                lengths[ours.open(tokens, window)] = tokens
+                lengths[ours.allocate(tokens, window)] = tokens
             elif kind == "close" and lengths:
                 slot = draw.choice(sorted(lengths))
                 ours.free(slot)
@@ -69,12 +69,12 @@ def test_pages_are_those_that_a_text_needs(window: int | None) -> None:
 
 def test_truncated_sequence_keeps_its_pages() -> None:
     ours = book()
-    slots = [ours.open(length) for length in (3, 5)]
+    slots = [ours.allocate(length) for length in (3, 5)]
     ours.extend(slots, 9)
     before = [ours.pages(slot).tolist() for slot in slots]
     with pytest.raises(ValueError, match="first 13 tokens are not kept"):
-        ours.shorten(slots, 13)
-    ours.shorten(slots, 2)
+        ours.truncate(slots, 13)
+    ours.truncate(slots, 2)
     assert [ours.length(slot) for slot in slots] == [2, 2]
     assert ours.page_tables.lengths_R[slots].tolist() == [2, 2]
     ours.extend(slots, 10)
@@ -84,14 +84,14 @@ def test_truncated_sequence_keeps_its_pages() -> None:
     for slot in slots:
         ours.free(slot)
     assert ours.num_used_pages == 0
-    windowed = ours.open(9, window=4)
+    windowed = ours.allocate(9, window=4)
     with pytest.raises(ValueError, match="first 1 tokens"):
-        ours.shorten([windowed], 1)
+        ours.truncate([windowed], 1)
 
 
 def test_repeated_step_copies_only_new_pages_to_the_device() -> None:
     ours = book(pages=31)
-    slots = [ours.open(length) for length in (1, 2, 4)]
+    slots = [ours.allocate(length) for length in (1, 2, 4)]
     copies = []
     for turn in range(8):
         with Counted() as counted:
@@ -110,11 +110,11 @@ def test_repeated_step_copies_only_new_pages_to_the_device() -> None:
 
 def test_a_text_may_not_outgrow_its_row() -> None:
     ours = book(pages=100)
-    slots = [ours.open(MOST * PAGE - 1), ours.open(3)]
+    slots = [ours.allocate(MOST * PAGE - 1), ours.allocate(3)]
     ours.extend(slots)
     with pytest.raises(CacheFull, match="a text may have 24 tokens here, got 25"):
         ours.extend(slots)
     assert [ours.length(slot) for slot in slots] == [24, 4]
     with pytest.raises(CacheFull, match="a text may have 24 tokens here, got 30"):
-        ours.open(30)
+        ours.allocate(30)
     assert ours.num_used_pages == 7

@@ -149,7 +149,7 @@ def studies_file(blank: Path) -> Path:
     """Return a store with the study `tuned` of one objective and, launched last, `both` of two."""
     path = Path(shutil.copy(blank, blank.with_name("studies.db")))
     store = open_store(path)
-    studied.one(store)
+    studied.record_study(store)
     studied.two(store)
     store.close()
     return path

@@ -34,7 +34,7 @@ def test_filtered_table_has_only_these_cells(published: Store) -> None:
 
 def test_filtered_effects_equal_the_stratum(published: Store) -> None:
     full_effects = effects(load_sweep_data(published, "printed-v2"))
-    with cell_filter.only("printed-v2", ("attn_type=polar",)):
+    with cell_filter.filtered_cells("printed-v2", ("attn_type=polar",)):
         filtered_effects = effects(load_sweep_data(published, "printed-v2"))
     in_polar = {
         (effect.measure.key, effect.axis, effect.level, effect.reference): effect
@@ -63,7 +63,7 @@ def test_filtered_effects_equal_the_stratum(published: Store) -> None:
 def test_cached_reads_distinguish_filters(published: Store) -> None:
     with cached_reads():
         assert len(load_sweep_data(published, "printed-v2").cells) == 120
-        with cell_filter.only("printed-v2", ("attn_type=rope", "window=on")):
+        with cell_filter.filtered_cells("printed-v2", ("attn_type=rope", "window=on")):
             assert len(load_sweep_data(published, "printed-v2").cells) == 20
             # of that sweep alone
             assert len(load_sweep_data(published, "printed-v1").cells) > 20
@@ -113,7 +113,7 @@ def test_invalid_filters_are_refused(published: Store, filters: list[str], messa
 
 
 def test_reports_on_all_cells_refuse_filters(published: Store, command_line: Command) -> None:
-    for name in (name for name, line in TABLES.items() if line.whole):
+    for name in (name for name, line in TABLES.items() if line.needs_all_cells):
         with pytest.raises(ReportError, match="is about all cells of a sweep together"):
             make_table(name, published, "printed-v2", only=["memory=on"])
     for also in (
@@ -128,7 +128,7 @@ def test_reports_on_all_cells_refuse_filters(published: Store, command_line: Com
 
 def test_filters_parse_as_launch_does(published: Store) -> None:
     def ids(*filters: str) -> set[str]:
-        with cell_filter.only("printed-v2", filters):
+        with cell_filter.filtered_cells("printed-v2", filters):
             return {cell.cell_id for cell in load_sweep_data(published, "printed-v2").cells}
 
     assert ids("memory=true") == ids("memory=yes") == ids("memory=on") != ids("memory=off")
@@ -136,7 +136,7 @@ def test_filters_parse_as_launch_does(published: Store) -> None:
     # a level with a comma in its name
     data = load_sweep_data(published, "printed-v2-open-weight")
     (name,) = [cell.levels["attn_type"] for cell in data.cells if "," in cell.levels["attn_type"]][:1]
-    with cell_filter.only("printed-v2-open-weight", (f"attn_type={name}",)):
+    with cell_filter.filtered_cells("printed-v2-open-weight", (f"attn_type={name}",)):
         assert {cell.levels["attn_type"] for cell in load_sweep_data(published, "printed-v2-open-weight").cells} == {
             name
         }

@@ -71,7 +71,7 @@ def test_help_and_docs_list_all_tables_and_figures() -> None:
 
 
 def scratch_table(store: Store, data: SweepData) -> Table:
-    lines = [TableRow(words=(cell.slug,), cells=[cell]) for cell in data.cells]
+    lines = [TableRow(labels=(cell.slug,), cells=[cell]) for cell in data.cells]
     return build_table(data, "scratch", "Scratch", ("Cell",), lines)
 
 
@@ -103,7 +103,7 @@ def test_new_table_and_figure_need_a_file_and_an_entry(
     for name in set(TABLES) - {"scratch"}:
         monkeypatch.delitem(TABLES, name)
     written = write_report_folder(every, out=tmp_path, figures=["9z"])
-    assert written.left_out == {}
+    assert written.skipped == {}
     assert {path.name for path in written.files} >= {f"scratch{ending}" for ending in SUFFIXES} | {"figure-scratch.pdf"}
     assert "Scratch, sweep all" in (tmp_path / "index.md").read_text()
     files = checkable_files(tmp_path)

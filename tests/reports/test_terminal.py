@@ -108,7 +108,7 @@ def test_dropped_and_folded_columns_are_named(printed: Store) -> None:
     assert "3 columns hidden: Ndl@2K, Ndl@64K, MFU; --format csv or a wider terminal shows all." in narrow
     assert "hidden" not in fits(table, 80)
     polar_rows = [row for row in table.rows if row[0] == "polar"]
-    lines = terminal_table.lines(table.columns, polar_rows, table.text_columns, 60)
+    lines = terminal_table.table_lines(table.columns, polar_rows, table.text_columns, 60)
     assert "The same in every row: Type polar." in lines
     assert max(map(cell_len, lines)) <= 60
 
@@ -132,7 +132,7 @@ def test_table_that_fits_equals_the_file(printed: Store) -> None:
 def test_arbitrary_text_fits(signs: str) -> None:
     for num_labels in (0, 1, 2, 3):
         for rows in ([[signs, "b", "1.25"]], [[signs, "b", "1.25"], ["a", signs, signs]] * 9):
-            for line in terminal_table.lines(["First", signs or "Second", "Third"], rows, num_labels, 60):
+            for line in terminal_table.table_lines(["First", signs or "Second", "Third"], rows, num_labels, 60):
                 assert cell_len(line) <= 60
 
 
@@ -148,8 +148,8 @@ def test_rows_align_with_rich(printed: Store) -> None:
     out = io.StringIO()
     Console(file=out, width=1000).print(rich_table)
     expected = [line.rstrip() for line in out.getvalue().splitlines()]
-    assert terminal_table.lines(table.columns, rows, table.text_columns, None) == expected
-    bold = terminal_table.lines(table.columns, rows, table.text_columns, None, bold=table.best, color=True)
+    assert terminal_table.table_lines(table.columns, rows, table.text_columns, None) == expected
+    bold = terminal_table.table_lines(table.columns, rows, table.text_columns, None, bold=table.best, color=True)
     assert [re.sub(r"\x1b\[\d*m", "", line) for line in bold] == expected
     marked = {text for line in bold for text in re.findall(r"\x1b\[1m(.*?)\x1b\[0m", line)}
     assert marked >= {table.rows[r][c] for r, c in table.best}
@@ -157,7 +157,7 @@ def test_rows_align_with_rich(printed: Store) -> None:
 
 def test_folded_row_keeps_its_position() -> None:
     rows = [["a", "1.25"], ["word " * 8, "2.5"], ["b", "10.0"]]
-    assert terminal_table.lines(["Name", "Number"], rows, 1, 32)[2:] == [
+    assert terminal_table.table_lines(["Name", "Number"], rows, 1, 32)[2:] == [
         "a" + " " * 25 + "  1.25",
         "word word word word word" + "     2.5",
         "word word word",

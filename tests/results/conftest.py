@@ -8,7 +8,7 @@ import postgres
 import pytest
 from atma_sweep.results.store.records import CellRecord, Owner
 from atma_sweep.results.store.store import Store, open_store
-from databases import OWNER, made_cells
+from databases import OWNER, cell_records
 from histories import halves
 from sqlalchemy.engine import make_url
 
@@ -87,7 +87,7 @@ def owner() -> Owner:
 
 @pytest.fixture(scope="session")
 def cells() -> Callable[..., list[CellRecord]]:
-    return made_cells
+    return cell_records
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def test_counted_agrees_with_its_number(number: int, noun: str, plural: str | No
 @pytest.mark.parametrize(("only", "wording"), [(1, "1 cell"), (2, "2 cells")])
 def test_a_plan_counts_its_cells(tmp_path: Path, only: int, wording: str) -> None:
     cells, _ = admission.expand_grid(load_grid("quick"), tmp_path, dry=True)
-    plan = planner.plan(cells[:only], {}, retrain=False, left_out=0)
+    plan = planner.plan(cells[:only], {}, retrain=False, num_filtered_out=0)
     first, second = describe_plan(plan, "quick")[:2]
     assert first == f"quick: {wording}: {only} new"
     assert second.startswith(f"to train: {wording}, ")

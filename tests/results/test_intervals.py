@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from atma_sweep.results.intervals import of_trials, wilson
+from atma_sweep.results.intervals import wilson, wilson_of_trials
 from statsmodels.stats.proportion import proportion_confint
 
 
@@ -45,5 +45,5 @@ def test_no_share_has_no_interval(hits: int, n: int) -> None:
 
 def test_a_share_of_sixteen_trials() -> None:
     """92.5% of 80 digits in 16 trials."""
-    assert of_trials(0.925, 16) == pytest.approx(proportion_confint(14.8, 16, method="wilson"), abs=1e-12)
-    assert [round(100 * end, 1) for end in of_trials(0.925, 16)] == [70.1, 98.5]
+    assert wilson_of_trials(0.925, 16) == pytest.approx(proportion_confint(14.8, 16, method="wilson"), abs=1e-12)
+    assert [round(100 * end, 1) for end in wilson_of_trials(0.925, 16)] == [70.1, 98.5]

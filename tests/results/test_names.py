@@ -10,7 +10,7 @@ from atma_sweep.results import open_store, paper
 from atma_sweep.results.errors import BundleError, StoreError
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
-from atma_sweep.results.names import is_valid_name, quoted_short, safe_file_name, why_not
+from atma_sweep.results.names import is_valid_name, quoted_short, safe_file_name, sweep_name_problem
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -24,20 +24,20 @@ BAD = [
 @pytest.mark.parametrize("name", GOOD)
 def test_names_that_can_be(name: str) -> None:
     assert is_valid_name(name)
-    assert why_not(name) is None
+    assert sweep_name_problem(name) is None
     assert safe_file_name(name) == name
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_names_that_cannot_be(name: object) -> None:
     assert not is_valid_name(name)
-    assert "letters, digits" in str(why_not(name))
+    assert "letters, digits" in str(sweep_name_problem(name))
 
 
 @pytest.mark.parametrize("name", [*paper.SWEEPS, paper.OPEN_WEIGHT, "printed-v9", "Printed-v1", "printed-"])
 def test_the_published_names_are_nobodys_own(name: str) -> None:
     assert is_valid_name(name)
-    assert "the paper prints" in str(why_not(name))
+    assert "the paper prints" in str(sweep_name_problem(name))
     assert safe_file_name(name) == name
 
 

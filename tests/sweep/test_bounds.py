@@ -18,7 +18,7 @@ from atma_sweep.sweep.data.registry import CORPORA
 from atma_sweep.sweep.external_models.config import OpenWeightConfig
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.planning import admission as plan_corpora
-from atma_sweep.sweep.planning.planner import record
+from atma_sweep.sweep.planning.planner import to_record
 from atma_sweep.sweep.probes import PROBES
 from atma_sweep.sweep.training import flops
 from pydantic import BaseModel, ValidationError
@@ -170,7 +170,7 @@ def test_stored_values_beyond_bounds_stay_readable(command_line: Any, tmp_path: 
     """A database may hold what an earlier release allowed: its numbers are printed, and a plan leaves its times out."""
     store = open_store(tmp_path / "atma.db", create=True)
     cells, _ = plan_corpora.expand_grid(load_grid("quick"), tmp_path, dry=True)
-    records = [record(cell) for cell in cells]
+    records = [to_record(cell) for cell in cells]
     histories.launch(store, records)
     histories.run(store, records[0].id, 1)
     with store.transaction() as session:

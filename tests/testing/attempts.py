@@ -95,10 +95,10 @@ class Room:
         return self.store.attempt(job.attempt)
 
     def start(
-        self, asked: Job, *wrapper: str, out: IO[str] | int = subprocess.PIPE, more: Sequence[str] = ()
+        self, job: Job, *wrapper: str, out: IO[str] | int = subprocess.PIPE, more: Sequence[str] = ()
     ) -> subprocess.Popen[str]:
         """The attempt in a process of its own, as an executor starts it, under `wrapper` and with `more` options."""
-        command = [sys.executable, "-m", "atma_sweep.sweep.job", "--runs", str(self.runs), "--folder", asked.folder]
+        command = [sys.executable, "-m", "atma_sweep.sweep.job", "--runs", str(self.runs), "--folder", job.folder]
         return subprocess.Popen(
             [*wrapper, *command, "--parent", str(os.getpid()), *more], stdin=subprocess.DEVNULL, stdout=out,
             stderr=subprocess.STDOUT, env=os.environ | {"ATMA_DB": str(self.store.url), "OMP_NUM_THREADS": "1"}, text=True,
@@ -119,7 +119,9 @@ class Room:
     def names(self, attempt: Attempt) -> list[str]:
         """Return the names in the attempt's folder without the supervisor's own files."""
         work = self.works[attempt.number - 1]
-        return [name for name in storage.place(work.storage_address).names() if name not in ("job.json", "log.txt")]
+        return [
+            name for name in storage.open_storage(work.storage_address).names() if name not in ("job.json", "log.txt")
+        ]
 
 
 def small_grid(folder: Path) -> Path:
@@ -139,6 +141,6 @@ def room_of(grid: Path, folder: Path, *sets: str) -> Room:
     store = open_store(folder / f"{next(serial)}.db", create=True)
     store.runs.mkdir()
     (cell,) = freeze_plugins([cell], store.runs)
-    store.record_revision("g", grid_text="", grid_file="g.yaml", options={}, cells=[planner.record(cell)])
+    store.record_revision("g", grid_text="", grid_file="g.yaml", options={}, cells=[planner.to_record(cell)])
     (store.runs / "corpora").symlink_to(grid.parent / "corpora")
     return Room(store, store.runs, cell)

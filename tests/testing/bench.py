@@ -15,14 +15,14 @@ from typing import IO
 
 import psutil
 from atma_sweep.sweep.host.hardware import memory_gb
-from here import here
+from here import run_in_process
 from patience import PATIENCE_S, until
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from typer.testing import CliRunner
 
 COMMAND = [sys.executable, "-m", "atma_sweep.cli"]
-WORDS = "the model reads a long row of bytes and guesses what comes next from all that it has seen so far".split()
+SENTENCE = "the model reads a long row of bytes and guesses what comes next from all that it has seen so far".split()
 MICRO = """
 name: micro
 extends: tiny
@@ -58,7 +58,7 @@ class Bench:
         draw = random.Random(0)
         self.text.mkdir()
         for index in range(40):
-            (self.text / f"{index}.txt").write_text(" ".join(draw.choice(WORDS) for _ in range(300)))
+            (self.text / f"{index}.txt").write_text(" ".join(draw.choice(SENTENCE) for _ in range(300)))
         self.grid()
 
     def grid(self, *, tokens: int = 128 * 12, seeds: int = 1, more: str = "", name: str = "micro") -> Path:
@@ -93,7 +93,7 @@ class Bench:
             out, _ = process.communicate(timeout=PATIENCE_S)
             assert process.returncode == code, out
             return out
-        ended, out, _ = here(self.folder, *arguments, together=True)
+        ended, out, _ = run_in_process(self.folder, *arguments, together=True)
         assert ended == code, out
         return out
 
@@ -156,7 +156,7 @@ class Bench:
         )
         assert values == [(cells, 1)]
 
-    def whole(self) -> None:
+    def assert_intact(self) -> None:
         """The database itself is sound."""
         assert self.sql("PRAGMA integrity_check") == [("ok",)]
         assert self.sql("PRAGMA foreign_key_check") == []

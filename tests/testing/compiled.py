@@ -58,21 +58,21 @@ def only_compile() -> None:
     JITFunction.run = compile_alone  # type: ignore[method-assign]
 
 
-def made(t: int, d: int, dtype: torch.dtype, heads: int = H) -> torch.Tensor:
+def random_tensor(t: int, d: int, dtype: torch.dtype, heads: int = H) -> torch.Tensor:
     return torch.empty(B, t, heads, d, dtype=dtype)
 
 
 def softmax(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
     from atma_sweep.kernels.attention.softmax import triton as kernels
 
-    q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
+    q, k, v = (random_tensor(t, d, dtype, heads) for heads in (H, J, J))
     o, lse = kernels.softmax_forward(q, k, v, window=window)
     kernels.softmax_backward(q, lse, q, k, v, o, lse, window=window)
 
 
 def polar(t: int, d: int, window: int | None, dtype: torch.dtype, path: str = "triton") -> None:
     kernels = load_kernels(f"{ATTENTION}.polar", path)
-    q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
+    q, k, v = (random_tensor(t, d, dtype, heads) for heads in (H, J, J))
     null, beta, v_null = torch.empty(t, H), torch.empty(H), torch.empty(H, d)
     c, mag, *rows = kernels.polar_forward(q, k, v, null, beta, v_null, window=window, floor=1e-6)
     kernels.polar_backward(q, mag, q, k, v, null, beta, v_null, c, *rows, window=window)
@@ -93,13 +93,13 @@ def with_processors(op: str) -> Any:
 def forgetting(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
     from atma_sweep.kernels.attention.forgetting import triton as kernels
 
-    q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
+    q, k, v = (random_tensor(t, d, dtype, heads) for heads in (H, J, J))
     o, lse, *halves = kernels.forward(q, k, v, torch.empty(B, t, H), factor=0.1, window=window)
     kernels.backward(q, q, k, v, o, lse, (halves[0], halves[1]), factor=0.1, window=window)
 
 
 def forgetting_on_hopper(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
+    q, k, v = (random_tensor(t, d, dtype, heads) for heads in (H, J, J))
     for reach in {window, None}:  # a window has code of its own
         with_processors("forgetting").forward(q, k, v, torch.empty(B, t, H), factor=0.1, window=reach)
 
@@ -107,7 +107,7 @@ def forgetting_on_hopper(t: int, d: int, window: int | None, dtype: torch.dtype)
 def of_four(op: str, fourth: torch.Tensor, t: int, d: int, windows: set[int | None], dtype: torch.dtype) -> None:
     """An attention of q, k, v and a fourth tensor, both ways."""
     kernels = load_kernels(f"{ATTENTION}.{op}")
-    q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
+    q, k, v = (random_tensor(t, d, dtype, heads) for heads in (H, J, J))
     for reach in windows:
         o, lse = kernels.forward(q, k, v, fourth, factor=0.1, window=reach)
         kernels.backward(q, q, k, v, fourth, o, lse, factor=0.1, window=reach)
@@ -129,22 +129,27 @@ def wall(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
     from atma_sweep.kernels.attention.wall import triton as kernels
 
     for heads in (H, J):  # gates of a query head's own, and of a key head
-        q, k, v, gates = made(t, d, dtype), made(t, d, dtype, J), made(t, d, dtype, J), made(t, d, F32, heads)
+        q, k, v, gates = (
+            random_tensor(t, d, dtype),
+            random_tensor(t, d, dtype, J),
+            random_tensor(t, d, dtype, J),
+            random_tensor(t, d, F32, heads),
+        )
         o, lse, q_, k_, edges = kernels.forward(q, k, v, gates, factor=0.1, window=window)
         kernels.backward(q, q_, k_, v, gates, o, lse, edges, factor=0.1, window=window)
 
 
 def wall_on_hopper(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
+    q, k, v = (random_tensor(t, d, dtype, heads) for heads in (H, J, J))
     for heads in (H, J):
         for reach in {window, None}:
-            with_processors("wall").forward(q, k, v, made(t, d, F32, heads), factor=0.1, window=reach)
+            with_processors("wall").forward(q, k, v, random_tensor(t, d, F32, heads), factor=0.1, window=reach)
 
 
 def gated_delta(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
     from atma_sweep.kernels.gated_delta import triton as kernels
 
-    q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
+    q, k, v = (random_tensor(t, d, dtype, heads) for heads in (H, J, J))
     gates, state = torch.empty(B, t, H), torch.empty(B, H, d, d)
     for first in (None, state):
         r, last, saved = kernels.forward(q, k, v, gates, gates, first)
@@ -180,7 +185,12 @@ def gated_delta_fla(t: int, d: int, _window: int | None, dtype: torch.dtype) -> 
     as_fla_asks()
     from atma_sweep.kernels.gated_delta import torch_op
 
-    q, k, v, gates = made(t, d, dtype), made(t, d, dtype), made(t, d, dtype), torch.empty(B, t, H)
+    q, k, v, gates = (
+        random_tensor(t, d, dtype),
+        random_tensor(t, d, dtype),
+        random_tensor(t, d, dtype),
+        torch.empty(B, t, H),
+    )
     for first in (None, torch.empty(B, H, d, d)):
         r, last, *saved = torch_op.fla_forward(q, k, v, gates, gates, first)
         for g_last in (None, last):
@@ -191,7 +201,12 @@ def channelwise_fla(t: int, d: int, _window: int | None, dtype: torch.dtype) -> 
     as_fla_asks()
     from atma_sweep.kernels.channelwise_delta import op as channelwise
 
-    q, k, v, gamma = made(t, d, dtype), made(t, d, dtype), made(t, d, dtype), made(t, d, F32)
+    q, k, v, gamma = (
+        random_tensor(t, d, dtype),
+        random_tensor(t, d, dtype),
+        random_tensor(t, d, dtype),
+        random_tensor(t, d, F32),
+    )
     beta, state = torch.empty(B, t, H), torch.empty(B, H, d, d)
     r, last, *saved = channelwise.fla_forward(q, k, v, gamma, beta, state)
     for g_last in (None, last):
@@ -202,8 +217,8 @@ def path_fla(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
     as_fla_asks()
     from atma_sweep.kernels.attention.path import op as path
 
-    q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
-    w, beta = made(t, d, F32, J), torch.empty(B, t, J)
+    q, k, v = (random_tensor(t, d, dtype, heads) for heads in (H, J, J))
+    w, beta = random_tensor(t, d, F32, J), torch.empty(B, t, J)
     path.fla_backward(path.fla_forward(q, k, v, w, beta, 0.1), q, k, v, w, beta, 0.1)
 
 
@@ -214,7 +229,7 @@ def omega(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
     # the defaults of omega and of atlas, and a momentum without orthogonal steps
     for orthogonal, slow, c in ((False, False, 16), (True, True, 64), (False, True, 16)):
         n, seen = t // c, c + 15
-        q, k, v = made(n * c, d, F32), made(n * c + 15, d, F32), made(n * c + 15, d, dtype)
+        q, k, v = random_tensor(n * c, d, F32), random_tensor(n * c + 15, d, F32), random_tensor(n * c + 15, d, dtype)
         states, felt, share, orthogonality = (torch.empty(n, B * H, *more) for more in ((c,), (c, seen), (seen,), ()))
         rates = (states, None if orthogonal else felt, states if slow and not orthogonal else None)
         rest = (share, orthogonality) if slow else (None, None)
@@ -228,7 +243,7 @@ def convolutions(t: int, d: int, _window: int | None, dtype: torch.dtype) -> Non
 
     x, taps = torch.empty(B, t, 3 * d, dtype=dtype), torch.empty(d, 3)
     kernels.gated_backward(kernels.gated_forward(x, taps), x, taps)
-    x, taps = made(t, d, dtype), torch.empty(H * d, 4)
+    x, taps = random_tensor(t, d, dtype), torch.empty(H * d, 4)
     for norm in (False, True):
         kernels.canon_backward(kernels.canon_forward(x, taps, norm), x, taps, norm)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
+VOCABULARY = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
 FINEWEB_EDU = """---
 license: odc-by
 language:
@@ -37,7 +37,8 @@ def prose(count: int, seed: int = 0, *, longest: int = 60) -> list[str]:
     """Texts of 1 to `longest` words, no two the same."""
     draw = random.Random(seed)
     return [
-        f"{number} " + " ".join(draw.choice(WORDS) for _ in range(draw.randint(1, longest))) for number in range(count)
+        f"{number} " + " ".join(draw.choice(VOCABULARY) for _ in range(draw.randint(1, longest)))
+        for number in range(count)
     ]
 
 

@@ -14,7 +14,7 @@ from atma_sweep.results.store.store import Store
 OWNER = Owner(name="ada", host="here", pid=101, started=1.5)
 
 
-def made_cells(count: int, *, seed: int = 0, prefix: str = "c") -> list[CellRecord]:
+def cell_records(count: int, *, seed: int = 0, prefix: str = "c") -> list[CellRecord]:
     """Return `count` cells named c00..., c01..., c02..., which differ in the first axis."""
     records = []
     for index in range(count):

@@ -9,7 +9,7 @@ import torch
 from atma_sweep.sweep.errors import GridError
 
 
-def too_much() -> None:
+def exhaust_memory() -> None:
     raise torch.OutOfMemoryError("3 GiB")
 
 

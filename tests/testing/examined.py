@@ -95,5 +95,5 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Check]]:
     return examine
 
 
-def said(check: Check) -> tuple[str, str]:
+def level_and_text(check: Check) -> tuple[str, str]:
     return check.state, check.found

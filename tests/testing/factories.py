@@ -68,7 +68,7 @@ def trainings(cells: Sequence[Cell], why: Any = "new") -> list[Task]:
 
 def record_sweep(store: Store, cells: Sequence[Cell | CellRecord], name: str = "s") -> None:
     """The sweep as a launch records it."""
-    rows = [planner.record(cell) if isinstance(cell, Cell) else cell for cell in cells]
+    rows = [planner.to_record(cell) if isinstance(cell, Cell) else cell for cell in cells]
     store.record_revision(name, grid_text="", grid_file="g", cells=rows)
 
 

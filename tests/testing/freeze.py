@@ -58,7 +58,7 @@ ENVIRONMENT = {
 }  # fmt: skip
 PUBLISHED = ("printed-v1", "printed-v2", "printed-v2-open-weight", "printed-tra", "printed-wall", "printed-atlas")
 SHIPPED = ("replication-pilot", "replication-rates", "replication", "replication-longer", "replication-retrieval")
-CELL, OTHER_CELL = "polar-baseline-d0-m1-w0-s0", "rope-baseline-d0-m0-w0-s1"
+CELL, SECOND_CELL = "polar-baseline-d0-m1-w0-s0", "rope-baseline-d0-m0-w0-s1"
 RELATIVE = 1e-5
 """Largest relative difference of a number of a model.
 
@@ -82,7 +82,7 @@ def _network_modules() -> SimpleNamespace:
     from atma_sweep.sweep.training import flops
 
     return SimpleNamespace(
-        Auxiliary=backbone.AuxiliaryTerms, build=backbone.build, ModelConfig=config.ModelConfig, write=generation.write,
+        Auxiliary=backbone.AuxiliaryTerms, build=backbone.build, ModelConfig=config.ModelConfig, write=generation.generate_tokens,
         MEMORIES=registry.MEMORIES, MIXERS=registry.MIXERS, POSITIONS=registry.POSITIONS, REGULARIZERS=registry.REGULARIZERS,
         load_grid=grid.load_grid, shipped=grid.shipped, forward_flops=flops.forward_flops, paper_flops=flops.paper_flops,
         training_flops=flops.training_flops,
@@ -271,9 +271,9 @@ def reading_commands(tables: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the arguments of commands that only read, on the prepared database."""
     plain: list[tuple[str, ...]] = [
         ("status",), ("status", "--sweep", "frozen"), ("status", "--sweep", "printed-v2"), ("sweeps",),
-        ("show", CELL), ("show", OTHER_CELL), ("show", "polar-baseline-d0-m0"), ("show", "nothing"),
+        ("show", CELL), ("show", SECOND_CELL), ("show", "polar-baseline-d0-m0"), ("show", "nothing"),
         ("show", "nope-baseline-d0-m1-w0-s0", "--sweep", "printed-v2"),
-        ("logs", CELL), ("logs", OTHER_CELL, "--lines", "3"), ("logs", OTHER_CELL, "--attempt", "2"),
+        ("logs", CELL), ("logs", SECOND_CELL, "--lines", "3"), ("logs", SECOND_CELL, "--attempt", "2"),
         ("db", "check", "--skip-weights"), ("data", "list"), ("data", "list", "--known"), ("data", "verify"),
         ("prune-checkpoints", "--dry-run"), ("gc", "--dry-run"), ("delete", "frozen", "--dry-run"),
         ("delete", CELL, "--probe", "val", "--dry-run"),

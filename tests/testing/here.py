@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 
-def here(folder: Path, *arguments: str, together: bool = False) -> tuple[int, str, str]:
+def run_in_process(folder: Path, *arguments: str, together: bool = False) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of a command in `folder`; `together`: both as one, in order."""
     from atma_sweep import cli
 

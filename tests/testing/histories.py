@@ -100,7 +100,7 @@ def files(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def whole(store):
+def all_rows(store):
     """Every row with its ids."""
     return {table: sorted(map(str, rows(store, table))) for table in T}
 

@@ -92,7 +92,7 @@ class Machine:
         self.stopped.add(attempt.id)
         return True
 
-    def broken(self) -> None:
+    def failure(self) -> None:
         return None
 
 

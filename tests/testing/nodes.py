@@ -241,11 +241,11 @@ def ray_in_process(patch: pytest.MonkeyPatch, *surveys: list[NodeFacts] | Except
         return facts
 
     patch.setattr(ray_cluster, "ray", RayInProcess(ray_cluster.ray.exceptions))
-    patch.setattr(ray_cluster, "AGAIN_S", 0.0)
-    patch.setattr(ray_cluster, "LOOK_S", 0.05)
+    patch.setattr(ray_cluster, "NODE_RETRY_S", 0.0)
+    patch.setattr(ray_cluster, "NODE_SEARCH_S", 0.05)
     patch.setattr(node_agent, "POLL_S", 0.1)
     patch.setattr(ray_cluster.source_snapshot, "snapshot_folder", lambda runs: runs)
-    patch.setattr(ray_connection, "connect", lambda address: None)
+    patch.setattr(ray_connection, "connect_driver", lambda address: None)
     patch.setattr(ray_connection, "live_nodes", lambda: [{"NodeID": node} for node in sorted(nodes)])
-    patch.setattr(ray_connection, "survey", survey)
+    patch.setattr(ray_connection, "query_nodes", survey)
     return pending

@@ -23,7 +23,7 @@ def figure_of(figure_data: FigureData, look: FigureOptions = COLUMN) -> Any:
         return drawn(figure_data, look)
 
 
-def words_of(figure: Any) -> Iterator[tuple[str, Any]]:
+def text_boxes(figure: Any) -> Iterator[tuple[str, Any]]:
     """Every text that is to be seen, with its box in dots."""
     renderer = figure.canvas.get_renderer()
     hidden = {text for axes in figure.findobj(Axes) if not axes.axison for text in axes.findobj(Text)}
@@ -38,9 +38,9 @@ def words_of(figure: Any) -> Iterator[tuple[str, Any]]:
             yield text.get_text(), text.get_window_extent(renderer)
 
 
-def check_words(figure: Any) -> int:
+def assert_texts_apart(figure: Any) -> int:
     """Raises where two texts meet or one is cut off; returns how many there are."""
-    boxes = list(words_of(figure))
+    boxes = list(text_boxes(figure))
     width, height = figure.bbox.width, figure.bbox.height
     for text, box in boxes:
         assert -1 <= box.x0 <= box.x1 <= width + 1, f"{text!r} is cut off"
@@ -73,7 +73,7 @@ def _worded(axis: Any) -> bool:
 
 def check_column(figure: Any) -> None:
     """Raises where words meet or are cut off, and where an axis has fewer than three ticks."""
-    check_words(figure)
+    assert_texts_apart(figure)
     assert figure.get_figwidth() == pytest.approx(89 / 25.4)
     for axis in numeric(figure):
         assert len(ticks_of(axis)) >= 3, [label.get_text() for label in axis.get_ticklabels()]

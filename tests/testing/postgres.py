@@ -23,7 +23,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
-GIVEN = os.environ.get("ATMA_TEST_POSTGRES")
+SERVER_URL = os.environ.get("ATMA_TEST_POSTGRES")
 FAST = ("fsync=off", "full_page_writes=off", "max_connections=100", "shared_buffers=32MB")
 
 
@@ -43,14 +43,14 @@ def missing() -> str | None:
         import psycopg  # noqa: F401
     except ImportError as error:
         return f"needs psycopg: pip install 'atma-sweep[postgres]' ({error})"
-    if GIVEN is None and programs() is None:
+    if SERVER_URL is None and programs() is None:
         return "needs PostgreSQL: apt-get install postgresql, or name a server with ATMA_TEST_POSTGRES"
     return None
 
 
 def not_ours() -> str | None:
     """Return the reason why there is no PostgreSQL that a test may stop, None when there is one."""
-    if GIVEN is not None:
+    if SERVER_URL is not None:
         return "needs PostgreSQL of its own: ATMA_TEST_POSTGRES names another's server"
     return missing()
 
@@ -148,8 +148,8 @@ def cluster() -> Iterator[Cluster]:
 @contextlib.contextmanager
 def server() -> Iterator[str]:
     """The URL of a running server, for as long as the context lasts."""
-    if GIVEN is not None:
-        yield make_url(GIVEN).set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+    if SERVER_URL is not None:
+        yield make_url(SERVER_URL).set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
         return
     with cluster() as running:
         running.start()

@@ -42,12 +42,12 @@ def files(path: Path, **settings: Any) -> DataConfig:
     return DataConfig(corpus="files", path=str(path), **settings)
 
 
-def made(data: DataConfig, root: Path, **more: Any) -> Corpus:
+def prepare_corpus(data: DataConfig, root: Path, **more: Any) -> Corpus:
     """Prepared and opened."""
     return open_corpus(root, prepare.prepare(data, root, **more))
 
 
-def told(data: DataConfig, root: Path, **more: Any) -> str:
+def preparation_error(data: DataConfig, root: Path, **more: Any) -> str:
     """The one line that a preparation ends with, nothing prepared."""
     with pytest.raises(SweepError) as caught:
         prepare.prepare(data, root, **more)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from atma_sweep.model.backbone import build
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.sweep.attempt.device import enable_determinism, share_self_tests, use_shared_compile_cache
+from atma_sweep.sweep.attempt.device import enable_determinism, use_shared_compile_cache, use_shared_self_tests
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.data.batches import Batches, marked_capacity
@@ -91,10 +91,10 @@ def train(
     trainer = watch.trainer = Trainer(
         model=model, optimizers=Optimizers(model.parameter_groups(), config, device),
         batches=Batches([STREAM], 512, 16, 0, True, marks=[MARKS] if loss else None), config=config, seed=0, device=device,
-        validate=validate, validate_every=1, watcher=watch, room=marked_capacity(0.3, 8 * 512) if loss else None,
-        graphs="graphs" in how, refused=lines.append,
+        validate=validate, validate_every=1, hooks=watch, marked_capacity=marked_capacity(0.3, 8 * 512) if loss else None,
+        graphs="graphs" in how, on_capture_refused=lines.append,
     )  # fmt: skip
-    state = checkpoint.newest(folder)
+    state = checkpoint.load_newest(folder)
     if state is not None:
         trainer.restore(state)
     with contextlib.suppress(Stopped):
@@ -113,7 +113,7 @@ def main(folder: str, stop: str, exactly: str, device: str, *how: str) -> None:
         enable_determinism()
     if device == "cuda":  # as an attempt does
         use_shared_compile_cache(torch.device(device))
-        share_self_tests(torch.device(device))
+        use_shared_self_tests(torch.device(device))
     results = {
         name: train(Path(folder) / name, int(stop), torch.device(device), how, *settings)
         for name, settings in CELLS.items()

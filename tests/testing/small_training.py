@@ -52,21 +52,21 @@ class Watch:
     saves: tuple[int, ...] = ()
     """Steps after which a checkpoint is due."""
     trainer: Trainer | None = None
-    asked: int = 0
+    n_polls: int = 0
     points: list[ValidationPoint] = field(default_factory=list)
     saved: list[tuple[int, int]] = field(default_factory=list)
-    told: list[int] = field(default_factory=list)
+    messages: list[int] = field(default_factory=list)
 
     def progress(self, step: int, loss: float, tokens_per_s: float) -> None:
-        self.told.append(step)
+        self.messages.append(step)
 
     def point(self, point: ValidationPoint) -> None:
         self.points.append(point)
 
     def should_stop(self) -> bool:
         assert self.trainer is not None
-        self.asked += 1
-        return self.asked == self.stop_at_ask or self.trainer.step >= self.stop > 0
+        self.n_polls += 1
+        return self.n_polls == self.stop_at_ask or self.trainer.step >= self.stop > 0
 
     def should_save(self, step: int) -> bool:
         return step in self.saves
@@ -93,7 +93,7 @@ def small_trainer(
     batches = Batches([STREAM], config.seq_len, config.batch_tokens // config.seq_len, seed, True, marks=marks)
     watch.trainer = Trainer(
         model=model, optimizers=Optimizers(model.parameter_groups(), config, CPU), batches=batches, config=config,
-        seed=seed, device=CPU, validate=validate, validate_every=every, watcher=watch, graphs=graphs,
+        seed=seed, device=CPU, validate=validate, validate_every=every, hooks=watch, graphs=graphs,
     )  # fmt: skip
     return watch.trainer
 

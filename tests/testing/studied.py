@@ -15,13 +15,13 @@ from atma_sweep.results.store.records import AXES, CellRecord, Measurement, NewR
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store
 from atma_sweep.results.studies.optuna_study import Trial
-from atma_sweep.results.studies.search import OPTION, Interval, LevelChoice, Search, as_options
+from atma_sweep.results.studies.search import OPTION_KEY, Interval, LevelChoice, Search, search_as_json
 from atma_sweep.results.studies.study_store import StudyWriter
 from sqlalchemy import update
 
 FIGURES = ("history", "slices", "contours", "parallel", "importance", "front")
 RATE, DEPTH, KIND, DECAY = "train.muon_lr", "model.n_layers", "attn_type", "train.weight_decay"
-ONE = Search(
+SEARCH = Search(
     {
         RATE: Interval(0.003, 0.1, log=True),
         DEPTH: Interval(4, 16, step=4),
@@ -31,7 +31,7 @@ ONE = Search(
     {"val.val_loss": "minimize"}, trials=40, pruner="asha",
 )  # fmt: skip
 TWO = replace(
-    ONE, objectives={"val.val_loss": "minimize", "throughput.tokens_per_s": "maximize"}, sampler="nsga2", pruner=None
+    SEARCH, objectives={"val.val_loss": "minimize", "throughput.tokens_per_s": "maximize"}, sampler="nsga2", pruner=None
 )
 OWNER = Owner(name="ada", host="here", pid=1, started=0.0)
 START = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
@@ -45,7 +45,7 @@ def drawn(search: Search, number: int) -> dict[str, Any]:
     for path, parameter in search.ranges.items():
         if isinstance(parameter, LevelChoice):
             values[path] = draw.choice(parameter.levels)
-        elif parameter.whole:
+        elif parameter.is_integer:
             values[path] = draw.randrange(int(parameter.low), int(parameter.high) + 1, int(parameter.step or 1))
         else:
             share = draw.random()
@@ -84,7 +84,7 @@ def trials_at_random(
 
 def record(store: Store, name: str, search: Search, trials: Sequence[Trial], *, gpus: int = 2) -> None:
     """Records the study: each trial's cell, an attempt of SECONDS x (its number + 1) unless it was only asked, and its end."""
-    options = json.loads(json.dumps({OPTION: as_options(search)}))
+    options = json.loads(json.dumps({OPTION_KEY: search_as_json(search)}))
     revision = NewRevision(grid_text="x", grid_file="x.yaml", options=options, cells=[])
     fence = store.acquire_sweep(name, OWNER, 3600.0, revision=revision)
     studies = StudyWriter(store, name, fence)
@@ -128,10 +128,10 @@ def _last(store: Store, attempt: int, number: int) -> None:
 ENDS = {4: "pruned", 7: "pruned", 9: "failed", 13: "pruned", 20: "diverged", 31: "pruned"}
 
 
-def one(store: Store, name: str = "tuned") -> list[Trial]:
+def record_study(store: Store, name: str = "tuned") -> list[Trial]:
     """A study of one objective: forty trials, four pruned, one diverged, one failed, one not finished."""
-    trials = trials_at_random(ONE, 40, ends=ENDS | {39: "asked"})
-    record(store, name, ONE, trials)
+    trials = trials_at_random(SEARCH, 40, ends=ENDS | {39: "asked"})
+    record(store, name, SEARCH, trials)
     return trials
 
 

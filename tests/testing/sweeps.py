@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 import probed as probed_data
 from atma_sweep.reports.number_format import Column
-from atma_sweep.reports.stats.effects.matched_groups import numbers_of, reference_level
+from atma_sweep.reports.stats.effects.matched_groups import reference_level, values_frame
 from atma_sweep.reports.stats.sweep_differences import ComparedSweep
 from atma_sweep.reports.sweep_data import SweepData, load_sweep_data
 from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import complete
-from atma_sweep.reports.tables.compare import NumberComparison, compared
+from atma_sweep.reports.tables.compare import NumberComparison, compare_sweeps
 from atma_sweep.results.builtin_sweeps import store_with_builtin
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Example, Measurement, Owner
@@ -164,7 +164,7 @@ def compare(store: Store, sweep: str, reference: str = "printed-v2") -> list[Num
     """Return every number that both sweeps have of a common configuration."""
     home = store_with_builtin(store, reference)
     return list(
-        compared(
+        compare_sweeps(
             ComparedSweep(store, load_sweep_data(store, sweep)), ComparedSweep(home, load_sweep_data(home, reference))
         ).numbers
     )
@@ -177,7 +177,7 @@ def matched_pairs(
 
     An oracle for matched differences, by a join of frames: every axis and seed, value, value_ref, difference, cells, attempts.
     """
-    frame = numbers_of(data, column)
+    frame = values_frame(data, column)
     for name, wanted in (where or {}).items():
         frame = frame[frame[name] == wanted]
     keys = [name for name in (*AXES, *data.extra_axes(), "seed") if name != axis]

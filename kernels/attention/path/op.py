@@ -11,7 +11,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...custom_ops import differentiate, empty_like, keep_inputs, torch_op
-from ...dispatch import BackendChoice, compile_time_constant, failure, is_torch_only, self_test, version, why_no_fla
+from ...dispatch import (
+    BackendChoice,
+    compile_time_constant,
+    is_torch_only,
+    self_test,
+    self_test_failure,
+    version,
+    why_no_fla,
+)
 from ...fla_configs import path_configs, pin_configs
 from ...norms import statistics_dtype
 from ...shapes import check_qkv, check_window
@@ -113,7 +121,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
     """Return the backend of `path_attention`, "fla" or "torch"; `windowed` is True for a window shorter than T."""
     device = torch.device(device)
     why = _why_no_fla(device, dtype, head_dim, windowed)
-    why = why or failure("path attention", _error, device, dtype, head_dim, "fla")
+    why = why or self_test_failure("path attention", _error, device, dtype, head_dim, "fla")
     return BackendChoice("fla", f"fla {version('fla-core')}") if why is None else BackendChoice("torch", why)
 
 

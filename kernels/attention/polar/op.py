@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ...custom_ops import differentiate, empty_like, load_kernels, rows_like, torch_op
-from ...dispatch import BackendChoice, compile_time_constant, gluon_choice, worst
+from ...dispatch import BackendChoice, compile_time_constant, gluon_choice, max_relative_error
 from ...norms import statistics_dtype
 from ...shapes import QUERY_BLOCK, check_groups, check_qkv, check_window, cut, visible_mask
 from ..softmax.op import log_sum
@@ -154,7 +154,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
             c, mag = polar_attention(*args, window=window, backend=name)
             grads = torch.autograd.grad((c.float() * tensors[0]).sum() + mag.sum(), args[:3])
         results.append([c, mag, *grads])
-    return worst(*results)
+    return max_relative_error(*results)
 
 
 def _in_log2(q_BTHX: Tensor, temp_TH: Tensor) -> Tensor:

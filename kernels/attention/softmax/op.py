@@ -20,10 +20,10 @@ from ...dispatch import (
     BackendChoice,
     attention_choice,
     compile_time_constant,
-    failure,
     is_torch_only,
+    max_relative_error,
     result_and_gradients,
-    worst,
+    self_test_failure,
 )
 from ...norms import statistics_dtype
 from ...shapes import QUERY_BLOCK, check_qkv, check_window, cut, expand_kv, visible_mask
@@ -113,7 +113,7 @@ def _full_choice(device: torch.device, dtype: torch.dtype, head_dim: int, ours: 
         return BackendChoice("torch", f"torch's own choice on compute capability {major}.{minor}")
     if torch.are_deterministic_algorithms_enabled():
         return ours
-    why = failure("cuDNN attention", _error, device, dtype, head_dim, "cudnn")
+    why = self_test_failure("cuDNN attention", _error, device, dtype, head_dim, "cudnn")
     if why is not None:
         return BackendChoice(ours.backend, f"{ours.reason}; not cuDNN: {why}")
     return BackendChoice("cudnn", f"cuDNN {torch.backends.cudnn.version()}")
@@ -124,7 +124,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     draw = torch.Generator().manual_seed(seed)
     tensors = [torch.randn(1, 131, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
     attention = functools.partial(softmax_attention, window=None if backend == "cudnn" else 70)
-    return worst(*result_and_gradients(attention, backend, dtype, tensors))
+    return max_relative_error(*result_and_gradients(attention, backend, dtype, tensors))
 
 
 def in_log2(q_BTHX: Tensor, scale: float | None) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...dispatch import BackendChoice, attention_choice, compile_time_constant, result_and_gradients, worst
+from ...dispatch import BackendChoice, attention_choice, compile_time_constant, max_relative_error, result_and_gradients
 from ...norms import statistics_dtype
 from ...shapes import check_qkv, check_window, cut, expand_kv
 from ..extra_input_ops import attention_ops
@@ -92,7 +92,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     gate = -torch.rand(1, t, 2, generator=draw)
     tensors = [x.to(device, dtype) for x in (q, k, v)]
     attention = functools.partial(threshold_attention, window=70)
-    return worst(*result_and_gradients(attention, backend, dtype, tensors, [gate.to(device)]))
+    return max_relative_error(*result_and_gradients(attention, backend, dtype, tensors, [gate.to(device)]))
 
 
 def survivors(q_BTHX: Tensor, k_BTJX: Tensor, span: QueryBlock, scale: float | None = None) -> tuple[Tensor, Tensor]:

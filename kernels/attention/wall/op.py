@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...custom_ops import differentiate, empty_like, load_kernels, rows_like, torch_op
-from ...dispatch import BackendChoice, compile_time_constant, gluon_choice, result_and_gradients, worst
+from ...dispatch import BackendChoice, compile_time_constant, gluon_choice, max_relative_error, result_and_gradients
 from ...norms import statistics_dtype
 from ...shapes import check_qkv, check_window, cut, expand_kv
 from ..scored import QueryBlock, running_sum, scored_attention
@@ -106,7 +106,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     gates = [(-torch.rand(1, t, heads, head_dim, generator=draw) / 4).to(device) for heads in (2, 1)]
     attention = functools.partial(wall_attention, window=window)
     apart, tied = (result_and_gradients(attention, backend, dtype, tensors, [gate]) for gate in gates)
-    return worst(apart[0] + tied[0], apart[1] + tied[1])
+    return max_relative_error(apart[0] + tied[0], apart[1] + tied[1])
 
 
 def _logits(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, span: QueryBlock) -> Tensor:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from sqlalchemy.exc import DBAPIError
 
-from ....results.console.text import plain
+from ....results.console.text import sanitize_line
 from ....results.errors import UserError
 from ....results.store.store import Store
 from ..page import build_blocks
@@ -60,7 +60,7 @@ class PageCache:
         self._trouble: str | None = None
         self._rebuild_thread: threading.Thread | None = None
         self._checked_at = self._rebuild_after = 0.0
-        self._mark = store.mark(sweep)
+        self._mark = store.change_token(sweep)
         self._build(self._mark)
 
     @property
@@ -101,7 +101,7 @@ class PageCache:
     def _start_if_new(self) -> None:
         """Start a rebuild in a thread if the sweep's mark in the database has changed; store an error as trouble."""
         try:
-            mark = self._store.mark(self._sweep)
+            mark = self._store.change_token(self._sweep)
         except (UserError, DBAPIError) as error:
             self._trouble = _first_line(error)
             return
@@ -134,7 +134,7 @@ class PageCache:
 def _first_line(error: Exception) -> str:
     text = str(error.orig) if isinstance(error, DBAPIError) else str(error)
     first = text.splitlines()[0] if text else type(error).__name__
-    return plain(first.removesuffix(" and launch again"))  # advice for a launch, not for a reader
+    return sanitize_line(first.removesuffix(" and launch again"))  # advice for a launch, not for a reader
 
 
 def join_json_blocks(build: PageVersion, names: tuple[str, ...] = ("core", "answer")) -> bytes:

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from ....results.builtin_sweeps import open_store_with_builtins
-from ....results.console.output_files import write
+from ....results.console.output_files import write_file
 from ....results.errors import UserError
 from ....results.store.store import Store
 
@@ -71,7 +71,7 @@ def serve(
     with listening_socket(port) as listener:
         store = open_store_with_builtins(db, sweep, patience=DATABASE_PATIENCE_S, read_only=True)
         name = sweep or store.default_sweep()
-        store.mark(name)  # raises SweepUnknown
+        store.change_token(name)  # raises SweepUnknown
         bound_port, token = listener.getsockname()[1], secrets.token_urlsafe(32)
         address = f"http://{LOOPBACK}:{bound_port}/{token}/"
         tell(address)
@@ -177,5 +177,5 @@ def opened_in_browser(address: str | None) -> Iterator[str | None]:
         return
     with tempfile.TemporaryDirectory(prefix="atma-page-") as folder:  # mode 0700
         file = Path(folder) / "open.html"
-        write(file, f'<meta http-equiv="refresh" content="0;url={html.escape(address)}">')
+        write_file(file, f'<meta http-equiv="refresh" content="0;url={html.escape(address)}">')
         yield None if webbrowser.open(file.as_uri()) else "no browser could be opened; open the address yourself"

@@ -171,7 +171,7 @@ def first_font(fonts: tuple[str, ...]) -> str:
     return next((font for font in fonts[:-1] if font in installed_fonts()), fonts[-1])
 
 
-def wanted(style: str | None = None, width: str | None = None, title: bool | None = None) -> FigureOptions:
+def options_from_cli(style: str | None = None, width: str | None = None, title: bool | None = None) -> FigureOptions:
     """Return the figure options of command-line arguments.
 
     Args:

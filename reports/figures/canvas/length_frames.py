@@ -51,7 +51,7 @@ def length_frame(data: SweepData, trained: dict[str, int], probe: str, metric: s
         probe: Probe of the number.
         metric: Metric of the number.
     """
-    lengths = data.lengths(probe, metric, unasked=True)
+    lengths = data.lengths(probe, metric, include_unrequested=True)
     groups = line_groups(data)
     configurations = configuration_of(data)
     rows = []

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...number_format import CLEAN, NEEDLE, Column, format_length
 from ...result_columns import METRIC_LABELS, extra_metrics
-from ...stats.effects.effects import Tested, measures
+from ...stats.effects.effects import EffectEstimate, measures
 from ...sweep_data import SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes
@@ -57,7 +57,7 @@ def measure_label(column: Column) -> str:
     return f"{label}, {format_length(column.length)}" if column.length else label
 
 
-def effect_fields(effect: Tested) -> dict[str, Any]:
+def effect_fields(effect: EffectEstimate) -> dict[str, Any]:
     """Return the fields of a difference as columns of a frame.
 
     Returns:
@@ -73,7 +73,12 @@ def effect_fields(effect: Tested) -> dict[str, Any]:
         "high": scale * effect.high,
         "p": effect.p_corrected,
     }
-    fields |= {"sure": effect.sure, "i2": effect.i2, "mixed": effect.mixed, "confirmatory": effect.confirmatory}
+    fields |= {
+        "sure": effect.is_significant,
+        "i2": effect.i2,
+        "mixed": effect.is_heterogeneous,
+        "confirmatory": effect.confirmatory,
+    }
     return fields
 
 

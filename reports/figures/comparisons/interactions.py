@@ -8,7 +8,7 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ...result_columns import quality_columns
-from ...stats.effects.effects import factors, interactions
+from ...stats.effects.effects import interactions, varying_axes
 from ...stats.effects.needle_baseline import needle_caption
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
@@ -40,7 +40,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     Raises:
         ReportError: Fewer than two axes vary, or there are no four matched cells.
     """
-    if len(factors(data)) < 2:
+    if len(varying_axes(data)) < 2:
         raise ReportError(f"fewer than two axes of sweep {data.sweep} vary; an interaction needs two")
     rows: list[dict[str, Any]] = []
     origins: list[tuple[str, int | None]] = []

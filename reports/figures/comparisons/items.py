@@ -11,8 +11,8 @@ import pandas as pd
 from ....results.console.text import counted
 from ....results.store.store import Store
 from ...number_format import NEEDLE, format_length, format_number
-from ...stats.effects.needle_baseline import ceiling
-from ...stats.items import answers, items_of
+from ...stats.effects.needle_baseline import constant_answer_score
+from ...stats.items import answers_frame, items_of
 from ...stats.noise.run_noise import STRATUM_AXES
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
@@ -34,17 +34,19 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
     It is shown at the longest context length with trials, and at additionally requested lengths.
 
-    One row per cell, length and trial, as `stats.items.answers` has them, with attn_type, memory, stratum (label),
+    One row per cell, length and trial, as `stats.items.answers_frame` has them, with attn_type, memory, stratum (label),
     name (of the cell within its stratum), row and column: position in the map. The mixer and memory with the most
     right is on top, the best cell first in it, and the trial that most cells get right at the left.
 
     Raises:
         ReportError: No trials are stored.
     """
-    answer_rows = answers(store, data, PROBE, METRIC, _shown_lengths(store, data))
+    answer_rows = answers_frame(store, data, PROBE, METRIC, _shown_lengths(store, data))
     frame = _with_map_positions(data, answer_rows)
     length_labels = [format_length(length) for length in dict.fromkeys(frame["length"])]
-    ceilings = {share for length in set(frame["length"]) if (share := ceiling(data, int(length))) is not None}
+    ceilings = {
+        share for length in set(frame["length"]) if (share := constant_answer_score(data, int(length))) is not None
+    }
     notes = [
         f"Share of a trial's digits that a cell gets right at {', '.join(length_labels)}; cells of a mixer with or without memory together, the "
         "best on top; trials that more cells answer at the left. At the right: the mean of a cell, or of such cells."

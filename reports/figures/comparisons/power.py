@@ -35,7 +35,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         ReportError: The spread between runs is unknown or zero.
     """
     analyses = power_analyses(data, noise_columns(data))
-    moving = [plan for plan in analyses if plan.spread.used > 0]
+    moving = [plan for plan in analyses if plan.spread.effective_sd > 0]
     if not moving:
         why = (
             f"no number of sweep {data.sweep} varies between runs that ought to agree"
@@ -63,7 +63,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
             f"Named: the {MAX_NAMED_LINES // 2} of most and the {MAX_NAMED_LINES // 2} of least noise; all of them: --table power."
         )
     if len(moving) < len(analyses):
-        still = [f"{p.measure.heading} ({stratum_label(data, p.stratum)})" for p in analyses if p.spread.used <= 0]
+        still = [
+            f"{p.measure.heading} ({stratum_label(data, p.stratum)})" for p in analyses if p.spread.effective_sd <= 0
+        ]
         notes.append(f"Left out, since replicates never differ: {', '.join(still)}.")
     origins = [origin for plan in moving for origin in plan.origins]
     return collected(store, data, "power", "Differences that pairs can show", pd.DataFrame(rows), origins, notes=notes)
@@ -74,7 +76,7 @@ def _rows(data: Any, plan: PowerAnalysis) -> list[dict[str, Any]]:
     scale, unit = (100, "points") if plan.measure.percent else (1, plan.measure.unit)
     fields: dict[str, Any] = {"measure": plan.measure.heading, "words": measure_label(plan.measure), "unit": unit}
     fields |= {"attn_type": plan.stratum[0], "memory": plan.stratum[1], "stratum": stratum_label(data, plan.stratum)}
-    fields |= {"kind": plan.spread.kind, "sd": scale * plan.spread.used, "df": plan.spread.df}
+    fields |= {"kind": plan.spread.kind, "sd": scale * plan.spread.effective_sd, "df": plan.spread.df}
     counts = sorted({*PAIRS, *([plan.pairs] if MIN_PAIRS <= plan.pairs <= MAX_PAIRS else [])})
     return [
         fields | {"pairs": pairs, "detectable": scale * detectable(plan.spread, pairs), "design": plan.pairs}

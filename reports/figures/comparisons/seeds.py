@@ -9,7 +9,7 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ...number_format import Column
-from ...stats.noise.run_noise import Replicate, Spread, replicates
+from ...stats.noise.run_noise import NoiseEstimate, Replicate, replicates
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
@@ -67,7 +67,12 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _rows(
-    data: SweepData, column: Column, stratum: Stratum, spread: Spread, runs: list[Replicate], names: dict[str, str]
+    data: SweepData,
+    column: Column,
+    stratum: Stratum,
+    spread: NoiseEstimate,
+    runs: list[Replicate],
+    names: dict[str, str],
 ) -> list[dict[str, Any]]:
     """Return the rows of one number in a stratum.
 

@@ -6,19 +6,19 @@ from typing import Any
 
 import pandas as pd
 
-from ....results.store.records import Key
+from ....results.store.records import MeasurementKey
 from ....results.store.store import Store
 from ...sweep_data import SweepData
 from ..canvas.length_frames import in_grid_order
 
 
-def cell_by_attempt_of(data: SweepData, measure: Key) -> dict[int, str]:
+def cell_by_attempt_of(data: SweepData, measure: MeasurementKey) -> dict[int, str]:
     """Return the cell by attempt, for the attempts that gave a cell's number of this measure."""
     values = (data.values.get((cell.cell_id, *measure)) for cell in data.cells)
     return {value.attempt_id: value.cell_id for value in values if value is not None and value.value is not None}
 
 
-def item_values_frame(store: Store, data: SweepData, measure: Key) -> pd.DataFrame:
+def item_values_frame(store: Store, data: SweepData, measure: MeasurementKey) -> pd.DataFrame:
     """Return the item values of a measure, one row per item and position: cell, attempt, item, position and value.
 
     Cells are in the grid's order.
@@ -28,12 +28,12 @@ def item_values_frame(store: Store, data: SweepData, measure: Key) -> pd.DataFra
     if not cell_by_attempt:
         return pd.DataFrame(columns=["cell", *columns])
     with store.snapshot() as snapshot:
-        rows = snapshot.item_places(cell_by_attempt, measure)
+        rows = snapshot.item_positions(cell_by_attempt, measure)
     frame = pd.DataFrame(rows, columns=columns).astype({"attempt": int, "item": int, "position": int})
     return in_grid_order(frame.assign(cell=frame["attempt"].map(cell_by_attempt)), data)
 
 
-def item_detail_rows(store: Store, data: SweepData, measure: Key) -> list[dict[str, Any]]:
+def item_detail_rows(store: Store, data: SweepData, measure: MeasurementKey) -> list[dict[str, Any]]:
     """Return a dictionary per item and position that has a detail, with cells in the grid's order.
 
     Its keys are cell, attempt, item, position, value and the detail's fields.
@@ -61,7 +61,7 @@ def item_detail_rows(store: Store, data: SweepData, measure: Key) -> list[dict[s
 def longest_lengths(data: SweepData, probe: str, metric: str) -> dict[str, int]:
     """Return the longest shown context length at which a cell has a number, by cell."""
     lengths = {}
-    for length in data.lengths(probe, metric, unasked=True):
+    for length in data.lengths(probe, metric, include_unrequested=True):
         for cell in cell_by_attempt_of(data, (probe, metric, length)).values():
             lengths[cell] = length
     return lengths

@@ -65,7 +65,7 @@ def _count_range_text(counts: pd.Series) -> str:
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
     """Return one row per cell, length and depth, averaged over the trials; empty if no cell has any."""
     parts = []
-    for length in data.lengths(PROBE, METRIC, unasked=True):
+    for length in data.lengths(PROBE, METRIC, include_unrequested=True):
         items = pd.DataFrame(item_detail_rows(store, data, (PROBE, METRIC, length)))
         if items.empty or "depth" not in items:
             continue

@@ -36,7 +36,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         ReportError: There are too few finished trials, or fewer than two settings vary.
     """
     study = require_done_trials(at_common_rung(study_of(store, data)), MIN_TRIALS, "the figure contours")
-    moving = study.moving()
+    moving = study.varying_settings()
     if len(moving) < 2:
         reason = f"only {moving[0]} differs" if moving else "no setting differs"
         raise ReportError(
@@ -47,7 +47,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = pd.DataFrame(rows).astype({"x_place": float, "y_place": float, "value": float})
     first = study.objectives[0]
     notes = [
-        f"Colour: {first.words}, the brighter the better; a mark a {study.kind}. Between them the colours are linear on the triangles of neighbours: "
+        f"Colour: {first.words}, the brighter the better; a mark a {study.trial_noun}. Between them the colours are linear on the triangles of neighbours: "
         "no trial was there. Levels of which none lies between two others have marks alone."
     ]
     if omitted:
@@ -75,7 +75,9 @@ def _rows(study: Study, x: str, y: str) -> list[dict[str, Any]]:
         row = settings.trial_row(study, trial)
         for side, path in (("x", x), ("y", y)):
             row |= {side: path, f"{side}_name": study.names[path], f"{side}_place": scales[path].share(positions[path])}
-        rows.append(row | {"value": study.objectives[0].shown(trial.values[0]), "best": trial.number in study.best})
+        rows.append(
+            row | {"value": study.objectives[0].display_value(trial.values[0]), "best": trial.number in study.best}
+        )
     return rows
 
 

@@ -58,7 +58,7 @@ def _rows(study: Study, first: int, second: int) -> list[dict[str, Any]]:
         for side, index in (("x", first), ("y", second)):
             objective = study.objectives[index]
             row |= {side: objective.name, f"{side}_label": objective.label, f"{side}_sign": objective.sign}
-            row |= {f"{side}_value": objective.shown(trial.values[index])}
+            row |= {f"{side}_value": objective.display_value(trial.values[index])}
         rows.append(row | {"front": trial.number in study.best})
     return rows
 

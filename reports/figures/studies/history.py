@@ -40,7 +40,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     study = require_done_trials(study_of(store, data), 1, "the figure history")
     rows = [row for objective in study.objectives for row in _rows(study, objective)]
     frame = pd.DataFrame(rows).astype({"value": float, "so_far": float})
-    notes = [f"Line: the best so far. {study.counted()}.", f"{study.searched()}."]
+    notes = [f"Line: the best so far. {study.trial_counts_text()}.", f"{study.search_text()}."]
     return collected(
         store, study.data, "history", "Trials of the study", frame, study.origins(study.trials), notes=notes
     )
@@ -69,9 +69,9 @@ def _rows(study: Study, objective: Objective) -> list[dict[str, Any]]:
 def _trial_value(trial: Trial, objective: Objective, finished: bool) -> float:
     """Return the value of a trial for an objective; NaN where there is none."""
     if finished and trial.values is not None:
-        return objective.shown(trial.values[objective.place])
-    if trial.standing == "pruned" and trial.curve and objective.place == 0:
-        return objective.shown(trial.curve[-1][1])
+        return objective.display_value(trial.values[objective.index])
+    if trial.standing == "pruned" and trial.curve and objective.index == 0:
+        return objective.display_value(trial.curve[-1][1])
     return math.nan
 
 

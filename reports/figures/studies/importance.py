@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from ....results.store.store import Store
-from ...stats.importance import LEAST, NAMES, deals, evaluator_here, importances
+from ...stats.importance import EVALUATOR_NAMES, MIN_TRIALS, available_evaluator, importances, permutation_count
 from ...stats.study_data import at_common_rung, require_done_trials, rung_note, study_of
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
@@ -32,15 +32,15 @@ def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> F
     Raises:
         ReportError: There are too few finished trials or settings that vary, or the evaluator is not available.
     """
-    study = require_done_trials(at_common_rung(study_of(store, data)), LEAST, "the figure importance")
-    moving = study.moving()
+    study = require_done_trials(at_common_rung(study_of(store, data)), MIN_TRIALS, "the figure importance")
+    moving = study.varying_settings()
     if len(moving) < 2:
         reason = f"only {moving[0]} differs" if moving else "no setting differs"
         raise ReportError(
             f"the figure importance takes two settings, and {reason} between the trials of sweep {study.name}; ask for --figure slices"
         )
-    method = evaluator or evaluator_here()
-    if method not in NAMES:
+    method = evaluator or available_evaluator()
+    if method not in EVALUATOR_NAMES:
         raise ReportError(
             f"there is no evaluator {method[:40]} of importance; draw the figure of sweep {study.name} again"
         )
@@ -63,7 +63,7 @@ def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> F
     trials = "trials" if study.rung else "trials that are done"
     still = [path for path in study.search.ranges if path not in moving]
     notes = [
-        f"{NAMES[method]} of {len(study.done)} {trials}, shares of all settings. Line: {CHANCE}, from {deals(method, len(study.done))} times that the values "
+        f"{EVALUATOR_NAMES[method]} of {len(study.done)} {trials}, shares of all settings. Line: {CHANCE}, from {permutation_count(method, len(study.done))} times that the values "
         "were dealt to the trials anew; a pale bar does not reach it, and "
         "an arrow stands for one beyond the axis."
     ]

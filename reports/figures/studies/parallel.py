@@ -50,7 +50,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame = frame.astype({"share": float, "value": float})
     first = study.objectives[0]
     thick = "the best" if len(study.objectives) == 1 else "the Pareto front"
-    notes = [f"One line a {study.kind}, coloured by {first.words}, the brighter the better; thick: {thick}."]
+    notes = [f"One line a {study.trial_noun}, coloured by {first.words}, the brighter the better; thick: {thick}."]
     if len(study.objectives) > 1:
         notes.append(
             f"Of {' and '.join(f'{objective.words} {objective.better}' for objective in study.objectives[1:])}."
@@ -63,7 +63,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 def _value_scale(study: Study, objective: Objective) -> Scale:
     """Return the axis of an objective, over the range of its values without outliers."""
-    values = [objective.shown(trial.values[objective.place]) for trial in study.done if trial.values is not None]
+    values = [
+        objective.display_value(trial.values[objective.index]) for trial in study.done if trial.values is not None
+    ]
     low, high = value_range(values, objective)
     value_scale = scale_for_values([low, high])
     return Scale(value_scale.low, value_scale.high)
@@ -79,7 +81,7 @@ def _rows(study: Study, trial: Trial, scales: dict[str, Scale]) -> list[dict[str
     """
     assert trial.values is not None
     trial_fields = trial_row(study, trial)
-    value = study.objectives[0].shown(trial.values[0])
+    value = study.objectives[0].display_value(trial.values[0])
     rows = []
     for path in study.search.ranges:
         position, scale = axis_position(study, path, trial.params), scales[path]
@@ -87,7 +89,7 @@ def _rows(study: Study, trial: Trial, scales: dict[str, Scale]) -> list[dict[str
         share = math.nan if math.isnan(position) else scale.share(position)
         rows.append(trial_fields | {"axis": path, "name": study.names[path], "text": text, "share": share})
     for objective in study.objectives:
-        trial_value = objective.shown(trial.values[objective.place])
+        trial_value = objective.display_value(trial.values[objective.index])
         # a far worse value is drawn at the edge; the frame has its number
         share = min(1.0, max(0.0, scales[objective.name].share(trial_value)))
         rows.append(

@@ -33,10 +33,10 @@ def scale_of(study: Study, path: str) -> Scale:
     had = [value for trial in study.trials if (value := _number(trial.params.get(path))) is not None]
     had = [value for value in had if value > 0] if search_range.log else had
     low, high = min([search_range.low, *had]), max([search_range.high, *had])
-    step = search_range.step or (1 if search_range.whole else 0)
+    step = search_range.step or (1 if search_range.is_integer else 0)
     count = round((search_range.high - search_range.low) / step) + 1 if step else MAX_INTEGER_TICKS + 1
     at = tuple(float(search_range.low + index * step) for index in range(count)) if count <= MAX_INTEGER_TICKS else ()
-    return Scale(low, high, log=search_range.log, integers_only=search_range.whole, at=at)
+    return Scale(low, high, log=search_range.log, integers_only=search_range.is_integer, at=at)
 
 
 def axis_position(study: Study, path: str, params: Mapping[str, Any]) -> float:
@@ -141,7 +141,7 @@ def trial_row(study: Study, trial: Trial) -> dict[str, Any]:
 
 def objective_with_direction(direction: str) -> Objective:
     """Return an objective without a name, for functions that need nothing but its direction."""
-    return Objective(place=0, name="", direction=direction)
+    return Objective(index=0, name="", direction=direction)
 
 
 def padded_range(low: float, high: float, part: float = 0.08) -> tuple[float, float]:

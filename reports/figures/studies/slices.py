@@ -38,7 +38,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         row for objective in study.objectives for path in study.search.ranges for row in _rows(study, objective, path)
     ]
     frame = pd.DataFrame(rows).astype({"value": float, "place": float})
-    notes = [f"One mark a {study.kind}, the later the darker; between settings nothing is averaged."]
+    notes = [f"One mark a {study.trial_noun}, the later the darker; between settings nothing is averaged."]
     if any(settings.scale_of(study, path).levels for path in study.search.ranges):
         notes.append("Trials of one level stand side by side.")
     return collected(
@@ -56,7 +56,7 @@ def _rows(study: Study, objective: Objective, path: str) -> list[dict[str, Any]]
         if trial.values is None or math.isnan(position):
             continue
         row = settings.trial_row(study, trial) | {"objective": objective.name, "label": objective.label}
-        row |= {"direction": objective.direction, "value": objective.shown(trial.values[objective.place])}
+        row |= {"direction": objective.direction, "value": objective.display_value(trial.values[objective.index])}
         row |= {"setting": path, "name": study.names[path], "level": level_text(trial.params[path]), "place": position}
         rows.append(row | {"best": trial.number in study.best})
     return rows

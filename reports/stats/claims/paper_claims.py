@@ -22,11 +22,11 @@ from ....results.store.records import AXES, CellState
 from ...number_format import CLEAN, NEEDLE, format_length, format_number, format_signed
 from ...sweep_data import WEIGHTED_SUFFIX, SweepData
 from ..effects.effect_types import AT_CHANCE_VERDICT
-from ..effects.needle_baseline import ceiling, is_at_chance
+from ..effects.needle_baseline import constant_answer_score, is_at_chance
 from ..significance.paired_tests import ALPHA, paired_difference_tests
 
 TRUE, WEAKLY_TRUE, NOT_SHOWN, FALSE, DIFFERS = "true", "weak", "not shown", "false", "differs"
-SILENT, UNCHECKED = "cannot say", "unchecked"
+CANNOT_SAY, UNCHECKED = "cannot say", "unchecked"
 SPEED, SIZE = ("throughput", "mfu_paper"), ("throughput", "parameters")
 WRITING = ("decode", "written_per_s")
 CLAIMED_RATE = 19_270
@@ -54,7 +54,7 @@ class ClaimResult:
 
     verdict: str
     """One of the verdict texts of this module, or "true of K of N"."""
-    told: str
+    explanation: str
     """Explanation with the numbers behind the verdict."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Numbers behind the verdict, by name; shares as fractions."""
@@ -233,12 +233,12 @@ class Claim:
     sentence: str
     query: Query
 
-    def asked_of(self, facts: ClaimFacts) -> ClaimResult:
+    def decide(self, facts: ClaimFacts) -> ClaimResult:
         """Return the verdict of the query; SILENT with the missing data if it raises MissingData."""
         try:
             return self.query(facts)
         except MissingData as lacking:
-            return ClaimResult(SILENT, f"{lacking}")
+            return ClaimResult(CANNOT_SAY, f"{lacking}")
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -451,7 +451,7 @@ def check_collapse(facts: ClaimFacts) -> ClaimResult:
     """Decide if softmax attention with memory retrieves at the shortest length but not at the longest."""
     first, length = _shortest_and_longest(facts)
     runs = facts.plain_runs(SOFTMAX, True)
-    value, level = facts.value(runs, NEEDLE, length), ceiling(facts.data, length)
+    value, level = facts.value(runs, NEEDLE, length), constant_answer_score(facts.data, length)
     measured = facts.data.value(runs[0].cell_id, *NEEDLE, length)
     hits = f", {round(value * measured.n)} of {measured.n} digits" if len(runs) == 1 and measured and measured.n else ""
     if level is None:
@@ -731,7 +731,7 @@ def check_rate(facts: ClaimFacts) -> ClaimResult:
     source = facts.data.sources.get(measured.attempt_id) if measured is not None else None
     gpu_name = (source.gpu if source else None) or "no GPU"
     text = f"{format_number(value, 0)} at {format_length(best)} on {gpu_name}; the sentence is of an NVIDIA L4"
-    verdict = (TRUE if value >= CLAIMED_RATE else FALSE) if gpu_name.split()[-1] == "L4" else SILENT
+    verdict = (TRUE if value >= CLAIMED_RATE else FALSE) if gpu_name.split()[-1] == "L4" else CANNOT_SAY
     return ClaimResult(verdict, text, {"tokens_per_s": value})
 
 

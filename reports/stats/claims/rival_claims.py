@@ -22,7 +22,7 @@ from .paper_claims import CLAIMS, DIFFERS, FALSE, NOT_SHOWN, TRUE, Claim, ClaimF
 
 FLIPFLOP_SETS = paper.SETS
 THRESHOLD, ROTARY, NO_POSITION, FORGETTING, WALL = "tra", "rope", "nope", "fox", "wall"
-TASKS = ("hellaswag", "arc_c", "mmlu", "winogrande")
+DOWNSTREAM_TASKS = ("hellaswag", "arc_c", "mmlu", "winogrande")
 TEXT_AXIS_PREFIX = "data."
 """Beginning of axes over texts: a configuration without positions is plain in each of their levels."""
 RESCALE_EXPONENT = 0.02
@@ -82,11 +82,11 @@ def _plain(facts: ClaimFacts, mixer: str, column: Column) -> SeedMean:
 
 def _mean(data: SweepData, runs: Sequence[CellState], column: Column) -> SeedMean:
     """Return the mean over runs with its standard deviation, or the printed one of a single cell."""
-    values = data.numbers(runs, column)
+    values = data.column_numbers(runs, column)
     if len(values) > 1:
         return SeedMean(fmean(values), len(values), stdev(values))
-    cell = next(cell for cell in runs if data.numbers([cell], column))
-    printed, measured = data.printed_spread(cell, column), data.given(cell, column)
+    cell = next(cell for cell in runs if data.column_numbers([cell], column))
+    printed, measured = data.printed_spread(cell, column), data.measured_value(cell, column)
     if printed is not None:
         return SeedMean(values[0], *printed)
     return SeedMean(values[0], high=measured.high if measured is not None else None)
@@ -173,10 +173,10 @@ def check_averages(facts: ClaimFacts) -> ClaimResult:
     total, num_right, deviations, numbers = 0, 0, [], {}
     for runs in facts.cells():
         average = facts.mean_or_none(runs, ("downstream", "average"))
-        scores = [facts.mean_or_none(runs, ("downstream", name)) for name in TASKS]
+        scores = [facts.mean_or_none(runs, ("downstream", name)) for name in DOWNSTREAM_TASKS]
         if average is None or None in scores:
             continue
-        mean = round(math.fsum(value for value in scores if value is not None) / len(TASKS), 12)
+        mean = round(math.fsum(value for value in scores if value is not None) / len(DOWNSTREAM_TASKS), 12)
         total, numbers[runs[0].slug] = total + 1, mean
         if format_number(mean, 1, percent=True) == format_number(average, 1, percent=True):
             num_right += 1
@@ -192,7 +192,7 @@ def check_averages(facts: ClaimFacts) -> ClaimResult:
 def check_outperforms(facts: ClaimFacts) -> ClaimResult:
     """Count the tasks on which Wall attention is ahead of rotary and of forgetting attention."""
     num_ahead, total, numbers, not_ahead = 0, 0, {}, []
-    for name in TASKS:
+    for name in DOWNSTREAM_TASKS:
         column = column_of("downstream", facts.data.metric("downstream", name))
         wall_mean = _plain(facts, WALL, column)
         for rival in (ROTARY, FORGETTING):

@@ -12,7 +12,7 @@ from ..significance.paired_tests import ALPHA, PairedTest
 
 DECLARED_FAMILY = "declared contrasts"
 """Name of the family of the contrasts that the grid declares."""
-EQUIVALENT = "equivalent"
+EQUIVALENT_VERDICT = "equivalent"
 """Verdict of a contrast that is significantly inside its equivalence margin."""
 AT_CHANCE_VERDICT = "not asked: all at chance"
 """Verdict of a needle contrast whose two sides are both at chance level, so that no test is made."""
@@ -34,7 +34,7 @@ class EffectRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tested(PairedTest):
+class EffectEstimate(PairedTest):
     """Estimate of an effect or interaction with its tests, in the measure's own unit (shares as fractions in [0, 1]).
 
     `p_corrected` is p after the correction for its `family`, the tests that are corrected together. `expected` is the
@@ -58,18 +58,18 @@ class Tested(PairedTest):
     origins: tuple[tuple[str, int | None], ...]
 
     @property
-    def sure(self) -> bool:
+    def is_significant(self) -> bool:
         """True if the difference from zero is significant (alpha 0.05) after the correction for its family."""
         return self.p_corrected < ALPHA
 
     @property
-    def mixed(self) -> bool:
+    def is_heterogeneous(self) -> bool:
         """True if the averaged strata differ significantly, so that their average describes none of them."""
         return self.p_heterogeneity < ALPHA
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effect(Tested):
+class Effect(EffectEstimate):
     """Difference that a level makes against a reference level of the same axis, over matched pairs of configurations.
 
     `pairs` is the number of matched pairs of configurations, or of combinations in a least-squares fit; 0 without an
@@ -98,13 +98,13 @@ class Effect(Tested):
         if self.is_at_chance:
             return AT_CHANCE_VERDICT
         same = self.p_equivalence < ALPHA
-        if self.sure:
+        if self.is_significant:
             return "differs, within the margin" if same else "differs"
-        return EQUIVALENT if same else "not shown"
+        return EQUIVALENT_VERDICT if same else "not shown"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interaction(Tested):
+class Interaction(EffectEstimate):
     """Interaction of two or three axes: a difference of differences (of differences) over matched groups.
 
     For two axes it is the effect of a level at a level of the second axis minus the effect at that axis's reference.

@@ -22,32 +22,32 @@ from scipy import special
 
 from ...number_format import Column
 from ...sweep_data import SweepData
-from ..noise.run_noise import NEAR, STRATUM_AXES, Spread, detectable, spread
+from ..noise.run_noise import NEAR_REPLICATE_AXIS, STRATUM_AXES, NoiseEstimate, detectable, pooled_noise
 from ..significance.paired_tests import ALPHA, correct_families, holm, paired_difference_tests
 from . import stopping_rows
 from .effect_types import (
     AT_CHANCE_VERDICT,
     DECLARED_FAMILY,
-    EQUIVALENT,
+    EQUIVALENT_VERDICT,
     Effect,
+    EffectEstimate,
     EffectRow,
     Interaction,
-    Tested,
     subset_text,
 )
 from .matched_groups import (
     MatchedDifferences,
     MetricMatrix,
     contrast_column,
-    factors,
     first_measures,
+    frame_origins,
     level_combinations,
     level_pairs,
     main_measures,
     measures,
-    numbers_of,
-    origins_of,
     reference_level,
+    values_frame,
+    varying_axes,
 )
 from .matched_groups import subset_mask as standing
 from .needle_baseline import flag_chance_level
@@ -57,26 +57,26 @@ __all__ = [
     "ALPHA",
     "AT_CHANCE_VERDICT",
     "DECLARED_FAMILY",
-    "EQUIVALENT",
-    "NEAR",
+    "EQUIVALENT_VERDICT",
+    "NEAR_REPLICATE_AXIS",
     "Effect",
+    "EffectEstimate",
     "Interaction",
-    "Spread",
-    "Tested",
+    "NoiseEstimate",
     "contrast_column",
     "contrasts",
     "detectable",
     "effects",
-    "factors",
     "first_measures",
+    "frame_origins",
     "interactions",
     "main_measures",
     "measures",
-    "numbers_of",
-    "origins_of",
     "pareto",
+    "pooled_noise",
     "reference_level",
-    "spread",
+    "values_frame",
+    "varying_axes",
 ]  # fmt: skip
 
 
@@ -220,7 +220,11 @@ class _Estimator(Protocol):
 
 def _estimator(data: SweepData, columns: Sequence[Column]) -> _Estimator:
     """Return the least-squares estimator for a partial design and the matched-group estimator otherwise."""
-    return _MatchedEstimator(data, columns) if data.partial is None else FittedDesign(data, data.partial, columns)
+    return (
+        _MatchedEstimator(data, columns)
+        if data.partial_design is None
+        else FittedDesign(data, data.partial_design, columns)
+    )
 
 
 def _corrected_fields(estimator: _Estimator, rows: Sequence[EffectRow]) -> list[tuple[EffectRow, dict[str, Any]]]:
@@ -259,7 +263,7 @@ class _MatchedEstimator:
     """
 
     def __init__(self, data: SweepData, columns: Sequence[Column]) -> None:
-        self.data, self.axes, self.numbers = data, factors(data), MetricMatrix(data, columns)
+        self.data, self.axes, self.numbers = data, varying_axes(data), MetricMatrix(data, columns)
 
     def effect_rows(self, levels: Levels, include_strata: bool) -> Iterator[EffectRow]:
         """Yield the rows of two levels of an axis over the full sweep and, with `include_strata`, within its strata."""

@@ -53,12 +53,12 @@ def _measured_columns(data: SweepData, columns: Sequence[Column], at_least: int)
     """Return the distinct columns that at least `at_least` cells have, with LOSS_DECIMALS unless a percentage."""
     by_key = {}
     for column in columns:
-        if len(data.numbers(data.cells, column)) >= at_least:
+        if len(data.column_numbers(data.cells, column)) >= at_least:
             by_key[column.key] = replace(column, decimals=column.decimals if column.percent else LOSS_DECIMALS)
     return list(by_key.values())
 
 
-def factors(data: SweepData) -> list[str]:
+def varying_axes(data: SweepData) -> list[str]:
     """Return the axes with more than one level, fixed axes before extra axes; the seed is not an axis."""
     return [axis for axis in AXES if len(data.levels(axis)) > 1] + data.extra_axes()
 
@@ -95,7 +95,7 @@ def level_pairs(data: SweepData, axis: str, *, all_pairs: bool = True) -> list[t
     )
 
 
-def numbers_of(data: SweepData, column: Column) -> pd.DataFrame:
+def values_frame(data: SweepData, column: Column) -> pd.DataFrame:
     """Return a frame with one row per cell that has the number, in the sweep's order.
 
     Columns: cell (id), attempt (id), seed, every axis (level as text), value (float, shares as fractions).
@@ -105,7 +105,7 @@ def numbers_of(data: SweepData, column: Column) -> pd.DataFrame:
     axes = (*AXES, *data.extra_axes())
     rows = []
     for cell in data.cells:
-        value = data.given(cell, column)
+        value = data.measured_value(cell, column)
         if value is not None and value.value is not None:
             row: dict[str, Any] = {"cell": cell.cell_id, "attempt": value.attempt_id, "seed": cell.seed}
             row |= {axis: cell_level(cell, axis) for axis in axes}
@@ -113,7 +113,7 @@ def numbers_of(data: SweepData, column: Column) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["cell", "attempt", "seed", *axes, "value"])
 
 
-def origins_of(frame: pd.DataFrame, *suffixes: str) -> tuple[tuple[str, int | None], ...]:
+def frame_origins(frame: pd.DataFrame, *suffixes: str) -> tuple[tuple[str, int | None], ...]:
     """Return the (cell id, attempt id) pairs of a frame, from its columns `cell` and `attempt` with each suffix."""
     return tuple(
         (str(cell), int(attempt))
@@ -157,7 +157,7 @@ class MetricMatrix:
         """
         self.data, self.columns, self.cells = data, list(columns), list(data.cells)
         self.axes = [*AXES, *data.extra_axes()]
-        measured = [[data.given(cell, column) for column in self.columns] for cell in self.cells]
+        measured = [[data.measured_value(cell, column) for column in self.columns] for cell in self.cells]
         shape = (len(self.cells), len(self.columns))
         values = [[np.nan if v is None or v.value is None else v.value for v in row] for row in measured]
         self.values = np.array(values, dtype=float).reshape(shape)

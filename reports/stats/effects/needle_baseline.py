@@ -18,13 +18,13 @@ from ...number_format import format_length, format_number
 from ...sweep_data import WEIGHTED_SUFFIX, SweepData, cell_level
 from ...table import TableEntry
 from ..significance.paired_tests import ALPHA
-from ..significance.trial_intervals import CONSTANT_ACCURACY, DIGITS, constant_answer_scores, independent_trials
+from ..significance.trial_intervals import CONSTANT_ACCURACY, DIGIT_ACCURACY, constant_answer_scores, independent_trials
 from .effect_types import Effect
 
 ROUNDING_TOLERANCE = 1e-9
 
 
-def ceiling(data: SweepData, length: int) -> float | None:
+def constant_answer_score(data: SweepData, length: int) -> float | None:
     """Return the share of the needle's digits that the best constant digit gets right at a context length.
 
     Keys and digits are drawn once from a seed, so this is a property of the trials and is above 1 in 10. Where cells
@@ -40,31 +40,37 @@ def ceiling(data: SweepData, length: int) -> float | None:
     if not length:
         by_length = {
             each_length: score
-            for each_length in data.lengths(*DIGITS)
-            if each_length and (score := ceiling(data, each_length)) is not None
+            for each_length in data.lengths(*DIGIT_ACCURACY)
+            if each_length and (score := constant_answer_score(data, each_length)) is not None
         }
         return (
             sum(each_length * score for each_length, score in by_length.items()) / sum(by_length) if by_length else None
         )
     values = (
-        data.values.get((cell.cell_id, *key, length)) for cell in data.cells for key in (CONSTANT_ACCURACY, DIGITS)
+        data.values.get((cell.cell_id, *key, length))
+        for cell in data.cells
+        for key in (CONSTANT_ACCURACY, DIGIT_ACCURACY)
     )
     return constant_answer_scores((value for value in values if value is not None), data.sweep in paper.SWEEPS).get(
         length
     )
 
 
-def yardstick(data: SweepData, lengths: Iterable[int] | None = None) -> str:
+def baseline_text(data: SweepData, lengths: Iterable[int] | None = None) -> str:
     """Return a phrase with the scores, in percent, of a guess and of the best constant digit.
 
     Args:
         data: The sweep.
         lengths: Context lengths in tokens, over which the range is given; None for all lengths that are shown.
     """
-    guess = metrics.metric(*DIGITS).chance_text.removesuffix("%")
-    selected = [length for length in (data.lengths(*DIGITS) if lengths is None else lengths) if length]
+    guess = metrics.metric(*DIGIT_ACCURACY).chance_text.removesuffix("%")
+    selected = [length for length in (data.lengths(*DIGIT_ACCURACY) if lengths is None else lengths) if length]
     scores = sorted(
-        {format_number(score, 1, percent=True) for length in selected if (score := ceiling(data, length)) is not None},
+        {
+            format_number(score, 1, percent=True)
+            for length in selected
+            if (score := constant_answer_score(data, length)) is not None
+        },
         key=float,
     )
     if not scores:
@@ -74,7 +80,7 @@ def yardstick(data: SweepData, lengths: Iterable[int] | None = None) -> str:
 
 def needle_note(data: SweepData, heading: str = "Ndl") -> str:
     """Return the note under every table that prints needle accuracies; `heading` is that of its columns."""
-    return f"{heading}: needle digits right, in % ({yardstick(data)})."
+    return f"{heading}: needle digits right, in % ({baseline_text(data)})."
 
 
 def needle_caption(data: SweepData, lengths: Iterable[int] | None = None) -> str:
@@ -84,24 +90,24 @@ def needle_caption(data: SweepData, lengths: Iterable[int] | None = None) -> str
         data: The sweep.
         lengths: Context lengths of the figure, in tokens; None for all lengths that are shown.
     """
-    return f"Needle digits right, in %: {yardstick(data, lengths)}."
+    return f"Needle digits right, in %: {baseline_text(data, lengths)}."
 
 
 def mentions_needle(entries: Iterable[TableEntry], labels: Iterable[str] = ()) -> bool:
     """Return True if any entry is a needle accuracy or derived from one, or any label is its heading (`Ndl@64K`)."""
-    heading = metrics.metric(*DIGITS).heading
+    heading = metrics.metric(*DIGIT_ACCURACY).heading
     if any(label.partition("@")[0].partition(" ")[0] == heading for label in labels):
         return True
-    return any((entry.probe, (entry.metric or "").removesuffix(WEIGHTED_SUFFIX)) == DIGITS for entry in entries)
+    return any((entry.probe, (entry.metric or "").removesuffix(WEIGHTED_SUFFIX)) == DIGIT_ACCURACY for entry in entries)
 
 
 def below_baseline_note(data: SweepData) -> str:
     """Return a note on how many cells score at most the best constant answer, by length; empty if no cell does."""
     counts: Counter[int] = Counter()
     cells: Counter[int] = Counter()
-    for length in filter(None, data.lengths(*DIGITS)):
-        level = ceiling(data, length)
-        values = (data.values.get((cell.cell_id, *DIGITS, length)) for cell in data.cells)
+    for length in filter(None, data.lengths(*DIGIT_ACCURACY)):
+        level = constant_answer_score(data, length)
+        values = (data.values.get((cell.cell_id, *DIGIT_ACCURACY, length)) for cell in data.cells)
         shares = [value.value for value in values if value is not None and value.value is not None]
         if level is not None and shares:
             cells[length], counts[length] = len(shares), sum(share <= level + ROUNDING_TOLERANCE for share in shares)
@@ -128,7 +134,7 @@ def flag_chance_level(data: SweepData, effects: Sequence[Effect]) -> list[Effect
 
 def _both_sides_at_chance(data: SweepData, row: Effect, contrast: Contrast) -> bool:
     """Return True if the contrast compares needle accuracies, has pairs, and both of its sides are at chance level."""
-    if (contrast.probe, contrast.metric) != DIGITS or not row.pairs:
+    if (contrast.probe, contrast.metric) != DIGIT_ACCURACY or not row.pairs:
         return False
     within = [
         cell for cell in data.cells if all(cell_level(cell, axis) == level for axis, level in contrast.within.items())
@@ -136,7 +142,9 @@ def _both_sides_at_chance(data: SweepData, row: Effect, contrast: Contrast) -> b
     sides = [
         [cell.cell_id for cell in within if cell_level(cell, row.axis) == level] for level in (row.level, row.reference)
     ]
-    return is_at_chance(data, sides, data.averaged_lengths(*DIGITS) if contrast.length is None else [contrast.length])
+    return is_at_chance(
+        data, sides, data.averaged_lengths(*DIGIT_ACCURACY) if contrast.length is None else [contrast.length]
+    )
 
 
 def is_at_chance(data: SweepData, sides: Iterable[Iterable[str]], lengths: Iterable[int]) -> bool:
@@ -156,11 +164,11 @@ def is_at_chance(data: SweepData, sides: Iterable[Iterable[str]], lengths: Itera
     sides, lengths = [list(side) for side in sides], list(lengths)
     cell_p, mean_p = [], []
     for length in lengths:
-        baseline = ceiling(data, length)
+        baseline = constant_answer_score(data, length)
         if baseline is None:
             return False
         for side in sides:
-            values = (data.values.get((cell, *DIGITS, length)) for cell in side)
+            values = (data.values.get((cell, *DIGIT_ACCURACY, length)) for cell in side)
             shares_and_trials = [
                 (value.value, independent_trials(value, data.values))
                 for value in values

@@ -51,7 +51,7 @@ class FittedDesign:
         self.data, self.design, self.columns = data, design, list(columns)
         self.axes = list(design.space.axes)
         self.numbers = MetricMatrix(data, columns)
-        design_indices = [SweepData.place(design, cell) for cell in data.cells]
+        design_indices = [SweepData.design_index(design, cell) for cell in data.cells]
         self._design_index = np.array([-1 if index is None else index for index in design_indices])
         self._fits: dict[int, tuple[DesignRegression, dict[str, Any]]] = {}
         self._weights: dict[tuple[Any, ...], np.ndarray] = {}
@@ -105,7 +105,9 @@ class FittedDesign:
             model = self.design.model
             is_present = self.has_levels(levels, in_subset)
             self._weights[key] = (
-                model.contrasted(levels, in_subset, stratum) if is_present else np.zeros(model.every.shape[1])
+                model.interaction_contrast(levels, in_subset, stratum)
+                if is_present
+                else np.zeros(model.full_matrix.shape[1])
             )
         estimate = fit.estimate(self._weights[key])
         row_fields = {
@@ -217,7 +219,7 @@ class DesignRegression:
             values: Observation of each, [n].
             pooled: Use the pooled variance in any case.
         """
-        self.model, self.rows, self.values = model, model.every[members], values
+        self.model, self.rows, self.values = model, model.full_matrix[members], values
         inverse = np.linalg.pinv(self.rows.T @ self.rows, rcond=1e-10, hermitian=True)
         self.coefficients = inverse @ self.rows.T @ values
         residuals = values - self.rows @ self.coefficients

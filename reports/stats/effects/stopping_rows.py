@@ -29,20 +29,20 @@ def apply_last_look(data: SweepData, effects: Sequence[Effect]) -> list[Effect]:
     if status is None or index is None:
         return rows
     rule_row = replace(rows[index], low=math.nan, high=math.nan, p=math.nan, method=NO_TEST)
-    if status.last is not None and not math.isnan(status.last.width):
-        last = status.last
+    if status.last_look is not None and not math.isnan(status.last_look.width):
+        last = status.last_look
         rule_row = replace(
             rule_row, mean=last.mean, low=last.low, high=last.high, p=status.p(), method=LOOKS, seeds=last.used
         )
     if rule_row.margin is not None:
         margins = sum(effect.margin is not None for effect in rows)
-        worth = status.outside(rule_row.margin)
+        worth = status.p_equivalence(rule_row.margin)
         rule_row = replace(rule_row, p_equivalence=worth if math.isnan(worth) else min(1.0, margins * worth))
     rows[index] = rule_row
     return [replace(row, p_corrected=p) for row, p in zip(rows, holm([row.p for row in rows]), strict=True)]
 
 
-def notes(data: SweepData) -> list[str]:
+def stopping_notes(data: SweepData) -> list[str]:
     """Return footnotes about the stopping rule: number of interim analyses, their levels, and why no seeds were added.
 
     Empty without a stopping rule.
@@ -67,7 +67,7 @@ def _contrast_index(data: SweepData) -> int | None:
         return None
     for index, contrast in enumerate(data.contrasts):
         reference = contrast.reference or reference_level(data.levels(contrast.axis) or [""])
-        if data.stop.about(contrast, reference):
+        if data.stop.applies_to(contrast, reference):
             return index
     return None
 

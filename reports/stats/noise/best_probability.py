@@ -20,7 +20,7 @@ from scipy import special
 from ....results.store.records import CellState
 from ...number_format import Column
 from ...sweep_data import SweepData
-from .run_noise import STRATUM_AXES, Spread, noise_by_stratum, printed_noise, spread
+from .run_noise import STRATUM_AXES, NoiseEstimate, noise_by_stratum, pooled_noise, printed_noise
 
 RANDOM_SEED = 20_261
 MAX_DRAWS = 10_000
@@ -118,7 +118,7 @@ def best_probabilities(data: SweepData, column: Column) -> dict[Configuration, f
 
     Empty if the column has no better side, or if no stratum has seeds or near-replicates to estimate the noise from.
     """
-    candidates = rivals(data, column)
+    candidates = candidates_by_configuration(data, column)
     if not column.direction or not candidates:
         return {}
     return dict(zip(candidates, simulate_p_best(list(candidates.values()), column.direction).tolist(), strict=True))
@@ -129,10 +129,10 @@ def front_probabilities(data: SweepData, speed: Column, quality: Column) -> dict
 
     A speed without a noise estimate counts as exact. Empty if the quality has no noise estimate.
     """
-    qualities = rivals(data, quality)
+    qualities = candidates_by_configuration(data, quality)
     if not qualities:
         return {}
-    speeds = rivals(data, speed) or {
+    speeds = candidates_by_configuration(data, speed) or {
         key: Candidate(value, 0.0) for key, (value, _) in configuration_means(data, speed).items()
     }
     common_keys = [key for key in qualities if key in speeds]
@@ -146,17 +146,17 @@ def configuration_means(data: SweepData, column: Column) -> dict[Configuration, 
     """Return (mean over seeds, number of seeds) of each configuration with the number, by configuration."""
     means = {}
     for key, cells in data.configurations().items():
-        if values := data.numbers(cells, column):
+        if values := data.column_numbers(cells, column):
             means[key] = (fmean(values), len(values))
     return means
 
 
-def rivals(data: SweepData, column: Column) -> dict[Configuration, Candidate]:
+def candidates_by_configuration(data: SweepData, column: Column) -> dict[Configuration, Candidate]:
     """Return the candidate of each configuration with the number, by configuration; empty without any noise estimate.
 
     A printed mean takes the standard deviation printed beside it, other numbers take that of their stratum.
     """
-    spreads = spreads_by_stratum(data, column)
+    spreads = noise_with_pooled_fallback(data, column)
     if not spreads:
         return {}
     groups = data.configurations()
@@ -167,7 +167,7 @@ def rivals(data: SweepData, column: Column) -> dict[Configuration, Candidate]:
         noise = spreads[stratum]
         if noise_as_printed is not None:
             stratum, noise, seeds = (cell.cell_id,), noise_as_printed, noise_as_printed.df + 1
-        candidates[key] = Candidate(value, noise.used, noise.df, stratum, seeds, column.percent)
+        candidates[key] = Candidate(value, noise.effective_sd, noise.df, stratum, seeds, column.percent)
     return candidates
 
 
@@ -176,7 +176,7 @@ def stratum_of(cell: CellState) -> Stratum:
     return tuple(cell.levels[axis] for axis in STRATUM_AXES)
 
 
-def spreads_by_stratum(data: SweepData, column: Column) -> dict[Stratum, Spread]:
+def noise_with_pooled_fallback(data: SweepData, column: Column) -> dict[Stratum, NoiseEstimate]:
     """Return the noise estimate of a number in every stratum, by stratum.
 
     A stratum without seeds or near-replicates gets the estimate pooled over the sweep. Empty if no stratum has an
@@ -186,7 +186,7 @@ def spreads_by_stratum(data: SweepData, column: Column) -> dict[Stratum, Spread]
     strata = dict.fromkeys(map(stratum_of, data.cells))
     if not by_stratum or not strata.keys() - by_stratum.keys():
         return by_stratum
-    pooled = spread(data, column)
+    pooled = pooled_noise(data, column)
     return {stratum: by_stratum.get(stratum, pooled) for stratum in strata} if pooled is not None else by_stratum
 
 

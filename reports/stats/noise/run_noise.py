@@ -28,7 +28,7 @@ from ..significance.trial_intervals import independent_trials
 POWER = 0.8
 """Statistical power of detectable differences."""
 SEEDS = "seeds"
-NEAR = "reg_mode"
+NEAR_REPLICATE_AXIS = "reg_mode"
 """Axis in which near-replicates may differ: the regularizer."""
 EFFECTIVE_MODE = "strong"
 """Regularizer mode whose weight is not negligible."""
@@ -42,7 +42,7 @@ NODES = NODES + 0.5
 
 
 @dataclass(frozen=True)
-class Spread:
+class NoiseEstimate:
     """Noise estimate: pooled standard deviation between replicate runs, in the measure's own unit.
 
     `df` are its degrees of freedom, `groups` the number of replicate groups behind it. `kind` is `seeds` or
@@ -57,7 +57,7 @@ class Spread:
     floor: float = 0.0
 
     @property
-    def used(self) -> float:
+    def effective_sd(self) -> float:
         """Standard deviation for planning and tests: the pooled one, but at least the floor."""
         return max(self.sd, self.floor)
 
@@ -72,7 +72,7 @@ class Replicate(NamedTuple):
     difference: float
 
 
-def spread(data: SweepData, column: Column, where: Mapping[str, str] | None = None) -> Spread | None:
+def pooled_noise(data: SweepData, column: Column, where: Mapping[str, str] | None = None) -> NoiseEstimate | None:
     """Return the noise estimate of a number, between seeds where the sweep has several, else between near-replicates.
 
     Args:
@@ -93,12 +93,12 @@ def spread(data: SweepData, column: Column, where: Mapping[str, str] | None = No
     return _noise_of(data, column, cell_values)
 
 
-def noise_by_stratum(data: SweepData, column: Column) -> dict[tuple[str, ...], Spread]:
+def noise_by_stratum(data: SweepData, column: Column) -> dict[tuple[str, ...], NoiseEstimate]:
     """Return the noise estimate within every stratum that has one, by its levels of STRATUM_AXES (mixer, memory)."""
     return _noise_by_axes(data, column, STRATUM_AXES)
 
 
-def _noise_by_axes(data: SweepData, column: Column, axes: Sequence[str]) -> dict[tuple[str, ...], Spread]:
+def _noise_by_axes(data: SweepData, column: Column, axes: Sequence[str]) -> dict[tuple[str, ...], NoiseEstimate]:
     """Return the noise estimates of cells with equal levels of `axes`, by these levels, where there is one."""
     by_levels = {key: _noise_of(data, column, part) for key, part in _values_by_levels(data, column, axes).items()}
     return {key: noise for key, noise in by_levels.items() if noise is not None}
@@ -122,7 +122,7 @@ class _CellValue(NamedTuple):
 
 def _measured_values(data: SweepData, column: Column) -> list[_CellValue]:
     """Return the cells that have the number, with its value, in the sweep's order."""
-    measured_values = ((cell, data.given(cell, column)) for cell in data.cells)
+    measured_values = ((cell, data.measured_value(cell, column)) for cell in data.cells)
     return [
         _CellValue(cell, measured, measured.value)
         for cell, measured in measured_values
@@ -130,7 +130,7 @@ def _measured_values(data: SweepData, column: Column) -> list[_CellValue]:
     ]
 
 
-def replicates(data: SweepData, column: Column) -> dict[tuple[str, ...], tuple[Spread, list[Replicate]]]:
+def replicates(data: SweepData, column: Column) -> dict[tuple[str, ...], tuple[NoiseEstimate, list[Replicate]]]:
     """Return, for every stratum with a noise estimate, (estimate, replicate runs behind it), by mixer and memory."""
     by_stratum = {}
     for key, part in _values_by_levels(data, column, STRATUM_AXES).items():
@@ -155,34 +155,34 @@ def replicates(data: SweepData, column: Column) -> dict[tuple[str, ...], tuple[S
     return by_stratum
 
 
-def printed_noise(data: SweepData, cell: CellState, column: Column) -> Spread | None:
+def printed_noise(data: SweepData, cell: CellState, column: Column) -> NoiseEstimate | None:
     """Return the noise printed beside a mean over runs: sd 0 if none is printed, None if it is no printed mean."""
     printed_spread = data.printed_spread(cell, column)
     return (
-        Spread(SEEDS, printed_spread[1] or 0.0, max(printed_spread[0] - 1, 1), 1)
+        NoiseEstimate(SEEDS, printed_spread[1] or 0.0, max(printed_spread[0] - 1, 1), 1)
         if printed_spread is not None
         else None
     )
 
 
-def _noise_of(data: SweepData, column: Column, cell_values: Sequence[_CellValue]) -> Spread | None:
+def _noise_of(data: SweepData, column: Column, cell_values: Sequence[_CellValue]) -> NoiseEstimate | None:
     """Return the noise of these values, from printed standard deviations or else replicates; None without either."""
     return _printed_noise_of(data, column, cell_values) or _measured_noise(data, column, cell_values)
 
 
-def _printed_noise_of(data: SweepData, column: Column, cell_values: Sequence[_CellValue]) -> Spread | None:
+def _printed_noise_of(data: SweepData, column: Column, cell_values: Sequence[_CellValue]) -> NoiseEstimate | None:
     """Return the noise pooled from the standard deviations printed beside means over runs; None without any."""
     printed_spreads = (data.printed_spread(cell_value.cell, column) for cell_value in cell_values)
     df_and_sd = [(n - 1, sd) for n, sd in filter(None, printed_spreads) if sd is not None and n > 1]
     df = sum(group_df for group_df, _ in df_and_sd)
     return (
-        Spread(SEEDS, math.sqrt(sum(part * sd**2 for part, sd in df_and_sd) / df), df, len(df_and_sd))
+        NoiseEstimate(SEEDS, math.sqrt(sum(part * sd**2 for part, sd in df_and_sd) / df), df, len(df_and_sd))
         if df_and_sd
         else None
     )
 
 
-def _measured_noise(data: SweepData, column: Column, cell_values: Sequence[_CellValue]) -> Spread | None:
+def _measured_noise(data: SweepData, column: Column, cell_values: Sequence[_CellValue]) -> NoiseEstimate | None:
     """Return the noise pooled over replicate groups, weighted by degrees of freedom; None without replicates."""
     kind, groups = _replicate_groups(data, column, cell_values)
     df = sum(len(group) - 1 for group in groups)
@@ -196,7 +196,7 @@ def _measured_noise(data: SweepData, column: Column, cell_values: Sequence[_Cell
         for cell_value in group
     )
     several = sum(len(group) > 1 for group in groups)
-    return Spread(
+    return NoiseEstimate(
         kind, math.hypot(*deviations) / math.sqrt(df), df, several, _binomial_floor(data, column, cell_values)
     )
 
@@ -216,7 +216,7 @@ def _replicate_groups(
         for cell_value in cell_values
         if column.probe != SPEED_PROBE and is_regularizer_negligible(data, cell_value.cell)
     ]
-    skipped = AXES.index(NEAR)
+    skipped = AXES.index(NEAR_REPLICATE_AXIS)
     for kind, numbers in ((SEEDS, cell_values), ("near-replicates", near_replicates)):
         groups: dict[tuple[str, ...], list[_CellValue]] = {}
         for cell_value in numbers:
@@ -267,12 +267,12 @@ def _binomial_floor(data: SweepData, column: Column, cell_values: Sequence[_Cell
     return math.sqrt(variance)
 
 
-def detectable(noise: Spread, pairs: int) -> float:
+def detectable(noise: NoiseEstimate, pairs: int) -> float:
     """Return the smallest true difference that a mean over `pairs` pairs shows with 80% power at a two-sided 5%.
 
     It is `detectable_factor` times the standard deviation of the noise estimate, in the measure's unit.
     """
-    return detectable_factor(pairs, noise.df) * noise.used
+    return detectable_factor(pairs, noise.df) * noise.effective_sd
 
 
 @cache

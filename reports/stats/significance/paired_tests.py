@@ -31,7 +31,7 @@ TIE_TOLERANCE = 1e-9
 """A difference of at most this share of the numbers behind it is none: what is left of a subtraction of equals."""
 FITTED = "least-squares"
 LOOKS = "looks"
-METHODS = {
+METHOD_LABELS = {
     "sign-flip": f"permutation of signs over configurations, exact up to {MAX_EXACT_N}, and its inversion",
     "t": f"Student's t over fewer than {MIN_TEST_N} configurations",
     "crossed": "configurations crossed with seeds, Satterthwaite's and a generalized p",
@@ -98,7 +98,7 @@ def paired_difference_tests(samples: Sequence[Differences], scales: Sequence[flo
     return [_paired_test(table, d, result) for table, d, result in zip(tables, means, results, strict=True)]
 
 
-def corrected(
+def correct_family(
     samples: Sequence[Differences],
     summed: Sequence[PairedTest],
     keys: Sequence[Sequence[Hashable]] | None = None,

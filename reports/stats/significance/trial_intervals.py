@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ....results import metrics, paper
-from ....results.intervals import of_trials
+from ....results.intervals import wilson_of_trials
 from ....results.store.records import MeasuredValue
 from ...number_format import NEEDLE
 
 ValueKey = tuple[str, str, str, int]
 """(cell id, probe, metric, context length in tokens)."""
-DIGITS, EXACT_ACCURACY = NEEDLE, ("needle", "exact_accuracy")
+DIGIT_ACCURACY, EXACT_ACCURACY = NEEDLE, ("needle", "exact_accuracy")
 CONSTANT_ACCURACY = ("needle", "constant_accuracy")
 
 
@@ -43,7 +43,7 @@ def independent_trials(value: MeasuredValue, values: Mapping[ValueKey, MeasuredV
     answers_per_trial = metrics.metric(value.probe, value.metric, value.description, value.unit).trials
     if not answers_per_trial or not 0 <= value.value <= 1:
         return None
-    if (value.probe, value.metric) == DIGITS:
+    if (value.probe, value.metric) == DIGIT_ACCURACY:
         exact = values.get((value.cell_id, *EXACT_ACCURACY, value.length))
         if exact is not None and exact.n and exact.attempt_id == value.attempt_id:
             return exact.n
@@ -58,7 +58,7 @@ def _with_interval(value: MeasuredValue, values: Mapping[ValueKey, MeasuredValue
     # a recorded interval is right if each answer is a trial
     if trials == value.n and value.low is not None and value.high is not None:
         return value
-    low, high = of_trials(value.value, trials)
+    low, high = wilson_of_trials(value.value, trials)
     return replace(value, low=low, high=high)
 
 
@@ -75,9 +75,9 @@ def constant_answer_scores(values: Iterable[MeasuredValue], published: bool) -> 
         description = value.description or {}
         if (value.probe, value.metric) == CONSTANT_ACCURACY and value.value is not None:
             measured.setdefault(value.length, []).append(value.value)
-        elif (value.probe, value.metric) == DIGITS and value.value is not None:
+        elif (value.probe, value.metric) == DIGIT_ACCURACY and value.value is not None:
             # older rows hold it as the chance level in the description of the accuracy
-            shares = [metrics.metric(*DIGITS, description).chance or 0.0] if "chance" in description else []
+            shares = [metrics.metric(*DIGIT_ACCURACY, description).chance or 0.0] if "chance" in description else []
             described.setdefault(value.length, []).extend(shares)
     fallback = [paper.MOST_FREQUENT / paper.DIGITS] if published else []
     scores = {length: measured.get(length) or described.get(length) or fallback for length in measured | described}

@@ -21,7 +21,7 @@ from ...console.output_files import atomic_file
 from ...errors import StoreError
 from ...store.records import Attempt
 from ...store.store import Store
-from ...studies.optuna_study import Trial, made
+from ...studies.optuna_study import Trial, build_study
 from ...studies.search import Search
 from ...studies.study_store import search_of, trials_of
 
@@ -63,7 +63,7 @@ def _write(
         study.set_metric_names(list(search.objectives))
     study.set_user_attr("sampler", search.sampler)
     study.set_user_attr("pruner", search.pruner or "none")
-    frozen_trials = made(search, trials).get_trials(deepcopy=False)
+    frozen_trials = build_study(search, trials).get_trials(deepcopy=False)
     study.add_trials(
         [_with_attributes(trial, frozen, times) for trial, frozen in zip(trials, frozen_trials, strict=True)]
     )

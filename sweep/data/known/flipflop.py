@@ -18,7 +18,7 @@ from ..computed_rows import ComputedMarks, RandomRows, Streams, entropy, to_unif
 from ..corpus_kind import CorpusConfig, CorpusKind
 from ..tokenizer import FLIPFLOP
 
-WRITE, READ, IGNORE, ZERO, ONE = (FLIPFLOP.index(letter) for letter in "wri01")
+WRITE, READ, IGNORE, BIT_0, BIT_1 = (FLIPFLOP.index(letter) for letter in "wri01")
 NAME = "flipflop"
 
 
@@ -71,7 +71,7 @@ class FlipFlopRows(RandomRows):
         pairs = np.arange(self._pairs)
         last_write = np.maximum.accumulate(np.where(instruction == WRITE, pairs, 0), axis=1)
         rows[:, 0::2] = instruction
-        rows[:, 1::2] = ZERO + np.where(instruction == READ, np.take_along_axis(bit, last_write, 1), bit)
+        rows[:, 1::2] = BIT_0 + np.where(instruction == READ, np.take_along_axis(bit, last_write, 1), bit)
 
 
 def mark_reads(rows: np.ndarray) -> np.ndarray:
@@ -113,7 +113,7 @@ class FlipFlopCorpus(CorpusKind):
             validation=validation,
             train_marks=ComputedMarks(train, mark_reads),
             validation_marks=ComputedMarks(validation, mark_reads),
-            largest=max(ZERO, ONE),
+            largest=max(BIT_0, BIT_1),
             unigram_entropy=math.log(2) + (instruction + math.log(2)) / 2,
             bigram_entropy=(instruction + math.log(2)) / 2,
             marked_share=ends / 2,

@@ -21,8 +21,8 @@ from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.compilation import CompileError, compile_full_graph
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.inference import decode
-from atma_sweep.model.inference.decode import PagedDecoder, RecomputeDecoder, as_used, make_decoder
-from atma_sweep.model.inference.generation import sample_token, write
+from atma_sweep.model.inference.decode import PagedDecoder, RecomputeDecoder, cast_for_decoding, make_decoder
+from atma_sweep.model.inference.generation import generate_tokens, sample_token
 from atma_sweep.model.kv_cache import DUMMY, CacheFull
 from atma_sweep.model.mixers.softmax import NoPE
 from atma_sweep.model.registry import register_mixer
@@ -56,8 +56,8 @@ def small_page(model: Backbone, **options: Any) -> PagedDecoder:
 
 def shuffled(paged: PagedDecoder) -> PagedDecoder:
     """With pages and slots handed out in any order, and with junk where nothing was written yet."""
-    book, draw = paged.book, random.Random(1)
-    slots = [book.open(1) for _ in range(book.capacity.slots)]
+    book, draw = paged.allocator, random.Random(1)
+    slots = [book.allocate(1) for _ in range(book.capacity.slots)]
     for slot in draw.sample(slots * 3, 3 * len(slots)):
         book.extend([slot], PAGE)
     for slot in draw.sample(slots, len(slots)):
@@ -98,13 +98,13 @@ def test_a_window_keeps_the_pages_that_it_needs_and_no_more(awake: Awake) -> Non
     for position in range(30, 60):
         logits = paged.step([slot], text[position][None])
         near(logits[0], rows[position])
-        assert paged.book.num_used_pages <= 3
+        assert paged.allocator.num_used_pages <= 3
     paged.close(slot)
-    assert paged.book.num_used_pages == 0
+    assert paged.allocator.num_used_pages == 0
     full = small_page(model, tokens=60, full_context=True)
     slot, logits_V = full.begin(text)
     near(logits_V, logits_at_once(model, text, full_context=True)[-1])
-    assert full.book.num_used_pages == 15
+    assert full.allocator.num_used_pages == 15
 
 
 def test_rows_that_only_fill_a_batch_up_change_no_text(awake: Awake) -> None:
@@ -116,7 +116,7 @@ def test_rows_that_only_fill_a_batch_up_change_no_text(awake: Awake) -> None:
     slots = [paged.begin(text)[0] for text in (first, second)]
     for text in (first, second):
         plain.begin(text)
-    dummy = paged.book.capacity.slots
+    dummy = paged.allocator.capacity.slots
     with torch.inference_mode():
         for state in paged.states:
             of_texts = [state] if isinstance(state, Tensor) else [*state.conv_tails, state.memory]
@@ -168,8 +168,8 @@ def test_texts_come_go_fork_and_take_turns(awake: Awake, pair: tuple[str, str], 
                 if turn % 3 == 0:
                     wanted = logits_at_once(model, torch.tensor(texts_[slot]))[-1]
                     near(row, wanted)
-        assert {slot: paged.book.length(slot) for slot in texts_} == {s: len(t) for s, t in texts_.items()}
-        lengths = paged.book.page_tables.lengths_R.tolist()
+        assert {slot: paged.allocator.length(slot) for slot in texts_} == {s: len(t) for s, t in texts_.items()}
+        lengths = paged.allocator.page_tables.lengths_R.tolist()
         assert [lengths[slot] for slot in texts_] == [len(text) for text in texts_.values()], "as the device counts"
         assert sum(lengths) == sum(map(len, texts_.values()))
     assert max(map(len, texts_.values())) > 20
@@ -253,7 +253,9 @@ def count_survivors(make: Callable[[], PagedDecoder]) -> int:
         states = [state for state in paged.states if isinstance(state, Tensor)]
         states += [state.pools["k"] for state in paged.states if not isinstance(state, Tensor)]
         assert len(states) == len(paged.states)
-        return [weakref.ref(target) for target in (*states, paged, paged.book, paged.book.page_tables.tables_RP)]
+        return [
+            weakref.ref(target) for target in (*states, paged, paged.allocator, paged.allocator.page_tables.tables_RP)
+        ]
 
     gc.collect()
     gc.disable()
@@ -338,9 +340,9 @@ def test_a_replayed_graph_gives_the_eager_step_bit_for_bit(pair: tuple[str, str]
         for turn in range(20):
             # four rows either way: a product of three may round otherwise
             batch = (
-                [*slots, paged.book.padding_slot]
+                [*slots, paged.allocator.padding_slot]
                 if turn % 2
-                else [slots[1], slots[2], slots[0], paged.book.padding_slot]
+                else [slots[1], slots[2], slots[0], paged.allocator.padding_slot]
             )
             rows.append(paged.step(batch, torch.arange(4, device="cuda") + turn)[:3])
         logits_by_mode[graphs] = torch.stack(rows)
@@ -383,7 +385,7 @@ def test_a_compiled_step_on_a_gpu_is_near_float64(pair: tuple[str, str]) -> None
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gpu_step_never_synchronises_and_frees_its_memory(compiled: bool) -> None:
-    model = as_used(on_the_gpu(("polar", "gated_delta")))
+    model = cast_for_decoding(on_the_gpu(("polar", "gated_delta")))
     paged = PagedDecoder(model, texts=3, tokens=256, page=16, compiled=compiled)
     slots = [paged.begin(text)[0] for text in texts(40, 7, 19)]
     tokens_B = torch.zeros(3, dtype=torch.int64, device="cuda")
@@ -391,7 +393,7 @@ def test_gpu_step_never_synchronises_and_frees_its_memory(compiled: bool) -> Non
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(40):
-            tokens_B = paged.step(slots, tokens_B, own=False).argmax(-1)
+            tokens_B = paged.step(slots, tokens_B, copy_logits=False).argmax(-1)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     pools = sum(s.pools["k"].numel() * 4 for s in paged.states if not isinstance(s, Tensor))
@@ -412,7 +414,7 @@ def test_matrices_that_are_cast_once_give_the_same_bits(
     """In bfloat16, where a step would else cast every matrix again."""
     model = build(small(memory="gated_delta", attn_type="wall", tie_head=tied), seed=0, dtype=torch.bfloat16)
     wake(model)
-    used = as_used(model.eval())
+    used = cast_for_decoding(model.eval())
     assert used.blocks[0].get_parameter("mlp.fc.weight").dtype == torch.bfloat16
     assert model.blocks[0].get_parameter("mlp.fc.weight").dtype == torch.float32
     assert {name for name, p in used.named_parameters() if p.dtype == torch.float32} > {"norm.weight"}
@@ -427,9 +429,9 @@ def test_forked_sequence_is_independent(awake: Awake, pair: tuple[str, str]) -> 
     (text,) = texts(11)
     paged = shuffled(small_page(model, texts=3, tokens=16))
     first, _ = paged.begin(text)
-    num_bytes = paged.kept_bytes(first)
+    num_bytes = paged.cache_bytes(first)
     copy_slot = paged.fork(first)
-    assert paged.kept_bytes(copy_slot) == num_bytes
+    assert paged.cache_bytes(copy_slot) == num_bytes
     ends = {first: torch.tensor([1, 2, 3]), copy_slot: torch.tensor([4, 5, 6])}
     for position in range(3):
         rows = paged.step([copy_slot, first], torch.stack([ends[copy_slot][position], ends[first][position]]))
@@ -455,7 +457,7 @@ def test_without_room_a_token_is_refused_and_nothing_is_lost(awake: Awake) -> No
         paged.begin(first)
     with pytest.raises(CacheFull, match="all 5 pages of 4 tokens are taken, 1 more are needed; close a text first"):
         paged.step(slots, torch.tensor([1, 2]))
-    assert [paged.book.length(slot) for slot in slots] == [8, 8]
+    assert [paged.allocator.length(slot) for slot in slots] == [8, 8]
     paged.close(slots[1])
     for token in (1, 2, 3, 4):
         logits = paged.step(slots[:1], torch.tensor([token]))
@@ -471,7 +473,7 @@ def test_without_room_a_token_is_refused_and_nothing_is_lost(awake: Awake) -> No
 ])  # fmt: skip
 def test_network_without_step_recomputes_sequences(awake: Awake, changes: dict[str, Any]) -> None:
     model = awake(**changes).eval()
-    assert model.why_no_step() in ("mixer PaTH", "positions label")
+    assert model.no_step_reason() in ("mixer PaTH", "positions label")
     with pytest.raises(ValueError, match="has no form for one token at a time"):
         PagedDecoder(model, tokens=4)
     assert isinstance(make_decoder(model, tokens=TOKENS), RecomputeDecoder)
@@ -492,7 +494,7 @@ def test_step_is_not_inherited_by_a_class_with_another_forward(awake: Awake) -> 
                 positions = torch.arange(x_BTHX.shape[1])[None] if positions_BT is None else positions_BT
                 return x_BTHX * (1 + positions[..., None, None] / 8)
 
-        assert awake(attn_type="louder").why_no_step() == "mixer Louder"
+        assert awake(attn_type="louder").no_step_reason() == "mixer Louder"
         model = awake(attn_type="turned").eval()
         (text,) = texts(9)
         paged = small_page(model, tokens=9)
@@ -503,24 +505,26 @@ def test_step_is_not_inherited_by_a_class_with_another_forward(awake: Awake) -> 
 def test_generation_is_repeatable_and_stops_at_stop_token(awake: Awake) -> None:
     model = awake(attn_type="rope", memory="gated_delta").eval()
     (prompt,) = texts(6)
-    greedy = list(write(model, prompt, tokens=12, temperature=0))
-    assert greedy == list(write(model, prompt, tokens=12, temperature=0))
+    greedy = list(generate_tokens(model, prompt, tokens=12, temperature=0))
+    assert greedy == list(generate_tokens(model, prompt, tokens=12, temperature=0))
     by_hand = prompt
     for token in greedy:
         assert token == int(logits_at_once(model, by_hand)[-1].argmax())
         by_hand = torch.cat([by_hand, torch.tensor([token])])
-    drawn = list(write(model, prompt, tokens=12, seed=4))
-    assert drawn == list(write(model, prompt, tokens=12, seed=4))
-    assert drawn != list(write(model, prompt, tokens=12, seed=5))
-    assert drawn[:5] == list(write(model, prompt, tokens=5, seed=4)), "a longer text begins as the shorter one"
+    drawn = list(generate_tokens(model, prompt, tokens=12, seed=4))
+    assert drawn == list(generate_tokens(model, prompt, tokens=12, seed=4))
+    assert drawn != list(generate_tokens(model, prompt, tokens=12, seed=5))
+    assert drawn[:5] == list(generate_tokens(model, prompt, tokens=5, seed=4)), (
+        "a longer text begins as the shorter one"
+    )
     stop = drawn[3]
-    assert list(write(model, prompt, tokens=12, seed=4, stop=stop)) == drawn[: drawn.index(stop) + 1]
-    assert max(write(model, prompt, tokens=40, temperature=5.0, vocabulary=7)) < 7
-    assert list(write(model, prompt, tokens=0)) == []
+    assert list(generate_tokens(model, prompt, tokens=12, seed=4, stop=stop)) == drawn[: drawn.index(stop) + 1]
+    assert max(generate_tokens(model, prompt, tokens=40, temperature=5.0, vocabulary=7)) < 7
+    assert list(generate_tokens(model, prompt, tokens=0)) == []
     with pytest.raises(ValueError, match="temperature must be 0 or more"):
-        next(write(model, prompt, tokens=1, temperature=-1))
+        next(generate_tokens(model, prompt, tokens=1, temperature=-1))
     with pytest.raises(ValueError, match="top_p must be above 0"):
-        next(write(model, prompt, tokens=1, top_p=0))
+        next(generate_tokens(model, prompt, tokens=1, top_p=0))
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])

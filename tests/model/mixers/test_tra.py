@@ -11,7 +11,7 @@ import torch
 from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.mixers.tra import TRA, TRAConfig
-from atma_sweep.sweep.data.known.flipflop import IGNORE, ONE, READ, WRITE, ZERO, FlipFlopRows
+from atma_sweep.sweep.data.known.flipflop import BIT_0, BIT_1, IGNORE, READ, WRITE, FlipFlopRows
 from torch import Tensor
 
 MODEL = ModelConfig(d_model=12, n_heads=4, n_kv_heads=2, head_dim=8)
@@ -146,7 +146,7 @@ def by_hand(*, decay: float = -20.0, empty: str = "zero", dtype: torch.dtype = t
         attn_offset=0, qk_norm=False, output_gate=False, bias=False, mixers={"tra": {"canon": False, "empty": empty}},
     )  # fmt: skip
     model = build(config, seed=0, dtype=dtype)
-    bits, instructions = [ZERO, ONE], [WRITE, READ, IGNORE]
+    bits, instructions = [BIT_0, BIT_1], [WRITE, READ, IGNORE]
     with torch.no_grad():
         model.embedding.weight.copy_(torch.eye(6, 16))
         for block in model.blocks:

@@ -26,7 +26,7 @@ from atma_sweep.reports.sweep_data import ReportError, SweepData, cell_level, lo
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.errors import SweepUnknown
 from atma_sweep.results.paper.published_sweeps import STEP_TOKENS, rows
-from atma_sweep.results.shipped import shared
+from atma_sweep.results.shipped import shipped_store
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CurvePoint, Provenance
 from atma_sweep.results.store.schema import AttemptRow
@@ -400,7 +400,7 @@ def test_caveat_names_cells_with_summed_loss() -> None:
             line.split(" is a sum over tokens")[0] for line in sweep_caveats(data, []) if "is a sum over tokens" in line
         ]
 
-    replication = load_sweep_data(shared("replication"), "replication")
+    replication = load_sweep_data(shipped_store("replication"), "replication")
     assert caveats_of(replication) == ["The loss of recipe published"]
     half = replace(replication, cells=[cell for cell in replication.cells if cell_level(cell, "recipe") == "published"])
     assert caveats_of(half) == ["The loss"]

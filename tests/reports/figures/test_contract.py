@@ -26,7 +26,7 @@ from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Example, Measurement, Owner
 from atma_sweep.results.store.store import Store, open_store
-from pictures import COLUMN, check_column, check_words, figure_of
+from pictures import COLUMN, assert_texts_apart, check_column, figure_of
 from probed import FIGURES as PROBED
 from probed import probe_items
 from studied import FIGURES as STUDIED
@@ -192,7 +192,7 @@ def test_every_case_draws_or_says_why(poor: Store, figure: str, case: str, capfd
                 or figure not in ("needle", "power", "seeds", "items", "pareto")
             )
             if case not in ("odd-names", "constant"):
-                check_words(figure_of(figure_data))
+                assert_texts_apart(figure_of(figure_data))
     assert not caplog.records
     assert capfd.readouterr() == ("", "")
 
@@ -206,8 +206,8 @@ CROWDED = ("length", "loss", "pareto")
 def test_texts_fit_a_column_and_a_page(shown: Callable[[str], Store], figure: str) -> None:
     figure_data = make_figure(figure, shown(figure))
     if figure not in CROWDED:
-        (check_words if figure in STUDIED else check_column)(figure_of(figure_data))
-    assert check_words(figure_of(figure_data, FigureOptions())) > 5
+        (assert_texts_apart if figure in STUDIED else check_column)(figure_of(figure_data))
+    assert assert_texts_apart(figure_of(figure_data, FigureOptions())) > 5
 
 
 @pytest.mark.usefixtures("few_deals")
@@ -219,7 +219,7 @@ def test_it_repeats_byte_for_byte_and_traces_what_is_drawn(shown: Callable[[str]
     assert renderings(again, FORMATS) == pictures
     for format, content in pictures.items():
         trace = read_trace(content, format)
-        assert trace.pop("drawn_with") == redraw.versions()
+        assert trace.pop("drawn_with") == redraw.drawing_versions()
         assert trace.pop("look") == {"style": "paper", "title": True, "font": "DejaVu Sans"}
         assert trace == json.loads(json.dumps(figure_data.trace))
     assert figure_data.trace["data"] == frame_sha256(figure_data.frame)

@@ -23,7 +23,7 @@ from atma_sweep.reports.report_folder import write_report_folder
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.errors import StoreError
 from atma_sweep.results.store.store import Store
-from pictures import check_words
+from pictures import assert_texts_apart
 from tiers import every_nth
 from typer.testing import CliRunner
 
@@ -44,7 +44,7 @@ class TestReadable:
     @pytest.mark.thorough
     @pytest.mark.parametrize("name", PRINTED)
     def test_no_texts_overlap_in_sweep_of_120_cells(self, published: Store, name: str) -> None:
-        assert check_words(figure_of(make_figure(name, published, "printed-v2"))) > 10
+        assert assert_texts_apart(figure_of(make_figure(name, published, "printed-v2"))) > 10
 
     def test_overlap_check_detects_overlap(self) -> None:
         with drawing.settings():
@@ -52,7 +52,7 @@ class TestReadable:
             figure.text(0.4, 0.5, "words that meet")
             figure.text(0.45, 0.5, "other words")
             with pytest.raises(AssertionError, match="'words that meet' meets 'other words'"):
-                check_words(figure)
+                assert_texts_apart(figure)
 
     def test_neighbouring_colours_differ_in_grey(self) -> None:
         def lightness(ink: str) -> float:
@@ -281,5 +281,5 @@ def test_a_folder_of_everything(every: Store, tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_report_folder_says_which_figure_is_omitted(published: Store, tmp_path: Path) -> None:
     written = write_report_folder(published, "printed-v1", out=tmp_path, formats=[], figures=("timeline",))
-    assert written.left_out["figure timeline"].startswith("no attempt of sweep printed-v1 ran here")
+    assert written.skipped["figure timeline"].startswith("no attempt of sweep printed-v1 ran here")
     assert "figure timeline left out: no attempt" in (tmp_path / "index.html").read_text()

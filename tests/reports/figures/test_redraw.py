@@ -85,10 +85,10 @@ def test_a_pdf_and_a_png_are_drawn_again_too(pictures: dict[str, bytes], problem
     # packed otherwise, it is the same picture
     assert problems(pdf.replace(page, zlib.compress(drawn, 1) + b"\n"), "pdf") == []
     assert problems(pictures["png"], "png") == []
-    assert redraw.difference(repainted(pictures["png"]), pictures["png"], "png") == (
+    assert redraw.first_difference(repainted(pictures["png"]), pictures["png"], "png") == (
         "1 dots have another colour, the first at column 7, row 5"
     )
-    assert "it cannot be read as png" in str(redraw.difference(b"x" + pictures["png"], pictures["png"], "png"))
+    assert "it cannot be read as png" in str(redraw.first_difference(b"x" + pictures["png"], pictures["png"], "png"))
 
 
 def path_of(pdf: bytes) -> tuple[bytes, bytes, re.Match[bytes]]:
@@ -135,7 +135,7 @@ def test_dust_of_the_layouts_solver_changes_no_byte(
 @pytest.mark.thorough
 def test_different_matplotlib_version_is_reported(pictures: dict[str, bytes], problems: Any) -> None:
     current_versions = read_trace(pictures["svg"], "svg")["drawn_with"]
-    assert current_versions == redraw.versions()
+    assert current_versions == redraw.drawing_versions()
     versions_text = json.dumps(current_versions, separators=(",", ":"))
     old_version_svg = pictures["svg"].replace(versions_text.encode(), b'{"matplotlib":"3.9.0","freetype":"2.6.1"}')
     assert old_version_svg != pictures["svg"]

@@ -12,7 +12,7 @@ from atma_sweep.reports.figures.canvas.scales import Scale, round_numbers, scale
 from atma_sweep.reports.figures.response import level_as_number
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.store.store import Store
-from here import here
+from here import run_in_process
 from hypothesis import given
 from hypothesis import strategies as st
 from pictures import COLUMN, figure_of
@@ -72,7 +72,7 @@ def test_response_by_second_axis(rates: Store) -> None:
     ],
 )
 def test_response_refusals_are_single_lines(rates: Store, tmp_path: Path, arguments: list[str], why: str) -> None:
-    code, _, err = here(tmp_path, "report", "--figure", "response", "--db", "rates.db", "--json", *arguments)
+    code, _, err = run_in_process(tmp_path, "report", "--figure", "response", "--db", "rates.db", "--json", *arguments)
     assert code == 2
     assert why in err
     assert err.count("\n") == 1

@@ -20,9 +20,9 @@ from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.store.store import Store
 from atma_sweep.results.studies.optuna_study import Trial
 from atma_sweep.results.studies.search import Interval, LevelChoice, Search
-from here import here
-from pictures import COLUMN, check_words, figure_of
-from studied import DEPTH, ENDS, FIGURES, KIND, ONE, RATE, TWO, loss, speed, trials_at_random
+from here import run_in_process
+from pictures import COLUMN, assert_texts_apart, figure_of
+from studied import DEPTH, ENDS, FIGURES, KIND, RATE, SEARCH, TWO, loss, speed, trials_at_random
 from tiers import every_nth
 
 PAIRS = [(name, sweep) for name in FIGURES for sweep in ("tuned", "both") if (name, sweep) != ("front", "tuned")]
@@ -33,7 +33,7 @@ PAIRS = [(name, sweep) for name in FIGURES for sweep in ("tuned", "both") if (na
 def test_no_texts_overlap_in_study_figures(studies: Store, name: str, sweep: str) -> None:
     figure_data = make_figure(name, studies, sweep)
     for look in (COLUMN, FigureOptions()):
-        assert check_words(figure_of(figure_data, look)) > 5
+        assert assert_texts_apart(figure_of(figure_data, look)) > 5
 
 
 class TestHistory:
@@ -41,7 +41,7 @@ class TestHistory:
         frame = make_figure("history", studies, "tuned").frame
         assert list(frame["number"]) == list(range(39)), "the fortieth has not ended"
         so_far = math.inf
-        for trial, (_, row) in zip(trials_at_random(ONE, 39, ends=ENDS), frame.iterrows(), strict=True):
+        for trial, (_, row) in zip(trials_at_random(SEARCH, 39, ends=ENDS), frame.iterrows(), strict=True):
             if trial.standing == "done":
                 so_far = min(so_far, loss(dict(trial.params)))
                 assert row["value"] == pytest.approx(loss(dict(trial.params)))
@@ -115,7 +115,7 @@ class TestPositions:
     @pytest.mark.thorough
     def test_slices_stand_at_what_was_proposed_the_best_ringed(self, studies: Store) -> None:
         figure_data = make_figure("slices", studies, "tuned")
-        done = {trial.number: trial for trial in trials_at_random(ONE, 39, ends=ENDS) if trial.standing == "done"}
+        done = {trial.number: trial for trial in trials_at_random(SEARCH, 39, ends=ENDS) if trial.standing == "done"}
         for _, row in figure_data.frame.iterrows():
             proposed = done[row["number"]].params[row["setting"]]
             assert row["place"] == (("polar", "nope", "rope").index(proposed) if row["setting"] == KIND else proposed)
@@ -130,7 +130,7 @@ class TestPositions:
     @pytest.mark.thorough
     def test_parallel_axes_run_from_the_low_to_the_high_end(self, studies: Store) -> None:
         frame = make_figure("parallel", studies, "tuned").frame
-        for trial in trials_at_random(ONE, 39, ends=ENDS):
+        for trial in trials_at_random(SEARCH, 39, ends=ENDS):
             mine = frame[frame["number"] == trial.number].set_index("axis")["share"]
             if trial.standing != "done":
                 assert mine.empty
@@ -176,7 +176,7 @@ class TestChanged:
     def test_every_figure_of_it_is_a_picture(self, empty: Store, tmp_path: Path, name: str) -> None:
         studied.record(empty, "odd", self.SEARCH, self.TRIALS)
         figure_data = make_figure(name, empty, "odd")
-        assert check_words(figure_of(figure_data, FigureOptions())) > 5
+        assert assert_texts_apart(figure_of(figure_data, FigureOptions())) > 5
         (tmp_path / "x.svg").write_bytes(rendered(figure_data))
         assert check_file(tmp_path / "x.svg", empty) == []
         if name == "slices":
@@ -196,7 +196,7 @@ class TestPruned:
     @pytest.fixture
     def pruned(self, empty: Store) -> Store:
         trials = []
-        for trial in trials_at_random(ONE, 20):
+        for trial in trials_at_random(SEARCH, 20):
             full = tuple((rung, loss(dict(trial.params)) + 1 / rung) for rung in (1, 2, 3, 4))
             ends = 4 if trial.number % 7 == 0 else 2 + trial.number % 2
             trials.append(
@@ -204,7 +204,7 @@ class TestPruned:
                 if ends == 4
                 else replace(trial, standing="pruned", values=None, curve=full[:ends])
             )
-        studied.record(empty, "cut", ONE, [*trials, Trial(20, trials[0].params, "failed", cell="f" * 12)])
+        studied.record(empty, "cut", SEARCH, [*trials, Trial(20, trials[0].params, "failed", cell="f" * 12)])
         return empty
 
     @pytest.mark.parametrize("name", ["slices", "contours", "parallel", "importance"])
@@ -216,14 +216,14 @@ class TestPruned:
         assert figure_data.notes[-1].startswith(
             "Most trials were pruned, so that all are held against each other at validation 2"
         )
-        assert check_words(figure_of(figure_data, FigureOptions())) > 5
-        check_words(figure_of(figure_data))
+        assert assert_texts_apart(figure_of(figure_data, FigureOptions())) > 5
+        assert_texts_apart(figure_of(figure_data))
         if name == "importance":
             assert figure_data.notes[0].startswith("PED-ANOVA of 20 trials, ")
             return
         values = dict(zip(figure_data.frame["number"], figure_data.frame["value"], strict=True))
-        assert values == pytest.approx({n: loss(studied.drawn(ONE, n)) + 0.5 for n in range(20)})
-        ended = min((0, 7, 14), key=lambda n: loss(studied.drawn(ONE, n)))
+        assert values == pytest.approx({n: loss(studied.drawn(SEARCH, n)) + 0.5 for n in range(20)})
+        ended = min((0, 7, 14), key=lambda n: loss(studied.drawn(SEARCH, n)))
         assert set(figure_data.frame[figure_data.frame["best"]]["number"]) == {ended}, "of those that ended"
 
     def test_with_enough_that_are_done_the_end_counts(self, studies: Store) -> None:
@@ -249,13 +249,13 @@ def poor(studies: Store, make: Any) -> Store:
     """Return studies that have too little for some figure, and a sweep that is not a study."""
     cell, _ = make
     studies.record_revision("grid", grid_text="x", grid_file="x.yaml", cells=[cell(9000)])
-    studied.record(studies, "few", ONE, trials_at_random(ONE, 3, first_cell=2001))
-    studied.record(studies, "none", ONE, trials_at_random(ONE, 1, ends={0: "failed"}, first_cell=3001))
+    studied.record(studies, "few", SEARCH, trials_at_random(SEARCH, 3, first_cell=2001))
+    studied.record(studies, "none", SEARCH, trials_at_random(SEARCH, 1, ends={0: "failed"}, first_cell=3001))
     still = [
         replace(trial, params={RATE: trial.params[RATE], DEPTH: 4, KIND: "polar", studied.DECAY: 0.0})
-        for trial in trials_at_random(ONE, 12, first_cell=4001)
+        for trial in trials_at_random(SEARCH, 12, first_cell=4001)
     ]
-    studied.record(studies, "still", ONE, still)
+    studied.record(studies, "still", SEARCH, still)
     return studies
 
 
@@ -263,7 +263,7 @@ def poor(studies: Store, make: Any) -> Store:
 def test_study_refusals_are_single_lines(poor: Store, tmp_path: Path) -> None:
     for sweep, name, why in REFUSED:
         arguments = ("report", "--figure", name, "--sweep", sweep, "--db", "studies.db")
-        code, out, err = here(tmp_path, *arguments)
+        code, out, err = run_in_process(tmp_path, *arguments)
         assert (code, out) == (2, ""), (sweep, name)
         assert why in err
         assert err.count("\n") == 1
@@ -275,7 +275,7 @@ def test_report_folder_of_plain_sweep_omits_studies(poor: Store, tmp_path: Path,
 
     wanted = ("history", "timeline")
     plain = write_report_folder(poor, "grid", out=tmp_path / "plain", formats=["csv"], figures=wanted)
-    assert not {"study", "figure history"} & set(plain.left_out)
+    assert not {"study", "figure history"} & set(plain.skipped)
     assert "study.csv" not in {path.name for path in plain.files}
     study = write_report_folder(poor, "tuned", out=tmp_path / "study", formats=["csv"], figures=wanted)
     assert {"study.csv", "figure-history.svg"} <= {path.name for path in study.files}

@@ -77,7 +77,7 @@ def test_status_text_of_a_paused_sweep(run: Run, store: Store) -> None:
 
 def test_pause_without_a_recorded_requester(run: Run, store: Store) -> None:
     store.acquire_sweep("demo", ME, 60)
-    store.ask("demo", pause=True)
+    store.request_actions("demo", pause=True)
     assert "  about to pause; atma-sweep resume lets it go on" in run("status")[1].splitlines()
 
 

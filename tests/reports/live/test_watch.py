@@ -181,7 +181,7 @@ def test_heading_names_owner_and_end(sweep: Sweep) -> None:
     assert (state["owner"], state["owner_host"], state["owner_pid"]) == ("launch", "node1", 17)
     assert (state["owned"], state["ended"]) == (True, False)
     assert view.heading_lines(state)[0].endswith("run by launch on node1, pid 17")
-    sweep.store.ask("s", pause=True)
+    sweep.store.request_actions("s", pause=True)
     state = view.live_state(sweep.store)
     assert state["request"] == {"pause": True}
     assert view.heading_lines(state)[0].endswith("pid 17, paused")

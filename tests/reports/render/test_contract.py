@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from atma_sweep.reports.render import RENDERERS, csv_renderer, render
 from atma_sweep.reports.table import Table, TableEntry
-from atma_sweep.results.console.text import csv_field, html_escaped, markdown_escaped, plain, tex_escaped
+from atma_sweep.results.console.text import csv_field, html_escaped, markdown_escaped, sanitize_line, tex_escaped
 
 TEXTS = {
     "plain": "polar", "bar": "a|b", "ampersand": "a & b", "tag": "<b>x</b>", "newline": "two\nlines", "accent": "größe",
@@ -19,7 +19,7 @@ TEXTS = {
     "backslash": r"\input{x} $y$ _z^", "steering": "\x1b[31mred",
 }  # fmt: skip
 SHOWN: dict[str, Callable[[str], str]] = {
-    "terminal": plain, "md": markdown_escaped, "csv": csv_field, "tex": lambda word: "{" + tex_escaped(word) + "}",
+    "terminal": sanitize_line, "md": markdown_escaped, "csv": csv_field, "tex": lambda word: "{" + tex_escaped(word) + "}",
     "html": lambda word: html.unescape(html_escaped(word)), "json": str,
 }  # fmt: skip
 """By format: the word as `rows` of its renderer reads it back."""
@@ -46,7 +46,7 @@ def test_a_word_is_shown_and_steers_nothing(format: str, name: str) -> None:
     assert written.endswith("\n")
     assert "\x1b" not in written
     if format == "terminal":
-        assert plain(TEXTS[name]) in written
+        assert sanitize_line(TEXTS[name]) in written
         return
     *_, (word, number) = RENDERERS[format].rows(written)
     assert word.strip() == SHOWN[format](TEXTS[name]).strip()

@@ -54,7 +54,7 @@ class TestPublished:
         data = load_sweep_data(published, "printed-v2")
         table, _ = anova_frame(data, column)
         terms = [term for order in (1, 2, 3) for term in itertools.combinations(FIVE, order)]
-        expected = by_statsmodels(ef.numbers_of(data, column), terms)
+        expected = by_statsmodels(ef.values_frame(data, column), terms)
         rows = table.set_index("term")
         assert rows.index.tolist() == expected.index.tolist()[1:]
         assert rows.loc["residual", "df"] == 38
@@ -76,7 +76,7 @@ class TestPublished:
             for term in itertools.combinations(FIVE, order)
             if not {"attn_type", "reg_mode"} <= set(term)
         ]
-        expected = by_statsmodels(ef.numbers_of(data, VAL), terms)["sum_sq"]
+        expected = by_statsmodels(ef.values_frame(data, VAL), terms)["sum_sq"]
         sums_of_squares = table.set_index("term")["sum_sq"]
         assert sums_of_squares.index.tolist() == expected.index.tolist()[1:]
         assert sums_of_squares.tolist() == pytest.approx(expected.tolist()[1:], rel=1e-6, abs=1e-12)
@@ -85,7 +85,7 @@ class TestPublished:
     def test_effect_sizes_by_hand(self, published):
         data = load_sweep_data(published, "printed-v2")
         rows = anova_frame(data, NEEDLE_64K)[0].set_index("term")
-        values = ef.numbers_of(data, NEEDLE_64K)["value"]
+        values = ef.values_frame(data, NEEDLE_64K)["value"]
         total, residual = ((values - values.mean()) ** 2).sum(), rows.loc["residual", "sum_sq"]
         assert rows["sum_sq"].sum() == pytest.approx(total)
         for name, df in (("memory", 1), ("attn_type x memory x window", 2)):
@@ -100,7 +100,7 @@ class TestPublished:
         assert "not normal (Shapiro p" in remark
         assert "spread differs by attn_type and memory (Levene p" in remark
         # rope without and with memory, and others that are at 0 whatever the regularizer
-        frame = ef.numbers_of(data, NEEDLE_64K).groupby(["attn_type", "distractor", "memory", "window"])["value"]
+        frame = ef.values_frame(data, NEEDLE_64K).groupby(["attn_type", "distractor", "memory", "window"])["value"]
         flat = int((frame.nunique() == 1).sum())
         assert flat == 8
         assert f"{flat} of 24 groups that differ in reg_mode alone have no variance at all" in remark
@@ -108,7 +108,7 @@ class TestPublished:
     @pytest.mark.thorough
     def test_what_two_axes_at_a_time_leave_over(self, published):
         """Reference numbers from other code: the residual of the model without three-way terms, and two such terms."""
-        frame = ef.numbers_of(load_sweep_data(published, "printed-v2"), NEEDLE_64K)
+        frame = ef.values_frame(load_sweep_data(published, "printed-v2"), NEEDLE_64K)
         y = frame[["value"]].to_numpy()
         main = {name: sum_contrasts(frame[name]) for name in FIVE}
         terms = {(name,): columns_of_term for name, columns_of_term in main.items()}
@@ -197,7 +197,7 @@ class TestModel:
     @pytest.mark.thorough
     def test_box_p_keeps_its_level_with_unequal_variances(self, published, monkeypatch):
         """Design of the published sweep, two-way and three-way terms, with variances as unequal as its needle's."""
-        frame = ef.numbers_of(load_sweep_data(published, "printed-v2"), VAL)
+        frame = ef.values_frame(load_sweep_data(published, "printed-v2"), VAL)
         names = ("attn_type", "distractor", "memory", "window")
         terms = {(name,): sum_contrasts(frame[name]) for name in names}
         for term_names in itertools.chain(itertools.combinations(names, 2), itertools.combinations(names, 3)):
@@ -264,7 +264,7 @@ class TestOwn:
         ]
         data = load_sweep_data(sweep(rows[:-1]))
         table_rows = anova_frame(data, VAL)[0].set_index("term")
-        frame = ef.numbers_of(data, VAL)
+        frame = ef.values_frame(data, VAL)
         groups = frame.groupby(["memory", "window", "attn_type"])["value"]
         assert table_rows.loc["residual", "df"] == 11
         # the model with all three axes together is saturated: what is left over is between seeds alone
@@ -277,7 +277,7 @@ class TestOwn:
             sweep([row for row in rows if row[0] != {"memory": "on", "window": "on", "attn_type": "rope"}])
         )
         table_rows = anova_frame(data, VAL)[0].set_index("term")
-        frame = ef.numbers_of(data, VAL)
+        frame = ef.values_frame(data, VAL)
         groups = frame.groupby(["memory", "window", "attn_type"])["value"]
         pure = ((frame["value"] - groups.transform("mean")) ** 2).sum()
         lack = table_rows.loc["residual", "sum_sq"] - pure

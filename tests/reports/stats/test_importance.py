@@ -15,7 +15,7 @@ from atma_sweep.reports.stats.importance import FANOVA, PED_ANOVA, importances
 from atma_sweep.reports.stats.study_data import Study, study_of
 from atma_sweep.reports.sweep_data import ReportError, load_sweep_data
 from atma_sweep.results.store.store import Store
-from studied import DECAY, ENDS, ONE, RATE, loss, record, trials_at_random
+from studied import DECAY, ENDS, RATE, SEARCH, loss, record, trials_at_random
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -32,7 +32,7 @@ def plain_optuna_study(study: Study) -> optuna.Study:
     optuna_study = optuna.create_study()
     spaces = dict(
         zip(
-            ONE.ranges,
+            SEARCH.ranges,
             (
                 FloatDistribution(0.003, 0.1, log=True), IntDistribution(4, 16, step=4),
                 CategoricalDistribution(["polar", "nope", "rope"]), FloatDistribution(0, 0.2),
@@ -40,7 +40,7 @@ def plain_optuna_study(study: Study) -> optuna.Study:
             strict=True,
         )
     )  # fmt: skip
-    for trial in trials_at_random(ONE, 39, ends=ENDS):
+    for trial in trials_at_random(SEARCH, 39, ends=ENDS):
         if trial.standing == "done":
             optuna_trial = optuna.trial.create_trial(
                 params=dict(trial.params), distributions=spaces, value=loss(dict(trial.params))
@@ -84,24 +84,25 @@ def test_pure_noise_rarely_exceeds_chance(empty: Store) -> None:
     for number in range(10):
         trials = [
             type(trial)(trial.number, trial.params, "done", (float(draw.normal()),), cell=trial.cell)
-            for trial in trials_at_random(ONE, 30, first_cell=100 * number + 1)
+            for trial in trials_at_random(SEARCH, 30, first_cell=100 * number + 1)
         ]
-        record(empty, f"noise-{number}", ONE, trials)
+        record(empty, f"noise-{number}", SEARCH, trials)
         study = study_of(empty, load_sweep_data(empty, f"noise-{number}"))
         sure += sum(result.share > result.chance for result in importances(study, study.objectives[0], PED_ANOVA))
     assert sure <= 6
 
 
 def test_permutation_count_falls_with_trials() -> None:
-    assert [importance.deals(PED_ANOVA, n) for n in (10, 100, 200, 1000, 10_000)] == [200, 200, 100, 40, 40]
+    assert [importance.permutation_count(PED_ANOVA, n) for n in (10, 100, 200, 1000, 10_000)] == [200, 200, 100, 40, 40]
 
 
 @pytest.mark.thorough
 def test_constant_values_have_equal_importances(empty: Store) -> None:
     trials = [
-        type(trial)(trial.number, trial.params, "done", (2.0,), cell=trial.cell) for trial in trials_at_random(ONE, 12)
+        type(trial)(trial.number, trial.params, "done", (2.0,), cell=trial.cell)
+        for trial in trials_at_random(SEARCH, 12)
     ]
-    record(empty, "flat", ONE, trials)
+    record(empty, "flat", SEARCH, trials)
     study = study_of(empty, load_sweep_data(empty, "flat"))
     assert all(result.share <= result.chance for result in importances(study, study.objectives[0], PED_ANOVA))
 

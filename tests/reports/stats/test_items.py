@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.reports.stats.items import answers, item_effects, items_of, mcnemar
+from atma_sweep.reports.stats.items import answers_frame, item_effects, items_of, mcnemar
 from atma_sweep.reports.sweep_data import ReportError, SweepData, load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.recorder import DatabaseRecorder
@@ -77,7 +77,7 @@ class TestReading:
         self, empty: Store, sweep: Callable[..., SweepData], hits: np.ndarray
     ) -> None:
         data = sweep([({"memory": m}, seed, {NEEDLE: hits[2 * k + seed]}) for k, m in enumerate(("off", "on")) for seed in (0, 1)])  # fmt: skip
-        frame = answers(empty, data)
+        frame = answers_frame(empty, data)
         assert frame["cell"].tolist() == [f"{index:012x}" for index in (1, 2, 3, 4) for _ in range(4)]
         assert frame["seed"].tolist() == [0] * 4 + [1] * 4 + [0] * 4 + [1] * 4
         assert frame["trial"].tolist() == [0, 1, 2, 3] * 4
@@ -91,7 +91,7 @@ class TestReading:
         attempt = record(empty, make[0](1), {NEEDLE: hits[1]}, "evaluate")
         (items,) = items_of(empty, load_sweep_data(empty, "own"), [NEEDLE])
         assert items.mean[0] == pytest.approx(hits[1].mean(1))
-        assert set(answers(empty, load_sweep_data(empty, "own"))["attempt"]) == {attempt}
+        assert set(answers_frame(empty, load_sweep_data(empty, "own"))["attempt"]) == {attempt}
         assert items_of(empty, data, [NEEDLE])[0].mean[0] == pytest.approx(hits[0].mean(1)), "of the numbers it holds"
 
     def test_missing_items_are_nan(self, empty: Store, sweep: Any, hits: np.ndarray) -> None:
@@ -108,11 +108,11 @@ class TestReading:
             [False, False, True, True],
             [True] * 4,
         ]
-        assert len(answers(empty, data)) == 9
+        assert len(answers_frame(empty, data)) == 9
 
     def test_table_without_items(self, published: Store) -> None:
         with pytest.raises(ReportError, match="printed-v2 has no items of probe needle"):
-            answers(published, load_sweep_data(published, "printed-v2"))
+            answers_frame(published, load_sweep_data(published, "printed-v2"))
 
 
 def by_trial(hits: np.ndarray) -> dict[Any, np.ndarray]:

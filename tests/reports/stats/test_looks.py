@@ -20,7 +20,7 @@ def test_wide_goal_stops_at_the_first_look() -> None:
     seeds, held = looks.stopped(EACH, None, 1e9, draws=40_000)
     assert (seeds, held) == (3.0, pytest.approx(0.95, abs=0.004))
     seeds, held = looks.stopped(EACH, "obrien-fleming", 0.0, draws=40_000)
-    z = looks.levels(EACH, 8)[-1]
+    z = looks.alpha_levels(EACH, 8)[-1]
     assert seeds == 8.0
     assert held == pytest.approx(1 - z, abs=0.004)
     assert stats.norm.isf(z / 2) == pytest.approx(2.07, abs=0.03)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from atma_sweep.reports.stats.noise.run_noise import detectable, detectable_factor
-from atma_sweep.reports.stats.power_analysis import MOST, pairs_needed, power_analyses
+from atma_sweep.reports.stats.power_analysis import MAX_PAIRS, pairs_needed, power_analyses
 from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.store import Store
@@ -50,8 +50,8 @@ def test_pairs_needed_equals_statsmodels(ratio: float) -> None:
 @pytest.mark.parametrize(("ratio", "df"), [(0.5, 3), (1.0, 12), (2.0, 12), (6.0, 4), (0.0001, 12)])
 def test_pairs_needed_is_the_minimum(ratio: float, df: int) -> None:
     num_pairs = needed(1, df, ratio)
-    if num_pairs > MOST:
-        assert detectable_factor(MOST, df) > ratio
+    if num_pairs > MAX_PAIRS:
+        assert detectable_factor(MAX_PAIRS, df) > ratio
         return
     assert num_pairs == next(n for n in range(2, 10_000) if detectable_factor(n, df) <= ratio)
 
@@ -67,7 +67,7 @@ def test_power_analyses_of_the_published_sweep(published: Store) -> None:
     for share, n in zip(polar.differences, polar.needed, strict=True):
         assert n is not None
         assert detectable(polar.spread, n) <= share < detectable(polar.spread, n - 1)
-    assert polar.one > polar.all > 0.1, "the design's own pairs do not show ten points"
+    assert polar.detectable_one_pair > polar.detectable_all_pairs > 0.1, "the design's own pairs do not show ten points"
     assert by_stratum["Val", "polar", "on"].differences == (0.01, 0.02, 0.05)
     assert not any(heading == "MFU" for heading, *_ in by_stratum)
     table = make_table("power", published, "printed-v2")

@@ -26,7 +26,7 @@ def test_draws_are_distinct_cells(cells: Published, name: str) -> None:
         assert members.max() < 120
     assert len({tuple(members) for members in draws}) > 1
     if "orthogonal, 60" in name:
-        rows_ = cells.model.every[draws[0]][:, :10]
+        rows_ = cells.model.full_matrix[draws[0]][:, :10]
         assert np.allclose(rows_.T @ rows_, 60 * np.eye(10))
 
 
@@ -47,7 +47,7 @@ def test_pruning_by_loss_removes_the_best_retrieval(cells: Published) -> None:
     first, *_, last = pruned(cells, 2)
     chosen = sorted(curves)[:60]
     assert sorted(cells.losses[250])[:60] == pytest.approx(chosen)
-    assert (first.left, first.best, last.left) == (60, 0, 15)
+    assert (first.remaining, first.best, last.remaining) == (60, 0, 15)
     order = np.argsort(cells.losses[250])
     assert first.needle == cells.needle[order[:60]].max() < 0.25 < 0.5 < np.sort(cells.needle)[-10]
     assert first.correlation < 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from atma_sweep.cli import app
-from atma_sweep.reports.stats.audit import homogeneity
+from atma_sweep.reports.stats.audit import audit_differences
 from atma_sweep.reports.sweep_data import ReportError, load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.recorder import DatabaseRecorder
@@ -280,7 +280,7 @@ class TestHomogeneity:
         cell, _ = make
         cells = [cell(index, memory=levels[index % len(levels)], seed=index // 2) for index in range(len(provenances))]
         store = measure("s", cells, [val(1.0)] * len(cells), list(provenances), hosts)
-        return homogeneity(store)
+        return audit_differences(store)
 
     def test_nothing_to_say(self, measure, make):
         assert self.audit(measure, make, SAME, SAME, SAME) == []
@@ -352,7 +352,7 @@ class TestHomogeneity:
             recorder.measurements(val(1.0))
         for attempt in first:
             store.finish_attempt(attempt.id, 1, "done")
-        assert homogeneity(store, "s") == [
+        assert audit_differences(store, "s") == [
             "restarts: 1 of 2 cells took more than one training attempt",
             "co-tenancy: up to 2 attempts at once on h; their speeds may have suffered",
         ]
@@ -370,7 +370,7 @@ class TestHomogeneity:
             recorder.measurements(val(1.0))
             store.finish_attempt(attempt.id, 1, "done")
             time.sleep(0.003)
-        assert homogeneity(store, "s") == [
+        assert audit_differences(store, "s") == [
             "shared GPUs: 2 cells met up to 3 other attempts on the same GPU over their time; "
             "their tokens/s and MFU are not those of the GPU alone"
         ]
@@ -386,9 +386,9 @@ class TestHomogeneity:
         recorder.provenance(SAME)
         recorder.measurements(val(1.0))
         store.finish_attempt(attempt.id, 1, "done")
-        assert homogeneity(store, "s") == ["train.micro_batch=2, other than asked for, in 1 cell"]
+        assert audit_differences(store, "s") == ["train.micro_batch=2, other than asked for, in 1 cell"]
 
     def test_the_paper(self, published):
-        assert homogeneity(published, "printed-v2") == [
+        assert audit_differences(published, "printed-v2") == [
             "not recorded by the paper: code, software, seeds, restarts, co-tenancy"
         ]

@@ -129,8 +129,8 @@ def bad(blank: Path) -> Store:
                 DatabaseRecorder(store, attempt.id, 1).measurements(numbers(value))
             store.finish_attempt(attempt.id, 1, "diverged" if value is None else "done")
     fill_every(store)
-    trials = studied.trials_at_random(studied.ONE, 40, ends=studied.ENDS, first_cell=9001)
-    studied.record(store, "tuned", studied.ONE, trials)
+    trials = studied.trials_at_random(studied.SEARCH, 40, ends=studied.ENDS, first_cell=9001)
+    studied.record(store, "tuned", studied.SEARCH, trials)
     return store
 
 

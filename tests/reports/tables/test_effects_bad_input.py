@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import make_table
-from atma_sweep.results.contrasts import Contrast, as_options
+from atma_sweep.results.contrasts import Contrast, contrasts_as_json
 from atma_sweep.results.store.records import CellRecord, Measurement
 from atma_sweep.results.store.store import Store
 
@@ -27,7 +27,7 @@ def tables(empty: Store, make: Any, run: Callable[..., None]) -> Callable[..., d
 
     def tables_of_levels(levels: list[dict[str, Any]], value: Value, state: str = "done") -> dict[str, Table]:
         cells: list[CellRecord] = [cell(index, **levels_of_cell) for index, levels_of_cell in enumerate(levels)]
-        options = {"contrasts": as_options(tuple(DECLARED)), "requested": [["val", 0], ["needle", 128]]}
+        options = {"contrasts": contrasts_as_json(tuple(DECLARED)), "requested": [["val", 0], ["needle", 128]]}
         empty.record_revision("s", grid_text="x", grid_file="x", cells=cells, options=options)
         for position, record in enumerate(cells):
             number = value(position)

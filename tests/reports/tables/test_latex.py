@@ -123,7 +123,7 @@ def test_a_folder_of_everything(store, tmp_path):
         "failures.json",
         "dashboard.html",
     } <= names
-    assert "compare" not in written.left_out
+    assert "compare" not in written.skipped
     assert all(path.stat().st_size for path in written.files)
     index = (tmp_path / "all" / "index.md").read_text()
     for link in re.findall(r"\]\((.*?)\)", index):

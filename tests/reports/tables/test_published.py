@@ -106,7 +106,7 @@ class TestSmallTables:
             for length in (0, 2048, 65536)
         ]
         texts = [[entry.text for entry in line.entries] for line in open_weight._own_rows(data, columns)]
-        parameter_counts = [line.words[1] for line in open_weight._own_rows(data, columns)]
+        parameter_counts = [line.labels[1] for line in open_weight._own_rows(data, columns)]
         expected = [list(row) for row in table.rows[10:]]
         assert [name for name, *_ in expected][:1] == ["ATMA Polar + Titans Memory"]
         assert texts == [row[2:] for row in expected]

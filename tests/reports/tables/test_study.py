@@ -12,8 +12,8 @@ from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.store import Store
 from atma_sweep.results.studies.optuna_study import Trial
-from here import here
-from studied import ENDS, ONE, RATE, SECONDS, TWO, loss, speed, trials_at_random
+from here import run_in_process
+from studied import ENDS, RATE, SEARCH, SECONDS, TWO, loss, speed, trials_at_random
 
 
 def rows_of(table: Table) -> dict[int, dict[str, str]]:
@@ -22,7 +22,7 @@ def rows_of(table: Table) -> dict[int, dict[str, str]]:
 
 def test_study_table_lists_ten_best_trials(studies: Store) -> None:
     table = make_table("study", studies, "tuned")
-    done = [trial for trial in trials_at_random(ONE, 39, ends=ENDS) if trial.standing == "done"]
+    done = [trial for trial in trials_at_random(SEARCH, 39, ends=ENDS) if trial.standing == "done"]
     best = sorted(done, key=lambda trial: loss(dict(trial.params)))[:10]
     assert [int(row[0]) for row in table.rows] == [trial.number for trial in best]
     rows = rows_of(table)
@@ -65,10 +65,10 @@ def test_every_trial_with_its_end_and_the_front_first(studies: Store) -> None:
 
 @pytest.mark.thorough
 def test_how_trials_end_and_what_a_repeated_cell_costs(empty: Store, tmp_path: Path) -> None:
-    first, second = trials_at_random(ONE, 2, ends={1: "pruned"})
+    first, second = trials_at_random(SEARCH, 2, ends={1: "pruned"})
     again = Trial(2, first.params, "done", first.values, cell=first.cell)
     nowhere = Trial(3, {RATE: 0.01}, "failed", reason="makes no cell")
-    studied.record(empty, "small", ONE, [first, second, again, nowhere], gpus=0)
+    studied.record(empty, "small", SEARCH, [first, second, again, nowhere], gpus=0)
     table = make_table("study", empty, "small", all_rows=True)
     rows = rows_of(table)
     assert [row["Standing"] for row in rows.values()] == [
@@ -87,14 +87,14 @@ def test_how_trials_end_and_what_a_repeated_cell_costs(empty: Store, tmp_path: P
 
 @pytest.mark.thorough
 def test_a_study_without_a_trial_says_so(empty: Store) -> None:
-    studied.record(empty, "new", ONE, [])
+    studied.record(empty, "new", SEARCH, [])
     table = make_table("study", empty, "new")
     assert (table.rows, table.notes[0]) == ((), "No trial of sweep new is done yet.")
     assert table.above[1] == "no trial yet of 40."
 
 
 def test_study_table_refuses_plain_sweep(store: Store, tmp_path: Path) -> None:
-    code, out, err = here(tmp_path, "report", "--table", "study", "--db", "test.db")
+    code, out, err = run_in_process(tmp_path, "report", "--table", "study", "--db", "test.db")
     assert (code, out) == (2, "")
     assert (
         err

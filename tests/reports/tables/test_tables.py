@@ -14,7 +14,7 @@ from atma_sweep.reports.number_format import format_length, format_number, reaso
 from atma_sweep.reports.render import render
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.tables import make_table
-from atma_sweep.results.console.text import csv_field, markdown_escaped, plain, tex_escaped
+from atma_sweep.results.console.text import csv_field, markdown_escaped, sanitize_line, tex_escaped
 from atma_sweep.results.errors import SweepUnknown
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
 from hypothesis import given
@@ -235,7 +235,7 @@ class TestHostileText:
     def test_terminal_and_csv(self, hostile):
         text = render(table6(hostile), "terminal")
         assert "\x1b" not in text
-        assert plain(HOSTILE) in text
+        assert sanitize_line(HOSTILE) in text
         assert "[/]" in text
         assert list(csv.reader(io.StringIO(render(table6(hostile), "csv"))))[1][0] == csv_field(HOSTILE)
         assert json.loads(render(table6(hostile), "json"))[0]["attn_type"] == HOSTILE
@@ -246,12 +246,12 @@ class TestHostileText:
         assert "\x1b" not in text
         page = Page()
         page.feed(text)
-        assert page.cells[14] == plain(HOSTILE)
+        assert page.cells[14] == sanitize_line(HOSTILE)
         assert set(page.tags) <= set("html head meta title style body p table caption thead tbody tr th td b".split())
         trace = json.loads(page.attributes["data-atma-sweep-trace"])
         assert trace["sweep"] == HOSTILE
         numbers = [attributes for tag, attributes in page.start_tags if tag == "td" and "data-probe" in attributes]
-        assert numbers[0]["data-reason"] == plain(HOSTILE)
+        assert numbers[0]["data-reason"] == sanitize_line(HOSTILE)
         assert (numbers[0]["data-attempts"], numbers[0]["data-cells"]) == ("1", "0" * 12)
 
 

@@ -23,7 +23,7 @@ from patience import PATIENCE_S
 PYTHON = [sys.executable, "-c"]
 WRITE = (
     "from pathlib import Path; import sys; from atma_sweep.results.console import output_files; "
-    f"output_files.{output_files.write.__name__}(Path(sys.argv[1]), {{!r}})"
+    f"output_files.{output_files.write_file.__name__}(Path(sys.argv[1]), {{!r}})"
 )
 ENDINGS = {".md": "md", ".csv": "csv"}
 
@@ -59,17 +59,17 @@ def test_atomic_file_appears_only_when_complete(tmp_path: Path) -> None:
         assert to.read_text() == "old"
         raise ZeroDivisionError
     assert to.read_text() == "old"
-    output_files.write(to, "grün")
+    output_files.write_file(to, "grün")
     assert to.read_bytes() == "grün".encode()
     assert [path.name for path in tmp_path.iterdir()] == ["out.txt"]
 
 
 def test_atomic_file_keeps_the_mode_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "usual").touch()
-    output_files.write(tmp_path / "new", "x")
+    output_files.write_file(tmp_path / "new", "x")
     assert (tmp_path / "new").stat().st_mode == (tmp_path / "usual").stat().st_mode
     (tmp_path / "own").touch(mode=0o600)
-    output_files.write(tmp_path / "own", "x")
+    output_files.write_file(tmp_path / "own", "x")
     assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o600
 
 
@@ -79,8 +79,8 @@ def test_links_are_followed(tmp_path: Path) -> None:
     (tmp_path / "near").symlink_to("far/file")
     (tmp_path / "again").symlink_to(tmp_path / "near")
     (tmp_path / "dangling").symlink_to("far/new")
-    output_files.write(tmp_path / "again", "new")
-    output_files.write(tmp_path / "dangling", "made")
+    output_files.write_file(tmp_path / "again", "new")
+    output_files.write_file(tmp_path / "dangling", "made")
     assert all((tmp_path / name).is_symlink() for name in ("near", "again", "dangling"))
     assert {path.name: path.read_text() for path in (tmp_path / "far").iterdir()} == {"file": "new", "new": "made"}
 
@@ -101,12 +101,12 @@ def test_atomic_file_writes_directly_into_a_pipe(tmp_path: Path) -> None:
 def test_a_device_is_written_to(tmp_path: Path) -> None:
     (tmp_path / "null").symlink_to("/dev/null")
     before = os.stat("/dev/null")
-    output_files.write(tmp_path / "null", "away")
-    output_files.write(Path("/dev/null"), "away")
+    output_files.write_file(tmp_path / "null", "away")
+    output_files.write_file(Path("/dev/null"), "away")
     assert os.path.samestat(before, os.stat("/dev/null"))
     assert stat.S_ISCHR(before.st_mode)
     with pytest.raises(WriteRefused, match="cannot write /dev/full: No space left on device; make room"):
-        output_files.write(Path("/dev/full"), "x")
+        output_files.write_file(Path("/dev/full"), "x")
 
 
 @pytest.mark.parametrize("to", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
@@ -151,7 +151,7 @@ def test_unwritable_targets_give_a_single_line(tmp_path: Path, to: str, message:
     (tmp_path / "loop").symlink_to("loop")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(StoreError, match=message) as error:
-        output_files.write(tmp_path / to, "x")
+        output_files.write_file(tmp_path / to, "x")
     assert error.value.exit_code == code
     assert len(str(error.value)) < 500
     assert sorted(tmp_path.rglob("*")) == before
@@ -167,7 +167,7 @@ def test_what_the_machine_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "out.csv").write_text("old")
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(WriteRefused, match=f"cannot write {tmp_path}/out.csv: {os.strerror(number)}; ") as error:
-        output_files.write(tmp_path / "out.csv", "x")
+        output_files.write_file(tmp_path / "out.csv", "x")
     monkeypatch.undo()
     assert error.value.exit_code == 3
     assert (tmp_path / "out.csv").read_text() == "old"
@@ -177,7 +177,7 @@ def test_atomic_file_keeps_a_write_protected_file(tmp_path: Path, monkeypatch: p
     (tmp_path / "mine").write_text("old")
     monkeypatch.setattr(os, "access", lambda path, mode: not (mode & os.W_OK))
     with pytest.raises(WriteRefused, match="Permission denied; see to its permissions"):
-        output_files.write(tmp_path / "mine", "x")
+        output_files.write_file(tmp_path / "mine", "x")
     assert (tmp_path / "mine").read_text() == "old"
 
 

@@ -28,25 +28,31 @@ def steering(raw: str, allowed: str = "") -> list[str]:
 @given(ANYTHING)
 @example(NASTY)
 def test_nothing_steers(raw: str) -> None:
-    for exit in (text.plain, text.sentence, text.html_escaped, text.markdown_escaped, text.tex_escaped):
+    for exit in (
+        text.sanitize_line,
+        text.sanitize_sentence,
+        text.html_escaped,
+        text.markdown_escaped,
+        text.tex_escaped,
+    ):
         assert steering(exit(raw)) == [], exit
     for exit in (text.sanitize_text, text.sanitize_log, text.csv_field):
         assert steering(exit(raw), "\n\t") == [], exit
     assert steering(text.json_safe(json.dumps(raw, ensure_ascii=False)), "\n") == []
     # what was cleaned stays so
-    assert text.plain(text.plain(raw)) == text.plain(raw)
+    assert text.sanitize_line(text.sanitize_line(raw)) == text.sanitize_line(raw)
 
 
 @given(st.text("abc é中½ ±-.,:;()!?", max_size=40))
 def test_harmless_text_is_unchanged(raw: str) -> None:
-    assert text.plain(raw) == text.sanitize_text(raw) == text.sanitize_log(raw) == raw
+    assert text.sanitize_line(raw) == text.sanitize_text(raw) == text.sanitize_log(raw) == raw
 
 
 @given(ANYTHING)
 def test_xml_and_html_are_well_formed(raw: str) -> None:
     safe = text.html_escaped(raw)
     root = ElementTree.fromstring(f'<x y="{safe}">{safe}</x>')
-    assert (root.text or "") == root.attrib["y"] == text.plain(raw)
+    assert (root.text or "") == root.attrib["y"] == text.sanitize_line(raw)
 
     class Tags(HTMLParser):
         def handle_starttag(self, tag: str, attrs: object) -> None:
@@ -132,7 +138,7 @@ def test_the_password_of_an_address_is_hidden(user: str, password: str, host: st
     address = f"postgresql+psycopg://{user}:{password}@{host}:5432/runs?sslmode=require"
     safe = text.without_passwords(f"cannot use {address} as a database")
     assert safe == f"cannot use postgresql+psycopg://{user}:***@{host}:5432/runs?sslmode=require as a database"
-    for exit in (text.plain, text.sentence, text.sanitize_text, text.sanitize_log, text.csv_field):
+    for exit in (text.sanitize_line, text.sanitize_sentence, text.sanitize_text, text.sanitize_log, text.csv_field):
         assert password not in exit(address).replace(user, "").replace(host, "").replace(
             exit("5432/runs?sslmode=require"), ""
         )

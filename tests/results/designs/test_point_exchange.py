@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from atma_sweep.results.designs import aliasing, design_choice, point_exchange
-from atma_sweep.results.designs.design_option import Design, as_options, design_of
+from atma_sweep.results.designs.design_option import Design, design_as_json, design_from_options
 from atma_sweep.results.designs.design_space import (
     DesignSpace,
     LinearModel,
@@ -24,7 +24,7 @@ PAPER = DesignSpace(
 
 
 def determinant(model: LinearModel, members: tuple[int, ...]) -> float:
-    rows = model.every[list(members)]
+    rows = model.full_matrix[list(members)]
     return float(np.linalg.det(rows.T @ rows))
 
 
@@ -42,7 +42,7 @@ def test_exchange_design_reaches_an_orthogonal_array() -> None:
     space = DesignSpace(dict.fromkeys("ABCDEFG", ("-", "+")))
     model = LinearModel(space, tuple(space.terms(1)))
     members = point_exchange.exchange_design(model.whitened, np.zeros((128, 0)), 8, seed=1)
-    rows = model.every[members]
+    rows = model.full_matrix[members]
     assert np.allclose(rows.T @ rows, 8 * np.eye(8))
 
 
@@ -53,19 +53,19 @@ def test_larger_designs_hold_smaller_ones() -> None:
         design, members = design_choice.d_optimal(PAPER, terms, runs)
         assert len(set(members.tolist())) == runs == design.runs
         assert before <= set(members.tolist())
-        assert np.linalg.matrix_rank(design.model.every[members]) == 12
+        assert np.linalg.matrix_rank(design.model.full_matrix[members]) == 12
         before = set(members.tolist())
     assert len(before) == 120
 
 
 def test_forty_published_cells_are_nearly_orthogonal() -> None:
     design, members = design_choice.d_optimal(PAPER, PAPER.terms(1), 40)
-    rows = design.model.every[members]
+    rows = design.model.full_matrix[members]
     # by its definition, over the complete factorial's columns
     by_hand = np.linalg.det(rows.T @ rows / 40) ** (1 / 10)
     assert aliasing.efficiency(design.model, members) == pytest.approx(by_hand)
     assert by_hand > 0.97
-    for inflation in aliasing.widths(design.model, members):
+    for inflation in aliasing.interval_inflations(design.model, members):
         assert inflation.fewer == pytest.approx(3**0.5)
         assert 1 <= inflation.balance < 1.05
 
@@ -74,7 +74,7 @@ def test_forty_published_cells_are_nearly_orthogonal() -> None:
 def test_the_choice_hangs_on_no_basis(seed: int) -> None:
     """Linear algebra of another machine turns the basis, and its last digits differ."""
     model = LinearModel(PAPER, tuple(PAPER.terms(1)))
-    potential = residual(LinearModel(PAPER, tuple(PAPER.terms(2))).every[:, 1:], model.every)
+    potential = residual(LinearModel(PAPER, tuple(PAPER.terms(2))).full_matrix[:, 1:], model.full_matrix)
     random = np.random.default_rng(seed)
     turn, _ = np.linalg.qr(random.normal(size=(10, 10)))
     turned, _ = np.linalg.qr(random.normal(size=(potential.shape[1],) * 2))
@@ -90,7 +90,7 @@ def test_differences_are_those_of_matched_pairs() -> None:
     random = np.random.default_rng(0)
     values = random.normal(size=len(HOLES.points))
     model = LinearModel(HOLES, tuple(term for n in (1, 2, 3) for term in HOLES.terms(n)))
-    solved, *_ = np.linalg.lstsq(model.every, values, rcond=None)
+    solved, *_ = np.linalg.lstsq(model.full_matrix, values, rcond=None)
 
     def at(*levels: str) -> float:
         index = HOLES.index(dict(zip(HOLES.axes, levels, strict=True)))
@@ -101,7 +101,7 @@ def test_differences_are_those_of_matched_pairs() -> None:
     assert model.contrast("memory", "on", "off") @ solved == pytest.approx(np.mean(pairs))
     inside = model.contrast("memory", "on", "off", {"mixer": "b"})
     assert inside @ solved == pytest.approx(np.mean(pairs[1]))
-    both = model.contrasted({"memory": ("on", "off"), "window": ("on", "off")})
+    both = model.interaction_contrast({"memory": ("on", "off"), "window": ("on", "off")})
     assert both @ solved == pytest.approx(np.mean([pair[1] - pair[0] for pair in pairs]))
     assert not model.contrast("memory", "on", "off", {"mixer": "c"}).any()
 
@@ -110,17 +110,17 @@ def test_what_can_be_estimated() -> None:
     main = LinearModel(SMALL, tuple(SMALL.terms(1)))
     weights = main.contrast("memory", "on", "off")
     same = np.flatnonzero(SMALL.points[:, 1] == SMALL.points[:, 2])  # memory on where window is
-    assert not is_estimable(main.every[same], weights)
-    assert is_estimable(main.every[same], main.contrast("mixer", "b", "a"))
+    assert not is_estimable(main.full_matrix[same], weights)
+    assert is_estimable(main.full_matrix[same], main.contrast("mixer", "b", "a"))
     aliases_text = "memory x window cannot be told from the mean; memory cannot be told from window; mixer x memory cannot be told from mixer x window"
     assert aliasing.alias_sentences(main, same)[0] == f"with these 6 cells, {aliases_text}"
 
 
 def test_a_revision_keeps_it() -> None:
     design, _ = design_choice.d_optimal(HOLES, hierarchical_closure([*HOLES.terms(1), ("memory", "window")]), 7)
-    restored = design_of({"design": as_options(design)})
+    restored = design_from_options({"design": design_as_json(design)})
     assert isinstance(restored, Design)
-    assert as_options(restored) == as_options(design)
+    assert design_as_json(restored) == design_as_json(design)
     assert (restored.space.points == HOLES.points).all()
 
 
@@ -129,5 +129,5 @@ def test_a_revision_keeps_it() -> None:
     [None, 3, {}, {"axes": [["a", ["x"]]]}, {"axes": [[f"x{i}", list("abcdefgh")] for i in range(9)], "exclude": [], "terms": [["x0"]], "words": [], "runs": 3, "method": "regular"}],
 )  # fmt: skip
 def test_what_is_no_design_is_none(wrong: object) -> None:
-    assert design_of({"design": wrong}) is None
-    assert design_of(wrong) is None
+    assert design_from_options({"design": wrong}) is None
+    assert design_from_options(wrong) is None

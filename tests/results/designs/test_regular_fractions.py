@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from atma_sweep.results.designs import aliasing, design_choice, regular_fractions
-from atma_sweep.results.designs.design_space import DesignSpace, LinearModel, Term, hierarchical_closure, words
+from atma_sweep.results.designs.design_space import DesignSpace, LinearModel, Term, hierarchical_closure, term_text
 
 
 def letters(k: int) -> DesignSpace:
@@ -20,7 +20,7 @@ def signs(space: DesignSpace, members: np.ndarray) -> np.ndarray:
 
 def test_the_half_of_five_axes_is_i_abcde() -> None:
     space = letters(5)
-    fraction = regular_fractions.best(space, 1, space.terms(1))
+    fraction = regular_fractions.best_fraction(space, 1, space.terms(1))
     assert fraction is not None
     assert fraction.relation_as_terms() == [("A", "B", "C", "D", "E")]
     members = fraction.members(space)
@@ -43,7 +43,7 @@ TABLE = {
 @pytest.mark.parametrize(("k", "p"), TABLE)
 def test_resolutions_and_words_are_the_book_s(k: int, p: int) -> None:
     space = letters(k)
-    fraction = regular_fractions.best(space, p, space.terms(1))
+    fraction = regular_fractions.best_fraction(space, p, space.terms(1))
     assert fraction is not None
     lengths = [len(word) for word in fraction.relation_as_terms()]
     assert (fraction.resolution, lengths.count(3), lengths.count(4)) == TABLE[k, p]
@@ -70,7 +70,7 @@ def by_hand(space: DesignSpace, members: np.ndarray) -> set[frozenset[Term]]:
 def test_aliases_are_the_columns_that_are_equal(k: int, p: int) -> None:
     space = letters(k)
     design, members = design_choice.regular_fraction(
-        space, space.terms(1), regular_fractions.best(space, p, space.terms(1))
+        space, space.terms(1), regular_fractions.best_fraction(space, p, space.terms(1))
     )  # type: ignore[arg-type]
     pairs = {
         frozenset((alias.first, alias.second)) for alias in aliasing.aliases(design.model, members) if alias.is_mutual
@@ -102,5 +102,5 @@ def test_multilevel_axes_are_crossed_with_the_fraction() -> None:
 
 def test_no_fraction_where_there_is_none() -> None:
     assert regular_fractions.smallest_fraction(letters(3), 4, letters(3).terms(1)) is None
-    assert regular_fractions.best(letters(5), 1, letters(5).terms(1), least=6) is None
-    assert words(("memory", "window")) == "memory x window"
+    assert regular_fractions.best_fraction(letters(5), 1, letters(5).terms(1), least=6) is None
+    assert term_text(("memory", "window")) == "memory x window"

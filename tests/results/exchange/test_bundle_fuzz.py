@@ -26,7 +26,7 @@ from atma_sweep.results.store.records import CurvePoint, Example, Measurement, O
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.commands.verify import identify
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.planning.planner import record
+from atma_sweep.sweep.planning.planner import to_record
 from bundles import packed, unpacked
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -67,7 +67,7 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Return the members of a real bundle of two cells: rows in every table, weights and logs."""
     folder = tmp_path_factory.mktemp("theirs")
     (folder / "grid.yaml").write_text(GRID)
-    cells = [record(cell) for cell in load_grid(str(folder / "grid.yaml")).expand(lambda data: "f" * 64)]
+    cells = [to_record(cell) for cell in load_grid(str(folder / "grid.yaml")).expand(lambda data: "f" * 64)]
     store = open_store(folder / "atma.db", create=True)
     options = {"requested": [["val", 0], ["clean", 64]], "set": {"train.tokens": 1}}
     store.record_revision(

@@ -16,7 +16,7 @@ from atma_sweep.results.exchange.import_plan import BundleContent
 from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.store.store import open_store
 from bundles import packed, unpacked
-from histories import bundle, files, halves, run, whole
+from histories import all_rows, bundle, files, halves, run
 
 pytestmark = pytest.mark.usefixtures("working_folder")
 
@@ -98,10 +98,10 @@ def victim(prepared, tmp_path):
     """Yield (database, members of a bundle for it, check that nothing has changed)."""
     path, members = prepared
     store = open_store(shutil.copy(path, tmp_path / "a.db"))
-    before, disk = whole(store), {*files(tmp_path), "evil.zip"}
+    before, disk = all_rows(store), {*files(tmp_path), "evil.zip"}
 
     def unchanged():
-        assert whole(store) == before
+        assert all_rows(store) == before
         assert {name for name in files(tmp_path) if not name.endswith(("-wal", "-shm"))} <= disk
 
     yield store, members, unchanged

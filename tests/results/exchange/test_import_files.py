@@ -13,7 +13,7 @@ from atma_sweep.results.exchange import import_files
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.store.store import open_store
-from histories import bundle, cells_of, files, launch, natural, run, whole
+from histories import all_rows, bundle, cells_of, files, launch, natural, run
 
 pytestmark = pytest.mark.usefixtures("working_folder")
 
@@ -96,7 +96,7 @@ class TestFiles:
         first, second = laptops
         run(second, cells(4)[0].id, 95, weights=b"w", log="x")
         out = bundle(second, tmp_path, weights=True)
-        before, disk = whole(first), sorted(tmp_path.rglob("*"))
+        before, disk = all_rows(first), sorted(tmp_path.rglob("*"))
 
         def refuse(*arguments):
             raise OSError(28, "No space left on device")
@@ -116,7 +116,7 @@ class TestFiles:
         monkeypatch.setattr(os, "rename", interrupted)
         with pytest.raises(KeyboardInterrupt):
             import_bundle(first, out)
-        assert whole(first) == before
+        assert all_rows(first) == before
         leftovers = {
             path for path in tmp_path.rglob("*") if path not in disk and not path.name.endswith(("-wal", "-shm"))
         }

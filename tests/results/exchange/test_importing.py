@@ -7,10 +7,10 @@ import pytest
 from atma_sweep.results.errors import BundleError, StoreError, SweepBusy, SweepUnknown
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
-from atma_sweep.results.maintenance.deletion import forget, plan_measurements
+from atma_sweep.results.maintenance.deletion import delete_measurements, plan_measurements
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner
-from histories import T, at, bundle, cells_of, launch, natural, rows, run, view, whole
+from histories import T, all_rows, at, bundle, cells_of, launch, natural, rows, run, view
 from sqlalchemy import delete, select
 from tiers import shared_out
 
@@ -68,10 +68,10 @@ class TestRoundTrip:
         # the whole bundle brings them later
         assert import_bundle(target, bundle(store, tmp_path)).added["example"] == 2
         assert natural(target) == natural(store)
-        held = whole(store)
+        held = all_rows(store)
         # the database that has the items keeps them
         assert import_bundle(store, small).added["example"] == 0
-        assert whole(store) == held
+        assert all_rows(store) == held
 
     def test_items_of_deleted_numbers_stay_away(self, store, cells, tmp_path, make):
         cell = cells(1)[0].id
@@ -84,12 +84,12 @@ class TestRoundTrip:
         target = make("other")
         import_bundle(target, small)
         for side in (store, target):
-            forget(side, plan_measurements(side, cell, lengths=[4096]), who="ada")
+            delete_measurements(side, plan_measurements(side, cell, lengths=[4096]), who="ada")
         # those of numbers that are still here come
         assert import_bundle(target, file).added["example"] == 1
         assert [row["length"] for row in rows(target, "example")] == [64]
         # and an attempt of one's own, which never was without, gets none back
-        forget(store, plan_measurements(store, cell, probes=["val"]), who="ada")
+        delete_measurements(store, plan_measurements(store, cell, probes=["val"]), who="ada")
         with store.transaction() as session:
             session.execute(delete(T["example"]))
         assert import_bundle(store, file).added["example"] == 0
@@ -116,9 +116,9 @@ class TestRoundTrip:
     def test_importing_twice_changes_nothing(self, laptops, tmp_path):
         first, second = laptops
         import_bundle(first, bundle(second, tmp_path))
-        before = whole(first)
+        before = all_rows(first)
         again = import_bundle(first, bundle(second, tmp_path))
-        assert whole(first) == before
+        assert all_rows(first) == before
         assert set(again.added.values()) == {0}
         assert again.present["attempt"] == 2
 
@@ -318,9 +318,9 @@ class TestRunning:
         assert (copy.state, copy.finished_at, copy.checkpoint) == ("interrupted", copy.heartbeat_at, None)
         assert "still running when it was exported, on there (pid 105)" in copy.cause
         assert ours.live_attempts() == []
-        before = whole(ours)
+        before = all_rows(ours)
         import_bundle(ours, bundle(theirs, tmp_path, "same.zip"))
-        assert whole(ours) == before
+        assert all_rows(ours) == before
         # later, still running: the copy goes on
         DatabaseRecorder(theirs, attempt.id, 1).curve([CurvePoint(step=9, tokens=9, wall_s=9.0, train_loss=0.5)])
         import_bundle(ours, bundle(theirs, tmp_path, "later.zip"))
@@ -334,10 +334,10 @@ class TestRunning:
         assert {value.probe: value.value for value in ours.measurements(cell)} == {"val": 1.0, "clean": None}
         assert natural(ours)["measurement"] == natural(theirs)["measurement"]
         # an old bundle, and the copy that went home again, add nothing
-        before = whole(ours)
+        before = all_rows(ours)
         import_bundle(ours, tmp_path / "early.zip")
         import_bundle(ours, tmp_path / "later.zip")
-        assert whole(ours) == before
+        assert all_rows(ours) == before
 
     def test_its_own_machine_takes_no_copy_of_it(self, make, cells, tmp_path):
         ours, theirs = make("a"), make("b")
@@ -345,22 +345,22 @@ class TestRunning:
         attempt = run(ours, cells(1)[0].id, 5, state="running")
         import_bundle(theirs, bundle(ours, tmp_path, "1.zip"))
         DatabaseRecorder(ours, attempt.id, 1).heartbeat()
-        before = whole(ours)
+        before = all_rows(ours)
         import_bundle(ours, bundle(theirs, tmp_path, "2.zip"))
-        assert whole(ours) == before
+        assert all_rows(ours) == before
         DatabaseRecorder(ours, attempt.id, 1).heartbeat()
         ours.finish_attempt(attempt.id, 1, "done")
-        before = whole(ours)
+        before = all_rows(ours)
         import_bundle(ours, tmp_path / "2.zip")
-        assert whole(ours) == before
+        assert all_rows(ours) == before
 
     def test_import_refuses_cells_that_are_running(self, laptops, tmp_path, cells):
         first, second = laptops
         run(first, cells(4)[2].id, 90, state="running")
-        before = whole(first)
+        before = all_rows(first)
         with pytest.raises(SweepBusy, match=r"being run here \(attempt 1, pid 190 on here\)"):
             import_bundle(first, bundle(second, tmp_path))
-        assert whole(first) == before
+        assert all_rows(first) == before
 
     def test_import_refuses_older_attempts_of_a_running_sweep(self, laptops, tmp_path, owner):
         first, second = laptops

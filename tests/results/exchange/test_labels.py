@@ -19,7 +19,7 @@ from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.commands.verify import check, derive, identify
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.grid.grid import shipped as shipped_grids
-from atma_sweep.sweep.planning.planner import record
+from atma_sweep.sweep.planning.planner import to_record
 from bundles import packed, unpacked
 
 Command = Callable[..., tuple[int, str, str]]
@@ -34,7 +34,7 @@ axes: {attn_type: [polar], memory: [on], train.muon_lr: [0.01], model.window_siz
 def folder(tmp_path: Path) -> Path:
     """A folder with a database of one cell, and with its bundle."""
     (tmp_path / "grid.yaml").write_text(GRID)
-    cells = [record(cell) for cell in load_grid(str(tmp_path / "grid.yaml")).expand(lambda data: "f" * 64)]
+    cells = [to_record(cell) for cell in load_grid(str(tmp_path / "grid.yaml")).expand(lambda data: "f" * 64)]
     store = open_store(tmp_path / "atma.db", create=True)
     store.record_revision("labels", grid_text=GRID, grid_file="grid.yaml", cells=cells)
     export_sweep(store, "labels", tmp_path / "labels.zip")
@@ -107,7 +107,7 @@ def test_shipped_bundles_carry_true_labels(sweep: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("grid", shipped_grids())
 def test_cells_of_shipped_grids_carry_true_labels(grid: str) -> None:
     for cell in load_grid(grid).expand(lambda data: "f" * 64):
-        stored = record(cell)
+        stored = to_record(cell)
         derived = derive(stored.config)
         row = {
             "id": stored.id,

@@ -16,10 +16,10 @@ import studied
 from atma_sweep.results.exchange.trackers.optuna import export
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.results.studies.optuna_study import Trial
-from here import here
+from here import run_in_process
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
-from studied import DECAY, DEPTH, KIND, ONE, RATE, SECONDS, START, trials_at_random
+from studied import DECAY, DEPTH, KIND, RATE, SEARCH, SECONDS, START, trials_at_random
 
 pytestmark = pytest.mark.thorough
 STATES = {
@@ -38,7 +38,7 @@ def loaded(file: Path, name: str) -> optuna.Study:
 
 
 def test_every_trial_is_what_it_was(empty: Store, tmp_path: Path) -> None:
-    trials = studied.one(empty)
+    trials = studied.record_study(empty)
     assert export(empty, "tuned", tmp_path / "o.db") == 40
     study = loaded(tmp_path / "o.db", "tuned")
     assert [item.name for item in study.directions] == ["MINIMIZE"]
@@ -78,10 +78,10 @@ def test_a_front_is_optunas_and_a_study_there_can_go_on(empty: Store, tmp_path: 
 
 
 def test_parameters_outside_a_narrower_search_are_exported(empty: Store, tmp_path: Path) -> None:
-    first, second = trials_at_random(ONE, 2)
+    first, second = trials_at_random(SEARCH, 2)
     odd = replace(first, params={**first.params, RATE: 0.5, KIND: "titans"})
     nowhere = Trial(2, {RATE: 0.01}, "failed", reason="makes no cell")
-    studied.record(empty, "odd", ONE, [odd, second, nowhere])
+    studied.record(empty, "odd", SEARCH, [odd, second, nowhere])
     export(empty, "odd", tmp_path / "o.db")
     theirs = loaded(tmp_path / "o.db", "odd").trials
     assert set(theirs[0].params) == {DEPTH, DECAY}
@@ -93,23 +93,23 @@ def test_parameters_outside_a_narrower_search_are_exported(empty: Store, tmp_pat
 
 
 def test_the_command_writes_a_file_and_replaces_none(empty: Store, tmp_path: Path, cells: Any) -> None:
-    studied.one(empty)
-    code, out, err = here(tmp_path, "export", "--sweep", "tuned", "--to", "optuna")
+    studied.record_study(empty)
+    code, out, err = run_in_process(tmp_path, "export", "--sweep", "tuned", "--to", "optuna")
     assert (code, err) == (0, "")
     assert out == "tuned-optuna.db: 40 trials of sweep tuned\n"
     with sqlite3.connect(tmp_path / "tuned-optuna.db") as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert connection.execute("SELECT count(*) FROM trials").fetchone() == (40,)
-    result = here(tmp_path, "export", "--sweep", "tuned", "--to", "optuna", "--out", "x.db", "--json")
+    result = run_in_process(tmp_path, "export", "--sweep", "tuned", "--to", "optuna", "--out", "x.db", "--json")
     assert json.loads(result[1]) == {"sweep": "tuned", "file": "x.db", "trials": 40}
     before = (tmp_path / "atma.db").read_bytes()
     for name in ("atma.db", "x.db"):
-        code, out, err = here(tmp_path, "export", "--sweep", "tuned", "--to", "optuna", "--out", name)
+        code, out, err = run_in_process(tmp_path, "export", "--sweep", "tuned", "--to", "optuna", "--out", name)
         assert (code, out) == (2, "")
         assert err == f"atma-sweep: {name} exists; name a new file with --out, since --to optuna replaces no database\n"
     assert (tmp_path / "atma.db").read_bytes() == before
     empty.record_revision("grid", grid_text="x", grid_file="x", cells=cells(1))
-    code, _, err = here(tmp_path, "export", "--sweep", "grid", "--to", "optuna")
+    code, _, err = run_in_process(tmp_path, "export", "--sweep", "grid", "--to", "optuna")
     assert (code, err.count("\n")) == (2, 1)
     assert "sweep grid is no study, so Optuna has nothing to show of it; --to mlflow takes any sweep" in err
     assert not (tmp_path / "grid-optuna.db").exists()
@@ -118,7 +118,7 @@ def test_the_command_writes_a_file_and_replaces_none(empty: Store, tmp_path: Pat
 @pytest.mark.thorough
 def test_optuna_dashboard_itself_reads_it(empty: Store, tmp_path: Path) -> None:
     dashboard = pytest.importorskip("optuna_dashboard", reason="needs optuna-dashboard: pip install -e '.[oracles]'")
-    studied.one(empty)
+    studied.record_study(empty)
     export(empty, "tuned", tmp_path / "o.db")
     storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'o.db'}")
     serve = dashboard.wsgi(storage)

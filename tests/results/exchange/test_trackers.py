@@ -48,7 +48,7 @@ class TestContract:
 
     def test_it_writes_all_and_replaces_nothing(self, filled, tmp_path, name):
         exporter, out = EXPORTERS[name], tmp_path / "out"
-        count = len(studied.one(filled)) if exporter.counts == "trials" else 3
+        count = len(studied.record_study(filled)) if exporter.counts == "trials" else 3
         sweep = "tuned" if exporter.counts == "trials" else "quick"
         with pytest.raises(SweepUnknown):
             exporter.export(filled, "quik", out)

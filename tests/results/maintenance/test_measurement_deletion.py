@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from atma_sweep.results.errors import StoreError, SweepReadOnly
-from atma_sweep.results.maintenance.deletion import MeasurementCount, forget, plan_measurements
+from atma_sweep.results.maintenance.deletion import MeasurementCount, delete_measurements, plan_measurements
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CellRecord, Example, Measurement, Owner, requests_from_options, standing
 from atma_sweep.results.store.store import Store
@@ -52,7 +52,7 @@ def test_a_stranger_goes_and_all_else_stays(store: Store, measured: CellRecord) 
     assert planned.rows == [MeasurementCount(probe="clean", length=999_999_999, measurements=1, attempts=1, examples=0)]
     assert planned.asked_by == {}
     assert store.measurements(measured.id) == before, "a plan changes nothing"
-    done = forget(store, planned, who="ada on here")
+    done = delete_measurements(store, planned, who="ada on here")
     assert done.deleted
     assert store.measurements(measured.id) == [value for value in before if value.length != 999_999_999]
     assert word(store, measured.id) == "done"
@@ -68,7 +68,7 @@ def test_plan_names_the_sweeps_that_request_the_numbers(store: Store, measured: 
         "  clean at 64: 2 numbers of 2 attempts, 4 items behind them",
         "  sweep quick asks for it: there the cell becomes needs-eval, and the next launch measures it again",
     ]
-    forget(store, planned, who="ada")
+    delete_measurements(store, planned, who="ada")
     assert word(store, measured.id) == "needs-eval"
     keys = {(value.probe, value.length) for value in store.measurements(measured.id)}
     assert keys == {("val", 0), ("clean", 128), ("clean", 999_999_999)}, "no older number came back"
@@ -78,7 +78,7 @@ def test_plan_names_the_sweeps_that_request_the_numbers(store: Store, measured: 
 
 
 def test_plan_warns_if_the_weights_are_gone(store: Store, measured: CellRecord) -> None:
-    store.forget_weights(store.attempts(measured.id)[0].id)
+    store.clear_weights(store.attempts(measured.id)[0].id)
     planned = plan_measurements(store, measured.id, probes=["val"])
     assert planned.asked_by == {"quick": "weights gone"}
     assert "only after a launch with --retrain" in planned.lines()[-1]
@@ -92,7 +92,7 @@ def test_a_plan_that_is_out_of_date_deletes_nothing(store: Store, measured: Cell
     store.finish_attempt(attempt.id, 1, "done")
     before = store.measurements(measured.id)
     with pytest.raises(StoreError, match="changed meanwhile"):
-        forget(store, planned, who="ada")
+        delete_measurements(store, planned, who="ada")
     assert store.measurements(measured.id) == before
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 from atma_sweep.results.errors import CellUnknown, StoreError, SweepBusy, SweepUnknown
 from atma_sweep.results.maintenance import names_tags_notes
-from atma_sweep.results.maintenance.overview import overview
+from atma_sweep.results.maintenance.overview import list_sweeps
 from atma_sweep.results.store.records import CellRecord, Owner
 from atma_sweep.results.store.store import Store
 from databases import finished
@@ -47,7 +47,9 @@ def test_a_sweep_with_another_name_is_the_same_sweep(filled: Store) -> None:
     before = rows(filled, "SELECT id, created_at, launched_at, fence FROM sweep ORDER BY id")
     view = "SELECT cell, slug, axes, state FROM results WHERE sweep = '{}' ORDER BY cell"
     seen = [(row[0], row[1], str(row[2]), row[3]) for row in rows(filled, view.format("one"))]
-    assert names_tags_notes.rename(filled, "one", "first-try", holds=active, who="ada") == "one.yaml", "nobody runs it"
+    assert names_tags_notes.rename(filled, "one", "first-try", is_active=active, who="ada") == "one.yaml", (
+        "nobody runs it"
+    )
     assert rows(filled, "SELECT id, created_at, launched_at, fence FROM sweep ORDER BY id") == before
     assert [(row[0], row[1], str(row[2]), row[3]) for row in rows(filled, view.format("first-try"))] == seen
     assert rows(filled, view.format("one")) == []
@@ -67,17 +69,17 @@ def test_a_sweep_with_another_name_is_the_same_sweep(filled: Store) -> None:
 )  # fmt: skip
 def test_rename_refuses_invalid_names(filled: Store, name: str, new: str, message: str) -> None:
     with pytest.raises(StoreError, match=message):
-        names_tags_notes.rename(filled, name, new, holds=inactive, who="ada")
+        names_tags_notes.rename(filled, name, new, is_active=inactive, who="ada")
     assert [sweep.name for sweep in filled.sweeps()] == ["two", "one"]
 
 
 def test_a_sweep_that_runs_keeps_its_name(filled: Store, owner: Owner) -> None:
     filled.acquire_sweep("one", owner, 60)
     with pytest.raises(SweepBusy, match="cannot be renamed meanwhile"):
-        names_tags_notes.rename(filled, "one", "new", holds=active, who="ada")
+        names_tags_notes.rename(filled, "one", "new", is_active=active, who="ada")
     with pytest.raises(SweepUnknown):
         filled.sweep("new")
-    names_tags_notes.rename(filled, "one", "new", holds=inactive, who="ada")
+    names_tags_notes.rename(filled, "one", "new", is_active=inactive, who="ada")
     assert filled.sweep("new").name == "new", "whose launch has died is free"
 
 
@@ -117,7 +119,7 @@ def test_the_list_counts_as_sql_does(filled: Store, owner: Owner) -> None:
     names_tags_notes.tag(filled, "two", ["paper"])
     filled.set_read_only("two")
     filled.acquire_sweep("one", owner, 60)
-    second, first = overview(filled, active).sweeps
+    second, first = list_sweeps(filled, active).sweeps
     assert (first.sweep, first.revisions, first.cells, first.done, first.failed, first.open) == ("one", 2, 3, 1, 1, 1)
     assert (second.sweep, second.revisions, second.cells, second.done, second.failed, second.open) == (
         "two",
@@ -131,7 +133,7 @@ def test_the_list_counts_as_sql_does(filled: Store, owner: Owner) -> None:
     assert states == [("done", 1), ("failed", 1), ("new", 1)] == sorted(first.counts.items())
     assert (first.origin, second.origin, second.tags) == ("launched", "imported", ("paper",))
     assert (first.run_by, second.run_by) == ("ada on here, pid 101", None)
-    assert overview(filled, inactive).sweeps[1].run_by is None
-    text = "\n".join(overview(filled, inactive).lines())
+    assert list_sweeps(filled, inactive).sweeps[1].run_by is None
+    text = "\n".join(list_sweeps(filled, inactive).lines())
     assert "paper" in text
     assert "imported" in text

@@ -82,7 +82,7 @@ def sound(store: Store) -> bool:
 
 
 def delete(store: Store, *names: str) -> DeletionPlan:
-    planned = deletion.plan(store, names, holds=holds)
+    planned = deletion.plan_deletion(store, names, holds=holds)
     return deletion.execute_deletion(store, planned, names, holds=holds, who="ada")
 
 
@@ -99,7 +99,7 @@ def report_of(store: Store, sweep: str) -> list[object]:
 
 def test_a_sweep_goes_with_the_cells_that_are_its_own(store: Store, four: list[CellRecord]) -> None:
     before, report_before = counts(store), report_of(store, "two")
-    planned = deletion.plan(store, ["one"], holds=holds)
+    planned = deletion.plan_deletion(store, ["one"], holds=holds)
     assert counts(store) == before, "a plan changes nothing"
     assert (planned.sweeps, planned.cells) == (("one",), (four[1].id, four[2].id))
     assert [(retained.cell, retained.why) for retained in planned.kept] == [(four[0].id, "shared with sweep two")]
@@ -128,7 +128,7 @@ def test_deleted_cells_can_be_recorded_again(store: Store, four: list[CellRecord
 
 
 def test_both_sweeps_at_once_take_what_they_share(store: Store, four: list[CellRecord]) -> None:
-    assert deletion.plan(store, ["one", "two", "one"], holds=holds).cells == tuple(cell.id for cell in four)
+    assert deletion.plan_deletion(store, ["one", "two", "one"], holds=holds).cells == tuple(cell.id for cell in four)
 
 
 def test_a_cell_goes_and_the_sweep_that_wants_it_is_named(store: Store, four: list[CellRecord]) -> None:
@@ -144,8 +144,8 @@ def test_a_cell_goes_and_the_sweep_that_wants_it_is_named(store: Store, four: li
 
 
 def test_what_two_sweeps_share_stays(store: Store, four: list[CellRecord]) -> None:
-    planned = deletion.plan(store, [four[0].id], holds=holds)
-    assert planned.nothing
+    planned = deletion.plan_deletion(store, [four[0].id], holds=holds)
+    assert planned.is_empty
     assert [retained.why for retained in planned.kept] == ["shared with sweep one and two"]
     with pytest.raises(StoreError, match="sweeps one and two share cell"):
         store.read(lambda session: deletion.require_unshared(session, four[0].id, holds))
@@ -154,12 +154,12 @@ def test_what_two_sweeps_share_stays(store: Store, four: list[CellRecord]) -> No
 def test_a_cell_on_whose_weights_another_was_measured_stays(store: Store, four: list[CellRecord], owner: Owner) -> None:
     theirs = store.attempts(four[2].id)[0].id
     run(store, four[3].id, owner, parent=theirs)
-    planned = deletion.plan(store, ["one"], holds=holds)
+    planned = deletion.plan_deletion(store, ["one"], holds=holds)
     assert planned.cells == (four[1].id,)
     assert [retained.why for retained in planned.kept][1:] == [f"on whose weights cell {four[3].id} was measured"]
     delete(store, "one")
     assert sound(store)
-    assert set(deletion.plan(store, ["two", four[2].id], holds=holds).cells) == {four[i].id for i in (0, 2, 3)}
+    assert set(deletion.plan_deletion(store, ["two", four[2].id], holds=holds).cells) == {four[i].id for i in (0, 2, 3)}
 
 
 def test_deletion_refuses_running_cells(store: Store, four: list[CellRecord], owner: Owner) -> None:
@@ -167,16 +167,16 @@ def test_deletion_refuses_running_cells(store: Store, four: list[CellRecord], ow
     fence = store.acquire_sweep("one", Owner(name="alive", host="here", pid=1, started=1.0), 60)
     for names in (["one"], [four[1].id], ["one", "two"]):
         with pytest.raises(SweepBusy, match="is run by alive"):
-            deletion.plan(store, names, holds=holds)
+            deletion.plan_deletion(store, names, holds=holds)
     with pytest.raises(SweepBusy):
         store.write(lambda session: deletion.require_unshared(session, four[1].id, holds))
     store.release_sweep("one", fence)
     run(store, four[2].id, owner, "running")
     for names in (["one"], [four[2].id]):
         with pytest.raises(CellAlreadyRunning, match="is being run"):
-            deletion.plan(store, names, holds=holds, is_alive=lambda attempt: True)
+            deletion.plan_deletion(store, names, holds=holds, is_alive=lambda attempt: True)
     assert counts(store) | {"event": 0} == before | {"event": 0, "attempt": before["attempt"] + 1, "measurement": before["measurement"] + 1, "example": before["example"] + 3, "curve_point": before["curve_point"] + 4, "provenance": before["provenance"] + 1}  # fmt: skip
-    assert deletion.plan(store, ["one"], holds=holds, is_alive=lambda attempt: False).cells[-1] == four[2].id
+    assert deletion.plan_deletion(store, ["one"], holds=holds, is_alive=lambda attempt: False).cells[-1] == four[2].id
 
 
 def test_an_attempt_on_this_host_lives_as_long_as_its_process(
@@ -193,7 +193,7 @@ def test_an_attempt_on_this_host_lives_as_long_as_its_process(
 
 
 def test_a_plan_that_is_out_of_date_deletes_nothing(store: Store, four: list[CellRecord], owner: Owner) -> None:
-    planned = deletion.plan(store, ["one"], holds=holds)
+    planned = deletion.plan_deletion(store, ["one"], holds=holds)
     run(store, four[2].id, owner)
     before = counts(store)
     with pytest.raises(StoreError, match="changed meanwhile"):
@@ -203,9 +203,9 @@ def test_a_plan_that_is_out_of_date_deletes_nothing(store: Store, four: list[Cel
 
 def test_the_beginning_of_an_id_is_not_enough(store: Store, four: list[CellRecord]) -> None:
     with pytest.raises(CellUnknown, match="give its whole id"):
-        deletion.plan(store, ["c01"], holds=holds)
+        deletion.plan_deletion(store, ["c01"], holds=holds)
     with pytest.raises(CellUnknown, match="no sweep is named 'nothing'"):
-        deletion.plan(store, ["nothing"], holds=holds)
+        deletion.plan_deletion(store, ["nothing"], holds=holds)
 
 
 def _dump(path: Path) -> list[str]:
@@ -236,7 +236,7 @@ holds = lambda owner, until: False
 found = deletion.PLAN(store, ["one"], holds=holds)
 deletion.execute_deletion(store, found, ["one"], holds=holds, who="ada")
 print(seen[0])
-""".replace("PLAN", deletion.plan.__name__)
+""".replace("PLAN", deletion.plan_deletion.__name__)
 
 
 @pytest.mark.parametrize("at", every_nth([4, 1, 9], 3))

@@ -18,8 +18,8 @@ from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store.schema import Base
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.planning.planner import record
-from here import here
+from atma_sweep.sweep.planning.planner import to_record
+from here import run_in_process
 from once import once
 
 GRID = """
@@ -48,7 +48,7 @@ COMMANDS = [
 def prepare(folder: Path) -> None:
     """A database with eight configurations at two seeds and rows in every table but those of studies."""
     (folder / "grid.yaml").write_text(GRID)
-    cells = [record(cell) for cell in load_grid(str(folder / "grid.yaml")).expand(lambda data: "f" * 64)]
+    cells = [to_record(cell) for cell in load_grid(str(folder / "grid.yaml")).expand(lambda data: "f" * 64)]
     store = open_store(folder / "atma.db", create=True)
     options = {"requested": [["val", 0], ["needle", 64]]}
     store.record_revision("fuzzed", grid_text=GRID, grid_file="grid.yaml", options=options, cells=cells)
@@ -129,7 +129,7 @@ def fuzz(folder: Path, work: Path, *, seed: int, n_edits: int, n_commands: int, 
             assert table in message, (table, column, value, message)
             commands = commands[: draw.random() < share]
         for command in commands:
-            code, _, err = here(work, *(cell if word == "CELL" else word for word in command))
+            code, _, err = run_in_process(work, *(cell if word == "CELL" else word for word in command))
             case = (table, column, value, command, err)
             assert code in (0, 1, 2, 3), case
             assert "Traceback" not in err, case
@@ -166,11 +166,11 @@ def test_errors_name_the_edited_row(
     """The error is one line that ends with the remedy; db check reports the same."""
     cell = cell_of(folder)
     assert edit(folder / "atma.db", table, column, value)
-    code, out, err = here(folder, *(cell if word == "CELL" else word for word in command))
+    code, out, err = run_in_process(folder, *(cell if word == "CELL" else word for word in command))
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert message.format(cell=cell) in err
     assert "run: atma-sweep db check" in err
-    code, out, _ = here(folder, "db", "check")
+    code, out, _ = run_in_process(folder, "db", "check")
     assert (code, "error: 1 values cannot be as they are" in out) == (1, True)
     assert message.format(cell=cell) in out
 

@@ -19,7 +19,7 @@ from atma_sweep.results.stopping import contrast_estimator
 from atma_sweep.results.stopping import interim_analysis as look
 from atma_sweep.results.stopping.alpha_spending import critical_values
 from atma_sweep.results.stopping.interim_analysis import SeedResult, StoppingStatus, evaluate_rule
-from atma_sweep.results.stopping.stopping_rule import StoppingRule, as_option, rule_of
+from atma_sweep.results.stopping.stopping_rule import StoppingRule, rule_as_json, rule_from_options
 from scipy import stats
 from tiers import long_form
 
@@ -66,7 +66,7 @@ def test_interval_is_students_t_at_the_level_of_its_look() -> None:
         assert each_look.level == pytest.approx(level, rel=1e-6)
         assert (each_look.low, each_look.high) == pytest.approx(student([float(x) for x in d], level), rel=1e-9)
         assert each_look.configurations == 4
-    assert (seen.verdict, seen.asked, seen.further, seen.waiting) == ("open", 5, 6, 0)
+    assert (seen.verdict, seen.seeds_launched, seen.seeds_wanted, seen.unfinished_cells) == ("open", 5, 6, 0)
 
 
 def test_strata_have_equal_weights() -> None:
@@ -77,18 +77,23 @@ def test_strata_have_equal_weights() -> None:
     assert look.mean == pytest.approx(2 + (mean["polar"] + mean["nope"]) / 2)
     inside = replace(RULE, contrast=replace(MEMORY, within={"attn_type": "polar"}))
     seen = evaluate_rule(inside, [*runs(1, attn_type="nope"), *runs(3, attn_type="polar")], None)
-    assert (seen.asked, seen.cells, seen.looks[0].configurations) == (3, 12, 2)
+    assert (seen.seeds_launched, seen.cells, seen.looks[0].configurations) == (3, 12, 2)
 
 
 def test_no_look_before_all_of_its_cells_are_finished() -> None:
     last = ("polar", "off", "off"), 3
     seen = evaluate_rule(RULE, runs(4, excluded=[last]), None)
-    assert ([look.seeds for look in seen.looks], seen.asked, seen.waiting, seen.further) == ([3], 4, 1, 4)
+    assert ([look.seeds for look in seen.looks], seen.seeds_launched, seen.unfinished_cells, seen.seeds_wanted) == (
+        [3],
+        4,
+        1,
+        4,
+    )
     assert seen.verdict == "open"
     first = ("polar", "off", "off"), 0
     assert evaluate_rule(RULE, runs(3, excluded=[first]), None).looks == ()
     # a cell that was never launched is none that is finished
-    assert evaluate_rule(RULE, runs(3)[1:], None).waiting == 1
+    assert evaluate_rule(RULE, runs(3)[1:], None).unfinished_cells == 1
 
 
 @pytest.mark.parametrize(
@@ -105,7 +110,7 @@ def test_no_look_before_all_of_its_cells_are_finished() -> None:
 def test_verdicts(rule: StoppingRule, seeds: int, number: Number, verdict: str) -> None:
     seen = evaluate_rule(rule, runs(seeds, number), None)
     assert seen.verdict == verdict
-    assert seen.further == (4 if verdict == "open" else seeds)
+    assert seen.seeds_wanted == (4 if verdict == "open" else seeds)
 
 
 def test_missing_values_drop_the_smallest_part() -> None:
@@ -115,7 +120,7 @@ def test_missing_values_drop_the_smallest_part() -> None:
     # one of four pairs lacks one of six seeds: a quarter of the seed, a sixth of the pair
     status = evaluate_rule(replace(RULE, width=1e-9), runs(6, without((("polar", "on", "off"), 5))), None)
     assert (status.looks[-1].seeds, status.looks[-1].used, status.looks[-1].left_out) == (5, 5, 0)
-    assert status.further == 7, "a further seed takes its place"
+    assert status.seeds_wanted == 7, "a further seed takes its place"
     # one that never has a number counts nowhere, and costs no seed
     lost = [(("polar", "on", "off"), seed) for seed in range(6)]
     none = evaluate_rule(replace(RULE, width=1e-9), runs(6, without(*lost)), None)
@@ -145,31 +150,31 @@ def test_of_a_partial_design_each_seed_is_least_squares() -> None:
     assert evaluate_rule(RULE, runs(4), complete).looks == evaluate_rule(RULE, runs(4), None).looks
     # and what it cannot tell needs no cells
     mixer_contrast = replace(MEMORY, axis="attn_type", level="rope", reference="nope")
-    assert not contrast_estimator.ContrastEstimator(every[:6], mixer_contrast, design).needed.any()
+    assert not contrast_estimator.ContrastEstimator(every[:6], mixer_contrast, design).used_configurations.any()
 
 
 @pytest.mark.thorough
 def test_p_belongs_to_the_interval() -> None:
     for shift in np.linspace(-3, 3, 4):
         seen = evaluate_rule(replace(RULE, width=1e-9), runs(6, lambda levels, seed: noisy(levels, seed) + float(shift) * (levels["memory"] == "on")), None)  # noqa: B023 # fmt: skip
-        last = seen.last
+        last = seen.last_look
         assert last is not None
         assert (seen.p() < 0.05) == (last.low > 0 or last.high < 0)
     margin = max(abs(last.low), abs(last.high))
-    assert seen.outside(margin * 1.001) < 0.025 < seen.outside(margin * 0.999)
+    assert seen.p_equivalence(margin * 1.001) < 0.025 < seen.p_equivalence(margin * 0.999)
     assert math.isnan(evaluate_rule(RULE, runs(2), None).p())
 
 
 def test_a_rule_as_a_database_keeps_it() -> None:
     rule = replace(RULE, contrast=replace(MEMORY, within={"attn_type": "polar"}, length=None), wave=2, sure=True)
-    assert rule_of({"stop": as_option(rule)}) == rule
-    assert rule.looks == (3, 5, 7, 8)
+    assert rule_from_options({"stop": rule_as_json(rule)}) == rule
+    assert rule.seeds_at_looks == (3, 5, 7, 8)
     for wrong in (
-        None, {}, {"stop": 3}, {"stop": {}}, {"stop": as_option(rule) | {"seeds": [0, 0]}}, {"stop": as_option(rule) | {"first": 9}},
-        {"stop": as_option(rule) | {"spending": "x"}}, {"stop": as_option(rule) | {"wave": 0}}, {"stop": as_option(rule) | {"contrast": {}}},
-        {"stop": as_option(rule) | {"width": "wide"}}, {"stop": as_option(rule) | {"width": 0}},
+        None, {}, {"stop": 3}, {"stop": {}}, {"stop": rule_as_json(rule) | {"seeds": [0, 0]}}, {"stop": rule_as_json(rule) | {"first": 9}},
+        {"stop": rule_as_json(rule) | {"spending": "x"}}, {"stop": rule_as_json(rule) | {"wave": 0}}, {"stop": rule_as_json(rule) | {"contrast": {}}},
+        {"stop": rule_as_json(rule) | {"width": "wide"}}, {"stop": rule_as_json(rule) | {"width": 0}},
     ):  # fmt: skip
-        assert rule_of(wrong) is None
+        assert rule_from_options(wrong) is None
 
 
 def shares(rule: StoppingRule, draws: int) -> float:
@@ -177,11 +182,11 @@ def shares(rule: StoppingRule, draws: int) -> float:
     random = np.random.default_rng(1)
     wrong = 0
     for _ in range(draws):
-        noise = random.normal(size=(4, rule.most))
+        noise = random.normal(size=(4, rule.max_seeds))
         levels = [{"memory": m, "window": w} for m in ("off", "on") for w in ("off", "on")]
         seeds, seen = rule.first, None
-        while seen is None or seen.further > seeds:
-            seeds = seeds if seen is None else seen.further
+        while seen is None or seen.seeds_wanted > seeds:
+            seeds = seeds if seen is None else seen.seeds_wanted
             seen = evaluate_rule(
                 rule,
                 [

@@ -26,7 +26,7 @@ def launcher(who, cells):
 def claim(store: Store, name, owner, revision):
     """Return True if the owner got the sweep."""
     try:
-        store.acquire_sweep(name, owner, 60.0, is_alive=lambda held: True, revision=revision, forget=True)
+        store.acquire_sweep(name, owner, 60.0, is_alive=lambda held: True, revision=revision, clear_requests=True)
     except SweepBusy:
         return False
     return True
@@ -112,9 +112,9 @@ def test_launches_of_different_grids_race_for_new_names(store, url, cells):
 def test_only_a_new_owner_clears_earlier_requests(store: Store, cells):
     owner, grid = launcher("a", cells)
     assert claim(store, "quick", owner, grid)
-    store.ask("quick", pause=True)
+    store.request_actions("quick", pause=True)
     assert not claim(store, "quick", *launcher("b", cells))
-    assert store.asked("quick") == {"pause": True}
+    assert store.pending_requests("quick") == {"pause": True}
     store.release_sweep("quick", 1)
     assert claim(store, "quick", *launcher("b", cells))
-    assert store.asked("quick") == {}
+    assert store.pending_requests("quick") == {}

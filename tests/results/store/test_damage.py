@@ -18,7 +18,7 @@ from atma_sweep.results.console.output_files import store_error_for
 from atma_sweep.results.errors import StoreBusy, StoreError, WriteRefused
 from atma_sweep.results.maintenance.check import check
 from atma_sweep.results.store import database_connection, upgrading
-from atma_sweep.results.store.database import explain_driver_error, place
+from atma_sweep.results.store.database import explain_driver_error, resolve_url
 from atma_sweep.results.store.store import Store, open_store
 from every_command import example_lines, fill_database, no_hang
 from sqlalchemy import event, text
@@ -149,7 +149,7 @@ FULL = OperationalError("SELECT 1", {}, sqlite3.OperationalError("disk I/O error
 
 
 def test_a_full_disk_is_no_reason_for_another_database(tmp_path: Path) -> None:
-    error = explain_driver_error(FULL, place(tmp_path / "atma.db"))
+    error = explain_driver_error(FULL, resolve_url(tmp_path / "atma.db"))
     assert isinstance(error, WriteRefused)
     assert error.exit_code == 3
     assert str(error) == (
@@ -284,6 +284,6 @@ def test_commands_on_a_full_disk(run: Run, tmp_path: Path, sound: bytes) -> None
 
 
 def test_errors_of_a_server_are_no_damage() -> None:
-    url = place("postgresql://me@host/db")
+    url = resolve_url("postgresql://me@host/db")
     assert explain_driver_error(OperationalError("SELECT 1", {}, sqlite3.DatabaseError("malformed")), url) is None
     assert explain_driver_error(StoreError("x"), url) is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from atma_sweep.results.errors import StoreError, StoreMissing, StoreOutdated, StoreTooNew
 from atma_sweep.results.store import records, schema
-from atma_sweep.results.store.database import network_filesystem, place, shown
+from atma_sweep.results.store.database import network_filesystem, redacted_url, resolve_url
 from atma_sweep.results.store.store import Store, open_store
 
 MOUNTS = """\
@@ -125,12 +125,12 @@ def test_another_revision_is_refused(tmp_path, monkeypatch, revision, error, cre
 
 def test_targets(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert str(place("some.db")) == f"sqlite:///{tmp_path}/some.db"
-    assert place("postgresql://ada:secret@db/x").drivername == "postgresql+psycopg"
-    assert "secret" not in shown(place("postgresql://ada:secret@db/x"))
+    assert str(resolve_url("some.db")) == f"sqlite:///{tmp_path}/some.db"
+    assert resolve_url("postgresql://ada:secret@db/x").drivername == "postgresql+psycopg"
+    assert "secret" not in redacted_url(resolve_url("postgresql://ada:secret@db/x"))
     for wrong in ("sqlite://", "sqlite:///:memory:", "mysql://x/y", "://"):
         with pytest.raises(StoreError):
-            place(wrong)
+            resolve_url(wrong)
 
 
 def test_pragmas(tmp_path):

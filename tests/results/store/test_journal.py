@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from atma_sweep.results.errors import LeaseLost
-from atma_sweep.results.store.journal import JOURNAL, JournalReader, JournalRecorder, settle
+from atma_sweep.results.store.journal import JOURNAL, JournalReader, JournalRecorder, apply_remaining
 from atma_sweep.results.store.recorder import AttemptWriter, DatabaseRecorder
 from atma_sweep.results.store.records import Attempt, CurvePoint, Example, Measurement, Provenance
 from atma_sweep.results.store.schema import CurvePointRow, EventRow, ExampleRow, MeasurementRow, ProvenanceRow
@@ -141,9 +141,9 @@ def test_inherited_curve_is_complete(store: Store, running: tuple[Attempt, Attem
     recorder = JournalRecorder(folder / JOURNAL)
     for step in (0, 5, 7):
         recorder.curve([CurvePoint(step=step, tokens=step, wall_s=0.1, train_loss=1.0)])
-    settle(store, tmp_path, first.id)
+    apply_remaining(store, tmp_path, first.id)
     assert store.interrupt_dead(first.id, "gone")
-    settle(store, tmp_path, first.id)
+    apply_remaining(store, tmp_path, first.id)
     second = running[1]
     JournalRecorder(tmp_path / "late").inherit_curve(first.id, 5)
     JournalReader(tmp_path / "late", store, second.id, 3).apply()

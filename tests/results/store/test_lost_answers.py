@@ -45,7 +45,7 @@ class Desk:
         DatabaseRecorder(self.store, self.done.id, 1).curve([POINT])
         self.store.finish_attempt(self.done.id, 1, "done", weights="w")
         self.running = self.store.start_attempt(self.cells[1].id, owner=ME, fence=1)
-        self.store.ask("quick", retry=["a", "b"])
+        self.store.request_actions("quick", retry=["a", "b"])
 
     @property
     def recorder(self) -> DatabaseRecorder:
@@ -68,7 +68,7 @@ class Desk:
 
 def _second_attempt(desk: Desk) -> Any:
     revision = NewRevision(grid_text="y", grid_file="y.yaml", cells=desk.cells)
-    return desk.store.acquire_sweep("other", ME, 60.0, revision=revision, forget=True)
+    return desk.store.acquire_sweep("other", ME, 60.0, revision=revision, clear_requests=True)
 
 
 def _pruned(desk: Desk) -> None:
@@ -93,12 +93,12 @@ STORE: dict[str, Callable[[Desk], Any]] = {
     "acquire_sweep": _second_attempt,
     "set_read_only": lambda desk: desk.store.set_read_only("quick"),
     "extend_revision": lambda desk: desk.store.extend_revision(
-        "quick", 1, [replace(desk.cells[0], id="e" * 12)], price={}
+        "quick", 1, [replace(desk.cells[0], id="e" * 12)], new_forecast={}
     ),
     "renew_sweep": lambda desk: desk.store.renew_sweep("quick", 1, 60.0),
     "release_sweep": lambda desk: desk.store.release_sweep("quick", 1),
-    Store.ask.__name__: lambda desk: desk.store.ask("quick", pause=True, retry=["a"]),
-    Store.answered.__name__: lambda desk: desk.store.answered("quick", retry=["a"]),
+    Store.request_actions.__name__: lambda desk: desk.store.request_actions("quick", pause=True, retry=["a"]),
+    Store.clear_retries.__name__: lambda desk: desk.store.clear_retries("quick", retry=["a"]),
     "start_attempt": lambda desk: replace(
         desk.store.start_attempt(desk.cells[2].id, owner=ME, fence=1, sweep="quick"),
         id=0,
@@ -109,7 +109,7 @@ STORE: dict[str, Callable[[Desk], Any]] = {
     "finish_attempt": lambda desk: desk.store.finish_attempt(desk.running.id, 1, "failed", cause="x"),
     "interrupt_dead": lambda desk: desk.store.interrupt_dead(desk.running.id, "dead"),
     "mark_pruned": _pruned,
-    Store.forget_weights.__name__: lambda desk: desk.store.forget_weights(desk.done.id),
+    Store.clear_weights.__name__: lambda desk: desk.store.clear_weights(desk.done.id),
     "add_event": lambda desk: desk.store.add_event("note", "once", sweep="quick"),
 }
 RECORDER: dict[str, Callable[[Desk], Any]] = {
@@ -168,7 +168,7 @@ ENDINGS = [(what, "answer") for what in WRITES] + [
 
 @pytest.mark.parametrize(("what", "how"), every_nth(ENDINGS, 12))
 def test_a_write_whose_answer_is_lost_is_done_once(desk_on: Any, what: str, how: Any) -> None:
-    if postgres.GIVEN is not None:
+    if postgres.SERVER_URL is not None:
         pytest.skip("the proxy speaks to a server's socket")
     write = WRITES[what]
     with desk_on() as (desk, _):
@@ -180,7 +180,7 @@ def test_a_write_whose_answer_is_lost_is_done_once(desk_on: Any, what: str, how:
 
 
 def test_create_database_survives_a_lost_answer(postgres_url: str) -> None:
-    if postgres.GIVEN is not None:
+    if postgres.SERVER_URL is not None:
         pytest.skip("the proxy speaks to a server's socket")
     with Proxy(postgres_url) as proxy:
         proxy.lose = 1

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from atma_sweep.results.errors import StoreError
 from atma_sweep.results.maintenance.check import check
-from atma_sweep.results.store.database import make_engine, place
+from atma_sweep.results.store.database import make_engine, resolve_url
 from atma_sweep.results.store.schema import HEAD, REVISIONS
 from atma_sweep.results.store.store import open_store
 from atma_sweep.results.store.upgrading import MIGRATIONS, migrate, upgrade_store
@@ -141,7 +141,7 @@ def test_upgraded_schema_equals_a_new_schema(old, tmp_path):
 @pytest.mark.parametrize("revision", REVISIONS)
 def test_an_old_database_on_a_server(postgres_url, revision):
     """The same rows in PostgreSQL at that revision come to this release."""
-    url = place(postgres_url)
+    url = resolve_url(postgres_url)
     engine = make_engine(url)
     with engine.begin() as connection:
         migrate(connection, head=revision)
@@ -212,7 +212,7 @@ def test_the_trap_is_there(old, following):
     """The same migration with foreign keys on loses rows, without an error: what the test above is worth."""
     listed = columns(old)
     before = contents(old, listed)
-    engine = make_engine(place(old))
+    engine = make_engine(resolve_url(old))
     with engine.begin() as connection:
         migrate(connection, migrations=following("sweep"), head="next")
     engine.dispose()
@@ -360,7 +360,7 @@ def write_missing():
         file, path = FIXTURES / f"schema-{revision}.sql.gz", FIXTURES / f"{revision}.tmp"
         if file.exists():
             continue
-        engine = make_engine(place(path), foreign_keys=False)
+        engine = make_engine(resolve_url(path), foreign_keys=False)
         with engine.begin() as connection:
             migrate(connection, head=revision)
             populate(connection)

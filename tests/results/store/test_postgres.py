@@ -19,7 +19,7 @@ from atma_sweep.results.errors import CellAlreadyRunning, LeaseLost, StoreBusy, 
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.maintenance import backup, check
-from atma_sweep.results.store.database import is_server_unreachable, place
+from atma_sweep.results.store.database import is_server_unreachable, resolve_url
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CellRecord, CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store.schema import AttemptRow, EventRow, SweepRow
@@ -313,13 +313,13 @@ def test_check_and_backup(store, url, cells, owner):
         backup.backup(url)
     command = str(refused.value).partition("run: ")[2]
     assert "+psycopg" not in command
-    if postgres.GIVEN is None:
+    if postgres.SERVER_URL is None:
         folder = postgres.programs()
         assert folder is not None
         arguments = [word for word in shlex.split(command) if not word.startswith("--file")]
         dumped = subprocess.run([folder / arguments[0], *arguments[1:]], capture_output=True, check=True)
         assert dumped.stdout.startswith(b"PGDMP")
-    shown = backup.dump_command(place("postgresql://ada:secret@db:5433/x"))
+    shown = backup.dump_command(resolve_url("postgresql://ada:secret@db:5433/x"))
     assert shown == "pg_dump --format=custom --file=x.dump --dbname=postgresql://ada@db:5433/x"
     with store.transaction() as session:
         session.execute(text("DROP INDEX one_live_attempt"))
@@ -336,7 +336,7 @@ def test_newer_or_foreign_database_is_refused(server, cells):
     with postgres.database(server) as url:
         with pytest.raises(StoreError, match="is empty; launch a grid first"):
             open_store(url)
-        engine = create_engine(place(url))
+        engine = create_engine(resolve_url(url))
         with engine.begin() as connection:
             connection.execute(text("CREATE TABLE theirs (id INTEGER)"))
         with pytest.raises(StoreError, match="not a database of atma-sweep"):

@@ -35,7 +35,7 @@ def test_a_copy_in_another_process_reads_alone_too(reader: Store) -> None:
 
 
 def test_reader_sees_changes_and_a_new_change_token(store: Store, reader: Store, owner: Owner) -> None:
-    marks = [reader.mark("big"), reader.mark("big")]
+    marks = [reader.change_token("big"), reader.change_token("big")]
     assert marks[0] == marks[1]
     attempt = store.start_attempt(reader.cell_states("big")[0].cell_id, owner=owner, fence=1)
     recorder = DatabaseRecorder(store, attempt.id, 1)
@@ -46,5 +46,5 @@ def test_reader_sees_changes_and_a_new_change_token(store: Store, reader: Store,
         lambda: store.finish_attempt(attempt.id, 1, "done"),
     ):
         change()
-        marks.append(reader.mark("big"))
+        marks.append(reader.change_token("big"))
     assert len(set(marks)) == 5

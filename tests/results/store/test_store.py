@@ -238,7 +238,7 @@ class TestCellStates:
         assert (untouched.state, untouched.attempt_id, untouched.measured) == ("new", None, frozenset())
         assert untouched.levels == dict(cells(2)[1].levels)
         assert tuple(state.levels) == AXES
-        store.forget_weights(train.id)
+        store.clear_weights(train.id)
         assert store.cell_states()[0].weights is None
 
     @pytest.mark.thorough
@@ -360,5 +360,5 @@ class TestDurability:
         recorder.settle()
         recorder.checkpoint("c/1/checkpoint-00000003")
         store.finish_attempt(attempt.id, 1, "done", weights="c/1/weights.safetensors")
-        store.forget_weights(attempt.id)
+        store.clear_weights(attempt.id)
         assert waited == [True, False, True, True, True, True]

@@ -45,15 +45,15 @@ def run(store: Store, cell: CellRecord, *, state: str = "done", points: int = 3)
 def test_a_training_tells_its_times_and_only_finished_ones_do(store: Store) -> None:
     cells = [cell(0, 16), cell(1, 16)]
     store.record_revision("g", grid_text="a: 1\n", grid_file="g.yaml", cells=cells)
-    assert store.timed() == []
+    assert store.training_timings() == []
     first = run(store, cells[0], points=5)
     failed = run(store, cells[1], state="failed")
     second = run(store, cells[1], points=1)
-    first_timing, second_timing = store.timed()
+    first_timing, second_timing = store.training_timings()
     assert (first_timing.attempt_id, first_timing.gpu_name, first_timing.host, first_timing.start_s, first_timing.elapsed_s) == (
         first, "NVIDIA H200", "here", 4.0, 30.0,
     )  # fmt: skip
-    assert (first_timing.points, first_timing.first, first_timing.last, first_timing.tokens_per_s) == (
+    assert (first_timing.points, first_timing.curve_start, first_timing.curve_end, first_timing.tokens_per_s) == (
         5,
         (100, 2.0),
         (500, 10.0),
@@ -61,16 +61,16 @@ def test_a_training_tells_its_times_and_only_finished_ones_do(store: Store) -> N
     )
     assert dict(first_timing.probes) == {("val", 0): 1.5}
     assert first_timing.config == {"model": {"d_model": 16}, "train": {"micro_batch": 2}}
-    assert (first_timing.whole, second_timing.whole) == (True, False), (
+    assert (first_timing.is_first_attempt, second_timing.is_first_attempt) == (True, False), (
         "the second attempt may have gone on from the first"
     )
-    assert (second_timing.attempt_id, second_timing.points, second_timing.first, second_timing.last) == (
+    assert (second_timing.attempt_id, second_timing.points, second_timing.curve_start, second_timing.curve_end) == (
         second,
         1,
         (100, 2.0),
         (100, 2.0),
     )
-    assert store.starts([first, failed, second]) == {first: 4.0, failed: 4.0, second: 4.0}
+    assert store.startup_seconds([first, failed, second]) == {first: 4.0, failed: 4.0, second: 4.0}
 
 
 def test_of_trainings_that_are_alike_the_newest_are_read(store: Store) -> None:
@@ -78,4 +78,4 @@ def test_of_trainings_that_are_alike_the_newest_are_read(store: Store) -> None:
     wide = [cell(100 + n, 32) for n in range(2)]
     store.record_revision("g", grid_text="a: 1\n", grid_file="g.yaml", cells=[*narrow, *wide])
     attempt_ids = [run(store, item) for item in (*wide, *narrow)]
-    assert [item.attempt_id for item in store.timed()] == [*attempt_ids[:2], *attempt_ids[-MAX_PER_GROUP:]]
+    assert [item.attempt_id for item in store.training_timings()] == [*attempt_ids[:2], *attempt_ids[-MAX_PER_GROUP:]]

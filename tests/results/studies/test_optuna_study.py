@@ -10,7 +10,7 @@ from typing import Any
 import optuna
 import pytest
 from atma_sweep.results.studies import optuna_study as studies
-from atma_sweep.results.studies.optuna_study import Trial, best, check_pruning, made, propose_trial
+from atma_sweep.results.studies.optuna_study import Trial, best_trial_numbers, build_study, check_pruning, propose_trial
 from atma_sweep.results.studies.search import Interval, LevelChoice, Search
 from tiers import shared_out
 
@@ -51,7 +51,7 @@ def test_rebuilt_study_proposes_like_a_persistent_study(sampler: str) -> None:
         values = score(wanted.params)[: len(search.objectives)]
         stays.tell(wanted, values)
         trials.append(replace(proposal.trial, standing="done", values=values))
-    assert best(search, trials) == sorted(best_trial.number for best_trial in stays.best_trials)
+    assert best_trial_numbers(search, trials) == sorted(best_trial.number for best_trial in stays.best_trials)
     assert len({tuple(sorted(map(str, trial.params.items()))) for trial in trials}) > 8
 
 
@@ -64,8 +64,8 @@ def test_unfinished_and_failed_trials_have_their_own_states() -> None:
     assert len({trial.params["train.matrix_lr"] for trial in trials}) == 8
     trials[3] = replace(trials[3], standing="failed")
     trials[5] = replace(trials[5], standing="done", values=(1.0,))
-    assert best(search, trials) == [5]
-    assert [frozen.state.name for frozen in made(search, trials).trials].count("RUNNING") == 6
+    assert best_trial_numbers(search, trials) == [5]
+    assert [frozen.state.name for frozen in build_study(search, trials).trials].count("RUNNING") == 6
 
 
 @pytest.mark.thorough
@@ -133,7 +133,7 @@ def test_a_widened_study_keeps_what_the_new_ranges_hold() -> None:
         search,
         ranges=MIXED | {"train.matrix_lr": Interval(1e-2, 1.0, log=True), "model.mlp_ratio": LevelChoice((2, 4))},
     )
-    study = made(wider, trials)
+    study = build_study(wider, trials)
     for trial, frozen in zip(trials, study.trials, strict=True):
         assert ("train.matrix_lr" in frozen.params) == (trial.params["train.matrix_lr"] >= 1e-2)
         assert frozen.params["attn_type"] == trial.params["attn_type"]

@@ -14,7 +14,14 @@ from atma_sweep.results.maintenance import deletion
 from atma_sweep.results.store.records import NewRevision, Owner
 from atma_sweep.results.store.store import Store
 from atma_sweep.results.studies.optuna_study import Trial
-from atma_sweep.results.studies.search import OPTION, Interval, LevelChoice, Search, as_options, search_from
+from atma_sweep.results.studies.search import (
+    OPTION_KEY,
+    Interval,
+    LevelChoice,
+    Search,
+    search_as_json,
+    search_from_options,
+)
 from atma_sweep.results.studies.study_store import StudyWriter, sampler_state, search_of, trials_of
 
 SEARCH = Search(
@@ -27,7 +34,10 @@ SEARCH = Search(
 @pytest.fixture
 def studied(store: Store, cells: Any, owner: Owner) -> tuple[StudyWriter, list[Any]]:
     revision = NewRevision(
-        grid_text="x", grid_file="x.yaml", options=json.loads(json.dumps({OPTION: as_options(SEARCH)})), cells=[]
+        grid_text="x",
+        grid_file="x.yaml",
+        options=json.loads(json.dumps({OPTION_KEY: search_as_json(SEARCH)})),
+        cells=[],
     )
     return StudyWriter(store, "s", store.acquire_sweep("s", owner, 60.0, revision=revision)), cells(3)
 
@@ -38,7 +48,7 @@ def test_a_search_comes_back_from_the_options_of_its_revision(studied: Any, stor
     assert list(restored.ranges) == list(SEARCH.ranges)
     layers = restored.ranges["model.n_layers"]
     assert isinstance(layers, Interval)
-    assert layers.whole
+    assert layers.is_integer
 
 
 @pytest.mark.parametrize(
@@ -47,11 +57,11 @@ def test_a_search_comes_back_from_the_options_of_its_revision(studied: Any, stor
      ("trials", "many"), ("objectives", [["a", "up"]]), ("pruner", "shears")],
 )  # fmt: skip
 def test_what_is_no_search_is_none(key: str, value: Any) -> None:
-    options = {OPTION: as_options(SEARCH)}
-    assert search_from(options) == SEARCH
-    options[OPTION][key] = value
-    assert search_from(options) is None
-    assert search_from({}) is search_from(None) is search_from({OPTION: 3}) is None
+    options = {OPTION_KEY: search_as_json(SEARCH)}
+    assert search_from_options(options) == SEARCH
+    options[OPTION_KEY][key] = value
+    assert search_from_options(options) is None
+    assert search_from_options({}) is search_from_options(None) is search_from_options({OPTION_KEY: 3}) is None
 
 
 def test_trials_are_restored_as_written(studied: tuple[StudyWriter, list[Any]], store: Store) -> None:
@@ -64,7 +74,7 @@ def test_trials_are_restored_as_written(studied: tuple[StudyWriter, list[Any]], 
     studies.propose(second, cells[1], [first], {"generation": 2})
     first = replace(first, standing="done", values=(1 / 7, 3.0), curve=((1, 0.1 + 0.2), (2, 1 / 3)))
     second = replace(second, standing="failed", reason="no memory")
-    studies.tell(first, second)
+    studies.update_trials(first, second)
     same = Trial(2, first.params, "done", first.values, cell=cells[0].id)
     nowhere = Trial(3, {"train.muon_lr": 9.0}, "failed", reason="makes no cell")
     studies.propose(same, cells[0])
@@ -80,12 +90,12 @@ def test_forecast_of_a_proposal_follows_its_cell(store: Store, cells: Any, owner
         return Forecast("here", (0,), ({"FLOPs": (hours / 2, hours, 2 * hours)},))
 
     listed, first, second = cells(3)
-    options = {forecast.OPTION: forecast.as_option(cost(1.0))}
+    options = {forecast.OPTION_KEY: forecast.forecast_as_json(cost(1.0))}
     revision = NewRevision(grid_text="x", grid_file="x.yaml", options=options, cells=[listed])
     studies = StudyWriter(store, "s", store.acquire_sweep("s", owner, 60.0, revision=revision))
     for number, (cell, hours) in enumerate([(first, 2.0), (listed, 9.0), (second, 3.0), (first, 9.0)]):
         studies.propose(Trial(number, {"a": number}, cell=cell.id), cell, forecast=cost(hours))
-    restored = forecast.forecast_of(store.revision("s").options)
+    restored = forecast.forecast_from_options(store.revision("s").options)
     assert restored is not None
     assert [cell for cell, _ in store.members("s")] == [listed.id, first.id, second.id]
     assert [restored.cell(position)["FLOPs"][1] for position in range(3)] == [1.0, 2.0, 3.0]
@@ -106,7 +116,7 @@ def test_deletion_resets_trials_and_removes_studies(studied: Any, store: Store) 
     store.release_sweep("s", studies.fence)
 
     def delete(name: str) -> None:
-        deletion.execute_deletion(store, deletion.plan(store, [name], holds=lambda *a: False), [name], holds=lambda *a: False, who="ada")  # fmt: skip
+        deletion.execute_deletion(store, deletion.plan_deletion(store, [name], holds=lambda *a: False), [name], holds=lambda *a: False, who="ada")  # fmt: skip
 
     delete(cells[1].id)
     remaining, gone = trials_of(store, "s")

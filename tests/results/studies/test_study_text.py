@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from atma_sweep.results.studies import study_text, tuning
-from atma_sweep.results.studies.optuna_study import Trial, best
+from atma_sweep.results.studies.optuna_study import Trial, best_trial_numbers
 from atma_sweep.results.studies.search import Interval, Search
-from atma_sweep.results.studies.tuning import TunedLevel, TuningResult, tuned_of
+from atma_sweep.results.studies.tuning import TunedLevel, TuningResult, tuning_from_options
 
 RANGES = {"train.muon_lr": Interval(0.01, 0.1, log=True)}
 LOSS = Search(RANGES, {"val.val_loss": "minimize"}, "tpe", 6, "asha")
@@ -20,12 +20,12 @@ TRIALS = [
 
 
 def test_a_study_in_a_line() -> None:
-    assert study_text.describe(LOSS, TRIALS) == (
+    assert study_text.describe_study(LOSS, TRIALS) == (
         "study of 6 trials (tpe, pruner asha) for val.val_loss (less is better): 2 done, 1 not finished, 1 pruned, 2 to propose; "
         "best 2.25, trial 2"
     )
-    assert study_text.describe(LOSS, []).endswith("6 to propose")
-    assert study_text.as_json(LOSS, TRIALS)["counts"] == {"done": 2, "pruned": 1, "asked": 1}
+    assert study_text.describe_study(LOSS, []).endswith("6 to propose")
+    assert study_text.study_as_json(LOSS, TRIALS)["counts"] == {"done": 2, "pruned": 1, "asked": 1}
 
 
 def test_best_trial_equals_that_of_optuna() -> None:
@@ -33,7 +33,7 @@ def test_best_trial_equals_that_of_optuna() -> None:
     for search, number in ((LOSS, 2), (more, 0)):
         best_trial = study_text.best_single_objective(search, TRIALS)
         assert best_trial is not None
-        assert [best_trial.number] == best(search, TRIALS) == [number]
+        assert [best_trial.number] == best_trial_numbers(search, TRIALS) == [number]
     assert study_text.best_single_objective(LOSS, TRIALS[1:2]) is None
     assert study_text.best_single_objective(Search(RANGES, {"a": "minimize", "b": "maximize"}), TRIALS) is None
 
@@ -55,8 +55,8 @@ TUNED = TuningResult(
 
 
 def test_tuning_result_is_restored_and_described() -> None:
-    options = json.loads(json.dumps({tuning.OPTION: tuning.as_option(TUNED)}))
-    assert tuned_of(options) == TUNED
+    options = json.loads(json.dumps({tuning.OPTION_KEY: tuning.tuning_as_json(TUNED)}))
+    assert tuning_from_options(options) == TUNED
     assert TUNED.note.startswith(
         "Tuned before it, 12 trials for every level of attn_type (tpe, for val.val_loss), 2 GPU-hours in all"
     )
@@ -67,10 +67,10 @@ def test_tuning_result_is_restored_and_described() -> None:
     ("key", "value"), [("levels", None), ("levels", [{"level": "a"}]), ("trials", "x"), ("per", None)]
 )
 def test_what_is_no_tuning_is_none(key: str, value: Any) -> None:
-    option = tuning.as_option(TUNED)
+    option = tuning.tuning_as_json(TUNED)
     if key == "per":
         del option["per"]
     else:
         option[key] = value
-    assert tuned_of({tuning.OPTION: option}) is None
-    assert tuned_of({}) is None
+    assert tuning_from_options({tuning.OPTION_KEY: option}) is None
+    assert tuning_from_options({}) is None

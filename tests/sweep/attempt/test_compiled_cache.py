@@ -15,7 +15,7 @@ import torch
 import torch._functorch.config as functorch
 from atma_sweep.kernels.dispatch import version
 from atma_sweep.sweep.attempt import device
-from atma_sweep.sweep.attempt.device import share_self_tests, use_shared_compile_cache
+from atma_sweep.sweep.attempt.device import use_shared_compile_cache, use_shared_self_tests
 from patience import PATIENCE_S
 from tiers import only_long
 
@@ -89,7 +89,7 @@ def test_self_tests_are_noted_by_the_driver(home: Path, driver: str | None, monk
     monkeypatch.setattr(device, "driver_version", lambda: driver)
     noted: list[Path | None] = []
     monkeypatch.setattr(device, "cache_self_tests", noted.append)
-    share_self_tests(DEVICE)
+    use_shared_self_tests(DEVICE)
     versions = f"torch-{torch.__version__}-{version('triton')}-NVIDIA-H200-NVL"
     folder = home / ".cache" / "atma-sweep" / "compiled" / versions / f"passed-{driver}"
     assert noted == ([] if driver is None else [folder])

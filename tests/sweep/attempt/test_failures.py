@@ -17,7 +17,7 @@ from atma_sweep.sweep.attempt.failures import (
     OOM_KILLED,
     cause_pattern,
     classify_exception,
-    judge,
+    classify_exit,
     oom_kills,
 )
 from atma_sweep.sweep.orchestrator.retries import RetryTracker
@@ -70,18 +70,18 @@ def test_an_exit_code_is_judged(
     """Whatever ends an attempt that was asked to stop is no failure."""
     log = tmp_path / "log.txt"
     log.write_text("Traceback\n  something\nImportError: no such thing\n\n")
-    ending = judge(code, log, **circumstances)
+    ending = classify_exit(code, log, **circumstances)
     assert (ending.state, ending.failure) == (state, failure)
     assert cause in ending.cause
 
 
 def test_a_log_that_says_nothing_is_judged_by_the_exit_code(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
-    assert "no log was written" in judge(2, log).cause
+    assert "no log was written" in classify_exit(2, log).cause
     log.touch()
-    assert [judge(code, log).failure for code in (EXIT_MACHINE, 1)] == ["infrastructure", "code"]
+    assert [classify_exit(code, log).failure for code in (EXIT_MACHINE, 1)] == ["infrastructure", "code"]
     log.write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
-    assert judge(1, log).failure == "cuda_oom"
+    assert classify_exit(1, log).failure == "cuda_oom"
 
 
 def test_causes_of_different_cells_are_alike() -> None:
@@ -120,15 +120,15 @@ def task(cells: Any) -> Task:
 
 def test_lost_nodes_are_retried_without_limit(task: Task) -> None:
     retries = RetryTracker()
-    assert [retries.after(task, attempt_of(step=0), "node_lost") == task for _ in range(40)] == [True] * 40
+    assert [retries.next_try(task, attempt_of(step=0), "node_lost") == task for _ in range(40)] == [True] * 40
 
 
 def test_preempted_cell_is_retried_while_it_gains_steps(task: Task) -> None:
     retries = RetryTracker()
     for step in range(50):
-        assert retries.after(task, attempt_of(step=step), "preempted") is task
+        assert retries.next_try(task, attempt_of(step=step), "preempted") is task
     # it stands still: bad luck twice, then a fault of the machine, three times in all
-    answers = [retries.after(task, attempt_of(step=49), "preempted") is not None for _ in range(6)]
+    answers = [retries.next_try(task, attempt_of(step=49), "preempted") is not None for _ in range(6)]
     assert answers == [True, True, True, True, False, False]
 
 
@@ -137,44 +137,44 @@ def test_infrastructure_waits_longer_each_time_and_ends(task: Task, monkeypatch:
     retries = RetryTracker()
     waits = []
     for _ in range(2):
-        again = retries.after(task, attempt_of(step=0), "infrastructure")
+        again = retries.next_try(task, attempt_of(step=0), "infrastructure")
         assert again is not None
         waits.append(again.not_before - 100.0)
     assert waits == [5, 10]
-    assert retries.after(task, attempt_of(step=0), "infrastructure") is None
+    assert retries.next_try(task, attempt_of(step=0), "infrastructure") is None
 
 
 def test_want_of_memory_gives_one_more_try_alone(task: Task) -> None:
     retries = RetryTracker()
-    again = retries.after(task, attempt_of(step=0), "host_oom")
+    again = retries.next_try(task, attempt_of(step=0), "host_oom")
     assert again is not None
     assert again.alone
-    assert retries.after(again, attempt_of(step=0), "host_oom") is None
+    assert retries.next_try(again, attempt_of(step=0), "host_oom") is None
 
 
 def test_cuda_oom_halves_the_micro_batch_only_if_the_grid_allows(task: Task) -> None:
-    assert RetryTracker().after(task, attempt_of(step=0), "cuda_oom") is None
+    assert RetryTracker().next_try(task, attempt_of(step=0), "cuda_oom") is None
     resources = task.cell.config.resources.model_copy(update={"on_cuda_oom": "halve"})
     config = task.cell.config.model_copy(update={"resources": resources})
     allowed = replace(task, cell=replace(task.cell, config=config))
     retries = RetryTracker()
-    again = retries.after(allowed, attempt_of(step=0), "cuda_oom")
+    again = retries.next_try(allowed, attempt_of(step=0), "cuda_oom")
     assert again is not None
     assert dict(again.deviation) == {"train.micro_batch": 2}
     assert again.config.train.micro_batch == 2
     assert again.config.train.accumulation == 2 * allowed.cell.config.train.accumulation
     assert again.cell.id == task.cell.id
-    assert retries.after(again, attempt_of(step=0), "cuda_oom") is None
+    assert retries.next_try(again, attempt_of(step=0), "cuda_oom") is None
 
 
 def test_mistakes_are_not_retried_and_break_the_sweep(task: Task) -> None:
     retries = RetryTracker()
     assert FAILURES["code"].tries == 1
-    assert retries.after(task, attempt_of(step=0), "code") is None
-    assert retries.broken("a", "KeyError: 'x' in cell 1234567") is None
-    assert retries.broken("a", "KeyError: 'x' in cell 1234567") is None
-    assert retries.broken("b", "KeyError: 'x' in cell abcdef0") is None
-    broken = retries.broken("c", "KeyError: 'x' in cell 99")
+    assert retries.next_try(task, attempt_of(step=0), "code") is None
+    assert retries.note_code_failure("a", "KeyError: 'x' in cell 1234567") is None
+    assert retries.note_code_failure("a", "KeyError: 'x' in cell 1234567") is None
+    assert retries.note_code_failure("b", "KeyError: 'x' in cell abcdef0") is None
+    broken = retries.note_code_failure("c", "KeyError: 'x' in cell 99")
     assert broken is not None
     assert "3 cells failed alike" in str(broken)
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from atma_sweep.results.failure_classes import FAILURES
 from atma_sweep.results.store.store import Store, open_store
-from atma_sweep.sweep.attempt.failures import EXIT_MACHINE, judge, not_started
+from atma_sweep.sweep.attempt.failures import EXIT_MACHINE, classify_exit, record_start_failure
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.executors.executor import ProcessSpec
 from atma_sweep.sweep.grid.cell import Cell
@@ -137,7 +137,7 @@ def test_cells_that_cannot_be_started_do_not_stop_the_sweep(
 
 def test_start_failure_is_classified_without_a_log(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
-    assert not_started(log, NO_SPACE) == EXIT_MACHINE
-    assert "could not be started: [Errno 28] No space left on device" in judge(EXIT_MACHINE, log).cause
-    assert not_started(tmp_path / "nowhere" / "log.txt", NO_SPACE) == EXIT_MACHINE
-    assert not_started(log, ValueError("x")) == 1
+    assert record_start_failure(log, NO_SPACE) == EXIT_MACHINE
+    assert "could not be started: [Errno 28] No space left on device" in classify_exit(EXIT_MACHINE, log).cause
+    assert record_start_failure(tmp_path / "nowhere" / "log.txt", NO_SPACE) == EXIT_MACHINE
+    assert record_start_failure(log, ValueError("x")) == 1

@@ -49,7 +49,7 @@ def test_text_equals_greedy_decoding_of_the_network(trained: Any) -> None:
 def test_multibyte_characters_are_not_split(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = trained()
     tokens = [*"aé€".encode(), 0xE2, 0x82]
-    monkeypatch.setattr("atma_sweep.sweep.attempt.generation.write", lambda *args, **options: iter(tokens))
+    monkeypatch.setattr("atma_sweep.sweep.attempt.generation.generate_tokens", lambda *args, **options: iter(tokens))
     assert list(cell.generate("")) == ["a", "é", "€", "�"]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from atma_sweep.reports.dashboard.core_block import _thinned
+from atma_sweep.reports.dashboard.core_block import _thinned_samples
 from atma_sweep.reports.dashboard.page import build_blocks
 from atma_sweep.reports.live.status import cell_details
 from atma_sweep.results.store.records import Sample
@@ -100,7 +100,7 @@ def test_samples_with_unstorable_characters_are_stored(room: Callable[..., Room]
 
 def test_a_page_has_few_steps_and_the_last() -> None:
     samples = [Sample(step=step, item=item, prompt="p", text="t") for step in range(1, 51) for item in (0, 1)]
-    steps = sorted({sample.step for sample in _thinned(samples)})
+    steps = sorted({sample.step for sample in _thinned_samples(samples)})
     assert steps == list(range(5, 51, 5))
-    assert len(_thinned(samples)) == 2 * len(steps)
-    assert _thinned([]) == []
+    assert len(_thinned_samples(samples)) == 2 * len(steps)
+    assert _thinned_samples([]) == []

@@ -20,7 +20,7 @@ from atma_sweep.model.mixers.biased import CoPE, CoPEConfig, Rel, RelConfig
 from atma_sweep.model.mixers.tra import TRA, TRAConfig
 from atma_sweep.model.mixers.wall import Wall, WallConfig
 from atma_sweep.model.registry import MEMORIES, MIXERS
-from atma_sweep.sweep.attempt.device import network
+from atma_sweep.sweep.attempt.device import build_network
 from atma_sweep.sweep.bench import decode, kernel_variants, kernels, report, single_token, train
 from atma_sweep.sweep.bench.ceilings import Ceilings
 from atma_sweep.sweep.bench.kernel_variants import polar_attention_eager
@@ -382,7 +382,7 @@ def test_foreign_ops_are_timed_again_without_fla(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(kernels, "ceilings", lambda device: LIMITS)
     monkeypatch.setattr(kernels, "rows_of_child", child)
     monkeypatch.setattr(kernels, "timed_case", timed)
-    monkeypatch.setattr(kernel_variants, "failure", lambda *_: None)
+    monkeypatch.setattr(kernel_variants, "self_test_failure", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     lines: list[str] = []
     _, rows = kernels.run(["wall_kv"], torch.device("meta"), rounds=3, tell=lines.append)
@@ -544,7 +544,7 @@ def test_decode_reports_the_bandwidth_limit(monkeypatch: pytest.MonkeyPatch) -> 
     behind, step = [], PagedDecoder.step
 
     def seen(self: PagedDecoder, slots: Sequence[int], *args: Any, **options: Any) -> torch.Tensor:
-        behind.append({self.book.length(slot) for slot in slots})
+        behind.append({self.allocator.length(slot) for slot in slots})
         return step(self, slots, *args, **options)
 
     monkeypatch.setattr(PagedDecoder, "step", seen)
@@ -598,7 +598,7 @@ def test_decode_times_dense_attention_as_well() -> None:
 def test_dense_network_gives_the_logits_of_a_step() -> None:
     """Inside `dense_network` a step reads the pages text by text; afterwards the network is unchanged."""
     (cell,) = train.select_cells("quick", ["nope-baseline-d0-m1-w0"], [])
-    model = network(cell.config, torch.device("cpu")).eval()
+    model = build_network(cell.config, torch.device("cpu")).eval()
     draw = torch.Generator().manual_seed(1)
     for parameter in model.parameters():  # those of a network that has not learned give no logits
         torch.nn.init.normal_(parameter, std=0.3, generator=draw)
@@ -614,5 +614,5 @@ def test_dense_network_gives_the_logits_of_a_step() -> None:
     assert torch.allclose(*logits, atol=1e-5)
     with single_token.dense_network(200, SDPBackend.MATH):
         assert not torch.allclose(logits[0], paged.step(slots, torch.tensor([5, 6, 7])), atol=1e-3), "the swap is seen"
-    polar = network(train.select_cells("quick", ["polar-baseline-d0-m1-w0"], [])[0].config, torch.device("cpu"))
+    polar = build_network(train.select_cells("quick", ["polar-baseline-d0-m1-w0"], [])[0].config, torch.device("cpu"))
     assert not single_token.takes_dense(polar)

@@ -93,7 +93,7 @@ def test_run_in_subprocess_returns_or_raises() -> None:
     assert signal.SIGINT in calibrate.run_in_subprocess("it", signal.pthread_sigmask, signal.SIG_BLOCK, ())
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with pytest.raises(torch.OutOfMemoryError, match="3 GiB"):
-        calibrate.run_in_subprocess("it", ends.too_much)
+        calibrate.run_in_subprocess("it", ends.exhaust_memory)
     with pytest.raises(MachineError, match="it ended with -9; a machine out of memory does that"):
         calibrate.run_in_subprocess("it", ends.killed)
     with pytest.raises(MachineError, match="GridError: g: a: is wrong") as caught:

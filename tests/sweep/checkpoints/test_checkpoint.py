@@ -29,7 +29,7 @@ Network = Callable[..., Backbone]
 
 
 def newest_step(folder: Path) -> int:
-    loaded = checkpoint.newest(folder)
+    loaded = checkpoint.load_newest(folder)
     assert loaded is not None
     return loaded.step
 
@@ -56,7 +56,7 @@ def test_checkpoint_round_trip(network: Network, tmp_path: Path) -> None:
     assert {name: len(digest) for name, digest in state["sha256"].items()} == {
         "model.safetensors": 64, "optimizers.pt": 64,
     }  # fmt: skip
-    loaded = checkpoint.newest(tmp_path / "run")
+    loaded = checkpoint.load_newest(tmp_path / "run")
     assert loaded is not None
     assert (loaded.step, loaded.tokens, loaded.wall_s, loaded.name) == (12, 34, 5.5, name)
     assert loaded.model.keys() == model.state_dict().keys()
@@ -148,7 +148,7 @@ def test_seal_rejects_implausible_facts(tmp_path: Path, facts: dict[str, object]
     put(tmp_path, 5)
     edited(put(tmp_path, 10), sealed=sealed, **facts)
     log: list[str] = []
-    loaded = checkpoint.newest(tmp_path, log.append)
+    loaded = checkpoint.load_newest(tmp_path, log.append)
     assert loaded is not None
     assert loaded.step == 5
     (line,) = log
@@ -158,13 +158,13 @@ def test_seal_rejects_implausible_facts(tmp_path: Path, facts: dict[str, object]
 def test_seal_rejects_wrong_name(tmp_path: Path) -> None:
     """A checkpoint that was copied or renamed would state another step than its name."""
     put(tmp_path, 5).rename(tmp_path / "checkpoint-00000007")
-    assert checkpoint.newest(tmp_path) is None
+    assert checkpoint.load_newest(tmp_path) is None
 
 
 def test_seal_of_older_release_is_accepted(tmp_path: Path) -> None:
     folder = put(tmp_path, 10, 2.0)
     edited(folder, sealed=False)
-    loaded = checkpoint.newest(tmp_path)
+    loaded = checkpoint.load_newest(tmp_path)
     assert loaded is not None
     assert (loaded.step, loaded.tokens, loaded.wall_s, loaded.pending) == (10, 100, 5.0, None)
     seal = json.loads((folder / SEAL).read_text())
@@ -172,7 +172,7 @@ def test_seal_of_older_release_is_accepted(tmp_path: Path) -> None:
     (folder / SEAL).write_text(json.dumps(seal))
     assert newest_step(tmp_path) == 10
     (folder / "model.safetensors").write_bytes(b"?")
-    assert checkpoint.newest(tmp_path) is None
+    assert checkpoint.load_newest(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_seal_of_older_release_is_accepted(tmp_path: Path) -> None:
 )
 def test_seal_with_strange_content_is_damage(tmp_path: Path, text: str) -> None:
     (put(tmp_path, 5) / "state.json").write_text(text)
-    assert checkpoint.newest(tmp_path) is None
+    assert checkpoint.load_newest(tmp_path) is None
 
 
 class Trap:
@@ -193,14 +193,14 @@ class Trap:
 def test_optimizer_state_loads_weights_only(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, nn.Linear(2, 2), {"x": Trap()}, step=1, tokens=1, wall_s=0.0)
     with pytest.raises(Exception, match="Weights only load failed"):
-        checkpoint.newest(tmp_path)
+        checkpoint.load_newest(tmp_path)
 
 
 def test_clear_removes_all_checkpoints_and_nothing_else(tmp_path: Path) -> None:
     put(tmp_path, 5)
     (tmp_path / ".checkpoint-00000010.part").mkdir()
     (tmp_path / "weights.safetensors").touch()
-    checkpoint.clear(tmp_path)
+    checkpoint.remove_checkpoints(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["weights.safetensors"]
 
 
@@ -269,7 +269,7 @@ def test_sizes_match_saved_checkpoint(network: Network, tmp_path: Path, cuda: bo
     model.token_losses(model.features(tokens).hidden_BTD, tokens).mean().backward()
     optimizers.step(0.5)
     path = tmp_path / checkpoint.save(tmp_path, model, optimizers.state_dict(), step=1, tokens=1, wall_s=0.0)
-    weights, state = checkpoint.sizes(model.config, narrow=cuda)
+    weights, state = checkpoint.state_bytes(model.config, narrow=cuda)
     assert weights == pytest.approx((path / "model.safetensors").stat().st_size, rel=0.01)
     assert state == pytest.approx((path / "optimizers.pt").stat().st_size, rel=0.01)
     assert weights + state > 4e6
@@ -277,7 +277,7 @@ def test_sizes_match_saved_checkpoint(network: Network, tmp_path: Path, cuda: bo
 
 def test_sizes_of_370m_model_allocate_nothing() -> None:
     began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    weights, state = checkpoint.sizes(ModelConfig(), narrow=True)
+    weights, state = checkpoint.state_bytes(ModelConfig(), narrow=True)
     # 369,758,464 parameters: the embedding's 51,511,296 take 2 bytes, all others 4
     embedding, head, hidden_blocks = 51_511_296, 51_511_296, 369_758_464 - 2 * 51_511_296
     assert weights == 2 * embedding + 4 * (head + hidden_blocks)
@@ -303,7 +303,7 @@ def test_sizes_count_repeated_blocks(layers: int, optimizer: str) -> None:
             for _, parameter in members
         )
         weights = sum(tensor.nbytes for tensor in model.state_dict().values())
-        assert checkpoint.sizes(config, narrow=narrow, optimizer=optimizer) == (weights, state)
+        assert checkpoint.state_bytes(config, narrow=narrow, optimizer=optimizer) == (weights, state)
 
 
 @pytest.mark.usefixtures("registries")
@@ -315,5 +315,5 @@ def test_sizes_with_mixer_that_needs_real_numbers() -> None:
 
     register_mixer("real")(Real)
     config = ModelConfig(d_model=16, n_layers=3, n_heads=2, n_kv_heads=1, head_dim=8, vocab_size=29, attn_type="real")
-    plain = checkpoint.sizes(config.model_copy(update={"attn_type": "nope"}), narrow=False)
-    assert checkpoint.sizes(config, narrow=False) == (plain[0] + 4 * 7, plain[1] + 2 * 4 * 7)
+    plain = checkpoint.state_bytes(config.model_copy(update={"attn_type": "nope"}), narrow=False)
+    assert checkpoint.state_bytes(config, narrow=False) == (plain[0] + 4 * 7, plain[1] + 2 * 4 * 7)

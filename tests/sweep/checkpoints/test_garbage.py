@@ -80,7 +80,7 @@ class GarbageCase:
         }
 
     def delete(self, *names: str) -> None:
-        deletion_plan = deletion.plan(self.store, names, holds=is_held)
+        deletion_plan = deletion.plan_deletion(self.store, names, holds=is_held)
         deletion.execute_deletion(self.store, deletion_plan, names, holds=is_held, who="ada")
 
 
@@ -97,17 +97,17 @@ def short(report: garbage.GarbageReport, root: Path) -> dict[str, int]:
 
 def test_gc_removes_nothing_that_is_owned(case: GarbageCase) -> None:
     before = case.files()
-    report = garbage.find(case.store, case.runs, [str(case.storage_folder)])
+    report = garbage.find_garbage(case.store, case.runs, [str(case.storage_folder)])
     assert (report.things, report.elsewhere) == ((), ())
-    assert garbage.find(case.store, case.runs).elsewhere == (str(case.storage_folder),)
-    garbage.remove(case.store, report)
+    assert garbage.find_garbage(case.store, case.runs).elsewhere == (str(case.storage_folder),)
+    garbage.remove_garbage(case.store, report)
     assert case.files() == before
 
 
 def test_gc_removes_deleted_files_alone(case: GarbageCase, tmp_path: Path) -> None:
     case.delete("old")
     before = case.files()
-    report = garbage.find(case.store, case.runs, [str(case.storage_folder)])
+    report = garbage.find_garbage(case.store, case.runs, [str(case.storage_folder)])
     a, b = "a" * 12, "b" * 12
     assert short(report, tmp_path) == {
         f"atma-runs/{a}/1": 1010,
@@ -117,29 +117,29 @@ def test_gc_removes_deleted_files_alone(case: GarbageCase, tmp_path: Path) -> No
         "atma-runs/launch-old.log": 9,
     }
     assert case.files() == before, "looking changes nothing"
-    done = garbage.remove(case.store, report)
+    done = garbage.remove_garbage(case.store, report)
     assert (done.bytes, done.problems) == (2536, [])
     gone = {name for name in before if f"/{a}/" in name or f"/{b}/" in name or "gone" in name or "launch-old" in name}
     assert case.files() == before - gone
     assert not (case.runs / a).exists()
-    assert garbage.find(case.store, case.runs, [str(case.storage_folder)]).things == ()
+    assert garbage.find_garbage(case.store, case.runs, [str(case.storage_folder)]).things == ()
     assert case.store.events()[-1].kind == "collected"
 
 
 def test_gc_scans_storage_location_when_named(case: GarbageCase, tmp_path: Path) -> None:
     case.delete("old")
-    report = garbage.find(case.store, case.runs)
+    report = garbage.find_garbage(case.store, case.runs)
     assert not any(address.startswith("elsewhere") for address in short(report, tmp_path))
     assert report.elsewhere == (str(case.storage_folder),)
 
 
 def test_gc_keeps_files_claimed_meanwhile(case: GarbageCase) -> None:
     case.delete("old")
-    report = garbage.find(case.store, case.runs)
+    report = garbage.find_garbage(case.store, case.runs)
     case.store.record_revision("old", grid_text="x", grid_file="x", cells=[cell("a")])
     attempt = case.store.start_attempt("a" * 12, owner=OWNER, fence=1)
     assert attempt.run_dir == f"{'a' * 12}/1", "the number is free again"
-    done = garbage.remove(case.store, report)
+    done = garbage.remove_garbage(case.store, report)
     assert [line.split("/")[-2][:2] for line in done.problems] == ["aa"]
     assert (case.runs / attempt.run_dir / "log.txt").exists()
     assert not (case.runs / f"{'b' * 12}/1").exists()
@@ -149,9 +149,9 @@ def test_gc_finishes_interrupted_removal(case: GarbageCase, tmp_path: Path) -> N
     case.delete("old")
     folder = case.runs / ("a" * 12)
     os.rename(folder / "1", folder / ".1.unowned")
-    report = garbage.find(case.store, case.runs)
+    report = garbage.find_garbage(case.store, case.runs)
     assert f"atma-runs/{'a' * 12}/.1.unowned" in short(report, tmp_path)
-    garbage.remove(case.store, report)
+    garbage.remove_garbage(case.store, report)
     assert not folder.exists()
 
 
@@ -159,10 +159,10 @@ def test_gc_rejects_runs_folder_of_unrelated_database(case: GarbageCase, tmp_pat
     second_store = open_store(tmp_path / "other.db", create=True)
     before = case.files()
     with pytest.raises(SweepError, match="none of the 4 attempts"):
-        garbage.find(second_store, case.runs)
+        garbage.find_garbage(second_store, case.runs)
     (case.runs / ".import-x").mkdir()
     with pytest.raises(SweepError, match="belongs to an import"):
-        garbage.find(case.store, case.runs)
+        garbage.find_garbage(case.store, case.runs)
     assert case.files() == before
     second_store.close()
 
@@ -175,9 +175,9 @@ def test_gc_skips_symlinks_and_young_files(case: GarbageCase, tmp_path: Path) ->
     os.symlink(away / "1", case.runs / ("a" * 12) / "2")
     for path in (case.runs / "plugins" / f"{'b' * 12}_gone.py", case.runs / "launch-old.log"):
         os.utime(path)
-    report = garbage.find(case.store, case.runs)
+    report = garbage.find_garbage(case.store, case.runs)
     assert set(short(report, tmp_path)) == {f"atma-runs/{letter * 12}/1" for letter in "ab"}
-    garbage.remove(case.store, report)
+    garbage.remove_garbage(case.store, report)
     assert (away / "1" / "weights.safetensors").exists()
     assert (case.runs / ("a" * 12) / "2").is_symlink()
 

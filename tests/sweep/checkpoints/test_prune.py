@@ -38,7 +38,7 @@ def bundle(folder: str | Path, step: int) -> None:
     """Write a checkpoint of 1300 bytes and its seal."""
     writers = {"model.safetensors": partial(write, MODEL), "optimizers.pt": partial(write, OPTIMIZERS)}
     facts = {"step": step, "tokens": step, "wall_s": 1.0, "pending": None}
-    storage.place(folder).publish(checkpoint.name_of(step), writers, facts)
+    storage.open_storage(folder).publish(checkpoint.name_of(step), writers, facts)
 
 
 class Bench:
@@ -56,7 +56,7 @@ class Bench:
     ) -> Attempt:
         """Record an attempt with checkpoints after these steps; the last one is named in the database."""
         attempt = self.store.start_attempt(letter * 12, owner=OWNER, fence=1, steps_total=100)
-        address = storage.home(home, attempt.run_dir)
+        address = storage.attempt_address(home, attempt.run_dir)
         full = storage.resolve(self.runs, address)
         recorder = DatabaseRecorder(self.store, attempt.id, 1)
         if home is not None:
@@ -66,7 +66,7 @@ class Bench:
             recorder.checkpoint(storage.join(address, checkpoint.name_of(step)))
         weights_address = None
         if weights:
-            storage.place(full).put("weights.safetensors", partial(write, WEIGHTS))
+            storage.open_storage(full).put("weights.safetensors", partial(write, WEIGHTS))
             weights_address = storage.join(address, "weights.safetensors")
         if state == "done":
             recorder.measurements([Measurement(probe="val", metric="val_loss", value=1.0)])
@@ -120,10 +120,10 @@ def test_prune_patterns_match_checkpoint_names(tmp_path: Path) -> None:
         seen.extend(os.listdir(tmp_path))
         path.touch()
 
-    storage.place(tmp_path).publish(checkpoint.name_of(13), {"x": spy}, {})
-    storage.place(tmp_path).put(checkpoint.WEIGHTS, spy)
+    storage.open_storage(tmp_path).publish(checkpoint.name_of(13), {"x": spy}, {})
+    storage.open_storage(tmp_path).put(checkpoint.WEIGHTS, spy)
     assert [name for name in seen if pruning.UNFINISHED.fullmatch(name)] == [".checkpoint-00000013.part"]
-    storage.place(tmp_path).put(checkpoint.WEIGHTS, lambda path: seen.append(path.name) or path.touch())  # type: ignore[func-returns-value]
+    storage.open_storage(tmp_path).put(checkpoint.WEIGHTS, lambda path: seen.append(path.name) or path.touch())  # type: ignore[func-returns-value]
     assert seen[-1] == pruning.UNFINISHED_WEIGHTS
 
 
@@ -259,9 +259,9 @@ def test_prune_storage_outside_runs_folder(bench: Bench, tmp_path: Path, kind: s
     bench.attempt("f", "interrupted", home=home)  # known by its provenance alone
 
     def names(attempt: Attempt) -> list[str]:
-        return storage.place(storage.join(home, attempt.run_dir)).names()
+        return storage.open_storage(storage.join(home, attempt.run_dir)).names()
 
-    assert pruning.place_of(bench.store, bench.store.attempts("f" * 12)[0]) == f"{home}/{'f' * 12}/1"
+    assert pruning.checkpoint_address(bench.store, bench.store.attempts("f" * 12)[0]) == f"{home}/{'f' * 12}/1"
     done = bench.store.attempts("a" * 12)[0]
     seal = len(json.dumps({"step": 5, "tokens": 5, "wall_s": 1.0, "pending": None, "sha256": {
         "model.safetensors": "0" * 64, "optimizers.pt": "0" * 64}, "seal": "0" * 64}))  # fmt: skip
@@ -338,11 +338,11 @@ def wrong():
                 found.append("named, but gone: " + attempt.weights)
     store.close()
     for path in (work / "atma-runs").glob("*/*/checkpoint-*"):
-        if (path / "state.json").exists() and not is_sound(storage.place(path.parent), path.name):
+        if (path / "state.json").exists() and not is_sound(storage.open_storage(path.parent), path.name):
             found.append("half of it, with a seal: " + str(path))
     if keep == "newest":
         for step in (15, 20):
-            if not is_sound(storage.place(work / "atma-runs" / ("c" * 12) / "2"), f"checkpoint-{step:08d}"):
+            if not is_sound(storage.open_storage(work / "atma-runs" / ("c" * 12) / "2"), f"checkpoint-{step:08d}"):
                 found.append(f"needed, but gone: {step}")
     return found
 

@@ -60,7 +60,7 @@ def put(address: str, step: int, value: float = 0.0) -> str:
 
 
 def newest(address: str) -> tuple[int, float] | None:
-    loaded = checkpoint.newest(address)
+    loaded = checkpoint.load_newest(address)
     return None if loaded is None else (loaded.step, loaded.optimizers["x"].item())
 
 
@@ -76,9 +76,9 @@ def edit(address: str, change: Any) -> None:
 
 
 def test_storage_checkpoint_round_trip(address: str) -> None:
-    assert checkpoint.newest(address) is None
+    assert checkpoint.load_newest(address) is None
     assert put(address, 7, 3.0) == "checkpoint-00000007"
-    loaded = checkpoint.newest(address)
+    loaded = checkpoint.load_newest(address)
     assert loaded is not None
     assert (loaded.step, loaded.tokens, loaded.wall_s) == (7, 70, 3.5)
     assert torch.equal(loaded.model["weight"], torch.full((2, 3), 3.0))
@@ -119,11 +119,11 @@ def test_storage_clear_leaves_foreign_files(address: str) -> None:
     for step in (5, 10):
         put(address, step)
     checkpoint.save_weights(storage.join(address, "weights.safetensors"), linear(1.0))
-    checkpoint.clear(address, but="checkpoint-00000005")
-    assert storage.place(address).names() == ["checkpoint-00000005", "weights.safetensors"]
-    checkpoint.clear(address)
-    assert storage.place(address).names() == ["weights.safetensors"]
-    checkpoint.clear(address + "/nowhere")
+    checkpoint.remove_checkpoints(address, keep="checkpoint-00000005")
+    assert storage.open_storage(address).names() == ["checkpoint-00000005", "weights.safetensors"]
+    checkpoint.remove_checkpoints(address)
+    assert storage.open_storage(address).names() == ["weights.safetensors"]
+    checkpoint.remove_checkpoints(address + "/nowhere")
 
 
 def test_storage_weights_round_trip(address: str) -> None:
@@ -135,7 +135,7 @@ def test_storage_weights_round_trip(address: str) -> None:
     model = linear(0.0)
     checkpoint.load_weights(where, model)
     assert torch.equal(model.weight, torch.full((2, 3), 2.0))
-    assert storage.place(address).names() == ["weights.safetensors"]
+    assert storage.open_storage(address).names() == ["weights.safetensors"]
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "text", "other-model"])
@@ -143,7 +143,7 @@ def test_load_weights_error_gives_advice(address: str, damage: str) -> None:
     where = storage.join(address, "weights.safetensors")
     checkpoint.save_weights(where, nn.Linear(4, 2) if damage == "other-model" else linear(1.0))
     if damage == "gone":
-        storage.place(address).remove("weights.safetensors")
+        storage.open_storage(address).remove("weights.safetensors")
     elif damage == "cut":
         edit(where, lambda raw: raw[:-7])
     elif damage == "text":
@@ -154,16 +154,16 @@ def test_load_weights_error_gives_advice(address: str, damage: str) -> None:
 
 
 def test_claim_checks_writable_and_leaves_nothing(address: str) -> None:
-    checkpoint.claim(address)
-    assert storage.place(address).names() == []
+    checkpoint.check_unclaimed(address)
+    assert storage.open_storage(address).names() == []
     put(address, 5)
     with pytest.raises(StorageError, match="already holds a training that this database does not know; remove it"):
-        checkpoint.claim(address)
+        checkpoint.check_unclaimed(address)
     assert newest(address) == (5, 0.0)
-    checkpoint.clear(address)
+    checkpoint.remove_checkpoints(address)
     checkpoint.save_weights(storage.join(address, "weights.safetensors"), linear(1.0))
     with pytest.raises(StorageError, match="already holds"):
-        checkpoint.claim(address)
+        checkpoint.check_unclaimed(address)
 
 
 # --- addresses ----------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_claim_checks_writable_and_leaves_nothing(address: str) -> None:
     ("gs://bucket", "gs://bucket/abc/1", "gs://bucket/abc/1"),
 ])  # fmt: skip
 def test_attempt_address_by_checkpoint_path(path: str | None, home: str, full: str) -> None:
-    assert storage.home(path, "abc/1") == home
+    assert storage.attempt_address(path, "abc/1") == home
     assert storage.resolve(Path("/r"), home) == full
     assert storage.split(storage.join(full, "checkpoint-00000007")) == (full, "checkpoint-00000007")
 
@@ -201,7 +201,7 @@ def test_free_bytes_of_local_disk(tmp_path: Path) -> None:
     ("nosuch://bucket/x", "nosuch://bucket/x: Protocol not known: nosuch; name a folder or an fsspec URL such as s3://..."),
 ])  # fmt: skip
 def test_storage_rejects_invalid_address(address: str, message: str) -> None:
-    assert refused(lambda: storage.place(address), StorageAddressError) == message
+    assert refused(lambda: storage.open_storage(address), StorageAddressError) == message
     assert StorageAddressError("x").exit_code == 2
 
 
@@ -210,7 +210,7 @@ def test_storage_names_package_of_missing_backend(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(known_implementations, "tape", tape)
     monkeypatch.setattr(storage, "SCHEMES", storage.SCHEMES | {"tape"})
     assert StorageError("x").exit_code == 3
-    assert refused(lambda: storage.place("tape://drive/x"), StorageError) == (
+    assert refused(lambda: storage.open_storage("tape://drive/x"), StorageError) == (
         "tape://drive/x: Install tapefs to access tape; install that package beside atma-sweep, or name a folder with "
         "checkpoint.path"
     )
@@ -221,7 +221,7 @@ def test_storage_names_package_of_missing_backend(monkeypatch: pytest.MonkeyPatc
 
 def test_storage_reports_unwritable_folder_briefly(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    message = refused(lambda: storage.place(tmp_path / "file" / "inside").check(), StorageError)
+    message = refused(lambda: storage.open_storage(tmp_path / "file" / "inside").check(), StorageError)
     assert message.startswith(f"{tmp_path}/file/inside cannot be written: ")
     assert message.endswith("make room there or name another place with checkpoint.path, then launch again")
 
@@ -243,7 +243,7 @@ def test_storage_uploads_seal_last(memory: str, monkeypatch: pytest.MonkeyPatch)
             with pytest.raises(KeyboardInterrupt):
                 put(memory, 10, 2.0)
         assert newest(memory) == (5, 1.0)
-        assert "state.json" not in storage.place(storage.join(memory, "checkpoint-00000010")).names()
+        assert "state.json" not in storage.open_storage(storage.join(memory, "checkpoint-00000010")).names()
     put(memory, 10, 2.0)
     assert newest(memory) == (10, 2.0)
 
@@ -280,10 +280,10 @@ def test_storage_detects_failed_read_back(memory: str, monkeypatch: pytest.Monke
 
 
 USES: dict[str, Callable[[str], Any]] = {
-    "ls": checkpoint.newest,
-    "get_file": checkpoint.newest,
+    "ls": checkpoint.load_newest,
+    "get_file": checkpoint.load_newest,
     "info": lambda address: storage.exists(storage.join(address, "weights.safetensors")),
-    "put_file": lambda address: storage.place(address).check(),
+    "put_file": lambda address: storage.open_storage(address).check(),
 }
 
 
@@ -318,4 +318,4 @@ def test_seal_rejects_names_with_paths(memory: str, tmp_path: Path) -> None:
         return json.dumps({**json.loads(raw), "sha256": {str(secret): digest}}).encode()
 
     edit(storage.join(memory, "checkpoint-00000005", "state.json"), point)
-    assert checkpoint.newest(memory) is None
+    assert checkpoint.load_newest(memory) is None

@@ -19,8 +19,8 @@ import tokenizers
 from atma_sweep.sweep.commands import data_display as preparing
 from atma_sweep.sweep.data import prepare
 from atma_sweep.sweep.data.corpora import open_corpus
-from atma_sweep.sweep.data.prepare import Told
-from atma_sweep.sweep.data.registry import CORPORA, every_kind
+from atma_sweep.sweep.data.prepare import PrepareProgress
+from atma_sweep.sweep.data.registry import CORPORA, all_kinds
 from copies import finepdfs, fineweb_edu, prose, published_shard
 from patience import PATIENCE_S, until
 from prepared import divided, document, joined, naive, parts, put, stream
@@ -167,7 +167,7 @@ def test_interrupted_preparation_resumes(
     monkeypatch.setattr(prepare, "SYNC_SECONDS", -1.0)
     real, heard = preparing.PrepareDisplay.__call__, []
 
-    def interrupted(self: Any, progress: Told) -> None:
+    def interrupted(self: Any, progress: PrepareProgress) -> None:
         heard.append(progress)
         if len(heard) == 4:
             raise KeyboardInterrupt
@@ -245,7 +245,7 @@ def test_what_can_be_prepared(command: Command) -> None:
     assert [line.split()[0] for line in out.splitlines()] == list(CORPORA)
     rows = json.loads(command("data", "list", "--known", "--json")[1])
     assert {row["corpus"]: row["description"] for row in rows} == {
-        name: kind.description for name, kind in every_kind().items()
+        name: kind.description for name, kind in all_kinds().items()
     }
 
 
@@ -309,8 +309,8 @@ def test_databases_have_their_own_corpora(text: Path, tmp_path: Path, command: C
 # --- what is shown on the way -------------------------------------------------------------------------------------
 
 
-def progress(phase: str, tokens: int, seconds: float, wanted: int | None = None) -> Told:
-    return Told(phase, 1234, tokens, seconds, tokens, wanted)
+def progress(phase: str, tokens: int, seconds: float, wanted: int | None = None) -> PrepareProgress:
+    return PrepareProgress(phase, 1234, tokens, seconds, tokens, wanted)
 
 
 def test_display_prints_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

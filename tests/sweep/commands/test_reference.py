@@ -62,7 +62,7 @@ def test_reference_page_lists_every_option() -> None:
 def test_examples_do_what_they_say(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """The examples run in order, as a reader pastes them, on a sweep named quick."""
     store = open_store("atma.db", create=True)
-    cells = [planner.record(cell) for cell in load_grid("quick").expand(lambda _: "f" * 64)]
+    cells = [planner.to_record(cell) for cell in load_grid("quick").expand(lambda _: "f" * 64)]
     synthetic_sweep(store, len(cells), 12, name="quick", cells=cells)
     store.close()
     done = 0

@@ -64,7 +64,7 @@ GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guide.md"
 def test_guide_section_runs_as_pasted(run: Run) -> None:
     """The guide's section runs line by line on a sweep named quick; questions are answered here."""
     store = open_store("atma.db", create=True)
-    cells = [planner.record(cell) for cell in load_grid("quick").expand(lambda _: "f" * 64)]
+    cells = [planner.to_record(cell) for cell in load_grid("quick").expand(lambda _: "f" * 64)]
     synthetic_sweep(store, len(cells), 3, name="quick", cells=cells)
     store.close()
     section = GUIDE.read_text().split("\n## Keeping house\n")[1].split("\n## ")[0]

@@ -41,7 +41,7 @@ def test_prefetcher_reads_each_step_once(batches: Counted) -> None:
     """Read as the training loop does: get a step, train, prepare the next."""
     ahead = StepPrefetcher(batches, CPU)
     for step in range(12):
-        assert same(ahead.take(step), step)
+        assert same(ahead.get(step), step)
         if step + 1 < 12:
             ahead.prepare(step + 1)
             assert read == list(range(step + 2))
@@ -56,31 +56,31 @@ def test_prefetcher_returns_requested_step_in_any_order(orders: tuple[tuple[str,
         if what == "prepare":
             ahead.prepare(step)
         else:
-            assert same(ahead.take(step), step)
+            assert same(ahead.get(step), step)
     for step in (9, 4, 4, 5):
-        assert same(ahead.take(step), step)
+        assert same(ahead.get(step), step)
 
 
 def test_prefetcher_returns_prepared_step_once(batches: Counted) -> None:
     ahead = StepPrefetcher(batches, CPU)
     ahead.prepare(3)
-    first = ahead.take(3)
+    first = ahead.get(3)
     assert read == [3]
-    second = ahead.take(3)
+    second = ahead.get(3)
     assert read == [3, 3]
     assert first[0].data_ptr() != second[0].data_ptr()
     # returned tensors are not shared: changing them in place changes no later step
     first[0].zero_()
     assert same(second, 3)
-    assert same(ahead.take(3), 3)
+    assert same(ahead.get(3), 3)
 
 
 def test_prefetcher_drops_unused_step(batches: Counted) -> None:
     ahead = StepPrefetcher(batches, CPU)
     ahead.prepare(1)
-    assert same(ahead.take(2), 2)
+    assert same(ahead.get(2), 2)
     assert read == [1, 2]
-    assert same(ahead.take(1), 1)
+    assert same(ahead.get(1), 1)
     assert read == [1, 2, 1]
 
 
@@ -90,7 +90,7 @@ def test_prefetcher_copies_steps_to_gpu(batches: Counted) -> None:
     ahead = StepPrefetcher(batches, torch.device("cuda"))
     busy = torch.randn(4096, 4096, device="cuda")
     for step in range(20):
-        step_batch = ahead.take(step)
+        step_batch = ahead.get(step)
         for _ in range(20):
             busy = (busy @ busy).clamp(-1, 1)
         ahead.prepare(step + 1)

@@ -19,7 +19,7 @@ import pytest
 from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora, prepare
 from atma_sweep.sweep.data.corpora import Corpus, CorpusUnknown, entropies, open_corpus
-from atma_sweep.sweep.data.registry import CORPORA, every_kind
+from atma_sweep.sweep.data.registry import CORPORA, all_kinds
 from atma_sweep.sweep.grid.grid import load_grid
 from copies import prose, published_shard
 from prepared import EOT, document, files, joined, number_of, parts, put, stream, word_level
@@ -89,8 +89,8 @@ def test_the_embedded_corpus_keeps_the_fingerprint_of_its_text(
 
 def test_stdlib_fingerprint_is_same_in_another_process(stdlib: Corpus) -> None:
     program = (
-        "from atma_sweep.sweep.data.prepare import aside; from atma_sweep.sweep.config import DataConfig\n"
-        "print(aside(DataConfig()).fingerprint)"
+        "from atma_sweep.sweep.data.prepare import prepare_in_memory; from atma_sweep.sweep.config import DataConfig\n"
+        "print(prepare_in_memory(DataConfig()).fingerprint)"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.split() == [stdlib.fingerprint]
@@ -177,7 +177,7 @@ def test_corpus_presets_match_shipped_grids() -> None:
         "heldout",
         "heldout_tokens",
     )
-    presets = {name: DataConfig(corpus=name, **kind.preset) for name, kind in every_kind().items() if kind.preset}
+    presets = {name: DataConfig(corpus=name, **kind.preset) for name, kind in all_kinds().items() if kind.preset}
     for data in sections:
         assert [getattr(data, name) for name in fields] == [getattr(presets[data.corpus], name) for name in fields]
     assert {data.corpus for data in sections} == {"fineweb-edu-shards"}
@@ -212,7 +212,7 @@ def test_provisional_fingerprint_differs_by_request() -> None:
 
 def test_find_reports_missing_paths(tmp_path: Path) -> None:
     def find(**settings: Any) -> str:
-        return refused(lambda: corpora.find(DataConfig(**settings), tmp_path))
+        return refused(lambda: corpora.find_fingerprint(DataConfig(**settings), tmp_path))
 
     assert find(corpus="files", path=f"{tmp_path}/gone") == f"data.path: {tmp_path}/gone does not exist"
     needs = "needs data.path, the folder or file that holds the text"
@@ -231,7 +231,7 @@ def test_find_rejects_unknown_names(tmp_path: Path) -> None:
     prepare.prepare(files(put(tmp_path / "t", prose(3))), tmp_path / "c", name="books")
     builtin = ", ".join(CORPORA)
     with pytest.raises(CorpusUnknown) as caught:
-        corpora.find(DataConfig(corpus="boks"), tmp_path / "c")
+        corpora.find_fingerprint(DataConfig(corpus="boks"), tmp_path / "c")
     assert str(caught.value) == (
         f"no corpus 'boks'; allowed: {builtin}, books, or one prepared with `data prepare PATH --name boks`; "
         "did you mean 'books'?"
@@ -239,7 +239,7 @@ def test_find_rejects_unknown_names(tmp_path: Path) -> None:
     assert (caught.value.name, caught.value.allowed[-1]) == ("boks", "books")
     for name in ("../t", "", ".x"):
         with pytest.raises(CorpusUnknown):
-            corpora.find(DataConfig(corpus=name), tmp_path / "c")
+            corpora.find_fingerprint(DataConfig(corpus=name), tmp_path / "c")
 
 
 # --- on disk ------------------------------------------------------------------------------------------------------
@@ -261,16 +261,16 @@ def again(folder: Path) -> str:
 
 def test_find_by_request_and_by_name(small: tuple[DataConfig, Path, Path]) -> None:
     data, root, folder = small
-    number = corpora.manifest(folder)["fingerprint"]
-    assert corpora.find(data, root) == number
-    assert corpora.find(data.model_copy(update={"corpus": "mine", "path": None}), root) == number
-    assert corpora.find(data.model_copy(update={"train_tokens": 5}), root) is None
-    assert corpora.find(data, root / "other") is None
+    number = corpora.read_manifest(folder)["fingerprint"]
+    assert corpora.find_fingerprint(data, root) == number
+    assert corpora.find_fingerprint(data.model_copy(update={"corpus": "mine", "path": None}), root) == number
+    assert corpora.find_fingerprint(data.model_copy(update={"train_tokens": 5}), root) is None
+    assert corpora.find_fingerprint(data, root / "other") is None
     assert corpora.named_fingerprints(root) == {"mine": number}
     for word in ("mine", "files", number, number[:5], number[:16], number[:40]):
-        assert corpora.choose(root, word) == [folder]
+        assert corpora.find_folders(root, word) == [folder]
     for word in ("nine", "zzz", "stdlib", f"{number[:16]}zzz"):
-        assert refused(lambda word=word: corpora.choose(root, word)) == (  # type: ignore[misc]
+        assert refused(lambda word=word: corpora.find_folders(root, word)) == (  # type: ignore[misc]
             f"no corpus {word!r} is prepared in {root}; atma-sweep data list shows them"
         )
 
@@ -278,16 +278,16 @@ def test_find_by_request_and_by_name(small: tuple[DataConfig, Path, Path]) -> No
 def test_find_rejects_wrong_tokenizer_for_named_corpus(small: tuple[DataConfig, Path, Path], tmp_path: Path) -> None:
     data, root, folder = small
     named = data.model_copy(update={"corpus": "mine", "path": None})
-    have = corpora.manifest(folder)["tokenizer"]
-    assert refused(lambda: corpora.find(named.model_copy(update={"tokenizer": "gpt2"}), root)) == (
+    have = corpora.read_manifest(folder)["tokenizer"]
+    assert refused(lambda: corpora.find_fingerprint(named.model_copy(update={"tokenizer": "gpt2"}), root)) == (
         f"corpus 'mine' was prepared with tokenizer {have}, but the grid asks for gpt2"
     )
     changed_file = tmp_path / "other.json"
     changed_file.write_text((tmp_path / "own.json").read_text().replace('"98"', '"98th"'))
     mark = f"json:{hashlib.sha256(changed_file.read_bytes()).hexdigest()[:16]}"
-    assert refused(lambda: corpora.find(named.model_copy(update={"tokenizer_file": str(changed_file)}), root)) == (
-        f"corpus 'mine' was prepared with tokenizer {have}, but the grid asks for {mark}"
-    )
+    assert refused(
+        lambda: corpora.find_fingerprint(named.model_copy(update={"tokenizer_file": str(changed_file)}), root)
+    ) == (f"corpus 'mine' was prepared with tokenizer {have}, but the grid asks for {mark}")
 
 
 def test_find_returns_none_without_pointer_or_manifest(small: tuple[DataConfig, Path, Path]) -> None:
@@ -296,10 +296,10 @@ def test_find_returns_none_without_pointer_or_manifest(small: tuple[DataConfig, 
     content = pointer.read_text()
     for text in ("", "[1", "{}"):
         pointer.write_text(text)
-        assert corpora.find(data, root) is None
+        assert corpora.find_fingerprint(data, root) is None
     pointer.write_text(content)
     (folder / "manifest.json").unlink()
-    assert corpora.find(data, root) is None
+    assert corpora.find_fingerprint(data, root) is None
     assert corpora.named_fingerprints(root) == {}
     assert refused(lambda: open_corpus(root, "a" * 64)) == (
         f"no prepared corpus in {root}/{'a' * 16}; prepare it again, or launch the grid again"
@@ -308,7 +308,7 @@ def test_find_returns_none_without_pointer_or_manifest(small: tuple[DataConfig, 
 
 def test_listing_describes_prepared_corpora(small: tuple[DataConfig, Path, Path], tmp_path: Path) -> None:
     data, root, folder = small
-    corpus = open_corpus(root, corpora.manifest(folder)["fingerprint"])
+    corpus = open_corpus(root, corpora.read_manifest(folder)["fingerprint"])
     (row,) = corpora.listing(root)
     assert row.pop("prepared_at").endswith("+00:00")
     assert row == {
@@ -332,7 +332,7 @@ def test_listing_describes_prepared_corpora(small: tuple[DataConfig, Path, Path]
     assert corpora.folders(root) == [folder]
     os.rename(root / "0123456789abcdef.part", root / later[:16])
     assert [row["fingerprint"] for row in corpora.listing(root)] == [corpus.fingerprint, later]
-    assert [row["fingerprint"] for row in corpora.listing(root, only=[later])] == [later]
+    assert [row["fingerprint"] for row in corpora.listing(root, fingerprints=[later])] == [later]
 
 
 def test_listing_and_verify_handle_broken_symlinks(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_listing_and_verify_handle_broken_symlinks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", ["train_000000.bin", "validation_000000.bin", "heldout.bin"])
 def test_open_corpus_and_verify_detect_cut_shards(small: tuple[DataConfig, Path, Path], file: str) -> None:
     _, root, folder = small
-    number, path = corpora.manifest(folder)["fingerprint"], folder / file
+    number, path = corpora.read_manifest(folder)["fingerprint"], folder / file
     content = path.read_bytes()
     path.write_bytes(content[:-1])
     count = (len(content) - 1024) // 2
@@ -370,7 +370,7 @@ def test_open_corpus_and_verify_detect_cut_shards(small: tuple[DataConfig, Path,
 
 def test_open_corpus_rejects_wrong_fingerprint_in_folder(small: tuple[DataConfig, Path, Path]) -> None:
     _, root, folder = small
-    number = corpora.manifest(folder)["fingerprint"]
+    number = corpora.read_manifest(folder)["fingerprint"]
     assert refused(lambda: open_corpus(root, number[:16] + "0" * 48)) == (
         f"{folder} holds corpus {number[:12]}, not {number[:12]}{again(folder)}"
     )
@@ -387,7 +387,7 @@ def test_verify_lists_differences(small: tuple[DataConfig, Path, Path]) -> None:
     changed = bytearray(path.read_bytes())
     changed[1024:1026] = (7).to_bytes(2, "little")
     path.write_bytes(bytes(changed))
-    shard_facts = corpora.manifest(folder)["shards"]["train"][0]
+    shard_facts = corpora.read_manifest(folder)["shards"]["train"][0]
     digest = hashlib.sha256(changed[1024:]).hexdigest()
     assert corpora.verify(folder) == [
         f"{path}: sha256 is {digest}, the manifest says {shard_facts['sha256']}{again(folder)}"
@@ -396,7 +396,7 @@ def test_verify_lists_differences(small: tuple[DataConfig, Path, Path]) -> None:
     tokenizer.unlink()
     lost = f"{tokenizer}: missing, or not the tokenizer that made the corpus{again(folder)}"
     assert corpora.verify(folder)[1:] == [lost]
-    corpus = open_corpus(root, corpora.manifest(folder)["fingerprint"])
+    corpus = open_corpus(root, corpora.read_manifest(folder)["fingerprint"])
     assert refused(corpus.load_tokenizer) == lost
     manifest = folder / "manifest.json"
     for text in ("", "[]", "\udcff", manifest.read_text().replace('"documents": 60', '"documents": 61')):
@@ -409,6 +409,6 @@ def test_verify_lists_differences(small: tuple[DataConfig, Path, Path]) -> None:
 
 def test_open_corpus_maps_shards_into_memory(small: tuple[DataConfig, Path, Path]) -> None:
     _, root, folder = small
-    corpus = open_corpus(root, corpora.manifest(folder)["fingerprint"])
+    corpus = open_corpus(root, corpora.read_manifest(folder)["fingerprint"])
     assert all(isinstance(tokens, np.memmap) for tokens in [*corpus.train, corpus.validation])
     assert len(stream(corpus)) == corpus.train_tokens

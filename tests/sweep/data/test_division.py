@@ -15,7 +15,7 @@ from atma_sweep.sweep.data.known.local import OwnFiles
 from atma_sweep.sweep.grid.grid import load_grid, shipped
 from atma_sweep.sweep.planning import admission as plan_corpora
 from copies import prose
-from prepared import divided, files, made, put, stream, told
+from prepared import divided, files, preparation_error, prepare_corpus, put, stream
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_prepared_splits_match_naive_division(
     put(tmp_path / "t", list(named.values()), "{:03d}.txt")
     names = {"train_tokens": "train", "validation_tokens": "validation", "heldout_documents": "documents"}
     expected = divided(named, long=200, **{names[name]: size for name, size in sizes.items()})
-    corpus = made(files(tmp_path / "t", heldout_tokens=200, **sizes), tmp_path / "c")
+    corpus = prepare_corpus(files(tmp_path / "t", heldout_tokens=200, **sizes), tmp_path / "c")
     assert stream(corpus) == expected["train"]
     assert [len(shard) for shard in corpus.train[:-1]] == [1009] * (len(corpus.train) - 1)
     assert corpus.validation.tolist() == expected["validation"]
@@ -113,18 +113,21 @@ def test_prepared_splits_match_naive_division(
 
 def test_division_rejects_excessive_validation_tokens(tmp_path: Path) -> None:
     put(tmp_path / "t", ["text", "more text"])
-    assert told(files(tmp_path / "t", validation_tokens=15), tmp_path / "c") == (
+    assert preparation_error(files(tmp_path / "t", validation_tokens=15), tmp_path / "c") == (
         "corpus 'files' has 15 tokens beside the held-out documents, and data.validation_tokens asks for 15 of them, "
         "which leaves none to train on: lower it, or add text"
     )
-    corpus = made(files(tmp_path / "t", validation_tokens=5), tmp_path / "c")
+    corpus = prepare_corpus(files(tmp_path / "t", validation_tokens=5), tmp_path / "c")
     assert (corpus.train_tokens, len(corpus.validation)) == (10, 5)
 
 
 @pytest.mark.parametrize("corpus", ["stdlib", "shards", "flipflop"])
 def test_corpora_with_splits_reject_validation_tokens(tmp_path: Path, corpus: str) -> None:
     data = DataConfig(corpus=corpus, validation_tokens=100)
-    assert told(data, tmp_path / "c") == f"data.validation_tokens: corpus {corpus!r} has splits of its own; remove it"
+    assert (
+        preparation_error(data, tmp_path / "c")
+        == f"data.validation_tokens: corpus {corpus!r} has splits of its own; remove it"
+    )
 
 
 def test_division_keeps_splits_of_earlier_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +137,7 @@ def test_division_keeps_splits_of_earlier_release(tmp_path: Path, monkeypatch: p
         patch.setattr(OwnFiles, "by_tokens", False)
         before = prepare.prepare(data, root, name="mine")
     assert "division" not in json.loads(next(root.glob("requests/*.json")).read_text())["request"]
-    assert prepare.prepare(data, root) == before == corpora.find(data, root)
+    assert prepare.prepare(data, root) == before == corpora.find_fingerprint(data, root)
     assert prepare.prepare(DataConfig(corpus="mine"), root) == before
     assert prepare.prepare(data.model_copy(update={"validation_tokens": 500}), root) != before
     assert prepare.prepare(data, tmp_path / "elsewhere") != before

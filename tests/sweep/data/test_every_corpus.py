@@ -16,7 +16,7 @@ from atma_sweep.sweep.data.batches import Batches
 from atma_sweep.sweep.data.corpora import open_corpus
 from atma_sweep.sweep.data.registry import CORPORA
 from copies import article, finepdfs, fineweb_edu, prose, published_shard, wikitext
-from prepared import made, put, rederived
+from prepared import prepare_corpus, put, rederived
 from refusals import refused
 
 AGAIN = "remove {} and prepare the corpus again"
@@ -60,8 +60,8 @@ def test_corpus_fingerprint_follows_tokens_not_folder(
     name: str, config_of: Callable[[str], DataConfig], tmp_path: Path
 ) -> None:
     data = config_of(name)
-    first, second = (made(data, tmp_path / root) for root in "ab")
-    assert first.fingerprint == second.fingerprint == prepare.aside(data).fingerprint
+    first, second = (prepare_corpus(data, tmp_path / root) for root in "ab")
+    assert first.fingerprint == second.fingerprint == prepare.prepare_in_memory(data).fingerprint
     assert first.folder is not None
     assert mortal.contents(tmp_path / "a") == mortal.contents(tmp_path / "b")
     assert corpora.verify(first.folder) == []
@@ -76,7 +76,7 @@ def test_corpus_batches_are_disjoint_and_reproducible(
 ) -> None:
     """Also when reading resumes in the middle, and for any number of rows read at once."""
     data = config_of(name)
-    corpus, kind = made(data, tmp_path / "c"), CORPORA.load(name)
+    corpus, kind = prepare_corpus(data, tmp_path / "c"), CORPORA.load(name)
     length = kind.row_length(kind.Config.model_validate(data.settings.get(name, {}))) or 7
 
     def batches(rows: int) -> Batches:
@@ -100,7 +100,7 @@ def test_corpus_batches_are_disjoint_and_reproducible(
 def test_corpus_damage_of_any_file_is_detected(
     name: str, config_of: Callable[[str], DataConfig], tmp_path: Path
 ) -> None:
-    corpus = made(config_of(name), tmp_path / "c")
+    corpus = prepare_corpus(config_of(name), tmp_path / "c")
     folder = corpus.folder
     assert folder is not None
     draw = np.random.default_rng(0)
@@ -124,7 +124,9 @@ def test_corpus_damage_of_any_file_is_detected(
             findings = corpora.verify(folder)
             assert findings, path.name
             assert all(line.startswith(str(folder)) and len(line.splitlines()) == 1 for line in findings)
-            assert refused(lambda: corpora.verified(tmp_path / "c", corpus.fingerprint)).endswith(AGAIN.format(folder))
+            assert refused(lambda: corpora.open_verified(tmp_path / "c", corpus.fingerprint)).endswith(
+                AGAIN.format(folder)
+            )
         linked.write_bytes(raw)
         assert corpora.verify(folder) == []
     (folder / "manifest.json").unlink()
@@ -137,7 +139,7 @@ def test_corpus_preparation_resumes_to_same_corpus(
 ) -> None:
     """Interrupt before and after each saved state, one interruption after another."""
     data, root = config_of(name), tmp_path / "c"
-    made(data, tmp_path / "undisturbed")
+    prepare_corpus(data, tmp_path / "undisturbed")
     monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", 9)
     monkeypatch.setattr(prepare, "SYNC_SECONDS", -1.0)
     write, stops = corpora.write_json, []

@@ -21,7 +21,7 @@ from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.planning import admission as corpora_plan
 from attempts import room_of, small_grid
-from prepared import made, told
+from prepared import preparation_error, prepare_corpus
 from refusals import refused
 
 LETTERS = "wri01"
@@ -146,7 +146,7 @@ def small(**settings: Any) -> DataConfig:
 
 
 def test_flipflop_corpus_stores_no_tokens(tmp_path: Path) -> None:
-    corpus = made(small(), tmp_path)
+    corpus = prepare_corpus(small(), tmp_path)
     assert corpus.folder is not None
     assert [path.name for path in corpus.folder.iterdir()] == ["manifest.json"]
     assert corpus.train[0][:].tolist() == rows(50)[:].tolist()
@@ -167,7 +167,7 @@ def test_flipflop_corpus_stores_no_tokens(tmp_path: Path) -> None:
 
 
 def test_flipflop_expected_values_match_counts(tmp_path: Path) -> None:
-    corpus = made(small(length=32, train_rows=4000, ignore=0.3), tmp_path)
+    corpus = prepare_corpus(small(length=32, train_rows=4000, ignore=0.3), tmp_path)
     unigram, bigram = corpora.entropies([corpus.train[0][:]], 6)
     assert bigram is not None
     assert (corpus.unigram_entropy, corpus.bigram_entropy) == (
@@ -187,9 +187,9 @@ def test_flipflop_fingerprint_follows_settings_and_rows(tmp_path: Path, monkeypa
         {"validation_rows": 8},
         {"length": 14},
     ]
-    variants = [made(small(**change), tmp_path) for change in changes]
+    variants = [prepare_corpus(small(**change), tmp_path) for change in changes]
     assert len({corpus.fingerprint for corpus in variants}) == 6
-    assert made(small(), tmp_path / "elsewhere").fingerprint == variants[0].fingerprint
+    assert prepare_corpus(small(), tmp_path / "elsewhere").fingerprint == variants[0].fingerprint
     monkeypatch.setattr("atma_sweep.sweep.data.known.flipflop.NAME", "flopflip")
     folder = variants[0].folder
     assert folder is not None
@@ -200,7 +200,7 @@ def test_flipflop_fingerprint_follows_settings_and_rows(tmp_path: Path, monkeypa
     facts = json.loads((folder / "manifest.json").read_text())
     facts["computed"]["corpus"] = "gone"
     (folder / "manifest.json").write_text(
-        json.dumps(corpora.sealed(facts | {"fingerprint": corpora.fingerprint_of(facts)}))
+        json.dumps(corpora.with_checksum(facts | {"fingerprint": corpora.fingerprint_of(facts)}))
     )
     assert "worked out by a plugin, which is not loaded" in corpora.verify(folder)[0]
 
@@ -213,11 +213,11 @@ def test_flipflop_rejects_unsupported_settings(tmp_path: Path) -> None:
         ("tokenizer_file", "x"),
         ("end_of_text", "x"),
     ):
-        assert told(small().model_copy(update={field: value}), tmp_path) == (
+        assert preparation_error(small().model_copy(update={field: value}), tmp_path) == (
             f"data.{field}: corpus flipflop is worked out as it is read, from data.settings.flipflop; leave it out"
         )
-    assert "has tokens of its own" in told(small().model_copy(update={"tokenizer": "gpt2"}), tmp_path)
-    assert told(small(), tmp_path, name="mine") == (
+    assert "has tokens of its own" in preparation_error(small().model_copy(update={"tokenizer": "gpt2"}), tmp_path)
+    assert preparation_error(small(), tmp_path, name="mine") == (
         "--name: corpus flipflop is worked out as it is read; a grid names it as it is"
     )
 

@@ -22,7 +22,7 @@ from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora, prepare, shards
 from atma_sweep.sweep.data.corpora import open_corpus
 from atma_sweep.sweep.data.known.local import OwnFiles
-from atma_sweep.sweep.data.prepare import Told, aside
+from atma_sweep.sweep.data.prepare import PrepareProgress, prepare_in_memory
 from atma_sweep.sweep.data.sources import StdlibSource
 from atma_sweep.sweep.errors import MachineError
 from copies import finepdfs, prose, wikitext
@@ -32,14 +32,14 @@ from prepared import (
     document,
     files,
     joined,
-    made,
     naive,
     number_of,
     parts,
+    preparation_error,
+    prepare_corpus,
     put,
     rederived,
     stream,
-    told,
     word_level,
 )
 
@@ -72,7 +72,7 @@ def test_splits_against_a_naive_count(
     named = {f"{number}.txt": text for number, text in enumerate(prose(100, longest=90))}
     put(tmp_path / "t", list(named.values()))
     expected = naive(dict(sorted(named.items())), long=200, most=most, train=train)
-    corpus = made(files(tmp_path / "t", heldout_tokens=200, train_tokens=train), tmp_path / "c")
+    corpus = prepare_corpus(files(tmp_path / "t", heldout_tokens=200, train_tokens=train), tmp_path / "c")
     assert stream(corpus) == joined(expected["train"])
     assert [len(shard) for shard in corpus.train[:-1]] == [1009] * (len(corpus.train) - 1)
     assert corpus.validation.tolist() == joined(expected["validation"])
@@ -94,7 +94,7 @@ def test_heldout_limit_counts_end_of_text_token(tmp_path: Path) -> None:
     put(tmp_path / "t", prose(60), "x{}.txt")
     put(tmp_path / "t", ["é" * 50], name)
     names_by_limit = [
-        made(files(tmp_path / "t", heldout_tokens=long), tmp_path / "c").heldout_names for long in (101, 102)
+        prepare_corpus(files(tmp_path / "t", heldout_tokens=long), tmp_path / "c").heldout_names for long in (101, 102)
     ]
     assert [name in names for names in names_by_limit] == [True, False]
 
@@ -105,7 +105,7 @@ def test_every_tenth_document_validates_if_no_name_does(tmp_path: Path, held: bo
     names = sorted(name for name in (f"{i}.txt" for i in range(200)) if number_of(name) > (0.05 if held else 0.3))[:41]
     for name in names:
         put(tmp_path / "t", [f"text of {name}"], name)
-    corpus = made(files(tmp_path / "t", heldout_tokens=2 if held else 1000), tmp_path / "c")
+    corpus = prepare_corpus(files(tmp_path / "t", heldout_tokens=2 if held else 1000), tmp_path / "c")
     own = [name for name in names if held and number_of(name) < 0.25]
     rest = [name for name in names if name not in own]
     assert len(own) >= 5 * held
@@ -122,15 +122,15 @@ def test_prepare_rejects_too_few_documents(tmp_path: Path, count: int) -> None:
         if count
         else f"data.path: {tmp_path}/t holds no .txt, .md, .rst, .py, .jsonl, .jsonl.xz, .jsonl.gz or .parquet file"
     )
-    assert told(files(tmp_path / "t"), tmp_path / "c") == expected
+    assert preparation_error(files(tmp_path / "t"), tmp_path / "c") == expected
 
 
 def test_prepare_rejects_too_few_training_tokens(tmp_path: Path) -> None:
     assert min(number_of(f"b{n}.txt") for n in range(2)) > 0.25, "so the first validates"
     put(tmp_path / "t", ["text", "more text"], "b{}.txt")
     expected = "corpus 'files' has 10 training tokens; data.train_tokens asks for 11"
-    assert told(files(tmp_path / "t", train_tokens=11), tmp_path / "c") == expected
-    assert made(files(tmp_path / "t", train_tokens=10), tmp_path / "c").train_tokens == 10
+    assert preparation_error(files(tmp_path / "t", train_tokens=11), tmp_path / "c") == expected
+    assert prepare_corpus(files(tmp_path / "t", train_tokens=10), tmp_path / "c").train_tokens == 10
 
 
 @pytest.mark.usefixtures("by_names")
@@ -139,7 +139,7 @@ def test_prepare_handles_empty_and_very_long_documents(tmp_path: Path, shards_of
     texts = ["", "b" * 731, "", "c"]
     assert min(number_of(f"b{n}.txt") for n in range(4)) > 0.25, "so the first validates"
     put(tmp_path / "t", texts, "b{}.txt")
-    corpus = made(files(tmp_path / "t"), tmp_path / "c")
+    corpus = prepare_corpus(files(tmp_path / "t"), tmp_path / "c")
     assert [len(shard) for shard in corpus.train] == [100, 100, 100, 100, 100, 100, 100, 35]
     assert stream(corpus) == joined([document(text) for text in texts[1:]])
     assert corpus.validation.tolist() == [EOT]
@@ -149,7 +149,7 @@ def test_prepare_writes_wide_shards_for_large_vocabulary(tmp_path: Path) -> None
     word_level(*(f"w{n}" for n in range(70_000))).save(str(tmp_path / "own.json"))
     put(tmp_path / "t", [f"w{n} w{69_999 - n} nothing" for n in range(30)])
     data = files(tmp_path / "t", tokenizer="json", tokenizer_file=str(tmp_path / "own.json"))
-    corpus = made(data, tmp_path / "c")
+    corpus = prepare_corpus(data, tmp_path / "c")
     assert {shard.dtype for shard in [*corpus.train, corpus.validation]} == {np.dtype("<u4")}
     assert corpus.largest == 70_001
     assert corpus.bigram_entropy is None
@@ -169,7 +169,7 @@ def test_prepare_with_gpt2_tokenizer(gpt2: Any, shared: Path, tmp_path: Path) ->
     copy.write_bytes((shared / "data/gpt2/gpt2.tiktoken").read_bytes())
     texts = [f"Document {n}: 12345 <|endoftext|>" for n in range(25)]
     put(tmp_path / "t", texts)
-    corpus = made(files(tmp_path / "t", tokenizer="gpt2", tokenizer_file=str(copy)), tmp_path / "c")
+    corpus = prepare_corpus(files(tmp_path / "t", tokenizer="gpt2", tokenizer_file=str(copy)), tmp_path / "c")
     copy.unlink()
     tokens = np.array(stream(corpus) + corpus.validation.tolist())
     documents = [part.tolist() for part in np.split(tokens, np.flatnonzero(tokens == 50256))[1:]]
@@ -184,7 +184,7 @@ def test_prepare_with_gpt2_tokenizer(gpt2: Any, shared: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("shard", [10**8, 1500])
 def test_fingerprint_is_derived_from_tokens(tmp_path: Path, shards_of: Callable[[int], None], shard: int) -> None:
     shards_of(shard)
-    corpus = made(files(put(tmp_path / "t", prose(60)), heldout_tokens=150), tmp_path / "c")
+    corpus = prepare_corpus(files(put(tmp_path / "t", prose(60)), heldout_tokens=150), tmp_path / "c")
     assert len(corpus.train) == (1 if shard == 10**8 else 6)
     assert len(corpus.heldout) > 2
     assert corpus.fingerprint == rederived(corpus)
@@ -194,10 +194,10 @@ def test_fingerprint_is_derived_from_tokens(tmp_path: Path, shards_of: Callable[
 def test_fingerprint_follows_text_not_folder(tmp_path: Path) -> None:
     for folder in ("a", "b", "c"):
         put(tmp_path / folder, [f"text {n}" + ("!" if folder == "c" and n == 7 else "") for n in range(12)])
-    fingerprint, same, changed = (aside(files(tmp_path / folder)).fingerprint for folder in "abc")
+    fingerprint, same, changed = (prepare_in_memory(files(tmp_path / folder)).fingerprint for folder in "abc")
     assert fingerprint == same != changed
-    assert aside(files(tmp_path / "a", shuffle=False, whole_steps=True)).fingerprint == fingerprint
-    assert aside(files(tmp_path / "a", heldout_tokens=5)).fingerprint != fingerprint
+    assert prepare_in_memory(files(tmp_path / "a", shuffle=False, whole_steps=True)).fingerprint == fingerprint
+    assert prepare_in_memory(files(tmp_path / "a", heldout_tokens=5)).fingerprint != fingerprint
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"], "nothing is left on the disk"
     root = tmp_path / "r"
     assert [prepare.prepare(files(tmp_path / folder), root) for folder in "ab"] == [fingerprint, fingerprint]
@@ -214,7 +214,9 @@ def test_fingerprint_ignores_further_keys_of_records(tmp_path: Path) -> None:
     (tmp_path / "one" / "x.jsonl").write_text(rows)
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "x.jsonl").write_text(rows.replace('{"text"', '{"id": 7,  "text"'))
-    assert aside(files(tmp_path / "one")).fingerprint == aside(files(tmp_path / "two")).fingerprint
+    assert (
+        prepare_in_memory(files(tmp_path / "one")).fingerprint == prepare_in_memory(files(tmp_path / "two")).fingerprint
+    )
 
 
 def test_fingerprint_differs_by_sharding(tmp_path: Path, shards_of: Callable[[int], None]) -> None:
@@ -223,7 +225,7 @@ def test_fingerprint_differs_by_sharding(tmp_path: Path, shards_of: Callable[[in
     by_shard_size = {}
     for shard in (1500, 1501, 10**8):
         shards_of(shard)
-        by_shard_size[shard] = made(files(tmp_path / "t"), tmp_path / f"c{shard}")
+        by_shard_size[shard] = prepare_corpus(files(tmp_path / "t"), tmp_path / f"c{shard}")
     assert len({corpus.fingerprint for corpus in by_shard_size.values()}) == 3
     assert stream(by_shard_size[1500]) == stream(by_shard_size[1501]) == stream(by_shard_size[10**8])
     assert by_shard_size[1500].unigram_entropy == pytest.approx(by_shard_size[10**8].unigram_entropy, abs=1e-12)
@@ -252,7 +254,7 @@ def test_concurrent_prepare_waits_for_first(tmp_path: Path) -> None:
     data, root = files(put(tmp_path / "t", prose(30))), tmp_path / "c"
     working, go_on, heard = threading.Event(), threading.Event(), []
 
-    def first(progress: Told) -> None:
+    def first(progress: PrepareProgress) -> None:
         working.set()
         assert go_on.wait(PATIENCE_S)
 
@@ -297,7 +299,7 @@ def test_prepare_replaces_damaged_folder(tmp_path: Path, damage: str) -> None:
 @pytest.mark.parametrize("name", ["stdlib", "shards", "", "a b", "../x", ".hidden", "größe", "x" * 5000])
 def test_prepare_rejects_invalid_names(tmp_path: Path, name: str) -> None:
     data = files(put(tmp_path / "t", prose(3)))
-    message = told(data, tmp_path / "c", name=name)
+    message = preparation_error(data, tmp_path / "c", name=name)
     assert message.startswith(f"--name: {quoted_short(name)} must be letters, digits, '.', '_' and '-', at most 100")
     assert message.endswith("and not the name of a known corpus")
 
@@ -321,16 +323,16 @@ def test_prepare_reports_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", 10)
     put(tmp_path / "t", prose(40))
     put(tmp_path / "long", prose(3, longest=500))
-    heard: list[Told] = []
+    heard: list[PrepareProgress] = []
     data = files(tmp_path / "t", heldout=str(tmp_path / "long"), heldout_tokens=100)
-    corpus = made(data, tmp_path / "c", tell=heard.append)
+    corpus = prepare_corpus(data, tmp_path / "c", tell=heard.append)
     assert [progress.phase for progress in heard] == ["tokenizing"] * 4 + ["long documents"]
     assert [progress.documents for progress in heard[:4]] == [10, 20, 30, 40]
     everything = corpus.train_tokens + len(corpus.validation)
     assert heard[3].tokens == heard[3].new_tokens == everything
     assert heard[4].tokens == heard[4].new_tokens == everything + sum(map(len, corpus.heldout))
     assert heard[4].rate == pytest.approx(heard[4].new_tokens / heard[4].seconds)
-    assert {progress.wanted for progress in heard} == {None}
+    assert {progress.target_tokens for progress in heard} == {None}
 
 
 # --- sources with their own splits --------------------------------------------------------------------------------
@@ -351,7 +353,7 @@ def wiki(tmp_path: Path) -> dict[str, list[str]]:
 
 
 def test_wikitext_keeps_its_own_splits(tmp_path: Path, wiki: dict[str, list[str]]) -> None:
-    corpus = made(DataConfig(corpus="wikitext-103", path=str(tmp_path / "wiki")), tmp_path / "c")
+    corpus = prepare_corpus(DataConfig(corpus="wikitext-103", path=str(tmp_path / "wiki")), tmp_path / "c")
     assert stream(corpus) == joined([document(text) for text in wiki["train"]])
     assert corpus.validation.tolist() == joined([document(text) for text in wiki["validation"]])
     held = {f"test/{n}": document(text) for n, text in enumerate(wiki["test"])}
@@ -361,7 +363,7 @@ def test_wikitext_keeps_its_own_splits(tmp_path: Path, wiki: dict[str, list[str]
 
 def test_train_tokens_do_not_change_further_splits(tmp_path: Path, wiki: dict[str, list[str]]) -> None:
     data = DataConfig(corpus="wikitext-103", path=str(tmp_path / "wiki"), train_tokens=101)
-    corpus = made(data, tmp_path / "c")
+    corpus = prepare_corpus(data, tmp_path / "c")
     assert stream(corpus) == joined([document(text) for text in wiki["train"]])[:101]
     assert corpus.validation.tolist() == joined([document(text) for text in wiki["validation"]])
     assert len(corpus.heldout) == 4
@@ -371,7 +373,7 @@ def test_heldout_of_second_corpus_replaces_own(tmp_path: Path, wiki: dict[str, l
     """Own held-out documents are not used for training either."""
     long = put(tmp_path / "long", prose(3, longest=500))
     data = DataConfig(corpus="wikitext-103", path=str(tmp_path / "wiki"), heldout=str(long), heldout_tokens=100)
-    corpus = made(data, tmp_path / "c")
+    corpus = prepare_corpus(data, tmp_path / "c")
     assert stream(corpus) == joined([document(text) for text in wiki["train"]])
     texts = {name: document((long / name).read_text()) for name in ("0.txt", "1.txt", "2.txt")}
     assert corpus.heldout_names == [name for name, tokens in texts.items() if len(tokens) >= 100]
@@ -389,7 +391,7 @@ def test_heldout_of_second_corpus_keeps_order_and_length(tmp_path: Path, monkeyp
     long = [f"{n:03d}.txt" for n, text in enumerate(texts) if len(text) + 1 >= 120]
     assert len(long) > 70
     data = files(tmp_path / "t", heldout=str(tmp_path / "long"), heldout_tokens=120)
-    corpus = made(data, tmp_path / "c")
+    corpus = prepare_corpus(data, tmp_path / "c")
     assert corpus.heldout_names == long[:64]
     held = [document((tmp_path / "long" / name).read_text()) for name in long[:64]]
     assert [tokens.tolist() for tokens in corpus.heldout] == held
@@ -402,13 +404,15 @@ def test_heldout_from_local_copy_of_finepdfs(tmp_path: Path) -> None:
     texts = [text * 9 for text in prose(6)]
     finepdfs(tmp_path / "pdfs", texts)
     put(tmp_path / "t", prose(40))
-    corpus = made(files(tmp_path / "t", heldout=str(tmp_path / "pdfs"), heldout_tokens=400), tmp_path / "c")
+    corpus = prepare_corpus(files(tmp_path / "t", heldout=str(tmp_path / "pdfs"), heldout_tokens=400), tmp_path / "c")
     assert [tokens.tolist() for tokens in corpus.heldout] == [document(text) for text in texts if len(text) >= 399]
     assert len(corpus.heldout) >= 3
 
 
 def test_heldout_from_stdlib(tmp_path: Path) -> None:
-    corpus = made(files(put(tmp_path / "t", prose(40)), heldout="stdlib", heldout_tokens=60_000), tmp_path / "c")
+    corpus = prepare_corpus(
+        files(put(tmp_path / "t", prose(40)), heldout="stdlib", heldout_tokens=60_000), tmp_path / "c"
+    )
     assert len(corpus.heldout) > 10
     order = [text.name for text in StdlibSource().documents()]
     assert corpus.heldout_names == sorted(corpus.heldout_names, key=order.index)
@@ -418,7 +422,7 @@ def test_heldout_from_stdlib(tmp_path: Path) -> None:
 def test_heldout_counts_four_bytes_per_character(tmp_path: Path) -> None:
     put(tmp_path / "t", prose(40))
     put(tmp_path / "long", ["🙂" * 25, "🙂" * 24 + "é"])
-    corpus = made(files(tmp_path / "t", heldout=str(tmp_path / "long"), heldout_tokens=101), tmp_path / "c")
+    corpus = prepare_corpus(files(tmp_path / "t", heldout=str(tmp_path / "long"), heldout_tokens=101), tmp_path / "c")
     assert corpus.heldout_names == ["0.txt"]
 
 
@@ -426,20 +430,22 @@ def test_heldout_source_rejects_unusable_text(tmp_path: Path) -> None:
     text, root = put(tmp_path / "t", prose(40)), tmp_path / "c"
     put(text / "long", ["long " * 99])
     providers = "stdlib, fineweb-edu, finepdfs, wikitext-103"
-    assert told(files(text, heldout="finepdf"), root) == (
+    assert preparation_error(files(text, heldout="finepdf"), root) == (
         f"data.heldout: finepdf is neither a file or folder nor one of the corpora that lend long documents: {providers}"
     )
     for inside in (text, text / "long", tmp_path):
-        assert told(files(text, heldout=str(inside)), root) == (
+        assert preparation_error(files(text, heldout=str(inside)), root) == (
             f"data.heldout: {inside} is what is trained on; name other text, or leave it out to hold some of it back"
         )
-    assert "stdlib is what is trained on" in told(DataConfig(heldout="stdlib"), root)
+    assert "stdlib is what is trained on" in preparation_error(DataConfig(heldout="stdlib"), root)
     short_texts = put(tmp_path / "other", ["short"])
-    assert told(files(text, heldout=str(short_texts), heldout_tokens=7), root) == (
+    assert preparation_error(files(text, heldout=str(short_texts), heldout_tokens=7), root) == (
         f"data.heldout: {short_texts} has no document of 7 tokens; lower data.heldout_tokens or name another"
     )
     (short_texts / "0.txt").unlink()
-    assert told(files(text, heldout=str(short_texts)), root).startswith(f"data.heldout: {short_texts} holds no .txt, ")
+    assert preparation_error(files(text, heldout=str(short_texts)), root).startswith(
+        f"data.heldout: {short_texts} holds no .txt, "
+    )
 
 
 def test_prepare_resumes_after_failed_heldout_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,8 +462,8 @@ def test_prepare_resumes_after_failed_heldout_source(tmp_path: Path, monkeypatch
     monkeypatch.setattr("datasets.load_dataset", load)
     with pytest.raises(MachineError, match=r"run again to go on where it stopped, or give data\.heldout, a folder"):
         prepare.prepare(data, root)
-    heard: list[Told] = []
-    corpus = made(data, root, tell=heard.append)
+    heard: list[PrepareProgress] = []
+    corpus = prepare_corpus(data, root, tell=heard.append)
     assert [progress.phase for progress in heard] == ["long documents"]
     assert heard[0].new_tokens == 496
     assert corpus.heldout_names == ["train/0"]

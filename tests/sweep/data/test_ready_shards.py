@@ -13,7 +13,7 @@ from atma_sweep.sweep.data.corpora import open_corpus
 from atma_sweep.sweep.data.known import hub
 from atma_sweep.sweep.errors import MachineError
 from copies import published_shard
-from prepared import document, made, put, rederived, stream, told
+from prepared import document, preparation_error, prepare_corpus, put, rederived, stream
 from refusals import refused
 
 
@@ -31,7 +31,7 @@ def small_shards(folder: Path, sizes: tuple[int, ...] = (30, 20, 10)) -> Path:
 @pytest.mark.parametrize("corpus", ["shards", "fineweb-edu-shards"])
 def test_ready_shards_are_linked_unchanged(tmp_path: Path, corpus: str) -> None:
     folder = small_shards(tmp_path / "their shards")
-    prepared_corpus = made(ready(folder, corpus=corpus), tmp_path / "c")
+    prepared_corpus = prepare_corpus(ready(folder, corpus=corpus), tmp_path / "c")
     assert [shard.tolist() for shard in prepared_corpus.train] == [
         list(range(n, n + size)) for n, size in ((1, 30), (2, 20), (3, 10))
     ]
@@ -46,12 +46,12 @@ def test_ready_shards_are_linked_unchanged(tmp_path: Path, corpus: str) -> None:
 
 @pytest.mark.parametrize(("tokens", "shards"), [(None, 3), (60, 3), (51, 3), (50, 2), (30, 1), (1, 1)])
 def test_ready_shards_stop_at_requested_tokens(tmp_path: Path, tokens: int | None, shards: int) -> None:
-    prepared_corpus = made(ready(small_shards(tmp_path / "s"), train_tokens=tokens), tmp_path / "c")
+    prepared_corpus = prepare_corpus(ready(small_shards(tmp_path / "s"), train_tokens=tokens), tmp_path / "c")
     assert len(prepared_corpus.train) == shards
 
 
 def test_ready_shards_reject_too_few_tokens(tmp_path: Path) -> None:
-    assert told(ready(small_shards(tmp_path / "s"), train_tokens=61), tmp_path / "c") == (
+    assert preparation_error(ready(small_shards(tmp_path / "s"), train_tokens=61), tmp_path / "c") == (
         "corpus 'shards' has 60 training tokens; data.train_tokens asks for 61"
     )
 
@@ -60,7 +60,7 @@ def test_ready_shards_with_uint32_tokens(tmp_path: Path, shared: Path) -> None:
     published_shard(tmp_path / "s" / "a_train_0.bin", [50256, 5, 6], wide=True)
     published_shard(tmp_path / "s" / "deep" / "a_val_0.bin", [50256, 7])
     file = str(shared / "data/gpt2/gpt2.tiktoken")
-    prepared_corpus = made(ready(tmp_path / "s", tokenizer="gpt2", tokenizer_file=file), tmp_path / "c")
+    prepared_corpus = prepare_corpus(ready(tmp_path / "s", tokenizer="gpt2", tokenizer_file=file), tmp_path / "c")
     assert [shard.tolist() for shard in [*prepared_corpus.train, prepared_corpus.validation]] == [
         [50256, 5, 6],
         [50256, 7],
@@ -72,7 +72,7 @@ def test_ready_shards_with_uint32_tokens(tmp_path: Path, shared: Path) -> None:
 def test_ready_shards_with_heldout_of_second_corpus(tmp_path: Path) -> None:
     put(tmp_path / "long", ["short", "long " * 30])
     data = ready(small_shards(tmp_path / "s"), heldout=str(tmp_path / "long"), heldout_tokens=100)
-    prepared_corpus = made(data, tmp_path / "c")
+    prepared_corpus = prepare_corpus(data, tmp_path / "c")
     assert prepared_corpus.heldout_names == ["1.txt"]
     assert [tokens.tolist() for tokens in prepared_corpus.heldout] == [document("long " * 30)]
 
@@ -90,7 +90,7 @@ def test_ready_shards_reject_damaged_files(tmp_path: Path, which: str) -> None:
     mend = "; fetch it again, or leave it out"
 
     def error_text() -> str:
-        return told(ready(tmp_path / "s"), tmp_path / "c")
+        return preparation_error(ready(tmp_path / "s"), tmp_path / "c")
 
     path.write_bytes(content[:-1])
     size = 1024 + 2 * count
@@ -109,18 +109,18 @@ def test_ready_shards_reject_damaged_files(tmp_path: Path, which: str) -> None:
         f"{path}: holds token 300, but tokenizer bytes has 257 tokens; name the one that made it with data.tokenizer"
     )
     path.write_bytes(content)
-    assert made(ready(tmp_path / "s"), tmp_path / "c").train_tokens == 60
+    assert prepare_corpus(ready(tmp_path / "s"), tmp_path / "c").train_tokens == 60
 
 
 def test_ready_shards_reject_folder_without_shards(tmp_path: Path) -> None:
     gone, folder = tmp_path / "gone", tmp_path / "s"
-    assert told(ready(gone), tmp_path / "c") == f"data.path: {gone} is no folder with token shards"
+    assert preparation_error(ready(gone), tmp_path / "c") == f"data.path: {gone} is no folder with token shards"
     advice = "; shards are told apart by their names"
     published_shard(folder / "val.bin", [1])
-    assert told(ready(folder), tmp_path / "c") == f"data.path: {folder} holds no *train*.bin{advice}"
+    assert preparation_error(ready(folder), tmp_path / "c") == f"data.path: {folder} holds no *train*.bin{advice}"
     (folder / "val.bin").rename(folder / "train_val.bin")
-    assert told(ready(folder), tmp_path / "c") == f"data.path: {folder} holds no *val*.bin{advice}"
-    assert told(DataConfig(corpus="shards"), tmp_path / "c") == (
+    assert preparation_error(ready(folder), tmp_path / "c") == f"data.path: {folder} holds no *val*.bin{advice}"
+    assert preparation_error(DataConfig(corpus="shards"), tmp_path / "c") == (
         "data.corpus: shards needs data.path, the folder or file that holds the text"
     )
 
@@ -152,9 +152,9 @@ def test_hub_shards_are_downloaded_as_needed(
     monkeypatch.setattr(hub, "SHARD_TOKENS", 100)
     data = DataConfig(corpus="fineweb-edu-shards", train_tokens=tokens)
     if tokens > 20 * count:
-        assert "training tokens; data.train_tokens asks for" in told(data, tmp_path / "c")
+        assert "training tokens; data.train_tokens asks for" in preparation_error(data, tmp_path / "c")
     else:
-        made(data, tmp_path / "c")
+        prepare_corpus(data, tmp_path / "c")
     train = [f"finewebedu_train_{n:06d}.bin" for n in range(1, count + 1)]
     assert repository == [*train, "finewebedu_val_000000.bin"]
 
@@ -167,12 +167,14 @@ def test_hub_shards_for_a_billion_tokens_are_ten(
         raise MachineError("all fetched")
 
     monkeypatch.setattr(prepare.Preparation, "check_training_tokens", enough)
-    assert told(DataConfig(corpus="fineweb-edu-shards", train_tokens=tokens), tmp_path / "c") == "all fetched"
+    assert (
+        preparation_error(DataConfig(corpus="fineweb-edu-shards", train_tokens=tokens), tmp_path / "c") == "all fetched"
+    )
     assert len(repository) == count + 1
 
 
 def test_hub_shards_outlive_download_cache(tmp_path: Path, repository: list[str]) -> None:
-    corpus = made(DataConfig(corpus="fineweb-edu-shards", train_tokens=20), tmp_path / "c")
+    corpus = prepare_corpus(DataConfig(corpus="fineweb-edu-shards", train_tokens=20), tmp_path / "c")
     path = tmp_path / "c" / corpus.fingerprint[:16] / "train_000000.bin"
     blob = tmp_path / "hub" / "blobs" / "finewebedu_train_000001.bin"
     assert path.stat().st_ino == blob.stat().st_ino, "no second copy on the same disk"
@@ -191,7 +193,7 @@ def test_hub_shards_are_copied_if_links_fail(
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(prepare.os, "link", fail_link)
-    corpus = made(DataConfig(corpus="fineweb-edu-shards", train_tokens=20), tmp_path / "c")
+    corpus = prepare_corpus(DataConfig(corpus="fineweb-edu-shards", train_tokens=20), tmp_path / "c")
     path = tmp_path / "c" / corpus.fingerprint[:16] / "train_000000.bin"
     assert path.stat().st_nlink == 1
     assert stream(corpus) == list(range(1, 21))

@@ -18,7 +18,7 @@ from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import CorpusKind, corpora, register_corpus
 from atma_sweep.sweep.data.corpora import CorpusUnknown, open_corpus
 from atma_sweep.sweep.data.prepare import prepare
-from atma_sweep.sweep.data.registry import CORPORA, every_kind
+from atma_sweep.sweep.data.registry import CORPORA, all_kinds
 from atma_sweep.sweep.data.shards import write_shard
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import identity
@@ -211,8 +211,8 @@ def test_plugin_errors_are_single_lines(tmp_path: Path) -> None:
         load_plugins([file])
     with pytest.raises(GridError, match=r"--plugin: .*gone.py: no such file"):
         load_plugins([tmp_path / "gone.py"])
-    with pytest.raises(CorpusUnknown, match=f"no corpus 'counting'; allowed: {', '.join(every_kind())}"):
-        corpora.find(DataConfig(corpus="counting"), tmp_path)
+    with pytest.raises(CorpusUnknown, match=f"no corpus 'counting'; allowed: {', '.join(all_kinds())}"):
+        corpora.find_fingerprint(DataConfig(corpus="counting"), tmp_path)
 
 
 def test_corpus_of_the_guide_is_prepared(tmp_path: Path) -> None:

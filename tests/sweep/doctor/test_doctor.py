@@ -23,7 +23,7 @@ from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep import doctor
 from atma_sweep.sweep.attempt import device
 from atma_sweep.sweep.doctor import Check, LookFailed, gpus, worker
-from examined import PLAIN, TWO, cuda, gpu, said
+from examined import PLAIN, TWO, cuda, gpu, level_and_text
 from patience import PATIENCE_S, until
 
 GIB = 2**30
@@ -83,7 +83,7 @@ def test_text_and_exit_code() -> None:
 
 def test_doctor_reports_an_invalid_database_address(look: Any) -> None:
     checks = look(db="mysql://x/y")
-    assert said(checks["database"]) == ("bad", "mysql databases are not supported")
+    assert level_and_text(checks["database"]) == ("bad", "mysql databases are not supported")
     assert checks["database"].remedy == "use sqlite:///FILE or postgresql://..."
     assert checks["writing"].state == "ok"
 
@@ -120,7 +120,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch, look: Any) -> None:
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(used=0, total=GIB))
     monkeypatch.setattr(doctor.system, "SHARED_MEMORY", 2**70)
     checks = look()
-    assert said(checks["open files"]) == ("warn", "at most 1024 of 4096")
+    assert level_and_text(checks["open files"]) == ("warn", "at most 1024 of 4096")
     assert checks["memory"].state == "warn"
     assert checks["memory"].found.startswith("1.5 GiB of 16 GiB available, swap 0 B of 1.0 GiB used")
     assert checks["shared memory"].state == ("warn" if Path("/dev/shm").exists() else "absent")
@@ -162,8 +162,8 @@ def test_slow_queries_run_in_parallel(tmp_path: Path, driver: Any, look: Any, mo
     monkeypatch.setattr(doctor.context, "answer", answer)
     by_name = {check.name: check for check in doctor.examine()}
     assert not meet.broken
-    assert said(by_name["torch"]) == ("ok", "2.11.0, CUDA 13.0; sees 2 GPUs")
-    assert said(by_name["kernel polar"]) == ("ok", "gluon (x)")
+    assert level_and_text(by_name["torch"]) == ("ok", "2.11.0, CUDA 13.0; sees 2 GPUs")
+    assert level_and_text(by_name["kernel polar"]) == ("ok", "gluon (x)")
     assert by_name["disk space"].state == "ok"
     assert "CUDA 13.0 at most" in by_name["NVIDIA driver"].found
     assert by_name["GPU 0"].found.endswith("no ECC errors")
@@ -224,9 +224,9 @@ def test_gpu_checks_show_errors_and_users(driver: Any, look: Any) -> None:
     finally:
         user.kill()
         user.wait()
-    assert said(checks["NVIDIA driver"]) == ("ok", "580.159.04, CUDA 13.0 at most, 2 GPUs")
-    assert said(checks["torch"]) == ("ok", "2.11.0, CUDA 13.0; sees 2 GPUs")
-    assert said(checks["GPU 0"]) == (
+    assert level_and_text(checks["NVIDIA driver"]) == ("ok", "580.159.04, CUDA 13.0 at most, 2 GPUs")
+    assert level_and_text(checks["torch"]) == ("ok", "2.11.0, CUDA 13.0; sees 2 GPUs")
+    assert level_and_text(checks["GPU 0"]) == (
         "ok", "NVIDIA H200, compute capability 9.0 (fp16, bf16, fp8), 140 GiB of 140 GiB free, no ECC errors",
     )  # fmt: skip
     second = checks["GPU 1"]
@@ -241,7 +241,7 @@ def test_gpu_checks_show_errors_and_users(driver: Any, look: Any) -> None:
 def test_error_counters_that_nvidia_smi_does_not_have(driver: Any, look: Any) -> None:
     driver(gpus=TWO, plain=PLAIN)
     checks = look(torch=cuda(gpu("aaaa"), gpu("bbbb")))
-    assert said(checks["GPU 0"]) == (
+    assert level_and_text(checks["GPU 0"]) == (
         "ok",
         "NVIDIA H200, compute capability 9.0 (fp16, bf16, fp8), 140 GiB of 140 GiB free",
     )
@@ -251,7 +251,7 @@ def test_error_counters_that_nvidia_smi_does_not_have(driver: Any, look: Any) ->
         apps="GPU-aaaa, [N/A], [N/A]\n",
     )
     checks = look(torch=cuda(gpu("aaaa"), gpu("bbbb")))
-    assert said(checks["GPU 0"]) == (
+    assert level_and_text(checks["GPU 0"]) == (
         "warn", "NVIDIA H200, compute capability 9.0 (fp16, bf16, fp8), 140 GiB of 140 GiB free, no ECC, in use by an unknown process",
     )  # fmt: skip
     assert checks["GPU 1"].state == "ok", "corrected errors do no harm"
@@ -267,7 +267,7 @@ def test_driver_check_handles_failure_hang_and_no_gpu(
     failed = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     driver(gpus_sh=f'echo "{failed}"; exit 9')
     checks = look(torch=cuda(error="No CUDA GPUs are available"))
-    assert said(checks["NVIDIA driver"]) == ("bad", f"nvidia-smi: {failed}")
+    assert level_and_text(checks["NVIDIA driver"]) == ("bad", f"nvidia-smi: {failed}")
     assert checks["torch"].state == "ok", "the driver's trouble is told once"
     monkeypatch.setattr(doctor.context, "SMI_SECONDS", 0.2)
     driver(gpus_sh=f"echo asked >>{tmp_path}/asked; exec sleep 600")
@@ -276,36 +276,36 @@ def test_driver_check_handles_failure_hang_and_no_gpu(
     assert (tmp_path / "asked").read_text() in ("", "asked\n"), "once at most"
     monkeypatch.setattr(doctor.context, "SMI_SECONDS", PATIENCE_S)
     driver(gpus_sh="exit 0")
-    assert said(look()["NVIDIA driver"]) == ("bad", "nvidia-smi lists no GPU")
+    assert level_and_text(look()["NVIDIA driver"]) == ("bad", "nvidia-smi lists no GPU")
 
 
 def test_torch_that_does_not_fit_the_driver(driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     driver(gpus=TWO, plain=PLAIN.replace("13.0", "12.4"))
     checks = look()
-    assert said(checks["torch"]) == ("bad", "2.13.0+cpu, built for the CPU, but the driver has 2 GPUs")
+    assert level_and_text(checks["torch"]) == ("bad", "2.13.0+cpu, built for the CPU, but the driver has 2 GPUs")
     checks = look(torch=cuda(error="The NVIDIA driver on your system is too old"))
     assert checks["torch"].state == "bad"
     assert checks["torch"].found.endswith("too old; the driver runs CUDA 12.4 at most")
     assert checks["torch"].remedy.startswith("update the NVIDIA driver")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     checks = look(torch=cuda(gpu("bbbb")))
-    assert said(checks["torch"]) == ("warn", "2.11.0, CUDA 13.0; sees 1 of 2 GPUs (CUDA_VISIBLE_DEVICES=1)")
+    assert level_and_text(checks["torch"]) == ("warn", "2.11.0, CUDA 13.0; sees 1 of 2 GPUs (CUDA_VISIBLE_DEVICES=1)")
     assert "compute capability" not in checks["GPU 0"].found
     checks = look(torch=LookFailed("ImportError: libcudart.so.13"))
-    assert said(checks["torch"]) == ("bad", "cannot be used: ImportError: libcudart.so.13")
+    assert level_and_text(checks["torch"]) == ("bad", "cannot be used: ImportError: libcudart.so.13")
     assert checks["kernels"].state == "absent"
 
 
 def test_devices_without_the_program(look: Any) -> None:
     checks = look(torch=cuda(gpu("aaaa", "7.5")))
-    assert said(checks["GPU 0"]) == ("ok", "H, compute capability 7.5 (fp16), 140 GiB")
+    assert level_and_text(checks["GPU 0"]) == ("ok", "H, compute capability 7.5 (fp16), 140 GiB")
 
 
 def test_triton_and_fla(driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"triton": "3.6.0", "fla-core": "0.6.0"}
     monkeypatch.setattr(doctor.gpus, "version_of", versions.get)
     checks = look()
-    assert said(checks["Triton and fla"]) == ("ok", "Triton 3.6.0, fla 0.6.0; no GPU to use them on")
+    assert level_and_text(checks["Triton and fla"]) == ("ok", "Triton 3.6.0, fla 0.6.0; no GPU to use them on")
     driver(gpus=TWO, plain=PLAIN)
     chosen = {
         "memory": ["triton", "Triton 3.6.0"],
@@ -313,16 +313,16 @@ def test_triton_and_fla(driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch)
         "polar": ["torch", "the self-test"],
     }
     checks = look(torch=cuda(gpu("aaaa", right=False), gpu("bbbb", right=False)), kernels=chosen)
-    assert said(checks["Triton and fla"]) == (
+    assert level_and_text(checks["Triton and fla"]) == (
         "warn",
         "Triton 3.6.0, fla 0.6.0: fla's gradients are wrong on compute capability 9.0, so our own kernels are taken",
     )
-    assert said(checks["kernel memory"]) == ("ok", "triton (Triton 3.6.0)")
-    assert said(checks["kernel softmax"]) == ("ok", "cudnn (cuDNN 91000)")
-    assert said(checks["kernel polar"]) == ("warn", "torch (the self-test)")
+    assert level_and_text(checks["kernel memory"]) == ("ok", "triton (Triton 3.6.0)")
+    assert level_and_text(checks["kernel softmax"]) == ("ok", "cudnn (cuDNN 91000)")
+    assert level_and_text(checks["kernel polar"]) == ("warn", "torch (the self-test)")
     checks = look(torch=cuda(gpu("aaaa"), gpu("bbbb")), kernels=LookFailed("killed"))
-    assert said(checks["Triton and fla"]) == ("ok", "Triton 3.6.0, fla 0.6.0; fla's gradients are right here")
-    assert said(checks["kernels"]) == ("bad", "the self-tests gave no answer: killed")
+    assert level_and_text(checks["Triton and fla"]) == ("ok", "Triton 3.6.0, fla 0.6.0; fla's gradients are right here")
+    assert level_and_text(checks["kernels"]) == ("bad", "the self-tests gave no answer: killed")
     del versions["triton"]
     assert look(torch=cuda(gpu("aaaa"), gpu("bbbb")))["Triton and fla"].remedy.endswith("pip install triton")
 
@@ -387,17 +387,20 @@ def test_compiler_check_requires_compiler_and_headers(
     monkeypatch.setenv("CC", sys.executable)
     assert look(torch=torch_facts)["C compiler"].state == "bad", "no Python.h"
     (headers / "Python.h").touch()
-    assert said(look(torch=torch_facts)["C compiler"]) == (
+    assert level_and_text(look(torch=torch_facts)["C compiler"]) == (
         "ok",
         f"{sys.executable}; Triton builds its launcher with it",
     )
     monkeypatch.setenv("CC", "no-such-compiler")
     check = look(torch=torch_facts)["C compiler"]
-    assert said(check) == ("bad", "CC=no-such-compiler is not there; Triton builds its launcher with it")
+    assert level_and_text(check) == ("bad", "CC=no-such-compiler is not there; Triton builds its launcher with it")
     monkeypatch.delenv("CC")
     (tmp_path / "none").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
-    assert said(look()["C compiler"]) == ("absent", "no gcc, clang or cc on the PATH; only Triton on a GPU needs one")
+    assert level_and_text(look()["C compiler"]) == (
+        "absent",
+        "no gcc, clang or cc on the PATH; only Triton on a GPU needs one",
+    )
 
 
 def test_compile_cache_check_reports_size_or_absence(
@@ -408,7 +411,10 @@ def test_compile_cache_check_reports_size_or_absence(
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
     (folder,) = doctor.compile_cache_folders()
-    assert said(look()["compiled kernels"]) == ("absent", f"none yet in {folder}; a GPU's first attempt makes it")
+    assert level_and_text(look()["compiled kernels"]) == (
+        "absent",
+        f"none yet in {folder}; a GPU's first attempt makes it",
+    )
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(name, "x")  # so that the patch takes back what is set now
         monkeypatch.delenv(name)
@@ -421,7 +427,7 @@ def test_compile_cache_check_reports_size_or_absence(
     triton.mkdir(parents=True)
     (triton / "a").write_bytes(bytes(3000))
     (triton / "b").write_bytes(bytes(2000))
-    assert said(look()["compiled kernels"]) == ("ok", f"4.9 KiB in 2 files in {folder}")
+    assert level_and_text(look()["compiled kernels"]) == ("ok", f"4.9 KiB in 2 files in {folder}")
 
 
 # --- Ray ------------------------------------------------------------------------------------------------------------
@@ -431,14 +437,14 @@ def test_stale_cluster_file_is_a_warning(tmp_path: Path, look: Any, monkeypatch:
     file = tmp_path / "tmp" / "ray" / "ray_current_cluster"
     if sys.platform == "darwin":
         monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "tmp"))
-    assert said(look()["Ray cluster file"]) == ("ok", f"no {file}")
+    assert level_and_text(look()["Ray cluster file"]) == ("ok", f"no {file}")
     file.parent.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         file.write_text(address)
         assert look()["Ray cluster file"].state == "ok"
     check = look()["Ray cluster file"]
-    assert said(check) == ("warn", f"{file} names {address}, where nothing answers")
+    assert level_and_text(check) == ("warn", f"{file} names {address}, where nothing answers")
     assert check.remedy.endswith(f"rm {file}")
     file.write_text("")
     assert look()["Ray cluster file"].state == "warn"
@@ -456,7 +462,7 @@ def test_addresses_and_tokens(tmp_path: Path, look: Any, monkeypatch: pytest.Mon
     token.write_text("secret")
     token.chmod(0o644)
     checks = look()
-    assert said(checks["Ray token"]) == (
+    assert level_and_text(checks["Ray token"]) == (
         "warn", f"{token}, mode 0644, RAY_AUTH_MODE token: others on this machine can read it",
     )  # fmt: skip
     assert checks["Ray token"].remedy == f"chmod 600 {token}"
@@ -468,7 +474,7 @@ def test_addresses_and_tokens(tmp_path: Path, look: Any, monkeypatch: pytest.Mon
     checks = look()
     assert (checks["RAY_ADDRESS"].state, checks["Ray token"].remedy) == ("warn", "export RAY_AUTH_MODE=token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
-    assert said(look()["Ray token"]) == ("ok", "in RAY_AUTH_TOKEN, RAY_AUTH_MODE not set")
+    assert level_and_text(look()["Ray token"]) == ("ok", "in RAY_AUTH_TOKEN, RAY_AUTH_MODE not set")
 
 
 def test_incomplete_ray_installation_is_bad(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from atma_sweep.sweep import doctor
 from atma_sweep.sweep.doctor import LookFailed
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.planning import admission, planner
-from examined import PLAIN, TWO, cuda, gpu, said
+from examined import PLAIN, TWO, cuda, gpu, level_and_text
 
 GIB = 2**30
 OWNER = Owner(name="ada", host="here", pid=1, started=0.0)
@@ -46,11 +46,14 @@ def database(tmp_path: Path) -> Path:
 
 def test_room_for_the_default_sweep(database: Path, driver: Any, look: Any) -> None:
     want = "g has 4 cells to train: 4.0 GiB to keep, 3.0 GiB while 1 trains"
-    assert said(look(disk=needs())["disk space"]) == ("ok", f"100 GiB free in /runs; {want}")
+    assert level_and_text(look(disk=needs())["disk space"]) == ("ok", f"100 GiB free in /runs; {want}")
     assert look(disk=needs(disk_bytes_free=7 * GIB))["disk space"].state == "ok"
     assert look(disk=needs(disk_bytes_free=7 * GIB - 1))["disk space"].state == "warn"
     assert look(disk=needs(disk_bytes_free=3 * GIB - 1))["disk space"].state == "bad"
-    assert said(look(disk=needs(disk_bytes_free=None, place="s3://b"))["disk space"]) == ("ok", f"{want}, in s3://b")
+    assert level_and_text(look(disk=needs(disk_bytes_free=None, place="s3://b"))["disk space"]) == (
+        "ok",
+        f"{want}, in s3://b",
+    )
     assert "needs no more" in look(disk=needs(cells=0))["disk space"].found
     assert look(disk=LookFailed("ModelConfigError: x"))["disk space"].found.endswith("unknown: ModelConfigError: x")
     driver(gpus=TWO, plain=PLAIN)
@@ -62,7 +65,7 @@ def test_disk_needs_equal_those_of_launch(cells: Callable[..., list[Cell]], tmp_
     chosen = cells("seeds: 3\naxes:\n  attn_type: [polar, nope]\nset:\n  checkpoint.keep: weights\n")
     path = tmp_path / "work" / "atma.db"
     store = open_store(path, create=True)
-    store.record_revision("g", grid_text="x", grid_file="x", cells=[planner.record(cell) for cell in chosen])
+    store.record_revision("g", grid_text="x", grid_file="x", cells=[planner.to_record(cell) for cell in chosen])
     done = store.start_attempt(chosen[0].id, owner=OWNER, fence=1)
     store.finish_attempt(done.id, 1, "done")
     runs = tmp_path / "work" / "atma-runs"
@@ -70,8 +73,8 @@ def test_disk_needs_equal_those_of_launch(cells: Callable[..., list[Cell]], tmp_
     answer = doctor.answer("disk", str(runs), seconds=120, db=f"sqlite:///{path}")
     assert answer.pop("disk_bytes_free") > 0
     assert answer == {"sweep": "g", "cells": 5, "place": str(runs), "disk_bytes_per_cell": expected.per_cell[1],
-                      "disk_bytes_kept": expected.kept, "disk_bytes_running": expected.running}  # fmt: skip
-    assert expected.kept > 5 * 10**6
+                      "disk_bytes_kept": expected.retained, "disk_bytes_running": expected.running}  # fmt: skip
+    assert expected.retained > 5 * 10**6
 
 
 def test_failed_worker_raises_its_last_line(tmp_path: Path) -> None:
@@ -90,12 +93,15 @@ def test_file_systems(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch
     work = tmp_path / "work"
     mounts(("/", "ext4"), (work / "atma-runs", "lustre"), (tmp_path, "xfs"))
     checks = look()
-    assert said(checks["file system of database"]) == ("ok", f"{work / 'atma.db'} lies on xfs")
+    assert level_and_text(checks["file system of database"]) == ("ok", f"{work / 'atma.db'} lies on xfs")
     assert checks["file system of runs"].state == "ok"
     assert "lies on lustre, over the network" in checks["file system of runs"].found
     mounts(("/", "ext4"), (work, "nfs4"))
     checks = look()
-    assert said(checks["file system of database"]) == ("bad", f"{work / 'atma.db'} lies on nfs4, where SQLite corrupts")
+    assert level_and_text(checks["file system of database"]) == (
+        "bad",
+        f"{work / 'atma.db'} lies on nfs4, where SQLite corrupts",
+    )
     assert checks["file system of database"].remedy == "use a local disk or PostgreSQL (--db)"
     mounts(("/", "ext4"), (work, "nfs4"), (work, "tmpfs"))
     assert look()["file system of database"].state == "warn", "the later mount covers the earlier"
@@ -110,15 +116,15 @@ def test_unwritable_runs_folder_is_bad(tmp_path: Path, look: Any, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    assert said(look()["writing"]) == ("bad", f"{tmp_path / 'work'}: No space left on device")
+    assert level_and_text(look()["writing"]) == ("bad", f"{tmp_path / 'work'}: No space left on device")
     assert list((tmp_path / "work").iterdir()) == []
     counts = SimpleNamespace(f_files=100, f_favail=50, f_frsize=1, f_blocks=1, f_bavail=1)
     monkeypatch.setattr(os, "statvfs", lambda path: counts)
-    assert said(look()["inodes"]) == ("warn", "50 of 100 free")
+    assert level_and_text(look()["inodes"]) == ("warn", "50 of 100 free")
     counts.f_favail = 0
     assert look()["inodes"].state == "bad"
     counts.f_files = 0
-    assert said(look()["inodes"]) == ("ok", "this file system does not count them")
+    assert level_and_text(look()["inodes"]) == ("ok", "this file system does not count them")
 
 
 # --- database and clock ---------------------------------------------------------------------------------------------
@@ -133,12 +139,12 @@ def test_sound_database_passes_all_checks(database: Path, look: Any) -> None:
     checks = look(disk=needs(cells=0))
     assert checks["database"].state == "ok"
     assert checks["database"].found.startswith(f"{database}, revision {HEAD}, 1 sweep, ")
-    assert said(checks["database integrity"]) == ("ok", "quick_check found nothing")
+    assert level_and_text(checks["database integrity"]) == ("ok", "quick_check found nothing")
     assert checks["database lock"].state == "ok"
-    assert said(checks["clock and database"]) == ("ok", "no row yet")
+    assert level_and_text(checks["clock and database"]) == ("ok", "no row yet")
     sql(database, "UPDATE alembic_version SET version_num = '9999'")
     newer = look()["database"]
-    assert said(newer) == ("bad", f"{database} was written by a newer atma-sweep (revision 9999)")
+    assert level_and_text(newer) == ("bad", f"{database} was written by a newer atma-sweep (revision 9999)")
     assert newer.remedy == "upgrade the program"
 
 
@@ -175,7 +181,7 @@ def test_locked_database_is_bad(database: Path, look: Any, monkeypatch: pytest.M
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as holder:
         holder.execute("BEGIN IMMEDIATE")
         checks = look(disk=needs(cells=0))
-        assert said(checks["database lock"]) == ("bad", "another program has held it for 0.3 s")
+        assert level_and_text(checks["database lock"]) == ("bad", "another program has held it for 0.3 s")
         assert checks["database"].state == "ok", "reading goes on"
     assert look(disk=needs(cells=0))["database lock"].state == "ok"
 

@@ -66,7 +66,7 @@ def bench(begun: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Benc
 def assert_resumed(bench: Bench, begun: Begun) -> None:
     """Assert that the interrupted cell was resumed, not restarted, and that every number of both cells exists once."""
     bench.once(cells=2)
-    bench.whole()
+    bench.assert_intact()
     after = bench.plan()
     assert [cell["cell"] for cell in after["cells"]] == [cell["cell"] for cell in begun.plan["cells"]]  # type: ignore[attr-defined]
     assert after["counts"] == {"done": 2}

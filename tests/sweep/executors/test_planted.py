@@ -16,7 +16,7 @@ from atma_sweep.results.store.records import CellRecord, Owner, Provenance
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store
 from atma_sweep.sweep.attempt import trained_cells
-from atma_sweep.sweep.checkpoints.address import place_of
+from atma_sweep.sweep.checkpoints.address import checkpoint_address
 from atma_sweep.sweep.commands import verify
 from atma_sweep.sweep.config import CellConfig, Plugin
 from atma_sweep.sweep.data import corpora
@@ -28,7 +28,7 @@ from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.grid.plugins import load_plugin
 from atma_sweep.sweep.orchestrator import launch, supervisor
-from atma_sweep.sweep.planning.planner import record
+from atma_sweep.sweep.planning.planner import to_record
 from factories import prepared_text, record_sweep
 from sqlalchemy import update
 
@@ -100,7 +100,7 @@ def cell(tmp_path: Path, write: Callable[..., Path]) -> Cell:
 
 
 def test_last_snapshot_ignores_events_without_a_fingerprint(store: Store, cell: Cell) -> None:
-    record_sweep(store, [record(cell)], "g")
+    record_sweep(store, [to_record(cell)], "g")
     store.add_event(launch.CODE_EVENT, "0123456789ab", sweep="g")
     store.add_event(launch.CODE_EVENT, "../../elsewhere", sweep="g")
     assert launch.last_snapshot(store, "g") == "0123456789ab"
@@ -126,14 +126,14 @@ def test_cell_id_is_checked_before_its_plugin_runs(
 ) -> None:
     sign, plugin = bait
     config = cell.config.model_copy(update={"plugins": (plugin,), "seed": 5})
-    wrong = record(Cell(cell.id, cell.slug, config, {}))
+    wrong = to_record(Cell(cell.id, cell.slug, config, {}))
     with pytest.raises(trained_cells.CellUnreadable, match="for another cell"):
         trained_cells.restore_cell(wrong, tmp_path / "atma-runs")
     stranger = dict(wrong.config) | {"model": dict(wrong.config["model"]) | {"attn_type": "theirs", "mixers": {}}}
     with pytest.raises(trained_cells.CellUnreadable, match="no mixer named 'theirs'"):
         trained_cells.restore_cell(CellRecord(**{**vars(wrong), "config": stranger}), tmp_path / "atma-runs")
     assert not sign.exists()
-    right = record(Cell(cell.id, cell.slug, cell.config.model_copy(update={"plugins": (plugin,)}), {}))
+    right = to_record(Cell(cell.id, cell.slug, cell.config.model_copy(update={"plugins": (plugin,)}), {}))
     assert trained_cells.restore_cell(right, tmp_path / "atma-runs").id == cell.id
     assert sign.exists()
 
@@ -161,7 +161,7 @@ def test_changed_plugin_copy_is_replaced(cell: Cell, bait: tuple[Path, Plugin], 
 def test_prepared_text_is_read_before_it_counts(cell: Cell, tmp_path: Path) -> None:
     root, corpus_id = tmp_path / "atma-runs" / "corpora", cell.config.data.fingerprint or ""
     folder = root / corpus_id[:16]
-    assert corpora.verified(root, corpus_id).fingerprint == corpus_id
+    assert corpora.open_verified(root, corpus_id).fingerprint == corpus_id
     assert list(verify.changed_files(tmp_path / "atma-runs")) == []
     # as many tokens, under the same manifest
     shard = next(folder.glob("train*.bin"))
@@ -169,29 +169,29 @@ def test_prepared_text_is_read_before_it_counts(cell: Cell, tmp_path: Path) -> N
     write_shard(shard, tokens[::-1].copy())
     corpora.open_corpus(root, corpus_id)
     with pytest.raises(CorpusError, match=r"sha256 is .*prepare the corpus again"):
-        corpora.verified(root, corpus_id)
+        corpora.open_verified(root, corpus_id)
     (finding,) = verify.changed_files(tmp_path / "atma-runs")
     assert (finding.severity, "sha256" in finding.what) == ("error", True)
     write_shard(shard, tokens)
-    assert corpora.verified(root, corpus_id).fingerprint == corpus_id
+    assert corpora.open_verified(root, corpus_id).fingerprint == corpus_id
     # other text under its own hashes, with a manifest in order that names this fingerprint
     facts = json.loads((folder / "manifest.json").read_text())
     facts["shards"]["train"][0]["sha256"] = "0" * 64
-    corpora.write_json(folder / "manifest.json", corpora.sealed(facts))
+    corpora.write_json(folder / "manifest.json", corpora.with_checksum(facts))
     with pytest.raises(CorpusError, match="does not follow from the manifest"):
         corpora.open_corpus(root, corpus_id)
 
 
 def test_paths_of_an_imported_attempt_are_never_followed(store: Store, cell: Cell, tmp_path: Path) -> None:
-    record_sweep(store, [record(cell)], "g")
+    record_sweep(store, [to_record(cell)], "g")
     attempt = store.start_attempt(cell.id, owner=OWNER, fence=0)
     elsewhere = CellConfig().model_copy(update={}).model_dump(mode="json")
     elsewhere["checkpoint"]["path"] = "/home/somebody/else"
     DatabaseRecorder(store, attempt.id, 0).provenance(Provenance(config=elsewhere, seed=0))
     DatabaseRecorder(store, attempt.id, 0).checkpoint("/home/somebody/else/checkpoint-00000001")
     store.finish_attempt(attempt.id, 0, "interrupted", cause="x")
-    assert place_of(store, store.attempt(attempt.id)).startswith("/home/somebody")
+    assert checkpoint_address(store, store.attempt(attempt.id)).startswith("/home/somebody")
     with store.transaction() as session:
         session.execute(update(AttemptRow).values(imported=True))
     imported = store.attempt(attempt.id)
-    assert place_of(store, imported) == imported.run_dir
+    assert checkpoint_address(store, imported) == imported.run_dir

@@ -12,7 +12,7 @@ import torch
 from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.external_models.hub_checkpoint import resolve_checkpoint
 from atma_sweep.sweep.external_models.subject import ChunkedScorer, load_model
-from atma_sweep.sweep.external_models.tiny import FAMILIES, make
+from atma_sweep.sweep.external_models.tiny import FAMILIES, make_tiny_checkpoint
 from atma_sweep.sweep.probes.base import Prompt
 
 pytestmark = pytest.mark.thorough
@@ -23,7 +23,7 @@ TOKENS = np.random.default_rng(0).integers(0, 320, 97)
 def loaded(folder: Path, family: str, device: torch.device = CPU) -> Any:
     if family.startswith("qwen3_5") and not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU: transformers runs its linear attention through kernels for one")
-    return load_model(make(folder / family, family), torch.float32, device)
+    return load_model(make_tiny_checkpoint(folder / family, family), torch.float32, device)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -64,7 +64,7 @@ def test_chunked_scorer_of_uniform_model_is_log_vocabulary(tmp_path: Path) -> No
 
 
 def test_resolve_checkpoint_identifies_saved_model(tmp_path: Path) -> None:
-    folder = make(tmp_path / "tiny", "gemma3_text")
+    folder = make_tiny_checkpoint(tmp_path / "tiny", "gemma3_text")
     checkpoint = resolve_checkpoint(f"hf:{folder}")
     assert (checkpoint.name, checkpoint.family, checkpoint.context, checkpoint.max_positions) == (
         "tiny",
@@ -73,10 +73,10 @@ def test_resolve_checkpoint_identifies_saved_model(tmp_path: Path) -> None:
         None,
     )
     assert [checkpoint.dtype(cuda=cuda) for cuda in (False, True)] == ["float32", "float32"]
-    assert resolve_checkpoint(str(make(tmp_path / "other", "qwen3"))).dtype(cuda=True) == "bfloat16"
-    again = resolve_checkpoint(f"hf:{make(tmp_path / 'again' / 'tiny', 'gemma3_text')}")
+    assert resolve_checkpoint(str(make_tiny_checkpoint(tmp_path / "other", "qwen3"))).dtype(cuda=True) == "bfloat16"
+    again = resolve_checkpoint(f"hf:{make_tiny_checkpoint(tmp_path / 'again' / 'tiny', 'gemma3_text')}")
     assert (again.revision, again.tokenizer) == (checkpoint.revision, checkpoint.tokenizer), "the same files, elsewhere"
-    second_checkpoint = resolve_checkpoint(f"hf:{make(tmp_path / 'third', 'gemma3_text', seed=1)}")
+    second_checkpoint = resolve_checkpoint(f"hf:{make_tiny_checkpoint(tmp_path / 'third', 'gemma3_text', seed=1)}")
     assert second_checkpoint.revision != checkpoint.revision
     assert second_checkpoint.tokenizer == checkpoint.tokenizer
 
@@ -84,7 +84,7 @@ def test_resolve_checkpoint_identifies_saved_model(tmp_path: Path) -> None:
 def test_load_model_rejects_missing_weights(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    folder = make(tmp_path / "tiny", "llama")
+    folder = make_tiny_checkpoint(tmp_path / "tiny", "llama")
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

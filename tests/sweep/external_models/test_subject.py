@@ -19,7 +19,7 @@ from atma_sweep.sweep.external_models import hub_tokenizer as words_module
 from atma_sweep.sweep.external_models.hub_tokenizer import HubTokenizer, passages, spread_over_tokens
 from atma_sweep.sweep.external_models.subject import ChunkedScorer, NativeSubject, OpenWeightSubject, TextPairedSubject
 from atma_sweep.sweep.external_models.tiny import save_tokenizer
-from atma_sweep.sweep.probes.subject import measure
+from atma_sweep.sweep.probes.subject import run_probe
 
 pytestmark = pytest.mark.thorough
 PIECES = "the model reads a long row of text and guesses — naïve as it is — what comes next: 中文, café".split()
@@ -91,7 +91,7 @@ def subject_of(
 def numbers(subject: OpenWeightSubject, probe: str, lengths: tuple[int, ...]) -> dict[tuple[str, int], Any]:
     return {
         (measurement.metric, measurement.length): measurement
-        for measurements, _ in measure(probe, subject, lengths)
+        for measurements, _ in run_probe(probe, subject, lengths)
         for measurement in measurements
     }
 

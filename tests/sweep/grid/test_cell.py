@@ -15,7 +15,7 @@ import pytest
 from atma_sweep.model.backbone import count_parameters
 from atma_sweep.model.config import Flag, Float, Int, ModelConfig, knob
 from atma_sweep.model.registry import SETTINGS
-from atma_sweep.sweep.config import CellConfig, DataConfig, TrainConfig, aside
+from atma_sweep.sweep.config import CellConfig, DataConfig, TrainConfig, knob_outside_id
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid import cell as cell_module
 from atma_sweep.sweep.grid.cell import Cell, cell_id, identity, slug
@@ -196,7 +196,7 @@ class LaterTrain(TrainConfig):
 
     warmup: Int = knob(0, "New.", identity=0)
     ema: Float = knob(0.999, "New, and on by default for new cells.", identity=0.0)
-    compiled: Flag = aside(True, "New, and irrelevant to the weights.")
+    compiled: Flag = knob_outside_id(True, "New, and irrelevant to the weights.")
     clip: Float = knob(2.0, "Moved from 1.0.", identity=1.0)
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.reports.sweep_data import load_sweep_data
-from atma_sweep.results.contrasts import Contrast, as_options, contrasts_of
+from atma_sweep.results.contrasts import Contrast, contrasts_as_json, contrasts_from_options
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host.processes import this_process
-from atma_sweep.sweep.orchestrator.launch import LaunchRequest, claim
+from atma_sweep.sweep.orchestrator.launch import LaunchRequest, claim_sweep
 
 Write = Callable[..., Path]
 HEAD = "name: g\nextends: micro\naxes: {attn_type: [polar, nope], memory: [off, on]}\n"
@@ -62,12 +62,12 @@ def test_contrasts_and_stop_rule_change_no_id(write: Write, text: str) -> None:
 
 
 def test_contrast_options_round_trip_skipping_invalid() -> None:
-    options = json.loads(json.dumps({"contrasts": as_options((NEEDLE, CLEAN, VAL))}))
-    assert contrasts_of(options) == (NEEDLE, CLEAN, VAL)
+    options = json.loads(json.dumps({"contrasts": contrasts_as_json((NEEDLE, CLEAN, VAL))}))
+    assert contrasts_from_options(options) == (NEEDLE, CLEAN, VAL)
     good = options["contrasts"][0]
     bad = [1, {}, good | {"length": "x"}, good | {"within": [1]}, good | {"margin": "x"}, good | {"axis": None}]
-    assert contrasts_of({"contrasts": [*bad, good]}) == (NEEDLE,)
-    assert contrasts_of({"contrasts": 3}) == contrasts_of({}) == contrasts_of(None) == ()
+    assert contrasts_from_options({"contrasts": [*bad, good]}) == (NEEDLE,)
+    assert contrasts_from_options({"contrasts": 3}) == contrasts_from_options({}) == contrasts_from_options(None) == ()
 
 
 def test_contrasts_are_stored_by_launch_and_in_bundles(write: Write, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_contrasts_are_stored_by_launch_and_in_bundles(write: Write, tmp_path: P
     request = LaunchRequest(grid=grid, cells=grid.expand(fake), runs=tmp_path)
     store = open_store(tmp_path / "a.db", create=True)
     for fence in (1, 2):
-        assert claim(request, store, this_process("launch")) == fence
+        assert claim_sweep(request, store, this_process("launch")) == fence
         store.release_sweep("g", fence)
         assert store.revision("g").number == 1, "the same launch again is the same revision"
     assert declared(store) == (NEEDLE, CLEAN, VAL)
@@ -90,7 +90,7 @@ def test_contrasts_are_stored_by_launch_and_in_bundles(write: Write, tmp_path: P
 def test_grid_without_contrasts_stores_no_option(write: Write, tmp_path: Path) -> None:
     grid = load_grid(write(HEAD))
     store = open_store(tmp_path / "a.db", create=True)
-    claim(LaunchRequest(grid=grid, cells=grid.expand(fake), runs=tmp_path), store, this_process("launch"))
+    claim_sweep(LaunchRequest(grid=grid, cells=grid.expand(fake), runs=tmp_path), store, this_process("launch"))
     assert set(store.revision("g").options) == {"price", "requested", "set"}
     assert declared(store) == ()
     store.close()
@@ -98,5 +98,5 @@ def test_grid_without_contrasts_stores_no_option(write: Write, tmp_path: Path) -
 
 def declared(store: Store) -> tuple[Contrast, ...]:
     contrasts = load_sweep_data(store, "g").contrasts
-    assert contrasts_of(store.revision("g").options) == contrasts
+    assert contrasts_from_options(store.revision("g").options) == contrasts
     return contrasts

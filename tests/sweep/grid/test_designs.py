@@ -70,7 +70,7 @@ def test_larger_design_contains_the_smaller_design(write: Write) -> None:
 def test_design_regular_fraction_of_two_level_axes(write: Write) -> None:
     grid = load_grid(write(f"{TWO}design: {{resolution: IV}}\n"))
     assert grid.chosen is not None
-    assert grid.chosen.design.words == (("attn_type", "distractor", "memory", "window"),)
+    assert grid.chosen.design.defining_relation == (("attn_type", "distractor", "memory", "window"),)
     assert grid.chosen.lines()[:2] == [
         "design: 8 of 16 combinations, regular, I = attn_type x distractor x memory x window; estimated: attn_type, distractor, "
         "memory, window; other interactions are taken for nothing",

@@ -12,7 +12,7 @@ from atma_sweep.model.mixers.softmax import RoPEConfig
 from atma_sweep.model.registry import MEMORIES, MIXERS, POSITIONS
 from atma_sweep.results.metrics import TRAINING_SOURCES
 from atma_sweep.sweep.config import TrainConfig
-from atma_sweep.sweep.errors import GridError, nearest
+from atma_sweep.sweep.errors import GridError, closest_match
 from atma_sweep.sweep.grid.grid import load_grid, shipped
 from atma_sweep.sweep.grid.json_schema import grid_schema
 from atma_sweep.sweep.planning import replicates
@@ -150,8 +150,8 @@ def test_grid_error_exposes_its_attributes(write: Write) -> None:
 
 
 def test_grid_error_suggests_only_near_matches() -> None:
-    assert nearest("polr", ["nope", "polar", "rope"]) == "polar"
-    assert nearest("xyzzy", ["nope", "polar", "rope"]) is None
+    assert closest_match("polr", ["nope", "polar", "rope"]) == "polar"
+    assert closest_match("xyzzy", ["nope", "polar", "rope"]) is None
 
 
 @pytest.mark.parametrize(

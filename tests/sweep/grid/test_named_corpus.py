@@ -65,7 +65,7 @@ def test_named_corpus_sets_tokenizer_and_vocabulary(write: Write, tmp_path: Path
 
     The cells equal those with every setting spelled out.
     """
-    prepared = corpora.prepared("books", root)
+    prepared = corpora.find_prepared("books", root)
     assert prepared is not None
     short = cells(write(f"{HEAD}set: {{data.corpus: books}}\n"), root)
     corpus_settings = f"corpus: books, tokenizer: json, tokenizer_file: {tmp_path}/own.json"
@@ -129,7 +129,7 @@ DIFFERS = "corpus {!r} was prepared with tokenizer {}, but the grid asks for {}"
 def test_named_corpus_contradiction_names_both(
     write: Write, tmp_path: Path, root: Path, command: Command, settings: str, key: str, message: str
 ) -> None:
-    prepared = corpora.prepared("books", root)
+    prepared = corpora.find_prepared("books", root)
     assert prepared is not None
     write_tokenizer(tmp_path / "other.json", 250)
     path = write(f"{HEAD}set:\n  {settings}\n" if settings[0] != "{" else f"{HEAD}set: {settings}\n")
@@ -142,8 +142,8 @@ def test_named_corpus_contradiction_names_both(
 
 def test_named_corpus_manifest_is_read_once_per_plan(write: Write, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
-    manifest = corpora.manifest
-    monkeypatch.setattr(corpora, "manifest", lambda folder: (read.append(folder), manifest(folder))[1])
+    manifest = corpora.read_manifest
+    monkeypatch.setattr(corpora, "read_manifest", lambda folder: (read.append(folder), manifest(folder))[1])
     path = write(f"{HEAD}seeds: 5\nset: {{data.corpus: books}}\n".replace("polar]", "polar], data.shuffle: [on, off]"))
     assert len(cells(path, root)) == 20
     assert len(read) == 1

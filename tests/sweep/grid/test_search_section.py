@@ -75,8 +75,8 @@ def test_search_range_of_integer_setting_has_integer_ends(tmp_path: Path) -> Non
     tokens, clip = search.ranges["train.tokens"], search.ranges["train.clip"]
     assert isinstance(tokens, Interval)
     assert isinstance(clip, Interval)
-    assert tokens.whole
-    assert not clip.whole
+    assert tokens.is_integer
+    assert not clip.is_integer
 
 
 def test_search_corner_cells_are_regular_cells(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_stop_section_gives_contrast_and_seeds(write: Write) -> None:
     more = "stop: {contrast: attn_type, level: nope, reference: rope, metric: val_loss, ci: 0.02, sure: yes, wave: 2, max_seeds: 12, spending: pocock}\n"
     rule = load_grid(write(f"{HEAD}seeds: [5, 2, 9, 30]\n{more}")).stop
     assert rule is not None
-    assert (rule.width, rule.sure, rule.first, rule.looks, rule.spending) == (0.02, True, 4, (4, 6, 8, 10, 12), "pocock")  # fmt: skip
+    assert (rule.width, rule.sure, rule.first, rule.seeds_at_looks, rule.spending) == (0.02, True, 4, (4, 6, 8, 10, 12), "pocock")  # fmt: skip
     assert rule.seeds == (5, 2, 9, 30, 31, 32, 33, 34, 35, 36, 37, 38)
     assert (rule.contrast.measure, rule.contrast.level, rule.contrast.reference) == ("val.val_loss", "nope", "rope")
 

@@ -35,9 +35,9 @@ def wants(gpus: float = 0, **more: Any) -> Resources:
 
 
 def allocate(allocator: MachineAllocator, wanted: Resources) -> Allocation | None:
-    allocation = allocator.place(wanted)
+    allocation = allocator.find_allocation(wanted)
     if allocation is not None:
-        allocator.take(allocation)
+        allocator.allocate(allocation)
     return allocation
 
 
@@ -55,11 +55,11 @@ def test_parts_fill_a_gpu_exactly(share: float, count: int) -> None:
     allocator = MachineAllocator(Machine(1000, 8.0, (FIRST,)))
     placed = [allocate(allocator, wants(share)) for _ in range(count)]
     assert [allocation.gpu for allocation in placed if allocation] == [FIRST] * count
-    assert allocator.place(wants(share)) is None
+    assert allocator.find_allocation(wants(share)) is None
     allocation = placed[0]
     assert allocation is not None
-    allocator.give(allocation)
-    assert allocator.place(wants(share)) == allocation
+    allocator.release(allocation)
+    assert allocator.find_allocation(wants(share)) == allocation
 
 
 def test_parts_leave_other_gpus_whole() -> None:
@@ -72,9 +72,9 @@ def test_parts_leave_other_gpus_whole() -> None:
     full_seat = allocate(allocator, wants(1))
     assert full_seat is not None
     assert full_seat.gpu == SECOND
-    assert allocator.place(wants(1)) is None
-    assert allocator.place(wants(0.5)) is None
-    quarter = allocator.place(wants(0.25))
+    assert allocator.find_allocation(wants(1)) is None
+    assert allocator.find_allocation(wants(0.5)) is None
+    quarter = allocator.find_allocation(wants(0.25))
     assert quarter is not None
     assert quarter.gpu == FIRST
 
@@ -83,10 +83,10 @@ def test_type_cores_and_memory_count() -> None:
     allocator = MachineAllocator(TWO)
     typed = allocate(allocator, wants(0.5, gpu_type="L40S", cpus=5, memory_gb=30.0))
     assert typed == Allocation(5, 30.0, SECOND, 5000)
-    assert allocator.place(wants(0.5, gpu_type="A100")) is None
-    assert allocator.place(wants(cpus=4)) is None
-    assert allocator.place(wants(memory_gb=2.5)) is None
-    assert allocator.place(wants(cpus=3, memory_gb=2.0)) == Allocation(3, 2.0, None, 0)
+    assert allocator.find_allocation(wants(0.5, gpu_type="A100")) is None
+    assert allocator.find_allocation(wants(cpus=4)) is None
+    assert allocator.find_allocation(wants(memory_gb=2.5)) is None
+    assert allocator.find_allocation(wants(cpus=3, memory_gb=2.0)) == Allocation(3, 2.0, None, 0)
 
 
 @settings(max_examples=200, deadline=None)
@@ -96,7 +96,7 @@ def test_no_gpu_is_allocated_twice(data: st.DataObject) -> None:
     allocator, allocations = MachineAllocator(Machine(4, 8.0, (FIRST, SECOND))), []
     for _ in range(data.draw(st.integers(1, 40))):
         if allocations and data.draw(st.booleans()):
-            allocator.give(allocations.pop(data.draw(st.integers(0, len(allocations) - 1)))[1])
+            allocator.release(allocations.pop(data.draw(st.integers(0, len(allocations) - 1)))[1])
             continue
         wanted = wants(data.draw(st.sampled_from([0, 0.1, 0.25, 0.3, 0.5, 1])), cpus=data.draw(st.integers(1, 3)))
         allocation = allocate(allocator, wanted)
@@ -108,7 +108,7 @@ def test_no_gpu_is_allocated_twice(data: st.DataObject) -> None:
             assert 1 not in shares or len(shares) == 1
         assert sum(allocation.cpus for _, allocation in allocations) <= 4
     for _, allocation in allocations:
-        allocator.give(allocation)
+        allocator.release(allocation)
     every = [allocate(allocator, wants(1, cpus=2, memory_gb=4.0)) for _ in range(2)]
     assert {allocation and allocation.gpu for allocation in every} == {FIRST, SECOND}, "all of it is free again"
 
@@ -197,7 +197,7 @@ class Packed(HostExecutor):
         self.most = 0
 
     def fits(self, resources: Resources) -> bool:
-        return self.allocator.place(resources) is not None
+        return self.allocator.find_allocation(resources) is not None
 
     def start(self, launch: ProcessSpec) -> None:
         job, allocation = Job.read(launch.runs / launch.folder), allocate(self.allocator, launch.resources)
@@ -211,7 +211,7 @@ class Packed(HostExecutor):
             return []
         attempt = self.draw.choice(sorted(self.running))
         job, allocation = self.running.pop(attempt)
-        self.allocator.give(allocation)
+        self.allocator.release(allocation)
         self.store.finish_attempt(attempt, job.fence, "done")
         return [(attempt, 0)]
 

@@ -85,10 +85,10 @@ def test_pid_is_valid_only_in_its_boot_and_namespace(monkeypatch: pytest.MonkeyP
     assert (process.is_alive(me), process.is_alive(dead)) == (True, False)
     if me.space is not None:
         assert process.is_alive(replace(me, space="another boot or namespace")) is None
-        assert not me.same_process(replace(me, space="another boot or namespace"))
+        assert not me.is_same_process(replace(me, space="another boot or namespace"))
     # an owner that an older release wrote, or one seen from a system without /proc, is judged by its host's name
     assert process.is_alive(replace(dead, space=None)) is False
-    assert me.same_process(replace(me, space=None))
+    assert me.is_same_process(replace(me, space=None))
     monkeypatch.setattr(records, "BOOT", Path("/nowhere/boot_id"))
     assert process.this_process("test").space is None
     assert process.is_alive(dead) is False
@@ -172,14 +172,14 @@ def test_concurrent_retry_requests_are_merged(
     monkeypatch.undo()
     if remaining[0] > 0:
         control.send_command(second_store, "retry", "s", [second])
-    assert store.asked("s") == {"retry": sorted([first, second])}
+    assert store.pending_requests("s") == {"retry": sorted([first, second])}
 
 
 def test_empty_retry_leaves_no_request(store: Store, cells: Callable[..., list[Cell]]) -> None:
     (cell,) = cells()
     hold_sweep(store, [cell], lease=600.0)
     control.send_command(store, "retry", "s")
-    assert store.asked("s") == {}
+    assert store.pending_requests("s") == {}
 
 
 class Retried(AtOnce):
@@ -194,7 +194,7 @@ class Retried(AtOnce):
     def start(self, launch: ProcessSpec) -> None:
         job = Job.read(launch.runs / launch.folder)
         if job.cell in [job.cell for job in self.jobs]:
-            self.again.append((job.cell, self.store.asked("s")))
+            self.again.append((job.cell, self.store.pending_requests("s")))
         super().start(launch)
 
     def end_of(self, job: Job) -> int:
@@ -221,15 +221,15 @@ def test_retry_requested_during_another_is_not_lost(
     monkeypatch.setattr(supervisor, "LISTEN_S", 0.0)
     monkeypatch.setattr(supervisor, "POLL_S", 0.0)
     monkeypatch.setitem(FAILURES, "host_oom", replace(FAILURES["host_oom"], tries=1, alone=False))  # type: ignore[arg-type]
-    read_requests, looks = store.asked, iter(range(10**9))
+    read_requests, looks = store.pending_requests, iter(range(10**9))
 
     def late(name: str) -> dict[str, Any]:
         look = next(looks)
         if look == 2:
-            store.ask("s", retry=[first, third])
+            store.request_actions("s", retry=[first, third])
         requests = read_requests(name)
         if look == 2:
-            store.ask("s", retry=[second])
+            store.request_actions("s", retry=[second])
         return requests
 
     monkeypatch.setattr(store, "asked", late)
@@ -238,7 +238,7 @@ def test_retry_requested_during_another_is_not_lost(
     monkeypatch.undo()
     assert executor.again[0] == (first, {"retry": sorted([second, third])})
     assert [cell for cell, _ in executor.again] == [first, second]
-    assert store.asked("s") == {"retry": [third]}, "whoever goes on hears it"
+    assert store.pending_requests("s") == {"retry": [third]}, "whoever goes on hears it"
 
 
 # --- frozen attempts ------------------------------------------------------------------------------------------------

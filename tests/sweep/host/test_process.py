@@ -26,7 +26,7 @@ def test_process_is_distinguished_from_a_reused_pid() -> None:
     later = Owner(name="x", host=me.host, pid=me.pid, started=me.started + 5)
     assert processes.is_alive(later) is False
     assert processes.is_alive(Owner(name="x", host="elsewhere", pid=me.pid, started=me.started)) is None
-    assert processes.find(None, None) is None
+    assert processes.find_process(None, None) is None
 
 
 STUBBORN = """

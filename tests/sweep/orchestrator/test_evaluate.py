@@ -32,7 +32,7 @@ from atma_sweep.sweep.orchestrator import evaluate
 from atma_sweep.sweep.probes import PROBES
 from bench import COMMAND, README_MIXER, Bench
 from factories import AtOnce, supervisor_of
-from here import here
+from here import run_in_process
 from machine import Quiet
 from once import once
 from patience import PATIENCE_S
@@ -66,7 +66,7 @@ class Desk(Bench):
 
         Its standard error for codes other than 0 and 1.
         """
-        ended, out, err = here(self.folder, *arguments)
+        ended, out, err = run_in_process(self.folder, *arguments)
         assert ended == code, out + err
         return out if code < 2 else err
 
@@ -246,7 +246,7 @@ def test_impossible_length_is_refused_before_any_write(desk: Desk) -> None:
 def test_missing_weights_and_missing_corpus_are_reported(desk: Desk) -> None:
     store = desk.store()
     ((attempt,),) = desk.sql(f"SELECT id FROM attempt WHERE cell_id = '{desk.cell(NOPE)}'")
-    store.forget_weights(attempt)
+    store.clear_weights(attempt)
     with pytest.raises(WeightsGone, match=r"were not kept; .*--retrain"):
         evaluate.plan(store, [NOPE], runs=desk.runs)
     shutil.rmtree(desk.runs / "corpora")
@@ -370,7 +370,7 @@ def test_retrained_weights_are_measured(desk: Desk) -> None:
     (job,) = carried_out()
     assert (job.weights, job.missing) == ("elsewhere/weights.safetensors", wanted)
     assert store.attempt(job.attempt).parent_id == newer.id
-    store.forget_weights(newer.id)
+    store.clear_weights(newer.id)
     assert carried_out() == []
 
 

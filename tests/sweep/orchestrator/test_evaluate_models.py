@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from atma_sweep.sweep.data.corpora import open_corpus
-from atma_sweep.sweep.external_models.tiny import make
+from atma_sweep.sweep.external_models.tiny import make_tiny_checkpoint
 from bench import Bench
 from once import once
 
@@ -27,7 +27,7 @@ def _make(folder: Path) -> None:
     (folder / "desk").mkdir()
     bench = Bench(folder / "desk")
     bench.launch("--only", "attn_type=nope")
-    make(folder / "tiny-llama", "llama")
+    make_tiny_checkpoint(folder / "tiny-llama", "llama")
 
 
 @pytest.fixture(scope="module")

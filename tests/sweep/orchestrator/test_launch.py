@@ -20,7 +20,7 @@ from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host import processes as process
-from atma_sweep.sweep.orchestrator.launch import LaunchRequest, claim
+from atma_sweep.sweep.orchestrator.launch import LaunchRequest, claim_sweep
 from bench import README_MIXER, Bench, Curves
 from factories import ended
 from once import once
@@ -240,8 +240,8 @@ def test_restarted_launch_waits_for_its_own_lease(bench: Bench) -> None:
         assert store.acquire_sweep("micro", gone, 2.0) == 1
         request = LaunchRequest(grid=grid, cells=[], runs=bench.folder)
         with pytest.raises(SweepBusy, match="on elsewhere"):
-            claim(request, store, this_process)
-        assert claim(replace(request, is_restart=True), store, this_process) == 2
+            claim_sweep(request, store, this_process)
+        assert claim_sweep(replace(request, is_restart=True), store, this_process) == 2
 
 
 def test_refused_launch_leaves_no_revision(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,14 +259,16 @@ def test_refused_launch_leaves_no_revision(bench: Bench, monkeypatch: pytest.Mon
                 return read(*arguments, **options)  # type: ignore[arg-type]
             finally:
                 assert (
-                    claim(LaunchRequest(grid=second_grid, cells=[], runs=bench.folder), store, replace(me, started=1.0))
+                    claim_sweep(
+                        LaunchRequest(grid=second_grid, cells=[], runs=bench.folder), store, replace(me, started=1.0)
+                    )
                     == 1
                 )
 
         monkeypatch.setattr(store, "read", disturbed)
         monkeypatch.setattr("atma_sweep.sweep.host.processes.is_alive", lambda owner: True)
         with pytest.raises(SweepBusy):
-            claim(LaunchRequest(grid=grid, cells=[], runs=bench.folder), store, me)
+            claim_sweep(LaunchRequest(grid=grid, cells=[], runs=bench.folder), store, me)
     assert bench.sql("SELECT number, grid_text FROM revision") == [(1, second_grid.document.text)]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from atma_sweep.reports.dashboard.page import dashboard, decode_block
 from atma_sweep.reports.figures.comparisons.effects import collect
-from atma_sweep.reports.stats.audit import homogeneity
+from atma_sweep.reports.stats.audit import audit_differences
 from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.store import open_store
@@ -91,7 +91,7 @@ def test_plugin_probe_stores_values_source_and_description(tmp_path: Path) -> No
     assert [(row[0], row[-1]) for row in bench.sql(GLOW)] == [(NOPE, first)] * 2 + [(POLAR, second)] * 2
     assert f"lux, n=1, plugin {second[:12]}" in bench.ask("show", POLAR)
     store = open_store(tmp_path / "atma.db")
-    lines = [line for line in homogeneity(store, "micro") if "plugin" in line]
+    lines = [line for line in audit_differences(store, "micro") if "plugin" in line]
     versions = sorted([f"{first[:12]} (1 cell)", f"{second[:12]} (1 cell)"])
     assert lines == [f"plugin of the probe glow differs: {', '.join(versions)}"]
     assert lines[0] in make_table("6", store, "micro").above[0]

@@ -13,7 +13,7 @@ import pytest
 from atma_sweep.sweep.checkpoints import storage
 from atma_sweep.sweep.commands import launch as commands
 from atma_sweep.sweep.config import DataConfig
-from atma_sweep.sweep.data.prepare import aside
+from atma_sweep.sweep.data.prepare import prepare_in_memory
 from atma_sweep.sweep.errors import MachineError
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host import hardware
@@ -193,7 +193,7 @@ def test_prepare_gets_the_text_and_launches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fetched: list[str] = []
-    small = aside(DataConfig(corpus="flipflop")).fingerprint
+    small = prepare_in_memory(DataConfig(corpus="flipflop")).fingerprint
 
     def prepare(data: DataConfig, *rest: Any, **more: Any) -> str:
         fetched.append(data.corpus)

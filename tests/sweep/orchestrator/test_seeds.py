@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from atma_sweep.results.errors import LeaseLost
-from atma_sweep.results.forecast import forecast_of
+from atma_sweep.results.forecast import forecast_from_options
 from atma_sweep.results.stopping.interim_analysis import stopping_status
 from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Measurement
@@ -56,7 +56,7 @@ class Sweep:
             grid=self.grid, cells=self.grid.expand(fingerprint), runs=self.runs, commit=("c", False)
         )
         request = replace(launch.with_stop_seeds(request, self.store), budget=allowed)
-        self.fence = launch.claim(request, self.store, ME)
+        self.fence = launch.claim_sweep(request, self.store, ME)
         seeds = launch.seeds_source(request, self.store, self.fence, self.lines.append)
         assert seeds is not None
         yield seeds
@@ -114,7 +114,7 @@ def test_waves_until_it_is_narrow_enough(sweep: Callable[..., Sweep]) -> None:
     assert [message.partition(" of at most 3")[0] for message in looks] == [f"memory: on - off, val.val_loss, attn_type polar: look {n}" for n in (1, 2, 3)]  # fmt: skip
     listed = seeded.store.cell_states("g")
     assert [state.slug for state in listed[8:]] == [slug for wave in slugs(3, 4) for slug in wave]
-    forecast = forecast_of(seeded.store.revision("g").options)
+    forecast = forecast_from_options(seeded.store.revision("g").options)
     assert forecast is not None
     assert all(forecast.cell(position) for position in range(12)), "what was added is predicted, too"
     # once more: the same looks, no further seed, the same revision
@@ -185,7 +185,7 @@ def test_cells_that_another_sweep_has_trained_cost_nothing(sweep: Callable[..., 
     longer_grid = load_grid(write(HEAD.replace("name: g", "name: other") + "seeds: 5\n", name="other.yaml"))
     cells = longer_grid.expand(fingerprint)
     claimed = LaunchRequest(grid=longer_grid, cells=cells, runs=seeded.runs, commit=("c", False))
-    seeded.fence = launch.claim(claimed, seeded.store, ME)
+    seeded.fence = launch.claim_sweep(claimed, seeded.store, ME)
     for cell in cells:
         attempt = seeded.store.start_attempt(cell.id, owner=ME, fence=seeded.fence, sweep="other")
         measurement = Measurement(probe="val", metric="val_loss", value=value(cell), unit="nats/token")

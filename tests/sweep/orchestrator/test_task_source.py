@@ -90,6 +90,6 @@ def test_attempts_to_prune_are_ended_and_marked_pruned(held: Any, tmp_path: Path
     assert store.sweep("quick").counts == {"done": 3, "pruned": 1, "new": len(states) - 4}
     # whoever lists it as an ordinary cell has it trained to its end
     again = planner.plan([tasks[1].cell], store.states({lost}))
-    assert [(task.kind, task.why) for task in again.tasks] == [("train", "pruned")]
+    assert [(task.kind, task.standing) for task in again.tasks] == [("train", "pruned")]
     run(held, again.tasks, Waves([]), 1, tmp_path)
     assert store.states({lost})[lost].state == "done"

@@ -79,8 +79,8 @@ class Bench:
         request = LaunchRequest(grid=space.grid, cells=[], space=space, runs=self.runs)
         revision = NewRevision(
             grid_text=space.grid.document.text, grid_file="g.yaml",
-            options={searches.OPTION: searches.as_options(space.search), "requested": [["val", 0]]},
-            cells=[planner.record(cell) for cell in progress_of(space, self.store).cells.values()],
+            options={searches.OPTION_KEY: searches.search_as_json(space.search), "requested": [["val", 0]]},
+            cells=[planner.to_record(cell) for cell in progress_of(space, self.store).cells.values()],
         )  # fmt: skip
         owner = processes.this_process("launch")
         fence = self.store.acquire_sweep("s", owner, 60.0, revision=revision)
@@ -88,7 +88,7 @@ class Bench:
             self.store.interrupt_dead(attempt.id, "its launch died")
         plan = launch.plan(request, self.store)
         assert plan.study is not None
-        prices = cost_estimate.machine_prices(space.ends, self.runs, self.store)
+        prices = cost_estimate.machine_prices(space.corner_cells, self.runs, self.store)
         supervisor_of(self.store, fence, machine, self.runs).run(
             plan.tasks, TrialSource(plan.study, self.store, fence, prices)
         )
@@ -98,7 +98,7 @@ class Bench:
         return trials_of(self.store, "s")
 
     def finished(self) -> bool:
-        return progress_of(self.space(), self.store, again=False).finished
+        return progress_of(self.space(), self.store, retry_failed=False).finished
 
     def steps(self) -> dict[str, int]:
         """Return the steps of each cell's attempts, counted each time they were made."""

@@ -102,7 +102,7 @@ def test_blocks_properties_on_random_grids() -> None:
 class Flat:
     """Prices of made-up cells: hours by the first letter of a cell."""
 
-    def of(self, task: Task) -> Flat:
+    def remaining_cost(self, task: Task) -> Flat:
         self.likely = float(task.cell.slug[0]) + 1
         self.hours = self
         return self
@@ -116,7 +116,7 @@ def test_budget_selects_pairs_that_fit(allowed: float, used: float, expected: li
     """The cells of a pair cost one and two hours."""
     cells = factorial(2, 2)
     tasks = trainings(cells)
-    selected, budget = cost_estimate.within_budget(
+    selected, budget = cost_estimate.select_within(
         Plan(tasks, {}, cells), allowed, used, Flat(), [contrast("a", "1", "0")], ()
     )  # type: ignore[arg-type]
     assert [task.cell.id.removesuffix("-s0") for task in selected] == expected
@@ -127,7 +127,7 @@ def test_budget_selects_pairs_that_fit(allowed: float, used: float, expected: li
 def test_budget_skips_a_block_that_is_too_large() -> None:
     cells = [cell(["8"]), cell(["0"])]
     tasks = trainings(cells)
-    selected, budget = cost_estimate.within_budget(Plan(tasks, {}, cells), 5, 0, Flat(), [], ())  # type: ignore[arg-type]
+    selected, budget = cost_estimate.select_within(Plan(tasks, {}, cells), 5, 0, Flat(), [], ())  # type: ignore[arg-type]
     assert ([task.cell.id for task in selected], budget.deferred_hours) == (["0-s0"], 9.0)
     assert isinstance(budget, Budget)
 
@@ -136,7 +136,7 @@ def test_budget_skips_a_block_that_is_too_large() -> None:
     ("40h", None, 40), ("40", None, 40), ("0.5 h", None, 0.5), ("100$", 2.5, 40), ("$100", 2.5, 40), ("1e3h", 2.5, 1000),
 ])  # fmt: skip
 def test_budget_in_hours_and_money(text: str, rate: float | None, hours: float) -> None:
-    assert cost_estimate.hours_of(text, rate) == pytest.approx(hours)
+    assert cost_estimate.parse_budget(text, rate) == pytest.approx(hours)
 
 
 @pytest.mark.parametrize(("text", "message"), [
@@ -145,15 +145,15 @@ def test_budget_in_hours_and_money(text: str, rate: float | None, hours: float) 
 ])  # fmt: skip
 def test_budget_rejects_invalid_text(text: str, message: str) -> None:
     with pytest.raises(SweepError, match=message):
-        cost_estimate.hours_of(text, None)
+        cost_estimate.parse_budget(text, None)
 
 
 @pytest.mark.parametrize(("text", "rate"), [(None, None), ("2.50/h", 2.5), ("2.5", 2.5), ("$3/hour", 3.0)])
 def test_rate_is_parsed(text: str | None, rate: float | None) -> None:
-    assert cost_estimate.rate_of(text) == rate
+    assert cost_estimate.parse_rate(text) == rate
 
 
 @pytest.mark.parametrize("text", ["", "x/h", "0/h", "-2", "2/day", "nan", "inf/h"])
 def test_rate_rejects_invalid_text(text: str) -> None:
     with pytest.raises(SweepError, match="an amount above 0 of money an hour"):
-        cost_estimate.rate_of(text)
+        cost_estimate.parse_rate(text)

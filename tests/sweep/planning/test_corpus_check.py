@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from atma_sweep.sweep.config import CellConfig, DataConfig, EvalConfig, TrainConfig
 from atma_sweep.sweep.data.corpora import Corpus, open_corpus
-from atma_sweep.sweep.data.prepare import aside, prepare
+from atma_sweep.sweep.data.prepare import prepare, prepare_in_memory
 from atma_sweep.sweep.errors import GridError, MachineError, SweepError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.planning import admission as texts
 from copies import fineweb_edu, prose, published_shard
-from prepared import files, made, put
+from prepared import files, prepare_corpus, put
 
 Write = Callable[..., Path]
 Command = Callable[..., tuple[int, str, str]]
@@ -133,7 +133,7 @@ def test_launch_prepares_and_pins_local_text(grid: Callable[[str], Path], tmp_pa
     loaded = load_grid(grid("corpus: files, path: text, heldout_tokens: 200"))
     heard: list[Any] = []
     cells, remarks = texts.expand_grid(loaded, tmp_path / "c", tell=heard.append)
-    number = aside(files(tmp_path / "text", heldout_tokens=200)).fingerprint
+    number = prepare_in_memory(files(tmp_path / "text", heldout_tokens=200)).fingerprint
     assert {cell.config.data.fingerprint for cell in cells} == {number}
     assert remarks == []
     assert {report.phase for report in heard} == {"tokenizing"}
@@ -163,7 +163,7 @@ def test_a_dry_run_prepares_nothing_and_says_so(grid: Callable[[str], Path], tmp
 def test_a_dry_run_of_the_embedded_text_knows_its_ids(write: Write, tmp_path: Path, command: Command) -> None:
     path = write("name: g\nextends: micro\n")
     before = sorted(tmp_path.rglob("*"))
-    (prepared_cell,) = load_grid(path).expand(lambda data: aside(data).fingerprint)
+    (prepared_cell,) = load_grid(path).expand(lambda data: prepare_in_memory(data).fingerprint)
     out = json.loads(command("launch", str(path), "--dry-run", "--json")[1])
     assert ([cell["cell"] for cell in out["cells"]], out["remarks"]) == ([prepared_cell.id], [])
     assert sorted(tmp_path.rglob("*")) == before
@@ -344,7 +344,7 @@ def test_plan_and_launch_report_the_same_shortfall(
 
 def test_the_text_that_every_machine_has_is_checked_unprepared(write: Write, tmp_path: Path, command: Command) -> None:
     path = write("name: g\nextends: micro\nset: {eval.validation_tokens: 1e9}\n")
-    have = len(made(DataConfig(), tmp_path / "apart").validation)
+    have = len(prepare_corpus(DataConfig(), tmp_path / "apart").validation)
     before = sorted(tmp_path.rglob("*"))
     message = f"atma-sweep: corpus 'stdlib': the validation split has {have} tokens, eval.validation_tokens asks for 1000000001: lower it\n"
     assert [command(word, str(path), *options) for word, *options in LOOKS] == [(2, "", message)] * len(LOOKS)

@@ -159,7 +159,7 @@ def test_price_distinguishes_graph_modes(
     every, before = cells(grid_text(set_=f"set:\n  train.graphs: {setting}\n")), recorded()
     record_training(store, before[0], gpu="NVIDIA H200", steps=steps)
     assert (
-        next(iter(cost_estimate.machine_prices(every, tmp_path, store, gpu="H200").speeds.of(every[1].config)))
+        next(iter(cost_estimate.machine_prices(every, tmp_path, store, gpu="H200").speeds.lookup(every[1].config)))
         == source
     )
 
@@ -196,7 +196,7 @@ def test_price_of_a_half_trained_cell(store: Store, recorded: Cells, tmp_path: P
     recorder.checkpoint("a/b")
     store.finish_attempt(attempt.id, 1, "interrupted")
     task = next(task for task in make_plan(store, every).tasks if task.cell.id == every[1].id)
-    cost = cost_estimate.machine_prices(every, tmp_path, store).of(task)
+    cost = cost_estimate.machine_prices(every, tmp_path, store).remaining_cost(task)
     assert cost.seconds.likely == pytest.approx(7 + 1.928 + 15.36 / 2 + 0.2 + 6)
 
 
@@ -220,7 +220,7 @@ def test_price_from_flops_of_a_large_network(cells: Cells, tmp_path: Path) -> No
     # docs/speed.md: 294,000 tokens a second on an H200
     assert cost.parts["training"].low < tokens / 294_000 < cost.parts["training"].high
     bill = cost_estimate.bill(make_plan(None, [cell]), prices, gpus=1)
-    lines = "\n".join(render.priced(bill, every=True))
+    lines = "\n".join(render.price_lines(bill, list_all=True))
     assert "1 from FLOPs" in lines
     assert "by a factor of up to several" in lines
 
@@ -257,14 +257,14 @@ def test_price_counts_neighbours_only_once(store: Store, cells: Cells, recorded:
 def test_price_from_a_stored_calibration(cells: Cells, tmp_path: Path) -> None:
     every = cells(grid_text("0"))
     prices = cost_estimate.machine_prices(every, tmp_path, None)
-    like = prices.speeds.likeness.of(every[0].config)
-    assert {prices.speeds.likeness.of(cell.config) for cell in every} == {like}, "tokens and seed change no speed"
+    like = prices.speeds.speed_classes.key(every[0].config)
+    assert {prices.speeds.speed_classes.key(cell.config) for cell in every} == {like}, "tokens and seed change no speed"
     calibration = Calibration(
-        like=like, device=prices.speeds.place.name(every[0].config), slug="x", step_s=0.2, low_s=0.19, high_s=0.3,
+        like=like, device=prices.speeds.machine.name(every[0].config), slug="x", step_s=0.2, low_s=0.19, high_s=0.3,
         start_s=5.0, compile_s=0.5, validation_token_s=1e-5,
     )  # fmt: skip
-    speed_model.keep_calibrations(tmp_path, [calibration])
-    speed_model.keep_calibrations(tmp_path, [calibration])
+    speed_model.save_calibrations(tmp_path, [calibration])
+    speed_model.save_calibrations(tmp_path, [calibration])
     assert speed_model.read_calibrations(tmp_path) == [calibration]
     cost = cost_estimate.machine_prices(every, tmp_path, None).full_costs(every[0].config)["calibrated"]
     parts = {part: span.likely for part, span in cost.parts.items() if part != "probing"}
@@ -317,16 +317,16 @@ def test_makespan_full_gpu_waits_for_its_shares() -> None:
 def test_forecast_is_stored_without_a_new_revision(store: Store, cells: Cells, tmp_path: Path) -> None:
     every = cells(GRID.replace("GPUS", "1"))
     result = cost_estimate.forecast(every, cost_estimate.machine_prices(every, tmp_path, store))
-    assert (len(result.groups), result.of) == (2, (0, 0, 1, 1))
-    records = [planner.record(cell) for cell in every]
+    assert (len(result.groups), result.group_of_position) == (2, (0, 0, 1, 1))
+    records = [planner.to_record(cell) for cell in every]
 
     def launch(**more: object) -> int:
         options = {"requested": [], **more}
         return store.record_revision("g", grid_text="a: 1\n", grid_file="g.yaml", options=options, cells=records)
 
-    assert launch(price=stored.as_option(result)) == 1
+    assert launch(price=stored.forecast_as_json(result)) == 1
     assert launch(price={"of": [1], "groups": []}) == launch() == 1
-    assert stored.forecast_of(store.revision("g").options) == result
+    assert stored.forecast_from_options(store.revision("g").options) == result
     assert launch(set={"a": 1}) == 2
 
 
@@ -335,7 +335,7 @@ def test_forecast_is_stored_without_a_new_revision(store: Store, cells: Cells, t
     {"of": [0, 7, -1], "groups": [{"FLOPs": [1, 2]}, {"FLOPs": ["a", 1, 2]}, {"FLOPs": [1, 2, -1]}]},
 ])  # fmt: skip
 def test_forecast_of_an_invalid_option_is_none(junk: object) -> None:
-    result = stored.forecast_of({stored.OPTION: junk})
+    result = stored.forecast_from_options({stored.OPTION_KEY: junk})
     assert result is None or all(result.cell(position) == {} for position in range(-1, 9))
 
 

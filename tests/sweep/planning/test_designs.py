@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from atma_sweep.results.designs.design_option import design_of
+from atma_sweep.results.designs.design_option import design_from_options
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host.processes import this_process
-from atma_sweep.sweep.orchestrator.launch import LaunchRequest, claim
+from atma_sweep.sweep.orchestrator.launch import LaunchRequest, claim_sweep
 from atma_sweep.sweep.planning import difference
 from bench import Bench
 from factories import fingerprint
@@ -27,14 +27,14 @@ def test_design_remarks_on_previous_cells(write: Callable[..., Path], tmp_path: 
         lines = difference.describe_design(grid, cells, store)
         owner = this_process("launch")
         store.release_sweep(
-            "g", claim(LaunchRequest(grid=grid, cells=cells, runs=tmp_path, commit=("c", False)), store, owner)
+            "g", claim_sweep(LaunchRequest(grid=grid, cells=cells, runs=tmp_path, commit=("c", False)), store, owner)
         )
         return lines
 
     first = launch("design: {runs: 6}\n")
     assert len(first) >= 3
     assert first[0].startswith("design: 6 of 12 combinations, d-optimal; estimated: attn_type, memory, window")
-    stored = design_of(store.revision("g").options)
+    stored = design_from_options(store.revision("g").options)
     assert stored is not None
     assert (stored.runs, stored.method, len(stored.space.points)) == (6, "d-optimal", 12)
     assert launch("design: {runs: 9}\n")[-1] == "design: all 6 cells of the design launched before are among these 9"
@@ -42,7 +42,7 @@ def test_design_remarks_on_previous_cells(write: Callable[..., Path], tmp_path: 
     assert "of the 9 cells of the design launched before are not among these 10; they stay in the database" in second
     # the whole grid holds every design of it, and is no design
     assert launch("") == ["design: all 10 cells of the design launched before are among these 12"]
-    assert design_of(store.revision("g").options) is None
+    assert design_from_options(store.revision("g").options) is None
     assert launch("") == []
 
 

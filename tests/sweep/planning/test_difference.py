@@ -43,13 +43,13 @@ def launch(store: Store, grid: Grid, cells: Sequence[Cell]) -> None:
     pairs = sorted({pair for cell in cells for pair in requested(cell.config.eval)})
     store.record_revision(
         grid.name, grid_text=grid.document.text, grid_file="g.yaml",
-        options={"requested": [list(pair) for pair in pairs], "set": {}}, cells=[planner.record(cell) for cell in cells],
+        options={"requested": [list(pair) for pair in pairs], "set": {}}, cells=[planner.to_record(cell) for cell in cells],
     )  # fmt: skip
 
 
 def between(store: Store | None, grid: Grid, cells: Sequence[Cell]) -> GridDifference:
     states = store.states({cell.id for cell in cells}) if store is not None else {}
-    return difference.between(grid, planner.plan(cells, states), cells, store)
+    return difference.diff(grid, planner.plan(cells, states), cells, store)
 
 
 def counts(difference: GridDifference) -> dict[str, int]:
@@ -76,7 +76,10 @@ def test_difference_of_a_grid_never_launched(store: Store, read: Any) -> None:
             (),
             (),
         )
-        assert list(render.describe(difference, every=False)) == ["  new                   2", "never launched before"]
+        assert list(render.difference_lines(difference, list_all=False)) == [
+            "  new                   2",
+            "never launched before",
+        ]
 
 
 def test_difference_groups_cells_by_pending_action(store: Store, read: Any) -> None:
@@ -99,10 +102,10 @@ def test_difference_groups_cells_by_pending_action(store: Store, read: Any) -> N
     assert {cell.id for word, group in difference.groups.items() for cell in group if word != "excluded"} == {
         c.id for c in cells
     }
-    lines = list(render.describe(difference, every=False))
+    lines = list(render.difference_lines(difference, list_all=False))
     assert "  excluded              3  exclude[0] (attn_type: rope)" in lines
     assert "nothing changed since revision 1" in lines
-    assert any(cells[5].id in line for line in render.describe(difference, every=True))
+    assert any(cells[5].id in line for line in render.difference_lines(difference, list_all=True))
 
 
 def test_difference_names_the_first_matching_rule(read: Any) -> None:
@@ -158,7 +161,9 @@ def test_difference_changes_match_the_file(store: Store, read: Any, edit: tuple[
     )
     assert difference.inherited == []
     if "rope" in edit[1]:
-        assert "  axes.attn_type: [nope, polar] -> [nope, polar, rope]" in render.describe(difference, every=False)
+        assert "  axes.attn_type: [nope, polar] -> [nope, polar, rope]" in render.difference_lines(
+            difference, list_all=False
+        )
 
 
 def test_difference_lists_orphaned_cells(store: Store, read: Any) -> None:
@@ -175,7 +180,9 @@ def test_difference_reports_changes_of_a_base(store: Store, read: Any, write: Wr
     base.write_text(base.read_text().replace("tokens: 153_600", "tokens: 102_400"))
     difference = between(store, *read(FIRST))
     assert (difference.changes, difference.inherited) == ([], [("train.tokens", 153_600, 102_400)])
-    assert "  train.tokens (by a base or a default): 153600 -> 102400" in render.describe(difference, every=False)
+    assert "  train.tokens (by a base or a default): 153600 -> 102400" in render.difference_lines(
+        difference, list_all=False
+    )
 
 
 def test_difference_new_axis_names_the_former_level(store: Store, read: Any) -> None:

@@ -34,7 +34,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         requests.append(config.attn_type)
         return (50, 5) if narrow else (100, 10)
 
-    monkeypatch.setattr(checkpoint, "sizes", sizes)
+    monkeypatch.setattr(checkpoint, "state_bytes", sizes)
     return requests
 
 
@@ -44,8 +44,8 @@ def test_sums_over_cells_with_one_count_a_model(
 ) -> None:
     chosen = cells(f"{GRID}set:\n  checkpoint.keep: {keep}\n")
     usage = admission.disk_needed(chosen, tmp_path)
-    assert (usage.cells, usage.per_cell, usage.kept, usage.running) == (20, (each, each), 20 * each, 3 * 110)
-    assert (usage.place, usage.keep) == (str(tmp_path), (keep,))
+    assert (usage.cells, usage.per_cell, usage.retained, usage.running) == (20, (each, each), 20 * each, 3 * 110)
+    assert (usage.storage_root, usage.keep) == (str(tmp_path), (keep,))
     assert counted == ["polar", "nope"], "ten cells each share a model"
     assert usage.as_json() == {
         "disk_bytes_per_cell": each,
@@ -60,11 +60,11 @@ def test_disk_usage_of_a_gpu_cell_in_remote_storage(
 ) -> None:
     chosen = cells("set:\n  checkpoint.path: s3://bucket/x/\nresources: {gpus: 1}\n")
     usage = admission.disk_needed(chosen, tmp_path)
-    assert (usage.per_cell, usage.running, usage.free, usage.place) == ((50, 50), 3 * 55, None, "s3://bucket/x")
+    assert (usage.per_cell, usage.running, usage.free, usage.storage_root) == ((50, 50), 3 * 55, None, "s3://bucket/x")
     assert usage.describe()[0].endswith("a running cell; in s3://bucket/x")
     assert len(usage.describe()) == 1
     (relative,) = cells("set:\n  checkpoint.path: kept\n")
-    assert admission.disk_needed([relative], Path("/elsewhere")).place == str(tmp_path / "kept")
+    assert admission.disk_needed([relative], Path("/elsewhere")).storage_root == str(tmp_path / "kept")
 
 
 def make_usage(
@@ -75,7 +75,13 @@ def make_usage(
 ) -> DiskUsage:
     """Return the usage of 120 cells under /runs."""
     return DiskUsage(
-        cells=120, per_cell=per_cell, kept=retained, running=int(9.3 * GIB), free=free, place="/runs", keep=keep
+        cells=120,
+        per_cell=per_cell,
+        retained=retained,
+        running=int(9.3 * GIB),
+        free=free,
+        storage_root="/runs",
+        keep=keep,
     )
 
 
@@ -108,7 +114,7 @@ def test_disk_usage_warns_when_space_is_short() -> None:
 def test_disk_usage_without_cells(cells: Callable[..., list[Cell]], counted: list[str], tmp_path: Path) -> None:
     usage = admission.disk_needed([], tmp_path)
     assert usage.describe() == []
-    assert [usage.per_cell, usage.kept, usage.running, counted] == [(0, 0), 0, 0, []]
+    assert [usage.per_cell, usage.retained, usage.running, counted] == [(0, 0), 0, 0, []]
     plan = planner.plan(cells(), {})
     assert plan.disk is None
     assert len(display.describe_plan(plan, "g")) == 2

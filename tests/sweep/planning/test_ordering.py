@@ -14,7 +14,7 @@ from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell, cell_id
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.orchestrator import launch
-from atma_sweep.sweep.planning.ordering import costs, ordered, pairs_first
+from atma_sweep.sweep.planning.ordering import ordered, pairs_first, predicted_costs
 from atma_sweep.sweep.planning.planner import Task, plan
 from atma_sweep.sweep.training import flops
 from bench import Bench
@@ -146,7 +146,7 @@ def test_longest_order_by_flops_then_slug(cells: Callable[..., list[Cell]]) -> N
         "nope on 8192", "polar on 8192", "nope off 8192", "polar off 8192",
         "nope on 4096", "polar on 4096", "nope off 4096", "polar off 4096",
     ]  # fmt: skip
-    cost = costs(trainings(grid_cells), grid_cells, {})
+    cost = predicted_costs(trainings(grid_cells), grid_cells, {})
     for cell in grid_cells:
         per_token = flops.training_flops(cell.config.model, 128)
         assert cost[cell.id] == pytest.approx(cell.config.train.tokens * per_token)
@@ -159,7 +159,7 @@ def test_longest_order_prefers_measured_speed(cells: Callable[..., list[Cell]]) 
     slow, fast = of["polar", "off", "8192", 0], of["nope", "on", "8192", 0]
     states = {slow.id: state_of(slow, tokens_per_s=100.0), fast.id: state_of(fast, tokens_per_s=1000.0)}
     rest = [cell for cell in grid_cells if cell.id not in states]
-    cost = costs(trainings(rest), grid_cells, states)
+    cost = predicted_costs(trainings(rest), grid_cells, states)
     assert cost[of["polar", "off", "8192", 1].id] == pytest.approx(81.92)
     assert cost[of["nope", "on", "8192", 1].id] == pytest.approx(8.192)
     per_token = {cell.id: flops.training_flops(cell.config.model, 128) for cell in grid_cells}
@@ -177,7 +177,7 @@ def test_predicted_cost_of_resumed_and_evaluated_cells(cells: Callable[..., list
         polar.id: state_of(polar, "interrupted", step=120, steps_total=150),
     }
     tasks = [Task(rope, "evaluate", [("clean", 256), ("val", 0)], "needs-eval"), *trainings([nope, polar])]
-    cost = costs(tasks, grid_cells, states)
+    cost = predicted_costs(tasks, grid_cells, states)
     assert cost[nope.id] == pytest.approx(cost[polar.id] / 5)
     evaluation = rope.config.eval
     share = (256 * evaluation.documents + evaluation.validation_tokens) / (3 * rope.config.train.tokens)

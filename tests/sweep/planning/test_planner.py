@@ -11,7 +11,7 @@ from atma_sweep.results.store.records import CellState
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import Grid, load_grid
-from atma_sweep.sweep.planning.planner import plan, record, select
+from atma_sweep.sweep.planning.planner import plan, select, to_record
 from factories import state_of
 
 AXES = """name: g
@@ -90,13 +90,13 @@ STANDINGS: dict[str, tuple[dict[str, Any] | None, list[tuple[str, str]]]] = {
 def test_plan_action_for_each_standing(cell: Cell, word: str, retrain: bool) -> None:
     has, does = STANDINGS[word]
     states = {} if has is None else {cell.id: make_state(cell, **has)}
-    result = plan([cell], states, retrain=retrain, left_out=4)
+    result = plan([cell], states, retrain=retrain, num_filtered_out=4)
     assert result.standings == {cell.id: word}
     assert result.counts == {word: 1}
-    assert result.left_out == 4
+    assert result.num_filtered_out == 4
     assert [task.kind for task in result.tasks] == [kind for kind, when in does if retrain or when == "always"]
     for task in result.tasks:
-        assert (task.cell, task.why) == (cell, word)
+        assert (task.cell, task.standing) == (cell, word)
         evaluates = task.kind == "evaluate"
         assert task.missing == ([("junk", 256)] if evaluates else WANTED)
         assert (task.weights, task.parent_id) == (("a/w.safetensors", 7) if evaluates else (None, None))
@@ -122,7 +122,7 @@ def test_plan_keeps_grid_order_and_ignores_extra_cells(grid: Grid, fake_fingerpr
 
 
 def test_cell_record(cell: Cell) -> None:
-    row = record(cell)
+    row = to_record(cell)
     assert (row.id, row.slug, row.seed, row.tokens) == (cell.id, cell.slug, 0, 153_600)
     assert row.levels == {
         "attn_type": "polar",
@@ -137,4 +137,4 @@ def test_cell_record(cell: Cell) -> None:
 
 def test_cell_record_counts_tokens_of_full_steps(cells: Callable[..., list[Cell]]) -> None:
     (odd,) = cells("set:\n  train.tokens: 2_500\n")
-    assert (odd.config.train.steps, record(odd).tokens) == (2, 2048)
+    assert (odd.config.train.steps, to_record(odd).tokens) == (2, 2048)

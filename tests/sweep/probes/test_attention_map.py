@@ -12,7 +12,7 @@ import pytest
 import torch
 from atma_sweep.model.bases import Mixer
 from atma_sweep.model.registry import MIXERS, register_mixer
-from atma_sweep.sweep.probes.subject import CellSubject, measure, observe_evaluations
+from atma_sweep.sweep.probes.subject import CellSubject, observe_evaluations, run_probe
 from registries import EVERY_MIXER
 from torch import Tensor
 from torch.nn import functional
@@ -25,7 +25,7 @@ NORMED = ("polar", "diff")
 
 def maps_of(who: CellSubject) -> tuple[dict[str, Any], dict[tuple[int, int], np.ndarray]]:
     """Return the measurements, and the map in the examples by layer and head."""
-    ((numbers, examples),) = measure("attention_map", who, (0,))
+    ((numbers, examples),) = run_probe("attention_map", who, (0,))
     maps: dict[tuple[int, int], np.ndarray] = {}
     for example in examples:
         detail = json.loads(json.dumps(example.detail))

@@ -10,7 +10,7 @@ import torch
 from atma_sweep.kernels.attention.softmax import op as softmax
 from atma_sweep.model.backbone import build
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.sweep.probes.subject import measure
+from atma_sweep.sweep.probes.subject import run_probe
 from registries import EVERY_MIXER, PAIRS
 from tiers import every_nth, long_form, shared_out
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -27,7 +27,7 @@ def numbers(who: Any, lengths: tuple[int, ...] = (16, 45)) -> dict[tuple[Any, ..
     """Return every measurement and example of these probes."""
     values = {}
     for probe in PROBES:
-        for measured, examples in measure(probe, who, (0,) if probe == "val" else lengths):
+        for measured, examples in run_probe(probe, who, (0,) if probe == "val" else lengths):
             values |= {("mean", m.probe, m.metric, m.length): m.value for m in measured}
             values |= {("one", e.probe, e.metric, e.length, e.item, e.position): e.value for e in examples}
     return values
@@ -122,7 +122,7 @@ def test_probe_memory_grows_with_chunk_not_square(
     def largest(probe: str, chunk: int) -> int:
         who = subject(model, chunk_tokens=chunk, **sizes)
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION] if fused else [SDPBackend.MATH]), Largest() as watch:
-            ((measured, _),) = measure(probe, who, [length])
+            ((measured, _),) = run_probe(probe, who, [length])
         assert measured[0].value is not None
         return watch.elements
 
@@ -162,7 +162,7 @@ def test_cuda_probe_memory_does_not_grow_with_square(
     who = replace(subject(model, lengths=(16_384,), length=16_500, chunk_tokens=512), device=CUDA)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    ((measured, _),) = measure("clean", who, [16_384])
+    ((measured, _),) = run_probe("clean", who, [16_384])
     assert measured[0].value is not None
     peak = torch.cuda.max_memory_allocated() - before
     print(f"{attn_type} {memory} {dtype}: {peak / GIB:.3f} GiB")
@@ -182,7 +182,7 @@ def test_row_of_65536_tokens_of_370m_network_fits_24_gb(subject: Any, attn_type:
         for probe in ("clean", "junk", "needle"):
             who = subject(model, length=65_600, **settings)
             torch.cuda.reset_peak_memory_stats()
-            ((measured, _),) = measure(probe, replace(who, device=CUDA), [65_536])
+            ((measured, _),) = run_probe(probe, replace(who, device=CUDA), [65_536])
             peak = torch.cuda.max_memory_allocated()
             print(f"{attn_type} {memory} {probe}: {peak / 1e9:.2f} GB, kernels {model.kernel_paths()}")
             assert measured[0].value is not None

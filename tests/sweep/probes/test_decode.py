@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from atma_sweep.sweep.probes.subject import measure
+from atma_sweep.sweep.probes.subject import run_probe
 
 
 @pytest.mark.thorough
@@ -15,7 +15,7 @@ from atma_sweep.sweep.probes.subject import measure
 def test_decode_counts_cache_bytes_exactly(network: Any, subject: Callable[..., Any], memory: str) -> None:
     model = network(awake=True, vocab_size=264, attn_type="polar", memory=memory).eval()
     who = subject(model, settings={"decode": {"texts": 3, "steps": 2}})
-    measured = {(m.metric, m.length): m for measurements, _ in measure("decode", who, (16, 32)) for m in measurements}
+    measured = {(m.metric, m.length): m for measurements, _ in run_probe("decode", who, (16, 32)) for m in measurements}
     config = model.config
     of_token = 2 * 4 * config.n_kv_heads * config.head_dim * sum(map(config.is_global, range(config.n_layers)))
     cache_bytes = {length: measured["cache_bytes", length].value for length in (16, 32)}
@@ -35,5 +35,5 @@ def test_decode_counts_cache_bytes_exactly(network: Any, subject: Callable[..., 
 @pytest.mark.thorough
 def test_decode_of_network_without_step_has_reason(network: Any, subject: Callable[..., Any]) -> None:
     who = subject(network(awake=True, vocab_size=264, attn_type="path").eval())
-    ((measurements, _),) = measure("decode", replace(who), (16,))
+    ((measurements, _),) = run_probe("decode", replace(who), (16,))
     assert {m.reason for m in measurements} == {"n/a: mixer PaTH has no form for one token at a time"}

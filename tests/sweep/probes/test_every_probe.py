@@ -17,7 +17,7 @@ from atma_sweep.sweep.config import CellConfig, DataConfig
 from atma_sweep.sweep.data.known.mqar import VALUES
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import PROBES, Metric, Probe, ProbeConfig, bound, register_probe
-from atma_sweep.sweep.probes.subject import CellSubject, evaluating, measure
+from atma_sweep.sweep.probes.subject import CellSubject, evaluating, run_probe
 
 EVERY = list(PROBES)
 OVER_LENGTHS = [name for name in EVERY if PROBES.load(name).by_length]
@@ -72,7 +72,7 @@ def numbers(
 ) -> dict[tuple[Any, ...], float]:
     """Return every measurement and example of a probe that does not depend on the clock."""
     values: dict[tuple[Any, ...], float] = {}
-    for measured, examples in measure(name, cell_subject, lengths or lengths_of(name)):
+    for measured, examples in run_probe(name, cell_subject, lengths or lengths_of(name)):
         values |= {("mean", m.metric, m.length): m.value for m in measured if m.metric not in BY_THE_CLOCK}
         values |= {("one", e.metric, e.length, e.item, e.position): e.value for e in examples}
     return values
@@ -87,7 +87,9 @@ def test_probe_describes_its_metrics(name: str) -> None:
     for metric in probe.metrics:
         assert metric.words
         assert metric.unit
-        assert metrics.known(name, metric.name) in (None, metric), "what a report knows without the probe is the same"
+        assert metrics.builtin_metric(name, metric.name) in (None, metric), (
+            "what a report knows without the probe is the same"
+        )
     assert [
         metric.chance for metric in probe.metrics if metric.chance is not None and metric.unit == "nats/token"
     ] == []
@@ -112,7 +114,7 @@ def test_probe_tokens_are_positive_and_monotonic(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_probe_yields_declared_metrics_alone(name: str, able: Callable[..., CellSubject]) -> None:
     cell_subject, lengths = able(name), lengths_of(name)
-    results = list(measure(name, cell_subject, lengths))
+    results = list(run_probe(name, cell_subject, lengths))
     units = {metric.name: metric.unit for metric in PROBES.load(name).metrics}
     metric_names = {measured.metric for measurements, _ in results for measured in measurements}
     for (measurements, examples), length in zip(results, lengths, strict=True):
@@ -135,7 +137,7 @@ def test_probe_leaves_network_unchanged(name: str, training: bool, able: Callabl
     with torch.no_grad():
         logits = model(tokens)
     with evaluating(model):
-        list(measure(name, cell_subject, lengths_of(name)))
+        list(run_probe(name, cell_subject, lengths_of(name)))
     assert {module.training for module in model.modules()} == {training}
     assert model.config.model_dump() == config
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
@@ -165,7 +167,7 @@ UNTRAINED = {"nats/token": math.log(264), "nats/digit": math.log(264), "perplexi
     "name", ["val", "clean", "junk", "needle", "same_tail", "position_nll", "extrapolation", "passkey"]
 )
 def test_probe_of_untrained_network_is_at_chance(name: str, able: Callable[..., CellSubject]) -> None:
-    measurements = [m for measured, _ in measure(name, able(name, awake=False), lengths_of(name)) for m in measured]
+    measurements = [m for measured, _ in run_probe(name, able(name, awake=False), lengths_of(name)) for m in measured]
     of = {
         m: UNTRAINED.get(m.metric, UNTRAINED.get(str(m.unit))) for m in measurements if m.metric != "constant_accuracy"
     }
@@ -189,7 +191,7 @@ def test_best_constant_digit_scores_chance(
     scored, levels = [], set()
     for digit in "0123456789":
         who = subject(rule(always(ord(digit))), **settings)
-        for measured, _ in measure(name, who, [120, 150]):
+        for measured, _ in run_probe(name, who, [120, 150]):
             values = {m.metric: m.value for m in measured}
             scored.append(values["digit_accuracy"])
             levels.add(values["constant_accuracy"])
@@ -212,7 +214,7 @@ def test_constant_answers_score_chance_on_average(
         who = subject(rule(always(answer), 1024), settings=small)
         config = who.config.model_copy(update={"data": DataConfig(settings=task)})
         who = replace(who, config=config, tokenizer=load_tokenizer(TOKENS.get(name, "bytes")))
-        ((measured, _),) = measure(name, who, [0])
+        ((measured, _),) = run_probe(name, who, [0])
         scored.append([m.value for m in measured if m.metric in metrics])
     probe = bound(name, config)
     assert np.mean(scored, 0).tolist() == pytest.approx([probe.chance(probe.metric(metric)) for metric in metrics])
@@ -229,7 +231,7 @@ def test_probe_longest_length_is_exact(name: str, settings: dict[str, int], who:
     assert probe.lack(cell_subject.corpus, limit - 1) is None
     assert probe.lack(cell_subject.corpus, limit + 1) is not None
     reasons: dict[int, str | None] = {}
-    for measured, _ in measure(name, cell_subject, [limit, limit + 1]):
+    for measured, _ in run_probe(name, cell_subject, [limit, limit + 1]):
         reasons |= {measurement.length: measurement.reason for measurement in measured}
     assert reasons[limit] is None
     assert reasons[limit + 1] is not None
@@ -279,7 +281,7 @@ def test_probe_gives_reason_if_not_measurable(
     changes = {"validation_tokens": 26 if name == "gates" else 300, "settings": {name: settings}}
     who = subject(network(vocab_size=264, **model).eval(), validation=validation, **changes)
     assert model is not SHORT or who.beyond(30) is None
-    ((missing, examples),) = measure(name, who, [length])
+    ((missing, examples),) = run_probe(name, who, [length])
     metrics = PROBES.load(name).metrics[: None if name in ALL_MISSING else 1]
     expected = [(metric.name, length, None, 0, reason) for metric in metrics]
     assert [(m.metric, m.length, m.value, m.n, m.reason) for m in missing] == expected

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from atma_sweep.sweep.probes.subject import CellSubject, measure
+from atma_sweep.sweep.probes.subject import CellSubject, run_probe
 
 Make = Callable[..., CellSubject]
 
@@ -27,7 +27,7 @@ def test_extrapolation_matches_loop_over_windows(length: int, network: Any, subj
         losses += torch.nn.functional.cross_entropy(
             logits, torch.from_numpy(text[start + 1 : stop + 1]), reduction="none"
         ).tolist()
-    (((perplexity, nats), examples),) = measure("extrapolation", who, [length])
+    (((perplexity, nats), examples),) = run_probe("extrapolation", who, [length])
     assert (nats.value, nats.n) == (pytest.approx(np.mean(losses), abs=1e-9), 100)
     assert (perplexity.value, perplexity.n) == (pytest.approx(math.exp(np.mean(losses))), 100)
     pieces = np.array_split(np.array(losses), 64)
@@ -38,7 +38,7 @@ def test_extrapolation_matches_loop_over_windows(length: int, network: Any, subj
 def test_extrapolation_has_same_targets_at_every_length(rule: Any, subject: Make) -> None:
     model = rule(lambda row: np.zeros(len(row), int))
     who = subject(model)
-    results = list(measure("extrapolation", who, [16, 32, 64]))
+    results = list(run_probe("extrapolation", who, [16, 32, 64]))
     # 300 tokens are 23 rows of 13
     assert {m.n for measured, _ in results for m in measured} == {299}
     targets = [t for targets in model.targets for t in targets.flatten().tolist()]
@@ -49,5 +49,5 @@ def test_extrapolation_has_same_targets_at_every_length(rule: Any, subject: Make
 
 def test_extrapolation_at_training_length_is_val_loss(network: Any, subject: Make) -> None:
     who = subject(network(awake=True, vocab_size=264, window=True).eval())
-    ((_, full), _), ((_, nats), _) = next(measure("val", who, [0])), next(measure("extrapolation", who, [13]))
+    ((_, full), _), ((_, nats), _) = next(run_probe("val", who, [0])), next(run_probe("extrapolation", who, [13]))
     assert (full.metric, nats.value, nats.n) == ("val_loss_full", pytest.approx(full.value, abs=1e-12), full.n)

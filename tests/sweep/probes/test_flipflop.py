@@ -14,7 +14,7 @@ from atma_sweep.sweep.config import CellConfig, DataConfig, EvalConfig
 from atma_sweep.sweep.data.known.flipflop import FlipFlopRows, coin_flip_accuracy
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import bound
-from atma_sweep.sweep.probes.subject import CellSubject, measure
+from atma_sweep.sweep.probes.subject import CellSubject, run_probe
 
 SMALL = {"iid": 60, "sparse": 80, "dense": 40, "length": 32}
 SHARES = {"iid": 0.8, "sparse": 0.98, "dense": 0.1}
@@ -55,7 +55,7 @@ def make_subject(rule: Any, subject: Callable[..., CellSubject]) -> Callable[...
 
 
 def numbers(who: CellSubject) -> dict[str, Any]:
-    ((measured, _),) = measure("flipflop", who, [0])
+    ((measured, _),) = run_probe("flipflop", who, [0])
     return {measurement.metric: measurement for measurement in measured}
 
 
@@ -90,17 +90,17 @@ def test_flipflop_of_copier_matches_manual_count(make_subject: Callable[..., Cel
 
 
 def test_flipflop_examples_are_first_sequences(make_subject: Callable[..., CellSubject]) -> None:
-    ((_, examples),) = measure("flipflop", make_subject(copy, items=7), [0])
+    ((_, examples),) = run_probe("flipflop", make_subject(copy, items=7), [0])
     assert [(example.metric, example.item) for example in examples] == [
         (f"exact_{split}", item) for split in SPLITS for item in range(7)
     ]
-    ((_, every),) = measure("flipflop", make_subject(copy, items=1000), [0])
+    ((_, every),) = run_probe("flipflop", make_subject(copy, items=1000), [0])
     assert [example for example in every if example.item < 7] == examples
     assert (
         np.mean([example.value for example in every if example.metric == "exact_dense"])
         == numbers(make_subject(copy))["exact_dense"].value
     )
-    ((_, none),) = measure("flipflop", make_subject(copy, items=0), [0])
+    ((_, none),) = run_probe("flipflop", make_subject(copy, items=0), [0])
     assert none == []
 
 
@@ -134,7 +134,7 @@ def test_flipflop_with_unsuitable_tokenizer_has_reason(make_subject: Callable[..
         def encode(self, text: str) -> Any:
             return super().encode(text + " ")
 
-    ((measured, _),) = measure("flipflop", replace(make_subject(copy), tokenizer=WordTokenizer()), [0])
+    ((measured, _),) = run_probe("flipflop", replace(make_subject(copy), tokenizer=WordTokenizer()), [0])
     assert [measurement.reason for measurement in measured] == [
         "n/a: tokenizer words has no token for each of the letters w r i 0 1"
     ]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.sweep.data.batches import stream_rows
-from atma_sweep.sweep.probes.subject import CellSubject, measure
+from atma_sweep.sweep.probes.subject import CellSubject, run_probe
 from torch.nn import functional
 
 Make = Callable[..., CellSubject]
@@ -16,7 +16,7 @@ ROWS, LENGTH = 5, 13
 
 
 def measure_gates(who: CellSubject) -> tuple[dict[str, Any], dict[tuple[str, int, int], float]]:
-    ((numbers, examples),) = measure("gates", who, (0,))
+    ((numbers, examples),) = run_probe("gates", who, (0,))
     return {m.metric: m for m in numbers}, {(e.metric, e.item, e.position): e.value for e in examples}
 
 

@@ -21,7 +21,7 @@ from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import bound
 from atma_sweep.sweep.probes.diagnostics.memory_recall import recall_capacity
 from atma_sweep.sweep.probes.diagnostics.memory_state import average_rates, is_nearest, is_recalled, memories_of
-from atma_sweep.sweep.probes.subject import CellSubject, measure
+from atma_sweep.sweep.probes.subject import CellSubject, run_probe
 from scipy.stats import binom
 from torch import Tensor
 
@@ -134,7 +134,7 @@ class TestTheProbe:
     def test_memory_recall_of_every_memory(self, name: str, network: Any, subject: Make) -> None:
         model = network(awake=True, vocab_size=264, memory=name).eval()
         who = subject(model, settings={PROBE: {"pairs": [2, 6], "draws": 5, "rows": 3, "text": 4}})
-        ((measured, examples),) = measure(PROBE, who, [0])
+        ((measured, examples),) = run_probe(PROBE, who, [0])
         numbers = {measurement.metric: measurement.value for measurement in measured}
         heads = model.config.n_heads
         mine = [example for example in examples if example.metric == "share"]
@@ -168,14 +168,14 @@ class TestTheProbe:
             register_memory("mute")(type("Mute", (MEMORIES.load("gated_delta"),), {"answer": None}))
             reasons = {"none": "n/a: the network has no memory", "mute": "n/a: memory mute defines no answer"}
             for memory, reason in reasons.items():
-                ((measured, _),) = measure(
+                ((measured, _),) = run_probe(
                     PROBE, subject(network(vocab_size=264, memory=memory).eval(), **options), [0]
                 )
                 assert [measurement.reason for measurement in measured] == [reason, reason, None, None, None]
 
     def test_memory_recall_with_short_text_has_reason(self, network: Any, subject: Make) -> None:
         who = subject(network(vocab_size=264, memory="kda").eval(), settings={PROBE: {"pairs": [8], "text": 60}})
-        ((measured, examples),) = measure(PROBE, who, [0])
+        ((measured, examples),) = run_probe(PROBE, who, [0])
         assert examples == []
         assert {measurement.reason for measurement in measured} == {
             "too-short: the validation split holds 53 of 60 rows of 13 tokens",
@@ -207,7 +207,7 @@ class TestInContext:
         model = rule(predict, 1024)
         model.blocks = ()
         who = self.of_mqar(model, subject) if mqar else subject(model, settings={PROBE: self.SETTINGS})
-        ((measured, examples),) = measure(PROBE, who, [0])
+        ((measured, examples),) = run_probe(PROBE, who, [0])
         measured_by_metric = {measurement.metric: measurement for measurement in measured}
         return measured_by_metric, [example for example in examples if example.metric == "context_share"], (model, who)
 
@@ -259,7 +259,7 @@ class TestInContext:
 
     def test_recall_of_network_with_few_positions_has_reason(self, network: Any, subject: Make) -> None:
         model = network(vocab_size=264, positions="ape", position_settings={"ape": {"length": 20}}).eval()
-        ((measured, _),) = measure(PROBE, subject(model, settings={PROBE: self.SETTINGS}), [0])
+        ((measured, _),) = run_probe(PROBE, subject(model, settings={PROBE: self.SETTINGS}), [0])
         assert {measurement.reason for measurement in measured[2:]} == {
             "n/a: positions ape has 20 places, fewer than 24 tokens"
         }
@@ -267,6 +267,6 @@ class TestInContext:
     def test_memory_recall_stops_at_number_of_keys(self, rule: Any, subject: Make) -> None:
         model = rule(looks_up, 1024)
         model.blocks = ()
-        ((measured, examples),) = measure(PROBE, self.of_mqar(model, subject, keys=4), [0])
+        ((measured, examples),) = run_probe(PROBE, self.of_mqar(model, subject, keys=4), [0])
         assert {e.detail["pairs"] for e in examples} == {2, 4}
         assert {measurement.metric: measurement.value for measurement in measured}["context_pairs"] == 4

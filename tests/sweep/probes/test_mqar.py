@@ -13,7 +13,7 @@ from atma_sweep.sweep.config import CellConfig, DataConfig
 from atma_sweep.sweep.data.known.mqar import MqarConfig, MqarRows
 from atma_sweep.sweep.data.tokenizer import RecallTokenizer, load_tokenizer
 from atma_sweep.sweep.probes import bound
-from atma_sweep.sweep.probes.subject import CellSubject, measure
+from atma_sweep.sweep.probes.subject import CellSubject, run_probe
 
 TASK = {"length": 24, "pairs": 4, "keys": 6, "values": 5, "gap": 1.0}
 ROWS = 70
@@ -59,7 +59,7 @@ def make_subject(rule: Any, subject: Callable[..., CellSubject]) -> Callable[...
 
 
 def numbers(who: CellSubject) -> dict[str, Any]:
-    ((measured, _),) = measure("mqar", who, [0])
+    ((measured, _),) = run_probe("mqar", who, [0])
     return {measurement.metric: measurement for measurement in measured}
 
 
@@ -96,7 +96,7 @@ def test_mqar_of_newest_value_matches_manual_count(make_subject: Callable[..., C
 
 
 def test_mqar_examples_are_first_rows(make_subject: Callable[..., CellSubject]) -> None:
-    (_, items), (_, every) = (next(measure("mqar", make_subject(newest, items=count), [0])) for count in (7, ROWS))
+    (_, items), (_, every) = (next(run_probe("mqar", make_subject(newest, items=count), [0])) for count in (7, ROWS))
     assert [(example.metric, example.item) for example in items] == [("accuracy", item) for item in range(7)]
     assert items == every[:7]
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
-from atma_sweep.sweep.probes.needle import NeedleConfig, NeedleTrial, build_prompt, trials
-from atma_sweep.sweep.probes.subject import measure
+from atma_sweep.sweep.probes.needle import NeedleConfig, NeedleTrial, build_prompt, make_trials
+from atma_sweep.sweep.probes.subject import run_probe
 from statsmodels.stats.proportion import proportion_confint
 
 EOT = 256
@@ -25,7 +25,7 @@ HAY = np.concatenate([[EOT], np.arange(100) % 26 + 97]).astype(np.uint16)
 
 
 def test_needle_trials_are_published_ones() -> None:
-    cast = trials(NeedleConfig())
+    cast = make_trials(NeedleConfig())
     assert len(cast) == 16
     assert cast[0] == TRIAL
     assert (TRIAL.cue, TRIAL.value) == (" The access code for record 8394266 is", " 1 0 1 9 0")
@@ -35,11 +35,11 @@ def test_needle_trials_are_published_ones() -> None:
 
 
 def test_needle_trials_depend_on_settings_alone() -> None:
-    assert trials(NeedleConfig(trials=3)) == trials(NeedleConfig())[:3]
-    assert trials(NeedleConfig(seed=5)) != trials(NeedleConfig())
-    assert [len(t.digits) for t in trials(NeedleConfig(digits=2, trials=2))] == [2, 2]
+    assert make_trials(NeedleConfig(trials=3)) == make_trials(NeedleConfig())[:3]
+    assert make_trials(NeedleConfig(seed=5)) != make_trials(NeedleConfig())
+    assert [len(t.digits) for t in make_trials(NeedleConfig(digits=2, trials=2))] == [2, 2]
     torch.manual_seed(0)
-    assert trials(NeedleConfig())[0] == TRIAL
+    assert make_trials(NeedleConfig())[0] == TRIAL
 
 
 @pytest.mark.parametrize("gap", [0, 1, 37, 101])
@@ -76,7 +76,7 @@ def test_layout_without_the_needle_is_as_long() -> None:
 
 
 def test_needle_layout_in_byte_pairs(pairs: Any) -> None:
-    for trial in trials(NeedleConfig()):
+    for trial in make_trials(NeedleConfig()):
         cue, value = pairs.encode(trial.cue), pairs.encode(trial.value)
         assert len(cue) < len(trial.cue.encode())
         assert len(value) == 5
@@ -120,7 +120,7 @@ def values(results: Any) -> dict[tuple[str, int], Any]:
 
 def test_needle_of_copying_oracle_is_perfect(rule: Any, subject: Any) -> None:
     model = rule(copier())
-    measured = values(measure("needle", subject(model, needle_trials=8), [16, 32, 64]))
+    measured = values(run_probe("needle", subject(model, needle_trials=8), [16, 32, 64]))
     for length in (16, 32, 64):
         digits, exact = measured["digit_accuracy", length], measured["exact_accuracy", length]
         assert (digits.value, digits.n, exact.value, exact.n) == (1.0, 40, 1.0, 8)
@@ -144,7 +144,7 @@ def test_needle_bigrams_suffice_for_first_trial(pairs: Any) -> None:
 
 def test_needle_of_short_reach_oracle_is_chance(rule: Any, subject: Any) -> None:
     reach = 100
-    measured = values(measure("needle", subject(rule(copier(reach, least=6)), needle_trials=40), [16, 32, 64]))
+    measured = values(run_probe("needle", subject(rule(copier(reach, least=6)), needle_trials=40), [16, 32, 64]))
     pair = len(TRIAL.cue) + len(TRIAL.value)
     for length in (16, 32, 64):
         digits = measured["digit_accuracy", length]
@@ -160,7 +160,7 @@ def test_needle_of_short_reach_oracle_is_chance(rule: Any, subject: Any) -> None
 def test_needle_answers_match_network_logits(network: Any, subject: Any) -> None:
     model = network(awake=True, vocab_size=264, dtype=torch.float64, window=True).eval()
     who = subject(model)
-    cast = trials(NeedleConfig(trials=6))
+    cast = make_trials(NeedleConfig(trials=6))
     losses, hits = [], []
     for index, trial in enumerate(cast):
         prompt = build_prompt(trial, who.corpus.heldout[index % 3], 16, who.tokenizer)
@@ -169,7 +169,7 @@ def test_needle_answers_match_network_logits(network: Any, subject: Any) -> None
         for at in prompt.scored.tolist():
             losses.append(-logits[at - 1, tokens[0, at]].item())
             hits.append(float(logits[at - 1].argmax() == tokens[0, at]))
-    measured = values(measure("needle", who, [16]))
+    measured = values(run_probe("needle", who, [16]))
     assert measured["nats", 16].value == pytest.approx(np.mean(losses), abs=1e-6)
     assert measured["digit_accuracy", 16].value == pytest.approx(np.mean(hits), abs=1e-12)
 
@@ -180,7 +180,7 @@ def test_needle_answers_match_network_logits(network: Any, subject: Any) -> None
 def test_measurements_and_examples(rule: Any, subject: Any) -> None:
     half = copier(100, least=6)
     who = subject(rule(half), needle_trials=7)
-    results = list(measure("needle", who, [16, 64]))
+    results = list(run_probe("needle", who, [16, 64]))
     assert [[m.metric for m in measured] for measured, _ in results] == [
         [*SCORED, "absent_nats", "constant_accuracy"], [*SCORED, "constant_accuracy"],
     ]  # fmt: skip
@@ -199,7 +199,7 @@ def test_measurements_and_examples(rule: Any, subject: Any) -> None:
 def test_needle_haystacks_rotate_heldout_documents(rule: Any, subject: Any) -> None:
     model = rule(copier())
     who = subject(model, held=5, needle_trials=5)
-    list(measure("needle", who, [32]))
+    list(run_probe("needle", who, [32]))
     (seen,) = model.seen
     pair = len(TRIAL.cue) + len(TRIAL.value)
     for row, index in enumerate((0, 1, 2, 0, 1)):
@@ -211,7 +211,7 @@ def test_needle_with_few_documents_has_reason(rule: Any, subject: Any) -> None:
     """Documents of 63 to 65 tokens suffice for gaps of 16 and 63, but not for 64."""
     model = rule(copier())
     who = subject(model, held=3, length=63)
-    (short, short_examples), (exact, _), (long, none) = measure("needle", who, [16, 63, 64])
+    (short, short_examples), (exact, _), (long, none) = run_probe("needle", who, [16, 63, 64])
     assert all(m.value == 1.0 for m in (*short[:2], *exact[:2]))
     assert (len(short), len(short_examples), len(exact)) == (5, 60, 4)
     (only,) = long
@@ -224,7 +224,7 @@ def test_absent_nats_needs_longer_documents(rule: Any, subject: Any) -> None:
     """The haystack replaces the 48 tokens of the needle: the gap has its number, the reference a reason."""
     pair = len(TRIAL.cue) + len(TRIAL.value)
     for length, reason in ((16 + pair, None), (15 + pair, "too-few-docs: 2 of 3 held-out documents have 64 tokens")):
-        ((measured, examples),) = measure("needle", subject(rule(copier()), held=3, length=length), [16])
+        ((measured, examples),) = run_probe("needle", subject(rule(copier()), held=3, length=length), [16])
         assert [m.metric for m in measured] == [*SCORED, "absent_nats", "constant_accuracy"]
         assert (measured[0].value, len(examples)) == (1.0, 60)
         assert measured[3].reason == reason
@@ -235,7 +235,7 @@ def test_absent_nats_needs_longer_documents(rule: Any, subject: Any) -> None:
 def test_needle_length_added_later_changes_nothing(network: Any, subject: Any) -> None:
     """With documents of 200 tokens and more a length of 4096 has a reason, and the others stay the same."""
     model = network(awake=True, vocab_size=264).eval()
-    before = list(measure("needle", subject(model, length=200), [16, 64]))
-    after = list(measure("needle", subject(model, length=200, lengths=(16, 32, 64, 4096)), [16, 64, 4096]))
+    before = list(run_probe("needle", subject(model, length=200), [16, 64]))
+    after = list(run_probe("needle", subject(model, length=200, lengths=(16, 32, 64, 4096)), [16, 64, 4096]))
     assert after[:2] == before
     assert after[2][0][0].reason == "too-few-docs: 0 of 3 held-out documents have 4096 tokens"

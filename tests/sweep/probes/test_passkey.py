@@ -13,7 +13,7 @@ from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import bound
 from atma_sweep.sweep.probes.needle import NeedleTrial
 from atma_sweep.sweep.probes.passkey import GRASS, MAGIC_NAMES, PasskeyConfig, build_prompt, make_hidden_values
-from atma_sweep.sweep.probes.subject import CellSubject, measure
+from atma_sweep.sweep.probes.subject import CellSubject, run_probe
 from pydantic import ValidationError
 from statsmodels.stats.proportion import proportion_confint
 
@@ -71,7 +71,7 @@ def recall(reach: int) -> Callable[[np.ndarray], np.ndarray]:
 def test_passkey_of_short_reach_oracle_recalls_deep_values(rule: Any, subject: Make) -> None:
     settings = {"depths": [0, 0.5, 1], "trials": 4, "digits": 3}
     who = subject(rule(recall(150)), settings={"passkey": settings}, documents=2)
-    (numbers, examples), *_ = measure("passkey", who, [300])
+    (numbers, examples), *_ = run_probe("passkey", who, [300])
     cast = make_hidden_values(PasskeyConfig(**settings))
     digits = [digit for trial in cast for digit in trial.digits]
     guess = digits.count(3) / len(digits)
@@ -104,7 +104,7 @@ def test_passkey_text_is_document_or_sentences(rule: Any, subject: Make) -> None
         model = rule(recall(0))
         settings = {"depths": [1.0], "trials": 3, "filler": filler}
         who = subject(model, documents=2, settings={"passkey": settings})
-        list(measure("passkey", who, [200]))
+        list(run_probe("passkey", who, [200]))
         rows = torch.cat(model.seen).numpy()
         assert rows.shape == (3, 200)
         assert all(model.full)
@@ -124,7 +124,7 @@ def test_passkey_sentences_fit_any_length(subject: Make, network: Any) -> None:
     )
     probe = bound("passkey", who.config)
     assert (probe.longest(who.corpus), probe.lack(who.corpus, 10**6)) == (None, None)
-    ((numbers, _),) = measure("passkey", who, [400])
+    ((numbers, _),) = run_probe("passkey", who, [400])
     assert numbers[0].value is not None
 
 

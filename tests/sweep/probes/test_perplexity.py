@@ -13,7 +13,7 @@ from atma_sweep.sweep.config import CellConfig, EvalConfig
 from atma_sweep.sweep.data.batches import DataError
 from atma_sweep.sweep.probes import bound, requested, with_settings
 from atma_sweep.sweep.probes.perplexity import SameTailConfig, stream_loss
-from atma_sweep.sweep.probes.subject import evaluating, measure
+from atma_sweep.sweep.probes.subject import evaluating, run_probe
 from torch import Tensor
 
 Rows = list[Tensor]
@@ -41,7 +41,7 @@ def reference(model: Any, rows: np.ndarray, *, full: bool = True) -> float:
 
 def test_clean_reads_prefixes_of_first_documents(silent: Any, subject: Any) -> None:
     who = subject(silent)
-    list(measure("clean", who, [16, 32, 64]))
+    list(run_probe("clean", who, [16, 32, 64]))
     assert [tuple(seen.shape) for seen in silent.seen] == [(3, 16), (3, 32), (3, 64)]
     for length, inputs, targets in zip((16, 32, 64), silent.seen, silent.targets, strict=True):
         for row in range(3):
@@ -57,7 +57,7 @@ def test_clean_reads_prefixes_of_first_documents(silent: Any, subject: Any) -> N
 def test_clean_documents_do_not_depend_on_lengths(silent: Any, subject: Any, lengths: Any) -> None:
     """Documents have 63 to 67 tokens, so two of the first three lack the 65 tokens for a length of 64."""
     who = subject(silent, held=5, length=63, lengths=lengths)
-    ((measured, examples),) = measure("clean", who, [16])
+    ((measured, examples),) = run_probe("clean", who, [16])
     assert [row.tolist() for row in silent.seen[0]] == [who.corpus.heldout[i][:16].tolist() for i in (0, 1, 2)]
     assert (len(examples), measured[0].n) == (3, 48)
 
@@ -65,7 +65,7 @@ def test_clean_documents_do_not_depend_on_lengths(silent: Any, subject: Any, len
 def test_clean_is_mean_over_targets_and_documents(network: Any, subject: Any) -> None:
     model = network(awake=True, vocab_size=264, window=True).eval()
     who = subject(model)
-    for (measured, examples), length in zip(measure("clean", who, [16, 64]), (16, 64), strict=True):
+    for (measured, examples), length in zip(run_probe("clean", who, [16, 64]), (16, 64), strict=True):
         (value,) = measured
         rows = np.stack([d[: length + 1] for d in who.corpus.heldout[:3]])
         assert (value.probe, value.metric, value.length, value.n, value.unit) == (
@@ -87,7 +87,7 @@ def test_clean_is_mean_over_targets_and_documents(network: Any, subject: Any) ->
 
 def test_junk_reads_disjoint_rows_from_start(silent: Any, subject: Any) -> None:
     who = subject(silent)
-    list(measure("junk", who, [16, 64]))
+    list(run_probe("junk", who, [16, 64]))
     for length, inputs, targets in zip((16, 64), silent.seen, silent.targets, strict=True):
         start = who.corpus.validation[: 4 * length + 1].tolist()
         assert inputs.flatten().tolist() == start[:-1]
@@ -97,7 +97,7 @@ def test_junk_reads_disjoint_rows_from_start(silent: Any, subject: Any) -> None:
 def test_junk_is_mean_over_rows(network: Any, subject: Any) -> None:
     model = network(awake=True, vocab_size=264).eval()
     who = subject(model)
-    ((measured, examples),) = measure("junk", who, [32])
+    ((measured, examples),) = run_probe("junk", who, [32])
     rows = np.stack([who.corpus.validation[32 * i : 32 * i + 33] for i in range(4)])
     assert (measured[0].n, len(examples)) == (128, 4)
     assert measured[0].value == pytest.approx(reference(model, rows), abs=2e-6)
@@ -115,7 +115,7 @@ def test_same_tail_matches_loop_over_tokens(settings: dict[str, int], network: A
     lengths = (7, 19, 33, 61)
     who = subject(model, lengths=lengths, settings={"same_tail": settings})
     last, end = settings.get("last", 3), settings.get("end", 61)
-    for (measured, examples), length in zip(measure("same_tail", who, lengths), lengths, strict=True):
+    for (measured, examples), length in zip(run_probe("same_tail", who, lengths), lengths, strict=True):
         expected = []
         for document in who.corpus.heldout[:3]:
             context = torch.from_numpy(document[end - length : end].astype(np.int64))[None]
@@ -137,7 +137,7 @@ def test_same_tail_matches_loop_over_tokens(settings: dict[str, int], network: A
 def test_same_tail_has_same_targets_at_every_length(rule: Any, subject: Any) -> None:
     model = rule(lambda row: np.roll(row, -1))
     who = subject(model, settings={"same_tail": {"last": 9}})
-    list(measure("same_tail", who, [16, 32, 64]))
+    list(run_probe("same_tail", who, [16, 32, 64]))
     tails = {tuple(row) for targets in model.targets for row in targets.tolist()}
     assert tails == {tuple(document[56:65].tolist()) for document in who.corpus.heldout[:3]}
     assert {targets.shape[1] for targets in model.targets} == {9}, "no other target goes through the head"
@@ -149,7 +149,7 @@ def test_same_tail_of_all_tokens_is_clean_loss(network: Any, subject: Any) -> No
     """The 64 targets scored at 64 tokens are those of `clean` at 64."""
     model = network(awake=True, vocab_size=264, dtype=torch.float64).eval()
     who = subject(model, settings={"same_tail": {"last": 64}})
-    ((clean, *_), _), ((tail, *_), _) = (next(measure(name, who, [64])) for name in ("clean", "same_tail"))
+    ((clean, *_), _), ((tail, *_), _) = (next(run_probe(name, who, [64])) for name in ("clean", "same_tail"))
     assert tail.value == pytest.approx(clean.value, abs=1e-12)
 
 
@@ -186,7 +186,7 @@ def test_lack_of_same_tail_names_end(subject: Any, network: Any) -> None:
 def test_validation_uses_window_and_full_does_not(network: Any, subject: Any, window: bool) -> None:
     model = network(awake=True, vocab_size=264, window=window).eval()
     who = subject(model)
-    ((measured, examples),) = measure("val", who, [0])
+    ((measured, examples),) = run_probe("val", who, [0])
     trained, full = measured
     assert [(m.metric, m.length, m.n) for m in measured] == [("val_loss", 0, 299), ("val_loss_full", 0, 299)]
     assert examples == []
@@ -198,7 +198,7 @@ def test_validation_uses_window_and_full_does_not(network: Any, subject: Any, wi
 
 def test_validation_with_window_of_row_length(network: Any, subject: Any) -> None:
     model = network(awake=True, vocab_size=264, window=True, window_size=13).eval()
-    trained, full = next(iter(measure("val", subject(model), [0])))[0]
+    trained, full = next(iter(run_probe("val", subject(model), [0])))[0]
     assert trained.value == pytest.approx(full.value, abs=1e-6)
 
 
@@ -218,7 +218,7 @@ def test_evaluating_restores_mode_after_error(network: Any) -> None:
 
 
 def test_batches_of_rows_per_forward(silent: Any, subject: Any) -> None:
-    list(measure("junk", subject(silent, chunk_tokens=40), [16, 64]))
+    list(run_probe("junk", subject(silent, chunk_tokens=40), [16, 64]))
     assert [tuple(seen.shape) for seen in silent.seen] == [(2, 16), (2, 16), (1, 64), (1, 64), (1, 64), (1, 64)]
     assert set(silent.chunks) == {40}
 
@@ -238,5 +238,5 @@ def test_probe_can_be_stopped_between_forwards(subject: Any, silent: Any) -> Non
 
     paused = replace(subject(silent, chunk_tokens=16), pause=pause)
     with pytest.raises(InterruptedError):
-        list(measure("clean", paused, [16]))
+        list(run_probe("clean", paused, [16]))
     assert len(silent.seen) == 2

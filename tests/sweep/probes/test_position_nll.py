@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from atma_sweep.sweep.probes.subject import CellSubject, measure
+from atma_sweep.sweep.probes.subject import CellSubject, run_probe
 
 Make = Callable[..., CellSubject]
 
@@ -18,7 +18,7 @@ def test_position_nll_weighted_bins_are_clean_loss(length: int, size: int, netwo
     model = network(awake=True, vocab_size=264, attn_type="polar", memory="gated_delta", window=True).eval()
     who = subject(model, lengths=(length,), settings={"position_nll": {"bin": size}})
     ((clean, *_), documents), ((nats, end, run), bins) = (
-        next(measure(p, who, [length])) for p in ("clean", "position_nll")
+        next(run_probe(p, who, [length])) for p in ("clean", "position_nll")
     )
     assert (nats.value, nats.n) == (clean.value, clean.n), "to the last bit"
     assert run.value == size
@@ -37,7 +37,7 @@ def test_position_nll_bins_match_loop_over_tokens(network: Any, subject: Make) -
     """In float64, from the logits of the complete network."""
     model = network(awake=True, vocab_size=264, dtype=torch.float64).eval()
     who = subject(model, settings={"position_nll": {"bin": 8}})
-    (_, short), (_, long) = measure("position_nll", who, [24, 41])
+    (_, short), (_, long) = run_probe("position_nll", who, [24, 41])
     for item, document in enumerate(who.corpus.heldout[:3]):
         tokens = torch.from_numpy(document[:42].astype(np.int64))[None]
         log_p = model.logits(model.features(tokens[:, :-1], full_context=True).hidden_BTD)[0].log_softmax(-1)
@@ -51,7 +51,7 @@ def test_position_nll_shows_where_rule_fails(rule: Any, subject: Make) -> None:
     """The rule is right up to token 32, and then predicts a token that never occurs."""
     model = rule(lambda row: np.where(np.arange(len(row)) < 32, np.roll(row, -1), 0))
     who = subject(model, settings={"position_nll": {"bin": 16}})
-    ((_, end, _), examples) = next(measure("position_nll", who, [64]))
+    ((_, end, _), examples) = next(run_probe("position_nll", who, [64]))
     at = [np.mean([e.value for e in examples if e.position == position]) for position in range(4)]
     assert max(at[:2]) < 1e-3
     assert min(at[2:]) > 19

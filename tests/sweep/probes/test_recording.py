@@ -23,7 +23,7 @@ from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.grid.settings import levels_of
 from atma_sweep.sweep.host.hardware import peak_resident, reset_peak_resident
 from atma_sweep.sweep.probes import requested
-from atma_sweep.sweep.probes.needle import NeedleConfig, trials
+from atma_sweep.sweep.probes.needle import NeedleConfig, make_trials
 from sqlalchemy import select
 
 Attempt = Callable[[Any], CellRunner]
@@ -66,7 +66,7 @@ def probe_with(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], Any]) -> Non
             yield [Measurement(probe="clean", metric="nats", length=length, value=1.0, n=1)], []
             del result
 
-    monkeypatch.setattr(module, "measure", lambda name, subject, lengths: probe(subject, lengths))
+    monkeypatch.setattr(module, "run_probe", lambda name, subject, lengths: probe(subject, lengths))
 
 
 # --- cost ---------------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def probe_with(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], Any]) -> Non
 
 def test_peak_memory_is_recorded_for_every_length(network: Any, subject: Any, attempt: Attempt, store: Store) -> None:
     who = subject(network(vocab_size=264), lengths=(16, 64))
-    attempt(who).probe(who)
+    attempt(who).run_probes(who)
     measured_values = measured(store)
     peaks = {key: value for key, value in measured_values.items() if key[1] == "peak_memory"}
     wanted = [(probe, "peak_memory", length) for probe in ("clean", "junk", "needle") for length in (16, 64)]
@@ -94,7 +94,7 @@ def test_peak_memory_belongs_to_its_probe(
     size = 256 * 2**20
     probe_with(monkeypatch, lambda: None, lambda: np.ones(size // 8), lambda: None)
     who = subject(network(vocab_size=264), lengths=(16, 32, 64), probes=("clean",))
-    attempt(who).probe(who)
+    attempt(who).run_probes(who)
     measured_values = measured(store)
     low, high, after = (measured_values["clean", "nats", length].peak_memory for length in (16, 32, 64))
     if MEASURABLE:
@@ -109,7 +109,7 @@ def test_peak_memory_is_absent_if_unsupported(
 ) -> None:
     monkeypatch.setattr(module, "reset_peak_resident", lambda: False)
     who = subject(network(vocab_size=264), lengths=(16,), probes=("junk",))
-    attempt(who).probe(who)
+    attempt(who).run_probes(who)
     measured_values = measured(store)
     assert list(measured_values) == [("junk", "nats", 16)]
     assert measured_values["junk", "nats", 16].peak_memory is None
@@ -134,8 +134,8 @@ def test_descriptions_hold_differences_between_cells(
 ) -> None:
     """Stored are the chance level of these digits and the answers per trial; no source and no other description."""
     who = subject(network(vocab_size=264), lengths=(16,), needle_trials=2, needle_digits=2)
-    attempt(who).probe(who)
-    digits = [digit for trial in trials(NeedleConfig(trials=2, digits=2)) for digit in trial.digits]
+    attempt(who).run_probes(who)
+    digits = [digit for trial in make_trials(NeedleConfig(trials=2, digits=2)) for digit in trial.digits]
     descriptions = {key: value.description for key, value in measured(store).items() if value.description}
     assert descriptions == {
         ("needle", "digit_accuracy", 16): {"chance": max(map(digits.count, digits)) / 4, "trials": 2}
@@ -171,7 +171,7 @@ def test_out_of_memory_length_is_recorded_and_skipped(
 ) -> None:
     probe_with(monkeypatch, act, lambda: None)
     who = subject(network(vocab_size=264), lengths=(16, 32), probes=("clean",))
-    attempt(who).probe(who)
+    attempt(who).run_probes(who)
     measured_values = measured(store)
     lost = measured_values["clean", "nats", 16]
     assert (lost.value, lost.unit, lost.n) == (None, "nats/token", 0)
@@ -199,7 +199,7 @@ def test_probes_continue_after_out_of_memory(
 
     monkeypatch.setattr(model, "features", small)
     who = subject(model, lengths=(16, 150), length=200)
-    attempt(who).probe(who)
+    attempt(who).run_probes(who)
     measured_values = measured(store)
     for probe, metric in (("clean", "nats"), ("junk", "nats"), ("needle", "digit_accuracy")):
         assert measured_values[probe, metric, 16].value is not None
@@ -221,7 +221,7 @@ def test_cuda_continues_after_out_of_memory(network: Any, subject: Any, attempt:
     limit = torch.cuda.memory_reserved() + 2 * 2**30  # earlier tests of this process may hold memory
     torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(cuda).total_memory)
     try:
-        attempt(who).probe(who)
+        attempt(who).run_probes(who)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     measured_values = measured(store)
@@ -238,14 +238,14 @@ def test_probe_errors_pass_through(
     probe_with(monkeypatch, refuse(RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
     who = subject(network(vocab_size=264), lengths=(16,), probes=("clean",))
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        attempt(who).probe(who)
+        attempt(who).run_probes(who)
 
 
 def test_peak_memory_is_absent_with_too_few_documents(
     network: Any, subject: Any, attempt: Attempt, store: Store
 ) -> None:
     who = subject(network(vocab_size=264), lengths=(16, 64), length=40, probes=("clean",))
-    attempt(who).probe(who)
+    attempt(who).run_probes(who)
     measured_values = measured(store)
     reason = "too-few-docs: 0 of 3 held-out documents have 65 tokens"
     assert {value.reason for key, value in measured_values.items() if key[2] == 64} == {reason}
@@ -268,7 +268,7 @@ def test_stored_examples_reproduce_means_and_intervals(
     network: Any, subject: Any, attempt: Attempt, store: Store
 ) -> None:
     who = subject(network(awake=True, vocab_size=264, memory="gated_delta"), lengths=(16, 64), needle_trials=7)
-    attempt(who).probe(who)
+    attempt(who).run_probes(who)
     measured_values = measured(store)
     for length in (16, 64):
         for probe, items in (("clean", 3), ("junk", 4)):
@@ -308,9 +308,9 @@ def test_stored_examples_reproduce_exact_accuracy(rule: Any, subject: Any, attem
         return np.append(row[1:], 97 if row[key_ends] % 2 else row[pair])
 
     who = subject(rule(mostly), needle_trials=7, lengths=(16,), probes=("needle",))
-    attempt(who).probe(who)
+    attempt(who).run_probes(who)
     digits = stored(store, "needle", "digit_accuracy", 16)
-    even = [1.0 - int(trial.cue.split()[-2]) % 2 for trial in trials(NeedleConfig(trials=7))]
+    even = [1.0 - int(trial.cue.split()[-2]) % 2 for trial in make_trials(NeedleConfig(trials=7))]
     assert 0 < sum(even) < 7
     assert digits == {(item, digit): 1.0 if digit < 4 else even[item] for item in range(7) for digit in range(5)}
     assert rebuilt(measured(store), digits, 16) == pytest.approx(sum(even) / 7)
@@ -325,7 +325,7 @@ def test_cells_read_same_needles_and_documents(rule: Any, subject: Any) -> None:
         seen_inputs = [
             (e.probe, e.metric, e.length, e.item, e.position)
             for name in ("clean", "junk", "needle")
-            for _, examples in module.measure(name, who, [16, 64])
+            for _, examples in module.run_probe(name, who, [16, 64])
             for e in examples
         ]
         rows = [row.tolist() for tokens in model.seen for row in tokens]

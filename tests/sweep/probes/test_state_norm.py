@@ -16,7 +16,7 @@ from atma_sweep.model.registry import MEMORIES, register_memory
 from atma_sweep.sweep.config import EvalConfig
 from atma_sweep.sweep.probes import requested
 from atma_sweep.sweep.probes.diagnostics.memory_state import OWN_WRITE_METRICS, STATE_METRICS
-from atma_sweep.sweep.probes.subject import measure
+from atma_sweep.sweep.probes.subject import run_probe
 
 LAYERS = (2, 6)
 LENGTH = 150  # not a multiple of the 64 tokens that are solved together, and more than one piece
@@ -81,7 +81,7 @@ def test_state_norm_matches_loop_over_tokens(model: Backbone, subject: Any) -> N
     who = subject(model, documents=3, lengths=(LENGTH,), chunk_tokens=70)
     seen = inputs(model, memories(model), who.documents, LENGTH)
     expected = np.stack([by_hand(memory, *seen[index]) for index, memory in enumerate(memories(model))], 2)  # 4 B L H
-    ((measured, examples),) = measure("state_norm", who, [LENGTH])
+    ((measured, examples),) = run_probe("state_norm", who, [LENGTH])
     assert [measurement.metric for measurement in measured] == list(STATE_METRICS)
     for measurement, norms in zip(measured, expected, strict=True):
         assert measurement.value == pytest.approx(norms.mean(), rel=1e-10)
@@ -150,7 +150,7 @@ def test_state_norm_of_further_memories_matches_loop(
     x, _, k, v = inputs(model, [memory], who.documents, 20)[0]
     with torch.no_grad():
         wanted = torch.stack([torch.stack(by_hand(memory, x[b], k[b, :, 0], v[b, :, 0])) for b in range(2)]).mean(0)
-    ((measured, examples),) = measure("state_norm", who, [20])
+    ((measured, examples),) = run_probe("state_norm", who, [20])
     has = STATE_METRICS if name == "kda" else OWN_WRITE_METRICS
     assert {measurement.metric for measurement in measured if measurement.value is not None} == set(has)
     assert {measurement.reason for measurement in measured} - {None} <= {
@@ -163,7 +163,7 @@ def test_state_norm_of_further_memories_matches_loop(
 @pytest.mark.parametrize("name", list(MEMORIES))
 def test_state_norm_of_every_memory(name: str, network: Any, subject: Any) -> None:
     who = subject(network(awake=True, vocab_size=264, memory=name).eval(), documents=2, lengths=(16,))
-    ((measured, examples),) = measure("state_norm", who, [16])
+    ((measured, examples),) = run_probe("state_norm", who, [16])
     assert {measurement.metric for measurement in measured if measurement.value} >= set(OWN_WRITE_METRICS)
     assert {(e.item, e.position) for e in examples} == {(2, head) for head in range(who.config.model.n_heads)}
 
@@ -172,7 +172,7 @@ def test_state_norm_of_memory_without_norm_has_reason(network: Any, subject: Any
     with MEMORIES.scope():
         register_memory("still")(type("Still", (MEMORIES.load("gated_delta"),), {"norm": None}))
         who = subject(network(vocab_size=264, memory="still").eval(), documents=2, lengths=(16,))
-        ((measured, _),) = measure("state_norm", who, [16])
+        ((measured, _),) = run_probe("state_norm", who, [16])
     assert {measurement.reason for measurement in measured} == {"n/a: memory still defines no norm"}
 
 
@@ -186,7 +186,7 @@ def test_observe_memories_is_removed_after_error(
 
     monkeypatch.setattr(memories(model)[0].proj, "forward", fails)
     with pytest.raises(MemoryError, match="no more"):
-        list(measure("state_norm", who, [32]))
+        list(run_probe("state_norm", who, [32]))
     assert all("evaluate" not in vars(memory) for memory in memories(model))
 
 
@@ -203,7 +203,7 @@ def test_count_map_slopes_match_parameters(network: Any, subject: Any) -> None:
         block.mix.mixer.mag_beta.data = torch.tensor([-1.5 + index, 0.25])
         raw.append([-1.5 + index, 0.25])
     slopes = np.log1p(np.exp(np.array(raw)))
-    ((measured, examples),) = measure("count_map", subject(model), [0])
+    ((measured, examples),) = run_probe("count_map", subject(model), [0])
     values = {measurement.metric: measurement.value for measurement in measured}
     assert values == pytest.approx(
         {"beta": slopes.mean(), "beta_lowest": slopes.min(), "beta_highest": slopes.max()}, rel=1e-6

@@ -15,7 +15,7 @@ from atma_sweep.model.mixers.polar import Polar
 from atma_sweep.model.resolve import check_model_config, mixer_settings
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.planning.ordering import costs
+from atma_sweep.sweep.planning.ordering import predicted_costs
 from atma_sweep.sweep.planning.planner import Task
 from atma_sweep.sweep.training.flops import (
     PEAK_BF16,
@@ -25,7 +25,7 @@ from atma_sweep.sweep.training.flops import (
     paper_flops,
     peak_flops,
     training_flops,
-    unknown,
+    unknown_reason,
 )
 from registries import PAIRS
 from torch.utils.flop_counter import FlopCounterMode
@@ -136,7 +136,7 @@ def test_shipped_networks_have_the_flops_they_always_had(grid: str) -> None:
 @pytest.mark.parametrize(("mixer", "memory"), PAIRS)
 def test_every_part_of_the_package_says_its_flops(mixer: str, memory: str) -> None:
     config = ModelConfig(**SIZE, attn_type=mixer, memory=memory)
-    assert (unknown(config), forward_flops(config, 9)) == (None, estimated_flops(config, 9) / 3)
+    assert (unknown_reason(config), forward_flops(config, 9)) == (None, estimated_flops(config, 9) / 3)
     assert forward_flops(config, 18) > forward_flops(config, 9) > 0  # type: ignore[operator]
 
 
@@ -220,15 +220,17 @@ def test_no_part_is_counted_as_another(cells: Callable[..., list[Cell]]) -> None
         ("mine", "old", "mixer 'mine' and memory 'old' do not say their FLOPs (forward_flops)"),
     ):
         config = ModelConfig(**SIZE, attn_type=mixer, memory=memory)
-        assert unknown(config) == why
+        assert unknown_reason(config) == why
         assert (forward_flops(config, 9), training_flops(config, 9)) == (None, None)
         assert mfu(training_flops(config, 9), 1e3, 4e12) is None
         # cells are still put in an order, by all that is known
         attention = 4 * 4 * 8 * 5 if mixer == "mine" else 0
         assert estimated_flops(config, 9) == 3 * (base - attention)
-        assert unknown(config.model_copy(update={"attn_every": 9, "attn_offset": 8})) is None, "no layer has it"
+        assert unknown_reason(config.model_copy(update={"attn_every": 9, "attn_offset": 8})) is None, "no layer has it"
     with_memory, without = cells("axes: {attn_type: [mine], memory: [old, gated_delta]}\n")
-    order = costs([Task(cell, "train", [], "new") for cell in (with_memory, without)], [with_memory, without], {})
+    order = predicted_costs(
+        [Task(cell, "train", [], "new") for cell in (with_memory, without)], [with_memory, without], {}
+    )
     assert 0 < order[with_memory.id] < order[without.id]
 
 

@@ -159,7 +159,7 @@ def test_step_clips_the_global_norm_and_reports_it_unclipped(network: Network) -
     training = trainer(model, recipe(clip=norm / 4))
     clipped: list[dict[str, Tensor]] = []
     training.optimizers.update = lambda: clipped.append(gradients(model))  # type: ignore[method-assign]
-    actual_loss, actual_norm = training.advance(0)
+    actual_loss, actual_norm = training.train_step(0)
     assert float(actual_norm) == pytest.approx(norm, rel=1e-5)
     assert float(actual_loss) == pytest.approx(loss, rel=1e-6)
     for name, grad in clipped[0].items():
@@ -172,7 +172,7 @@ def test_a_small_gradient_is_not_clipped(network: Network) -> None:
     training = trainer(model, recipe(clip=1e6))
     seen: list[dict[str, Tensor]] = []
     training.optimizers.update = lambda: seen.append(gradients(model))  # type: ignore[method-assign]
-    training.advance(0)
+    training.train_step(0)
     assert all(torch.equal(seen[0][name], grads[name]) for name in grads)
 
 
@@ -234,7 +234,7 @@ def test_validation_points_hold_the_training_state(network: Network) -> None:
     walls = [p.wall_s for p in watch.points]
     assert walls == sorted(walls)
     assert training.wall_s == walls[-1] > 0
-    assert (training.step, watch.told) == (7, [1, 3, 6, 7])
+    assert (training.step, watch.messages) == (7, [1, 3, 6, 7])
     assert watch.points[-1].val_loss == training.validate()
     assert watch.points[0].val_loss != watch.points[1].val_loss
 
@@ -259,7 +259,7 @@ def test_a_stop_saves_first(network: Network, tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         training.run()
     assert watch.saved == [(2, 48)]
-    newest = checkpoint.newest(tmp_path)
+    newest = checkpoint.load_newest(tmp_path)
     assert newest is not None
     assert (newest.step, newest.tokens) == (2, 48)
     assert newest.wall_s > 0
@@ -303,8 +303,8 @@ def test_resuming_anywhere_equals_never_having_stopped(network: Network, tmp_pat
     assert config.accumulation == 2
     straight, uninterrupted = network(**settings), Watch()
     trainer(straight, config, uninterrupted, every=2).run()
-    assert uninterrupted.asked == 8
-    for ask in range(1, uninterrupted.asked + 1):
+    assert uninterrupted.n_polls == 8
+    for ask in range(1, uninterrupted.n_polls + 1):
         steps = (ask - 1) // 2
         folder = tmp_path / str(ask)
         first = Watch(folder=folder, stop_at_ask=ask)
@@ -316,7 +316,7 @@ def test_resuming_anywhere_equals_never_having_stopped(network: Network, tmp_pat
         # another seed: everything that counts must come out of the checkpoint
         resumed, second = network(seed=99 if steps else 0, **settings), Watch()
         training = trainer(resumed, config, second, every=2)
-        state = checkpoint.newest(folder)
+        state = checkpoint.load_newest(folder)
         if state is not None:
             training.restore(state)
         assert training.step == steps
@@ -340,7 +340,7 @@ def test_any_chain_of_stops_and_saves_gives_the_same_run(
         watch = Watch(folder=folder, stop_at_ask=ask, saves=tuple(saves))
         watches.append(watch)
         training = trainer(network(**model), config, watch, every=1)
-        state = checkpoint.newest(folder)
+        state = checkpoint.load_newest(folder)
         if state is not None:
             training.restore(state)
         with contextlib.suppress(Stopped):
@@ -358,7 +358,7 @@ def test_stop_after_a_save_or_resumption_writes_no_checkpoint(network: Network, 
     assert watch.saved == [(2, 48)]
     again = Watch(folder=tmp_path, stop_at_ask=1)
     training = trainer(network(), recipe(), again)
-    state = checkpoint.newest(tmp_path)
+    state = checkpoint.load_newest(tmp_path)
     assert state is not None
     training.restore(state)
     with pytest.raises(Stopped):
@@ -489,7 +489,7 @@ def test_interrupted_validation_is_repeated(network: Network, tmp_path: Path, va
     with pytest.raises(Stopped):
         training.run()
     assert first.saved == [(2 * validation, 48 * validation)]
-    state = checkpoint.newest(tmp_path)
+    state = checkpoint.load_newest(tmp_path)
     assert state is not None
     resumed, second = network(seed=99), Watch()
     training = trainer(resumed, recipe(), second, every=2)

@@ -20,7 +20,7 @@ from atma_sweep.sweep.planning import admission as plan
 from atma_sweep.sweep.probes import bound
 from attempts import room_of
 from copies import published_shard
-from prepared import made, rederived, told
+from prepared import preparation_error, prepare_corpus, rederived
 from refusals import refused
 from small_training import CPU, MARKS, STREAM, recipe, small_trainer
 from torch import Tensor
@@ -53,35 +53,35 @@ def test_mark_belongs_to_the_target_token(complete_steps: bool) -> None:
 def test_marked_positions_of_each_micro_batch(rows: int) -> None:
     batches = marked_batches(recipe())
     for step in (0, 3):
-        step_batch = StepPrefetcher(batches, CPU, rows).take(step)
+        step_batch = StepPrefetcher(batches, CPU, rows).get(step)
         marked = batches.marked(step)
         assert marked is not None
         assert step_batch.marked is not None
         parts = [step_batch.targets[first : first + rows] for first in range(0, 4, rows)]
         chosen = torch.cat(
-            [part.flatten()[micro.places_M] for part, micro in zip(parts, step_batch.marked, strict=True)]
+            [part.flatten()[micro.indices_M] for part, micro in zip(parts, step_batch.marked, strict=True)]
         )
         assert torch.equal(chosen, step_batch.targets[marked])
         assert torch.equal(chosen, torch.cat([micro.targets_M for micro in step_batch.marked]))
         assert {float(micro.share) for micro in step_batch.marked} == {len(parts) / int(marked.sum())}
-    assert StepPrefetcher(Batches([STREAM], 6, 4, 0, True), CPU, rows).take(0).marked is None
+    assert StepPrefetcher(Batches([STREAM], 6, 4, 0, True), CPU, rows).get(0).marked is None
 
 
 def test_filled_up_to_a_number_that_stays() -> None:
     """Fillers come last and are no targets; a micro-batch with more than there is room for stays as it is."""
     batches, lengths = marked_batches(recipe()), set()
     for step in range(6):
-        plain, filled = (StepPrefetcher(batches, CPU, 2, room).take(step).marked for room in (None, 5))
+        plain, filled = (StepPrefetcher(batches, CPU, 2, room).get(step).marked for room in (None, 5))
         assert plain is not None
         assert filled is not None
         for unpadded, padded in zip(plain, filled, strict=True):
-            num_marked = len(unpadded.places_M)
+            num_marked = len(unpadded.indices_M)
             lengths.add(num_marked)
-            assert len(padded.places_M) == len(padded.targets_M) == max(num_marked, 5)
-            assert torch.equal(unpadded.places_M, padded.places_M[:num_marked])
+            assert len(padded.indices_M) == len(padded.targets_M) == max(num_marked, 5)
+            assert torch.equal(unpadded.indices_M, padded.indices_M[:num_marked])
             assert torch.equal(unpadded.targets_M, padded.targets_M[:num_marked])
             assert (padded.targets_M[num_marked:] == -1).all()
-            assert padded.places_M.max() < 12
+            assert padded.indices_M.max() < 12
             assert unpadded.share == padded.share
     assert min(lengths) < 5 < max(lengths)
 
@@ -115,7 +115,7 @@ def step_of(
     trainer.optimizers.update = lambda: grads.update(  # type: ignore[method-assign]
         {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     )
-    done = trainer.advance(0)
+    done = trainer.train_step(0)
     assert done is not None
     return grads, float(done[0])
 
@@ -178,7 +178,7 @@ def ready(path: Path) -> DataConfig:
 
 def test_shards_bring_their_marks(tmp_path: Path) -> None:
     folder = marked_shards(tmp_path / "s")
-    corpus = made(ready(folder), tmp_path / "c")
+    corpus = prepare_corpus(ready(folder), tmp_path / "c")
     assert corpus.train_marks is not None
     assert corpus.validation_marks is not None
     for marks, tokens in zip(
@@ -217,7 +217,7 @@ def test_marks_change_the_corpus_fingerprint(tmp_path: Path) -> None:
 def test_marks_that_cannot_be(tmp_path: Path, change: Callable[[Path], None], message: str) -> None:
     folder = marked_shards(tmp_path / "s")
     change(folder)
-    assert told(ready(folder), tmp_path / "c") == message.format(folder)
+    assert preparation_error(ready(folder), tmp_path / "c") == message.format(folder)
 
 
 # --- a whole attempt ----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from atma_sweep.model.backbone import Backbone
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.training.loop import Stopped, Trainer
-from atma_sweep.sweep.training.optimizer_steps import SMALL, Batch, should_capture, without_capture
+from atma_sweep.sweep.training.optimizer_steps import MAX_CAPTURE_FLOPS, Batch, should_capture, without_capture
 from atma_sweep.sweep.training.optimizers import Muon, Optimizers
 from registries import PAIRS
 from small_training import LEVELS, Watch, recipe, small_trainer
@@ -142,7 +142,7 @@ def test_stop_before_any_micro_batch_does_not_change_results(
         assert all(p.grad is None for p in stopped.parameters())
         resumed, second = network(awake=True, seed=9 if steps else 0), Watch()
         trainer = make_trainer(resumed, config, after, second)
-        state = checkpoint.newest(folder)
+        state = checkpoint.load_newest(folder)
         assert (state is None) == (steps == 0)
         if state is not None:
             trainer.restore(state)
@@ -159,7 +159,7 @@ def test_checkpoint_moves_between_eager_and_captured_steps(
     expected, _, _ = run_training(network(awake=True), config, "as it comes, resident")
     with contextlib.suppress(Stopped):
         make_trainer(network(awake=True), config, before, Watch(tmp_path, 3)).run()
-    state = checkpoint.newest(tmp_path)
+    state = checkpoint.load_newest(tmp_path)
     assert state is not None
     assert {
         type(group["lr"]) for optimizer_state in state.optimizers.values() for group in optimizer_state["param_groups"]
@@ -192,8 +192,8 @@ def test_restoring_drops_captured_parts(network: Network, tmp_path: Path) -> Non
         make_trainer(network(awake=True), config, "taped", Watch(tmp_path, 2)).run()
     trainer = make_trainer(model, config, "taped")
     for step in range(4):
-        trainer.advance(step)
-    state = checkpoint.newest(tmp_path)
+        trainer.train_step(step)
+    state = checkpoint.load_newest(tmp_path)
     assert state is not None
     trainer.restore(state)
     trainer.run()
@@ -270,7 +270,7 @@ def test_marked_targets_beyond_capacity_are_trained_eagerly(network: Network) ->
     expected, *_ = run_training(network(awake=True, dtype=torch.float64), recipe(loss_on="marked"), "as it comes")
     model = network(awake=True, dtype=torch.float64)
     trainer = replace(small_trainer(model, recipe(loss_on="marked"), graphs=True), room=4, refused=reasons.append)
-    trainer.watcher.trainer = trainer  # type: ignore[attr-defined]
+    trainer.hooks.trainer = trainer  # type: ignore[attr-defined]
     trainer.run()
     assert reasons == ["the shapes of what a micro-batch reads change from step to step"]
     assert all((expected[name] - weight).abs().max() <= 1e-9 for name, weight in weights(model).items())
@@ -281,7 +281,7 @@ def test_which_networks_are_captured() -> None:
     config = TrainConfig(tokens=10**9, seq_len=512, batch_tokens=32_768, micro_batch=64)
     assert should_capture(config, 10_600_000, cuda) == (True, "a micro-batch is 2.1e+12 FLOPs, at most 1e+13")
     assert should_capture(config, 370_000_000, cuda)[0] is False
-    edge = int(SMALL / 6 / 32_768)
+    edge = int(MAX_CAPTURE_FLOPS / 6 / 32_768)
     assert (should_capture(config, edge, cuda)[0], should_capture(config, edge + 1, cuda)[0]) == (True, False)
     assert should_capture(config.model_copy(update={"graphs": "on"}), 10**9, cuda) == (True, "train.graphs: on")
     assert should_capture(config.model_copy(update={"graphs": "off"}), 10, cuda) == (False, "train.graphs: off")
@@ -331,7 +331,7 @@ def test_checkpoint_moves_between_host_and_device_rates(
     expected, _, _ = run_training(network(awake=True, dtype=torch.float64), config, "as it comes")
     with contextlib.suppress(Stopped):
         make_trainer(network(awake=True, dtype=torch.float64), config, before, Watch(tmp_path, 2)).run()
-    state = checkpoint.newest(tmp_path)
+    state = checkpoint.load_newest(tmp_path)
     assert state is not None
     resumed = network(awake=True, seed=9, dtype=torch.float64)
     trainer = make_trainer(resumed, config, after)

@@ -141,7 +141,7 @@ def test_a_resumed_training_has_scale_and_count(
         overflowing(network(), config, Overflowing(steps, folder=tmp_path, stop=stop)).run()
     second = network(seed=9)
     later = overflowing(second, config, Overflowing(steps))
-    state = checkpoint.newest(tmp_path)
+    state = checkpoint.load_newest(tmp_path)
     assert state is not None
     later.restore(state)
     later.run()
@@ -174,7 +174,7 @@ def text_losses(config: TrainConfig, dtype: torch.dtype = torch.float32, *, fp8:
     watch.trainer = Trainer(
         model=model, optimizers=Optimizers(model.parameter_groups(), config, CPU),
         batches=Batches([LETTERS], config.seq_len, config.batch_tokens // config.seq_len, 0, True), config=config,
-        seed=0, device=CPU, validate=lambda: 1.0, validate_every=1, watcher=watch,
+        seed=0, device=CPU, validate=lambda: 1.0, validate_every=1, hooks=watch,
     )  # fmt: skip
     watch.trainer.run()
     return [point.train_loss for point in watch.points]

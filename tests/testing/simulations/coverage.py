@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from atma_sweep.reports.stats.significance.paired_tests import PairedTest, corrected, paired_difference_tests
+from atma_sweep.reports.stats.significance.paired_tests import PairedTest, correct_family, paired_difference_tests
 from atma_sweep.reports.stats.significance.sign_flip_test import ALPHA, sign_flip_p_values
 
 CONFIGURATIONS = (5, 8, 12, 20)
@@ -162,7 +162,7 @@ def family_wise(family: Family, configurations: int, *, draws: int = DRAWS, seed
     flat = paired_difference_tests([sample for group in samples for sample in group])
     together = [flat[start : start + family.members] for start in range(0, len(flat), family.members)]
     wrong = [
-        any(p < ALPHA for p in corrected(group, summed)[family.real :])
+        any(p < ALPHA for p in correct_family(group, summed)[family.real :])
         for group, summed in zip(samples, together, strict=True)
     ]
     return _share(wrong), _share([_any(summed[family.real :]) for summed in together])

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 
 import numpy as np
-from atma_sweep.results.stopping.alpha_spending import SPENDING_FUNCTIONS, levels
+from atma_sweep.results.stopping.alpha_spending import SPENDING_FUNCTIONS, alpha_levels
 from atma_sweep.results.stopping.messages import SPENDING_LABELS
 from scipy import special
 
@@ -49,7 +49,7 @@ def _draws(looks: Sequence[int], draws: int, seed: int) -> np.ndarray:
 
 def _intervals(values: np.ndarray, looks: Sequence[int], spending: str | None) -> tuple[np.ndarray, np.ndarray]:
     """Low and high [draw, look], by Student's t over the seeds so far."""
-    each = levels(looks, looks[-1], spending=spending) if spending is not None else [0.05] * len(looks)
+    each = alpha_levels(looks, looks[-1], spending=spending) if spending is not None else [0.05] * len(looks)
     ends = []
     for n, level in zip(looks, each, strict=True):
         part = values[:, :n]

@@ -114,14 +114,16 @@ def optimal(interaction: bool) -> Draw:
 
     def draw(sweep: Published, random: np.random.Generator) -> np.ndarray:
         model = sweep.model if interaction else LinearModel(sweep.space, tuple(sweep.space.terms(1)))
-        return point_exchange.improve_design(model.whitened, _beside(model), random.permutation(len(sweep.needle))[:40])
+        return point_exchange.improve_design(
+            model.whitened, _unmodelled_terms(model), random.permutation(len(sweep.needle))[:40]
+        )
 
     return draw
 
 
-def _beside(model: LinearModel) -> np.ndarray:
+def _unmodelled_terms(model: LinearModel) -> np.ndarray:
     """The interactions of two axes beside a model, orthonormal; as choice.d_optimal has them."""
-    residuals = residual(LinearModel(model.space, tuple(model.space.terms(2))).every[:, 1:], model.every)
+    residuals = residual(LinearModel(model.space, tuple(model.space.terms(2))).full_matrix[:, 1:], model.full_matrix)
     basis, sizes, _ = np.linalg.svd(residuals, full_matrices=False)
     return np.asarray(basis[:, sizes > 1e-9 * sizes[0]] * np.sqrt(len(basis)))
 
@@ -206,7 +208,7 @@ class Pruned:
     """
 
     step: int
-    left: int
+    remaining: int
     best: int
     needle: float
     pairs: int
@@ -250,10 +252,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\n| Kept at a rung | Step | Cells left | Of the best {BEST} | Best that is left | Memory pairs | Rank correlation |\n|---|---|---|---|---|---|---|")  # fmt: skip
     for keep in (2, 3):
         for rung in pruned(sweep, keep):
-            columns = f"{rung.step} | {rung.left} | {rung.best} | {100 * rung.needle:.1f}% | {rung.pairs} | {rung.correlation:+.2f}"
+            columns = f"{rung.step} | {rung.remaining} | {rung.best} | {100 * rung.needle:.1f}% | {rung.pairs} | {rung.correlation:+.2f}"
             print(f"| 1 of {keep} | {columns} |")
     ends = pruned(sweep, 2, (max(sweep.losses),))[0]
-    print(f"| 1 of 2, at the end | {ends.step} | {ends.left} | {ends.best} | {100 * ends.needle:.1f}% | {ends.pairs} | {ends.correlation:+.2f} |")  # fmt: skip
+    print(f"| 1 of 2, at the end | {ends.step} | {ends.remaining} | {ends.best} | {100 * ends.needle:.1f}% | {ends.pairs} | {ends.correlation:+.2f} |")  # fmt: skip
     best = np.sort(sweep.needle)[::-1]
     print(f"\nThe best {BEST} of 120: {', '.join(f'{100 * accuracy:.1f}' for accuracy in best[:BEST])} (%); {options.draws} draws, {time.monotonic() - began:.0f} s")  # fmt: skip
     return 0

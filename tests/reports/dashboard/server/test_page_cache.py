@@ -151,7 +151,7 @@ CHANGES: dict[str, Callable[[Store, DatabaseRecorder, int], object]] = {
     "a point": lambda store, recorder, attempt: recorder.curve([CurvePoint(step=9, tokens=9, wall_s=1.0, train_loss=2.0)]),
     "a number": lambda store, recorder, attempt: recorder.measurements([Measurement(probe="val", metric="val_loss", value=2.0)]),
     "an end": lambda store, recorder, attempt: store.finish_attempt(attempt, 1, "done", weights="w"),
-    "a wish": lambda store, recorder, attempt: store.ask("big", pause=True),
+    "a wish": lambda store, recorder, attempt: store.request_actions("big", pause=True),
     "an event": lambda store, recorder, attempt: changed(store),
     "an owner": lambda store, recorder, attempt: store.acquire_sweep("big", OWNER, 60),
     "a launch": lambda store, recorder, attempt: store.record_revision("big", grid_text="axes: {a: 1}\n", grid_file="big.yaml", cells=[]),
@@ -163,33 +163,33 @@ CHANGES: dict[str, Callable[[Store, DatabaseRecorder, int], object]] = {
 def test_every_change_leaves_its_mark(store: Store, what: str) -> None:
     running = store.start_attempt(f"{0:012x}", owner=OWNER, fence=1)
     recorder = DatabaseRecorder(store, running.id, 1)
-    before = store.mark("big")
-    assert store.mark("big") == before
+    before = store.change_token("big")
+    assert store.change_token("big") == before
     CHANGES[what](store, recorder, running.id)
-    assert store.mark("big") != before
+    assert store.change_token("big") != before
 
 
 def test_weights_that_are_gone_leave_their_mark(store: Store) -> None:
     attempt = store.start_attempt(f"{0:012x}", owner=OWNER, fence=1)
     store.finish_attempt(attempt.id, 1, "done", weights="w")
-    before = store.mark("big")
-    store.forget_weights(attempt.id)
-    assert store.mark("big") != before
+    before = store.change_token("big")
+    store.clear_weights(attempt.id)
+    assert store.change_token("big") != before
 
 
 def test_a_heartbeat_alone_changes_nothing_on_the_page(store: Store) -> None:
     attempt = store.start_attempt(f"{0:012x}", owner=OWNER, fence=1)
-    before = store.mark("big")
+    before = store.change_token("big")
     time.sleep(0.01)
     DatabaseRecorder(store, attempt.id, 1).heartbeat()
-    assert store.mark("big") == before
+    assert store.change_token("big") == before
 
 
 def test_a_mark_reads_no_numbers(store: Store) -> None:
     """Seven small queries, whatever the sweep holds, and of the measurements only the last one's id."""
     statements: list[str] = []
     event.listen(store.engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
-    store.mark("big")
+    store.change_token("big")
     selects = [text for text in statements if text.startswith("SELECT")]
     assert len(selects) <= 8
     assert [text for text in selects if "FROM measurement" in text] == [

@@ -17,9 +17,9 @@ from atma_sweep.reports.figures.canvas.figure_options import (
     STYLE_PRESETS,
     FigureOptions,
     millimetres,
+    options_from_cli,
     options_from_trace,
     read_style_file,
-    wanted,
     with_highlight,
 )
 from atma_sweep.reports.figures.files import read_trace, rendered, renderings
@@ -73,7 +73,7 @@ class TestWidth:
         every_nth([("nature", None, 89), ("nature", "183mm", 183), ("neurips", None, 139.7), ("paper", "89mm", 89)], 4),
     )
     def test_files_have_requested_width(self, every: Store, name: str, width: str | None, mm: float) -> None:
-        look = wanted(name, width)
+        look = options_from_cli(name, width)
         for format, content in renderings(make_figure("length", every), ["svg", "pdf"], look=look).items():
             assert width_of(content, format) == pytest.approx(mm, abs=0.1)
 
@@ -81,7 +81,7 @@ class TestWidth:
 class TestLetters:
     @pytest.mark.thorough
     def test_svg_keeps_text_as_text(self, every: Store) -> None:
-        svg = rendered(make_figure("pareto", every), look=wanted("nature")).decode()
+        svg = rendered(make_figure("pareto", every), look=options_from_cli("nature")).decode()
         texts = re.findall(r"<text [^>]*>([^<]+)</text>", svg)
         assert {"a", "b"} <= set(texts)
         assert any("tokens/s" in word for word in texts)
@@ -92,7 +92,7 @@ class TestLetters:
     @pytest.mark.skipif(shutil.which("pdffonts") is None, reason="needs pdffonts: apt-get install poppler-utils")
     @pytest.mark.parametrize("name", every_nth(["nature", "neurips"], 2))
     def test_fonts_are_inside_the_pdf(self, every: Store, tmp_path: Path, name: str) -> None:
-        (tmp_path / "x.pdf").write_bytes(rendered(make_figure("length", every), "pdf", look=wanted(name)))
+        (tmp_path / "x.pdf").write_bytes(rendered(make_figure("length", every), "pdf", look=options_from_cli(name)))
         fonts = subprocess.run(["pdffonts", tmp_path / "x.pdf"], capture_output=True, text=True, check=True).stdout
         rows = fonts.splitlines()[2:]
         assert rows
@@ -104,7 +104,7 @@ class TestLetters:
 
     @pytest.mark.thorough
     def test_sizes_of_nature_are_five_to_eight_points(self, every: Store) -> None:
-        svg = rendered(make_figure("needle", every), look=wanted("nature")).decode()
+        svg = rendered(make_figure("needle", every), look=options_from_cli("nature")).decode()
         sizes = {float(size) for size in re.findall(r"<text [^>]*?(?:font-size: |font: (?:\w+ )?)([\d.]+)px", svg)}
         assert sizes
         assert all(5 <= size <= 7 for size in sizes - {8.0}), "eight is that of the panels' letters"
@@ -112,7 +112,7 @@ class TestLetters:
     @pytest.mark.thorough
     def test_screen_is_larger_than_paper(self, every: Store) -> None:
         figure_data = make_figure("needle", every)
-        paper, screen = (rendered(figure_data, look=wanted(name)) for name in ("paper", "screen"))
+        paper, screen = (rendered(figure_data, look=options_from_cli(name)) for name in ("paper", "screen"))
         assert width_of(screen, "svg") > width_of(paper, "svg")
         assert STYLE_PRESETS["screen"].text > STYLE_PRESETS["paper"].text
 
@@ -175,7 +175,7 @@ class TestOwnStyle:
     def test_a_file_of_settings(self, every: Store, tmp_path: Path) -> None:
         file = tmp_path / "mine.mplstyle"
         file.write_text('# mine\nfont.size: 6.25  # small\nxtick.labelsize: 5.25\naxes.labelcolor: "#112233"\n')
-        look = wanted(str(file))
+        look = options_from_cli(str(file))
         assert dict(look.own) == {"font.size": 6.25, "xtick.labelsize": 5.25, "axes.labelcolor": "#112233"}
         svg = rendered(make_figure("length", every), look=look)
         assert b"font-size: 5.25px" in svg
@@ -204,9 +204,9 @@ class TestOwnStyle:
         with pytest.raises(
             ReportError, match=r"there is no style 'natur'; .*did you mean nature\?; or a file that ends"
         ):
-            wanted("natur")
+            options_from_cli("natur")
         with pytest.raises(ReportError, match="cannot read the style"):
-            wanted("nothing.mplstyle")
+            options_from_cli("nothing.mplstyle")
 
 
 class TestTrace:
@@ -283,7 +283,9 @@ def test_an_option_that_a_figure_does_not_take(every: Store, tmp_path: Path, mon
 
 @pytest.mark.thorough
 def test_report_folder_shares_style_and_captions(every: Store, tmp_path: Path) -> None:
-    write_report_folder(every, out=tmp_path, formats=["tex"], figures=("length",), look=wanted("nature", title=False))
+    write_report_folder(
+        every, out=tmp_path, formats=["tex"], figures=("length",), look=options_from_cli("nature", title=False)
+    )
     assert width_of((tmp_path / "figure-length.svg").read_bytes(), "svg") == pytest.approx(89, abs=0.1)
     document = (tmp_path / "appendix.tex").read_text()
     assert r"\label{fig:length}" in document

@@ -11,11 +11,11 @@ import atma_sweep
 import pandas as pd
 import pytest
 from atma_sweep.reports.render import render
-from atma_sweep.reports.stats.claims.paper_claims import CLAIMS, SILENT, ClaimFacts
+from atma_sweep.reports.stats.claims.paper_claims import CANNOT_SAY, CLAIMS, ClaimFacts
 from atma_sweep.reports.stats.effects.effect_types import AT_CHANCE_VERDICT
 from atma_sweep.reports.sweep_data import cell_level, load_sweep_data
 from atma_sweep.reports.tables import make_table
-from atma_sweep.results.shipped import shared
+from atma_sweep.results.shipped import shipped_store
 from atma_sweep.results.store.records import CodeAndGpu, Measurement
 from scipy import stats
 
@@ -31,7 +31,7 @@ def paper(published):
 
 @pytest.fixture(scope="module")
 def answers(paper):
-    return {claim.name: claim.asked_of(ClaimFacts(paper)) for claim in CLAIMS}
+    return {claim.name: claim.decide(ClaimFacts(paper)) for claim in CLAIMS}
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ class TestChangedNumbers:
     def changed(self, paper, name, change):
         values = {key: replace(value, **change(key, value)) for key, value in paper.values.items()}
         cells = [claim for claim in CLAIMS if claim.name == name]
-        return cells[0].asked_of(ClaimFacts(replace(paper, values=values)))
+        return cells[0].decide(ClaimFacts(replace(paper, values=values)))
 
     @pytest.mark.parametrize(
         ("name", "probe", "turn", "verdict"),
@@ -249,7 +249,7 @@ class TestChangedNumbers:
             return {"value": turn(value.value)} if is_changed else {}
 
         result = self.changed(paper, name, change)
-        assert result.verdict == verdict, result.told
+        assert result.verdict == verdict, result.explanation
 
     @pytest.mark.parametrize(
         ("off", "on", "verdict"), [(0.1, 0.45, "true"), (0.1, 0.2, AT_CHANCE_VERDICT), (0.45, 0.1, "false")]
@@ -284,7 +284,7 @@ class TestTable:
         table = make_table("claims", published, "printed-v1")
         rows_by_claim = {claim.name: row for claim, row in zip(CLAIMS, table.rows, strict=True)}
         assert "nope + memory 14 of 20" in rows_by_claim["monotone"][2]
-        assert rows_by_claim["budgets"][1] == SILENT
+        assert rows_by_claim["budgets"][1] == CANNOT_SAY
 
     def test_missing_cells_are_named_in_the_verdict(self, empty, make, run):
         cell, _ = make
@@ -299,13 +299,13 @@ class TestTable:
         rows_by_claim = {c.name: r for c, r in zip(CLAIMS, make_table("claims", empty, "mine").rows, strict=True)}
         assert rows_by_claim["hold-90"][1:] == ("true", "1 of 1 cell have 90% at 128; mean 90.0")
         assert rows_by_claim["average"][1] == "differs"
-        assert rows_by_claim["memory"][1:] == (SILENT, "no pairs of memory off and on at polar")
+        assert rows_by_claim["memory"][1:] == (CANNOT_SAY, "no pairs of memory off and on at polar")
         assert rows_by_claim["collapse"][1:] == (
-            SILENT,
+            CANNOT_SAY,
             "no cell nope + memory, reg_mode baseline, distractor off, window off",
         )
-        assert rows_by_claim["best-loss"][1:] == (SILENT, "no number of clean")
-        assert rows_by_claim["schedule"][1:] == (SILENT, "no cell with the setting train.schedule")
+        assert rows_by_claim["best-loss"][1:] == (CANNOT_SAY, "no number of clean")
+        assert rows_by_claim["schedule"][1:] == (CANNOT_SAY, "no cell with the setting train.schedule")
 
     def test_writing_rate_uses_the_decode_probe(self, empty, make, run):
         cell, _ = make
@@ -319,10 +319,10 @@ class TestTable:
         data = load_sweep_data(empty, "mine")
         (written,) = [claim for claim in CLAIMS if claim.name == "written"]
         attempt = data.value(record.id, "decode", "written_per_s", 128).attempt_id
-        for gpu, verdict in (("NVIDIA L4", "true"), ("NVIDIA L40S", SILENT), (None, SILENT)):
-            answer = written.asked_of(ClaimFacts(replace(data, sources={attempt: CodeAndGpu(gpu=gpu)})))
+        for gpu, verdict in (("NVIDIA L4", "true"), ("NVIDIA L40S", CANNOT_SAY), (None, CANNOT_SAY)):
+            answer = written.decide(ClaimFacts(replace(data, sources={attempt: CodeAndGpu(gpu=gpu)})))
             assert (answer.verdict, answer.numbers["tokens_per_s"]) == (verdict, 900 * 128)
-            assert answer.told.startswith(f"115200 at 128 on {gpu or 'no GPU'};")
+            assert answer.explanation.startswith(f"115200 at 128 on {gpu or 'no GPU'};")
 
     def test_kernel_claims_name_the_eager_rival_and_the_command(self, empty, make, run):
         """The generation speed of a cell does not decide claims about the kernel."""
@@ -344,15 +344,15 @@ class TestTable:
 @pytest.mark.thorough
 def test_speed_claim_undecidable_with_gpu_shares():
     """Twelve cells of the replication shared each GPU: their configs hold a fraction of a GPU."""
-    data = load_sweep_data(shared("replication"), "replication")
+    data = load_sweep_data(shipped_store("replication"), "replication")
     (claim,) = [claim for claim in CLAIMS if claim.name == "mfu"]
-    result = claim.asked_of(ClaimFacts(data))
-    assert (result.verdict, result.numbers) == (SILENT, {})
-    assert "share of a GPU" in result.told
+    result = claim.decide(ClaimFacts(data))
+    assert (result.verdict, result.numbers) == (CANNOT_SAY, {})
+    assert "share of a GPU" in result.explanation
     full_gpus = {
         cell: {**config, "resources": {**config["resources"], "gpus": 1}} for cell, config in data.configs.items()
     }
-    result = claim.asked_of(ClaimFacts(replace(data, configs=full_gpus)))
+    result = claim.decide(ClaimFacts(replace(data, configs=full_gpus)))
     runs = [
         [
             data.value(cell.cell_id, "throughput", "mfu_paper", 0).value

@@ -8,7 +8,7 @@ from atma_sweep.reports.figures import FIGURES, make_figure
 from atma_sweep.reports.number_format import column_of
 from atma_sweep.reports.stats.claims.paper_claims import CLAIMS, ClaimFacts
 from atma_sweep.reports.stats.claims.rival_claims import claims_for
-from atma_sweep.reports.stats.noise.best_probability import rivals
+from atma_sweep.reports.stats.noise.best_probability import candidates_by_configuration
 from atma_sweep.reports.sweep_data import ReportError, load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.recorder import DatabaseRecorder
@@ -117,7 +117,8 @@ def test_printed_mean_uses_its_printed_sd(published: Store) -> None:
     """The noise is not that of its stratum, which two position schemes share; TRA's printed sd is zero."""
     data = load_sweep_data(published, "printed-tra")
     by_configuration = {
-        key[0] + key[5]: candidate for key, candidate in rivals(data, column_of("flipflop", "exact_sparse")).items()
+        key[0] + key[5]: candidate
+        for key, candidate in candidates_by_configuration(data, column_of("flipflop", "exact_sparse")).items()
     }
     assert (by_configuration["foxnone"].sd, by_configuration["foxnone"].df, by_configuration["foxnone"].seeds) == (
         pytest.approx(0.0421),

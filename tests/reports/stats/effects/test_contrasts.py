@@ -13,7 +13,7 @@ import pytest
 from atma_sweep.reports.stats.effects.effects import AT_CHANCE_VERDICT, Effect, contrasts, effects
 from atma_sweep.reports.sweep_data import SweepData, load_sweep_data
 from atma_sweep.reports.tables import make_table
-from atma_sweep.results.contrasts import Contrast, as_options
+from atma_sweep.results.contrasts import Contrast, contrasts_as_json
 from atma_sweep.results.paper import rows
 from atma_sweep.results.store.records import Measurement
 from atma_sweep.results.store.store import Store
@@ -119,7 +119,7 @@ def holed(empty: Store, make: Any, run: Callable[..., None]) -> Store:
     cells = [cell(i, reg_mode=modes[i % 4], memory="on" if i < 4 else "off") for i in range(8)]
     declared = [Contrast(probe="val", metric="val_loss", length=0, axis="memory", level="on", margin=10.0)]
     empty.record_revision(
-        "s", grid_text="x", grid_file="x", cells=cells, options={"contrasts": as_options(tuple(declared))}
+        "s", grid_text="x", grid_file="x", cells=cells, options={"contrasts": contrasts_as_json(tuple(declared))}
     )
     hits, losses = (0.8, 0.6, 0, 0, 0.1, 0.2, 0.3, 0.4), (2.0, 2.5, 0, 0, 3.0, 3.25, 2.75, 3.5)
     for index, record in enumerate(cells):

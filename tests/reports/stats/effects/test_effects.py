@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from atma_sweep.reports.number_format import Column
 from atma_sweep.reports.stats.effects import effects as ef
-from atma_sweep.reports.stats.significance.paired_tests import corrected, paired_difference_tests
+from atma_sweep.reports.stats.significance.paired_tests import correct_family, paired_difference_tests
 from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.paper import rows
@@ -122,14 +122,14 @@ class TestPublished:
             == ("Ndl@64K", "attn_type", "nope", "polar", "")
         ]
         assert nope.p < 1e-4
-        assert nope.sure, "as printed before: Holm on the sign test over all axes and measures, 0.0945"
+        assert nope.is_significant, "as printed before: Holm on the sign test over all axes and measures, 0.0945"
 
     @pytest.mark.thorough
     def test_heterogeneity_is_brown_and_forsythe_s(self, paper):
         """The reference is statsmodels' test; some strata have no variance."""
         shown = 0
         for row in ef.effects(paper, [VAL, NEEDLE_64K]):
-            frame = ef.numbers_of(paper, row.measure)
+            frame = ef.values_frame(paper, row.measure)
             if row.where or row.axis == "attn_type":
                 continue
             pairs = matched(frame, row.axis, row.level, row.reference)
@@ -140,11 +140,11 @@ class TestPublished:
                 expected = anova_oneway(strata, use_var="bf")
             assert row.p_heterogeneity == pytest.approx(expected.pvalue, rel=1e-6), row.axis
             assert row.i2 == pytest.approx(max(0.0, 1 - 1 / expected.statistic))
-            assert row.mixed == (expected.pvalue < 0.05)
+            assert row.is_heterogeneous == (expected.pvalue < 0.05)
             shown += 1
         assert shown > 20
         (memory,) = [row for row in ef.effects(paper, [NEEDLE_64K]) if (row.axis, row.where) == ("memory", "")]
-        assert memory.mixed, "polar +47.8, nope +4.6, rope 0.0"
+        assert memory.is_heterogeneous, "polar +47.8, nope +4.6, rope 0.0"
 
     @pytest.mark.thorough
     def test_measures_are_all_lengths_and_their_weighted_average(self, paper, published):
@@ -169,7 +169,7 @@ class TestPublished:
 
     def test_pooled_noise_of_near_replicates(self, paper):
         near = {"attn_type": "polar", "memory": "on", "distractor": "off", "window": "off"}
-        noise = ef.spread(paper, NEEDLE_64K, near)
+        noise = ef.pooled_noise(paper, NEEDLE_64K, near)
         assert (noise.kind, noise.df, noise.groups) == ("near-replicates", 3, 1)
         numbers = [0.925, 0.5125, 0.7375, 0.6375]  # docs/mechanisms.md, "Decisions", unrounded, without strong
         assert noise.sd == pytest.approx(np.std(numbers, ddof=1))
@@ -239,7 +239,7 @@ class TestOwn:
         rows = [row for row in ef.effects(load_sweep_data(design)) if row.axis == "memory"]
         polar, nope = np.array([[-1.0, -1.0]]), np.array([[-1.5, np.nan]])
         samples = [np.concatenate([polar, nope]), polar, nope[:, 0]]
-        expected_p = corrected(samples, paired_difference_tests(samples, [5.2] * 3))
+        expected_p = correct_family(samples, paired_difference_tests(samples, [5.2] * 3))
         assert [row.where for row in rows] == ["", "attn_type=polar", "attn_type=nope"]
         assert [row.p_corrected for row in rows] == pytest.approx(expected_p, nan_ok=True)
 
@@ -256,7 +256,7 @@ class TestOwn:
         assert len(interaction.origins) == 4
 
     def test_noise_comes_from_seeds(self, design):
-        noise = ef.spread(load_sweep_data(design), VAL)
+        noise = ef.pooled_noise(load_sweep_data(design), VAL)
         # three pairs of seeds, each 0.2 apart
         assert (noise.kind, noise.df, noise.groups) == ("seeds", 3, 3)
         assert noise.sd == pytest.approx(0.2 / math.sqrt(2))

@@ -9,17 +9,17 @@ import pytest
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.live.status import cell_details
 from atma_sweep.reports.stats.effects.needle_baseline import (
+    baseline_text,
     below_baseline_note,
-    ceiling,
+    constant_answer_score,
     mentions_needle,
     needle_note,
-    yardstick,
 )
 from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper
 from atma_sweep.results.store.records import Measurement
-from atma_sweep.sweep.probes.needle import NeedleConfig, trials
+from atma_sweep.sweep.probes.needle import NeedleConfig, make_trials
 from ordinary import TABLES
 from statsmodels.stats.proportion import proportion_confint
 from tiers import every_nth
@@ -47,12 +47,12 @@ def make_sweep(empty, make, run):
 
 
 def test_published_baseline_follows_from_its_seed(published):
-    digit_counts = Counter(digit for trial in trials(NeedleConfig()) for digit in trial.digits)
+    digit_counts = Counter(digit for trial in make_trials(NeedleConfig()) for digit in trial.digits)
     assert digit_counts.most_common(1) == [(7, paper.MOST_FREQUENT)]
     assert digit_counts.total() == paper.DIGITS
     for sweep in paper.SWEEPS:
         data = load_sweep_data(published, sweep)
-        assert [ceiling(data, length) for length in (0, *paper.LENGTHS)] == pytest.approx([0.175] * 7)
+        assert [constant_answer_score(data, length) for length in (0, *paper.LENGTHS)] == pytest.approx([0.175] * 7)
 
 
 @pytest.fixture
@@ -131,24 +131,28 @@ def test_show_prints_the_baseline(six, published):
 
 def test_measured_baseline_is_used_at_its_length(make_sweep):
     data = make_sweep({128: 0.3, 256: 0.2})
-    assert (ceiling(data, 128), ceiling(data, 256), ceiling(data, 512)) == (0.3, 0.2, None)
-    assert ceiling(data, 0) == pytest.approx((128 * 0.3 + 256 * 0.2) / 384)
-    assert yardstick(data) == "the same digit everywhere: 20.0 to 30.0; a guess: 10"
-    assert yardstick(data, [256]) == "the same digit everywhere: 20.0; a guess: 10"
+    assert (constant_answer_score(data, 128), constant_answer_score(data, 256), constant_answer_score(data, 512)) == (
+        0.3,
+        0.2,
+        None,
+    )
+    assert constant_answer_score(data, 0) == pytest.approx((128 * 0.3 + 256 * 0.2) / 384)
+    assert baseline_text(data) == "the same digit everywhere: 20.0 to 30.0; a guess: 10"
+    assert baseline_text(data, [256]) == "the same digit everywhere: 20.0; a guess: 10"
 
 
 def test_baseline_of_different_trials_is_the_highest(make_sweep):
-    assert ceiling(make_sweep({128: 0.2}, {128: 0.4}, {128: None}), 128) == 0.4
+    assert constant_answer_score(make_sweep({128: 0.2}, {128: 0.4}, {128: None}), 128) == 0.4
 
 
 def test_baseline_from_an_old_description(make_sweep):
-    assert ceiling(make_sweep({128: None}, description={"chance": 0.25}), 128) == 0.25
+    assert constant_answer_score(make_sweep({128: None}, description={"chance": 0.25}), 128) == 0.25
 
 
 def test_baseline_is_none_if_not_recorded(make_sweep):
     data = make_sweep({128: None})
-    assert ceiling(data, 128) is None
-    assert ceiling(data, 0) is None
+    assert constant_answer_score(data, 128) is None
+    assert constant_answer_score(data, 0) is None
     assert (
         needle_note(data)
         == "Ndl: needle digits right, in % (a guess: 10; the same digit everywhere: more, not recorded)."

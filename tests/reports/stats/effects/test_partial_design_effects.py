@@ -12,7 +12,7 @@ import pytest
 import statsmodels.formula.api as smf
 from atma_sweep.reports.stats.anova import anova_results
 from atma_sweep.reports.stats.effects.effects import AT_CHANCE_VERDICT, contrasts, effects, interactions
-from atma_sweep.reports.stats.effects.matched_groups import contrast_column, numbers_of
+from atma_sweep.reports.stats.effects.matched_groups import contrast_column, values_frame
 from atma_sweep.reports.stats.effects.partial_design_effects import DesignRegression
 from atma_sweep.reports.stats.significance.paired_tests import FITTED
 from atma_sweep.reports.sweep_data import SweepData, load_sweep_data
@@ -56,7 +56,7 @@ def forty(all_cells: SweepData) -> SweepData:
 @pytest.fixture(scope="module")
 def by_hand(forty: SweepData) -> Any:
     """Return the fit of the same forty cells by statsmodels."""
-    frame = numbers_of(forty, contrast_column(forty, DECLARED[0]))
+    frame = values_frame(forty, contrast_column(forty, DECLARED[0]))
     assert len(frame) == 40
     return smf.ols(FORMULA, frame).fit()
 
@@ -128,7 +128,7 @@ def test_contrast_at_chance_in_a_partial_design(forty: SweepData) -> None:
 def test_forty_cells_estimate_the_full_effects(forty: SweepData, all_cells: SweepData) -> None:
     polar, rope, window = contrasts(forty)
     full = [row.mean for row in contrasts(replace(all_cells, contrasts=DECLARED))]
-    assert polar.sure
+    assert polar.is_significant
     assert polar.low <= full[0] <= polar.high
     assert window.low <= full[2] <= window.high
     assert window.verdict == "equivalent"
@@ -139,7 +139,7 @@ def test_forty_cells_estimate_the_full_effects(forty: SweepData, all_cells: Swee
 
 def test_completed_design_uses_matched_pairs(all_cells: SweepData) -> None:
     complete = restricted_to_design(all_cells, 120)
-    assert complete.partial is None
+    assert complete.partial_design is None
     bare = replace(complete, design=None)
     column = contrast_column(all_cells, DECLARED[0])
     assert repr(effects(complete, [column])) == repr(effects(bare, [column]))

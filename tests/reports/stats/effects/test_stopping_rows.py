@@ -11,11 +11,11 @@ from atma_sweep.reports.stats.effects.effects import contrasts, effects
 from atma_sweep.reports.stats.significance.paired_tests import holm
 from atma_sweep.reports.sweep_data import SweepData, load_sweep_data
 from atma_sweep.reports.tables import make_table
-from atma_sweep.results.contrasts import Contrast, as_options
+from atma_sweep.results.contrasts import Contrast, contrasts_as_json
 from atma_sweep.results.designs.design_option import Design
 from atma_sweep.results.designs.design_space import DesignSpace
 from atma_sweep.results.stopping.alpha_spending import critical_values
-from atma_sweep.results.stopping.stopping_rule import StoppingRule, as_option
+from atma_sweep.results.stopping.stopping_rule import StoppingRule, rule_as_json
 from atma_sweep.results.store.store import Store
 from scipy import stats
 
@@ -84,7 +84,7 @@ def test_stopping_notes_state_looks_levels_and_end(replicated: Store) -> None:
         (9.0, "Stopped after 3 seeds: "),
         (0.0001, "Not decided: no interval is at most 0.00010 nats wide yet, and further seeds were not started; launch again to go on."),
     ):  # fmt: skip
-        options |= {"contrasts": as_options((MEMORY,)), "stop": as_option(replace(RULE, width=width))}
+        options |= {"contrasts": contrasts_as_json((MEMORY,)), "stop": rule_as_json(replace(RULE, width=width))}
         replicated.record_revision("twice", grid_text="x", grid_file="x", options=options, cells=[replace(cell, axes=axes[cell.id]) for cell in cells])  # fmt: skip
         notes = " ".join(make_table("contrasts", replicated, "twice").notes)
         assert "Look 1 of at most 3, after 3 of at most 5 seeds: -1.0" in notes
@@ -97,7 +97,7 @@ def test_last_look_of_a_partial_design_by_least_squares(data: SweepData) -> None
     space = DesignSpace({"attn_type": ("polar", "nope"), "memory": ("off", "on")})
     design = Design(method="d-optimal", runs=3, space=space, terms=(("attn_type",), ("memory",)))
     three = replace(data, design=design, cells=[cell for cell in data.cells if cell.levels["attn_type"] == "polar" or cell.levels["memory"] == "off"])  # fmt: skip
-    assert three.partial is not None
+    assert three.partial_design is not None
     own = contrasts(three)[0]
     # without interaction nope says nothing of the memory: what it is worth in polar, 1 and 0.01 a seed
     assert (own.method, own.mean) == ("looks", pytest.approx(-1.0))

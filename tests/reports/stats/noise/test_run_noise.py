@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 from atma_sweep.reports.number_format import Column
-from atma_sweep.reports.stats.noise.run_noise import Spread, detectable, detectable_factor, noise_by_stratum, spread
+from atma_sweep.reports.stats.noise.run_noise import (
+    NoiseEstimate,
+    detectable,
+    detectable_factor,
+    noise_by_stratum,
+    pooled_noise,
+)
 from atma_sweep.reports.sweep_data import SweepData, load_sweep_data
 from atma_sweep.results.paper import rows
 from atma_sweep.results.store.records import CellRecord, Measurement
@@ -48,7 +54,7 @@ def test_strata_are_told_apart(paper: SweepData) -> None:
         sd, df = pooled_sd_by_hand(mixer, memory, without="strong")
         assert (noise.kind, noise.df, noise.groups) == ("near-replicates", df, 4)
         assert 100 * noise.sd == pytest.approx(sd, abs=1e-9)
-        assert noise == spread(paper, NEEDLE, {"attn_type": mixer, "memory": memory})
+        assert noise == pooled_noise(paper, NEEDLE, {"attn_type": mixer, "memory": memory})
     with_strong = [
         f"{pooled_sd_by_hand(*stratum)[0]:.1f}" for stratum in (("polar", "on"), ("nope", "on"), ("rope", "off"))
     ]
@@ -66,7 +72,7 @@ def test_an_accuracy_varies_at_least_by_its_trials(paper: SweepData) -> None:
     noise = noise_by_stratum(paper, NEEDLE)["rope", "on"]
     share = 0.5 / (20 * 16 + 1)
     assert noise.floor == pytest.approx(math.sqrt(share * (1 - share) / 16))
-    assert noise.used == noise.floor > noise.sd == 0
+    assert noise.effective_sd == noise.floor > noise.sd == 0
     for key, stratum_noise in noise_by_stratum(paper, NEEDLE).items():
         accuracies = [
             float(row["needle"]) / 100
@@ -79,7 +85,7 @@ def test_an_accuracy_varies_at_least_by_its_trials(paper: SweepData) -> None:
 
 
 def test_regularizers_cost_speed(paper: SweepData) -> None:
-    assert spread(paper, MFU) is None
+    assert pooled_noise(paper, MFU) is None
     assert noise_by_stratum(paper, MFU) == {}
 
 
@@ -98,14 +104,14 @@ def test_regularizers_are_treatments_beside_a_mean_loss(
     empty.record_revision("s", grid_text="x", grid_file="x", cells=cells)
     for index, record in enumerate(cells):
         run(empty, record.id, "done", [Measurement(probe="val", metric="val_loss", value=3 + index / 7)])
-    noise = spread(load_sweep_data(empty), VAL)
+    noise = pooled_noise(load_sweep_data(empty), VAL)
     assert (noise.df if noise else None) == df
 
 
 def test_one_pair_is_held_against_the_spread() -> None:
     sd, df = pooled_sd_by_hand("polar", "on")
     t = stats.t.ppf(0.975, df) + stats.t.ppf(0.8, df)
-    assert detectable(Spread("near-replicates", sd, df, 4), 1) == pytest.approx(t * sd * math.sqrt(2))
+    assert detectable(NoiseEstimate("near-replicates", sd, df, 4), 1) == pytest.approx(t * sd * math.sqrt(2))
     assert f"{t * sd * math.sqrt(2):.0f}" == "84", "points: nothing less shows in one pair of polar with memory"
 
 

@@ -58,10 +58,10 @@ def test_max_t_equals_enumeration():
     expected = step_down_max_t(
         [dict(zip(sample_keys, d, strict=True)) for d, sample_keys in zip(samples, keys, strict=True)]
     )
-    assert rs.corrected(samples, rs.paired_difference_tests(samples), keys) == pytest.approx(expected)
+    assert rs.correct_family(samples, rs.paired_difference_tests(samples), keys) == pytest.approx(expected)
     # without names, rows at one place belong together where there are as many in each
     expected = step_down_max_t([dict(zip(names, d, strict=True)) for d in full])
-    assert rs.corrected(full, rs.paired_difference_tests(full)) == pytest.approx(expected)
+    assert rs.correct_family(full, rs.paired_difference_tests(full)) == pytest.approx(expected)
 
 
 def test_max_t_draws_approximate_enumeration():
@@ -74,16 +74,16 @@ def test_max_t_draws_approximate_enumeration():
     expected, before = np.zeros(4), 0.0
     for step, test in enumerate(order):
         before = expected[test] = max(before, (flipped[:, order[step:]].max(axis=1) >= seen[test] - 1e-12).mean())
-    corrected_p = rs.corrected(samples, rs.paired_difference_tests(samples))
+    corrected_p = rs.correct_family(samples, rs.paired_difference_tests(samples))
     assert corrected_p == pytest.approx(expected.tolist(), abs=0.01)
-    assert corrected_p == rs.corrected(samples, rs.paired_difference_tests(samples))
+    assert corrected_p == rs.correct_family(samples, rs.paired_difference_tests(samples))
 
 
 def test_max_t_of_copies_needs_no_correction():
     """A family of ten copies is a single test; Holm would multiply its p by ten."""
     d = np.random.default_rng(6).normal(0.9, 1, 9)
     (alone,) = rs.paired_difference_tests([d])
-    assert rs.corrected([d] * 10, rs.paired_difference_tests([d] * 10)) == pytest.approx([alone.p] * 10)
+    assert rs.correct_family([d] * 10, rs.paired_difference_tests([d] * 10)) == pytest.approx([alone.p] * 10)
 
 
 @pytest.mark.thorough
@@ -93,16 +93,16 @@ def test_holm_is_used_unless_all_are_sign_flip_tests():
     results = rs.paired_difference_tests(samples)
     assert [result.method for result in results] == ["sign-flip", "t", "crossed", "none"]
     expected = multipletests([result.p for result in results[:3]], method="holm")[1]
-    assert rs.corrected(samples, results) == pytest.approx([*expected, math.nan], nan_ok=True)
+    assert rs.correct_family(samples, results) == pytest.approx([*expected, math.nan], nan_ok=True)
     # unequal numbers of rows without names cannot be flipped together
     samples = [draw.normal(1, 1, 8), draw.normal(1, 1, 9)]
     results = rs.paired_difference_tests(samples)
-    assert rs.corrected(samples, results) == pytest.approx(rs.holm([result.p for result in results]))
+    assert rs.correct_family(samples, results) == pytest.approx(rs.holm([result.p for result in results]))
 
 
 def test_max_t_of_a_constant_member():
     samples = [np.zeros(8), np.random.default_rng(1).normal(3, 1, 8)]
-    corrected_p = rs.corrected(samples, rs.paired_difference_tests(samples))
+    corrected_p = rs.correct_family(samples, rs.paired_difference_tests(samples))
     assert corrected_p[0] == 1.0
     assert corrected_p[1] == pytest.approx(2 / 2**8)
 
@@ -116,7 +116,9 @@ def test_nope_minus_polar_is_significant_in_its_family(published):
     samples = [pair_frame["difference"].to_numpy(dtype=float) for pair_frame in pairs]
     keys = [list(pair_frame[axes].itertuples(index=False, name=None)) for pair_frame in pairs]
     summed = rs.paired_difference_tests(samples, [1.0] * len(samples))
-    p = dict(zip((row.level for row in rows), rs.corrected(samples, summed, keys, [1.0] * len(samples)), strict=True))
+    p = dict(
+        zip((row.level for row in rows), rs.correct_family(samples, summed, keys, [1.0] * len(samples)), strict=True)
+    )
     assert p["nope"] < 0.005
     assert p["rope"] < 0.005
 
