@@ -113,7 +113,7 @@ def test_help_without_a_command_stays_help(run) -> None:  # type: ignore[no-unty
 
 
 def test_replaced_sys_exit_blames_the_caller(run, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
-    """wandb replaces sys.exit; a plugin that calls it still counts as foreign code."""
+    """Wandb replaces sys.exit; a plugin that calls it still counts as foreign code."""
     there: dict[str, Any] = {}
     exec(compile("def hooked(code=0):\n    raise SystemExit(code)", "/library/hooks.py", "exec"), there)
     monkeypatch.setattr(sys, "exit", there["hooked"])

@@ -32,9 +32,13 @@ LOSS_UNIT = "nats"
 
 @dataclass(frozen=True, kw_only=True)
 class PowerAnalysis:
-    """What can be seen of a number in a stratum. `pairs` is the most that the design has there for two levels of an axis;
-    `one` and `all` are the smallest differences that one pair and those pairs show with 80% power; `needed` are the pairs
-    that each of `differences` takes, None beyond MOST, empty where nobody said what difference matters."""
+    """Statistical power of the matched comparisons of one number in one stratum.
+
+    Attributes:
+        pairs: Largest number of matched pairs that the design has in the stratum for two levels of an axis.
+        one: Smallest difference that one pair shows with 80% power, in printed units; `all` the same for `pairs` pairs.
+        needed: Pairs that each of `differences` needs, None beyond MOST; empty if no difference of interest is declared.
+    """
 
     measure: Column
     stratum: tuple[str, ...]

@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from .corpus_kind import CorpusKind
 
 CORPORA: Registry[type[CorpusKind]] = Registry("corpus", __name__.rpartition(".")[0], {
-    "stdlib": "known.local:StandardLibrary",
-    "files": "known.local:OwnFiles",
-    "shards": "known.local:OwnShards",
-    "fineweb-edu": "known.hub:FineWebEdu",
-    "fineweb-edu-shards": "known.hub:FineWebEduShards",
-    "finepdfs": "known.hub:FinePDFs",
-    "wikitext-103": "known.hub:WikiText103",
-    "flipflop": "known.flipflop:FlipFlopCorpus",
-    "mqar": "known.mqar:MqarCorpus",
+    "stdlib": "builtin.local:StandardLibrary",
+    "files": "builtin.local:OwnFiles",
+    "shards": "builtin.local:OwnShards",
+    "fineweb-edu": "builtin.hub:FineWebEdu",
+    "fineweb-edu-shards": "builtin.hub:FineWebEduShards",
+    "finepdfs": "builtin.hub:FinePDFs",
+    "wikitext-103": "builtin.hub:WikiText103",
+    "flipflop": "builtin.flipflop:FlipFlopCorpus",
+    "mqar": "builtin.mqar:MqarCorpus",
 })  # fmt: skip
 
 register_corpus = CORPORA.register

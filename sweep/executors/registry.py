@@ -6,6 +6,7 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...renamed import old_names
 from ..errors import GridError, SweepError
 
 if TYPE_CHECKING:
@@ -71,3 +72,7 @@ def open_executor(name: str, context: ExecutorContext) -> Executor:
     module, attribute = EXECUTORS[name].target.split(":")
     executor_class: type[Executor] = getattr(importlib.import_module(f".{module}", __package__), attribute)
     return executor_class.open(context)
+
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(__name__)

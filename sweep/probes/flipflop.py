@@ -12,7 +12,7 @@ from ...results import metrics
 from ...results.intervals import wilson_of_trials
 from ...results.metrics import Metric
 from ...results.store.records import Measurement
-from ..data.known.flipflop import FlipFlopRows, coin_flip_accuracy, mark_reads, settings_of
+from ..data.builtin.flipflop import FlipFlopRows, coin_flip_accuracy, mark_reads, settings_of
 from ..data.tokenizer import FLIPFLOP
 from .base import LengthwiseProbe, ProbeConfig, Result
 

@@ -10,7 +10,7 @@ from ...model.config import Int, knob
 from ...results import metrics
 from ...results.intervals import wilson_of_trials
 from ...results.metrics import Metric
-from ..data.known.mqar import MqarRows, mark_answers, settings_of
+from ..data.builtin.mqar import MqarRows, mark_answers, settings_of
 from ..data.tokenizer import RecallTokenizer
 from .base import LengthwiseProbe, ProbeConfig, Result
 

@@ -15,9 +15,9 @@ from ....model.bounds import MAX_COUNT, MAX_INT64, MAX_WIDTH
 from ....model.config import Int, knob
 from ....results import metrics
 from ....results.metrics import Metric
-from ...data.known.mqar import NAME as MQAR
-from ...data.known.mqar import MqarConfig, MqarRows, settings_of
-from ...data.known.mqar import mark_answers as mark_answers
+from ...data.builtin.mqar import NAME as MQAR
+from ...data.builtin.mqar import MqarConfig, MqarRows, settings_of
+from ...data.builtin.mqar import mark_answers as mark_answers
 from ..base import LengthwiseProbe, ProbeConfig, Prompt, Result
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.mixers.tra import TRA, TRAConfig
-from atma_sweep.sweep.data.known.flipflop import BIT_0, BIT_1, IGNORE, READ, WRITE, FlipFlopRows
+from atma_sweep.sweep.data.builtin.flipflop import BIT_0, BIT_1, IGNORE, READ, WRITE, FlipFlopRows
 from torch import Tensor
 
 MODEL = ModelConfig(d_model=12, n_heads=4, n_kv_heads=2, head_dim=8)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora, division, prepare
+from atma_sweep.sweep.data.builtin.local import OwnFiles
 from atma_sweep.sweep.data.division import Division, Pooled
-from atma_sweep.sweep.data.known.local import OwnFiles
 from atma_sweep.sweep.grid.grid import load_grid, shipped
 from atma_sweep.sweep.planning import admission as plan_corpora
 from copies import prose

@@ -14,8 +14,8 @@ import pytest
 from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora
 from atma_sweep.sweep.data.batches import stream_rows
+from atma_sweep.sweep.data.builtin.flipflop import FlipFlopRows, coin_flip_accuracy, mark_reads
 from atma_sweep.sweep.data.computed_rows import ComputedMarks
-from atma_sweep.sweep.data.known.flipflop import FlipFlopRows, coin_flip_accuracy, mark_reads
 from atma_sweep.sweep.data.tokenizer import TokenizerError, load_tokenizer
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell
@@ -190,7 +190,7 @@ def test_flipflop_fingerprint_follows_settings_and_rows(tmp_path: Path, monkeypa
     variants = [prepare_corpus(small(**change), tmp_path) for change in changes]
     assert len({corpus.fingerprint for corpus in variants}) == 6
     assert prepare_corpus(small(), tmp_path / "elsewhere").fingerprint == variants[0].fingerprint
-    monkeypatch.setattr("atma_sweep.sweep.data.known.flipflop.NAME", "flopflip")
+    monkeypatch.setattr("atma_sweep.sweep.data.builtin.flipflop.NAME", "flopflip")
     folder = variants[0].folder
     assert folder is not None
     assert corpora.verify(folder) == [

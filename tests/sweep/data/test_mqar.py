@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from atma_sweep.sweep.data.known.mqar import BLANK, KEYS, VALUES, MqarConfig, MqarCorpus, MqarRows, mark_answers
+from atma_sweep.sweep.data.builtin.mqar import BLANK, KEYS, VALUES, MqarConfig, MqarCorpus, MqarRows, mark_answers
 from atma_sweep.sweep.data.tokenizer import TokenizerError, load_tokenizer
 from pydantic import ValidationError
 

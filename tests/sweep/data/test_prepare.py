@@ -20,8 +20,8 @@ from atma_sweep.results.errors import WriteRefused
 from atma_sweep.results.names import quoted_short
 from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora, prepare, shards
+from atma_sweep.sweep.data.builtin.local import OwnFiles
 from atma_sweep.sweep.data.corpora import open_corpus
-from atma_sweep.sweep.data.known.local import OwnFiles
 from atma_sweep.sweep.data.prepare import PrepareProgress, prepare_in_memory
 from atma_sweep.sweep.data.sources import StdlibSource
 from atma_sweep.sweep.errors import MachineError

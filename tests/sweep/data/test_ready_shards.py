@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora, prepare
+from atma_sweep.sweep.data.builtin import hub
 from atma_sweep.sweep.data.corpora import open_corpus
-from atma_sweep.sweep.data.known import hub
 from atma_sweep.sweep.errors import MachineError
 from copies import published_shard
 from prepared import document, preparation_error, prepare_corpus, put, rederived, stream

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from atma_sweep.sweep.data import sources
-from atma_sweep.sweep.data.known.hub import FinePDFs
+from atma_sweep.sweep.data.builtin.hub import FinePDFs
 from atma_sweep.sweep.data.registry import CORPORA
 from atma_sweep.sweep.data.sources import (
     CorpusError,

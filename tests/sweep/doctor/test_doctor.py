@@ -171,7 +171,6 @@ def test_slow_queries_run_in_parallel(tmp_path: Path, driver: Any, look: Any, mo
 
 def test_self_tests_run_side_by_side_and_none_is_lost(tmp_path: Path) -> None:
     """Each runs in a process of its own and waits for the others; one that fails or dies is reported."""
-
     marks = tmp_path / "marks"
     marks.mkdir()
 

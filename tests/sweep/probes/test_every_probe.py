@@ -14,7 +14,7 @@ import pytest
 import torch
 from atma_sweep.results import metrics
 from atma_sweep.sweep.config import CellConfig, DataConfig
-from atma_sweep.sweep.data.known.mqar import VALUES
+from atma_sweep.sweep.data.builtin.mqar import VALUES
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import PROBES, Metric, Probe, ProbeConfig, bound, register_probe
 from atma_sweep.sweep.probes.subject import CellSubject, evaluating, run_probe

@@ -11,7 +11,7 @@ import pytest
 from atma_sweep.results import metrics
 from atma_sweep.results.intervals import wilson
 from atma_sweep.sweep.config import CellConfig, DataConfig, EvalConfig
-from atma_sweep.sweep.data.known.flipflop import FlipFlopRows, coin_flip_accuracy
+from atma_sweep.sweep.data.builtin.flipflop import FlipFlopRows, coin_flip_accuracy
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import bound
 from atma_sweep.sweep.probes.subject import CellSubject, run_probe

@@ -16,7 +16,7 @@ from atma_sweep.model.memory.gated_delta import DeltaRates
 from atma_sweep.model.registry import MEMORIES, register_memory
 from atma_sweep.model.resolve import memory_settings
 from atma_sweep.sweep.config import CellConfig, DataConfig, EvalConfig
-from atma_sweep.sweep.data.known.mqar import BLANK, VALUES
+from atma_sweep.sweep.data.builtin.mqar import BLANK, VALUES
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import bound
 from atma_sweep.sweep.probes.diagnostics.memory_recall import recall_capacity

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from atma_sweep.results.intervals import wilson
 from atma_sweep.sweep.config import CellConfig, DataConfig
-from atma_sweep.sweep.data.known.mqar import MqarConfig, MqarRows
+from atma_sweep.sweep.data.builtin.mqar import MqarConfig, MqarRows
 from atma_sweep.sweep.data.tokenizer import RecallTokenizer, load_tokenizer
 from atma_sweep.sweep.probes import bound
 from atma_sweep.sweep.probes.subject import CellSubject, run_probe
