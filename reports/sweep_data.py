@@ -384,7 +384,7 @@ def load_sweep_data(
     filters = cell_filter.active_filters(full_data.sweep)
     if not filters:
         return full_data
-    filtered_key = (store, full_data.sweep, full_data.revision, orphans, full_data.beyond, filters)
+    filtered_key = (store, full_data.sweep, full_data.revision, orphans, full_data.extra_lengths_option, filters)
     if filtered_key not in cache:
         cache[filtered_key] = _filtered_data(full_data, filters)
     return cache[filtered_key]

@@ -251,10 +251,10 @@ def reports(folder: Path) -> dict[str, bytes]:
     files = {}
     for name, result in run_all(calls).items():
         files[f"{name}/printed"] = mask(result.text().decode(), folder / name).encode()
-        folder = folder / name / "out"
-        for path in sorted(folder.rglob("*")):
+        out_folder = folder / name / "out"
+        for path in sorted(out_folder.rglob("*")):
             if path.is_file():
-                files[f"{name}/{path.relative_to(folder)}"] = path.read_bytes()
+                files[f"{name}/{path.relative_to(out_folder)}"] = path.read_bytes()
     checks = [Call(f"check {sweep}", ("report", "--sweep", sweep, "--check", "out"), folder / sweep) for sweep in ("printed-v1", SHIPPED[0])]  # fmt: skip
     for name, result in run_all(checks).items():
         files[name] = mask(result.text().decode(), folder).encode()
@@ -322,12 +322,12 @@ def errors(folder: Path) -> dict[str, Any]:
     shared = corpus["shared"]
     calls = []
     for number, (name, case) in enumerate(corpus["cases"].items()):
-        folder = folder / f"{number:03d}"
+        case_folder = folder / f"{number:03d}"
         for file, text in case["files"].items():
-            target = folder / file
+            target = case_folder / file
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((shared[text[1:]] if text[:1] == "@" and text[1:] in shared else text).encode("latin1"))
-        calls.append(Call(name, ("plan", *case["arguments"]), folder))
+        calls.append(Call(name, ("plan", *case["arguments"]), case_folder))
     _warm(Call("quick", ("plan", "quick"), folder / "warm"))
     results = run_all(calls, limit_s=120)
     cases = {}

@@ -75,14 +75,14 @@ class TestLedger:
         assert_numbers(answers["hold-90"], held=1, cells=20, mean=fmean(cells.values()) / 100)
         assert_numbers(answers["hold-90"], no_window=fmean(open_) / 100, no_window_sd=stdev(open_) / 100)
         assert answers["hold-90"].verdict == "true of 1 of 20"
-        assert "without window 63.0 (sd 17.4, 10 cells)" in answers["hold-90"].told
+        assert "without window 63.0 (sd 17.4, 10 cells)" in answers["hold-90"].explanation
 
     def test_claim_average(self, answers, logged):
         lengths = [2048 * 2**power for power in range(6)]
         values = logged["polar", "baseline", 0, 1, 0]["needle"]
         mean = sum(length * value for length, value in zip(lengths, values, strict=True)) / sum(lengths)
         assert_numbers(answers["average"], average=mean / 100, lowest=0.9125, highest=0.975, reach=1, cells=20)
-        assert "average 94.15, 91.25 to 97.50" in answers["average"].told
+        assert "average 94.15, 91.25 to 97.50" in answers["average"].explanation
         assert answers["average"].verdict == "true of 1 of 20"
 
     def test_claim_monotone_loss(self, answers, logged):
@@ -108,7 +108,7 @@ class TestLedger:
         assert f"{ours:.2f}" == "1.96"
         assert sum(value < 1.945 for value in losses.values()) == 1 + 6
         assert_numbers(answers["best-loss"], ours=ours, plain=ours, lowest=min(losses.values()), lower=7)
-        explanation = answers["best-loss"].told
+        explanation = answers["best-loss"].explanation
         assert explanation.endswith("1.916 (polar-zipfian-d0-m1-w0), 6 more are below 1.945")
         assert answers["best-loss"].verdict == "true among 6 plain cells only"
 
@@ -145,7 +145,7 @@ class TestLedger:
         assert [round(x, 1) for x in better["strong", 1, 0]] == [83.8, 52.5]
         assert_numbers(answers["simplest"], better=len(better), cells=15)
         assert (
-            "strong/on/off 83.8 > strong/off/off 52.5; weak/on/on 78.8 > weak/off/off 51.3" in answers["simplest"].told
+            "strong/on/off 83.8 > strong/off/off 52.5; weak/on/on 78.8 > weak/off/off 51.3" in answers["simplest"].explanation
         )
         assert answers["simplest"].verdict == "false"
 
@@ -166,7 +166,7 @@ class TestLedger:
         for mixer, (first, later) in {"nope": (2.76, 2.67), "rope": (2.85, 2.78)}.items():
             values = logged[mixer, "baseline", 0, 0, 0]["clean"]
             assert [round(values[i], 2) for i in (0, 2)] == [first, later]
-            assert f"{mixer} {first:.2f} -> {later:.2f} at 8K" in answers["degrade"].told
+            assert f"{mixer} {first:.2f} -> {later:.2f} at 8K" in answers["degrade"].explanation
             assert_numbers(answers["degrade"], **{f"{mixer}, 4x": values[2], f"{mixer}, 32x": values[5]})
         assert answers["degrade"].verdict == "false up to 4x"
 
@@ -177,7 +177,7 @@ class TestLedger:
         assert_numbers(answers["mfu"], points=(alone - memory) / 100, memory=1 - memory / alone, both=1 - both / alone)
         times = [row[0] for row in rows]
         assert_numbers(answers["mfu"], memory_by_time=1 - times[0] / times[1], both_by_time=1 - times[0] / times[2])
-        assert "4.5 points, 11.2%, 20.7%; by the time of a step 12.8% and 22.1%" in answers["mfu"].told
+        assert "4.5 points, 11.2%, 20.7%; by the time of a step 12.8% and 22.1%" in answers["mfu"].explanation
         assert answers["mfu"].verdict == "true"
 
     def test_claim_budgets(self, answers):
@@ -194,8 +194,8 @@ class TestLedger:
     def test_claims_on_size_and_recipe(self, answers):
         assert_numbers(answers["non-embedding"], parameters=369_717_376)
         assert_numbers(answers["tokens"], tokens=1900 * 524_288)
-        assert "1,900 steps of 524,288" in answers["tokens"].told
-        assert answers["schedule"].told == "schedule: linear"
+        assert "1,900 steps of 524,288" in answers["tokens"].explanation
+        assert answers["schedule"].explanation == "schedule: linear"
         assert [answers[name].verdict for name in ("non-embedding", "tokens", "schedule")] == ["false"] * 3
 
     def test_claim_memory_by_hand(self, answers):
