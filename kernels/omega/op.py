@@ -124,26 +124,23 @@ def omega(
         """Return x with the values of the window before it in front, [B, H, S, X]."""
         return torch.cat([earlier_BHSX.to(dtype).transpose(1, 2), x.to(dtype)], 1).transpose(1, 2)
 
-    q, keys, values = (
-        heads_first(q_BTHF),
-        window_first(state.keys_BHSF, k_BTHF),
-        window_first(state.values_BHSX, v_BTHX),
-    )
+    q, keys = heads_first(q_BTHF), window_first(state.keys_BHSF, k_BTHF)
+    values = window_first(state.values_BHSX, v_BTHX)
     keep, step, weight = (heads_first(x) for x in rates[:3])
     log_momentum = None if rates.log_momentum_BTH is None else heads_first(rates.log_momentum_BTH)
     weights = torch.cat([state.weights_BHS.to(dtype), weight], 2)
     layers = tuple(layer.to(dtype) for layer in state.layers)
     momenta = tuple(momentum.to(dtype) for momentum in state.momenta)
+
+    def rates_of(tokens: slice, pairs: slice) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        momentum = None if log_momentum is None else log_momentum[..., tokens]
+        return keep[..., tokens], step[..., tokens], momentum, weights[..., pairs]
+
     readouts, first = [], 0
     if len(layers) == 1 and orthogonal != "token" and t >= chunk:
         first = t // chunk * chunk
         own, seen = slice(first), slice(first + window - 1)
-        chunk_rates = (
-            keep[..., own],
-            step[..., own],
-            None if log_momentum is None else log_momentum[..., own],
-            weights[..., seen],
-        )
+        chunk_rates = rates_of(own, seen)
         pairs_seen = keys[:, :, seen], values[:, :, seen].to(v_BTHX.dtype if backend == "triton" else dtype)
         run_full_chunks = _run_kernels if backend == "triton" else _scan_chunks
         y, layers, momenta = run_full_chunks(
@@ -152,12 +149,7 @@ def omega(
         readouts.append(y)
     if first < t:
         rest = slice(first, t)
-        chunk_rates = (
-            keep[..., rest],
-            step[..., rest],
-            None if log_momentum is None else log_momentum[..., rest],
-            weights[..., first:],
-        )
+        chunk_rates = rates_of(rest, slice(first, None))
         pairs = keys[:, :, first:], values[:, :, first:]
         y, layers, momenta = run_chunks(
             q[:, :, rest], *pairs, chunk_rates, layers, momenta, window=window, chunk=chunk, orthogonal=orthogonal

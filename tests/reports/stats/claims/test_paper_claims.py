@@ -145,7 +145,8 @@ class TestLedger:
         assert [round(x, 1) for x in better["strong", 1, 0]] == [83.8, 52.5]
         assert_numbers(answers["simplest"], better=len(better), cells=15)
         assert (
-            "strong/on/off 83.8 > strong/off/off 52.5; weak/on/on 78.8 > weak/off/off 51.3" in answers["simplest"].explanation
+            "strong/on/off 83.8 > strong/off/off 52.5; weak/on/on 78.8 > weak/off/off 51.3"
+            in answers["simplest"].explanation
         )
         assert answers["simplest"].verdict == "false"
 
