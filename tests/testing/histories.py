@@ -79,14 +79,14 @@ def natural(store, *, numbers=False):
 
     histories = {}
     for table in T:
-        attempts = []
+        lines = []
         for row in rows(store, table):
             shown = {name: value for name, value in row.items() if name not in IGNORED}
             for name in ("attempt_id", "parent_id"):
                 if name in shown:
                     shown[name] = who(shown[name])
-            attempts.append(json.dumps(shown, sort_keys=True, default=str))
-        histories[table] = sorted(attempts)
+            lines.append(json.dumps(shown, sort_keys=True, default=str))
+        histories[table] = sorted(lines)
     return histories
 
 

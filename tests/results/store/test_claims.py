@@ -44,7 +44,7 @@ class Disturbed(Store):
     """A store that lets a rival in after its n-th transaction."""
 
     rival = staticmethod(lambda: None)
-    state_of = 0
+    remaining = 0
 
     @contextmanager
     def transaction(self, **how):

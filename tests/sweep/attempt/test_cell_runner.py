@@ -182,7 +182,7 @@ def test_compile_lock_ends_with_the_first_step_or_without_steps(room: Callable[.
             self.calls.append(("release", ours.store.attempts(ours.cell.id)[-1].step))
 
     def run() -> list[tuple[str, int | None]]:
-        job = ours.asked("train", ours.settings(), None)
+        job = ours.job("train", ours.settings(), None)
         work = CellRunner(job, ours.runs, DatabaseRecorder(ours.store, job.attempt, job.fence), Flag(None))  # type: ignore[arg-type]
         ours.works.append(work)
         work.compile_lock = turn = Noted()
@@ -214,7 +214,7 @@ def test_unrecorded_first_checkpoint_is_resumed(room: Callable[..., Room], far: 
     def die(_: str) -> None:
         raise KeyboardInterrupt
 
-    job = ours.asked("train", ours.settings(path=far), None)
+    job = ours.job("train", ours.settings(path=far), None)
     work = CellRunner(job, ours.runs, DatabaseRecorder(ours.store, job.attempt, job.fence), Flag(None))  # type: ignore[arg-type]
     ours.works.append(work)
     work.recorder.checkpoint = die  # type: ignore[method-assign]

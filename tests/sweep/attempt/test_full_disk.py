@@ -40,7 +40,7 @@ def endings(store: Store, cell: str) -> list[tuple[str, str | None]]:
 def test_error_is_recorded_even_if_printing_fails(room: Callable[..., Room]) -> None:
     """Whatever the attempt prints meets a full disk; what went wrong stands in the database."""
     ours = room()
-    job = ours.asked("train", ours.settings(path="/dev/null/nowhere"), None)
+    job = ours.job("train", ours.settings(path="/dev/null/nowhere"), None)
     with Path("/dev/full").open("w") as full:
         assert ours.start(job, out=full).wait(timeout=PATIENCE_S) == EXIT_MACHINE
     assert endings(ours.store, ours.cell.id) == [("failed", "infrastructure")]
@@ -51,7 +51,7 @@ def test_error_is_recorded_even_if_printing_fails(room: Callable[..., Room]) -> 
 def test_attempt_that_cannot_record_exits_with_machine_code(room: Callable[..., Room]) -> None:
     """Its journal does not grow any more, so its end does not get into it either."""
     ours = room()
-    job = ours.asked("train", ours.settings(), None)
+    job = ours.job("train", ours.settings(), None)
     limited = ("import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (700, 700)); "
                "os.execv(sys.argv[1], sys.argv[1:])")  # fmt: skip
     attempt = ours.start(job, sys.executable, "-c", limited, more=["--journal"])
@@ -72,7 +72,7 @@ def test_full_runs_folder_costs_an_attempt_but_no_results(
         ours = room_of(grid, tmp_path)
         ours.runs = small
         (small / "corpora").symlink_to(grid.parent / "corpora")
-        job = ours.asked("train", ours.settings(), None)
+        job = ours.job("train", ours.settings(), None)
         with (small / job.folder / "log.txt").open("w") as log, (small / "ballast").open("wb", buffering=0) as ballast:
             with contextlib.suppress(OSError):
                 while ballast.write(bytes(4096)):

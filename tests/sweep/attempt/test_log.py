@@ -19,7 +19,7 @@ def test_the_log_of_a_healthy_attempt(room: Callable[..., Room], command: Callab
     """The log has the cell and its device, the first step, a line per validation and probe, and the end."""
     ours = room()
     ours.run(stop=11)
-    job = ours.asked("train", ours.settings(), None)
+    job = ours.job("train", ours.settings(), None)
     with (ours.runs / job.folder / "log.txt").open("w") as log:
         assert ours.start(job, out=log).wait(timeout=PATIENCE_S) == 0
     code, out, _ = command("logs", ours.cell.slug, "--db", str(ours.store.path))

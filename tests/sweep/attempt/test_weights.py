@@ -146,7 +146,7 @@ def test_an_attempt_measures_no_changed_weights(trained: Room) -> None:
     attempt, origin = trained.store.attempts(trained.cell.id)[0], trained.store.provenance(1)
     assert origin is not None
     file_of(trained).write_bytes(flip_bit(file_of(trained).read_bytes()))
-    job = trained.asked("evaluate", trained.settings(), attempt.weights)
+    job = trained.job("evaluate", trained.settings(), attempt.weights)
     job = replace(job, weights_sha256=origin.weights_sha256)
     assert Job.read(job.write(trained.runs)) == job
     work = CellRunner(job, trained.runs, DatabaseRecorder(trained.store, job.attempt, job.fence), Flag(None))  # type: ignore[arg-type]

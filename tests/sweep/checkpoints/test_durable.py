@@ -49,7 +49,7 @@ def test_database_is_synced_before_checkpoint_removal(room: Callable[..., Room],
     ours.run(stop=11)
     trace = tmp_path / "trace"
     strace = ("strace", "-D", "-f", "-y", "-s", "0", "-o", str(trace), "-e", f"trace={CALLS}")
-    job = ours.asked("train", ours.settings(), None)
+    job = ours.job("train", ours.settings(), None)
     attempt = ours.start(job, *strace)
     out, _ = attempt.communicate(timeout=PATIENCE_S)
     if attempt.returncode and "ptrace" in out:

@@ -179,7 +179,7 @@ def test_interrupted_preparation_resumes(
     assert command("data", "list")[1].startswith("nothing is prepared in ")
     assert command("data", "prepare", str(text))[0] == 0
     assert [progress.documents for progress in heard] == [10, 20, 30, 40, 40, 50, 60]
-    assert heard[-1].fresh < heard[-1].tokens
+    assert heard[-1].new_tokens < heard[-1].tokens
 
 
 @pytest.mark.thorough

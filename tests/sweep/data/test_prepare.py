@@ -259,9 +259,9 @@ def test_concurrent_prepare_waits_for_first(tmp_path: Path) -> None:
         assert go_on.wait(PATIENCE_S)
 
     with ThreadPoolExecutor(2) as pool:
-        first_run = pool.submit(prepare.prepare, data, root, tell=first)
+        first_run = pool.submit(prepare.prepare, data, root, report=first)
         assert working.wait(PATIENCE_S)
-        two = pool.submit(prepare.prepare, data, root, tell=heard.append)
+        two = pool.submit(prepare.prepare, data, root, report=heard.append)
         time.sleep(0.2)
         assert not two.done()
         go_on.set()
@@ -325,7 +325,7 @@ def test_prepare_reports_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     put(tmp_path / "long", prose(3, longest=500))
     heard: list[PrepareProgress] = []
     data = files(tmp_path / "t", heldout=str(tmp_path / "long"), heldout_tokens=100)
-    corpus = prepare_corpus(data, tmp_path / "c", tell=heard.append)
+    corpus = prepare_corpus(data, tmp_path / "c", report=heard.append)
     assert [progress.phase for progress in heard] == ["tokenizing"] * 4 + ["long documents"]
     assert [progress.documents for progress in heard[:4]] == [10, 20, 30, 40]
     everything = corpus.train_tokens + len(corpus.validation)
@@ -463,7 +463,7 @@ def test_prepare_resumes_after_failed_heldout_source(tmp_path: Path, monkeypatch
     with pytest.raises(MachineError, match=r"run again to go on where it stopped, or give data\.heldout, a folder"):
         prepare.prepare(data, root)
     heard: list[PrepareProgress] = []
-    corpus = prepare_corpus(data, root, tell=heard.append)
+    corpus = prepare_corpus(data, root, report=heard.append)
     assert [progress.phase for progress in heard] == ["long documents"]
     assert heard[0].new_tokens == 496
     assert corpus.heldout_names == ["train/0"]

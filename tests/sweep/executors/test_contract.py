@@ -110,7 +110,7 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="atma-", dir="/tmp") as short:
         patch.setattr(hardware, "cores", lambda: 4)
         patch.setattr(hardware, "memory_gb", lambda: 8.0)
-        patch.setattr(hardware, "gpus", lambda: GPUS)
+        patch.setattr(hardware, "query_gpus", lambda: GPUS)
         patch.setattr(tempfile, "tempdir", short)  # a socket's path may have 107 bytes
         # set for good by whatever test of a cluster ran in this process; Ray's daemons would ask for a token, and get none
         patch.delenv("RAY_AUTH_MODE", raising=False)

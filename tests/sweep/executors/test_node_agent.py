@@ -174,7 +174,7 @@ def test_gpus_are_held_until_it_is_over(clock: Clock, tmp_path: Path, monkeypatc
     """Two supervisors on one machine: the second gets the first one's GPUs when the first one's lease has ended."""
     gpus = [Gpu("0", "GPU-a", "NVIDIA L4"), Gpu("1", "GPU-b", "NVIDIA H200")]
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(nodes.hardware, "gpus", lambda: gpus)
+    monkeypatch.setattr(nodes.hardware, "query_gpus", lambda: gpus)
     first, second = (NodeAgent(lease=60.0, grace=GRACE, clock=clock) for _ in range(2))
     first.poll([])
     machine, why = first.lock_gpus(["H200"])

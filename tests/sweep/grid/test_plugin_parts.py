@@ -155,7 +155,7 @@ def plugged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries: None) -
     (folder / "parts.py").write_text(text)
     grid.write_text(grid.read_text() + "plugins: [parts.py]\n")
     # as on a GPU whose peak is known
-    monkeypatch.setattr(CellRunner, "_peak", lambda self: 4e12)
+    monkeypatch.setattr(CellRunner, "_peak_flops", lambda self: 4e12)
     with scope():
         room = room_of(grid, tmp_path, "memory=leak", "reg_mode=shrink", "model.positions=ramp")
         assert room.run(keep="weights").state == "done"

@@ -163,7 +163,7 @@ def test_memory_gb_of_this_machine() -> None:
 def test_shared_gpu_is_locked_against_foreign_sweeps(
     cells: Callable[..., list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hardware, "gpus", lambda: [FIRST, SECOND])
+    monkeypatch.setattr(hardware, "query_gpus", lambda: [FIRST, SECOND])
     monkeypatch.setattr(hardware, "memory_gb", lambda: 32.0)
     halves, full_cells = cells("resources: {gpus: 0.5, gpu_type: H200}\n"), cells("resources: {gpus: 1}\n")
     mine, theirs = GpuLocks(tmp_path / "locks"), GpuLocks(tmp_path / "locks")

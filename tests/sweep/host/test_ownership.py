@@ -232,7 +232,7 @@ def test_retry_requested_during_another_is_not_lost(
             store.request_actions("s", retry=[second])
         return requests
 
-    monkeypatch.setattr(store, "asked", late)
+    monkeypatch.setattr(store, "pending_requests", late)
     fence = hold_sweep(store, seed_cells)
     supervisor_of(store, fence, executor, tmp_path / "runs").run(trainings(seed_cells))
     monkeypatch.undo()

@@ -107,7 +107,7 @@ def test_attention_map_of_diff_is_softmax_difference(network: Any, subject: Make
         (seen["q"][:, head] @ seen["k"][:, head].T / math.sqrt(8)).masked_fill(hidden, -math.inf).softmax(-1)
         for head in (0, 1)
     )
-    share = mixer.share().item()
+    share = mixer.lambda_value().item()
     expected = ((first - share * second) / (1 - share)).detach().numpy()
     assert maps[2, 0] == pytest.approx(expected, abs=1e-4)
     assert maps[2, 1] == pytest.approx(expected, abs=1e-4)

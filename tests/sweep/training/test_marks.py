@@ -110,7 +110,7 @@ def step_of(
     """Gradients of one step before clipping, and its loss."""
     trainer = small_trainer(model, config)
     if marks is not None:
-        trainer = replace(trainer, batches=marked_batches(config, marks), room=room)
+        trainer = replace(trainer, batches=marked_batches(config, marks), marked_capacity=room)
     grads: dict[str, Tensor] = {}
     trainer.optimizers.update = lambda: grads.update(  # type: ignore[method-assign]
         {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

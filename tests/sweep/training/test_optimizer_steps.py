@@ -38,7 +38,7 @@ def make_trainer(model: Backbone, config: TrainConfig, way: str, watch: Watch | 
     resident = way in ("taped", "as it comes, resident")
     optimizers = Optimizers(model.parameter_groups(), config, CPU, rates_on_device=resident)
     room = 12 if config.loss_on == "marked" else None
-    trainer = replace(trainer, optimizers=optimizers, graphs=way in ("taped", "replayed"), room=room)
+    trainer = replace(trainer, optimizers=optimizers, graphs=way in ("taped", "replayed"), marked_capacity=room)
     if watch is not None:
         watch.trainer = trainer
     if way == "taped":
@@ -269,7 +269,11 @@ def test_marked_targets_beyond_capacity_are_trained_eagerly(network: Network) ->
     reasons: list[str] = []
     expected, *_ = run_training(network(awake=True, dtype=torch.float64), recipe(loss_on="marked"), "as it comes")
     model = network(awake=True, dtype=torch.float64)
-    trainer = replace(small_trainer(model, recipe(loss_on="marked"), graphs=True), room=4, refused=reasons.append)
+    trainer = replace(
+        small_trainer(model, recipe(loss_on="marked"), graphs=True),
+        marked_capacity=4,
+        on_capture_refused=reasons.append,
+    )
     trainer.hooks.trainer = trainer  # type: ignore[attr-defined]
     trainer.run()
     assert reasons == ["the shapes of what a micro-batch reads change from step to step"]
