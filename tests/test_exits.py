@@ -69,7 +69,7 @@ def hostile(path: Path) -> Store:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     every_nth(
         [
             ["status"],
@@ -164,7 +164,7 @@ ADDRESSES = [
 
 @pytest.mark.parametrize("address", every_nth(ADDRESSES, 3))
 @pytest.mark.parametrize(
-    "words", [["status"], ["db", "backup"], ["db", "upgrade"], ["launch", "quick", "--dry-run"]], ids=" ".join
+    "arguments", [["status"], ["db", "backup"], ["db", "upgrade"], ["launch", "quick", "--dry-run"]], ids=" ".join
 )
 def test_no_error_tells_the_password(run: Run, monkeypatch: Any, address: str, arguments: list[str]) -> None:
     for command in ([*arguments, "--db", address], arguments):
