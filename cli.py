@@ -61,7 +61,7 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
-    pass
+    """Take the options of the program itself; each acts in its own callback."""
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (

@@ -49,7 +49,7 @@ def _compile_setting(value: Any) -> Any:
 
 
 class DataConfig(Config):
-    """Where the text comes from. Its identity is the fingerprint; names and paths are outside the id."""
+    """Source of the text. Its identity is the fingerprint; names and paths are outside the id."""
 
     corpus: str = knob_outside_id(
         "stdlib",
@@ -288,7 +288,7 @@ class SamplesConfig(Config):
 
 
 class EvalConfig(Config):
-    """What is measured. Outside the id: changing it never retrains a cell."""
+    """Measurements. Outside the id: changing them never retrains a cell."""
 
     probes: tuple[str, ...] = knob(("val", "clean", "junk", "needle"), "Probes to run, by name.")
     lengths: tuple[Annotated[Int, Field(le=MAX_LENGTH)], ...] = knob(
@@ -354,7 +354,7 @@ MIN_GPUS, MAX_GPUS = 0.01, 1
 
 
 class Resources(Config):
-    """What one attempt takes. Outside the id."""
+    """Resources of one attempt. Outside the id."""
 
     gpus: Float = knob(
         0,
@@ -389,7 +389,7 @@ class Resources(Config):
 
 
 class CheckpointConfig(Config):
-    """How often a running attempt saves itself and what stays. Outside the id."""
+    """Saving of a running attempt: how often, and what stays. Outside the id."""
 
     every_minutes: Float = knob(10.0, "Minutes between checkpoints.", gt=0, le=MAX_MINUTES)
     every_steps: Int | None = knob(

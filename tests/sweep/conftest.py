@@ -97,13 +97,13 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `small_grid` says."""
+    """Path of a small grid file, shared by the tests of a module."""
     return small_grid(tmp_path_factory.mktemp("grid"))
 
 
 @pytest.fixture
 def room(grid: Path, tmp_path: Path) -> Callable[..., Room]:
-    """As `room_of` says: room(*settings)."""
+    """Return a function of settings `path=value` that makes a folder for attempts of the small grid (`room_of`)."""
     return lambda *sets: room_of(grid, tmp_path, *sets)
 
 
@@ -169,5 +169,5 @@ def pairs(byte_pair_file: Path) -> Any:
 
 @pytest.fixture
 def command(run: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
-    """As `run`, in the test's folder."""
+    """Run a command line in the test's folder and return (exit code, stdout, stderr)."""
     return run
