@@ -255,7 +255,7 @@ class TestComparisons:
                 )
                 assert point["front"] == (not beaten)
 
-    def test_bars_and_probabilities_of_the_front_are_those_of_the_spread_between_runs(self, published: Store) -> None:
+    def test_front_bars_and_probabilities_follow_the_run_noise(self, published: Store) -> None:
         records = rows(make_figure("pareto", published, "printed-v2"))
         # by hand: the pooled deviation of the four near-replicates without the strong mode, of polar with memory
         groups = defaultdict(list)

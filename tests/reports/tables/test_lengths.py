@@ -125,7 +125,7 @@ def shown(store: Store, name: str, **more: Any) -> str:
     return render(make_table(name, store, "s", **more), "json") + render(make_table(name, store, "s", **more), "md")
 
 
-def test_an_evaluation_beyond_the_grid_changes_no_byte_of_any_table(
+def test_extra_evaluation_changes_no_byte_of_any_table(
     lengths: Store, record_evaluation: Callable[..., None], tmp_path: Path
 ) -> None:
     """Not even what stands above and below it: other code measured what is not shown. But for tables that count attempts."""

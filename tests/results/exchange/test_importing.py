@@ -209,7 +209,7 @@ class TestMerging:
         # and the next attempt goes on after all of them
         assert merged[0].start_attempt(grid[0].id, owner=Owner(name="a", host="h", pid=1, started=1.0), fence=1)
 
-    def test_older_attempts_go_before_younger_ones_whose_numbers_stay(self, make, cells, tmp_path):
+    def test_older_attempts_come_first_and_keep_their_numbers(self, make, cells, tmp_path):
         ours, theirs = make("a"), make("b")
         for store in (ours, theirs):
             launch(store, cells(1))

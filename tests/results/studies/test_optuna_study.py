@@ -87,7 +87,7 @@ def test_the_search_finds_what_chance_does_not() -> None:
 
 
 @pytest.mark.parametrize("pruner", ["asha", "hyperband", "median"])
-def test_a_pruner_made_again_at_each_question_ends_what_one_that_stays_does(pruner: Any) -> None:
+def test_rebuilt_pruner_prunes_the_same_trials(pruner: Any) -> None:
     search = search_of("random", pruner=pruner)
     stays = optuna.create_study(
         study_name="study-0", sampler=studies.sampler_for(search, 0), pruner=studies.pruner_for(search)

@@ -45,7 +45,7 @@ def test_batches_shapes_dtypes_and_shifted_targets() -> None:
         assert torch.equal(targets, inputs + 1)
 
 
-def test_every_row_of_an_epoch_comes_once_and_the_next_epoch_is_in_another_order() -> None:
+def test_epoch_yields_each_row_once_in_a_new_order() -> None:
     source = batches(rows=7)
     first, second, third = (starts(source, 2 * epoch, 2) for epoch in range(3))
     for epoch in (first, second, third):

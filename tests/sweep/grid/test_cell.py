@@ -216,7 +216,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return number
 
 
-def test_new_fields_at_their_identity_default_leave_old_ids_alone(later: Callable[..., str]) -> None:
+def test_new_fields_at_identity_default_keep_old_ids(later: Callable[..., str]) -> None:
     old = cell_id(CellConfig())
     assert later(clip=1.0, ema=0.0) == old
     assert later(clip=1.0, ema=0.0, warmup=0, compiled=False) == old

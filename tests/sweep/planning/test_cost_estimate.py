@@ -225,7 +225,7 @@ def test_price_from_flops_of_a_large_network(cells: Cells, tmp_path: Path) -> No
     assert "by a factor of up to several" in lines
 
 
-def test_a_share_of_a_gpu_is_priced_between_no_neighbour_and_taking_turns(cells: Cells, tmp_path: Path) -> None:
+def test_gpu_share_price_lies_between_alone_and_taking_turns(cells: Cells, tmp_path: Path) -> None:
     full_gpu, quarter = (cells(grid_text(share)) for share in ("1", "0.25"))
     prices = cost_estimate.machine_prices(full_gpu, tmp_path, None, gpu="H200")
     alone, shared = (
