@@ -32,7 +32,7 @@ class ControlResult:
     asked: ControlCommand
     """The command that was sent."""
     running: bool
-    """True if a live supervisor runs the sweep and will carry the command out."""
+    """True if a live supervisor runs the sweep, so that the command was stored for it."""
     cells: tuple[str, ...] = ()
     """Ids of the failed cells that are to be tried again; only for `retry`."""
 
@@ -56,8 +56,9 @@ def send_command(
 ) -> ControlResult:
     """Store a control command in the database for the sweep's supervisor, which polls for it about once a second.
 
-    Nothing is stored when no live supervisor runs the sweep. The first pause, finish or cancel is also recorded as an
-    event. `resume` withdraws both pause and finish.
+    Returns at once, before the supervisor acts. Nothing is stored when no live supervisor runs the sweep; that is no
+    error. The first pause, finish or cancel is also recorded as an event with the user's name. `resume` withdraws both
+    pause and finish. Retries are added to those that are pending.
 
     Args:
         store: Database with the sweep.
@@ -67,7 +68,8 @@ def send_command(
             Cells that have not failed are ignored.
 
     Returns:
-        The command, whether a supervisor will carry it out, and the ids of the cells to retry, sorted.
+        The sweep's name, the command, True if a supervisor will carry it out, and the sorted ids of the failed cells to
+        retry (empty for other commands).
 
     Raises:
         SweepUnknown: There is no such sweep.

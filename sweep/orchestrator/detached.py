@@ -92,7 +92,11 @@ class DetachedSupervisor:
         threading.Thread(target=self._run, daemon=True).start()
 
     def wait_for_plan(self) -> list[str] | LaunchRefused:
-        """Block until the launch has a plan or failed; return the lines of the plan, or the refusal."""
+        """Block until the launch has a plan or has ended; return the lines of the plan, or the refusal.
+
+        There is no timeout. The lines include everything printed before the plan. They are empty if the launch was
+        stopped by a signal before it had one.
+        """
         try:
             return self._plan_future.result()
         finally:
@@ -101,7 +105,9 @@ class DetachedSupervisor:
     def _run(self) -> None:
         """Run the launch in the command's working folder, log its output to a file, and kill the actor afterwards.
 
-        Every error goes to the log and, before the plan is ready, also to the caller of `wait_for_plan`.
+        The log is appended to. An error of ours is logged as its message, any other with its traceback. Before the plan
+        is ready, the error also goes to the caller of `wait_for_plan`, as LaunchRefused with its exit code (1 for a
+        foreign error). A working folder that is missing on this node is ignored.
 
         Raises:
             Exception: Any error of the launch, again, after it was logged. The actor is dead by then.
@@ -130,8 +136,10 @@ class DetachedSupervisor:
     def _open_store(self) -> Store:
         """Open the database; after a restart of the actor, retry an unreachable or locked server for STORE_TIMEOUT_S.
 
+        On the first start, where a user can react, the error is raised at once.
+
         Raises:
-            StoreUnreachable: The server does not answer; at once on the first start, where a user can react.
+            StoreUnreachable: The server does not answer.
             StoreBusy: The database stays locked.
         """
         deadline = time.monotonic() + STORE_TIMEOUT_S
@@ -144,10 +152,11 @@ class DetachedSupervisor:
             time.sleep(STORE_RETRY_S)
 
     def _launch(self, store: Store, console: Console, log_line: Callable[[str], None]) -> None:
-        """Run `launch.process` with a progress display on `console`, and deliver the plan's lines to `wait_for_plan`.
+        """Run `launch.run` with a progress display on `console`, and deliver the plan's lines to `wait_for_plan`.
 
-        A clean stop by a signal or by `cancel` is logged and not raised. An error after the plan is recorded as a
-        "stopped" event of the sweep, unless it is SweepBroken, which has recorded itself.
+        Blocks until the launch has ended, then logs the number of cells by standing. A clean stop by a signal or by
+        `cancel` is logged and not raised. An error after the plan is recorded as a "stopped" event of the sweep (500
+        characters at most), unless it is SweepBroken, which has recorded itself. Every error is raised.
 
         Args:
             store: Open database.
@@ -184,9 +193,10 @@ class DetachedSupervisor:
                 log_line(", ".join(f"{count} {word}" for word, count in sorted(outcome.standings.items()) if count))
 
     def _kill_actor(self, refusal: LaunchRefused | None) -> None:
-        """Kill this actor without a restart; before a plan exists, first deliver the refusal (or an empty plan).
+        """Kill this actor without a restart; before a plan exists, first deliver the refusal (None: an empty plan).
 
-        Waits up to PLAN_TIMEOUT_S for the delivery.
+        Then waits up to PLAN_TIMEOUT_S for the delivery and SHUTDOWN_DELAY_S for the reply to leave. An actor that is
+        gone already, or an error of Ray, is ignored.
         """
         if not self._plan_future.done():
             self._plan_future.set_result(refusal or [])
@@ -197,9 +207,10 @@ class DetachedSupervisor:
 
 
 def actor_name(store: Store, sweep: str) -> str:
-    """Return the Ray name of a sweep's supervisor, unique per database and sweep.
+    """Return the Ray name of a sweep's supervisor, "atma-sweep:HASH:SWEEP", unique per database and sweep.
 
-    A SQLite database is told apart by host and absolute path, a server by its URL.
+    HASH is 12 hex digits. A SQLite database is told apart by this host's name and its absolute path, a server by its
+    URL.
     """
     database = f"{socket.gethostname()}:{store.path.absolute()}" if store.path is not None else str(store)
     return f"atma-sweep:{hashlib.sha256(database.encode()).hexdigest()[:12]}:{sweep}"
@@ -208,18 +219,20 @@ def actor_name(store: Store, sweep: str) -> str:
 def launch_detached(request: LaunchRequest, store: Store) -> list[str]:
     """Start a supervisor actor on the cluster at the request's address and return the lines of its plan.
 
-    Connects this process to the cluster, makes a snapshot of the source in the runs folder, and waits up to
-    PLAN_TIMEOUT_S for the plan. The actor is pinned to this machine if the database is a SQLite file.
+    Connects this process to the cluster and leaves it connected. Makes a snapshot of the source in the runs folder, and
+    waits up to PLAN_TIMEOUT_S for the plan. The actor goes on after this process has ended, and Ray restarts it without
+    limit. It is pinned to this machine if the database is a SQLite file; otherwise it starts here and may move.
 
     Args:
-        request: Launch to carry out; its `address` must be set.
-        store: Database of the launch; its password travels to the actor.
+        request: Launch to carry out; its `address` must be set. The commit of this checkout is recorded.
+        store: Database of the launch; its URL with the password travels to the actor.
 
     Raises:
-        ClusterAddressError: The address is no HOST:PORT.
+        ClusterAddressError: The address is not HOST:PORT.
         MachineError: The cluster cannot be reached, or the actor did not start in time.
         SweepBusy: The sweep already has a supervisor on the cluster.
-        LaunchRefused: The launch failed on the cluster before it had a plan.
+        LaunchRefused: The launch failed on the cluster before it had a plan; it has the exit code of that error.
+        SweepError: A code snapshot in the runs folder was changed.
     """
     assert request.address is not None, "there is nowhere to leave it"
     ray_connection.connect_driver(request.address)

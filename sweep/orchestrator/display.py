@@ -31,9 +31,10 @@ STATE_COLOURS = {"done": "green", "failed": "red", "diverged": "yellow", "interr
 
 
 class BestEffortStream:
-    """Text stream that ignores failed writes: a closed terminal, an exited reader or a full disk must not end a launch.
+    """Text stream that ignores failed writes, such as to a closed terminal, an exited reader or a full disk.
 
-    Every attribute other than `write` and `flush` is that of the wrapped stream.
+    They must not end a launch. `write` returns the length of the text in any case. Every attribute other than `write`
+    and `flush` is that of the wrapped stream.
     """
 
     def __init__(self, stream: IO[str]) -> None:
@@ -105,7 +106,10 @@ class ProgressDisplay:
         self._reporter = threading.Thread(target=self._report_regularly, daemon=True)
 
     def __enter__(self) -> ProgressDisplay:
-        """Show the bars, or start the thread that prints summaries where there is no terminal."""
+        """Show the bars, or start the thread that prints summaries where there is no terminal.
+
+        Stop signals are blocked in the threads that this starts, so that they reach the main thread.
+        """
         with signals_blocked():  # stop signals must reach the main thread, not the thread that draws
             self._bars.start()
             if not self.console.is_terminal:
@@ -132,7 +136,11 @@ class ProgressDisplay:
         self.console.print(line, highlight=False, soft_wrap=True)
 
     def summary(self) -> str:
-        """Return one line of progress: cells by final state, running attempts by phase, tokens, and tokens per second."""
+        """Return one line of progress: cells by final state, running attempts by phase, tokens, and tokens per second.
+
+        Tokens are those of training, over all cells that this display has seen. The rate is the sum over attempts in
+        the phase "training", and is left out at 0. Safe to call from another thread.
+        """
         with self._lock:
             counts, attempts, trained = dict(self._counts), list(self._attempts.values()), sum(self._tokens.values())
         failed = "".join(f", {count} {word}" for word, count in sorted(counts.items()) if word != "done")
@@ -146,7 +154,7 @@ class ProgressDisplay:
         )
 
     def set_total(self, total: int, tokens: int = 0) -> None:
-        """Set the number of attempts to come, and of the tokens that they train (which only grows)."""
+        """Set the number of attempts to come, and raise that of the tokens that they train, which never falls."""
         self._total = total
         self._tokens_total = max(self._tokens_total, tokens)
         self._bars.update(self._total_bar, total=total)
@@ -161,7 +169,7 @@ class ProgressDisplay:
         self.set_total(max(self._total, self._done + len(self._rows)))  # a task source may add cells to the plan
 
     def running(self, attempts: Sequence[Attempt]) -> None:
-        """Update the bars of these running attempts; attempts without a bar are ignored."""
+        """Update the bars of these running attempts; attempts that `started` did not announce are ignored."""
         for attempt in attempts:
             if attempt.id in self._rows:
                 bar, task = self._rows[attempt.id]
@@ -172,7 +180,8 @@ class ProgressDisplay:
     def ended(self, task: Task, attempt: Attempt) -> None:
         """Remove the attempt's bar and print a line with its final state, duration, cause and a hint to its log.
 
-        States from which the cell goes on (such as interrupted) do not count towards the total.
+        Only done, diverged, failed and pruned attempts count towards the total; the cell of an interrupted one goes on.
+        A failed attempt that is retried counts as well.
         """
         row = self._rows.pop(attempt.id, None)
         if row is not None:
@@ -216,7 +225,9 @@ def _progress_note(attempt: Attempt) -> str:
 
 
 def describe_plan(plan: Plan, sweep: str, remarks: Sequence[str] = ()) -> list[str]:
-    """Return a plan as lines for people: cells by state, work and tokens, damaged weights, budget, disk.
+    """Return a plan as lines for people: cells by standing, work and tokens, damaged weights, budget, disk.
+
+    The last three appear only where the plan has them. For a study the first line describes its trials.
 
     Args:
         plan: Plan of a launch.

@@ -36,24 +36,25 @@ class CellNotListed(SweepError):
 
 @dataclass(frozen=True)
 class CellMeasurements:
-    """New measurements of one cell; `values` is empty when its evaluation failed."""
+    """New measurements of one cell; `values` is empty when its evaluation failed or measured nothing."""
 
     cell: Cell
     values: Sequence[MeasuredValue]
 
     def as_json(self) -> list[dict[str, Any]]:
-        """Return one dict per measurement.
+        """Return one dict per measurement, in the order of `values`.
 
-        Keys: cell, slug, and the database's columns probe, metric, length, value, unit, n, reason.
+        Keys: cell (id), slug, and the database's columns probe, metric, length, value, unit, n, reason. `value` is None
+        where `reason` says why there is none.
         """
         names = ("probe", "metric", "length", "value", "unit", "n", "reason")
         cell_columns = {"cell": self.cell.id, "slug": self.cell.slug}
         return [{**cell_columns, **{name: getattr(value, name) for name in names}} for value in self.values]
 
     def text(self) -> str:
-        """Return one line with the probe, metric, length and value of each measurement.
+        """Return one line, "SLUG: PROBE METRIC [LENGTH] VALUE, ...", with all measurements in order.
 
-        A missing value shows its reason code.
+        Values have six significant digits. A missing value shows its reason code, the part of the reason before ":".
         """
         return f"{self.cell.slug}: {', '.join(map(_format_value, self.values))}"
 
@@ -70,21 +71,24 @@ def plan(
 ) -> dict[str, list[Task]]:  # fmt: skip
     """Return the evaluation tasks by the name of the sweep that has to be claimed for them. Writes nothing.
 
+    Each distinct cell gives one task, which measures all its probes again, also those with a number. Weights are read
+    to compare them with their recorded hash.
+
     Args:
         store: Database with the cells.
         cell_names: Cells by slug or id, as `Store.find_cell` takes them.
         runs: Runs folder with weights and corpora.
         probes: Probes to run instead of those of the cells' configs; empty to keep these.
-        lengths: Context lengths in tokens instead of those of the configs; empty to keep these.
-        sweep: Sweep to evaluate within; None for the newest writable one that lists the cell.
+        lengths: Context lengths in tokens, 2 at least, instead of those of the configs; empty to keep these.
+        sweep: Sweep to evaluate within; None for the writable one, launched last, that lists the cell.
 
     Raises:
         GridError: A probe is unknown, or a length cannot be measured.
-        CellNotListed: No writable sweep lists a cell.
+        CellNotListed: No writable sweep lists a cell; not checked if `sweep` is given.
         CorpusError: A cell's text is missing or damaged.
         CheckpointError: A cell's kept weights are damaged.
-        UserError: Any error of `trained_cells.checkpoints`, such as an unknown or untrained cell, or weights that are
-            gone.
+        UserError: Any error of `trained_cells.find_trained_cell`, such as an unknown or untrained cell, or weights that
+            are gone.
     """
     for length in lengths:
         if length < 2:
@@ -118,7 +122,8 @@ def plan(
 def check_lengths(cell: Cell, corpus: corpora.Corpus) -> None:
     """Raise GridError for a length or probe of this cell that can never be measured.
 
-    Such a request would leave a permanent gap in tables.
+    Such a request would leave a permanent gap in tables. Only probes that are measured at context lengths are checked:
+    a length may exceed the limit of none of them, and none may be inapplicable to the cell.
 
     Args:
         cell: Cell with the probes and lengths to check in its config.
@@ -152,10 +157,13 @@ def check_probes(setting: str, names: Sequence[str]) -> None:
 
 
 def with_requested_probes(cell: Cell, probes: Sequence[str], lengths: Sequence[int]) -> Cell:
-    """Return the cell with these probes and lengths in its config; its id stays the same, since neither is part of it.
+    """Return the cell with these probes and lengths in its config; its id stays the same.
+
+    Neither probes nor lengths are part of the id. Duplicates are dropped; probes keep their order, lengths are sorted.
+    Settings of probes that derive from lengths keep those derived from the config's lengths.
 
     Args:
-        cell: Trained cell.
+        cell: Trained cell; it is not changed.
         probes: Names of probes; empty to keep those of the config.
         lengths: Context lengths in tokens; empty to keep those of the config.
 
@@ -181,10 +189,10 @@ def run(
     executor: str = DEFAULT_EXECUTOR,
     revisions: Mapping[str, NewRevision] | None = None,
 ) -> list[CellMeasurements]:  # fmt: skip
-    """Run the planned evaluations and return the new measurements, cell by cell.
+    """Run the planned evaluations, block until they have ended, and return the new measurements.
 
     Every sweep is claimed before the first attempt starts, and released at the end. Dead attempts of these cells are
-    reaped.
+    reaped first. Attempts run the installed package. A failed evaluation is no error here.
 
     Args:
         store: Database with the cells.
@@ -194,10 +202,15 @@ def run(
         executor: Name of the executor in the registry.
         revisions: Revision to record when a sweep is claimed, by name; None to record none.
 
+    Returns:
+        One item per task, in the tasks' order. Its values are those of the cell's newest finished attempt of this run,
+        none if there was none.
+
     Raises:
         SweepBusy: Another supervisor runs one of the sweeps.
         SweepReadOnly: A sweep takes no launches.
         MachineError: A GPU is missing or locked.
+        SweepBroken: Several evaluations failed with the same error.
         Interrupted: After a clean stop.
     """
     owner = processes.this_process("evaluate")
@@ -227,7 +240,7 @@ def run(
 def _newest_values(store: Store, cell: Cell, after_attempt: int) -> list[MeasuredValue]:
     """Return the measurements of the newest finished evaluation after the attempt with the id `after_attempt`.
 
-    Empty without one.
+    Trainings do not count. Empty without such an evaluation.
     """
     attempts = [
         attempt for attempt in store.attempts(cell.id) if attempt.kind != "train" and attempt.id > after_attempt

@@ -85,7 +85,7 @@ class LaunchRequest:
 
     @property
     def max_cells(self) -> int:
-        """Number of cells, or of trials, that there will be."""
+        """Number of cells that there will be, or of trials for a study; seeds added by a `stop` rule do not count."""
         return len(self.cells) if self.space is None else self.space.search.trials
 
     @property
@@ -99,7 +99,7 @@ class LaunchOutcome:
     """State of the launched cells after a launch."""
 
     standings: Counter[str]
-    """Number of cells, or of trials, by state."""
+    """Number of cells by standing, or of trials by state for a study."""
     finished: bool
     """True if every cell of this launch is done or has diverged, except those that a budget left out."""
     over_budget: Sequence[str] = ()
@@ -111,14 +111,17 @@ class LaunchOutcome:
 
 
 def plan(request: LaunchRequest, store: Store | None) -> planner.Plan:
-    """Return the tasks that a launch would carry out now, in their order, with budget and disk usage. Writes nothing.
+    """Return the plan of a launch now: tasks in their order, standings, budget and disk usage. Writes nothing.
 
-    Kept weights that are missing, or differ from their recorded hash, count as gone in the plan only. The database
-    keeps them, since another machine that shares it may still have the files.
+    Tasks cover the cells that `only` selects; with a budget, those that it covers (the others are in
+    `budget.deferred`). Kept weights that are missing, or differ from their recorded hash, count as gone in the plan
+    only. The database keeps them, since another machine that shares it may still have the files.
+
+    For a study, the tasks are the unfinished work of trials begun so far, and `only` and the budget are not applied.
 
     Args:
         request: Launch to plan.
-        store: Database, or None if there is none yet.
+        store: Database, or None if there is none yet; every cell is then new.
 
     Raises:
         GridError: `only` selects no cell.
@@ -148,10 +151,13 @@ def plan(request: LaunchRequest, store: Store | None) -> planner.Plan:
 
 
 def with_stop_seeds(request: LaunchRequest, store: Store | None) -> LaunchRequest:
-    """Return the request plus the cells at further seeds that the grid's `stop` rule has requested so far.
+    """Return the request with the cells at further seeds that the grid's `stop` rule has requested so far.
 
-    Before the first look, these are the seeds that the rule starts with. Raises GridError for a rule that does not fit
-    the grid.
+    Before the first interim look, these are the seeds that the rule starts with. A grid without a rule leaves the cells
+    as they are. Only the contrast's cells get further seeds.
+
+    Raises:
+        GridError: The rule does not fit the grid.
     """
     return replace(request, cells=replicates.with_further_seeds(request.grid, request.cells, store))
 
@@ -159,7 +165,13 @@ def with_stop_seeds(request: LaunchRequest, store: Store | None) -> LaunchReques
 def _plan_study(request: LaunchRequest, space: TrialSpace, store: Store | None) -> planner.Plan:
     """Return the plan of a study: unfinished work of the trials begun so far, and the study's progress.
 
-    Trials still to be proposed have no tasks yet; the disk usage includes them. `space` is the request's search space.
+    Trials without weights and without all objectives are trained again. Trials still to be proposed have no tasks yet;
+    the disk usage includes them.
+
+    Args:
+        request: Launch of the study.
+        space: Its search space.
+        store: Database; None if there is none yet.
     """
     study = progress_of(space, store, retrain=request.retrain)
     cells = list(study.cells.values())
@@ -177,8 +189,12 @@ def _usable_states(
 ) -> tuple[dict[str, CellState], tuple[str, ...]]:
     """Return the cells' states by id, without weights that are missing or damaged, and a line for each damaged file.
 
-    Only cells that still need an evaluation have their weights checked. A damaged remote file is fetched for the check
-    only with `request.retrain`. Both results are empty without a database.
+    Cells without an attempt are absent. Only cells that still need an evaluation have their weights checked. A damaged
+    remote file is fetched for the check only with `request.retrain`. Both results are empty without a database.
+
+    Returns:
+        States by cell id, with `weights` None where the file cannot be used; and "SLUG: problem" for each file that
+        exists but is damaged. Missing files give no line.
     """
     if store is None:
         return {}, ()
@@ -232,14 +248,18 @@ def run(
 ) -> LaunchOutcome:  # fmt: skip
     """Launch a grid and block until its cells are finished. Attempts run a snapshot of this package.
 
-    Takes the snapshot, copies plugins into the runs folder, claims the sweep, reaps dead attempts, plans, and runs the
-    tasks. The sweep, the GPUs and the executor are released at the end, whatever the outcome.
+    In this order: checks the text, copies plugins into the runs folder, takes the snapshot, opens an executor that
+    needs an address, claims the sweep and records its revision, reaps dead attempts, plans, calls `on_plan`, and runs
+    the tasks. Executors of this machine are opened only if there are tasks.
+
+    Whatever the outcome, the executor is closed, a notification is sent to `request.notify`, and the sweep is released.
+    A launch that could not claim the sweep sends none.
 
     Args:
-        request: Launch to carry out.
-        store: Open, writable database.
+        request: Launch to carry out. Seeds of a `stop` rule and trials of a study are looked up here.
+        store: Open, writable database; it stays open.
         listener: Receiver of progress events.
-        on_plan: Called once with the plan, before the first attempt starts.
+        on_plan: Called once with the plan, before the first attempt starts; also for a plan without tasks.
         tell: Prints one line of information.
 
     Returns:
@@ -247,7 +267,11 @@ def run(
 
     Raises:
         SweepBusy: Another supervisor runs the sweep.
-        MachineError: A GPU is missing or locked, or no machine is large enough for a cell.
+        LeaseLost: Another supervisor took the sweep over during the launch.
+        SweepError: `code` is "kept" and that snapshot is gone, or a snapshot was changed.
+        GridError: `only` selects no cell, or the `stop` rule does not fit the grid.
+        MachineError: A GPU is missing or locked, the cluster cannot be reached, or no machine is large enough for a
+            cell.
         CorpusError: The text is unusable.
         DataError: The text is damaged.
         AddressError: A checkpoint.path cannot be parsed.
@@ -310,7 +334,8 @@ def run(
 def seeds_source(request: LaunchRequest, store: Store, fence: int, tell: Tell) -> Seeds | None:
     """Return the source of further seeds for the grid's `stop` rule.
 
-    Returns None without a rule, and with `--only`, after a line of output.
+    None without a rule, and with `--only`, after a line of output. The tasks that it adds are planned without the
+    request's budget, which the source applies to each wave of seeds instead.
 
     Args:
         request: Launch with all its cells.
@@ -335,7 +360,11 @@ def seeds_source(request: LaunchRequest, store: Store, fence: int, tell: Tell) -
 
 
 def _check_storage(request: LaunchRequest, launch_plan: planner.Plan) -> None:
-    """Raise AddressError or StorageError if a checkpoint.path of the cells to train cannot be used."""
+    """Raise AddressError or StorageError if a checkpoint.path of the cells to train cannot be used.
+
+    Each distinct address is tried once. Cells without an address (the runs folder) are not checked. A study is checked
+    at the corners of its search space.
+    """
     cells = (
         request.representative_cells
         if launch_plan.study is not None
@@ -349,9 +378,17 @@ def _check_storage(request: LaunchRequest, launch_plan: planner.Plan) -> None:
 def _task_source(
     request: LaunchRequest, launch_plan: planner.Plan, seeds: Seeds | None, store: Store, fence: int
 ) -> tuple[TaskSource | None, Sequence[Cell]]:
-    """Return the source of further tasks and cells that have the same resources as those tasks.
+    """Return (source of further tasks, cells with the resources of those tasks).
 
-    (None, empty) without one. A study yields a `TrialSource`, a `stop` rule the given `seeds`.
+    A study yields a `TrialSource` and the corners of its search space; creating it writes to the database. A `stop`
+    rule yields `seeds` and the cells of its contrast. Otherwise the result is (None, empty).
+
+    Args:
+        request: Launch to carry out.
+        launch_plan: Its plan, with the study's progress.
+        seeds: Source of further seeds; None without one.
+        store: Database.
+        fence: Fencing token under which the caller holds the sweep.
     """
     if launch_plan.study is not None:
         prices = cost_estimate.machine_prices(request.representative_cells, request.runs, store)
@@ -367,7 +404,8 @@ def _with_current_cells(request: LaunchRequest, seeds: Seeds | None, store: Stor
 def _with_trials(request: LaunchRequest, store: Store) -> LaunchRequest:
     """Return a study's request with the cells of its trials so far and with frozen copies of its plugins.
 
-    Others unchanged.
+    Trials are read from the database; the copies are written to the runs folder. A request without a search space is
+    returned unchanged.
     """
     space = request.space
     if space is None:
@@ -380,7 +418,9 @@ def _with_trials(request: LaunchRequest, store: Store) -> LaunchRequest:
 def _outcome(request: LaunchRequest, store: Store, before: planner.Plan, seeds: Seeds | None) -> LaunchOutcome:
     """Return the outcome from the current states.
 
-    Cells that `before` left out for the budget do not count as unfinished.
+    Finished means that every selected cell is done or has diverged, except those that `before` left out for the budget.
+    A study is finished when all its trials are. `over_budget` describes the budget as it is now, and is empty if
+    `before` left no cell out.
 
     Args:
         request: Launch with its current cells.
@@ -401,7 +441,10 @@ def _outcome(request: LaunchRequest, store: Store, before: planner.Plan, seeds: 
 
 
 def _remaining_work(request: LaunchRequest, store: Store) -> tuple[Counter[str], planner.Plan]:
-    """Return the current number of cells (or trials) by state, and the plan that another launch would carry out."""
+    """Return the number of selected cells by standing (of trials by state), and the plan of another launch.
+
+    For a study the plan has the current standings but no tasks. Writes nothing.
+    """
     if request.space is not None:
         study = progress_of(request.space, store, retry_failed=False)
         return study.counts, planner.Plan([], dict(study.standings), list(study.cells.values()), study=study)
@@ -415,9 +458,10 @@ def run_tasks(
     task_sources: Mapping[str, TaskSource] | None = None,
     future_cells: Sequence[Cell] = (),
 ) -> None:  # fmt: skip
-    """Run tasks of claimed sweeps, one sweep after the other, on one executor.
+    """Run tasks of claimed sweeps, one sweep after the other, on one executor; block until all have ended.
 
-    The executor locks the GPUs that the tasks need until the caller closes it.
+    The executor locks the GPUs that all tasks need until the caller closes it. The leases of all sweeps are renewed
+    throughout. An exception ends the run; later sweeps are then not started.
 
     Args:
         store: Database with the sweeps.
@@ -448,11 +492,14 @@ def run_tasks(
 
 
 def claim_sweep(request: LaunchRequest, store: Store, owner: processes.Owner) -> int:
-    """Claim the sweep and record the revision in one transaction; return the fence. A refused launch changes nothing.
+    """Claim the sweep and record the revision in one transaction; return the fencing token.
 
-    The revision holds the grid's text, its options (requested probes, settings, contrasts, design, stop rule, search
-    space, cost forecast), the commit and the cells. A restarted launch waits up to two lease durations for its own old
-    lease.
+    A refused launch changes nothing. The revision holds the grid's text, the commit, all cells of the request (not only
+    the selected ones) and these options: requested probes, settings, contrasts, design, stop rule, search space, cost
+    forecast. Those that the grid lacks are absent. Pending control commands are cleared, except at a restart.
+
+    With `request.is_restart`, a busy sweep is tried again every CLAIM_RETRY_S for up to two lease durations, since the
+    launch's own old lease may still last.
 
     Args:
         request: Launch to record.
@@ -510,19 +557,20 @@ def claim_sweep(request: LaunchRequest, store: Store, owner: processes.Owner) ->
 
 
 def _choose_snapshot(previous: str | None, sweep: str, runs: Path, code: str, tell: Tell) -> str:
-    """Return the fingerprint of the code snapshot to run, made if absent.
+    """Return the fingerprint of the code snapshot to run.
 
-    Print a line when the code changed since `previous`.
+    A snapshot of the current code is made in any case, unless it exists. One line is printed if the code changed since
+    `previous`.
 
     Args:
-        previous: Fingerprint of the last launch; None for a new sweep.
+        previous: Fingerprint of the last launch; None for a new sweep, which runs the current code.
         sweep: Name of the sweep, for messages.
         runs: Runs folder with the snapshots.
         code: "kept" to return `previous`, else the current code.
         tell: Prints one line.
 
     Raises:
-        SweepError: The kept snapshot is gone or was changed.
+        SweepError: The kept snapshot is gone, or a snapshot was changed.
     """
     current = source_snapshot.take_snapshot(runs)
     if previous is None or previous == current:
@@ -542,9 +590,9 @@ def _choose_snapshot(previous: str | None, sweep: str, runs: Path, code: str, te
 
 
 def last_snapshot(store: Store, sweep: str) -> str | None:
-    """Return the fingerprint of the code that the sweep was launched with last.
+    """Return the fingerprint of the code that the sweep was launched with last, from its newest valid "code" event.
 
-    None for an unknown or never launched sweep.
+    None for an unknown or never launched sweep. That the snapshot still exists is not checked.
     """
     try:
         messages = (event.message for event in reversed(store.events(sweep=sweep)) if event.kind == CODE_EVENT)

@@ -1,4 +1,4 @@
-"""`atma-sweep logs`: the output of an attempt, from its log.txt on this machine, during the attempt or afterwards."""
+"""`atma-sweep logs`: the output of an attempt, from its log.txt on this machine, live or afterwards."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LogMissing(SweepError):
 
 
 class JsonLines:
-    """Text stream that writes each line of text as one JSON object, {"line": ...}, without passwords."""
+    """Text stream that writes each line of text as one JSON object, {"line": ...}, with passwords masked."""
 
     def __init__(self, out: TextStream) -> None:
         self._out, self._rest = out, ""
@@ -59,16 +59,16 @@ class JsonLines:
 
 
 def resolve_attempt(store: Store, cell_name: str, number: int | None = None, sweep: str | None = None) -> Attempt:
-    """Return a cell's newest attempt, or the one with the given number.
+    """Return a cell's newest attempt of any kind (training or evaluation), or the one with the given number.
 
     Args:
         store: Database with the cell.
         cell_name: Cell by slug or id, as `Store.find_cell` takes it.
         number: Number of the attempt within its cell, from 1; None for the newest.
-        sweep: Sweep to look in; None as for `Store.find_cell`.
+        sweep: Sweep to look for the cell in; None as for `Store.find_cell`. Attempts of all sweeps count.
 
     Raises:
-        LogMissing: The cell has no such attempt.
+        LogMissing: The cell has no attempt, or none of that number.
         CellUnknown: There is no such cell.
         CellAmbiguous: The name fits several cells.
     """
@@ -88,13 +88,14 @@ def log_path(store: Store, runs: Path, cell_name: str, number: int | None = None
 
     Args:
         store: Database with the cell.
-        runs: Runs folder.
+        runs: Runs folder; a URL raises LogMissing.
         cell_name: Cell by slug or id, as `Store.find_cell` takes it.
         number: Number of the attempt within its cell, from 1; None for the newest.
-        sweep: Sweep to look in; None as for `Store.find_cell`.
+        sweep: Sweep to look for the cell in; None as for `Store.find_cell`.
 
     Raises:
-        LogMissing: The cell has no such attempt, or its log is not here; the message names the host that has it.
+        LogMissing: The cell has no such attempt, or its log is not here. For an attempt of another host, the message
+            names that host.
         CellUnknown: There is no such cell.
         CellAmbiguous: The name fits several cells.
     """
@@ -119,7 +120,9 @@ def log_path(store: Store, runs: Path, cell_name: str, number: int | None = None
 def liveness_check(store: Store, attempt: Attempt) -> Callable[[], bool]:
     """Return a function that tells if the attempt still runs.
 
-    It does while the database says so, unless a local process has vanished. Results are cached for LIVENESS_POLL_S.
+    It does while the database has it as running, unless its process was on this machine and is gone. An attempt on
+    another machine, or without a recorded process, is judged by the database alone. A result is cached for
+    LIVENESS_POLL_S.
     """
     cached: list[tuple[float, bool]] = []
 
@@ -140,9 +143,9 @@ def liveness_check(store: Store, attempt: Attempt) -> Callable[[], bool]:
 
 
 def tail(path: Path, lines: int | None = None) -> str:
-    """Return the last lines of a log as text (None: the entire log); "" if the file does not exist.
+    """Return the last `lines` lines of a log as text (None: the entire log); "" if the file does not exist.
 
-    Invalid UTF-8 is replaced.
+    An unfinished last line counts as a line; 0 lines give "". Invalid UTF-8 is replaced.
     """
     try:
         with path.open("rb") as file:
@@ -155,7 +158,8 @@ def tail(path: Path, lines: int | None = None) -> str:
 def _offset_of_last_lines(file: IO[bytes], lines: int | None) -> int:
     """Return the byte offset of the last `lines` lines of an open file: 0 for None, its end for 0.
 
-    Reads backwards in blocks, so that a large log costs no more than a small one. Moves the file's position.
+    0 also if the file has fewer lines. An unfinished last line counts as a line. Reads backwards in blocks, so that a
+    large log costs no more than a small one. Moves the file's position.
     """
     if lines is None:
         return 0
@@ -182,15 +186,15 @@ def _offset_of_last_lines(file: IO[bytes], lines: int | None) -> int:
 def follow(
     path: Path, is_alive: Callable[[], bool], out: TextStream, *, lines: int | None = None, poll_s: float = POLL_S
 ) -> None:
-    """Write the last lines of a log and then everything appended to it, until the attempt ends.
+    """Write the last lines of a log and then everything appended to it; block until the attempt ends.
 
     A file that appears later, was truncated or was replaced is read from its beginning; the unread rest of the replaced
-    file comes first. After the attempt's end, output is awaited as DRAIN_S says. Ctrl-C ends the function without an
-    exception.
+    file comes first. After the attempt's end, reading goes on until nothing came for DRAIN_S[0] seconds, for at most
+    DRAIN_S[1] seconds. Ctrl-C ends the function without an exception. `out` stays open.
 
     Args:
         path: Log file, which need not exist yet.
-        is_alive: Tells if the attempt still runs.
+        is_alive: Tells if the attempt still runs; called before each read.
         out: Stream to write to; flushed after every write.
         lines: Number of existing lines to begin with; None for all.
         poll_s: Seconds between two reads.
@@ -234,8 +238,8 @@ class _TailedFile:
     def read_new_text(self) -> str:
         """Return the text added since the last call; "" while the file is missing.
 
-        A truncated file is read from its start. Of a replaced file, the rest of the old one and all of the new one are
-        returned.
+        A file that became shorter is read from its start. Of a replaced file, the rest of the old one and all of the
+        new one are returned. Bytes of an incomplete character are kept for the next call; invalid UTF-8 is replaced.
         """
         if self._file is None and not self._open():
             return ""
@@ -252,7 +256,10 @@ class _TailedFile:
         return text
 
     def _open(self) -> bool:
-        """Open the file at its start and reset the decoder; return False if the file does not exist."""
+        """Open the file at its start and reset the decoder; return False if the file does not exist.
+
+        Other errors, such as a missing permission, are raised.
+        """
         try:
             self._file = self.path.open("rb")
         except FileNotFoundError:

@@ -35,11 +35,11 @@ MAX_CAUSE_CHARS = 300
 
 
 def validated_url(url: str) -> str:
-    """Return the address unchanged if it can be posted to.
+    """Return the address unchanged if it can be posted to. No connection is made.
 
     Raises:
-        SweepError: It is no http(s) address with a host, or it contains a user or password. The message omits the
-            address.
+        SweepError: It is no http(s) address with a host, contains a user or password, or has spaces or characters
+            outside printable ASCII. The message omits the address.
     """
     try:
         parts = urlsplit(url)
@@ -85,7 +85,11 @@ class EndNotifier:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Post the summary within TIMEOUT_S; a failure prints one line. The launch's exception passes through."""
+        """Post the summary; a failure prints one line. The launch's exception passes through.
+
+        The summary is counted and sent in a daemon thread. This waits TIMEOUT_S for it at most, and leaves it running
+        then. Does nothing without an address.
+        """
         if self.url is None:
             return
         seconds, failures = time.monotonic() - self._started_at, []
@@ -107,12 +111,23 @@ class EndNotifier:
     def _payload(self, seconds: float, error: BaseException | None) -> dict[str, Any]:
         """Return the JSON payload. Queries the database.
 
-        Keys: sweep, state (finished, stopped or failed), exit, seconds, counts, failed, failed_in_all, error,
-        atma_sweep.
-
         Args:
             seconds: Duration of the launch.
             error: Exception that ended the launch; None after a regular end.
+
+        Returns:
+            A dict with these keys:
+
+            - sweep: its name
+            - state: "finished" (exit code 0), "stopped" (by an exception) or "failed" (a regular end with unfinished
+              cells)
+            - exit: exit code of the command
+            - seconds: duration, to a tenth
+            - counts: number of cells by state, without zeros
+            - failed: failed and diverged cells, MAX_FAILED_CELLS at most, as dicts of cell (id), slug, state, cause
+            - failed_in_all: number of all failed and diverged cells
+            - error: first line of the exception's text, or its class; None without one
+            - atma_sweep: version of this package
         """
         cells = [state for state in self._states() if state.state in ("failed", "diverged")]
         code = _exit_code(error) if error is not None else 0 if self.finished else 1
@@ -144,13 +159,16 @@ def _exit_code(error: BaseException) -> int:
 
 
 def first_line(text: str | None) -> str | None:
-    """Return the first line of a text without passwords and control characters, shortened; None if it is empty."""
+    """Return the first line of a text, without passwords and control characters; None if it is empty or None.
+
+    At most MAX_CAUSE_CHARS characters; leading blank lines are skipped.
+    """
     line = next(iter((text or "").strip().splitlines()), "")
     return sanitize_sentence(line)[:MAX_CAUSE_CHARS] or None
 
 
 def post(url: str, payload: Mapping[str, Any]) -> None:
-    """POST the payload as JSON once, without following redirects.
+    """POST the payload as JSON once, without following redirects. Proxies of the environment are used.
 
     Args:
         url: Web address, which is validated again.
@@ -158,7 +176,7 @@ def post(url: str, payload: Mapping[str, Any]) -> None:
 
     Raises:
         SweepError: The address is invalid.
-        OSError: The host cannot be reached, or it answered with an error status.
+        OSError: The host cannot be reached within TIMEOUT_S, or its status is not 2xx (HTTPError, also for a redirect).
         HTTPException: The response is no HTTP.
         ValueError: The request cannot be built.
     """
@@ -179,6 +197,8 @@ def post(url: str, payload: Mapping[str, Any]) -> None:
 
 def _failure_reason(problem: BaseException) -> str:
     """Return a short reason for a failed notification; it never contains the address.
+
+    It is the HTTP status, "no answer within N s", the system's error text, or the class of the exception.
 
     Args:
         problem: Exception raised by `post` or by the queries for the payload.

@@ -1,4 +1,4 @@
-"""`atma-sweep evaluate hf:NAME`: open-weight models measured on the text of a sweep, stored in a companion sweep."""
+"""`atma-sweep evaluate hf:NAME`: open-weight models measured on a sweep's text, kept in a companion sweep."""
 
 from __future__ import annotations
 
@@ -61,12 +61,13 @@ def plan(
 ) -> OpenWeightPlan:  # fmt: skip
     """Plan the evaluation of open-weight models. Downloads models if needed; writes nothing to the database.
 
-    The models get the text, probes and lengths of the host sweep's cells, restricted to probes that need no access to a
-    network's internals. Without `probes` and `lengths`, only missing measurements are planned.
+    The models get the text, probes and lengths of the host sweep's first own cell, restricted to probes that need no
+    access to a network's internals. With `probes` or `lengths`, all their measurements are planned; otherwise only
+    missing ones.
 
     Args:
         store: Database with the host sweep.
-        model_names: Models as hf:NAME.
+        model_names: Models as hf:NAME, where NAME is a repository of the hub or a folder.
         runs: Runs folder with the corpora.
         probes: Probes to run; empty for those of the host sweep's cells that can measure any model.
         lengths: Context lengths in tokens; empty for those of the cells.
@@ -75,8 +76,13 @@ def plan(
         pairing: "text" for the same characters as the cells read, "native" for the same number of the model's own
             tokens.
 
+    Returns:
+        Tasks and revision by the name of the companion sweep, HOST-open-weight; both empty if everything is measured.
+        The notes name probes left out and models without work.
+
     Raises:
-        SweepError: Cells are mixed with models, or the host sweep's text does not suit a model.
+        SweepError: Cells are mixed with models, several models share one `revision`, the host sweep has no own cells or
+            several texts, its text does not suit a model, or the companion sweep's name is too long or taken.
         GridError: A probe or a length cannot be measured, or the pairing is unknown.
         CorpusError: The text is missing or damaged.
         NoWeights: A model has no usable weights.
@@ -134,7 +140,9 @@ def _with_probes(config: CellConfig, probes: Sequence[str]) -> CellConfig:
 
 
 def _reference_config(store: Store, sweep: str, runs: Path) -> CellConfig:
-    """Return the config of the sweep's own cells that models are measured like; it is the first cell's.
+    """Return the config of the sweep's first own cell, which models are measured like.
+
+    Open-weight models and cells with published numbers are not own cells.
 
     Raises:
         SweepError: The sweep has no cells of its own, or they read different texts.
@@ -165,7 +173,10 @@ def _build_plan(
     measure_again: bool,
     notes: list[str],
 ) -> OpenWeightPlan:
-    """Return the tasks for models with missing measurements, and the revision that lists them with the earlier models.
+    """Return the tasks for models with missing measurements, and the revision of the companion sweep.
+
+    The revision lists the models that the companion sweep has already, and these ones (also those without work).
+    Without any task, tasks and revisions are empty.
 
     Args:
         store: Database.
@@ -173,7 +184,7 @@ def _build_plan(
         requested_pairs: (probe, length) pairs that tables show for each model.
         cells: Models as cells, by id.
         measure_again: True to plan measurements that exist already.
-        notes: Lines for the user, passed on; a line per model without work is appended.
+        notes: Lines for the user, returned in the plan; a line per model without work is appended to this list.
 
     Raises:
         SweepError: The companion sweep's name would be too long, or a sweep of other cells has it.
@@ -211,9 +222,12 @@ def _build_plan(
 
 
 def _existing_models(store: Store, name: str, host_sweep: str) -> list[CellRecord]:
-    """Return the models that the companion sweep `name` lists already; empty if there is no such sweep.
+    """Return the records of the models that the companion sweep `name` lists; empty if there is no such sweep.
 
-    Raises SweepError if a sweep of that name lists other cells.
+    The axes of each record are its levels.
+
+    Raises:
+        SweepError: A sweep of that name lists other cells.
     """
     try:
         revision = store.revision(name)

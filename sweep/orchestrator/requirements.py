@@ -42,12 +42,12 @@ class Lack:
     problem: str
     remedy: str
     blocks: bool = True
-    """True if no cell can start before it is met."""
+    """True if no cell can start before it is met; a launch is then refused."""
     numbers: Mapping[str, Any] = field(default_factory=dict)
     """Figures of the problem, keyed by names with units."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields as a dict, with the entries of `numbers` merged in."""
+        """Return a dict: kind, problem, remedy, blocks, and the entries of `numbers` beside them."""
         named = vars(self) | dict(self.numbers)
         return {name: value for name, value in named.items() if name != "numbers"}
 
@@ -55,8 +55,9 @@ class Lack:
 def lacks(request: LaunchRequest, plan: Plan) -> list[Lack]:
     """Return every requirement of the planned attempts that this machine does not meet.
 
-    Empty for a plan without attempts. For an executor at an address only text and packages are checked, since its
-    attempts run on other machines.
+    In this order: texts, GPUs, CPU cores, memory, disk, packages, a torch build without CUDA. Empty for a plan whose
+    attempts all run already, or that has none; trials still to be proposed count as attempts. For an executor at an
+    address only texts and the executor's packages are checked, since its attempts run on other machines.
 
     Args:
         request: Launch that is planned.
@@ -82,7 +83,10 @@ def lacks(request: LaunchRequest, plan: Plan) -> list[Lack]:
 
 
 def _lacking_text(text: Unprepared) -> Lack:
-    """Return the lack for a text that is not prepared."""
+    """Return the blocking lack for a text that is not prepared.
+
+    Its numbers are corpus, tokens, download_bytes and command.
+    """
     remedy = ", ".join(filter(None, (text.command, "or launch with --prepare", text.alternative)))
     numbers = {"corpus": text.corpus, "tokens": text.tokens, "download_bytes": text.bytes, "command": text.command}
     return Lack("text", text.problem, remedy, numbers=numbers)
@@ -91,8 +95,11 @@ def _lacking_text(text: Unprepared) -> Lack:
 def _lacking_resources(sizes: Counter[Resources], machine: Machine, gpus: Sequence[str]) -> list[Lack]:
     """Return the GPUs, CPU cores and memory that single cells need and the machine does not have.
 
+    One blocking lack per kind at most, even if only some of the cells lack it; it has their number. The problem text
+    names the largest demand.
+
     Args:
-        sizes: Number of cells by the resources that one of them needs.
+        sizes: Number of cells by the resources that one of them needs; not empty.
         machine: This machine's cores and memory.
         gpus: Names of its GPUs.
     """
@@ -133,7 +140,14 @@ def _lacking_resources(sizes: Counter[Resources], machine: Machine, gpus: Sequen
 
 
 def _lacking_disk(disk: DiskUsage, *, is_begun: bool) -> list[Lack]:
-    """Return the shortage of disk; it blocks if one running cell does not fit and no cell has begun (`is_begun`)."""
+    """Return the shortage of disk as a list of one or no lack; empty if the free space is unknown.
+
+    It blocks if one running cell does not fit and no cell has begun; otherwise it is only reported.
+
+    Args:
+        disk: Disk usage of the plan.
+        is_begun: True if a cell of the plan has checkpoints on the disk already.
+    """
     if not disk.is_short or disk.free is None:
         return []
     problem = f"{size(disk.retained)} to keep and {size(disk.running)} for a running cell; {size(disk.free)} free in {disk.storage_root}"
@@ -143,7 +157,7 @@ def _lacking_disk(disk: DiskUsage, *, is_begun: bool) -> list[Lack]:
 
 
 def _lacking_packages(names: Sequence[str]) -> list[Lack]:
-    """Return one lack that names all packages that are not installed; empty if there is none."""
+    """Return one blocking lack that names all of these modules that are not installed; empty if there is none."""
     missing = [name for name in names if not is_installed(name)]
     if not missing:
         return []
@@ -159,9 +173,9 @@ def is_installed(name: str) -> bool:
 
 
 def cpu_build() -> list[Lack]:
-    """Return the lack of a torch build that can use GPUs; empty for one that can, and without torch.
+    """Return one blocking lack if the installed torch is built for the CPU, else an empty list.
 
-    The version of a CPU build ends in +cpu.
+    Also empty without torch. Judged by the version, which ends in +cpu; torch is not imported.
     """
     try:
         version = importlib.metadata.version("torch")
@@ -174,9 +188,10 @@ def cpu_build() -> list[Lack]:
 
 
 def possible_commands(grid: Grid, lacking: Sequence[Lack]) -> list[tuple[str, str]]:
-    """Return (command, effect) pairs of commands that work on this machine today.
+    """Return (command, effect) pairs of fixed commands that work on this machine today.
 
-    Training on the CPU is left out if packages or disk are lacking, or if `grid` is the quick grid itself.
+    They train the quick grid, print the paper's results, and price `grid` on other machines. The first is left out if
+    packages or disk block the launch, or if `grid` is the quick grid itself.
     """
     name = grid.short_path
     commands = [
@@ -189,7 +204,7 @@ def possible_commands(grid: Grid, lacking: Sequence[Lack]) -> list[tuple[str, st
 
 
 def describe(lacking: Sequence[Lack]) -> list[str]:
-    """Return a heading and two lines per lack (problem, remedy); empty without a lack."""
+    """Return a heading and two indented lines per lack (kind and problem, remedy); empty without a lack."""
     if not lacking:
         return []
     width = max(len(lack.kind) for lack in lacking)
@@ -200,9 +215,10 @@ def describe(lacking: Sequence[Lack]) -> list[str]:
 
 
 def remarks(lines: Sequence[str], lacking: Sequence[Lack]) -> list[str]:
-    """Return the last lines of a plan: remarks and lacks, without repeating the text that is not prepared.
+    """Return the last lines of a plan: the remarks in `lines`, followed by the lacks.
 
-    A shortage of disk is left out, since the plan's own line on disk shows it.
+    If a text is lacking, remarks on unprepared text are replaced by UNCHECKED_REMARK. A shortage of disk is left out,
+    since the plan's own line on disk shows it.
     """
     if any(lack.kind == "text" for lack in lacking):
         lines = [*(remark for remark in lines if admission.UNPREPARED not in remark), UNCHECKED_REMARK]
@@ -222,7 +238,10 @@ class Refusal:
     lacking: Sequence[Lack]
 
     def lines(self) -> list[str]:
-        """Return the refusal as lines for people."""
+        """Return the refusal as lines for people.
+
+        In this order: number of cells and tokens, price, every lack, commands that work instead.
+        """
         commands = possible_commands(self.grid, self.lacking)
         unit = "cell" if self.grid.search is None else "trial"
         width = max(len(command) for command, _ in commands)
@@ -236,7 +255,11 @@ class Refusal:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the refusal as a dict: sweep, cells, tokens, price, lacks, possible."""
+        """Return the refusal as a dict.
+
+        Keys: sweep, cells, tokens, price (as `cost_estimate.as_json`), lacks (as `Lack.as_json`), possible. `possible`
+        has a dict per command: command, description.
+        """
         return {
             "sweep": self.grid.name,
             "cells": self.cells,

@@ -39,9 +39,17 @@ class RetryTracker:
     def next_try(self, task: Task, attempt: Attempt, failure: Failure) -> Task | None:
         """Return the task to retry after a failure, or None if the launch gives its cell up. Counts the failure.
 
-        The retried task may have a smaller micro-batch, run alone on the machine, or wait until `not_before` (monotonic
-        clock; exponential backoff), as the policy of the failure class says. A preempted cell is retried without limit
-        while it gains steps; after FRUITLESS preemptions without progress, each counts as an infrastructure failure.
+        Tries are counted per cell and failure class; the policies are in FAILURES. The retried task may have a halved
+        micro-batch, run alone on the machine, or wait until `not_before`. That is a time on the monotonic clock:
+        `wait_s` seconds ahead, doubled with each failure of the class.
+
+        A preempted cell is retried at once, without limit, while it gains steps. The MAX_KILLS_WITHOUT_PROGRESS-th
+        preemption in a row that reached no higher step, and each one after it, counts as an infrastructure failure.
+
+        Args:
+            task: Task of the failed attempt.
+            attempt: Its record; only the step reached is read.
+            failure: Failure class of the attempt.
         """
         cell = task.cell.id
         if failure == PREEMPTED:
@@ -62,9 +70,14 @@ class RetryTracker:
         return replace(task, alone=task.alone or policy.alone, not_before=not_before)
 
     def note_code_failure(self, cell: str, cause: str) -> SweepBroken | None:
-        """Count an error in code or config.
+        """Count an error in code or config; return the error that is to stop the sweep, or None.
 
-        Return the error that stops the sweep once ALIKE cells had the same cause, else None.
+        The error comes once MAX_SAME_FAILURES different cells have failed with the same cause, and again for each later
+        one. Causes are compared without numbers, hashes and paths. Nothing is raised here.
+
+        Args:
+            cell: Id of the failed cell.
+            cause: Error text of its attempt.
         """
         cells = self._cells_by_cause[cause_pattern(cause)]
         cells.add(cell)
@@ -74,9 +87,13 @@ class RetryTracker:
 
 
 def _halved_micro_batch(task: Task) -> Mapping[str, Any] | None:
-    """Return the deviation that halves the micro-batch (and so doubles gradient accumulation).
+    """Return the deviation that halves the config's micro-batch and so doubles gradient accumulation.
 
-    Returns None if the cell's `on_cuda_oom` forbids it or the micro-batch is odd.
+    None if the cell's `on_cuda_oom` is not "halve" or the micro-batch is odd. An earlier deviation of the task is not
+    taken into account.
+
+    Returns:
+        {"train.micro_batch": number of rows}, or None.
     """
     config = task.cell.config
     rows = config.train.micro_batch

@@ -25,9 +25,10 @@ LOOK_EVENT = "look"
 
 
 class Seeds(TaskSource):
-    """Source of further seeds, wave by wave.
+    """Source of further seeds for the cells of a contrast, wave by wave.
 
-    It decides from the database alone, so a restarted launch makes the same looks.
+    A wave is the seeds between two interim looks of the grid's `stop` rule. The source decides from the database alone,
+    so a restarted launch makes the same looks.
     """
 
     def __init__(
@@ -46,6 +47,9 @@ class Seeds(TaskSource):
             prices: Returns the pricing of given cells on this machine.
             budget_hours: GPU-hours (core-hours without GPUs) that all cells may cost in total; None for no limit.
             tell: Prints one line.
+
+        Raises:
+            GridError: The grid has no pair of cells for the rule's contrast.
         """
         assert grid.stop is not None
         self.cells = list(cells)
@@ -68,10 +72,17 @@ class Seeds(TaskSource):
         return list(self._contrast_cells)
 
     def next_tasks(self, fits: CapacityCheck) -> Sequence[Task]:
-        """Return the tasks of the next wave.
+        """Return the tasks of the next wave; empty until all cells of the contrast are finished, and after the end.
 
-        Empty until all cells of the contrast are finished, and after the rule has ended. Each complete wave is one
-        interim look, which is printed and recorded as an event. `fits` is not used.
+        Each complete wave is one interim look, which is printed and recorded as an event. A wave without tasks, since
+        other sweeps trained its cells, is followed by the next look at once. New cells are stored in the sweep's
+        revision.
+
+        Args:
+            fits: Not used.
+
+        Raises:
+            LeaseLost: Another supervisor holds the sweep.
         """
         while not self._is_finished and self._wave_is_complete():
             status = stopping_status(self._store, self._grid.name)
@@ -83,7 +94,10 @@ class Seeds(TaskSource):
         return []
 
     def _wave_is_complete(self) -> bool:
-        """Return True if every requested cell of the contrast is finished; forgets the finished ones."""
+        """Return True if every requested cell of the contrast is finished: measured, or diverged.
+
+        Finished cells are removed from `_pending` and not queried again. A failed cell keeps the wave incomplete.
+        """
         if self._pending:
             states = self._store.states(self._pending)
             self._pending -= {
@@ -94,8 +108,11 @@ class Seeds(TaskSource):
     def _start_next_wave(self, status: StoppingStatus) -> list[Task]:
         """Record the look and add the seeds that it requires; return their tasks.
 
-        Returns no tasks, and ends the source, if the rule is met or the wave would exceed the budget. Also returns none
-        if other sweeps have trained all of the wave's cells.
+        Returns no tasks, and ends the source, if the rule is met or the wave would exceed the budget. Also returns
+        none, without an end, if other sweeps have trained all of the wave's cells.
+
+        Args:
+            status: State of the rule, with all launched cells finished.
         """
         if status.last_look is not None and status.last_look.seeds == status.seeds_launched:
             self._record_look(messages.look_text(self._rule, status.last_look, self._metric))
@@ -124,7 +141,15 @@ class Seeds(TaskSource):
     def _add_cells(self, cells: Sequence[Cell], prices: Pricer) -> None:
         """Add cells to the sweep's newest revision, with the extended cost forecast, in one transaction.
 
-        A launch that takes over therefore finds all cells of a wave or none.
+        A launch that takes over therefore finds all cells of a wave or none. A revision without a forecast gets none.
+        The cells are also appended to `self.cells`.
+
+        Args:
+            cells: New cells; may be empty.
+            prices: Pricing of these cells.
+
+        Raises:
+            LeaseLost: Another supervisor holds the sweep.
         """
         earlier_forecast = forecast.forecast_from_options(self._store.revision(self._grid.name).options)
         price: dict[str, Any] | None = None
@@ -139,7 +164,7 @@ class Seeds(TaskSource):
         self.cells += cells
 
     def _record_look(self, look_text: str) -> None:
-        """Print a look, and record it as an event unless it repeats the newest one."""
+        """Print a look, and record it as an event (500 characters at most) unless it repeats the newest one."""
         self._tell(f"stop: {look_text}")
         message = f"{messages.contrast_text(self._rule)}: {look_text}"[:500]
         newest = self._store.newest_event(self._grid.name, [LOOK_EVENT])
@@ -147,7 +172,10 @@ class Seeds(TaskSource):
             self._store.add_event(LOOK_EVENT, message, sweep=self._grid.name)
 
     def _end(self, reason: str) -> list[Task]:
-        """Record and print why no more seeds follow; return no tasks."""
+        """End the source: keep and print the reason for which no more seeds follow; return no tasks.
+
+        Nothing is written to the database.
+        """
         self._is_finished = True
         self.end_messages.append(reason)
         self._tell(f"stop: {reason}")

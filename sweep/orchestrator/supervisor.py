@@ -1,4 +1,4 @@
-"""Supervisor loop: runs the tasks of a claimed sweep, one process per attempt, and stops them cleanly on a signal."""
+"""Supervisor loop: runs the tasks of a claimed sweep, one process each, and stops them cleanly on a signal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TaskSource(Protocol):
         """
 
     def ended(self, task: Task, attempt: Attempt, will_retry: bool) -> None:
-        """Handle the end of an attempt of any task, whatever its outcome.
+        """Handle the end of an attempt of any task, whatever its outcome. The default does nothing.
 
         Args:
             task: Task of the attempt.
@@ -65,7 +65,11 @@ class TaskSource(Protocol):
     def attempts_to_prune(self, attempts: Sequence[Attempt]) -> Mapping[int, str]:
         """Return the running attempts to stop now, as reasons by attempt id; their cells then count as pruned.
 
-        Called several times a second.
+        Called several times a second. The default stops none.
+
+        Args:
+            attempts: Current records of the supervisor's attempts, without those that were asked to stop already. Ids
+                of other attempts in the result are ignored.
         """
         return {}
 
@@ -114,25 +118,26 @@ class _Running:
 
 
 class Supervisor:
-    """Loop that runs the tasks of one sweep, which the caller has claimed under `fence`."""
+    """Loop that runs the tasks of one sweep, which the caller has claimed under the fencing token `fence`."""
 
     def __init__(
         self, store: Store, sweep: str, fence: int, executor: Executor, listener: Listener, *, runs: Path,
         commit: tuple[str | None, bool | None], source: Path | None = None,
         additional_leases: Sequence[tuple[str, int]] = (),
     ) -> None:  # fmt: skip
-        """Prepare the supervisor; nothing starts before `process`.
+        """Prepare the supervisor; nothing starts before `run`.
 
         Args:
             store: Database.
             sweep: Name of the sweep.
             fence: Fencing token of the claim.
-            executor: Open executor that has reserved resources for the tasks.
-            listener: Receiver of progress events.
+            executor: Open executor that has reserved resources for the tasks; the supervisor does not close it.
+            listener: Receiver of progress events, called from the thread of `run`.
             runs: Runs folder.
             commit: Git commit and dirty flag to record with attempts.
             source: Folder of the code snapshot that attempts run; None for the installed package.
-            additional_leases: (name, fence) of sweeps whose leases are renewed as well.
+            additional_leases: (name, fence) of sweeps whose leases are renewed as well; an entry of `sweep` itself is
+                ignored.
         """
         self.store, self.sweep, self.fence = store, sweep, fence
         self._leases = [(sweep, fence), *(pair for pair in additional_leases if pair[0] != sweep)]
@@ -151,18 +156,24 @@ class Supervisor:
         self._last_reap = time.monotonic()
 
     def run(self, tasks: Sequence[Task], source: TaskSource | None = None) -> None:
-        """Run every task to its end, and those that `source` adds whenever no task waits.
+        """Run every task to its end, and those that `source` adds whenever no task waits; block meanwhile.
 
-        On a stop signal or an executor failure, all attempts are asked to save and exit before the exception is raised.
+        Failed and interrupted attempts are retried as RetryTracker decides. A cell that is given up does not end the
+        loop. On a stop signal, an executor failure or SweepBroken, all attempts are asked to save and exit before the
+        exception is raised. LeaseLost is raised at once; attempts then run on until the caller closes the executor.
+
+        A `pause` command stops the attempts and waits for `resume`. After `finish`, running attempts end and no other
+        starts.
 
         Args:
-            tasks: Tasks in the order of their start.
+            tasks: Tasks in the order of their start. A task that does not fit yet lets later ones pass.
             source: Source of further tasks; None for none.
 
         Raises:
-            Interrupted: After a clean stop by a signal or a `cancel` command, or after `finish` with tasks left.
+            Interrupted: After a clean stop by a signal or a `cancel` command. Also after `finish` if tasks wait or
+                there is a source.
             LeaseLost: Another supervisor took the sweep over.
-            SweepBroken: Several cells failed with the same error.
+            SweepBroken: MAX_SAME_FAILURES cells failed with the same error in code or config, and tasks are left.
             MachineError: The executor failed.
         """
         queue = deque(tasks)
@@ -192,9 +203,10 @@ class Supervisor:
                 raise Interrupted(signal.SIGTERM, "finished what ran, as asked; launch again to continue")
 
     def _has_work(self, queue: deque[Task]) -> bool:
-        """Return True if a task waits or runs; asks the task source for more when none waits.
+        """Return True if the loop must go on; extends `queue` by tasks of the source when it is empty.
 
-        While a sweep with a task source is paused this is always True. After `finish` only running attempts count.
+        The source is not queried while the sweep is paused or after a stop signal. While a sweep with a source is
+        paused, the result is always True. After `finish` only running attempts count.
         """
         if self._finishing:
             return bool(self._running)
@@ -212,11 +224,16 @@ class Supervisor:
     def _apply_commands(self, queue: deque[Task]) -> None:
         """Carry out control commands from the database: cancel, finish, pause, resume, retry.
 
-        At most once per LISTEN_S. A pause stops the attempts and puts their tasks back into the queue. A retry queues
-        failed tasks again.
+        Does nothing if the last query is less than LISTEN_S ago. A pause stops all attempts and puts their tasks at the
+        front of the queue, in their order. Pausing and resuming are recorded as events. A retry appends the tasks of
+        cells that failed in this launch to the queue; ids of other cells are only removed from the request. A retry of
+        a running cell stays pending.
+
+        Args:
+            queue: Waiting tasks, changed in place.
 
         Raises:
-            Interrupted: After a `cancel`.
+            Interrupted: After a `cancel`, once all attempts have stopped.
         """
         if time.monotonic() - self._last_command_poll < LISTEN_S:
             return
@@ -253,8 +270,16 @@ class Supervisor:
     def _start_ready_tasks(self, queue: deque[Task]) -> None:
         """Start every queued task that may run now and fits; the others stay in the queue in their order.
 
-        A task waits for its backoff, for an attempt that needs the machine to itself, for free resources, or for
-        another sweep that trains its cell. Tasks whose cell another sweep has finished meanwhile are dropped.
+        A task waits for one of these:
+
+        - its backoff
+        - an attempt that runs alone on the machine, or, if it must run alone itself, the end of all others
+        - free resources
+        - a blocked task that needs a full GPU, if it needs a fraction of one
+        - another sweep that trains its cell
+
+        Tasks whose cell another sweep has finished meanwhile are dropped. A training of which only measurements are
+        missing now becomes an evaluation.
         """
         blocked_sizes: set[Resources] = set()
         for _ in range(len(queue)):
@@ -281,8 +306,12 @@ class Supervisor:
     def _revalidated(self, task: Task, state: CellState | None, current: CellStanding) -> Task | None:
         """Return the task in its current form, since another sweep may have trained the cell after the plan was made.
 
-        A training that is no longer needed becomes an evaluation of the missing probes, or None if nothing is left to
-        do.
+        - Unchanged if the standing is the planned one, or if the cell still has to be trained (also when its training
+          failed).
+        - An evaluation of the missing probes if the cell was trained meanwhile and its weights are there.
+        - None if nothing is left to do: the cell is done, has diverged, or its weights are gone now.
+
+        A repeated measurement (`should_remeasure`) follows `_revalidated_repeat` instead.
 
         Args:
             task: Task as planned.
@@ -304,9 +333,10 @@ class Supervisor:
         return None
 
     def _revalidated_repeat(self, task: Task, state: CellState | None) -> Task | None:
-        """Return a repeated measurement, moved to the cell's newest training; None if the weights are gone.
+        """Return a repeated measurement, moved to the cell's newest training; None if that training's weights are gone.
 
-        Cells that were not trained here, such as open-weight models, are returned unchanged.
+        A task whose training is still the newest, or that has no training (`parent_id` None, such as an open-weight
+        model), is returned unchanged. So is a task of a cell without a state.
         """
         if state is None or task.parent_id in (None, state.trained_attempt_id):
             return task
@@ -315,8 +345,13 @@ class Supervisor:
     def _start(self, task: Task, queue: deque[Task]) -> bool:
         """Start an attempt of the task; return False if another sweep trains the cell at this moment.
 
-        Records the attempt, writes its job.json and starts its process. An OSError (a full or missing runs folder, no
-        process left) marks the attempt as failed by the infrastructure, and is not raised.
+        Records the attempt in the database, writes its job.json and starts its process. If an OSError prevents this (a
+        full or missing runs folder, no process available), the attempt ends as failed with the class `infrastructure`.
+        The error is not raised, the result is True, and the retry goes to the front of `queue`.
+
+        Raises:
+            LeaseLost: Another supervisor took the sweep over.
+            SweepBroken: From the end of an attempt that could not be started.
         """
         try:
             attempt = self.store.start_attempt(
@@ -358,9 +393,10 @@ class Supervisor:
         return True
 
     def _weights_sha256(self, task: Task) -> str | None:
-        """Return the recorded SHA-256 of the kept weights that the task evaluates.
+        """Return the recorded SHA-256, in hex, of the kept weights that the task evaluates.
 
-        None for code that would refuse the key.
+        None for a task without weights or without a training, for weights without a recorded hash, and for a code
+        snapshot too old to accept the hash in job.json.
         """
         if task.weights is None or task.parent_id is None:
             return None
@@ -379,7 +415,11 @@ class Supervisor:
     def _finish_attempt(self, attempt_id: int, code: int, queue: deque[Task]) -> None:
         """Record the end of an attempt and decide about a retry, which goes to the front of the queue.
 
-        An attempt whose process ended without recording a final state is classified from its exit code and log.
+        An attempt whose process ended without recording a final state is classified from its exit code and log. An
+        interrupted one that is not retried is then recorded as failed. An attempt that recorded `interrupted` itself is
+        retried if its code is negative: a signal or its node ended it. A pruned attempt is marked as pruned and never
+        retried. The task of a failed cell is remembered for a later `retry` command. Listener and task source are
+        informed at the end.
 
         Args:
             attempt_id: Attempt whose process has ended.
@@ -387,7 +427,7 @@ class Supervisor:
             queue: Waiting tasks; receives the retried task.
 
         Raises:
-            SweepBroken: Too many cells failed with the same error.
+            SweepBroken: MAX_SAME_FAILURES cells failed with the same error, and tasks are left.
         """
         entry = self._running.pop(attempt_id)
         task = entry.task
@@ -429,7 +469,11 @@ class Supervisor:
             self._stop_if_broken(task, attempt, queue)
 
     def _stop_if_broken(self, task: Task, attempt: Attempt, queue: deque[Task]) -> None:
-        """Stop all attempts and raise SweepBroken if too many cells had the same error and tasks are left."""
+        """Count a failure in code or config; stop all attempts and raise SweepBroken once too many cells failed alike.
+
+        "Alike" means the same cause apart from numbers, hashes and paths. Nothing is raised if no task waits or runs.
+        Before the exception, a "stopped" event is recorded.
+        """
         broken = self._retries.note_code_failure(task.cell.id, attempt.cause or "no cause")
         if broken is not None and (queue or self._running):
             self.store.add_event("stopped", str(broken), sweep=self.sweep)
@@ -437,7 +481,11 @@ class Supervisor:
             raise broken
 
     def _kill_hung(self, attempts: Iterable[Attempt]) -> None:
-        """Kill attempts whose record has not changed for `hang_minutes`, after a dump of their threads into the log."""
+        """Kill attempts whose record has not changed for `hang_minutes`, after a dump of their threads into the log.
+
+        Heartbeat, step and phase count as the record. The time is measured on this process's clock, from the first look
+        at the unchanged record. An attempt is killed once; a failed kill is tried again at the next call.
+        """
         for attempt in attempts:
             entry, now = self._running[attempt.id], time.monotonic()
             progress = (attempt.heartbeat_at, attempt.step, attempt.phase)
@@ -447,7 +495,10 @@ class Supervisor:
                 entry.is_hung = self.executor.kill(attempt, dump=True)
 
     def _report_progress(self) -> None:
-        """Send the records of this supervisor's attempts to the listener, then kill hung ones and prune."""
+        """Send the current records of this supervisor's attempts to the listener, then kill hung ones and prune.
+
+        Does nothing while none runs.
+        """
         if self._running:
             live = {attempt.id: attempt for attempt in self.store.live_attempts(self.sweep)}
             my_attempts = [live[key] for key in self._running if key in live]
@@ -456,7 +507,10 @@ class Supervisor:
             self._prune(my_attempts)
 
     def _prune(self, attempts: Sequence[Attempt]) -> None:
-        """Ask the attempts that the task source gives up to save and exit."""
+        """Ask the attempts that the task source gives up to save and exit; remember the reason for each.
+
+        An attempt that cannot be asked yet, since its process is unknown, is tried again at the next call.
+        """
         if self._task_source is None:
             return
         candidates = [attempt for attempt in attempts if not self._running[attempt.id].is_stopping]
@@ -467,10 +521,14 @@ class Supervisor:
                 self._running[attempt.id].prune_reason = reasons[attempt.id]
 
     def _stop_attempts(self) -> None:
-        """Ask every attempt to save and exit; after the grace period kill the rest and mark them as interrupted.
+        """Ask every attempt to save and exit; kill those that still run after GRACE_S - 1 seconds.
 
+        Blocks until all have ended. Killed attempts are marked as interrupted in the database; nothing is retried.
         Attempts on unreachable machines keep the state `running`, so that no sweep starts the cell before the node's
-        lease ends.
+        lease ends. Afterwards this supervisor tracks no attempt.
+
+        Raises:
+            SweepBroken: If an attempt that ends meanwhile is the last of MAX_SAME_FAILURES alike.
         """
         deadline = time.monotonic() + processes.GRACE_S - 1
         discarded: deque[Task] = deque()
@@ -493,8 +551,12 @@ class Supervisor:
 def resumable(store: Store, attempt: Attempt) -> Iterator[tuple[int, str]]:
     """Yield earlier unfinished trainings of a training's cell, newest first.
 
-    Stops at the last training that ended as a result. Each item is (attempt id, address of the storage of its
-    checkpoints); an attempt that trains nothing yields none.
+    Unfinished means neither done nor diverged: interrupted, failed or pruned. The first training that is done or has
+    diverged ends the list; older ones are not yielded. Evaluations and attempts imported from a bundle are skipped. An
+    evaluation as `attempt` yields none.
+
+    Yields:
+        (attempt id, address of the storage of its checkpoints). That a checkpoint exists is not checked.
     """
     for earlier in reversed(store.attempts(attempt.cell_id) if attempt.kind == "train" else ()):
         # an imported attempt has no checkpoint here, and paths from a bundle are not trusted
@@ -506,10 +568,18 @@ def resumable(store: Store, attempt: Attempt) -> Iterator[tuple[int, str]]:
 
 
 def last_points(store: Store, resume: Iterable[tuple[int, str]], attempt: Attempt) -> dict[str, dict[str, Any]]:
-    """Return the final curve points of resumable trainings that reached the last step.
+    """Return the final curve points of those resumable trainings that reached the last step.
 
-    Keys are attempt ids as strings, values are the points as dicts. An attempt that resumes from there writes no curve
-    point of its own.
+    An attempt that resumes from there writes no curve point of its own.
+
+    Args:
+        store: Database.
+        resume: (attempt id, storage address) pairs, as `resumable` yields them.
+        attempt: New attempt; its `steps_total` is the last step.
+
+    Returns:
+        Fields of the last curve point as a dict, by attempt id as a string. Trainings without a curve or with an
+        earlier last point are left out.
     """
     last = {earlier: store.curve(earlier)[-1:] for earlier, _ in resume}
     return {
@@ -521,10 +591,10 @@ def last_points(store: Store, resume: Iterable[tuple[int, str]], attempt: Attemp
 
 
 def job_config(config: CellConfig) -> dict[str, Any]:
-    """Return a config as job.json stores it, without settings that older code does not know (as with `--code kept`).
+    """Return a config as the JSON object that job.json stores, without settings that older code does not know.
 
-    Left out are settings at a default that every older cell had implicitly, and resource or checkpoint settings at
-    their default.
+    Older code runs with `--code kept`. Left out are settings at a default that every older cell had implicitly, and
+    settings of the sections `resources` and `checkpoint` at their default.
     """
     settings = without_identity_defaults(config)
     for section in ("resources", "checkpoint"):
@@ -535,8 +605,10 @@ def job_config(config: CellConfig) -> dict[str, Any]:
 def reap(store: Store, cells: Sequence[Cell], runs: Path, executor: Executor | None = None) -> list[Attempt]:
     """End and mark attempts of these cells whose supervisor is gone, so that the cells can run again.
 
-    Applies the attempts' journals first. Attempts of a live supervisor are left alone. So are attempts on hosts that
-    neither this process nor `executor` reaches, until their heartbeat is older than DEAD_AFTER_S.
+    Applies the attempts' journals first, which may record their regular end. Attempts of cells that a live supervisor
+    of another process runs are left alone. So are attempts on hosts that neither this process nor `executor` reaches,
+    until their heartbeat is older than DEAD_AFTER_S; those are then marked without being ended. Blocks until the
+    processes are gone.
 
     Args:
         store: Database.
@@ -545,7 +617,7 @@ def reap(store: Store, cells: Sequence[Cell], runs: Path, executor: Executor | N
         executor: Executor that may reach other hosts; None for this machine only.
 
     Returns:
-        The attempts that were marked as interrupted.
+        The attempts that were marked as interrupted, as records read before the marking (their state is "running").
     """
     live = store.live_attempts()
     this_process = processes.this_process("launch")
@@ -570,7 +642,10 @@ def reap(store: Store, cells: Sequence[Cell], runs: Path, executor: Executor | N
 
 
 def _supervised_cells(store: Store, this_process: Owner) -> set[str]:
-    """Return the ids of the cells of every sweep that a live supervisor other than `this_process` runs."""
+    """Return the ids of the cells of every sweep that a live supervisor other than `this_process` runs.
+
+    A supervisor whose process cannot be seen from here counts as live until its lease ends.
+    """
     cells: set[str] = set()
     for sweep in store.sweeps():
         if sweep.owner is None or sweep.owner.is_same_process(this_process):
@@ -581,10 +656,14 @@ def _supervised_cells(store: Store, this_process: Owner) -> set[str]:
 
 
 def freeze_plugins(cells: Sequence[Cell], runs: Path) -> list[Cell]:
-    """Copy plugin files into the runs folder and return the cells with the paths of the copies.
+    """Copy plugin files to `runs`/plugins and return the cells, in their order, with absolute paths of the copies.
 
     A later edit of a plugin then changes no cell under way. Existing copies with the right hash are reused, and their
-    modification time is renewed, since `gc` spares young files.
+    modification time is renewed, since `gc` spares young files. A new copy is not compared with the hash. Cells without
+    plugins are returned as they are; the given cells are not changed.
+
+    Raises:
+        OSError: A plugin file is missing, or the copy cannot be written.
     """
     frozen_cells = []
     for cell in cells:

@@ -26,19 +26,25 @@ PRUNED_AT = "by {pruner}, with a loss of {loss:.4f} at validation {rung}"
 
 
 class TrialSource:
-    """Task source of a study.
+    """Task source of a study: proposes trials, stores their outcomes, and prunes unpromising ones.
 
-    The database holds every trial before its cell is trained, and the sampler's entire state.
+    A trial is one setting of the search space; its cell is the config that trains it. The database holds every trial
+    before its cell is trained, and the sampler's entire state.
     """
 
     def __init__(self, progress: StudyProgress, store: Store, fence: int, prices: Pricer) -> None:
         """Load the study, store trials whose state changed since the last launch, and enlist their cells in the sweep.
+
+        Writes to the database.
 
         Args:
             progress: Study with its trials so far.
             store: Database.
             fence: Fencing token under which the caller holds the sweep.
             prices: Pricing on the machine, for the forecast of each trial.
+
+        Raises:
+            LeaseLost: Another supervisor holds the sweep.
         """
         self._space, self._search = progress.space, progress.space.search
         sweep = progress.space.grid.name
@@ -55,10 +61,10 @@ class TrialSource:
         )
 
     def _store_changed_trials(self, before: Sequence[Trial]) -> None:
-        """Write the trials that differ from the stored ones, finished ones with their loss curve.
+        """Write the trials that differ from the stored ones, finished ones with their loss curve; nothing if none does.
 
         Args:
-            before: Stored trials, in the same order as the current ones.
+            before: Stored trials; as many as the current ones, in the same order.
         """
         changed = [now for old, now in zip(before, self._trials, strict=True) if now != old]
         changed = [self._with_curve(trial) if trial.standing == "done" else trial for trial in changed]
@@ -72,7 +78,11 @@ class TrialSource:
     def next_tasks(self, fits: CapacityCheck) -> Sequence[Task]:
         """Propose trials until one has work to do, and return its tasks.
 
-        Empty if all trials are proposed or none fits now.
+        Empty if all trials are proposed or none fits now. Every proposal is stored, also one without work: settings
+        that make no valid cell, repetitions, and cells that are trained already.
+
+        Args:
+            fits: Tells if an attempt of a given size could start now.
         """
         resources = self._space.corner_cells[0].config.resources
         while len(self._trials) < self._search.trials and fits(resources):
@@ -82,7 +92,10 @@ class TrialSource:
         return []
 
     def ended(self, task: Task, attempt: Attempt, will_retry: bool) -> None:
-        """Store the outcome of a finished attempt for every trial of its cell; does nothing if the cell is retried."""
+        """Store the outcome of a finished attempt for every trial of its cell.
+
+        Does nothing if the cell is retried, or if no trial changes (as after an interruption).
+        """
         if will_retry:
             return
         changed = [self._trial_after(trial, attempt) for trial in self._trials if trial.cell == task.cell.id]
@@ -93,7 +106,11 @@ class TrialSource:
             self._study_writer.update_trials(*changed)
 
     def attempts_to_prune(self, attempts: Sequence[Attempt]) -> Mapping[int, str]:
-        """Return the reasons, by attempt id, of training attempts that the pruner ends at their newest validation."""
+        """Return the reasons, by attempt id, of training attempts that the pruner ends at their newest validation.
+
+        Attempts in another phase than "training", or at their last step, are left out. Empty without a pruner. Stores
+        the curves of trials that go on.
+        """
         reasons: dict[int, str] = {}
         if self._search.pruner is None:
             return reasons
@@ -109,8 +126,8 @@ class TrialSource:
     def _propose(self) -> list[Task]:
         """Propose and store one trial; return its tasks.
 
-        Returns no tasks for parameters that make no valid cell (stored as failed) and for a repetition of an earlier
-        trial, which takes over that trial's outcome.
+        Returns no tasks for parameters that make no valid cell (stored as failed), for a repetition of an earlier
+        trial, which takes over that trial's outcome, and for a cell that is trained already.
         """
         proposal = optuna_study.propose_trial(self._search, self._trials, self._sampler_state)
         trial = replace(proposal.trial, params=self._space.rounded(proposal.trial.params))
@@ -132,8 +149,8 @@ class TrialSource:
         """Store a proposed trial with the sampler's new state, in the database and here.
 
         Args:
-            trial: New trial.
-            cell: Its cell; None if its parameters make none.
+            trial: New trial, appended to the study.
+            cell: Its cell, which is enlisted with its cost forecast; None if its parameters make none.
             proposal: Result of the sampler, with earlier trials that it changed and its state.
         """
         record = planner.to_record(cell) if cell is not None else None
@@ -145,9 +162,10 @@ class TrialSource:
         self._trials.append(trial)
 
     def _remaining_tasks(self, cell: Cell) -> list[Task]:
-        """Return the remaining tasks of the cell of the newest trial.
+        """Return the remaining tasks of the cell of the newest trial; empty if the cell is trained and measured.
 
-        Store its outcome at once if the cell is already trained.
+        The outcome of such a cell, or of a diverged one, is stored at once. A cell whose weights are gone is trained
+        again.
         """
         states = self._store.states({cell.id})
         plan = planner.plan([cell], states)
@@ -171,7 +189,9 @@ class TrialSource:
     def _trial_after(self, trial: Trial, attempt: Attempt) -> Trial:
         """Return the trial with the outcome of an attempt of its cell.
 
-        Unchanged for an interrupted one, which another launch resumes.
+        A finished trial gets its curve and objectives. A diverged or failed one gets the attempt's cause as its reason
+        and no values, a pruned one the reason alone. Unchanged for an interrupted attempt, which another launch
+        resumes.
         """
         if attempt.state == "done":
             return self._finished(trial)
@@ -187,7 +207,7 @@ class TrialSource:
         return with_objectives(self._search, self._store, self._with_curve(trial))
 
     def _with_curve(self, trial: Trial) -> Trial:
-        """Return the trial with the validation curve of its cell's newest training."""
+        """Return the trial with the validation curve of its cell's newest finished training; unchanged without one."""
         assert trial.cell is not None
         state = self._store.states({trial.cell})[trial.cell]
         return (
@@ -195,7 +215,11 @@ class TrialSource:
         )
 
     def _curve(self, attempt: int) -> tuple[tuple[int, float], ...]:
-        """Return (validation number from 1, loss) pairs of an attempt, up to the first loss that is not finite."""
+        """Return (validation number from 1, validation loss) pairs of an attempt, in order.
+
+        They end before the first loss that is not finite. Curve points without a validation loss are skipped and not
+        numbered.
+        """
         losses = [point.val_loss for point in self._store.curve(attempt) if point.val_loss is not None]
         finite = itertools.takewhile(math.isfinite, losses)  # training ends at a loss that is not finite
         return tuple(enumerate(finite, 1))
@@ -203,10 +227,11 @@ class TrialSource:
     # --- pruning ------------------------------------------------------------------------------------------------------
 
     def _check_pruning(self, attempt: Attempt) -> str | None:
-        """Return the reason to prune a training attempt, or None; stores every validation checked on the way.
+        """Return the reason to prune a training attempt, or None; store the trial after each passed validation.
 
         New validations are checked one by one, so that the decision does not depend on how often this is called. The
-        deciding validation is not stored: a launch that dies here has to reach the same verdict again.
+        deciding validation is not stored: a launch that dies here has to reach the same verdict again. None at once if
+        the step admits no new validation, or if no open trial has the attempt's cell.
         """
         validate_every = self._space.corner_cells[0].config.eval.validate_every
         if attempt.step // validate_every <= self._rungs_checked.get(attempt.id, 0):
