@@ -92,13 +92,20 @@ class Executor(Protocol):
         """
 
     def fits(self, resources: Resources) -> bool:
-        """Return True if an attempt with these resources could start now."""
+        """Return True if an attempt with these resources could start now, beside those that run."""
 
     def start(self, spec: ProcessSpec) -> None:
-        """Start the attempt's process and allocate its resources. Called only after `fits` returned True."""
+        """Start the attempt's process and allocate its resources. Called only after `fits` returned True.
+
+        Returns before the process has done anything. A process that cannot start is reported by `wait`, or by an
+        OSError.
+        """
 
     def wait(self, seconds: float) -> list[AttemptExit]:
-        """Return the attempts whose process has ended, after at most `seconds`; their resources are free again."""
+        """Return the attempts whose process has ended, after at most about `seconds`; their resources are free again.
+
+        Empty if none has. Each end is returned once.
+        """
 
     def stop(self, attempt: Attempt) -> bool:
         """Ask the attempt's process to save a checkpoint and exit; return False while the process is not known yet."""
@@ -143,7 +150,7 @@ class HostExecutor:
 
     @classmethod
     def open(cls, context: ExecutorContext) -> Self:
-        """Return the executor; nothing starts before cells are admitted."""
+        """Return the executor; nothing starts before cells are admitted. The context is not used."""
         return cls()
 
     def admit(self, cells: Sequence[Cell]) -> None:
@@ -181,7 +188,12 @@ class HostExecutor:
         return child is not None
 
     def kill(self, attempt: Attempt, *, dump: bool = False) -> bool:
-        """Kill the attempt's process and its children; return False if the process is unknown or gone."""
+        """Kill the attempt's process and its children with SIGKILL; return False if the process is unknown or gone.
+
+        Args:
+            attempt: Attempt to kill, with its pid as the database has it.
+            dump: True to have it write its threads' stack traces into its log first, which takes DUMP_S seconds.
+        """
         child = self._child(attempt)
         if child is None:
             return False
@@ -199,8 +211,13 @@ class HostExecutor:
     def end(self, attempts: Sequence[Attempt], runs: Path) -> set[int]:
         """Terminate those of the attempts that belong to this machine, all at the same time; return their ids.
 
-        An attempt whose pid is this process was never started. An attempt that this process descends from is left alive
-        and not returned.
+        Blocks until they are gone: SIGTERM, then SIGKILL after the grace period. Attempts whose process is gone already
+        are returned, too. An attempt whose pid is this process was never started. It is returned, and this process
+        lives on. An attempt that this process descends from is left alive and not returned.
+
+        Args:
+            attempts: Orphaned attempts, of any machine.
+            runs: Not used.
         """
         local = [attempt for attempt in attempts if processes.is_local_pid(attempt.host, attempt.pid_space)]
         processes_by_attempt = {
@@ -217,11 +234,14 @@ class HostExecutor:
 
 
 def lock_gpus_for(cells: Sequence[Cell], locks: GpuLocks) -> Machine:
-    """Return this machine with the GPUs that it locks for these cells; with no GPU, and no lock, if no cell needs one.
+    """Return this machine with the GPUs that it locks for these cells.
+
+    Without a cell that needs a GPU, nothing is locked and the machine has no GPU. GPUs that another sweep holds are
+    left out.
 
     Args:
         cells: Cells whose attempts will run here.
-        locks: Receives the locks of all free GPUs of the needed types.
+        locks: Receives the locks of all free GPUs of the needed types, not only of as many as the cells need.
 
     Raises:
         MachineError: The machine is too small for a cell, or other sweeps hold all the GPUs.
@@ -241,9 +261,10 @@ def lock_gpus_for(cells: Sequence[Cell], locks: GpuLocks) -> Machine:
 
 
 def kill_process(child: psutil.Process, *, dump: bool) -> None:
-    """Kill a process and its children, except this process and its ancestors. Ignores a process that is gone.
+    """Kill a process and its children with SIGKILL. Ignores a process that is gone.
 
-    The exit code is left to the parent: waiting for the process here would consume it.
+    Does nothing if it is this process or an ancestor of it. The exit code is left to the parent: waiting for the
+    process here would consume it.
 
     Args:
         child: Process to kill.
@@ -260,10 +281,10 @@ def kill_process(child: psutil.Process, *, dump: bool) -> None:
 
 
 def attempt_command(spec: ProcessSpec, parent: int | None = None, *, spare: bool = False) -> list[str]:
-    """Return the command line of an attempt's process.
+    """Return the command line of an attempt's process, for this process's Python.
 
     Args:
-        spec: Attempt to run.
+        spec: Attempt to run. Without a database it writes a journal (`--journal`).
         parent: Pid of the process whose death ends the attempt; None to append `--parent PID` later.
         spare: True for a warm process, which reads the attempt's folder from standard input later.
     """
@@ -275,9 +296,11 @@ def attempt_command(spec: ProcessSpec, parent: int | None = None, *, spare: bool
 
 
 def attempt_environment(spec: ProcessSpec, devices: str | None = None) -> dict[str, str]:
-    """Return the environment of an attempt's process.
+    """Return the entire environment of an attempt's process.
 
-    It is this process's environment with database, import path, number of threads and visible GPU set.
+    It is this process's environment without ATMA_DB and RAY_AUTH_TOKEN, with these set: ATMA_DB (if the attempt writes
+    to the database), PYTHONPATH (if it runs a snapshot), the thread counts of OpenMP, MKL and OpenBLAS (its cores), and
+    CUDA_VISIBLE_DEVICES.
 
     Args:
         spec: Attempt to run. Without GPUs in its resources, CUDA_VISIBLE_DEVICES is empty.
@@ -329,7 +352,8 @@ class LocalExecutor(HostExecutor):
     def start(self, spec: ProcessSpec) -> None:
         """Start the attempt in a warm process if one fits, else in a new one.
 
-        Refills the warm pool if more attempts follow, and closes it otherwise.
+        If more attempts follow and this one has a GPU, a warm process for the next one is started on the same GPU. If
+        none follows, unused warm processes are killed.
 
         Raises:
             OSError: The log cannot be written or no process can be created; nothing was started then.
@@ -354,7 +378,10 @@ class LocalExecutor(HostExecutor):
             self._warm_pool.close()
 
     def wait(self, seconds: float) -> list[AttemptExit]:
-        """Return the attempts whose process has ended, after at most `seconds`; at once when nothing runs."""
+        """Return the attempts whose process has ended, after at most `seconds`; [] at once when nothing runs.
+
+        Returns as soon as one has ended.
+        """
         deadline = time.monotonic() + seconds
         while self._running:
             ended = [attempt for attempt, (child, _) in self._running.items() if child.poll() is not None]
@@ -373,7 +400,7 @@ class LocalExecutor(HostExecutor):
         return attempt, code
 
     def close(self) -> None:
-        """Kill warm and running processes, and release the GPU locks."""
+        """Kill warm and running processes with SIGKILL, and release the GPU locks."""
         self._warm_pool.close()
         for child, _ in self._running.values():
             child.kill()

@@ -21,7 +21,10 @@ MAX_LINES_PER_PASS = 500
 
 
 class Journals:
-    """Journals of running and just ended attempts, applied to the database. Used from one thread."""
+    """Journals of running and just ended attempts, applied to the database. Used from one thread.
+
+    A journal is the file in an attempt's folder to which it writes results instead of the database.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -29,7 +32,10 @@ class Journals:
         self._last_pass = 0.0
 
     def open(self, spec: ProcessSpec) -> int:
-        """Start to read the attempt's journal; return the attempt's fencing token."""
+        """Start to track the attempt's journal; return the fencing token from its job.json.
+
+        The journal need not exist yet, but job.json must.
+        """
         folder = spec.runs / spec.folder
         fence = Job.read(folder).fence
         self._readers[spec.attempt] = JournalReader(folder / JOURNAL, self._store, spec.attempt, fence)
@@ -38,14 +44,15 @@ class Journals:
     def apply(self, exit_codes: Mapping[int, int]) -> tuple[list[AttemptExit], list[int]]:
         """Apply new journal lines, at most MAX_LINES_PER_PASS per attempt.
 
-        Journals of ended attempts are read in every call, those of running ones every APPLY_S.
+        Journals of ended attempts are read in every call, those of running ones only if APPLY_S has passed since the
+        last time.
 
         Args:
-            exit_codes: Exit codes of ended attempts, by id.
+            exit_codes: Exit codes of ended attempts, by id; each must have been opened and not been returned before.
 
         Returns:
             Exits of the ended attempts whose journal is fully applied, which are forgotten, and the ids of running
-            attempts that lost their lease.
+            attempts that lost their lease. A lost lease of an ended attempt is ignored.
         """
         lost = []
         is_due = time.monotonic() - self._last_pass > APPLY_S
@@ -89,7 +96,8 @@ class JournalingExecutor:
     def wait(self, seconds: float) -> list[AttemptExit]:
         """Return the attempts whose process has ended and whose journal is fully applied.
 
-        Kill those that lost their lease.
+        Others are returned by a later call. Running attempts that lost their lease are killed. Waits `seconds` at most
+        for a process to end; applying the journals takes extra time.
         """
         self._ended |= dict(self._inner.wait(seconds))
         done, lost = self._journals.apply(self._ended)
@@ -102,6 +110,9 @@ class JournalingExecutor:
 
 def with_journal_if_needed(executor: Executor, store: Store, source: Path | None) -> Executor:
     """Return the executor, wrapped to use journals if the code snapshot in `source` has another database schema.
+
+    Returned unchanged for the installed package and for an executor whose attempts write journals anyway. A snapshot
+    whose schema cannot be read counts as another schema.
 
     Args:
         executor: Open executor.

@@ -85,7 +85,9 @@ class NodeAgent:
             gpu_types: Labels of GPU types, None for any type; empty to lock nothing.
 
         Returns:
-            This machine with its locked GPUs, and the reason why it has none ("" if it has, or if none was requested).
+            This machine with its locked GPUs, and the reason why it has none. The reason is "" if it has some, if none
+            was requested, and if the node has no GPU of these types. An error of the GPU query or of the locks becomes
+            the reason.
         """
         labels = list(gpu_types)
         if not labels:
@@ -102,7 +104,7 @@ class NodeAgent:
     def start(self, spec: ProcessSpec, device: str | None) -> None:
         """Start an attempt's process. An attempt that cannot be started counts as ended, and `poll` returns it.
 
-        Blocks until the first poll; does nothing once the agent is closed.
+        Blocks until the first poll, and until the process exists; does nothing once the agent is closed.
 
         Args:
             spec: Attempt to start.
@@ -128,14 +130,15 @@ class NodeAgent:
                 self._children[spec.attempt] = child
 
     def poll(self, acknowledged: Sequence[int]) -> list[AttemptExit] | None:
-        """Return ended attempts not yet acknowledged, and extend the lease.
+        """Return (attempt id, exit code) of ended attempts not yet acknowledged, and extend the lease.
 
-        None once the agent is closed without attempts. Waits up to POLL_S for an attempt to end. The new lease counts
-        from the previous answer, which the supervisor has received by now. A poll delayed by the network therefore
-        extends the lease no further than the supervisor assumes.
+        None once the agent is closed without attempts; a closing agent extends nothing. Waits up to POLL_S for an
+        attempt to end. The new lease counts from the previous answer, which the supervisor has received by now. A poll
+        delayed by the network therefore extends the lease no further than the supervisor assumes.
 
         Args:
-            acknowledged: Ids of ended attempts from the previous answer, which are forgotten.
+            acknowledged: Ids of ended attempts from the previous answer, which are forgotten. Others are returned
+                again.
         """
         with self._lock:
             if not self.is_closed:
@@ -166,7 +169,12 @@ class NodeAgent:
                 child.terminate()
 
     def kill(self, attempt: int, *, dump: bool = False) -> None:
-        """Kill an attempt, with `dump` after it wrote its threads' stack traces into its log; an unknown id is ignored."""
+        """Kill an attempt and its children; an unknown id is ignored.
+
+        Args:
+            attempt: Id of the attempt.
+            dump: True to have it write its threads' stack traces into its log first, which takes DUMP_S seconds.
+        """
         with self._lock:
             child = self._children.get(attempt)
         if child is not None:
@@ -176,9 +184,11 @@ class NodeAgent:
     def end_orphans(self, folders: Sequence[Path], process_ids: Sequence[tuple[int | None, float | None]] = ()) -> None:
         """Terminate attempts of other supervisors on this node; return when they are gone.
 
+        This agent's own attempts are spared. Processes that are gone already are ignored.
+
         Args:
             folders: Absolute folders of the attempts, found in command lines.
-            process_ids: (pid, creation time) of the attempts, where known.
+            process_ids: (pid, creation time) of the attempts, None where unknown.
         """
         with self._lock:
             own_pids = {child.pid for child in self._children.values()}
@@ -191,7 +201,10 @@ class NodeAgent:
         processes.terminate_all([process for pid, process in by_pid.items() if pid not in own_pids], self._grace)
 
     def close(self) -> None:
-        """Terminate every attempt, release the GPUs, and refuse further attempts."""
+        """Terminate every attempt, release the GPUs, and refuse further attempts; return when all are gone.
+
+        Attempts get SIGTERM, and SIGKILL after the grace period. Their exits are still returned by `poll`.
+        """
         with self._lock:
             self.is_closed = True
             running = []
@@ -228,7 +241,13 @@ class NodeAgent:
 
 
 def _find_processes(folders: Sequence[Path]) -> list[psutil.Process]:
-    """Return the processes of attempts in these folders, found by their command lines, so that just started ones count."""
+    """Return the processes of attempts in these folders, found by their command lines.
+
+    Just started ones therefore count, too. Processes that cannot be read are skipped.
+
+    Args:
+        folders: Absolute folders of attempts.
+    """
     folder_names = {str(folder) for folder in folders}
     matches = []
     for candidate in psutil.process_iter():
@@ -254,7 +273,10 @@ class Agent(NodeAgent):
         threading.Thread(target=self._watch_lease, daemon=True).start()
 
     def _watch_lease(self) -> None:
-        """Tick until the lease has ended, then exit the process after CLOSE_S, so that a poll still learns of the end."""
+        """Tick until the agent has closed, then exit the process after CLOSE_S, so that a poll still learns of the end.
+
+        Runs in a thread of its own, for as long as the actor lives.
+        """
         while not self.tick():
             time.sleep(0.2)
         # a last poll still learns of the end; if the driver is gone, Ray ends this process anyway

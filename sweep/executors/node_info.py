@@ -18,12 +18,15 @@ IMPORT_S = 60.0
 
 
 def describe_node(runs: str, mark: str, packages: Sequence[str]) -> dict[str, Any]:
-    """Return facts about this node: host, python, executable, path (PYTHONPATH), versions, sees, time.
+    """Return facts about the node that this runs on, as a dict.
+
+    Keys: host, python (version), executable, path (PYTHONPATH or None), versions (version by package), sees (True if
+    the marker file exists here), time (seconds since the epoch by this node's clock).
 
     Args:
         runs: Runs folder.
-        mark: Name of a file in `runs`; `sees` tells if it exists here.
-        packages: Packages whose versions are returned; missing ones are left out.
+        mark: Name of the marker file in `runs`.
+        packages: Distributions whose versions are returned; those not installed are left out.
     """
     versions = {}
     for name in packages:
@@ -43,11 +46,13 @@ def describe_node(runs: str, mark: str, packages: Sequence[str]) -> dict[str, An
 
 
 def try_import(module: str, path: str) -> str | None:
-    """Return why a new process of this node's Python cannot import the module, or None if it can.
+    """Return the reason why a new process of this node's Python cannot import the module, or None if it can.
+
+    The reason is one line: the last one of the error output, the exit code, or a timeout after IMPORT_S.
 
     Args:
         module: Dotted name.
-        path: PYTHONPATH of the process.
+        path: PYTHONPATH of the process; the rest of its environment is this process's.
     """
     command = [sys.executable, "-c", f"import {module}"]
     env = os.environ | {"PYTHONPATH": path}

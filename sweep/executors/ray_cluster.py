@@ -68,7 +68,8 @@ class _RemoteAttempt:
 class ClusterExecutor:
     """Executor on every live node that sees the runs folder, including nodes that join later.
 
-    Public methods are called from one thread; threads of its own poll the agents and add nodes.
+    Public methods are called from one thread; threads of its own poll the agents and add nodes. Attempts write
+    journals, which this process applies to the database.
     """
 
     name = "cluster"
@@ -77,12 +78,14 @@ class ClusterExecutor:
     def __init__(self, store: Store, runs: Path, tell: Tell, *, lease: float = LEASE_S) -> None:
         """Start an agent on each node; the process must already be connected to the cluster.
 
-        Prints a line where nodes have different versions of a package.
+        Makes a snapshot of the source in the runs folder, and prints a line where nodes have different versions of a
+        package. Blocks until every node has an agent or was excluded; excluded ones are tried again later. Starts the
+        poll thread.
 
         Args:
             store: Database.
             runs: Runs folder, which every node must see.
-            tell: Prints one line.
+            tell: Prints one line; also called from other threads.
             lease: Duration of the agents' leases in seconds.
 
         Raises:
@@ -143,7 +146,8 @@ class ClusterExecutor:
     def _join_node(self, node: NodeFacts) -> None:
         """Start an agent on a node, end orphans of a former agent there, and add the node to the allocator.
 
-        A node whose agent does not start is excluded for a while.
+        Blocks for up to about three minutes. A node whose agent does not start is excluded for NODE_RETRY_S, with a
+        line of output; nothing is raised.
         """
         # the agent imports the code snapshot, not the package installed on its node
         env = ray_connection.worker_env(self._source, node.import_path)
@@ -167,8 +171,16 @@ class ClusterExecutor:
     def _prepare_agent(self, handle: Any, node: NodeFacts) -> allocation.Machine:
         """Wait for an agent, lock its GPUs, and have it end attempts of its host whose former agent is gone.
 
+        Those attempts then count as ended: killed by SIGKILL on the same Ray node, NODE_LOST on another one. A reason
+        why no GPU could be locked is printed.
+
+        Args:
+            handle: Ray handle of the agent's actor.
+            node: Node on which it starts.
+
         Returns:
-            The node's resources; cores at most as many as Ray was started with.
+            The node's resources: memory and locked GPUs as the agent reports them, cores at most as many as Ray was
+            started with.
 
         Raises:
             MachineError: The node cannot import the package; the message is the import error.
@@ -201,9 +213,9 @@ class ClusterExecutor:
         return allocation.Machine(min(machine.cpus, node.cpus), machine.memory_gb, machine.gpus)
 
     def _poll_loop(self) -> None:
-        """Poll agents and search for nodes until the executor is closed.
+        """Poll agents, and search for nodes every NODE_SEARCH_S, until the executor is closed. Runs in its own thread.
 
-        Record an error of Ray, which `wait` then raises.
+        An error of Ray ends the loop; it is kept, and `wait` raises it as MachineError.
         """
         last_search = time.monotonic()
         try:
@@ -219,7 +231,7 @@ class ClusterExecutor:
     def _poll_agents(self) -> None:
         """Send due polls, handle the first answer, and drop agents that have been silent for too long.
 
-        Attempts whose agent is gone end as NODE_LOST once their lease must have ended.
+        Waits up to half a second. Attempts whose agent is gone end as NODE_LOST once their lease must have ended.
         """
         with self._lock:
             for link in self._links.values():
@@ -245,7 +257,10 @@ class ClusterExecutor:
             self._wakeup.set()
 
     def _handle_answer(self, link: _AgentLink) -> None:
-        """Record the ended attempts of an answered poll, or drop the agent if it failed or has closed."""
+        """Record the ended attempts of an answered poll, or drop the agent if it failed or has closed.
+
+        A closed agent has ended its attempts; those of a failed one may live until their lease ends.
+        """
         try:
             ended = ray.get(link.poll)
         except ray.exceptions.RayError:
@@ -263,11 +278,14 @@ class ClusterExecutor:
             self._wakeup.set()
 
     def _drop_link(self, link: _AgentLink, *, attempts_are_dead: bool) -> None:
-        """Remove an agent that is gone, with its node's resources, and print a line.
+        """Kill an agent that is gone, remove it with its node's resources, and print a line.
+
+        Does nothing for an agent that was removed before.
 
         Args:
             link: Agent to remove.
-            attempts_are_dead: True if its attempts have certainly ended; else they count as lost when their lease ends.
+            attempts_are_dead: True if its attempts have certainly ended, so that they count as NODE_LOST now. Else they
+                do when their lease must have ended.
         """
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(link.handle)
@@ -288,7 +306,11 @@ class ClusterExecutor:
         self._wakeup.set()
 
     def _search_nodes(self) -> None:
-        """Add new nodes, and retry excluded ones after NODE_RETRY_S. Errors of Ray are left to the poll loop."""
+        """Add new nodes, and retry excluded ones after NODE_RETRY_S. Errors of Ray are left to the poll loop.
+
+        Prints a line per new node. A node that does not see the runs folder is excluded. Blocks until the agents have
+        started; runs in a thread of its own.
+        """
         new_nodes: list[dict[str, Any]] = []
         try:
             with self._lock:
@@ -311,7 +333,12 @@ class ClusterExecutor:
                 self._joining -= {node["NodeID"] for node in new_nodes}
 
     def _exclude_node(self, node: NodeFacts, reason: str) -> None:
-        """Exclude a node for NODE_RETRY_S; print the reason the first time."""
+        """Exclude a node for NODE_RETRY_S; print the reason the first time.
+
+        Args:
+            node: Node to exclude.
+            reason: End of the message, after "node HOST is left out for now, ".
+        """
         with self._lock:
             self._joining.discard(node.id)
             was_reported = node.id in self._retry_at
@@ -322,7 +349,9 @@ class ClusterExecutor:
     # --- called by the supervisor -----------------------------------------------------------------------------------
 
     def admit(self, cells: Sequence[Cell]) -> None:
-        """Lock the GPUs that these cells need on every node that answers.
+        """Lock the GPUs that these cells need on every node that answers. Nodes that join later lock them, too.
+
+        Prints the reason of each node that could lock none. Cells without GPUs lock nothing.
 
         Raises:
             MachineError: No node is large enough for a cell.
@@ -342,14 +371,18 @@ class ClusterExecutor:
         admission.check_placement(cells, *(link.machine for link in links))
 
     def fits(self, resources: Resources) -> bool:
-        """Return True if a node has enough free cores, memory and GPU capacity."""
+        """Return True if a single node has enough free cores, memory and GPU capacity."""
         with self._lock:
             return self._allocator.find_allocation(resources) is not None
 
     def start(self, spec: ProcessSpec) -> None:
         """Send the attempt to the agent of the best fitting node and record its host in the database.
 
-        An attempt ends as NODE_LOST if the node has vanished since `fits` was called.
+        Does not wait for the process. The host is recorded only if it is not this machine. An attempt ends as NODE_LOST
+        if its node has vanished since `fits` was called.
+
+        Args:
+            spec: Attempt whose job.json is written.
         """
         fence = self._journals.open(spec)
         with self._lock:
@@ -371,9 +404,13 @@ class ClusterExecutor:
         link.handle.start.remote(spec, visible_device(allocated))
 
     def wait(self, seconds: float) -> list[AttemptExit]:
-        """Apply journals and return the ended attempts whose journal is fully applied, after at most `seconds`.
+        """Apply journals and return the ended attempts whose journal is fully applied; waits `seconds` at most before.
 
-        Attempts that lost their lease are killed.
+        Applying takes extra time. Attempts that lost their lease are killed. The resources of returned attempts are
+        free again.
+
+        Returns:
+            (attempt id, exit code or NODE_LOST or OOM_KILLED) of each.
 
         Raises:
             MachineError: Ray itself cannot be reached any more.
@@ -402,7 +439,7 @@ class ClusterExecutor:
         """Call a method of the attempt's agent without waiting for it; return False if the agent is gone.
 
         Args:
-            run: Running attempt.
+            run: Running attempt, which names the node.
             method: Name of a method of NodeAgent.
             arguments: Positional arguments.
             options: Keyword arguments.
@@ -415,12 +452,17 @@ class ClusterExecutor:
         return True
 
     def stop(self, attempt: Attempt) -> bool:
-        """Ask the attempt's process to save a checkpoint and exit; return False if its agent is gone."""
+        """Ask the attempt's process to save a checkpoint and exit; return False if its agent is gone.
+
+        Also False for an attempt that this executor does not run. Does not wait for the process.
+        """
         run = self._running.get(attempt.id)
         return run is not None and self._call_agent(run, "stop", attempt.id)
 
     def kill(self, attempt: Attempt, *, dump: bool = False) -> bool:
-        """Kill the attempt's process; return False if its agent is gone.
+        """Kill the attempt's process without waiting for its end; return False if its agent is gone.
+
+        Also False for an attempt that this executor does not run.
 
         Args:
             attempt: Attempt to kill.
@@ -442,8 +484,9 @@ class ClusterExecutor:
     def end(self, attempts: Sequence[Attempt], runs: Path) -> set[int]:
         """Have the agents on the attempts' hosts terminate them; return the ids of those that are certainly gone.
 
-        On a host without an agent, attempts that write a journal count as gone once a former agent's lease must have
-        ended.
+        Waits CLOSE_S at most per host; attempts of a host that does not answer in time are not returned. On a host
+        without an agent, attempts that write a journal count as gone once a former agent's lease must have ended, which
+        is judged by the age of this executor.
 
         Args:
             attempts: Orphaned attempts.
@@ -472,7 +515,10 @@ class ClusterExecutor:
         return ended
 
     def close(self) -> None:
-        """Stop polling, have the agents terminate what still runs, and kill the agents."""
+        """Stop polling, have the agents terminate what still runs, and kill the agents.
+
+        Waits about CLOSE_S at most. Errors of Ray are ignored; the connection to the cluster stays open.
+        """
         self._closed.set()
         with contextlib.suppress(AttributeError):
             self._poll_thread.join(timeout=5.0)

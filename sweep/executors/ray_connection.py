@@ -77,7 +77,11 @@ class NodeFacts:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Return host and port of HOST:PORT. Raises ClusterAddressError."""
+    """Return (host, port) of HOST:PORT; brackets around an IPv6 host are removed.
+
+    Raises:
+        ClusterAddressError: There is no host, the port is no number, or the address is a URL.
+    """
     host, _, port = address.rpartition(":")
     if not host or "//" in host or not port.isdigit():
         raise ClusterAddressError(
@@ -89,7 +93,8 @@ def parse_address(address: str) -> tuple[str, int]:
 def check_token() -> None:
     """Raise MachineError if the cluster's token file is missing or readable by other users.
 
-    Does nothing if the token is in RAY_AUTH_TOKEN or token authentication is off.
+    Does nothing if RAY_AUTH_TOKEN holds a token or RAY_AUTH_MODE is not "token". The content of the file is not
+    checked.
     """
     if os.environ["RAY_AUTH_MODE"].lower() != "token" or os.environ.get("RAY_AUTH_TOKEN"):
         return
@@ -105,11 +110,17 @@ def check_token() -> None:
 
 
 def connect_driver(address: str) -> None:
-    """Make this process a driver of the cluster; within an actor, which is connected already, do nothing.
+    """Make this process a driver of the cluster; if Ray is connected already, as within an actor, do nothing.
+
+    An existing connection is not compared with the address.
+
+    Args:
+        address: HOST:PORT of the head.
 
     Raises:
         ClusterAddressError: The address is not HOST:PORT.
-        MachineError: Nothing answers, the token is rejected, or this machine is no node of the cluster.
+        MachineError: The token file is missing or open to others, nothing answers, the token is rejected, or this
+            machine is no node of the cluster.
     """
     if ray.is_initialized():
         return
@@ -137,7 +148,9 @@ def connect_driver(address: str) -> None:
 
 
 def _node_addresses(address: str) -> list[str]:
-    """Return the network addresses of the cluster's live nodes.
+    """Return the network addresses (without port) of the cluster's live nodes.
+
+    Standard error is silenced during the query, which takes ANSWER_TIMEOUT_S at most.
 
     Raises:
         MachineError: The token is rejected, or the address is no head of a Ray cluster.
@@ -190,11 +203,14 @@ def node_affinity(node: str, *, soft: bool = False) -> NodeAffinitySchedulingStr
 
 
 def worker_env(source: Path, import_path: str | None) -> dict[str, str]:
-    """Return the environment variables of an actor that runs a code snapshot on a node.
+    """Return the environment variables to set for an actor that runs a code snapshot on a node.
+
+    PYTHONPATH starts with the snapshot; Ray leaves CUDA_VISIBLE_DEVICES alone; ATMA_NODE_LEASE_S is passed on if it is
+    set here.
 
     Args:
         source: Folder of the snapshot.
-        import_path: PYTHONPATH on the node.
+        import_path: PYTHONPATH on the node; None without one.
     """
     lease = {name: os.environ[name] for name in ("ATMA_NODE_LEASE_S",) if name in os.environ}
     return {
@@ -204,7 +220,14 @@ def worker_env(source: Path, import_path: str | None) -> dict[str, str]:
 
 
 def import_failure(node: NodeFacts, source: Path) -> str | None:
-    """Return why a process on the node cannot import the code snapshot, in one line; None if it can or does not answer."""
+    """Return the reason, in one line, why a process on the node cannot import the code snapshot; None if it can.
+
+    Also None if the node does not answer. Blocks for up to ANSWER_TIMEOUT_S + IMPORT_S seconds.
+
+    Args:
+        node: Node to try on.
+        source: Folder of the snapshot.
+    """
     task = ray.remote(num_cpus=0, max_retries=0)(node_info.try_import)
     answer = task.options(scheduling_strategy=node_affinity(node.id)).remote(
         AGENT_MODULE, source_snapshot.import_path(source, node.import_path)
@@ -220,7 +243,8 @@ def query_nodes(runs: Path, nodes: Sequence[dict[str, Any]] | None = None) -> li
     """Return facts about each node, sorted by host; nodes that do not answer are left out.
 
     Writes a marker file into the runs folder for the duration of the query. Each node is asked twice, so that the start
-    of a worker process does not distort the clock difference.
+    of a worker process does not distort the clock difference. Waits up to ANSWER_TIMEOUT_S for all, then as long for
+    each second answer.
 
     Args:
         runs: Runs folder, created if absent.
@@ -268,7 +292,11 @@ def query_nodes(runs: Path, nodes: Sequence[dict[str, Any]] | None = None) -> li
 
 
 def version_differences(nodes: Sequence[NodeFacts]) -> dict[str, dict[str, list[str]]]:
-    """Return what differs between the nodes: package (or `python`) -> version (or "none") -> hosts."""
+    """Return the packages whose versions differ between the nodes, as package -> version -> hosts.
+
+    "python" counts as a package and comes first, then those of COMPARED_PACKAGES. The version is "none" where a package
+    is not installed. Packages with the same version everywhere are left out; empty for fewer than two nodes.
+    """
     differences: dict[str, dict[str, list[str]]] = {}
     for name in ("python", *COMPARED_PACKAGES):
         hosts_by_version: dict[str, list[str]] = {}

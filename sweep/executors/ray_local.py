@@ -64,9 +64,14 @@ def _private_ray_env() -> Iterator[None]:
 
 @contextlib.contextmanager
 def daemons_killed_promptly(daemons: Sequence[psutil.Process]) -> Iterator[None]:
-    """Kill each daemon as soon as Ray sends it SIGTERM within the `with` block, and afterwards all their descendants.
+    """Kill each daemon as soon as Ray sends it SIGTERM within the `with` block, and all descendants at its end.
 
-    The daemons were started with SIGTERM blocked, so Ray would wait a second for each before it kills it.
+    The daemons were started with SIGTERM blocked, so Ray would wait a second for each before it kills it. A thread
+    watches for the signal. The descendants are those that exist when the block begins; they get KILL_TIMEOUT_S to
+    disappear.
+
+    Args:
+        daemons: Processes that Ray has started from this one.
     """
     descendants = [child for daemon in daemons for child in _children(daemon)]
     has_ended = threading.Event()
@@ -112,8 +117,10 @@ def _is_alive(process: psutil.Process) -> bool:
 def _private_folder() -> Path:
     """Return a folder for Ray's sockets and logs that no other user can enter.
 
-    It lies below RAY_TMPDIR or the temporary folder. Raises MachineError if it belongs to another user or is open to
-    others.
+    It is ray-UID/r below RAY_TMPDIR or the temporary folder; ray-UID is created if absent, r is not.
+
+    Raises:
+        MachineError: ray-UID belongs to another user or is open to others.
     """
     folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / f"ray-{os.getuid()}"
     os.close(open_private_folder(folder, "RAY_TMPDIR"))
@@ -134,7 +141,12 @@ class RayExecutor(HostExecutor):
         """Children of this process that Ray did not start."""
 
     def start_on(self, machine: Machine) -> None:
-        """Start Ray on the machine; attempts will use its cores, memory and GPUs.
+        """Start Ray on the machine and block until it runs; attempts will use its cores, memory and GPUs.
+
+        After an error everything is closed again.
+
+        Args:
+            machine: This machine, or the part of it to use.
 
         Raises:
             MachineError: Ray cannot start, or it would listen on the network.
@@ -177,7 +189,7 @@ class RayExecutor(HostExecutor):
         return [process for process in psutil.Process().children() if process not in self._foreign_children]
 
     def failure(self) -> str | None:
-        """Return which daemon of Ray died, or None.
+        """Return a sentence that names a daemon of Ray (raylet or gcs_server) that died, or None.
 
         Ray itself notices after a minute, and then ends this process at once.
         """
@@ -189,7 +201,10 @@ class RayExecutor(HostExecutor):
         return next((f"Ray's {name} died" for name in gone), None)
 
     def start(self, spec: ProcessSpec) -> None:
-        """Submit the attempt as a Ray task and allocate its resources."""
+        """Submit the attempt as a Ray task and allocate its resources. Does not wait for its process.
+
+        A failure to start the process is reported by `wait`.
+        """
         allocation = self._allocator.find_allocation(spec.resources)
         assert allocation is not None, "the supervisor asks fits() first"
         options = self._task.options(num_cpus=allocation.cpus, name=f"attempt-{spec.attempt}")
@@ -199,9 +214,9 @@ class RayExecutor(HostExecutor):
         self._running[reference] = spec, allocation
 
     def wait(self, seconds: float) -> list[AttemptExit]:
-        """Return the attempts whose process or Ray worker has ended, after at most `seconds`.
+        """Return the attempts whose process or Ray worker has ended; waits `seconds`, or until all have ended.
 
-        At once when nothing runs.
+        [] at once when nothing runs. Exit codes are those of `_exit_code`.
         """
         if not self._running:
             return []
@@ -216,12 +231,13 @@ class RayExecutor(HostExecutor):
         return finished
 
     def _exit_code(self, reference: ray.ObjectRef, spec: ProcessSpec) -> int:
-        """Return the exit code of a finished Ray task; -SIGKILL if its worker was killed.
+        """Return the exit code of a finished Ray task: that of the attempt's process, negative for a signal.
 
-        An attempt that could not be started gets the code of `record_start_failure`, which also writes the cause into its log.
+        It is -SIGKILL if the Ray worker was killed. An attempt that could not be started gets the code of
+        `record_start_failure`, EXIT_MACHINE or 1, which also writes the cause into its log.
 
         Args:
-            reference: Ray reference of the task.
+            reference: Ray reference of the task, which is ready.
             spec: Its attempt.
         """
         try:
@@ -233,7 +249,7 @@ class RayExecutor(HostExecutor):
             return -int(signal.SIGKILL)
 
     def close(self) -> None:
-        """Stop Ray, and with it all attempts, and release the GPU locks."""
+        """Stop Ray, and with it all attempts (SIGKILL), restore the environment, and release the GPU locks."""
         with signals_blocked():
             with daemons_killed_promptly(self._ray_processes()):
                 ray.shutdown()

@@ -1,4 +1,7 @@
-"""Registry of executors by name. A new one needs one module and one entry here. Ray is imported only by opening one."""
+"""Registry of executors by name; a new one needs one module and one entry here.
+
+Ray is imported only when an executor that uses it is opened.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +43,13 @@ DEFAULT_EXECUTOR = "ray"
 
 
 def resolve_executor_name(name: str, address: str | None = None) -> str:
-    """Return the executor that `--executor` and `--address` select together.
+    """Return the registered name of the executor that `--executor` and `--address` select together.
+
+    Without an address it is `name`; with one it is that executor's variant for clusters.
 
     Args:
         name: Name from `--executor`.
-        address: HOST:PORT from `--address`; None without one.
+        address: HOST:PORT from `--address`, not parsed here; None without one.
 
     Raises:
         GridError: There is no such executor.
@@ -63,9 +68,12 @@ def resolve_executor_name(name: str, address: str | None = None) -> str:
 
 
 def open_executor(name: str, context: ExecutorContext) -> Executor:
-    """Open the executor of that registered name.
+    """Open the executor of that registered name; the caller closes it.
+
+    An executor for a cluster connects and starts its agents; the others start nothing before `admit`.
 
     Raises:
+        KeyError: There is no executor of that name.
         ClusterAddressError: The address is not HOST:PORT.
         MachineError: Its machines cannot be reached.
     """

@@ -1,6 +1,6 @@
-"""Snapshots of this package's source in the runs folder, which attempts run. An edit changes no attempt under way.
+"""Snapshots of this package's source in the runs folder, which attempts run; also the checkout's git commit.
 
-Also the git commit of this checkout.
+An edit of the package therefore changes no attempt under way.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ _COMPILED = re.compile(r"\.pyc(\.\d+)?$")
 
 
 def _package_files(package: Path) -> Iterator[Path]:
-    """Yield the package's source files in a fixed order, without files that interpreters and editors leave."""
+    """Yield the absolute paths of the package's source files, in a fixed order.
+
+    The parts follow SNAPSHOT_PARTS; files of a folder are sorted. Missing parts, bytecode and editors' leftovers (.pyc,
+    .swp, .orig) are left out.
+    """
     for part in SNAPSHOT_PARTS:
         path_of_part = package / part
         files = sorted(_files_below(path_of_part)) if path_of_part.is_dir() else [path_of_part]
@@ -41,7 +45,10 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def fingerprint(package: Path = PACKAGE) -> str:
-    """Return the first 12 hex digits of the SHA-256 over names and contents of the package's files."""
+    """Return the first 12 hex digits of the SHA-256 over names and contents of the package's files.
+
+    Only files that a snapshot contains count: SNAPSHOT_PARTS without bytecode and editors' leftovers.
+    """
     digest = hashlib.sha256()
     for path in _package_files(package):
         name, content = path.relative_to(package).as_posix().encode(), path.read_bytes()
@@ -52,10 +59,11 @@ def fingerprint(package: Path = PACKAGE) -> str:
 def take_snapshot(runs: Path, package: Path = PACKAGE) -> str:
     """Copy the package to `runs`/source/FINGERPRINT/atma_sweep unless it exists; return the fingerprint.
 
-    An existing snapshot is verified. Safe to call from several processes at once.
+    An existing snapshot is verified, and its bytecode deleted. Safe to call from several processes at once.
 
     Raises:
         SweepError: The existing snapshot was changed.
+        OSError: The runs folder cannot be written.
     """
     digest = fingerprint(package)
     snapshot = runs / "source" / digest
@@ -85,7 +93,14 @@ def is_fingerprint(text: str) -> bool:
 
 
 def is_intact(snapshot: Path) -> bool:
-    """Return True if a snapshot matches the fingerprint that is its folder's name, with no additional importable files."""
+    """Return True if a snapshot matches the fingerprint that is its folder's name.
+
+    False also with symbolic links or further files in it; bytecode in __pycache__ and editors' leftovers are tolerated.
+    False if it does not exist.
+
+    Args:
+        snapshot: Folder `runs`/source/FINGERPRINT.
+    """
     package = snapshot / "atma_sweep"
     if snapshot.is_symlink() or package.is_symlink() or not package.is_dir():
         return False
@@ -117,6 +132,8 @@ def _verify(snapshot: Path) -> None:
 def find_snapshot(runs: Path, digest: str) -> Path | None:
     """Return the folder of a snapshot, which a worker puts on its import path; None if it is gone.
 
+    The snapshot is verified, and its bytecode deleted.
+
     Args:
         runs: Runs folder.
         digest: Fingerprint of the snapshot.
@@ -139,7 +156,10 @@ def snapshot_folder(runs: Path) -> Path:
 
 
 def schema_revision(source: Path) -> str | None:
-    """Return the newest database revision that the snapshot knows; None if it cannot be read."""
+    """Return the newest database revision that the snapshot knows, as digits; None if it cannot be read.
+
+    It is read from the text of the snapshot's schema.py; nothing is imported.
+    """
     for relative_path in ("results/store/schema.py", "results/schema.py"):
         file = source / "atma_sweep" / relative_path
         if file.is_file():
@@ -155,13 +175,18 @@ def takes_weights_hash(source: Path) -> bool:
 
 
 def import_path(source: Path, existing: str | None) -> str:
-    """Return the PYTHONPATH of a process that runs the snapshot in `source`, followed by the other parts of `existing`."""
+    """Return a PYTHONPATH that begins with the snapshot in `source`, followed by the other parts of `existing`.
+
+    Empty parts are dropped, and so is a repetition of `source`.
+    """
     remaining_parts = [part for part in (existing or "").split(os.pathsep) if part and part != str(source)]
     return os.pathsep.join([str(source), *remaining_parts])
 
 
 def git_state(root: Path = PACKAGE) -> tuple[str | None, bool | None]:
-    """Return the git commit of the code, and True if tracked files differ from it; (None, None) outside a git checkout.
+    """Return (git commit of the code, True if tracked files differ from it); untracked files do not count.
+
+    (None, None) if `root` is not the root of a git checkout, if git is missing, fails, or takes longer than 20 seconds.
 
     Args:
         root: Folder that must be the root of the checkout.

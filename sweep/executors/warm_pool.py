@@ -1,4 +1,4 @@
-"""Warm pool: processes that have imported everything and wait for the next attempt on a GPU (see attempt/spare.py)."""
+"""Warm pool: processes that have imported everything and wait for the next attempt (see attempt/spare.py)."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ class WarmPool:
     """Warm process by the value of CUDA_VISIBLE_DEVICES."""
 
     def refill(self, device: str, runs: Path, env: Mapping[str, str], start: StartProcess) -> None:
-        """Start a warm process for the device unless there is one.
+        """Start a warm process for the device unless there is one, whatever its environment.
 
         Args:
-            device: Value of CUDA_VISIBLE_DEVICES.
-            runs: Runs folder.
-            env: Environment of the process.
-            start: Starts the process.
+            device: Value of CUDA_VISIBLE_DEVICES; "" without a GPU.
+            runs: Runs folder that the process was told.
+            env: Environment of the process, to compare later attempts with.
+            start: Starts the process; its errors pass through.
         """
         if device not in self._ready:
             self._ready[device] = _WarmProcess(start(), dict(env), runs)
 
     def claim(self, device: str, runs: Path, env: Mapping[str, str], folder: str) -> subprocess.Popen[bytes] | None:
-        """Turn the device's warm process into the attempt in `folder` and return it.
+        """Turn the device's warm process into the attempt in `folder` and return it; None without a suitable one.
 
-        Returns None if there is none that is alive and was started with exactly this environment and runs folder; an
-        unsuitable one is killed.
+        Suitable is one that is alive and was started with exactly this environment and runs folder. An unsuitable one
+        is killed. The process is no longer in the pool afterwards.
 
         Args:
-            device: Value of CUDA_VISIBLE_DEVICES.
+            device: Value of CUDA_VISIBLE_DEVICES; "" without a GPU.
             runs: Runs folder.
             env: Environment that the attempt needs.
             folder: Folder of the attempt, relative to `runs`.
@@ -73,7 +73,7 @@ class WarmPool:
 
 
 def _send_folder(process: subprocess.Popen[bytes], folder: str) -> bool:
-    """Send the attempt's folder to a warm process through its standard input; return False if the process has died."""
+    """Send the attempt's folder to a warm process and close its standard input; return False if it has died."""
     assert process.stdin is not None
     try:
         process.stdin.write(f"{folder}\n".encode())
@@ -84,7 +84,7 @@ def _send_folder(process: subprocess.Popen[bytes], folder: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a warm process, its group, and close its pipe."""
+    """Kill a warm process, wait for its end, kill what is left of its process group, and close its pipe."""
     process.kill()
     process.wait()
     processes.kill_group(process.pid)
