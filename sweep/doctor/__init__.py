@@ -80,7 +80,10 @@ def exit_code(checks: Sequence[Check]) -> int:
 
 
 def describe(checks: Sequence[Check]) -> list[str]:
-    """Return the report as lines: one per check, a second one with its remedy, and a count by state at the end."""
+    """Return the report as lines: per check its state, name and finding, then its remedy if it has one.
+
+    The last line has the number of checks by state.
+    """
     width = max((len(check.name) for check in checks), default=0)
     lines = []
     for check in checks:
@@ -97,10 +100,11 @@ def as_json(checks: Sequence[Check]) -> list[dict[str, str]]:
 
 
 def examine(db: str | None = None, runs: Path | None = None, address: str | None = None) -> list[Check]:
-    """Run all checks and return their results in the order of CHECKS.
+    """Run all checks and return their results in the order of CHECKS; some yield several results.
 
-    Changes nothing except for a temporary file beside the runs folder. A check that raises becomes a bad check; nothing
-    is raised. Takes as long as an import of torch, and on a GPU also the longest self-test of the kernels.
+    Changes nothing except for a temporary file in the runs folder, and creates that folder if an address is given. A
+    check that raises becomes a bad check; nothing is raised. Takes as long as an import of torch, and on a GPU also the
+    longest self-test of the kernels.
 
     Args:
         db: Database, as for --db.
@@ -124,9 +128,9 @@ def examine(db: str | None = None, runs: Path | None = None, address: str | None
 
 
 def _run_check(name: str, check_function: CheckFunction, context: Context) -> list[Check]:
-    """Return the results of one check function, named `name` where they have no name of their own.
+    """Return the results of one check function as a list, named `name` where they have no name of their own.
 
-    An exception becomes a bad result.
+    An exception becomes a single bad result.
     """
     try:
         result = check_function(context)
@@ -136,7 +140,7 @@ def _run_check(name: str, check_function: CheckFunction, context: Context) -> li
 
 
 def _error_line(error: BaseException) -> str:
-    """Return an error as one line; its class is named unless it is a LookFailed or StoreError with a message."""
+    """Return an error as one line, "CLASS: text"; without the class for a LookFailed or StoreError with a message."""
     text = " ".join(str(error).split())
     return (
         text if text and isinstance(error, LookFailed | StoreError) else f"{type(error).__name__}: {text}".rstrip(": ")

@@ -17,7 +17,12 @@ CLOCK_SECONDS = 2.0
 def check_cluster(context: Context) -> list[Check]:
     """Check that every live node answers, has the same versions, sees the runs folder, and has the right time.
 
-    Bad if the cluster cannot be reached or a node is silent; absent without an address. Creates the runs folder.
+    Creates the runs folder. The result is a single check if no address is given (absent) or the cluster cannot be
+    reached (bad). Else the first one is bad if a node is silent, and one per package that differs, one on the runs
+    folder, and one on clocks follow. Silent nodes are judged in none of these.
+
+    Raises:
+        LookFailed: The query gave no answer within CLUSTER_SECONDS.
     """
     if context.address is None:
         return [absent("none named; --address looks at one")]
@@ -43,7 +48,7 @@ def check_cluster(context: Context) -> list[Check]:
 
 
 def _check_versions(nodes: Sequence[dict[str, Any]], differing: dict[str, dict[str, list[str]]]) -> list[Check]:
-    """Return a warning per package whose version differs between nodes, or one passing check.
+    """Return a warning per package whose version differs between nodes, or one passing check; empty without nodes.
 
     Args:
         nodes: Facts about the nodes, as dicts of NodeFacts.
@@ -62,7 +67,7 @@ def _check_versions(nodes: Sequence[dict[str, Any]], differing: dict[str, dict[s
 
 
 def _check_runs_visible(context: Context, nodes: Sequence[dict[str, Any]]) -> Check:
-    """Check that every node sees the runs folder; bad otherwise."""
+    """Check that every node sees the runs folder; bad, with the hosts that do not, otherwise."""
     blind_hosts = [node["host"] for node in nodes if not node["sees_runs"]]
     if blind_hosts:
         remedy = "pass --runs with a folder that every node sees"
@@ -71,7 +76,10 @@ def _check_runs_visible(context: Context, nodes: Sequence[dict[str, Any]]) -> Ch
 
 
 def _check_clocks(nodes: Sequence[dict[str, Any]]) -> Check:
-    """Check that every node's clock agrees with this machine's; a warning otherwise."""
+    """Check that every node's clock agrees with this machine's; a warning otherwise.
+
+    A difference counts if it exceeds CLOCK_SECONDS plus the uncertainty of its measurement.
+    """
     offsets = {node["host"]: node["clock_ahead"] for node in nodes}
     deviating = [f"{node['host']} by {offsets[node['host']]:+.1f} s" for node in nodes if _is_off(node)]
     if deviating:

@@ -61,7 +61,8 @@ class Context:
     def __init__(self, db: str | None, runs: Path | None, pool: ThreadPoolExecutor, address: str | None = None) -> None:
         """Start the slow queries: torch, the NVIDIA driver, kernels and disk.
 
-        Kernels are queried at once only if there may be a GPU, disk only if there is a sweep.
+        Kernels are queried at once only if there may be a GPU, disk only if the database opens and has a sweep. Nothing
+        is raised: without a usable database the runs folder is the working folder.
 
         Args:
             db: Database, as for --db.
@@ -100,7 +101,10 @@ class Context:
 
     @property
     def driver_gpus(self) -> list[dict[str, str]] | LookFailed | None:
-        """GPUs listed by the driver as dicts of GPU_FIELDS, or the error of nvidia-smi; None without nvidia-smi."""
+        """GPUs listed by the driver, or the error of nvidia-smi; None without nvidia-smi.
+
+        Each GPU is a dict of texts by GPU_FIELDS. Blocks until nvidia-smi has answered, SMI_SECONDS at most.
+        """
         return self._driver.result()
 
     def listed_gpus(self) -> list[dict[str, str]]:
@@ -108,16 +112,21 @@ class Context:
         return self.driver_gpus if isinstance(self.driver_gpus, list) else []
 
     def torch_facts(self) -> dict[str, Any]:
-        """Return facts about torch: torch (version), cuda (version or None), error (or None), and gpus.
+        """Return facts about torch: torch (version), cuda (version of the build or None), error (or None), and gpus.
 
-        Raises LookFailed.
+        Blocks until the worker has answered. `error` is the reason why CUDA cannot be used; `gpus` is then empty. For
+        the keys of a GPU see `usable_gpus`.
+
+        Raises:
+            LookFailed: torch cannot be imported, or gave no answer in time.
         """
         return self._torch.result()
 
     def usable_gpus(self) -> list[dict[str, Any]]:
-        """Return the GPUs that torch can use as dicts (uuid, name, capability, total bytes, fla_is_right).
+        """Return the GPUs that torch can use, in torch's order; empty if torch fails or can use none.
 
-        Empty if it fails.
+        Each is a dict: uuid, name, capability ("MAJOR.MINOR"), total (bytes), and fla_is_right (True if fla computes
+        right gradients there).
         """
         try:
             return list(self.torch_facts()["gpus"])
@@ -125,18 +134,33 @@ class Context:
             return []
 
     def kernel_backends(self) -> dict[str, Any]:
-        """Return (backend, reason) by op on this GPU. Raises LookFailed."""
+        """Return op -> [backend, reason] on this GPU, after the self-tests. Blocks until they have ended.
+
+        Starts the query if that was not done yet.
+
+        Raises:
+            LookFailed: A self-test failed or gave no answer in time.
+        """
         if self._kernels is None:
             self._kernels = self.pool.submit(answer, "kernels", seconds=KERNEL_SECONDS)
         return self._kernels.result()
 
     def disk_needs(self) -> dict[str, Any] | None:
-        """Return the disk that the default sweep still needs; None without a sweep. Raises LookFailed."""
+        """Return the disk that the default sweep's untrained cells need; None without a sweep. Blocks for the answer.
+
+        The keys are those of `worker._disk_needs`: sweep, cells (number), place, and disk sizes in bytes.
+
+        Raises:
+            LookFailed: The query failed.
+        """
         return None if self._disk is None else self._disk.result()
 
 
 def _query_driver() -> list[dict[str, str]] | LookFailed | None:
-    """Return the driver's GPUs as dicts of GPU_FIELDS, or the error of nvidia-smi; None without nvidia-smi."""
+    """Return the driver's GPUs as dicts of GPU_FIELDS, or the error of nvidia-smi; None without nvidia-smi.
+
+    Values are nvidia-smi's texts; memory is in MiB.
+    """
     if not shutil.which("nvidia-smi"):
         return None
     try:
@@ -157,7 +181,9 @@ CheckFunction = Callable[[Context], Check | list[Check]]
 
 
 def answer(question: str, *arguments: str, seconds: float, db: str | None = None) -> dict[str, Any]:
-    """Run a query in a new process, which may import torch, and return its JSON object.
+    """Run a query in a new process, which may import torch, and return the JSON object that it prints last.
+
+    Blocks until the process ends; after `seconds` it is killed. Its exit code is not checked if there is an object.
 
     Args:
         question: torch, kernels, disk or cluster.
@@ -166,7 +192,8 @@ def answer(question: str, *arguments: str, seconds: float, db: str | None = None
         db: Database URL, passed in the environment since it may hold a password; None for that of the environment.
 
     Raises:
-        LookFailed: There is no JSON object in time; the message is the process's last line.
+        LookFailed: There is no JSON object in time. The message is the last line of the process's error output, or its
+            exit code.
     """
     env = os.environ | ({"ATMA_DB": db} if db is not None else {})
     try:
@@ -186,7 +213,11 @@ def answer(question: str, *arguments: str, seconds: float, db: str | None = None
 
 
 def nvidia_smi(*arguments: str) -> str:
-    """Return the output of nvidia-smi. Raises LookFailed if it fails or hangs."""
+    """Return the standard output of nvidia-smi.
+
+    Raises:
+        LookFailed: It cannot be started, fails, or does not answer within SMI_SECONDS; the message has its first line.
+    """
     try:
         process = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=SMI_SECONDS)
     except subprocess.TimeoutExpired:
@@ -200,7 +231,17 @@ def nvidia_smi(*arguments: str) -> str:
 
 
 def nvidia_smi_table(query: str, names: Sequence[str]) -> list[dict[str, str]]:
-    """Return the rows of a query of nvidia-smi as dicts by field name; malformed rows are left out. Raises LookFailed."""
+    """Return the rows of a query of nvidia-smi as dicts of texts by field name, without units.
+
+    Rows with another number of fields than `names` are left out.
+
+    Args:
+        query: Option of nvidia-smi, such as "--query-gpu=index,uuid".
+        names: Keys of the dicts, in the order of the query's fields.
+
+    Raises:
+        LookFailed: nvidia-smi fails or hangs.
+    """
     rows = (line.split(", ") for line in nvidia_smi(query, "--format=csv,noheader,nounits").splitlines())
     return [dict(zip(names, map(str.strip, row), strict=True)) for row in rows if len(row) == len(names)]
 
@@ -211,7 +252,7 @@ def parse_count(word: str) -> int | None:
 
 
 def version_of(package: str) -> str | None:
-    """Return the version of an installed package; None if it is not installed."""
+    """Return the version of an installed distribution, without importing it; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -31,7 +31,10 @@ duration of a supervisor's lease: a larger error confuses the ownership of sweep
 
 
 def _split_remedy(error: BaseException) -> tuple[str, str]:
-    """Return (finding, remedy) from an error of ours, whose message ends with the remedy after a semicolon."""
+    """Return (finding, remedy) of an error of ours, split at the last semicolon of its message.
+
+    The remedy is "" for a message without a semicolon.
+    """
     finding, _, remedy = " ".join(str(error).split()).rpartition("; ")
     return (finding, remedy) if finding else (remedy, "")
 
@@ -39,7 +42,7 @@ def _split_remedy(error: BaseException) -> tuple[str, str]:
 def check_database(context: Context) -> Check:
     """Check that the database opens; report its revision, number of sweeps and size.
 
-    Absent if there is none, bad if it cannot be opened.
+    Absent if there is none, bad if it cannot be opened. Nothing is created.
     """
     try:
         with context.open_store() as store, translate_driver_errors(store.url):
@@ -52,7 +55,7 @@ def check_database(context: Context) -> Check:
 
 
 def _size_text(store: Store) -> str:
-    """Return the size of the database as text; for SQLite also that of its write-ahead log."""
+    """Return the size of the database with a unit; for SQLite also that of its write-ahead log."""
     if store.path is None:
         with store.transaction(write=False) as session:
             return size(int(session.scalar(text("SELECT pg_database_size(current_database())")) or 0))
@@ -66,7 +69,10 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def check_integrity(context: Context) -> Check:
-    """Run SQLite's quick_check on the database file; damage is bad. Absent for a server and without a file."""
+    """Run SQLite's quick_check on the database file; damage is bad. Absent for a server and without a file.
+
+    Reads the entire file.
+    """
     if context.database_file is None:
         return absent("PostgreSQL looks after its own")
     if not context.database_file.exists():
@@ -85,9 +91,13 @@ def check_integrity(context: Context) -> Check:
 
 
 def check_lock(context: Context) -> Check:
-    """Check that a write lock on the database can be acquired within LOCK_SECONDS.
+    """Check that a write lock on the database can be acquired within LOCK_SECONDS, and measure the time.
 
-    Bad if it is locked or read-only; absent without a file.
+    Bad if a SQLite file is locked or read-only; absent without a file. On a server a write transaction that changes
+    nothing is carried out.
+
+    Raises:
+        StoreError: The server refuses the transaction, or there is no database on it.
     """
     began = time.monotonic()
     if context.database_file is None:
@@ -111,7 +121,7 @@ def check_lock(context: Context) -> Check:
 def check_clock(context: Context) -> Check:
     """Check that the wall clock does not jump against the monotonic clock. Takes CLOCK_S seconds.
 
-    A jump of more than MAX_DRIFT_S is a warning.
+    A difference of more than MAX_DRIFT_S in either direction is a warning.
     """
     wall, steady = time.time(), time.monotonic()
     time.sleep(CLOCK_S)
@@ -125,9 +135,11 @@ def check_clock(context: Context) -> Check:
 
 
 def check_future_rows(context: Context) -> Check:
-    """Check that the database's clock and its newest row are not ahead of this machine's clock.
+    """Check that the newest row is not ahead of this machine's clock, and that the database's clock agrees with it.
 
-    A warning or bad from the limits of CLOCK_AHEAD_S on; absent without a database.
+    The larger of two times decides: by how much the newest heartbeat or event lies in the future, and by how much the
+    clocks differ, in either direction. Above the limits of CLOCK_AHEAD_S it is a warning, then bad. Absent without a
+    database.
     """
     try:
         with context.open_store() as store, store.transaction(write=False) as session:
@@ -150,7 +162,7 @@ def check_future_rows(context: Context) -> Check:
 
 
 def _newest_row_time(session: Session) -> datetime | None:
-    """Return the time of the newest heartbeat or event; None in an empty database."""
+    """Return the later of the newest heartbeat and the time of the last recorded event; None in an empty database."""
     times = [
         session.scalar(select(func.max(AttemptRow.heartbeat_at))),
         session.scalar(select(EventRow.at).order_by(EventRow.id.desc()).limit(1)),

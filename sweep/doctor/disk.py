@@ -22,15 +22,16 @@ SLOW_S = 5.0
 
 
 def nearest_folder(path: Path) -> Path:
-    """Return the path, or its nearest parent that exists."""
+    """Return the path, or its nearest parent that exists; a file counts as existing."""
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def check_space(context: Context) -> Check:
     """Check that the disk has room for the checkpoints and weights of the default sweep's untrained cells.
 
-    Bad if the checkpoints of the cells that run at once do not fit; a warning if the weights to keep do not fit as
-    well.
+    As many cells run at once as the driver lists GPUs, and at least one. Bad if the checkpoints of these do not fit. A
+    warning if the weights to keep do not fit as well, or if the need is unknown. Ok without a sweep, if nothing is left
+    to train, or if the free space is unknown.
     """
     free_text = f"{size(storage.free_bytes(str(context.runs)) or 0)} free in {context.runs}"
     try:
@@ -63,7 +64,7 @@ def check_space(context: Context) -> Check:
 def check_inodes(context: Context) -> Check:
     """Check that the file system of the runs folder has free inodes.
 
-    A warning below MIN_FREE_INODES, bad without any.
+    A warning below MIN_FREE_INODES, bad without any. Ok if the file system does not count them.
     """
     statistics = os.statvfs(nearest_folder(context.runs))
     if not statistics.f_files:
@@ -78,7 +79,8 @@ def check_inodes(context: Context) -> Check:
 def check_writing(context: Context) -> Check:
     """Check that one MiB can be written and synced in the runs folder, and measure the time. The file is removed.
 
-    Bad if it fails, a warning if it takes longer than SLOW_S.
+    If the folder does not exist, its nearest existing parent is used. Bad if writing fails, a warning if it takes
+    longer than SLOW_S.
     """
     folder, began = nearest_folder(context.runs), time.monotonic()
     try:
@@ -112,7 +114,7 @@ def filesystem(path: Path) -> str:
 def check_filesystem_of_database(context: Context) -> Check:
     """Check that a SQLite database lies neither on a network file system (bad) nor in memory (a warning).
 
-    Absent for a server.
+    Absent for a database server. The file need not exist yet.
     """
     if context.database_file is None:
         return absent("the database is on a server")
@@ -125,7 +127,10 @@ def check_filesystem_of_database(context: Context) -> Check:
 
 
 def check_filesystem_of_runs(context: Context) -> Check:
-    """Check that the runs folder does not lie in memory (a warning); a network file system is fine."""
+    """Check that the runs folder does not lie in memory (a warning); a network file system is ok.
+
+    The folder need not exist yet.
+    """
     kind = filesystem(context.runs)
     if kind in NETWORK_FILESYSTEMS:
         return ok(f"{context.runs} lies on {kind}, over the network: checkpoints may, a SQLite database may not")

@@ -57,7 +57,10 @@ def check_driver(context: Context) -> Check:
 
 
 def _driver_cuda() -> str | None:
-    """Return the newest CUDA version that the driver can run, from the heading of nvidia-smi; None if unknown."""
+    """Return the newest CUDA version that the driver can run, as "MAJOR.MINOR"; None if unknown.
+
+    It is read from the heading of nvidia-smi.
+    """
     try:
         match = re.search(r"CUDA(?: UMD)? Version\s*:\s*(\d+\.\d+)", nvidia_smi())
     except LookFailed:
@@ -68,7 +71,8 @@ def _driver_cuda() -> str | None:
 def check_torch(context: Context) -> Check:
     """Check that torch imports, has a CUDA build where there are GPUs, and sees all of them.
 
-    Bad if it cannot be imported or cannot use a GPU that is there; a warning if it sees only some GPUs.
+    Bad if it cannot be imported or cannot use a GPU that the driver lists; a warning if it sees only some GPUs. Ok
+    without a GPU.
     """
     try:
         facts = context.torch_facts()
@@ -106,7 +110,11 @@ def _is_older(version: str, reference: str) -> bool:
 
 
 def check_gpus(context: Context) -> Check | list[Check]:
-    """Return a check per GPU: capability, memory, hardware errors and current users; empty without GPUs."""
+    """Return a check per GPU that the driver lists: capability, memory, hardware errors and current users.
+
+    Without nvidia-smi there is an ok check per GPU that torch can use, with its capability and memory; without any GPU
+    the list is empty.
+    """
     driver_gpus = context.listed_gpus()
     queries = (
         (context.pool.submit(_error_counters, context.pool), context.pool.submit(_gpu_users)) if driver_gpus else None
@@ -132,12 +140,13 @@ def _check_gpu(
 
     Args:
         row: Fields of nvidia-smi, by GPU_FIELDS.
-        torch_facts: Facts from torch about the GPU; None if torch does not see it.
-        faults: Error counters by uuid.
-        users: Descriptions of processes by uuid.
+        torch_facts: Facts from torch about the GPU, as in `Context.usable_gpus`; None if torch does not see it.
+        faults: nvidia-smi's error counters by uuid without the prefix GPU-.
+        users: Descriptions of processes by uuid without the prefix.
 
     Returns:
-        bad for uncorrected memory errors; warn if the GPU is in use or older than compute capability 8.0.
+        Check named "GPU INDEX". It is bad if `_describe_faults` says that the GPU must not be used. It is a warning if
+        a sweep or a process uses the GPU, or if its compute capability is below 8.0.
     """
     uuid = _strip_gpu_prefix(row["uuid"])
     parts, remedies = [row["name"]], []
@@ -173,7 +182,10 @@ def _capability_text(torch_facts: dict[str, Any]) -> str:
 
 
 def _error_counters(pool: ThreadPoolExecutor) -> dict[str, dict[str, str]]:
-    """Return nvidia-smi's error counters by uuid, as far as this driver has them. Runs both queries in `pool`."""
+    """Return nvidia-smi's ECC and row-remapping counters, as texts by field name, by uuid without GPU-.
+
+    A query that this driver does not support is left out. Runs both queries in `pool` and waits for them.
+    """
     counters: dict[str, dict[str, str]] = {}
     queries = (("gpu", ECC_FIELDS), ("remapped-rows", ROW_FIELDS))
     tables = [pool.submit(nvidia_smi_table, f"--query-{query}={','.join(names)}", names) for query, names in queries]
@@ -185,7 +197,14 @@ def _error_counters(pool: ThreadPoolExecutor) -> dict[str, dict[str, str]]:
 
 
 def _describe_faults(row: dict[str, str]) -> tuple[str, bool]:
-    """Return (text about the error counters, True if the GPU must not be used)."""
+    """Return (text about the error counters, True if the GPU must not be used).
+
+    It must not with uncorrected ECC errors, or with memory rows that wait to be remapped or could not be. Corrected
+    errors alone are harmless. The text is "" if no counter is known.
+
+    Args:
+        row: Counters of one GPU by the names in ECC_FIELDS and ROW_FIELDS; may be empty.
+    """
     corrected, uncorrected = (parse_count(row.get(name, "")) for name in ECC_FIELDS[1:])
     parts, is_broken = [], bool(uncorrected)
     if corrected or uncorrected:
@@ -201,7 +220,10 @@ def _describe_faults(row: dict[str, str]) -> tuple[str, bool]:
 
 
 def _gpu_users() -> dict[str, list[str]]:
-    """Return descriptions of the processes that hold memory of a GPU, by uuid; empty if nvidia-smi fails."""
+    """Return descriptions of the processes that hold memory of a GPU, by uuid without the prefix GPU-.
+
+    Each is "pid N COMMAND", followed by the memory used where known. Free GPUs are absent; empty if nvidia-smi fails.
+    """
     names = ("gpu_uuid", "pid", "used_memory")
     try:
         rows = nvidia_smi_table("--query-compute-apps=" + ",".join(names), names)
@@ -217,7 +239,10 @@ def _gpu_users() -> dict[str, list[str]]:
 
 
 def describe_process(pid: int) -> str:
-    """Return "pid N COMMAND" with a shortened command line; for an attempt its folder is included."""
+    """Return "pid N COMMAND" with 60 characters of the command line at most; for an attempt its folder is included.
+
+    Absolute paths are shortened to their last part. Only "pid N" for a process that is gone or cannot be read.
+    """
     arguments: list[str] = []
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
@@ -234,6 +259,9 @@ def gpu_holder(uuid: str) -> str | None:
     """Return a description of the process that holds the host-wide lock of that GPU; None if it is free.
 
     Acquires no lock.
+
+    Args:
+        uuid: Uuid of the GPU without the prefix GPU-.
     """
     pid = GpuLocks().holder_pid(uuid)
     return describe_process(pid) if pid is not None else None
@@ -250,7 +278,7 @@ def _strip_gpu_prefix(uuid: str) -> str:
 def check_triton(context: Context) -> Check:
     """Check that Triton and fla are installed where a GPU can use them, and that fla's gradients are right on it.
 
-    A warning otherwise; without a GPU absent or ok.
+    A warning otherwise. Without a usable GPU it is ok with both installed, else absent.
     """
     triton, fla = version_of("triton"), version_of("fla-core") or version_of("flash-linear-attention")
     finding = f"Triton {triton or 'not installed'}, fla {fla or 'not installed'}"
@@ -270,9 +298,9 @@ def check_triton(context: Context) -> Check:
 
 
 def check_kernels(context: Context) -> Check | list[Check]:
-    """Return a check per op with the backend chosen on this GPU; a fallback to torch is a warning.
+    """Return a check "kernel OP" per op with the backend chosen on this GPU; the backend torch is a warning.
 
-    Bad if the self-tests fail; absent without a GPU.
+    A single bad check if the self-tests fail; absent without a usable GPU.
     """
     if not context.usable_gpus():
         return absent("no GPU: torch's own operations on the CPU")

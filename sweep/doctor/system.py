@@ -42,7 +42,10 @@ def check_python(context: Context) -> Check:
 
 
 def check_platform(context: Context) -> Check:
-    """Check that the operating system (bad otherwise) and the processor (a warning otherwise) are supported."""
+    """Check that the operating system (bad otherwise) and the processor (a warning otherwise) are supported.
+
+    Ok on macOS, on Linux with x86-64, and on WSL 2; WSL 1 is bad.
+    """
     system, cpu = platform.system(), platform.machine()
     finding = f"{system} {cpu}, kernel {platform.release()}, {counted(hardware.cores(), 'core')}"
     if system == "Darwin":
@@ -60,7 +63,7 @@ def check_platform(context: Context) -> Check:
 
 
 def check_open_files(context: Context) -> Check:
-    """Check that the limit on open files is high enough for Ray; a warning below OPEN_FILES."""
+    """Check that the soft limit on open files is high enough for Ray; a warning below OPEN_FILES."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -84,7 +87,10 @@ def check_shared_memory(context: Context) -> Check:
 
 
 def check_memory(context: Context) -> Check:
-    """Check that MIN_FREE_MEMORY is available and that swap is mostly unused; a warning otherwise."""
+    """Check that MIN_FREE_MEMORY bytes are available and that at most half of the swap is used; a warning otherwise.
+
+    A limit of the control group is reported, but not judged.
+    """
     ram, swap = psutil.virtual_memory(), psutil.swap_memory()
     finding = f"{size(ram.available)} of {size(ram.total)} available, swap {size(swap.used)} of {size(swap.total)} used"
     limit = _memory_limit()
@@ -98,7 +104,7 @@ def check_memory(context: Context) -> Check:
 
 
 def _memory_limit() -> int | None:
-    """Return the memory limit of this process's control group in bytes; None without one."""
+    """Return the memory limit of this process's control group in bytes; None without one or if it cannot be read."""
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):
             return int(Path(path).read_text())
@@ -108,7 +114,8 @@ def _memory_limit() -> int | None:
 def check_compiler(context: Context) -> Check:
     """Check that a C compiler and Python's headers exist where Triton needs them, that is, on a machine with GPUs.
 
-    Bad if they are needed and missing; absent if there is none and none is needed.
+    The compiler is $CC if set, else gcc, clang or cc. Bad if compiler or headers are needed and missing. Without a GPU,
+    ok with a compiler and absent without one.
     """
     requested = os.environ.get("CC")
     compiler = (
@@ -128,7 +135,11 @@ def check_compiler(context: Context) -> Check:
 
 
 def compile_cache_folders() -> list[Path]:
-    """Return the folders where attempts cache compiled kernels: those of the environment, else the user's cache folder."""
+    """Return the folders where attempts cache compiled kernels; they need not exist.
+
+    These are TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR of the environment; unless both are set, followed by the
+    user's cache folder.
+    """
     named = [Path(os.environ[name]) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR") if name in os.environ]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atma-sweep" / "compiled"
     return named if len(named) == 2 else [*named, cache]
@@ -142,7 +153,7 @@ def check_compile_caches(context: Context) -> list[Check]:
 def _check_cache(folder: Path) -> Check:
     """Check that a cache folder exists or can be created; report its size and number of files.
 
-    A warning if it cannot be created, absent if it does not exist yet.
+    A warning if it cannot be created, absent if it does not exist yet. Unreadable files count with size 0.
     """
     if not folder.is_dir():
         above = nearest_folder(folder)
@@ -162,7 +173,10 @@ def _check_cache(folder: Path) -> Check:
 
 
 def check_ray(context: Context) -> Check:
-    """Check that Ray is installed (a warning otherwise) with its executables (bad otherwise). Does not start it."""
+    """Check that Ray is installed (a warning otherwise) with its executables (bad otherwise).
+
+    Ray is neither imported nor started.
+    """
     spec, version = importlib.util.find_spec("ray"), version_of("ray")
     if spec is None or spec.origin is None:
         return warn("not installed", "pip install ray, or launch with --executor local")
@@ -181,7 +195,7 @@ def check_ray(context: Context) -> Check:
 def check_ray_cluster_file(context: Context) -> Check:
     """Check that Ray's record of a running cluster is not stale, which is a warning.
 
-    A cluster that answers is fine, since launches ignore it.
+    Ok without the file, and if a connection to the recorded address succeeds, since launches ignore that cluster.
     """
     temporary = (
         os.environ.get("RAY_TMPDIR") or (os.environ.get("TMPDIR") if sys.platform == "linux" else None) or "/tmp"
@@ -197,7 +211,7 @@ def check_ray_cluster_file(context: Context) -> Check:
 
 
 def _answers(address: str) -> bool:
-    """Return True if a connection to HOST:PORT succeeds within a second."""
+    """Return True if a connection to HOST:PORT succeeds within a second; False for a malformed address."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0):
@@ -215,9 +229,10 @@ def check_ray_address(context: Context) -> Check:
 
 
 def check_ray_token(context: Context) -> Check:
-    """Check that Ray's token exists where one is required, and that other users cannot read it.
+    """Check that Ray's token exists where RAY_AUTH_MODE requires one, and that other users cannot read it.
 
-    A warning otherwise; absent if there is none and none is required.
+    A warning otherwise, also if RAY_ADDRESS is set without RAY_AUTH_MODE=token. Absent if there is none and none is
+    required. Ok if RAY_AUTH_TOKEN holds it.
     """
     mode = os.environ.get("RAY_AUTH_MODE", "").lower()
     if os.environ.get("RAY_AUTH_TOKEN"):

@@ -17,9 +17,11 @@ from .context import version_of
 
 
 def _torch_facts() -> dict[str, Any]:
-    """Return facts about torch: torch (version), cuda (version or None), error (or None), and gpus.
+    """Return facts about torch: torch (version), cuda (version of the build or None), error (or None), and gpus.
 
-    Each GPU is a dict: uuid, name, capability ("MAJOR.MINOR"), total (bytes), fla_is_right.
+    Each GPU is a dict: uuid, name, capability ("MAJOR.MINOR"), total (bytes), fla_is_right (True if fla computes right
+    gradients with this GPU and the installed Triton). If CUDA cannot be used, `error` is the first line of the error
+    and `gpus` is empty. Imports torch and initialises CUDA.
     """
     import torch
 
@@ -48,12 +50,14 @@ def _torch_facts() -> dict[str, Any]:
 
 
 def kernel_backends() -> dict[str, Any]:
-    """Return (backend, reason) by op, at the sizes of the default model. Self-tests compile in parallel forks.
+    """Return op -> (backend, reason) for this GPU, at the sizes of the default model and in bfloat16.
 
-    torch is imported once and before CUDA is used, so that every forked child can use it.
+    The ops are gated_conv, canon, cross_entropy, polar, polar_window, softmax, softmax_window and memory. Self-tests
+    compile and run in parallel forks. torch is imported once and before CUDA is used, so that every forked child can
+    use it.
 
     Raises:
-        RuntimeError: A child failed or died.
+        RuntimeError: A child failed or died, as without a GPU.
     """
     import torch
 
@@ -108,9 +112,11 @@ FORK_GROUPS = (
 def run_in_forks(work: Callable[[Any], dict[str, Any]], parts: Sequence[Any]) -> dict[str, Any]:
     """Run `work` on every part in parallel forks of this process and merge the dicts that it returns.
 
+    Blocks until all have ended; a later part overrides equal keys. After a failure the later children are left running.
+
     Args:
-        work: Function of one part.
-        parts: Arguments of the calls, one per fork.
+        work: Function of one part; it must return a dict that can be pickled.
+        parts: Arguments of the calls, one per fork; each is a sequence of names, which messages list.
 
     Raises:
         RuntimeError: A child failed or died; the message names its part and the cause.
@@ -138,7 +144,11 @@ def run_in_forks(work: Callable[[Any], dict[str, Any]], parts: Sequence[Any]) ->
 
 
 def _send_result(work: Callable[[Any], dict[str, Any]], part: Any, sender: Any) -> None:
-    """Send `work(part)` through the pipe, or the error as a string; runs in a forked child, which then fails."""
+    """Send `work(part)` through the pipe, or the error as a string "CLASS: text"; runs in a forked child.
+
+    Raises:
+        Exception: The error of `work` again, so that the child fails.
+    """
     try:
         sender.send(work(part))
     except Exception as error:
@@ -147,10 +157,18 @@ def _send_result(work: Callable[[Any], dict[str, Any]], part: Any, sender: Any) 
 
 
 def _disk_needs(runs: Path) -> dict[str, Any]:
-    """Return the disk that the untrained cells of the default sweep need.
+    """Return the disk that the untrained cells of the default sweep need, those that run now included.
 
-    Keys are sweep, cells (their number), place, and those of DiskUsage. Cells that differ only in their seed share one
-    restored config.
+    Cells with a finished training and diverged ones are left out. Cells with the same model, resources, checkpoint
+    settings and plugins share one restored config.
+
+    Args:
+        runs: Runs folder.
+
+    Returns:
+        A dict: sweep (name), cells (their number), place (where the space is needed), and these in bytes:
+        disk_bytes_per_cell, disk_bytes_kept, disk_bytes_running (for one running cell), disk_bytes_free (None if
+        unknown).
     """
     from ..attempt.trained_cells import restore_cell
     from ..planning.admission import disk_needed
@@ -173,9 +191,10 @@ def _disk_needs(runs: Path) -> dict[str, Any]:
 
 
 def _cluster_facts(address: str, runs: Path) -> dict[str, Any]:
-    """Return the keys nodes, alive (host names) and differing (versions) of a cluster.
+    """Return the facts of a cluster; only the key error, with its message, if it cannot be reached.
 
-    Only error if it cannot be reached.
+    Connects this process to the cluster. The keys are nodes (dicts of NodeFacts, of nodes that answered), alive (host
+    names of all live nodes) and differing (package -> version -> hosts).
     """
     from ..errors import SweepError
     from ..executors import ray_connection
@@ -193,7 +212,13 @@ def _cluster_facts(address: str, runs: Path) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answer one query with one line of JSON on standard output; ATMA_DB names the database. Return 0."""
+    """Answer one query with one line of JSON on standard output; ATMA_DB names the database. Return 0.
+
+    Errors of the query pass through. An unknown query raises KeyError.
+
+    Args:
+        argv: Query and its arguments; None for those of the command line.
+    """
     question, *rest = sys.argv[1:] if argv is None else argv
     handlers: dict[str, Callable[[], dict[str, Any]]] = {
         "torch": _torch_facts,
