@@ -62,7 +62,11 @@ class PrepareDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove the bar and print the last progress. Raises PrepareInterrupted after Ctrl-C."""
+        """Remove the bar and print the last progress with the duration; nothing is printed after an error.
+
+        Raises:
+            PrepareInterrupted: Ctrl-C ended the preparation; other errors pass through.
+        """
         self._bar.stop()
         if kind is KeyboardInterrupt:
             raise PrepareInterrupted(f"{self.what}: stopped; run again to go on where it stopped") from value
@@ -90,12 +94,17 @@ def _format_progress(progress: PrepareProgress) -> str:
 
 
 def grid_corpora(name: str, root: Path, max_cells: int | None = None) -> list[DataConfig]:
-    """Return the configs of all corpora that a grid's cells need, without duplicates.
+    """Return the configs of all corpora that a grid's cells need, in the order of first use, without duplicates.
+
+    Nothing is downloaded or prepared.
 
     Args:
         name: Grid file, or name of a shipped grid.
-        root: Folder of prepared corpora.
+        root: Folder of prepared corpora, which a grid may name.
         max_cells: Maximum number of cells the grid may have; None for the default limit.
+
+    Raises:
+        GridError: The grid is invalid or too large.
     """
     configs: list[DataConfig] = []
 
@@ -116,19 +125,21 @@ def configs_to_prepare(
     max_cells: int | None = None,
     loaded_plugins: Sequence[Plugin] = (),
 ) -> list[DataConfig]:
-    """Return the configs of the corpora to prepare: those of a grid, else the one that WHAT and the options describe.
+    """Return the configs of the corpora to prepare: a grid's, else the one that `what` and the options describe.
 
     Args:
         grid: Grid file, or name of a shipped grid; None to use `what`.
         what: Name of a known corpus, or path of text or shards.
         options: Settings from the command line by field of DataConfig; None where not given.
-        name: Name for the prepared corpus; None for none.
+        name: Name for the prepared corpus, only checked here; None for none.
         root: Folder of prepared corpora.
         max_cells: Maximum number of cells the grid may have; None for the default limit.
         loaded_plugins: Plugins that may define the corpus; a grid names its own.
 
     Raises:
-        CorpusError: A grid is combined with other options, or one name is given for several corpora.
+        CorpusError: A grid is combined with other options, one name is given for several corpora, or `what` is missing
+            or unknown.
+        GridError: The grid is invalid.
     """
     if grid is None:
         return [plugins.with_sources("data", parse_corpus(what, options), tuple(loaded_plugins))]
@@ -141,7 +152,10 @@ def configs_to_prepare(
 
 
 def parse_heldout(word: str | None) -> str | None:
-    """Return the value of --heldout: a corpus's name or None unchanged, else an absolute path. Raises CorpusError."""
+    """Return the value of --heldout: a known corpus's name or None unchanged, else an absolute path.
+
+    That the path exists is not checked. Raises CorpusError for an invalid one.
+    """
     if word is None or word in CORPORA:
         return word
     return str(resolve_path(word))
@@ -158,8 +172,11 @@ def resolve_path(word: str | Path) -> Path:
 def parse_corpus(what: str | None, options: dict[str, Any]) -> DataConfig:
     """Return the config that `data prepare WHAT` describes: a known corpus, or a path of text or shards.
 
+    A known corpus has precedence over a path of that name. Its preset settings apply where an option is not given.
+
     Args:
-        what: Name of a known corpus, or a path; a folder of .bin files without .txt files holds shards.
+        what: Name of a known corpus, or a path; a folder with .bin files and without .txt files, at any depth, holds
+            shards.
         options: Settings from the command line by field of DataConfig; None where not given.
 
     Raises:
@@ -178,7 +195,11 @@ def parse_corpus(what: str | None, options: dict[str, Any]) -> DataConfig:
 
 
 def _validated_config(settings: dict[str, Any]) -> DataConfig:
-    """Return the config of these settings (field -> value); an invalid value raises CorpusError, which names the option."""
+    """Return the config of these settings (field -> value).
+
+    Raises:
+        CorpusError: A value is invalid; the message names the option, the reason and the value of the first one.
+    """
     try:
         return DataConfig.model_validate(settings)
     except ValidationError as error:
@@ -190,7 +211,10 @@ def _validated_config(settings: dict[str, Any]) -> DataConfig:
 
 
 def corpora_table(rows: Sequence[dict[str, Any]], root: Path, width: int | None = None) -> list[str]:
-    """Return the lines of `data list`; a line about `root` if nothing is prepared.
+    """Return the lines of `data list`: a heading and a line per corpus; a line about `root` if nothing is prepared.
+
+    The columns are fingerprint (12 digits), name, corpus, tokenizer, train and validation (tokens), held out
+    (documents) and size (MiB).
 
     Args:
         rows: Prepared corpora, as `corpora.listing` returns them.

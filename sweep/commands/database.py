@@ -103,13 +103,15 @@ def _write_export(
         store: Database.
         name: Name of the sweep.
         out: File or folder to write; None for a default name in the working folder.
-        to: Format from --to; None to derive it from `out`.
-        what: Table from --what; None for measurements.
-        bundle: Options of a bundle: weights, examples.
+        to: Format from --to; None to derive it from the ending of `out`, or a bundle without `out`.
+        what: Table from --what; None for measurements. Only for tables.
+        bundle: Options of a bundle: weights (True for kept weights and logs), examples (True for items).
         runs: Returns the runs folder; called for a bundle only.
 
     Returns:
-        The written files and counts as a dict for JSON, and the same as one line.
+        A dict for JSON, and the same as one line. For a table the dict has the keys sweep, file and rows; for another
+        program sweep, file or folder, and the number of exported items under their name; for a bundle the fields of its
+        summary.
 
     Raises:
         StoreError: Options contradict each other, or the format is unknown.

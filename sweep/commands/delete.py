@@ -22,8 +22,10 @@ Yes = Annotated[bool, typer.Option("--yes", help="Without asking.")]
 def confirm(*, yes: bool, as_json: bool, action: str) -> None:
     """Ask the user to confirm a deletion that was shown; return if it is confirmed.
 
+    The user is asked only if standard input is a terminal.
+
     Args:
-        yes: True if --yes confirmed it already.
+        yes: True if --yes confirmed it already; nobody is asked then.
         as_json: True for JSON output, which never asks.
         action: Past participle for the question, such as "deleted".
 
@@ -107,8 +109,11 @@ def _delete_measurements(
 ) -> None:
     """Delete measurements of one cell, after showing them, asking, and a backup; print the result.
 
+    Asks and deletes nothing if no measurement matches. The filters are combined by "and". The JSON object has the path
+    of the backup under backup, None without one.
+
     Args:
-        names: Exactly one cell, by id or slug.
+        names: Exactly one cell, by complete id or slug.
         probes: Only these probes; empty for all.
         metrics: Only these metrics; empty for all.
         lengths: Only these context lengths in tokens; empty for all.
@@ -119,7 +124,8 @@ def _delete_measurements(
         as_json: True to print JSON.
 
     Raises:
-        StoreError: Several names or a sweep are given, or the deletion is refused.
+        StoreError: Several names or a sweep are given, or the deletion is refused: by the user, or since the cell runs
+            or another sweep shares it.
     """
     from ...results.errors import StoreError
     from ...results.maintenance import deletion, names_tags_notes
@@ -155,6 +161,8 @@ def _delete_measurements(
 
 def _backup(db: str | None, without: bool, as_json: bool) -> str | None:
     """Back up the database before a deletion and return the copy's path; None if `without` is set.
+
+    Prints the path unless `as_json`.
 
     Raises:
         StoreError: The database is on a server; the message has the command that backs it up.

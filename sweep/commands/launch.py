@@ -1,4 +1,4 @@
-"""Command `atma-sweep launch`: a dry run, a detached launch on a cluster, or a launch that stays in the foreground."""
+"""Command `atma-sweep launch`: a dry run, a detached launch on a cluster, or a launch in the foreground."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class LaunchOptions:
 def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool) -> bool:
     """Launch a grid, or with `dry_run` only print the plan. Return False if cells are not finished.
 
-    Prepares text, runs the grid's studies first, and prints plan, progress and outcome.
+    Plans without writing first. Then prepares text, creates the database and the runs folder, runs the grid's studies,
+    and prints plan, progress and outcome. True also for a dry run and for a detached launch that has begun.
 
     Args:
         options: Options of the command.
@@ -69,8 +70,9 @@ def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool) 
         as_json: True to print JSON on standard output; progress then goes to standard error.
 
     Raises:
-        SweepError: Options contradict each other.
-        Exit: With code 3, after listing everything that this machine lacks for the launch.
+        SweepError: Options contradict each other. All errors of `launch.run` pass through, too.
+        Exit: With code 3, after listing everything that this machine lacks, if one of these blocks the launch. A text
+            that `--prepare` may get does not.
     """
     if options.detach and options.address is None:
         raise SweepError("--detach leaves the supervisor on a cluster; name that with --address")
@@ -121,7 +123,10 @@ def run_launch_command(options: LaunchOptions, *, dry_run: bool, as_json: bool) 
 
 
 def _plan_pricing(options: LaunchOptions, preview: LaunchPreview) -> Callable[[Plan], Bill]:
-    """Return a function that prices plans on this machine's GPUs."""
+    """Return a function that prices plans on this machine's GPUs, at the rate of `--rate`.
+
+    The machine's measured speeds are read once, here, and not by the function.
+    """
     prices = cost_estimate.machine_prices(preview.request.representative_cells, preview.request.runs, preview.store)
     return lambda plan: cost_estimate.bill(
         plan, prices, gpus=cost_estimate.local_gpu_count(), rate=parse_rate(options.rate)
@@ -129,7 +134,13 @@ def _plan_pricing(options: LaunchOptions, preview: LaunchPreview) -> Callable[[P
 
 
 def _refuse(options: LaunchOptions, preview: LaunchPreview, lacking: Sequence[Lack], as_json: bool) -> NoReturn:
-    """Print what the launch lacks and which commands work instead, and exit with code 3."""
+    """Print what the launch lacks and which commands work instead, and exit with code 3.
+
+    JSON goes to standard output, text to standard error.
+
+    Raises:
+        Exit: Always.
+    """
     plan = preview.launch_plan.with_proposals()
     cells = len(plan.cells) if plan.study is None else preview.request.max_cells
     refusal = Refusal(preview.request.grid, cells, plan.tokens, _plan_pricing(options, preview)(plan), lacking)
@@ -143,13 +154,18 @@ def _refuse(options: LaunchOptions, preview: LaunchPreview, lacking: Sequence[La
 def build_request(options: LaunchOptions, console: Console, *, is_dry_run: bool) -> tuple[LaunchRequest, list[str]]:
     """Return the launch request, and remarks on it; prepares text unless this is a dry run.
 
+    The request of a study has no cells yet. Seeds of a `stop` rule and best settings of `tune` are not applied yet.
+
     Args:
         options: Options of the command.
         console: Console for the progress of text preparation.
-        is_dry_run: True to prepare nothing and to create no folder.
+        is_dry_run: True to prepare nothing and to create no folder; cells then have provisional ids where text is
+            missing.
 
     Raises:
-        SweepError: `--only` or `--budget` is given for a study.
+        GridError: The grid or an option is invalid.
+        SweepError: `--only` or `--budget` is given for a study, or the address of `--notify` is invalid.
+        CorpusError: The text is unusable, or missing without `--prepare`.
         MachineError: Text cannot be downloaded.
     """
     notify_url = validated_url(options.notify) if options.notify is not None else None
@@ -188,10 +204,13 @@ class LaunchPreview:
 
 
 def preview_launch(options: LaunchOptions, console: Console) -> LaunchPreview:
-    """Return the plan of a launch. Prepares and writes nothing; raises what a launch would raise.
+    """Return the plan of a launch. Prepares and writes nothing; raises the errors that a launch would raise.
+
+    With a `tune` section, the plan has the unfinished studies in `before`, and cells at the best settings so far.
 
     Raises:
         CorpusError: Prepared text is too short for a cell.
+        StoreError: The database exists and cannot be opened.
     """
     request, unprepared = build_request(options, console, is_dry_run=True)
     store = open_existing_store(options.db)
@@ -214,7 +233,11 @@ def open_existing_store(db: str | None) -> Store | None:
 
 
 def run_detached_command(request: LaunchRequest, store: Store, console: Console, as_json: bool) -> None:
-    """Start a detached supervisor on the cluster and print its plan; with `as_json` also its actor's name."""
+    """Start a detached supervisor on the cluster and print its plan; with `as_json` also its actor's name.
+
+    Returns once there is a plan; the launch then goes on without this process. The JSON object has the keys sweep and
+    supervisor. Errors of `launch_detached` pass through.
+    """
     from ..orchestrator import detached  # imports Ray
 
     for line in detached.launch_detached(request, store):
@@ -226,7 +249,10 @@ def run_detached_command(request: LaunchRequest, store: Store, console: Console,
 
 
 def launch_attached(request: LaunchRequest, store: Store, console: Console) -> LaunchOutcome:
-    """Launch in the foreground with a progress display until the launch has ended; return the outcome."""
+    """Launch in the foreground with a progress display until the launch has ended; return the outcome.
+
+    Prints the design, the plan and the progress on `console`. Errors of `launch.run` pass through.
+    """
 
     def print_line(line: str) -> None:
         console.print(line, highlight=False, markup=False)
@@ -252,6 +278,9 @@ def show_plan(
     as_json: bool,
 ) -> None:
     """Print the plan of a launch: every cell with its state, then the summary; or all of it as one JSON object.
+
+    Its keys are sweep, cells, counts (cells by standing), to_train and to_evaluate (ids), tokens, price, remarks and
+    lacks. Disk sizes, study, design and the forecast of the `stop` rule follow where the plan has them.
 
     Args:
         plan: Plan to print.
@@ -310,7 +339,11 @@ def show_plan(
 
 
 def show_outcome(outcome: LaunchOutcome, sweep: str, console: Console, as_json: bool) -> None:
-    """Print the number of cells by state after a launch, and the command to run next; or JSON."""
+    """Print the number of cells by state after a launch, and the command to run next; or one JSON object.
+
+    Its keys are sweep, counts (without zeros), finished and left (lines on cells over budget), and stop and study where
+    there are any. JSON goes to standard output, text to `console`.
+    """
     counts = {word: count for word, count in sorted(outcome.standings.items()) if count}
     if as_json:
         print_json(

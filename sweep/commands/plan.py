@@ -68,7 +68,11 @@ def run_plan_command(
     options: LaunchOptions, rates: dict[str, float | None], *, gpus: int | None, gpu: str | None, calibrate: bool,
     list_all: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Plan a launch, calibrate if requested, price it, and print the result.
+    """Plan a launch, calibrate if requested, price it, and print the result on standard output.
+
+    Requirements that this machine lacks are listed only without `gpus` and `gpu`; they end nothing. The JSON object has
+    the keys sweep, counts, tokens, price, remarks and lacks, the changes since the last launch, and the study or the
+    forecast of the `stop` rule where there is one.
 
     Args:
         options: Options of the launch.
@@ -130,15 +134,16 @@ def run_plan_command(
 
 
 def _calibrate(request: LaunchRequest, launch_plan: Plan, prices: Pricer, unprepared_remarks: list[str]) -> None:
-    """Time every kind of cell that is to be trained and was not measured here.
+    """Time training steps of every kind of cell that is to be trained and was not measured on this machine.
 
-    Stores the calibrations in the runs folder, and prints progress to standard error.
+    A kind is a speed class: configs that train at the same speed. One cell of each is trained, for minutes in all.
+    Creates the runs folder, stores each calibration in it at once, and prints progress to standard error.
 
     Args:
         request: Launch to calibrate for.
         launch_plan: Its plan.
         prices: Pricing, which knows the measured kinds.
-        unprepared_remarks: Remarks on unchecked text, printed first if minutes of calibration follow.
+        unprepared_remarks: Remarks on unchecked text, printed first if there is something to time.
     """
     import sys
 

@@ -52,7 +52,7 @@ def write_output(text: str, out: Path | None) -> None:
 
 
 def reference_page(group: Any) -> str:
-    """Return the Markdown reference of all commands.
+    """Return the Markdown reference of all visible commands, from the template reference.md.jinja.
 
     Args:
         group: Click group, as typer.main.get_command returns it.
@@ -76,7 +76,7 @@ def reference_page(group: Any) -> str:
 
 
 def examples(command: Any) -> list[str]:
-    """Return the lines below "Example:" in a command's help."""
+    """Return the lines, stripped, below "Example:" in a command's help; empty without examples."""
     return [line.strip() for line in _help(command).partition("\b\nExample:\n")[2].splitlines()]
 
 
@@ -94,7 +94,10 @@ def _help(command: Any) -> str:
 
 
 def _parameters(command: Any) -> tuple[list[Any], list[Any], list[Any]]:
-    """Return a command's arguments, its own options, and its common options. Hidden ones are left out."""
+    """Return (arguments, own options, common options) of a command, each in its order. Hidden ones are left out.
+
+    Common options are those of COMMON with the same help text.
+    """
     shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
     arguments = [parameter for parameter in shown if parameter.param_type_name == "argument"]
     common = [parameter for parameter in shown if _is_common(parameter)]
@@ -113,7 +116,7 @@ def _usage_argument(argument: Any) -> str:
 
 
 def _table_row(parameter: Any) -> str:
-    """Return a parameter as a row of a Markdown table: names, and help with the default."""
+    """Return a parameter as a row of a Markdown table: its names as code, and its help with the default."""
     if parameter.param_type_name == "argument":
         names = [_usage_argument(parameter)]
     else:
@@ -129,7 +132,10 @@ def _table_row(parameter: Any) -> str:
 
 
 def _default(parameter: Any) -> str | None:
-    """Return a parameter's default as Markdown; None where it is required, empty, or a flag without an opposite."""
+    """Return a parameter's default as Markdown code; None where it is required, None, or a flag without an opposite.
+
+    For a flag with an opposite it is the name of the option that applies.
+    """
     if parameter.required or parameter.default is None:
         return None
     if not getattr(parameter, "is_flag", False):

@@ -247,13 +247,15 @@ def doctor(address: Address = None, runs: Runs = None, db: Db = None, as_json: A
 def _send_and_print(
     command: Any, sweep: str | None, db: str | None, as_json: bool, cells: list[str] | None = None
 ) -> None:
-    """Send a control command to the sweep's supervisor and print the result.
+    """Send a control command to the sweep's supervisor and print the result, without waiting for its effect.
+
+    Errors of `send_command` pass through. That no supervisor runs the sweep is printed and no error.
 
     Args:
         command: pause, resume, finish, cancel or retry.
         sweep: Name of the sweep; None for the one launched last.
         db: Database, as for --db.
-        as_json: True to print JSON.
+        as_json: True to print the fields of ControlResult as JSON.
         cells: Cells to retry, by id or slug; None for all failed ones.
     """
     from ...results.store.store import open_store

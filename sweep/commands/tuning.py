@@ -20,9 +20,10 @@ LaunchFunction = Callable[[LaunchRequest, Store, Console], LaunchOutcome]
 
 
 def plan_studies(request: LaunchRequest, store: Store | None) -> tuple[LaunchRequest, Tuning | None, list[str]]:
-    """Return the request with cells at the best settings so far, the studies, and lines that describe them.
+    """Return the request with cells at the best settings so far, the studies, and lines on them. Writes nothing.
 
-    Writes nothing. Without a `tune` section the request is unchanged, and the studies are None.
+    Without a `tune` section the request is unchanged, the studies are None, and there are no lines. Cells have
+    provisional ids until all studies are finished.
     """
     studies = tuning_of(request.grid, request.runs / "corpora", store, dry=True)
     if studies is None:
@@ -37,7 +38,12 @@ def plan_studies(request: LaunchRequest, store: Store | None) -> tuple[LaunchReq
 
 
 def first_launches(request: LaunchRequest, studies: Tuning | None) -> list[LaunchRequest]:
-    """Return the launches that come first: the unfinished studies, else the request itself."""
+    """Return the launches that come first: one per unfinished study, or the request itself if there is none.
+
+    Args:
+        request: Launch of the grid.
+        studies: Studies of its `tune` section; None without one.
+    """
     parts = studies.studies.values() if studies is not None else ()
     return [_study_request(request, progress) for progress in parts if not progress.finished] or [request]
 
@@ -51,9 +57,10 @@ def _study_request(request: LaunchRequest, progress: StudyProgress) -> LaunchReq
 def run_studies(
     request: LaunchRequest, store: Store, console: Console, launch_function: LaunchFunction
 ) -> LaunchRequest | None:
-    """Launch every unfinished study, and return the request with the best settings; None if a study was not finished.
+    """Launch every unfinished study, one by one, and return the request with the best settings.
 
-    Prints the best trial of each study. Without a `tune` section the request is returned unchanged.
+    None, after a line of output, if a study was not finished; later studies are then not launched. Prints the best
+    trial of each study. Without a `tune` section the request is returned unchanged.
 
     Args:
         request: Launch of the grid.

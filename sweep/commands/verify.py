@@ -21,7 +21,15 @@ from ..grid.settings import levels_of, synonyms_of
 def identify(config: Any, claimed: str) -> str:
     """Return the id that follows from a cell's config; `claimed` if it is among the possible ids. Loads no plugin.
 
-    Raises errors of pydantic and of the registries for an invalid config.
+    Settings of a plugin that is not loaded may or may not be part of the id, so there are several possible ids. If none
+    is `claimed`, the last possible one is returned.
+
+    Args:
+        config: Stored config of the cell, as a dict; an open-weight model has a single possible id.
+        claimed: Id under which the cell is stored.
+
+    Raises:
+        Exception: Errors of pydantic and of the registries for an invalid config.
     """
     computed_id = ""
     if openweight.KEY in config:
@@ -33,7 +41,14 @@ def identify(config: Any, claimed: str) -> str:
 
 
 def derive(config: Mapping[str, Any]) -> Derived:
-    """Return the columns of a cell that follow from its config. Raises errors of pydantic and of the registries."""
+    """Return the columns of a cell that follow from its config: seed, level of each axis, and tokens_total.
+
+    Also the synonyms of each level, by axis, and the beginning and end of its slug. An open-weight model has seed and
+    levels only.
+
+    Raises:
+        Exception: Errors of pydantic and of the registries for an invalid config.
+    """
     if openweight.KEY in config:
         return Derived(columns={"seed": config["seed"], **openweight.levels_of_stored(config)})
     read = CellConfig.model_validate(config)
@@ -46,12 +61,14 @@ def derive(config: Mapping[str, Any]) -> Derived:
 def check(
     db: str | None, runs: Path, *, weights: bool = True, tell: Callable[[str], None] = lambda line: None
 ) -> list[Finding]:
-    """Return all problems of a database and of the files of its runs folder, worst first.
+    """Return all problems of a database and of the files of its runs folder, worst first. Changes nothing.
+
+    Reads every code snapshot, plugin copy and corpus. Problems of the same severity keep their order: database first.
 
     Args:
         db: Database, as for --db.
         runs: Runs folder.
-        weights: True to compare kept weights with their hashes.
+        weights: True to compare kept weights with their hashes, which reads them.
         tell: Prints one line of progress.
     """
     findings = maintenance.check(db, runs=runs, identify=identify, derive=derive, weights=weights, report_progress=tell)
@@ -60,7 +77,14 @@ def check(
 
 
 def changed_files(runs: Path) -> Iterator[Finding]:
-    """Yield a finding for every code snapshot, plugin copy or corpus whose content differs from its name or manifest."""
+    """Yield an error for every code snapshot, plugin copy or corpus that differs from its name or manifest.
+
+    In this order: snapshots and plugins sorted by path, corpora oldest first. Folders and files with other names are
+    ignored; missing folders yield nothing.
+
+    Args:
+        runs: Runs folder.
+    """
     for snapshot in sorted((runs / "source").glob("*")):
         if source_snapshot.is_fingerprint(snapshot.name) and not source_snapshot.is_intact(snapshot):
             yield Finding.error(
