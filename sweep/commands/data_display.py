@@ -74,7 +74,11 @@ class PrepareDisplay:
             self._print_line(f"{self.what}: {_format_progress(self._last)} in {self._last.seconds:.0f} s")
 
     def __call__(self, progress: PrepareProgress) -> None:
-        """Show progress: update the bar, or print a line if the last one is old enough."""
+        """Show progress: update the bar, or print a line if the last one is LINE_SECONDS old.
+
+        Args:
+            progress: Current state; the last one is printed again at the end.
+        """
         if self._task is None:
             self._bar.start()
             self._task = self._bar.add_task(self.what, total=progress.target_tokens, note="")

@@ -165,8 +165,8 @@ def build_request(options: LaunchOptions, console: Console, *, is_dry_run: bool)
     Raises:
         GridError: The grid or an option is invalid.
         SweepError: `--only` or `--budget` is given for a study, or the address of `--notify` is invalid.
-        CorpusError: The text is unusable, or missing without `--prepare`.
-        MachineError: Text cannot be downloaded.
+        CorpusError: The text is unusable.
+        MachineError: Text would have to be downloaded without `--prepare`, or the download failed.
     """
     notify_url = validated_url(options.notify) if options.notify is not None else None
     hours = parse_budget(options.budget, parse_rate(options.rate)) if options.budget is not None else None
@@ -225,7 +225,7 @@ def preview_launch(options: LaunchOptions, console: Console) -> LaunchPreview:
 
 
 def open_existing_store(db: str | None) -> Store | None:
-    """Open the database; return None if there is none yet."""
+    """Open the database; return None if there is none yet. Other errors of `open_store` pass through."""
     try:
         return open_store(db)
     except StoreMissing:

@@ -81,7 +81,12 @@ def examples(command: Any) -> list[str]:
 
 
 def _commands(group: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """Yield (name with its groups, command) of all visible commands, depth first."""
+    """Yield (name with its groups, such as "db check", command) of all visible commands, depth first.
+
+    Args:
+        group: Click group.
+        path: Names of the groups above.
+    """
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from _commands(command, (*path, name))

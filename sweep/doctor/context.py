@@ -87,7 +87,11 @@ class Context:
 
     @contextlib.contextmanager
     def open_store(self) -> Iterator[Store]:
-        """Open the database for a `with` block. Raises StoreError."""
+        """Open the database for a `with` block and close it afterwards. Waits LOCK_SECONDS for locks at most.
+
+        Raises:
+            StoreError: There is no database, or it cannot be opened.
+        """
         store = open_store(self.db, patience=LOCK_SECONDS)
         try:
             yield store

@@ -101,7 +101,10 @@ def check_writing(context: Context) -> Check:
 
 
 def filesystem(path: Path) -> str:
-    """Return the type of the file system that a path (which need not exist yet) lies on; "" if unknown."""
+    """Return the type of the file system that a path lies on, such as "ext4"; "" if unknown.
+
+    The path need not exist yet; symbolic links are followed.
+    """
     path, best, fstype = path.resolve(), -1, ""
     for mount in psutil.disk_partitions(all=True):
         point = Path(mount.mountpoint)

@@ -221,7 +221,7 @@ def _answers(address: str) -> bool:
 
 
 def check_ray_address(context: Context) -> Check:
-    """Warn if RAY_ADDRESS is set, which launches ignore."""
+    """Check that RAY_ADDRESS is not set; a warning otherwise, since launches ignore it."""
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         return ok("not set")

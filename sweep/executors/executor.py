@@ -113,6 +113,8 @@ class Executor(Protocol):
     def kill(self, attempt: Attempt, *, dump: bool = False) -> bool:
         """Kill the attempt's process; return False while the process is not known yet.
 
+        Its end is still reported by `wait`.
+
         Args:
             attempt: Attempt to kill.
             dump: True to have it write its threads' stack traces into its log first.
@@ -122,14 +124,14 @@ class Executor(Protocol):
         """Return True if the attempt's machine cannot be reached, so that its process may live on for a while."""
 
     def end(self, attempts: Sequence[Attempt], runs: Path) -> set[int]:
-        """Terminate attempts whose supervisor is gone.
+        """Terminate attempts whose supervisor is gone; block until they have ended.
 
         Args:
-            attempts: Orphaned attempts.
+            attempts: Orphaned attempts of any host, none of them started by this executor.
             runs: Runs folder.
 
         Returns:
-            The ids of those attempts whose processes are certainly gone.
+            The ids of those attempts whose processes are certainly gone; attempts out of reach are left out.
         """
 
     def failure(self) -> str | None:
@@ -180,7 +182,10 @@ class HostExecutor:
         )
 
     def stop(self, attempt: Attempt) -> bool:
-        """Send SIGTERM to the attempt's process; return False if the process is unknown or gone."""
+        """Send SIGTERM to the attempt's process; return False if the process is unknown or gone.
+
+        Does not wait for its end.
+        """
         child = self._child(attempt)
         if child is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -328,7 +333,7 @@ def visible_device(allocation: Allocation) -> str | None:
 def _supports_warm_start(source: Path | None) -> bool:
     """Return True if the code snapshot in `source` is new enough to start as a warm process.
 
-    None is the installed package.
+    Always True for None, the installed package.
     """
     return source is None or (source / "atma_sweep" / "sweep" / "attempt" / "spare.py").is_file()
 
@@ -392,7 +397,7 @@ class LocalExecutor(HostExecutor):
         return []
 
     def _collect(self, attempt: int) -> AttemptExit:
-        """Release an ended attempt's resources, kill what is left of its process group, and return its exit."""
+        """Release an ended attempt's resources, kill what is left of its process group, and return (id, exit code)."""
         child, allocation = self._running.pop(attempt)
         self._allocator.release(allocation)
         code = child.wait()

@@ -74,7 +74,12 @@ class JournalingExecutor:
     writes_directly = False
 
     def __init__(self, inner: Executor, store: Store) -> None:
-        """Wrap an open executor; every method but `start` and `wait` is that of `inner`."""
+        """Wrap an open executor; every method but `start` and `wait` is that of `inner`, also `close`.
+
+        Args:
+            inner: Executor on this machine.
+            store: Database to apply journals to.
+        """
         self.name = inner.name
         self._inner, self._store, self._journals = inner, store, Journals(store)
         # `inner` finds an attempt's process once the journal entry with its pid is applied

@@ -55,10 +55,11 @@ class NodeAgent:
         self, *, lease: float = LEASE_S, grace: float = processes.GRACE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """Start an agent without attempts; its first lease waits for FIRST_POLL_TIMEOUT_S at least.
+        """Start an agent without attempts. Someone must call `tick` for its lease to end.
 
         Args:
-            lease: Duration of the lease in seconds, on `clock`.
+            lease: Duration of the lease in seconds, on `clock`. The first lease, before any poll, lasts
+                FIRST_POLL_TIMEOUT_S at least.
             grace: Seconds between SIGTERM and SIGKILL.
             clock: Monotonic clock.
         """
@@ -113,7 +114,10 @@ class NodeAgent:
         self._starter.submit(self._start_child, spec, device).result()
 
     def _start_child(self, spec: ProcessSpec, device: str | None) -> None:
-        """Carry out `start` in the one thread that starts all processes."""
+        """Carry out `start` in the one thread that starts all processes: wait for the first poll, then start the child.
+
+        An OSError is recorded in the attempt's log and as its exit.
+        """
         while not self._polled.wait(CHECK_INTERVAL_S) and not self.is_closed:
             pass
         with self._lock:
@@ -162,7 +166,7 @@ class NodeAgent:
         return ended
 
     def stop(self, attempt: int) -> None:
-        """Ask an attempt to save a checkpoint and exit; an unknown id is ignored."""
+        """Ask an attempt to save a checkpoint and exit (SIGTERM), without waiting for it; an unknown id is ignored."""
         with self._lock:
             child = self._children.get(attempt)
             if child is not None:
@@ -220,7 +224,10 @@ class NodeAgent:
     # --- internal ---------------------------------------------------------------------------------------------------
 
     def tick(self) -> bool:
-        """Close the agent if its lease has ended; return True if it is closed. To be called several times a second."""
+        """Close the agent if its lease has ended; return True if it is closed. To be called several times a second.
+
+        Closing blocks until the attempts are gone.
+        """
         with self._lock:
             has_expired = not self.is_closed and self._clock() > self._lease_end
             self.is_closed = self.is_closed or has_expired
@@ -229,7 +236,10 @@ class NodeAgent:
         return self.is_closed
 
     def _collect(self) -> None:
-        """Move ended children to the exits, noting a kill by the system for lack of memory. The caller holds the lock."""
+        """Move ended children to the exits. The caller holds the lock.
+
+        A SIGKILL becomes OOM_KILLED if the system has killed a process for lack of memory since the last child ended.
+        """
         for attempt, child in list(self._children.items()):
             code = child.poll()
             if code is None:

@@ -172,9 +172,9 @@ def _node_addresses(address: str) -> list[str]:
 
 @contextlib.contextmanager
 def _stderr_silenced() -> Iterator[None]:
-    """Discard this process's standard error in a `with` block.
+    """Discard what this process writes to file descriptor 2 within a `with` block.
 
-    Ray's threads write there about failures that this module reports in one line.
+    Ray's threads write there about failures that this module reports in one line. It affects all threads.
     """
     sys.stderr.flush()
     saved_stderr = os.dup(2)

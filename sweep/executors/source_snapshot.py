@@ -119,6 +119,11 @@ def is_intact(snapshot: Path) -> bool:
 def _verify(snapshot: Path) -> None:
     """Check that a snapshot matches its fingerprint, and delete its bytecode, which might come from other files.
 
+    Bytecode that cannot be deleted is ignored.
+
+    Args:
+        snapshot: Folder `runs`/source/FINGERPRINT.
+
     Raises:
         SweepError: The snapshot was changed.
     """

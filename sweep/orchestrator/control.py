@@ -38,7 +38,7 @@ class ControlResult:
 
     @property
     def message(self) -> str:
-        """The result as one line for people."""
+        """The result as one sentence for people; for `retry` it lists the cells' ids."""
         if not self.running:
             more = {"retry": "; launch its grid again, which tries failed cells", "resume": "; launch its grid again"}
             return f"nobody runs sweep {self.sweep}, so there is nothing to {self.asked}{more.get(self.asked, '')}"

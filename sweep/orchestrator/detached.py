@@ -80,7 +80,7 @@ class DetachedSupervisor:
     """
 
     def __init__(self, detached_launch: DetachedLaunch) -> None:
-        """Start the launch in a background thread.
+        """Start the launch in a background thread and return at once.
 
         Args:
             detached_launch: Launch to carry out.

@@ -74,11 +74,11 @@ class ProgressDisplay:
     """Listener of a supervisor that shows progress; used as a context manager around the launch."""
 
     def __init__(self, console: Console, total: int, *, line_s: float = LINE_S) -> None:
-        """Create the bars without showing them.
+        """Create the bars without showing them; nothing is printed yet.
 
         Args:
-            console: Console to draw or print on.
-            total: Number of attempts expected.
+            console: Console to draw on if it is a terminal, else to print lines on.
+            total: Number of attempts expected; `set_total` changes it.
             line_s: Seconds without output after which a summary line is printed where there is no terminal.
         """
         self.console = console
@@ -119,7 +119,7 @@ class ProgressDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop the summary thread and remove the bars; exceptions pass through."""
+        """Stop the summary thread, wait for its end, and remove the bars; exceptions pass through."""
         self._stopped.set()
         if self._reporter.is_alive():
             self._reporter.join()
@@ -160,7 +160,10 @@ class ProgressDisplay:
         self._bars.update(self._total_bar, total=total)
 
     def started(self, task: Task, attempt: Attempt) -> None:
-        """Add a bar for an attempt whose process is starting."""
+        """Add a bar for an attempt whose process is starting; prints nothing.
+
+        The total is raised if there are more attempts than expected.
+        """
         self._waiting.discard(task.cell.id)
         steps = task.cell.config.train.steps
         with self._lock:
@@ -217,7 +220,7 @@ class ProgressDisplay:
 
 
 def _progress_note(attempt: Attempt) -> str:
-    """Return an attempt's loss and tokens per second while it trains, else its phase."""
+    """Return "loss N.NNN N tok/s" for an attempt that trains and has a loss, else its phase."""
     if attempt.phase != "training" or attempt.loss is None:
         return attempt.phase
     rate = f"{attempt.tokens_per_s:,.0f} tok/s" if attempt.tokens_per_s else ""

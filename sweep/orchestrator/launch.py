@@ -224,7 +224,7 @@ def _usable_states(
 
 
 def check_launch_corpora(request: LaunchRequest, *, dry: bool = False) -> None:
-    """Check that the prepared text satisfies the selected cells, or a study's most demanding ones.
+    """Check that the prepared text satisfies the selected cells, or those at the corners of a study's search space.
 
     Args:
         request: Launch whose cells are checked.

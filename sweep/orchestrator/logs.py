@@ -220,7 +220,10 @@ class _TailedFile:
     """File that grows and may be missing, truncated or replaced; yields the text added since the last read."""
 
     def __init__(self, path: Path, lines: int | None) -> None:
-        """Open the file, if it exists, at its last `lines` lines (None: at its start)."""
+        """Open the file, if it exists, at its last `lines` lines (None: at its start).
+
+        A file that appears later is read from its start.
+        """
         self.path = path
         self._file: IO[bytes] | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -268,7 +271,10 @@ class _TailedFile:
         return True
 
     def _was_replaced(self) -> bool:
-        """Return True if the path now names another file than the open one; False while it names none."""
+        """Return True if the path now names another file than the open one; False while it names none.
+
+        Files are told apart by device and inode.
+        """
         assert self._file is not None
         try:
             current = os.stat(self.path)

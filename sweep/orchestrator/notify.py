@@ -62,13 +62,14 @@ class EndNotifier:
         self, url: str | None, sweep: str, *, count: Callable[[], Mapping[str, int]],
         states: Callable[[], Sequence[CellState]], tell: Tell,
     ) -> None:  # fmt: skip
-        """Prepare the notification; nothing is sent before the context ends.
+        """Prepare the notification; nothing is sent before the context ends. The duration counts from here.
 
         Args:
             url: Web address; None to send nothing.
             sweep: Name of the sweep.
-            count: Returns the number of cells by state; may query the database for long.
-            states: Returns the states of the cells; may query the database for long.
+            count: Returns the number of cells by state; may query the database for long. Called at the end, unless
+                `counts` is set.
+            states: Returns the states of the cells; may query the database for long. Called at the end.
             tell: Prints one line when the notification fails.
         """
         self.url, self.sweep, self.tell = url, sweep, tell

@@ -406,7 +406,10 @@ class Supervisor:
         return origin.weights_sha256 if origin is not None else None
 
     def _await_running_cell(self, cell: Cell) -> None:
-        """Report that another sweep trains the cell, and every RENEW_S reap its attempt in case that sweep is dead."""
+        """Report that another sweep trains the cell, and reap its attempt in case that sweep is dead.
+
+        It reaps at most once per RENEW_S, over all cells together. That blocks only while processes are terminated.
+        """
         self.listener.waiting(cell)
         if time.monotonic() - self._last_reap >= RENEW_S:
             self._last_reap = time.monotonic()
