@@ -39,21 +39,33 @@ class LaunchOptions:
     grid: str
     """Grid file, or name of a shipped grid."""
     sets: Sequence[str]
+    """Settings that every cell gets, as PATH=VALUE."""
     only: Sequence[str]
+    """Selections of cells, as AXIS=LEVEL,..; empty for all."""
     name: str | None
+    """Name of the sweep; None for the grid's."""
     executor: str
+    """Registry name of the executor, as `resolve_executor_name` returns it."""
     address: str | None
+    """HOST:PORT of the cluster; None without one."""
     detach: bool
+    """True to leave the supervisor on the cluster."""
     retrain: bool
+    """True to train cells again that diverged or whose weights are gone."""
     code: str
+    """"new" to run the current code, "kept" to run that of the last launch."""
     max_cells: int | None
     """Maximum number of cells that the grid may have; None for the default limit."""
     runs: Path | None
+    """Runs folder; None for the database's own."""
     db: str | None
+    """Database, as for --db; None for the default."""
     notify: str | None = None
     """Web address that receives a summary at the end; None for none."""
     budget: str | None = None
+    """Budget as text, in hours or money; None for no limit."""
     rate: str | None = None
+    """Price of a GPU-hour or core-hour as text, such as 2.50/h; None for none."""
     prepare: bool = False
     """True to download and prepare missing text."""
 

@@ -48,6 +48,7 @@ class ProcessSpec:
     folder: str
     """Folder of the attempt, relative to `runs`."""
     resources: Resources
+    """Resources that the attempt needs."""
     database: str | None
     """URL with password, passed on in the child's environment only; None for an attempt that writes a journal."""
     source: Path | None = None
@@ -62,6 +63,7 @@ class ExecutorContext:
 
     store: Store
     runs: Path
+    """Runs folder."""
     tell: Tell
     """Called with lines about machines that join, leave or cannot be used."""
     address: str | None = None

@@ -60,20 +60,27 @@ class NodeFacts:
     id: str
     """Ray id of the node."""
     address: str
+    """Network address of the node, without a port."""
     host: str
+    """Name of the host."""
     cpus: int
     """Number of cores that Ray was started with."""
     gpus: int
+    """Number of GPUs that Ray was started with."""
     python: str
+    """Version of its Python."""
     executable: str
+    """Path of its Python."""
     import_path: str | None
-    """PYTHONPATH on the node."""
+    """PYTHONPATH on the node; None if it is not set."""
     versions: dict[str, str]
+    """Version by package, of those in COMPARED_PACKAGES that are installed."""
     sees_runs: bool
     """True if the node sees the runs folder."""
     clock_ahead: float
     """Seconds by which its clock is ahead of this machine's, accurate to `clock_slack` seconds."""
     clock_slack: float
+    """Half the time of the query in seconds."""
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -56,6 +56,7 @@ class LaunchRequest:
     space: TrialSpace | None = None
     """For a study: the search space that its cells come from; None for a factorial."""
     runs: Path
+    """Runs folder."""
     executor: str = DEFAULT_EXECUTOR
     """Registry name of the executor, as `resolve_executor_name` returns it."""
     address: str | None = None

@@ -40,7 +40,9 @@ class Lack:
 
     kind: Kind
     problem: str
+    """Sentence that says which part is lacking and for how many cells."""
     remedy: str
+    """Action that solves the problem, often a command."""
     blocks: bool = True
     """True if no cell can start before it is met; a launch is then refused."""
     numbers: Mapping[str, Any] = field(default_factory=dict)
