@@ -85,7 +85,8 @@ def plan(
     Raises:
         GridError: A probe is unknown, or a length cannot be measured.
         CellNotListed: No writable sweep lists a cell; not checked if `sweep` is given.
-        CorpusError: A cell's text is missing or damaged.
+        CorpusError: A cell's text is missing or differs from its manifest.
+        ShardError: A file of a cell's text is damaged.
         CheckpointError: A cell's kept weights are damaged.
         UserError: Any error of `trained_cells.find_trained_cell`, such as an unknown or untrained cell, or weights that
             are gone.

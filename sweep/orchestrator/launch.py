@@ -126,7 +126,7 @@ def plan(request: LaunchRequest, store: Store | None) -> planner.Plan:
 
     Raises:
         GridError: `only` selects no cell.
-        AddressError: A checkpoint.path cannot be parsed.
+        StorageAddressError: A checkpoint.path cannot be parsed.
         StorageError: The storage of weights cannot be reached.
     """
     if request.space is not None:
@@ -229,7 +229,7 @@ def check_launch_corpora(request: LaunchRequest, *, dry: bool = False) -> None:
 
     Args:
         request: Launch whose cells are checked.
-        dry: True to skip text that is not prepared yet.
+        dry: True to skip text that is not prepared yet, and to read no tokens, only sizes.
 
     Raises:
         GridError: `only` selects no cell.
@@ -274,8 +274,8 @@ def run(
         MachineError: A GPU is missing or locked, the cluster cannot be reached, or no machine is large enough for a
             cell.
         CorpusError: The text is unusable.
-        DataError: The text is damaged.
-        AddressError: A checkpoint.path cannot be parsed.
+        ShardError: The text is damaged.
+        StorageAddressError: A checkpoint.path cannot be parsed.
         StorageError: A checkpoint.path cannot be used.
         SweepBroken: Several cells failed with the same error.
         Interrupted: After a clean stop.
@@ -361,7 +361,7 @@ def seeds_source(request: LaunchRequest, store: Store, fence: int, tell: Tell) -
 
 
 def _check_storage(request: LaunchRequest, launch_plan: planner.Plan) -> None:
-    """Raise AddressError or StorageError if a checkpoint.path of the cells to train cannot be used.
+    """Raise StorageAddressError or StorageError if a checkpoint.path of the cells to train cannot be used.
 
     Each distinct address is tried once. Cells without an address (the runs folder) are not checked. A study is checked
     at the corners of its search space.

@@ -85,8 +85,10 @@ def plan(
             several texts, its text does not suit a model, or the companion sweep's name is too long or taken.
         GridError: A probe or a length cannot be measured, or the pairing is unknown.
         CorpusError: The text is missing or damaged.
-        NoWeights: A model has no usable weights.
-        NoCheckpoint: A model cannot be found.
+        ShardError: The text is damaged.
+        WeightsUnavailable: A model's weights are neither on this machine nor downloadable.
+        InvalidCheckpoint: A model cannot be found, or is none that can be measured.
+        MachineError: The package transformers is missing, or a model cannot run here.
     """
     if cell_names := [word for word in model_names if not is_model_reference(word)]:
         raise SweepError(
