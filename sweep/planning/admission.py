@@ -55,21 +55,26 @@ class Unprepared:
 def expand_grid(
     grid: Grid, root: Path, *, dry: bool = False, download: bool = False, tell: ProgressFn = ignore_progress
 ) -> tuple[list[Cell], list[str]]:
-    """Return the grid's cells with their corpus fingerprints filled in, and remarks.
+    """Return the grid's cells with their corpus fingerprints filled in, and remarks on unprepared text.
 
-    Text on this machine is prepared first if necessary. A dry run prepares nothing that leaves files: for unprepared
-    text the ids are provisional, and a remark says so.
+    A real launch first prepares text that needs no download (or any text, if `download` is set) and writes it to
+    `root`. A dry run writes nothing: small text at hand is prepared in memory. Any other text gets a provisional
+    fingerprint, so that the ids of its cells are provisional too.
 
     Args:
         grid: The grid.
         root: Folder of the prepared corpora.
         dry: True for a dry run.
-        download: True allows a download.
+        download: True allows downloads; ignored in a dry run.
         tell: Called with the progress of preparing text.
+
+    Returns:
+        (Cells in grid order, remarks). A remark is one sentence per unprepared text; without `dry` there are none.
 
     Raises:
         GridError: If the grid is not valid.
-        MachineError: If text is not prepared and would have to be downloaded.
+        MachineError: Without `dry`, if text is not prepared and would have to be downloaded. Errors of preparing text
+            pass through.
     """
     remarks: list[str] = []
 
@@ -79,7 +84,11 @@ def expand_grid(
         return corpora.find_prepared(name, root)
 
     def pin(data: DataConfig) -> str:
-        """Return the fingerprint of a data section, preparing its text if that is allowed."""
+        """Return the fingerprint of a data section, preparing its text if that is allowed.
+
+        Text that a dry run does not prepare gets a provisional fingerprint and a remark; otherwise MachineError is
+        raised.
+        """
         prepared_corpus = prepared(data.corpus) if data.corpus not in CORPORA else None
         fingerprint = (
             prepared_corpus.fingerprint if prepared_corpus is not None else corpora.find_fingerprint(data, root)
@@ -100,7 +109,7 @@ def expand_grid(
 
 
 def _command(grid: Grid, root: Path) -> str:
-    """Return the shell command that prepares the grid's text."""
+    """Return the quoted shell command that prepares the grid's text, with `--runs` if `root` is not the default."""
     argv = ["atma-sweep", "data", "prepare", "--grid", grid.short_path]
     if root.parent != default_runs().absolute():
         argv += ["--runs", str(root.parent)]
@@ -108,19 +117,26 @@ def _command(grid: Grid, root: Path) -> str:
 
 
 def _downloads(data: DataConfig) -> list[DataConfig]:
-    """Return the data sections that preparing `data` would download: its own, and that of its long documents."""
+    """Return the data sections that preparing `data` would download.
+
+    Candidates are `data` itself and a section for the corpus named in `data.heldout`, in this order. Sections whose
+    text is on this machine are excluded, and so is a `heldout` that is no registered corpus.
+    """
     lender = data.heldout
     lent = [DataConfig(corpus=lender)] if lender is not None and lender in CORPORA else []
     return [section for section in (data, *lent) if CORPORA.load(section.corpus).remote(section)]
 
 
 def unprepared(cells: Sequence[Cell], grid: Grid, root: Path) -> list[Unprepared]:
-    """Return the text of these cells that is not prepared and that a launch would not get by itself.
+    """Return the text of these cells that a launch would not get by itself: one entry per data section.
+
+    Only sections with a provisional fingerprint count, in cell order. Text that a launch can prepare from this machine
+    is left out, unless its tokenizer cannot be loaded.
 
     Args:
         cells: Cells as a dry run expands them, with provisional fingerprints.
-        grid: Their grid.
-        root: Folder of the prepared corpora.
+        grid: Their grid, for the command and the place of settings in messages.
+        root: Folder of the prepared corpora, for messages and the command.
     """
     sections = {id(cell.config.data): cell.config.data for cell in cells}.values()
     provisional = {data: None for data in sections if (data.fingerprint or "").startswith(corpora.PROVISIONAL)}
@@ -128,7 +144,12 @@ def unprepared(cells: Sequence[Cell], grid: Grid, root: Path) -> list[Unprepared
 
 
 def _unprepared(data: DataConfig, grid: Grid, root: Path) -> Unprepared | None:
-    """Return the unprepared text of a data section, or None if a launch can prepare it from this machine."""
+    """Return the unprepared text of a data section, or None if a launch can prepare it from this machine.
+
+    Without a download, only a tokenizer that cannot be loaded is a problem; `tokens` and `bytes` are None then. `bytes`
+    is the sum over all downloads, None if the size of one is unknown. `alternative` is set only if the corpus itself is
+    on this machine and just its source of long documents (`data.heldout`) is not.
+    """
     downloads, command = _downloads(data), _command(grid, root)
     if not downloads:
         trouble = _tokenizer_trouble(data.tokenizer, data.tokenizer_file, data.end_of_text)
@@ -165,7 +186,11 @@ _prepare_in_memory = functools.cache(prepare_in_memory)  # called once for the f
 
 
 def _instant_corpus(data: DataConfig) -> Corpus | None:
-    """Return the text of a data section that is prepared in memory within a dry run; None for all other text."""
+    """Return the text of a data section that a dry run prepares in memory; None for all other text.
+
+    It must be a registered corpus marked as at hand, without `data.heldout`, whose tokenizer can be loaded. The result
+    is cached by section, without its fingerprint.
+    """
     small = data.heldout is None and data.corpus in CORPORA and CORPORA.load(data.corpus).at_hand
     if small and CORPORA.load(data.corpus).tokenizer is None:
         small = _tokenizer_trouble(data.tokenizer, data.tokenizer_file, data.end_of_text) is None
@@ -190,14 +215,16 @@ def check_corpora(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> No
 
 
 def corpus_lacks(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> list[str]:
-    """Return one sentence per requirement of the cells that a prepared corpus does not meet.
+    """Return one sentence per requirement of the cells that a prepared corpus does not meet; empty if all are met.
 
-    A last sentence per corpus names a preparation that meets several of them, if there is one.
+    Each sentence starts with "corpus NAME: ", grouped by fingerprint in cell order, without duplicates. After the
+    sentences of a corpus comes one on preparing it with larger splits, if that would help.
 
     Args:
         cells: The cells; each distinct combination of the relevant settings is checked once.
         root: Folder of the prepared corpora.
-        dry: True skips unprepared text and reads no tokens of the rest, only the sizes in its manifest.
+        dry: True skips unprepared text (except small text prepared in memory) and reads no tokens, only the sizes in
+            the manifest. False verifies each corpus.
 
     Raises:
         CorpusError: For a corpus that has disappeared.
@@ -210,7 +237,7 @@ def corpus_lacks(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> lis
     needs: dict[str, tuple[DataConfig, Corpus, int, int]] = {}
 
     def json_text(section: DataConfig | EvalConfig) -> str:
-        """Return a section as JSON, cached by identity because thousands of cells share it."""
+        """Return a section as JSON, cached by identity."""
         # thousands of cells share one section, and its JSON takes longer than the rest
         if id(section) not in json_texts:
             json_texts[id(section)] = section.model_dump_json()
@@ -254,7 +281,11 @@ def corpus_lacks(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> lis
 
 
 def validation_need(config: CellConfig) -> int:
-    """Return the validation tokens that a cell reads: for its loss, or for its probes at the longest length."""
+    """Return the validation tokens that a cell reads: the larger of the needs of its loss and of any of its probes.
+
+    The loss needs `eval.validation_tokens` rounded down to whole rows of `train.seq_len`, plus one. A probe's need is
+    that at the longest of `eval.lengths`.
+    """
     train, evaluation = config.train, config.eval
     loss = evaluation.validation_tokens // train.seq_len * train.seq_len + 1
     probes = [bound(name, config) for name in evaluation.probes]
@@ -264,9 +295,12 @@ def validation_need(config: CellConfig) -> int:
 def _preparation(data: DataConfig, corpus: Corpus, validation: int, documents: int) -> str | None:
     """Return a sentence on how to prepare the text with larger splits; None if that does not help.
 
+    It never helps for computed corpora, for those that are not split by tokens, or if both splits are large enough. A
+    validation split larger than the whole text is not proposed, nor held-out documents where `data.heldout` lends them.
+
     Args:
-        data: Data section of a cell.
-        corpus: Its corpus.
+        data: Data section of a cell; its own split sizes are not looked at.
+        corpus: The prepared corpus.
         validation: Required tokens of the validation split.
         documents: Required number of held-out documents.
     """
@@ -296,7 +330,11 @@ def _opened(data: DataConfig, root: Path) -> Corpus | None:
 
 
 def corpus_problems(config: CellConfig, corpus: Corpus) -> list[str]:
-    """Return one sentence per requirement of the cell that its corpus does not meet, with the setting to change."""
+    """Return one sentence per requirement of the cell that its corpus does not meet, with the setting to change.
+
+    Checked in this order: loss marks (for `train.loss_on: marked`) or else at least one training batch; token ids below
+    `model.vocab_size`; the validation split against `eval.validation_tokens`; the probes at the longest length.
+    """
     from ..data.batches import DataError, training_batches
 
     problems = []
@@ -326,7 +364,10 @@ def corpus_problems(config: CellConfig, corpus: Corpus) -> list[str]:
 
 
 def _probe_shortfalls(config: CellConfig, corpus: Corpus) -> list[str]:
-    """Return one sentence per thing that the probes lack at the longest length, naming all probes that lack it."""
+    """Return one sentence per shortage of the probes at the longest length, naming all probes that share it.
+
+    Probes that do not depend on the context length are skipped.
+    """
     lacking: dict[str, list[str]] = {}
     for name in config.eval.probes:
         probe = bound(name, config)
@@ -364,7 +405,7 @@ class DiskUsage:
 
     @property
     def is_short(self) -> bool:
-        """True if the files that stay and one running cell exceed the free space."""
+        """True if the retained files and one running cell exceed the free space; False if unknown or without cells."""
         return self.cells > 0 and self.free is not None and self.retained + self.running > self.free
 
     def describe(self) -> list[str]:
@@ -394,7 +435,11 @@ class DiskUsage:
         return lines
 
     def as_json(self) -> dict[str, int | None]:
-        """Return the amounts under the keys of `launch --dry-run --json`."""
+        """Return the amounts in bytes under the keys of `launch --dry-run --json`.
+
+        The keys are disk_bytes_per_cell (of the largest cell), disk_bytes_kept (all cells together), disk_bytes_running
+        (largest running cell) and disk_bytes_free (None if unknown).
+        """
         return {
             "disk_bytes_per_cell": self.per_cell[1],
             "disk_bytes_kept": self.retained,
@@ -404,12 +449,12 @@ class DiskUsage:
 
 
 def disk_needed(cells: Sequence[Cell], runs: Path) -> DiskUsage:
-    """Return the disk usage of training these cells.
+    """Return the disk usage of training these cells; all amounts are 0 without cells.
 
-    Weights and optimizer states are counted, without names and headers (about 400 bytes per tensor).
+    Weights and optimizer states are counted, without names and headers (about 400 bytes per tensor). Imports torch.
 
     Args:
-        cells: Cells to train; the first one's checkpoint.path gives the storage.
+        cells: Cells to train; the storage is that of the first one's checkpoint.path alone.
         runs: Folder of the runs, the default storage.
 
     Raises:
@@ -451,16 +496,17 @@ def disk_needed(cells: Sequence[Cell], runs: Path) -> DiskUsage:
 
 
 def check_placement(cells: Sequence[Cell], *machines: Machine, held: Sequence[Gpu] = ()) -> None:
-    """Refuse cells that fit on none of the machines, even if these are empty.
+    """Raise MachineError if a cell fits on none of the machines, even when these are empty.
 
     Args:
         cells: The cells.
-        machines: Machines that may run them.
-        held: GPUs that another sweep uses, for the error message.
+        machines: Machines that may run them, at least one.
+        held: GPUs that another sweep uses, for the error message alone.
 
     Raises:
-        MachineError: With the resources of a cell and those of the machines.
-        SweepError: For a precision that a GPU does not support.
+        MachineError: With the resources of the first such cell, the number of further ones, and the machines'
+            resources.
+        SweepError: For an fp8 cell and any GPU of the machines that it may get and that lacks fp8; checked first.
     """
     _check_precisions(cells, [gpu for machine in machines for gpu in machine.gpus])
     allocators = [MachineAllocator(machine) for machine in machines]
@@ -479,9 +525,10 @@ def check_placement(cells: Sequence[Cell], *machines: Machine, held: Sequence[Gp
 
 
 def _check_precisions(cells: Sequence[Cell], gpus: Sequence[Gpu]) -> None:
-    """Raise SweepError if an fp8 cell may get a GPU without fp8.
+    """Raise SweepError if an fp8 cell may get a GPU without fp8: any GPU of its gpu_type, or any at all without one.
 
-    bf16 runs on every GPU, though slower below compute capability 8.0.
+    GPUs of unknown compute capability pass, and so do CPU cells. bf16 runs on every GPU, though slower below compute
+    capability 8.0.
     """
     major, minor = least = PRECISIONS["fp8"]
     for cell in cells:

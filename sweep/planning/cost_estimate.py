@@ -60,7 +60,7 @@ class Cost:
 
     @cached_property
     def hours(self) -> ThreePointEstimate:
-        """GPU-hours, or core-hours."""
+        """GPU-hours, or core-hours without a GPU: seconds x `share` / 3600."""
         return self.seconds.scaled(self.share / 3600)
 
 
@@ -76,11 +76,17 @@ class Pricer:
         """Whose sections are told apart by where they lie."""
 
     def price_key(self, config: CellConfig) -> tuple[object, ...]:
-        """Return a key that is equal for cells of equal full cost."""
+        """Return a key that is equal for cells of equal full cost: (speed key, steps, id of the eval section, cores).
+
+        The section's id is unique only while its config is alive, and equal sections that are different objects differ.
+        """
         return self.speeds.speed_classes.key(config), config.train.steps, id(config.eval), config.resources.cpus
 
     def full_costs(self, config: CellConfig) -> dict[PriceBasis, Cost]:
-        """Return basis -> cost of training and measuring the cell from the start, the best basis first; cached."""
+        """Return basis -> cost of training and measuring the cell from the start, the best basis first; cached.
+
+        The bases are "measured", "calibrated" and "FLOPs"; FLOPs are always included. The config is kept alive.
+        """
         key = self.price_key(config)
         if key not in self._full_costs:
             self._alive_configs.append(config)
@@ -90,7 +96,11 @@ class Pricer:
         return self._full_costs[key]
 
     def remaining_cost(self, task: Task) -> Cost:
-        """Return the cost of a task's remaining work, by the best available basis."""
+        """Return the cost of a task's remaining work, by the best available basis.
+
+        A resumed training costs its remaining share of training and validation, and start, compilation and probing in
+        full. An evaluation has only the phases start and probing, for its missing measurements.
+        """
         config = task.cell.config
         source, full_cost = next(iter(self.full_costs(config).items()))
         if task.kind == "train" and task.remaining_share == 1:
@@ -105,7 +115,11 @@ class Pricer:
         return replace(full_cost, parts={"start": full_cost.parts["start"], "probing": probing})
 
     def _cost(self, config: CellConfig, speed: Speed, wanted: Sequence[ProbeRequest]) -> Cost:
-        """Return the full cost of a cell at a speed; `wanted` are the (probe, length) pairs to measure."""
+        """Return the full cost of a cell at a speed; `wanted` are the (probe, length) pairs to measure.
+
+        There are ceil(steps / eval.validate_every) validations. All phases but start are slowed down by neighbours on a
+        shared GPU unless the speed includes them.
+        """
         train, resources = config.train, config.resources
         validations = -(-train.steps // config.eval.validate_every)
         parts = {
@@ -118,7 +132,12 @@ class Pricer:
         return Cost(speed.source, {"start": speed.start, **parts}, resources.gpus or float(resources.cpus))
 
     def _probes(self, config: CellConfig, speed: Speed, wanted: Sequence[ProbeRequest]) -> ThreePointEstimate:
-        """Return the seconds of (probe, length) pairs: from measurements of the same pair, else from tokens."""
+        """Return the total seconds of (probe, length) pairs.
+
+        A pair that was measured takes its measured seconds per token (+-10 %); any other one is estimated from tokens.
+
+        Seconds per token grow with the FLOPs per token at that length; length 0 counts as the training length.
+        """
         estimates = []
         probes = {name: bound(name, config) for name in {name for name, _ in wanted}}
         base = flops.estimated_flops(config.model, config.train.seq_len)
@@ -137,8 +156,8 @@ class Pricer:
 def shared_gpu_time(seconds: ThreePointEstimate, config: CellConfig, speed: Speed) -> ThreePointEstimate:
     """Return the seconds of an attempt that shares its GPU with others of the same size.
 
-    The low end is unaffected by neighbours, the high end takes turns with them. Speeds that were measured with
-    neighbours, and attempts that do not share a GPU, are returned unchanged.
+    With a share of 1/n, low is unchanged, high is n times as long, and likely is (1 + n) / 2 times as long. Speeds that
+    were measured with neighbours, and attempts that do not share a GPU, are returned unchanged.
     """
     share = config.resources.gpus
     if speed.has_neighbours or not is_shared(share):
@@ -188,20 +207,24 @@ class Bill:
 
     @property
     def kwh(self) -> ThreePointEstimate | None:
-        """Energy of the GPUs in kWh; None if their power is unknown."""
+        """Energy in kWh, `hours` x `watts` / 1000; None if the power is unknown."""
         return None if self.watts is None else self.hours.scaled(self.watts / 1000)
 
     @property
     def money(self) -> ThreePointEstimate | None:
-        """Money for all hours; None without a rate."""
+        """Money for `hours` at the hourly rate; None without a rate."""
         return None if self.hourly_rate is None else self.hours.scaled(self.hourly_rate)
 
 
 def forecast(cells: Sequence[Cell], prices: Pricer) -> Forecast:
     """Return the full cost of all these cells by every basis, for a launch to store and compare later.
 
+    The forecast holds the machine's name ("A and B" if cells run on GPU and CPU), the index of each cell's group in
+    cell order, and the groups: basis -> (low, likely, high) GPU-hours or core-hours of one cell. Full costs ignore
+    checkpoints.
+
     Args:
-        cells: The cells.
+        cells: The cells, finished ones too.
         prices: Prices on the target machine.
     """
     numbers: dict[tuple[object, ...], int] = {}
@@ -219,17 +242,21 @@ def forecast(cells: Sequence[Cell], prices: Pricer) -> Forecast:
 
 
 def unit_of(tasks: Sequence[Task]) -> str:
-    """Return "GPU-hours" if any task uses a GPU, else "core-hours"."""
+    """Return "GPU-hours" if any task uses a GPU, else "core-hours" (also without tasks)."""
     return "GPU-hours" if any(task.cell.config.resources.gpus for task in tasks) else "core-hours"
 
 
 def bill(plan: Plan, prices: Pricer, *, gpus: int, watts: float | None = None, rate: float | None = None) -> Bill:
-    """Return the price of the tasks that the plan would start now; running ones are left out.
+    """Return the price of the plan's tasks except running ones (which another launch is already paying for).
+
+    Hours are GPU-hours if any task uses a GPU; CPU tasks then take time but no hours. The duration's likely value comes
+    from a simulated queue, and its low and high ends keep the ratios of the total hours. Groups are sorted by likely
+    hours, the largest first. Without tasks, hours and duration are 0 and there are no groups.
 
     Args:
-        plan: The plan.
+        plan: The plan; its budget and trials still to be proposed are not looked at.
         prices: Prices on the target machine.
-        gpus: Number of GPUs that run attempts at the same time.
+        gpus: Number of GPUs that run attempts at the same time; ignored for CPU cells.
         watts: Power of one GPU in watts; None for its board power, if known.
         rate: Money per hour; None without.
     """
@@ -284,7 +311,12 @@ def _count_by_identity(costs: Sequence[Cost]) -> dict[int, tuple[Cost, int]]:
 
 
 def _group(prices: Pricer, attempts: Sequence[tuple[Task, Cost]]) -> PriceGroup:
-    """Return the price group of attempts with equal price."""
+    """Return the price group of one or more attempts with equal price.
+
+    Slug, kind, basis and tokens per second are those of the first attempt.
+
+    `seconds` are the mean per attempt, `hours` the sum over the attempts.
+    """
     task, cost = attempts[0]
     speed = prices.speeds.lookup(task.cell.config)[cost.source]
     seconds = sum_estimates([cost.seconds for _, cost in attempts])
@@ -302,7 +334,12 @@ def _group(prices: Pricer, attempts: Sequence[tuple[Task, Cost]]) -> PriceGroup:
 
 
 def as_json(bill: Bill) -> dict[str, Any]:
-    """Return the price as JSON values, with units in the keys."""
+    """Return the price as JSON values, with units in the keys.
+
+    Keys: unit, place (machine), gpus, hours, hours_by_part (phase -> hours), finish_seconds, kwh, watts, watts_assumed,
+    rate, money, sources (basis -> attempts), and groups (one mapping per price group with its field names). Estimates
+    are {low, likely, high}; kwh, watts, rate and money are None if unknown.
+    """
     money, kwh = bill.money, bill.kwh
     return {
         "unit": bill.unit,
@@ -335,7 +372,10 @@ Source: the datasheets that flops.PEAK_BF16 names.
 
 
 def board_watts(gpu_name: str | None) -> float | None:
-    """Return a GPU's board power in watts by its driver name; None if the name is not in the table."""
+    """Return a GPU's board power in watts by its driver name; None for None or a name that is not in the table.
+
+    The name must match exactly, apart from a leading "NVIDIA ".
+    """
     return BOARD_WATTS.get((gpu_name or "").removeprefix("NVIDIA "))
 
 
@@ -346,11 +386,12 @@ UNLIMITED = 10**6
 def makespan(work: Sequence[tuple[float, Resources]], gpus: int) -> float:
     """Return the seconds until the last attempt ends, from a simulation of the queue; 0 without attempts.
 
-    CPU attempts share this machine's cores and memory. If any attempt uses a GPU, only GPUs are limited.
+    The first waiting attempt that fits starts first; later ones may pass those that do not fit. CPU attempts share this
+    machine's cores and memory. If any attempt uses a GPU, only GPUs are limited, and GPU types are ignored.
 
     Args:
         work: (Seconds, resources) of each attempt, in the order of starting.
-        gpus: Number of GPUs.
+        gpus: Number of GPUs, at least 1 assumed.
     """
     if not work:
         return 0.0
@@ -392,12 +433,15 @@ ASSUMED_GPU = "NVIDIA H200"
 def machine_prices(cells: Sequence[Cell], runs: Path, store: Store | None, *, gpu: str | None = None) -> Pricer:
     """Return prices of these cells on a target machine, from the database and the calibrations.
 
+    Without any GPU cell, the machine is this host's CPU. Otherwise the GPU is the first known one of: `gpu`, the
+    gpu_type of the first cell that has one, this machine's first GPU, the GPU of the latest measured training, and
+    ASSUMED_GPU.
+
     Args:
         cells: The cells.
         runs: Folder of the runs, which holds the calibrations.
         store: Database; None counts as an empty one.
-        gpu: Name of a GPU or a word of it; None takes the cells' gpu_type, this machine's GPU, or the last measured
-            one.
+        gpu: Name of a GPU or a word of it, such as "H100"; None chooses one. An unknown name is accepted.
     """
     timed = store.training_timings() if store is not None else []
     return Pricer(SpeedTable(_target_machine(cells, timed, gpu), timed, read_calibrations(runs)))
@@ -430,10 +474,10 @@ def _target_machine(cells: Sequence[Cell], timed: Sequence[TrainingTiming], gpu:
 
 
 def _full_gpu_name(word: str, timed: Sequence[TrainingTiming]) -> str:
-    """Return a GPU's driver name without "NVIDIA ", by a word of it.
+    """Return a GPU's driver name without "NVIDIA ", by a word of it, case-insensitive if the name is given in full.
 
-    Measured GPUs are searched first, newest first, then those of known peak; the word itself is returned without a
-    match.
+    A full match is preferred to a word of the name. Measured GPUs are searched first, newest first, then those of known
+    peak FLOP/s. Without a match the word itself is returned.
     """
     names = [timing.gpu_name.removeprefix("NVIDIA ") for timing in reversed(timed) if timing.gpu_name is not None]
     names += [name for peak in PEAK_BF16 for name in peak.names]
@@ -443,7 +487,10 @@ def _full_gpu_name(word: str, timed: Sequence[TrainingTiming]) -> str:
 
 
 def parse_rate(text: str | None) -> float | None:
-    """Return the money per hour that text such as "2.50/h" states; None for None. Raises SweepError."""
+    """Return the money per hour that text such as "2.50/h", "$2.50" or "2.50/hour" states; None for None.
+
+    Raises SweepError for any other text and for amounts that are not above 0 and finite.
+    """
     if text is None:
         return None
     number, _, hour = text.strip().lstrip("$€£").partition("/")
@@ -454,7 +501,15 @@ def parse_rate(text: str | None) -> float | None:
 
 
 def parse_budget(text: str, rate: float | None) -> float:
-    """Return the hours of a budget such as "40h", or of money such as "100$" at the hourly rate. Raises SweepError."""
+    """Return the hours of a budget such as "40h" or "40", or of money such as "100$" divided by the hourly rate.
+
+    Args:
+        text: Hours, or an amount with $, € or £ before or after it.
+        rate: Money per hour; used for amounts of money alone.
+
+    Raises:
+        SweepError: For other text, amounts that are not above 0 and finite, and money without a rate.
+    """
     word = text.strip()
     money = word.strip("$€£") != word
     number = word.strip("$€£ ").removesuffix("h").strip()
@@ -470,7 +525,13 @@ def parse_budget(text: str, rate: float | None) -> float:
 
 
 def hours_spent(store: Store | None, cells: Sequence[Cell]) -> float:
-    """Return the GPU-hours or core-hours of all attempts of these cells so far; imported attempts count nothing."""
+    """Return the GPU-hours, or core-hours of cells without a GPU, of all attempts of these cells so far.
+
+    Attempts of other sweeps are included.
+
+    Attempts that run, failed or evaluated count, until their end or last heartbeat; imported attempts count nothing.
+    0.0 without a database. Each attempt takes the resources that its cell requests now.
+    """
     if store is None:
         return 0.0
     shares = {cell.id: cell.config.resources.gpus or float(cell.config.resources.cpus) for cell in cells}
@@ -487,12 +548,14 @@ def select_within(
 ) -> tuple[list[Task], Budget]:
     """Return the tasks that fit into a budget, the most informative blocks first, and the budget's state.
 
-    A block that does not fit is deferred; a smaller one after it may still fit.
+    Blocks (pairs of a declared contrast, or single tasks) are tried in the order of `ordering.blocks`. A block that
+    does not fit is deferred as a unit; a smaller one after it may still fit. Likely hours count; running tasks count as
+    well.
 
     Args:
         plan: The plan.
         allowed: Hours of the budget.
-        used: Hours spent so far.
+        used: Hours spent so far, which are subtracted from it.
         prices: Prices on the target machine.
         contrasts: Declared contrasts, in the order of priority.
         finished: Ids of cells with all their numbers.

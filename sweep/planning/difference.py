@@ -55,9 +55,14 @@ class GridDifference:
 def diff(grid: Grid, plan: Plan, cells: Sequence[Cell], store: Store | None) -> GridDifference:
     """Return the difference between a grid and the database.
 
+    Groups are keyed by standing ("resumable" for interrupted cells with a checkpoint), then "excluded" and "orphaned"
+    where there are such cells. "orphaned" holds cells of the last revision that the grid no longer has. "excluded" has
+    an entry per dropped combination (or per dropped seed); `rules` counts the cells. For a sweep that was never
+    launched only groups and rules are set.
+
     Args:
         grid: The grid.
-        plan: Plan of the launch, which gives the cells' standings.
+        plan: Plan of the launch, which gives the cells' standings; cells that `--only` filters out are in no group.
         cells: All cells of the grid.
         store: Database; None counts as an empty one.
     """
@@ -95,7 +100,10 @@ def _levels(levels: Sequence[str]) -> str:
 
 
 def _group_by_standing(plan: Plan) -> dict[str, list[ListedCell]]:
-    """Return group -> the plan's cells, with a note on the finished share of a partly trained cell."""
+    """Return group -> the plan's cells in grid order, with a note on the finished share of a partly trained cell.
+
+    The group is the standing's text; "interrupted" becomes "resumable" if part of the steps are done.
+    """
     remaining = {task.cell.id: task.remaining_share for task in plan.tasks if task.kind == "train"}
     groups: dict[str, list[ListedCell]] = {}
     for cell in plan.cells:
@@ -120,9 +128,14 @@ def _last_revision(store: Store | None, sweep: str) -> RevisionRecord | None:
 
 
 def flatten_keys(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Return nested mappings as one mapping of dotted keys.
+    """Return nested mappings as one mapping of dotted keys to values.
 
-    Lists of mappings get indices, such as exclude[0].memory; any other list is a value.
+    Non-empty lists of mappings get indices, such as exclude[0].memory; any other list is a value, and so are empty
+    mappings. A value that is no mapping comes back as {prefix: value}.
+
+    Args:
+        value: The nested value.
+        prefix: Key that stands before all others, without a final dot.
     """
     if isinstance(value, Mapping) and value:
         return {key: leaf for name, child in value.items() for key, leaf in flatten_keys(child, f"{prefix}.{name}" if prefix else str(name)).items()}  # fmt: skip
@@ -136,14 +149,27 @@ def flatten_keys(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield the changes between two flat mappings: keys of `old` first, then new ones."""
+    """Yield (key, old value, new value) for each key whose value differs: keys of `old` first, then new ones.
+
+    A missing key counts as None, so that a key which is None on one side and missing on the other is no change.
+    """
     for key in dict.fromkeys((*old, *new)):
         if old.get(key) != new.get(key):
             yield key, old.get(key), new.get(key)
 
 
 def grid_changes(last: RevisionRecord, grid: Grid, cells: Sequence[Cell]) -> Iterator[Change]:
-    """Yield the changes since the last revision: of the grid file, `--set`, and the requested measurements."""
+    """Yield the changes since the last revision: of the grid file, `--set`, and the requested measurements.
+
+    Keys are dotted keys of the file (IGNORED_KEYS left out), "--set PATH", and "probe NAME" with the sorted context
+    lengths as values. A stored file that cannot be read as a mapping counts as empty. Requests are skipped if the
+    revision has none.
+
+    Args:
+        last: The last revision.
+        grid: The grid.
+        cells: All its cells, for the measurements that they request.
+    """
     try:
         before = value_of(last.grid_text)
     except ValueLimitExceeded:
@@ -176,13 +202,15 @@ def _by_probe(pairs: set[tuple[str, int]]) -> dict[str, list[int]]:
 
 
 def _inherited(store: Store, orphans: Sequence[CellState], cells: Sequence[Cell], explained: set[str]) -> list[Change]:
-    """Return the changes between orphaned cells and the grid's cells of the same slug, each once.
+    """Return the changes between orphaned cells and the grid's cells of the same slug, each once: (path, old, new).
+
+    Only settings of model, data and train that the stored config has are compared.
 
     Args:
         store: Database.
         orphans: Cells of the last revision that the grid no longer has.
         cells: Cells of the grid.
-        explained: Paths to leave out, as the file itself changed them.
+        explained: Dotted paths to leave out, as the file itself changed them.
     """
     by_slug = {cell.slug: cell for cell in cells}
     twins = {state.cell_id: by_slug[state.slug] for state in orphans if state.slug in by_slug}
@@ -207,7 +235,10 @@ def _axis_changes(
     now: Mapping[str, Cell],
     orphans: Sequence[CellState],
 ) -> Iterator[str]:
-    """Yield a sentence for each axis that only the grid, or only the last revision, has.
+    """Yield a sentence for each axis that only the grid has, then for each that only the last revision has.
+
+    It says how many cells of before keep their ids, and at which level. If no cell stays, it names the level that all
+    orphans share, if there is one.
 
     Args:
         store: Database.
@@ -246,9 +277,9 @@ def _axis_changes(
 
 
 def _common_level(store: Store, orphans: Sequence[CellState], axis: str) -> str | None:
-    """Return the level of an axis, or the value of a path, that all orphans share.
+    """Return the level of a built-in axis, or the JSON text of the value at a dotted path, that all orphans share.
 
-    None if they differ or it is unknown.
+    None if they differ or if no orphan has a value. Orphans without a value are ignored for a path.
     """
     if axis in AXES:
         levels = {state.levels[axis] for state in orphans}
@@ -262,13 +293,19 @@ def _common_level(store: Store, orphans: Sequence[CellState], axis: str) -> str 
 
 
 def describe_design(grid: Grid, cells: Sequence[Cell], store: Store | None) -> list[str]:
-    """Return the sentences on the grid's design, without full stops, and one on cells of the design launched before."""
+    """Return the sentences on the grid's design, without full stops, and one on cells of the design launched before.
+
+    Empty for a grid without a design whose last launch had none either.
+    """
     sentences = grid.chosen.lines() if grid.chosen is not None else []
     return [*sentences, *_vanished_cells(grid.name, cells, store)]
 
 
 def _vanished_cells(sweep: str, cells: Sequence[Cell], store: Store | None) -> list[str]:
-    """Return a sentence on the cells of the last launched design: contained or not; empty if no design was launched."""
+    """Return one sentence: the cells of the last launched design are all in `cells`, or the number that are not.
+
+    Empty if the sweep was never launched or its last launch had no design.
+    """
     last = _last_revision(store, sweep)
     if store is None or last is None or design_from_options(last.options) is None:
         return []

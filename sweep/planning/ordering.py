@@ -21,7 +21,7 @@ CellCoordinates = tuple[str | None, ...]
 
 
 def order_of(cells: Sequence[Cell]) -> Order:
-    """Return the order that the cells request; "longest" without cells. Raises GridError if they request several."""
+    """Return the `resources.order` that the cells request; "longest" without cells. Raises GridError if they differ."""
     orders = sorted({cell.config.resources.order for cell in cells})
     if len(orders) > 1:
         raise GridError(
@@ -40,16 +40,19 @@ def ordered(
 ) -> list[Task]:
     """Return the tasks in the order that their cells request.
 
+    "grid" keeps the given order. "longest" sorts by predicted cost, the highest first, then by slug. "pairs" completes
+    matched pairs early (see `pairs_first`). "contrasts" completes pairs of the declared contrasts early (see `blocks`).
+
     Args:
-        tasks: Tasks to order.
-        cells: All cells of the launch, in grid order.
+        tasks: Tasks to order, at most one per cell.
+        cells: All cells of the launch, in grid order; they must agree on the order.
         axes: Axes of the grid, in the order written.
-        states: Cell id -> state in the database.
+        states: Cell id -> state in the database, for speeds and checkpoints.
         finished: Ids of cells with all their numbers.
-        contrasts: Declared contrasts of the grid.
+        contrasts: Declared contrasts of the grid, in the order of priority.
 
     Raises:
-        GridError: For an order by contrasts in a grid that declares none.
+        GridError: For cells that request several orders, or an order by contrasts in a grid that declares none.
     """
     order = order_of(cells)
     if order == "contrasts" and not contrasts:
@@ -66,11 +69,12 @@ def ordered(
 
 
 def predicted_costs(tasks: Sequence[Task], cells: Sequence[Cell], states: Mapping[str, CellState]) -> dict[str, float]:
-    """Return cell id -> predicted cost: seconds if the speed of any cell is known, else FLOPs.
+    """Return cell id -> predicted cost of its task: seconds if the speed of any cell is known, else FLOPs.
 
-    A cell with the same model, recipe and resources as a measured one takes its tokens at that speed. Other cells take
-    their FLOPs at the median FLOP/s of the measured ones. Parts with an unknown FLOP count add nothing. Steps that a
-    checkpoint holds are not counted.
+    A training with the same model, recipe and resources as a measured cell takes its tokens at that speed. Other
+    trainings take their FLOPs at the median FLOP/s of the measured cells. Evaluations take a third of a training
+    token's FLOPs for each token that their missing probes read. Parts with an unknown FLOP count add nothing. Steps
+    that a checkpoint holds are not counted.
 
     Args:
         tasks: Tasks to predict.
@@ -120,12 +124,12 @@ def pairs_first(
     First come cells whose partner is finished. Then blocks that differ in the first axis only, the second axis changing
     fastest between blocks and seeds slowest. Then the remaining cells in blocks of the second axis, and so on. Then
     cells whose partners all come earlier, and last those without a partner. After the first n cells that have a
-    partner, at least floor(n / 2) new matched pairs are complete.
+    partner, at least floor(n / 2) new matched pairs are complete. Partners always have the same seed.
 
     Args:
-        wanted: Cells to order.
-        cells: All cells of the launch, in grid order.
-        axes: Axes of the grid, in the order written.
+        wanted: Cells to order; each is returned once.
+        cells: All cells of the launch, in grid order, which fix the order of levels.
+        axes: Axes of the grid, in the order written; axes of cells that are not among them follow.
         finished: Ids of cells with all their numbers.
     """
     names = list(dict.fromkeys([*axes, *(axis for cell in cells for axis in cell.axes)]))
@@ -160,14 +164,16 @@ def blocks(
 ) -> list[list[Task]]:
     """Return the tasks in blocks that should start together, most informative first.
 
-    Seed by seed, each declared contrast contributes one pair in turn. A pair is two cells at the contrast's levels that
-    agree in everything else. Among the pairs of a contrast, those with one finished cell come first, then grid order.
-    Tasks in no pair follow as single blocks, in their given order.
+    Each task is in exactly one block. Seed by seed, the declared contrasts take turns; each contributes a pair in its
+    turn. A pair is two cells at the contrast's levels that agree in every other axis and the seed, each of which has a
+    task or is finished. Among the pairs of a contrast, those with one finished cell come first, then grid order. A
+    block holds a pair's tasks that are in no earlier block: one or two. Other tasks follow as single blocks, in their
+    given order.
 
     Args:
         tasks: Tasks to arrange.
         cells: All cells of the launch, in grid order.
-        contrasts: Declared contrasts, in the order of priority.
+        contrasts: Declared contrasts, in the order of priority; without any, each task is a block of its own.
         finished: Ids of cells with all their numbers.
     """
     declared = list(contrasts)
@@ -198,7 +204,15 @@ def blocks(
 
 
 def _pairs(contrast: Contrast, cells: Sequence[Cell], names: Sequence[str]) -> list[tuple[Cell, Cell]]:
-    """Return the (reference cell, compared cell) pairs of a contrast, in grid order."""
+    """Return the (reference cell, compared cell) pairs of a contrast, in grid order.
+
+    Without a reference, the default one among the levels of the cells is taken. Cells outside `within` are left out.
+
+    Args:
+        contrast: The contrast.
+        cells: Cells of all seeds; the two cells of a pair have the same seed.
+        names: Axes in which the cells of a pair must agree, that of the contrast aside.
+    """
     levels = list(dict.fromkeys(level for cell in cells if (level := level_of(cell, contrast.axis)) is not None))
     if not levels:
         return []

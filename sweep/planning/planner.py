@@ -45,7 +45,10 @@ class Task:
 
     @property
     def config(self) -> CellConfig:
-        """The cell's config with the deviation applied."""
+        """The cell's config with the deviation applied; the new values are not validated.
+
+        Each path must be section.name; the cell's own config is unchanged.
+        """
         config = self.cell.config
         for path, value in self.deviation.items():
             section, name = path.split(".")
@@ -84,7 +87,7 @@ class Budget:
 
 
 def sufficient_budget(hours: float) -> str:
-    """Return a budget 10 % above the hours, as text for `--budget`."""
+    """Return a budget 10 % above the hours as text for `--budget`, such as "44h" (three significant digits)."""
     return f"{hours * 1.1:.3g}h"
 
 
@@ -120,11 +123,15 @@ class Plan:
 
     @property
     def num_expected_attempts(self) -> int:
-        """Number of attempts to come, those of trials still to be proposed included."""
+        """Number of attempts to come: the tasks, running ones too, and the trials still to be proposed."""
         return len(self.tasks) + (self.study.num_remaining if self.study is not None else 0)
 
     def with_proposals(self) -> Plan:
-        """Return the plan with random cells in place of all trials still to be proposed, for a price estimate."""
+        """Return a copy with random cells in place of all trials still to be proposed, for a price estimate.
+
+        They are appended to the tasks as new trainings: those of `study`, then for each study of `before` its open
+        cells and its remaining trials. Standings, cells and counts are unchanged.
+        """
         cells = self.study.space.random_cells(self.study.num_remaining) if self.study is not None else []
         for study in self.before:
             cells += [
@@ -135,7 +142,7 @@ class Plan:
 
     @property
     def training(self) -> list[Task]:
-        """Tasks that train a cell which is not being trained now."""
+        """Tasks that train a cell which is not running now."""
         return [task for task in self.tasks if task.kind == "train" and task.standing != "running"]
 
     @property
@@ -145,12 +152,12 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens to train; resumed attempts count in full."""
+        """Number of tokens of the tasks in `training`; resumed attempts count in full."""
         return sum(task.cell.config.train.tokens for task in self.training)
 
 
 def to_record(cell: Cell) -> CellRecord:
-    """Return the database record of a cell."""
+    """Return the database record of a cell; its tokens are steps x batch tokens."""
     return CellRecord(
         id=cell.id,
         slug=cell.slug,
@@ -163,12 +170,17 @@ def to_record(cell: Cell) -> CellRecord:
 
 
 def select(grid: Grid, cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
-    """Return the cells that pass every `axis=level,level` filter. Raises GridError for an unknown axis or level.
+    """Return the cells that pass every `axis=level,level` filter, in their order; all cells without filters.
+
+    A level need not be written canonically. A later filter on the same axis replaces an earlier one.
 
     Args:
-        grid: The grid, for the names of its axes.
-        cells: Its cells.
+        grid: The grid, for the names of its axes in error messages.
+        cells: Its cells, at least one.
         only: Filters of `--only`; "seed" counts as an axis.
+
+    Raises:
+        GridError: For text without "=", an unknown axis, or a level that no cell has.
     """
     rules: dict[str, set[str]] = {}
     for item in only:
@@ -189,9 +201,10 @@ def select(grid: Grid, cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]
 
 
 def level_of(cell: Cell, axis: str) -> str | None:
-    """Return the cell's level of an axis; "seed" is an axis too.
+    """Return the cell's level of an axis as text; "seed" is an axis too.
 
-    None for an axis that is neither built in nor varied for the cell.
+    Built-in axes have a level even where the grid does not vary them. None for an axis that is neither built in nor
+    varied for the cell.
     """
     if axis == "seed":
         return str(cell.config.seed)
@@ -199,7 +212,10 @@ def level_of(cell: Cell, axis: str) -> str | None:
 
 
 def remaining_share(state: CellState | None) -> float:
-    """Return the share of a cell's training that is still to be done, from 0 to 1; 1 without a checkpoint."""
+    """Return the share of a cell's training that is still to be done, from 0 to 1.
+
+    1 for a cell without a state or checkpoint, or whose state is not interrupted, pruned or failed.
+    """
     if (
         state is None
         or state.state not in ("interrupted", "pruned", "failed")
@@ -215,14 +231,16 @@ def plan(
 ) -> Plan:
     """Return the plan for the cells, given their state in the database.
 
-    New, interrupted, pruned and failed cells are trained, and running ones too, in case their sweep does not finish
-    them. Trained cells with missing measurements are evaluated from kept weights. Diverged cells count as results.
+    There is at most one task per cell, in the given order. New, interrupted, pruned and failed cells are trained, and
+    running ones too, in case their sweep does not finish them. Trained cells with missing measurements are evaluated
+    from kept weights, for these measurements alone. Cells that are done or diverged, or whose weights are gone, get no
+    task.
 
     Args:
         cells: Cells of the launch.
-        states: Cell id -> state in the database; unknown cells are missing.
-        retrain: True trains cells again whose weights are gone, and diverged ones.
-        num_filtered_out: Number of the grid's cells that `--only` filters out.
+        states: Cell id -> state in the database; a cell without an entry is new.
+        retrain: True trains cells again that lack measurements and whose weights are gone, and diverged ones.
+        num_filtered_out: Number of the grid's cells that `--only` filters out; only copied to the plan.
     """
     tasks: list[Task] = []
     standings: dict[str, CellStanding] = {}

@@ -17,9 +17,13 @@ MAX_LINES = 12
 def difference_lines(difference: GridDifference, *, list_all: bool) -> Iterator[str]:
     """Yield the lines of a difference: groups of cells with their counts, then the changes since the last launch.
 
+    A group's line has up to three distinct notes of its cells. The line of "excluded" counts the cells that rules drop
+    and has the rules as notes. A sweep without a revision ends with "never launched before", an unchanged one with
+    "nothing changed since revision N". Inherited changes are marked as from a base or a default.
+
     Args:
         difference: The difference.
-        list_all: True lists each cell and every change; False limits the changes to MAX_LINES.
+        list_all: True lists each cell and every change; False lists no cells and limits the changes to MAX_LINES.
     """
     for word, cells in difference.groups.items():
         notes = {cell.note for cell in cells} if word != "excluded" else set(difference.rules)
@@ -45,7 +49,7 @@ def difference_lines(difference: GridDifference, *, list_all: bool) -> Iterator[
 
 
 def _value(value: object) -> str:
-    """Return a setting's value as text: None is "nothing", booleans are on and off."""
+    """Return a setting's value as text: None is "nothing", booleans are "on" and "off", lists are in brackets."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -54,7 +58,11 @@ def _value(value: object) -> str:
 
 
 def difference_json(difference: GridDifference) -> dict[str, Any]:
-    """Return the difference as JSON values: groups, excluded_by, revision, changes and axes."""
+    """Return the difference as JSON values.
+
+    Keys: groups (group -> cells as {id, slug, note}), excluded_by (rule text -> number of cells), revision, changes
+    ({key, old, new, from}, where from is "grid" or "inherited") and axes (sentences).
+    """
     return {
         "groups": {word: [vars(cell) for cell in cells] for word, cells in difference.groups.items()},
         "excluded_by": dict(difference.rules),
@@ -73,7 +81,10 @@ def _as_row(change: Change, source: str) -> dict[str, object]:
 
 
 def price_line(bill: Bill) -> str:
-    """Return the price as one line: hours, duration, machine, money and sources."""
+    """Return the price as one line: hours, duration, machine, money (if a rate is set) and number of attempts per basis.
+
+    Hours, duration and money read "likely (low to high)". Without attempts the line says that nothing is to do.
+    """
     if not bill.groups:
         return "price: nothing is to do"
     finish = bill.finish
@@ -87,6 +98,9 @@ def price_line(bill: Bill) -> str:
 
 def price_lines(bill: Bill, *, list_all: bool) -> Iterator[str]:
     """Yield the lines of a price: summary, hours by phase, energy, groups of attempts, and cautions.
+
+    Only the summary is yielded without attempts. Group lines have the likely hours, attempts, tokens/s, basis, and the
+    slug of one cell. Cautions follow for incomplete FLOP counts and for prices from FLOPs.
 
     Args:
         bill: The price.
@@ -147,7 +161,7 @@ def _number(amount: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as text: 45 s, 12 min, 3.5 h, 2.1 days."""
+    """Return seconds as text: 45 s (below 100 s), 12 min (below 100 min), 3.5 h (below 48 h), else 2.1 days."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     if seconds < 6000:

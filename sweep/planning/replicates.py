@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 
 
 def contrast_cells(grid: Grid, cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells that the rule's contrast compares, at the grid's first seed; empty without a rule.
+    """Return the cells that the stopping rule's contrast compares, at the grid's first seed; empty without a rule.
 
-    Raises GridError if the grid has no pair of cells for the contrast.
+    They keep the order of `cells`.
+
+    Raises:
+        GridError: If no two cells differ in the contrast's axis alone, at its level and its reference.
     """
     if grid.stop is None:
         return []
@@ -55,7 +58,7 @@ def at_seeds(cells: Sequence[Cell], seeds: Sequence[int]) -> list[Cell]:
 
 
 def _at_seed(cell: Cell, seed: int) -> Cell:
-    """Return the cell at another seed, with its own id and slug."""
+    """Return a copy of the cell at another seed, with its own id and slug; the slug must end with the old seed."""
     config = cell.config.model_copy(update={"seed": seed})
     return replace(cell, id=cell_id(config), slug=f"{cell.slug.removesuffix(str(cell.config.seed))}{seed}", config=config)  # fmt: skip
 
@@ -63,8 +66,9 @@ def _at_seed(cell: Cell, seed: int) -> Cell:
 def with_further_seeds(grid: Grid, cells: Sequence[Cell], store: Store | None) -> list[Cell]:
     """Return the grid's cells, followed by those of additional seeds that the stopping rule needs so far.
 
-    These reach up to the first look of the rule at or beyond the largest seed that the sweep already has in the
-    database.
+    The additional cells are those that the rule's contrast compares, seed by seed. They reach up to the first look of
+    the rule at or beyond the largest seed that the sweep already has in the database; for a new sweep, up to the first
+    look. Without a rule, the cells are returned alone.
 
     Args:
         grid: The grid.
@@ -98,7 +102,10 @@ def _members(sweep: str, store: Store | None) -> set[str]:
 
 
 def every_cell(grid: Grid, cells: Sequence[Cell]) -> list[Cell]:
-    """Return the grid's cells and those of all seeds that the stopping rule may ever add. Raises GridError."""
+    """Return the grid's cells, followed by those of all further seeds that the stopping rule may ever add.
+
+    Without a rule, only the cells. Raises GridError if the grid has no pair of cells for the rule's contrast.
+    """
     if grid.stop is None:
         return list(cells)
     cell_ids = {cell.id for cell in cells}
@@ -122,7 +129,10 @@ class StopOutlook:
     """Price of the remaining work if every seed is needed."""
 
     def lines(self) -> list[str]:
-        """Return the rule, its last status and the highest price: one sentence per line, without a full stop."""
+        """Return the rule, its last status and the highest price: one sentence per line, without a full stop.
+
+        Each line starts with "stop: ". The price is left out once the rule has reached a verdict.
+        """
         rule = self.grid.stop
         assert rule is not None
         metric = contrast_metric(rule.contrast)
@@ -141,7 +151,9 @@ class StopOutlook:
     def as_json(self) -> dict[str, Any]:
         """Return the outlook as JSON values under the keys of `plan --json`.
 
-        Interval widths are in the metric's own unit; NaN becomes None.
+        Keys: those of the rule, looks_after (numbers of seeds at the looks), configurations, seeds_now, looks (a
+        mapping per past look with the fields of its record), verdict (None before any look) and price_of_all (see
+        `cost_estimate.as_json`). Interval widths are in the metric's own unit; NaN becomes None.
         """
         assert self.grid.stop is not None
         looks = self.last_look.looks if self.last_look is not None else ()
@@ -161,13 +173,13 @@ class StopOutlook:
 def outlook(
     grid: Grid, cells: Sequence[Cell], store: Store | None, bill: Callable[[Sequence[Cell]], Bill]
 ) -> StopOutlook | None:
-    """Return the stopping rule's outlook; None without a rule. Raises GridError.
+    """Return the stopping rule's outlook; None without a rule. Raises GridError for a contrast without a pair of cells.
 
     Args:
         grid: The grid.
         cells: Its cells so far, those of additional seeds included.
         store: Database; None counts as an empty one.
-        bill: Returns the price of the remaining work of given cells.
+        bill: Returns the price of the remaining work of given cells; called once with the cells of all possible seeds.
     """
     if grid.stop is None:
         return None

@@ -41,9 +41,11 @@ class ThreePointEstimate:
 
     @classmethod
     def from_samples(cls, amounts: Iterable[float], margin: float) -> ThreePointEstimate:
-        """Return the median of the samples, with the smallest and the largest widened by the relative `margin`.
+        """Return (smallest x (1 - margin), median, largest x (1 + margin)) of the samples.
 
-        There must be at least one sample.
+        Args:
+            amounts: At least one sample; IndexError without any.
+            margin: Relative widening of the ends, such as 0.05.
         """
         ordered = sorted(amounts)
         return cls(ordered[0] * (1 - margin), median(ordered), ordered[-1] * (1 + margin))
@@ -53,7 +55,7 @@ class ThreePointEstimate:
         return ThreePointEstimate(self.low * factor, self.likely * factor, self.high * factor)
 
     def multiplied(self, factor: ThreePointEstimate) -> ThreePointEstimate:
-        """Return the product with another estimate, value by value."""
+        """Return the product with another estimate: low x low, likely x likely, high x high."""
         return ThreePointEstimate(self.low * factor.low, self.likely * factor.likely, self.high * factor.high)
 
     def as_json(self, digits: int = 4) -> dict[str, float]:
@@ -65,7 +67,7 @@ ZERO = ThreePointEstimate(0.0, 0.0, 0.0)
 
 
 def sum_estimates(spans: Iterable[ThreePointEstimate]) -> ThreePointEstimate:
-    """Return the sum of estimates, all low or all high at once."""
+    """Return the sum of estimates, value by value: all low or all high at once; zeros without any."""
     summands = list(spans)
     return ThreePointEstimate(*(sum(getattr(span, name) for span in summands) for name in ("low", "likely", "high")))
 
@@ -99,7 +101,10 @@ class Calibration:
 
 
 def read_calibrations(runs: Path) -> list[Calibration]:
-    """Return the stored calibrations, without entries that are not valid; empty without a readable file."""
+    """Return the calibrations stored in `runs`, in file order, without entries that are not valid.
+
+    Empty without a file, or for one that cannot be read as a JSON list.
+    """
     try:
         entries = json.loads((runs / CALIBRATION_FILE).read_text())
     except (OSError, ValueError):
@@ -112,7 +117,10 @@ def read_calibrations(runs: Path) -> list[Calibration]:
 
 
 def save_calibrations(runs: Path, new: Iterable[Calibration]) -> None:
-    """Add calibrations to the file in `runs`; a new one replaces that of the same speed key and device."""
+    """Add calibrations to the file in `runs`; a new one replaces that of the same speed key and device.
+
+    Entries of the old file that are not valid are dropped.
+    """
     every = {(calibration.device, calibration.like): calibration for calibration in (*read_calibrations(runs), *new)}
     write_file(
         runs / CALIBRATION_FILE, json.dumps([asdict(calibration) for calibration in every.values()], indent=1) + "\n"
@@ -128,14 +136,18 @@ SHAPE = (
 
 
 class SpeedClasses:
-    """Speed keys of cells: cells with equal keys take equally long per token. Config sections are cached."""
+    """Speed keys of cells: cells with equal keys take equally long per token. Texts of config sections are cached."""
 
     def __init__(self) -> None:
         self._section_texts: dict[int, tuple[object, str]] = {}
         self._numbers: dict[tuple[str, ...], str] = {}
 
     def key(self, config: CellConfig) -> str:
-        """Return the cell's speed key, 16 hex digits."""
+        """Return the cell's speed key, 16 hex digits.
+
+        It covers the model's identity, the SHAPE fields of the train section, and the share of a GPU with the setting
+        of CUDA graphs, or without a GPU the number of cores. Data, seed, evaluation and number of steps have no effect.
+        """
         model = self._section(config.model, lambda: canonical_json(model_identity(config.model)))
         train = self._section(config.train, lambda: _step_shape(config))
         resources = config.resources
@@ -217,7 +229,10 @@ class TargetMachine:
     """Reason for the choice if the user did not make it, such as "assumed"."""
 
     def name(self, config: CellConfig) -> str:
-        """Return the name of the device on which a cell would run."""
+        """Return the name of the device on which a cell would run.
+
+        The GPU's name without "NVIDIA ", or "the CPU of HOST" for a cell without a GPU.
+        """
         if config.resources.gpus:
             return (self.gpu or "").removeprefix("NVIDIA ")
         return f"the CPU of {socket.gethostname()}"
@@ -239,12 +254,12 @@ class SpeedTable:
     def __init__(
         self, machine: TargetMachine, timed: Iterable[TrainingTiming], calibrated: Iterable[Calibration]
     ) -> None:
-        """Index the measurements.
+        """Index the measurements; trainings whose speed cannot be determined are ignored.
 
         Args:
             machine: Machine to price on.
-            timed: Finished attempts of the database.
-            calibrated: Stored calibrations.
+            timed: Finished trainings of the database, on any machine.
+            calibrated: Stored calibrations, of any device; the last one counts for an equal device and speed key.
         """
         self.machine = machine
         self.speed_classes = SpeedClasses()
@@ -253,7 +268,12 @@ class SpeedTable:
         self._speeds: dict[str, dict[PriceBasis, Speed]] = {}
 
     def lookup(self, config: CellConfig) -> dict[PriceBasis, Speed]:
-        """Return basis -> speed of a cell, the best basis first; FLOPs are always included. Cached by speed key."""
+        """Return basis -> speed of a cell, the best basis first; cached by speed key, so do not change the result.
+
+        "measured" is present with finished trainings of equal speed key on the machine, "calibrated" with a calibration
+        of equal speed key and device. "FLOPs" is always present, with runs of other speed keys on the machine as its
+        reference.
+        """
         like = self.speed_classes.key(config)
         if like not in self._speeds:
             same_machine = [run for run in self._runs if self.machine.matches(config, run.timed)]
@@ -268,9 +288,16 @@ class SpeedTable:
         return self._speeds[like]
 
     def _from_flops(self, config: CellConfig, reference_runs: Sequence[_TimedRun]) -> Speed:
-        """Return the speed by FLOPs, at the FLOP/s of other runs on the machine or, without any, at typical values.
+        """Return the speed by FLOPs, at the FLOP/s that reference runs reached or, without any, at typical values.
 
-        Runs on an equal share of a GPU with neighbours are preferred.
+        Reference runs with neighbours on an equal share of a GPU are preferred: if there are any, only they count. With
+        references, the ends are the extremes of their FLOP/s widened by 50 %. Without any, a token takes at least the
+        launch time of its layers. Unknown parts of the FLOP count make the result too fast; `unknown_flops` then gives
+        the reason.
+
+        Args:
+            config: Config of the cell.
+            reference_runs: Runs of other speed keys on the same machine; may be empty.
         """
         train, share, on_gpu = config.train, config.resources.gpus, config.resources.gpus > 0
         # runs with neighbours on the same share of a GPU met the conditions that this cell will have
@@ -310,7 +337,10 @@ class SpeedTable:
 
 
 def _first_step(config: CellConfig, samples: Sequence[float]) -> ThreePointEstimate:
-    """Return the additional seconds of the first step, from samples or typical values."""
+    """Return the additional seconds of the first steps, from samples or typical values.
+
+    Samples give (0, median, 1.5 x largest). Without any, compiled GPU cells take COMPILE_S and others little.
+    """
     if samples:
         return ThreePointEstimate(0.0, median(samples), 1.5 * max(samples))
     compiled = config.resources.gpus > 0 and config.train.compile
@@ -318,7 +348,10 @@ def _first_step(config: CellConfig, samples: Sequence[float]) -> ThreePointEstim
 
 
 def _calibrated(config: CellConfig, calibration: Calibration) -> Speed:
-    """Return the speed that a calibration gives."""
+    """Return the speed that a calibration gives; its ends are fixed factors around the measured values.
+
+    The time per token spans the fastest to the slowest step, widened by MARGIN.
+    """
     tokens = config.train.batch_tokens
     forward = ThreePointEstimate.exactly(calibration.validation_token_s)
     return Speed(
@@ -354,9 +387,16 @@ class _TimedRun:
 
 
 def _timed_run(timing: TrainingTiming, likeness: SpeedClasses) -> _TimedRun | None:
-    """Return the speed of a finished training; None if its config cannot be read or its curve has no duration.
+    """Return the speed of a finished training, or None if it cannot be determined.
 
-    Configs of plugins that are not loaded cannot be read.
+    Seconds per token are the slope between the first and the last point of the curve, else the inverse of the recorded
+    tokens/s. `compile` is the time of the first point beyond that slope, at least 0. None if neither is available, or
+    if the config cannot be read, for instance because its plugin is not loaded.
+
+    Args:
+        timing: The finished training.
+        likeness: Gives the speed key. Runs whose steps were not captured as CUDA graphs by request count as `graphs:
+            off`.
     """
     try:
         config = CellConfig.model_validate(timing.config)
@@ -380,7 +420,11 @@ def _timed_run(timing: TrainingTiming, likeness: SpeedClasses) -> _TimedRun | No
 
 
 def _measured(config: CellConfig, runs: Sequence[_TimedRun]) -> Speed:
-    """Return the speed from at least one run of the same speed key."""
+    """Return the speed from at least one run of the same speed key.
+
+    Estimates span the extremes of the runs, widened by MARGIN. Start and validation come from first attempts alone;
+    without any, they are typical values.
+    """
     token = ThreePointEstimate.from_samples([run.token for run in runs], MARGIN)
     shares = [overhead for run in runs if (overhead := _overhead(run)) is not None]
     starts = [start for start, _ in shares]
@@ -401,10 +445,11 @@ def _measured(config: CellConfig, runs: Sequence[_TimedRun]) -> Speed:
 
 
 def _overhead(run: _TimedRun) -> tuple[float, float] | None:
-    """Return (start seconds, validation seconds per token) of a run; None if it was resumed from another attempt.
+    """Return (start seconds, validation seconds per token) of a run.
 
-    Time outside training and probes is attributed to validations, checkpoints included, up to an upper bound; the rest
-    counts as start.
+    None if it was resumed from another attempt or its start was not timed. Time outside training and probes is
+    attributed to validations, checkpoints included, up to twice the likely forward time. The rest counts as start. The
+    second value is 0 without validations.
     """
     timing = run.timed
     if not timing.is_first_attempt or timing.start_s is None:
@@ -416,12 +461,15 @@ def _overhead(run: _TimedRun) -> tuple[float, float] | None:
 
 
 def validation_tokens(config: CellConfig) -> int:
-    """Return the number of tokens of one validation."""
+    """Return the number of tokens of one validation: `eval.validation_tokens` rounded down to whole training rows."""
     return config.eval.validation_tokens // config.train.seq_len * config.train.seq_len
 
 
 def _probes(runs: Sequence[_TimedRun]) -> dict[tuple[str, int], float]:
-    """Return (probe, context length) -> median seconds per token over the runs."""
+    """Return (probe, context length) -> median seconds per token over the runs that measured the pair.
+
+    Probes that a run's config does not request are skipped.
+    """
     samples: dict[tuple[str, int], list[float]] = {}
     for run in runs:
         for (name, length), seconds in run.timed.probes.items():

@@ -32,7 +32,7 @@ DIGITS = 4
 
 @dataclass(frozen=True)
 class TrialSpace:
-    """The cells that a study may propose. They share one text; `corner_cells` are the cells at the ends of its ranges."""
+    """Cells that a study may propose; they share one text. `corner_cells` are the cells at the ends of its ranges."""
 
     grid: Grid
     corner_cells: Sequence[Cell]
@@ -55,7 +55,14 @@ class TrialSpace:
         return {name: value for name, value in self.__dict__.items() if name != "_expansion"}
 
     def cell(self, params: Mapping[str, Any]) -> Cell:
-        """Return the cell with these settings. Raises GridError if the settings are not valid together."""
+        """Return the cell with these settings at the grid's seed.
+
+        Args:
+            params: Setting path or axis -> value; settings that are not listed keep the grid's value.
+
+        Raises:
+            GridError: If the settings are not valid together.
+        """
         return self._expansion.cells(params, None)[0]
 
     def random_cells(self, count: int) -> list[Cell]:
@@ -64,7 +71,7 @@ class TrialSpace:
         return [self._random_cell(chance) for _ in range(count)]
 
     def _random_cell(self, chance: random.Random) -> Cell:
-        """Return a cell with settings drawn from the ranges, or the first corner cell if the draw is not valid."""
+        """Return a cell with settings drawn at random from the ranges, or the first corner cell if the draw is not valid."""
         params = {
             path: chance.choice(domain.levels) if isinstance(domain, LevelChoice) else domain.at(chance.random())
             for path, domain in self.search.ranges.items()
@@ -75,7 +82,10 @@ class TrialSpace:
             return self.corner_cells[0]
 
     def rounded(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings with floats rounded to DIGITS significant digits, where that stays inside the range."""
+        """Return the settings with floats rounded to DIGITS significant digits, where that stays inside the range.
+
+        Integers, levels of a list, zero, and floats of a range with steps are unchanged.
+        """
         return {path: _rounded(self.search.ranges[path], value) for path, value in params.items()}
 
 
@@ -84,8 +94,8 @@ def space_of(grid: Grid, corner_cells: Sequence[Cell], root: Path) -> TrialSpace
 
     Args:
         grid: The grid.
-        corner_cells: Cells at the ends of its ranges.
-        root: Folder of the prepared corpora.
+        corner_cells: Cells at the ends of its ranges, at least one; their text is that of every trial.
+        root: Folder of the prepared corpora, in which a corpus that is not registered is looked up by name.
     """
     if grid.search is None:
         return None
@@ -118,7 +128,7 @@ class StudyProgress:
 
     @property
     def num_remaining(self) -> int:
-        """Number of trials that are still to be proposed."""
+        """Number of trials still to be proposed: `trials` of the search minus those proposed so far, at least 0."""
         return study_text.remaining_trials(self.space.search, self.trials)
 
     @property
@@ -132,7 +142,7 @@ class StudyProgress:
         return study_text.count_standings(self.trials)
 
     def describe(self) -> str:
-        """Return one line: the search, and the number of trials by standing."""
+        """Return one line: size, sampler and objectives of the search, trials by standing, and the best value so far."""
         return study_text.describe_study(self.space.search, self.trials)
 
     def as_json(self) -> dict[str, Any]:
@@ -140,7 +150,10 @@ class StudyProgress:
         return study_text.study_as_json(self.space.search, self.trials)
 
     def best(self) -> list[str]:
-        """Return a line for each trial that no other trial dominates."""
+        """Return a line for each trial that no other trial dominates; a single best one with a single objective.
+
+        The line has the trial's number, cell id, objective values and settings. Empty without a finished trial.
+        """
         numbers = best_trial_numbers(self.space.search, self.trials)
         return [f"best: {self._line(self.trials[number])}" for number in numbers]
 
@@ -151,9 +164,9 @@ class StudyProgress:
 
     @property
     def finished(self) -> bool:
-        """True if all trials are proposed and finished.
+        """True if all trials are proposed and each is done, pruned, diverged, or failed for lack of a valid cell.
 
-        Trials that failed because their settings give no valid cell count as finished, other failed ones do not.
+        A trial whose cell failed in training is not finished.
         """
         return not self.num_remaining and all(
             trial.standing in ("done", "pruned", "diverged") or (trial.standing == "failed" and trial.cell is None)
@@ -166,9 +179,13 @@ def progress_of(
 ) -> StudyProgress:
     """Return the progress of a study from the database.
 
+    A trial is "done" with its objective values if its cell is, whichever sweep trained it. It is "diverged" if the cell
+    is, unless `retrain`. Pruned trials stay pruned; failed ones stay failed unless `retry_failed`. Any other trial is
+    "asked" (proposed and not finished). Trials without a valid cell stay as stored.
+
     Args:
         space: The study.
-        store: Database; None counts as an empty one.
+        store: Database; None or a study that was never launched gives no trials.
         retry_failed: True if failed trials are to be trained again.
         retrain: True if diverged trials are to be trained again too.
 
@@ -211,9 +228,11 @@ def progress_of(
 
 
 def _cell(space: TrialSpace, trial: Trial) -> Cell | None:
-    """Return the trial's cell, or None if its settings never gave a valid one.
+    """Return the trial's cell, or None if its settings give no valid one and none is stored for it.
 
-    Raises SweepError if the cell differs from the one stored, and GridError if there is none any more.
+    Raises:
+        SweepError: If the cell has another id than the stored one.
+        GridError: If one is stored and the settings give none any more.
     """
     try:
         cell = space.cell(trial.params)
@@ -232,9 +251,15 @@ def _cell(space: TrialSpace, trial: Trial) -> Cell | None:
 
 
 def with_objectives(search: Search, store: Store, trial: Trial) -> Trial:
-    """Return the trial of a finished cell as done, with the cell's objective values.
+    """Return the trial of a finished cell as done, with the cell's objective values in the order of the search.
 
-    It is returned as failed, with the reason, if an objective was not measured or has a reason instead of a number.
+    It is returned as failed, with the reason, for the first objective that was not measured or has a reason instead of
+    a number.
+
+    Args:
+        search: The study, whose objectives read probe.metric or probe.metric@LENGTH.
+        store: Database.
+        trial: The trial; its `cell` must be set.
     """
     assert trial.cell is not None
     measurements = {(row.probe, row.metric, row.length): row for row in store.measurements(trial.cell)}

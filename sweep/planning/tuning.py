@@ -27,7 +27,7 @@ class Tuning:
 
     @property
     def best(self) -> dict[str, Trial]:
-        """Level -> its best trial so far; levels without a finished trial are missing."""
+        """Level -> its best trial so far by the single objective; levels without a finished trial are missing."""
         trials = {
             word: study_text.best_single_objective(progress.space.search, progress.trials)
             for word, progress in self.studies.items()
@@ -41,11 +41,18 @@ class Tuning:
 
     @property
     def tuned_grid(self) -> Grid:
-        """The grid with the best settings so far at each level."""
+        """A copy of the grid with the best settings so far at each level; levels without a finished trial keep the file's."""
         return replace(self.grid, tuned={word: trial.params for word, trial in self.best.items()})
 
     def as_option(self, store: Store) -> dict[str, Any]:
-        """Return the tuning result as the factorial's revision stores it: settings, value and hours by level."""
+        """Return the tuning result as the factorial's revision stores it, as JSON values.
+
+        It names the axis, number of trials, sampler, objective and unit of hours. Per level with a best trial it has
+        the study's name, trial number, cell id, objective value, settings and hours spent on the whole study.
+
+        Args:
+            store: Database, from which the hours are counted.
+        """
         tune = self.grid.tune
         assert tune is not None
         levels = []
@@ -72,16 +79,19 @@ def tuning_of(
 ) -> Tuning | None:
     """Return the progress of the studies that tune a grid; None for a grid without `tune`.
 
+    Failed trials are not retried: they stay failed. Text of the studies is prepared unless `dry`.
+
     Args:
         grid: The grid.
         root: Folder of the prepared corpora.
         store: Database; None counts as an empty one.
-        dry: True prepares no text; see `admission.expand_grid`.
+        dry: True writes no text; see `admission.expand_grid`. Its remarks are dropped.
         tell: Called with the progress of preparing text.
 
     Raises:
         GridError: If a study's grid is not valid.
-        MachineError: If its text is not prepared and may not be downloaded.
+        MachineError: Without `dry`, if its text is not prepared and would have to be downloaded.
+        SweepError: If a stored trial's settings now give another cell.
     """
     if grid.tune is None:
         return None
