@@ -39,15 +39,15 @@ def _without_defaults(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[s
 def model_identity(
     config: ModelConfig, identity_defaults: Mapping[str, Collection[str]] | None = None
 ) -> dict[str, Any]:
-    """Return the model section's part of an id, without settings of switched-off parts.
+    """Return the model section's part of an id as field -> JSON value, without settings of switched-off parts.
+
+    Fields outside the id and fields at their identity default are left out. Settings of parts stand under their section
+    (such as "memories") by name of the part, unless none is left.
 
     Args:
         config: The section.
         identity_defaults: Config section of settings (such as "memories") -> its fields to leave out. Used for parts
             whose plugin is not loaded, whose identity defaults are unknown; None uses the registered classes.
-
-    Returns:
-        Field -> JSON value.
     """
     dump = config.model_dump(mode="json")
     model = _without_defaults(ModelConfig, dump)
@@ -67,7 +67,10 @@ def model_identity(
 
 
 def train_identity(config: TrainConfig) -> dict[str, Any]:
-    """Return the train section's part of an id (field -> JSON value), without settings of switched-off terms."""
+    """Return the train section's part of an id as field -> JSON value, without settings of switched-off terms.
+
+    Fields outside the id and fields at their identity default are left out.
+    """
     train = _without_defaults(TrainConfig, config.model_dump(mode="json"))
     unused = MUON_FIELDS if config.optimizer == "adamw" else ("matrix_lr",)
     for name in unused:
@@ -96,7 +99,10 @@ def identity(config: CellConfig) -> dict[str, Any]:
 
 
 def canonical_json(value: Any) -> str:
-    """Return canonical JSON: equal values give equal text."""
+    """Return canonical JSON: sorted keys, no spaces, ASCII; equal values give equal text.
+
+    Raises ValueError for NaN and infinity.
+    """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
@@ -112,11 +118,12 @@ MOST_UNKNOWN = 8
 def possible_ids(config: CellConfig) -> Iterator[str]:
     """Yield the ids that a config may have while plugins of its mixer, memory or positions are not loaded.
 
-    Only the plugin knows which of its settings are at an identity default, so there is one id per subset of them.
-    Without unknown parts, the config's own id is yielded.
+    Only the plugin knows which of its settings are at an identity default, so there is one id per subset of them, 2**n
+    for n settings. Without unknown parts, the config's own id is yielded.
 
     Raises:
-        KeyError: For a part that none of the config's plugins provides, and for more than MOST_UNKNOWN settings.
+        KeyError: On the first step, for a part that none of the config's plugins provides, and for more than
+            MOST_UNKNOWN settings.
     """
     unknown: dict[str, list[str]] = {}
     for section, table in registry.SETTINGS.items():
@@ -151,16 +158,21 @@ def _digest(text: str) -> str:
 def slug(config: CellConfig, extra: Mapping[str, str] | None = None) -> str:
     """Return the readable name of a cell, such as `polar-baseline-d0-m1-w0-s0`.
 
+    Parts: mixer, regularizer, distractor, memory, window, then those of `extra`, then the seed.
+
     Args:
         config: The cell's config.
-        extra: Path -> level text of axes other than the five, which come before the seed.
+        extra: Path -> level text of axes other than the five; a part is the path's last name followed by the level.
     """
     parts = [slug_part(path.rpartition(".")[2] + value) for path, value in (extra or {}).items()]
     return "-".join([base_slug(config), *parts, f"s{config.seed}"])
 
 
 def base_slug(config: CellConfig) -> str:
-    """Return the slug prefix common to all cells: the levels of the five built-in axes."""
+    """Return the slug prefix of a cell: the levels of the five built-in axes, such as `polar-baseline-d0-m1-w0`.
+
+    off is 0 and on is 1; other levels of distractor, memory and window are written out after the letter.
+    """
     level = levels_of(config)
 
     def bit(letter: str, word: str) -> str:

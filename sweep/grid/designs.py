@@ -24,13 +24,17 @@ KEY = "design"
 
 @dataclass(frozen=True)
 class ChosenDesign:
-    """A grid's design and the indices of its combinations among those that `exclude` leaves."""
+    """A grid's design, and the indices of its combinations among those that `exclude` leaves, in grid order of the axes."""
 
     design: Design
     members: np.ndarray
 
     def as_json(self) -> dict[str, Any]:
-        """Return the design as its revision stores it, with aliases, D-efficiency and relative interval widths."""
+        """Return the design as its revision stores it, with aliases, D-efficiency and relative interval widths.
+
+        Added keys: aliases (list of {first, second, correlation, whole}, the terms as lists of axes), d_efficiency (a
+        number) and widths (axis -> inflation of its interval).
+        """
         model = self.design.model
         return design_as_json(self.design) | {
             "aliases": [
@@ -42,7 +46,10 @@ class ChosenDesign:
         }
 
     def lines(self) -> list[str]:
-        """Return the design's description, aliases and precision: one sentence per line, without a full stop."""
+        """Return the design's description, aliases and precision: one sentence per line, without a full stop.
+
+        Each line starts with "design: "; there is at least the first one.
+        """
         design = self.design
         what = f"design: {design.runs} of {counted(len(design.space.points), 'combination')}, {design.method}"
         if design.defining_relation:
@@ -67,12 +74,15 @@ def read_design(
 ) -> ChosenDesign:
     """Return the design that a grid declares.
 
+    Estimated are the mean, the main effects (two-way interactions too with `model: two-way`) and the interactions that
+    declared contrasts need. Axes of one level are left out.
+
     Args:
         document: The grid file, for the lines of errors.
         keys: The validated keys of `design`.
         levels: Axis -> its levels as written.
         exclude: Rules of the grid, axis -> level texts.
-        contrasts: Declared contrasts; their interactions are estimated too.
+        contrasts: Declared contrasts; those on axes that the design does not have are ignored.
 
     Raises:
         GridError: For a design that cannot be constructed, or that cannot estimate a declared contrast.
@@ -90,9 +100,12 @@ def read_design(
 def _space(
     document: GridDocument, levels: Mapping[str, Sequence[Any]], exclude: Sequence[Mapping[str, Sequence[str]]]
 ) -> DesignSpace:
-    """Return the combinations to choose from, with axes of one level removed. Raises GridError if there is no choice.
+    """Return the combinations to choose from, with axes of one level removed.
 
     An `exclude` rule keeps its conditions on axes with several levels only.
+
+    Raises:
+        GridError: If no axis has two levels, two levels of an axis are the same, or `exclude` drops everything.
     """
     named = {axis: tuple(canonical_level(axis, level) for level in values) for axis, values in levels.items()}
     for axis, names in named.items():
@@ -125,7 +138,10 @@ class _DesignBuilder:
         return self.document.error((KEY, key), problem)
 
     def build(self) -> ChosenDesign:
-        """Return the design by resolution, fraction or runs, whichever the section gives. Raises GridError."""
+        """Return the design by resolution, fraction or runs, whichever the section gives.
+
+        With `method: regular`, a number of runs counts as the fraction runs / combinations. Raises GridError.
+        """
         keys = self.keys
         if keys.resolution is not None:
             return self._by_resolution(keys.resolution)
@@ -137,7 +153,10 @@ class _DesignBuilder:
         return self._d_optimal(keys.runs, "runs")
 
     def _by_resolution(self, resolution: int) -> ChosenDesign:
-        """Return the smallest regular fraction of that resolution which estimates all terms. Raises GridError."""
+        """Return the smallest regular fraction of at least that resolution which estimates all terms.
+
+        Raises GridError if there is none, the grid excludes combinations, or the method is not regular.
+        """
         if self.keys.method not in (None, "regular"):
             raise self.error("a resolution is that of a regular fraction; leave method out, or give runs", "method")
         if self.space.exclude:
@@ -188,7 +207,7 @@ class _DesignBuilder:
     def _d_optimal(self, runs: int, key: str) -> ChosenDesign:
         """Return the D-optimal design of that many combinations.
 
-        Raises GridError, about `key`, for more combinations than the grid has or fewer than the parameters.
+        Raises GridError, about `key`, for more combinations than the grid has or fewer than parameters to estimate.
         """
         combinations = counted(len(self.space.points), "combination")
         if runs > len(self.space.points):
@@ -209,7 +228,8 @@ def _check_contrasts(
 ) -> None:
     """Raise GridError for a declared contrast between levels of the design that the design cannot estimate.
 
-    Contrasts on levels of `include` alone are skipped.
+    Contrasts on levels of `include` alone are skipped, and so are those whose level is the reference or whose `within`
+    names a level outside the design.
     """
     design, design_rows = chosen.design, chosen.design.model.full_matrix[chosen.members]
     for index, contrast in enumerate(contrasts):
@@ -233,6 +253,6 @@ def _check_contrasts(
 
 
 def _listed(terms: Sequence[Term]) -> str:
-    """Return the terms as text; at most six, then the number of the others."""
+    """Return the terms as text, separated by commas; at most six, then the number of the others."""
     names = [term_text(term) for term in terms]
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

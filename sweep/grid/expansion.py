@@ -80,14 +80,18 @@ class Expansion:
         self._base_slugs: dict[tuple[int, int], str] = {}
 
     def cells(self, combination: Combination, line: int | None) -> list[Cell]:
-        """Return the cells of one combination, one per seed of the grid.
+        """Return the cells of one combination: one per seed of the grid, in the order of the seeds.
+
+        Config sections are shared objects between cells. Rules of `exclude` are not applied.
 
         Args:
-            combination: Axis -> level, as written in the file.
+            combination: Axis or setting path -> level, as written in the file; settings not named keep the file's
+                values.
             line: Line of the `include` rule that adds the combination; None for a combination of `axes` or a trial.
 
         Raises:
-            GridError: For a setting that is not valid, with the file and line that wrote it.
+            GridError: For a setting that is not valid, with the file and line that wrote it, and for two levels that
+                set the same path.
         """
         levels = [self._level(name, level, line) for name, level in combination.items()]
         self._check_disjoint(levels)
@@ -119,7 +123,8 @@ class Expansion:
     def _level(self, name: str, level: Any, line: int | None) -> _ResolvedLevel:
         """Return the resolved level of axis `name`, cached by line, axis and the way the level is written.
 
-        The layer holds the level's settings and, for the tuned axis, the settings that its study selected.
+        The layer holds the level's settings and, for the tuned axis, the settings that its study selected. Raises
+        GridError for an unknown axis or level.
         """
         # repr, because "5" and 5 have the same text but are different levels
         cache_key = (line, name, repr(level))
@@ -150,12 +155,15 @@ class Expansion:
     def _section(
         self, name: str, levels: Iterable[_ResolvedLevel], prepared: PreparedCorpus | None = None
     ) -> _ResolvedSection:
-        """Return section `name` of the config at these levels, cached.
+        """Return section `name` of the config at these levels with its part of the id, cached.
+
+        The data section comes without fingerprint and identity.
 
         Args:
             name: A section of `SECTIONS`.
             levels: Levels of the combination; those that do not reach the section are ignored.
-            prepared: The prepared corpus of the data section; a larger vocabulary raises the model's `vocab_size`.
+            prepared: The prepared corpus, used for the model section alone: a larger vocabulary raises its
+                `vocab_size`.
 
         Raises:
             InvalidConfig: If the section is not valid.
@@ -176,7 +184,10 @@ class Expansion:
         return resolved
 
     def _layer(self, name: str, levels: Iterable[_ResolvedLevel]) -> Layer:
-        """Return all settings of section `name`, in rising precedence: file layers, levels, command line."""
+        """Return all settings of section `name`, in rising precedence: file layers, levels, command line.
+
+        Keys are full dotted paths, such as train.tokens.
+        """
         own = [
             {path: setting for path, setting in level.layer.items() if path.startswith(f"{name}.")} for level in levels
         ]
@@ -185,7 +196,8 @@ class Expansion:
     def _data(self, layer: Layer) -> _ResolvedSection:
         """Return the data section of these settings, with the tokenizer of its corpus if that is a prepared one.
 
-        Tokenizer settings of files below the one that names the corpus are dropped. Raises InvalidConfig.
+        Computed corpora count as prepared. Tokenizer settings of files below the one that names the corpus are dropped
+        then. Raises InvalidConfig for invalid settings and for a tokenizer other than the corpus's.
         """
         corpus = layer.get("data.corpus")
         name = corpus.value if corpus is not None else None
@@ -201,10 +213,16 @@ class Expansion:
     def _with_vocab_size(
         self, model: Any, layer: Layer, levels: Iterable[_ResolvedLevel], prepared: PreparedCorpus
     ) -> Any:
-        """Return the model section with `vocab_size` raised to the corpus's vocabulary.
+        """Return the model section with `vocab_size` set to the corpus's vocabulary.
 
         The section is returned unchanged if `model.vocab_size` is set in the file that names the corpus or in one above
         it.
+
+        Args:
+            model: The model section, whose vocabulary is smaller than the corpus's.
+            layer: Settings of the model section.
+            levels: Levels of the combination, one of which may name the corpus.
+            prepared: The prepared corpus.
         """
         vocab_size, corpus = layer.get("model.vocab_size"), self._layer("data", levels)["data.corpus"]
         if vocab_size is not None and not self._layer_order.is_base_of(vocab_size, corpus):
@@ -252,7 +270,7 @@ def _identity(section: str, config: Any) -> str:
 
 
 def _by_section(layer: Layer) -> dict[str, Layer]:
-    """Return the layer's settings grouped by section of the config."""
+    """Return section -> its settings, keyed by full dotted path as in the layer."""
     layers: dict[str, Layer] = {}
     for path, setting in layer.items():
         layers.setdefault(path.partition(".")[0], {})[path] = setting
@@ -299,9 +317,13 @@ class _LayerOrder:
 
 
 def _with_tokenizer(data: DataConfig, layer: Layer, prepared: PreparedCorpus) -> DataConfig:
-    """Return the data section with the tokenizer that prepared the corpus.
+    """Return the data section with the tokenizer, tokenizer file and end-of-text token that prepared the corpus.
 
-    Raises InvalidConfig if the layer sets a tokenizer, file or end-of-text token that gives a different tokenizer.
+    A file or token that the layer sets is kept if it gives the same tokenizer.
+
+    Raises:
+        InvalidConfig: If the layer sets a tokenizer, file or end-of-text token that gives a different tokenizer or
+            none.
     """
     layer_values = {name: layer[f"data.{name}"].value for name in TOKENIZER_FIELDS if f"data.{name}" in layer}
     if "tokenizer" in layer_values and data.tokenizer != prepared.kind:

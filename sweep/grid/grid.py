@@ -77,16 +77,19 @@ class Grid:
     """Level that this study tunes; "" for a grid that is not part of `tune`."""
 
     def expand(self, fingerprint: Fingerprint, prepared: PreparedLookup = lambda name: None) -> list[Cell]:
-        """Return all cells in grid order: axes as written, the last one fastest, seeds innermost.
+        """Return all cells in grid order: axes as written, the last one fastest, seeds innermost; `include` comes last.
 
-        A grid with `search` has no cells before they are proposed: the cells at the ends of its ranges are returned.
+        Cells of `exclude` and those outside a design are left out. Seeds of a stopping rule beyond the file's are not
+        included. A grid with `search` has no cells before they are proposed: the cells at the ends of its ranges are
+        returned.
 
         Args:
             fingerprint: Returns the SHA-256 of the corpus of a data section.
             prepared: Returns the corpus prepared under a name, or None.
 
         Raises:
-            GridError: For invalid settings, two equal cells, or an `exclude` that drops every cell.
+            GridError: For invalid settings, two equal cells, an `exclude` that drops every cell, or a contrast at a
+                probe or length that no cell measures (not checked if the command line changes `eval`).
         """
         expansion = self.expansion(fingerprint, prepared)
         if self.search is not None:
@@ -123,12 +126,17 @@ class Grid:
     def setting(self, path: str) -> Setting | None:
         """Return the effective setting of a dotted path from base, file or command line; None if it is unset.
 
-        Levels of axes are ignored.
+        Levels of axes are ignored, and so are defaults. A relative file path comes back absolute. Raises GridError for
+        a file path that is not valid.
         """
         return settings.merge([*self.layers, self.command_line]).get(path)
 
     def studies(self) -> dict[str, Grid]:
-        """Return level name -> the study of that level, as a grid of its own with one seed; empty without `tune`."""
+        """Return level name -> the study of that level, as a grid of its own; empty without `tune`.
+
+        A study has the grid's settings, the level, the fixed levels of other axes, and the first seed. It has no axes,
+        contrasts or design.
+        """
         if self.tune is None:
             return {}
         studies = {}
@@ -158,7 +166,7 @@ class Grid:
     def _duplicate_cell_error(self, first: Cell, second: Cell, line: int | None) -> GridError:
         """Return the error for two combinations that resolve to one cell.
 
-        The error points to the `include` rule at `line`, or else to the first axis whose levels differ.
+        The error points to the `include` rule at `line`, or for None to the first axis whose levels differ.
         """
         names = [combination_text(cell.axes, cell.config.seed) for cell in (first, second)]
         problem = f"cells {names[0]} and {names[1]} are the same cell; exclude one of them"
@@ -168,13 +176,20 @@ class Grid:
         return self.document.error(("axes", axis), problem)
 
     def _crossed(self) -> Iterator[tuple[Combination, dict[str, str]]]:
-        """Yield every combination of `axes`: axis -> level as written, and axis -> level as text."""
+        """Yield every combination of `axes` in grid order: (axis -> level as written, axis -> level as text).
+
+        Without axes, one empty combination.
+        """
         texts = [[level_text(name, level) for level in levels] for name, levels in self.axes.items()]
         for levels, level_names in zip(itertools.product(*self.axes.values()), itertools.product(*texts), strict=True):
             yield dict(zip(self.axes, levels, strict=True)), dict(zip(self.axes, level_names, strict=True))
 
     def _combinations(self) -> Iterator[tuple[Combination, int | None]]:
-        """Yield (combination, line) after `exclude` and design: those of `axes` with line None, then of `include`."""
+        """Yield (combination, line) after `exclude` and design: those of `axes` with line None, then those of `include`.
+
+        A combination is axis -> level as written, without a seed. Rules of `exclude` that name seeds are not applied. A
+        grid with `include` and without axes yields those of `include` alone.
+        """
         if self.axes or not self.include:
             dropped = self._exclude_rules(seeds=False)
             members = None if self.chosen is None else set(self.chosen.members.tolist())
@@ -193,9 +208,10 @@ class Grid:
         return [(index, rule) for index, rule in enumerate(self.exclude) if (SEED in rule) == seeds]
 
     def excluded_combinations(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield each combination that `exclude` drops, after the index of the first rule that matches.
+        """Yield (index of the first `exclude` rule that matches, combination) for each combination of `axes` that it drops.
 
-        A combination is axis -> level text; it has the additional key SEED where a rule drops one of its seeds.
+        A combination is axis -> level text. Where a rule drops single seeds, there is one item per dropped seed, with
+        the additional key SEED. Combinations of `include` are never dropped.
         """
         if not self.exclude:
             return
@@ -210,9 +226,10 @@ class Grid:
                     yield first, seeded
 
     def check_size(self, max_cells: int) -> None:
-        """Raise GridError if the grid has more than `max_cells` cells.
+        """Raise GridError if the grid has more than `max_cells` cells; the error points to the largest factor.
 
-        Cells are counted, not made; those that `exclude` drops count too, and so do all seeds of a stopping rule.
+        Cells are counted, not made; those that `exclude` or a design drops count too, and so do all seeds of a stopping
+        rule.
         """
         seeds = self.seeds.stop if isinstance(self.seeds, range) else len(self.seeds)  # len() fails beyond 2**63
         seeds = seeds if self.stop is None else self.stop.max_seeds
@@ -232,25 +249,31 @@ class Grid:
 
 
 def _first_matching_rule(rules: Iterable[NumberedRule], level_names: Mapping[str, str]) -> int | None:
-    """Return the index of the first rule that matches a combination of level texts; None if none does."""
+    """Return the index in `exclude` of the first rule that matches a combination of level texts; None if none does.
+
+    A rule matches if the level of each of its axes is among the rule's levels. KeyError for an axis that is missing.
+    """
     return next(
         (index for index, rule in rules if all(level_names[name] in levels for name, levels in rule.items())), None
     )
 
 
 def combination_text(levels: Mapping[str, str], seed: int) -> str:
-    """Return a combination as text, such as "(attn_type=polar, memory=on, seed=0)"."""
+    """Return a combination and its seed as text, such as "(attn_type=polar, memory=on, seed=0)"."""
     return "(" + ", ".join([*(f"{name}={word}" for name, word in levels.items()), f"seed={seed}"]) + ")"
 
 
 def load_grid(
     name: str | Path, *, sets: Sequence[str] = (), rename: str | None = None, max_cells: int | None = None
 ) -> Grid:
-    """Read and check a grid file; plugins that it names are imported.
+    """Read and check a grid file with its bases; plugins that it names are imported first.
+
+    A stopping rule's contrast is added to the contrasts. No cell is made, so invalid values of settings are not noticed
+    yet.
 
     Args:
         name: Path of the file, or name of a shipped grid.
-        sets: Overrides `path=value` of `--set`, of highest precedence; they require `rename`.
+        sets: Overrides `path=value` of `--set`, of highest precedence; they require `rename` to another name.
         rename: Name of the sweep instead of the file's own.
         max_cells: Largest number of cells; None for MOST_CELLS.
 
@@ -327,13 +350,16 @@ def _validated(document: GridDocument) -> GridFile:
 def _layers(document: GridDocument, file: GridFile, seen: tuple[Path, ...] = ()) -> list[Layer]:
     """Return the settings of the base chain, oldest first, then the file's own `set` and `resources` as one layer.
 
+    Without a base, the list has one layer; each base adds one. Bases are read from disk.
+
     Args:
         document: The file.
         file: Its validated keys.
         seen: Resolved paths of the files that extend this one, to detect cycles.
 
     Raises:
-        GridError: For a base that does not exist, extends itself, or has keys that a base may not have.
+        GridError: For a base that does not exist, extends itself, or has keys that a base may not have; for an unknown
+            setting, and one that is set twice in a file.
     """
     layers: list[Layer] = []
     if file.extends:
@@ -355,7 +381,10 @@ def _layers(document: GridDocument, file: GridFile, seen: tuple[Path, ...] = ())
 
 
 def _check_axis(document: GridDocument, custom_axes: NamedLevels, name: str, *where: str | int) -> None:
-    """Raise GridError for an axis that is neither built in, nor defined in the file, nor the path of a setting."""
+    """Raise GridError for an axis that is neither built in, nor defined in the file, nor the path of a setting.
+
+    The error is at the key path `where`.
+    """
     if name in settings.AXES or name in custom_axes:
         return
     if "." not in name and name not in settings.COMPUTED and settings.path_problem(name):
@@ -368,7 +397,7 @@ def _check_axis(document: GridDocument, custom_axes: NamedLevels, name: str, *wh
 def _check_level(
     document: GridDocument, custom_axes: NamedLevels, name: str, level: Any, where: KeyPath, *, below: KeyPath = ()
 ) -> None:
-    """Raise GridError for a level that a built-in or custom axis does not have.
+    """Raise GridError for a level that a built-in or custom axis does not have, at the key path `where` + `below`.
 
     Levels of setting paths are not checked here, but when their cells are made.
     """
@@ -379,7 +408,10 @@ def _check_level(
 
 
 def _axes(document: GridDocument, axes: Mapping[str, Any], custom_axes: NamedLevels) -> dict[str, list[Any]]:
-    """Return axis -> levels as written. Raises GridError for an unknown axis, no levels, or a repeated level."""
+    """Return axis -> levels as written, in the order of the file; of a custom axis the names of its levels.
+
+    Raises GridError for an unknown axis, no levels, an unknown level, or one given twice in canonical form.
+    """
     levels_by_axis: dict[str, list[Any]] = {}
     for name, levels in axes.items():
         if name in custom_axes:
@@ -403,9 +435,9 @@ def _axes(document: GridDocument, axes: Mapping[str, Any], custom_axes: NamedLev
 
 
 def _exclude(document: GridDocument, file: GridFile, crossed: Mapping[str, list[Any]]) -> list[dict[str, list[str]]]:
-    """Return the `exclude` rules with levels as text.
+    """Return the `exclude` rules as axis -> level texts; of the key SEED, the seeds as text.
 
-    Raises GridError for axes, levels or seeds that the grid does not have.
+    Raises GridError for axes, levels or seeds that the grid does not have. Axes of `include` alone cannot be named.
     """
     rules = []
     texts = {name: dict.fromkeys(level_text(name, level) for level in levels) for name, levels in crossed.items()}
@@ -427,7 +459,13 @@ def _exclude(document: GridDocument, file: GridFile, crossed: Mapping[str, list[
 def _check_seeds(document: GridDocument, where: KeyPath, named: Sequence[Any], seeds: Sequence[int]) -> None:
     """Raise GridError for seeds of an `exclude` rule that the grid lacks or cannot drop.
 
-    With a design or a stopping rule, all combinations have the same seeds.
+    With a design or a stopping rule none can be dropped, because all combinations have the same seeds.
+
+    Args:
+        document: The grid file, for the lines of errors.
+        where: Key path of the rule's seeds.
+        named: Seeds of the rule.
+        seeds: Seeds of the grid.
     """
     for key in (designs.KEY, sections.STOP):
         if key in document.data:
@@ -441,7 +479,7 @@ def _check_seeds(document: GridDocument, where: KeyPath, named: Sequence[Any], s
 def _include(
     document: GridDocument, rules: Sequence[dict[str, list[Any]]], custom_axes: NamedLevels
 ) -> list[tuple[dict[str, list[Any]], int]]:
-    """Return the `include` rules with their lines. Raises GridError for an unknown axis or level."""
+    """Return the `include` rules unchanged, each with its line. Raises GridError for an unknown axis or level."""
     for index, rule in enumerate(rules):
         for name, levels in rule.items():
             where = ("include", index, name)
@@ -452,7 +490,14 @@ def _include(
 
 
 def _plugins(document: GridDocument) -> Iterator[Plugin]:
-    """Import the plugin files that a grid names, and yield each with its hash. Raises GridError."""
+    """Import the plugin files that a grid names, and yield each with its hash.
+
+    Paths are relative to the grid's folder. A `plugins` value that is no list yields nothing; validation reports it
+    later.
+
+    Raises:
+        GridError: For a file that is missing or whose import fails.
+    """
     names = document.data.get("plugins", [])
     for index, name in enumerate(names if isinstance(names, list) else []):
         path = document.path.parent / str(name)
@@ -470,7 +515,10 @@ def _plugins(document: GridDocument) -> Iterator[Plugin]:
 
 
 def parse_value(text: str) -> Any:
-    """Return a command-line value as YAML reads it. Raises GridError if it is too large or not valid UTF-8."""
+    """Return a command-line value as YAML reads it, or the text itself if it is not valid YAML.
+
+    Raises GridError if it has too many values or is not valid UTF-8.
+    """
     if not is_utf8(text):
         raise GridError("command line", None, quoted_short(text), "is not in UTF-8, so it cannot be written down")
     try:
@@ -480,7 +528,10 @@ def parse_value(text: str) -> Any:
 
 
 def _command_line(sets: Sequence[str]) -> Layer:
-    """Return the overrides of `--set` as one layer. Raises GridError for text without "=" and for an unknown path."""
+    """Return the overrides of `--set` as one layer: dotted path -> setting, without a line.
+
+    Raises GridError for text without "=", an unknown path, and a path that is set twice.
+    """
     layer: Layer = {}
     for item in sets:
         path, equals, value = item.partition("=")

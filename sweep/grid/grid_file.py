@@ -73,14 +73,15 @@ MODELS = {"main": 1, "two-way": 2}
 
 
 def find_file(name: str | Path, relative_to: Path | None = None, folder: str = "") -> Path | None:
-    """Return the path of a grid or base, searched in a folder first, then among the shipped ones; or None.
+    """Return the path of a grid or base; None if there is no such file.
 
-    A name without a folder may lack ".yaml". A name with a folder is never looked up inside `folder`.
+    It is searched in `relative_to` first, then among the shipped ones; in each, as NAME, NAME.yaml and, for a name
+    without a folder, FOLDER/NAME.yaml. An empty name gives None. The path is not made absolute.
 
     Args:
-        name: File name or path.
+        name: File name or path, with or without ".yaml".
         relative_to: Folder to search first; None for the working folder.
-        folder: Subfolder for plain names, such as "base".
+        folder: Subfolder in which plain names are looked up too, such as "base".
     """
     target = Path(name)
     if not target.name:
@@ -122,10 +123,13 @@ class Measure:
 def check_measured(probe: str, metric: str, length: int | None, requests: Collection[tuple[str, int]]) -> None:
     """Raise PydanticCustomError if no cell produces the number.
 
+    Refused are a probe that is not requested, and a length at which it is not. A name that is neither requested nor a
+    probe (a training source) passes.
+
     Args:
-        probe: Name of a probe, or a training source, which is never refused.
-        metric: Name of its metric, for the error.
-        length: Context length in tokens; None for an average.
+        probe: Name of a probe or a training source.
+        metric: Name of its metric, for the error alone.
+        length: Context length in tokens; None for an average, which needs no particular length.
         requests: The (probe, length) pairs at which cells are evaluated.
     """
     lengths = sorted(at for name, at in requests if name == probe)
@@ -140,14 +144,16 @@ def check_measured(probe: str, metric: str, length: int | None, requests: Collec
 def measure(text: object, *, short: bool = True, average: bool = False, where: Sequence[str] = ()) -> Measure:
     """Return the number that a text names: `needle@65536` is the probe's first metric, `val_loss` a unique one.
 
+    A probe that is evaluated by length needs `@LENGTH`, any other number must not have it (its length is 0).
+
     Args:
-        text: As the file writes it.
-        short: True if a probe or a metric alone is enough.
-        average: True if `@avg` may stand for a context length.
+        text: As the file writes it: probe, metric or probe.metric, then @LENGTH in tokens or @avg where allowed.
+        short: True if a probe or a metric alone is enough; False requires probe.metric.
+        average: True if `@avg` may stand for a context length; the length is then None.
         where: Keys below the one that is being read, for the error.
 
     Raises:
-        PydanticCustomError: For a text that names no number, with the allowed names.
+        PydanticCustomError: For a text that names no number, or several, with the allowed names.
     """
     if not isinstance(text, str) or not (short or "." in text.partition("@")[0]):
         must = "must be the name of a number such as val_loss or needle@65536"
@@ -170,8 +176,10 @@ def measure(text: object, *, short: bool = True, average: bool = False, where: S
 def _resolve_metric(name: str, where: Sequence[str]) -> tuple[str, Metric]:
     """Return (probe, metric) of a name without a context length.
 
-    The name is a probe (its first metric), a metric that only one probe has, or probe.metric. Raises
-    PydanticCustomError.
+    The name is a probe or training source (its first metric), a metric that only one of them has, or probe.metric.
+
+    Raises:
+        PydanticCustomError: For an unknown name, or a metric that several probes have; at the keys `where`.
     """
     sources = [*PROBES, *TRAINING_SOURCES]
     probe, dot, metric = name.partition(".")
@@ -217,12 +225,12 @@ class Checked:
 
 
 def integer(minimum: int, maximum: int = MAX_INT64, limits: str = "") -> Checked:
-    """Return a check for integers from `minimum` to `maximum`, both included.
+    """Return a check for integers from `minimum` to `maximum`, both included; booleans, floats and text are refused.
 
     Args:
         minimum: Smallest allowed value.
         maximum: Largest allowed value.
-        limits: Description of the range in the error message; "" for "from ... to ...".
+        limits: Description of the range in the error message; "" for "from MINIMUM to MAXIMUM".
     """
     limits = limits or f"from {minimum}" + (f" to {maximum}" if maximum < MAX_INT64 else "")
 
@@ -237,15 +245,15 @@ def integer(minimum: int, maximum: int = MAX_INT64, limits: str = "") -> Checked
 
 
 def number_of(value: Any, must: str, *, above: float = -math.inf) -> float:
-    """Return a finite number, parsed from text if needed.
+    """Return a finite number: an int or float unchanged, text as a float.
 
     Args:
         value: Number or text.
-        must: Beginning of the error message.
+        must: Beginning of the error message; the value follows.
         above: Exclusive lower bound.
 
     Raises:
-        PydanticCustomError: For a bool, text that is no number, and a value out of range.
+        PydanticCustomError: For a bool, None, text that is no number, infinity, NaN, and a value not above the bound.
     """
     number = value
     if isinstance(value, str):
@@ -266,11 +274,11 @@ def number(must: str, *, above: float = -math.inf) -> Checked:
 
 
 def choice(key: str, values: Iterable[str], *, null: bool = False, default: str | None = None) -> Checked:
-    """Return a check for some words.
+    """Return a check for one of some words; the accepted value is returned as text.
 
     Args:
         key: Name of the key, for the error message.
-        values: Allowed words.
+        values: Allowed words, case-sensitive.
         null: True if null is allowed and gives `default`.
         default: Value that null gives; if set, null is allowed too, but not in the JSON Schema.
     """
@@ -306,7 +314,11 @@ def _rule(value: Any) -> dict[str, list[Any]]:
 
 
 def _seeds(value: Any) -> Sequence[int]:
-    """Return the seeds: 0 to n - 1 for a count n, or those of a list. Raises PydanticCustomError."""
+    """Return the seeds: range(n) for a count n, or the list itself.
+
+    Raises:
+        PydanticCustomError: For a count below 1, an empty list, a repeated seed, and anything but integers from 0 up.
+    """
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 1:
             raise key_error(f"must be at least 1, got {value}")
@@ -318,9 +330,9 @@ def _seeds(value: Any) -> Sequence[int]:
 
 
 def _fraction(value: Any) -> Fraction:
-    """Return a share between 0 and 1, both excluded, from a number or text such as "1/4".
+    """Return a share between 0 and 1, both excluded, from a number or text such as "1/4" or "0.25".
 
-    Raises PydanticCustomError for anything else.
+    The denominator is limited to 1,000,000. Raises PydanticCustomError for anything else, booleans included.
     """
     try:
         share = Fraction(0) if isinstance(value, bool) else Fraction(str(value).replace(" ", ""))
@@ -339,9 +351,16 @@ def _resolution(value: Any) -> int:
 
 
 def _objectives(value: Any) -> dict[str, Direction]:
-    """Return objective (full name, such as "val.val_loss") -> direction; a metric's own direction is the default.
+    """Return objective -> "minimize" or "maximize", in the order written.
 
-    Raises PydanticCustomError for an unknown number, a repeated one, or one without a direction.
+    Keys are full names such as "val.val_loss" or "needle.digit_accuracy@65536". Without a direction, a metric's own one
+    is taken.
+
+    Args:
+        value: A name, a list of names, or a mapping from names to directions (None for the metric's own).
+
+    Raises:
+        PydanticCustomError: For an unknown number, a repeated one, or one without any direction.
     """
     names = list(value) if isinstance(value, list | Mapping) else [value]
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
@@ -369,9 +388,11 @@ def _range(value: Any) -> IntervalKeys | list[Any]:
 
 
 def _choice_of(path: str, levels: Sequence[Any]) -> LevelChoice:
-    """Return the range of a list of levels of `path`.
+    """Return the range of a list of levels of `path`, in the order written: texts for a built-in axis, else as written.
 
-    Raises PydanticCustomError for fewer than two distinct levels, and for levels that are not valid.
+    Raises:
+        PydanticCustomError: For fewer than two levels, equal ones, unknown levels of a built-in axis, and values that
+            are not single.
     """
     names = [level_text(path, level) for level in levels]
     if len(set(names)) < max(2, len(names)):
@@ -456,9 +477,9 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_its_keys(cls, value: Any) -> Any:
-        """Return the mapping unchanged; refuse anything else, unknown keys, and missing required keys.
+        """Return the mapping unchanged; raise PydanticCustomError if it is no mapping or its keys do not fit.
 
-        A required key with a value of `lacking` counts as missing.
+        Refused are unknown keys and missing required keys. A required key with a value of `lacking` counts as missing.
         """
         if not isinstance(value, Mapping):
             raise key_error(f"{cls.must}, got {value!r}")
@@ -523,7 +544,10 @@ class StopKeys(Section):
     @field_validator("ci", mode="before")
     @classmethod
     def _is_a_width(cls, value: Any, info: ValidationInfo) -> Any:
-        """Return the interval width as a number above 0; unchanged if `metric` itself is not valid."""
+        """Return the interval width as a number above 0, in points for a percentage, else in the metric's unit.
+
+        Unchanged if `metric` itself is not valid. Raises PydanticCustomError for anything else.
+        """
         target = info.data.get("metric")
         if target is None:
             return value
@@ -570,7 +594,10 @@ class IntervalKeys(Section):
 
     @model_validator(mode="after")
     def _is_a_range(self) -> IntervalKeys:
-        """Return the section; refuse ends that are out of order and steps that do not fit."""
+        """Return the section; raise PydanticCustomError for ends that are out of order and steps that do not fit.
+
+        low must be below high, and above 0 with `log`. A step must be above 0 and at most high - low, without `log`.
+        """
         low, high, step = self.low, self.high, self.step
         if low >= high:
             raise key_error(f"low must be below high, got {low:g} and {high:g}")
@@ -583,9 +610,9 @@ class IntervalKeys(Section):
         return self
 
     def interval(self, path: str) -> Interval:
-        """Return the range of the setting `path`, with integer ends for an integer setting.
+        """Return the range of the setting `path`: ends and step as integers for an integer setting, else as floats.
 
-        Raises PydanticCustomError for a fractional end of an integer setting.
+        Raises PydanticCustomError for a fractional end or step of an integer setting.
         """
         kind = int if settings.is_integer_setting(path) else float
         ends = {name: end for name, end in self if name != "log" and end is not None}
@@ -620,7 +647,10 @@ class SearchKeys(Section):
     @field_validator("ranges", mode="before")
     @classmethod
     def _are_of_settings(cls, value: Any) -> Any:
-        """Return the ranges unchanged; refuse keys that are neither an axis nor a setting of `SEARCHED`."""
+        """Return the ranges unchanged; raise PydanticCustomError for keys that cannot be searched.
+
+        Keys must be a built-in axis, with a list of levels, or the path of a setting in a section of `SEARCHED`.
+        """
         if not isinstance(value, Mapping):
             raise key_error(f"must map settings to a range each, got {value!r}")
         for path, levels in value.items():
@@ -648,7 +678,11 @@ class SearchKeys(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> SearchKeys:
-        """Return the section; refuse a sampler, sampler options or a pruner that do not suit ranges and objectives."""
+        """Return the section; raise PydanticCustomError for a sampler, its options or a pruner that do not suit it.
+
+        cmaes needs two or more intervals and a single objective. A pruner needs the validation loss, minimized, as the
+        only objective. `startup` is for tpe and cmaes alone, `population` for cmaes and nsga2.
+        """
         numbers, objectives = sum(isinstance(ends, Interval) for ends in self.ranges.values()), [*self.objective]
         if self.sampler == "cmaes" and numbers < 2:
             problem = f"cmaes searches two or more numbers at once, and {numbers} of these ranges has low and high; use tpe, or give such ranges"
@@ -666,7 +700,7 @@ class SearchKeys(Section):
         return self
 
     def search(self) -> Search:
-        """Return the study that the section declares."""
+        """Return the study that the section declares; `startup` and `population` are passed on only if the file sets them."""
         options: dict[str, Any] = {
             name: getattr(self, name) for name in ("startup", "population") if name in self.model_fields_set
         }
@@ -737,9 +771,9 @@ class GridFile(Section):
     @model_validator(mode="before")
     @classmethod
     def _suits_its_cells(cls, value: Any) -> Any:
-        """Return the keys, without empty optional sections in a study.
+        """Return the keys unchanged; in a study, without empty `design`, `stop` and `tune`.
 
-        Refuses a pruner outside `search`, and keys of a factorial together with `search`.
+        Raises PydanticCustomError for a pruner outside a study, and for a non-empty key of OF_FACTORIALS in one.
         """
         search = value.get("search")
         if "pruner" in value:

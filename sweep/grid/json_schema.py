@@ -25,7 +25,7 @@ LEVELS = {"type": "array", "minItems": 2, "uniqueItems": True, "items": SCALAR}
 
 
 def _open_numbers(node: Any) -> Any:
-    """Return the schema with text allowed for numbers and booleans: 1e9, 1_000 and on/off are text to JSON Schema.
+    """Return a copy of the schema with text allowed for numbers and booleans: 1e9, 1_000 and on/off are text to JSON Schema.
 
     The keys default, identity, outside, title and required are removed at every depth.
     """
@@ -43,7 +43,10 @@ def _open_numbers(node: Any) -> Any:
 
 
 def _registered_levels(name: str, axis: Axis) -> dict[str, Any]:
-    """Return the schema of an axis's registered levels."""
+    """Return the schema of an axis's registered levels: an enum of their names, and booleans if one is "off".
+
+    `name` is not used.
+    """
     levels = axis.levels()
     return {"enum": [*levels, *([True, False] if "off" in levels else [])]}
 
@@ -56,7 +59,10 @@ def _level(name: str, axis: Axis) -> dict[str, Any]:
 
 
 def _closed_without_plugins() -> dict[str, Any]:
-    """Return a condition that allows only registered levels in grids without plugins."""
+    """Return the keywords "if" and "then" that allow only registered levels in grids without the key `plugins`.
+
+    They concern the axes that accept plugins, under `axes` and `set`.
+    """
     registered = {name: _registered_levels(name, axis) for name, axis in AXES.items() if axis.accepts_plugins}
     lists = {name: {"items": level} for name, level in registered.items()}
     return {
@@ -66,7 +72,11 @@ def _closed_without_plugins() -> dict[str, Any]:
 
 
 def _config() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (section -> schema that a grid may set, definitions that the schemas refer to)."""
+    """Return (section -> schema that a grid may set, definitions that the schemas refer to).
+
+    Computed fields are left out, and former names of probe settings are added. Settings of probes and corpora are
+    listed by name where they have any.
+    """
     config = _open_numbers(CellConfig.model_json_schema())
     definitions = config.pop("$defs")
     for definition in definitions.values():
@@ -89,7 +99,10 @@ def _config() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def grid_schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of a grid file; bases are grid files without axes."""
+    """Return the JSON Schema (draft 2020-12) of a grid file, built anew on each call; bases are grid files without axes.
+
+    Parts that plugins have registered in this process are included.
+    """
     sections, definitions = _config()
     file = _without(GridFile.model_json_schema(schema_generator=_InOrder), "title", "default")
     own = file.pop("$defs") | {
@@ -137,7 +150,10 @@ def grid_schema() -> dict[str, Any]:
 
 
 def _without(node: Any, *names: str) -> Any:
-    """Return a schema without the named keys at any depth; properties and definitions of those names stay."""
+    """Return a copy of the schema without the named keywords at any depth.
+
+    Properties and definitions that have one of these names stay.
+    """
     if isinstance(node, list):
         return [_without(item, *names) for item in node]
     if not isinstance(node, dict):

@@ -50,7 +50,7 @@ class PluginExited(SweepError):
 
 
 def cause_of(error: BaseException) -> str:
-    """Return the type and the message of an error, whose own `__str__` may fail, in one line."""
+    """Return "TYPE: MESSAGE" of an error in one line; never raises, even if the error's `__str__` does."""
     try:
         message = " ".join(str(error).split())
     except BaseException as second:  # noqa: BLE001 - the `__str__` of a plug-in may raise anything
@@ -59,17 +59,18 @@ def cause_of(error: BaseException) -> str:
 
 
 def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
-    """Import a plugin file once per process and return its path and SHA-256.
+    """Import a plugin file, once per process and content, and return its path and SHA-256.
 
     The registrations that the file makes are recorded under its hash. A failed import leaves no module behind.
 
     Args:
-        path: The Python file.
+        path: The Python file; returned as given.
         sha256: Expected hash of the file's bytes; None accepts any.
 
     Raises:
         PluginChanged: If the hash differs from `sha256`.
         PluginExited: If the file calls sys.exit or raises something that is not an Exception.
+        OSError: If the file cannot be read.
         Exception: Any exception of the file itself; KeyboardInterrupt and StopRequested pass through too.
     """
     source = path.read_bytes()
@@ -106,7 +107,12 @@ def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
 
 
 def load_plugins(files: Iterable[Path]) -> tuple[Plugin, ...]:
-    """Import the plugin files of the option `--plugin`. Raises GridError for a file that cannot be loaded."""
+    """Import the plugin files of the option `--plugin`, and return each with its absolute path and hash, in order.
+
+    Raises:
+        GridError: For a missing file, and for one whose import raises an Exception.
+        PluginExited: If a file calls sys.exit or raises something that is not an Exception.
+    """
     plugins = []
     for file in files:
         if not file.is_file():
@@ -121,7 +127,10 @@ def load_plugins(files: Iterable[Path]) -> tuple[Plugin, ...]:
 
 
 def plugin_of(registry: Registry[Any], name: str, plugins: tuple[Plugin, ...]) -> str | None:
-    """Return the SHA-256 of the plugin that registered `name`; None for a built-in part and for an unknown name."""
+    """Return the SHA-256 of the plugin among `plugins` that registered `name`.
+
+    None for a built-in part, an unknown name, and a part of a plugin that is not among them.
+    """
     owner = registry.owner(name)
     return next((plugin.sha256 for plugin in plugins if owner == _module(plugin.sha256)), None)
 
@@ -132,7 +141,9 @@ def source_of(part: Pluggable, name: str, plugins: tuple[Plugin, ...]) -> str | 
 
 
 def with_sources(section: str, config: Any, plugins: tuple[Plugin, ...]) -> Any:
-    """Return the section with the plugin hash of each of its parts filled in (None for built-in parts).
+    """Return a copy of the section with the plugin hash of each of its parts filled in (None for built-in parts).
+
+    A section without such parts is returned itself.
 
     Args:
         section: Name of the section, such as "model".

@@ -32,7 +32,9 @@ KEY_ALIASES = {"measure": "metric", "axis": "contrast"}
 def read_contrasts(
     document: GridDocument, items: Sequence[ContrastKeys], axis_levels: Mapping[str, list[Any]]
 ) -> tuple[Contrast, ...]:
-    """Return the declared contrasts of a grid file, with levels in canonical form.
+    """Return the declared contrasts of a grid file in the order written, with levels in canonical form.
+
+    A contrast without `reference` keeps None. The length of its measure is None for an average.
 
     Args:
         document: The grid file, for the lines of errors.
@@ -40,7 +42,7 @@ def read_contrasts(
         axis_levels: Axis -> its levels as written, those of `include` too.
 
     Raises:
-        GridError: For an unknown axis or level, or a contrast that is given twice.
+        GridError: For an unknown axis or level, a reference equal to the level, or a contrast that is given twice.
     """
     levels = canonical_levels(axis_levels)
     contrasts: list[Contrast] = []
@@ -57,8 +59,8 @@ def contrast_key_path(document: GridDocument, index: int, *keys: str) -> KeyPath
 
     Args:
         document: The grid file.
-        index: Index in the grid's contrasts; the contrast of `stop` comes last.
-        keys: Keys of a contrast, which are translated to those of `stop` where needed.
+        index: Index in the grid's contrasts, from 0; the contrast of `stop` comes last.
+        keys: "measure" or "axis", or for an item of `contrasts` any keys; KeyError for other keys below `stop`.
     """
     items = document.data.get(CONTRASTS)
     if isinstance(items, list) and index < len(items):
@@ -83,7 +85,10 @@ def requested_by(cells: Iterable[Cell]) -> Collection[tuple[str, int]]:
 
 
 def canonical_level(axis: str, level: Any) -> str:
-    """Return the level's canonical name: the first of several names that set the same values (gated_delta -> on)."""
+    """Return the level's canonical name: the first of several names that set the same values (gated_delta -> on).
+
+    On axes that are not built in, and for unknown levels, the level as text.
+    """
     word = level_text(axis, level)
     if axis not in AXES:
         return word
@@ -154,14 +159,18 @@ def read_stop(
 ) -> StoppingRule:
     """Return the stopping rule of a grid file.
 
+    The interval width is converted from percentage points to a fraction for metrics in percent. The rule's seeds are
+    the grid's, followed by the integers after the largest, up to `max_seeds` in all.
+
     Args:
         document: The grid file, for the lines of errors.
         keys: The validated keys of `stop`.
         axis_levels: Axis -> its levels as written, those of `include` too.
-        seeds: Seeds that every cell of the grid has; the rule adds the integers after the largest.
+        seeds: Seeds that every cell of the grid has, at least one.
 
     Raises:
-        GridError: For an unknown axis or level, and for looks that do not fit the number of seeds.
+        GridError: For an unknown axis or level, a missing level of an axis with several, and for looks that do not fit
+            the number of seeds.
     """
     contrast = _stop_contrast(document, keys, canonical_levels(axis_levels))
     first, max_seeds = _first_and_last_look(document, keys, len(seeds))
@@ -176,7 +185,7 @@ def read_stop(
 def with_contrast(
     declared: Sequence[Contrast], rule: StoppingRule, axis_levels: Mapping[str, list[Any]]
 ) -> tuple[Contrast, ...]:
-    """Return the declared contrasts, with the rule's contrast appended unless it is declared already."""
+    """Return the declared contrasts, with the rule's contrast appended unless an equal one is declared already."""
     levels = canonical_levels(axis_levels)
     is_declared = any(
         rule.applies_to(contrast, contrast.reference or reference_level([*levels[contrast.axis]]))
@@ -186,12 +195,16 @@ def with_contrast(
 
 
 def contrast_metric(contrast: Contrast) -> metrics.Metric:
-    """Return the metric that a contrast compares."""
+    """Return the metric that a contrast compares; StopIteration if its probe has no such metric."""
     return next(metric for metric in own_metrics(contrast.probe) if metric.name == contrast.metric)
 
 
 def _stop_contrast(document: GridDocument, keys: StopKeys, levels: Mapping[str, Mapping[str, None]]) -> Contrast:
-    """Return the rule's contrast, with level and reference filled in for an axis of two levels. Raises GridError."""
+    """Return the rule's contrast, with level and reference filled in where the file gives none.
+
+    The default reference is that of the axis's levels. The level may be missing only if one other level remains. Raises
+    GridError.
+    """
     axis, level, reference = keys.contrast, keys.level, keys.reference
     if isinstance(axis, str) and axis in levels:
         names = [*levels[axis]]
@@ -210,6 +223,8 @@ def _stop_contrast(document: GridDocument, keys: StopKeys, levels: Mapping[str, 
 
 def _first_and_last_look(document: GridDocument, keys: StopKeys, seeds: int) -> tuple[int, int]:
     """Return the numbers of seeds at the first and at the last interim look.
+
+    The first is `min_seeds`, by default DEFAULT_FIRST_SEEDS or `seeds` if that is larger; the last is `max_seeds`.
 
     Args:
         document: The grid file, for the lines of errors.
@@ -257,17 +272,18 @@ class Tune:
 def read_tune(
     document: GridDocument, keys: TuneKeys, levels: Mapping[str, Sequence[Any]], name: str, *named_levels: NamedLevels
 ) -> Tune:
-    """Return the studies that tune a grid.
+    """Return the studies that tune a grid: one per level of the axis `per`.
 
     Args:
         document: The grid file, for the lines of errors.
         keys: The validated keys of `tune`.
-        levels: Axis -> its levels as written.
+        levels: Axis -> its levels as written, those of `include` too.
         name: Name of the grid, which begins the names of the studies.
         named_levels: Custom axes, then the additional settings of levels.
 
     Raises:
-        GridError: For a grid with `stop`, for a tuned setting that an axis varies, and for unknown axes or levels.
+        GridError: For a grid with `stop`, for a tuned setting that an axis varies, for unknown axes or levels, and for
+            a study name that is no valid sweep name.
     """
     if "stop" in document.data:
         raise document.error((TUNE,), "stop adds seeds to cells that are known beforehand, and these are not; launch with tune first, and put what it found into set")  # fmt: skip
@@ -298,8 +314,8 @@ def read_tune(
 def corner_cells(document: GridDocument, search: Search, expansion: Expansion, key: str = SEARCH) -> list[Cell]:
     """Return the distinct cells at the ends of a study's ranges, one range moved at a time.
 
-    The first cell has every range at its low end or first level; each other cell moves one range to another end or
-    level.
+    The first cell has every range at its low end or first level; each other cell moves one range to its high end or
+    another level. Cells with an equal id are returned once.
 
     Args:
         document: The grid file, for the lines of errors.

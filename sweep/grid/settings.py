@@ -91,7 +91,7 @@ AXES: dict[str, Axis] = {
 
 
 def level_text(axis: str, level: Any) -> str:
-    """Return a level as text: its word on one of the five axes, canonical JSON for any other value that is not text."""
+    """Return a level as text: canonical words such as "on" on the five built-in axes, text unchanged, else JSON."""
     return normalized_level(level) if axis in AXES or isinstance(level, str) else json.dumps(level)
 
 
@@ -101,7 +101,10 @@ def levels_of(config: CellConfig) -> dict[str, str]:
 
 
 def synonyms_of(axis: str, level: str) -> list[str]:
-    """Return the level names that set the same values as this level of one of the five axes, itself included."""
+    """Return the names of all levels that set the same values as this level of a built-in axis, itself included.
+
+    Empty for an unknown level; KeyError for any other axis.
+    """
     levels = AXES[axis].levels()
     return [word for word, overrides in levels.items() if overrides == levels.get(level)]
 
@@ -180,16 +183,21 @@ def keys_below(path: str) -> list[str]:
 
 
 def is_integer_setting(path: str) -> bool:
-    """Return True if `path` names a setting that takes only integers."""
+    """Return True if `path` names a setting that takes integers (or integers and None), but no floats or booleans.
+
+    The path must exist: AttributeError otherwise.
+    """
     annotation = _schema_node(_MOVED_PROBE_SETTINGS.get(path, path)).annotation
     kinds = {annotation, *get_args(annotation)}
     return int in kinds and float not in kinds and bool not in kinds
 
 
 def path_problem(path: str) -> tuple[str, list[str], str | None] | None:
-    """Return None if `path` names a value of the config that a grid may set.
+    """Return None if `path` names a value of the config that a grid may set, else the reason why not.
 
-    Otherwise return (problem, allowed paths, misspelled word or None).
+    Returns:
+        (problem, allowed paths, misspelled word). Allowed paths are those at the level of the first wrong part; empty
+        for computed fields. The word is None for a computed field and for a section.
     """
     if path in COMPUTED:
         return COMPUTED[path], [], None
@@ -210,13 +218,15 @@ def flatten(
 ) -> Iterator[tuple[str, Any, int, str]]:
     """Yield (dotted path, value, line, key as written) of every leaf of `tree`; dotted keys and nesting may be mixed.
 
+    Lists are leaves. Paths are relative to `tree`, without `prefix`.
+
     Args:
         tree: Nested settings.
         document: The file, for lines.
         prefix: Key path of `tree` in the file.
 
     Raises:
-        GridError: For an empty mapping.
+        GridError: For an empty mapping below `tree`.
     """
     for key, value in tree.items():
         key_path = (*prefix, key)
@@ -231,9 +241,12 @@ def flatten(
 
 
 def add_setting(layer: Layer, path: str, setting: Setting) -> None:
-    """Add a setting to a layer in place; the name of a built-in axis adds the settings of its level.
+    """Add a setting to a layer in place; the name of a built-in axis adds the settings of its level instead.
 
-    Raises GridError for an unknown path or level, and for a path that the layer already has.
+    Former names of probe settings are translated. The value itself is not checked, except a level of a built-in axis.
+
+    Raises:
+        GridError: For an unknown path or level, and for a path that the layer already has.
     """
     if path in AXES:
         word = normalized_level(setting.value)
@@ -258,10 +271,13 @@ def add_setting(layer: Layer, path: str, setting: Setting) -> None:
 
 
 def merge(layers: Iterable[Layer]) -> Layer:
-    """Return one layer in which later layers win.
+    """Return one new layer in which later layers win.
 
     Overriding settings move to the end, so that errors can point to the last one. Relative file paths become absolute,
-    resolved against the file that wrote them; GridError for a path that is not valid.
+    resolved against the folder of the file that wrote them, or the working folder for the command line.
+
+    Raises:
+        GridError: For a file path that is not valid.
     """
     merged: Layer = {}
     for layer in layers:
@@ -272,9 +288,9 @@ def merge(layers: Iterable[Layer]) -> Layer:
 
 
 def _is_path(path: str, value: Any) -> bool:
-    """Return True if the setting's value is a local file path.
+    """Return True if the setting is a local file path.
 
-    `checkpoint.path` may be a URL instead, and `data.heldout` the name of a corpus.
+    `checkpoint.path` may be a URL instead. `data.heldout` counts as a path if it has "/" or ".", else it is a corpus.
     """
     if path == "data.heldout":
         return isinstance(value, str) and ("/" in value or "." in value)
@@ -284,7 +300,10 @@ def _is_path(path: str, value: Any) -> bool:
 
 
 def _resolve_path_setting(setting: Setting) -> Setting:
-    """Return the setting with its path made absolute, relative to the file that wrote it. Raises GridError."""
+    """Return the setting with its path made absolute, relative to the file that wrote it.
+
+    Unchanged for an empty or non-text value. Raises GridError for text that is no path or not in UTF-8.
+    """
     if not isinstance(setting.value, str) or not setting.value:
         return setting
     root = setting.file.parent if isinstance(setting.file, Path) else Path()
@@ -314,7 +333,10 @@ def resolve_path(text: str, root: Path = Path()) -> Path:
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dotted paths as nested mappings: {"train.tokens": 1} becomes {"train": {"tokens": 1}}."""
+    """Return dotted paths as nested mappings: {"train.tokens": 1} becomes {"train": {"tokens": 1}}.
+
+    No path may be the beginning of another.
+    """
     out: dict[str, Any] = {}
     for path, value in flat.items():
         *sections, last = path.split(".")
@@ -338,7 +360,10 @@ NamedLevels = Mapping[str, Mapping[str, Layer]]
 
 
 def named_axes(document: GridDocument, axes: Mapping[str, Any]) -> NamedLevels:
-    """Return the custom axes of a grid file: those whose levels are mappings of settings. Raises GridError."""
+    """Return axis -> level -> its settings, of the custom axes: those whose levels are mappings of settings.
+
+    Built-in axes and dotted paths are left out. Raises GridError for invalid names and settings.
+    """
     return {
         name: _levels(document, name, levels)
         for name, levels in axes.items()
@@ -349,7 +374,7 @@ def named_axes(document: GridDocument, axes: Mapping[str, Any]) -> NamedLevels:
 def read_level_settings(
     document: GridDocument, section: Mapping[str, Any], axis_levels: Mapping[str, Sequence[Any]]
 ) -> NamedLevels:
-    """Return axis -> level -> additional settings, from the grid's `levels` section.
+    """Return axis -> level text -> additional settings, from the grid's `levels` section; other levels are missing.
 
     Args:
         document: The grid file, for the lines of errors.
@@ -357,7 +382,7 @@ def read_level_settings(
         axis_levels: Axis -> its levels as written.
 
     Raises:
-        GridError: For an axis or level that the grid does not have.
+        GridError: For an axis or level that the grid does not have, and for unknown settings.
     """
     settings_by_level: dict[str, dict[str, Layer]] = {}
     for axis, levels in section.items():
@@ -394,13 +419,23 @@ def add_level(layer: Layer, axis: str, setting: Setting, *named: NamedLevels) ->
 
 
 def paths_of_axis(axis: str, named: NamedLevels, level_settings: NamedLevels) -> set[str]:
-    """Return the dotted paths that the levels of an axis set, additional level settings included."""
+    """Return the dotted paths that any level of an axis sets, additional level settings included.
+
+    Args:
+        axis: A built-in axis, a custom one, or the dotted path of a setting, which sets itself.
+        named: Custom axes.
+        level_settings: Additional settings of levels.
+    """
     overrides = AXES[axis].levels() if axis in AXES else named.get(axis, {"": {axis: None}})
     return {path for levels in (overrides, level_settings.get(axis, {})) for sets in levels.values() for path in sets}
 
 
 def _levels(document: GridDocument, name: str, levels: Mapping[str, Any]) -> dict[str, Layer]:
-    """Return level -> its settings of a custom axis. Raises GridError for a name that is not valid or reserved."""
+    """Return level -> its settings of a custom axis, in the order of the file.
+
+    Raises GridError for an axis name that is not valid or reserved, an invalid level name, no levels, or a wrong
+    setting.
+    """
     where = ("axes", name)
     if not AXIS_NAME.fullmatch(name):
         raise document.error(where, f"an axis whose levels are named here has {AXIS_RULE}, got {name!r}")
@@ -415,7 +450,10 @@ def _levels(document: GridDocument, name: str, levels: Mapping[str, Any]) -> dic
 
 
 def _layer(document: GridDocument, sets: Any, where: KeyPath) -> Layer:
-    """Return the settings of one level of a custom axis, or of `levels`. Raises GridError."""
+    """Return the settings of one level of a custom axis, or of `levels`, keyed by dotted path; {} gives an empty layer.
+
+    Raises GridError, at key path `where`, if `sets` is no mapping or has an unknown, empty or repeated setting.
+    """
     if not isinstance(sets, Mapping):
         raise document.error(where, f"must map settings to values ({{}} for none), got {sets!r}")
     layer: Layer = {}

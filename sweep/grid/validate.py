@@ -45,14 +45,14 @@ class InvalidConfig(Exception):
 
 
 def section(name: str, layer: Layer, plugins: tuple[Plugin, ...] = ()) -> Any:
-    """Return one section of a config, complete and checked.
+    """Return one section of a config, complete and checked on its own.
 
     Settings of the section's mixer, memory, probes and corpus are filled in; the corpus fingerprint is still missing.
 
     Args:
         name: Section, such as "model".
-        layer: Dotted path -> setting.
-        plugins: Loaded plugins, whose hashes are filled in.
+        layer: Dotted path -> setting; those of other sections are ignored.
+        plugins: Loaded plugins, whose hashes are filled in for the parts that they define.
 
     Raises:
         InvalidConfig: If the section is not valid.
@@ -88,14 +88,18 @@ def _validated(cls: type[BaseModel], values: Any, path: str) -> Any:
 
 
 def _with_probe_settings(config: EvalConfig) -> EvalConfig:
-    """Return the eval section with the settings of its probes filled in. Raises InvalidConfig."""
+    """Return the eval section with the settings of its probes filled in. Raises InvalidConfig for invalid settings."""
     for name, values in config.settings.items():
         _validated(probes.PROBES.load(name).Config, values, f"eval.settings.{name}")
     return probes.with_settings(config)
 
 
 def _with_corpus_settings(config: DataConfig) -> DataConfig:
-    """Return the data section with the settings of its own corpus filled in and those of other corpora removed."""
+    """Return the data section with the settings of its own corpus filled in and those of other corpora removed.
+
+    Settings of the others are checked too. A corpus without settings, or that is not registered, gets {}. Raises
+    InvalidConfig for invalid settings.
+    """
     checked = {
         name: _validated(CORPORA.load(name).Config, values, f"data.settings.{name}").model_dump(mode="json")
         for name, values in config.settings.items()
@@ -133,7 +137,10 @@ def corpus_fingerprint(data: DataConfig, fingerprint: Callable[[DataConfig], str
 
 
 def _invalid_value(path: str, error: Mapping[str, Any]) -> InvalidConfig:
-    """Return the error of a pydantic validation error at `path`, in the wording of grid errors."""
+    """Return the InvalidConfig for a pydantic error at `path`, in the wording of grid errors.
+
+    For a literal, its allowed values are listed and the value is the word that may be misspelled.
+    """
     value = error.get("input")
     if error["type"] == "literal_error":
         return InvalidConfig(
@@ -146,7 +153,7 @@ def _invalid_value(path: str, error: Mapping[str, Any]) -> InvalidConfig:
 
 
 def _invalid_model(merged: Layer, error: ModelConfigError) -> InvalidConfig:
-    """Return the error of a model config, with the value that was written if allowed values are known."""
+    """Return the InvalidConfig for an error of a model config; it names the written value if allowed values are known."""
     setting = merged.get(error.path)
     if error.allowed and setting is not None:
         return InvalidConfig((error.path,), f"no such value {setting.value!r}", error.allowed, str(setting.value))
@@ -158,7 +165,10 @@ def _as_requirement(message: str) -> str:
 
 
 def _check_names(section: str, config: Any) -> None:
-    """Raise InvalidConfig for an unknown mixer, memory, position scheme, regularizer, tokenizer or probe."""
+    """Raise InvalidConfig for an unknown mixer, memory, position scheme, regularizer, tokenizer or probe in the section.
+
+    Unknown corpora are not noticed here, but when their fingerprint is looked up.
+    """
     tables: dict[str, Iterable[str]] = {
         "model.attn_type": registry.MIXERS,
         "model.memory": ["none", *registry.MEMORIES],
@@ -178,7 +188,10 @@ def _check_names(section: str, config: Any) -> None:
 
 
 def _check_finite(values: Any, path: str) -> None:
-    """Raise InvalidConfig for an infinite or NaN number, which JSON and so an id cannot hold."""
+    """Raise InvalidConfig for an infinite or NaN number, which JSON and so an id cannot hold.
+
+    Mappings are searched at every depth; lists are not.
+    """
     if isinstance(values, Mapping):
         for name, value in values.items():
             _check_finite(value, f"{path}.{name}")
@@ -189,15 +202,18 @@ def _check_finite(values: Any, path: str) -> None:
 def check_agreement(
     model: ModelConfig, data: DataConfig, train: TrainConfig, prepared: PreparedCorpus | None = None
 ) -> None:
-    """Raise InvalidConfig for settings of different sections that contradict each other.
+    """Raise InvalidConfig for the first contradiction between settings of different sections.
 
-    Checked are vocabulary, marked losses, row length, global layers, position table, memory and distractor loss.
+    Checked in this order: `vocab_size` at least the tokenizer's; a corpus that can mark targets for `loss_on: marked`;
+    row length of the corpus equal to `seq_len`; at least one global layer; a position table as long as a row; a memory
+    that can have rows of that length; a mixer with a distractor loss if `train.distractor` is on. May load the
+    tokenizer's file.
 
     Args:
         model: Model section.
-        data: Data section.
+        data: Data section, without fingerprint.
         train: Train section.
-        prepared: The corpus, if the grid names a prepared one.
+        prepared: The corpus, if the grid names a prepared one; its vocabulary and marks then decide.
     """
     need = prepared.vocabulary if prepared is not None else tokenizer.TOKENIZERS[data.tokenizer].vocabulary
     if need is None:
@@ -253,7 +269,10 @@ def check_agreement(
 
 
 def check_precision(model: ModelConfig, train: TrainConfig, resources: Resources) -> None:
-    """Raise InvalidConfig if the network or the requested resources do not allow `train.precision`."""
+    """Raise InvalidConfig if the network or the requested resources do not allow `train.precision`.
+
+    bf16 always passes. fp16 and fp8 need a GPU; fp8 also needs widths that are multiples of FP8_MULTIPLE.
+    """
     if train.precision == "bf16":
         return
     if not resources.gpus:
@@ -279,7 +298,10 @@ def check_precision(model: ModelConfig, train: TrainConfig, resources: Resources
 
 
 def base_of(setting: Setting, grid: Path) -> str | None:
-    """Return the name of the base that wrote a setting; None for the grid file `grid` itself or the command line."""
+    """Return the file name without ending of the base that wrote a setting.
+
+    None for the grid file `grid` itself or the command line.
+    """
     return setting.file.stem if isinstance(setting.file, Path) and setting.file != grid else None
 
 

@@ -47,7 +47,7 @@ class GridDocument:
     lines: dict[KeyPath, int]
 
     def line(self, *keys: str | int) -> int:
-        """Return the line of a key, else of the nearest enclosing key that has one, else 1."""
+        """Return the line (from 1) of a key, else of the nearest enclosing key that has one, else 1."""
         for end in range(len(keys), 0, -1):
             if keys[:end] in self.lines:
                 return self.lines[keys[:end]]
@@ -71,7 +71,7 @@ class GridDocument:
         """Return a pydantic error as a GridError at its line.
 
         Args:
-            error: A validation error, of which the first is used, or an error of `key_error`.
+            error: A validation error, of which the first problem is used, or an error of `key_error`.
             prefix: Key path at which the validated value stands.
         """
         if isinstance(error, PydanticCustomError):
@@ -102,7 +102,7 @@ def format_key_path(where: KeyPath) -> str:
 def key_error(
     problem: str, *where: str | int, allowed: Iterable[str] = (), word: str | None = None
 ) -> PydanticCustomError:
-    """Return the error that a validator raises.
+    """Return (not raise) the error that a validator raises; `as_grid_error` turns it into a GridError.
 
     Args:
         problem: Text of the problem.
@@ -166,7 +166,11 @@ class _PlainLoader:
         return None if node is None else self._value(node, ())
 
     def _value(self, node: Node, at: KeyPath) -> Any:
-        """Return the plain value of a node at key path `at`, and record the lines of its keys. Raises YAMLError."""
+        """Return the plain value of a node at key path `at`, and record the lines of its keys and items.
+
+        Keys become text. Raises YAMLError for anything that a grid may not contain, and for too many or too deep
+        values.
+        """
         self._count(1)
         if len(at) > MAX_DEPTH:
             raise _UnsupportedYaml(TOO_DEEP, node)
@@ -195,7 +199,9 @@ class _PlainLoader:
             raise ValueLimitExceeded
 
     def _pairs(self, node: MappingNode, inside: tuple[int, ...] = ()) -> list[Pair]:
-        """Return the keys and values of a mapping, with those of `<<` inserted at its position; cached by node.
+        """Return the (key, value) nodes of a mapping, with those of `<<` inserted at its position; cached by node.
+
+        Own keys win over merged ones, earlier merged mappings over later ones.
 
         Args:
             node: The mapping.
@@ -203,6 +209,7 @@ class _PlainLoader:
 
         Raises:
             _UnsupportedYaml: For a repeated key, a mapping that merges itself, and merges that nest too deeply.
+            ValueLimitExceeded: For too many merged keys.
         """
         if id(node) in self._merged:
             return self._merged[id(node)]
@@ -232,9 +239,10 @@ class _PlainLoader:
         return merged
 
     def _scalar(self, node: ScalarNode, at: KeyPath) -> Any:
-        """Return the value of a scalar node at key path `at`. Raises _UnsupportedYaml.
+        """Return the value of a scalar node at key path `at`: text, int, float, bool or None.
 
-        Refused are unknown tags, half surrogate pairs, unreadable numbers, and integers beyond 64 bits.
+        Dates stay text. Raises _UnsupportedYaml for unknown tags, half surrogate pairs, unreadable numbers, and
+        integers beyond 64 bits.
         """
         word = _check_tag(node, SCALARS | TEXT_TAGS)
         key = ".".join(part for part in at if isinstance(part, str))
@@ -256,7 +264,7 @@ class _PlainLoader:
 
 
 def _check_tag(node: Node, allowed: set[str]) -> str:
-    """Return the node's tag without its prefix. Raises _UnsupportedYaml if it is not in `allowed`."""
+    """Return the node's tag without its prefix, such as "str". Raises _UnsupportedYaml if it is not in `allowed`."""
     tag = str(node.tag)
     word = tag.removeprefix(CORE)
     if word == tag or word not in allowed:
@@ -282,7 +290,10 @@ def _is_merge(key: Node) -> bool:
 
 
 def _key(node: Node) -> str:
-    """Return the text of a mapping's key. Raises _UnsupportedYaml for a key that is not a scalar."""
+    """Return the text of a mapping's key as written, also for numbers and booleans.
+
+    Raises _UnsupportedYaml for a key that is not a scalar, or has an unknown tag or half a surrogate pair.
+    """
     if not isinstance(node, ScalarNode):
         raise _UnsupportedYaml("a key must be a word, not a list or a mapping", node)
     _check_characters(node)
@@ -299,7 +310,7 @@ def _sources(value: Node) -> Iterator[MappingNode]:
 
 
 def value_of(text: str) -> Any:
-    """Return a command-line value as YAML reads it, or the text itself if it is not valid YAML.
+    """Return a text as YAML reads it (None if empty), or the text itself if it is not valid YAML for a grid.
 
     Raises ValueLimitExceeded for a value with too many parts.
     """
@@ -312,7 +323,7 @@ def value_of(text: str) -> Any:
 
 
 def load(path: Path) -> GridDocument:
-    """Read a grid file, which must hold one mapping.
+    """Read a grid file in UTF-8, which must hold one mapping.
 
     Raises:
         GridError: For a file that cannot be read, is too large, is not valid YAML, repeats a key, or is not a mapping.

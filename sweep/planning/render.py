@@ -81,7 +81,7 @@ def _as_row(change: Change, source: str) -> dict[str, object]:
 
 
 def price_line(bill: Bill) -> str:
-    """Return the price as one line: hours, duration, machine, money (if a rate is set) and number of attempts per basis.
+    """Return the price as one line: hours, duration, machine, money if a rate is set, and attempts per basis.
 
     Hours, duration and money read "likely (low to high)". Without attempts the line says that nothing is to do.
     """

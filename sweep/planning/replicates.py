@@ -173,13 +173,16 @@ class StopOutlook:
 def outlook(
     grid: Grid, cells: Sequence[Cell], store: Store | None, bill: Callable[[Sequence[Cell]], Bill]
 ) -> StopOutlook | None:
-    """Return the stopping rule's outlook; None without a rule. Raises GridError for a contrast without a pair of cells.
+    """Return the stopping rule's outlook; None without a rule.
 
     Args:
         grid: The grid.
         cells: Its cells so far, those of additional seeds included.
         store: Database; None counts as an empty one.
-        bill: Returns the price of the remaining work of given cells; called once with the cells of all possible seeds.
+        bill: Returns the price of the remaining work of given cells; called once, with the cells of all possible seeds.
+
+    Raises:
+        GridError: If the grid has no pair of cells for the rule's contrast.
     """
     if grid.stop is None:
         return None

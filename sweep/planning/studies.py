@@ -71,7 +71,10 @@ class TrialSpace:
         return [self._random_cell(chance) for _ in range(count)]
 
     def _random_cell(self, chance: random.Random) -> Cell:
-        """Return a cell with settings drawn at random from the ranges, or the first corner cell if the draw is not valid."""
+        """Return a cell with randomly drawn settings, or the first corner cell if the draw is not valid.
+
+        A list of levels gives a random level, an interval the point at a random fraction of it.
+        """
         params = {
             path: chance.choice(domain.levels) if isinstance(domain, LevelChoice) else domain.at(chance.random())
             for path, domain in self.search.ranges.items()
@@ -142,7 +145,7 @@ class StudyProgress:
         return study_text.count_standings(self.trials)
 
     def describe(self) -> str:
-        """Return one line: size, sampler and objectives of the search, trials by standing, and the best value so far."""
+        """Return one line: size, sampler and objectives of the search, trials by standing, best value."""
         return study_text.describe_study(self.space.search, self.trials)
 
     def as_json(self) -> dict[str, Any]:

@@ -41,7 +41,10 @@ class Tuning:
 
     @property
     def tuned_grid(self) -> Grid:
-        """A copy of the grid with the best settings so far at each level; levels without a finished trial keep the file's."""
+        """A copy of the grid with the best settings so far at each level.
+
+        Levels without a finished trial keep the settings of the file.
+        """
         return replace(self.grid, tuned={word: trial.params for word, trial in self.best.items()})
 
     def as_option(self, store: Store) -> dict[str, Any]:
