@@ -13,7 +13,10 @@ from ..results.console.completion import Offer, silent
 
 @silent
 def grids(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Return the names of the shipped grids, and the YAML files in the folder that `incomplete` names."""
+    """Return the names of the shipped grids, and the YAML files in the folder that `incomplete` names.
+
+    Names are not filtered by `incomplete`; files come with their folder, sorted. Errors give an empty list.
+    """
     folder = os.path.dirname(incomplete)
     files = sorted(Path(folder).glob("*.y*ml"))
     return [*sorted(path.stem for path in GRIDS.glob("*.yaml")), *(os.path.join(folder, path.name) for path in files)]

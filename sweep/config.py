@@ -25,7 +25,7 @@ from ..model.config import Config, Flag, Float, Int, ModelConfig, knob, parse_fl
 
 
 def knob_outside_id(default: Any, doc: str, *, identity: Any = ..., **limits: Any) -> Any:
-    """Declare a config field that is not part of a cell's id.
+    """Return a pydantic field that is not part of a cell's id.
 
     Such a field is a name, a path, or anything that cannot change trained weights.
 
@@ -41,7 +41,10 @@ def knob_outside_id(default: Any, doc: str, *, identity: Any = ..., **limits: An
 
 
 def _compile_setting(value: Any) -> Any:
-    """Return a switch as a bool, or the word "blocks". Raises ValueError for anything else."""
+    """Return a switch as a bool, or the word "blocks"; texts such as on and off are switches too.
+
+    Raises ValueError for anything else.
+    """
     value = parse_flag(value)
     if not isinstance(value, bool) and value != "blocks":
         raise ValueError(f"must be on, off or blocks, got {value!r}")
@@ -223,7 +226,11 @@ class TrainConfig(Config):
     )
 
     def activations_on(self, *, cuda: bool) -> Literal["bfloat16", "float16", "float32"]:
-        """Return the dtype of activations on that kind of device."""
+        """Return the name of the activations' dtype on CUDA or on the CPU.
+
+        `activations` decides unless it is auto. Otherwise it is float32 on the CPU, float16 on CUDA with precision
+        fp16, and bfloat16 on CUDA with any other precision.
+        """
         if self.activations != "auto":
             return self.activations
         if not cuda:
@@ -232,7 +239,7 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _precision_sets_activations(self) -> TrainConfig:
-        """Refuse an activation type together with a precision that already determines it."""
+        """Raise ValueError for an activation type together with a precision that already determines it."""
         if self.precision != "bf16" and self.activations != "auto":
             raise ValueError(
                 f"precision ({self.precision}) says the type of activations, and activations says {self.activations}; "
@@ -242,7 +249,10 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _batch_divides(self) -> TrainConfig:
-        """Refuse a step that is not a multiple of the micro-batch, and a training without a step after the warm-up."""
+        """Raise ValueError for a batch that micro-batches do not divide, and for a training that is too short.
+
+        There must be at least one step, and at least one after the warm-up.
+        """
         rows = self.seq_len * self.micro_batch
         if self.batch_tokens % rows:
             raise ValueError(
@@ -311,7 +321,7 @@ class EvalConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _move_former_names(cls, values: Any) -> Any:
-        """Return the values with former fields moved into `settings`.
+        """Return the values with former fields moved into `settings`; the input is not changed.
 
         Raises ValueError if both forms are given with different values. Malformed `settings` are returned unchanged,
         for pydantic to report.
@@ -331,7 +341,10 @@ class EvalConfig(Config):
 
     @model_serializer(mode="wrap")
     def _dump_with_former_names(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the section as JSON under former field names, for older code; default samples are left out."""
+        """Return the section's fields for a dump, with settings of MOVED_PROBE_SETTINGS under their former names.
+
+        Older code can read that. Default samples and empty `settings` are left out.
+        """
         dumped: dict[str, Any] = dump(self)
         settings = {probe: dict(own) for probe, own in dumped.pop("settings").items()}
         for name, (probe, field) in MOVED_PROBE_SETTINGS.items():
@@ -380,7 +393,7 @@ class Resources(Config):
 
     @model_validator(mode="after")
     def _gpu_fields_agree(self) -> Resources:
-        """Refuse a GPU share below the minimum, and a GPU type without a GPU."""
+        """Raise ValueError for a GPU share above 0 and below the minimum, and for a GPU type without a GPU."""
         if 0 < self.gpus < MIN_GPUS:
             raise ValueError(f"gpus ({self.gpus}) must be 0, or {MIN_GPUS} to {MAX_GPUS}")
         if self.gpu_type is not None and not self.gpus:
@@ -422,9 +435,10 @@ class CellConfig(Config):
 
 
 def without_identity_defaults(config: CellConfig) -> dict[str, Any]:
-    """Return the config as JSON without fields at their identity default, so that older code can read it.
+    """Return the config as JSON values without fields at their identity default, so that older code can read it.
 
-    A field is left out only while its current default equals the identity default.
+    A field of model, data, train or a part's settings is left out only if its value, its current default and its
+    identity default are equal. Other sections are complete.
     """
     dumped = config.model_dump(mode="json")
     for section, cls in (("model", ModelConfig), ("data", DataConfig), ("train", TrainConfig)):

@@ -32,15 +32,16 @@ class GridError(SweepError):
         allowed: Iterable[str] = (),
         word: str | None = None,
     ) -> None:
-        """Build the message.
+        """Build the one-line message "FILE:LINE: KEY: PROBLEM; allowed: ..." and a suggestion.
 
         Args:
             file: Grid file, or the option that held the value.
             line: Line in the file, from 1; None without one.
             key: Key path as text; "" for the whole file.
             problem: Text of the problem.
-            allowed: Allowed values, which the message lists.
-            word: Word that may be a misspelling of an allowed value; the message suggests the nearest.
+            allowed: Allowed values, which the message lists if there are any.
+            word: Word that may be a misspelling of an allowed value; the message suggests the nearest. None suggests
+                none.
         """
         self.file, self.line, self.key, self.problem = str(file), line, key, problem
         self.allowed = list(allowed)

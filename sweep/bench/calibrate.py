@@ -39,18 +39,20 @@ MAX_STEPS = 60
 
 
 def calibrate_cell(cell: Cell, speed_key: str, machine: TargetMachine, *, tell: Callable[[str], None]) -> Calibration:
-    """Return the calibration of a cell on this machine.
+    """Return the calibration of a cell, timed on this machine; it is not stored.
 
-    A cell that compiles is timed in a subprocess, after another subprocess has filled the compiler's cache.
+    A cell that compiles is timed in a subprocess, after another subprocess has filled the compiler's cache. On the CPU,
+    the number of torch threads of this process is set to the cell's cores.
 
     Args:
         cell: The cell.
-        speed_key: Key of cells of equal speed, as `SpeedClasses` returns it.
+        speed_key: Key of cells of equal speed, as `SpeedClasses.key` returns it.
         machine: Machine that is priced, which must be this one.
         tell: Called with a line of progress at the end.
 
     Raises:
-        MachineError: If the cell needs a GPU that is missing or differs from `machine`, or does not fit into memory.
+        MachineError: If the cell needs a GPU that is missing or differs from `machine`, does not fit into memory, or
+            its subprocess dies.
     """
     config = cell.config
     device = choose_device(1 if config.resources.gpus else 0)
@@ -88,14 +90,15 @@ def does_compile(cell: Cell, device: torch.device) -> bool:
 
 
 def run_in_subprocess(description: str, function: Callable[..., Any], *args: Any) -> Any:
-    """Run a module-level function in a fresh process and return its result, or raise its exception.
+    """Run a module-level function in a fresh process, wait for it, and return its result or raise its exception.
 
-    Ctrl-C reaches only this process, which then ends the other.
+    An exception that cannot be pickled arrives as MachineError. Ctrl-C reaches only this process, which then ends the
+    other. Call it from the main thread, since signals are blocked for a moment.
 
     Args:
         description: Name of the process in error messages.
-        function: Function that can be pickled.
-        args: Its arguments.
+        function: Function that can be pickled, with a result that can be.
+        args: Its arguments, which can be pickled.
 
     Raises:
         MachineError: If the process ends without a result.
@@ -143,7 +146,7 @@ def _send_result(channel: Connection, parent: int, function: Callable[..., Any],
 
 
 def _shortened_cell(cell: Cell) -> Cell:
-    """Return the cell with at most MAX_MICRO_BATCHES micro-batches per step."""
+    """Return the cell with at most MAX_MICRO_BATCHES micro-batches per step; id and slug are unchanged."""
     train = cell.config.train
     micro_batches = min(train.accumulation, MAX_MICRO_BATCHES)
     shorter = train.model_copy(update={"batch_tokens": micro_batches * train.micro_batch * train.seq_len})
@@ -151,7 +154,10 @@ def _shortened_cell(cell: Cell) -> Cell:
 
 
 def _warmed_up(short: Cell, device: torch.device) -> TimedCell:
-    """Return the cell after its first steps; loads its plugins into this process."""
+    """Return the cell after its first steps; loads its plugins into this process.
+
+    Deterministic cells set CUBLAS_WORKSPACE_CONFIG in the environment.
+    """
     for plugin in short.config.plugins:
         load_plugin(Path(plugin.path), plugin.sha256)
     if device.type == "cuda":
@@ -169,6 +175,9 @@ def _time_cell(
     cell: Cell, short: Cell, speed_key: str, device_name: str, device: torch.device, import_s: float
 ) -> Calibration:
     """Return the calibration of a cell from timed steps of its shortened form.
+
+    `step_s`, `low_s` and `high_s` are median, fastest and slowest step, extrapolated to the full number of
+    micro-batches.
 
     Args:
         cell: The cell.
@@ -210,7 +219,10 @@ def _time_cell(
 
 @torch.no_grad()
 def _validation_token_seconds(runner: TimedCell) -> float:
-    """Return the seconds per token of a validation's forward pass: the median of three timed passes."""
+    """Return the seconds per token of a validation's forward pass, losses included.
+
+    It is the median of three timed passes after an untimed one, over rows of training length up to `eval.chunk_tokens`.
+    """
     config, times_s = runner.cell.config, list[float]()
     length, chunk = config.train.seq_len, config.eval.chunk_tokens
     rows = max(1, chunk // length)
@@ -227,7 +239,7 @@ def _validation_token_seconds(runner: TimedCell) -> float:
 
 @functools.cache
 def import_seconds() -> float:
-    """Return the seconds that a new process takes to import an attempt's modules; measured once."""
+    """Return the wall seconds of a new Python process that imports an attempt's modules; measured once, then cached."""
     began = time.perf_counter()
     subprocess.run(
         [sys.executable, "-c", "import atma_sweep.sweep.attempt.cell_runner"], check=True, capture_output=True

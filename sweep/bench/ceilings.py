@@ -33,7 +33,7 @@ class Timing(NamedTuple):
 
 
 def ceilings(device: torch.device) -> Ceilings:
-    """Measure both limits of the device; takes about half a second and 9 GB."""
+    """Measure both limits of a CUDA device; takes about half a second and 9 GB."""
     a, b = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
     source = torch.empty(2**32, device=device, dtype=torch.uint8).random_()
     target = torch.empty_like(source)
@@ -47,7 +47,7 @@ def ceilings(device: torch.device) -> Ceilings:
 def as_cuda_graph(call: Callable[[], object]) -> Callable[[], object]:
     """Return a function that replays the call as a CUDA graph: the same device work without the host's share.
 
-    The call runs twice first.
+    The call runs twice first and is then captured, so its tensors must stay in place. The function returns nothing.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -62,12 +62,14 @@ def as_cuda_graph(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def time_interleaved(calls: Mapping[str, Callable[[], object]], *, rounds: int, repeat: int = 1) -> dict[str, Timing]:
-    """Return name -> milliseconds per call, the calls taking turns so that a warmer chip favours none.
+    """Return name -> milliseconds per call (median, smallest and largest round), the calls taking turns.
+
+    Taking turns means that a warmer chip favours none. Times are of CUDA events on the current device.
 
     Args:
         calls: Name -> call; each runs once untimed first.
-        rounds: Number of timed rounds.
-        repeat: Calls that are timed together, so that the host is far enough ahead.
+        rounds: Number of timed rounds, at least 1.
+        repeat: Calls that are timed together, so that the host is far enough ahead; a time is their mean.
     """
     for call in calls.values():
         call()

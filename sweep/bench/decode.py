@@ -70,11 +70,12 @@ def run(
 ) -> tuple[Ceilings, list[DecodeRow]]:
     """Time decoding of every cell, with random weights, at every batch size and context length.
 
-    The contents of a context do not affect the time, so no tokens are read in.
+    The contents of a context do not affect the time, so no tokens are read in. A size that does not fit gets a row with
+    `unfit` and without times.
 
     Args:
         cells: Cells to time.
-        device: Device; limits are measured on CUDA only.
+        device: Device; limits are measured on CUDA only, elsewhere they are 1.0 and without meaning.
         batches: Numbers of texts.
         contexts: Tokens of each text before the first step.
         rounds: Timed rounds per size.
@@ -84,7 +85,7 @@ def run(
         tell: Called with a line per row.
 
     Returns:
-        The device's limits, and the rows.
+        (Limits of the device, rows). Rows are ordered by cell, context, number of texts and kind of attention.
     """
     if dense is None:
         dense = single_token.DENSE if device.type == "cuda" else {}
@@ -108,7 +109,19 @@ def run(
 def _fill_row(
     row: DecodeRow, model: Backbone, backend: SDPBackend | None, rounds: int, steps: int, limits: Ceilings
 ) -> None:
-    """Time the row's size with the network's own attention or a backend of torch, or set `unfit` if it does not fit."""
+    """Time the row's size and set its fields in place, or set `unfit` if it does not fit.
+
+    Memory that does not suffice sets `unfit`, and so does any RuntimeError of a backend of torch; one of the network's
+    own attention is raised.
+
+    Args:
+        row: Row with cell, size and attention set.
+        model: The network, cast for decoding.
+        backend: Backend of torch over dense keys; None for the network's own attention.
+        rounds: Timed rounds.
+        steps: Steps per round.
+        limits: Limits of the device, for the roof.
+    """
     tokens, on_gpu = row.context + steps, model.device.type == "cuda"
     try:
         with nullcontext() if backend is None else single_token.dense_network(row.context, backend):
@@ -125,7 +138,11 @@ def _fill_row(
 
 
 def _time_row(row: DecodeRow, paged: PagedDecoder, rounds: int, steps: int, limits: Ceilings) -> None:
-    """Set the row's times and bytes from timed steps."""
+    """Set the row's times, rates and bytes in place from timed steps, after an untimed round.
+
+    Rates count the tokens of all texts per second: median, smallest and largest over the rounds. The network's own
+    attention is timed compiled with CUDA graphs, with graphs alone, and with neither; torch's only in the first mode.
+    """
     texts, context = row.texts, row.context
     device = paged.model.device
     slot, _ = paged.begin(torch.zeros(1, dtype=torch.int64))  # allocates the pools
@@ -134,7 +151,7 @@ def _time_row(row: DecodeRow, paged: PagedDecoder, rounds: int, steps: int, limi
     tokens_B = torch.zeros(texts, dtype=torch.int64, device=device)
 
     def seconds(graphs: bool, compiled: bool) -> tuple[float, float]:
-        """Return seconds per step, and the host's share of them, starting from `context` tokens."""
+        """Return (seconds per step, seconds per step until the host had queued it), starting from `context` tokens."""
         paged.allocator.truncate(slots, context)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -175,7 +192,10 @@ def _progress_line(row: DecodeRow) -> str:
 
 
 def table(limits: Ceilings, rows: Sequence[DecodeRow]) -> str:
-    """Return the rows as a Markdown table, with notes below."""
+    """Return the rows as a Markdown table, one line per row, with the limits above and notes below.
+
+    A row that does not fit has the reason in place of its rate.
+    """
     lines = [
         limits.line,
         "",

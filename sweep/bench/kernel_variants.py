@@ -39,14 +39,14 @@ GLUON = "gluon"
 
 
 def forgetting(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTH: Tensor, *, backend: str) -> Tensor:
-    """Return forgetting attention [B, T, H, X] with gates sigmoid(logit).
+    """Return forgetting attention [B, T, H, X] with gates sigmoid(logit), in the dtype of the backend's result.
 
     Args:
         q_BTHX: Queries.
         k_BTJX: Keys.
         v_BTJX: Values.
-        logit_BTH: Logits of the forget gates.
-        backend: A backend of this package, or "fla".
+        logit_BTH: Logits of the forget gates, cast to float32.
+        backend: A backend of this package, or "fla", which must be installed.
     """
     log_gate = functional.logsigmoid(logit_BTH.float())
     if backend != FLA:
@@ -93,7 +93,10 @@ Gated = Callable[..., Tensor]
 def gated_available(
     op: Gated, device: torch.device, head_dim: int, *, gates_tied: bool = False, without_fla: str | None = None
 ) -> dict[str, str | None]:
-    """Return backend -> reason to leave it out, None if its result and gradients are close to torch's in float32.
+    """Return backend -> reason to leave it out; None means that it is usable.
+
+    Keys are "gluon", "triton" and "fla". Triton and fla are usable if a self-test finds result and gradients in bf16
+    close to torch's in float32; "gluon" if it is the backend that the op chooses on this device.
 
     Args:
         op: `forgetting` or `wall`.
@@ -123,7 +126,18 @@ def gated_available(
 def gated_error(
     op: Gated, device: torch.device, head_dim: int, gates_tied: bool, backend: str, *, seed: int = 0
 ) -> float:
-    """Return the largest relative error of result and gradients in bf16, against "torch" in float32; cached."""
+    """Return the largest relative error of result and gradients in bf16, against "torch" in float32; cached.
+
+    Inputs are random, of 1 row of 131 tokens with 2 query heads and 1 KV head. The loss is the sum of result x queries.
+
+    Args:
+        op: `forgetting` or `wall`.
+        device: Device to test on.
+        head_dim: Head size.
+        gates_tied: True if wall's gates are per KV head.
+        backend: Backend to test.
+        seed: Seed of the inputs.
+    """
     draw = torch.Generator().manual_seed(seed)
     shapes: list[tuple[int, ...]] = [(1, 131, heads, head_dim) for heads in (2, 1, 1)]
     shapes.append((1, 131, 2) if op is forgetting else (1, 131, 1 if gates_tied else 2, head_dim))
@@ -151,7 +165,10 @@ TRITON, TORCH, COMPILED = "triton", "torch", "torch, compiled"
 
 
 def memory_rates(op: str, heads: int, size: int) -> list[tuple[int, ...]]:
-    """Return the shapes of the op's rates after [B, T]."""
+    """Return the shapes, after [B, T], of the logits that a memory op takes besides q, k and v, in order.
+
+    `op` is one of MEMORY_OPS (KeyError otherwise), `size` the head size.
+    """
     shapes: dict[str, list[tuple[int, ...]]] = {
         "deltanet": [(heads,)],
         "kda": [(heads, size), (heads,)],
@@ -162,9 +179,15 @@ def memory_rates(op: str, heads: int, size: int) -> list[tuple[int, ...]]:
 
 
 def memory_variants(op: str, device: torch.device, size: int) -> dict[str, Callable[..., Any]]:
-    """Return name -> variant of a memory op: kernels and references of this package, and of fla if available.
+    """Return name -> variant of a memory op, as a function of q, k, v and the logits of `memory_rates`.
 
-    The variants of "deltanet" leave out torch's reference.
+    "deltanet" has each available backend but "torch"; "kda" the chosen backend and "torch". "omega" and "atlas" have
+    "triton" if it is chosen, then torch's operations twice: as "torch, compiled" and as "torch".
+
+    Args:
+        op: One of MEMORY_OPS.
+        device: Device on which the variants will run.
+        size: Head size.
     """
     if op == "deltanet":
         names = gated_delta.available(device, torch.bfloat16, size)
@@ -217,7 +240,10 @@ def _bind_backend(backend: str, function: Callable[..., Tensor]) -> Callable[...
 
 
 def _omega_variant(op: str) -> tuple[OmegaConfig, OrthogonalMode, bool, Callable[..., Tensor]]:
-    """Return (default config, treatment of the update, True if it has a momentum, function of backend and inputs)."""
+    """Return (default config, orthogonalisation of the update, has momentum, function of backend and inputs).
+
+    `op` is "omega"; any other text gives atlas.
+    """
     if op == "omega":
         return OMEGA, "none", False, _omega
     return ATLAS, ATLAS.orthogonal, True, _atlas
@@ -239,7 +265,10 @@ def _atlas(
     weight_logit: Tensor,
     momentum_logit: Tensor,
 ) -> Tensor:
-    """Return the values read from an atlas memory that starts empty; arguments as `_run_omega`, momentum as logits."""
+    """Return the values [B, T, H, X] read from an atlas memory that starts empty.
+
+    Arguments as `_run_omega` with the default settings; the momentum comes as logits [B, T, H].
+    """
     slow = functional.logsigmoid(momentum_logit.float() + ATLAS.momentum_offset)
     return _run_omega(ATLAS, ATLAS.orthogonal, backend, q, k, v, keep_logit, step_logit, weight_logit, slow)
 
@@ -287,7 +316,13 @@ SQUARES = 7
 
 
 def peak_bytes(b: int, h: int, t: int) -> int:
-    """Return an upper bound on the bytes that eager polar attention allocates in a forward and backward pass."""
+    """Return an upper bound on the bytes that eager polar attention allocates in a forward and backward pass.
+
+    Args:
+        b: Batch size.
+        h: Query heads.
+        t: Tokens per row.
+    """
     return SQUARES * 4 * b * h * t * t
 
 

@@ -57,7 +57,10 @@ CASE_LIMIT_S = 240.0
 
 @dataclass
 class Case:
-    """An op at one size. A variant maps the inputs to the tensors of which the loss is taken."""
+    """An op at one size, with the variants to time.
+
+    A variant maps the inputs to the tensors of which the loss is taken.
+    """
 
     op: str
     size: str
@@ -77,7 +80,10 @@ class Case:
     """Variants that use only the first three inputs: q, k and v."""
 
     def compiled(self) -> dict[str, Callable[..., Any]]:
-        """Return name -> variant as the model calls it, compiled unless in `eager`; resets the compiler."""
+        """Return name -> variant as the model calls it, compiled unless its name is in `eager`.
+
+        Compilation takes place at the first call, as one graph with static shapes. Resets the compiler of the process.
+        """
         torch.compiler.reset()  # else each size of an op would count as a recompilation
         return {
             name: call if name in self.eager else torch.compile(call, fullgraph=True, dynamic=False)
@@ -106,19 +112,22 @@ class KernelRow:
 
 
 def check_ops(selected: Sequence[str]) -> None:
-    """Raise SweepError for a name that is not in OPS."""
+    """Raise SweepError for the first name that is not in OPS."""
     for name in selected:
         if name not in OPS:
             raise SweepError(f"no kernel {name!r} is timed; {choices_hint(name, OPS)}")
 
 
 def cases(selected: Sequence[str], device: torch.device, *, without_fla: str | None = None) -> Iterator[Case]:
-    """Yield the cases of the selected ops; all for an empty selection.
+    """Yield the cases of the selected ops, in a fixed order; all for an empty selection.
+
+    Inputs are made later, by `Case.inputs`; self-tests of backends run on the way, for some ops for minutes.
 
     Args:
-        selected: Names of ops.
+        selected: Names of ops; unknown ones are ignored.
         device: Device of the inputs.
-        without_fla: Reason to leave out the kernels of flash-linear-attention in gated attention; None includes them.
+        without_fla: Reason to leave out the kernels of flash-linear-attention in gated attention, which the size then
+            mentions; None includes them.
     """
     for case in _all_cases(device, selected, without_fla):
         if not selected or case.op in selected:
@@ -133,11 +142,12 @@ def run(
     Args:
         selected: Names of ops; all if empty.
         device: A CUDA device.
-        rounds: Timed rounds per case.
-        tell: Called with lines of progress.
+        rounds: Timed rounds per case, of three calls each.
+        tell: Called with lines of progress, some of which hold several table rows.
 
     Returns:
-        The device's limits, and a row per variant and case.
+        (Limits of the device, rows). There is a row per variant and case: those of this process first, then those of
+        FOREIGN.
     """
     limits = ceilings(device)
     rows: list[KernelRow] = []
@@ -151,7 +161,10 @@ def run(
 
 
 def timed_case(case: Case, limits: Ceilings, rounds: int, tell: Callable[[str], None]) -> list[KernelRow]:
-    """Time one case and report its rows; a line is reported before, since half a minute may pass."""
+    """Time one case and return its rows, one per variant; empties the CUDA cache at the end.
+
+    A line is reported before, since half a minute may pass, and the rows after, as lines of the table.
+    """
     tell(f"{case.op}, {case.size}: compiling and timing {', '.join(case.variants)}")
     rows = _rows(case, limits, rounds)
     tell("\n".join(map(_line, rows)))
@@ -162,9 +175,17 @@ def timed_case(case: Case, limits: Ceilings, rounds: int, tell: Callable[[str], 
 def _foreign_rows(
     op: str, device: torch.device, limits: Ceilings, rounds: int, tell: Callable[[str], None]
 ) -> list[KernelRow]:
-    """Return the rows of an op of FOREIGN, timed in a child process.
+    """Return the rows of an op of FOREIGN, timed in a child process with CASE_LIMIT_S seconds per case.
 
-    Cases that the child does not finish in time are timed in this process without flash-linear-attention.
+    If the child fails or exceeds the limit, the cases that it has not finished are timed in this process, without
+    flash-linear-attention.
+
+    Args:
+        op: Name of the op.
+        device: A CUDA device.
+        limits: Limits of the device, handed to the child.
+        rounds: Timed rounds per case.
+        tell: Called with lines of progress of this process; the child reports to standard error.
     """
     torch.cuda.empty_cache()
     finished, reason = rows_of_child(
@@ -182,6 +203,8 @@ def _foreign_rows(
 def print_rows(op: str, device: str, rounds: str, flops: str, bytes_per_s: str) -> None:
     """Time an op and print the rows of each case as one line of JSON; the body of a child process.
 
+    A line is a list of mappings with the fields of KernelRow. Progress goes to standard error.
+
     Args:
         op: Name of the op.
         device: Name of the device.
@@ -196,7 +219,10 @@ def print_rows(op: str, device: str, rounds: str, flops: str, bytes_per_s: str) 
 
 
 def table(limits: Ceilings, rows: Sequence[KernelRow]) -> str:
-    """Return the rows as a Markdown table below the limits."""
+    """Return the rows as a Markdown table, one line per variant of a case, below the limits.
+
+    Times are in milliseconds, peak memory in MiB; cells without a value are empty.
+    """
     head = [
         limits.line,
         "",
@@ -207,7 +233,7 @@ def table(limits: Ceilings, rows: Sequence[KernelRow]) -> str:
 
 
 def _line(row: KernelRow) -> str:
-    """Return a row of the Markdown table."""
+    """Return a row as a line of the Markdown table, with empty cells for missing values."""
 
     def number(value: float | None, form: str) -> str:
         return "" if value is None else format(value, form)
@@ -221,10 +247,12 @@ def _line(row: KernelRow) -> str:
 
 
 def _rows(case: Case, limits: Ceilings, rounds: int) -> list[KernelRow]:
-    """Return the rows of a case: times and peak memory of each variant.
+    """Return the rows of a case, one per variant in the order of the case: times and peak memory.
 
-    Forward and backward are timed together if any input has a gradient. Shares are of the time that the measured limits
-    allow.
+    Forward and backward are timed together if any input has a gradient. A share is the time that the measured limits
+    allow over the median time. The allowed time is the longer of FLOPs and bytes; with the backward pass it is
+    multiplied by 1 + `backward`. `to_rival` is the median time over the rival's, with backward if that is timed. Runs
+    on CUDA.
     """
     inputs, variants = case.inputs(), case.compiled()
     differentiable = [x for x in inputs if x.requires_grad]
@@ -278,9 +306,9 @@ def _rows(case: Case, limits: Ceilings, rounds: int) -> list[KernelRow]:
 
 
 def _time_calls(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
-    """Return name -> milliseconds per call.
+    """Return name -> milliseconds per call, the calls taking turns in each round.
 
-    All calls are replayed as CUDA graphs, except naive and eager variants: a graph would hold their memory twice.
+    All calls are replayed as CUDA graphs, except those named NAIVE or EAGER: a graph would hold their memory twice.
     """
     # a graph would hold the memory of eager variants twice; their operations are long enough to hide the host
     ready = {name: call if name in (NAIVE, EAGER) else as_cuda_graph(call) for name, call in calls.items()}
@@ -288,7 +316,7 @@ def _time_calls(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str
 
 
 def _peak_bytes(call: Callable[[], object]) -> int:
-    """Return the most bytes that a second run of the call allocates."""
+    """Return the most bytes that a second run of the call holds in addition to those allocated before it."""
     call()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -303,7 +331,10 @@ def _tuple(x: Any) -> tuple[Tensor, ...]:
 
 
 def _all_cases(device: torch.device, selected: Sequence[str], without_fla: str | None) -> Iterator[Case]:
-    """Yield the cases of all ops; those of ops outside `selected` are skipped only where making them is slow."""
+    """Yield the cases of all ops in a fixed order.
+
+    Cases outside `selected` are skipped only where making them is slow.
+    """
     random = _Inputs(device)
     for b, t, window, grad in (
         (16, 2048, None, True), (16, 2048, 1024, True), (1, 16384, None, True), (1, 16384, 1024, True),
@@ -349,7 +380,10 @@ def _with_backend(function: Callable[..., Any], backend: str, **options: Any) ->
 
 
 def _attention(random: _Inputs, b: int, t: int, window: int | None, grad: bool) -> Iterator[Case]:
-    """Yield the cases of polar and of softmax attention.
+    """Yield the case of polar attention, then that of softmax attention, at one size.
+
+    Variants are the available backends (torch's up to 16,384 tokens) and the eager one if it fits into the GPU's
+    memory. Softmax has one variant: cuDNN, or with a window this package's kernels.
 
     Args:
         random: Source of the inputs.
@@ -382,7 +416,10 @@ def _attention(random: _Inputs, b: int, t: int, window: int | None, grad: bool) 
 
 
 def _eager_unfit_reason(device: torch.device, b: int, t: int) -> str | None:
-    """Return why the complete T x T matrix does not fit into the GPU's memory; None if it does or on the CPU."""
+    """Return why the complete T x T matrices do not fit into the GPU's total memory.
+
+    None if they do, or on the CPU.
+    """
     if device.type != "cuda":
         return None
     needed, free = kernel_variants.peak_bytes(b, H, t), torch.cuda.get_device_properties(device).total_memory
@@ -392,9 +429,16 @@ def _eager_unfit_reason(device: torch.device, b: int, t: int) -> str | None:
 def _gated_attention(
     random: _Inputs, b: int, t: int, selected: Sequence[str], without_fla: str | None
 ) -> Iterator[Case]:
-    """Yield the cases of attention with gates or biases, by each backend that passes its self-test.
+    """Yield a case per selected attention op with gates or biases, with the backends that pass their self-test.
 
     Ops without an implementation in flash-linear-attention are compared with torch's operations.
+
+    Args:
+        random: Source of the inputs.
+        b: Batch size.
+        t: Tokens per row.
+        selected: Names of ops; others are skipped before their self-test. Empty selects all.
+        without_fla: Reason to leave out flash-linear-attention; None tests it, which may take minutes.
     """
     own_only: dict[kernel_variants.Gated, Callable[[], BackendChoice]] = {
         kernel_variants.threshold: lambda: threshold.choose_backend(random.device, torch.bfloat16, D),
@@ -459,7 +503,10 @@ def _with_softmax_baseline(
 
 
 def _gated_delta(random: _Inputs) -> Case:
-    """Return the case of the gated delta rule by each backend."""
+    """Return the case of the gated delta rule by each available backend except "torch".
+
+    The rival is "fla" if available.
+    """
 
     def inputs() -> list[Tensor]:
         gates = [torch.randn(16, 2048, H, device=random.device) for _ in range(2)]
@@ -483,7 +530,10 @@ def _gated_delta(random: _Inputs) -> Case:
 
 
 def _memory(random: _Inputs, op: str) -> Case:
-    """Return the case of a memory op: by flash-linear-attention if available, and by torch, compiled or one by one."""
+    """Return the case of a memory op, with the variants of `kernel_variants.memory_variants`.
+
+    The rival is "fla" if available, else "torch" if it is a variant.
+    """
 
     def inputs() -> list[Tensor]:
         logits = [
@@ -498,7 +548,7 @@ def _memory(random: _Inputs, op: str) -> Case:
 
 
 def _convolutions(random: _Inputs) -> Iterator[Case]:
-    """Yield the cases of the gated convolution and of Canon."""
+    """Yield the case of the gated convolution, then that of Canon: Triton kernels against compiled torch."""
     for op, function, shape, filters, moved, backward in (
         ("gated_conv", conv.gated_causal_conv, (16, 2048, 3 * WIDTH), (WIDTH, 3), 8 * TOKENS * WIDTH, 1.75),
         ("canon", lambda x, w, backend: conv.canon(x, w, norm=True, backend=backend), (16, 2048, H, D), (H * D, 4),
@@ -513,7 +563,7 @@ def _convolutions(random: _Inputs) -> Iterator[Case]:
 
 
 def _cross_entropy(random: _Inputs) -> Case:
-    """Return the case of the fused linear layer and cross-entropy."""
+    """Return the case of the fused linear layer and cross-entropy (capped logits, summed), Triton against torch."""
 
     def inputs() -> list[Tensor]:
         w = torch.randn(VOCABULARY, WIDTH, device=random.device) / 32
@@ -531,7 +581,7 @@ def _cross_entropy(random: _Inputs) -> Case:
 
 
 def _polar_distractor(random: _Inputs) -> Case:
-    """Return the case of polar attention's distractor loss."""
+    """Return the case of polar attention's distractor loss, Triton against torch; the keys have no gradient."""
 
     def inputs() -> list[Tensor]:
         return [random.normal(16, 2048, H, D), random.normal(16, 2048, J, D, grad=False), *random.per_head()[:3]]
@@ -545,7 +595,7 @@ def _polar_distractor(random: _Inputs) -> Case:
 
 
 def _fp8_linear(random: _Inputs, inputs: int, outputs: int) -> Case:
-    """Return the case of a norm and a projection, in bf16 and, if available, fp8.
+    """Return the case of a norm and a projection, in bf16 and, if available, fp8; the size gives the reason if not.
 
     The norm belongs to the case because its kernel also casts to 8 bits.
 
@@ -574,7 +624,16 @@ def _fp8_linear(random: _Inputs, inputs: int, outputs: int) -> Case:
 
 
 def _decode_step(random: _Inputs, b: int, tokens: int) -> Case:
-    """Return the case of one decoding step, forward only; its bytes are the keys and values of `b` texts."""
+    """Return the case of one decoding step of attention, forward only.
+
+    Variants are polar and softmax attention over pages, and torch's backends over dense keys where they support it. The
+    bytes moved are the keys and values of `b` texts.
+
+    Args:
+        random: Source of the inputs.
+        b: Number of texts.
+        tokens: Tokens of each text.
+    """
 
     def inputs() -> list[Tensor]:
         pools = [random.normal(-(-tokens // PAGE) * b, PAGE, J, D, grad=False) for _ in range(2)]

@@ -74,7 +74,10 @@ class PackingResult:
 
 @dataclass
 class PhaseTimer:
-    """Listener of a supervisor that records when each attempt is first seen in a phase; it is polled every 0.2 s."""
+    """Listener of a supervisor that records when each attempt is first seen in a phase; it is polled every 0.2 s.
+
+    Keys of its mappings are attempt ids, values seconds of the monotonic clock.
+    """
 
     tell: Callable[[str], None]
     began: dict[int, float] = field(default_factory=dict)
@@ -91,7 +94,7 @@ class PhaseTimer:
         self.began[attempt.id] = time.monotonic()
 
     def running(self, attempts: Sequence[Attempt]) -> None:
-        """Record the first sight of each phase."""
+        """Record the first sight of each phase; a later phase counts as sight of the earlier ones."""
         now = time.monotonic()
         for attempt in attempts:
             if attempt.phase in ("training", "probing"):
@@ -102,7 +105,7 @@ class PhaseTimer:
                 self.probed.setdefault(attempt.id, now)
 
     def ended(self, task: Task, attempt: Attempt) -> None:
-        """Record the end and its cause, and report it."""
+        """Record the end of an attempt and, unless it is done, its cause; report it with its duration in seconds."""
         self.over[attempt.id] = time.monotonic()
         self.ends[attempt.state] += 1
         if attempt.state != "done":
@@ -126,7 +129,10 @@ class _LimitedExecutor(LocalExecutor):
 
 
 def parse_attempts(text: str) -> list[int]:
-    """Return the sorted, distinct numbers of simultaneous attempts of `--attempts`. Raises SweepError."""
+    """Return the sorted, distinct numbers of simultaneous attempts of `--attempts`, such as "1,2,4".
+
+    Raises SweepError for anything but whole numbers from 1 up with commas between.
+    """
     numbers = [int(word) for word in text.replace(" ", "").split(",") if word.isdecimal() and int(word)]
     if len(numbers) != text.count(",") + 1:
         raise SweepError(f"--attempts {text}: give whole numbers from 1 up with commas between, as in 1,2,4")
@@ -149,7 +155,9 @@ def check(attempts: Sequence[int], cells: Sequence[Cell]) -> None:
 
 
 def load(grid: str, sets: Sequence[str], only: Sequence[str], attempts: int, runs: Path) -> tuple[Grid, list[Cell]]:
-    """Return the grid and its selected cells; cells that use a GPU get an equal share for each attempt.
+    """Return the grid, renamed to "bench", and its selected cells; their text is prepared if necessary.
+
+    If any cell uses a GPU and there are several attempts, every cell gets 1 / attempts of a GPU.
 
     Args:
         grid: Path or name of the grid.
@@ -157,6 +165,10 @@ def load(grid: str, sets: Sequence[str], only: Sequence[str], attempts: int, run
         only: Filters of `--only`; empty selects all.
         attempts: Number of simultaneous attempts.
         runs: Folder of the runs, with the prepared corpora.
+
+    Raises:
+        GridError: If the grid is not valid, or a study.
+        MachineError: If text would have to be downloaded.
     """
     loaded, cells = _expanded(grid, sets, runs)
     gpu_shares = {cell.config.resources.gpus for cell in cells}
@@ -183,21 +195,26 @@ def run(
     prepared: Path | None = None,
     tell: Callable[[str], None] = print,
 ) -> PackingResult:
-    """Train the cells once per number of simultaneous attempts and return the results.
+    """Train the cells once per number of simultaneous attempts, from scratch, and return the results.
+
+    Blocks until all are done. Writes to `folder` a database N.db and a folder runs-N per number N of attempts.
 
     Args:
         grid: Path or name of the grid.
-        attempts: Numbers of simultaneous attempts.
+        attempts: Numbers of simultaneous attempts, at least one.
         folder: Empty folder for databases and runs.
         sets: Overrides of `--set`.
         only: Filters of `--only`.
-        prepared: Folder of prepared corpora to use; None prepares them under `folder`.
+        prepared: Folder of prepared corpora to use, to which missing ones are added; None takes one under `folder`.
         tell: Called with lines of progress.
 
+    Returns:
+        The results, with a row per number of attempts in the order given.
+
     Raises:
-        SweepError: If a cell does not finish.
+        SweepError: If a cell does not finish, or the machine has too few cores.
         GridError: If the grid is not valid, or a study.
-        MachineError: If the cells do not fit on the machine.
+        MachineError: If the cells do not fit on the machine, or text would have to be downloaded.
     """
     corpora_of = prepared or folder / "corpora"
     corpora_of.mkdir(parents=True, exist_ok=True)
@@ -220,9 +237,9 @@ def run(
 def _measured(
     store: Store, grid: Grid, cells: Sequence[Cell], attempts_at_once: int, runs: Path, tell: Callable[[str], None]
 ) -> PackingRow:
-    """Return the row of one number of attempts, training the cells in `store`.
+    """Return the row of one number of attempts, training the cells in `store`; blocks until they are done.
 
-    Raises SweepError if a cell does not finish.
+    The sweep's lease is claimed and released again. Raises SweepError if a cell does not finish.
     """
     request = launch.LaunchRequest(grid=grid, cells=list(cells), runs=runs, executor="local")
     watch = PhaseTimer(tell)
@@ -244,7 +261,14 @@ def _measured(
 def packing_row(store: Store, cells: Sequence[Cell], attempts_at_once: int, watch: PhaseTimer) -> PackingRow:
     """Return the row of one number of attempts from the recorded times and curves.
 
-    A phase that was too short to be seen has length 0.
+    Phases are means over the attempts in seconds, the row's `seconds` reach from the first start to the last end. A
+    phase that was too short to be seen has length 0.
+
+    Args:
+        store: Database with the curves of the attempts.
+        cells: The cells, all of which have finished; their tokens give the rate.
+        attempts_at_once: Number of simultaneous attempts.
+        watch: Recorded times of at least one attempt.
     """
     seconds = max(watch.over.values()) - min(watch.began.values())
     tokens = sum(cell.config.train.steps * cell.config.train.batch_tokens for cell in cells)
@@ -270,7 +294,10 @@ def packing_row(store: Store, cells: Sequence[Cell], attempts_at_once: int, watc
 
 
 def mps_runs() -> bool:
-    """Return True if an MPS daemon of NVIDIA runs that new processes would use."""
+    """Return True if an MPS daemon of NVIDIA runs that new processes would use.
+
+    With CUDA_MPS_PIPE_DIRECTORY set, its control pipe decides; otherwise the names of the machine's processes do.
+    """
     if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
         return (Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]) / "control").exists()
     names = {process.info["name"] for process in psutil.process_iter(["name"])}
@@ -278,7 +305,7 @@ def mps_runs() -> bool:
 
 
 def table(result: PackingResult) -> str:
-    """Return the rows as a Markdown table; the number of attempts with the most tokens per second is bold."""
+    """Return the rows as a Markdown table with a note below; the row with the most tokens per second is bold."""
     best = max(result.rows, key=lambda row: row.tokens_per_s)
     heads = "attempts at once|cells|seconds|tokens/s|cells/h|to the first step, s|steps, s|validation, s|probes, s|idle, s".split(
         "|"

@@ -32,12 +32,12 @@ def run_and_report(
 ) -> None:
     """Run a benchmark on the current GPU, then print and write its numbers.
 
-    Progress goes to standard error, the table or JSON to standard output.
+    Progress goes to standard error, the table or JSON to standard output. The JSON file is written last.
 
     Args:
-        benchmark: Module with `table`.
+        benchmark: Module whose `table` takes ceilings and rows.
         run: Takes the device and a function for progress; returns (ceilings, rows).
-        out: JSON file; None writes none, and standard output replaces the table.
+        out: JSON file; None writes none. Standard output ("-") gets the JSON in place of the table.
         as_json: True prints JSON instead of the table.
 
     Raises:
@@ -58,7 +58,17 @@ def report_rows(benchmark: Any, rows: Any, out: Path | None, as_json: bool) -> N
 def _write_report(
     environment: dict[str, object], benchmark: Any, measured: Sequence[Any], out: Path | None, as_json: bool
 ) -> None:
-    """Print the table or JSON, then write the file, so that a failing write loses no measurement."""
+    """Print the table or JSON, then write the file, so that a failing write loses no measurement.
+
+    JSON holds the facts of the environment and the keys of `as_dict`.
+
+    Args:
+        environment: Facts, as `environment_facts` returns them.
+        benchmark: Module whose `table` takes `measured`.
+        measured: (Ceilings, rows), or rows alone.
+        out: JSON file; None writes none.
+        as_json: True prints JSON instead of the table.
+    """
     json_text = json.dumps({**environment, **as_dict(*measured)}, indent=1)
     # printed first, so that a failing write loses no measurement
     if not is_stdout(out):
@@ -68,7 +78,9 @@ def _write_report(
 
 
 def as_dict(*measured: Any) -> dict[str, Any]:
-    """Return a benchmark's result as JSON values.
+    """Return a benchmark's result as JSON values: "ceilings", if there are any, and "rows".
+
+    A dataclass in place of the rows gives its own fields instead.
 
     Args:
         measured: Ceilings and rows, rows alone, or a dataclass that holds rows.
@@ -80,14 +92,21 @@ def as_dict(*measured: Any) -> dict[str, Any]:
 
 
 def check_output(out: Path | None) -> None:
-    """Check, before the work, that the JSON file can be written. Raises StoreError or WriteRefused."""
+    """Check, before the work, that the JSON file can be written; None passes.
+
+    Raises StoreError or WriteRefused.
+    """
     resolve_format(out, None, {".json": "json"}, "json", option="")
     if out is not None:
         check_file_writable(out)
 
 
 def environment_facts(device: torch.device | None) -> dict[str, object]:
-    """Return date, commit, software and command of this run; of the GPU with a device, else of the CPU."""
+    """Return date, commit, software and command of this run.
+
+    Keys: date (UTC, ISO), commit, dirty (True with uncommitted changes), torch, command (list of words); with a device
+    also gpu, cuda and triton, without one cpus and python.
+    """
     commit, dirty = git_state()
     graphics = {
         "gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda, "triton": version("triton"),
@@ -103,7 +122,7 @@ def environment_facts(device: torch.device | None) -> dict[str, object]:
 
 
 def heading(environment: dict[str, object]) -> str:
-    """Return the facts as one line."""
+    """Return the facts as one line: date, machine, versions, commit; the command is left out."""
     machine = (
         f"{environment['gpu']}, torch {environment['torch']}, Triton {environment['triton']}"
         if "gpu" in environment

@@ -59,13 +59,10 @@ class InstantExecutor(HostExecutor):
     def __init__(self, store: Store, points: int, requests: Sequence[tuple[str, int]]) -> None:
         """Create an idle executor.
 
-        `gaps` receives the seconds from the end of an attempt to the start of the next, `memory` the resident bytes of
-        this process after each attempt.
-
         Args:
             store: Database that receives the numbers.
             points: Points per curve.
-            requests: (Probe, context length) pairs to write.
+            requests: (Probe, context length) pairs to write for each attempt.
         """
         super().__init__()
         self.store, self.points, self.requests = store, points, requests
@@ -82,7 +79,10 @@ class InstantExecutor(HostExecutor):
         return not self._ended
 
     def start(self, launch: ProcessSpec) -> None:
-        """Write everything that the attempt would write, and mark it as finished."""
+        """Write a curve and a measurement per request (made-up numbers) for the attempt, and mark it as done.
+
+        Appends the seconds since the last `wait` to `gaps`.
+        """
         if self._free_since is not None:
             self.gaps.append(time.perf_counter() - self._free_since)
         attempt = self.store.attempt(launch.attempt)
@@ -99,7 +99,10 @@ class InstantExecutor(HostExecutor):
         self._ended.append((attempt.id, 0))
 
     def wait(self, seconds: float) -> list[AttemptExit]:
-        """Return the finished attempts with exit code 0, at once; records memory and the start of a gap."""
+        """Return the finished attempts with exit code 0, at once; `seconds` is ignored.
+
+        Appends the resident bytes of this process to `memory`, and starts the time of a gap.
+        """
         ended = list(self._ended)
         self._ended.clear()
         self.memory.append(self._process.memory_info().rss)
@@ -115,13 +118,19 @@ class InstantExecutor(HostExecutor):
 
 
 def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = print) -> list[ScaleRow]:
-    """Measure all steps of a sweep in a new database in `folder`, and return a row per number.
+    """Measure all steps of a sweep in a new database in `folder`, and return a row per number in order of measuring.
+
+    In order: plan, record the revision, supervise, status, reports, export and import, relaunch, dry runs, and a
+    stopped launch. Commands run in subprocesses.
 
     Args:
-        cells: Number of cells, rounded to complete seeds.
+        cells: Number of cells, rounded to complete seeds of COMBINATIONS cells.
         points: Points of each cell's curve.
         folder: Empty folder for the grid, database and reports.
         tell: Called with lines of progress.
+
+    Raises:
+        MachineError: If a command fails.
     """
     file = folder / "scale.yaml"
     file.write_text(GRID.format(seeds=max(1, round(cells / COMBINATIONS))))
@@ -181,7 +190,14 @@ def table(rows: Sequence[ScaleRow]) -> str:
 
 
 def _supervised(executor: InstantExecutor, seconds: float) -> list[ScaleRow]:
-    """Return the supervisor's rows: time per cell, idle gaps and memory."""
+    """Return the supervisor's rows: time per cell, gaps between attempts, and memory.
+
+    In order: ms per cell, median and longest gap in ms, MiB after a tenth of the cells and after all.
+
+    Args:
+        executor: Executor that has run at least one attempt.
+        seconds: Seconds of all supervision.
+    """
     gaps, memory = executor.gaps, executor.memory
     early = memory[len(memory) // 10]
     return [
@@ -194,7 +210,10 @@ def _supervised(executor: InstantExecutor, seconds: float) -> list[ScaleRow]:
 
 
 def _status(store: Store, sweep: str, points: int) -> list[ScaleRow]:
-    """Return rows of `atma-sweep status` as a command, and of its database queries alone."""
+    """Return two rows: seconds of `atma-sweep status` as a command, and of its database queries alone.
+
+    `points` is the number of curve points, for the text. Raises CalledProcessError if the command fails.
+    """
     command = [sys.executable, "-m", "atma_sweep.cli", "status", "--db", str(store)]
     began = time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)

@@ -22,7 +22,7 @@ from .subprocess_usage import MIB, OURS, run_measured
 
 @dataclass
 class ScaleRow:
-    """A number with its unit."""
+    """A measured number with its description and unit."""
 
     what: str
     value: float
@@ -48,9 +48,10 @@ MAX_LEVELS = 250
 
 
 def measure_dry_runs(cells: int, folder: Path) -> Iterator[ScaleRow]:
-    """Yield rows of a dry run and a plan of about `cells` cells, and of a dry run of ten times as many.
+    """Yield rows of dry runs in subprocesses: seconds and peak MiB, and for the smaller grid the seconds of a plan.
 
-    There is no database, and nothing is prepared. Grid files are written to `folder`.
+    The grids have about `cells` and ten times as many cells. There is no database, and nothing is prepared. Grid files
+    are written to `folder`. Raises MachineError if a command fails.
     """
     for num_requested in (cells, 10 * cells):
         rates = min(MAX_LEVELS, max(1, round(num_requested / COMBINATIONS)))
@@ -75,9 +76,10 @@ REPORTS = {
 
 
 def measure_reports(store: Store, folder: Path) -> list[ScaleRow]:
-    """Return rows of the reports that read every point of every curve; their files stay in `folder`.
+    """Return three rows per report that reads every point of every curve: wall seconds, CPU seconds, peak MiB.
 
-    Raises MachineError if a report fails.
+    The reports are the figure of training losses and the dashboard; their files stay in `folder`. Raises MachineError
+    if a report fails.
     """
     rows = []
     for name, arguments in REPORTS.items():
@@ -109,7 +111,13 @@ print(json.dumps([seconds, done.bytes, done.added["curve_point"]]))
 def measure_exchange(db: str, sweep: str, folder: Path) -> list[ScaleRow]:
     """Return rows of the export of a sweep and of its import into a new database in `folder`.
 
-    Raises MachineError if either fails.
+    Seconds (without the start of Python) and peak MiB of each, and the size of the bundle in MiB. Raises MachineError
+    if either fails.
+
+    Args:
+        db: Database that has the sweep.
+        sweep: Name of the sweep.
+        folder: Folder that gets the bundle and the new database.
     """
     file, rows = folder / "exchanged.zip", []
     for what, where in (("export", db), ("import", str(folder / "exchanged.db"))):
@@ -128,7 +136,9 @@ POLL_S = 0.05
 
 
 def measure_stop(folder: Path) -> Iterator[ScaleRow]:
-    """Yield rows of a launch that is interrupted after its first step.
+    """Yield two rows of a launch that is interrupted: seconds to its first step, and from Ctrl-C to its end.
+
+    The launch is terminated if the iteration is given up.
 
     Args:
         folder: Folder that holds the prepared text under `runs`, and gets the grid, its log and its database.
@@ -158,7 +168,10 @@ def measure_stop(folder: Path) -> Iterator[ScaleRow]:
 
 
 def _is_training(db: Path) -> bool:
-    """Return True if a cell of the sweep "stop" has done a step; False while the database is being created."""
+    """Return True if a cell of the sweep "stop" has done a step.
+
+    False while the database is missing, being created, or without sweeps.
+    """
     try:
         store = open_store(db)
     except (StoreError, StoreMissing):

@@ -33,7 +33,12 @@ def dense(b: int, tokens: int, backend: SDPBackend) -> Callable[..., Tensor]:
     """Return softmax attention of one token per text by a backend of torch.
 
     The function takes queries [B, H, X] and pools of keys and values [pages, PAGE, J, X] in which each text is
-    contiguous, and returns [B, H, X].
+    contiguous, and returns [B, H, X]. `b` is not used; the queries give the number of texts.
+
+    Args:
+        b: Number of texts.
+        tokens: Tokens of each text that are read.
+        backend: Backend of torch.
     """
 
     def call(q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor) -> Tensor:
@@ -64,7 +69,10 @@ def _dense_attention(
 def _dense_attend(
     q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, first: int, tokens: int, scale: float, backend: str
 ) -> Tensor:
-    """Return `_dense_attention` of texts that start at page `first`, as one operation for the compiler."""
+    """Return `_dense_attention` of texts that start at page `first`, as one operation for the compiler.
+
+    `backend` is the name of an SDPBackend member, the other arguments are those of `_dense_attention`.
+    """
     own = slice(first, first + len(q_BHX) * -(-tokens // k_pool.shape[1]))
     named = getattr(SDPBackend, backend)
     return _dense_attention(q_BHX, k_pool[own], v_pool[own], tokens, named, scale).contiguous()
@@ -76,7 +84,10 @@ def _(q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, first: int, tokens: int, sc
 
 
 def takes_dense(model: torch.nn.Module) -> bool:
-    """Return True if every mixer of the network is plain softmax attention, which `dense_network` can replace."""
+    """Return True if every mixer of the network is plain softmax attention, which `dense_network` can replace.
+
+    False for a network without mixers.
+    """
     steps = [type(part).step for part in model.modules() if isinstance(part, Mixer)]
     return bool(steps) and all(step is softmax_mixers.NoPE.step for step in steps)
 
@@ -86,8 +97,12 @@ def dense_network(tokens: int, backend: SDPBackend) -> Iterator[None]:
     """Replace paged softmax attention by torch's, over dense keys, while the context is open.
 
     Each step reads the first `tokens` tokens of each text contiguously from page 1 on, as if texts were opened one
-    after the other. Newer tokens are not read, which favours the replacement. The module's global is restored at the
-    end.
+    after the other. Newer tokens are not read, which favours the replacement. It sets a global of the module
+    `softmax_mixers`, which is restored at the end.
+
+    Args:
+        tokens: Tokens of each text that are read.
+        backend: Backend of torch.
     """
     original = softmax_mixers.paged_softmax
 
@@ -107,9 +122,15 @@ def dense_network(tokens: int, backend: SDPBackend) -> Iterator[None]:
 
 
 def paged(b: int, tokens: int, device: torch.device, per_head: list[Tensor] | None = None) -> Callable[..., object]:
-    """Return paged attention of one token per text: softmax, or polar attention with the parameters `per_head`.
+    """Return attention of one token per text over pages that `b` texts fill: softmax, or polar attention.
 
-    The function takes queries [B, H, X] and pools of keys and values.
+    The function takes queries [B, H, X] and pools of keys and values [pages, PAGE, J, X], as `texts` lays them out.
+
+    Args:
+        b: Number of texts.
+        tokens: Tokens of each text.
+        device: Device of the page table.
+        per_head: Base, slope, length gain, magnitude gain and null value of polar attention; None for softmax.
     """
     page_texts = texts(b, tokens, device)
 
@@ -125,7 +146,14 @@ def paged(b: int, tokens: int, device: torch.device, per_head: list[Tensor] | No
 def unsupported_reason(backend: SDPBackend, device: torch.device, heads: int, kv_heads: int, size: int) -> str | None:
     """Return torch's reason why a backend cannot attend with one query per text on this device, or None if it can.
 
-    Devices other than CUDA are not checked.
+    The backend is tried on small tensors of bf16. Devices other than CUDA are not checked and give None.
+
+    Args:
+        backend: Backend of torch.
+        device: Device to try it on.
+        heads: Query heads.
+        kv_heads: KV heads.
+        size: Head size.
     """
     if device.type != "cuda":
         return None

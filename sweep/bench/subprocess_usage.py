@@ -35,9 +35,13 @@ class ResourceUsage(NamedTuple):
 
 
 def run_measured(command: Sequence[str], folder: Path) -> ResourceUsage:
-    """Run a command in `folder` and return its resource usage; its output is also left in `command.log` there.
+    """Run a command in `folder`, wait for it, and return its resource usage.
 
-    Raises MachineError with the end of the output if the command fails.
+    Its output and errors are left in `command.log` there, which is overwritten. The peak of memory is that of the
+    command's own process, looked at every LOOK_S seconds.
+
+    Raises:
+        MachineError: With the end of the output, if the command fails.
     """
     peak, over = [0], threading.Event()
 
@@ -74,7 +78,11 @@ def rows_of_child(module: Sequence[str], limit_s: float) -> tuple[list[list[dict
         limit_s: Seconds until the first line, and between lines.
 
     Returns:
-        The parsed lines, and the reason why no more came; None if the child ended well.
+        (Parsed lines in order, reason why no more came). The reason is a text for a timeout or a non-zero exit code,
+        and None if the child ended well.
+
+    Raises:
+        ValueError: For a line that is not JSON.
     """
     command = [sys.executable, "-m", *module, str(os.getpid())]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -94,7 +102,7 @@ def rows_of_child(module: Sequence[str], limit_s: float) -> tuple[list[list[dict
 
 
 def child_arguments() -> list[str]:
-    """Return the arguments from `rows_of_child`, in its child process; from then on it ends with its parent."""
+    """Return the arguments that `rows_of_child` passed, in its child process; from then on it ends with its parent."""
     *arguments, parent = sys.argv[1:]
     exit_with_parent(int(parent))
     return arguments

@@ -77,11 +77,13 @@ DEFAULT_CELLS = ("nope", "rope", "polar", "polar+m1", "polar+d1+m1")
 
 
 def select_cells(grid: str, slugs: Sequence[str], sets: Sequence[str]) -> list[Cell]:
-    """Return cells of a grid by slug, with or without seed; DEFAULT_CELLS without slugs.
+    """Return cells of a grid by slug, in the order of `slugs`; those of DEFAULT_CELLS without slugs.
+
+    A slug without its seed gives the cell of the first seed. The corpus is a placeholder: no text is read.
 
     Args:
         grid: Path or name of the grid.
-        slugs: Slugs of cells.
+        slugs: Slugs of cells, with or without seed.
         sets: Overrides of `--set`.
 
     Raises:
@@ -101,7 +103,10 @@ def select_cells(grid: str, slugs: Sequence[str], sets: Sequence[str]) -> list[C
 
 
 def with_graph_modes(cells: Sequence[Cell], ways: Sequence[str]) -> list[Cell]:
-    """Return each cell once per value of `train.graphs`; the cells unchanged if `ways` is empty."""
+    """Return each cell once per value of `train.graphs`, the copies of a cell side by side; id and slug stay.
+
+    The cells are returned unchanged if `ways` is empty.
+    """
     return [_with_graphs(cell, way) for cell in cells for way in ways] if ways else list(cells)
 
 
@@ -116,9 +121,14 @@ def _cells(grid: str, sets: Sequence[str]) -> list[Cell]:
 
 
 def setting_changes(grid: str, cells: Sequence[Cell], sets: Sequence[str]) -> dict[str, str]:
-    """Return slug -> changes from the grid's own cell, such as "train.micro_batch 4 -> 16".
+    """Return slug -> changes from the grid's own cell, such as "train.micro_batch 4 -> 16", separated by commas.
 
-    Unchanged cells are left out; a cell that the grid does not have maps to a text that says so.
+    Unchanged cells are left out; a cell that the grid does not have maps to a text that says so. Empty without `sets`.
+
+    Args:
+        grid: Path or name of the grid.
+        cells: Cells, as expanded with `sets`.
+        sets: Overrides of `--set`.
     """
     if not sets:
         return {}
@@ -135,7 +145,7 @@ def setting_changes(grid: str, cells: Sequence[Cell], sets: Sequence[str]) -> di
 
 
 def _flatten(tree: Mapping[str, Any], within: str = "") -> dict[str, Any]:
-    """Return nested settings as one mapping of dotted paths, each after the prefix `within`."""
+    """Return nested settings as one mapping of dotted paths, each after the prefix `within`; lists are values."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
         leaves |= _flatten(value, f"{within}{key}.") if isinstance(value, Mapping) else {f"{within}{key}": value}
@@ -157,10 +167,18 @@ class _NoHooks:
 
 
 class TimedCell:
-    """A cell, built and warmed up, whose steps can be timed, on a GPU or the CPU."""
+    """A cell, built and warmed up, whose steps can be timed, on a GPU or the CPU. Its tokens are random."""
 
     def __init__(self, cell: Cell, device: torch.device) -> None:
-        """Build the network and run two steps, which compile and capture; takes up to minutes."""
+        """Build the network and run two steps, which compile and capture; takes up to minutes.
+
+        Sets the kernels and the determinism of the process, and on CUDA the shared compile cache; resets the peak of
+        memory.
+
+        Args:
+            cell: The cell; its resources are not looked at.
+            device: Device to run on.
+        """
         self.cell, self.device = cell, device
         self.cuda = device.type == "cuda"
         config = cell.config
@@ -209,13 +227,13 @@ class TimedCell:
         torch.backends.cudnn.deterministic = train.deterministic
 
     def advance(self) -> None:
-        """Run one optimizer step."""
+        """Queue one optimizer step; on CUDA it may still run when this returns (see `wait`)."""
         self._as_launched()
         self.trainer.train_step(self.step)
         self.step += 1
 
     def optimizer_seconds(self) -> float:
-        """Return the seconds of clipping and both optimizers, on gradients of ones."""
+        """Return the seconds of clipping and all optimizers, timed once on gradients of ones, at learning rate 0."""
         optimizers = self.trainer.optimizers
         for p in optimizers.parameters:
             p.grad = torch.ones_like(p)
@@ -227,7 +245,10 @@ class TimedCell:
         return time.perf_counter() - began
 
     def profile(self) -> list[Kernel]:
-        """Return the CUDA kernels of one optimizer step, the longest first; runs the step."""
+        """Run one optimizer step on CUDA and return its kernels, the longest total time first.
+
+        Launches of the same kernel are one entry; those without device time are left out.
+        """
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             self.advance()
             torch.cuda.synchronize()
@@ -240,7 +261,7 @@ class TimedCell:
 
 
 def shares(lines: Sequence[Kernel]) -> dict[str, float]:
-    """Return kind -> share of the kernels' time, the largest first."""
+    """Return kind -> share of the kernels' total time, from 0 to 1, the largest first; empty without kernels."""
     spent: dict[str, float] = {}
     for line in lines:
         spent[line.kind] = spent.get(line.kind, 0.0) + line.ms
@@ -249,7 +270,11 @@ def shares(lines: Sequence[Kernel]) -> dict[str, float]:
 
 
 def kind_of(kernel: str) -> str:
-    """Return the category of a CUDA kernel, by its name."""
+    """Return the category of a CUDA kernel by its name, ignoring case; "other" if no pattern matches.
+
+    The first matching category counts: gated convolution and Canon, cross-entropy rows, memory, compiled elementwise,
+    matrix products, attention, copies.
+    """
     name = kernel.lower()
     kinds = {
         "gated convolution and Canon": ("_gated_forward", "_gated_backward", "_canon_"),
@@ -276,19 +301,21 @@ def run(
     changed: Mapping[str, str] | None = None,
     tell: Callable[[str], None] = print,
 ) -> tuple[Ceilings, list[TrainRow]]:
-    """Time the cells in turns.
+    """Time the cells in turns, so that a warmer chip favours none; all are in memory at the same time.
+
+    Raises the compiler's limit of recompilations, and for deterministic cells sets CUBLAS_WORKSPACE_CONFIG.
 
     Args:
         cells: Cells to time.
         device: A CUDA device.
         rounds: Timed rounds per cell.
-        steps: Optimizer steps per round.
-        profile: True profiles one step of each cell.
-        changed: Slug -> changed settings, as `setting_changes` returns them.
-        tell: Called with lines of progress.
+        steps: Optimizer steps per round; a time is the mean over them.
+        profile: True profiles one more step of each cell.
+        changed: Slug -> changed settings, as `setting_changes` returns them; only copied to the rows.
+        tell: Called with a line per cell after its first step.
 
     Returns:
-        The device's limits, and a row per cell.
+        (Limits of the device, a row per cell in the order given).
     """
     if any(cell.config.train.deterministic for cell in cells):
         # read when CUDA is first used; its cost for the other cells is within the noise
@@ -318,7 +345,15 @@ def run(
 
 
 def _row(runner: TimedCell, times: Sequence[float], limits: Ceilings, *, profile: bool, changed: str) -> TrainRow:
-    """Return the row of a cell from its seconds per step; runs an optimizer step and, if wanted, a profile."""
+    """Return the row of a cell; times its optimizers and, if wanted, profiles a step.
+
+    Args:
+        runner: The cell.
+        times: Seconds per step of each round; tokens/s follow from their median, smallest and largest.
+        limits: Limits of the device, to which `mfu` refers; `mfu_paper` refers to the GPU's nominal peak.
+        profile: True profiles one step.
+        changed: Text on changed settings.
+    """
     config = runner.cell.config
     tokens, length = config.train.batch_tokens, config.train.seq_len
     rate = tokens / statistics.median(times)
@@ -346,7 +381,11 @@ def _row(runner: TimedCell, times: Sequence[float], limits: Ceilings, *, profile
 
 
 def table(limits: Ceilings, rows: Sequence[TrainRow]) -> str:
-    """Return the rows as a Markdown table, with notes below."""
+    """Return the rows as a Markdown table, a line per cell, with the limits above and notes below.
+
+    Notes: reasons for unknown FLOPs, changed settings, the way steps are queued, kernels of blocks, and shares of
+    kernel kinds from 0.5 %. Rates are in tokens/s, memory in GiB, the optimizers in ms and the first step in s.
+    """
     lines = [
         limits.line,
         "",
@@ -384,7 +423,9 @@ def table(limits: Ceilings, rows: Sequence[TrainRow]) -> str:
 def _trainer(
     model: Backbone, config: TrainConfig, seed: int, device: torch.device, graphs: bool, refused: Callable[[str], None]
 ) -> Trainer:
-    """Return a trainer on random tokens that never validates, stops or saves.
+    """Return a trainer on random tokens that never stops or saves and whose validation does nothing.
+
+    The tokens are byte values (below 256), those of four steps, the same for every cell.
 
     Args:
         model: The network.

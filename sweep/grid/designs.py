@@ -24,7 +24,10 @@ KEY = "design"
 
 @dataclass(frozen=True)
 class ChosenDesign:
-    """A grid's design, and the indices of its combinations among those that `exclude` leaves, in grid order of the axes."""
+    """A grid's design, and the indices of its combinations.
+
+    Indices count the combinations of the axes that `exclude` leaves, in grid order.
+    """
 
     design: Design
     members: np.ndarray

@@ -185,10 +185,11 @@ class Grid:
             yield dict(zip(self.axes, levels, strict=True)), dict(zip(self.axes, level_names, strict=True))
 
     def _combinations(self) -> Iterator[tuple[Combination, int | None]]:
-        """Yield (combination, line) after `exclude` and design: those of `axes` with line None, then those of `include`.
+        """Yield (combination, line) after `exclude` and design: those of `axes` first, then those of `include`.
 
-        A combination is axis -> level as written, without a seed. Rules of `exclude` that name seeds are not applied. A
-        grid with `include` and without axes yields those of `include` alone.
+        The line is None for combinations of `axes`, else that of the `include` rule. A combination is axis -> level as
+        written, without a seed. Rules of `exclude` that name seeds are not applied. A grid with `include` and without
+        axes yields those of `include` alone.
         """
         if self.axes or not self.include:
             dropped = self._exclude_rules(seeds=False)
@@ -208,7 +209,7 @@ class Grid:
         return [(index, rule) for index, rule in enumerate(self.exclude) if (SEED in rule) == seeds]
 
     def excluded_combinations(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield (index of the first `exclude` rule that matches, combination) for each combination of `axes` that it drops.
+        """Yield (index in `exclude` of the first rule that matches, combination) for all that `exclude` drops.
 
         A combination is axis -> level text. Where a rule drops single seeds, there is one item per dropped seed, with
         the additional key SEED. Combinations of `include` are never dropped.

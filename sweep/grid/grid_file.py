@@ -388,7 +388,9 @@ def _range(value: Any) -> IntervalKeys | list[Any]:
 
 
 def _choice_of(path: str, levels: Sequence[Any]) -> LevelChoice:
-    """Return the range of a list of levels of `path`, in the order written: texts for a built-in axis, else as written.
+    """Return the range of a list of levels of `path`, in the order written.
+
+    Levels of a built-in axis become text, others stay as written.
 
     Raises:
         PydanticCustomError: For fewer than two levels, equal ones, unknown levels of a built-in axis, and values that
@@ -700,7 +702,10 @@ class SearchKeys(Section):
         return self
 
     def search(self) -> Search:
-        """Return the study that the section declares; `startup` and `population` are passed on only if the file sets them."""
+        """Return the study that the section declares.
+
+        Its options hold `startup` and `population` only if the file sets them.
+        """
         options: dict[str, Any] = {
             name: getattr(self, name) for name in ("startup", "population") if name in self.model_fields_set
         }

@@ -25,9 +25,10 @@ LEVELS = {"type": "array", "minItems": 2, "uniqueItems": True, "items": SCALAR}
 
 
 def _open_numbers(node: Any) -> Any:
-    """Return a copy of the schema with text allowed for numbers and booleans: 1e9, 1_000 and on/off are text to JSON Schema.
+    """Return a copy of the schema with text allowed for numbers and booleans.
 
-    The keys default, identity, outside, title and required are removed at every depth.
+    1e9, 1_000 and on/off are text to JSON Schema. The keys default, identity, outside, title and required are removed
+    at every depth.
     """
     if isinstance(node, list):
         return [_open_numbers(item) for item in node]
@@ -99,9 +100,9 @@ def _config() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def grid_schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of a grid file, built anew on each call; bases are grid files without axes.
+    """Return the JSON Schema (draft 2020-12) of a grid file; bases are grid files without axes.
 
-    Parts that plugins have registered in this process are included.
+    It is built anew on each call and includes parts that plugins have registered in this process.
     """
     sections, definitions = _config()
     file = _without(GridFile.model_json_schema(schema_generator=_InOrder), "title", "default")

@@ -196,8 +196,8 @@ def path_problem(path: str) -> tuple[str, list[str], str | None] | None:
     """Return None if `path` names a value of the config that a grid may set, else the reason why not.
 
     Returns:
-        (problem, allowed paths, misspelled word). Allowed paths are those at the level of the first wrong part; empty
-        for computed fields. The word is None for a computed field and for a section.
+        (problem, allowed paths, misspelled word). Allowed paths are those beside the first wrong part; those below the
+        path if it is a section; none for computed fields. The word is None for a computed field and for a section.
     """
     if path in COMPUTED:
         return COMPUTED[path], [], None
@@ -216,9 +216,9 @@ def path_problem(path: str) -> tuple[str, list[str], str | None] | None:
 def flatten(
     tree: Mapping[str, Any], document: GridDocument, prefix: tuple[str | int, ...]
 ) -> Iterator[tuple[str, Any, int, str]]:
-    """Yield (dotted path, value, line, key as written) of every leaf of `tree`; dotted keys and nesting may be mixed.
+    """Yield (dotted path, value, line, key as written) of every leaf of `tree`.
 
-    Lists are leaves. Paths are relative to `tree`, without `prefix`.
+    Dotted keys and nesting may be mixed; lists are leaves. Paths are relative to `tree`, without `prefix`.
 
     Args:
         tree: Nested settings.
@@ -450,9 +450,10 @@ def _levels(document: GridDocument, name: str, levels: Mapping[str, Any]) -> dic
 
 
 def _layer(document: GridDocument, sets: Any, where: KeyPath) -> Layer:
-    """Return the settings of one level of a custom axis, or of `levels`, keyed by dotted path; {} gives an empty layer.
+    """Return the settings of one level of a custom axis, or of `levels`, keyed by dotted path.
 
-    Raises GridError, at key path `where`, if `sets` is no mapping or has an unknown, empty or repeated setting.
+    {} gives an empty layer. Raises GridError, at key path `where`, if `sets` is no mapping or has an unknown, empty or
+    repeated setting.
     """
     if not isinstance(sets, Mapping):
         raise document.error(where, f"must map settings to values ({{}} for none), got {sets!r}")

@@ -153,7 +153,10 @@ def _invalid_value(path: str, error: Mapping[str, Any]) -> InvalidConfig:
 
 
 def _invalid_model(merged: Layer, error: ModelConfigError) -> InvalidConfig:
-    """Return the InvalidConfig for an error of a model config; it names the written value if allowed values are known."""
+    """Return the InvalidConfig for an error of a model config.
+
+    It names the written value if allowed values are known.
+    """
     setting = merged.get(error.path)
     if error.allowed and setting is not None:
         return InvalidConfig((error.path,), f"no such value {setting.value!r}", error.allowed, str(setting.value))
@@ -165,9 +168,10 @@ def _as_requirement(message: str) -> str:
 
 
 def _check_names(section: str, config: Any) -> None:
-    """Raise InvalidConfig for an unknown mixer, memory, position scheme, regularizer, tokenizer or probe in the section.
+    """Raise InvalidConfig for an unknown name of a part or probe in the section.
 
-    Unknown corpora are not noticed here, but when their fingerprint is looked up.
+    Checked are mixer, memory, position scheme, regularizer, tokenizer and probes. Unknown corpora are noticed later,
+    when their fingerprint is looked up.
     """
     tables: dict[str, Iterable[str]] = {
         "model.attn_type": registry.MIXERS,
