@@ -93,7 +93,7 @@ def run_in_subprocess(description: str, function: Callable[..., Any], *args: Any
     """Run a module-level function in a fresh process, wait for it, and return its result or raise its exception.
 
     An exception that cannot be pickled arrives as MachineError. Ctrl-C reaches only this process, which then ends the
-    other. Call it from the main thread, since signals are blocked for a moment.
+    other.
 
     Args:
         description: Name of the process in error messages.

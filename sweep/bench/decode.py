@@ -39,6 +39,7 @@ class DecodeRow:
     """None if it does not fit; `unfit` holds the reason."""
     low: float | None = None
     high: float | None = None
+    """Smallest and largest tokens/s over the rounds; `tokens_per_s` is the median."""
     roof: float | None = None
     """Tokens/s if each byte of weights, keys, values and states took the time of a copy and nothing else took any."""
     uncompiled: float | None = None
@@ -53,6 +54,7 @@ class DecodeRow:
     step_bytes: int = 0
     """Fewest bytes that a step reads or writes."""
     unfit: str | None = None
+    """Reason why it does not fit or cannot run; None if it was timed."""
     attention: str = PAGES
     """Softmax attention of a step: the network's own, or a backend of torch over dense keys."""
 
@@ -184,7 +186,7 @@ def _time_row(row: DecodeRow, paged: PagedDecoder, rounds: int, steps: int, limi
 
 
 def _progress_line(row: DecodeRow) -> str:
-    """Return the row as a line of progress."""
+    """Return the row as a line of progress: cell, attention, size, tokens/s or the reason why it does not fit."""
     speed = f"{row.tokens_per_s:,.0f} tokens/s" if row.tokens_per_s is not None else f"n/a: {row.unfit}"
     if row.not_compiled is not None:
         speed += f", not compiled: {row.not_compiled}"

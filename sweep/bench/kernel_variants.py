@@ -58,12 +58,15 @@ def forgetting(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTH: Tensor
 def wall(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, logit_BTPX: Tensor, *, backend: str) -> Tensor:
     """Return wall attention [B, T, H, X] with gates sigmoid(logit + 6) under the mixer's clamp.
 
+    The soft clamp applies to the logarithm of a gate.
+
     Args:
         q_BTHX: Queries.
         k_BTJX: Keys.
         v_BTJX: Values.
-        logit_BTPX: Logits of the gates, per query head or per KV head; "fla" gets them expanded to query heads.
-        backend: A backend of this package, or "fla".
+        logit_BTPX: Logits of the gates, per query head (P = H) or per KV head (P = J), cast to float32; "fla" gets them
+            expanded to query heads.
+        backend: A backend of this package, or "fla", which must be installed.
     """
     log_gate = soft_clamp(functional.logsigmoid(logit_BTPX.float() + GATE_BIAS), WALL_CLAMP)
     if backend != FLA:
@@ -202,7 +205,10 @@ def memory_variants(op: str, device: torch.device, size: int) -> dict[str, Calla
 
 
 def memory_flops(op: str, size: int) -> float:
-    """Return the FLOPs of the forward pass per token and head of that size."""
+    """Return the FLOPs of the forward pass per token and head of that size.
+
+    They are estimated from the default chunk and window. Any op but deltanet, kda and omega counts as atlas.
+    """
     if op in ("deltanet", "kda"):
         return size * (4.0 * size + 6 * 64)
     config = OMEGA if op == "omega" else ATLAS
@@ -211,7 +217,10 @@ def memory_flops(op: str, size: int) -> float:
 
 
 def _deltanet(backend: str) -> Callable[..., Any]:
-    """Return the delta rule by a backend, as a function of q, k, v and the logits of beta."""
+    """Return the delta rule by a backend, as a function of q, k, v and the logits of beta.
+
+    It is the gated delta rule without decay.
+    """
 
     def call(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Any:
         log_gamma = torch.zeros_like(beta, dtype=torch.float32)

@@ -99,12 +99,15 @@ class KernelRow:
     size: str
     variant: str
     forward: float
+    """Median of the forward pass."""
     both: float | None
     """Forward and backward; None if only the forward pass fits or is wanted."""
     both_low: float | None
     both_high: float | None
+    """Fastest and slowest round of forward and backward."""
     share_forward: float
     share_both: float | None
+    """Time that the limits allow over the measured time, forward alone and with the backward pass."""
     to_rival: float | None
     """Time of forward and backward over the rival's, or of forward alone if there is no backward."""
     peak_memory: int
@@ -673,7 +676,7 @@ def _row_linear(random: _Inputs, inputs: int, outputs: int, gate: str) -> Case:
         return [random.normal(1, inputs, grad=False), random.normal(1, outputs, grad=False), weights]
 
     def by(backend: str) -> Callable[..., object]:
-        """Return the products with all matrices by a backend, as a function of row, stream and matrices."""
+        """Return the products with all matrices by a backend, as a function of row, stream and stacked matrices."""
 
         def call(x: Tensor, stream: Tensor, weights: Tensor) -> object:
             """Return one product per matrix, in order, as a tuple."""

@@ -143,8 +143,8 @@ def check(attempts: Sequence[int], cells: Sequence[Cell]) -> None:
     """Raise SweepError if the machine has fewer cores than the largest number of attempts requires.
 
     Args:
-        attempts: Numbers of simultaneous attempts.
-        cells: The cells, of which the largest `resources.cpus` counts.
+        attempts: Numbers of simultaneous attempts, at least one.
+        cells: The cells, at least one; the largest `resources.cpus` counts.
     """
     each, max_attempts = max(cell.config.resources.cpus for cell in cells), max(attempts)
     if each * max_attempts > cores():
@@ -178,7 +178,10 @@ def load(grid: str, sets: Sequence[str], only: Sequence[str], attempts: int, run
 
 
 def _expanded(grid: str, sets: Sequence[str], runs: Path) -> tuple[Grid, list[Cell]]:
-    """Return the grid, renamed to "bench", and its cells; prepares their text. Raises GridError for a study."""
+    """Return the grid, renamed to "bench", and its cells; prepares their text under `runs`/corpora.
+
+    Raises GridError for a study.
+    """
     loaded = load_grid(grid, sets=list(sets), rename="bench")
     if loaded.search is not None or loaded.tune is not None:
         raise GridError("GRID", None, grid, "a study has no cells before it runs; give a factorial", [], grid)

@@ -109,7 +109,7 @@ def child_arguments() -> list[str]:
 
 
 def _read(child: subprocess.Popen[bytes], arrived: queue.SimpleQueue[bytes | None]) -> None:
-    """Pass on each line that a child prints, then None."""
+    """Put each line that a child prints into the queue, then None at the end; the body of a thread."""
     assert child.stdout is not None
     for line in child.stdout:
         arrived.put(line)

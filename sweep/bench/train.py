@@ -44,6 +44,7 @@ class TrainRow:
     """Training speed of one cell. Memory in bytes, times in seconds."""
 
     cell: str
+    """Slug."""
     tokens_per_s: float
     low: float
     high: float
@@ -57,7 +58,9 @@ class TrainRow:
     mfu: float | None
     """Ratio of the model's FLOP/s to the measured matrix product; None if the FLOPs are unknown."""
     mfu_paper: float | None
+    """Ratio of the FLOP/s by the paper's formula to the GPU's nominal peak; None if either is unknown."""
     kernels: dict[str, str]
+    """Op name -> implementation that the network uses."""
     micro_batch: int
     """Rows of a micro-batch."""
     steps: str = ""
@@ -176,7 +179,7 @@ class TimedCell:
         memory.
 
         Args:
-            cell: The cell; its resources are not looked at.
+            cell: The cell.
             device: Device to run on.
         """
         self.cell, self.device = cell, device

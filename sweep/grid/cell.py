@@ -22,9 +22,11 @@ from .settings import levels_of
 def _without_defaults(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that enter an id: neither outside the id, nor at their identity default.
 
+    KeyError for a field without identity default that the values lack.
+
     Args:
         cls: Config class that declares the fields.
-        values: JSON values of a config; fields newer than it may be missing.
+        values: JSON values of a config; fields newer than it may be missing and count as at their identity default.
     """
     fields: dict[str, Any] = {}
     for name, field in cls.model_fields.items():

@@ -145,7 +145,7 @@ class Expansion:
         return resolved
 
     def _check_disjoint(self, levels: Iterable[_ResolvedLevel]) -> None:
-        """Raise GridError if two of the levels set the same path."""
+        """Raise GridError if two of the levels set the same path; the error names both sources."""
         combined: Layer = {}
         for level in levels:
             if not combined.keys().isdisjoint(level.layer):
@@ -232,9 +232,9 @@ class Expansion:
         )
 
     def _pin(self, data: _ResolvedSection) -> _ResolvedSection:
-        """Return the data section with the corpus fingerprint filled in, cached by section.
+        """Return the data section with the corpus fingerprint and its part of the id filled in, cached by section.
 
-        Raises InvalidConfig for a corpus that is not known.
+        Equal sections share one call of the fingerprint function. Raises InvalidConfig for a corpus that is not known.
         """
         pinned = self._pinned.get(id(data))  # the id stays unique, since self._sections keeps the section alive
         if pinned is None:
@@ -248,7 +248,7 @@ class Expansion:
         return pinned
 
     def _base_slug(self, config: CellConfig) -> str:
-        """Return the slug prefix of the cell, cached by its model and train sections, which alone determine it."""
+        """Return the slug prefix of the cell, the levels of the five built-in axes, cached by model and train section."""
         # only these two sections hold levels of the five axes; self._sections keeps them alive
         key = id(config.model), id(config.train)
         if key not in self._base_slugs:
@@ -260,7 +260,7 @@ class Expansion:
 
 
 def _identity(section: str, config: Any) -> str:
-    """Return a section's part of the cell's id as canonical JSON: of model and train, "" for every other section.
+    """Return a section's part of the cell's id as canonical JSON; "" for sections other than model and train.
 
     The data section gets its identity later, when its fingerprint is known.
     """
@@ -295,9 +295,9 @@ class _LayerOrder:
             self._ranks |= {setting.file: rank for setting in layer.values()}
 
     def is_base_of(self, lower: Setting, upper: Setting) -> bool:
-        """Return True if `lower` was written in a file that the file of `upper` extends.
+        """Return True if `lower` was written in a file that the file of `upper` extends, directly or not.
 
-        The command line counts as a file above all others.
+        The command line counts as a file above all others. False for settings of the same file.
         """
         return self._ranks.get(lower.file, self._top) < self._ranks.get(upper.file, self._top)
 

@@ -341,7 +341,10 @@ def load_grid(
 
 
 def _validated(document: GridDocument) -> GridFile:
-    """Return the file's keys, checked. Raises GridError."""
+    """Return the file's keys as a checked GridFile.
+
+    Raises GridError with the line of the first problem. Values of settings and names of axes are checked later.
+    """
     try:
         return GridFile.model_validate(document.data)
     except ValidationError as error:

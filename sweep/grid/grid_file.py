@@ -265,7 +265,14 @@ def number_of(value: Any, must: str, *, above: float = -math.inf) -> float:
 
 
 def number(must: str, *, above: float = -math.inf) -> Checked:
-    """Return a check for finite numbers above a bound, which also accepts numbers as text, and null as None."""
+    """Return a check for finite numbers above a bound, which also accepts numbers as text, and null as None.
+
+    Ints stay ints, text becomes a float.
+
+    Args:
+        must: Beginning of the error message.
+        above: Exclusive lower bound; by default there is none.
+    """
     schema = {"type": ["number", "string"], "pattern": NUMBER}
     return Checked(
         lambda value: None if value is None else number_of(value, must, above=above),
@@ -726,7 +733,10 @@ class TuneKeys(SearchKeys):
     @model_validator(mode="before")
     @classmethod
     def _is_not_pruned(cls, value: Any) -> Any:
-        """Return the value unchanged; refuse a pruner, since every level gets the same compute."""
+        """Return the value unchanged; raise PydanticCustomError for a pruner.
+
+        Every level must get the same compute.
+        """
         if isinstance(value, Mapping) and value.get("pruner") is not None:
             problem = f"every level gets the same compute, and a pruner would give each another; {NOT_PRUNED}"
             raise key_error(problem, "pruner")

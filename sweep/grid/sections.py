@@ -69,7 +69,15 @@ def contrast_key_path(document: GridDocument, index: int, *keys: str) -> KeyPath
 
 
 def check_lengths(document: GridDocument, contrasts: Sequence[Contrast], cells: Iterable[Cell]) -> None:
-    """Raise GridError for a contrast on a probe or context length at which no cell is evaluated."""
+    """Raise GridError for a contrast on a probe or context length at which no cell is evaluated.
+
+    One cell that measures it is enough.
+
+    Args:
+        document: The grid file, for the lines of errors.
+        contrasts: Declared contrasts, that of `stop` last.
+        cells: All cells of the grid.
+    """
     requests = requested_by(cells) if contrasts else ()
     for index, contrast in enumerate(contrasts):
         try:
@@ -106,13 +114,17 @@ def canonical_levels(axis_levels: Mapping[str, list[Any]]) -> dict[str, dict[str
 def _contrast(
     document: GridDocument, where: KeyPath, item: ContrastKeys, levels: Mapping[str, Mapping[str, None]]
 ) -> Contrast:
-    """Return the contrast that an item declares, with canonical levels. Raises GridError.
+    """Return the contrast that an item declares, with canonical levels; without `reference`, None stays.
 
     Args:
         document: The grid file, for the lines of errors.
         where: Key path of the item; below `stop` the keys of errors are translated.
-        item: The validated keys.
+        item: The keys, whose axes and levels are not checked yet.
         levels: Axis -> canonical levels of the grid.
+
+    Raises:
+        GridError: For an unknown axis or level, a reference equal to the level, and the contrast's own axis in
+            `within`.
     """
 
     def error(problem: str, *keys: str, allowed: Iterable[str] = (), word: str | None = None) -> GridError:

@@ -46,7 +46,9 @@ class Axis:
 
     doc: str
     levels: Callable[[], Mapping[str, Overrides]]
+    """Returns level -> its settings; plugins may have added levels since the last call."""
     level_of: Callable[[CellConfig], str]
+    """Returns the level of a config."""
     accepts_plugins: bool = False
     """True if a plugin may add levels."""
 
@@ -401,13 +403,16 @@ def read_level_settings(
 
 
 def add_level(layer: Layer, axis: str, setting: Setting, *named: NamedLevels) -> None:
-    """Add all settings of an axis level to a layer in place. Raises GridError for a path that is set twice.
+    """Add all settings of an axis level to a layer in place; a level without settings adds none.
 
     Args:
         layer: The layer.
-        axis: Name of the axis.
+        axis: Name of a built-in or custom axis, or the path of a setting, whose value is then the level.
         setting: The level, with the line that wrote it.
-        named: Custom axes, then the additional settings of levels.
+        named: Exactly two: custom axes, then the additional settings of levels.
+
+    Raises:
+        GridError: For an unknown path or level of a built-in axis, and for a path that is set twice.
     """
     word = level_text(axis, setting.value)
     custom_axes, level_settings = named

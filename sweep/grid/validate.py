@@ -78,7 +78,7 @@ def section(name: str, layer: Layer, plugins: tuple[Plugin, ...] = ()) -> Any:
 def _validated(cls: type[BaseModel], values: Any, path: str) -> Any:
     """Return `values` as a config of class `cls`.
 
-    Raises InvalidConfig for the first value below `path` that does not fit.
+    Raises InvalidConfig for the first value that does not fit, at its dotted path below `path`.
     """
     try:
         return cls.model_validate(values)
@@ -116,11 +116,12 @@ def corpus_fingerprint(data: DataConfig, fingerprint: Callable[[DataConfig], str
 
     Args:
         data: The data section.
-        fingerprint: Computes or looks up the hash.
+        fingerprint: Computes or looks up the hash; called once.
 
     Raises:
-        InvalidConfig: For an unknown corpus, and for a data setting with which the corpus cannot be prepared.
-        CorpusError: For an error that names no setting.
+        InvalidConfig: For an unknown corpus, and for a data setting with which the corpus cannot be prepared (a
+            CorpusError that begins with the setting's path).
+        CorpusError: For any other error of the corpus.
     """
     try:
         return fingerprint(data)
@@ -310,14 +311,15 @@ def base_of(setting: Setting, grid: Path) -> str | None:
 
 
 def blame(merged: Layer, problem: InvalidConfig, grid: Path) -> GridError:
-    """Return the GridError of a problem, at the line of the setting that caused it.
+    """Return the GridError of a problem, at the line of the setting that most likely caused it.
 
-    Candidates in this order: a setting below one of the problem's paths that the message names; one of the paths; a
-    setting of the same section that the message names; any setting below the paths. Of several, the last one is used.
-    Without any, defaults disagree and the error has no line. A setting of a base is reported as inherited.
+    Candidates in this order: a setting below one of the problem's paths that the message names; one of the paths or a
+    setting below; a setting of the first path's section that the message names; any setting below the paths. Of
+    several, the last one in the layer is used. Without any, defaults disagree and the error has no line. A setting of a
+    base is reported as inherited.
 
     Args:
-        merged: All settings of the cell.
+        merged: All settings of the cell, in rising precedence.
         problem: The problem.
         grid: Path of the grid file.
     """

@@ -56,7 +56,7 @@ class GridDocument:
     def error(
         self, where: KeyPath, problem: str, allowed: Iterable[str] = (), word: str | None = None, *, below: KeyPath = ()
     ) -> GridError:
-        """Return an error about a key.
+        """Return (not raise) an error about a key.
 
         Args:
             where: Key path that the message names.

@@ -41,7 +41,9 @@ class Unprepared:
     """Text that cells need and that a launch would not download without permission."""
 
     corpus: str
+    """Name of the corpus."""
     problem: str
+    """Sentence on what is missing, without a full stop."""
     command: str
     """Command that prepares it."""
     alternative: str = ""
@@ -174,7 +176,10 @@ def _unprepared(data: DataConfig, grid: Grid, root: Path) -> Unprepared | None:
 
 @functools.cache
 def _tokenizer_trouble(name: str, file: str | None, end_of_text: str | None) -> str | None:
-    """Return the reason why this machine cannot load a tokenizer, or None if it can; cached. May download its file."""
+    """Return the reason why this machine cannot load a tokenizer, or None if it can.
+
+    Cached by arguments, failures too. May download the tokenizer's file.
+    """
     try:
         tokenizers.load_tokenizer(name, file, end_of_text)
     except MachineError as error:
@@ -198,7 +203,7 @@ def _instant_corpus(data: DataConfig) -> Corpus | None:
 
 
 def check_corpora(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> None:
-    """Check the prepared corpora against the cells' requirements, before any process starts.
+    """Raise CorpusError if prepared corpora do not meet the cells' requirements, before any process starts.
 
     Args:
         cells: The cells.
@@ -400,6 +405,7 @@ class DiskUsage:
     free: int | None
     """Free space of the storage; None if it is not on a disk of this machine."""
     storage_root: str
+    """Folder or URL of the storage, as messages name it."""
     keep: tuple[str, ...]
     """Values of checkpoint.keep among the cells."""
 
@@ -409,7 +415,10 @@ class DiskUsage:
         return self.cells > 0 and self.free is not None and self.retained + self.running > self.free
 
     def describe(self) -> list[str]:
-        """Return one line, and a warning if the space does not suffice; empty without cells."""
+        """Return one line on the disk space, and a warning as a second one if it does not suffice.
+
+        Empty without cells.
+        """
         if not self.cells:
             return []
         least, most = (size(value) for value in self.per_cell)
@@ -449,9 +458,10 @@ class DiskUsage:
 
 
 def disk_needed(cells: Sequence[Cell], runs: Path) -> DiskUsage:
-    """Return the disk usage of training these cells; all amounts are 0 without cells.
+    """Return the disk usage of training these cells; without cells, nothing is needed.
 
-    Weights and optimizer states are counted, without names and headers (about 400 bytes per tensor). Imports torch.
+    Weights and optimizer states are counted, without names and headers (about 400 bytes per tensor). Retained
+    checkpoints are the newest KEEP_NEWEST ones. Imports torch.
 
     Args:
         cells: Cells to train; the storage is that of the first one's checkpoint.path alone.

@@ -73,7 +73,7 @@ class Pricer:
         self._probing: dict[tuple[object, ...], ThreePointEstimate] = {}
         self._full_costs: dict[tuple[object, ...], dict[PriceBasis, Cost]] = {}
         self._alive_configs: list[CellConfig] = []
-        """Whose sections are told apart by where they lie."""
+        """Configs of the cached costs, kept alive because the keys hold ids of their sections."""
 
     def price_key(self, config: CellConfig) -> tuple[object, ...]:
         """Return a key that is equal for cells of equal full cost: (speed key, steps, id of the eval section, cores).
@@ -172,14 +172,19 @@ class PriceGroup:
     slug: str
     """Slug of one of the cells."""
     kind: str
+    """"train" or "evaluate"."""
     source: PriceBasis
     attempts: int
     tokens_per_s: float
+    """Likely training speed of one attempt, without neighbours on its GPU unless measured with them."""
     measured_on: int
+    """Number of finished attempts that gave the speed; 0 for other bases."""
     seconds: ThreePointEstimate
     """Mean seconds per attempt."""
     hours: ThreePointEstimate
+    """GPU-hours or core-hours of all attempts together."""
     silent: str | None
+    """Reason why a price from FLOPs is too low; None otherwise."""
 
 
 @dataclass(frozen=True)
@@ -189,9 +194,13 @@ class Bill:
     unit: str
     """"GPU-hours" or "core-hours"."""
     machine: str
+    """Name of the device; "A and B" if GPU and CPU cells are mixed."""
     machine_reason: str
+    """Reason for the choice of the GPU; "" if the user made it or without a GPU."""
     gpus: int
+    """Number of GPUs that run attempts at the same time; 0 without GPU cells."""
     hours: ThreePointEstimate
+    """GPU-hours or core-hours of all attempts."""
     parts: Mapping[str, ThreePointEstimate]
     """Phase -> hours."""
     finish: ThreePointEstimate
@@ -199,6 +208,7 @@ class Bill:
     watts: float | None
     """Power of one GPU in watts; None if unknown."""
     assumed_watts: bool
+    """True if the user stated no power."""
     hourly_rate: float | None
     """Money per hour; None if not stated."""
     groups: Sequence[PriceGroup] = ()
@@ -387,11 +397,12 @@ def makespan(work: Sequence[tuple[float, Resources]], gpus: int) -> float:
     """Return the seconds until the last attempt ends, from a simulation of the queue; 0 without attempts.
 
     The first waiting attempt that fits starts first; later ones may pass those that do not fit. CPU attempts share this
-    machine's cores and memory. If any attempt uses a GPU, only GPUs are limited, and GPU types are ignored.
+    machine's cores and memory, or as much as the largest one needs. If any attempt uses a GPU, only GPUs are limited,
+    and GPU types are ignored.
 
     Args:
         work: (Seconds, resources) of each attempt, in the order of starting.
-        gpus: Number of GPUs, at least 1 assumed.
+        gpus: Number of GPUs; 0 counts as 1.
     """
     if not work:
         return 0.0
@@ -453,7 +464,11 @@ def local_gpu_count() -> int:
 
 
 def _target_machine(cells: Sequence[Cell], timed: Sequence[TrainingTiming], gpu: str | None) -> TargetMachine:
-    """Return the machine to price on: the CPU if no cell uses a GPU, else a GPU chosen as `machine_prices` says."""
+    """Return the machine to price on: the CPU if no cell uses a GPU, else a GPU.
+
+    `gpu` decides, else the first gpu_type of the cells, this machine's first GPU, the GPU of the newest timing,
+    ASSUMED_GPU. For the last two, the machine's `reason` says so.
+    """
     resources = {id(cell.config.resources): cell.config.resources for cell in cells}.values()
     if not any(request.gpus for request in resources):
         return TargetMachine(None)

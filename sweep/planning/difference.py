@@ -32,7 +32,9 @@ class ListedCell:
     id: str | None
     """Id; None for a cell dropped by an exclude rule, which has no config."""
     slug: str
+    """Slug; for a dropped cell its levels as axis=level."""
     note: str = ""
+    """Share of finished steps, the rule that drops it, or the state of an orphan; "" without a note."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class GridDifference:
     """Every cell of the grid, of its exclude rules and of the last revision, in one group each, and what changed."""
 
     groups: Mapping[str, Sequence[ListedCell]]
+    """Standing of the cells, "resumable", "excluded" or "orphaned" -> cells; empty groups are missing."""
     revision: int | None = None
     """Number of the sweep's last revision; None if it was never launched."""
     changes: Sequence[Change] = ()

@@ -29,9 +29,13 @@ class Task:
     kind: str
     """"train" or "evaluate"."""
     missing: list[ProbeRequest]
+    """(Probe, context length) pairs to measure; for a training, all that the cell requests."""
     standing: CellStanding
+    """Standing of the cell when the plan was made."""
     weights: str | None = None
+    """Address of the weights to evaluate; None for a training."""
     parent_id: int | None = None
+    """Id of the attempt that trained these weights; None for a training."""
     should_remeasure: bool = False
     """True measures again what the database already has."""
     alone: bool = False
@@ -62,15 +66,19 @@ class Budget:
     """The part of a plan that a budget covers. Hours are GPU-hours, or core-hours if no cell uses a GPU."""
 
     allowed: float
+    """Hours of the budget, spent ones included."""
     unit: str
+    """"GPU-hours" or "core-hours"."""
     spent: float
     """Hours of all attempts of the grid's cells so far: failed ones and those of other sweeps included."""
     cells: int
+    """Number of tasks that are started."""
     hours: float
     """Estimated hours of the tasks that are started."""
     deferred: Sequence[Task]
     """Tasks over budget."""
     deferred_hours: float
+    """Estimated hours of the deferred tasks."""
 
     def describe(self) -> list[str]:
         """Return one line on the budget, and a second one if tasks are deferred."""

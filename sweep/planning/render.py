@@ -17,9 +17,9 @@ MAX_LINES = 12
 def difference_lines(difference: GridDifference, *, list_all: bool) -> Iterator[str]:
     """Yield the lines of a difference: groups of cells with their counts, then the changes since the last launch.
 
-    A group's line has up to three distinct notes of its cells. The line of "excluded" counts the cells that rules drop
-    and has the rules as notes. A sweep without a revision ends with "never launched before", an unchanged one with
-    "nothing changed since revision N". Inherited changes are marked as from a base or a default.
+    A group's line has the distinct notes of its cells if there are at most three. The line of "excluded" counts the
+    cells that rules drop and has the rules as notes. A sweep without a revision ends with "never launched before", an
+    unchanged one with "nothing changed since revision N". Inherited changes are marked as from a base or a default.
 
     Args:
         difference: The difference.

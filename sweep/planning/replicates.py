@@ -50,9 +50,9 @@ def contrast_cells(grid: Grid, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def at_seeds(cells: Sequence[Cell], seeds: Sequence[int]) -> list[Cell]:
-    """Return copies of the cells at other seeds: all cells at the first seed, then all at the next.
+    """Return copies of the cells at other seeds: all cells at the first of `seeds`, then all at the next.
 
-    The copies have ids and slugs of their own.
+    The copies have ids and slugs of their own; everything else of the config is shared.
     """
     return [_at_seed(cell, seed) for seed in seeds for cell in cells]
 
@@ -121,6 +121,7 @@ class StopOutlook:
 
     grid: Grid
     configurations: int
+    """Number of cells per seed that the contrast compares."""
     seeds: int
     """Number of seeds with cells now."""
     last_look: StoppingStatus | None
@@ -198,7 +199,10 @@ def as_json(stop_outlook: StopOutlook | None) -> Mapping[str, Any]:
 
 
 def _last_look(grid: Grid, store: Store | None) -> StoppingStatus | None:
-    """Return the status that the sweep's last launch stored; None without one or if the rule has changed."""
+    """Return the status of the stopping rule that the sweep's last launch stored.
+
+    None without a database, a launch or a status, and if the rule has changed since.
+    """
     # imports SciPy, which other grids need not load
     from ...results.stopping.interim_analysis import stopping_status
 

@@ -160,7 +160,7 @@ class SpeedClasses:
         return self._numbers[key]
 
     def _section(self, section: object, dump: Callable[[], str]) -> str:
-        """Return the text of a section, cached by identity; the section is kept alive so that its id stays unique."""
+        """Return the text of a section, made by `dump` at first sight and then cached by the section's identity."""
         # keyed by identity; the section is kept alive so that no other one gets its id
         cached = self._section_texts.get(id(section))
         if cached is None:
@@ -205,8 +205,11 @@ class Speed:
     token: ThreePointEstimate
     """Seconds per trained token."""
     start: ThreePointEstimate
+    """Seconds from the start of the process until the network is built."""
     compile: ThreePointEstimate
+    """Additional seconds of the first steps."""
     validation_token: ThreePointEstimate
+    """Seconds per token of a validation."""
     forward_token: ThreePointEstimate
     """Seconds per token that a probe reads, in rows as long as training rows."""
     probes: Mapping[tuple[str, int], float] = field(default_factory=dict)
@@ -378,6 +381,7 @@ class _TimedRun:
     timed: TrainingTiming
     config: CellConfig
     like: str
+    """Speed key."""
     token: float
     """Seconds per trained token, between the first and the last point of the curve."""
     compile: float

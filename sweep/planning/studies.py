@@ -36,6 +36,7 @@ class TrialSpace:
 
     grid: Grid
     corner_cells: Sequence[Cell]
+    """Distinct cells at the ends of the ranges, at least one."""
     prepared_corpus: PreparedCorpus | None = None
     """The corpus, if it was prepared under a name."""
 
@@ -109,8 +110,8 @@ def space_of(grid: Grid, corner_cells: Sequence[Cell], root: Path) -> TrialSpace
 def _rounded(domain: Range, value: Any) -> Any:
     """Return a value rounded to DIGITS significant digits.
 
-    Values other than floats of a range without steps are unchanged, and so are floats that rounding would move out of
-    it.
+    Only floats of an interval without steps are rounded, and only if the result stays inside the interval. Zero, other
+    types and levels of a list are returned unchanged.
     """
     if isinstance(domain, LevelChoice) or not isinstance(value, float) or domain.step is not None or not value:
         return value
