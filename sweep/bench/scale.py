@@ -1,7 +1,7 @@
-"""Time of planning, supervising, status and relaunching for a sweep of thousands of cells, in a database of its own.
+"""Time of planning, supervising, status and relaunching for a sweep of thousands of cells.
 
-Attempts start no process: an executor writes their numbers and ends them at once. So only this package's own work is
-timed, including the database, but no training and no start of Python.
+The sweep has a database of its own. Attempts start no process: an executor writes their numbers and ends them at once.
+So only this package's own work is timed, including the database, but no training and no start of Python.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Entire commands on a large sweep, each in a process of its own: plans, reports, a bundle, and a stopped launch.
+"""Entire commands on a large sweep, each in a process of its own.
 
-Seconds include the start of the command; memory is its peak.
+They are plans, reports, the exchange of a bundle, and a stopped launch. Seconds include the start of the command;
+memory is its peak.
 """
 
 from __future__ import annotations

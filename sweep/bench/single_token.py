@@ -1,4 +1,4 @@
-"""Attention of one new token per text: over pages by our kernels, and over dense keys by cuDNN and FlashAttention."""
+"""Attention of one new token per text: over pages by this package, over dense keys by cuDNN and FlashAttention."""
 
 from __future__ import annotations
 

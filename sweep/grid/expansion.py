@@ -248,7 +248,7 @@ class Expansion:
         return pinned
 
     def _base_slug(self, config: CellConfig) -> str:
-        """Return the slug prefix of the cell, the levels of the five built-in axes, cached by model and train section."""
+        """Return the slug prefix of the cell, the levels of the five built-in axes; cached by model and train."""
         # only these two sections hold levels of the five axes; self._sections keeps them alive
         key = id(config.model), id(config.train)
         if key not in self._base_slugs:

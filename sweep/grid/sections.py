@@ -1,4 +1,4 @@
-"""Sections of a grid file about its cells: `contrasts`, the stopping rule (`stop`), and studies (`search`, `tune`)."""
+"""Sections of a grid file about its cells: `contrasts`, the stopping rule (`stop`), `search` and `tune`."""
 
 from __future__ import annotations
 

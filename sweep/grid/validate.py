@@ -209,10 +209,15 @@ def check_agreement(
 ) -> None:
     """Raise InvalidConfig for the first contradiction between settings of different sections.
 
-    Checked in this order: `vocab_size` at least the tokenizer's; a corpus that can mark targets for `loss_on: marked`;
-    row length of the corpus equal to `seq_len`; at least one global layer; a position table as long as a row; a memory
-    that can have rows of that length; a mixer with a distractor loss if `train.distractor` is on. May load the
-    tokenizer's file.
+    May load the tokenizer's file. Checked in this order:
+
+    - `vocab_size` is at least the tokenizer's vocabulary.
+    - The corpus can mark targets, for `loss_on: marked`.
+    - Rows of the corpus, if their length is fixed, have `seq_len` tokens.
+    - At least one layer is global.
+    - The position table, if there is one, is at least as long as a row.
+    - The memory is of use for rows of that length.
+    - The mixer has a distractor loss, if `train.distractor` is on.
 
     Args:
         model: Model section.
@@ -313,10 +318,13 @@ def base_of(setting: Setting, grid: Path) -> str | None:
 def blame(merged: Layer, problem: InvalidConfig, grid: Path) -> GridError:
     """Return the GridError of a problem, at the line of the setting that most likely caused it.
 
-    Candidates in this order: a setting below one of the problem's paths that the message names; one of the paths or a
-    setting below; a setting of the first path's section that the message names; any setting below the paths. Of
-    several, the last one in the layer is used. Without any, defaults disagree and the error has no line. A setting of a
-    base is reported as inherited.
+    The first rule that matches any setting decides, and of several settings the last one in the layer is used:
+
+    1. It is below one of the problem's paths, and the message names it.
+    2. It is at or below one of the paths.
+    3. It is in the section of the first path, and the message names it.
+
+    Without any, defaults disagree and the error has no line. A setting of a base is reported as inherited.
 
     Args:
         merged: All settings of the cell, in rising precedence.

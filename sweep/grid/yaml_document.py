@@ -153,7 +153,7 @@ class _PlainLoader:
     """Reader of YAML into plain values; each alias becomes a copy, and `lines` receives the line of each key path."""
 
     def __init__(self) -> None:
-        """Create a reader for one document, whose lines it keeps."""
+        """Start with no lines and no values; a reader reads a single document."""
         self.lines: dict[KeyPath, int] = {}
         self._yaml = YAML(typ="safe", pure=True)
         self._yaml.Composer = _BoundedComposer

@@ -148,9 +148,9 @@ def unprepared(cells: Sequence[Cell], grid: Grid, root: Path) -> list[Unprepared
 def _unprepared(data: DataConfig, grid: Grid, root: Path) -> Unprepared | None:
     """Return the unprepared text of a data section, or None if a launch can prepare it from this machine.
 
-    Without a download, only a tokenizer that cannot be loaded is a problem; `tokens` and `bytes` are None then. `bytes`
-    is the sum over all downloads, None if the size of one is unknown. `alternative` is set only if the corpus itself is
-    on this machine and just its source of long documents (`data.heldout`) is not.
+    Without a download, only a tokenizer that cannot be loaded is a problem; `tokens` and `bytes` are None then.
+    Otherwise `bytes` is the sum over all downloads, None if the size of one is unknown. `alternative` is set only if
+    the corpus itself is on this machine and just its source of long documents (`data.heldout`) is not.
     """
     downloads, command = _downloads(data), _command(grid, root)
     if not downloads:
@@ -301,11 +301,12 @@ def _preparation(data: DataConfig, corpus: Corpus, validation: int, documents: i
     """Return a sentence on how to prepare the text with larger splits; None if that does not help.
 
     It never helps for computed corpora, for those that are not split by tokens, or if both splits are large enough. A
-    validation split larger than the whole text is not proposed, nor held-out documents where `data.heldout` lends them.
+    validation split larger than the whole text is proposed only if `data.train_tokens` limits the text. Held-out
+    documents are not proposed where `data.heldout` lends them.
 
     Args:
-        data: Data section of a cell; its own split sizes are not looked at.
-        corpus: The prepared corpus.
+        data: Data section of a cell.
+        corpus: The prepared corpus, whose splits are compared with the requirements.
         validation: Required tokens of the validation split.
         documents: Required number of held-out documents.
     """

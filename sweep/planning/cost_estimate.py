@@ -229,9 +229,9 @@ class Bill:
 def forecast(cells: Sequence[Cell], prices: Pricer) -> Forecast:
     """Return the full cost of all these cells by every basis, for a launch to store and compare later.
 
-    The forecast holds the machine's name ("A and B" if cells run on GPU and CPU), the index of each cell's group in
-    cell order, and the groups: basis -> (low, likely, high) GPU-hours or core-hours of one cell. Full costs ignore
-    checkpoints.
+    Full costs ignore checkpoints and finished work. The forecast holds three things: the machine's name ("A and B" if
+    cells run on GPU and CPU), the index of each cell's group in cell order, and the groups. A group maps a basis to the
+    (low, likely, high) GPU-hours or core-hours of one of its cells.
 
     Args:
         cells: The cells, finished ones too.

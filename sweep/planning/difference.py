@@ -1,4 +1,4 @@
-"""Difference between a grid and the database: cells grouped by pending action, and changes since the last launch."""
+"""Difference between a grid and the database: cells by pending action, and changes since the last launch."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class GridDifference:
 def diff(grid: Grid, plan: Plan, cells: Sequence[Cell], store: Store | None) -> GridDifference:
     """Return the difference between a grid and the database.
 
-    Groups are keyed by standing ("resumable" for interrupted cells with a checkpoint), then "excluded" and "orphaned"
-    where there are such cells. "orphaned" holds cells of the last revision that the grid no longer has. "excluded" has
-    an entry per dropped combination (or per dropped seed); `rules` counts the cells. For a sweep that was never
-    launched only groups and rules are set.
+    Groups are keyed by standing, with "resumable" for interrupted cells that have a checkpoint. "excluded" and
+    "orphaned" follow where there are such cells. "orphaned" holds cells of the last revision that the grid no longer
+    has. "excluded" has an entry per dropped combination (or per dropped seed); `rules` counts the cells. For a sweep
+    that was never launched only groups and rules are set.
 
     Args:
         grid: The grid.

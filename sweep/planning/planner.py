@@ -1,4 +1,7 @@
-"""The plan of a launch: which cells to train or evaluate, from the grid and the database. Nothing is started here."""
+"""The plan of a launch: which cells to train or evaluate, from the grid and the database.
+
+Nothing is started here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Additional seeds of a grid's stopping rule: the cells so far, and the outlook on further looks and their price."""
+"""Additional seeds of a grid's stopping rule: the cells so far, the outlook on further looks, and the price."""
 
 from __future__ import annotations
 

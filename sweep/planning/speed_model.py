@@ -273,8 +273,8 @@ class SpeedTable:
     def lookup(self, config: CellConfig) -> dict[PriceBasis, Speed]:
         """Return basis -> speed of a cell, the best basis first; cached by speed key, so do not change the result.
 
-        "measured" is present with finished trainings of equal speed key on the machine, "calibrated" with a calibration
-        of equal speed key and device. "FLOPs" is always present, with runs of other speed keys on the machine as its
+        "measured" needs a finished training of equal speed key on the machine. "calibrated" needs a calibration of
+        equal speed key and device. "FLOPs" is always present; runs of other speed keys on the machine are its
         reference.
         """
         like = self.speed_classes.key(config)
