@@ -679,7 +679,7 @@ def _row_linear(random: _Inputs, inputs: int, outputs: int, gate: str) -> Case:
         """Return the products with all matrices by a backend, as a function of row, stream and stacked matrices."""
 
         def call(x: Tensor, stream: Tensor, weights: Tensor) -> object:
-            """Return one product per matrix, as a tuple of [1, outputs]."""
+            """Return one product per matrix, as a tuple of [1, outputs], or of half that width with a gate."""
             options: dict[str, Any] = (
                 {"norm_D": torch.ones_like(x[0], dtype=torch.float32), "eps": 1e-6} if has_norm else {}
             )

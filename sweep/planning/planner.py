@@ -34,7 +34,7 @@ class Task:
     missing: list[ProbeRequest]
     """(Probe, context length) pairs to measure; for a training, all that the cell requests."""
     standing: CellStanding
-    """Standing of the cell when the plan was made."""
+    """Standing of the cell (state of training and measurements) when the plan was made."""
     weights: str | None = None
     """Address of the weights to evaluate; None for a training."""
     parent_id: int | None = None
@@ -111,7 +111,7 @@ class Plan:
 
     tasks: list[Task]
     standings: dict[str, CellStanding]
-    """Cell id -> standing before the launch."""
+    """Cell id -> standing before the launch: state of training and requested measurements, such as "needs-eval"."""
     cells: list[Cell]
     num_filtered_out: int = 0
     """Number of the grid's cells that `--only` filters out."""

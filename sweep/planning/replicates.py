@@ -66,9 +66,9 @@ def _at_seed(cell: Cell, seed: int) -> Cell:
 def with_further_seeds(grid: Grid, cells: Sequence[Cell], store: Store | None) -> list[Cell]:
     """Return the grid's cells, followed by those of additional seeds that the stopping rule needs so far.
 
-    The additional cells are those that the rule's contrast compares, seed by seed. They reach up to the first look of
-    the rule at or beyond the largest seed that the sweep already has in the database; for a new sweep, up to the first
-    look. Without a rule, the cells are returned alone.
+    The additional cells are those that the rule's contrast compares, seed by seed. They reach up to the first look
+    (interim analysis) at or beyond the largest seed that the sweep already has in the database. A new sweep gets those
+    up to the first look. Without a rule, the cells are returned alone.
 
     Args:
         grid: The grid.
