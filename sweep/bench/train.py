@@ -236,7 +236,10 @@ class TimedCell:
         self.step += 1
 
     def optimizer_seconds(self) -> float:
-        """Return the seconds of clipping and all optimizers, timed once on gradients of ones, at learning rate 0."""
+        """Return the seconds of clipping and all optimizers, timed once on gradients of ones, at learning rate 0.
+
+        The gradients are overwritten, and the optimizers' states change.
+        """
         optimizers = self.trainer.optimizers
         for p in optimizers.parameters:
             p.grad = torch.ones_like(p)

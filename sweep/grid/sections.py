@@ -197,7 +197,10 @@ def read_stop(
 def with_contrast(
     declared: Sequence[Contrast], rule: StoppingRule, axis_levels: Mapping[str, list[Any]]
 ) -> tuple[Contrast, ...]:
-    """Return the declared contrasts, with the rule's contrast appended unless an equal one is declared already."""
+    """Return the declared contrasts, with the rule's contrast appended unless an equal one is declared already.
+
+    Margins are not compared. A declared contrast without reference has the default one of its axis.
+    """
     levels = canonical_levels(axis_levels)
     is_declared = any(
         rule.applies_to(contrast, contrast.reference or reference_level([*levels[contrast.axis]]))

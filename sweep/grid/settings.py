@@ -176,7 +176,7 @@ def _is_section(annotation: Any) -> bool:
 def keys_below(path: str) -> list[str]:
     """Return the dotted paths directly below `path` ("" for the whole config), without computed fields.
 
-    Fields come as declared; settings of parts are sorted by name.
+    Fields come as declared; names of parts and their settings are sorted. Empty for a value or an unknown path.
     """
     node, prefix = _schema_node(path), f"{path}." if path else ""
     names = sorted(node) if isinstance(node, Registry) else getattr(node, "model_fields", ())

@@ -134,9 +134,8 @@ class Pricer:
     def _probes(self, config: CellConfig, speed: Speed, wanted: Sequence[ProbeRequest]) -> ThreePointEstimate:
         """Return the total seconds of (probe, length) pairs.
 
-        A pair that was measured takes its measured seconds per token (+-10 %); any other one is estimated from tokens.
-
-        Seconds per token grow with the FLOPs per token at that length; length 0 counts as the training length.
+        A pair that was measured takes its measured seconds per token (+-10 %). Any other one is estimated from tokens:
+        seconds per token grow with the FLOPs per token at that length, and length 0 counts as the training length.
         """
         estimates = []
         probes = {name: bound(name, config) for name in {name for name, _ in wanted}}
@@ -489,7 +488,7 @@ def _target_machine(cells: Sequence[Cell], timed: Sequence[TrainingTiming], gpu:
 
 
 def _full_gpu_name(word: str, timed: Sequence[TrainingTiming]) -> str:
-    """Return a GPU's driver name without "NVIDIA ", by a word of it, case-insensitive if the name is given in full.
+    """Return a GPU's driver name without "NVIDIA ", by the name or a word of it, ignoring case.
 
     A full match is preferred to a word of the name. Measured GPUs are searched first, newest first, then those of known
     peak FLOP/s. Without a match the word itself is returned.
@@ -542,10 +541,9 @@ def parse_budget(text: str, rate: float | None) -> float:
 def hours_spent(store: Store | None, cells: Sequence[Cell]) -> float:
     """Return the GPU-hours, or core-hours of cells without a GPU, of all attempts of these cells so far.
 
-    Attempts of other sweeps are included.
-
-    Attempts that run, failed or evaluated count, until their end or last heartbeat; imported attempts count nothing.
-    0.0 without a database. Each attempt takes the resources that its cell requests now.
+    Attempts of other sweeps are included, and those that run, failed or evaluated, until their end or last heartbeat.
+    Imported attempts count nothing. 0.0 without a database. Each attempt takes the resources that its cell requests
+    now.
     """
     if store is None:
         return 0.0

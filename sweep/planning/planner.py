@@ -225,7 +225,8 @@ def level_of(cell: Cell, axis: str) -> str | None:
 def remaining_share(state: CellState | None) -> float:
     """Return the share of a cell's training that is still to be done, from 0 to 1.
 
-    1 for a cell without a state or checkpoint, or whose state is not interrupted, pruned or failed.
+    1 for a cell without a state, checkpoint or known number of steps, or whose state is not interrupted, pruned or
+    failed.
     """
     if (
         state is None

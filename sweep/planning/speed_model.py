@@ -427,7 +427,7 @@ def _measured(config: CellConfig, runs: Sequence[_TimedRun]) -> Speed:
     """Return the speed from at least one run of the same speed key.
 
     Estimates span the extremes of the runs, widened by MARGIN. Start and validation come from first attempts alone;
-    without any, they are typical values.
+    without any, they are typical values. The runs count as measured with neighbours, whatever shared their GPU.
     """
     token = ThreePointEstimate.from_samples([run.token for run in runs], MARGIN)
     shares = [overhead for run in runs if (overhead := _overhead(run)) is not None]
