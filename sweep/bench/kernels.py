@@ -65,7 +65,9 @@ class Case:
     op: str
     size: str
     inputs: Callable[[], list[Tensor]]
+    """Returns new random inputs on each call."""
     variants: dict[str, Callable[..., Any]]
+    """Name -> function of all inputs."""
     flops: float
     """FLOPs of the forward pass."""
     bytes_moved: float

@@ -80,14 +80,21 @@ class PhaseTimer:
     """
 
     tell: Callable[[str], None]
+    """Called with a line at the end of each attempt."""
     began: dict[int, float] = field(default_factory=dict)
+    """Attempt id -> start of its process."""
     trained: dict[int, float] = field(default_factory=dict)
+    """Attempt id -> time at which it was first seen training."""
     stepped: dict[int, float] = field(default_factory=dict)
     """Attempt id -> time at which its first step was over."""
     probed: dict[int, float] = field(default_factory=dict)
+    """Attempt id -> time at which it was first seen probing."""
     over: dict[int, float] = field(default_factory=dict)
+    """Attempt id -> its end."""
     ends: Counter[str] = field(default_factory=Counter)
+    """Final state of attempts -> their number."""
     causes: list[str] = field(default_factory=list)
+    """A line per attempt that did not end as done."""
 
     def started(self, task: Task, attempt: Attempt) -> None:
         """Record the start of the process."""

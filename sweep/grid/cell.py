@@ -197,7 +197,9 @@ class Cell:
     """A combination of levels and a seed, resolved to a config."""
 
     id: str
+    """First 12 hex digits of the hash of its identity, as `cell_id` returns them."""
     slug: str
+    """Readable name, as `slug` returns it."""
     config: CellConfig
     axes: dict[str, str]
     """Axis -> level, as the grid names them; only the axes that the grid varies."""

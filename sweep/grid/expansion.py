@@ -34,6 +34,7 @@ class _ResolvedLevel:
 
     axis: str
     word: str
+    """The level as text."""
     setting: Setting
     layer: Layer
     sections: tuple[str, ...]

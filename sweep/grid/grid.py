@@ -48,6 +48,7 @@ class Grid:
     description: str
     document: GridDocument
     axes: dict[str, list[Any]]
+    """Axis -> levels as written, in the order of the file."""
     custom_axes: NamedLevels
     """Axes of `axes` whose levels the file itself defines."""
     level_settings: NamedLevels
@@ -60,6 +61,7 @@ class Grid:
     layers: list[Layer]
     """Settings of the base chain, oldest first, then of `set` and `resources`; axis levels override them."""
     command_line: Layer = field(default_factory=dict)
+    """Overrides of `--set`, of highest precedence."""
     plugins: tuple[Plugin, ...] = ()
     contrasts: tuple[Contrast, ...] = ()
     """Declared comparisons; they are no part of any cell."""

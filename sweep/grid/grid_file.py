@@ -788,7 +788,8 @@ class GridFile(Section):
     def _suits_its_cells(cls, value: Any) -> Any:
         """Return the keys unchanged; in a study, without empty `design`, `stop` and `tune`.
 
-        Raises PydanticCustomError for a pruner outside a study, and for a non-empty key of OF_FACTORIALS in one.
+        Raises PydanticCustomError for a pruner at the top level or in a grid with axes, and for a non-empty key of
+        OF_FACTORIALS in a study.
         """
         search = value.get("search")
         if "pruner" in value:

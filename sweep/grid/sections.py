@@ -278,6 +278,7 @@ class Tune:
     fixed_levels: Mapping[str, Any] = field(default_factory=dict)
     """Axis -> level at which it is fixed during the studies; other axes stay at the value of the grid's base."""
     line: int = 1
+    """Line of `tune` in the file."""
 
     def study_name(self, grid: str, word: str) -> str:
         """Return the sweep name of the study of level `word` of a grid named `grid`."""

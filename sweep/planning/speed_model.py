@@ -119,7 +119,7 @@ def read_calibrations(runs: Path) -> list[Calibration]:
 def save_calibrations(runs: Path, new: Iterable[Calibration]) -> None:
     """Add calibrations to the file in `runs`; a new one replaces that of the same speed key and device.
 
-    Entries of the old file that are not valid are dropped.
+    Entries of the old file that are not valid are dropped. Raises StoreError or WriteRefused if it cannot be written.
     """
     every = {(calibration.device, calibration.like): calibration for calibration in (*read_calibrations(runs), *new)}
     write_file(

@@ -100,6 +100,9 @@ def space_of(grid: Grid, corner_cells: Sequence[Cell], root: Path) -> TrialSpace
         grid: The grid.
         corner_cells: Cells at the ends of its ranges, at least one; their text is that of every trial.
         root: Folder of the prepared corpora, in which a corpus that is not registered is looked up by name.
+
+    Raises:
+        CorpusError: If the manifest of that corpus is damaged.
     """
     if grid.search is None:
         return None
