@@ -66,7 +66,7 @@ def _write_report(
         environment: Facts, as `environment_facts` returns them.
         benchmark: Module whose `table` takes `measured`.
         measured: (Ceilings, rows), or rows alone.
-        out: JSON file; None writes none.
+        out: JSON file; None writes none. Standard output ("-") gets the JSON, and nothing else is printed.
         as_json: True prints JSON instead of the table.
     """
     json_text = json.dumps({**environment, **as_dict(*measured)}, indent=1)

@@ -193,8 +193,8 @@ _prepare_in_memory = functools.cache(prepare_in_memory)  # called once for the f
 def _instant_corpus(data: DataConfig) -> Corpus | None:
     """Return the text of a data section that a dry run prepares in memory; None for all other text.
 
-    It must be a registered corpus marked as at hand, without `data.heldout`, whose tokenizer can be loaded. The result
-    is cached by section, without its fingerprint.
+    It must be a registered corpus marked as at hand, without `data.heldout`, whose tokenizer can be loaded (unless the
+    corpus brings its own). The result is cached by section, without its fingerprint.
     """
     small = data.heldout is None and data.corpus in CORPORA and CORPORA.load(data.corpus).at_hand
     if small and CORPORA.load(data.corpus).tokenizer is None:
