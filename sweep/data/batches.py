@@ -25,10 +25,15 @@ class DataError(SweepError):
 
 @functools.lru_cache(maxsize=2)
 def _permutation(count: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the shuffled order of `count` rows in one epoch, int64 [count].
+    """Return the shuffled order of the rows in one epoch, int64 [count]: entry i is the row that is read i-th.
 
     The order sorts raw Philox numbers: NumPy guarantees those across versions, but not the result of
-    `Generator.permutation`. The last two orders are cached.
+    `Generator.permutation`. The last two orders are cached, so the result must not be changed.
+
+    Args:
+        count: Number of rows in an epoch.
+        seed: Seed of the order.
+        epoch: Number of the epoch, from 0; each has an order of its own.
     """
     key = int.from_bytes(hashlib.sha256(f"{seed}/data/{epoch}".encode()).digest()[:16], "big")
     return np.argsort(np.random.Philox(key=key).random_raw(count), kind="stable")
@@ -86,22 +91,25 @@ class Batches:
     def row(self, index: int) -> int:
         """Return the row of the stream that is read as number `index` of the run.
 
-        Both count from 0. `index` continues across epochs; with `shuffle` every epoch has an order of its own.
+        Both count from 0. `index` continues across epochs and has no upper limit. With `shuffle` every epoch has an
+        order of its own, else every epoch is read in file order.
         """
         epoch, position = divmod(index, self.rows)
         return int(_permutation(self.rows, self.seed, epoch)[position]) if self.shuffle else position
 
     def _locate_row(self, row: int) -> tuple[int, int]:
-        """Return (index of the shard, offset in tokens within it) of a row of the stream."""
+        """Return (index of the shard, offset in tokens within it) of a row, counted across all shards."""
         shard = int(np.searchsorted(self._ends, row, side="right"))
         return shard, (row - (int(self._ends[shard - 1]) if shard else 0)) * self.seq_len
 
     def _read_step(self, streams: Sequence[Stream], step: int) -> np.ndarray:
-        """Return the rows of one step from `streams`, the last target of each included: [rows_per_step, seq_len + 1].
+        """Return the rows of one step in the streams' type, [rows_per_step, seq_len + 1].
+
+        The last column holds the last target of each row.
 
         Args:
-            streams: One stream per shard, either tokens or marks.
-            step: Optimizer step, from 0.
+            streams: One stream per shard, in the order of `shards`: either tokens or marks.
+            step: Optimizer step, from 0; steps past the first epoch read the next one.
         """
         first = step * self.rows_per_step
         locations = [self._locate_row(self.row(index)) for index in range(first, first + self.rows_per_step)]
@@ -181,7 +189,9 @@ class StepPrefetcher:
         self._ready: tuple[int, StepBatch] | None = None
 
     def get(self, step: int) -> StepBatch:
-        """Return a step on the device, and forget it; read it now unless `prepare` has done so.
+        """Return a step on the device and forget it; read it now unless it is the step that `prepare` read last.
+
+        A prepared step of another number is discarded.
 
         Raises:
             DataError: No target of the step is marked.
@@ -194,9 +204,10 @@ class StepPrefetcher:
         return step_batch
 
     def prepare(self, step: int) -> None:
-        """Read a step and start copying it to the device.
+        """Read a step on this thread, start copying it to the device, and store it for `get`.
 
-        On CUDA the copy comes from pinned memory, so that the host does not wait for queued work.
+        It replaces a step that was stored before. On CUDA the copy comes from pinned memory, so that the host does not
+        wait for queued work.
 
         Raises:
             DataError: No target of the step is marked.
@@ -207,13 +218,15 @@ class StepPrefetcher:
         self._ready = step, StepBatch(self._to_device(inputs), self._to_device(targets), marked)
 
     def _collect_marked(self, targets_RT: Tensor, is_marked_RT: Tensor) -> list[MarkedTargets]:
-        """Return the marked targets of each micro-batch, padded to the capacity, on the device.
+        """Return the marked targets of each micro-batch in order, padded to the capacity, on the device.
 
-        Indices are collected on the CPU, because reading their number from the device would wait for it.
+        Padding entries have the target -1, and as indices 0, 1, 2, ... A micro-batch with more marked targets than the
+        capacity is neither cut nor padded. Indices are collected on the CPU, because reading their number from the
+        device would wait for it.
 
         Args:
             targets_RT: Targets of the step, int64 [rows, seq_len] on the CPU.
-            is_marked_RT: Mask of the targets that count, bool [rows, seq_len] on the CPU.
+            is_marked_RT: Mask of the targets that count, bool [rows, seq_len] on the CPU, with at least one True.
         """
         micro_batches = list(
             zip(targets_RT.split(self._micro_batch), is_marked_RT.split(self._micro_batch), strict=True)
@@ -236,10 +249,12 @@ class StepPrefetcher:
 
 
 def training_batches(config: CellConfig, corpus: Corpus) -> Batches:
-    """Return the training rows of a cell.
+    """Return the training rows of a cell: `batch_tokens // seq_len` rows per step, in an order from the cell's seed.
+
+    Marks are set only if `train.loss_on` is "marked"; otherwise every token counts, even in a corpus with marks.
 
     Raises:
-        DataError: The corpus has too few tokens, or has no marks although `train.loss_on` is marked.
+        DataError: The corpus has too few tokens, or has no marks although `train.loss_on` is "marked".
     """
     train, data = config.train, config.data
     if train.loss_on == "marked" and corpus.train_marks is None:
@@ -250,10 +265,13 @@ def training_batches(config: CellConfig, corpus: Corpus) -> Batches:
 
 
 def stream_rows(tokens: Stream, seq_len: int, rows: int, start: int = 0) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets of `rows` consecutive rows of a stream, each int64 [rows, seq_len].
+    """Return inputs and targets of `rows` consecutive rows of a stream, each int64 [rows, seq_len] on the CPU.
+
+    Row r reads the tokens from r * seq_len on; its targets are the tokens one place later. So the last target of a row
+    is the first input of the next.
 
     Args:
-        tokens: The stream.
+        tokens: The stream; marks work as well.
         seq_len: Targets per row.
         rows: Number of rows.
         start: Number of the first row, counted from 0.

@@ -26,8 +26,15 @@ UNSUPPORTED_FIELDS = ("path", "train_tokens", "heldout", "tokenizer_file", "end_
 def request(data: DataConfig, kind: type[CorpusKind]) -> dict[str, Any]:
     """Return the JSON-serialisable facts that determine the rows of a computed corpus.
 
+    Its keys are layout, corpus, path and heldout (both None), tokenizer, settings (all fields, defaults filled in) and,
+    for a corpus of a plugin, plugin.
+
+    Args:
+        data: Data section of the config. `tokenizer` may be "bytes", the default, which is then ignored.
+        kind: Class of the corpus that `data.corpus` names.
+
     Raises:
-        CorpusError: `data` sets a field that computed corpora do not support, or another tokenizer.
+        CorpusError: `data` sets a field of `UNSUPPORTED_FIELDS`, or another tokenizer.
         ValidationError: The settings of the corpus are invalid (pydantic).
     """
     for name in UNSUPPORTED_FIELDS:
@@ -53,11 +60,16 @@ def request(data: DataConfig, kind: type[CorpusKind]) -> dict[str, Any]:
 def build_manifest(corpus_request: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return the manifest of a computed corpus, without the keys that `Preparation._seal` adds.
 
-    Saves the tokenizer's file into `folder`, if it has one.
+    Its keys are those of a corpus of shards, of which shards, heldout_names and heldout_ends are empty. `documents` is
+    the number of rows of both splits. `KEY` holds corpus, settings and splits. Saves the tokenizer's file into
+    `folder`, if it has one.
 
     Args:
         corpus_request: Result of `request`.
-        folder: Folder of the prepared corpus.
+        folder: Folder of the prepared corpus; must exist.
+
+    Raises:
+        KeyError: The corpus is not registered.
     """
     kind = CORPORA.load(corpus_request["corpus"])
     streams = kind.streams(kind.Config.model_validate(corpus_request["settings"]))
@@ -81,7 +93,10 @@ def build_manifest(corpus_request: dict[str, Any], folder: Path) -> dict[str, An
 
 
 def _describe_splits(streams: Streams) -> dict[str, Any]:
-    """Return by split its number of tokens and the hash of its first rows; marks are splits of their own."""
+    """Return by split its number of tokens ("tokens") and the hash of its first rows ("first_rows").
+
+    The splits are train and validation and, for a corpus with marks, train_marks and validation_marks.
+    """
     rows = {"train": streams.train, "validation": streams.validation}
     if streams.train_marks is not None and streams.validation_marks is not None:
         rows |= {"train_marks": streams.train_marks, "validation_marks": streams.validation_marks}
@@ -92,16 +107,18 @@ def _describe_splits(streams: Streams) -> dict[str, Any]:
 
 
 def _hash_first_rows(rows: Rows) -> str:
-    """Return the SHA-256 in hex of the first `HASHED_ROWS` rows."""
+    """Return the SHA-256 in hex of the first `HASHED_ROWS` rows as little-endian uint16; fewer if there are fewer."""
     tokens = rows[: HASHED_ROWS * rows.length]
     return hashlib.sha256(tokens.astype("<u2").tobytes()).hexdigest()
 
 
 def open_streams(manifest: dict[str, Any]) -> Streams:
-    """Return the splits of the computed corpus that a manifest describes.
+    """Return the splits of the computed corpus that a manifest describes, without comparing them with its hashes.
 
     Raises:
-        CorpusError: No corpus of that name is registered; its plugin is not loaded.
+        CorpusError: No corpus of that name is registered, because its plugin is not loaded.
+        ValidationError: The class of the corpus no longer accepts the settings (pydantic).
+        KeyError: The manifest is not one of a computed corpus.
     """
     section = manifest[KEY]
     if section["corpus"] not in CORPORA:
@@ -113,9 +130,14 @@ def open_streams(manifest: dict[str, Any]) -> Streams:
 
 
 def differences(manifest: dict[str, Any], folder: Path) -> list[str]:
-    """Return one line per split whose first rows differ from those that were hashed for the fingerprint.
+    """Return one line per recorded split that has changed; an empty list if none has.
 
-    A corpus that is not registered gives one line with the reason.
+    A split has changed if its number of tokens or its first rows differ from the manifest, or if the corpus no longer
+    has it. New splits are ignored. A corpus that is not registered gives a single line with the reason.
+
+    Args:
+        manifest: Manifest of a computed corpus.
+        folder: Folder of the prepared corpus, for the lines alone; no file is read.
     """
     try:
         current = _describe_splits(open_streams(manifest))

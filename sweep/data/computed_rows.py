@@ -16,10 +16,11 @@ import numpy as np
 
 
 class Rows(ABC):
-    """A stream of `rows` rows of `length` tokens, followed by the first token of the row that would come next.
+    """Token stream of `rows` rows of `length` tokens, followed by the first token of the row that would come next.
 
-    It reads like a one-dimensional array: it has a length, and slices of it are arrays. Row i depends on i alone, so
-    the order of reading and the number of rows read at once do not change the tokens.
+    It reads like a one-dimensional array: its length is rows * length + 1, and slices of it are arrays (an integer
+    index is not supported). Row i depends on i alone, so the order of reading and the number of rows read at once do
+    not change the tokens.
     """
 
     first: int
@@ -48,10 +49,10 @@ class Rows(ABC):
         return self.rows * self.length + 1
 
     def __getitem__(self, part: slice) -> np.ndarray:
-        """Return a slice of the stream, uint16 [n].
+        """Return a slice of the stream, uint16 [n]; bounds work as for a list, so the result can be shorter or empty.
 
         Raises:
-            ValueError: The slice has a step.
+            ValueError: The slice has a step other than 1.
         """
         start, end, step = part.indices(len(self))
         if step != 1:
@@ -59,7 +60,9 @@ class Rows(ABC):
         return self.pieces(np.array([start]), max(0, end - start))[0]
 
     def pieces(self, starts: np.ndarray, count: int) -> np.ndarray:
-        """Return `count` consecutive tokens from each start.
+        """Return `count` consecutive tokens from each start; the end of the stream is not checked.
+
+        Positions past the end give the tokens of rows with higher numbers, which belong to no split.
 
         Args:
             starts: Positions in the stream, int64 [n].
@@ -127,7 +130,11 @@ class RandomRows(Rows):
         """
 
     def _draw_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the raw Philox numbers of these rows (int64 [n]) as uint64 [n, draws]."""
+        """Return the raw Philox numbers of these rows (int64 [n], in any order) as uint64 [n, draws].
+
+        The counter of row i starts at i times the number of four-number blocks of a row, so each row has numbers of its
+        own.
+        """
         draws = np.empty((len(numbers), 4 * self._blocks), dtype=np.uint64)
         if not len(numbers):
             return draws[:, : self._draws]
@@ -203,7 +210,12 @@ class Streams:
 
 
 def pieces(stream: Stream, starts: Sequence[int], count: int) -> np.ndarray:
-    """Return `count` consecutive tokens from each start of a stream, as an array [n, count] of the stream's type."""
+    """Return `count` consecutive tokens from each start of a stream, as an array [n, count] of the stream's type.
+
+    Raises:
+        ValueError: `stream` is an array, and `starts` is empty or its pieces differ in length because one exceeds the
+            end.
+    """
     if isinstance(stream, Rows):
         return stream.pieces(np.asarray(starts, dtype=np.int64), count)
     result: np.ndarray[Any, Any] = np.stack([stream[start : start + count] for start in starts])

@@ -50,7 +50,7 @@ class CorpusUnknown(CorpusError):
 
         Args:
             name: The unknown name.
-            allowed: Names of the available corpora.
+            allowed: Names of the available corpora, registered ones and those prepared under a name.
         """
         self.name, self.allowed = name, list(allowed)
         super().__init__(
@@ -133,15 +133,26 @@ class Corpus:
 def source_of(data: DataConfig) -> DocumentSource | None:
     """Return the documents that a data section names; None for a corpus of shards or of computed rows.
 
+    The files themselves are not looked for yet.
+
     Raises:
-        CorpusError: The path is missing.
+        CorpusError: `data` lacks a setting that the corpus needs, such as `data.path`.
+        KeyError: No corpus of that name is registered.
     """
     kind = CORPORA.load(data.corpus)
     return None if kind.ready or kind.tokenizer else kind.source(data)
 
 
 def _is_training_text(heldout: str, data: DataConfig) -> bool:
-    """Return True if the source of held-out documents is, or overlaps, the training text."""
+    """Return True if the source of held-out documents is, or overlaps, the training text.
+
+    That is so if both name the same corpus, or if one of both paths (symlinks resolved) lies within the other. Paths
+    are not compared for a corpus of shards, nor if `heldout` is the name of a registered corpus.
+
+    Args:
+        heldout: Value of `data.heldout`: name of a corpus or a path.
+        data: Data section of the config.
+    """
     if heldout == data.corpus:
         return True
     if data.path is None or CORPORA.load(data.corpus).ready or heldout in CORPORA:
@@ -153,8 +164,11 @@ def _is_training_text(heldout: str, data: DataConfig) -> bool:
 def heldout_source(data: DataConfig) -> DocumentSource | None:
     """Return the source of long held-out documents that `data.heldout` names; None when it names none.
 
+    A registered corpus that provides long documents has precedence; any other text is taken as the path of a file or
+    folder.
+
     Raises:
-        CorpusError: It is the training text, or neither a path nor a corpus that provides long documents.
+        CorpusError: It is the training text, or neither an existing path nor a corpus that provides long documents.
     """
     if data.heldout is None:
         return None
@@ -177,8 +191,14 @@ def heldout_source(data: DataConfig) -> DocumentSource | None:
 def request(data: DataConfig) -> dict[str, Any]:
     """Return the facts that determine a prepared corpus, as JSON: fields of the config and the state of its files.
 
+    For a corpus of documents or shards the keys are layout, corpus, path, tokenizer, train_tokens, heldout,
+    heldout_tokens, source and heldout_source. Further ones are plugin, for a corpus of a plugin, and division
+    (validation_tokens, heldout_documents), where tokens decide the splits. `computed.request` gives those of a computed
+    corpus. Sizes and modification times of files count, so the result changes when a file is touched.
+
     Raises:
         CorpusError: A setting does not fit the corpus, or a path is missing.
+        KeyError: No corpus of that name is registered.
     """
     kind = CORPORA.load(data.corpus)
     if data.validation_tokens is not None and (kind.ready or kind.tokenizer is not None):
@@ -208,7 +228,11 @@ def request(data: DataConfig) -> dict[str, Any]:
 def is_by_tokens(data: DataConfig) -> bool:
     """Return True if the documents of a corpus are divided into splits by tokens, not by the hashes of their names.
 
-    A corpus of shards or computed rows is not divided at all, which gives False.
+    A class of corpora says so (`CorpusKind.by_tokens`), and a config that sets `validation_tokens` or
+    `heldout_documents`. A corpus of shards or computed rows is not divided at all, which gives False.
+
+    Raises:
+        KeyError: No corpus of that name is registered.
     """
     kind = CORPORA.load(data.corpus)
     if kind.ready or kind.tokenizer is not None:
@@ -217,7 +241,13 @@ def is_by_tokens(data: DataConfig) -> bool:
 
 
 def is_divided(corpus: Corpus) -> bool:
-    """Return True if a prepared corpus was divided into splits by tokens, or would be if prepared again."""
+    """Return True if a prepared corpus was divided into splits by tokens, or would be if prepared again.
+
+    False for a corpus without a folder. A corpus whose class is no longer registered counts only if it was so divided.
+
+    Raises:
+        CorpusError: The manifest is missing or damaged.
+    """
     if corpus.folder is None:
         return False
     prepared_from = read_manifest(corpus.folder)["request"]
@@ -233,7 +263,10 @@ def request_id(corpus_request: dict[str, Any]) -> str:
 
 
 def provisional_fingerprint(data: DataConfig) -> str:
-    """Return a placeholder fingerprint for an unprepared corpus; different requests give different placeholders."""
+    """Return a placeholder fingerprint for an unprepared corpus: `PROVISIONAL` and the SHA-256 of the data section.
+
+    Different requests give different placeholders. Files on disk do not count.
+    """
     # newer fields are left out at their defaults, so that older databases keep their placeholders
     newer = ("corpus_source", "settings", "validation_tokens", "heldout_documents")
     defaults = {name for name in newer if getattr(data, name) in (None, {})}
@@ -243,11 +276,18 @@ def provisional_fingerprint(data: DataConfig) -> str:
 def find_fingerprint(data: DataConfig, root: Path) -> str | None:
     """Return the fingerprint of the prepared corpus that a data section asks for.
 
-    The result is None when the corpus is not prepared under `root`.
+    The result is None when a registered corpus is not prepared under `root`. A registered corpus is found by its
+    request. A corpus that an older release divided by names satisfies a request that sets no sizes of splits. Any other
+    name is that of a corpus prepared with `data prepare --name`.
+
+    Args:
+        data: Data section of the config.
+        root: Folder of the prepared corpora.
 
     Raises:
-        CorpusUnknown: No corpus has that name.
-        CorpusError: A path is missing, or the tokenizer is not the one that a named corpus was prepared with.
+        CorpusUnknown: The name is neither registered nor that of a prepared corpus.
+        CorpusError: A path is missing, a setting does not fit, or a named corpus was prepared with another tokenizer.
+        TokenizerError: The tokenizer file of the config cannot be used, for a named corpus with a JSON tokenizer.
     """
     if data.corpus not in CORPORA:
         return _fingerprint_of_name(data, root)
@@ -267,7 +307,7 @@ def _fingerprint_of_request(corpus_request: dict[str, Any], root: Path) -> str |
 def _read_pointer(path: Path, root: Path) -> str | None:
     """Return the fingerprint that a file of `requests/` or `names/` holds.
 
-    The result is None when the file is unreadable or the corpus is not prepared under `root`.
+    The result is None when the file is missing or unreadable, or when no such corpus is prepared under `root`.
     """
     try:
         fingerprint = str(json.loads(path.read_text())["fingerprint"])
@@ -284,9 +324,13 @@ def is_prepared(fingerprint: str, root: Path) -> bool:
 def _fingerprint_of_name(data: DataConfig, root: Path) -> str:
     """Return the fingerprint of the corpus that was prepared with `data prepare --name`.
 
+    The tokenizer of `data` may be a kind ("gpt2") or a full name with the hash of a file. For "json" the file of `data`
+    is loaded and its hash compared.
+
     Raises:
         CorpusUnknown: No corpus has that name.
-        CorpusError: It was prepared with another tokenizer than `data` asks for.
+        CorpusError: It was prepared with another tokenizer than `data` asks for, or its manifest is damaged.
+        TokenizerError: The tokenizer file of `data` cannot be used.
     """
     fingerprint = _read_pointer(root / "names" / f"{data.corpus}.json", root) if is_valid_name(data.corpus) else None
     if fingerprint is None:
@@ -324,7 +368,14 @@ class PreparedCorpus:
 
 
 def find_prepared(name: str, root: Path) -> PreparedCorpus | None:
-    """Return the facts of the corpus that was prepared under `name`; None when none was.
+    """Return the facts of the corpus that was prepared under `name`.
+
+    The result is None when the name is invalid or unused, when its pointer is unreadable, and when its corpus was
+    removed.
+
+    Args:
+        name: Name given with `data prepare --name`.
+        root: Folder of the prepared corpora.
 
     Raises:
         CorpusError: The manifest is damaged.
@@ -352,7 +403,10 @@ def find_prepared(name: str, root: Path) -> PreparedCorpus | None:
 def describe_computed(name: str) -> PreparedCorpus | None:
     """Return the facts of a registered computed corpus, which has a tokenizer of its own; None for any other corpus.
 
-    Raises KeyError for an unregistered name.
+    Fingerprint is empty, file and end_of_text are None.
+
+    Raises:
+        KeyError: No corpus of that name is registered.
     """
     kind = CORPORA.load(name)
     if kind.tokenizer is None:
@@ -362,7 +416,10 @@ def describe_computed(name: str) -> PreparedCorpus | None:
 
 
 def named_fingerprints(root: Path) -> dict[str, str]:
-    """Return the fingerprints of the corpora that were prepared under a name, by name."""
+    """Return the fingerprints of the corpora that were prepared under a name, by name, sorted by name.
+
+    Names whose corpus was removed, and unreadable pointers, are left out.
+    """
     fingerprints = {path.stem: _read_pointer(path, root) for path in sorted((root / "names").glob("*.json"))}
     return {name: fingerprint for name, fingerprint in fingerprints.items() if fingerprint}
 
@@ -370,9 +427,11 @@ def named_fingerprints(root: Path) -> dict[str, str]:
 def write_pointer(root: Path, kind: str, name: str, fingerprint: str, **more: Any) -> None:
     """Record that a request or a name stands for a fingerprint.
 
+    The file is `<root>/<kind>/<name>.json`; it replaces an older one.
+
     Args:
         root: Folder of the prepared corpora.
-        kind: Folder of the pointer, "requests" or "names".
+        kind: Folder of the pointer, "requests" or "names"; created if absent.
         name: File name without suffix.
         fingerprint: Fingerprint of the prepared corpus.
         more: Further keys of the JSON file.
@@ -410,16 +469,21 @@ def fingerprint_of(facts: dict[str, Any]) -> str:
 
 
 def with_checksum(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest with its own checksum under `manifest_sha256`, which `read_manifest` verifies."""
+    """Return a copy of the manifest with its own checksum under `manifest_sha256`, which `read_manifest` verifies.
+
+    A former checksum is replaced and does not count.
+    """
     unsealed = {name: value for name, value in facts.items() if name != "manifest_sha256"}
     return unsealed | {"manifest_sha256": hashlib.sha256(json.dumps(unsealed, sort_keys=True).encode()).hexdigest()}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the verified manifest of a prepared corpus.
+    """Return the verified manifest of a prepared corpus, its checksum included.
+
+    Shards and tokenizer are not looked at.
 
     Raises:
-        CorpusError: There is none, or its checksum does not match.
+        CorpusError: There is none, it is no JSON, or its checksum does not match.
     """
     path = folder / "manifest.json"
     try:
@@ -435,14 +499,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def open_corpus(root: Path, fingerprint: str) -> Corpus:
-    """Return a prepared corpus, its shards memory-mapped and their tokens not verified.
+    """Return a prepared corpus without verifying its tokens; of shards only header and size are checked.
+
+    Training shards are memory-mapped. A validation or held-out split of several shards is read into memory.
 
     Args:
         root: Folder of the prepared corpora.
         fingerprint: Full fingerprint.
 
     Raises:
-        CorpusError: The corpus is missing, or its manifest is damaged or has another fingerprint.
+        CorpusError: The corpus is missing, its manifest is damaged or has another fingerprint, or the plugin of a
+            computed corpus is not loaded.
         ShardError: A shard is missing or damaged.
     """
     folder = root / fingerprint[:16]
@@ -481,11 +548,11 @@ def open_corpus(root: Path, fingerprint: str) -> Corpus:
 
 
 def _computed_corpus(streams: Streams, common: dict[str, Any]) -> Corpus:
-    """Return an open computed corpus, which has no long documents.
+    """Return an open computed corpus: one training shard, no long documents, and marks where its streams have them.
 
     Args:
         streams: Its splits.
-        common: Fields that every kind of corpus has.
+        common: Fields of `Corpus` that every kind of corpus has: fingerprint, tokenizer, folder and tokenizer_facts.
     """
     return Corpus(
         **common,
@@ -507,10 +574,12 @@ def open_verified(root: Path, fingerprint: str) -> Corpus:
     """Return a prepared corpus after comparing every token with the hashes of its manifest.
 
     100M tokens take a tenth of a second, once: `checked/` remembers size, inode and times of the files that were read,
-    and an unchanged folder is not read again. A failed write there is ignored.
+    and an unchanged folder is not read again. A failed write there is ignored. Of a computed corpus only the first rows
+    are compared.
 
     Raises:
-        CorpusError: The corpus is missing or its contents differ from its manifest.
+        CorpusError: The corpus is missing or its contents differ from its manifest; the message has the first
+            difference.
         ShardError: A shard is missing or damaged.
     """
     corpus = open_corpus(root, fingerprint)
@@ -559,7 +628,7 @@ def _join_shards(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def split_documents(tokens: np.ndarray, ends: Sequence[int]) -> list[np.ndarray]:
-    """Split a stream into documents.
+    """Split a stream into documents, which are views; tokens after the last end belong to none.
 
     Args:
         tokens: The stream.
@@ -569,9 +638,11 @@ def split_documents(tokens: np.ndarray, ends: Sequence[int]) -> list[np.ndarray]
 
 
 def verify(folder: Path) -> list[str]:
-    """Read every token of a prepared corpus and return one line per difference from its manifest.
+    """Read every token of a prepared corpus and return one line per difference from its manifest; empty if intact.
 
-    An unreadable manifest, shard or tokenizer is one of the lines; nothing is raised.
+    Compared are the number of tokens, the hash and the largest token of each shard, the tokenizer's file, the
+    fingerprint, and the first rows of a computed corpus. An unreadable shard or tokenizer is one of the lines; an
+    unreadable manifest is the only one. Nothing is raised for them.
     """
     try:
         recorded = read_manifest(folder)
@@ -599,7 +670,11 @@ def verify(folder: Path) -> list[str]:
 
 
 def folders(root: Path) -> list[Path]:
-    """Return the folders of the corpora prepared under `root`, oldest first."""
+    """Return the folders of the corpora prepared under `root`, oldest manifest first.
+
+    Their order is that of the manifests' modification times. Unfinished preparations (*.part) are left out. The
+    manifests are not read.
+    """
     manifests = [path for path in root.glob("*/manifest.json") if path.parent.suffix != ".part"]
     return [path.parent for path in sorted(manifests, key=lambda path: path.stat().st_mtime)]
 
@@ -609,11 +684,12 @@ def listing(root: Path, fingerprints: Sequence[str] | None = None) -> list[dict[
 
     Args:
         root: Folder of the prepared corpora.
-        only: Fingerprints to list; None lists all.
+        fingerprints: Fingerprints to list, of which the first 16 digits are compared; None lists all.
 
     Returns:
-        Dicts with names, corpus, path, heldout, tokenizer, `<split>_tokens`, heldout_documents, fingerprint, folder,
-        bytes and prepared_at.
+        Dicts with names (a list, empty without a name), corpus, path, heldout, tokenizer, `<split>_tokens` for train,
+            validation and heldout (without marks), heldout_documents (a number), fingerprint, folder (text), bytes
+            (size of all files, targets of symlinks included and broken ones left out) and prepared_at (ISO 8601, UTC).
 
     Raises:
         CorpusError: A manifest is damaged.
@@ -651,12 +727,13 @@ def listing(root: Path, fingerprints: Sequence[str] | None = None) -> list[dict[
 
 
 def find_folders(root: Path, selector: str) -> list[Path]:
-    """Return the folders of the prepared corpora that `selector` means, oldest first.
+    """Return the folders of the prepared corpora that `selector` means, oldest first, at least one.
 
     Args:
         root: Folder of the prepared corpora.
-        selector: A name, else a corpus as listed (`stdlib`, `files`; every prepared one, whatever its tokenizer), else the
-            beginning of a fingerprint.
+        selector: A name given with --name, which means one folder. Else the name of a corpus as listed (`stdlib`,
+            `files`), which means every folder prepared from it and those with an unreadable manifest. Else the
+            beginning of a fingerprint, which must mean exactly one.
 
     Raises:
         CorpusError: No corpus matches, or several match the beginning of a fingerprint.
@@ -692,8 +769,13 @@ def _read_corpus_name(folder: Path) -> str | None:
 def entropies(shards: Sequence[np.ndarray], vocabulary: int) -> tuple[float, float | None]:
     """Return (unigram entropy, bigram conditional entropy H(x_t | x_{t-1})) of a stream in shards, nats per token.
 
-    Pairs across a border between shards are not counted. The second is None above 1024 tokens of vocabulary, where
-    counts describe the sample rather than the text.
+    Both are the entropies of the observed frequencies, without a correction for the size of the sample. Pairs across a
+    border between shards are not counted. The second is None above 1024 tokens of vocabulary, where counts describe the
+    sample rather than the text.
+
+    Args:
+        shards: Tokens of each shard, below `vocabulary`.
+        vocabulary: Number of token ids.
     """
     small = vocabulary <= 1024
     counts = np.zeros(vocabulary, dtype=np.int64)

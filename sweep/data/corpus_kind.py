@@ -67,13 +67,19 @@ class CorpusKind:
     def texts(cls, data: DataConfig) -> Iterator[Text]:
         """Yield the documents in a fixed order.
 
-        Documents that name no split are divided by tokens, in the order of the hashes of their names.
+        Documents that name no split are divided by tokens, in the order of the hashes of their names, or by those
+        hashes alone (`by_tokens`). Names must be unique.
+
+        Raises:
+            NotImplementedError: The class defines neither this method nor `source`.
         """
         raise NotImplementedError(f"corpus {data.corpus} defines neither texts nor source")
 
     @classmethod
     def key(cls, data: DataConfig) -> Any:
         """Return JSON that changes whenever the text may have changed for another reason than a new plugin file.
+
+        It enters the request of a corpus. The default is None, for text that never changes.
 
         Raises:
             CorpusError: `data` lacks a setting that the corpus needs.
@@ -96,12 +102,15 @@ class CorpusKind:
 
     @classmethod
     def shards(cls, data: DataConfig, work_folder: Path, log: LogFn) -> tuple[list[Path], list[Path]]:
-        """Return (training shards, validation shards), in order.
+        """Return (training shards, validation shards), each in reading order, without the shards of marks.
 
         Args:
             data: Data section of the grid.
-            work_folder: Folder for shards that have to be created or downloaded.
-            log: Callback for progress messages.
+            work_folder: Existing folder for shards that have to be created.
+            log: Callback for the name of the current phase, such as "downloading".
+
+        Raises:
+            NotImplementedError: The class is not one of token shards.
         """
         raise NotImplementedError(f"corpus {data.corpus} defines no shards")
 
@@ -110,7 +119,10 @@ class CorpusKind:
         """Return the computed splits of a corpus that has a `tokenizer`; nothing of them is written to a disk.
 
         Args:
-            settings: An instance of `Config`.
+            settings: An instance of the class's `Config`.
+
+        Raises:
+            NotImplementedError: The class is not one of computed rows.
         """
         raise NotImplementedError(f"corpus kind {cls.__name__} defines no streams")
 

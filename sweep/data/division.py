@@ -83,15 +83,17 @@ class Division:
         return max(1, min(VALIDATION_TOKENS, int(VALIDATION_SHARE * total)))
 
     def assign(self, documents: Sequence[Pooled]) -> list[str]:
-        """Return the split of each document: "train", "validation" or "heldout".
+        """Return the split of each document, in order: "train", "validation" or "heldout".
 
-        Documents are visited in the order of the hashes of their names, which is random and reproducible. The first
-        long ones are held out. Then the validation split takes each document that fits into its target. If it falls
-        short, it also takes the shortest remaining document, so it exceeds the target by less than one document. All
-        others are for training.
+        A split that the source gave stays. The other documents are visited in the order of the hashes of their names,
+        which is random and reproducible. The first long ones are held out, within the limits of their number and
+        tokens. Then the validation split takes each document that fits into its target, unless the source gave some
+        document to validation. If it falls short, it also takes the shortest remaining document, so it exceeds the
+        target by less than one document. All others are for training; `train_tokens` is not applied here.
 
         Raises:
-            CorpusError: The text has too few documents or tokens for the requested sizes.
+            CorpusError: The text has too few documents or tokens for the requested sizes, or has splits of its own
+                although `validation_tokens` is set.
         """
         splits = [document.split or "train" for document in documents]
         unassigned = [index for index, document in enumerate(documents) if document.split is None]
@@ -108,7 +110,10 @@ class Division:
         return splits
 
     def _hold_out(self, documents: Sequence[Pooled], candidates: Sequence[int], splits: list[str], total: int) -> None:
-        """Set `splits` of the documents that are held out; at least two of the visited documents remain.
+        """Set `splits` of the documents that are held out; at least two of the candidates remain.
+
+        A document is held out if it has at least `long_tokens` tokens and the total stays within `heldout_limit`. It
+        ends at `max_heldout` documents.
 
         Args:
             documents: All documents.
@@ -129,14 +134,18 @@ class Division:
     def _validate(self, documents: Sequence[Pooled], remaining: Sequence[int], splits: list[str], target: int) -> None:
         """Set `splits` of the documents that validate; at least one of the remaining documents is for training.
 
+        A document that would exceed the target is passed over. If the target is not reached, the shortest one left is
+        added.
+
         Args:
             documents: All documents.
-            remaining: Indices of the documents that are neither held out nor assigned by their source.
+            remaining: Indices of the documents that are neither held out nor assigned by their source, in the order of
+                visiting.
             splits: Split of each document; changed in place.
             target: Validation tokens to reach.
 
         Raises:
-            CorpusError: The requested validation tokens would leave no training text.
+            CorpusError: The config gives the validation tokens, and they would leave no training text.
         """
         available = sum(documents[index].tokens for index in remaining)
         if self.validation_tokens is not None and available <= target:
@@ -183,7 +192,13 @@ class PoolIndex:
         self._file = self.path.open("a", encoding="ascii")
 
     def add(self, name: str, tokens: int, split: str | None) -> None:
-        """Append a document to the file and the totals."""
+        """Append a document to the file, which is not synced yet, and to the list and the totals.
+
+        Args:
+            name: Name of the document.
+            tokens: Its number of tokens, the end-of-text token included.
+            split: Split given by the source, or None.
+        """
         document = Pooled(name, tokens, split)
         self._file.write(json.dumps(document) + "\n")
         self._count(document)
@@ -201,7 +216,7 @@ class PoolIndex:
                 heapq.heappop(self._heldout)
 
     def sync(self) -> int:
-        """Flush the file to the disk and return its size in bytes."""
+        """Flush the file to the disk and return its size in bytes, which is `end` for a later index."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self.end = self._file.tell()
@@ -212,10 +227,11 @@ class PoolIndex:
         self._file.close()
 
     def is_full(self) -> bool:
-        """Return True once the training split has the requested tokens, however the documents so far are divided.
+        """Return True once the training split has the requested tokens, whichever way the documents so far are divided.
 
-        Called after each document, so that neither batch sizes nor restarts change which documents are read. Always
-        False without a requested number.
+        The pool then holds those tokens plus the most that can be held out, the validation target, the tokens that the
+        source gave to other splits, and one longest document. Called after each document, so that neither batch sizes
+        nor restarts change which documents are read. Always False without a requested number.
         """
         target = self.division.train_tokens
         if target is None:
@@ -229,14 +245,14 @@ def pieces(
 ) -> Iterator[tuple[int, str, np.ndarray]]:
     """Yield (end, split, tokens) for consecutive documents of a pool, where `end` is the index after the last one.
 
-    Neighbours of the same split are joined into pieces of about `CHUNK_TOKENS` tokens; held-out documents are not
-    joined.
+    Neighbours of the same split are joined until a piece has `CHUNK_TOKENS` tokens, so the last document can exceed
+    that. Held-out documents are not joined. Tokens are a view where they lie in one shard, else a copy.
 
     Args:
         shards: Shards of the pool, in order.
         documents: Documents of the pool, in order.
         splits: Split of each document.
-        first: Index of the document to start from.
+        first: Index of the document to start from, as a former `end`.
     """
     position = sum(document.tokens for document in documents[:first])
     while first < len(documents):

@@ -81,18 +81,20 @@ def prepare(
     report: ProgressFn = lambda progress: None,
     threads: int | None = None,
 ) -> str:
-    """Prepare the corpus that `data` asks for under `root`, unless it is there, and return its fingerprint.
+    """Prepare the corpus that `data` asks for under `root`, unless it is there, and return its full fingerprint.
 
-    A stopped preparation resumes. A lock file makes a second preparation of the same request wait for the first.
+    Blocks until it is done. A stopped preparation resumes. A lock file makes a second preparation of the same request
+    wait for the first. A corpus that exists already is not verified, and gets `name` all the same.
 
     Args:
         data: Data section of the config.
         root: Folder of the prepared corpora.
-        name: Name to record for the corpus; None records none.
-        tell: Callback for progress.
+        name: Name to record for the corpus, in place of an earlier corpus of that name; None records none.
+        report: Callback for progress, called after each batch of documents or shard, on this thread.
         threads: Threads of the tokenizer; None: one per core.
 
     Raises:
+        CorpusUnknown: `data.corpus` is neither registered nor the name of a prepared corpus.
         CorpusError: The text or the name cannot be used.
         ShardError: A token shard cannot be used.
         TokenizerError: The tokenizer file cannot be used.
@@ -122,10 +124,13 @@ def prepare(
 
 
 def prepare_in_memory(data: DataConfig) -> Corpus:
-    """Prepare a small corpus in memory and return it.
+    """Prepare a small corpus, with one tokenizer thread per core, and return it open.
 
-    Files exist in a temporary folder only while it is prepared. So the corpus has no saved tokenizer, and its entropies
-    are None unless its rows are computed.
+    Its files exist in a temporary folder only while it is prepared. So `load_tokenizer` of the result fails unless the
+    tokenizer needs no file, and its entropies are None unless its rows are computed.
+
+    Raises:
+        CorpusError: The text cannot be used; further errors as for `prepare`.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, translate_os_errors(Path(folder), "use"):
         kind, root = CORPORA.load(data.corpus), Path(folder)
@@ -139,7 +144,10 @@ def prepare_in_memory(data: DataConfig) -> Corpus:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file, which is created first and removed after success."""
+    """Hold an exclusive lock on a file; wait for it if another process or thread holds it.
+
+    The file and its folder are created first. The file is removed after success, and stays after an exception.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -150,8 +158,11 @@ def _lock(path: Path) -> Iterator[None]:
 def _initial_state(*, every_tenth: bool = False) -> dict[str, Any]:
     """Return the state before the first document.
 
+    Its keys are phase ("main"), source (position of the source, None: its start), documents (number so far), tenth,
+    splits (writer's state or closed shards by split), and names and ends of the held-out documents.
+
     Args:
-        every_tenth: Let every tenth document validate, whatever its name.
+        every_tenth: Let every tenth document validate, whatever its name; stored as tenth.
     """
     return {
         "phase": "main",
@@ -175,6 +186,7 @@ class Preparation:
     part: Path
     """Working folder, which becomes the folder of the corpus."""
     report: ProgressFn
+    """Callback for progress."""
     threads: int | None
     """Threads of the tokenizer; None: one per core."""
     skip_entropies: bool = False
@@ -192,6 +204,8 @@ class Preparation:
 
     def run(self, root: Path) -> str:
         """Prepare a corpus of documents or shards, from where an earlier run stopped, and return its fingerprint.
+
+        The working folder becomes the folder of the corpus. If it already holds a manifest, only that step is left.
 
         Args:
             root: Folder of the prepared corpora.
@@ -229,7 +243,7 @@ class Preparation:
     def _load_state(self, source: DocumentSource | None) -> None:
         """Load `state.json` and open the writers of the splits that are not closed yet.
 
-        Without saved splits the working folder is cleared first.
+        A missing or unreadable file means the initial state. Without saved splits the working folder is cleared first.
 
         Args:
             source: Source of the documents; None for a corpus of shards, which writes only held-out documents.
@@ -262,7 +276,13 @@ class Preparation:
         corpora.write_json(self.part / "state.json", self._state)
 
     def _tokenize_by_name(self, source: DocumentSource) -> dict[str, list[ShardFacts]]:
-        """Tokenise every document into the split that its name decides, and return the training and validation shards.
+        """Tokenise each document into the split that its name decides; return the training and validation shards.
+
+        If no document validates, all are read again and every tenth validates. A part that an earlier run finished is
+        not repeated.
+
+        Returns:
+            Facts of the shards, in order, under "train" and "validation".
 
         Raises:
             CorpusError: The corpus has too few documents.
@@ -278,7 +298,17 @@ class Preparation:
         return self._closed_shards()
 
     def _tokenize_pool(self, source: DocumentSource) -> dict[str, list[ShardFacts]]:
-        """Tokenise all documents into a pool, divide it by tokens, and return the shards of training and validation."""
+        """Tokenise all documents into a pool, divide it by tokens, and return the shards of training and validation.
+
+        Reading stops early once the training split is sure to get the requested tokens. A part that an earlier run
+        finished is not repeated.
+
+        Returns:
+            Facts of the shards, in order, under "train" and "validation".
+
+        Raises:
+            CorpusError: The text has too few documents or tokens for the requested sizes.
+        """
         if self._state["phase"] == "main":
             self._read_documents(source)
             self._state["index"] = self._index.sync()
@@ -292,7 +322,13 @@ class Preparation:
         return self._closed_shards()
 
     def divide(self) -> None:
-        """Write the splits of the pool, resuming where it stopped; the pool is removed once they are closed."""
+        """Write the splits of the pool, resuming where it stopped; the pool is removed once they are closed.
+
+        The training split is cut at `data.train_tokens`. The state is saved every `SYNC_SECONDS` seconds.
+
+        Raises:
+            CorpusError: The text has too few documents or tokens for the requested sizes.
+        """
         documents = self._index.documents
         self._index.close()
         splits = self._index.division.assign(documents)
@@ -331,7 +367,8 @@ class Preparation:
     def _read_documents(self, source: DocumentSource) -> None:
         """Tokenise and append documents until the source ends or the training split has enough tokens.
 
-        Reports progress after each batch and saves the state now and then.
+        Documents with a split of their own do not end the reading. Reports progress after each batch, and saves the
+        state after a batch if `SYNC_SECONDS` have passed and the source can resume.
         """
         saved = time.monotonic()
         for texts in _batches(self._drop_unused(source.documents(self._state["source"]))):
@@ -350,8 +387,8 @@ class Preparation:
     def _drop_unused(self, texts: Iterator[Text]) -> Iterator[Text]:
         """Yield the documents that are needed.
 
-        It skips held-out documents of the source if another corpus provides those, and training documents once there
-        are enough.
+        Held-out documents of the source are dropped if another corpus provides those. Documents that the source gives
+        to training are dropped once there are enough.
         """
         for text in texts:
             is_replaced = text.split == "heldout" and self.data.heldout is not None
@@ -381,7 +418,11 @@ class Preparation:
     def _append_document(self, text: Text, ids: np.ndarray) -> None:
         """Append a tokenised document to the pool or to the split that its source or its name decides.
 
-        Training documents are cut at, or dropped beyond, the requested number of tokens.
+        Training documents are cut at, or dropped beyond, the requested number of tokens. Dropped ones are not counted.
+
+        Args:
+            text: The document.
+            ids: Its tokens, the leading end-of-text token included.
         """
         if POOL in self._writers:
             self._state["documents"] += 1
@@ -404,9 +445,13 @@ class Preparation:
     def _choose_split(self, text: Text, ids: np.ndarray, index: int) -> str:
         """Return the split of a document by the hash of its name: "train", "validation" or "heldout".
 
+        A document is held out if its fraction is below `HELDOUT_SHARE`, it is long enough, fewer than
+        `HELDOUT_DOCUMENTS` are held out so far, and no other corpus provides them. Otherwise it validates if its
+        fraction is below `VALIDATION_SHARE` or, with the state `tenth`, if it is a tenth one of those not held out.
+
         Args:
             text: The document.
-            ids: Its tokens.
+            ids: Its tokens; at least `data.heldout_tokens` of them are long enough.
             index: Number of documents before it.
         """
         fraction, is_long = name_fraction(text.name), len(ids) >= self.data.heldout_tokens
@@ -432,7 +477,11 @@ class Preparation:
         return target is not None and self._writers["train"].tokens >= target
 
     def _report_progress(self, phase: str) -> None:
-        """Call the progress callback with the current totals."""
+        """Call the progress callback with the current totals: documents, tokens of all splits, and seconds of this run.
+
+        Args:
+            phase: Name of the phase, for `PrepareProgress.phase`.
+        """
         closed = (state for state in self._state["splits"].values() if isinstance(state, list))
         tokens = sum(writer.tokens for writer in self._writers.values())
         tokens += sum(shard["tokens"] for shards in closed for shard in shards)
@@ -445,6 +494,9 @@ class Preparation:
 
     def _read_heldout_from(self, heldout_corpus: DocumentSource) -> None:
         """Append the first long documents of another corpus, in its order, as held-out documents.
+
+        Long are those of at least `data.heldout_tokens` tokens. At most `data.heldout_documents` are taken, by default
+        `HELDOUT_DOCUMENTS`; 0 takes none. Documents that are already held out count.
 
         Raises:
             CorpusError: It has no document of `data.heldout_tokens` tokens.
@@ -492,11 +544,17 @@ class Preparation:
     def _adopt_shards(self) -> dict[str, list[ShardFacts]]:
         """Link ready-made shards and their marks into the working folder, read each once, and return them by split.
 
-        Training shards are taken until they hold the requested tokens.
+        Training shards are taken in order until they hold the requested tokens; the last one is not cut. All validation
+        shards are taken.
+
+        Returns:
+            Facts of the shards, in order, under "train" and "validation"; also under "train_marks" and
+                "validation_marks" if the shards have marks and the corpus may mark.
 
         Raises:
             CorpusError: A shard does not fit the tokenizer or its marks.
             ShardError: A file is no shard.
+            MachineError: A download failed.
         """
         kind = CORPORA.load(self.data.corpus)
         work_folder = self.part / "made"
@@ -593,7 +651,16 @@ class Preparation:
             )
 
     def _commit(self, root: Path, shards: dict[str, list[ShardFacts]]) -> str:
-        """Write the manifest of the finished shards, publish the folder, and return the fingerprint."""
+        """Write the manifest of the finished shards, publish the folder, and return the fingerprint.
+
+        The manifest has layout, tokenizer, tokenizer_file, shards, heldout_names, heldout_ends, unigram_entropy,
+        bigram_entropy (both None with `skip_entropies`) and documents, and the keys that `_seal` adds. Saves the
+        tokenizer's file.
+
+        Args:
+            root: Folder of the prepared corpora.
+            shards: Facts of all shards by split.
+        """
         train = [open_shard(self.part / shard.file) for shard in shards["train"]]
         unigram, bigram = (None, None) if self.skip_entropies else corpora.entropies(train, self.tokenizer.vocabulary)
         manifest: dict[str, Any] = {
@@ -610,7 +677,15 @@ class Preparation:
         return self._seal(root, manifest)
 
     def _seal(self, root: Path, manifest: dict[str, Any]) -> str:
-        """Complete and write a manifest, publish the folder, and return the fingerprint."""
+        """Complete and write a manifest, publish the folder, and return the fingerprint.
+
+        Adds request, prepared_at (ISO 8601, UTC), fingerprint and manifest_sha256. From then on a stopped preparation
+        only publishes.
+
+        Args:
+            root: Folder of the prepared corpora.
+            manifest: The other facts; changed in place, but for manifest_sha256.
+        """
         manifest |= {"request": self.request, "prepared_at": datetime.now(UTC).isoformat(timespec="seconds")}
         manifest["fingerprint"] = corpora.fingerprint_of(manifest)
         # from here on the corpus is complete, and only its publication remains
@@ -661,9 +736,10 @@ def _is_complete(root: Path, fingerprint: str) -> bool:
 
 
 def _batches(texts: Iterator[Text]) -> Iterator[list[Text]]:
-    """Yield the documents in batches of a few megabytes.
+    """Yield the documents in batches, which end at `BATCH_CHARACTERS` characters or `BATCH_DOCUMENTS` documents.
 
-    Nothing is read ahead, so that the source's state matches the documents already yielded.
+    Nothing is read ahead, so that the source's state matches the documents already yielded. The last batch can be
+    smaller.
     """
     batch: list[Text] = []
     size = 0

@@ -47,7 +47,7 @@ class ShardFacts:
 
 
 def _header(dtype: np.dtype[Any], count: int) -> bytes:
-    """Return the header of a shard of `count` tokens of that type."""
+    """Return the header of a shard, 1024 bytes: magic and version by the size of `dtype`, and the number of tokens."""
     magic, version = next(
         (magic, version) for magic, (version, kind) in FORMATS.items() if np.dtype(kind).itemsize == dtype.itemsize
     )
@@ -114,7 +114,7 @@ def open_shard(path: Path) -> np.ndarray:
 
 
 def read_shard_facts(path: Path) -> ShardFacts:
-    """Read a complete shard once and return its facts.
+    """Read a complete shard once and return its facts, with the name of the file alone.
 
     Raises:
         ShardError: The shard cannot be opened.
@@ -136,13 +136,13 @@ class SplitWriter:
         """Open the current shard; remove later shards and cut off tokens that were written after `state`.
 
         Args:
-            folder: Folder of the shards.
+            folder: Existing folder of the shards.
             split: Name of the split.
             dtype: Type of the tokens, uint16 or uint32.
-            state: Result of the last `sync`; None starts anew.
+            state: Result of the last `sync`; None starts anew and removes the split's other shards.
 
         Raises:
-            ShardError: The type is another, or a file is shorter than `state` says.
+            ShardError: The type is another, or a file is missing or shorter than `state` says.
         """
         self.folder, self.split = folder, split
         self.dtype = np.dtype(dtype).newbyteorder("<")
@@ -179,7 +179,13 @@ class SplitWriter:
         return file
 
     def append(self, tokens: np.ndarray) -> None:
-        """Append tokens; each full shard is closed, hashed and followed by a new one."""
+        """Append tokens; each full shard is closed, hashed and followed by a new one.
+
+        Nothing is synced before a shard is full or `sync` is called.
+
+        Args:
+            tokens: Tokens, one-dimensional; converted to the writer's type without a check of their size.
+        """
         while len(tokens):
             free = SHARD_TOKENS - self._count
             self._file.write(tokens[:free].astype(self.dtype).tobytes())
@@ -201,7 +207,10 @@ class SplitWriter:
         self._count = 0
 
     def sync(self) -> dict[str, Any]:
-        """Sync the current shard to the disk and return the state from which to resume, as JSON."""
+        """Sync the current shard to the disk and return the state from which to resume, as JSON.
+
+        It has the facts of the full shards ("shards") and the number of tokens in the current one ("open").
+        """
         _sync(self._file)
         return {"shards": [asdict(shard) for shard in self.shards], "open": self._count}
 
@@ -223,7 +232,10 @@ MARKS = ".marks.bin"
 
 
 def shard_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return (training shards, validation shards) under a folder, sorted by path; names with "train" or "val" decide.
+    """Return (training shards, validation shards) anywhere under a folder, each sorted by path.
+
+    Training shards are the *.bin files with "train" in their names, validation shards those with "val" but not "train".
+    Other files and shards of marks are ignored.
 
     Raises:
         CorpusError: The folder is missing, or has no shard of one of the two.
@@ -240,7 +252,7 @@ def shard_files(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def find_mark_shards(shards: Sequence[Path]) -> list[Path]:
-    """Return the shard of marks next to each shard of tokens; an empty list if no shard has one.
+    """Return the shard of marks next to each shard of tokens, in order; an empty list if no shard has one.
 
     Raises:
         CorpusError: Only some of the shards have marks.
@@ -255,8 +267,10 @@ def find_mark_shards(shards: Sequence[Path]) -> list[Path]:
 def shards_key(folder: Path) -> list[Any]:
     """Return a JSON key that changes with the names, sizes and modification times of a folder's shards and marks.
 
+    It is a list of the folder's path and a hash, as `listing_key` returns it.
+
     Raises:
-        CorpusError: The folder lacks shards or marks.
+        CorpusError: The folder lacks shards of a split, or marks of some shards.
     """
     train, validation = shard_files(folder)
     shards = [*train, *validation]

@@ -104,7 +104,13 @@ class StdlibSource(CountingSource):
     """Documents of the Python standard library: its source files without tests and idlelib, and its help topics."""
 
     def _texts(self) -> Iterator[Text]:
-        """Yield each source file and each help topic, with its split."""
+        """Yield each source file and each help topic, with its split; files are sorted by path.
+
+        The file of the help topics itself is no document. Invalid UTF-8 is replaced.
+
+        Raises:
+            MachineError: This Python has no source files.
+        """
         root = self._root()
         for path in self._paths():
             parts = path.relative_to(root).parts
@@ -127,7 +133,7 @@ class StdlibSource(CountingSource):
         return root
 
     def _paths(self) -> Iterator[Path]:
-        """Yield the source files, sorted by path."""
+        """Yield the source files (*.py) of the standard library, sorted by path, without those to skip."""
         paths = []
         for folder, folders, files in os.walk(self._root()):
             # never into site-packages, which may hold a hundred times as many files
@@ -136,7 +142,7 @@ class StdlibSource(CountingSource):
         yield from sorted(paths)
 
     def key(self) -> Any:
-        """Return a key of the interpreter's version and the files with their sizes and times."""
+        """Return a list of the interpreter's version, the folder, and a hash of its files' names, sizes and times."""
         return [sys.version, *listing_key(self._root(), list(self._paths()))]
 
 
@@ -147,7 +153,11 @@ def _is_stdlib_file(name: str) -> bool:
 
 
 def _stdlib_text(name: str, text: str) -> Text:
-    """Return a document of the standard library in the split that its name and length decide."""
+    """Return a document of the standard library in the split that its name and length decide.
+
+    It is held out if its fraction (`name_fraction`) is below 0.25 and it has `STDLIB_HELDOUT_MIN_BYTES` characters.
+    Else it validates if the fraction is below 0.08.
+    """
     number = name_fraction(name)
     if number < 0.25 and len(text) >= STDLIB_HELDOUT_MIN_BYTES:
         return Text(name, text, "heldout")
@@ -155,7 +165,7 @@ def _stdlib_text(name: str, text: str) -> Text:
 
 
 def _help_topics(path: Path) -> Iterator[Text]:
-    """Yield the help topics in the dictionary of `pydoc_data/topics.py`, sorted by name."""
+    """Yield the help topics in the dictionary of `pydoc_data/topics.py`, sorted by name, each as `help/<topic>`."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             for topic, text in sorted(ast.literal_eval(node.value).items()):
@@ -165,9 +175,14 @@ def _help_topics(path: Path) -> Iterator[Text]:
 def listing_key(root: Path, paths: list[Path]) -> list[Any]:
     """Return a JSON key that changes with the names, sizes and modification times of files.
 
+    It is a list of the root's path and a SHA-256 in hex, in which the order of the files counts.
+
     Args:
         root: Folder to which names are relative, or the only file.
         paths: The files.
+
+    Raises:
+        OSError: A file does not exist.
     """
     facts = []
     for path in paths:
@@ -187,7 +202,9 @@ class FileSource(CountingSource):
     """Name of the setting that gives the root, for error messages."""
 
     def paths(self) -> list[Path]:
-        """Return the files to read, sorted by path.
+        """Return the files to read, of all subfolders too, sorted by path.
+
+        They are those with a suffix of `TEXT_SUFFIXES` or `RECORD_SUFFIXES`, ignoring case.
 
         Raises:
             CorpusError: The root does not exist or holds no readable file.
@@ -202,7 +219,14 @@ class FileSource(CountingSource):
         return readable
 
     def _texts(self) -> Iterator[Text]:
-        """Yield each text file, and each record of the other files, as a document."""
+        """Yield each text file, and each record of the other files, as a document.
+
+        A text file is named by its path relative to the root, a record by that and its number from 1, after a colon.
+        Invalid UTF-8 is replaced.
+
+        Raises:
+            CorpusError: There is no file, or one cannot be read.
+        """
         for path in self.paths():
             name = path.name if path == self.root else path.relative_to(self.root).as_posix()
             kind = path.name.lower()
@@ -226,7 +250,7 @@ def _read_text_file(path: Path) -> str:
 
 
 def _open_lines(path: Path) -> IO[str]:
-    """Open a file of JSON lines for reading, decompressed by its suffix."""
+    """Open a file of JSON lines for reading, decompressed by its suffix; invalid UTF-8 is replaced."""
     kind = path.name.lower()
     if kind.endswith(".xz"):
         return lzma.open(path, "rt", encoding="utf-8", errors="replace")
@@ -238,7 +262,7 @@ def _open_lines(path: Path) -> IO[str]:
 
 
 def _read_json_lines(name: str, path: Path) -> Iterator[Text]:
-    """Yield a document per non-empty line, named `<name>:<line number>`.
+    """Yield a document per non-empty line, named `<name>:<line number>`, counted from 1 with empty lines.
 
     Raises:
         CorpusError: The file cannot be read, or a line is no record with a string `text`.
@@ -254,7 +278,13 @@ def _read_json_lines(name: str, path: Path) -> Iterator[Text]:
 
 
 def _parse_record(name: str, path: Path, number: int, line: str) -> Text:
-    """Return the document of one line of JSON.
+    """Return the document of one line of JSON; keys other than `text` are ignored.
+
+    Args:
+        name: Name of the document.
+        path: The file, for messages.
+        number: Number of the line, for messages.
+        line: The line.
 
     Raises:
         CorpusError: The line is no JSON object with a string `text`.
@@ -270,7 +300,7 @@ def _parse_record(name: str, path: Path, number: int, line: str) -> Text:
 
 
 def _read_parquet(name: str, path: Path) -> Iterator[Text]:
-    """Yield a document per row of the column `text`, named `<name>:<row number>`.
+    """Yield a document per row of the column `text`, named `<name>:<row number>`, counted from 1.
 
     Raises:
         CorpusError: The file is no Parquet, or the column is missing or holds no strings.
@@ -334,7 +364,13 @@ class HubSource:
     """Reader of the current split."""
 
     def documents(self, state: Any = None) -> Iterator[Text]:
-        """Yield all documents, or those after `state`.
+        """Yield all documents, or those after `state`, split by split in the order of the spec.
+
+        A document is named `<split of the dataset>/<number>`, counted from 0 in each split. Its split is that of the
+        spec, which can be None.
+
+        Args:
+            state: Result of `state`; None starts at the beginning.
 
         Raises:
             MachineError: The hub cannot be reached.
@@ -355,9 +391,10 @@ class HubSource:
             self._yielded = 0
 
     def state(self) -> Any:
-        """Return the split, the documents yielded from it and the reader's own state, or None for articles.
+        """Return the position of the last iterator of `documents`, or None for articles.
 
-        Articles cannot be resumed, because they are joined from rows.
+        It has the index of the split ("split"), the documents yielded from it ("given") and the reader's own state
+        ("rows"). Articles cannot be resumed, because they are joined from rows.
         """
         if self.spec.articles:
             return None
@@ -365,6 +402,9 @@ class HubSource:
 
     def _texts(self, split: str) -> Iterator[str]:
         """Yield the text of each row of the current split.
+
+        Args:
+            split: Name of the split, for the message.
 
         Raises:
             MachineError: The hub cannot be reached.
@@ -382,7 +422,12 @@ class HubSource:
             raise self._unreachable(error) from error
 
     def _open_split(self, split: str) -> Any:
-        """Return a streaming reader of a split. Raises MachineError or CorpusError when it cannot be opened."""
+        """Return a streaming reader of a split. Turns off the log and the progress bars of `datasets` in this process.
+
+        Raises:
+            MachineError: The hub cannot be reached.
+            CorpusError: The local copy cannot be read.
+        """
         import datasets
 
         # this program reports errors itself, so the library must not log them
@@ -399,7 +444,8 @@ class HubSource:
     def _dataset_arguments(self) -> tuple[str, str | None]:
         """Return (path or repository, config) for `datasets.load_dataset`.
 
-        A local copy may be the complete repository or the files of one config.
+        A local copy may be the complete repository or the files of one config. The config is None unless the copy's
+        README.md declares it; the path is then that of the config's own folder, if there is one.
         """
         if self.path is None:
             return self.spec.repository, self.spec.config
@@ -427,7 +473,7 @@ class HubSource:
         )
 
     def key(self) -> Any:
-        """Return the dataset and config, or a key of the local copy's files.
+        """Return [repository, config], or for a local copy a key of its path and its files' names, sizes and times.
 
         Raises:
             CorpusError: The local copy is no folder.
@@ -441,12 +487,22 @@ class HubSource:
 
 
 def is_external_error(error: Exception) -> bool:
-    """Return True if a disk, a network or a file in another format caused the error, rather than this program."""
+    """Return True if a disk, a network or a file in another format caused the error, rather than this program.
+
+    That is any OSError or ValueError, and any exception that a package of `READERS` defines.
+    """
     return isinstance(error, (OSError, ValueError)) or type(error).__module__.partition(".")[0] in READERS
 
 
 def articles(rows: Iterator[str]) -> Iterator[str]:
-    """Yield documents joined from lines; a first-level heading ` = Title = ` begins one."""
+    """Yield documents joined from lines; a first-level heading ` = Title = ` begins one and belongs to it.
+
+    Lines are joined as they are. Text before the first heading is a document, too. Blank lines before a document are
+    dropped.
+
+    Args:
+        rows: Lines, each with its own line end.
+    """
     parts: list[str] = []
     for row in rows:
         line = row.strip()

@@ -156,7 +156,11 @@ class RecallTokenizer(_WithoutFile):
         return b"" if token == self.eot else f"{word} ".encode()
 
     def _token(self, word: str) -> int:
-        """Return the id of one symbol. Raises TokenizerError for an unknown one."""
+        """Return the id of one symbol: 0 for `_`, 1 on for keys, 513 on for values.
+
+        Raises:
+            TokenizerError: The symbol is none of these.
+        """
         if word == "_":
             return self.eot
         kind, number = word[:1], word[1:]
@@ -218,7 +222,11 @@ def _ranks_text(ranks: dict[bytes, int]) -> bytes:
 
 
 def _gpt2_download() -> dict[bytes, int]:
-    """Return GPT-2's ranks from tiktoken's cache or a download. Raises MachineError when both fail."""
+    """Return GPT-2's ranks by the bytes of each token, from tiktoken's cache or a download.
+
+    Raises:
+        MachineError: They are neither cached nor downloadable.
+    """
     import requests
     from tiktoken_ext.openai_public import gpt2
 
@@ -233,10 +241,13 @@ def _gpt2_download() -> dict[bytes, int]:
 
 
 def _gpt2_ranks(file: Path) -> dict[bytes, int]:
-    """Return the ranks in a .tiktoken file, or in vocab.bpe with encoder.json next to it, after checking their hash.
+    """Return GPT-2's ranks by the bytes of each token, from a file.
+
+    Args:
+        file: A .tiktoken file, or vocab.bpe with encoder.json next to it.
 
     Raises:
-        TokenizerError: The file is missing, damaged, or not GPT-2's.
+        TokenizerError: A file is missing or damaged, or its ranks do not have the hash of GPT-2's.
     """
     from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 
@@ -306,7 +317,7 @@ class JsonTokenizer:
         self.name = f"json:{file_hash}" if end_of_text is None else f"json:{file_hash}:{end_of_text}"
 
     def encode(self, text: str) -> TokenArray:
-        """Return the token ids of `text`, without `eot`."""
+        """Return the token ids of `text` in `dtype`, without `eot`; lone surrogates become question marks."""
         return self._without_eot(self._model.encode(_drop_surrogates(text), add_special_tokens=False).ids)
 
     def _without_eot(self, ids: list[int]) -> TokenArray:
@@ -361,16 +372,18 @@ TOKENIZERS: dict[str, TokenizerSpec] = {
 
 @functools.cache
 def load_tokenizer(name: str, file: str | None = None, end_of_text: str | None = None) -> Tokenizer:
-    """Return the tokenizer of that name; each is loaded once per process.
+    """Return the tokenizer of that name; it is loaded once per process for the same arguments.
+
+    A file that changes later is not read again.
 
     Args:
-        name: A key of `TOKENIZERS`.
-        file: Tokenizer file, required for json.
-        end_of_text: Name of the token that ends a text, for json.
+        name: A key of `TOKENIZERS`, which is the kind without a hash.
+        file: Tokenizer file: required for json, optional for gpt2 (its ranks), ignored by the others.
+        end_of_text: Name of the token that ends a text, for json; None tries the names in `END_OF_TEXT`.
 
     Raises:
         SweepError: No tokenizer has that name.
-        TokenizerError: The file is not in the expected format.
+        TokenizerError: The file is missing or not in the expected format.
         MachineError: A download failed.
     """
     if name not in TOKENIZERS:
@@ -382,7 +395,8 @@ def store_tokenizer(tokenizer: Tokenizer, folder: Path) -> dict[str, Any]:
     """Save the tokenizer's file into `folder` and return the facts that `load_saved_tokenizer` needs.
 
     Returns:
-        Dict with kind, file, sha256, end_of_text and vocabulary; file and sha256 are None without a file.
+        Dict with kind, file (name within the folder), sha256 (hex), end_of_text and vocabulary. File and sha256 are
+            None without a file; end_of_text is None unless the config named that token.
     """
     file = tokenizer.save(folder)
     digest = hashlib.sha256((folder / file).read_bytes()).hexdigest() if file else None
@@ -392,7 +406,12 @@ def store_tokenizer(tokenizer: Tokenizer, folder: Path) -> dict[str, Any]:
 
 
 def is_unchanged(facts: dict[str, Any], folder: Path) -> bool:
-    """Return True if the file that `store_tokenizer` saved is still the same."""
+    """Return True if the file that `store_tokenizer` saved is still the same, or if there was none.
+
+    Args:
+        facts: Result of `store_tokenizer`.
+        folder: Folder of the file; a missing file gives False.
+    """
     if facts["file"] is None:
         return True
     try:
@@ -414,9 +433,9 @@ def load_saved_tokenizer(facts: dict[str, Any], folder: Path) -> Tokenizer:
 
 
 def request_key(name: str, file: str | None, end_of_text: str | None) -> str:
-    """Return a key that identifies a requested tokenizer without loading it.
+    """Return JSON text that identifies a requested tokenizer without loading it.
 
-    The contents of `file` count, not its path.
+    The contents of `file` count, not its path; a file that does not exist counts by its path.
     """
     digest = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else file
     return json.dumps([name, digest, end_of_text])

@@ -99,7 +99,14 @@ class FlipFlopCorpus(CorpusKind):
 
     @classmethod
     def streams(cls, settings: Any) -> Streams:
-        """Return both splits with the expected values of the training split, fixed first and last pair included."""
+        """Return both splits, with the expected values of the training split instead of counted ones.
+
+        The fixed first and last pair of a row count in them. Entropies are per token, in nats. The marked share is the
+        number of reads per token.
+
+        Args:
+            settings: A `FlipFlopConfig`.
+        """
 
         def rows(count: int, split: str) -> FlipFlopRows:
             return FlipFlopRows(count, settings.length, ignore=settings.ignore, seed=settings.seed, split=split)
@@ -126,7 +133,9 @@ class FlipFlopCorpus(CorpusKind):
 
 
 def coin_flip_accuracy(length: int, ignore: float) -> float:
-    """Return the expected share of rows in which fair coin flips answer every read correctly, the mean of 2^-reads.
+    """Return the expected share of rows in which fair coin flips answer every read correctly.
+
+    It is the mean of 2^-reads over random rows, whose last pair is always a read and whose first pair never is.
 
     Args:
         length: Tokens per row.

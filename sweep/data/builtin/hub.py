@@ -30,10 +30,14 @@ class FineWebEduShards(CorpusKind):
 
     @classmethod
     def shards(cls, data: DataConfig, work_folder: Path, log: LogFn) -> tuple[list[Path], list[Path]]:
-        """Return the training shards that `data.train_tokens` needs, and the validation shard; download missing ones.
+        """Return the training shards that `data.train_tokens` needs and the validation shard; download missing ones.
+
+        Downloads go to the hub's cache, and `log` is called with "downloading" for each file. Of a local copy
+        (`data.path`) all shards are returned.
 
         Raises:
             MachineError: A download failed.
+            CorpusError: The local copy lacks training or validation shards.
         """
         if data.path is not None:
             return shard_files(Path(data.path))
@@ -59,7 +63,11 @@ def _count_training_shards(data: DataConfig) -> int:
 
 
 def _download(name: str, log: LogFn) -> Path:
-    """Download a file of the repository, unless the hub's cache holds it, and return its local path.
+    """Return the local path of a file of the repository, downloaded unless the hub's cache holds it.
+
+    Args:
+        name: Name of the file.
+        log: Called with "downloading", even for a cached file.
 
     Raises:
         MachineError: The download failed.

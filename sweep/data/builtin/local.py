@@ -23,7 +23,11 @@ class OwnShards(CorpusKind):
 
     @classmethod
     def key(cls, data: DataConfig) -> Any:
-        """Return a key of the shard files. Raises CorpusError without `data.path`."""
+        """Return a key of the shard files under `data.path`, as `shards_key` does.
+
+        Raises:
+            CorpusError: `data.path` is not set, or its folder lacks shards.
+        """
         if not data.path:
             raise CorpusError("data.corpus: shards needs data.path, the folder or file that holds the text")
         return shards_key(Path(data.path))
@@ -43,10 +47,10 @@ class OwnFiles(CorpusKind):
 
     @classmethod
     def source(cls, data: DataConfig) -> DocumentSource:
-        """Return a source of one document per file, or per record of a file.
+        """Return a source of one document per file, or per record of a file; the path is not looked at yet.
 
         Raises:
-            CorpusError: `data.path` is missing.
+            CorpusError: `data.path` is not set.
         """
         if not data.path:
             raise CorpusError("data.corpus: files needs data.path, the folder or file that holds the text")

@@ -125,7 +125,13 @@ class MqarCorpus(CorpusKind):
 
     @classmethod
     def streams(cls, settings: Any) -> Streams:
-        """Return both splits with the expected entropies and marked share of the training split."""
+        """Return both splits with the expected entropies (nats per token) and marked share of the training split.
+
+        The entropies are estimated from up to `ENTROPY_ROWS` training rows, which are computed here.
+
+        Args:
+            settings: An `MqarConfig`.
+        """
         train = MqarRows(settings.train_rows, settings, split="train")
         validation = MqarRows(settings.validation_rows, settings, split="validation")
         mark = functools.partial(mark_answers, pairs=settings.pairs)
@@ -145,8 +151,12 @@ class MqarCorpus(CorpusKind):
 def _entropies(rows: MqarRows, settings: MqarConfig) -> tuple[float, float]:
     """Return (entropy of a token, entropy of a token given the previous one) in nats.
 
-    Keys and values are uniform. Only the frequency with which blank, key and value follow each other is estimated, from
-    the first rows.
+    Keys and values are taken as uniform, and as independent of earlier tokens but for their kind. Only the frequency
+    with which blank, key and value follow each other is estimated, from the first `ENTROPY_ROWS` rows.
+
+    Args:
+        rows: Training split.
+        settings: Settings of the corpus.
     """
     within = np.array([0.0, math.log(settings.keys), math.log(settings.values)])
     tokens = rows[: min(rows.rows, ENTROPY_ROWS) * rows.length + 1]
