@@ -54,9 +54,13 @@ def config_of(stored: Mapping[str, Any]) -> CellConfig:
 def resolve_cell(checkpoint: HubCheckpoint, base: CellConfig, pairing: str) -> Cell:
     """Return the cell of a checkpoint that is measured next to the cells of a sweep.
 
+    Its config has data, train, eval and resources of `base`. Its slug consists of the model's short name, the first
+    seven digits of the revision, the dtype and, for native pairing, "native", joined by "-". Its levels are empty.
+
     Args:
         checkpoint: The checkpoint.
-        base: Config of a cell of the sweep, for data, train, eval and resources.
+        base: Config of a cell of the sweep, for data, train, eval and resources; GPUs there mean that the model runs on
+            one.
         pairing: "text" or "native" (`ExternalModelConfig.pairing`).
 
     Raises:
@@ -80,9 +84,14 @@ def resolve_cell(checkpoint: HubCheckpoint, base: CellConfig, pairing: str) -> C
 
 
 def open_weight_id(model: ExternalModelConfig, fingerprint: str | None) -> str:
-    """Return the id of a cell, 12 hex digits, from the model, its tokenizer and type, and the text.
+    """Return the id of a cell, 12 hex digits, from what its numbers depend on apart from the probes.
 
-    Those are what its numbers depend on, apart from the probes.
+    That is the model's name, revision, dtype, tokenizer and, unless it is "text", pairing, and the fingerprint of the
+    text. Family, context, positions and folder do not count.
+
+    Args:
+        model: The model.
+        fingerprint: Fingerprint of the corpus; None is hashed as such.
     """
     identity_fields = {"name", "revision", "dtype", "tokenizer"} | ({"pairing"} if model.pairing != "text" else set())
     identity = {KEY: model.model_dump(mode="json", include=identity_fields), "data": {"fingerprint": fingerprint}}
@@ -100,9 +109,9 @@ def stored_open_weight_id(stored: Mapping[str, Any]) -> str:
 
 
 def levels_of_stored(stored: Mapping[str, Any]) -> dict[str, str]:
-    """Return the levels of the five axes of a cell whose config is stored in a database.
+    """Return the levels of the five axes of a cell whose config is stored in a database, as text by axis.
 
-    `attn_type` is the last part of the model's name; the other axes are "-".
+    An external model has no axes: `attn_type` is the last part of the model's name; the other four are "-".
 
     Raises:
         ValidationError: The section of the model is invalid (pydantic).
@@ -112,7 +121,14 @@ def levels_of_stored(stored: Mapping[str, Any]) -> dict[str, str]:
 
 
 def to_record(cell: Cell) -> CellRecord:
-    """Return the cell's record for the database, without the sections that do not apply to an external model."""
+    """Return the cell's record for the database, without the sections that do not apply to an external model.
+
+    The stored config has `open_weight`, data, eval, resources and seed, and of train only seq_len and loss_on. Levels
+    and axes are those of `levels_of_stored`.
+
+    Args:
+        cell: Cell whose config is an `OpenWeightConfig`, as `resolve_cell` returns it.
+    """
     config = cell.config
     assert isinstance(config, OpenWeightConfig)
     stored = config.model_dump(mode="json", include={KEY, "data", "eval", "resources", "seed"})

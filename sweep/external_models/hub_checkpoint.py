@@ -84,11 +84,12 @@ def need_transformers() -> None:
 
 
 def resolve_checkpoint(requested: str, revision: str | None = None) -> HubCheckpoint:
-    """Return the checkpoint that `hf:NAME` or `hf:FOLDER` stands for, downloaded if necessary.
+    """Return the checkpoint that `hf:NAME` or `hf:FOLDER` stands for, downloaded if necessary, its files hashed.
 
     Args:
-        requested: Name with the prefix `hf:`; a folder takes precedence over a repository.
-        revision: Commit, tag or branch of a repository; None: its main branch.
+        requested: Name, with or without the prefix `hf:`. An existing folder takes precedence over a repository, and
+            becomes the checkpoint's name by its last part.
+        revision: Commit, tag or branch of a repository; None: its main branch. Not allowed for a folder.
 
     Raises:
         WeightsUnavailable: The weights are missing and cannot be downloaded; the message says what to download and
@@ -114,7 +115,18 @@ def resolve_checkpoint(requested: str, revision: str | None = None) -> HubCheckp
 
 
 def _from_hub(name: str, revision: str | None) -> Path:
-    """Return the folder of a repository's snapshot, from the hub's cache or downloaded. Raises WeightsUnavailable."""
+    """Return the folder of a repository's snapshot, from the hub's cache or downloaded (`DOWNLOAD_PATTERNS` only).
+
+    A cached snapshot with config.json and at least one *.safetensors is taken without asking the hub, even if it is
+    outdated or lacks further files. The folder's name is the commit.
+
+    Args:
+        name: Repository, OWNER/NAME.
+        revision: Commit, tag or branch; None: the main branch.
+
+    Raises:
+        WeightsUnavailable: The snapshot is not cached, and the download failed.
+    """
     import httpx
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -146,7 +158,11 @@ def _from_hub(name: str, revision: str | None) -> Path:
 
 
 def _describe(name: str, folder: Path, commit: str | None) -> HubCheckpoint:
-    """Return the checkpoint in a folder after checking its files.
+    """Return the checkpoint in a folder after checking its files; the weights are not loaded.
+
+    The revision of a local folder is `sha256:` and a hash over its *.safetensors and *.json files. Context and position
+    table are read from `text_config` where config.json has one. A learned position table is one that config.json gives
+    as `n_positions`; the context is that, or else `max_position_embeddings`.
 
     Args:
         name: Name of the checkpoint.
@@ -155,7 +171,7 @@ def _describe(name: str, folder: Path, commit: str | None) -> HubCheckpoint:
 
     Raises:
         WeightsUnavailable: Weights are missing.
-        InvalidCheckpoint: The files are no usable checkpoint.
+        InvalidCheckpoint: The files are no usable checkpoint, for example with weights in a format that can run code.
     """
     config = _read_config(folder)
     family = _check_family(folder, config)
@@ -189,7 +205,11 @@ def _describe(name: str, folder: Path, commit: str | None) -> HubCheckpoint:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """Return the contents of config.json. Raises InvalidCheckpoint if it is missing or has no model type."""
+    """Return the contents of config.json, a dict in which "model_type" is a string.
+
+    Raises:
+        InvalidCheckpoint: The file is missing, is no JSON object, or has no model type.
+    """
     try:
         config = json.loads((folder / "config.json").read_text())
     except OSError as error:
@@ -204,10 +224,16 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _check_family(folder: Path, config: Mapping[str, Any]) -> str:
-    """Return the model type, if the installed transformers supports it as a language model; foreign code is never run.
+    """Return the model type, if the installed transformers has a causal language model of that type.
+
+    Other kinds of models, such as masked ones, do not count. Code that comes with the checkpoint is never run.
+
+    Args:
+        folder: Folder of the checkpoint, for the message alone.
+        config: Contents of config.json; must have "model_type", as `_read_config` ensures.
 
     Raises:
-        InvalidCheckpoint: transformers does not support it.
+        InvalidCheckpoint: transformers has no such model; the message names the nearest type, if any.
     """
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
@@ -225,7 +251,11 @@ def _check_family(folder: Path, config: Mapping[str, Any]) -> str:
 
 
 def _check_all_shards(folder: Path) -> None:
-    """Raise WeightsUnavailable if an index names weight files that do not exist."""
+    """Check that every weight file that an index (*.safetensors.index.json) names exists; without an index pass.
+
+    Raises:
+        WeightsUnavailable: A file is missing; the message has the first one by name and their number.
+    """
     for index in folder.glob("*.safetensors.index.json"):
         named = set(json.loads(index.read_text()).get("weight_map", {}).values())
         missing = sorted(name for name in named if not (folder / name).is_file())
@@ -244,7 +274,12 @@ def _tokenizer_files(folder: Path) -> list[Path]:
 
 
 def _hash_files(folder: Path, files: list[Path]) -> str:
-    """Return the SHA-256 in hex over the relative paths and contents of files."""
+    """Return the SHA-256 in hex over the relative paths and contents of files, in sorted order.
+
+    Args:
+        folder: Folder to which the paths are relative.
+        files: Files below it; a file that is listed twice counts twice.
+    """
     digest = hashlib.sha256()
     for path in sorted(files):
         with path.open("rb") as file:

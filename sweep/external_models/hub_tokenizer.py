@@ -27,9 +27,10 @@ class HubTokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Load the fast tokenizer in a folder.
+        """Load the fast tokenizer in a folder, without network access or foreign code.
 
-        `eot` is the token that precedes a text: BOS, or EOS where the tokenizer has no BOS.
+        `eot` is the token that precedes a text: BOS, or EOS where the tokenizer has no BOS. Truncation and padding are
+        off. `name` is `hf:` and the folder's name, so it does not identify the tokenizer.
 
         Raises:
             SweepError: The folder has no fast tokenizer, or that has neither BOS nor EOS.
@@ -69,10 +70,11 @@ class HubTokenizer:
         return [self.encode(text) for text in texts]
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return (token ids [n], byte spans [n, 2]) of a text.
+        """Return (token ids [n], byte spans int64 [n, 2]) of a text, without a start token.
 
-        The span of a token is [start, end) in bytes of the UTF-8 text. For byte-level tokenizers it can end within a
-        character, for others it covers complete characters.
+        The span of a token is [start, end) in bytes of the UTF-8 text. For byte-level tokenizers spans follow each
+        other without gaps and can end within a character. If their sum differs from the text's bytes, and for other
+        tokenizers, a span covers complete characters; spans can then overlap, leave gaps or be empty.
         """
         encoding = self._model.encode(text, add_special_tokens=False)
         ids = np.asarray(encoding.ids, dtype=self.dtype)
@@ -127,9 +129,14 @@ def check_lossless(tokenizer: Tokenizer) -> None:
 
 
 def passages(tokens: np.ndarray, tokenizer: Tokenizer) -> Iterator[Passage]:
-    """Yield the texts between end-of-text tokens, in order.
+    """Yield the texts between end-of-text tokens, in order, as `Passage`; also that after the last one.
 
-    Tokens with a part of a character at either end of a text belong to no passage.
+    Tokens with a part of a character at either end of a text belong to no passage. An empty text is left out. A text
+    without a complete character gives a passage without tokens.
+
+    Args:
+        tokens: Tokens of the corpus, one-dimensional; `first_token` counts in them.
+        tokenizer: Tokenizer of the corpus, whose tokens can be decoded byte for byte.
     """
     borders = np.flatnonzero(tokens == tokenizer.eot).tolist()
     for start, stop in zip([0, *(border + 1 for border in borders)], [*borders, len(tokens)], strict=True):
@@ -138,7 +145,10 @@ def passages(tokens: np.ndarray, tokenizer: Tokenizer) -> Iterator[Passage]:
 
 
 def _passage(start: int, parts: list[bytes]) -> Passage:
-    """Return the passage of consecutive tokens, without incomplete characters at either end.
+    """Return the passage of consecutive tokens, without tokens of incomplete characters at either end.
+
+    The passage begins at the first token border that is the start of a character, and ends at the last one up to which
+    all bytes are complete characters. So bytes that are no UTF-8 end it early, and it can be empty.
 
     Args:
         start: Index of the first token.
@@ -172,12 +182,12 @@ def _ends_on_character(text: bytes) -> bool:
 def spread_over_tokens(nats: np.ndarray, byte_spans: np.ndarray, passage: Passage) -> np.ndarray:
     """Distribute the losses of a model's tokens over the corpus's tokens, each evenly over its bytes.
 
-    A token without bytes of its own counts for the next byte, or the last one.
+    A token of the model without bytes of its own counts for the next byte, or the last one. The total is preserved.
 
     Args:
         nats: Loss of each token of the model, [m].
-        byte_spans: Start and end of each of these tokens in bytes of the passage, [m, 2].
-        passage: Text with the ends of the corpus's tokens.
+        byte_spans: Start and end of each of these tokens in bytes of the passage, int64 [m, 2].
+        passage: Text with the ends of the corpus's tokens; not empty.
 
     Returns:
         Loss in nats of each token of the passage, float64 [n].

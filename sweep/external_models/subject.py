@@ -27,12 +27,14 @@ LOSS_ROWS = 256
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """Return the language model of a checkpoint, in evaluation mode on `device`.
+    """Return the causal language model of a checkpoint (a transformers class), in evaluation mode on `device`.
 
-    Only safetensors are read and no foreign code is run. Turns off progress bars and advice of transformers.
+    Only local safetensors are read and no foreign code is run. Turns off progress bars and advice of transformers in
+    this process.
 
     Raises:
-        SweepError: The checkpoint cannot be loaded, or lacks weights, which would then be random.
+        SweepError: The checkpoint cannot be loaded, or lacks weights (or has them in another shape), which would then
+            be random.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
@@ -56,7 +58,10 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
 
 
 class ChunkedScorer:
-    """Scorer that runs a model over one text, `chunk_tokens` tokens at a time, so that only its cache grows with the text."""
+    """Scorer that runs a model over one text, `chunk_tokens` tokens at a time.
+
+    So only the model's own cache grows with the text. No state is carried from one call to the next.
+    """
 
     def __init__(
         self, model: Any, device: torch.device, pause: Callable[[], None] = no_pause, chunk_tokens: int = CHUNK_TOKENS
@@ -74,9 +79,11 @@ class ChunkedScorer:
 
     @torch.no_grad()
     def logits(self, tokens: np.ndarray, first: int = 0) -> Iterator[tuple[int, Tensor]]:
-        """Yield (position, logits [n, V]) for consecutive tokens from `first` on, on the device.
+        """Yield (position, logits [n, V]) for consecutive tokens from `first` on, on the device, in the model's type.
 
-        Row i of the logits predicts the token at `position` + i + 1. Only one chunk of logits exists at a time.
+        Row i of the logits predicts the token at `position` + i + 1, so the last row predicts a token after the text.
+        Each piece has at most `chunk_tokens` rows, and only one piece exists at a time. Nothing is yielded if `first`
+        is not below the number of tokens.
 
         Args:
             tokens: Token ids, one-dimensional; all are read.
@@ -109,7 +116,11 @@ class ChunkedScorer:
         return torch.cat(losses).numpy() if losses else np.zeros(0, np.float32)
 
     def score_prompt(self, prompt: Prompt) -> tuple[Tensor, Tensor]:
-        """Return (is_argmax, loss in nats) of the scored tokens of a prompt, each [digits] on the CPU."""
+        """Return (is_argmax, loss in nats) of the scored tokens of a prompt, each [scored] on the CPU, in their order.
+
+        `is_argmax` is bool: the token has the largest logit of the whole vocabulary, given the tokens before it. The
+        loss is float32. The prompt needs at least one scored token, and none at position 0.
+        """
         positions = prompt.scored - 1
         rows: list[Tensor] = []
         for start, logits in self.logits(prompt.tokens[:-1], int(positions.min())):
@@ -156,21 +167,27 @@ class OpenWeightSubject(Subject):
     def answers(self, prompts: Sequence[Prompt], *, full_context: bool = True) -> list[tuple[Tensor, Tensor]]:
         """Score the prompts one by one, because prompts differ in length under a model's own tokenizer.
 
+        Args:
+            prompts: Prompts in the model's tokens.
+            full_context: Ignored; the model always reads with its own context.
+
         Returns:
-            For each prompt (is_argmax, loss in nats) of its scored tokens, each [digits] on the CPU. `full_context` is
-            ignored.
+            For each prompt (is_argmax, loss in nats) of its scored tokens, each [scored] on the CPU.
         """
         return [self.scorer.score_prompt(prompt) for prompt in prompts]
 
     def beyond(self, tokens: int) -> str | None:
-        """Return why a text of `tokens` tokens exceeds a learned position table, or None if it does not."""
+        """Return why a text of `tokens` tokens of the model exceeds its learned position table, or None if it does not.
+
+        A model without such a table never gives a reason, even beyond its trained context.
+        """
         if self._max_positions is None or tokens <= self._max_positions:
             return None
         return f"n/a: the model has {self._max_positions} positions, fewer than {tokens} tokens"
 
     @cached_property
     def gpt2_tokenizer(self) -> Tokenizer | MachineError:
-        """GPT-2's tokenizer, or the error if it cannot be loaded.
+        """GPT-2's tokenizer, or the MachineError if it cannot be loaded; the first use may download it.
 
         The bits of every model are also given per GPT-2 token.
         """
@@ -182,9 +199,13 @@ class OpenWeightSubject(Subject):
             return error
 
     def _extent(self, counted_BT: Tensor, texts: Sequence[str]) -> TextExtent:
-        """Return the extent of counted targets with these texts.
+        """Return the extent of counted targets with these texts: their UTF-8 bytes and their GPT-2 tokens.
 
-        Without GPT-2's tokenizer it has a reason instead of a count.
+        Each text is tokenised on its own. Without GPT-2's tokenizer `gpt2_tokens` is None and `lacking` has the reason.
+
+        Args:
+            counted_BT: Mask of the counted targets, bool.
+            texts: Texts of these targets.
         """
         gpt2, size = self.gpt2_tokenizer, sum(len(text.encode()) for text in texts)
         if isinstance(gpt2, MachineError):
@@ -202,10 +223,13 @@ class TextPairedSubject(OpenWeightSubject):
     def losses(
         self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool = True, last: int | None = None
     ) -> Tensor:
-        """Return the loss of each target in nats, row by row, float64 [B, T] on the CPU.
+        """Return the loss of each target in nats, row by row, float64 [B, T] on the CPU; [B, last] with `last`.
+
+        The loss of a target of the corpus is the sum of the shares of the model's tokens on its bytes. It is 0 for an
+        end-of-text token and for a part of a character at either end of a text.
 
         Args:
-            inputs_BT: Tokens of the corpus.
+            inputs_BT: Tokens of the corpus on the CPU, int64; only the first of each row is read, as context.
             targets_BT: The inputs shifted by one token.
             full_context: Ignored; the model always reads with its own context.
             last: Return the last targets of each row alone.
@@ -215,7 +239,10 @@ class TextPairedSubject(OpenWeightSubject):
         return losses if last is None else losses[:, -last:]
 
     def _row_losses(self, before: int, targets: np.ndarray) -> np.ndarray:
-        """Return the loss in nats of the targets of one row, float64 [T]; 0 where a target has no complete character.
+        """Return the loss in nats of the targets of one row, float64 [T]; 0 for targets that belong to no passage.
+
+        A passage is a text between end-of-text tokens, without parts of characters at its ends. The model reads its
+        start token, the text of `before`, then the passages, with its start token again after each end-of-text token.
 
         Args:
             before: First input of the row, a token of the corpus.
@@ -244,7 +271,11 @@ class TextPairedSubject(OpenWeightSubject):
         return losses
 
     def extent(self, targets_BT: Tensor) -> TextExtent:
-        """Return the extent of the targets, counting the corpus's tokens that consist of complete characters."""
+        """Return the extent of the targets, of which all count but end-of-text tokens and parts of characters.
+
+        Parts of characters do not count at the beginning and the end of a text alone. For a corpus of GPT-2 tokens
+        `gpt2_tokens` is the number of counted targets; otherwise the texts are tokenised again.
+        """
         counted_BT = torch.zeros(targets_BT.shape, dtype=torch.bool)
         texts = []
         for row, targets in enumerate(targets_BT.numpy()):
@@ -257,7 +288,14 @@ class TextPairedSubject(OpenWeightSubject):
         return self._extent(counted_BT, texts)
 
     def haystack(self, document: int, tokens: int) -> np.ndarray:
-        """Return the text of a document's first `tokens` tokens in tokens of the model, after its start token."""
+        """Return the text of the first tokens of a document in tokens of the model, after its start token.
+
+        The result has another length than `tokens`. A part of a character at the end is left out.
+
+        Args:
+            document: Index of the held-out document.
+            tokens: Tokens of the corpus.
+        """
         texts = [passage.text for passage in passages(self.documents[document][:tokens], self.corpus_tokenizer)]
         return np.concatenate([[self.tokenizer.eot], *map(self.tokenizer.encode, texts)])
 
@@ -276,12 +314,12 @@ class NativeSubject(OpenWeightSubject):
     def __init__(
         self, scorer: ChunkedScorer, tokenizer: Tokenizer, corpus: Corpus, config: CellConfig, max_positions: int | None
     ) -> None:
-        """Tokenise the held-out documents and the validation stream again.
+        """Tokenise the held-out documents and the validation stream again, and put them into a copy of the corpus.
 
         Args:
             scorer: Scorer of the model.
             tokenizer: Tokenizer of the model.
-            corpus: Corpus of the sweep.
+            corpus: Corpus of the sweep; not changed.
             config: Config of the cell.
             max_positions: Length in tokens of a learned position table; None for any length.
 
@@ -293,7 +331,11 @@ class NativeSubject(OpenWeightSubject):
         self.corpus = replace(corpus, heldout=self._long_documents(), validation=self._validation_stream())
 
     def _long_documents(self) -> list[np.ndarray]:
-        """Return the first `eval.documents` documents, in the model's tokens, that exceed the longest context."""
+        """Return the first `eval.documents` documents, in the model's tokens, that exceed the longest context.
+
+        Each begins with the model's start token. Documents of at most `eval.lengths[-1]` tokens are left out, so the
+        list can be shorter than requested, or empty. A document's type is uint16, or uint32 for a large vocabulary.
+        """
         n_documents, longest = self.config.eval.documents, self.config.eval.lengths[-1]
         documents: list[np.ndarray] = []
         for document in self.corpus.heldout:
@@ -304,7 +346,13 @@ class NativeSubject(OpenWeightSubject):
         return documents
 
     def _validation_stream(self) -> np.ndarray:
-        """Return as many tokens of the validation split as the probes read, in the model's tokens, int64."""
+        """Return at most as many tokens of the validation split as the probes read, in the model's tokens, int64 [n].
+
+        The number is one more than `eval.validation_tokens` or the tokens of the junk probe's rows at the longest
+        context, whichever is larger. If the split is too short, the result is shorter, without an error. It has no
+        end-of-text tokens. The split is decoded 65,536 tokens at a time; parts of characters at the borders of these
+        pieces are lost.
+        """
         max_tokens = max(self._rows * self.config.eval.lengths[-1], self.config.eval.validation_tokens) + 1
         parts: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
         count, position, step = 0, 0, 1 << 16
@@ -319,10 +367,12 @@ class NativeSubject(OpenWeightSubject):
     def losses(
         self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool = True, last: int | None = None
     ) -> Tensor:
-        """Return the loss of each target in nats, row by row, float32 [B, T] on the CPU; tokens are the model's own.
+        """Return the loss of each target in nats, row by row, float32 [B, T] on the CPU; [B, last] with `last`.
+
+        Each row is a text of its own: its first input has no earlier context.
 
         Args:
-            inputs_BT: Tokens of the model.
+            inputs_BT: Tokens of the model on the CPU, int64; only the first of each row is read.
             targets_BT: The inputs shifted by one token.
             full_context: Ignored; the model always reads with its own context.
             last: Return the last targets of each row alone.
@@ -332,7 +382,10 @@ class NativeSubject(OpenWeightSubject):
         return losses if last is None else losses[:, -last:]
 
     def extent(self, targets_BT: Tensor) -> TextExtent:
-        """Return the extent of the targets, counting all of them."""
+        """Return the extent of the targets, counting all of them.
+
+        Their text is decoded row by row, without special tokens.
+        """
         texts = [self.tokenizer.text(row) for row in targets_BT.numpy()]  # type: ignore[attr-defined]
         return self._extent(torch.ones(targets_BT.shape, dtype=torch.bool), texts)
 

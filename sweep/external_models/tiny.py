@@ -54,15 +54,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def make_tiny_checkpoint(folder: Path, family: str = "llama", *, seed: int = 0, vocabulary: int = VOCABULARY) -> Path:
-    """Write a model with random weights and its tokenizer into `folder`, and return it.
+    """Write a model with random weights and its tokenizer into `folder`, and return the folder.
 
-    The global random state is left unchanged.
+    The global random state is left unchanged; progress bars of transformers are turned off. The tokenizer always has at
+    most `VOCABULARY` tokens.
 
     Args:
-        folder: Folder to write.
+        folder: Folder to write; created if absent.
         family: A key of `FAMILIES`.
         seed: Seed of the weights.
-        vocabulary: Number of token ids.
+        vocabulary: Number of token ids of the model.
 
     Raises:
         KeyError: The family is unknown.
@@ -94,7 +95,11 @@ def save_tokenizer(folder: Path, texts: Sequence[str] = TEXT, vocabulary: int = 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write a checkpoint for the arguments FOLDER and, optionally, FAMILY, and return the exit status."""
+    """Write a checkpoint for the arguments FOLDER and, optionally, FAMILY, and print its folder.
+
+    Returns:
+        Exit status: 0, or 2 after a usage message on standard error for other arguments.
+    """
     if not 1 <= len(arguments) <= 2 or arguments[-1] not in (arguments[0], *FAMILIES):
         print(f"usage: python -m {__spec__.name} FOLDER [{'|'.join(FAMILIES)}]", file=sys.stderr)
         return 2
