@@ -10,8 +10,10 @@ from . import storage
 def checkpoint_address(store: Store, attempt: Attempt) -> str:
     """Return the address of the folder that holds an attempt's checkpoints and weights.
 
-    It is relative to the runs folder, or absolute where the launch of the attempt set `checkpoint.path`. An imported
-    attempt has only the files of its bundle, which lie under the runs folder.
+    It is that of the recorded weights, else of the recorded checkpoint. Without both it follows from `checkpoint.path`
+    of the stored config, or is the attempt's own folder. Of an imported attempt, whose files came with its bundle, it
+    is that of the recorded weights, else the attempt's own folder. The result is relative to the runs folder, or
+    absolute or a URL where the launch of the attempt set `checkpoint.path`.
     """
     if attempt.imported:
         # its files came with the bundle; the storage locations of its original machine do not apply

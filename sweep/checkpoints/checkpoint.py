@@ -79,11 +79,11 @@ def save_weights(address: str | Path, model: nn.Module) -> str:
 
 
 def load_weights(address: str | Path, model: nn.Module, recorded: str | None = None) -> None:
-    """Load the weights that `save_weights` wrote into the model.
+    """Load the weights that `save_weights` wrote into the model; remote ones are downloaded first.
 
     Args:
-        address: Address of the file.
-        model: Model that receives the weights.
+        address: Address of the file, a full one (`storage.resolve`).
+        model: Model that receives the weights; it must have the same tensors.
         recorded: SHA-256 that the file must have, in hex; None skips the check.
 
     Raises:
@@ -108,12 +108,13 @@ def save(
 ) -> str:  # fmt: skip
     """Write a checkpoint into the storage location `folder` and return its name there.
 
-    Once it has been read back, all older checkpoints but the previous one are removed.
+    It is complete or absent, and replaces one of the same step. Once it has been read back, all checkpoints are removed
+    except the `KEEP_NEWEST` of the highest steps.
 
     Args:
-        folder: Address of the storage location.
+        folder: Address of the storage location, a full one; created if absent.
         model: The model.
-        optimizers: State dicts of the optimizers.
+        optimizers: State dicts of the optimizers, by name.
         step: Optimizer steps so far.
         tokens: Training tokens so far.
         wall_s: Seconds of training so far, without validation.
@@ -136,17 +137,22 @@ def save(
 def list_checkpoints(folder: str | Path) -> list[str]:
     """Return the names of the checkpoints in a storage location, newest first, damaged ones included.
 
-    Raises StorageError.
+    Unfinished ones are left out. Empty when the location does not exist.
+
+    Raises:
+        StorageError: The storage location cannot be reached.
     """
     return [name for name in reversed(storage.open_storage(folder).names()) if name.startswith(PREFIX)]
 
 
 def load_newest(folder: str | Path, log: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
-    """Return the newest intact checkpoint of a storage location; None if there is none.
+    """Return the newest intact checkpoint of a storage location, on the CPU; None if there is none.
+
+    Every file is hashed before it is loaded.
 
     Args:
         folder: Address of the storage location.
-        log: Callback that receives a line for each damaged checkpoint, which is skipped.
+        log: Callback that receives a line for each damaged checkpoint, which is skipped and stays.
 
     Raises:
         StorageError: The storage location cannot be reached.
@@ -165,14 +171,22 @@ def load_newest(folder: str | Path, log: Callable[[str], None] = lambda line: No
 def load(path: Path) -> Checkpoint:
     """Load a checkpoint from a local folder onto the CPU; the optimizer state is loaded with `weights_only`.
 
+    Args:
+        path: Folder of the checkpoint, whose name must be that of its step.
+
     Raises:
-        DamagedCheckpoint: A file does not match its seal.
+        DamagedCheckpoint: A file is missing or does not match the seal, the file of hashes in the folder.
     """
     return _load(path, read_verified_facts(path, path.name))
 
 
 def _load(path: Path, facts: CheckpointFacts) -> Checkpoint:
-    """Load the tensors of a verified local checkpoint onto the CPU."""
+    """Load the tensors of a verified local checkpoint onto the CPU.
+
+    Args:
+        path: Folder of the checkpoint.
+        facts: Its facts, as `read_verified_facts` returns them.
+    """
     return Checkpoint(
         **vars(facts),
         model=load_file(path / MODEL),
@@ -181,11 +195,11 @@ def _load(path: Path, facts: CheckpointFacts) -> Checkpoint:
 
 
 def remove_checkpoints(folder: str | Path, keep: str | None = None) -> None:
-    """Remove every checkpoint of a storage location, unfinished ones included.
+    """Remove every checkpoint of a storage location, unfinished ones included; final weights and other files stay.
 
     Args:
         folder: Address of the storage location.
-        but: Name of a checkpoint to retain; None removes all.
+        keep: Name of a checkpoint to retain; None removes all.
 
     Raises:
         StorageError: The storage location cannot be changed.
@@ -198,7 +212,9 @@ def remove_checkpoints(folder: str | Path, keep: str | None = None) -> None:
 
 
 def check_unclaimed(folder: str | Path) -> None:
-    """Check that a shared storage location is writable and holds no other training.
+    """Check that a shared storage location is writable and holds no other training, by writing a small file to it.
+
+    Unfinished checkpoints do not count as a training.
 
     Raises:
         StorageOccupied: It holds checkpoints or weights.
@@ -214,15 +230,17 @@ def check_unclaimed(folder: str | Path) -> None:
 
 
 def state_bytes(config: ModelConfig, *, narrow: bool, optimizer: str = "muon") -> tuple[int, int]:
-    """Return (bytes of a model's weights, bytes of its optimizers' state).
+    """Return (bytes of a model's weights, bytes of its optimizers' state), computed from shapes.
 
-    The blocks repeat every `attn_every`, so only that many are built. They are on the meta device, where nothing is
-    allocated, unless a mixer needs real numbers in its constructor.
+    Weights are parameters and buffers. The state is one buffer of a parameter's size for each parameter of Muon, two
+    for each of AdamW; step counters are not counted. The blocks repeat every `attn_every`, so only that many are built.
+    They are on the meta device, where nothing is allocated, unless a mixer needs real numbers in its constructor.
 
     Args:
         config: Config of the model.
-        narrow: Activations of 16 bits instead of 32.
-        optimizer: "muon", or another name for AdamW everywhere.
+        narrow: Activations of 16 bits (bfloat16) instead of 32.
+        optimizer: "muon", for Muon where a parameter's group is that and AdamW elsewhere, or another name for AdamW
+            everywhere.
     """
     n_built = min(config.n_layers, config.attn_every)
     shorter, dtype = config.model_copy(update={"n_layers": n_built}), torch.bfloat16 if narrow else torch.float32

@@ -50,7 +50,7 @@ class UnownedFile:
     """A file or folder without an owner in the database."""
 
     kind: Kind
-    """Folder of an attempt, frozen plugin, or log of a launch."""
+    """"attempt" for its folder, "plugin" for a frozen copy of a plugin's source, "log" for the log of a launch."""
     address: str
     """Path or URL."""
     bytes: int
@@ -85,11 +85,18 @@ class GarbageReport:
         return [f"{item.address}: {item.problem}" for item in self.things if item.problem]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as plain values for JSON."""
+        """Return the report as plain values for JSON.
+
+        Its keys are runs, things (a list with a dict per file), elsewhere, removed, and bytes (in total).
+        """
         return asdict(self) | {"bytes": self.bytes}
 
     def lines(self) -> list[str]:
-        """Return the report as text, the largest files first."""
+        """Return the report as text for people.
+
+        There is a line for each of the `MAX_LINES` largest files, largest first, and one with the number of others.
+        Then follow the total, a line for each storage location that was not scanned, and the problems.
+        """
         listed = sorted(self.things, key=lambda item: (-item.bytes, item.address))
         lines = [f"{item.address}: {item.kind}, {size(item.bytes)}" for item in listed[:MAX_LINES]]
         lines += [f"... and {len(listed) - MAX_LINES} more"] if len(listed) > MAX_LINES else []
@@ -106,13 +113,18 @@ class GarbageReport:
 def find_garbage(store: Store, runs: Path, paths: Sequence[str] = ()) -> GarbageReport:
     """Return the files without an owner under `runs` and in other storage locations; nothing is changed.
 
+    They are folders of attempts that the database does not name, and frozen plugins and launch logs that are older than
+    `MIN_AGE_S` and belong to no cell or sweep of it. Files with other names are ignored, and so are links to folders of
+    attempts.
+
     Args:
         store: The database.
-        runs: The runs folder.
+        runs: The runs folder; it may be absent.
         paths: Storage locations to scan, as grids name them in checkpoint.path.
 
     Raises:
-        SweepError: An import may be in progress, or no attempt under `runs` is one of the database.
+        SweepError: An import may be in progress, or attempts exist, none of them is one of the database, and nothing
+            was ever deleted from that.
         StorageAddressError: A storage location has an invalid address.
         StorageError: A storage location cannot be read.
     """
@@ -154,10 +166,15 @@ def find_garbage(store: Store, runs: Path, paths: Sequence[str] = ()) -> Garbage
 
 
 def remove_garbage(store: Store, report: GarbageReport) -> GarbageReport:
-    """Remove the files of a report that still have no owner, and return the result.
+    """Remove the files of a report and return the result; the folder of an attempt stays if it has an owner by now.
 
-    A file that cannot be removed gets a `problem`, and the others are removed all the same. If any was removed, the
-    database gets an event "collected".
+    Plugins and logs are removed without asking the database again. A file that cannot be removed, or that has an owner,
+    gets a `problem`, and the others are removed all the same. If any was removed, the database gets an event
+    "collected".
+
+    Args:
+        store: The database.
+        report: Result of `find_garbage`.
     """
     results = []
     for item in report.things:
@@ -193,12 +210,18 @@ _OWNED_NOW = "is owned by now, and stays"
 def _remove_folder(path: Path, is_owned: Callable[[], bool]) -> str:
     """Remove an attempt's folder and, if empty, the folder of its cell.
 
+    A folder that an earlier run renamed is removed without a query. Another one is renamed first, and restored if it
+    has an owner, unless a new folder of its name exists by then.
+
     Args:
         path: Folder of the attempt.
         is_owned: Query of the database, asked after the folder has been renamed.
 
     Returns:
         An empty string, or the reason why the folder was restored.
+
+    Raises:
+        OSError: A file cannot be renamed or removed.
     """
     renamed = path if _RENAMED.fullmatch(path.name) else path.with_name(f".{path.name}.unowned")
     if renamed != path:
@@ -216,7 +239,10 @@ def _remove_folder(path: Path, is_owned: Callable[[], bool]) -> str:
 
 
 def _is_owned(store: Store, item: UnownedFile) -> bool:
-    """Return True if an attempt of the database owns the folder."""
+    """Return True if an attempt of the database has the item's `folder` ("cell/number") as its run_dir.
+
+    Addresses of weights and checkpoints are not compared.
+    """
 
     def query(session: Session) -> bool:
         attempt_id = session.scalar(select(AttemptRow.id).where(AttemptRow.run_dir == item.folder).limit(1))
@@ -229,7 +255,11 @@ def _is_owned(store: Store, item: UnownedFile) -> bool:
 
 
 def _attempts_in(runs: Path) -> Iterator[tuple[str, Path]]:
-    """Yield (cell/number, folder) of the attempts under a local runs folder; symlinks are skipped."""
+    """Yield (cell/number, folder) of the attempts under a local runs folder, sorted; symlinks are skipped.
+
+    A folder that an earlier removal renamed is yielded under its new name, which no attempt owns. Nothing is yielded if
+    the runs folder does not exist.
+    """
     for cell in sorted(runs.iterdir()) if runs.is_dir() else ():
         if _CELL.fullmatch(cell.name) and cell.is_dir() and not cell.is_symlink():
             for attempt in sorted(cell.iterdir()):
@@ -240,7 +270,12 @@ def _attempts_in(runs: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _attempts_in_storage(address: str) -> Iterator[str]:
-    """Yield cell/number of the attempts in a storage location."""
+    """Yield cell/number of the attempts in a storage location; other names are skipped.
+
+    Raises:
+        StorageAddressError: The address is invalid.
+        StorageError: The location cannot be read.
+    """
     for cell in storage.open_storage(address).names():
         if _CELL.fullmatch(cell):
             names = storage.open_storage(storage.join(address, cell)).names()
@@ -248,7 +283,10 @@ def _attempts_in_storage(address: str) -> Iterator[str]:
 
 
 def _list_matching(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[str, Path]]:
-    """Yield (first group of the match, path) of the files in a folder whose name matches the pattern."""
+    """Yield (first group of the match, path) of the files in a folder whose complete name matches, sorted by name.
+
+    Links count as files; subfolders are not searched. Nothing is yielded if the folder does not exist.
+    """
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         match = pattern.fullmatch(path.name)
         if match and (path.is_file() or path.is_symlink()):
@@ -280,7 +318,11 @@ class _OwnedNames:
 
 
 def _read_owned_names(session: Session) -> _OwnedNames:
-    """Return the names in the database that own files."""
+    """Return the names in the database that own files.
+
+    An attempt owns its run_dir and the folders of its recorded weights and checkpoint under the runs folder. Values of
+    checkpoint.path are those of attempts that were not imported.
+    """
     folders = set()
     for row in session.execute(select(AttemptRow.run_dir, AttemptRow.weights, AttemptRow.checkpoint)):
         folders.add(row.run_dir)

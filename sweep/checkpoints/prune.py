@@ -79,11 +79,17 @@ class PruneReport:
         return [f"{cell.slug}: {cell.problem}" for cell in self.cells if cell.problem]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as plain values for JSON."""
+        """Return the report as plain values for JSON.
+
+        Its keys are sweep, keep, dry, cells (a list with a dict per cell), running, and bytes (in total).
+        """
         return asdict(self) | {"bytes": self.bytes}
 
     def lines(self) -> list[str]:
-        """Return the report as text: the lines of each cell, then the total."""
+        """Return the report as text: the lines of each cell, then the total.
+
+        A cell has a line with what it lost, if it lost anything, and one with its problem, if it has one.
+        """
         lines = []
         for cell in self.cells:
             parts = [counted(cell.checkpoints, "checkpoint")] if cell.checkpoints else []
@@ -109,17 +115,18 @@ def prune(
 ) -> PruneReport:  # fmt: skip
     """Remove the checkpoints of a sweep that are not needed any more, and return what was removed.
 
-    An attempt that was trained to its end or diverged needs no checkpoint, whatever `keep` says. A cell with a running
-    attempt loses nothing. A storage location that cannot be reached becomes a problem of its cell, and the other cells
-    are pruned all the same. If anything was removed, the database gets an event "pruned".
+    An attempt that was trained to its end or diverged needs no checkpoint, whatever `keep` says, and neither do older
+    attempts of its cell. A cell with a running attempt loses nothing. A storage location that cannot be reached becomes
+    a problem of its cell, and the other cells are pruned all the same. If anything was removed, the database gets an
+    event "pruned".
 
     Args:
         store: The database.
         runs: The runs folder.
         sweep: Name of the sweep; None: the one launched last.
-        keep: "newest" retains final weights and, of each unfinished cell, the two newest intact checkpoints. "weights"
-            retains final weights alone. "nothing" removes both.
-        dry: Report only.
+        keep: "newest" retains final weights and, of each unfinished cell, the `KEEP_NEWEST` newest intact checkpoints.
+            "weights" retains final weights alone. "nothing" removes both.
+        dry: Report only; the counts are those of what would be removed.
         orphans: Include cells that the newest revision of the sweep dropped.
 
     Raises:
@@ -183,8 +190,15 @@ class _CellPruner:
     def prune(self, keep: Keep, dry: bool) -> PrunedCell | None:
         """Remove files, or only count them if `dry`.
 
+        The database forgets final weights before their file is removed. Weights are removed first, then checkpoints
+        from the oldest on. A failure becomes a problem, and the other files are removed all the same.
+
+        Args:
+            keep: Files to retain, as for `prune` of a sweep.
+            dry: Count only.
+
         Returns:
-            The result; None when a launch has taken up the cell meanwhile.
+            The result; None when a launch has taken up the cell meanwhile, before anything was removed.
         """
         weights, checkpoints = self._plan(keep)
         if not dry and self.store.attempts(self.state.cell_id) != self.attempts:
@@ -208,6 +222,11 @@ class _CellPruner:
 
     def _plan(self, keep: Keep) -> tuple[list[tuple[Attempt, storage.Storage, str]], list[tuple[storage.Storage, str]]]:
         """Return the final weights and the checkpoints to remove, those of the newest attempt first.
+
+        Checkpoints stay only in trainings after the last one that ended with a result, and there the newest intact
+        ones. Damaged ones among those are removed only if an intact one stays or none is to be retained. Unfinished
+        checkpoints are always removed; final weights (and unfinished ones) only if `keep` is "nothing". Also sets
+        `n_sound` and `n_remaining`, and records problems.
 
         Returns:
             Tuples of (attempt, storage location, name) for weights, and of (storage location, name) for checkpoints.
@@ -260,9 +279,9 @@ class _CellPruner:
             self.problems.append(f"{error.filename}: {error.strerror}; make it readable and writable, then prune again")
 
     def _is_pure_checkpoint(self, location: storage.Storage, name: str) -> bool:
-        """Return True if a folder contains only the files of a checkpoint; otherwise record a problem.
+        """Return True if a folder contains no files but those of a checkpoint; otherwise record a problem.
 
-        A link, or any other file in it, means that it belongs to the user.
+        A link, or any other file in it, means that it belongs to the user. An incomplete checkpoint passes.
         """
         unexpected = set(storage.open_storage(storage.join(location.address, name)).names()) - CHECKPOINT_FILES
         if isinstance(location, storage.LocalStorage):
@@ -276,7 +295,10 @@ class _CellPruner:
         return not unexpected
 
     def _remove(self, location: storage.Storage, name: str, dry: bool) -> None:
-        """Remove a checkpoint or file unless `dry`, and add its size to the freed bytes."""
+        """Remove a checkpoint or file unless `dry`, and add its size to the freed bytes, once it is gone.
+
+        A checkpoint loses its seal first, so that a partly removed one never counts as complete.
+        """
         freed = bytes_of(location, name)
         if not dry:
             if isinstance(location, storage.LocalStorage) and (location.path / name).is_dir():
@@ -289,6 +311,9 @@ def is_sound(location: storage.Storage, name: str) -> bool:
     """Return True if a launch could resume from a checkpoint.
 
     On a local disk all files are hashed. Elsewhere, where hashing would download them, the seal must exist.
+
+    Raises:
+        StorageError: The location cannot be reached.
     """
     if isinstance(location, storage.LocalStorage):
         try:
@@ -300,7 +325,11 @@ def is_sound(location: storage.Storage, name: str) -> bool:
 
 
 def bytes_of(location: storage.Storage, name: str) -> int:
-    """Return the bytes of a checkpoint or file in a storage location. Raises StorageError."""
+    """Return the bytes of a checkpoint or file in a storage location; 0 for a missing local one.
+
+    Raises:
+        StorageError: The remote location cannot be reached.
+    """
     if isinstance(location, storage.LocalStorage):
         return size_on_disk(location.path / name)
     assert isinstance(location, storage.RemoteStorage)

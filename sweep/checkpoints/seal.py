@@ -41,7 +41,7 @@ class CheckpointFacts:
 
 
 def seal_content(facts: Mapping[str, Any], hashes: Mapping[str, str]) -> bytes:
-    """Return the content of the seal file.
+    """Return the content of the seal file: JSON of the facts, the hashes (sha256), and the hash of both (seal).
 
     Args:
         facts: Facts of the checkpoint, as JSON.
@@ -65,7 +65,7 @@ def read_verified_facts(bundle: Path, name: str) -> CheckpointFacts:
         name: Name of the checkpoint, which must match its step.
 
     Raises:
-        DamagedCheckpoint: A file is missing or has changed.
+        DamagedCheckpoint: A file is missing or has changed, or the seal is invalid or of another step.
     """
     content = _read_seal(bundle)
     hashes = content.pop("sha256", None)
@@ -85,9 +85,16 @@ def read_verified_facts(bundle: Path, name: str) -> CheckpointFacts:
 
 
 def _read_seal(bundle: Path) -> dict[str, Any]:
-    """Return the content of the seal, without its own hash.
+    """Return the content of the seal, without its own hash; its facts and hashes are not checked here.
 
-    Raises DamagedCheckpoint if it is missing or has changed.
+    A seal without its own hash, from an older release, is accepted.
+
+    Args:
+        bundle: Folder of the checkpoint.
+
+    Raises:
+        DamagedCheckpoint: The seal is missing, cannot be read as a JSON object, does not match its own hash, or differs
+            in any byte from JSON as this program writes it.
     """
     try:
         raw = (bundle / SEAL).read_bytes()
@@ -105,7 +112,13 @@ def _read_seal(bundle: Path) -> dict[str, Any]:
 
 
 def _check_facts(content: Mapping[str, Any]) -> CheckpointFacts:
-    """Return the facts in a seal. Raises DamagedCheckpoint for missing, further or implausible values."""
+    """Return the facts in a seal, whose content has neither its hash nor those of the files any more.
+
+    Raises:
+        DamagedCheckpoint: A value is missing or implausible, or there are further ones. Plausible are positive integers
+            for step and tokens, a finite wall_s of at least 0, and a pending that is absent, None or three finite
+            numbers.
+    """
     step, tokens, wall_s, pending = (content.get(key) for key in ("step", "tokens", "wall_s", "pending"))
     numbers = [wall_s, *(pending if isinstance(pending, list) else [])]
     is_valid = (
@@ -121,9 +134,10 @@ def _check_facts(content: Mapping[str, Any]) -> CheckpointFacts:
 
 
 def map_in_threads(work: Callable[[Any], Any], items: list[Any]) -> list[Any]:
-    """Return the results of `work` for each item, in order, computed in one thread per item.
+    """Return the results of `work` for each item, in order, computed in one thread per item; wait for all of them.
 
-    Hashing, reading and writing release the interpreter lock.
+    An exception of `work` is raised again, the first by the order of the items. Hashing, reading and writing release
+    the interpreter lock.
     """
     with ThreadPoolExecutor(max(1, len(items))) as pool:
         return list(pool.map(work, items))

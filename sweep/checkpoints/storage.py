@@ -66,7 +66,10 @@ def split(address: str) -> tuple[str, str]:
 
 
 def resolve(runs: Path, address: str) -> str:
-    """Return the full address of one in the database: a relative path lies under the runs folder."""
+    """Return the full address of one in the database: a relative path lies under the runs folder.
+
+    An absolute path and a URL are returned as they are.
+    """
     return address if "://" in address else str(runs / address)
 
 
@@ -75,7 +78,10 @@ def attempt_address(path: str | None, folder: str) -> str:
 
     Args:
         path: Value of checkpoint.path; None uses the attempt's own folder.
-        folder: Folder of the attempt, relative to the runs folder.
+        folder: Folder of the attempt, relative to the runs folder; it is appended to `path`.
+
+    Raises:
+        StorageAddressError: `path` is a file:// or local:// URL with a relative path.
     """
     if path is None:
         return folder
@@ -84,9 +90,10 @@ def attempt_address(path: str | None, folder: str) -> str:
 
 
 def check_address(address: str) -> None:
-    """Raise StorageAddressError unless the address is a path or one plain URL.
+    """Check that an address is a path or one plain URL; no other address is ever given to fsspec.
 
-    No other address is ever given to fsspec.
+    Raises:
+        StorageAddressError: The address is a chain of URLs, or its scheme is not in `SCHEMES`.
     """
     scheme, separator, _ = address.partition("://")
     if not separator:
@@ -102,7 +109,10 @@ def check_address(address: str) -> None:
 
 
 def open_storage(address: str | Path) -> Storage:
-    """Return the storage location of an address; it need not exist yet.
+    """Return the storage location of an address; it need not exist yet, and nothing is created.
+
+    Args:
+        address: A full address (`resolve`); a relative path would be one of the working folder.
 
     Raises:
         StorageAddressError: The address is invalid.
@@ -127,7 +137,11 @@ def exists(address: str) -> bool:
 def free_bytes(address: str) -> int | None:
     """Return the free bytes of the disk of a local storage location, which need not exist yet.
 
-    The result is None for a remote location or a file system without a size, such as /proc.
+    The nearest existing parent folder counts. The result is None for a remote location or a file system without a size,
+    such as /proc.
+
+    Raises:
+        StorageAddressError: The address is a file:// or local:// URL with a relative path.
     """
     local = _local_path(address)
     if local is None:
@@ -156,7 +170,17 @@ def _local_path(address: str) -> Path | None:
 
 
 def _write_files(folder: Path, writers: Mapping[str, Writer]) -> dict[str, str]:
-    """Write and sync every file into `folder`, read it back, and return the SHA-256 in hex by name."""
+    """Write and sync every file into `folder`, read it back, and return the SHA-256 in hex by name.
+
+    Files are written in one thread each.
+
+    Args:
+        folder: Existing folder.
+        writers: Function that writes each file, by file name.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
 
     def write_and_hash(name: str) -> str:
         writers[name](folder / name)
@@ -170,18 +194,25 @@ def _write_files(folder: Path, writers: Mapping[str, Writer]) -> dict[str, str]:
 
 
 class Storage(ABC):
-    """A storage location: a folder of bundles and single files. Every method raises StorageError when it fails."""
+    """A storage location: a folder of bundles and single files.
+
+    Methods that write or remove raise StorageError when they fail, and so does every method of a remote location.
+    Listing or reading a local folder can raise OSError.
+    """
 
     def __init__(self, address: str) -> None:
         self.address = address
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Return the names of all entries, sorted; empty when the location does not exist."""
+        """Return the names of all entries, sorted, hidden and unfinished ones included.
+
+        Empty when the location does not exist.
+        """
 
     @abstractmethod
     def has(self, name: str) -> bool:
-        """Return True if it holds a file of that name."""
+        """Return True if it holds a file (not a folder) of that name."""
 
     @abstractmethod
     def publish(self, name: str, writers: Mapping[str, Writer], facts: Mapping[str, Any]) -> None:
@@ -193,6 +224,9 @@ class Storage(ABC):
             name: Name of the bundle.
             writers: Function that writes each file, by file name.
             facts: Facts for the seal, as JSON.
+
+        Raises:
+            StorageError: The location cannot be written, or returns other bytes than were written.
         """
 
     @abstractmethod
@@ -218,7 +252,11 @@ class Storage(ABC):
         """Remove a bundle or file, if it exists."""
 
     def check(self) -> None:
-        """Write and remove a small file, so that an unusable location is noticed early."""
+        """Write and remove a small file, so that an unusable location is noticed early; creates a missing local folder.
+
+        Raises:
+            StorageError: The location cannot be written.
+        """
 
         def write(path: Path) -> None:
             path.write_bytes(b"?")
@@ -228,7 +266,7 @@ class Storage(ABC):
         self.remove(name)
 
     def _unwritable(self, error: Exception) -> StorageError:
-        """Return the StorageError for a failed write."""
+        """Return the StorageError for a failed write; it is not raised here."""
         return StorageError(
             f"{self.address} cannot be written: {_first_line(error)}; make room there or name another place with "
             "checkpoint.path, then launch again"
@@ -253,7 +291,10 @@ class LocalStorage(Storage):
     def publish(self, name: str, writers: Mapping[str, Writer], facts: Mapping[str, Any]) -> None:
         """Write a sealed bundle into a hidden temporary folder, sync it and rename it, replacing an older one.
 
-        The temporary folder is removed on failure. Raises StorageError.
+        The older one is removed just before the renaming. The temporary folder (.NAME.part) is removed on failure.
+
+        Raises:
+            StorageError: A file cannot be written.
         """
         final, temporary = self.path / name, self.path / f".{name}.part"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -271,7 +312,7 @@ class LocalStorage(Storage):
             raise self._unwritable(error) from error
 
     def bundle(self, name: str) -> contextlib.AbstractContextManager[Path]:
-        """Return a context manager that provides the path of an entry, without copying."""
+        """Return a context manager that provides the path of an entry, without copying; the entry may be missing."""
         return contextlib.nullcontext(self.path / name)
 
     file = bundle
@@ -279,7 +320,10 @@ class LocalStorage(Storage):
     def put(self, name: str, writer: Writer) -> str:
         """Write a file through a synced temporary file that replaces it, and return its SHA-256 in hex.
 
-        Raises StorageError.
+        The folder is created if absent. The hash is that of the bytes read back.
+
+        Raises:
+            StorageError: The file cannot be written.
         """
         temporary = self.path / f"{name}.part"
         try:
@@ -296,7 +340,11 @@ class LocalStorage(Storage):
             raise self._unwritable(error) from error
 
     def remove(self, name: str) -> None:
-        """Remove a folder or file, if it exists. Raises StorageError."""
+        """Remove a folder with its contents, or a file, if it exists.
+
+        Raises:
+            StorageError: It cannot be removed.
+        """
         path = self.path / name
         try:
             if path.is_dir():
@@ -340,7 +388,11 @@ class RemoteStorage(Storage):
         return self._names(self._root)
 
     def has(self, name: str) -> bool:
-        """Return True if it holds a file of that name, without using fsspec's cached listing."""
+        """Return True if it holds a file of that name, without using fsspec's cached listing.
+
+        Raises:
+            StorageError: The location cannot be reached.
+        """
         with self._translate_errors():
             self._fs.invalidate_cache()
             try:
@@ -351,8 +403,12 @@ class RemoteStorage(Storage):
     def publish(self, name: str, writers: Mapping[str, Writer], facts: Mapping[str, Any]) -> None:
         """Upload a sealed bundle: remove an old seal, upload and read back each file, then upload the seal.
 
-        Files of an older bundle are overwritten; until the new seal is in place the bundle counts as absent. Raises
-        StorageError.
+        The seal is the small file that makes the bundle count as complete. Files of an older bundle are overwritten,
+        and ones of other names stay; until the new seal is in place the bundle counts as absent. All files are first
+        written to a temporary local folder.
+
+        Raises:
+            StorageError: A file cannot be written or uploaded, or differs when it is read back.
         """
         with tempfile.TemporaryDirectory(prefix="atma-sweep-") as temporary:
             local = Path(temporary)
@@ -368,7 +424,10 @@ class RemoteStorage(Storage):
     def bundle(self, name: str) -> Iterator[Path]:
         """Download a bundle into a temporary folder for the duration of the context.
 
-        Without a seal the folder stays empty.
+        Without a seal the folder stays empty. Nothing is verified.
+
+        Raises:
+            StorageError: The location cannot be reached.
         """
         with tempfile.TemporaryDirectory(prefix="atma-sweep-") as folder:
             files = self._names(self._remote_path(name))
@@ -383,7 +442,10 @@ class RemoteStorage(Storage):
     def file(self, name: str) -> Iterator[Path]:
         """Download a file into a temporary folder for the duration of the context.
 
-        The path is missing if the file is.
+        The provided path does not exist if the file is missing.
+
+        Raises:
+            StorageError: The location cannot be reached.
         """
         with tempfile.TemporaryDirectory(prefix="atma-sweep-") as folder:
             with self._translate_errors():
@@ -391,7 +453,13 @@ class RemoteStorage(Storage):
             yield Path(folder) / name
 
     def put(self, name: str, writer: Writer) -> str:
-        """Write a file locally, upload it, read it back, and return its SHA-256 in hex. Raises StorageError."""
+        """Write a file to a temporary local folder, upload it, read it back, and return its SHA-256 in hex.
+
+        An older file is overwritten. A failed upload can leave a damaged file.
+
+        Raises:
+            StorageError: The file cannot be written or uploaded, or differs when it is read back.
+        """
         with tempfile.TemporaryDirectory(prefix="atma-sweep-") as temporary:
             hashes = self._write_local(Path(temporary), {name: writer})
             with self._translate_errors():
@@ -399,7 +467,11 @@ class RemoteStorage(Storage):
             return hashes[name]
 
     def remove(self, name: str) -> None:
-        """Remove a bundle, its seal first, or a file, if it exists. Raises StorageError."""
+        """Remove a bundle, its seal first, or a file, if it exists.
+
+        Raises:
+            StorageError: It cannot be removed.
+        """
         with self._translate_errors(), contextlib.suppress(FileNotFoundError):
             self._unseal(name)
             self._fs.rm(self._remote_path(name), recursive=True)
@@ -427,9 +499,10 @@ class RemoteStorage(Storage):
             self._fs.rm_file(self._remote_path(name, SEAL))
 
     def _write_local(self, folder: Path, writers: Mapping[str, Writer]) -> dict[str, str]:
-        """Write files into a temporary local folder and return their hashes.
+        """Write files into a temporary local folder and return their SHA-256 in hex by name.
 
-        Raises StorageError with advice on a full disk.
+        Raises:
+            StorageError: The local disk cannot be written; the message has advice.
         """
         try:
             return _write_files(folder, writers)
@@ -439,7 +512,16 @@ class RemoteStorage(Storage):
             ) from error
 
     def _upload(self, local: Path, remote: str, expected: str) -> None:
-        """Upload a file and read it back. Raises StorageError if its SHA-256 is not `expected`."""
+        """Upload a file, replacing an older one, and read it back.
+
+        Args:
+            local: The local file.
+            remote: Path in the file system of the location.
+            expected: SHA-256 in hex.
+
+        Raises:
+            StorageError: The file that was read back has another hash.
+        """
         self._fs.put_file(str(local), remote)
         with self._fs.open(remote, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != expected:
@@ -463,7 +545,7 @@ class RemoteStorage(Storage):
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: Exception) -> StorageError:
-        """Return the StorageError for a failed access."""
+        """Return the StorageError for a failed access; it is not raised here."""
         return StorageError(
             f"{self.address} cannot be used: {_first_line(error)}; check the address, the credentials and the network, or "
             "name another place with checkpoint.path, then launch again"

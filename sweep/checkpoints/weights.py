@@ -31,17 +31,19 @@ def check_weights(path: Path, address: str, recorded: str | None) -> None:
 
 
 def damage(address: str, recorded: str | None, *, fetch: bool = False) -> str | None:
-    """Return one line about final weights that are damaged, or None for intact ones.
+    """Return one line about final weights that are damaged, or None.
 
-    Damaged are weights that cannot be read or differ from their recorded SHA-256. A missing file is no damage. A local
-    file is hashed again only when its inode, size or times have changed.
+    Damaged are weights that cannot be read or differ from their recorded SHA-256. A missing file is no damage. Nothing
+    is checked without a recorded hash. A local file is hashed again only when its inode, size or times have changed
+    since this process last did so.
 
     Args:
-        address: Address of the weights.
+        address: Address of the weights, a full one.
         recorded: SHA-256 in hex; None skips the check.
         fetch: Download and compare remote weights too, which are otherwise checked only when they are loaded.
 
     Raises:
+        StorageAddressError: The address is invalid.
         StorageError: The storage location cannot be reached.
     """
     folder, name = storage.split(address)
@@ -65,11 +67,14 @@ def damage(address: str, recorded: str | None, *, fetch: bool = False) -> str | 
 
 @functools.lru_cache(maxsize=4096)
 def _local_change(path: Path, recorded: str, version: tuple[int, ...]) -> str | None:
-    """Return the result of `weights_change` for one version of a local file, cached. Raises OSError.
+    """Return the result of `weights_change` for one version of a local file, cached: None if it is unchanged.
 
     Args:
         path: The file.
         recorded: SHA-256 in hex.
         version: Inode, size and times of the file, as part of the cache's key.
+
+    Raises:
+        OSError: The file cannot be read.
     """
     return weights_change(path, str(path), recorded)
