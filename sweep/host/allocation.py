@@ -26,7 +26,10 @@ class Machine:
 
     @classmethod
     def local(cls, gpus: Iterable[Gpu] = ()) -> Machine:
-        """Return this machine with the given GPUs, which the caller has locked."""
+        """Return this machine with the given GPUs, which the caller has locked.
+
+        Cores and memory are all that this process may use.
+        """
         return cls(hardware.cores(), hardware.memory_gb(), tuple(gpus))
 
     def __str__(self) -> str:
@@ -52,6 +55,10 @@ def is_type(gpu_name: str, label: str | None) -> bool:
     """Return True if a GPU's name contains the label as a word of its own, ignoring case.
 
     "NVIDIA H200" contains H200, "NVIDIA L40S" does not contain L4. None matches every GPU.
+
+    Args:
+        gpu_name: Name of the GPU, as its driver gives it.
+        label: Value of resources.gpu_type.
     """
     if label is None:
         return True
@@ -76,7 +83,12 @@ class MachineAllocator:
         self._free_parts = dict.fromkeys(machine.gpus, GPU_PARTS)
 
     def find_allocation(self, resources: Resources) -> Allocation | None:
-        """Return the allocation that an attempt would get now, without allocating it; None if it does not fit."""
+        """Return the allocation that an attempt would get now, without allocating it; None if it does not fit.
+
+        All of it must fit into the free cores, the free memory and a single GPU of the requested type, so more than one
+        GPU never fits. Of several GPUs it is the one with the least sufficient free share. An attempt without a memory
+        limit takes no memory.
+        """
         memory = resources.memory_gb or 0.0
         if resources.cpus > self._free_cpus or memory > self._free_memory_gb:
             return None
@@ -97,7 +109,7 @@ class MachineAllocator:
         return (self._free_parts[allocation.gpu] if allocation.gpu is not None else 0), self._free_cpus
 
     def allocate(self, allocation: Allocation) -> None:
-        """Subtract an allocation from the free resources."""
+        """Subtract an allocation from the free resources, without checking that it fits."""
         self._change(allocation, -1)
 
     def release(self, allocation: Allocation) -> None:
@@ -132,7 +144,8 @@ class ClusterAllocator:
     def find_allocation(self, resources: Resources) -> tuple[str, Allocation] | None:
         """Return the (machine name, allocation) that an attempt would get now, without allocating it.
 
-        None if none fits.
+        None if no machine has room. A fraction of a GPU goes to the machine whose GPU has the least sufficient free
+        share, anything else to the one with most free cores; of equals to the first that was added.
         """
         candidates = [
             (name, allocation)
@@ -146,7 +159,11 @@ class ClusterAllocator:
         return max(candidates, key=lambda pair: self._allocators[pair[0]].free_capacity(pair[1])[1])
 
     def allocate(self, name: str, allocation: Allocation) -> None:
-        """Subtract an allocation from the machine's free resources."""
+        """Subtract an allocation from the machine's free resources, without checking that it fits.
+
+        Raises:
+            KeyError: There is no machine of that name.
+        """
         self._allocators[name].allocate(allocation)
 
     def release(self, name: str, allocation: Allocation) -> None:
@@ -156,7 +173,10 @@ class ClusterAllocator:
 
 
 def format_resources(resources: Resources) -> str:
-    """Return resources as text for people."""
+    """Return resources as text for people, such as "4 CPU cores, 16 GiB of memory, 0.5 of a GPU of type H200".
+
+    Memory and GPU are left out where none is requested.
+    """
     parts = [counted(resources.cpus, "CPU core")]
     if resources.memory_gb is not None:
         parts.append(f"{resources.memory_gb:g} GiB of memory")
@@ -169,10 +189,11 @@ def format_resources(resources: Resources) -> str:
 def should_yield_gpu(resources: Resources, waiting: Iterable[Resources]) -> bool:
     """Return True if an attempt that needs a fraction of a GPU must wait for the sake of a blocked attempt.
 
-    Otherwise small attempts could keep an attempt that needs a full GPU waiting for ever.
+    That is so if a blocked attempt needs exactly one GPU, and both could use the same one: their types are equal, or
+    one of them accepts any. Otherwise small attempts could keep an attempt that needs a full GPU waiting for ever.
 
     Args:
-        resources: Resources of the attempt.
+        resources: Resources of the attempt; without a fraction of a GPU the result is False.
         waiting: Resources of attempts that are blocked now.
     """
     if not is_shared(resources.gpus):

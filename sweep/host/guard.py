@@ -20,7 +20,7 @@ CHECK_INTERVAL_S = 0.5
 
 
 def start(parent: int, grace_s: float) -> None:
-    """Start a guard of this process, an attempt started by `parent`.
+    """Start a guard of this process, an attempt started by `parent`, as a separate process, and return at once.
 
     Args:
         parent: Pid of the process whose death ends the attempt.
@@ -37,10 +37,12 @@ def start(parent: int, grace_s: float) -> None:
 def end_after_parent(pid: int, parent: int, grace_s: float) -> None:
     """Block until the process `pid` is gone; kill it and its children if it outlives its parent by the grace period.
 
-    A frozen process is resumed first, so that it receives pending signals.
+    After the death of the parent a frozen process is resumed first, so that it receives pending signals. The guard
+    itself sends no SIGTERM. Children that the attempt had at that time are killed even if it ends within the grace
+    period.
 
     Args:
-        pid: Attempt to watch.
+        pid: Attempt to watch; a process that is gone already, or a zombie, ends the guard.
         parent: Pid of its parent; another parent means that the launch has died.
         grace_s: Seconds between the parent's death and SIGKILL.
     """

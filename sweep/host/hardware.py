@@ -35,7 +35,10 @@ def cores() -> int:
 
 
 def memory_gb() -> float:
-    """Return the memory of this machine, or the limit of its control group if that is less, in GiB."""
+    """Return the memory of this machine, or the limit of its control group if that is less, in GiB.
+
+    Only the limit in /sys/fs/cgroup/memory.max (cgroup v2) is read. It is the total memory, not the free part.
+    """
     total_bytes = psutil.virtual_memory().total
     with contextlib.suppress(OSError, ValueError):
         total_bytes = min(
@@ -54,9 +57,10 @@ def reset_peak_resident() -> bool:
 
 
 def peak_resident(pid: int | None = None) -> int | None:
-    """Return the peak resident memory of a process in bytes, since its start or `reset_peak_resident`; None if unknown.
+    """Return the peak resident memory of a process in bytes, since its start or `reset_peak_resident`.
 
-    Includes interpreter, libraries and pages of mapped files.
+    Includes interpreter, libraries and pages of mapped files. None if the process is gone, and always on systems other
+    than Linux.
 
     Args:
         pid: Process; None for this one.
@@ -75,7 +79,9 @@ class Gpu:
     device: str
     """Name of the device in CUDA_VISIBLE_DEVICES."""
     uuid: str
+    """UUID of the device, as torch gives it."""
     name: str
+    """Name of the model, such as "NVIDIA H200"."""
     capability: tuple[int, int] | None = None
     """Compute capability as (major, minor); None if not queried."""
 
@@ -96,9 +102,10 @@ def no_gpu_error(cause: str) -> MachineError:
 
 
 def driver_gpus() -> list[str]:
-    """Return the names of the GPUs that nvidia-smi lists; empty if it fails.
+    """Return the names of the GPUs that nvidia-smi lists; empty if it fails or takes longer than 20 s.
 
-    Only as many as CUDA_VISIBLE_DEVICES has entries are returned. Does not use torch.
+    With CUDA_VISIBLE_DEVICES only the first names are returned, as many as it has entries, whichever GPUs those mean.
+    Does not use torch, so a listed GPU need not be usable.
     """
     try:
         answer = subprocess.run(
@@ -114,8 +121,8 @@ def driver_gpus() -> list[str]:
 def gpu_names() -> list[str]:
     """Return the names of the GPUs that attempts may use; empty if there is none.
 
-    Only where nvidia-smi is missing but its devices exist, as in some containers, is torch queried, which takes
-    seconds.
+    They are those of `driver_gpus`. Only where nvidia-smi gives none but its devices exist, as in some containers, is
+    torch queried, which takes seconds.
     """
     names = driver_gpus()
     if names or not Path("/dev/nvidiactl").exists():
@@ -127,10 +134,14 @@ def gpu_names() -> list[str]:
 
 
 def query_gpus() -> list[Gpu]:
-    """Return the usable CUDA devices, queried in a child process so that this one holds no GPU memory. Takes seconds.
+    """Return the usable CUDA devices in torch's order, queried in a child process. Takes seconds.
+
+    So this process holds no GPU memory. `Gpu.device` is the entry of CUDA_VISIBLE_DEVICES, if that has as many entries
+    as there are devices, else the index.
 
     Raises:
         MachineError: There is none; the message has the cause (no driver, driver too old, build without CUDA).
+        TimeoutExpired: The query takes longer than 300 s (subprocess).
     """
     answer = subprocess.run([sys.executable, "-c", _GPU_QUERY], capture_output=True, text=True, timeout=300)
     lines = answer.stdout.strip().splitlines()

@@ -23,7 +23,7 @@ HOLDER_BYTES = 24
 
 
 def open_private_folder(path: Path, variable: str = "TMPDIR") -> int:
-    """Open a folder that only this user can enter, created if absent.
+    """Open a folder that only this user can enter, created if absent with its parents.
 
     Return its file descriptor, which the caller closes.
 
@@ -32,7 +32,8 @@ def open_private_folder(path: Path, variable: str = "TMPDIR") -> int:
         variable: Environment variable that determines `path`, for messages.
 
     Raises:
-        MachineError: The path is a symbolic link, belongs to another user, or is accessible to others.
+        MachineError: The path cannot be created, is a symbolic link or no folder, belongs to another user, or is
+            accessible to others.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,13 +78,14 @@ class GpuLocks:
         return self._base / f"atma-sweep-gpus-{os.getuid()}"
 
     def acquire(self, gpus: list[Gpu]) -> list[Gpu]:
-        """Lock the free ones of these GPUs and return them.
+        """Lock the free ones of these GPUs and return them, in order; does not wait for the others.
 
         Args:
             gpus: GPUs to lock.
 
         Raises:
-            MachineError: All of them are locked (the message names the holders), or lock files cannot be created here.
+            MachineError: All of them are locked (the message names the holders), the list is empty, or lock files
+                cannot be created here, in which case all locks of this object are released.
         """
         folder = open_private_folder(self.folder)
         locked, holders = [], []
@@ -106,11 +108,16 @@ class GpuLocks:
         return locked
 
     def _try_lock(self, folder: int, gpu: Gpu) -> str | None:
-        """Lock one GPU; return None on success, else a description of the holder.
+        """Lock one GPU without waiting; return None on success, else a description of the holder.
+
+        On success the open file and socket are added to `_handles`, and the file names this process.
 
         Args:
             folder: Descriptor of the private folder.
             gpu: GPU to lock.
+
+        Raises:
+            OSError: The lock file cannot be created or written.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.open(f"{gpu.uuid}.lock", flags, 0o600, dir_fd=folder)
@@ -130,7 +137,7 @@ class GpuLocks:
         return None
 
     def _bind_name(self, uuid: str) -> socket.socket | None:
-        """Return a socket bound to the GPU's abstract name; None if another process has it.
+        """Return a listening socket bound to the GPU's abstract name; None if another process has it.
 
         Where abstract names do not exist (not Linux), an unbound socket is returned.
         """
@@ -147,7 +154,10 @@ class GpuLocks:
     def holder_pid(self, uuid: str) -> int | None:
         """Return the pid of the process of any user that holds the GPU, according to the kernel; None if it is free.
 
-        Acquires no lock. Always None on systems other than Linux.
+        Acquires no lock. Always None on systems other than Linux. Only holders with the same base folder are seen.
+
+        Args:
+            uuid: UUID of the GPU, with or without the prefix "GPU-".
         """
         if sys.platform != "linux":
             return None

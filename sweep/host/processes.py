@@ -34,7 +34,7 @@ def this_process(name: str) -> Owner:
 
 
 def is_alive(owner: Owner) -> bool | None:
-    """Return True if an owner still runs.
+    """Return True if an owner still runs, False if it is gone, a zombie, or another process with its pid.
 
     None if it is on another host or in another PID namespace, where that is unknown.
     """
@@ -46,11 +46,12 @@ def is_alive(owner: Owner) -> bool | None:
 def is_holder_active(owner: Owner, lease_until: datetime | None) -> bool:
     """Return True if an owner still holds its claim.
 
-    That is so while its process lives or, where that is unknown, until its lease ends.
+    That is so while its process lives, even after the end of its lease. Where that is unknown, because it is on another
+    host, it is so until its lease ends.
 
     Args:
         owner: Process that made the claim.
-        lease_until: End of its lease; None if it has none.
+        lease_until: End of its lease, with a time zone; None if it has none.
     """
     alive = is_alive(owner)
     leased = lease_until is not None and lease_until > datetime.now(UTC)
@@ -58,7 +59,10 @@ def is_holder_active(owner: Owner, lease_until: datetime | None) -> bool:
 
 
 def own_and_ancestor_pids() -> set[int]:
-    """Return the pids of this process and of its ancestors."""
+    """Return the pids of this process and of its ancestors.
+
+    If the ancestors cannot be listed, only the parent is among them.
+    """
     me = psutil.Process()
     with contextlib.suppress(psutil.Error):
         return {me.pid, *(parent.pid for parent in me.parents())}
@@ -68,10 +72,12 @@ def own_and_ancestor_pids() -> set[int]:
 def terminate_all(processes: Sequence[psutil.Process], grace_s: float = GRACE_S) -> None:
     """Terminate processes, their children, and the groups that they lead: SIGTERM, then SIGKILL.
 
-    Return when they are gone. This process and its ancestors are spared, whatever a database says of them.
+    SIGTERM goes to the given processes alone; their children and groups get SIGKILL once those are gone or the grace
+    period is over. Returns when all are gone, or after twice that period at the latest. This process and its ancestors
+    are spared, even if they are among the processes to terminate.
 
     Args:
-        processes: Processes to terminate.
+        processes: Processes to terminate; those that are gone are ignored.
         grace_s: Seconds between SIGTERM and SIGKILL.
     """
     protected = own_and_ancestor_pids()
@@ -94,12 +100,14 @@ def terminate_all(processes: Sequence[psutil.Process], grace_s: float = GRACE_S)
 def start_child(
     command: Sequence[str], env: Mapping[str, str], folder: Path, *, own_group: bool = False
 ) -> subprocess.Popen[bytes]:
-    """Start a child process in `folder`; its output is appended to `folder`/log.txt.
+    """Start a child process in `folder` and return it; its output and errors are appended to `folder`/log.txt.
+
+    Its standard input is empty.
 
     Args:
         command: Command line.
         env: Entire environment of the child.
-        folder: Working folder.
+        folder: Working folder; must exist.
         own_group: True for a process group of its own, so that a terminal's Ctrl-C reaches neither it nor its
             compilers.
     """
@@ -125,7 +133,11 @@ def start_piped_child(command: Sequence[str], env: Mapping[str, str], folder: Pa
 
 
 def kill_group(group: int) -> None:
-    """Kill every process of a process group except this one."""
+    """Send SIGKILL to every process of a process group except this one; errors are ignored, and nothing is awaited.
+
+    Args:
+        group: Id of the process group.
+    """
     for pid in psutil.pids():
         with contextlib.suppress(OSError):
             if pid != os.getpid() and os.getpgid(pid) == group:
@@ -133,7 +145,11 @@ def kill_group(group: int) -> None:
 
 
 def has_pending(pid: int, signal_number: int) -> bool:
-    """Return True if a signal was sent to a process that has not received it yet; False without /proc."""
+    """Return True if a signal was sent to a process that has not received it yet.
+
+    False if it has, if the process is gone, and always without /proc. Signals pending for its first thread and for the
+    whole process count.
+    """
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -145,10 +161,11 @@ def has_pending(pid: int, signal_number: int) -> bool:
 def exit_with_parent(parent: int) -> None:
     """Arrange for SIGTERM to this process when its parent dies; send it now if the parent is already dead.
 
-    On Linux the kernel sends it to this process when the parent's thread ends; elsewhere a thread polls.
+    On Linux the kernel sends it to this process when the parent's thread that started it ends; elsewhere a thread polls
+    every half second. Children of this process do not inherit the arrangement.
 
     Args:
-        parent: Pid of the expected parent.
+        parent: Pid of the expected parent; any other parent counts as its death.
     """
     if sys.platform == "linux":
         pr_set_pdeathsig = 1

@@ -85,7 +85,10 @@ class StopSignals:
         return self._request.number
 
     def __enter__(self) -> StopSignals:
-        """Install the handlers; a SIGTERM or SIGHUP that is ignored (nohup) stays ignored."""
+        """Install the handlers; a SIGTERM or SIGHUP that is ignored (nohup) stays ignored.
+
+        With `raises` SIGINT keeps its handler, and a watcher thread is started. Does nothing outside the main thread.
+        """
         if threading.current_thread() is not threading.main_thread():
             return self
         if self._active:
@@ -101,7 +104,7 @@ class StopSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restore the previous handlers and stop the watcher."""
+        """Restore the previous handlers and stop the watcher; an exception passes on."""
         if self in self._active:
             self._active.remove(self)
         for number, handler in self._previous_handlers.items():
@@ -113,7 +116,11 @@ class StopSignals:
             self._watcher = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Handle a stop signal: record it, raise StopRequested if asked to, or end the process on a later repetition."""
+        """Handle a stop signal: record the first one, and raise StopRequested for it if `raises` is set.
+
+        A later one ends the process at once, with the exit code 128 + `number`, unless it comes within ECHO_S of the
+        first. A SIGHUP also detaches standard output and error from a terminal that is gone.
+        """
         if number == signal.SIGHUP:
             _detach_terminal()
         request = self._request
@@ -140,7 +147,10 @@ class StopSignals:
 
 
 class _Watcher:
-    """Thread that learns of signals at once, through the file descriptor that Python's C handler writes to."""
+    """Thread that learns of signals at once, through the file descriptor that Python's C handler writes to.
+
+    It ends the process if the main thread has not handled a stop signal within GRACE_S.
+    """
 
     def __init__(self, signals: StopSignals) -> None:
         """Install the descriptor and start the thread."""
@@ -163,7 +173,8 @@ class _Watcher:
     def _watch(self) -> None:
         """End the process when the main thread has not handled a signal within GRACE_S; return when the pipe is closed.
 
-        A signal that is blocked counts from the end of the block.
+        A signal that is blocked counts from the end of the block. Nothing happens while another context of stop signals
+        is active within this one.
         """
         while number := os.read(self._read_end, 1):
             if number[0] in STOPS:
@@ -175,7 +186,10 @@ class _Watcher:
         os.close(self._read_end)
 
     def _exit(self, number: int) -> None:
-        """End the process without its main thread, after killing the children that the main thread may wait for."""
+        """End the process with the exit code 128 + `number`, without its main thread, after a line on standard error.
+
+        All descendants are killed first, because the main thread may wait for them. Nothing is flushed or cleaned up.
+        """
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 child.kill()
@@ -194,7 +208,7 @@ os.register_at_fork(after_in_child=_reset_wakeup_fd)
 
 
 def _detach_terminal() -> None:
-    """Redirect standard output and error to /dev/null if their terminal is gone."""
+    """Redirect standard output and error to /dev/null if their terminal is gone; files and pipes stay."""
     for stream in (1, 2):
         try:
             termios.tcgetattr(stream)
@@ -208,7 +222,8 @@ def _detach_terminal() -> None:
 def signals_blocked() -> Iterator[None]:
     """Delay stop signals during the `with` block, for operations that must not be interrupted, such as starting Ray.
 
-    Threads and processes started within inherit the block. Handlers that were changed within are restored.
+    They are delivered after the block. Only the calling thread is blocked; threads and processes started within inherit
+    the block. In the main thread, handlers that were changed within are restored.
     """
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in STOPS} if main else {}
