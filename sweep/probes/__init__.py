@@ -42,11 +42,16 @@ _NAME = re.compile("[a-z][a-z0-9_]*")
 
 
 def register_probe(name: str) -> Callable[[Registered], Registered]:
-    """Return a class decorator for plugins that registers a subclass of `Probe` under `name`.
+    """Return a class decorator for plugins that registers a subclass of `Probe` and returns it unchanged.
+
+    Args:
+        name: Small letters, digits and _, a letter first; it must not be that of another probe or of a source of
+            training numbers.
 
     Raises:
-        ValueError: The name is in use or not allowed in a grid.
-        TypeError: The class (on decoration) declares no metrics, or an abstract method is missing.
+        ValueError: The name is reserved, not allowed in a grid, or (on decoration) in use.
+        TypeError: The class (on decoration) declares no metrics, an entry that is no `Metric`, or a name twice, or an
+            abstract method is missing.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"no probe can be named {name!r}; use small letters, digits and _, a letter first")
@@ -78,9 +83,13 @@ def bound(name: str, config: CellConfig) -> Probe:
 
 
 def requested(config: EvalConfig) -> list[tuple[str, int]]:
-    """Return every (probe, length) that a cell is evaluated on; length is 0 for probes without lengths.
+    """Return every (probe, length) that a cell is evaluated on, by `eval.probes`, then by `eval.lengths`.
 
-    A cell is done when each pair has a value or a reason for its absence.
+    Length is 0 for probes without lengths, which have one entry. A cell is done when each pair has a value or a reason
+    for its absence.
+
+    Raises:
+        KeyError: No probe has a name of the section.
     """
     return [
         (name, length) for name in config.probes for length in (config.lengths if PROBES.load(name).by_length else (0,))
@@ -88,7 +97,10 @@ def requested(config: EvalConfig) -> list[tuple[str, int]]:
 
 
 def with_settings(config: EvalConfig) -> EvalConfig:
-    """Return the section with the settings of its probes completed; those of other probes must be valid, too.
+    """Return a copy of the section with the settings of its probes completed.
+
+    Every setting of a probe is written out, defaults included. So are those of probes that `settings` names but
+    `probes` does not, which must be valid, too. Probes without settings get no entry.
 
     Raises:
         KeyError: No probe has a name of the section.

@@ -88,9 +88,13 @@ class Probe(ABC):
         return 0
 
     def lack(self, corpus: Corpus, length: int) -> str | None:
-        """Return what the corpus lacks for `length` and which setting to lower, or None.
+        """Return what the corpus lacks for `length` and which setting to lower, as text; None if it suffices.
 
         `PROBE_PLACEHOLDER` in the text stands for the names of the probes.
+
+        Args:
+            corpus: Corpus of the cell.
+            length: Context length in tokens; 0 for a probe without lengths.
         """
         longest = self.longest(corpus)
         if longest is None or length <= longest:
@@ -98,7 +102,7 @@ class Probe(ABC):
         return f"the text, which {PROBE_PLACEHOLDER}, allows lengths of {longest} tokens at most: lower eval.lengths"
 
     def inapplicable(self) -> str | None:
-        """Return why the probe can never measure a network of this config, or None.
+        """Return why the probe can never measure a network of this config, or None, the default.
 
         The text completes a sentence that starts with "cell ...".
         """
@@ -114,9 +118,14 @@ class Probe(ABC):
     def description(self, metric: str) -> dict[str, Any] | None:
         """Return the facts that are stored next to a number of the metric, because reports load no probe.
 
+        Args:
+            metric: Name of a metric.
+
         Returns:
-            Description of a metric that results/metrics.py does not list, and "chance" where it differs from the
-            declared one; None if there is nothing to store or the metric is not declared.
+            For a metric that results/metrics.py does not list, its fields that differ from the defaults of `Metric`,
+                without name and unit; a main metric without a heading gets the probe's name as that. For any metric
+                also "chance", where `chance` differs from the declared one. None if there is nothing to store or the
+                metric is not declared.
         """
         declared = {item.name: item for item in (*self.metrics, *self.more_of_others)}.get(metric)
         if declared is None:
@@ -147,13 +156,13 @@ class Probe(ABC):
         """
 
     def value(self, metric: str, value: float, length: int = 0, **more: Any) -> Measurement:
-        """Return a measurement in the unit of its metric.
+        """Return a measurement of this probe, in the unit of its metric; nothing is stored.
 
         Args:
             metric: Name of a declared metric.
             value: The number.
             length: Context length in tokens; 0 for none.
-            more: n (number of observations), low and high (confidence interval).
+            more: Further fields of `Measurement`: n (number of observations), low and high (confidence interval).
 
         Raises:
             KeyError: The metric is not declared.
@@ -163,12 +172,15 @@ class Probe(ABC):
         )
 
     def missing(self, reason: str, length: int = 0, metric: str | None = None) -> Measurement:
-        """Return a measurement without a value that states the reason.
+        """Return a measurement without a value (None, with n = 0) that states the reason.
 
         Args:
             reason: Reason, which starts with its class, such as "n/a: ...".
             length: Context length in tokens; 0 for none.
             metric: Name of a declared metric; None: the main one.
+
+        Raises:
+            KeyError: The metric is not declared.
         """
         declared = self.metrics[0] if metric is None else self.metric(metric)
         return Measurement(
@@ -204,7 +216,11 @@ class LengthwiseProbe(Probe):
     """True if a reason replaces every metric; False if it replaces the main one alone."""
 
     def run(self, subject: Any, lengths: Iterable[int]) -> Iterator[Result]:
-        """Yield the result of `run_at` for each length; a reason becomes measurements without a value."""
+        """Yield the result of `run_at` for each length, measured when it is taken.
+
+        A reason becomes measurements without a value and without examples: one of the main metric, or one of every
+        metric in `metrics` with `names_every_missing`.
+        """
         for length in lengths:
             measured = self.run_at(subject, length)
             if isinstance(measured, str):
@@ -229,13 +245,19 @@ class DocumentProbe(LengthwiseProbe):
         return self.config.eval.documents * length
 
     def longest(self, corpus: Corpus) -> int:
-        """Return the length that the shortest of the documents allows, or 0 if there are too few documents."""
+        """Return the length that the shortest of the first `eval.documents` held-out documents allows.
+
+        It is the document's number of tokens less `beyond`; 0 if there are fewer documents.
+        """
         n_documents = self.config.eval.documents
         documents = corpus.heldout[:n_documents]
         return max(0, min(map(len, documents)) - self.beyond) if len(documents) == n_documents else 0
 
     def lack(self, corpus: Corpus, length: int) -> str | None:
-        """Return a message if fewer than `eval.documents` held-out documents exceed `length` tokens, else None."""
+        """Return a message if fewer than `eval.documents` held-out documents exceed `length` tokens, else None.
+
+        Only the first `eval.documents` documents count. A computed corpus has none, which gives a message of its own.
+        """
         if corpus.computed:
             return f"it has no long documents, which {PROBE_PLACEHOLDER}: leave them out of eval.probes"
         n_documents = self.config.eval.documents

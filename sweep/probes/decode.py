@@ -42,7 +42,11 @@ class Decode(LengthwiseProbe):
         return length + 3 * self.settings.texts * self.settings.steps
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
-        """Return tokens per second and the bytes of a text's cache, or a reason for their absence."""
+        """Return `written_per_s` (tokens per second over all texts) and `cache_bytes` (bytes of one text's cache).
+
+        There are no examples. The reason why both are absent is that the network cannot decode token by token, or that
+        its positions do not suffice for the text and the new tokens. Allocates a cache for all texts.
+        """
         import torch
 
         from ...model.inference.decode import PagedDecoder
@@ -67,6 +71,9 @@ class Decode(LengthwiseProbe):
 
     def _tokens_per_second(self, paged: PagedDecoder, slots: list[int]) -> float:
         """Return the decoded tokens per second over all texts: the median of three timings, after one for compilation.
+
+        Each timing is of `settings.steps` steps, in which every text gets a token; the texts grow by four times as
+        many.
 
         Args:
             paged: Decoder that holds the texts.

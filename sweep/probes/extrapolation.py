@@ -76,9 +76,11 @@ class Extrapolation(LengthwiseProbe):
         return None
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
-        """Return perplexity (exp of the mean loss) and mean loss in nats, or a reason if split or span are too short.
+        """Return `perplexity` (exp of the mean loss) and `nats` (the mean loss), each over all targets of the span.
 
-        Examples are the mean losses of `PIECES` pieces of the targets.
+        An example is the mean loss (`nats`) of one of at most `PIECES` nearly equal pieces of the targets, in order.
+        The reason for their absence is that the validation split or the span is too short, or that the network cannot
+        read the length.
         """
         import torch
 

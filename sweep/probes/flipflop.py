@@ -90,18 +90,24 @@ class FlipFlopProbe(LengthwiseProbe):
         return self._length * int(self.settings.iid + self.settings.sparse + self.settings.dense)
 
     def chance(self, metric: Metric) -> float | None:
-        """Return the score of a trivial answer in this cell.
+        """Return the score of a trivial answer in this cell, or None.
 
-        For `exact_*` it is the expected share of sequences that coin flips answer right, else the metric's own chance.
+        For `exact_*` it is the expected share of sequences that coin flips answer right, over random sequences of the
+        split. Else it is the metric's own chance.
         """
         kind, _, split = metric.name.partition("_")
         return coin_flip_accuracy(self._length, self.split_of(split).ignore) if kind == "exact" else metric.chance
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
-        """Return the measurements of each split, or a reason.
+        """Return a measurement for each of `metrics`, or a reason.
 
-        An example is 1 if one sequence was right throughout, else 0. The reason is that the model cannot read the
-        length, or that its tokenizer has no token per letter.
+        An example is 1 if one sequence was right throughout, else 0: metric `exact_<split>`, `item` the index of the
+        sequence. There are examples of the first `settings.items` sequences of each split. The reason is that the model
+        cannot read the length, or that its tokenizer has no token per letter.
+
+        Args:
+            subject: Network to be measured.
+            length: 0; the length of the sequences is a setting.
         """
         if (reason := subject.beyond(self._length - 1)) is not None:
             return reason
@@ -124,8 +130,13 @@ class FlipFlopProbe(LengthwiseProbe):
         """Return the measurement of one metric from the scores by split.
 
         `exact_*` is the share of sequences without a wrong read, with a Wilson interval over sequences. `error_*` is
-        the share of wrong reads, `reads_*` the number of reads, and the fourth kind the expected score of coin flips on
-        these reads.
+        the number of wrong reads divided by that of all reads, without an interval. `reads_*` is the number of reads.
+        `coin_*` is the expected share of sequences that coin flips answer right, given the reads of these sequences.
+
+        Args:
+            metric: Name of a metric, `<kind>_<split>`.
+            scores: Scores by split.
+            length: Length to record.
         """
         kind, _, split = metric.partition("_")
         reads, wrong = scores[split]

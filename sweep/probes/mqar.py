@@ -42,19 +42,25 @@ class MqarProbe(LengthwiseProbe):
         return int(self.settings.rows * settings_of(self.config.data).length)
 
     def chance(self, metric: Metric) -> float | None:
-        """Return the score of a guess among the values.
+        """Return the score of a guess among the values of the corpus.
 
-        It is 1 / values for a question, and that to the power of the number of pairs for a row.
+        It is 1 / values for a question (`accuracy`), and that to the power of the number of pairs for a row (`exact`).
+        Other metrics have their own.
         """
         corpus = settings_of(self.config.data)
         guess = 1 / corpus.values
         return {"accuracy": guess, "exact": guess**corpus.pairs}.get(metric.name, metric.chance)
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
-        """Return both shares with Wilson intervals over rows and the number of questions, or a reason.
+        """Return `accuracy`, `exact` and `questions` (their number), or a reason.
 
-        An example is the share of one row. The reason is that the model cannot read the length or has another
-        tokenizer.
+        `accuracy` is the share of questions answered right, `exact` that of rows without a wrong answer, both with
+        Wilson intervals over rows. n is the number of rows. An example is the accuracy of one row (`item`), of the
+        first `settings.items` rows. The reason is that the model cannot read the length or has another tokenizer.
+
+        Args:
+            subject: Network to be measured.
+            length: 0; the corpus decides the length of a row.
         """
         corpus = settings_of(self.config.data)
         if (reason := subject.beyond(corpus.length - 1)) is not None:

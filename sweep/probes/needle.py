@@ -63,7 +63,10 @@ def make_trials(config: NeedleConfig) -> list[NeedleTrial]:
 
 
 def value_tokens(text: str, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens of a value, and the indices of those that contain a digit."""
+    """Return (tokens of a value, indices in it of the tokens that contain a decimal digit), the indices int64.
+
+    The start token is not included.
+    """
     value = tokenizer.encode(text)
     digit = np.array([any(48 <= byte <= 57 for byte in tokenizer.token_bytes(int(token))) for token in value])
     return value, np.flatnonzero(digit)
@@ -76,10 +79,10 @@ def build_prompt(
 
     Args:
         trial: The trial.
-        haystack: Tokens between needle and question.
+        haystack: Tokens between needle and question, in tokens of the subject. A shorter one shortens the prompt.
         gap: Number of tokens of the haystack to use.
         tokenizer: Tokenizer of the subject.
-        absent: Replace the first cue and value by further tokens of the haystack, so that the length stays.
+        absent: Replace the first cue and value by as many further tokens of the haystack, so that the length stays.
     """
     eot, cue = np.array([tokenizer.eot], dtype=haystack.dtype), tokenizer.encode(trial.cue)
     value, digits = value_tokens(trial.value, tokenizer)
@@ -90,9 +93,12 @@ def build_prompt(
 
 
 def constant_share(prompts: list[Prompt]) -> tuple[float, int]:
-    """Return the score of the best constant token, and the number of scored tokens.
+    """Return (score of the best constant token, number of scored tokens) over all prompts.
 
-    It is the share of the most frequent token among the scored ones.
+    The score is the share of the most frequent token among the scored ones.
+
+    Args:
+        prompts: Prompts with at least one scored token.
     """
     scored_tokens = np.concatenate([prompt.tokens[prompt.scored] for prompt in prompts])
     return float(np.unique(scored_tokens, return_counts=True)[1].max() / len(scored_tokens)), len(scored_tokens)
@@ -123,16 +129,20 @@ class DigitsRecalled(DocumentProbe):
         return None
 
     def chance(self, metric: Metric) -> float | None:
-        """Return the best score of a constant digit, for digit accuracy: the share of the most frequent digit."""
+        """Return the best score of a constant digit: the share of the most frequent digit over all trials of the cell.
+
+        That is for `digit_accuracy`; other metrics have their own chance.
+        """
         if metric.name != "digit_accuracy":
             return metric.chance
         digit_counts = Counter(digit for trial in self.cast() for digit in trial.digits)
         return max(digit_counts.values()) / digit_counts.total()
 
     def description(self, metric: str) -> dict[str, Any] | None:
-        """Return the facts stored next to a number, with "trials" where those differ from results/metrics.py.
+        """Return the facts of `Probe.description`, with "trials" where that differs from results/metrics.py.
 
-        "trials" is the number of answers per trial.
+        "trials" is the number of answers per trial: questions times digits for `digit_accuracy`, questions for
+        `exact_accuracy`. The result is None if there is nothing to store.
         """
         facts = super().description(metric) or {}
         answers = {"digit_accuracy": self.questions * int(self.settings.digits), "exact_accuracy": self.questions}
@@ -141,13 +151,18 @@ class DigitsRecalled(DocumentProbe):
         return facts or None
 
     def scored(self, length: int, results: list[tuple[Tensor, Tensor]]) -> Result:
-        """Return both accuracies with Wilson intervals over trials, the cross-entropy in nats, and examples.
+        """Return `digit_accuracy`, `exact_accuracy` and `nats`, in this order, and examples.
 
-        There is an example per digit and metric.
+        The accuracies are the shares of right digits and of questions with all digits right. Their Wilson intervals
+        count trials, not digits. `nats` is the mean cross-entropy over all digits.
+
+        An example is one digit: the metric `digit_accuracy` (1 or 0) or `nats`, `item` the trial, `position` the digit,
+        counted through all questions of the trial.
 
         Args:
-            length: The context length in tokens.
-            results: For every question of every trial, (is_argmax, loss in nats) of each digit, both [digits].
+            length: The context length in tokens, for the record.
+            results: For every question of every trial, (is_argmax, loss in nats) of each digit, both [digits]. The
+                questions of one trial follow each other.
         """
         import torch
 
@@ -174,7 +189,10 @@ class DigitsRecalled(DocumentProbe):
 
 
 class Needle(DigitsRecalled):
-    """Per-digit and exact accuracy with Wilson intervals over trials, and cross-entropy, at each gap.
+    """Recall of digits at each gap: accuracy per digit and of complete answers, and cross-entropy.
+
+    The gap is the number of tokens of the corpus between needle and question, and is the context length of the numbers.
+    Accuracies have Wilson intervals over trials.
 
     At the shortest of `eval.lengths` it adds `absent_nats`, the cross-entropy without a needle. That reference value is
     measured once, so it can stand at another length than the shortest of a later evaluation.
@@ -195,7 +213,16 @@ class Needle(DigitsRecalled):
         return int(self.settings.trials) * length
 
     def run_at(self, subject: Subject, length: int) -> Result | str:
-        """Return the measurements at one gap and an example per digit, or a reason if documents are missing."""
+        """Return the measurements at one gap and the examples of `scored`, or a reason.
+
+        The measurements are digit_accuracy, exact_accuracy, nats, absent_nats (at the shortest length alone),
+        constant_accuracy and, for an external model, steps_per_digit. The reason is that documents are missing or too
+        short, or that the model cannot read the prompt.
+
+        Args:
+            subject: Model to be measured.
+            length: Gap in tokens of the corpus.
+        """
         needle_trials = self.cast()
         if (reason := subject.lacking(length)) is not None:
             return reason
@@ -216,7 +243,7 @@ class Needle(DigitsRecalled):
     def _prompts(
         self, subject: Subject, needle_trials: list[NeedleTrial], length: int, *, absent: bool = False
     ) -> list[Prompt]:
-        """Return a prompt per trial.
+        """Return a prompt per trial, in order; trial i takes its haystack from document i modulo `eval.documents`.
 
         Args:
             subject: Model to be measured.
@@ -232,9 +259,10 @@ class Needle(DigitsRecalled):
         return prompts
 
     def _absent_nats(self, subject: Subject, needle_trials: list[NeedleTrial], length: int) -> Measurement:
-        """Return the cross-entropy of digits without a needle, in nats; its haystack is longer by the needle's tokens.
+        """Return the mean cross-entropy of the digits without a needle, in nats, as the measurement `absent_nats`.
 
-        Without documents of that length the measurement has a reason instead of a value.
+        The haystack is longer by the needle's tokens. Without documents of that length the measurement has a reason
+        instead of a value.
         """
         import torch
 

@@ -46,6 +46,7 @@ class PasskeyConfig(ProbeConfig):
 
     @model_validator(mode="after")
     def _depths_rise(self) -> PasskeyConfig:
+        """Return the settings; raise ValueError if the depths are empty, do not rise strictly, or leave 0 to 1."""
         depths = list(self.depths)
         if not depths or depths != sorted(set(depths)) or not 0 <= depths[0] <= depths[-1] <= 1:
             raise ValueError(f"depths must rise and lie between 0 and 1, got {depths}")
@@ -53,7 +54,11 @@ class PasskeyConfig(ProbeConfig):
 
 
 def make_hidden_values(config: PasskeyConfig) -> list[NeedleTrial]:
-    """Return the trials of a config, each drawn from seed, kind and its index alone."""
+    """Return the trials of a config, in order, each drawn from seed, kind and its index alone.
+
+    More trials thus keep the former ones. The kind "niah" replaces the cue by the magic number of one of `MAGIC_NAMES`,
+    which take turns.
+    """
     values = []
     for index in range(config.trials):
         trial = draw_trial(random.Random(f"{config.seed}/{config.kind}/{index}"), config.digits)
@@ -66,17 +71,18 @@ def make_hidden_values(config: PasskeyConfig) -> list[NeedleTrial]:
 def build_prompt(trial: NeedleTrial, text: np.ndarray, length: int, depth: float, tokenizer: Tokenizer) -> Prompt | int:
     """Return the prompt [EOT] text[:d] cue value text[d:n] cue value, of which the last value's digits are scored.
 
-    The model reads `length` of its tokens. n is the number of tokens left for the text, and d = floor(depth n).
+    The prompt has length + 1 tokens, of which the model reads `length`. n is the number of tokens left for the text,
+    and d = floor(depth n).
 
     Args:
         trial: The trial.
-        text: Tokens around the value.
+        text: Tokens around the value, at least n.
         length: Context length in tokens.
         depth: Share of the text that precedes the value, 0 to 1.
         tokenizer: Tokenizer of the subject.
 
     Returns:
-        The prompt, or the number of tokens that it needs if `length` is too short.
+        The prompt, or the minimum context length (an int) if `length` is too short.
     """
     eot, cue = np.array([tokenizer.eot], dtype=text.dtype), tokenizer.encode(trial.cue)
     value, digits = value_tokens(trial.value, tokenizer)
@@ -124,7 +130,16 @@ class Passkey(DigitsRecalled):
         return {"depth": float(self.settings.depths[question])}
 
     def run_at(self, subject: Subject, length: int) -> Result | str:
-        """Return the measurements over all depths and an example per digit, or a reason if a prompt does not fit."""
+        """Return the measurements over all depths and the examples of `scored`, or a reason.
+
+        The measurements are digit_accuracy, exact_accuracy, nats and constant_accuracy, each over all trials and
+        depths. The reason is that the model cannot read the length, documents are missing or too short, or a prompt
+        does not fit into the length.
+
+        Args:
+            subject: Model to be measured.
+            length: Number of tokens that the model reads of a prompt.
+        """
         if (reason := subject.beyond(length)) is not None:
             return reason
         if self.settings.filler == "documents" and (reason := subject.lacking(length)) is not None:
@@ -146,7 +161,7 @@ class Passkey(DigitsRecalled):
 
         Args:
             subject: Model to be measured.
-            index: Index of the trial, which selects the document.
+            index: Index of the trial, which selects the document, modulo their number.
             length: Maximum number of tokens.
         """
         if self.settings.filler == "documents":

@@ -29,15 +29,16 @@ if TYPE_CHECKING:
 def stream_losses(subject: Subject, *, full_context: bool) -> tuple[Tensor, TextExtent | None]:
     """Return losses of the validation split in rows of seq_len, nats [targets], and their extent as text.
 
-    The first `eval.validation_tokens` tokens are read. With `loss_on: marked` only marked targets are returned. The
-    extent is None for a subject with the corpus's tokenizer.
+    As many whole rows are read as fit into `eval.validation_tokens`, from the start of the split. Losses are in the
+    order of the text, on the CPU. With `loss_on: marked` only marked targets are returned. For a subject with another
+    tokenizer than the corpus only targets that its extent counts are; otherwise the extent is None.
 
     Args:
         subject: Model to be measured.
         full_context: Read without the attention window of training.
 
     Raises:
-        DataError: The split is shorter than requested, or has no marked target.
+        DataError: The split is shorter than requested, has no marks, or has no marked target.
     """
     from ..data.batches import DataError, stream_rows
     from ..data.corpora import UNMARKED
@@ -63,7 +64,11 @@ def stream_loss(subject: Subject, *, full_context: bool) -> tuple[float, int]:
 
 
 def document_rows(subject: Subject, length: int) -> Tensor | str:
-    """Return the first `length` + 1 tokens of each document, int64 [documents, length + 1], or a reason."""
+    """Return the first `length` + 1 tokens of each document, int64 [documents, length + 1], or a reason as text.
+
+    The reason is that the model cannot read `length` tokens, or that one of `eval.documents` documents is missing or
+    shorter.
+    """
     import torch
 
     reason = subject.beyond(length) or subject.lacking(length + 1)
@@ -73,7 +78,10 @@ def document_rows(subject: Subject, length: int) -> Tensor | str:
 
 
 def _score_rows(probe: Probe, subject: Subject, length: int, inputs_BT: Tensor, targets_BT: Tensor) -> Result:
-    """Return the mean loss over all counted targets, its bits, and an example with the mean of each row.
+    """Return the mean loss (`nats`) over all counted targets, its bits, and an example with the mean of each row.
+
+    Bits are added for a subject with another tokenizer than the corpus alone. Examples are `nats`, with `item` the
+    index of the row.
 
     Args:
         probe: Probe that reports the numbers.
@@ -95,7 +103,9 @@ def _score_rows(probe: Probe, subject: Subject, length: int, inputs_BT: Tensor, 
 
 
 def _bits_measurements(probe: Probe, length: int, nats: float, extent: TextExtent | None) -> list[Measurement]:
-    """Return bits per GPT-2 token and bits per byte, which do not depend on the model's tokenizer.
+    """Return `bits` (per GPT-2 token) and `bits_per_byte`, which do not depend on the model's tokenizer.
+
+    Without GPT-2's tokenizer `bits` has a reason instead of a value.
 
     Args:
         probe: Probe that reports the numbers.
@@ -130,10 +140,16 @@ class Validation(LengthwiseProbe):
     def run_at(self, subject: Subject, length: int) -> Result | str:
         """Return `val_loss`, `val_loss_full` and, for an external model, bits; without examples.
 
-        If the validation split is too short, an external model gets a reason instead.
+        Both losses are means in nats and are equal, from one pass, for a model without an attention window. Bits belong
+        to `val_loss`. If the validation split is too short, or nothing in it is marked, an external model gets a reason
+        instead.
+
+        Args:
+            subject: Model to be measured.
+            length: Ignored; the rows have the training length, and numbers are recorded with length 0.
 
         Raises:
-            DataError: The validation split is too short, for a network of the project.
+            DataError: The validation split is too short or lacks marks, for a network of the project.
         """
         from ..data.batches import DataError
 
@@ -170,7 +186,11 @@ class Clean(DocumentProbe):
     beyond = 1
 
     def run_at(self, subject: Subject, length: int) -> Result | str:
-        """Return the mean loss in nats, and as examples the means of the documents, or a reason."""
+        """Return the mean loss in nats, and as examples the means of the documents, or a reason.
+
+        External models also get bits. The reason is that the model cannot read the length, or that documents are
+        missing or too short.
+        """
         rows = document_rows(subject, length)
         return rows if isinstance(rows, str) else _score_rows(self, subject, length, rows[:, :-1], rows[:, 1:])
 
@@ -212,7 +232,11 @@ class Junk(LengthwiseProbe):
         )
 
     def run_at(self, subject: Subject, length: int) -> Result | str:
-        """Return the mean loss in nats, and as examples the means of the rows, or a reason."""
+        """Return the mean loss in nats, and as examples the means of the rows, or a reason.
+
+        External models also get bits. The reason is that the validation split is too short, or that the model cannot
+        read the length.
+        """
         from ..data.batches import stream_rows
 
         n_rows, available = self.settings.rows, (len(subject.corpus.validation) - 1) // length
@@ -281,7 +305,11 @@ class SameTail(DocumentProbe):
         return f"the text, which {PROBE_PLACEHOLDER}, ends at token {end}, before {length}: raise eval.settings.{self.name}.end or lower eval.lengths"
 
     def run_at(self, subject: Subject, length: int) -> Result | str:
-        """Return the mean loss in nats and the end of the scored tokens, or a reason; examples are document means."""
+        """Return `nats` (the mean loss) and `end` (position of the last scored token), or a reason.
+
+        Examples are the means of the documents (`item`). The reason is that `length` exceeds `end` or is shorter than
+        the scored tokens, that the model cannot read it, or that documents are missing or too short.
+        """
         import torch
 
         last, end = self._resolved_settings.last, self._resolved_settings.end

@@ -32,9 +32,10 @@ class PositionNll(DocumentProbe):
     names_every_missing = True
 
     def run_at(self, subject: Subject, length: int) -> Result | str:
-        """Return the means in nats, or a reason.
+        """Return `nats` (mean over all targets), `end_nats` (mean of the last bin) and `bin` (its size), or a reason.
 
-        An example is the mean of one bin (`position`) of one document (`item`).
+        Numbers are in nats per token. An example is the mean of one bin (`position`) of one document (`item`), bin by
+        bin. The reason is that the model cannot read the length, or that documents are missing or too short.
         """
         rows = document_rows(subject, length)
         if isinstance(rows, str):

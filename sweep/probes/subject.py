@@ -62,27 +62,28 @@ class Subject(ABC):
     def losses(
         self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool = True, last: int | None = None
     ) -> Tensor:
-        """Return the cross-entropy of each target in nats, float32 or float64 [B, T] on the CPU.
+        """Return the cross-entropy of each target in nats, float32 or float64 [B, T] on the CPU; [B, last] with `last`.
 
         It is 0 for targets that `extent` does not count.
 
         Args:
-            inputs_BT: Input tokens, int64.
-            targets_BT: Target tokens, int64.
+            inputs_BT: Input tokens, int64 on the CPU.
+            targets_BT: Target tokens, int64: the inputs shifted by one token.
             full_context: Read without the attention window of training.
-            last: Return the last targets of each row alone, [B, last].
+            last: Return the last targets of each row alone; the whole row is read.
         """
 
     @abstractmethod
     def answers(self, prompts: Sequence[Prompt], *, full_context: bool = True) -> list[tuple[Tensor, Tensor]]:
-        """Score each prompt, teacher-forced.
+        """Score each prompt, teacher-forced: every token is predicted from the true tokens before it.
 
         Args:
             prompts: The prompts.
             full_context: Read without the attention window of training.
 
         Returns:
-            For each prompt (is_argmax, loss in nats) of its scored tokens, each [digits] on the CPU.
+            For each prompt, in order, (is_argmax, loss in nats) of its scored tokens, each [scored] on the CPU.
+                `is_argmax` is bool: the token has the largest logit of the vocabulary.
         """
 
     def extent(self, targets_BT: Tensor) -> TextExtent | None:
@@ -110,7 +111,10 @@ class Subject(ABC):
         return self.corpus.heldout[: self.config.eval.documents]
 
     def lacking(self, tokens: int) -> str | None:
-        """Return why documents of `tokens` tokens are missing, or None if `eval.documents` of them exist."""
+        """Return why documents are missing, or None if there are `eval.documents` ones of at least `tokens` tokens.
+
+        Only the first `eval.documents` held-out documents count.
+        """
         n_documents = self.config.eval.documents
         n_long = sum(len(document) >= tokens for document in self.documents)
         if n_long == n_documents:
@@ -138,7 +142,13 @@ class CellSubject(Subject):
         return f"n/a: positions {self.config.model.positions} has {longest} places, fewer than {tokens} tokens"
 
     def validation_rows(self, rows: int) -> Tensor | str:
-        """Return the first rows of the validation split, int64 [rows, seq_len], or the reason why there are fewer."""
+        """Return the first rows of the validation split, int64 [rows, seq_len], or the reason why there are fewer.
+
+        A row has the training length; its targets are not included, but the split must hold the last one.
+
+        Args:
+            rows: Number of rows.
+        """
         length = self.config.train.seq_len
         available = (len(self.corpus.validation) - 1) // length
         if available < rows:
@@ -146,9 +156,9 @@ class CellSubject(Subject):
         return stream_rows(self.corpus.validation, length, rows)[0]
 
     def batches(self, rows: int, length: int) -> list[slice]:
-        """Return slices of `rows` rows of `length` tokens that go through the network together.
+        """Return slices of `rows` rows of `length` tokens that go through the network together, in order.
 
-        Each has at most `eval.chunk_tokens` tokens, but at least one row.
+        Each has at most `eval.chunk_tokens` tokens, but at least one row. The last slice can end after the last row.
         """
         rows_at_once = max(1, self.config.eval.chunk_tokens // length)
         return [slice(first, first + rows_at_once) for first in range(0, rows, rows_at_once)]
@@ -163,13 +173,16 @@ class CellSubject(Subject):
     def losses(
         self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool = True, last: int | None = None
     ) -> Tensor:
-        """Return the cross-entropy of each target in nats, float32 [B, T] on the CPU, or float64 for a float64 network.
+        """Return the cross-entropy of each target in nats, [B, T] on the CPU; [B, last] with `last`.
+
+        The type is float32, or float64 for a float64 network. Rows go through the network in batches of
+        `eval.chunk_tokens` tokens.
 
         Args:
             inputs_BT: Input tokens, int64.
-            targets_BT: Target tokens, int64.
+            targets_BT: Target tokens, int64: the inputs shifted by one token.
             full_context: Read without the attention window of training.
-            last: Return the last targets of each row alone, [B, last].
+            last: Return the last targets of each row alone; the whole row is read.
         """
         parts = []
         for rows in self.batches(*inputs_BT.shape):
@@ -189,7 +202,8 @@ class CellSubject(Subject):
             full_context: Read without the attention window of training.
 
         Returns:
-            For each prompt (is_argmax, loss in nats) of its scored tokens, each [digits] on the CPU.
+            For each prompt, in order, (is_argmax, loss in nats) of its scored tokens, each [scored] on the CPU.
+                `is_argmax` is bool: the token has the largest logit of the vocabulary.
         """
         indices_by_length: dict[int, list[int]] = defaultdict(list)
         for index, prompt in enumerate(prompts):
@@ -212,12 +226,15 @@ class CellSubject(Subject):
         self, rows: Rows, mark_rows: Callable[[np.ndarray], np.ndarray], *, letters: np.ndarray | None = None,
         full_context: bool = True,
     ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-        """Count the marked tokens of each row, and those of them that have the largest logit.
+        """Count the marked tokens of each row, and those of them that have the largest logit of the vocabulary.
+
+        Every token is predicted from the true tokens of its row before it.
 
         Args:
             rows: Computed rows, none of which begins with a marked token.
             mark_rows: Function from complete rows to marks of the same shape, 1 for each scored token, else 0.
-            letters: The network's token for each token of `rows`; None if they are the same.
+            letters: The network's token for each token of `rows`, as an array indexed by those; None if they are the
+                same.
             full_context: Read without the attention window of training.
 
         Returns:
@@ -254,11 +271,14 @@ def evaluating(model: Backbone) -> Iterator[None]:
 
 @contextlib.contextmanager
 def observe_evaluations(parts: Sequence[nn.Module], observe: Callable[..., None]) -> Iterator[None]:
-    """Context manager that calls `observe` before every `evaluate` of the given modules, whose results stay unchanged.
+    """Context manager that calls `observe` before every `evaluate` of the given modules.
+
+    Their results stay unchanged. The method is shadowed on each instance and restored at the end, also after an
+    exception.
 
     Args:
-        parts: Modules with a method `evaluate`, which is shadowed on the instance inside the context.
-        observe: Called with the index of the module, then the arguments of the call.
+        parts: Modules with a method `evaluate`.
+        observe: Called with the index of the module in `parts`, then the arguments of the call; its result is ignored.
     """
 
     def wrap(index: int, part: Any) -> None:

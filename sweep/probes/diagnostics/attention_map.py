@@ -57,7 +57,15 @@ class AttentionMap(LengthwiseProbe):
         return 2 * int(self.settings.tokens)
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
-        """Return the numbers and maps for the start of the validation split, or a reason."""
+        """Return `keys` (effective keys per query) and `row_sum` (sum of a query's weights), and the maps, or a reason.
+
+        Both are means over queries and maps; a query with weights of 0 has 0 keys. An example is a row of a map with
+        the metric `keys`; its weights are rounded to `DIGITS` decimals. The reason is that of `_maps`.
+
+        Args:
+            subject: Network to be measured.
+            length: Ignored; numbers are recorded with length 0.
+        """
         maps = self._maps(subject)
         if isinstance(maps, str):
             return maps
@@ -75,7 +83,12 @@ class AttentionMap(LengthwiseProbe):
         ]  # fmt: skip
 
     def _maps(self, subject: CellSubject) -> dict[tuple[int, int], np.ndarray] | str:
-        """Return the weights [T, T] by (layer, head), or the reason why there are none."""
+        """Return the weights [T, T] (query, key) by (layer, head), or the reason why there are none.
+
+        They are of the first `settings.heads` heads of each requested layer, for the first `settings.tokens` tokens of
+        the validation split. The reason is that a requested layer has no attention, that the split is too short, that
+        the network cannot read so many tokens, that it has no attention, or that a mixer has no map.
+        """
         from ....model.attention import Attention
         from ...data.batches import stream_rows
 
@@ -105,7 +118,10 @@ class AttentionMap(LengthwiseProbe):
 
 
 def attention_maps(subject: CellSubject, tokens_BT: Tensor, layers: list[int]) -> dict[int, np.ndarray] | str:
-    """Return the map [heads, T, T] of each layer for a row of tokens, or the reason why a mixer has none.
+    """Return the map [heads, T, T] (query, key) of each layer for a row of tokens, or a reason as text.
+
+    Values are float64; weights can be negative. The reason is that a mixer has no map; other layers are then not
+    returned either. The network reads the tokens once, at full context.
 
     Args:
         subject: Network to be measured.
@@ -181,7 +197,15 @@ def _attention_map(mixer: Any, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *
 
 
 def _reproduces_output(map_HTS: Tensor, v_TJX: Tensor, y_THX: Tensor) -> bool:
-    """Return True if the map times the text's own values is the output of the mixer, up to `MAX_MAP_ERROR`."""
+    """Return True if the map times the text's own values is the output of the mixer.
+
+    The largest absolute error may be `MAX_MAP_ERROR` times the largest absolute output.
+
+    Args:
+        map_HTS: The map.
+        v_TJX: Values of the text.
+        y_THX: Output of the mixer for these values.
+    """
     import torch
 
     v_SHX = v_TJX.double().cpu().repeat_interleave(y_THX.size(1) // v_TJX.size(1), 1)

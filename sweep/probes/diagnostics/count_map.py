@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class CountMap(LengthwiseProbe):
     """Slope beta = softplus(mag_beta): mean, minimum and maximum over all heads of all Polar layers.
 
-    Examples hold the slope of every head, by layer among those with a mixer (`item`) and head (`position`).
+    Examples hold the slope of every head, by index among the Polar layers (`item`) and head (`position`).
     """
 
     metrics = metrics.metrics_of_probe("count_map")
@@ -25,7 +25,11 @@ class CountMap(LengthwiseProbe):
         return 1
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
-        """Return the slopes, read from the parameters, or a reason if the network has no Polar layer."""
+        """Return `beta` (mean), `beta_lowest` and `beta_highest` over all heads, or a reason without a Polar layer.
+
+        Slopes are read from the parameters; no text is read. Examples are `beta` of every head, where `item` counts the
+        Polar layers alone.
+        """
         import torch
         from torch.nn import functional
 

@@ -28,7 +28,7 @@ class GatesConfig(ProbeConfig):
 
 
 class Gates(LengthwiseProbe):
-    """Geometric mean of each gate over tokens; after n tokens about the n-th power of it remains.
+    """Retention of each gate: its geometric mean over tokens; after n tokens about the n-th power of it remains.
 
     Examples of `retention` hold every gate of a mixer, by layer of the network (`item`) and by head times `channels`
     plus channel (`position`), those of `memory` every head of a memory.
@@ -43,7 +43,17 @@ class Gates(LengthwiseProbe):
         return int(self.settings.rows) * self.config.train.seq_len
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
-        """Return the gates over the start of the validation split, or a reason."""
+        """Return `retention`, `lowest`, `highest`, `channels` and `memory`, and the gates as examples, or a reason.
+
+        The gates are those for the first `settings.rows` rows of the validation split. The first four are of mixers,
+        the last is the geometric mean over the gates of all memories. Without gates of either kind its metrics have a
+        reason each. The reason instead of all is that the split is too short or that the network cannot read the
+        training length.
+
+        Args:
+            subject: Network to be measured.
+            length: Ignored; numbers are recorded with length 0.
+        """
         inputs_BT = subject.validation_rows(int(self.settings.rows))
         if isinstance(inputs_BT, str):
             return inputs_BT
@@ -59,7 +69,10 @@ class Gates(LengthwiseProbe):
         return measured, examples + self._examples("memory", memories)
 
     def _mixer_result(self, logs: dict[int, Tensor], tokens: int) -> Result:
-        """Return mean, minimum and maximum of the mixers' gates, the number of channels, and every gate as an example.
+        """Return geometric mean, minimum and maximum of the mixers' gates, the channels of a head, and examples.
+
+        The metrics are `retention`, `lowest`, `highest` and `channels` (that of the first layer). Every gate is an
+        example of `retention`. Without gates each of the four has a reason, and there are no examples.
 
         Args:
             logs: Mean log gates [heads, channels] by layer.
@@ -77,7 +90,12 @@ class Gates(LengthwiseProbe):
         return measured, self._examples("retention", logs)
 
     def _examples(self, metric: str, logs: dict[int, Tensor]) -> list[Any]:
-        """Return every gate as an example, from mean log gates by layer."""
+        """Return every gate as an example (not as a log), with the layer as `item` and its flat index as `position`.
+
+        Args:
+            metric: Name of the metric.
+            logs: Mean log gates [heads, channels] by layer.
+        """
         return [
             self.example(metric, math.exp(log), item=layer, position=position)
             for layer, log_PX in logs.items()
@@ -86,9 +104,10 @@ class Gates(LengthwiseProbe):
 
 
 def log_gates(subject: CellSubject, inputs_BT: Tensor) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """Return the mean log gates of mixers and of memories, each by layer: [heads, channels], float64 on the CPU.
+    """Return (log gates of mixers, log gates of memories), each by layer: [heads, channels], float64 on the CPU.
 
-    There is one channel if a head has one gate. Layers without gates are left out.
+    They are natural logs, as means over all tokens. There is one channel if a head has one gate. Layers without gates
+    are left out, so either can be empty. The network reads at full context.
 
     Args:
         subject: Network to be measured.

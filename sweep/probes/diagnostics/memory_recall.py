@@ -53,6 +53,7 @@ class MemoryRecallConfig(ProbeConfig):
 
     @model_validator(mode="after")
     def _pairs_rise(self) -> MemoryRecallConfig:
+        """Return the settings; raise ValueError if the numbers of pairs do not rise strictly or begin below 2."""
         if list(self.pairs) != sorted(set(self.pairs)) or (self.pairs and self.pairs[0] < 2):
             raise ValueError(f"pairs must rise from 2 or more, got {list(self.pairs)}")
         return self
@@ -68,10 +69,11 @@ class _QuestionRows(NamedTuple):
 
 
 def recall_capacity(pairs: Sequence[int], shares: Sequence[float]) -> float:
-    """Return the number of pairs at which the recalled share first falls to `CAPACITY_THRESHOLD`.
+    """Return the number of pairs at which the recalled share first falls below `CAPACITY_THRESHOLD`, not rounded.
 
-    It is interpolated linearly over log2 of the pairs, from 1 pair, which always counts as recalled. If the share never
-    falls so far, it is the largest number.
+    It is interpolated linearly over log2 of the pairs between the last number at or above the threshold and the first
+    below it. 1 pair always counts as recalled. If the share never falls so far, it is the largest number; without
+    numbers it is 1.
 
     Args:
         pairs: Numbers of pairs, rising.
@@ -110,11 +112,22 @@ class MemoryRecall(LengthwiseProbe):
         return int(self.settings.text) * self.config.train.seq_len + int(self.settings.rows) * rows
 
     def chance(self, metric: Metric) -> float | None:
-        """Return the score of a random value, as a mean over the numbers of pairs."""
+        """Return the score of a random value in this cell, or None.
+
+        For `share` it is the mean of 1 / pairs over the numbers of pairs. Other metrics have their own chance.
+        """
         return float(np.mean([1 / pairs for pairs in self.pair_counts])) if metric.name == "share" else metric.chance
 
     def run_at(self, subject: CellSubject, length: int) -> Result:
-        """Return the measurements of the memory alone, then those of the network; each can be a reason instead."""
+        """Return the measurements of the memory alone, then those of the network, and the examples of both.
+
+        They are share and pairs, then context_share, context_pairs and context_chance. Each of the two groups can have
+        a reason instead of values.
+
+        Args:
+            subject: Network to be measured.
+            length: Ignored; numbers are recorded with length 0.
+        """
         memory_measurements, head_examples = self._measure_memory(subject)
         network_measurements, row_examples = self._measure_network(subject)
         return [*memory_measurements, *network_measurements], [*head_examples, *row_examples]
@@ -122,7 +135,11 @@ class MemoryRecall(LengthwiseProbe):
     # --- the memory alone -----------------------------------------------------------------------------------------
 
     def _measure_memory(self, subject: CellSubject) -> Result:
-        """Return the recall of the memory alone, or measurements with a reason."""
+        """Return `share` and `pairs` of the memory alone with examples, or both with a reason and none.
+
+        The reason is that there is no memory, that it lacks a method, that the validation split is too short, or that
+        the network cannot read the training length.
+        """
         from .memory_state import average_rates, missing_methods_reason, recall_by_head
 
         rows = subject.validation_rows(int(self.settings.text))
@@ -135,10 +152,13 @@ class MemoryRecall(LengthwiseProbe):
         return self._head_result(shares)
 
     def _head_result(self, shares: Mapping[int, dict[int, Tensor]]) -> Result:
-        """Return share and capacity of the memory, and of every head as examples.
+        """Return `share` and `pairs` (capacity) of the memory, and both of every head as examples.
+
+        `share` is the mean over numbers of pairs of the mean over layers and heads. `pairs` follows from these means
+        per number. The examples of `share` have "pairs", "head" and "chance" as detail.
 
         Args:
-            shares: Recalled share of each head [H], by number of pairs and layer.
+            shares: Recalled share of each head [H], by number of pairs (rising) and layer.
         """
         examples = []
         for index, (pairs, layers) in enumerate(shares.items()):
@@ -165,7 +185,10 @@ class MemoryRecall(LengthwiseProbe):
     def _measure_network(self, subject: CellSubject) -> Result:
         """Return the recall of the complete network in context, or measurements with a reason.
 
-        The numbers of pairs end at the first for which the text or corpus has too few tokens.
+        The metrics are `context_share`, `context_pairs` and `context_chance`, each a mean over the numbers of pairs but
+        `context_pairs`, the capacity. The numbers of pairs end at the first for which the text or corpus has too few
+        tokens or keys. The reason is that already the first is too large, or that the network cannot read the longest
+        row. The attention window of training applies.
         """
         questions: dict[int, _QuestionRows] = {}
         reason = None
@@ -214,7 +237,11 @@ class MemoryRecall(LengthwiseProbe):
         return self._text_rows(subject, pairs) if self._corpus is None else self._corpus_rows(self._corpus, pairs)
 
     def _corpus_rows(self, corpus: MqarConfig, pairs: int) -> _QuestionRows | str:
-        """Return rows of the corpus mqar with that many pairs, lengthened where necessary, or a reason."""
+        """Return rows of the corpus mqar with that many pairs, lengthened where necessary, or a reason as text.
+
+        The rows are drawn for the split "recall" with the seed of the probe, so they are none of the corpus. The chance
+        also counts other pairs with the same value. The reason is that the corpus has fewer keys.
+        """
         if pairs > corpus.keys:
             return f"n/a: the corpus has {corpus.keys} keys, fewer than {pairs} pairs need"
         changes = {"pairs": pairs, "length": self._row_tokens(pairs), "seed": int(self.settings.seed)}
@@ -225,9 +252,11 @@ class MemoryRecall(LengthwiseProbe):
         return _QuestionRows(prompts, 1 / pairs + (1 - 1 / pairs) / corpus.values)
 
     def _text_rows(self, subject: CellSubject, pairs: int) -> _QuestionRows | str:
-        """Return rows [EOT] k v k v ..., then every key in another order with its value, or a reason.
+        """Return rows [EOT] k v k v ..., then every key in another order with its value, or a reason as text.
 
-        Keys and values are distinct tokens of the validation text, because a network is not trained on others.
+        Keys and values are distinct tokens of the first `VOCABULARY_SAMPLE` tokens of the validation split, because a
+        network is not trained on others. The values of the questions are scored. The reason is that there are too few
+        different tokens.
         """
         vocabulary = np.unique(np.asarray(subject.corpus.validation[:VOCABULARY_SAMPLE]))
         tokens = vocabulary[vocabulary != subject.tokenizer.eot]

@@ -49,7 +49,8 @@ def memories_of(model: Backbone) -> dict[int, Any]:
 def missing_methods_reason(model: Backbone, *methods: str) -> str | None:
     """Return why these methods of `Recurrent` cannot be used on the network, or None if its memories define them.
 
-    The reason is that the network has no memory, or that its memory lacks a method.
+    The reason is that the network has no memory, or that its first memory inherits a method from `Recurrent` or lacks
+    it.
     """
     memories = memories_of(model)
     if not memories:
@@ -61,7 +62,7 @@ def missing_methods_reason(model: Backbone, *methods: str) -> str | None:
 
 @contextlib.contextmanager
 def observe_memories(memories: Mapping[int, Any], observe: Callable[[int, MemoryInputs], None]) -> Iterator[None]:
-    """Context manager that calls `observe` for every evaluation of a memory, whose results stay unchanged.
+    """Context manager that calls `observe` before every evaluation of a memory, whose results stay unchanged.
 
     Args:
         memories: Memories by layer.
@@ -84,13 +85,14 @@ def without_forgetting(rates: Any) -> Any:
 def memory_state_norms(memory: Recurrent, inputs: MemoryInputs, chunk: int) -> dict[str, Tensor]:
     """Return the Frobenius norm of a memory's state after the last token, [B, H] by metric of `STATE_METRICS`.
 
-    A memory without a delta rule has the metrics of `OWN_WRITE_METRICS` alone. The Hebbian control makes the same writes without
-    erasing, S <- S gamma + beta v kᵀ, with keys of unit length.
+    A memory without a delta rule has the metrics of `OWN_WRITE_METRICS` alone. The Hebbian control makes the same
+    writes without erasing, S <- S gamma + beta v kᵀ, with keys of unit length. Metrics that end in "kept" have
+    retention 1. The memory starts from an empty state and is not changed.
 
     Args:
         memory: The memory.
         inputs: Inputs of the memory.
-        chunk: Tokens that are computed at a time.
+        chunk: Tokens of all rows that are computed at a time, approximately.
     """
     b, t, h, _ = inputs.q_BTHX.shape
     metrics = STATE_METRICS if isinstance(memory, DeltaMemory) else OWN_WRITE_METRICS
@@ -108,7 +110,9 @@ def memory_state_norms(memory: Recurrent, inputs: MemoryInputs, chunk: int) -> d
 
 
 def _hebbian(k_BTHX: Tensor, v_BTHX: Tensor, rates: DeltaRates, state: Tensor | None) -> Tensor:
-    """Return the Hebbian state [B, H, X_v, X_k] after these tokens, each write weighted by its retention.
+    """Return the Hebbian state [B, H, X_v, X_k] after these tokens: the sum of decayed v kᵀ, times step size.
+
+    A write decays by the retentions of the tokens after it, and the state before by those of all tokens.
 
     Args:
         k_BTHX: Keys, normalised here.
@@ -127,7 +131,15 @@ def _hebbian(k_BTHX: Tensor, v_BTHX: Tensor, rates: DeltaRates, state: Tensor | 
 
 
 def memory_state_norms_after(subject: CellSubject, rows_BT: Tensor, chunk: int) -> dict[str, Tensor]:
-    """Return the norms after these rows went through the network: [B, L, H] by metric, float64 on the CPU."""
+    """Return the norms after these rows went through the network: [B, L, H] by metric, float64 on the CPU.
+
+    L counts the layers with a memory. The network reads at full context and must have a memory.
+
+    Args:
+        subject: Network to be measured.
+        rows_BT: Tokens of each document, int64.
+        chunk: Tokens that a memory computes at a time.
+    """
     memories = memories_of(subject.model)
     norms_by_layer: dict[int, list[dict[str, Tensor]]] = {layer: [] for layer in memories}
 
@@ -165,7 +177,14 @@ class AverageRates(NamedTuple):
 
 
 def average_rates(subject: CellSubject, inputs_BT: Tensor) -> dict[int, AverageRates]:
-    """Return the average rates of every memory over these rows, by layer."""
+    """Return the average rates of every memory over the tokens of these rows, by layer.
+
+    The network reads with the attention window of training.
+
+    Args:
+        subject: Network to be measured.
+        inputs_BT: Tokens that it reads, int64.
+    """
     memories = memories_of(subject.model)
     rates: dict[int, Any] = {}
     squares: dict[int, Tensor] = {}
@@ -205,15 +224,16 @@ def recall_by_head(
 ) -> dict[int, Tensor]:
     """Return the share of keys that each head of a memory answers with their own value, [H] on the CPU by layer.
 
-    Keys and values are the same for every layer, and for every network with as many heads of that size. The values are
-    scaled to the size that the layer writes on text.
+    A key counts if the answer is nearer (by cosine) to its value than to those of all other pairs of its draw. Keys and
+    values are normal random numbers, the same for every layer, and for every network with as many heads of that size.
+    The values are scaled to the size that the layer writes on text.
 
     Args:
         subject: Network to be measured.
-        rates_by_layer: Average rates of each memory.
-        pairs: Number of pairs.
-        draws: Number of random draws.
-        seed: Seed of the draws.
+        rates_by_layer: Average rates of each memory, which every write uses.
+        pairs: Number of pairs that are written into an empty state.
+        draws: Number of random draws, over which the share is a mean.
+        seed: Seed of the draws, combined with `pairs`.
     """
     memories = memories_of(subject.model)
     heads, size = subject.config.model.n_heads, subject.config.model.head_dim
@@ -237,7 +257,8 @@ def recall_by_head(
 def is_recalled(memory: Recurrent, rates: Any, keys_BKHX: Tensor, values_BKHX: Tensor) -> Tensor:
     """Return True for each key that a memory answers with its own value, bool [B, K, H].
 
-    The pairs are written one after the other into an empty state.
+    The pairs are written one after the other into an empty state, then every key is asked without writing. Its own
+    value must be nearest to the answer (`is_nearest`).
 
     Args:
         memory: The memory.

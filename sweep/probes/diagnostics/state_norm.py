@@ -31,7 +31,12 @@ class StateNorm(DocumentProbe):
         return "has no memory whose state could be measured" if self.config.model.memory == NO_MEMORY else None
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
-        """Return four norms in the order of `metrics`, or a reason."""
+        """Return the norms of `STATE_METRICS` after the first `length` tokens of each document, or a reason.
+
+        Each is a mean over documents, layers and heads. A memory without a delta rule has a reason in place of the
+        Hebbian norms. The reason instead of all is that there is no memory, that it lacks a method, that documents are
+        missing or too short, or that the network cannot read the length.
+        """
         import torch
 
         from .memory_state import memories_of, memory_state_norms_after, missing_methods_reason
@@ -44,12 +49,14 @@ class StateNorm(DocumentProbe):
         return self._result(length, norms, list(memories_of(subject.model)))
 
     def _result(self, length: int, norms: dict[str, Tensor], layers: list[int]) -> Result:
-        """Return a measurement per metric, and the mean of every head as examples.
+        """Return a measurement per metric, and of every head the mean over documents as an example.
+
+        An example has the layer as `item` and the head as `position`.
 
         Args:
             length: Context length in tokens.
             norms: Norms [B, L, H] by metric; a metric that is missing gets a reason.
-            layers: Layers of the memories.
+            layers: Layers of the memories, in the order of the norms.
         """
         values, examples = [], []
         for metric in self.metrics:
