@@ -46,7 +46,11 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write tensors as safetensors. Raises OSError when that fails."""
+    """Write tensors as safetensors, replacing an older file; failures are OSErrors.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     try:
         save_file(tensors, path)
     except SafetensorError as error:
@@ -54,7 +58,11 @@ def _write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def _write_optimizers(optimizers: Mapping[str, Any], path: Path) -> None:
-    """Write the optimizers' state with torch.save. Raises OSError when the disk refuses it."""
+    """Write the optimizers' state with torch.save.
+
+    Raises:
+        OSError: The disk refuses it; torch's own RuntimeError for that is turned into one.
+    """
     try:
         torch.save(optimizers, path)
     except RuntimeError as error:

@@ -270,7 +270,10 @@ class _CellPruner:
 
     @contextlib.contextmanager
     def _collect_problems(self) -> Iterator[None]:
-        """Context manager that records a failure as a problem of this cell, and continues after the block."""
+        """Context manager that turns a SweepError or OSError of its block into a problem of this cell, a line of text.
+
+        The rest of the block is skipped; other exceptions pass.
+        """
         try:
             yield
         except SweepError as error:

@@ -124,7 +124,7 @@ def open_storage(address: str | Path) -> Storage:
 
 
 def exists(address: str) -> bool:
-    """Return True if the file at an address exists.
+    """Return True if a file (not a folder) exists at a full address.
 
     Raises:
         StorageAddressError: The address is invalid.
@@ -151,7 +151,7 @@ def free_bytes(address: str) -> int | None:
 
 
 def _local_path(address: str) -> Path | None:
-    """Return the local path of an address, or None for a remote one.
+    """Return the local path of an address, which may be relative, or None for a remote one.
 
     Raises:
         StorageAddressError: The address is a file:// or local:// URL with a relative path.
@@ -485,7 +485,13 @@ class RemoteStorage(Storage):
         return "/".join([self._root, *names])
 
     def _names(self, path: str) -> list[str]:
-        """Return the entries of a path, sorted, without using fsspec's cache; empty when it does not exist."""
+        """Return the names of the entries of a path, sorted, without using fsspec's cache.
+
+        Empty when the path does not exist. Subfolders are not searched.
+
+        Raises:
+            StorageError: The location cannot be reached.
+        """
         with self._translate_errors():
             # entries written by other machines must be visible
             self._fs.invalidate_cache()

@@ -68,7 +68,11 @@ class Batches:
     """Cumulative number of rows up to the end of each shard, int64 [shards]."""
 
     def __post_init__(self) -> None:
-        """Count the rows of each shard. Raises DataError if there is none."""
+        """Count the rows of each shard.
+
+        Raises:
+            DataError: The shards hold no row, or with `whole_steps` no step.
+        """
         counts = [self._count_rows(len(shard)) for shard in self.shards]
         object.__setattr__(self, "_ends", np.cumsum(counts))
         if self.rows < 1:
@@ -161,7 +165,8 @@ class StepBatch(NamedTuple):
 def marked_capacity(share: float, targets: int) -> int:
     """Return the padded number of marked targets of a micro-batch.
 
-    It is the expected number plus eight standard deviations, rounded up to a multiple of 64, and at most `targets`.
+    It is the expected number plus eight times its square root, rounded up to a multiple of 64, and at most `targets`.
+    The square root is about the standard deviation where few targets are marked.
 
     Args:
         share: Share of the targets that are marked, 0 to 1.

@@ -14,9 +14,12 @@ END = "<|endoftext|>"
 def byte_pairs(texts: Iterable[str], size: int, *, single_digits: bool = False) -> Tokenizer:
     """Return a byte-level BPE tokenizer trained on `texts`; the same texts give the same tokenizer.
 
+    It has no post-processor, so nothing is added to a text. `END` written out in a text becomes token 0.
+
     Args:
         texts: Training texts; lone surrogates are replaced.
-        size: Maximum number of tokens. `END` is token 0.
+        size: Maximum number of tokens, at least the 257 of `END` (token 0) and the single bytes. Short texts give
+            fewer.
         single_digits: Let no token combine a digit with any other character, not even with the space before it.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

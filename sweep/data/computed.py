@@ -152,7 +152,10 @@ def differences(manifest: dict[str, Any], folder: Path) -> list[str]:
 
 
 def split_tokens(manifest: dict[str, Any]) -> dict[str, int]:
-    """Return tokens by split ("train", "validation", "heldout") of a computed corpus; empty for a corpus of shards."""
+    """Return tokens by split ("train", "validation", "heldout") of a computed corpus; empty for a corpus of shards.
+
+    "heldout" is always 0. Splits of marks are left out.
+    """
     splits = manifest.get(KEY, {}).get("splits", {})
     return {name: splits[name]["tokens"] for name in ("train", "validation") if splits} | (
         {"heldout": 0} if splits else {}

@@ -119,6 +119,8 @@ class Corpus:
     def load_tokenizer(self) -> Tokenizer:
         """Return the tokenizer of the corpus, from the copy saved with it where there is one.
 
+        A corpus without a folder has the tokenizer of its name, which must not be a JSON one.
+
         Raises:
             TokenizerError: The saved copy is missing or has changed.
         """

@@ -184,7 +184,10 @@ class PoolIndex:
     """Tokens of the documents that their source assigns to other splits than training."""
 
     def __post_init__(self) -> None:
-        """Create the file if necessary, cut it at `end`, read its documents, and open it to append."""
+        """Create the file if necessary, cut it at `end`, read its documents, and open it to append.
+
+        With `end` 0 the file is emptied.
+        """
         self.path.touch()
         os.truncate(self.path, self.end)
         for line in self.path.read_text(encoding="ascii").splitlines():
@@ -266,7 +269,10 @@ def pieces(
 
 
 def _slice(shards: Sequence[np.ndarray], start: int, end: int) -> np.ndarray:
-    """Return the tokens from `start` up to `end` of the stream that the shards form together."""
+    """Return the tokens from `start` up to `end` of the stream that the shards form together.
+
+    They are a view where they lie in one shard, else a copy. The range must not be empty.
+    """
     parts, before = [], 0
     for shard in shards:
         low, high = max(start - before, 0), min(end - before, len(shard))

@@ -396,7 +396,7 @@ class Preparation:
                 yield text
 
     def _restart(self, source: DocumentSource) -> None:
-        """Read all documents again with every tenth for validation."""
+        """Read all documents again with every tenth for validation; the tokens so far are dropped."""
         # saved first, so that a crash from here on does not repeat the first pass
         corpora.write_json(self.part / "state.json", _initial_state(every_tenth=True))
         self._writers.clear()
@@ -470,7 +470,10 @@ class Preparation:
         self._state["ends"].append(writer.tokens)
 
     def _has_enough(self) -> bool:
-        """Return True if the training split has the requested tokens."""
+        """Return True if the training split has the requested tokens; always False without a requested number.
+
+        With a pool it is true once the split is sure to get them (`PoolIndex.is_full`).
+        """
         if POOL in self._writers:
             return self._index.is_full()
         target = self.data.train_tokens
@@ -520,7 +523,7 @@ class Preparation:
             )
 
     def _write_heldout(self, *, sort: bool) -> list[ShardFacts]:
-        """Write the held-out documents as one shard and return its facts in a list.
+        """Write the held-out documents as one shard, which can be empty, and return its facts in a list.
 
         Also updates names and ends of the documents in the state. The files of the writer stay until the end, because
         `state.json` refers to them.
@@ -608,7 +611,7 @@ class Preparation:
             raise ShardError(f"{error}; fetch it again, or leave it out") from error
 
     def _link_shard(self, path: Path, target: Path) -> None:
-        """Make a shard available at `target`.
+        """Make a shard available at `target`, in place of what is there.
 
         A file of the user's own folder is symlinked. A downloaded or created file is hard-linked, or copied where that
         fails, so that it survives the removal of its first path.
@@ -643,7 +646,14 @@ class Preparation:
     # --- manifest and publication ---------------------------------------------------------------------------------
 
     def check_training_tokens(self, shards: dict[str, list[ShardFacts]]) -> None:
-        """Raise CorpusError if the training split has fewer tokens than requested."""
+        """Check that the training split has the requested tokens; without a requested number pass.
+
+        Args:
+            shards: Facts of the shards by split, of which "train" is used.
+
+        Raises:
+            CorpusError: It has fewer.
+        """
         target, available = self.data.train_tokens, sum(shard.tokens for shard in shards["train"])
         if target is not None and available < target:
             raise CorpusError(
@@ -693,9 +703,14 @@ class Preparation:
         return self._publish(root, manifest)
 
     def _publish(self, root: Path, manifest: dict[str, Any]) -> str:
-        """Remove files that the manifest does not name, rename the working folder to the fingerprint, and return that.
+        """Rename the working folder to the fingerprint's first 16 digits under `root`, and return the full fingerprint.
 
-        A complete folder of the same fingerprint is kept in place of this one; an incomplete one is replaced.
+        Files that the manifest does not name are removed first. A complete folder of the same fingerprint is kept in
+        place of this one; an incomplete one is replaced.
+
+        Args:
+            root: Folder of the prepared corpora.
+            manifest: The complete manifest.
         """
         fingerprint: str = manifest["fingerprint"]
         named_files = {"manifest.json", manifest["tokenizer_file"]["file"]}
@@ -727,7 +742,7 @@ def _remove(path: Path) -> None:
 
 
 def _is_complete(root: Path, fingerprint: str) -> bool:
-    """Return True if the corpus with that fingerprint can be opened."""
+    """Return True if the corpus with that fingerprint can be opened; its tokens are not verified."""
     try:
         corpora.open_corpus(root, fingerprint)
     except (CorpusError, ShardError):

@@ -88,7 +88,9 @@ def _sync(file: IO[bytes]) -> None:
 
 
 def open_shard(path: Path) -> np.ndarray:
-    """Return the tokens of a shard, memory-mapped, uint16 or uint32.
+    """Return the tokens of a shard, uint16 or uint32 [n], memory-mapped for reading only.
+
+    A shard without tokens gives a plain empty array.
 
     Raises:
         ShardError: The file is missing, is no shard, or holds another number of tokens than its header says.
@@ -215,7 +217,10 @@ class SplitWriter:
         return {"shards": [asdict(shard) for shard in self.shards], "open": self._count}
 
     def close(self) -> list[ShardFacts]:
-        """Close the last shard and return all shards; an empty last shard is removed unless it is the only one."""
+        """Close the last shard and return the facts of all shards, in order, at least one.
+
+        An empty last shard is removed unless it is the only one.
+        """
         if self._count == 0 and self.shards:
             self._file.close()
             self._path().unlink()

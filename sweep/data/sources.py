@@ -88,7 +88,10 @@ class CountingSource:
         yield from ()
 
     def documents(self, state: Any = None) -> Iterator[Text]:
-        """Yield all documents, or those after `state`, the number of documents to skip."""
+        """Yield all documents, or those after `state`, the number of documents to skip (None: 0).
+
+        Skipped documents are read all the same.
+        """
         self._done = int(state or 0)
         for text in itertools.islice(self._texts(), self._done, None):
             self._done += 1
@@ -461,7 +464,10 @@ class HubSource:
         return str(next((folder for folder in folders if folder.is_dir()), self.path)), None
 
     def _unreachable(self, error: Exception) -> SweepError:
-        """Return the exception for a failed read: CorpusError for a local copy, MachineError for the hub."""
+        """Return the exception for a failed read: CorpusError for a local copy, MachineError for the hub.
+
+        It is not raised here.
+        """
         cause = " ".join(str(error).split())[:200]
         if self.path is not None:
             return CorpusError(

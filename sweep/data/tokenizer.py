@@ -143,7 +143,7 @@ class RecallTokenizer(_WithoutFile):
     eot = 0
 
     def encode(self, text: str) -> TokenArray:
-        """Return the token ids of whitespace-separated symbols, uint16.
+        """Return the token ids of whitespace-separated symbols such as k3 and v17, uint16.
 
         Raises:
             TokenizerError: A symbol is no key, value or blank.
@@ -278,11 +278,15 @@ class JsonTokenizer:
     """Tokenizer from a file of the `tokenizers` library; its name contains the hash of the file."""
 
     def __init__(self, file: Path, end_of_text: str | None = None) -> None:
-        """Load the file.
+        """Load the file; truncation, padding and the parsing of special tokens in texts are turned off.
+
+        The name is `json:` and 16 digits of the file's SHA-256, and after another colon `end_of_text` where it is
+        given.
 
         Args:
             file: JSON file of the `tokenizers` library.
-            end_of_text: Name of the token that ends a text; None tries the names in `END_OF_TEXT`.
+            end_of_text: Name of the token that ends a text; None takes the first name in `END_OF_TEXT` that the file
+                has.
 
         Raises:
             TokenizerError: The file cannot be read, or has no such token.

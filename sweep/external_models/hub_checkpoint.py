@@ -65,7 +65,14 @@ class HubCheckpoint:
         return self.name.rpartition("/")[2]
 
     def check(self, *, cuda: bool) -> None:
-        """Raise MachineError if the model cannot run on the CPU and `cuda` is False."""
+        """Check that the model can run where it is to be measured.
+
+        Args:
+            cuda: True if it gets a GPU, where every model passes.
+
+        Raises:
+            MachineError: It gets none, is of one of `GPU_FAMILIES`, and flash-linear-attention is installed.
+        """
         if not cuda and self.family in GPU_FAMILIES and importlib.util.find_spec("fla") is not None:
             raise MachineError(
                 f"{self.name} is of the family {self.family}, whose linear attention needs an NVIDIA GPU where flash-linear-attention is "

@@ -120,7 +120,14 @@ class Passage:
 
 
 def check_lossless(tokenizer: Tokenizer) -> None:
-    """Raise SweepError if the tokens of a corpus cannot be decoded to their text."""
+    """Check that the tokens of a corpus can be decoded to their text, byte for byte.
+
+    Args:
+        tokenizer: Tokenizer of the corpus.
+
+    Raises:
+        SweepError: Its kind is not one of `LOSSLESS_TOKENIZERS`.
+    """
     if tokenizer.name.split(":")[0] not in LOSSLESS_TOKENIZERS:
         raise SweepError(
             f"the sweep's corpus is written in tokens of {tokenizer.name}, which do not give the text back byte for byte, as a model "

@@ -87,7 +87,15 @@ def make_tiny_checkpoint(folder: Path, family: str = "llama", *, seed: int = 0, 
 
 
 def save_tokenizer(folder: Path, texts: Sequence[str] = TEXT, vocabulary: int = VOCABULARY) -> None:
-    """Train a byte-level BPE tokenizer on `texts` and write it into `folder`; it encodes every text."""
+    """Train a byte-level BPE tokenizer on `texts` and write it into `folder`; it encodes every text.
+
+    `END` is both its first and its last token of a text, but is not added by itself.
+
+    Args:
+        folder: Folder to write; created if absent.
+        texts: Training texts.
+        vocabulary: Maximum number of tokens.
+    """
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = byte_pairs(texts, vocabulary)

@@ -48,7 +48,11 @@ def memory_gb() -> float:
 
 
 def reset_peak_resident() -> bool:
-    """Reset the peak that `peak_resident` returns for this process; return False if the system cannot (only Linux can)."""
+    """Reset the peak that `peak_resident` returns for this process to its present memory.
+
+    Returns:
+        False if the system cannot; only Linux can.
+    """
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -119,12 +119,14 @@ def start_child(
 
 
 def start_piped_child(command: Sequence[str], env: Mapping[str, str], folder: Path) -> subprocess.Popen[bytes]:
-    """Start a child process with a pipe as standard input, in a group of its own; its output is discarded.
+    """Start a child process with a pipe as standard input, in a group of its own, and return it.
+
+    Its output and errors are discarded. The caller writes to, and closes, its `stdin`.
 
     Args:
         command: Command line.
         env: Entire environment of the child.
-        folder: Working folder.
+        folder: Working folder; must exist.
     """
     pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
     return subprocess.Popen(

@@ -164,7 +164,10 @@ class _Watcher:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
 
     def close(self) -> None:
-        """Restore the previous descriptor and end the thread."""
+        """Restore the previous descriptor and end the thread, without waiting for it.
+
+        A descriptor that another part has set meanwhile stays.
+        """
         replaced = signal.set_wakeup_fd(self._previous_fd)
         if replaced not in (self._write_end, -1):  # a running event loop has set its own descriptor
             signal.set_wakeup_fd(replaced)

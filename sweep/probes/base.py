@@ -64,9 +64,13 @@ class Probe(ABC):
 
     @classmethod
     def settled(cls, settings: Any, config: EvalConfig) -> Any:
-        """Return the settings as a launch stores them.
+        """Return the settings as a launch stores them; unchanged by default.
 
         A probe whose defaults follow from other settings of the section overrides this to fill them in.
+
+        Args:
+            settings: Valid settings of the probe, an instance of `Config`.
+            config: Section eval of the cell.
         """
         return settings
 
@@ -109,7 +113,7 @@ class Probe(ABC):
         return None
 
     def chance(self, metric: Metric) -> float | None:
-        """Return the score of a trivial answer in this cell; None if the metric has none.
+        """Return the score of a trivial answer in this cell, in the metric's unit; None if the metric has none.
 
         The default is the metric's own.
         """
@@ -188,7 +192,7 @@ class Probe(ABC):
         )
 
     def example(self, metric: str, value: float, length: int = 0, *, item: int, position: int = 0) -> Example:
-        """Return the outcome of one item.
+        """Return the outcome of one item as a record; nothing is stored.
 
         Args:
             metric: Name of a declared metric.

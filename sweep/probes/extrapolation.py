@@ -100,7 +100,10 @@ class Extrapolation(LengthwiseProbe):
         ]
 
     def _window_losses(self, subject: CellSubject, length: int) -> Iterator[Tensor]:
-        """Yield the losses of the complete windows, then those of a shorter last one, each one-dimensional in nats."""
+        """Yield the losses of the complete windows, then those of a shorter last one, if any.
+
+        Each is one-dimensional, in nats, in the order of the text. Together they have one loss per target of the span.
+        """
         from ..data.batches import stream_rows
 
         text = subject.corpus.validation

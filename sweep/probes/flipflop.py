@@ -75,9 +75,13 @@ class FlipFlopProbe(LengthwiseProbe):
         return int(self.settings.length or settings_of(self.config.data).length)
 
     def split_of(self, name: str) -> _Split:
-        """Return the rows of a split ("iid", "sparse" or "dense") and its probability of i.
+        """Return the rows of a split and its probability of i.
 
-        Those of iid are the corpus's validation split.
+        Those of iid are the first rows of the corpus's validation split, unless the probe has a length of its own. The
+        others are drawn with the corpus's seed.
+
+        Args:
+            name: "iid", "sparse" or "dense".
         """
         corpus = settings_of(self.config.data)
         ignore = corpus.ignore if name == "iid" else float(getattr(self.settings, f"ignore_{name}"))

@@ -214,7 +214,10 @@ class Junk(LengthwiseProbe):
         return int(self.settings.rows) * length
 
     def longest(self, corpus: Corpus) -> int:
-        """Return the length at which the rows use up the validation split, which must hold one further target."""
+        """Return the length at which the rows use up the validation split, which must hold one further target.
+
+        The result is rounded down and is 0 if there is none.
+        """
         return max(0, len(corpus.validation) - 1) // int(self.settings.rows)
 
     def validation_need(self, length: int) -> int:

@@ -135,7 +135,10 @@ class CellSubject(Subject):
     """Callback before each forward pass, which may raise to end a probe that takes minutes."""
 
     def beyond(self, tokens: int) -> str | None:
-        """Return why the network's positions do not suffice for `tokens` tokens, or None if they do."""
+        """Return why the network's positions do not suffice for `tokens` tokens, or None if they do.
+
+        Only positions with a fixed number of places have a limit; the training length is none.
+        """
         longest = longest_text(self.config.model)
         if longest is None or tokens <= longest:
             return None

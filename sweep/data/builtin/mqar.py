@@ -80,7 +80,11 @@ class MqarRows(RandomRows):
         self._weights = np.arange(1, self._question_slots + 1, dtype=np.float64) ** (settings.gap - 1)
 
     def fill(self, rows: np.ndarray, raw: np.ndarray) -> None:
-        """Write the rows (uint16 [n, length]) that follow from the raw numbers `raw` (uint64 [n, draws])."""
+        """Write the rows (uint16 [n, length]) that follow from the raw numbers `raw` (uint64 [n, draws]).
+
+        Each row has its pairs first, then each key once more, followed by its value, at a random place. The keys of a
+        row differ; values may repeat.
+        """
         keys, pairs = self.settings.keys, self.settings.pairs
         key = KEYS + np.argsort(raw[:, :keys], axis=1, kind="stable")[:, :pairs]
         value = VALUES + (to_uniform(raw[:, keys : keys + pairs]) * self.settings.values).astype(np.int64)
@@ -94,6 +98,8 @@ class MqarRows(RandomRows):
 
 def mark_answers(rows: np.ndarray, pairs: int) -> np.ndarray:
     """Return 1 for each token that answers a question and 0 elsewhere, for complete rows.
+
+    Answers are the values after the pairs; the values of the pairs themselves are not marked.
 
     Args:
         rows: Tokens, [..., length].

@@ -276,7 +276,7 @@ def is_recalled(memory: Recurrent, rates: Any, keys_BKHX: Tensor, values_BKHX: T
 def is_nearest(answers_BKHX: Tensor, values_BKHX: Tensor) -> Tensor:
     """Return True for each answer that is nearest to its own value among all values of its draw, bool [B, K, H].
 
-    Nearness is measured by cosine. Ties, and answers of zero, give False.
+    Nearness is measured by cosine, per head. Ties, and answers of zero, give False.
     """
     cosine_BHKK = torch.einsum("bkhx,bjhx->bhkj", unit(answers_BKHX), unit(values_BKHX).to(answers_BKHX.dtype))
     own_BHK = cosine_BHKK.diagonal(dim1=-2, dim2=-1)
