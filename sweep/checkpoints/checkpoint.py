@@ -75,9 +75,11 @@ def _write_optimizers(optimizers: Mapping[str, Any], path: Path) -> None:
 def save_weights(address: str | Path, model: nn.Module) -> str:
     """Write the model's tensors as safetensors, completely or not at all, and return the file's SHA-256 in hex.
 
+    Tensors are parameters and buffers. The file replaces an older one, and has been read back.
+
     Args:
-        address: Address of the file.
-        model: The model.
+        address: Address of the file, a full one (`storage.resolve`).
+        model: The model, on any device.
 
     Raises:
         StorageError: The storage location cannot be written.

@@ -1,8 +1,8 @@
-"""`atma-sweep prune-checkpoints`: removes checkpoints and weights that no launch will read again, and no unknown file.
+"""`atma-sweep prune-checkpoints`: removes checkpoints and weights that no launch will read again.
 
-It is safe at any time and repeatable. Running attempts are skipped. The database forgets weights before their file is
-removed, so that it never names a missing file. A checkpoint loses its seal first, so that a partly removed one never
-counts as complete.
+Files that are not part of a checkpoint stay. It is safe at any time and repeatable. Running attempts are skipped. The
+database forgets weights before their file is removed, so that it never names a missing file. A checkpoint loses its
+seal (the file with the hashes of the others) first, so that a partly removed one never counts as complete.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PrunedCell:
     cell_id: str
     slug: str
     standing: CellStanding
-    """Standing of the cell before."""
+    """Standing of the cell before, such as "done", "interrupted" or "needs-eval"."""
     checkpoints: int
     """Number of checkpoints removed, unfinished ones included."""
     weights: int
@@ -182,9 +182,9 @@ class _CellPruner:
         self.store, self.runs, self.state, self.standing, self.attempts = store, runs, state, standing, attempts
         self.checkpoints = self.weights = self.bytes = 0
         self.n_sound = 0
-        """Checkpoints that a launch could go on from; those past the ones that stay are not looked into."""
+        """Number of intact checkpoints of unfinished trainings; those older than the retained ones are not examined."""
         self.n_remaining = 0
-        """Those of them that stay."""
+        """Number of these checkpoints that stay."""
         self.problems: list[str] = []
 
     def prune(self, keep: Keep, dry: bool) -> PrunedCell | None:

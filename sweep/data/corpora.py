@@ -1,7 +1,11 @@
 """Prepared corpora: three splits of tokens (training, validation, long held-out documents) with one fingerprint.
 
-All lie in one folder. `<fingerprint>/` holds shards, tokenizer and manifest.json. `requests/` maps each request to its
-fingerprint, and `names/` does so for the names given with `data prepare --name`.
+All lie in one folder. `<fingerprint>/` (its first 16 digits) holds shards, tokenizer and manifest.json. `requests/`
+maps each request to its fingerprint, and `names/` does so for the names given with `data prepare --name`.
+
+A corpus comes from documents, from ready-made shards (files of tokens), or is computed: its rows follow from their
+numbers and are computed when they are read. Marks are a stream next to a split, with 1 for each token that counts as a
+target of the loss and 0 for the others.
 """
 
 from __future__ import annotations
@@ -689,9 +693,10 @@ def listing(root: Path, fingerprints: Sequence[str] | None = None) -> list[dict[
         fingerprints: Fingerprints to list, of which the first 16 digits are compared; None lists all.
 
     Returns:
-        Dicts with names (a list, empty without a name), corpus, path, heldout, tokenizer, `<split>_tokens` for train,
-            validation and heldout (without marks), heldout_documents (a number), fingerprint, folder (text), bytes
-            (size of all files, targets of symlinks included and broken ones left out) and prepared_at (ISO 8601, UTC).
+        Dicts with names (a list, empty without a name), corpus, path, heldout, tokenizer, heldout_documents (a number),
+            fingerprint, folder (text), bytes and prepared_at (ISO 8601, UTC). `<split>_tokens` is there for train,
+            validation and heldout, without marks. Bytes are the size of all files; targets of symlinks count, broken
+            ones do not.
 
     Raises:
         CorpusError: A manifest is damaged.

@@ -1,4 +1,7 @@
-"""Division of documents into splits by tokens: a pool of tokenised documents and the split of each."""
+"""Division of documents into splits by tokens: a pool of tokenised documents and the split of each.
+
+The pool is a temporary stream of all documents. Their splits are chosen once all of them are in it.
+"""
 
 from __future__ import annotations
 

@@ -42,7 +42,10 @@ class Interrupted(UserError):
 
 
 class StopRequested(BaseException):
-    """Exception of a stop signal where nothing has to be saved. A BaseException, which only the command line catches."""
+    """Exception of a stop signal where nothing has to be saved.
+
+    A BaseException, so that `except Exception` lets it pass; only the command line catches it.
+    """
 
     def __init__(self, number: int) -> None:
         self.number, self.exit_code = number, 128 + number

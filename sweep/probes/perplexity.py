@@ -165,11 +165,17 @@ class Validation(LengthwiseProbe):
         return [self.value("val_loss", trained, n=n), self.value("val_loss_full", full, n=n), *bits], []
 
     def value(self, metric: str, value: float, length: int = 0, **more: Any) -> Measurement:
-        """Return a measurement as `Probe.value` does, in nats per marked token if only those count."""
+        """Return a measurement as `Probe.value` does.
+
+        The unit of losses is nats per marked token if only marked targets count (`train.loss_on`); bits keep theirs.
+        """
         return self._with_marked_unit(super().value(metric, value, length, **more))
 
     def missing(self, reason: str, length: int = 0, metric: str | None = None) -> Measurement:
-        """Return a measurement without a value as `Probe.missing` does, in nats per marked token if only those count."""
+        """Return a measurement without a value as `Probe.missing` does.
+
+        Its unit is nats per marked token if only marked targets count.
+        """
         return self._with_marked_unit(super().missing(reason, length, metric))
 
     def _with_marked_unit(self, measurement: Measurement) -> Measurement:
@@ -296,12 +302,15 @@ class SameTail(DocumentProbe):
         return settings.settled(self.config.eval.lengths)
 
     def longest(self, corpus: Corpus) -> int:
-        """Return the end of the scored tokens; 0 if a document ends before that."""
+        """Return the position of the last scored token, from 0; 0 if a document ends before that or one is missing."""
         end = self._resolved_settings.end
         return end if super().longest(corpus) >= end else 0
 
     def lack(self, corpus: Corpus, length: int) -> str | None:
-        """Return a message if the documents are too short or fewer than `length` tokens precede their end, else None."""
+        """Return a message if the documents are too short or fewer than `length` tokens precede their end.
+
+        None if they suffice. The end is the last scored token, not that of the document.
+        """
         end = self._resolved_settings.end
         if (message := super().lack(corpus, end)) is not None or length <= end:
             return message
