@@ -61,6 +61,7 @@ class PruneReport:
 
     sweep: str
     keep: Keep
+    """Files that were to be retained, as for `prune`."""
     dry: bool
     """True if nothing was removed."""
     cells: Sequence[PrunedCell]
@@ -311,12 +312,17 @@ class _CellPruner:
 
 
 def is_sound(location: storage.Storage, name: str) -> bool:
-    """Return True if a launch could resume from a checkpoint.
+    """Return True if a launch could resume from a checkpoint, False if it is damaged or missing.
 
-    On a local disk all files are hashed. Elsewhere, where hashing would download them, the seal must exist.
+    On a local disk all files are hashed. Elsewhere, where hashing would download them, only the seal (the file that is
+    written last) must exist.
+
+    Args:
+        location: Storage location that contains the checkpoint.
+        name: Name of the checkpoint.
 
     Raises:
-        StorageError: The location cannot be reached.
+        StorageError: The remote location cannot be reached.
     """
     if isinstance(location, storage.LocalStorage):
         try:

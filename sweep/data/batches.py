@@ -52,13 +52,17 @@ class Batches:
     """
 
     shards: Sequence[Stream]
+    """Tokens of each training shard, in order."""
     seq_len: int
+    """Targets per row."""
     rows_per_step: int
+    """Rows of an optimizer step."""
     seed: int
     """Seed of the order of the rows."""
     shuffle: bool
     """Shuffle the rows anew in every epoch; False reads them in file order."""
     whole_steps: bool = False
+    """Drop the remainder of each shard that does not fill a step."""
     marks: Sequence[Stream] | None = None
     """For each training shard the marks of its tokens: 1 for a token that counts as a target, 0 else.
 

@@ -200,7 +200,7 @@ def request(data: DataConfig) -> dict[str, Any]:
     For a corpus of documents or shards the keys are layout, corpus, path, tokenizer, train_tokens, heldout,
     heldout_tokens, source and heldout_source. Further ones are plugin, for a corpus of a plugin, and division
     (validation_tokens, heldout_documents), where tokens decide the splits. `computed.request` gives those of a computed
-    corpus. Sizes and modification times of files count, so the result changes when a file is touched.
+    corpus. Sizes and modification times of local files count, so the result changes when a file is touched.
 
     Raises:
         CorpusError: A setting does not fit the corpus, or a path is missing.
@@ -694,9 +694,9 @@ def listing(root: Path, fingerprints: Sequence[str] | None = None) -> list[dict[
 
     Returns:
         Dicts with names (a list, empty without a name), corpus, path, heldout, tokenizer, heldout_documents (a number),
-            fingerprint, folder (text), bytes and prepared_at (ISO 8601, UTC). `<split>_tokens` is there for train,
-            validation and heldout, without marks. Bytes are the size of all files; targets of symlinks count, broken
-            ones do not.
+        fingerprint, folder (text), bytes and prepared_at (ISO 8601, UTC). `<split>_tokens` is there for train,
+        validation and heldout, without marks. Bytes are the size of all files; targets of symlinks count, broken ones
+        do not.
 
     Raises:
         CorpusError: A manifest is damaged.

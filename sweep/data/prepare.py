@@ -269,7 +269,7 @@ class Preparation:
         return corpora.is_by_tokens(self.data)
 
     def _save_state(self) -> None:
-        """Sync all writers to the disk, then write `state.json`."""
+        """Sync all writers to the disk, then write `state.json` atomically, so that it never names lost tokens."""
         if POOL in self._writers:
             self._state["index"] = self._index.sync()
         self._state["splits"] |= {split: writer.sync() for split, writer in self._writers.items()}
@@ -410,7 +410,7 @@ class Preparation:
                 _remove(path)
 
     def encode(self, texts: Sequence[Text]) -> list[np.ndarray]:
-        """Return the tokens of each document, preceded by the end-of-text token."""
+        """Return the tokens of each document, in order, preceded by the end-of-text token, in the tokenizer's type."""
         eot = np.array([self.tokenizer.eot], dtype=self.tokenizer.dtype)
         encoded = self.tokenizer.encode_batch([text.text for text in texts], self.threads or cores())
         return [np.concatenate([eot, ids]) for ids in encoded]
@@ -463,7 +463,12 @@ class Preparation:
         return "validation" if fraction < VALIDATION_SHARE else "train"
 
     def _append_heldout(self, name: str, ids: np.ndarray) -> None:
-        """Append a held-out document and record its name and end."""
+        """Append a held-out document to its split, and its name and its end in that split to the state.
+
+        Args:
+            name: Name of the document.
+            ids: Its tokens, the leading end-of-text token included.
+        """
         writer = self._writers["heldout"]
         writer.append(ids)
         self._state["names"].append(name)
@@ -552,7 +557,7 @@ class Preparation:
 
         Returns:
             Facts of the shards, in order, under "train" and "validation"; also under "train_marks" and
-                "validation_marks" if the shards have marks and the corpus may mark.
+            "validation_marks" if the shards have marks and the corpus may mark.
 
         Raises:
             CorpusError: A shard does not fit the tokenizer or its marks.
@@ -626,10 +631,15 @@ class Preparation:
             shutil.copyfile(path, target)
 
     def _adopt_shard(self, path: Path, target: Path) -> ShardFacts:
-        """Link a shard of tokens into the working folder, report progress and return its facts.
+        """Link a shard of tokens into the working folder, read it once, report progress and return its facts.
+
+        Args:
+            path: The ready-made shard.
+            target: Path in the working folder, which is replaced.
 
         Raises:
             CorpusError: It holds a token that the tokenizer does not have.
+            ShardError: The file is no shard.
         """
         self._open_foreign_shard(path)
         self._link_shard(path, target)

@@ -200,7 +200,7 @@ class Gpt2Tokenizer(_WithoutFile):
         return np.asarray(self._bpe.encode_ordinary(text), dtype=np.uint16)
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[TokenArray]:
-        """Return the token ids of each text, computed on `threads` threads."""
+        """Return the token ids of each text, in order, uint16, computed on `threads` threads."""
         return [
             np.asarray(ids, dtype=np.uint16)
             for ids in self._bpe.encode_ordinary_batch(list(texts), num_threads=threads)
@@ -400,7 +400,7 @@ def store_tokenizer(tokenizer: Tokenizer, folder: Path) -> dict[str, Any]:
 
     Returns:
         Dict with kind, file (name within the folder), sha256 (hex), end_of_text and vocabulary. File and sha256 are
-            None without a file; end_of_text is None unless the config named that token.
+        None without a file; end_of_text is None unless the config named that token.
     """
     file = tokenizer.save(folder)
     digest = hashlib.sha256((folder / file).read_bytes()).hexdigest() if file else None

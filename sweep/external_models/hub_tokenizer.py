@@ -62,11 +62,11 @@ class HubTokenizer:
         self.dtype = dtype_of(self.vocabulary)
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the token ids of `text`."""
+        """Return the token ids of `text`, without a start token."""
         return self.encode_with_offsets(text)[0]
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[np.ndarray]:
-        """Return the token ids of each text; `threads` is ignored."""
+        """Return the token ids of each text, without start tokens; `threads` is ignored."""
         return [self.encode(text) for text in texts]
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:

@@ -216,8 +216,8 @@ class OpenWeightSubject(Subject):
 class TextPairedSubject(OpenWeightSubject):
     """Subject that scores the same characters for every model, with losses mapped back to the corpus's tokens.
 
-    The loss of a target is the sum over the model's tokens on its bytes. At the end of a text the model reads its token
-    for the start of a text, which is not scored.
+    The loss of a token of the model is spread evenly over its bytes. The loss of a target is the sum over its own
+    bytes. At the end of a text the model reads its token for the start of a text, which is not scored.
     """
 
     def losses(

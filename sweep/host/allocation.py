@@ -40,7 +40,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Allocation:
-    """Resources allocated to one attempt."""
+    """Resources allocated to one attempt, or proposed for one."""
 
     cpus: int
     memory_gb: float

@@ -175,7 +175,7 @@ class GpuLocks:
         return f"\0atma-sweep-gpu-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
     def release(self) -> None:
-        """Release all locks."""
+        """Release all locks; without any it does nothing. Lock files stay."""
         for handle in self._handles:
             handle.close() if isinstance(handle, socket.socket) else os.close(handle)
         self._handles.clear()

@@ -127,9 +127,9 @@ class Probe(ABC):
 
         Returns:
             For a metric that results/metrics.py does not list, its fields that differ from the defaults of `Metric`,
-                without name and unit; a main metric without a heading gets the probe's name as that. For any metric
-                also "chance", where `chance` differs from the declared one. None if there is nothing to store or the
-                metric is not declared.
+            without name and unit; a main metric without a heading gets the probe's name as that. For any metric also
+            "chance", where `chance` differs from the declared one. None if there is nothing to store or the metric is
+            not declared.
         """
         declared = {item.name: item for item in (*self.metrics, *self.more_of_others)}.get(metric)
         if declared is None:

@@ -83,7 +83,7 @@ class Subject(ABC):
 
         Returns:
             For each prompt, in order, (is_argmax, loss in nats) of its scored tokens, each [scored] on the CPU.
-                `is_argmax` is bool: the token has the largest logit of the vocabulary.
+            `is_argmax` is bool: the token has the largest logit of the vocabulary.
         """
 
     def extent(self, targets_BT: Tensor) -> TextExtent | None:
@@ -206,7 +206,7 @@ class CellSubject(Subject):
 
         Returns:
             For each prompt, in order, (is_argmax, loss in nats) of its scored tokens, each [scored] on the CPU.
-                `is_argmax` is bool: the token has the largest logit of the vocabulary.
+            `is_argmax` is bool: the token has the largest logit of the vocabulary.
         """
         indices_by_length: dict[int, list[int]] = defaultdict(list)
         for index, prompt in enumerate(prompts):

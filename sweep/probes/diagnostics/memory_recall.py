@@ -107,7 +107,7 @@ class MemoryRecall(LengthwiseProbe):
         return tuple(self.settings.pairs) or tuple(2**power for power in range(1, int(math.log2(max_pairs)) + 1))
 
     def tokens(self, length: int) -> int:
-        """Return the tokens of the text and of the rows with questions."""
+        """Return the tokens of the text and of the rows with questions; the pairs for the memory alone are not counted."""
         rows = sum(self._row_tokens(pairs) for pairs in self.pair_counts)
         return int(self.settings.text) * self.config.train.seq_len + int(self.settings.rows) * rows
 
@@ -233,7 +233,10 @@ class MemoryRecall(LengthwiseProbe):
         return 4 * pairs if corpus is None else max(corpus.length, 4 * pairs + 2)
 
     def _question_rows(self, subject: CellSubject, pairs: int) -> _QuestionRows | str:
-        """Return the rows with that many pairs, or the reason why there are none."""
+        """Return the rows with that many pairs, or the reason why there are none.
+
+        They are rows of the corpus mqar if that is the cell's corpus, else rows of random tokens of its text.
+        """
         return self._text_rows(subject, pairs) if self._corpus is None else self._corpus_rows(self._corpus, pairs)
 
     def _corpus_rows(self, corpus: MqarConfig, pairs: int) -> _QuestionRows | str:
