@@ -107,7 +107,10 @@ class MemoryRecall(LengthwiseProbe):
         return tuple(self.settings.pairs) or tuple(2**power for power in range(1, int(math.log2(max_pairs)) + 1))
 
     def tokens(self, length: int) -> int:
-        """Return the tokens of the text and of the rows with questions; the pairs for the memory alone are not counted."""
+        """Return the tokens of the text and of the rows with questions.
+
+        The pairs for the memory alone do not go through the network and are not counted.
+        """
         rows = sum(self._row_tokens(pairs) for pairs in self.pair_counts)
         return int(self.settings.text) * self.config.train.seq_len + int(self.settings.rows) * rows
 
