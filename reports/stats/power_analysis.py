@@ -32,37 +32,38 @@ LOSS_UNIT = "nats"
 
 @dataclass(frozen=True, kw_only=True)
 class PowerAnalysis:
-    """Statistical power of the matched comparisons of one number in one stratum.
-
-    Attributes:
-        pairs: Largest number of matched pairs that the design has in the stratum for two levels of an axis.
-        one: Smallest difference that one pair shows with 80% power, in printed units; `all` the same for `pairs` pairs.
-        needed: Pairs that each of `differences` needs, None beyond MOST; empty if no difference of interest is declared.
-    """
+    """Statistical power of the matched comparisons of one measure in one stratum (mixer and memory)."""
 
     measure: Column
     stratum: tuple[str, ...]
+    """(mixer, memory) levels."""
     spread: NoiseEstimate
+    """Noise estimate (run-to-run standard deviation) of the measure in this stratum."""
     pairs: int
     """Largest number of matched pairs that the design has in the stratum, for two levels of any axis."""
     detectable_one_pair: float
-    """Smallest difference that one pair detects, in the measure's unit."""
+    """Smallest difference that one pair detects with 80% power, in the measure's unit (shares as fractions)."""
     detectable_all_pairs: float
-    """Smallest difference that all `pairs` detect, in the measure's unit; NaN without pairs."""
+    """Smallest difference that all `pairs` detect with 80% power, in the measure's unit; NaN without pairs."""
     differences: tuple[float, ...]
-    """Planned differences; empty for measures without any."""
+    """Planned differences, in the measure's unit: SHARE_DIFFERENCES, LOSS_DIFFERENCES, or empty for other measures."""
     needed: tuple[int | None, ...]
-    """Pairs required for each of `differences`; None beyond MOST."""
+    """Pairs required for each of `differences`, at least 2; None beyond MAX_PAIRS."""
     origins: tuple[tuple[str, int | None], ...]
     """(cell id, attempt id) pairs of the stratum that have the number."""
 
 
 def power_analyses(data: SweepData, columns: Sequence[Column] | None = None) -> list[PowerAnalysis]:
     """Return the power analysis of every measure in every stratum with a noise estimate; speeds are left out.
+    Strata are (mixer, memory). Measures of the probe `throughput` are dropped, also from an explicit list.
 
     Args:
         data: The sweep.
         columns: Measures; None for `main_measures(data)`.
+
+    Returns:
+        One analysis per (measure, stratum): measures in their order, strata by first appearance. A stratum without
+        replicate runs (seeds or near-replicates) has none.
     """
     chosen = [
         column for column in (main_measures(data) if columns is None else columns) if column.probe != "throughput"
@@ -94,17 +95,18 @@ def power_analyses(data: SweepData, columns: Sequence[Column] | None = None) -> 
 
 
 def pairs_needed(sd: np.ndarray, df: np.ndarray, difference: np.ndarray) -> np.ndarray:
-    """Return the smallest number of pairs that detects each difference with 80% power at a two-sided 5%.
-
-    The search is a bisection, since the power grows with the number of pairs.
+    """Return the smallest number of matched pairs that detects each difference with 80% power at a two-sided 5%.
+    The planned test is Student's t over the pairs, with pairs - 1 degrees of freedom. `df` only says how uncertain `sd`
+    is, and the power is averaged over that uncertainty. The search is a bisection, since the power grows with the
+    number of pairs.
 
     Args:
-        sd: Standard deviation of a run, [n].
-        df: Its degrees of freedom, [n].
-        difference: Difference to detect, in the unit of `sd`, [n].
+        sd: Standard deviation of a single run (not of a pair's difference), [n]; 0 needs the fewest pairs.
+        df: Degrees of freedom with which `sd` was estimated, [n].
+        difference: Difference to detect, in the unit of `sd`, [n]; positive, since 0 and below give MAX_PAIRS + 1.
 
     Returns:
-        Integers [n]; MOST + 1 where more pairs than MOST are required.
+        Integers [n], from 2 to MAX_PAIRS; MAX_PAIRS + 1 where more pairs are required.
     """
     low, high = np.ones(len(sd), dtype=int), np.full(len(sd), MAX_PAIRS + 1)
     with np.errstate(divide="ignore"):
@@ -118,7 +120,10 @@ def pairs_needed(sd: np.ndarray, df: np.ndarray, difference: np.ndarray) -> np.n
 
 
 def _max_pairs_by_stratum(data: SweepData) -> dict[tuple[str, ...], int]:
-    """Return, by stratum, the largest number of matched pairs of configurations listed for two levels of any axis."""
+    """Return, by stratum (mixer, memory), the largest number of matched pairs listed for two levels of an axis.
+    Pairs are pairs of configurations with at least one common seed; numbers need not be measured yet. The axes mixer
+    and memory do not count. Every stratum of the sweep is a key; 0 without pairs.
+    """
     numbers = MetricMatrix(data, [])
     strata = dict.fromkeys(tuple(cell.levels[axis] for axis in STRATUM_AXES) for cell in data.cells)
     max_pairs = dict.fromkeys(strata, 0)

@@ -22,7 +22,7 @@ from ..sweep_data import ReportError, SweepData
 MIN_FINAL_TRIALS = 10
 """Number of finished trials from which figures show final values, however many trials were pruned."""
 STANDING_LABELS = {"asked": "not finished"}
-"""How a trial's standing is told, where not by itself."""
+"""Text for the standing of a trial where it is not the standing itself."""
 METHOD_NAMES = {
     "tpe": "TPE",
     "random": "random",
@@ -39,7 +39,9 @@ BETTER_TEXT = {"minimize": "less is better", "maximize": "more is better"}
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """Objective of a study. `unit` is that of displayed values: shares in percent."""
+    """Objective of a study.
+    `unit` is that of displayed values: shares are displayed in percent and stored as fractions.
+    """
 
     index: int
     """Index among the study's objectives."""
@@ -55,8 +57,9 @@ class Objective:
     """Display name without the unit."""
     probe: str = ""
     metric: str = ""
+    """Name of the metric, without the probe."""
     length: int = 0
-    """Context length in tokens; 0 for none."""
+    """Context length in tokens; 0 for none, or if the text after "@" is not a number."""
 
     @property
     def label(self) -> str:
@@ -70,17 +73,19 @@ class Objective:
 
     @property
     def sign(self) -> int:
-        """-1 where less is better, 1 where more is."""
+        """-1 where less is better, 1 where more is better."""
         return DIRECTION_SIGNS[self.direction]
 
     def display_value(self, value: float) -> float:
-        """Return the value in the displayed unit: shares in percent."""
+        """Return a stored value in the displayed unit: times 100 for a share, else unchanged."""
         return 100 * value if self.percent else value
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellCost:
-    """Cost of all attempts of a cell, finished or not: elapsed seconds, and GPU hours (core hours without a GPU)."""
+    """Cost of all attempts of a cell, finished or not: elapsed seconds, and GPU hours (core hours without a GPU).
+    Seconds of concurrent or repeated attempts are summed.
+    """
 
     seconds: float
     hours: float
@@ -95,9 +100,9 @@ class Study:
     search: Search
     """Newest search of the study."""
     trials: tuple[Trial, ...]
-    """Trials in the order of their numbers."""
+    """Trials in the order of their numbers; a trial is one proposed set of settings and its result."""
     rung: int = 0
-    """Validation number whose values the trials hold instead of their final ones; 0 for final values."""
+    """Rung (validation number, from 1) whose values the trials hold instead of their final ones; 0 for final values."""
     fixed_best: frozenset[int] | None = None
     """Numbers of the best trials by final values, if the trials hold values of a rung instead; else None."""
 
@@ -117,7 +122,9 @@ class Study:
 
     @cached_property
     def done(self) -> tuple[Trial, ...]:
-        """Trials with a finite value of every objective."""
+        """Trials with standing `done` and a finite value of every objective.
+        At a rung these include pruned trials that reached it.
+        """
         return tuple(
             trial
             for trial in self.trials
@@ -131,7 +138,9 @@ class Study:
 
     @cached_property
     def best(self) -> frozenset[int]:
-        """Numbers of the trials that no other beats with final values: the best one, or the Pareto front."""
+        """Numbers of the best trials by final values: the best one, or the Pareto front of several objectives.
+        Empty without a trial of standing `done`.
+        """
         if self.fixed_best is not None:
             return self.fixed_best
         return frozenset(best_trial_numbers(self.search, self.trials))
@@ -149,18 +158,23 @@ class Study:
         return {cell.cell_id: cell for cell in self.data.cells}
 
     def attempt(self, trial: Trial) -> int | None:
-        """Return the id of the attempt behind a trial's numbers; None without a cell."""
+        """Return the id of the attempt behind a trial's numbers: the trained one, else the newest one of its cell.
+        None if the trial has no cell in this sweep, or the cell has no attempt yet.
+        """
         cell = self.cells.get(trial.cell or "")
         return None if cell is None else cell.trained_attempt_id or cell.attempt_id
 
     def origins(self, trials: Iterable[Trial]) -> list[tuple[str, int | None]]:
-        """Return the (cell id, attempt id) pairs of trials that have a cell."""
+        """Return the (cell id, attempt id or None) pairs of trials that have a cell, in their order."""
         return [(trial.cell, self.attempt(trial)) for trial in trials if trial.cell is not None]
 
     def levels(self, path: str) -> list[Any]:
-        """Return the levels of a setting without a range; cached.
+        """Return the levels of a setting: declared ones in the grid's order, then further ones that any trial had; cached.
+        For a setting with a range the list holds just the distinct values of the trials. True and 1 are different
+        levels.
 
-        Those of the current search come first, then levels that earlier trials had.
+        Raises:
+            KeyError: The search has no such setting.
         """
         if path not in self._levels:
             choice = self.search.ranges[path]
@@ -178,7 +192,9 @@ class Study:
         return {}
 
     def varying_settings(self) -> list[str]:
-        """Return the dotted paths of the settings that differ between finished trials."""
+        """Return the dotted paths of the settings that differ between finished trials.
+        These have two or more values among the trials of `done`; they are in the order of the search.
+        """
         return [
             path
             for path in self.search.ranges
@@ -186,7 +202,10 @@ class Study:
         ]
 
     def trial_counts_text(self) -> str:
-        """Return the number of trials by standing, as text."""
+        """Return the number of trials by standing, as text: "12 of 20 trials: 9 done, 3 pruned".
+        The total is the planned number of trials, or the present one if that is larger. Standings without trials are
+        left out. Without any trial: "no trial yet of 20".
+        """
         counts: dict[str, int] = dict.fromkeys(("done", "pruned", "diverged", "failed", "asked"), 0)
         for trial in self.trials:
             counts[trial.standing] += 1
@@ -205,10 +224,9 @@ class Study:
 
 
 def study_of(store: Store, data: SweepData) -> Study:
-    """Return the study of a sweep.
-
+    """Return the study of a sweep: its newest search and all of its trials, with final values.
     Raises:
-        ReportError: The sweep is no study.
+        ReportError: The sweep is no study (its grid has no search).
         StoreError: The database cannot be read.
     """
     search = search_of(store, data.sweep)
@@ -220,10 +238,17 @@ def study_of(store: Store, data: SweepData) -> Study:
 
 
 def at_common_rung(study: Study) -> Study:
-    """Return the study with all trials compared at a common validation if a pruner left too few finished ones.
+    """Return the study with all trials compared at a common rung if a pruner left too few finished ones.
+    A rung is a numbered validation of a training. The common rung is the last one that every finished trial with a
+    curve and every pruned one reached. The study is returned unchanged if it has several objectives, if at least
+    MIN_FINAL_TRIALS trials are finished, or if at least as many (and one) are finished as pruned with a curve.
 
-    The validation is the last one that every finished or pruned trial with a curve reached. The study is returned
-    unchanged if it has several objectives, or enough finished trials (at least as many as pruned ones, or 10).
+    Returns:
+        A copy with `rung` set and `fixed_best` from final values. Trials with a value at the rung are `done` with that
+        value. Others have no values, and finished ones among them become `failed`.
+
+    Raises:
+        ValueError: No trial is finished and no pruned one has a curve.
     """
     pruned = [trial for trial in study.trials if trial.standing == "pruned" and trial.curve]
     if len(study.objectives) > 1 or len(study.done) >= min(MIN_FINAL_TRIALS, max(1, len(pruned))):
@@ -241,7 +266,7 @@ def at_common_rung(study: Study) -> Study:
 
 
 def rung_note(study: Study) -> list[str]:
-    """Return a note on values that are not final; empty for final values."""
+    """Return a list with one note that values are those of a rung; empty for final values."""
     if not study.rung:
         return []
     return [
@@ -251,10 +276,9 @@ def rung_note(study: Study) -> list[str]:
 
 
 def require_done_trials(study: Study, min_trials: int, analysis: str) -> Study:
-    """Return the study if it has at least `min_trials` finished trials; `analysis` is named in the message.
-
+    """Return the study unchanged if at least `min_trials` trials are done; `analysis` is named in the message only.
     Raises:
-        ReportError: It has fewer.
+        ReportError: Fewer are.
     """
     if len(study.done) < min_trials:
         have_text = "none is" if not study.done else "1 is" if len(study.done) == 1 else f"{len(study.done)} are"
@@ -266,7 +290,7 @@ def require_done_trials(study: Study, min_trials: int, analysis: str) -> Study:
 
 
 def range_text(search: Search, path: str) -> str:
-    """Return the range or the levels of a setting, such as (0.003 to 0.1, logarithmic) or (4, 8)."""
+    """Return the range or the levels of a setting, such as (0.003 to 0.1, logarithmic, steps of 2) or (4, 8)."""
     choice = search.ranges[path]
     if isinstance(choice, LevelChoice):
         return f"({', '.join(map(level_text, choice.levels))})"
@@ -275,7 +299,9 @@ def range_text(search: Search, path: str) -> str:
 
 
 def level_text(value: Any) -> str:
-    """Return a level of a setting as text: on, 8, 0.0123, polar."""
+    """Return a level of a setting as text.
+    A boolean is "on" or "off", None is "none", and a float has four significant digits.
+    """
     if isinstance(value, bool):
         return "on" if value else "off"
     if value is None:
@@ -284,12 +310,21 @@ def level_text(value: Any) -> str:
 
 
 def is_same_level(a: Any, b: Any) -> bool:
-    """Return True if two levels are equal and both or neither are boolean: True is not 1."""
+    """Return True if two levels are equal and both or neither are boolean: True is not 1, but 1 is 1.0."""
     return isinstance(a, bool) == isinstance(b, bool) and bool(a == b)
 
 
 def cell_costs(study: Study, attempts: Sequence[Attempt], gpus_or_cores: Mapping[str, float]) -> dict[str, CellCost]:
-    """Return the cost of each cell with an attempt, by cell id, from the GPUs (or cores) per attempt."""
+    """Return the cost of each cell with an attempt, by cell id.
+    Elapsed seconds are summed over all attempts of a cell, finished or not; `study` is not used. Hours are these
+    seconds times the number of GPUs (or cores) of the cell, over 3600.
+
+    Args:
+        study: The study; not read.
+        attempts: Attempts of any cells.
+        gpus_or_cores: Number of GPUs, or of cores without a GPU, of each attempt of a cell, by cell id (not attempt
+            id); 1 for a cell that is missing.
+    """
     seconds: dict[str, float] = {}
     for attempt in attempts:
         seconds[attempt.cell_id] = seconds.get(attempt.cell_id, 0.0) + attempt.elapsed_s
@@ -299,7 +334,15 @@ def cell_costs(study: Study, attempts: Sequence[Attempt], gpus_or_cores: Mapping
 
 
 def _objective_from_name(index: int, name: str, direction: str) -> Objective:
-    """Return the objective of a name such as `val.loss@2048`, with the unit and label of its metric."""
+    """Return the objective of a name such as `val.loss@2048`, with the unit and label of its metric.
+    The probe may be left out; the first registered metric of that name is then taken. An unregistered metric has no
+    unit and its name as label.
+
+    Args:
+        index: Index among the study's objectives.
+        name: `metric`, `probe.metric`, either with `@LENGTH` in tokens.
+        direction: "minimize" or "maximize".
+    """
     measure, _, length = name.partition("@")
     probe, _, metric = measure.rpartition(".")
     key, metric_info = next(

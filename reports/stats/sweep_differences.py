@@ -95,27 +95,32 @@ class ComparedSweep:
 
     @cached_property
     def provenances(self) -> dict[str, list[Provenance]]:
-        """Provenances of the attempts behind the shown numbers, by cell id."""
+        """Provenances of the attempts behind the shown numbers, by cell id, oldest attempt first."""
         return provenances_of(self.store, self.data)
 
     def provenances_of_cells(self, cells: Sequence[CellState]) -> list[Provenance]:
-        """Return the provenances of some cells, in their order."""
+        """Return the provenances of some cells, in their order; a cell without shown numbers adds none."""
         return [provenance for cell in cells for provenance in self.provenances.get(cell.cell_id, ())]
 
     def size(self, cells: Sequence[CellState]) -> float | None:
-        """Return the number of parameters of the first of these cells that has it; None if none has."""
+        """Return the number of parameters of the first of these cells that has it; None if none has.
+        It is the stored metric `throughput.parameters`, so it is None too if that probe is not shown.
+        """
         values = (self.data.value(cell.cell_id, SPEED_PROBE, "parameters", 0) for cell in cells)
         return next((value.value for value in values if value is not None and value.value is not None), None)
 
 
 Pairs = Sequence[tuple[Sequence[CellState], Sequence[CellState]]]
-"""The cells of one configuration in both sweeps."""
+"""(own cells, reference cells) of each matched configuration."""
 
 
 def recipe_differences(
     own_sweep: ComparedSweep, reference_sweep: ComparedSweep, pairs: Pairs
 ) -> tuple[list[RecipeDifference], list[str]]:
     """Return the recipe differences of matched cells, and sentences on what only one side recorded.
+    Two sides differ in a fact if both recorded it and their sets of values are unequal in any pair. Parameters that
+    differ by at most SIZE_TOLERANCE are equal. Settings that begin with one of HARMLESS_SETTINGS are ignored. Identity
+    defaults, which a stored config omits, are filled in for the side that lacks them.
 
     Args:
         own_sweep: The compared sweep.
@@ -123,8 +128,10 @@ def recipe_differences(
         pairs: Matched cells: (cells of `own_sweep`, cells of `reference_sweep`) of each configuration.
 
     Returns:
-        (differences, those that affect all numbers first and GPU and precision last; one sentence per sweep without a
-        record).
+        (differences, sentences). Differences are in this order: tokenizer, corpus, parameters, settings (training
+        tokens, other training settings, the network, the evaluation), GPU, precision. GPU affects the probe
+        `throughput` only, precision no probe. One sentence "not recorded of SWEEP: ..." per sweep that lacks what the
+        other one recorded.
     """
     facts = _TwoSidedFacts()
     settings = _TwoSidedFacts()
@@ -188,14 +195,20 @@ class _TwoSidedFacts:
             self._differ.add(name)
 
     def differs(self, name: str) -> bool:
+        """Return True if both sides had values and these differed in any call of `add`."""
         return name in self._differ
 
     def text(self, name: str) -> str:
+        """Return "NAME OWN VALUES instead of REFERENCE VALUES", over all calls of `add`.
+        Of either side at most MAX_LISTED values are named and the others counted.
+        """
         texts = (_values_text(values) for values in (self.own[name], self.reference[name]))
         return f"{name} {' instead of '.join(texts)}"
 
     def lacking(self) -> tuple[list[str], list[str]]:
-        """Return (names that only the reference recorded, names that only the own side recorded)."""
+        """Return (names that only the reference recorded, names that only the own side recorded).
+        Names are in the order of `add`.
+        """
         own = [name for name in self.own if self.reference[name] and not self.own[name]]
         reference = [name for name in self.own if self.own[name] and not self.reference[name]]
         return own, reference
@@ -214,9 +227,9 @@ def _names_text(names: Sequence[str]) -> str:
 
 
 def _corpora(own: Sequence[Provenance], reference: Sequence[Provenance]) -> tuple[set[str], set[str]]:
-    """Return the corpora of both sides: by fingerprint if both sides have one, else by name.
-
-    Names are added to the fingerprints where these differ.
+    """Return the corpora (own, reference) as sets of texts: by fingerprint if both sides have one, else by name.
+    If the fingerprints of both sides differ, each text is the name and the first 12 digits of the fingerprint. A side
+    that recorded neither has an empty set.
     """
     fingerprints = [{p.corpus_fingerprint for p in side if p.corpus_fingerprint} for side in (own, reference)]
     if all(fingerprints) and fingerprints[0] == fingerprints[1]:
@@ -227,7 +240,7 @@ def _corpora(own: Sequence[Provenance], reference: Sequence[Provenance]) -> tupl
 
 
 def _recorded_settings(provenances: Sequence[Provenance]) -> dict[str, set[str]]:
-    """Return the values of each setting in these provenances, by dotted path."""
+    """Return the set of values, as text, of each setting in these provenances, by dotted path."""
     values: dict[str, set[str]] = defaultdict(set)
     for provenance in provenances:
         for path, value in flatten_config(provenance.config).items():
@@ -239,9 +252,8 @@ def _add_identity_defaults(
     own: dict[str, set[str]], provenances: Sequence[Provenance], reference: Mapping[str, set[str]]
 ) -> None:
     """Add to `own` the identity defaults of settings that only the reference recorded.
-
     A stored config of a run omits settings at their identity default, within the sections it has. A published config
-    holds what is known of it only, so nothing is added then.
+    holds what is known of it only, so nothing is added if any provenance is published, or if there is none.
 
     Args:
         own: Values by dotted path; changed in place.
@@ -257,14 +269,16 @@ def _add_identity_defaults(
 
 
 def _probes_of(path: str) -> tuple[str, ...] | None:
-    """Return the probes whose numbers a setting affects; None for all."""
+    """Return the probes whose numbers a setting (dotted path) affects, by AFFECTED_PROBES; None for all.
+    A setting below `eval.settings.PROBE` affects that probe alone.
+    """
     if path.startswith(PROBE_SETTINGS_PREFIX):
         return (path.removeprefix(PROBE_SETTINGS_PREFIX).partition(".")[0],)
     return next((probes for beginning, probes in AFFECTED_PROBES.items() if path.startswith(beginning)), None)
 
 
 def _rank(path: str) -> tuple[bool, bool, bool, str]:
-    """Return a sort key: tokens trained, then the rest of the recipe, the network, and the evaluation."""
+    """Return a sort key: training tokens, other training settings, settings of other sections, then the evaluation."""
     return path != "train.tokens", not path.startswith("train."), path.startswith("eval."), path
 
 
@@ -284,13 +298,14 @@ class Match:
     reference_cells: Sequence[CellState]
     """Its runs in the reference sweep."""
     further: Mapping[str, str]
-    """Level by extra axis; an absent component is "none"."""
+    """Level by extra axis, in lower case; an absent component is "none"."""
 
 
 def match_configurations(own_sweep: SweepData, reference_sweep: SweepData) -> list[Match]:
     """Return the configurations that both sweeps have, in the order of the reference.
-
-    An axis that only one sweep varies is matched by the other's config. Without such a setting there is no match.
+    Configurations match if their levels on the fixed AXES are equal and their levels on every extra axis of either
+    sweep are, case ignored. The level of an axis that a sweep does not vary is read from its config. A missing setting
+    equals the levels of ABSENT_LEVELS and no other, so a configuration may have no match; it is then left out.
 
     Args:
         own_sweep: The compared sweep.
@@ -310,12 +325,14 @@ def match_configurations(own_sweep: SweepData, reference_sweep: SweepData) -> li
 
 
 def further_axes(own_sweep: SweepData, reference_sweep: SweepData) -> list[str]:
-    """Return the axes beyond the five fixed ones that vary in either sweep, those of `reference_sweep` first."""
+    """Return the axes beyond AXES (and the seed) that vary in either sweep, those of `reference_sweep` first."""
     return list(dict.fromkeys([*reference_sweep.extra_axes(), *own_sweep.extra_axes()]))
 
 
 def _level(data: SweepData, cell: CellState, axis: str) -> str | None:
-    """Return the level of a cell on an axis, from its config where the sweep does not vary it; None if absent."""
+    """Return the level of a cell on an extra axis in lower case, from its config where the sweep does not vary it.
+    None for a missing setting or a level of ABSENT_LEVELS.
+    """
     level: Any = cell.axes.get(axis)
     if level is None:
         level = data.setting(cell, axis)
