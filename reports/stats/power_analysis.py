@@ -55,6 +55,7 @@ class PowerAnalysis:
 
 def power_analyses(data: SweepData, columns: Sequence[Column] | None = None) -> list[PowerAnalysis]:
     """Return the power analysis of every measure in every stratum with a noise estimate; speeds are left out.
+
     Strata are (mixer, memory). Measures of the probe `throughput` are dropped, also from an explicit list.
 
     Args:
@@ -96,6 +97,7 @@ def power_analyses(data: SweepData, columns: Sequence[Column] | None = None) -> 
 
 def pairs_needed(sd: np.ndarray, df: np.ndarray, difference: np.ndarray) -> np.ndarray:
     """Return the smallest number of matched pairs that detects each difference with 80% power at a two-sided 5%.
+
     The planned test is Student's t over the pairs, with pairs - 1 degrees of freedom. `df` only says how uncertain `sd`
     is, and the power is averaged over that uncertainty. The search is a bisection, since the power grows with the
     number of pairs.
@@ -121,6 +123,7 @@ def pairs_needed(sd: np.ndarray, df: np.ndarray, difference: np.ndarray) -> np.n
 
 def _max_pairs_by_stratum(data: SweepData) -> dict[tuple[str, ...], int]:
     """Return, by stratum (mixer, memory), the largest number of matched pairs listed for two levels of an axis.
+
     Pairs are pairs of configurations with at least one common seed; numbers need not be measured yet. The axes mixer
     and memory do not count. Every stratum of the sweep is a key; 0 without pairs.
     """

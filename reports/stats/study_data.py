@@ -40,6 +40,7 @@ BETTER_TEXT = {"minimize": "less is better", "maximize": "more is better"}
 @dataclass(frozen=True, kw_only=True)
 class Objective:
     """Objective of a study.
+
     `unit` is that of displayed values: shares are displayed in percent and stored as fractions.
     """
 
@@ -84,6 +85,7 @@ class Objective:
 @dataclass(frozen=True, kw_only=True)
 class CellCost:
     """Cost of all attempts of a cell, finished or not: elapsed seconds, and GPU hours (core hours without a GPU).
+
     Seconds of concurrent or repeated attempts are summed.
     """
 
@@ -123,6 +125,7 @@ class Study:
     @cached_property
     def done(self) -> tuple[Trial, ...]:
         """Trials with standing `done` and a finite value of every objective.
+
         At a rung these include pruned trials that reached it.
         """
         return tuple(
@@ -139,6 +142,7 @@ class Study:
     @cached_property
     def best(self) -> frozenset[int]:
         """Numbers of the best trials by final values: the best one, or the Pareto front of several objectives.
+
         Empty without a trial of standing `done`.
         """
         if self.fixed_best is not None:
@@ -159,6 +163,7 @@ class Study:
 
     def attempt(self, trial: Trial) -> int | None:
         """Return the id of the attempt behind a trial's numbers: the trained one, else the newest one of its cell.
+
         None if the trial has no cell in this sweep, or the cell has no attempt yet.
         """
         cell = self.cells.get(trial.cell or "")
@@ -170,6 +175,7 @@ class Study:
 
     def levels(self, path: str) -> list[Any]:
         """Return the levels of a setting: declared ones in the grid's order, then further ones that any trial had; cached.
+
         For a setting with a range the list holds just the distinct values of the trials. True and 1 are different
         levels.
 
@@ -193,6 +199,7 @@ class Study:
 
     def varying_settings(self) -> list[str]:
         """Return the dotted paths of the settings that differ between finished trials.
+
         These have two or more values among the trials of `done`; they are in the order of the search.
         """
         return [
@@ -203,6 +210,7 @@ class Study:
 
     def trial_counts_text(self) -> str:
         """Return the number of trials by standing, as text: "12 of 20 trials: 9 done, 3 pruned".
+
         The total is the planned number of trials, or the present one if that is larger. Standings without trials are
         left out. Without any trial: "no trial yet of 20".
         """
@@ -225,6 +233,7 @@ class Study:
 
 def study_of(store: Store, data: SweepData) -> Study:
     """Return the study of a sweep: its newest search and all of its trials, with final values.
+
     Raises:
         ReportError: The sweep is no study (its grid has no search).
         StoreError: The database cannot be read.
@@ -239,6 +248,7 @@ def study_of(store: Store, data: SweepData) -> Study:
 
 def at_common_rung(study: Study) -> Study:
     """Return the study with all trials compared at a common rung if a pruner left too few finished ones.
+
     A rung is a numbered validation of a training. The common rung is the last one that every finished trial with a
     curve and every pruned one reached. The study is returned unchanged if it has several objectives, if at least
     MIN_FINAL_TRIALS trials are finished, or if at least as many (and one) are finished as pruned with a curve.
@@ -277,6 +287,7 @@ def rung_note(study: Study) -> list[str]:
 
 def require_done_trials(study: Study, min_trials: int, analysis: str) -> Study:
     """Return the study unchanged if at least `min_trials` trials are done; `analysis` is named in the message only.
+
     Raises:
         ReportError: Fewer are.
     """
@@ -300,6 +311,7 @@ def range_text(search: Search, path: str) -> str:
 
 def level_text(value: Any) -> str:
     """Return a level of a setting as text.
+
     A boolean is "on" or "off", None is "none", and a float has four significant digits.
     """
     if isinstance(value, bool):
@@ -316,6 +328,7 @@ def is_same_level(a: Any, b: Any) -> bool:
 
 def cell_costs(study: Study, attempts: Sequence[Attempt], gpus_or_cores: Mapping[str, float]) -> dict[str, CellCost]:
     """Return the cost of each cell with an attempt, by cell id.
+
     Elapsed seconds are summed over all attempts of a cell, finished or not; `study` is not used. Hours are these
     seconds times the number of GPUs (or cores) of the cell, over 3600.
 
@@ -335,6 +348,7 @@ def cell_costs(study: Study, attempts: Sequence[Attempt], gpus_or_cores: Mapping
 
 def _objective_from_name(index: int, name: str, direction: str) -> Objective:
     """Return the objective of a name such as `val.loss@2048`, with the unit and label of its metric.
+
     The probe may be left out; the first registered metric of that name is then taken. An unregistered metric has no
     unit and its name as label.
 

@@ -104,6 +104,7 @@ class ComparedSweep:
 
     def size(self, cells: Sequence[CellState]) -> float | None:
         """Return the number of parameters of the first of these cells that has it; None if none has.
+
         It is the stored metric `throughput.parameters`, so it is None too if that probe is not shown.
         """
         values = (self.data.value(cell.cell_id, SPEED_PROBE, "parameters", 0) for cell in cells)
@@ -118,6 +119,7 @@ def recipe_differences(
     own_sweep: ComparedSweep, reference_sweep: ComparedSweep, pairs: Pairs
 ) -> tuple[list[RecipeDifference], list[str]]:
     """Return the recipe differences of matched cells, and sentences on what only one side recorded.
+
     Two sides differ in a fact if both recorded it and their sets of values are unequal in any pair. Parameters that
     differ by at most SIZE_TOLERANCE are equal. Settings that begin with one of HARMLESS_SETTINGS are ignored. Identity
     defaults, which a stored config omits, are filled in for the side that lacks them.
@@ -200,6 +202,7 @@ class _TwoSidedFacts:
 
     def text(self, name: str) -> str:
         """Return "NAME OWN VALUES instead of REFERENCE VALUES", over all calls of `add`.
+
         Of either side at most MAX_LISTED values are named and the others counted.
         """
         texts = (_values_text(values) for values in (self.own[name], self.reference[name]))
@@ -207,6 +210,7 @@ class _TwoSidedFacts:
 
     def lacking(self) -> tuple[list[str], list[str]]:
         """Return (names that only the reference recorded, names that only the own side recorded).
+
         Names are in the order of `add`.
         """
         own = [name for name in self.own if self.reference[name] and not self.own[name]]
@@ -228,6 +232,7 @@ def _names_text(names: Sequence[str]) -> str:
 
 def _corpora(own: Sequence[Provenance], reference: Sequence[Provenance]) -> tuple[set[str], set[str]]:
     """Return the corpora (own, reference) as sets of texts: by fingerprint if both sides have one, else by name.
+
     If the fingerprints of both sides differ, each text is the name and the first 12 digits of the fingerprint. A side
     that recorded neither has an empty set.
     """
@@ -252,6 +257,7 @@ def _add_identity_defaults(
     own: dict[str, set[str]], provenances: Sequence[Provenance], reference: Mapping[str, set[str]]
 ) -> None:
     """Add to `own` the identity defaults of settings that only the reference recorded.
+
     A stored config of a run omits settings at their identity default, within the sections it has. A published config
     holds what is known of it only, so nothing is added if any provenance is published, or if there is none.
 
@@ -270,6 +276,7 @@ def _add_identity_defaults(
 
 def _probes_of(path: str) -> tuple[str, ...] | None:
     """Return the probes whose numbers a setting (dotted path) affects, by AFFECTED_PROBES; None for all.
+
     A setting below `eval.settings.PROBE` affects that probe alone.
     """
     if path.startswith(PROBE_SETTINGS_PREFIX):
@@ -303,6 +310,7 @@ class Match:
 
 def match_configurations(own_sweep: SweepData, reference_sweep: SweepData) -> list[Match]:
     """Return the configurations that both sweeps have, in the order of the reference.
+
     Configurations match if their levels on the fixed AXES are equal and their levels on every extra axis of either
     sweep are, case ignored. The level of an axis that a sweep does not vary is read from its config. A missing setting
     equals the levels of ABSENT_LEVELS and no other, so a configuration may have no match; it is then left out.
@@ -331,6 +339,7 @@ def further_axes(own_sweep: SweepData, reference_sweep: SweepData) -> list[str]:
 
 def _level(data: SweepData, cell: CellState, axis: str) -> str | None:
     """Return the level of a cell on an extra axis in lower case, from its config where the sweep does not vary it.
+
     None for a missing setting or a level of ABSENT_LEVELS.
     """
     level: Any = cell.axes.get(axis)

@@ -36,7 +36,11 @@ IntervalAndP = tuple[float, float, float]
 
 
 def student_interval(d: np.ndarray) -> IntervalAndP:
-    """Return (low, high, p) of the mean of independent differences [n] by Student's t; NaN without a variance."""
+    """Return (low, high, p) of the mean of independent differences [n] by Student's t with n - 1 degrees of freedom.
+
+    The interval is the 95% one, p is two-sided for a mean of zero. All three are NaN for fewer than two differences, or
+    if the standard error is only rounding.
+    """
     if len(d) < 2:
         return math.nan, math.nan, math.nan
     return _interval(float(d.mean()), float(d.var(ddof=1)) / len(d), len(d) - 1, float(np.abs(d).max()))
@@ -45,12 +49,16 @@ def student_interval(d: np.ndarray) -> IntervalAndP:
 def crossed_interval(table: np.ndarray) -> IntervalAndP | None:
     """Return (low, high, p) of the mean over configurations and seeds as crossed random effects.
 
+    The mean is that of the configuration means. The interval is the 95% one and symmetric; p is two-sided for a mean of
+    zero, a weighted mean of Satterthwaite's and the generalized p (see the module's docstring).
+
     Args:
         table: Differences [configuration, seed], NaN where a run is missing; every configuration needs a run.
 
     Returns:
-        NaN if all variance is rounding. None if the design cannot separate configurations, seeds and residual: fewer
-        than two of either, no residual degree of freedom, or configurations without a chain of common seeds.
+        All three NaN if all variance is rounding. None (no tuple) if the design cannot separate configurations, seeds
+        and residual: fewer than two of either, no residual degree of freedom, or seeds that no chain of common
+        configurations connects.
     """
     has_run = np.isfinite(table)
     configurations, seeds = table.shape
@@ -102,17 +110,17 @@ def crossed_interval(table: np.ndarray) -> IntervalAndP | None:
 
 
 def _generalized(v1: float, df1: int, v2: float, df2: int, offset: float, min_error: float) -> Callable[[float], float]:
-    """Return a function that maps a distance from the mean to Weerahandi's generalized p value.
+    """Return a function that maps a distance from the mean (at least 0) to Weerahandi's generalized two-sided p value.
 
     The p value is twice the mean of Phi(-distance / s) over s^2 = v1 df1 / A + max(0, v2 df2 / B - offset), where A and
-    B are chi-squares of df1 and df2 degrees of freedom. Where B makes the second part zero, the mean over A is
-    Student's t. The rest is smooth in ln A and ln B, so the trapezoid rule converges there faster than any power of its
-    step.
+    B are independent chi-squares of df1 and df2 degrees of freedom. Where B makes the second part zero, the mean over A
+    is Student's t. The rest is smooth in ln A and ln B, so the trapezoid rule converges there faster than any power of
+    its step.
 
     Args:
-        v1: Variance of the first part.
+        v1: Estimated variance of the first part (configurations), as its share of the variance of the mean.
         df1: Its degrees of freedom.
-        v2: Variance of the second part before the subtraction of `offset`.
+        v2: Estimated variance of the second part (seeds), before the subtraction of `offset`.
         df2: Its degrees of freedom.
         offset: Residual variance that is subtracted from the second part.
         min_error: Lower bound of s.
@@ -134,7 +142,10 @@ def _generalized(v1: float, df1: int, v2: float, df2: int, offset: float, min_er
 
 
 def _bounds(df: int) -> tuple[float, float, float]:
-    """Return (low, high, step) of the trapezoid rule over ln X, X a chi-square, within MAX_DEVIATE normal deviates."""
+    """Return (low, high, step) of the trapezoid rule over ln X, X a chi-square, within MAX_DEVIATE normal deviates.
+
+    The bounds are values of ln X, not of X.
+    """
     tail = float(special.ndtr(-MAX_DEVIATE))
     # with few df the range is wide and the density skewed, with many it is nearly normal with variance 2 / df
     low = (2 / df) * (math.log(tail) + math.lgamma(df / 2 + 1)) + math.log(2)
@@ -171,7 +182,9 @@ def _log_chi_square_below(df: int, end: float) -> tuple[np.ndarray, np.ndarray]:
 def _seed_effects_operator(has_run_bytes: bytes, seeds: int) -> np.ndarray | None:
     """Return the matrix that maps centred sums of seeds to their least-squares effects, [seed, seed]; cached.
 
-    It is the pseudo-inverse of the normal equations of the additive model after elimination of the configurations.
+    The argument of the map is, for each seed, the sum of its differences minus the means of their configurations. It is
+    the pseudo-inverse of the normal equations of the additive model after elimination of the configurations, so effects
+    sum to zero.
 
     Args:
         has_run_bytes: Bytes of the boolean table [configuration, seed] of present runs.
@@ -190,7 +203,11 @@ def _seed_effects_operator(has_run_bytes: bytes, seeds: int) -> np.ndarray | Non
 
 
 def _is_connected(table: np.ndarray) -> bool:
-    """Return True if configurations with runs, [configuration, seed], connect every seed to every other one."""
+    """Return True if configurations connect every seed to every other one, directly or through a chain of common ones.
+
+    Args:
+        table: Boolean table [configuration, seed] of present runs.
+    """
     reached = np.arange(table.shape[1]) == 0
     while True:
         extended = table[(table & reached).any(axis=1)].any(axis=0) | reached
@@ -200,11 +217,13 @@ def _is_connected(table: np.ndarray) -> bool:
 
 
 def _interval(mean: float, variance: float, df: float, scale: float) -> IntervalAndP:
-    """Return (low, high, p) of Student's t for a mean; NaN if its standard error is only rounding.
+    """Return (low, high, p) of Student's t for a mean: the 95% interval, and p two-sided for a mean of zero.
+
+    All three are NaN if the standard error is at most ROUNDING_TOLERANCE times `scale`.
 
     Args:
         mean: The mean.
-        variance: Variance of the mean.
+        variance: Variance of the mean (not of one observation).
         df: Degrees of freedom of the variance.
         scale: Largest absolute value of the data, relative to which rounding is judged.
     """

@@ -40,7 +40,7 @@ METHOD_LABELS = {
     LOOKS: "Student's t over the seeds of the very configurations listed, at the level that the looks of the rule `stop` leave",
     "none": "no test: one run, or no variance to judge by",
 }
-"""Description of each value of `PairedTest.method`: the procedure behind interval and p."""
+"""Description of the procedure behind interval and p, by `PairedTest.method`."""
 
 Differences = Sequence[float] | np.ndarray
 
@@ -50,9 +50,10 @@ class PairedTest:
     """Result of a paired test: mean and median difference, 95% interval and p values.
 
     `n` configurations have up to `seeds` runs each. `mean`, `median` and the counts `up`, `down` and `ties` (above,
-    below and at zero) are over the means of configurations. `low`, `high` and `p` (two-sided, of a mean of zero) belong
-    to one procedure: the interval excludes zero if and only if p < 0.05. All three are NaN for the method `none`.
-    `p_sign` is the exact two-sided sign test without ties. `method` is a key of METHODS.
+    below and at zero) are over the means of configurations; mean and median are NaN for an empty sample. `low`, `high`
+    and `p` (two-sided, of a mean of zero) belong to one procedure: the interval excludes zero if and only if p < 0.05.
+    All three are NaN for the method `none`. `p_sign` is the exact two-sided sign test without ties, 1 if all are ties.
+    `method` is a key of METHOD_LABELS.
     """
 
     n: int
@@ -72,14 +73,18 @@ class PairedTest:
 def paired_difference_tests(samples: Sequence[Differences], scales: Sequence[float] | None = None) -> list[PairedTest]:
     """Return one paired test per sample, in the order of the samples.
 
-    The procedure depends on the sample. One configuration: Student's t over its seeds. Several seeds: crossed random
-    effects. Fewer than 6 configurations: Student's t. Otherwise: the sign-flip permutation test and its inversion.
+    The first procedure that applies is used: Student's t over the runs, for one configuration with several seeds
+    (method `seeds`). Crossed random effects, with several seeds in a design that can separate them (`crossed`).
+    Student's t over configuration means, for fewer than MIN_TEST_N configurations (`t`). The sign-flip permutation test
+    of configuration means and its inversion (`sign-flip`). The method is `none`, with NaN for low, high and p, without
+    a variance, for a single run, and for an empty sample.
 
     Args:
-        samples: Arrays [configuration], or [configuration, seed] with NaN where a run is missing.
-        scales: For each sample, the largest absolute value of the numbers that were subtracted. Differences within
-            TIE_TOLERANCE of it are ties. None: the largest difference is used, which cannot recognise a sample of ties
-            only.
+        samples: Arrays [configuration], or [configuration, seed] with NaN (or infinity) where a run is missing.
+            Configurations and seeds without any run are dropped.
+        scales: For each sample, the largest absolute value of the numbers that were subtracted. Differences of at most
+            TIE_TOLERANCE times it, or times the largest difference, are ties and set to 0. None stands for 0, which
+            cannot recognise a sample of ties only.
     """
     scales = [0.0] * len(samples) if scales is None else scales
     tables = [_clean_table(sample, scale) for sample, scale in zip(samples, scales, strict=True)]
@@ -106,14 +111,18 @@ def correct_family(
 ) -> list[float]:
     """Return the p values of a family of tests, corrected for multiple testing; NaN for a test without p.
 
-    The correction is Westfall and Young's step-down maxT if every member is a sign-flip test, else Holm's.
+    The correction is Westfall and Young's step-down maxT if every test with a p is a sign-flip test, else Holm's. Tests
+    without p (method `none`) do not count for the size of the family.
 
     Args:
-        samples: Differences of each test.
-        summed: Results of the paired tests of these samples.
+        samples: Differences of each test, [configuration] or [configuration, seed].
+        summed: Results of `paired_difference_tests` for these samples.
         keys: Configuration of each row of each sample; tests with a common configuration share its flips. None: rows at
             equal positions belong together if all samples have the same length; otherwise Holm's correction is used.
-        scales: Largest absolute value behind each sample, as for the paired tests.
+        scales: Largest absolute value behind each sample, as for `paired_difference_tests`.
+
+    Returns:
+        One p value per test, in the order of `samples`.
     """
     return correct_families([(samples, summed, keys, scales)])[0]
 
@@ -127,7 +136,11 @@ FamilyOfTests = tuple[
 def correct_families(families: Sequence[FamilyOfTests]) -> list[list[float]]:
     """Return the corrected p values of several families, each given as (samples, results, keys, scales).
 
-    One call is several times faster than one call per family, since families of one size share their random flips.
+    Each family is corrected by itself, as by `correct_family`. One call is several times faster than one call per
+    family, since families of one size share their random flips.
+
+    Returns:
+        One list per family, one p value per test, in the order given; NaN for a test without p.
     """
     tests = [
         [test for test, test_result in enumerate(summed) if test_result.method != "none"]
@@ -150,7 +163,9 @@ def _sign_flip_family(
     scales: Sequence[float] | None,
     tests: Sequence[int],
 ) -> SignFlipFamily | None:
-    """Return the arguments of a family for maxT; None if its tests are not all sign-flip tests with common keys.
+    """Return (samples, keys, p values) of a family for `max_t_of_families`, over the tests in `tests` only.
+
+    The samples are means of configurations over their seeds, [configuration]; configurations without a run are dropped.
 
     Args:
         samples: Differences of each test.
@@ -158,6 +173,9 @@ def _sign_flip_family(
         keys: Configuration of each row of each sample; None for positions.
         scales: Largest absolute value behind each sample; None for the largest difference.
         tests: Indices of the tests that have a p value.
+
+    Returns:
+        None if there is no test, if one is no sign-flip test, or if `keys` is None and the samples differ in length.
     """
     if not tests or not all(summed[test].method == "sign-flip" for test in tests):
         return None
@@ -182,7 +200,11 @@ def _sign_test_p(up: int, down: int) -> float:
 
 
 def _clean_table(sample: Differences, scale: float, *, drop_empty: bool = True) -> np.ndarray:
-    """Return a sample as [configuration, seed] with ties set to 0 and, with `drop_empty`, no empty rows and columns."""
+    """Return a copy of a sample as [configuration, seed] with ties set to 0 and missing runs (not finite) set to NaN.
+
+    Rows and columns without any run are removed, unless `drop_empty` is False. Ties are differences of at most
+    TIE_TOLERANCE times the larger of `scale` and the largest absolute difference.
+    """
     table = np.array(sample, dtype=float)
     table = table[:, None] if table.ndim == 1 else table
     is_present = np.isfinite(table)
@@ -196,8 +218,9 @@ def _means(table: np.ndarray, scale: float) -> np.ndarray:
     """Return the mean of each configuration over its seeds, [configuration], with ties set to 0.
 
     Args:
-        table: Differences [configuration, seed], NaN where a run is missing.
-        scale: Largest absolute value behind the differences, relative to which ties are found.
+        table: Differences [configuration, seed], NaN where a run is missing; every row needs a run. With one column it
+            is returned as it is.
+        scale: Largest absolute value behind the differences; means of at most TIE_TOLERANCE times it are ties.
     """
     if table.shape[1] == 1 or not table.size:
         return table.reshape(len(table), -1)[:, 0] if table.size else np.zeros(0)
@@ -208,11 +231,14 @@ def _means(table: np.ndarray, scale: float) -> np.ndarray:
 
 
 def _test_by_design(table: np.ndarray, d: np.ndarray) -> tuple[str, float, float, float]:
-    """Return (method, low, high, p) of a sample; NaN for `sign-flip`, whose samples the caller tests together.
+    """Return (method, low, high, p) of a sample, by its number of configurations and seeds.
+
+    `sign-flip` comes with NaN, since the caller tests such samples together. A sample without a variance has the method
+    `none` and NaN.
 
     Args:
-        table: Differences [configuration, seed].
-        d: Means of the configurations.
+        table: Differences [configuration, seed], NaN where a run is missing.
+        d: Means of the configurations, [configuration].
     """
     several = bool((np.isfinite(table).sum(axis=1) > 1).any()) if table.size else False
     method, interval_and_p = "sign-flip", (math.nan, math.nan, math.nan)
@@ -256,7 +282,7 @@ MAX_ENUMERATED_FAMILY_N = 14  # largest number of configurations for which all f
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p values after Holm's step-down correction for the whole family, in the order given.
 
-    NaN stands for no test: it stays NaN and does not count for the size of the family.
+    NaN stands for no test: it stays NaN and does not count for the size of the family. Corrected values are at most 1.
     """
     # statsmodels' multipletests is not used, since it runs the garbage collector in every call
     corrected_p = np.array(p_values, dtype=float)
@@ -273,11 +299,19 @@ SignFlipFamily = tuple[Sequence[np.ndarray], Sequence[Sequence[Hashable]], Seque
 def max_t_of_families(families: Sequence[SignFlipFamily]) -> list[list[float]]:
     """Return step-down maxT p values of sign-flip tests, family by family in the order given.
 
-    Samples are differences and keys name the configuration of each. A flip turns all differences of a configuration in
-    every sample at once, which preserves the dependence between the tests. The statistic is studentised, |sum d| /
-    sqrt(sum d^2): a form of Student's t with variance 1 under flips for every n. No corrected p is below its
-    uncorrected one. All flips are enumerated up to MAX_ENUMERATED_FAMILY_N configurations; beyond, RANDOM_FLIPS draws
-    are shared by all families of one size.
+    A flip turns all differences of a configuration in every sample at once, which preserves the dependence between the
+    tests. The statistic of a test is |sum d| / sqrt(sum d^2), 0 if all d are 0. It is a monotone form of |Student's t|
+    whose variance under flips is 1 for every n; d is not centred. No corrected p is below its uncorrected one. All
+    flips are enumerated up to MAX_ENUMERATED_FAMILY_N configurations in the family. Beyond, RANDOM_FLIPS draws, the
+    same in every run, are shared by all families with the same number of configurations; p is (reached + 1) / (draws +
+    1).
+
+    Args:
+        families: (samples, keys, p values) of each family: the differences of each test [configuration] without NaN,
+            the configuration of each difference, and the uncorrected p values.
+
+    Returns:
+        One list of p values per family, in the order of its samples.
 
     Source:
         Westfall and Young 1993.
@@ -302,11 +336,20 @@ def max_t_of_families(families: Sequence[SignFlipFamily]) -> list[list[float]]:
 def _studentised(
     samples: Sequence[np.ndarray], keys: Sequence[Sequence[Hashable]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the studentised tests of a family, sorted from the largest statistic to the smallest.
+    """Return the scaled differences and the statistics of a family, sorted from the largest statistic to the smallest.
+
+    The statistic of a test is |sum d| / sqrt(sum d^2), 0 if all d are 0: neither centred nor divided by a standard
+    deviation. The returned differences are already divided by sqrt(sum d^2), so the statistic under a flip is the
+    absolute sum of a flipped column.
+
+    Args:
+        samples: Differences of each test, [n] without NaN.
+        keys: Configuration of each difference of each test.
 
     Returns:
-        (differences [configuration, test], 0 where a test lacks a configuration; statistic of each test [test]; index
-        of each test in `samples` [test]).
+        (scaled differences [configuration, test], 0 where a test lacks a configuration; statistic of each test [test];
+        index of each test in `samples` [test]). The tests of all three are in sorted order, configurations in order of
+        first appearance.
     """
     index_by_key = {
         key: index for index, key in enumerate(dict.fromkeys(key for sample_keys in keys for key in sample_keys))
@@ -326,11 +369,12 @@ def _reached_shares(families: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[n
     """Return, for families with equal numbers of configurations, the maxT p value of each test before monotonisation.
 
     Args:
-        families: (differences [configuration, test], observed statistics [test]) with the most extreme test first.
+        families: (scaled differences [configuration, test], observed statistics [test]) with the most extreme test
+            first, as `_studentised` returns them.
 
     Returns:
-        For each family and test, the share of flips whose largest statistic among that test and all less extreme ones
-        is at least the observed one.
+        For each family an array [test]: the share of flips whose largest statistic among that test and all less extreme
+        ones is at least the observed one. The identity flip counts, so no share is 0.
     """
     n = len(families[0][0])
     if n <= MAX_ENUMERATED_FAMILY_N:
@@ -346,7 +390,15 @@ def _reached_shares(families: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[n
 
 
 def _count_reached(flips: np.ndarray, table: np.ndarray, observed: np.ndarray) -> np.ndarray:
-    """Return, for each test, the number of flips whose step-down maximum reaches the observed statistic, [test]."""
+    """Return, for each test, the number of flips whose step-down maximum reaches the observed statistic, [test].
+
+    The step-down maximum of a test is the largest statistic among it and the tests after it (less extreme ones).
+
+    Args:
+        flips: Signs +1.0 or -1.0, [flip, configuration].
+        table: Scaled differences, [configuration, test].
+        observed: Observed statistics, [test]; a sum below by rounding only counts as reached.
+    """
     total = np.zeros(len(observed))
     for start in range(0, len(flips), SIGN_BLOCK):
         sizes = np.abs(flips[start : start + SIGN_BLOCK] @ table)

@@ -24,12 +24,13 @@ class AnovaFit:
     """Analysis of variance of M measures over N rows with T terms; every p is uncorrected."""
 
     squares: np.ndarray
-    """Type III sum of squares: increase of the residual sum of squares without the term, [T, M]."""
+    """Type III sum of squares: increase of the residual sum of squares without the term and with all others, [T, M]."""
     dfs: np.ndarray
     """Degrees of freedom of each term, [T]."""
     residual: np.ndarray
     """Residual sum of squares, [M]; exactly 0 where it is only rounding."""
     residual_df: int
+    """Number of rows minus number of design columns, intercept included."""
     residuals: np.ndarray
     """Residuals of the full model, [N, M]."""
     p: np.ndarray
@@ -39,6 +40,7 @@ class AnovaFit:
     p_robust: np.ndarray
     """p of Box's F (1954), valid under unequal variances, [T, M]; NaN also where a row has leverage 1."""
     permutations: int
+    """Number of permutations behind `p_permuted`."""
 
     @property
     def f_statistics(self) -> np.ndarray:
@@ -51,9 +53,17 @@ class AnovaFit:
 def fit_anova(columns: Mapping[tuple[str, ...], np.ndarray], y: np.ndarray) -> AnovaFit:
     """Fit the linear model with an intercept and these terms to every measure, with all tests of its terms.
 
+    Tests are F, a permutation test and Box's F. Fewer permutations are made for larger designs (`permutations_for`);
+    their random numbers are fixed.
+
     Args:
-        columns: Design columns [N, df] of each term; with the intercept they must have full rank.
-        y: Values of the measures, [N, M].
+        columns: Design columns [N, df] of each term, by the names of its axes; with the intercept they must have full
+            rank and be fewer than N.
+        y: Values of the measures, [N, M], without NaN; not changed.
+
+    Returns:
+        Terms in the order of `columns`, measures in the order of `y`. A residual of at most 1e-12 of the total sum of
+        squares counts as 0, and all p are then NaN.
     """
     rows = len(y)
     y = y - y.mean(axis=0)
@@ -96,9 +106,9 @@ def fit_anova(columns: Mapping[tuple[str, ...], np.ndarray], y: np.ndarray) -> A
 
 
 def permutations_for(rows: int, columns: int, tests: int) -> int:
-    """Return the number of permutations for a design, between MIN_PERMUTATIONS and MAX_PERMUTATIONS.
+    """Return the number of permutations for a design, so that all of them cost at most PERMUTATION_BUDGET operations.
 
-    Between them it is limited by PERMUTATION_BUDGET.
+    The number is at least MIN_PERMUTATIONS, also beyond that budget, and at most MAX_PERMUTATIONS.
 
     Args:
         rows: Number of observations.
@@ -109,7 +119,7 @@ def permutations_for(rows: int, columns: int, tests: int) -> int:
 
 
 def _basis(columns: np.ndarray) -> np.ndarray:
-    """Return an orthonormal basis of the column space."""
+    """Return an orthonormal basis [N, df] of the space of these columns [N, df], which must be independent."""
     return np.asarray(np.linalg.qr(columns)[0])
 
 
@@ -124,14 +134,15 @@ def _permutation_p(
     """Return the permutation p value of a term for each measure, [M].
 
     It is the share of permutations of the reduced model's residuals whose ratio of term to residual sum of squares
-    reaches the observed one. The same random permutations are used in every call.
+    reaches the observed one; the observed order counts as one of them, so p is at least 1 / (permutations + 1). The
+    random permutations depend on the number of rows alone.
 
     Args:
         full: Orthonormal basis of the full model, [N, columns].
         outside: Orthonormal basis of its orthogonal complement, used instead of `full` if given.
-        term_basis: Orthonormal basis of the term beyond the reduced model.
+        term_basis: Orthonormal basis of the term beyond the reduced model, [N, df].
         residuals: Residuals of the model without the term, [N, M].
-        observed: Observed ratio of the term's sum of squares to the residual one, [M].
+        observed: Observed ratio of the term's sum of squares to the residual one, without degrees of freedom, [M].
         permutations: Number of permutations.
     """
     rows, measures = residuals.shape
@@ -155,8 +166,9 @@ def _box_p(
 ) -> np.ndarray:
     """Return the p value of Box's F for a term, [M], valid if errors have unequal variances.
 
-    Both sums of squares are weighted sums of chi-squares. F has the degrees of freedom of chi-squares with equal mean
-    and variance.
+    Both sums of squares are weighted sums of chi-squares. F is the term's sum of squares over its expectation under
+    these variances. Its degrees of freedom are those of chi-squares with equal mean and variance, at least 1 and at
+    most the ordinary ones.
 
     Args:
         term_basis: Orthonormal basis of the term beyond the reduced model, [N, df].
@@ -179,7 +191,12 @@ def _box_p(
 
 
 def _residual_box_df(full: np.ndarray, variances: np.ndarray) -> np.ndarray:
-    """Return Box's residual degrees of freedom, [M], for the model spanned by `full` and `variances` [N, M]."""
+    """Return Box's residual degrees of freedom, [M], from 1 to the ordinary residual degrees of freedom.
+
+    Args:
+        full: Orthonormal basis of the full model, [N, columns].
+        variances: Estimated error variances, [N, M].
+    """
     residual_leverage = 1 - (full**2).sum(axis=1)
     denominators = (
         2 * residual_leverage - 1 - KURTOSIS_CORRECTION * residual_leverage**2
@@ -189,6 +206,11 @@ def _residual_box_df(full: np.ndarray, variances: np.ndarray) -> np.ndarray:
 
 
 def _trace_of_squares(basis: np.ndarray, variances: np.ndarray) -> np.ndarray:
-    """Return tr(P V P V), [M], with P the projection on `basis` and V = diag(a column of `variances`)."""
+    """Return tr(P V P V) for each measure, [M].
+
+    Args:
+        basis: Orthonormal basis, [N, columns], of the space on which P projects.
+        variances: Column m is the diagonal of V for measure m, [N, M].
+    """
     inner_products = [(basis.T * variance) @ basis for variance in variances.T]
     return np.array([(product**2).sum() for product in inner_products])

@@ -33,12 +33,16 @@ RANDOM_SEED = 20_260
 def sign_flip_interval(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the sign-flip test of every column, with the 95% interval of its mean by test inversion.
 
+    A flip gives each difference of a column a random sign; the statistic is the absolute sum, not studentised. All
+    flips count up to MAX_EXACT_N differences, beyond RANDOM_FLIPS fixed draws.
+
     Args:
         table: Differences [difference, sample], without NaN.
 
     Returns:
         (p, low, high), each [sample]. p is two-sided: the share of flips whose absolute sum is at least the observed
-        one. The interval excludes zero if and only if p < 0.05. Ends are NaN with fewer than MIN_TEST_N differences.
+        one. The interval excludes zero if and only if p < 0.05. Ends are NaN with fewer than MIN_TEST_N differences; p
+        is then still given.
     """
     n, samples = table.shape
     if n < MIN_TEST_N:
@@ -60,7 +64,11 @@ def sign_flip_interval(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def sign_flip_p_values(table: np.ndarray) -> np.ndarray:
-    """Return the two-sided p values of `sign_flip_interval`, [sample], in a tenth of the time."""
+    """Return the two-sided p values of `sign_flip_interval`, [sample], in a tenth of the time.
+
+    Args:
+        table: Differences [difference, sample], without NaN.
+    """
     n = len(table)
     if n <= MAX_EXACT_N:
         return np.array([_split_half_p(d) for d in table.T])
@@ -72,7 +80,10 @@ def sign_flip_p_values(table: np.ndarray) -> np.ndarray:
 
 
 def random_sign_blocks(n: int) -> Iterator[np.ndarray]:
-    """Yield RANDOM_FLIPS rows of n random signs (+1.0 or -1.0) in blocks [SIGN_BLOCK, n]; the same in every call."""
+    """Yield RANDOM_FLIPS rows of n random signs (+1.0 or -1.0) in blocks [SIGN_BLOCK, n].
+
+    The signs depend on n alone and are the same in every call and process.
+    """
     draw = np.random.default_rng((RANDOM_SEED, n))
     for _ in range(RANDOM_FLIPS // SIGN_BLOCK):
         bits = np.frombuffer(draw.bytes(SIGN_BLOCK * ((n + 7) // 8)), dtype=np.uint8)
@@ -90,7 +101,7 @@ def _observed_size(table: np.ndarray) -> np.ndarray:
 
 @cache
 def _subsets(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return all subsets of n elements and the inverse of their sizes; cached.
+    """Return all subsets of n elements and the inverse of their sizes; cached, and not to be changed.
 
     Returns:
         (membership [n, 2^n] of 0.0 and 1.0, the empty subset first and those without the last element in the first
@@ -103,13 +114,19 @@ def _subsets(n: int) -> tuple[np.ndarray, np.ndarray]:
 def _lower_end_rank(flips: int) -> int:
     """Return the rank, counted from 1, of the lower interval end among the sorted means of non-empty subsets.
 
-    Below it, 2 (1 + number of smaller means) / flips < ALPHA.
+    Means of a smaller rank r have 2 r / flips < ALPHA and are rejected.
+
+    Args:
+        flips: Number of sign flips, 2^n.
     """
     return math.ceil(ALPHA * flips / 2 - ROUNDING_TOLERANCE) - 1
 
 
 def _enumerated_test(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (p, low, high), each [sample], from an enumeration of all 2^n flips of `table` [difference, sample]."""
+    """Return (p, low, high), each [sample], from an enumeration of all 2^n flips of `table` [difference, sample].
+
+    Interval ends are means of subsets of the differences. Memory grows with 2^n times the number of samples.
+    """
     subsets, parts = _subsets(len(table))
     flips = subsets.shape[1]
     sums = table.T @ subsets
@@ -126,7 +143,8 @@ def _sampled_test(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
     """Return (p, low, high), each [sample], from RANDOM_FLIPS random flips of `table` [difference, sample].
 
     Each draw splits the differences into two subsets, those with a minus and the others. A draw reaches an effect theta
-    if one of the two means is at most theta (or at least theta, for the upper end).
+    if one of the two means is at most theta (or at least theta, for the upper end). p is (reached + 1) / (RANDOM_FLIPS
+    + 1), and the ends invert that p.
     """
     n, samples = table.shape
     total, observed = table.sum(axis=0), _observed_size(table)
@@ -166,7 +184,10 @@ def _halves(d: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _split_half_p(d: np.ndarray) -> float:
-    """Return the exact two-sided p value of one sample, from subset sums of its two halves (meet in the middle)."""
+    """Return the exact two-sided p value of one sample [n], from subset sums of its two halves (meet in the middle).
+
+    1 if the sum is zero up to rounding. Takes 2^(n/2) memory.
+    """
     total, dust = float(d.sum()), ROUNDING_TOLERANCE * float(np.abs(d).sum())
     observed = abs(total) - dust
     if observed <= 0:
@@ -180,9 +201,10 @@ def _split_half_p(d: np.ndarray) -> float:
 
 
 def _split_half_lower_end(d: np.ndarray) -> float:
-    """Return the lower interval end of one sample: the smallest theta with enough subsets whose mean is at most theta.
+    """Return the lower end of the 95% interval of one sample, up to END_PRECISION of the range of its differences.
 
-    The number of such subsets is nearly normal in theta, so a root search on its normal quantiles takes few steps.
+    It is the smallest theta with enough subsets whose mean is at most theta. The number of such subsets is nearly
+    normal in theta, so a root search on its normal quantiles takes few steps. Equal differences give their mean.
     """
     n, spread = len(d), float(d.max() - d.min())
     if spread <= ROUNDING_TOLERANCE * float(np.abs(d).max()):

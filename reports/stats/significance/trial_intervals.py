@@ -22,14 +22,21 @@ CONSTANT_ACCURACY = ("needle", "constant_accuracy")
 def with_intervals(values: Mapping[ValueKey, MeasuredValue]) -> dict[ValueKey, MeasuredValue]:
     """Return the values with the 95% interval of its trials as `low` and `high` of every accuracy that has a count.
 
-    A recorded interval is kept where each answer is a trial. Otherwise it is computed again, since older rows hold
-    Wilson intervals over all answers. The needle's digit accuracy has as many trials as its exact accuracy.
+    A recorded interval is kept where each answer is a trial. Otherwise it is Wilson's over the independent trials,
+    since older rows hold Wilson intervals over all answers. The needle's digit accuracy has as many trials as its exact
+    accuracy. Values that are no accuracy, or have no count, are unchanged.
+
+    Args:
+        values: Measured values of the whole sweep, by (cell id, probe, metric, context length).
     """
     return {key: _with_interval(value, values) for key, value in values.items()}
 
 
 def independent_trials(value: MeasuredValue, values: Mapping[ValueKey, MeasuredValue]) -> int | None:
-    """Return the number of independent trials behind an accuracy.
+    """Return the number of independent trials behind an accuracy, such as needles rather than their digits.
+
+    It is the number of answers over the metric's answers per trial, rounded and at least 1. For the needle's digit
+    accuracy it is the count of the exact accuracy of the same attempt, where recorded.
 
     Args:
         value: The accuracy.
@@ -64,6 +71,9 @@ def _with_interval(value: MeasuredValue, values: Mapping[ValueKey, MeasuredValue
 
 def constant_answer_scores(values: Iterable[MeasuredValue], published: bool) -> dict[int, float]:
     """Return the needle score of the best constant answer by context length, as a fraction.
+
+    Keys are the lengths at which a constant-answer score or a digit accuracy was measured and a score is known.
+    Recorded scores come first, then the chance level in the description of older accuracies, then the paper's.
 
     Args:
         values: Measured values of one or several cells; of several scores at one length the largest counts.
