@@ -38,8 +38,8 @@ SEED = 0
 class Importance:
     """Importance of one setting.
 
-    `share` is its share of the total importance (all settings sum to 1). `chance` is the 95% quantile of the same
-    measure when the values are permuted among the trials; it may exceed 1.
+    `share` is its share of the total importance (all settings sum to 1). `chance` is the 95% quantile of the setting's
+    own importance when the values are permuted among the trials, over the same total; it may exceed 1.
     """
 
     path: str
@@ -57,7 +57,13 @@ def available_evaluator() -> str:
 
 
 def permutation_count(evaluator_name: str, trials: int) -> int:
-    """Return the number of permutations of the values of so many trials."""
+    """Return the number of permutations of the values of so many trials (at least one).
+
+    It is PERMUTATION_BUDGET / trials, within the evaluator's PERMUTATION_RANGE.
+
+    Raises:
+        KeyError: No such evaluator.
+    """
     min_count, max_count = PERMUTATION_RANGE[evaluator_name]
     return min(max_count, max(min_count, PERMUTATION_BUDGET // trials))
 
@@ -65,10 +71,11 @@ def permutation_count(evaluator_name: str, trials: int) -> int:
 def importances(study: Study, objective: Objective, evaluator_name: str) -> list[Importance]:
     """Return the importance of every setting that differs between finished trials, most important first.
 
-    If the objective is the same in all trials, every setting has an equal share and a chance of 1.
+    Permutations have a fixed seed. If the objective is the same in all trials, every setting has an equal share and a
+    chance of 1, in the order of the search. Sets Optuna's log level to WARNING.
 
     Args:
-        study: The study.
+        study: The study; it needs finished trials and a setting that differs between them.
         objective: Objective whose values are explained.
         evaluator_name: FANOVA or PED_ANOVA.
 
@@ -104,7 +111,7 @@ def importances(study: Study, objective: Objective, evaluator_name: str) -> list
 
 
 def _evaluator(evaluator_name: str, trials: int) -> BaseImportanceEvaluator:
-    """Return Optuna's evaluator.
+    """Return Optuna's evaluator; any name but FANOVA gives PED-ANOVA.
 
     Args:
         evaluator_name: FANOVA or PED_ANOVA.
@@ -119,13 +126,13 @@ def _evaluator(evaluator_name: str, trials: int) -> BaseImportanceEvaluator:
 
 
 def _raw_importances(evaluator: Any, optuna_study: Any, paths: Sequence[str], values: np.ndarray) -> np.ndarray:
-    """Return the evaluator's importance of each setting, [path], before normalisation.
+    """Return the evaluator's importance of each setting, [path], before normalisation; suppresses all warnings.
 
     Args:
         evaluator: Optuna's evaluator.
         optuna_study: Optuna study of the finished trials.
         paths: Settings, by dotted path.
-        values: Value of each trial of the study, less is better, [trial].
+        values: Value of each trial in the study's order, less is better, [trial].
     """
     values_by_trial = {
         trial.number: float(value) for trial, value in zip(optuna_study.get_trials(deepcopy=False), values, strict=True)

@@ -27,7 +27,10 @@ ANSWERS = ("cell", "attempt", "configuration", "seed", "length", "trial", "value
 
 @dataclass(frozen=True)
 class Items:
-    """A measure item by item, for C cells in the sweep's order and I items in the order of their numbers."""
+    """A measure item by item, for C cells in the sweep's order and I items in the order of their numbers.
+
+    An item is a document, a row or a trial that every cell answers.
+    """
 
     measure: MeasurementKey
     """(probe, metric, context length in tokens)."""
@@ -40,7 +43,7 @@ class Items:
 
 
 def items_of(store: Store, data: SweepData, measures: Sequence[MeasurementKey]) -> list[Items]:
-    """Return the items of each measure, from the attempts behind the sweep's numbers, where there are any.
+    """Return the items of each measure, from the attempts behind the sweep's numbers; measures without any are left out.
 
     Reads the database in one snapshot, one query per measure and 500 cells, and holds only the returned arrays in
     memory.
@@ -48,7 +51,7 @@ def items_of(store: Store, data: SweepData, measures: Sequence[MeasurementKey]) 
     Args:
         store: The database.
         data: The sweep.
-        measures: (probe, metric, context length) of each measure.
+        measures: (probe, metric, context length) of each measure; the result is in this order.
     """
     index_by_cell = {cell.cell_id: index for index, cell in enumerate(data.cells)}
     items = []
@@ -121,13 +124,14 @@ def answers_frame(
 
 @dataclass(frozen=True, kw_only=True)
 class ItemEffect(PairedTest):
-    """Effect of a level on a measure, tested item by item.
+    """Effect of a level on a measure, tested item by item: level minus reference.
 
     The fields of PairedTest count items instead of configurations. The difference of an item is averaged over `pairs`
     of configurations that differ in the axis only, and crossed with seeds if there are several. `gained` and `lost`
-    count the (pair, seed, trial) combinations with every digit right at this level only and at the reference only;
-    `p_mcnemar` is their McNemar test. They are None and NaN for measures without right and wrong. `p_corrected` is p
-    after the correction for its `family`. `where` is empty for the full sweep or names a mixer (`attn_type=polar`).
+    count the (pair, seed, item) combinations with every digit right at this level only and at the reference only.
+    `p_mcnemar` is their McNemar test with items as clusters, not corrected. They are None and NaN for measures without
+    right and wrong. `p_corrected` is p after the correction for its `family` (measure and axis). `where` is empty for
+    the full sweep or names a mixer (`attn_type=polar`).
     """
 
     measure: Column
@@ -153,8 +157,8 @@ def mcnemar(net: np.ndarray) -> float:
     """Return the p value of an exact two-sided McNemar test with trials as clusters.
 
     Without an effect, each trial's net gain is as likely to be a loss of that size. p is the share of the 2^trials sign
-    assignments whose absolute sum is at least the observed one. For one pair (net -1, 0 or 1) it is McNemar's exact
-    test.
+    assignments whose absolute sum is at least the observed one; 1 if no trial has a net gain. For one pair (net -1, 0
+    or 1) it is McNemar's exact test.
 
     Args:
         net: Number of pairs that gain a trial minus the number that lose it, [trial], integers.
@@ -172,7 +176,10 @@ def mcnemar(net: np.ndarray) -> float:
 
 
 def item_measures(data: SweepData) -> list[Column]:
-    """Return the columns that may have items: measures with a better side, at shown lengths, sorted by key."""
+    """Return the columns that may have items: measures with a better side, at each shown length, sorted by key.
+
+    The key is (probe, metric, length). Columns that are no percentages have at least four decimals.
+    """
     columns = []
     for probe, metric in dict.fromkeys(key[1:3] for key in data.shown_values):
         description = data.metric(probe, metric)
@@ -187,8 +194,9 @@ def item_measures(data: SweepData) -> list[Column]:
 def item_effects(store: Store, data: SweepData, columns: Sequence[Column] | None = None) -> list[ItemEffect]:
     """Return the effect of every pair of levels of every axis on every measure, item by item.
 
-    Effects are over the full sweep and within every mixer, and corrected within (measure, axis). Levels without a pair
-    of cells that have the same items are left out.
+    Effects are over the full sweep and, for axes other than the mixer, within every mixer; all of them are corrected
+    within (measure, axis). Levels without a pair of cells that have a common item are left out, and so are measures
+    without stored items. Measures keep their order.
 
     Args:
         store: The database.
@@ -231,7 +239,11 @@ def _row(data: SweepData, items: Items, corners: np.ndarray, fields: dict[str, A
         data: The sweep.
         items: Items of the measure.
         corners: Cell indices (level, reference), -1 for none, [pair, seed, 2].
-        fields: Fields that the caller knows already.
+        fields: Fields of ItemEffect that the caller knows: measure, axis, level, reference, where, family.
+
+    Returns:
+        (fields with `pairs`, `origins`, `gained`, `lost` and `p_mcnemar`; differences averaged over pairs [item, seed],
+        NaN where no pair has the item).
     """
     listed: np.ndarray = np.all(corners >= 0, axis=2)
     # [pairs, seeds, items]
@@ -254,7 +266,8 @@ def _row(data: SweepData, items: Items, corners: np.ndarray, fields: dict[str, A
 
 
 def _item_effects(rows: Sequence[Row], items: Items) -> list[ItemEffect]:
-    """Return the tested effects of one measure, corrected axis by axis."""
+    """Return the tested effects of one measure, corrected axis by axis; those of an axis stay together, in their
+    order."""
     families: dict[str, list[Row]] = {}
     for row in rows:
         families.setdefault(row[0]["axis"], []).append(row)
@@ -266,7 +279,12 @@ def _item_effects(rows: Sequence[Row], items: Items) -> list[ItemEffect]:
 
 
 def _family_effects(rows: Sequence[Row], scale: float) -> list[ItemEffect]:
-    """Return the tested effects of one family; `scale` is the largest absolute number, for the detection of ties."""
+    """Return the tested effects of one family, in order, with their corrected p values.
+
+    Args:
+        rows: Fields and differences of each effect.
+        scale: Largest absolute number behind the differences, relative to which ties are found.
+    """
     samples, scales = [sample for _, sample in rows], [scale] * len(rows)
     summed = paired_difference_tests(samples, scales)
     p_values = correct_family(samples, summed, scales=scales)

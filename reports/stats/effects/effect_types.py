@@ -37,12 +37,13 @@ class EffectRow:
 class EffectEstimate(PairedTest):
     """Estimate of an effect or interaction with its tests, in the measure's own unit (shares as fractions in [0, 1]).
 
-    `p_corrected` is p after the correction for its `family`, the tests that are corrected together. `expected` is the
-    number of differences that the grid lists. `missing` counts, by the placeholder text of tables, the runs without a
-    difference. `worst` is the mean with every diverged run at the worst possible value (for a loss: the worst
-    measured), NaN without a diverged run. `i2` is the share of the variation between strata beyond chance and
-    `p_heterogeneity` its test; both are NaN where a row averages no strata. `where` is a subset (`attn_type=polar,
-    memory=on`), empty for the full sweep. `origins` are the (cell id, attempt id) pairs behind the estimate.
+    `p_corrected` is p after the correction for its `family`, the tests that are corrected together; NaN without a test.
+    `confirmatory` is True for declared contrasts. `expected` is the number of differences that the grid lists.
+    `missing` counts, by the placeholder text of tables, the runs without a difference. `worst` is the mean with every
+    diverged run at the worst possible value (for a loss: the worst measured), NaN without a diverged run. `i2` is the
+    share of the variation between strata beyond chance and `p_heterogeneity` its test; both are NaN where a row
+    averages no strata. `where` is a subset (`attn_type=polar, memory=on`), empty for the full sweep. `origins` are the
+    (cell id, attempt id) pairs behind the estimate.
     """
 
     measure: Column
@@ -70,10 +71,10 @@ class EffectEstimate(PairedTest):
 
 @dataclass(frozen=True, kw_only=True)
 class Effect(EffectEstimate):
-    """Difference that a level makes against a reference level of the same axis, over matched pairs of configurations.
+    """Difference that a level makes against a reference level of the same axis: level minus reference.
 
-    `pairs` is the number of matched pairs of configurations, or of combinations in a least-squares fit; 0 without an
-    estimate.
+    It is over matched pairs of configurations. `pairs` is the number of them, or of combinations in a least-squares
+    fit; 0 without an estimate.
     """
 
     axis: str
@@ -91,7 +92,8 @@ class Effect(EffectEstimate):
     def verdict(self) -> str:
         """Verdict on a declared contrast, for tables.
 
-        "no pairs", the chance-level text, "differs", "differs, within the margin", "equivalent" or "not shown".
+        "no pairs" without an estimate, AT_CHANCE_VERDICT, "differs" or "differs, within the margin" if significant
+        after correction, else "equivalent" if significantly within the margin, else "not shown".
         """
         if not self.pairs:
             return "no pairs"

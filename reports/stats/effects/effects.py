@@ -86,15 +86,19 @@ __all__ = [
 def effects(data: SweepData, columns: Sequence[Column] | None = None, *, include_strata: bool = True) -> list[Effect]:
     """Return the effect of every pair of levels of every axis on every measure, tested and corrected by family.
 
+    A family is one measure and one axis, its strata included; the declared contrasts are a family of their own. A
+    stratum is a set of cells that share mixer, or mixer and memory.
+
     Args:
         data: The sweep.
         columns: Measures to analyse; None for `measures(data)`.
         include_strata: Also return effects within the strata (mixer, memory) of the sweep.
 
     Returns:
-        First the declared contrasts in the grid's order, then the exploratory effects measure by measure, without those
-        that repeat a declared contrast in either direction. Effects without a single matched pair are left out, except
-        declared ones.
+        First the declared contrasts in the grid's order, those of other measures excluded and, without
+        `include_strata`, those within a subset. Then the exploratory effects measure by measure, axis by axis, without
+        those that repeat a declared contrast in either direction. Exploratory effects without a single matched pair are
+        left out; declared ones stay, with NaN.
     """
     chosen = measures(data) if columns is None else columns
     shown = {column.key for column in chosen}
@@ -130,12 +134,23 @@ def _axis_and_levels(row: EffectRow) -> tuple[str, str, str]:
 
 
 def _comparison_key(column: Column, axis: str, level: str, reference: str, subset: str) -> tuple[Any, ...]:
-    """Return a key that is the same for a difference and for its opposite."""
+    """Return a key that is the same for a difference and for its opposite.
+
+    Args:
+        column: The measure.
+        axis: The compared axis.
+        level: Level of the difference.
+        reference: Level that is subtracted; swapping both gives the same key.
+        subset: Text of the subset, empty for the full sweep.
+    """
     return *column.key, axis, frozenset((level, reference)), subset
 
 
 def _effect(row: EffectRow, fields: Mapping[str, Any], **extra_fields: Any) -> Effect:
-    """Return the Effect of a row; `fields` are its shared fields, `extra_fields` those that only Effect has."""
+    """Return the Effect of a row; `fields` are its shared fields, `extra_fields` those that only Effect has.
+
+    Its `pairs` is the field `n`, or 0 if the mean is NaN.
+    """
     axis, level, reference = _axis_and_levels(row)
     pairs = 0 if math.isnan(fields["mean"]) else fields["n"]
     return Effect(**fields, axis=axis, level=level, reference=reference, pairs=pairs, **extra_fields)
@@ -144,16 +159,18 @@ def _effect(row: EffectRow, fields: Mapping[str, Any], **extra_fields: Any) -> E
 def interactions(data: SweepData, columns: Sequence[Column] | None = None) -> list[Interaction]:
     """Return the tested two-way and three-way interactions on every measure.
 
-    Two-way interactions are estimated over the full sweep and within every mixer. Three-way ones compare mixers
-    pairwise, and other axes against their reference level only. A partial design yields only the interactions that its
-    model contains.
+    Two-way interactions are estimated over the full sweep; those of levels against the reference levels also within
+    every mixer. They compare all pairs of levels of an axis (up to MAX_ALL_PAIRS_LEVELS levels). Three-way ones compare
+    mixers pairwise, and other axes against their reference level only. A partial design yields only the interactions
+    that its model contains.
 
     Args:
         data: The sweep.
         columns: Measures to analyse; None for `main_measures(data)`.
 
     Returns:
-        Interactions in the order of the measures, two-way before three-way, corrected by family.
+        Interactions in the order of the measures, two-way before three-way, corrected by family (one measure and one
+        combination of axes). Those without a matched group are left out.
     """
     estimator = _estimator(data, main_measures(data) if columns is None else columns)
     rows = sorted(estimator.interaction_rows(), key=lambda row: (row.column_index, len(row.levels)))
@@ -169,8 +186,10 @@ def interactions(data: SweepData, columns: Sequence[Column] | None = None) -> li
 def contrasts(data: SweepData) -> list[Effect]:
     """Return the contrasts that the grid declares, in its order and corrected as one family (maxT or Holm).
 
-    A contrast without a single pair is included with NaN estimates. The contrast of a stopping rule has the interval
-    and p of its last interim analysis; contrasts at chance level are flagged. Empty if the grid declares none.
+    A contrast without a single pair is included, with NaN estimates and 0 pairs. The contrast of a stopping rule has
+    the interval and p of its last interim analysis, and the correction is then Holm's. Contrasts with both sides at
+    chance level have `is_at_chance`. The equivalence p values of contrasts with a margin are corrected by Holm among
+    themselves. Empty if the grid declares none.
     """
     if not data.contrasts:
         return []
@@ -228,7 +247,10 @@ def _estimator(data: SweepData, columns: Sequence[Column]) -> _Estimator:
 
 
 def _corrected_fields(estimator: _Estimator, rows: Sequence[EffectRow]) -> list[tuple[EffectRow, dict[str, Any]]]:
-    """Return every row with its shared fields, `p_corrected` included, corrected within each family."""
+    """Return every row, in order, with its shared fields, `p_corrected` included, corrected within each family.
+
+    A family is the set of rows with equal field `family`. The matched estimator also adds test fields to the rows.
+    """
     families: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         families.setdefault(row.fields["family"], []).append(index)
@@ -244,8 +266,9 @@ def _corrected_fields(estimator: _Estimator, rows: Sequence[EffectRow]) -> list[
 class _MatchedRow(EffectRow):
     """An effect row with its sample of matched differences.
 
-    `sample` holds the differences, [configuration] or [configuration, seed], scaled so that strata have equal weights.
-    `unweighted` holds the differences without those weights, averaged over seeds: [configuration].
+    `sample` holds the differences: [configuration] of means if no configuration has several seeds, else [configuration,
+    seed] with NaN. They are scaled so that their mean gives every stratum an equal weight. `unweighted` holds the
+    differences without those weights, averaged over seeds: [configuration].
     """
 
     sample: np.ndarray
@@ -266,12 +289,24 @@ class _MatchedEstimator:
         self.data, self.axes, self.numbers = data, varying_axes(data), MetricMatrix(data, columns)
 
     def effect_rows(self, levels: Levels, include_strata: bool) -> Iterator[EffectRow]:
-        """Yield the rows of two levels of an axis over the full sweep and, with `include_strata`, within its strata."""
+        """Yield the rows of two levels of an axis over the full sweep and, with `include_strata`, within its strata.
+
+        Rows come for every measure; subsets without a single pair are skipped. See `_rows` for the strata.
+
+        Args:
+            levels: One axis with its (level, reference).
+            include_strata: Yield rows within strata as well.
+        """
         strata = _strata(self.data, levels)
         return _rows(self.numbers, levels, strata if include_strata else [], strata)
 
     def interaction_rows(self) -> Iterator[EffectRow]:
-        """Yield the rows of every two axes, over the full sweep and within every mixer, and of every three axes."""
+        """Yield the rows of every two axes, over the full sweep and within every mixer, and of every three axes.
+
+        Rows within mixers come only for levels against reference levels. If the mixer is one of the two axes, rows
+        within the levels of memory take their place where these differ significantly. Three axes compare mixers
+        pairwise and other axes against their reference level.
+        """
         for count in (2, 3):
             for axes in combinations(self.axes, count):
                 strata = _strata(self.data, axes)
@@ -286,9 +321,11 @@ class _MatchedEstimator:
     def contrast_row(self, column_index: int, levels: Levels, subset: Mapping[str, str]) -> EffectRow:
         """Return the row of a declared contrast; its sample is empty if the sweep has no matched pair of it.
 
+        Its `where` is the text of `subset`; the family stays unset.
+
         Args:
             column_index: Position of the contrast's measure among the columns.
-            levels: One axis with its (level, reference).
+            levels: One axis with its (level, reference); an axis or level that the sweep lacks gives an empty sample.
             subset: Level by axis that both sides have; empty for the full sweep.
         """
         ((axis, (level, reference)),) = levels.items()
@@ -308,7 +345,11 @@ class _MatchedEstimator:
         """Return the p value of the two one-sided tests (TOST) that the mean lies within its margin, row by row.
 
         Each one-sided p is half of the two-sided p of the differences shifted by the margin, whichever test that is;
-        the larger of the two is returned. Not corrected for multiple tests.
+        the larger of the two is returned. Not corrected for multiple tests. NaN where no test is possible.
+
+        Args:
+            rows: Rows with their samples.
+            margins: Margin of each row, above 0, in the unit of its measure.
         """
         scales = [row.scale for row in rows]
         below = paired_difference_tests(
@@ -320,7 +361,15 @@ class _MatchedEstimator:
         return [max(_upper_tail_p(a.p, a.mean), _upper_tail_p(b.p, -b.mean)) for a, b in zip(below, above, strict=True)]
 
     def corrected_p_values(self, rows: Sequence[_MatchedRow], families: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return the corrected p values of each family (indices of rows); adds the fields of its test to each row."""
+        """Return the corrected p values of each family, one list per family in the order of its indices.
+
+        Adds the fields of its PairedTest to the `fields` of every row. `median` is over the differences without the
+        weights of strata; `p_sign` is NaN for an empty sample.
+
+        Args:
+            rows: All rows.
+            families: Indices of the rows of each family.
+        """
         samples, scales = [row.sample for row in rows], [row.scale for row in rows]
         summed = paired_difference_tests(samples, scales)
         for row, summary in zip(rows, summed, strict=True):
@@ -334,13 +383,14 @@ class _MatchedEstimator:
 
 
 def _upper_tail_p(p: float, mean: float) -> float:
+    """Return the one-sided p for a mean above zero from a two-sided p and the mean."""
     return p / 2 if mean > 0 else 1 - p / 2
 
 
 def _strata(data: SweepData, axes: Iterable[str]) -> list[str]:
-    """Return the axes other than `axes` whose strata a row averages, mixer before memory.
+    """Return the axes of STRATUM_AXES with several levels that are not in `axes`: mixer before memory.
 
-    The first one is always averaged with equal weights; rows within its levels average the second.
+    A row averages the strata of the first one with equal weights; rows within its levels average the second.
     """
     return [axis for axis in STRATUM_AXES if axis not in axes and len(data.levels(axis)) > 1]
 
@@ -350,14 +400,14 @@ def _rows(
 ) -> Iterator[EffectRow]:
     """Yield the rows of these levels for every measure, with and without restriction to strata.
 
-    A row over the full sweep comes first, then rows within the levels of the first axis of `stratum_rows`. Rows within
-    the levels of the next axis follow only where its strata differ significantly (heterogeneity p < 0.05). Subsets
+    For each measure, a row over the full sweep comes first, then a row within every mixer. Rows within the levels of
+    memory follow only where these differ significantly (heterogeneity p < 0.05), within the sweep or the mixer. Subsets
     without data are skipped.
 
     Args:
         numbers: The numbers of the sweep.
         levels: (level, reference) by axis.
-        stratum_rows: Axes within whose levels rows are wanted.
+        stratum_rows: Axes of `strata` within whose levels rows are wanted.
         strata: Axes whose strata get equal weights, in order; the first one that the subset leaves free is averaged.
     """
     matched = numbers.differences_between(levels)
@@ -385,6 +435,9 @@ def _row(
     numbers: MetricMatrix, matched: MatchedDifferences, mask: np.ndarray, column_index: int, axis: str | None
 ) -> _MatchedRow:
     """Return the row of one measure over the configurations of `mask`.
+
+    Configurations without any difference are dropped from the sample. `expected` counts configurations with a complete
+    group in the grid, `missing` runs of such groups without a difference.
 
     Args:
         numbers: The numbers of the sweep.
@@ -431,7 +484,11 @@ def _row(
 
 
 def _means(sample: np.ndarray) -> np.ndarray:
-    """Return the mean of every configuration over its seeds, [configuration]; each row needs at least one value."""
+    """Return the mean of every configuration over its seeds, [configuration], NaN skipped.
+
+    Args:
+        sample: Differences [configuration, seed]; each row needs at least one number. With one seed it is a view.
+    """
     if sample.shape[1] == 1:
         return sample[:, 0]
     counts = (~np.isnan(sample)).sum(axis=1)
@@ -441,20 +498,22 @@ def _means(sample: np.ndarray) -> np.ndarray:
 def _weights(strata: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:
     """Return factors [configuration] that turn the mean over configurations into the mean of the stratum means.
 
+    They are n / (strata x size of the configuration's stratum), and their mean is 1.
+
     Args:
         strata: Level of each configuration on the axis of the strata, [configuration].
-        parts: Values of each stratum, in order of first appearance.
+        parts: Values of each stratum, in order of first appearance; their lengths alone are used.
     """
     sizes = {level: len(part) for level, part in zip(dict.fromkeys(strata.tolist()), parts, strict=True)}
     return np.array([len(strata) / (len(sizes) * sizes[level]) for level in strata.tolist()])
 
 
 def _count_missing(numbers: MetricMatrix, corners: np.ndarray, column_index: int) -> dict[str, int]:
-    """Return how many runs lack a difference, by the placeholder text of the first cell without a number.
+    """Return the number of runs without a difference, by the placeholder text of the first cell without a number.
 
     Args:
         numbers: The numbers of the sweep.
-        corners: Cell indices of the incomplete runs, [run, corner].
+        corners: Cell indices of the incomplete runs, [run, corner]; each run needs a cell without the number.
         column_index: Position of the measure.
     """
     counts: Counter[str] = Counter()
@@ -468,6 +527,8 @@ def _worst_case_mean(
     numbers: MetricMatrix, matched: MatchedDifferences, mask: np.ndarray, column_index: int, axis: str | None
 ) -> float:
     """Return the mean difference with diverged cells at the worst possible value; NaN if no cell of `mask` diverged.
+
+    Each configuration's mean over its seeds counts once; with `axis` the mean of the stratum means is returned.
 
     Args:
         numbers: The numbers of the sweep.
@@ -527,11 +588,14 @@ def heterogeneity_test(strata: Sequence[np.ndarray]) -> tuple[float, float]:
 
 
 def pareto(points: Sequence[tuple[float, float]], directions: tuple[int, int] = (1, 1)) -> list[bool]:
-    """Return a Pareto front mask: True for points that no other equals in both coordinates and beats in one.
+    """Return a Pareto front mask: True for points that no other equals or beats in both coordinates and beats in one.
 
     Args:
         points: (x, y) pairs. Equal points do not dominate each other.
         directions: 1 where more is better, -1 where less is better, for x and y.
+
+    Returns:
+        One boolean per point, in order; empty without points.
     """
     scaled = [(x * directions[0], y * directions[1]) for x, y in points]
 

@@ -34,7 +34,7 @@ DIVERGED_STANDING = "diverged"
 def measures(data: SweepData, *, at_least: int = 2) -> list[Column]:
     """Return the measures that at least `at_least` cells have, at every context length and averaged over lengths.
 
-    These are the columns of the complete results, with one more decimal for losses.
+    These are the columns of the complete results that are shown, with LOSS_DECIMALS decimals unless a percentage.
     """
     return _measured_columns(data, complete_columns(data, over=all_lengths), at_least)
 
@@ -50,7 +50,10 @@ def first_measures(data: SweepData, *, at_least: int = 2) -> list[Column]:
 
 
 def _measured_columns(data: SweepData, columns: Sequence[Column], at_least: int) -> list[Column]:
-    """Return the distinct columns that at least `at_least` cells have, with LOSS_DECIMALS unless a percentage."""
+    """Return the columns, without repetition of a key, for which at least `at_least` cells have a number.
+
+    Order is that of `columns`. Decimals become LOSS_DECIMALS unless the column is a percentage.
+    """
     by_key = {}
     for column in columns:
         if len(data.column_numbers(data.cells, column)) >= at_least:
@@ -59,7 +62,7 @@ def _measured_columns(data: SweepData, columns: Sequence[Column], at_least: int)
 
 
 def varying_axes(data: SweepData) -> list[str]:
-    """Return the axes with more than one level, fixed axes before extra axes; the seed is not an axis."""
+    """Return the axes with more than one level, those of AXES before extra axes; the seed is not an axis."""
     return [axis for axis in AXES if len(data.levels(axis)) > 1] + data.extra_axes()
 
 
@@ -67,7 +70,7 @@ def contrast_column(data: SweepData, contrast: Contrast) -> Column:
     """Return the column of the measure that a declared contrast compares.
 
     Without a length in the contrast it is the length-weighted average ("avg"); a length of 0 is a measure without
-    lengths.
+    lengths. Decimals are LOSS_DECIMALS unless a percentage. The measure need not be measured.
     """
     metric = data.metric(contrast.probe, contrast.metric)
     heading = metric.heading or f"{contrast.probe}.{contrast.metric}"
@@ -79,10 +82,13 @@ def contrast_column(data: SweepData, contrast: Contrast) -> Column:
 
 
 def level_pairs(data: SweepData, axis: str, *, all_pairs: bool = True) -> list[tuple[str, str]]:
-    """Return the (level, reference) pairs of an axis.
+    """Return the (level, reference) pairs of an axis; a difference is level minus reference.
 
     Every level against the reference level comes first. With `all_pairs`, and at most MAX_ALL_PAIRS_LEVELS levels, the
-    pairs of the other levels follow, the later level against the earlier one.
+    pairs of the other levels follow, the later level against the earlier one. Empty for an axis with a single level.
+
+    Raises:
+        IndexError: The sweep has no level of the axis.
     """
     levels = data.levels(axis)
     first = reference_level(levels)
@@ -96,9 +102,11 @@ def level_pairs(data: SweepData, axis: str, *, all_pairs: bool = True) -> list[t
 
 
 def values_frame(data: SweepData, column: Column) -> pd.DataFrame:
-    """Return a frame with one row per cell that has the number, in the sweep's order.
+    """Return a frame with one row per cell that has the number, in the sweep's order; imports pandas.
 
-    Columns: cell (id), attempt (id), seed, every axis (level as text), value (float, shares as fractions).
+    Columns: cell (id), attempt (id), seed, every axis of AXES and extra axis (level as text, "-" for none), value
+    (float, shares as fractions). Cells that have a reason instead of a number are left out. Columns are there without
+    any row, too.
     """
     import pandas as pd  # imported late: it takes half a second, and most tables do not need it
 
@@ -114,7 +122,14 @@ def values_frame(data: SweepData, column: Column) -> pd.DataFrame:
 
 
 def frame_origins(frame: pd.DataFrame, *suffixes: str) -> tuple[tuple[str, int | None], ...]:
-    """Return the (cell id, attempt id) pairs of a frame, from its columns `cell` and `attempt` with each suffix."""
+    """Return the (cell id, attempt id) pairs of a frame of `values_frame`.
+
+    They are row by row for the first suffix, then for the next.
+
+    Args:
+        frame: Frame with columns `cell` and `attempt`, each followed by a suffix.
+        suffixes: Suffixes of both columns; "" for a frame that was not merged. Without any the result is empty.
+    """
     return tuple(
         (str(cell), int(attempt))
         for end in suffixes
@@ -129,9 +144,11 @@ def frame_origins(frame: pd.DataFrame, *suffixes: str) -> tuple[tuple[str, int |
 class MatchedDifferences:
     """Differences between levels of one axis, or differences of differences for several axes, over the full sweep.
 
-    `axes` are the axes that are compared. `corners` are cell indices, [configuration, seed, corner], -1 where the grid
-    lists no cell; `signs` [corner] is the sign of each corner. `differences` is [configuration, seed, measure], NaN
-    where a number is missing. `levels` gives the level of every other axis, by axis: [configuration].
+    `axes` are the axes that are compared. A corner is a combination of level (first) or reference of each axis, the
+    last axis fastest. `corners` are cell indices, [configuration, seed, corner], -1 where the grid lists no cell.
+    `signs` [corner] is 1 for an even number of references, else -1, so one axis gives level minus reference.
+    `differences` is [configuration, seed, measure], NaN where any corner lacks the number. `levels` gives the level of
+    every other axis, by axis: [configuration].
     """
 
     axes: tuple[str, ...]
@@ -144,8 +161,8 @@ class MatchedDifferences:
 class MetricMatrix:
     """Numbers of a sweep as arrays [cell, measure], with the matched differences between any levels.
 
-    `values` is NaN where a cell lacks the number; `attempts` holds the attempt ids, 0 where it does. `cells`, `columns`
-    and `axes` name the rows, the columns and all axes.
+    `values` is NaN where a cell lacks the number (shares as fractions); `attempts` holds the attempt ids, 0 where
+    nothing is stored. `cells`, `columns` and `axes` name the rows, the columns and all axes.
     """
 
     def __init__(self, data: SweepData, columns: Sequence[Column]) -> None:
@@ -187,9 +204,11 @@ class MetricMatrix:
     def differences_between(self, levels: Mapping[str, tuple[str, str]]) -> MatchedDifferences:
         """Return the matched differences of these levels over all configurations of the other axes.
 
+        Configurations are sorted by their levels' first appearance, axis by axis; seeds in rising order.
+
         Args:
-            levels: (level, reference) by axis. One axis gives differences, several give differences of differences.
-                Levels that the sweep lacks give NaN differences and corners of -1.
+            levels: (level, reference) by axis. One axis gives level minus reference, several give differences of
+                differences. Levels that the sweep lacks give NaN differences and corners of -1.
 
         Raises:
             KeyError: The sweep has no such axis.
@@ -219,11 +238,11 @@ class MetricMatrix:
         )
 
     def _table(self, axes: tuple[str, ...]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Return the cells arranged by configuration of the axes other than `axes`; cached.
+        """Return the cells arranged by configuration of the axes other than `axes`; cached by `axes`.
 
         Returns:
-            (cell indices [configuration, level of each axis of `axes`, seed], -1 for no cell; levels of the other axes,
-            by axis).
+            (cell indices [configuration, level of each axis of `axes`, seed], -1 for no cell; levels of the other axes
+            as text [configuration], by axis).
         """
         if axes not in self._tables:
             remaining_axes = [axis for axis in self.axes if axis not in axes]
@@ -247,8 +266,8 @@ class MetricMatrix:
         """Return the text that a table prints in place of the number that a cell lacks; cached.
 
         Args:
-            cell: Index of the cell.
-            measure: Index of the column.
+            cell: Index of the cell in `cells`.
+            measure: Index of the column in `columns`.
         """
         if (cell, measure) not in self._placeholders:
             measured = self._measured[cell][measure]
@@ -258,7 +277,12 @@ class MetricMatrix:
         return self._placeholders[cell, measure]
 
     def origins(self, cells: np.ndarray, measure: int) -> tuple[tuple[str, int | None], ...]:
-        """Return the (cell id, attempt id) pairs of cell indices for the column at index `measure`; cached."""
+        """Return the (cell id, attempt id) pairs of cell indices for one column, in the order of `cells`; cached by column.
+
+        Args:
+            cells: Cell indices of at least 0, [n]; repetitions stay.
+            measure: Index of the column.
+        """
         if measure not in self._origins:
             # pairs are shared by all rows and measures, since a large sweep refers to millions of them
             pairs = zip((cell.cell_id for cell in self.cells), self.attempts[:, measure].tolist(), strict=True)
@@ -272,7 +296,7 @@ class MetricMatrix:
 
     @cached_property
     def filled(self) -> np.ndarray:
-        """Values with those of diverged cells at the worst possible value, [cell, measure]."""
+        """Values with those of diverged cells at the worst possible value (NaN if there is none), [cell, measure]."""
         return np.where(self.diverged, self.worst, self.values)
 
     @cached_property
@@ -295,11 +319,12 @@ class MetricMatrix:
 
 
 def subset_mask(levels: Mapping[str, np.ndarray], required_levels: Mapping[str, str], size: int) -> np.ndarray:
-    """Return a mask of the configurations at the given levels, [configuration].
+    """Return a mask of the configurations at the given levels, [configuration]; all True without required levels.
 
     Args:
         levels: Level of every axis that is not compared, by axis: [configuration].
-        required_levels: Required level by axis. No configuration matches if one of them is an axis that is compared.
+        required_levels: Required level by axis. No configuration matches if one of them is an axis that is compared or
+            unknown.
         size: Number of configurations.
     """
     mask = np.ones(size, dtype=bool)

@@ -57,11 +57,15 @@ def constant_answer_score(data: SweepData, length: int) -> float | None:
 
 
 def baseline_text(data: SweepData, lengths: Iterable[int] | None = None) -> str:
-    """Return a phrase with the scores, in percent, of a guess and of the best constant digit.
+    """Return a phrase with the scores, in percent, of the best constant digit and of a guess.
+
+    Such as "the same digit everywhere: 17.5 to 18.1; a guess: 10". Without a recorded score it is "a guess: 10; the
+    same digit everywhere: more, not recorded".
 
     Args:
         data: The sweep.
-        lengths: Context lengths in tokens, over which the range is given; None for all lengths that are shown.
+        lengths: Context lengths in tokens, over which the range is given; None for all lengths that are shown. 0 is
+            ignored.
     """
     guess = metrics.metric(*DIGIT_ACCURACY).chance_text.removesuffix("%")
     selected = [length for length in (data.lengths(*DIGIT_ACCURACY) if lengths is None else lengths) if length]
@@ -79,7 +83,12 @@ def baseline_text(data: SweepData, lengths: Iterable[int] | None = None) -> str:
 
 
 def needle_note(data: SweepData, heading: str = "Ndl") -> str:
-    """Return the note under every table that prints needle accuracies; `heading` is that of its columns."""
+    """Return the note under every table that prints needle accuracies, with the baseline scores in percent.
+
+    Args:
+        data: The sweep.
+        heading: Heading of its needle columns.
+    """
     return f"{heading}: needle digits right, in % ({baseline_text(data)})."
 
 
@@ -94,7 +103,10 @@ def needle_caption(data: SweepData, lengths: Iterable[int] | None = None) -> str
 
 
 def mentions_needle(entries: Iterable[TableEntry], labels: Iterable[str] = ()) -> bool:
-    """Return True if any entry is a needle accuracy or derived from one, or any label is its heading (`Ndl@64K`)."""
+    """Return True if any entry is a needle digit accuracy or its average over lengths, or any label is its heading.
+
+    A label counts up to its first "@" or space, as in `Ndl@64K`.
+    """
     heading = metrics.metric(*DIGIT_ACCURACY).heading
     if any(label.partition("@")[0].partition(" ")[0] == heading for label in labels):
         return True
@@ -102,7 +114,11 @@ def mentions_needle(entries: Iterable[TableEntry], labels: Iterable[str] = ()) -
 
 
 def below_baseline_note(data: SweepData) -> str:
-    """Return a note on how many cells score at most the best constant answer, by length; empty if no cell does."""
+    """Return a note on how many cells score at most the best constant answer, by length; empty if no cell does.
+
+    Lengths without a recorded baseline, or without a needle accuracy, are left out. With at least one such cell,
+    lengths with 0 of them are listed, too.
+    """
     counts: Counter[int] = Counter()
     cells: Counter[int] = Counter()
     for length in filter(None, data.lengths(*DIGIT_ACCURACY)):
@@ -120,11 +136,16 @@ def below_baseline_note(data: SweepData) -> str:
 
 
 def flag_chance_level(data: SweepData, effects: Sequence[Effect]) -> list[Effect]:
-    """Return the rows of the declared contrasts with `is_at_chance` set where both sides are at chance level.
+    """Return copies of the declared contrasts' rows with `is_at_chance` True where both sides are at chance level.
+
+    It is False for contrasts of other measures than the needle's digit accuracy and for rows without pairs.
 
     Args:
         data: The sweep.
-        effects: Rows of the declared contrasts, in the grid's order.
+        effects: One row per declared contrast, in the grid's order.
+
+    Raises:
+        ValueError: The numbers of rows and contrasts differ.
     """
     return [
         replace(row, is_at_chance=_both_sides_at_chance(data, row, contrast))
@@ -133,7 +154,11 @@ def flag_chance_level(data: SweepData, effects: Sequence[Effect]) -> list[Effect
 
 
 def _both_sides_at_chance(data: SweepData, row: Effect, contrast: Contrast) -> bool:
-    """Return True if the contrast compares needle accuracies, has pairs, and both of its sides are at chance level."""
+    """Return True if the contrast compares needle accuracies, has pairs, and both of its sides are at chance level.
+
+    Sides are all cells at the contrast's two levels within its subset, also those without a partner. A contrast without
+    a length must be at chance at every averaged length.
+    """
     if (contrast.probe, contrast.metric) != DIGIT_ACCURACY or not row.pairs:
         return False
     within = [
@@ -148,10 +173,11 @@ def _both_sides_at_chance(data: SweepData, row: Effect, contrast: Contrast) -> b
 
 
 def is_at_chance(data: SweepData, sides: Iterable[Iterable[str]], lengths: Iterable[int]) -> bool:
-    """Return True if no compared cell, and no mean of a side, beats the best constant answer by more than chance.
+    """Return True if no compared cell, and no mean of a side, is significantly above the best constant answer.
 
-    Tests are binomial, at 5% over all cells and at 5% over all means (Bonferroni). A mean has as many trials as one
-    cell, since all cells answer the same trials.
+    Tests are one-sided binomial tests, at 5% over all cells and at 5% over all means (Bonferroni, over lengths too). A
+    mean has as many trials as its cell with the fewest, since all cells answer the same trials. Cells without an
+    accuracy are skipped.
 
     Args:
         data: The sweep.
@@ -184,7 +210,12 @@ def is_at_chance(data: SweepData, sides: Iterable[Iterable[str]], lengths: Itera
 def _chance_p(share: float, trials: int | None, level: float) -> float:
     """Return the probability that answers right with chance `level` reach at least this share of right digits.
 
-    Without a number of trials it is 1 if the share does not exceed `level`, else 0.
+    It is 1 if the share does not exceed `level`. Above it, it is 0 without a number of trials.
+
+    Args:
+        share: Share of right digits, as a fraction.
+        trials: Number of independent trials; None or 0 if unknown.
+        level: Share that the best constant answer gets right.
     """
     if not trials or share <= level + ROUNDING_TOLERANCE:
         return float(share <= level + ROUNDING_TOLERANCE)

@@ -59,7 +59,13 @@ class FittedDesign:
     def fit(self, column_index: int) -> tuple[DesignRegression, dict[str, Any]]:
         """Return the least-squares fit of a measure, and the fields that all its rows share, by name; cached.
 
-        Fields that only matched pairs have (median, sign test, heterogeneity, worst case) are NaN or 0.
+        Observations are the means over seeds of combinations of the design with a number; cells outside the design
+        (grid option `include`) are ignored. Fields that only matched pairs have (median, sign test, heterogeneity,
+        worst case) are NaN or 0. `n` is the number of combinations, and `missing` counts cells without a number by
+        placeholder text.
+
+        Args:
+            column_index: Position of the measure among the columns.
         """
         if column_index not in self._fits:
             values = self.numbers.values[:, column_index]
@@ -84,7 +90,7 @@ class FittedDesign:
         return self._fits[column_index]
 
     def has_levels(self, levels: Levels, subset: Mapping[str, str]) -> bool:
-        """Return True if the design's space contains all these levels, and those of `subset`."""
+        """Return True if the design's space contains all these levels, and those of `subset`, whose axes must exist."""
         axes = self.design.space.axes
         has_axis_levels = all(axis in axes and set(pair) <= set(axes[axis]) for axis, pair in levels.items())
         return has_axis_levels and all(level in axes[axis] for axis, level in subset.items())
@@ -92,10 +98,13 @@ class FittedDesign:
     def contrast_row(self, column_index: int, levels: Levels, subset: Mapping[str, str]) -> FittedRow:
         """Return the row of one difference of one measure; its estimate is NaN if the cells cannot determine it.
 
+        Its family is the measure and the axes; the method is `least-squares`, or `none` without a p.
+
         Args:
             column_index: Position of the measure among the columns.
             levels: (level, reference) by axis; several axes give an interaction.
-            subset: Level by axis at which the difference is taken; empty for the average over the design's space.
+            subset: Level by axis at which the difference is taken; empty for the average over the design's space. Axes
+                that the design lacks are ignored in the estimate.
         """
         fit, fields = self.fit(column_index)
         in_subset = {axis: level for axis, level in subset.items() if axis in self.axes}
@@ -122,10 +131,14 @@ class FittedDesign:
         return FittedRow(column_index=column_index, levels=levels, fields=fields | row_fields, estimate=estimate)
 
     def effect_rows(self, levels: Levels, include_strata: bool) -> Iterator[FittedRow]:
-        """Yield the estimable differences of two levels of an axis, for every measure.
+        """Return an iterator of the estimable differences of two levels of an axis, for every measure.
 
         They are over the full space and, with `include_strata`, within each mixer if the model has the mixer-by-axis
-        interaction.
+        interaction. Subsets are the outer loop, measures the inner one.
+
+        Args:
+            levels: One axis with its (level, reference).
+            include_strata: Also return differences within each mixer.
         """
         first, (axis,) = STRATUM_AXES[0], levels
         has_stratum_term = (
@@ -135,7 +148,10 @@ class FittedDesign:
         return self._estimable_rows(levels, *subsets)
 
     def interaction_rows(self) -> Iterator[FittedRow]:
-        """Yield the interactions of the design's model, against reference levels, and for mixers between all pairs."""
+        """Yield the estimable interactions of the design's model (terms of two or more axes), for every measure.
+
+        Levels are compared to reference levels, mixers also among each other; there are no rows within strata.
+        """
         for term in (term for term in self.design.terms if len(term) > 1):
             for levels in level_combinations(
                 {axis: level_pairs(self.data, axis, all_pairs=axis == STRATUM_AXES[0]) for axis in term}
@@ -143,7 +159,7 @@ class FittedDesign:
                 yield from self._estimable_rows(levels, {})
 
     def _estimable_rows(self, levels: Levels, *subsets: Mapping[str, str]) -> Iterator[FittedRow]:
-        """Return the rows of every measure and subset, without those that the cells cannot determine."""
+        """Return an iterator of the rows of every subset and measure, without those that the cells cannot determine."""
         rows = (
             self.contrast_row(column_index, levels, subset)
             for subset in subsets
@@ -152,7 +168,14 @@ class FittedDesign:
         return (row for row in rows if not math.isnan(row.estimate.value))
 
     def equivalence_p_values(self, rows: Sequence[FittedRow], margins: Sequence[float]) -> list[float]:
-        """Return the p value of the two one-sided tests (TOST) that a difference lies within its margin, row by row."""
+        """Return the p value of the two one-sided tests (TOST) that a difference lies within its margin, row by row.
+
+        The larger of the two one-sided p values, not corrected; NaN without a standard error.
+
+        Args:
+            rows: Rows with their estimates.
+            margins: Margin of each row, above 0, in the unit of its measure.
+        """
         estimates = [row.estimate for row in rows]
         return [
             max(estimate.p_at_most(-margin), estimate.p_at_least(margin))
@@ -180,7 +203,7 @@ class Estimate:
     """Estimate of a linear combination of regression coefficients with its 95% t interval.
 
     All but `df` are NaN if the cells cannot determine it. `error` (standard error), `low`, `high` and `p` (two-sided,
-    of zero) are NaN without a residual variance. `df` are the residual degrees of freedom.
+    of zero, not corrected) are NaN without a residual variance. `df` are the residual degrees of freedom.
     """
 
     value: float
@@ -234,7 +257,10 @@ class DesignRegression:
         self._scale = float(np.abs(values).max(initial=0.0))
 
     def estimate(self, weights: np.ndarray) -> Estimate:
-        """Return the estimate of the combination of coefficients with these weights, [column]."""
+        """Return the estimate of the combination of coefficients with these weights, [column], with its 95% t interval.
+
+        An estimate below rounding is exactly 0. The fields of the estimate are NaN as `Estimate` says.
+        """
         if not len(self.values) or not is_estimable(self.rows, weights):
             return Estimate(math.nan, math.nan, self.df, math.nan, math.nan, math.nan)
         value = float(weights @ self.coefficients)
@@ -250,5 +276,5 @@ class DesignRegression:
 
 
 def _upper_tail_p(t: float, df: int) -> float:
-    """Return the upper tail probability of Student's t."""
+    """Return the probability that Student's t with `df` degrees of freedom is above `t`."""
     return float(special.stdtr(df, -t))

@@ -15,10 +15,12 @@ from .effect_types import NO_TEST, Effect
 
 
 def apply_last_look(data: SweepData, effects: Sequence[Effect]) -> list[Effect]:
-    """Replace the row of the stopping rule's contrast by its last interim analysis, and correct all rows again.
+    """Return the rows with that of the stopping rule's contrast replaced by its last interim analysis.
 
-    Unchanged without a stopping rule, or if no declared contrast is the rule's. Before the first interim analysis the
-    rule's row has NaN for low, high and p. The correction of all rows is then Holm's.
+    Rows are returned unchanged without a stopping rule, or if no declared contrast is the rule's. Otherwise
+    `p_corrected` of all rows is computed again, by Holm. Before the first interim analysis, or without an interval in
+    it, the rule's row has NaN for low, high and p and the method `none`. Its equivalence p is multiplied by the number
+    of contrasts with a margin (Bonferroni).
 
     Args:
         data: The sweep.
@@ -43,9 +45,10 @@ def apply_last_look(data: SweepData, effects: Sequence[Effect]) -> list[Effect]:
 
 
 def stopping_notes(data: SweepData) -> list[str]:
-    """Return footnotes about the stopping rule: number of interim analyses, their levels, and why no seeds were added.
+    """Return two footnotes about the stopping rule; an empty list without one.
 
-    Empty without a stopping rule.
+    The first gives the rule's contrast and goal, the way that its error is spent over interim analyses, and its present
+    status. The second explains the columns of its row.
     """
     status = _stopping_status(data)
     if status is None:

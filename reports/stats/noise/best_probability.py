@@ -38,8 +38,8 @@ Stratum = tuple[str, ...]
 class Candidate:
     """A configuration's number in a comparison: the mean of `seeds` runs with run-to-run standard deviation `sd`.
 
-    `sd` is that of `stratum`, estimated with `df` degrees of freedom (infinite: known exactly). Draws of a `share` are
-    clipped to [0, 1].
+    The mean is drawn with sd / sqrt(seeds). `sd` is that of a single run in `stratum`, estimated with `df` degrees of
+    freedom (infinite: known exactly). Draws of a `share` (a fraction) are clipped to [0, 1].
     """
 
     value: float
@@ -53,6 +53,8 @@ class Candidate:
 def simulate_p_best(candidates: Sequence[Candidate], direction: int) -> np.ndarray:
     """Return the probability that each candidate is the best, [candidate]; tied draws are shared, and the sum is 1.
 
+    Seeded and cached by candidates and direction; each call returns a fresh array. Empty without candidates.
+
     Args:
         candidates: The numbers that are compared.
         direction: 1 where more is better, -1 where less is.
@@ -62,7 +64,10 @@ def simulate_p_best(candidates: Sequence[Candidate], direction: int) -> np.ndarr
 
 @lru_cache(maxsize=32)  # the dashboard's first page ranks the numbers of Table 6 again
 def _simulated_p_best(candidates: tuple[Candidate, ...], direction: int) -> np.ndarray:
-    """Return the share of draws that each candidate wins, [candidate]; cached by candidates and direction."""
+    """Return the share of draws that each candidate wins, [candidate]; cached by candidates and direction.
+
+    The array is the cached one, so callers must copy it before they change it. A draw with ties counts in equal parts.
+    """
     won = np.zeros(len(candidates))
     if not candidates:
         return won
@@ -74,12 +79,13 @@ def _simulated_p_best(candidates: tuple[Candidate, ...], direction: int) -> np.n
 
 
 def simulate_p_front(pairs: Sequence[tuple[Candidate, Candidate]], directions: tuple[int, int] = (1, 1)) -> np.ndarray:
-    """Return the probability that each pair lies on the Pareto front, [pair].
+    """Return the probability that each pair lies on the Pareto front, [pair]; empty without pairs.
 
-    A pair is on the front if no other is at least as good in both numbers and better in one.
+    A pair is on the front if no other is at least as good in both numbers and better in one. Speeds and qualities are
+    drawn independently, from fixed seeds.
 
     Args:
-        pairs: (speed, quality) of each configuration, drawn independently.
+        pairs: (speed, quality) of each configuration.
         directions: 1 where more is better, -1 where less is, for speed and quality.
     """
     front_counts = np.zeros(len(pairs))
@@ -93,7 +99,7 @@ def simulate_p_front(pairs: Sequence[tuple[Candidate, Candidate]], directions: t
 
 
 def _unbeaten(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return a mask of the non-dominated points of each draw, [draw, point].
+    """Return a mask of the non-dominated points of each draw, [draw, point]; equal points do not dominate each other.
 
     Args:
         x: First coordinate, more is better, [draw, point].
@@ -116,7 +122,8 @@ def _unbeaten(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def best_probabilities(data: SweepData, column: Column) -> dict[Configuration, float]:
     """Return the probability that each configuration with the number is the best, by configuration.
 
-    Empty if the column has no better side, or if no stratum has seeds or near-replicates to estimate the noise from.
+    Probabilities sum to 1. Empty if the column has no better side, or if no stratum has seeds or near-replicates to
+    estimate the noise from. See `SweepData.configurations` for the keys.
     """
     candidates = candidates_by_configuration(data, column)
     if not column.direction or not candidates:
@@ -127,7 +134,8 @@ def best_probabilities(data: SweepData, column: Column) -> dict[Configuration, f
 def front_probabilities(data: SweepData, speed: Column, quality: Column) -> dict[Configuration, float]:
     """Return the probability that each configuration lies on the front of speed and quality, by configuration.
 
-    A speed without a noise estimate counts as exact. Empty if the quality has no noise estimate.
+    Configurations without either number are left out. A speed without a noise estimate counts as exact; more of it is
+    better unless its column says otherwise. Empty if the quality has no noise estimate.
     """
     qualities = candidates_by_configuration(data, quality)
     if not qualities:
@@ -143,7 +151,10 @@ def front_probabilities(data: SweepData, speed: Column, quality: Column) -> dict
 
 
 def configuration_means(data: SweepData, column: Column) -> dict[Configuration, tuple[float, int]]:
-    """Return (mean over seeds, number of seeds) of each configuration with the number, by configuration."""
+    """Return (mean over seeds, number of seeds) of each configuration with the number, by configuration.
+
+    Seeds without the number are skipped; the mean of printed means counts each cell once.
+    """
     means = {}
     for key, cells in data.configurations().items():
         if values := data.column_numbers(cells, column):
@@ -154,7 +165,9 @@ def configuration_means(data: SweepData, column: Column) -> dict[Configuration, 
 def candidates_by_configuration(data: SweepData, column: Column) -> dict[Configuration, Candidate]:
     """Return the candidate of each configuration with the number, by configuration; empty without any noise estimate.
 
-    A printed mean takes the standard deviation printed beside it, other numbers take that of their stratum.
+    A printed mean takes the standard deviation printed beside it (0 if none) and its number of runs. Other numbers take
+    the standard deviation of their stratum, but at least the floor of an accuracy's trials, and the number of their
+    seeds.
     """
     spreads = noise_with_pooled_fallback(data, column)
     if not spreads:
@@ -177,10 +190,10 @@ def stratum_of(cell: CellState) -> Stratum:
 
 
 def noise_with_pooled_fallback(data: SweepData, column: Column) -> dict[Stratum, NoiseEstimate]:
-    """Return the noise estimate of a number in every stratum, by stratum.
+    """Return the noise estimate of a number in every stratum, by (mixer, memory).
 
-    A stratum without seeds or near-replicates gets the estimate pooled over the sweep. Empty if no stratum has an
-    estimate.
+    A stratum without seeds or near-replicates gets the estimate pooled over the sweep, or is left out if there is none.
+    Empty if no stratum has an estimate.
     """
     by_stratum = noise_by_stratum(data, column)
     strata = dict.fromkeys(map(stratum_of, data.cells))
@@ -198,12 +211,20 @@ def expected_maximum(runs: int) -> float:
 
 
 def _draw_count(num_candidates: int) -> int:
-    """Return the number of draws for so many candidates: a multiple of DRAW_BLOCK between MIN_DRAWS and MAX_DRAWS."""
+    """Return the number of draws for at least one candidate: from MIN_DRAWS to MAX_DRAWS, in steps of DRAW_BLOCK.
+
+    So many draws that MAX_SIMULATED_VALUES values are simulated, unless MIN_DRAWS need more.
+    """
     return max(MIN_DRAWS, min(MAX_DRAWS, MAX_SIMULATED_VALUES // num_candidates // DRAW_BLOCK * DRAW_BLOCK))
 
 
 def _simulated_values(candidates: Sequence[Candidate], salt: int = 0) -> Iterator[np.ndarray]:
-    """Yield simulated values of every candidate in blocks [DRAW_BLOCK, candidate]; reproducible for each `salt`."""
+    """Yield simulated values of every candidate in blocks [DRAW_BLOCK, candidate]; reproducible for each `salt`.
+
+    Values are normal around the candidate's value with its standard error, times sqrt(df / chi2) where df is finite:
+    Student's t. Candidates with equal stratum and df share the chi-square of a draw. Shares are clipped to [0, 1]. A
+    salt gives an independent set of draws.
+    """
     draw = np.random.default_rng((RANDOM_SEED, salt, len(candidates)))
     values = np.array([candidate.value for candidate in candidates])
     errors = np.array([candidate.sd / math.sqrt(candidate.seeds) for candidate in candidates])

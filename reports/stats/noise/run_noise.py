@@ -43,11 +43,11 @@ NODES = NODES + 0.5
 
 @dataclass(frozen=True)
 class NoiseEstimate:
-    """Noise estimate: pooled standard deviation between replicate runs, in the measure's own unit.
+    """Noise estimate: pooled standard deviation between replicate runs, in the measure's own unit (shares as fractions).
 
-    `df` are its degrees of freedom, `groups` the number of replicate groups behind it. `kind` is `seeds` or
-    `near-replicates`. `floor` is the standard deviation that an accuracy has from its finite number of trials alone; 0
-    for other numbers.
+    `df` are its degrees of freedom (runs minus groups), `groups` the number of groups with several runs behind it.
+    `kind` is `seeds` or `near-replicates`. `floor` is the standard deviation that an accuracy has from its finite
+    number of trials alone; 0 for other numbers and for printed standard deviations.
     """
 
     kind: str
@@ -63,7 +63,10 @@ class NoiseEstimate:
 
 
 class Replicate(NamedTuple):
-    """A replicate run: cell, attempt id, index of its `group`, value, and difference from the group's mean."""
+    """A replicate run: cell, attempt id, index of its `group`, value, and difference from the group's mean.
+
+    The mean includes the run itself. Groups are counted from 0 within a stratum.
+    """
 
     cell: CellState
     attempt: int
@@ -73,7 +76,10 @@ class Replicate(NamedTuple):
 
 
 def pooled_noise(data: SweepData, column: Column, where: Mapping[str, str] | None = None) -> NoiseEstimate | None:
-    """Return the noise estimate of a number, between seeds where the sweep has several, else between near-replicates.
+    """Return the noise estimate of a number, between seeds where any configuration has several, else between near-replicates.
+
+    Near-replicates are runs that differ in their regularizer only, where its weight is negligible; they never count for
+    speed. Numbers that are printed means use the standard deviations printed beside them, if there is one.
 
     Args:
         data: The sweep.
@@ -81,8 +87,7 @@ def pooled_noise(data: SweepData, column: Column, where: Mapping[str, str] | Non
         where: Level by axis; only cells at these levels are used. None for all cells.
 
     Returns:
-        None without a group of replicates. Numbers that are printed means use the standard deviations printed beside
-        them.
+        The within-group standard deviation, pooled by degrees of freedom. None without a group of two replicates.
     """
     required = (where or {}).items()
     cell_values = [
@@ -94,7 +99,10 @@ def pooled_noise(data: SweepData, column: Column, where: Mapping[str, str] | Non
 
 
 def noise_by_stratum(data: SweepData, column: Column) -> dict[tuple[str, ...], NoiseEstimate]:
-    """Return the noise estimate within every stratum that has one, by its levels of STRATUM_AXES (mixer, memory)."""
+    """Return the noise estimate within every stratum that has one, by its levels of STRATUM_AXES (mixer, memory).
+
+    Each is `pooled_noise` over the cells of the stratum alone. Strata without replicates are left out.
+    """
     return _noise_by_axes(data, column, STRATUM_AXES)
 
 
@@ -105,7 +113,7 @@ def _noise_by_axes(data: SweepData, column: Column, axes: Sequence[str]) -> dict
 
 
 def _values_by_levels(data: SweepData, column: Column, axes: Sequence[str]) -> dict[tuple[str, ...], list[_CellValue]]:
-    """Return the cells with the number grouped by their levels of `axes`."""
+    """Return the cells with the number, by their levels of `axes` (of the fixed AXES), in order of first appearance."""
     parts: dict[tuple[str, ...], list[_CellValue]] = {}
     for cell_value in _measured_values(data, column):
         parts.setdefault(tuple(cell_value.cell.levels[axis] for axis in axes), []).append(cell_value)
@@ -131,7 +139,11 @@ def _measured_values(data: SweepData, column: Column) -> list[_CellValue]:
 
 
 def replicates(data: SweepData, column: Column) -> dict[tuple[str, ...], tuple[NoiseEstimate, list[Replicate]]]:
-    """Return, for every stratum with a noise estimate, (estimate, replicate runs behind it), by mixer and memory."""
+    """Return, for every stratum with replicate runs, (noise estimate, runs of its groups), by (mixer, memory).
+
+    The estimate is the measured one: printed standard deviations are ignored. Runs that are alone in their group are
+    left out. Runs come group by group.
+    """
     by_stratum = {}
     for key, part in _values_by_levels(data, column, STRATUM_AXES).items():
         spread = _measured_noise(data, column, part)
@@ -156,7 +168,10 @@ def replicates(data: SweepData, column: Column) -> dict[tuple[str, ...], tuple[N
 
 
 def printed_noise(data: SweepData, cell: CellState, column: Column) -> NoiseEstimate | None:
-    """Return the noise printed beside a mean over runs: sd 0 if none is printed, None if it is no printed mean."""
+    """Return the noise printed beside a mean over runs, of kind `seeds`; None if the number is no printed mean.
+
+    The sd is 0 if none is printed. Degrees of freedom are runs - 1, but at least 1.
+    """
     printed_spread = data.printed_spread(cell, column)
     return (
         NoiseEstimate(SEEDS, printed_spread[1] or 0.0, max(printed_spread[0] - 1, 1), 1)
@@ -171,7 +186,11 @@ def _noise_of(data: SweepData, column: Column, cell_values: Sequence[_CellValue]
 
 
 def _printed_noise_of(data: SweepData, column: Column, cell_values: Sequence[_CellValue]) -> NoiseEstimate | None:
-    """Return the noise pooled from the standard deviations printed beside means over runs; None without any."""
+    """Return the noise pooled from the standard deviations printed beside means over runs; None without any.
+
+    Weights are the degrees of freedom, runs - 1; means of one run, or without a printed sd, are left out. The kind is
+    `seeds`.
+    """
     printed_spreads = (data.printed_spread(cell_value.cell, column) for cell_value in cell_values)
     df_and_sd = [(n - 1, sd) for n, sd in filter(None, printed_spreads) if sd is not None and n > 1]
     df = sum(group_df for group_df, _ in df_and_sd)
@@ -183,7 +202,10 @@ def _printed_noise_of(data: SweepData, column: Column, cell_values: Sequence[_Ce
 
 
 def _measured_noise(data: SweepData, column: Column, cell_values: Sequence[_CellValue]) -> NoiseEstimate | None:
-    """Return the noise pooled over replicate groups, weighted by degrees of freedom; None without replicates."""
+    """Return the noise pooled over replicate groups, weighted by degrees of freedom; None without replicates.
+
+    Deviations are from the mean of each group. The floor of an accuracy is that of all cells, alone or not.
+    """
     kind, groups = _replicate_groups(data, column, cell_values)
     df = sum(len(group) - 1 for group in groups)
     if not df:
@@ -204,12 +226,12 @@ def _measured_noise(data: SweepData, column: Column, cell_values: Sequence[_Cell
 def _replicate_groups(
     data: SweepData, column: Column, cell_values: Sequence[_CellValue]
 ) -> tuple[str, list[list[_CellValue]]]:
-    """Return the kind of replicates and their groups.
+    """Return the kind of replicates and their groups; groups of a single run are included.
 
     Returns:
         ("seeds", groups by configuration) if any configuration has several seeds; else ("near-replicates", groups by
-        configuration without regularizer, and seed); ("", []) if no two runs are replicates. Groups of a single run are
-        included.
+        configuration without regularizer, and seed), from cells with a negligible regularizer alone; ("", []) if no two
+        runs are replicates.
     """
     near_replicates = [
         cell_value
@@ -235,15 +257,20 @@ def is_loss_summed(data: SweepData, cell: CellState) -> bool:
 
 
 def is_regularizer_negligible(data: SweepData, cell: CellState) -> bool:
-    """Return True if the cell's regularizer is negligible: its loss is summed and its mode is not `strong`."""
+    """Return True if the cell's loss is summed over tokens and its regularizer mode is not `strong`.
+
+    A config that records neither setting gives False.
+    """
     return is_loss_summed(data, cell) and data.setting(cell, "train.regularizer") != EFFECTIVE_MODE
 
 
 def _binomial_floor(data: SweepData, column: Column, cell_values: Sequence[_CellValue]) -> float:
-    """Return the standard deviation of an accuracy due to its finite number of trials, at the mean of these cells.
+    """Return the standard deviation that a cell's accuracy has from its number of trials, at the mean share of these cells.
 
-    The mean is Jeffreys' estimate (0.5 added to either count), so it is positive even if no trial was right. For a
-    length-weighted average the variances of the lengths are combined. 0 for a number that is no accuracy.
+    It is sqrt(p (1 - p) / n), where n is the mean number of independent trials of a cell. p is the share over all
+    trials with 0.5 added to either count (Jeffreys), so it is positive even if no trial was right. For a
+    length-weighted average the variances of the lengths are combined. 0 for a number that is no accuracy, without
+    cells, or if a length has no count of trials.
     """
     base = column.metric.removesuffix(WEIGHTED_SUFFIX)
     if not cell_values or not data.metric(column.probe, base).trials:
@@ -270,7 +297,8 @@ def _binomial_floor(data: SweepData, column: Column, cell_values: Sequence[_Cell
 def detectable(noise: NoiseEstimate, pairs: int) -> float:
     """Return the smallest true difference that a mean over `pairs` pairs shows with 80% power at a two-sided 5%.
 
-    It is `detectable_factor` times the standard deviation of the noise estimate, in the measure's unit.
+    It is `detectable_factor` times `noise.effective_sd`, in the measure's unit. A pair is two runs; their standard
+    deviation is that of a single run.
     """
     return detectable_factor(pairs, noise.df) * noise.effective_sd
 
@@ -279,12 +307,13 @@ def detectable(noise: NoiseEstimate, pairs: int) -> float:
 def detectable_factor(pairs: int, df: int) -> float:
     """Return the detectable difference in units of a run's standard deviation: 80% power, two-sided 5%; cached.
 
-    The standard deviation is known with `df` degrees of freedom only, and the power is averaged over that uncertainty
-    (`power_of`). A single pair has no variance of its own: its factor is sqrt(2) (t(0.975) + t(0.8)), t with `df`.
+    The test is Student's t over the pairs, with pairs - 1 degrees of freedom. The standard deviation used for planning
+    is known with `df` degrees of freedom only, and the power is averaged over that uncertainty (`power_of`). A single
+    pair has no variance of its own, so its factor is sqrt(2) (t(0.975) + t(0.8)), t with `df`.
 
     Args:
-        pairs: Number of matched pairs.
-        df: Degrees of freedom of the standard deviation.
+        pairs: Number of matched pairs; below 2 counts as one.
+        df: Degrees of freedom of the standard deviation, at least 1.
     """
     if pairs < 2:
         return float((special.stdtrit(df, 1 - ALPHA / 2) + special.stdtrit(df, POWER)) * math.sqrt(2))
@@ -299,16 +328,16 @@ def detectable_factor(pairs: int, df: int) -> float:
 
 
 def power_of(pairs: np.ndarray, df: np.ndarray, ratios: np.ndarray) -> np.ndarray:
-    """Return the power of Student's t test over matched pairs at a two-sided 5%.
+    """Return the power of Student's t test over matched pairs at a two-sided 5%, from 0 to 1.
 
-    The pairs' own standard deviation estimate is V times the true one, that of `df` is W times it. The difference is
-    significant if Z + sqrt(pairs / 2) ratio W > t(0.975; pairs - 1) V. Given V and W this is a normal probability; it
-    is averaged over both.
+    The pairs' own standard deviation estimate is V times the true one, that of `df` is W times it. The difference
+    counts as detected if Z + sqrt(pairs / 2) ratio W > t(0.975; pairs - 1) V, so only on its own side. Given V and W
+    this is a normal probability; it is averaged over both.
 
     Args:
         pairs: Number of pairs, at least 2, [n].
-        df: Degrees of freedom of the known standard deviation, [n].
-        ratios: Difference over the standard deviation of a run, [n].
+        df: Degrees of freedom of the planning standard deviation, [n]; not those of the test.
+        ratios: Difference over the planning standard deviation of a single run, [n].
 
     Returns:
         Powers [n].
@@ -317,15 +346,20 @@ def power_of(pairs: np.ndarray, df: np.ndarray, ratios: np.ndarray) -> np.ndarra
 
 
 def _power(thresholds: np.ndarray, effects: np.ndarray) -> np.ndarray:
-    """Return the power averaged over both standard deviations, [n], from [n, node] thresholds and effects."""
+    """Return the power averaged over both standard deviations, [n].
+
+    Args:
+        thresholds: Critical values of the test at quantiles of V, [n, node].
+        effects: Standardised differences at quantiles of W, [n, node].
+    """
     return np.asarray(special.ndtr(effects[:, None, :] - thresholds[:, :, None]) @ WEIGHTS @ WEIGHTS)
 
 
 def _critical_values(pairs: np.ndarray) -> np.ndarray:
-    """Return t(0.975; pairs - 1) V at NODES, [pairs, node]."""
+    """Return t(0.975; pairs - 1) V at NODES, [n, node], for numbers of pairs [n] of at least 2."""
     return np.asarray(_scale_quantiles(pairs - 1) * special.stdtrit(pairs - 1, 1 - ALPHA / 2)[:, None])
 
 
 def _scale_quantiles(df: np.ndarray) -> np.ndarray:
-    """Return quantiles of sqrt(chi2 / df) at NODES, [df, node]."""
+    """Return the quantiles of sqrt(chi2 / df) at the probabilities NODES, [n, node], for degrees of freedom [n]."""
     return np.asarray(np.sqrt(special.chdtri(df[:, None], 1 - NODES) / df[:, None]))

@@ -76,8 +76,8 @@ def paired_difference_tests(samples: Sequence[Differences], scales: Sequence[flo
     The first procedure that applies is used: Student's t over the runs, for one configuration with several seeds
     (method `seeds`). Crossed random effects, with several seeds in a design that can separate them (`crossed`).
     Student's t over configuration means, for fewer than MIN_TEST_N configurations (`t`). The sign-flip permutation test
-    of configuration means and its inversion (`sign-flip`). The method is `none`, with NaN for low, high and p, without
-    a variance, for a single run, and for an empty sample.
+    of configuration means and its inversion (`sign-flip`). The first three need a variance: without one, for a single
+    run and for an empty sample the method is `none`, with NaN for low, high and p.
 
     Args:
         samples: Arrays [configuration], or [configuration, seed] with NaN (or infinity) where a run is missing.
@@ -233,8 +233,8 @@ def _means(table: np.ndarray, scale: float) -> np.ndarray:
 def _test_by_design(table: np.ndarray, d: np.ndarray) -> tuple[str, float, float, float]:
     """Return (method, low, high, p) of a sample, by its number of configurations and seeds.
 
-    `sign-flip` comes with NaN, since the caller tests such samples together. A sample without a variance has the method
-    `none` and NaN.
+    `sign-flip` comes with NaN, since the caller tests such samples together. For the other procedures a sample without
+    a variance gives the method `none` and NaN.
 
     Args:
         table: Differences [configuration, seed], NaN where a run is missing.
