@@ -30,8 +30,10 @@ Terms = dict[tuple[str, ...], np.ndarray]
 class AnovaResult:
     """Analysis of variance of one measure.
 
-    `frame` has COLUMNS (shares as fractions), `numbers` holds the observations, `remarks` the footnotes and
-    `permutations` the number of permutations behind `p_permuted`.
+    `frame` has COLUMNS: a row per term, then `residual` and, with several runs of a configuration, `lack of fit` and
+    `pure error`. `sum_sq` is in the squared unit of the measure, shares as fractions; no p is corrected. `numbers`
+    holds the observations (as `values_frame`), `remarks` the footnotes. `permutations` is the number of permutations
+    behind `p_permuted`.
     """
 
     column: Column
@@ -45,9 +47,17 @@ def anova_results(data: SweepData, columns: Sequence[Column]) -> list[AnovaResul
     """Return the type III analysis of variance of every measure, with sum contrasts, in the order of the columns.
 
     Terms are main effects and, where the design allows, two-way and three-way interactions; for a partial design the
-    terms it was made for. `omega_sq` = (SS - df MS_res) / (SS_total + MS_res), `partial_eta_sq` = SS / (SS + SS_res); p
-    values are those of `AnovaFit`. Where configurations have several runs, the residual is split into lack of fit and
-    pure error. The frame is empty if no analysis is possible; the first remark then gives the reason.
+    terms it was made for. An observation is a cell, so seeds are several observations. `omega_sq` = (SS - df MS_res) /
+    (SS_total + MS_res), `partial_eta_sq` = SS / (SS + SS_res); p values are those of `AnovaFit`. Measures that the same
+    cells have share one fit. Where configurations have several runs, the residual is split into lack of fit and pure
+    error.
+
+    Args:
+        data: The sweep.
+        columns: Measures.
+
+    Returns:
+        One result per column. Its frame is empty if no analysis is possible; the first remark then gives the reason.
     """
     numbers = [values_frame(data, column) for column in columns]
     by_cells: dict[tuple[str, ...], list[int]] = {}
@@ -78,7 +88,13 @@ def anova_results(data: SweepData, columns: Sequence[Column]) -> list[AnovaResul
 
 
 def _obstacle(data: SweepData, column: Column, frame: pd.DataFrame) -> str | None:
-    """Return the reason for no analysis of variance: no numbers, no varying axis or no variance; else None."""
+    """Return the reason for no analysis of variance: no numbers, no varying axis or no variance; None if it is possible.
+
+    Args:
+        data: The sweep.
+        column: The measure, for its heading.
+        frame: Its observations, as `values_frame`.
+    """
     if frame.empty:
         return f"no cell has {column.heading}"
     if not any(frame[axis].nunique() > 1 for axis in varying_axes(data)):
@@ -96,6 +112,10 @@ def _terms(
     frame: pd.DataFrame, names: Sequence[str], planned: Sequence[tuple[str, ...]] | None = None
 ) -> tuple[Terms, list[str]]:
     """Return the design columns of the largest supported model, by term, and remarks on what it leaves out.
+
+    An interaction needs an observation in each of its combinations. Models are tried with interactions of two and three
+    axes, then of two, then with main effects alone. A model is supported if it has full rank and a residual degree of
+    freedom.
 
     Args:
         frame: One row per observation.
@@ -144,13 +164,14 @@ def _terms(
 
 
 def _contrasts(levels: pd.Series) -> np.ndarray:
-    """Return the sum contrasts of an axis, [N, levels - 1]; the last level is -1 in all columns."""
+    """Return the sum contrasts of an axis, [N, levels - 1]; the level that appears last is -1 in all columns."""
     codes, levels_present = pd.factorize(levels)
     return np.concatenate([np.eye(len(levels_present) - 1), np.full((1, len(levels_present) - 1), -1.0)])[codes]
 
 
 def _product(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the columns of an interaction: all products of one column of each part."""
+    """Return the columns of an interaction, [N, product of widths]: all products of one column of each part [N,
+    width]."""
     product = parts[0]
     for part in parts[1:]:
         product = np.einsum("ni,nj->nij", product, part).reshape(len(product), -1)
@@ -161,6 +182,10 @@ def _table(
     terms: Terms, fitted: AnovaFit, measure: int, numbers: pd.DataFrame, names: Sequence[str]
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return the rows of a measure as a frame with COLUMNS, and remarks on its residual.
+
+    Rows are the terms in order, `residual` and, where configurations have several runs, `lack of fit` (tested against
+    pure error) and `pure error`. Columns that a row lacks are NaN. Without a residual all F, p and effect sizes are
+    NaN.
 
     Args:
         terms: Design columns by term.
@@ -207,9 +232,12 @@ def _table(
 
 
 def _checks(fitted: AnovaFit, measure: int, numbers: pd.DataFrame, names: Sequence[str]) -> list[str]:
-    """Return a warning if the residuals are not normal or have unequal variances, as a list; else empty.
+    """Return a list with one warning if the residuals are not normal or have unequal variances; else empty.
 
-    The residuals are scaled up to the size of the errors. The warning names the p value to use instead.
+    Normality is tested by Shapiro and Wilk with 3 to 5,000 observations, equal variances by Levene's test between the
+    strata (mixer, memory; else the first two axes). Groups that differ in the regularizer alone and have no variance
+    count as unequal variances. The warning names the p value to use instead: "p Box" for unequal variances, else "p
+    perm". Empty also without a residual.
 
     Args:
         fitted: Fit of all measures.
@@ -254,7 +282,8 @@ def _checks(fitted: AnovaFit, measure: int, numbers: pd.DataFrame, names: Sequen
 
 
 def _levene(groups: Sequence[np.ndarray]) -> float | None:
-    """Return the p value of Levene's test around medians (Brown-Forsythe); None if no group varies."""
+    """Return the p value of Levene's test around medians (Brown-Forsythe); None if no group varies or p is not
+    finite."""
     if max(float(np.ptp(np.abs(part - np.median(part)))) for part in groups) == 0:
         return None
     with warnings.catch_warnings():

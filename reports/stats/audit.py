@@ -55,8 +55,8 @@ def audit_differences(
     """Return one line for everything that differs between the cells whose numbers are shown.
 
     Covered are GPU, software, recipe, precision, micro-batch, kernels, probe plugins, restarts, shared GPUs and
-    co-tenancy. A last line lists what was not recorded. A setting that follows the levels of one axis is intended and
-    left out, except the micro-batch.
+    co-tenancy (the last three not for the paper's sweeps). A last line lists what was not recorded. A setting that
+    follows the levels of one axis is intended and left out, except the micro-batch.
 
     Args:
         store: The database.
@@ -69,6 +69,7 @@ def audit_differences(
 
     Raises:
         SweepUnknown: No such sweep.
+        ReportError: Nothing was measured at one of `lengths`.
     """
     data = load_sweep_data(store, sweep, revision=revision, lengths=lengths)
     used = {value.attempt_id for value in data.shown_values.values()}
@@ -102,7 +103,10 @@ def audit_differences(
 
 
 def _all_attempts(store: Store, data: SweepData, attempts: list[Attempt]) -> list[Attempt]:
-    """Return the attempts of all cells of the sweep, also of cells that a filter hides, which shared the GPUs."""
+    """Return the attempts of all cells of the sweep, also of cells that a filter hides, which shared the GPUs.
+
+    Without a filter these are `attempts`; with one the sweep is read again without it.
+    """
     if not data.only:
         return attempts
     with cell_filter.filtered_cells(data.sweep, ()):
@@ -112,7 +116,10 @@ def _all_attempts(store: Store, data: SweepData, attempts: list[Attempt]) -> lis
 
 
 def provenances_of(store: Store, data: SweepData) -> dict[str, list[Provenance]]:
-    """Return, for each cell with shown numbers, the provenances of the attempts behind them, oldest first."""
+    """Return, for each cell with shown numbers, the provenances of the attempts behind them, oldest attempt first.
+
+    Keys are cell ids. Attempts without a recorded provenance are left out, so a list may be empty.
+    """
     attempts_by_cell: dict[str, set[int]] = defaultdict(set)
     for (cell, *_), value in data.shown_values.items():
         attempts_by_cell[cell].add(value.attempt_id)
@@ -126,7 +133,7 @@ def provenances_of(store: Store, data: SweepData) -> dict[str, list[Provenance]]
 
 
 def _cells_by_value(pairs: Iterable[tuple[str, object]]) -> dict[str, set[str]]:
-    """Return the ids of the cells with each value, by the value as text."""
+    """Return the ids of the cells with each value, by the value as text; a cell may have several values."""
     groups: dict[str, set[str]] = defaultdict(set)
     for cell, value in pairs:
         groups[str(value)].add(cell)
@@ -134,7 +141,10 @@ def _cells_by_value(pairs: Iterable[tuple[str, object]]) -> dict[str, set[str]]:
 
 
 def _line(name: str, groups: Mapping[str, set[str]]) -> str:
-    """Return "<name> differs: ..." with the most frequent values first, at most MAX_LISTED of them."""
+    """Return "<name> differs: VALUE (N cells), ..." with the most frequent values first.
+
+    At most MAX_LISTED values are named and the others counted.
+    """
     ranked = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
     values_text = [f"{value} ({counted(len(cells), 'cell')})" for value, cells in ranked[:MAX_LISTED]]
     rest_text = f", and {len(ranked) - MAX_LISTED} more" if len(ranked) > MAX_LISTED else ""
@@ -153,7 +163,7 @@ def _difference_line(
         name: Name of the fact in the line.
         by_cell: Provenances by cell id.
         fact: Reads the fact; None means not recorded and is ignored.
-        levels: Level by axis, by cell id, of axes that may explain the fact.
+        levels: Level by axis, by cell id, of axes that may explain the fact; None or empty for no such axes.
     """
     pairs = [(cell, fact(provenance)) for cell, provenances in by_cell.items() for provenance in provenances]
     groups = _cells_by_value((cell, value) for cell, value in pairs if value is not None)
@@ -165,12 +175,12 @@ def _difference_line(
 def _lines_by_name(
     prefix: str, by_cell: Mapping[str, Sequence[Provenance]], facts: Callable[[Provenance], Mapping[str, Any]]
 ) -> list[str]:
-    """Return the lines on facts with names of their own, such as package versions.
+    """Return the lines on facts with names of their own, such as package versions, sorted by name.
 
     Args:
         prefix: Text before each name.
         by_cell: Provenances by cell id.
-        facts: Reads the facts by name.
+        facts: Reads the facts by name; a provenance without a name does not count as different.
     """
     names = sorted(
         {name for provenances in by_cell.values() for provenance in provenances for name in facts(provenance)}
@@ -180,7 +190,10 @@ def _lines_by_name(
 
 
 def _plugin_lines(data: SweepData) -> list[str]:
-    """Return a line for each probe whose numbers come from different versions of its plugin."""
+    """Return a line for each probe whose shown numbers come from different versions of its plugin, sorted by probe.
+
+    A version is the first 12 digits of the plugin's SHA-256; numbers of built-in probes have none and are ignored.
+    """
     sources: dict[str, list[tuple[str, object]]] = defaultdict(list)
     for (cell, probe, *_), value in data.shown_values.items():
         if value.source is not None:
@@ -190,7 +203,12 @@ def _plugin_lines(data: SweepData) -> list[str]:
 
 
 def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return a nested config as dotted path -> value as text."""
+    """Return a nested config as dotted path -> value as text; lists are one value, an empty mapping gives none.
+
+    Args:
+        config: Config; mappings at any depth are flattened.
+        prefix: Text before every path.
+    """
     flat: dict[str, str] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):
@@ -201,7 +219,10 @@ def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, str
 
 
 def _setting_lines(data: SweepData, configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a line for each setting that differs between cells and does not follow an axis.
+    """Return a line for each setting that differs between cells and does not follow an axis, sorted by its dotted path.
+
+    Settings that begin with one of IGNORED_SETTINGS are left out. A cell that lacks a setting does not count as
+    different. ALWAYS_NAMED is named even if an axis explains it.
 
     Args:
         data: The sweep.
@@ -225,8 +246,8 @@ def _follows_an_axis(values: Mapping[str, str], levels: Mapping[str, Mapping[str
     """Return True if the value is constant within each level of at least one axis.
 
     Args:
-        values: Value by cell id.
-        levels: Level by axis, by cell id.
+        values: Value by cell id; cells without it are left out.
+        levels: Level by axis, by cell id, of at least these cells; a cell without an axis has a level of its own there.
     """
     for axis in {axis for cell in values for axis in levels[cell]}:
         values_by_level: dict[str | None, set[str]] = defaultdict(set)
@@ -238,7 +259,11 @@ def _follows_an_axis(values: Mapping[str, str], levels: Mapping[str, Mapping[str
 
 
 def _deviation_lines(attempts: Sequence[Attempt]) -> list[str]:
-    """Return a line for each setting that attempts changed from their cell's config, as a retry may."""
+    """Return a line for each setting and new value that attempts changed from their cell's config, as a retry may.
+
+    Lines are sorted and read "PATH=VALUE, other than asked for, in N cells": the number of cells, without cell names,
+    attempts or old values.
+    """
     groups = _cells_by_value(
         (attempt.cell_id, f"{path}={value}")
         for attempt in attempts
@@ -251,7 +276,12 @@ def _deviation_lines(attempts: Sequence[Attempt]) -> list[str]:
 
 
 def _restart_lines(attempts: Sequence[Attempt], cells: Mapping[str, CellState]) -> list[str]:
-    """Return a line on the number of cells with several training attempts; empty without any."""
+    """Return a list with one line on the number of cells with several training attempts; empty without any.
+
+    Args:
+        attempts: Attempts of the cells, of any kind.
+        cells: Cells by id; their number is the total in the line.
+    """
     trainings: dict[str, int] = defaultdict(int)
     for attempt in attempts:
         trainings[attempt.cell_id] += attempt.kind == "train"
@@ -264,7 +294,10 @@ def _restart_lines(attempts: Sequence[Attempt], cells: Mapping[str, CellState]) 
 
 
 def _gpu_sharing_lines(by_cell: Mapping[str, Sequence[Provenance]]) -> list[str]:
-    """Return a line on cells that ran beside another attempt on the same GPU; empty without any."""
+    """Return a list with one line on cells that ran beside another attempt on the same GPU; empty without any.
+
+    It gives the number of cells and the largest number of other attempts, from the provenances by cell id.
+    """
     max_neighbours = {
         cell: max((p.co_tenants or 0 for p in provenances), default=0) for cell, provenances in by_cell.items()
     }
@@ -278,7 +311,10 @@ def _gpu_sharing_lines(by_cell: Mapping[str, Sequence[Provenance]]) -> list[str]
 
 
 def _co_tenancy_lines(attempts: Sequence[Attempt]) -> list[str]:
-    """Return a line on the largest number of attempts at once per host, on any GPU; empty if all ran alone."""
+    """Return a list with one line on the largest number of attempts at once per host, on any GPU; empty if all ran alone.
+
+    Attempts that have not ended are ignored. At most MAX_LISTED hosts are named, in alphabetical order.
+    """
     max_concurrent: dict[str, int] = {}
     for host in sorted({attempt.host for attempt in attempts}):
         spans = [(a.started_at, a.finished_at) for a in attempts if a.host == host and a.finished_at is not None]
@@ -293,7 +329,11 @@ def _co_tenancy_lines(attempts: Sequence[Attempt]) -> list[str]:
 
 
 def _unrecorded_lines(by_cell: Mapping[str, Sequence[Provenance]], paper: bool) -> list[str]:
-    """Return a line on the facts that were not recorded, with numbers of cells; a fixed line for the paper's sweeps."""
+    """Return a list with one line on the facts that were not recorded; empty if all were.
+
+    Facts are code, software and provenance, each with the number of cells that lack it for at least one attempt. The
+    paper's sweeps have a fixed line.
+    """
     lacking = {
         "code": [c for c, provenances in by_cell.items() if any(p.git_commit is None for p in provenances)],
         "software": [c for c, provenances in by_cell.items() if any(not p.packages for p in provenances)],

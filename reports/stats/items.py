@@ -43,10 +43,10 @@ class Items:
 
 
 def items_of(store: Store, data: SweepData, measures: Sequence[MeasurementKey]) -> list[Items]:
-    """Return the items of each measure, from the attempts behind the sweep's numbers; measures without any are left out.
+    """Return the items of each measure, from the attempts behind the sweep's numbers.
 
-    Reads the database in one snapshot, one query per measure and 500 cells, and holds only the returned arrays in
-    memory.
+    Measures without stored items are left out. Reads the database in one snapshot, one query per measure and 500 cells,
+    and holds only the returned arrays in memory.
 
     Args:
         store: The database.
@@ -266,8 +266,10 @@ def _row(data: SweepData, items: Items, corners: np.ndarray, fields: dict[str, A
 
 
 def _item_effects(rows: Sequence[Row], items: Items) -> list[ItemEffect]:
-    """Return the tested effects of one measure, corrected axis by axis; those of an axis stay together, in their
-    order."""
+    """Return the tested effects of one measure, corrected axis by axis.
+
+    Those of an axis stay together, in their order.
+    """
     families: dict[str, list[Row]] = {}
     for row in rows:
         families.setdefault(row[0]["axis"], []).append(row)

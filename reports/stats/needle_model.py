@@ -30,11 +30,12 @@ Terms = dict[tuple[str, ...], np.ndarray]
 
 @dataclass(frozen=True)
 class NeedleModel:
-    """The model of one context length.
+    """Quasi-binomial model of the needle's digit accuracy at one context length.
 
-    `frame` has COLUMNS, with rows of terms first and of levels after them; `numbers` are the cells it was fitted to.
-    `scale` is the dispersion: the variance as a multiple of that of independent trials (NaN without a model). `remarks`
-    are footnotes.
+    `frame` has COLUMNS, with rows of terms first, then the residual, then levels; it is empty without a model.
+    `numbers` are the cells it was fitted to, with `value` (share of right digits) and `trials`. `scale` is the
+    dispersion: the variance as a multiple of that of independent trials (NaN without a model, 0 if it explains
+    everything). `remarks` are footnotes.
     """
 
     column: Column
@@ -45,7 +46,8 @@ class NeedleModel:
 
 
 def needle_columns(data: SweepData) -> list[Column]:
-    """Return the columns of the needle's digit accuracy at every length that is shown."""
+    """Return the columns of the needle's digit accuracy at every length that is shown, shortest first; empty for
+    none."""
     lengths = data.lengths(*NEEDLE)
     return [column_of(*NEEDLE, f"Ndl@{format_length(length)}", length=length) for length in lengths if length]
 
@@ -101,7 +103,10 @@ def needle_model(data: SweepData, column: Column) -> NeedleModel:
 
 
 def _trial_counts(data: SweepData, column: Column) -> dict[str, float]:
-    """Return the number of needle trials of each cell, by cell id."""
+    """Return the number of needle trials of each cell with a stored value, by cell id; 0 if no count was recorded.
+
+    It is the number of answered digits over the digits of a trial.
+    """
     digits = data.metric(column.probe, column.metric).trials or 1
     values = {cell.cell_id: data.measured_value(cell, column) for cell in data.cells}
     return {cell: (value.n or 0) / digits for cell, value in values.items() if value is not None}
@@ -111,10 +116,14 @@ def _trial_counts(data: SweepData, column: Column) -> dict[str, float]:
 
 
 def _without_separated(numbers: pd.DataFrame, names: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
-    """Return the cells without separated groups, and a remark that names these.
+    """Return (cells without separated groups, list of at most one remark that names these).
 
-    A group is a level, or a combination of the strata's levels, whose cells are all at 0 or all at 1. Removal repeats
-    until no such group is left.
+    A group is a level, or a combination of the strata's levels (mixer, memory), whose cells are all at 0 or all at 1.
+    Removal repeats until no such group is left, so all cells may go.
+
+    Args:
+        numbers: One row per cell, with `value` and the axes.
+        names: Axes that vary.
     """
     cells, separated = numbers, []
     strata = tuple(name for name in STRATUM_AXES if name in names)
@@ -140,7 +149,7 @@ def _without_separated(numbers: pd.DataFrame, names: Sequence[str]) -> tuple[pd.
 
 
 def _pairs(cells: pd.DataFrame, main: Terms) -> tuple[Terms, list[str]]:
-    """Return the design columns of the usable pairs of axes, and a remark on the others, as a list.
+    """Return (design columns of the usable pairs of axes by term, list of at most one remark on the others).
 
     A pair is usable if all of its combinations have cells, and none has only wrong or only right digits.
 
@@ -173,22 +182,22 @@ def _indicators(levels: pd.Series, order: Sequence[str]) -> np.ndarray:
 
 
 def _ordered(levels: pd.Series, order: Sequence[str]) -> list[str]:
-    """Return the levels that occur, the reference level first."""
+    """Return the levels that occur, the reference level first and the others in the order of `order`."""
     present = [level for level in order if (levels == level).any()]
     reference = reference_level(present)
     return [reference, *(level for level in present if level != reference)]
 
 
 def _fit(cells: pd.DataFrame, terms: Terms) -> Any | None:
-    """Fit the binomial GLM of the share of right digits, weighted by trials.
+    """Fit the binomial GLM of the share of right digits, weighted by trials (logit link).
 
     Args:
         cells: One row per cell, with trials and share of right digits.
-        terms: Design columns by term, without the intercept.
+        terms: Design columns by term, without the intercept, which is added first.
 
     Returns:
-        statsmodels result; None without convergence to finite odds, with collinear columns, or no residual degree of
-        freedom.
+        statsmodels result; None without convergence to finite odds (linear predictors below MAX_LINEAR_PREDICTOR), with
+        collinear columns, or no residual degree of freedom.
     """
     design = np.concatenate([np.ones((len(cells), 1)), *terms.values()], axis=1)
     if design.shape[1] >= len(cells) or np.linalg.matrix_rank(design) < design.shape[1]:
@@ -208,6 +217,10 @@ def _fit(cells: pd.DataFrame, terms: Terms) -> Any | None:
 
 def _term_rows(cells: pd.DataFrame, terms: Terms, fitted: Any, scale: float) -> list[dict[str, Any]]:
     """Return one row per term with its deviance, F and p, and a last row for the residual.
+
+    Rows are dicts with keys of COLUMNS. The deviance of a term is the drop against the model without it and all terms
+    that contain it (type II), at least 0. F is that per degree of freedom over `scale`; F and p are absent if a model
+    cannot be fitted.
 
     Args:
         cells: One row per cell, with trials and share of right digits.
@@ -245,9 +258,11 @@ def _deviance(cells: pd.DataFrame, subset: Terms, terms: Terms, fitted: Any) -> 
 
 
 def _level_rows(data: SweepData, cells: pd.DataFrame, main: Terms) -> list[dict[str, Any]]:
-    """Return one row per level with its odds ratio to the reference, 95% interval and p, from main effects only.
+    """Return one row per level but the reference, with its odds ratio to that, 95% interval and p (main effects only).
 
-    Empty if that model cannot be fitted.
+    Rows are dicts with the keys `term` ("axis: level / reference"), `df`, `p`, `odds_ratio`, `low` and `high`; odds
+    ratios are not logarithms. Intervals and p (two-sided, not corrected) are Student's t with the model's own
+    dispersion. Empty if that model cannot be fitted.
 
     Args:
         data: The sweep, for the order of levels.

@@ -37,12 +37,12 @@ def _sigmoid(logit: np.ndarray) -> np.ndarray:
 def state_norms(
     lengths: Sequence[int], *, erases: bool = True, keeps: bool = False, size: int = HEAD_SIZE
 ) -> np.ndarray:
-    """Return the root mean squared Frobenius norm of the memory state [X, X] after each length, [length], at initialisation.
+    """Return the root mean squared Frobenius norm of the untrained memory state [X, X] after each length.
 
-    The state starts at zero. The unit is a component of a value. Keys are independent, isotropic and of unit length;
-    values are independent with components of variance 1. A token multiplies the mean square by E[gamma^2] (1 - E[2 beta
-    - beta^2] / X) and adds E[beta^2] X. The logits of the decay gamma and of the write gate beta are normal with
-    GATE_SPREAD.
+    The result is [length]. The state starts at zero. The unit is a component of a value. Keys are independent,
+    isotropic and of unit length; values are independent with components of variance 1. A token multiplies the mean
+    square by E[gamma^2] (1 - E[2 beta - beta^2] / X) and adds E[beta^2] X. The logits of the decay gamma and of the
+    write gate beta are normal with GATE_SPREAD.
 
     Args:
         lengths: Numbers of tokens.

@@ -43,11 +43,11 @@ NODES = NODES + 0.5
 
 @dataclass(frozen=True)
 class NoiseEstimate:
-    """Noise estimate: pooled standard deviation between replicate runs, in the measure's own unit (shares as fractions).
+    """Noise estimate: pooled standard deviation between replicate runs, in the measure's own unit.
 
-    `df` are its degrees of freedom (runs minus groups), `groups` the number of groups with several runs behind it.
-    `kind` is `seeds` or `near-replicates`. `floor` is the standard deviation that an accuracy has from its finite
-    number of trials alone; 0 for other numbers and for printed standard deviations.
+    Shares are fractions. `df` are its degrees of freedom (runs minus groups), `groups` the number of groups with
+    several runs behind it. `kind` is `seeds` or `near-replicates`. `floor` is the standard deviation that an accuracy
+    has from its finite number of trials alone; 0 for other numbers and for printed standard deviations.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class Replicate(NamedTuple):
 
 
 def pooled_noise(data: SweepData, column: Column, where: Mapping[str, str] | None = None) -> NoiseEstimate | None:
-    """Return the noise estimate of a number, between seeds where any configuration has several, else between near-replicates.
+    """Return the noise estimate of a number, between seeds if any configuration has several, or near-replicates.
 
     Near-replicates are runs that differ in their regularizer only, where its weight is negligible; they never count for
     speed. Numbers that are printed means use the standard deviations printed beside them, if there is one.
@@ -265,7 +265,7 @@ def is_regularizer_negligible(data: SweepData, cell: CellState) -> bool:
 
 
 def _binomial_floor(data: SweepData, column: Column, cell_values: Sequence[_CellValue]) -> float:
-    """Return the standard deviation that a cell's accuracy has from its number of trials, at the mean share of these cells.
+    """Return the standard deviation that an accuracy has from its number of trials, at the mean of these cells.
 
     It is sqrt(p (1 - p) / n), where n is the mean number of independent trials of a cell. p is the share over all
     trials with 0.5 added to either count (Jeffreys), so it is positive even if no trial was right. For a
