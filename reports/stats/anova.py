@@ -88,7 +88,9 @@ def anova_results(data: SweepData, columns: Sequence[Column]) -> list[AnovaResul
 
 
 def _obstacle(data: SweepData, column: Column, frame: pd.DataFrame) -> str | None:
-    """Return the reason for no analysis of variance: no numbers, no varying axis or no variance; None if it is possible.
+    """Return the reason for no analysis of variance; None if it is possible.
+
+    Reasons are no numbers, no varying axis and no variance.
 
     Args:
         data: The sweep.
@@ -170,8 +172,10 @@ def _contrasts(levels: pd.Series) -> np.ndarray:
 
 
 def _product(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the columns of an interaction, [N, product of widths]: all products of one column of each part [N,
-    width]."""
+    """Return the columns of an interaction: all products of one column of each part.
+
+    Parts are [N, width]; the result is [N, product of widths], the last part fastest.
+    """
     product = parts[0]
     for part in parts[1:]:
         product = np.einsum("ni,nj->nij", product, part).reshape(len(product), -1)
@@ -282,8 +286,10 @@ def _checks(fitted: AnovaFit, measure: int, numbers: pd.DataFrame, names: Sequen
 
 
 def _levene(groups: Sequence[np.ndarray]) -> float | None:
-    """Return the p value of Levene's test around medians (Brown-Forsythe); None if no group varies or p is not
-    finite."""
+    """Return the p value of Levene's test around medians (Brown-Forsythe).
+
+    None if no group varies or p is not finite.
+    """
     if max(float(np.ptp(np.abs(part - np.median(part)))) for part in groups) == 0:
         return None
     with warnings.catch_warnings():

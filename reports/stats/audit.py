@@ -54,9 +54,9 @@ def audit_differences(
 ) -> list[str]:
     """Return one line for everything that differs between the cells whose numbers are shown.
 
-    Covered are GPU, software, recipe, precision, micro-batch, kernels, probe plugins, restarts, shared GPUs and
-    co-tenancy (the last three not for the paper's sweeps). A last line lists what was not recorded. A setting that
-    follows the levels of one axis is intended and left out, except the micro-batch.
+    Covered are GPU, software, recipe, precision, micro-batch, kernels and probe plugins; except for the paper's sweeps
+    also settings changed by a retry, restarts, shared GPUs and co-tenancy. A last line lists what was not recorded. A
+    setting that follows the levels of one axis is intended and left out, except the micro-batch.
 
     Args:
         store: The database.
@@ -311,9 +311,10 @@ def _gpu_sharing_lines(by_cell: Mapping[str, Sequence[Provenance]]) -> list[str]
 
 
 def _co_tenancy_lines(attempts: Sequence[Attempt]) -> list[str]:
-    """Return a list with one line on the largest number of attempts at once per host, on any GPU; empty if all ran alone.
+    """Return a list with one line on the largest number of attempts at once per host, on any GPU.
 
-    Attempts that have not ended are ignored. At most MAX_LISTED hosts are named, in alphabetical order.
+    Empty if all ran alone. Attempts that have not ended are ignored. At most MAX_LISTED hosts are named, in
+    alphabetical order.
     """
     max_concurrent: dict[str, int] = {}
     for host in sorted({attempt.host for attempt in attempts}):

@@ -46,8 +46,10 @@ class NeedleModel:
 
 
 def needle_columns(data: SweepData) -> list[Column]:
-    """Return the columns of the needle's digit accuracy at every length that is shown, shortest first; empty for
-    none."""
+    """Return the columns of the needle's digit accuracy at every length that is shown.
+
+    The shortest length comes first; empty without a length.
+    """
     lengths = data.lengths(*NEEDLE)
     return [column_of(*NEEDLE, f"Ndl@{format_length(length)}", length=length) for length in lengths if length]
 

@@ -1,8 +1,9 @@
 """Claims of the paper, each bound to the query that decides it, for the published sweeps and any other.
 
 A query reads a sweep through `ClaimFacts`, which records the numbers it read, and returns a verdict with the numbers
-behind it. Missing data raises MissingData, and the verdict is then SILENT with what is missing. "64K" in a claim stands
-for the longest context length of the sweep. Numbers named in claims are those of the published text.
+behind it. Missing data raises MissingData, and the verdict is then CANNOT_SAY with what is missing. "64K" in a claim
+stands for the longest context length of the sweep. Numbers named in claims are those of the published text. A plain
+configuration has the baseline regularizer, no distractor and no window.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ class ClaimResult:
     """Verdict on a claim."""
 
     verdict: str
-    """One of the verdict texts of this module, or "true of K of N"."""
+    """One of the verdict texts of this module, AT_CHANCE_VERDICT, or a text such as "true of K of N"."""
     explanation: str
     """Explanation with the numbers behind the verdict."""
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """Numbers behind the verdict, by name; shares as fractions."""
+    """Numbers behind the verdict, by name; shares as fractions. Empty where the query gives none."""
 
 
 class MissingData(Exception):
@@ -77,7 +78,7 @@ class ClaimFacts:
         return next((level for level in self.data.levels("memory") if level != "off"), "on")
 
     def lengths(self, metric: MetricKey) -> list[int]:
-        """Return the context lengths of a metric, shortest first.
+        """Return the shown context lengths of a metric in tokens, shortest first.
 
         Raises:
             MissingData: There is none.
@@ -88,7 +89,10 @@ class ClaimFacts:
         return shown_lengths
 
     def cells(self, **levels: str) -> list[list[CellState]]:
-        """Return the configurations at these levels of the fixed axes, each as the list of its runs.
+        """Return the configurations at these levels of the fixed axes, each as the list of its runs (seeds).
+
+        Args:
+            levels: Level by axis of AXES; without any all configurations.
 
         Raises:
             MissingData: There is none.
@@ -102,7 +106,12 @@ class ClaimFacts:
     def plain_runs(self, mixer: str, memory: bool, **levels: str) -> list[CellState]:
         """Return the runs of the first plain configuration with that mixer.
 
-        Plain means baseline regularizer, no distractor, no window; `levels` override these.
+        Plain means baseline regularizer (the first mode if the sweep has no baseline), no distractor, no window.
+
+        Args:
+            mixer: Level of the mixer axis.
+            memory: With memory (True) or without.
+            levels: Levels by axis that override those of a plain configuration.
 
         Raises:
             MissingData: There is none.
@@ -111,6 +120,11 @@ class ClaimFacts:
 
     def plain_configurations(self, mixer: str, memory: bool = False, **levels: str) -> list[list[CellState]]:
         """Return the plain configurations with that mixer, one per combination of extra axes, each as its runs.
+
+        Args:
+            mixer: Level of the mixer axis.
+            memory: With memory (True) or without.
+            levels: Levels by axis that override those of a plain configuration.
 
         Raises:
             MissingData: There is none.
@@ -128,7 +142,9 @@ class ClaimFacts:
     def mean_or_none(
         self, runs: Sequence[CellState], metric: MetricKey, length: int = 0, table: str | None = None
     ) -> float | None:
-        """Return the mean over runs, and record what was read; None if no run has the number.
+        """Return the mean over runs, and record what was read in `read`; None if no run has the number.
+
+        Runs without the number are skipped. Shares are fractions.
 
         Args:
             runs: Cells of a configuration.
@@ -145,7 +161,9 @@ class ClaimFacts:
         return fmean(values) if values else None
 
     def value(self, runs: Sequence[CellState], metric: MetricKey, length: int = 0, table: str | None = None) -> float:
-        """Return the mean over runs like `mean_or_none`.
+        """Return the mean over the runs that have the number, and record what was read in `read`.
+
+        The arguments are those of `mean_or_none`.
 
         Raises:
             MissingData: No run has the number.
@@ -161,11 +179,18 @@ class ClaimFacts:
     def differences(self, axis: str, metric: MetricKey, length: int, **levels: str) -> list[float]:
         """Return the difference "on minus off" of an axis for every matched pair of configurations.
 
+        A pair agrees on every other axis; seeds are averaged first. For memory, "on" is the first level that is not
+        `off`.
+
         Args:
             axis: One of the fixed axes.
             metric: (probe, metric).
             length: Context length in tokens.
-            levels: Required levels of other axes.
+            levels: Required levels of other fixed axes.
+
+        Returns:
+            One difference per pair in the order of the configurations; shares as fractions. Configurations without the
+            number are left out.
 
         Raises:
             MissingData: There is no pair.
@@ -188,6 +213,9 @@ class ClaimFacts:
     def at_chance(self, sides: Iterable[Sequence[Sequence[CellState]]], length: int) -> bool:
         """Return True if all compared configurations, and the means of their sides, are at chance level at this length.
 
+        The level is the best constant answer of the needle; `is_at_chance` has the tests. The numbers are recorded as
+        read. False without a recorded level.
+
         Args:
             sides: Compared groups of configurations, each configuration as its runs.
             length: Context length in tokens.
@@ -198,12 +226,22 @@ class ClaimFacts:
         return is_at_chance(self.data, [[cell.cell_id for runs in side for cell in runs] for side in sides], [length])
 
     def sides(self, axis: str, **levels: str) -> list[list[list[CellState]]]:
-        """Return the configurations with the axis off, then those with it on, each configuration as its runs."""
+        """Return [configurations with the axis off, configurations with it on], each configuration as its runs.
+
+        Args:
+            axis: One of the fixed axes; for memory, "on" is the first level that is not `off`.
+            levels: Required levels of other fixed axes.
+
+        Raises:
+            MissingData: One side is empty.
+        """
         on = self.memory if axis == "memory" else "on"
         return [self.cells(**levels, **{axis: level}) for level in ("off", on)]
 
     def setting(self, path: str) -> list[str]:
-        """Return the distinct values of a setting as text, in the order of the cells.
+        """Return the distinct values of a setting (dotted path) as text, in the order of the cells.
+
+        For the published sweeps some settings of the network that their logs lack are known (PUBLISHED_SETTINGS).
 
         Raises:
             MissingData: No cell has it.
@@ -234,7 +272,7 @@ class Claim:
     query: Query
 
     def decide(self, facts: ClaimFacts) -> ClaimResult:
-        """Return the verdict of the query; SILENT with the missing data if it raises MissingData."""
+        """Return the result of the query; CANNOT_SAY with the missing data if it raises MissingData."""
         try:
             return self.query(facts)
         except MissingData as lacking:
@@ -245,7 +283,10 @@ class Claim:
 
 
 def _levels_text(levels: Mapping[str, str]) -> str:
-    """Return levels as text: "polar + memory", further axes by name."""
+    """Return levels as text: "polar + memory, window off"; any level of memory but `off` reads "memory".
+
+    Other axes follow by name. Empty without levels.
+    """
     rest = {axis: level for axis, level in levels.items() if axis not in ("attn_type", "memory")}
     first = levels.get("attn_type", "")
     memory = {"off": "", None: ""}.get(levels.get("memory"), "memory")
@@ -275,15 +316,17 @@ def _verdict_of_counts(count: int, total: int) -> str:
 def _judge_difference(differences: Sequence[float], direction: int) -> tuple[str, dict[str, float], str]:
     """Test if a mean difference lies on the claimed side of zero.
 
-    TRUE if the exact sign-flip test and Student's t are both significant, WEAKLY_TRUE if only one is, FALSE if both are
-    significant on the other side, else NOT_SHOWN.
+    TRUE if the mean is on that side and both the sign-flip test and Student's t are significant (two-sided, 5%),
+    WEAKLY_TRUE if only one is. FALSE if both are significant on the other side, else NOT_SHOWN. With fewer than 6 pairs
+    the first test is Student's t, too.
 
     Args:
         differences: Paired differences, as fractions.
         direction: Claimed sign, 1 or -1.
 
     Returns:
-        (verdict, numbers by name, text in percentage points).
+        (verdict, numbers by name, text in percentage points). Numbers are pairs, mean, error (standard error), up,
+        down, low, high, p, t_low and t_high, without those that are NaN.
 
     Raises:
         MissingData: Only one pair.
@@ -323,7 +366,14 @@ def _signed_percent_text(share: float) -> str:
 
 
 def check_memory_helps(facts: ClaimFacts) -> ClaimResult:
-    """Decide if memory raises the needle accuracy of polar attention at the longest length."""
+    """Decide if memory raises the needle accuracy of polar attention at the longest length.
+
+    The verdict is that of `_judge_difference` over matched pairs, which also gives the numbers, or AT_CHANCE_VERDICT if
+    both sides are at chance.
+
+    Raises:
+        MissingData: Fewer than two matched pairs, or no needle accuracy.
+    """
     length = facts.lengths(NEEDLE)[-1]
     verdict, numbers, text = _judge_difference(facts.differences("memory", NEEDLE, length, attn_type=MAIN_MIXER), 1)
     if facts.at_chance(facts.sides("memory", attn_type=MAIN_MIXER), length):
@@ -332,7 +382,14 @@ def check_memory_helps(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_holds_ninety(facts: ClaimFacts) -> ClaimResult:
-    """Decide if cells of polar attention with memory keep 90% needle accuracy at the longest length, and count them."""
+    """Decide if cells of polar attention with memory keep 90% needle accuracy at the longest length, and count them.
+
+    TRUE if all configurations (seeds averaged) do, FALSE if none does, else "true of K of N". Numbers: cells, held,
+    mean and, with several configurations without window, no_window and no_window_sd.
+
+    Raises:
+        MissingData: No such configuration has the accuracy.
+    """
     length = facts.lengths(NEEDLE)[-1]
     groups = facts.cells(attn_type=MAIN_MIXER, memory=facts.memory)
     runs_and_means = [(runs, facts.mean_or_none(runs, NEEDLE, length)) for runs in groups]
@@ -352,7 +409,15 @@ def check_holds_ninety(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_average(facts: ClaimFacts) -> ClaimResult:
-    """Compare the average needle accuracy of the plain cell with memory, and its range, to the printed ones."""
+    """Compare the average needle accuracy of the plain cell with memory, and its range, to the printed ones.
+
+    The average is weighted by length. DIFFERS if it does not print as AVERAGE percent or a length lies outside SPAN.
+    Else TRUE if all configurations of polar attention with memory reach that average, or "true of K of N". Numbers:
+    average, lowest, highest, cells, reach (K).
+
+    Raises:
+        MissingData: The plain cell or one of its numbers is missing.
+    """
     runs, lengths = facts.plain_runs(MAIN_MIXER, True), facts.lengths(NEEDLE)
     mean = facts.value(runs, (NEEDLE[0], NEEDLE[1] + WEIGHTED_SUFFIX))
     values = [facts.value(runs, NEEDLE, length) for length in lengths]
@@ -380,7 +445,15 @@ def check_average(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_axis_hurts(axis: str) -> Callable[[ClaimFacts], ClaimResult]:
-    """Return a query that decides if this axis reduces the needle accuracy of polar attention with memory."""
+    """Return a query that decides if this axis reduces the needle accuracy of polar attention with memory.
+
+    The query compares "on minus off" at the longest length over matched pairs. Its verdict and numbers are those of
+    `_judge_difference`, or AT_CHANCE_VERDICT if both sides are at chance. For another axis than the window, the numbers
+    no_window and no_window_error are those of pairs without window.
+
+    Args:
+        axis: Fixed axis with the levels off and on: "distractor" or "window".
+    """
 
     def query(facts: ClaimFacts) -> ClaimResult:
         """Test the paired differences at the longest length; at chance level the verdict is AT_CHANCE_VERDICT."""
@@ -402,7 +475,15 @@ def check_axis_hurts(axis: str) -> Callable[[ClaimFacts], ClaimResult]:
 
 
 def check_simplest(facts: ClaimFacts) -> ClaimResult:
-    """Decide if configurations without distractor and window have the best needle accuracy per regularizer."""
+    """Decide if configurations without distractor and window have the best needle accuracy per regularizer.
+
+    At the longest length, each configuration of polar attention with memory and a distractor or window is compared to
+    the one without either. FALSE if any of them is better, else TRUE; AT_CHANCE_VERDICT if all are at chance. Numbers:
+    better, cells (number of compared configurations).
+
+    Raises:
+        MissingData: There is no such pair.
+    """
     length = facts.lengths(NEEDLE)[-1]
     by_regularizer: dict[tuple[str, ...], dict[tuple[str, str], tuple[float, str]]] = {}
     for key, runs in _with_memory(facts):
@@ -436,7 +517,7 @@ def check_simplest(facts: ClaimFacts) -> ClaimResult:
 
 
 def _with_memory(facts: ClaimFacts) -> Iterable[tuple[tuple[str, ...], list[CellState]]]:
-    """Yield (levels, runs) of each configuration of polar attention with memory.
+    """Yield (levels of all axes, runs) of each configuration of polar attention with memory, in the sweep's order.
 
     Raises:
         MissingData: There is none.
@@ -448,7 +529,15 @@ def _with_memory(facts: ClaimFacts) -> Iterable[tuple[tuple[str, ...], list[Cell
 
 
 def check_collapse(facts: ClaimFacts) -> ClaimResult:
-    """Decide if softmax attention with memory retrieves at the shortest length but not at the longest."""
+    """Decide if softmax attention with memory retrieves at the shortest length but not at the longest.
+
+    TRUE if the plain cell is at chance at the longest length, FALSE if it is not, AT_CHANCE_VERDICT if it is at chance
+    at both. Without a recorded score of the best constant answer it is compared to a guess instead. Numbers: value,
+    ceiling (the level), as fractions.
+
+    Raises:
+        MissingData: Only one length, or the number is missing.
+    """
     first, length = _shortest_and_longest(facts)
     runs = facts.plain_runs(SOFTMAX, True)
     value, level = facts.value(runs, NEEDLE, length), constant_answer_score(facts.data, length)
@@ -469,10 +558,10 @@ def check_collapse(facts: ClaimFacts) -> ClaimResult:
 
 
 def _shortest_and_longest(facts: ClaimFacts) -> tuple[int, int]:
-    """Return the shortest and the longest context length of the needle.
+    """Return the shortest and the longest context length of the needle, in tokens.
 
     Raises:
-        MissingData: There is only one.
+        MissingData: There is none or only one.
     """
     lengths = facts.lengths(NEEDLE)
     if len(lengths) < 2:
@@ -481,7 +570,14 @@ def _shortest_and_longest(facts: ClaimFacts) -> tuple[int, int]:
 
 
 def check_rotary(facts: ClaimFacts) -> ClaimResult:
-    """Decide if RoPE with memory has a needle accuracy of 0 at the two longest lengths, and the printed loss (2.86)."""
+    """Decide if RoPE with memory has a needle accuracy of 0 at the two longest lengths, and the printed loss (2.86).
+
+    TRUE if both hold for the plain cell. DIFFERS if the accuracy is 0 with another loss, or above 0 but at chance; else
+    FALSE. Numbers: needle (the larger accuracy), loss (nats per token at the longest length).
+
+    Raises:
+        MissingData: Only one length, or a number is missing.
+    """
     _shortest_and_longest(facts)  # raises MissingData
     runs, last = facts.plain_runs(ROTARY, True), facts.lengths(NEEDLE)[-2:]
     needle = [facts.value(runs, NEEDLE, length) for length in last]
@@ -501,7 +597,15 @@ def check_rotary(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_monotone_loss(facts: ClaimFacts) -> ClaimResult:
-    """Decide if the loss of polar attention with memory falls from every context length to the next."""
+    """Decide if the loss of polar attention with memory falls from every context length to the next.
+
+    TRUE if it does for all of its configurations, FALSE if for none, else "true of K of N". Configurations without a
+    loss at every length are ignored. Numbers: "NAME, falling" and "NAME, cells" for polar, softmax (nope) and rope with
+    memory, and for "without memory", which do not count for the verdict.
+
+    Raises:
+        MissingData: Only one length, or no such configuration has all losses.
+    """
     lengths = facts.lengths(CLEAN)
     if len(lengths) < 2:
         raise MissingData("one context length alone")
@@ -532,7 +636,15 @@ def check_monotone_loss(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_best_loss(facts: ClaimFacts) -> ClaimResult:
-    """Decide if the plain cell with memory has the lowest loss at the longest length."""
+    """Decide if the plain cell with memory has the lowest loss at the longest length.
+
+    FALSE if another plain cell has a lower one, or there is none to compare; TRUE if no configuration at all has; else
+    "true among N plain cells only". Numbers: ours, plain (lowest of plain cells), lowest (of all), lower
+    (configurations below ours by more than 1.5 units of the last printed digit), losses in nats per token.
+
+    Raises:
+        MissingData: The cell or its loss is missing.
+    """
     length = facts.lengths(CLEAN)[-1]
     plain_loss = facts.value(facts.plain_runs(MAIN_MIXER, True), CLEAN, length)
     plain = []
@@ -569,7 +681,15 @@ def check_best_loss(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_degrades(facts: ClaimFacts) -> ClaimResult:
-    """Decide if the losses of softmax attention and RoPE without memory rise beyond the training length."""
+    """Decide if the losses of softmax attention and RoPE without memory rise beyond the training length.
+
+    TRUE if neither plain cell has a lower loss at any longer length. "false up to Kx" if both have one at K times the
+    training length, with the largest such K. Else "true of K of 2". Numbers: "MIXER, trained" and "MIXER, Kx", in nats
+    per token.
+
+    Raises:
+        MissingData: No loss at the training length or beyond it.
+    """
     (trained, *_) = [int(length) for length in facts.setting("train.seq_len")]
     lengths = facts.lengths(CLEAN)
     longer = [length for length in lengths if length > trained]
@@ -613,8 +733,12 @@ def check_degrades(facts: ClaimFacts) -> ClaimResult:
 def check_speed(facts: ClaimFacts) -> ClaimResult:
     """Compare the cost of memory and distractor in MFU, and in time per step, to the printed cost.
 
+    Plain cells of polar attention are compared: without memory, with it, and with memory and distractor. TRUE if the
+    costs print as 4.5 points, 11.2% and 20.7%, else DIFFERS. Numbers, as fractions: points (MFU), memory and both
+    (relative drop of MFU) and, where times are known, memory_by_time and both_by_time.
+
     Raises:
-        MissingData: Cells shared a GPU.
+        MissingData: A number is missing, or cells shared a GPU.
     """
     table = "4" if facts.data.sweep in paper.SWEEPS else None
     runs = [
@@ -638,7 +762,14 @@ def check_speed(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_budgets(facts: ClaimFacts) -> ClaimResult:
-    """Decide if the printed training budgets equal six times parameters times tokens, as printed."""
+    """Decide if the printed training budgets equal six times parameters times tokens, as printed.
+
+    Reads the paper's table of open-weight models; rows without plain numbers are skipped. TRUE, FALSE or "true of K of
+    N". Numbers: right, models.
+
+    Raises:
+        MissingData: The sweep is not the published one that prints the budgets.
+    """
     if facts.data.sweep != paper.SWEEPS[1]:
         raise MissingData(f"the budgets are of models that {paper.SWEEPS[1]} prints")
     num_right, total = 0, 0
@@ -657,7 +788,11 @@ def check_budgets(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_non_embedding(facts: ClaimFacts) -> ClaimResult:
-    """Decide if the printed 369.72M parameters exclude the embedding."""
+    """Decide if the printed 369.72M parameters exclude the embedding.
+
+    FALSE if all parameters of plain softmax attention without memory, embedding included, print as 369.72M; else
+    DIFFERS. Numbers: parameters.
+    """
     size = facts.value(facts.plain_runs(SOFTMAX, False), SIZE)
     is_total = format_number(size / 1e6, 2) == "369.72"
     text = f"all parameters of {SOFTMAX} without memory, the embedding among them: {format_number(size / 1e6, 2)}M"
@@ -665,7 +800,13 @@ def check_non_embedding(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_token_count(facts: ClaimFacts) -> ClaimResult:
-    """Decide if exactly 10^9 tokens were trained."""
+    """Decide if exactly 10^9 tokens were trained.
+
+    TRUE if all cells have that number, else FALSE. Numbers: tokens (the smallest).
+
+    Raises:
+        MissingData: No cell has a number of tokens.
+    """
     token_counts = sorted({cell.tokens_total for cell in facts.data.cells if cell.tokens_total})
     if not token_counts:
         raise MissingData("no cell with a number of tokens")
@@ -683,13 +824,24 @@ def check_token_count(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_schedule(facts: ClaimFacts) -> ClaimResult:
-    """Decide if the learning-rate schedule of all cells is a cosine."""
+    """Decide if the learning-rate schedule of all cells is a cosine: TRUE or FALSE, without numbers.
+
+    Raises:
+        MissingData: No cell has a schedule in its config.
+    """
     schedules = facts.setting("train.schedule")
     return ClaimResult(TRUE if schedules == ["cosine"] else FALSE, f"schedule: {', '.join(schedules)}")
 
 
 def check_eigenvalue(facts: ClaimFacts) -> ClaimResult:
-    """Compare the eigenvalue of the memory's transition for RMS-normalised keys, 0.98 (1 - 0.5 d), to -7."""
+    """Compare the eigenvalue of the memory's transition for RMS-normalised keys, 0.98 (1 - 0.5 d), to -7.
+
+    TRUE if it prints as -7 with d = the sweep's head size, "true of d = 16 only" if with the prototype's key size
+    alone, else FALSE. Numbers: eigenvalue, prototype.
+
+    Raises:
+        MissingData: The head size is unknown.
+    """
     (size, *_) = [int(text) for text in facts.setting("model.head_dim")]
     published, prototype = (DECAY * (1 - WRITE * keys) for keys in (size, PROTOTYPE_KEY_SIZE))
     text = f"{DECAY} (1 - {WRITE} d): {format_number(published, 1)} at d = {size}; {format_number(prototype, 1)} at d = {PROTOTYPE_KEY_SIZE}, as in a prototype"
@@ -704,7 +856,13 @@ def check_eigenvalue(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_state_size(facts: ClaimFacts) -> ClaimResult:
-    """Compare the bytes of the memory's state, for one layer and sequence in float32, to the claimed 512 KB."""
+    """Compare the bytes of the memory's state, for one layer and sequence in float32, to the claimed 512 KB.
+
+    The state is [head size, head size] per head. TRUE or DIFFERS. Numbers: bytes.
+
+    Raises:
+        MissingData: Number or size of heads is unknown.
+    """
     heads, size = (int(facts.setting(f"model.{name}")[0]) for name in ("n_heads", "head_dim"))
     state_bytes = heads * size * size * 4
     text = f"{heads} heads x {size} x {size} x 4 bytes = {format_number(state_bytes / 1024, 0)} KB"
@@ -719,7 +877,14 @@ def not_decided_by_sweep(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_rate(facts: ClaimFacts) -> ClaimResult:
-    """Compare generated tokens per second of polar attention with memory to the claim; SILENT on another GPU."""
+    """Compare generated tokens per second of polar attention with memory to the claim, at the fastest length.
+
+    TRUE or FALSE on an NVIDIA L4, CANNOT_SAY on another GPU, UNCHECKED if the sweep did not run the probe `decode`.
+    Numbers: tokens_per_s.
+
+    Raises:
+        MissingData: The plain cell with memory has no such number.
+    """
     if not any(key[1:3] == WRITING for key in facts.data.values):
         return ClaimResult(UNCHECKED, "the sweep did not run the probe decode: not derivable")
     runs = facts.plain_runs(MAIN_MIXER, True)

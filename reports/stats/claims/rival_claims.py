@@ -53,7 +53,10 @@ class SeedMean:
 
 
 def claims_for(facts: ClaimFacts) -> list[Claim]:
-    """Return the claims of each paper whose probes a sweep has; without numbers those of our paper."""
+    """Return the claims of each paper whose probes a sweep has, in the order of CLAIM_SETS.
+
+    Those of our paper if there is none, or the sweep has no number yet.
+    """
     data = facts.data
     claims = [
         claim
@@ -65,7 +68,15 @@ def claims_for(facts: ClaimFacts) -> list[Claim]:
 
 
 def _plain(facts: ClaimFacts, mixer: str, column: Column) -> SeedMean:
-    """Return the number of the first plain configuration with that mixer that has it.
+    """Return the number of the first plain configuration with that mixer that has it, without memory.
+
+    Configurations with a component on an extra axis are skipped; axes over texts do not matter. The number is recorded
+    as read.
+
+    Args:
+        facts: The sweep.
+        mixer: Level of the mixer axis.
+        column: Column of the number.
 
     Raises:
         MissingData: There is none.
@@ -81,7 +92,11 @@ def _plain(facts: ClaimFacts, mixer: str, column: Column) -> SeedMean:
 
 
 def _mean(data: SweepData, runs: Sequence[CellState], column: Column) -> SeedMean:
-    """Return the mean over runs with its standard deviation, or the printed one of a single cell."""
+    """Return the mean over runs with its sample standard deviation, or the printed one of a single cell.
+
+    A single run without a printed spread has the upper end of its interval over trials, if recorded. At least one run
+    must have the number.
+    """
     values = data.column_numbers(runs, column)
     if len(values) > 1:
         return SeedMean(fmean(values), len(values), stdev(values))
@@ -98,7 +113,14 @@ def _share(seed_mean: SeedMean) -> str:
 
 
 def check_solved(facts: ClaimFacts) -> ClaimResult:
-    """Decide if every sequence of every flip-flop set is right in the mean over seeds, and thus for every seed."""
+    """Decide if every sequence of every flip-flop set is right in the mean over seeds, and thus for every seed.
+
+    Of threshold attention: TRUE for all sets, FALSE for none, else "true of K of N". Numbers: share of right sequences
+    by set, as fractions.
+
+    Raises:
+        MissingData: A set was not measured.
+    """
     by_set = {name: _plain(facts, THRESHOLD, column_of("flipflop", f"exact_{name}")) for name in FLIPFLOP_SETS}
     shares_text = ", ".join(f"{name} {_share(seed_mean)}" for name, seed_mean in by_set.items())
     seeds = min(seed_mean.seeds for seed_mean in by_set.values())
@@ -114,7 +136,11 @@ def _runs(seeds: int) -> str:
 
 
 def check_fails(mixer: str, set_name: str, printed: str) -> Callable[[ClaimFacts], ClaimResult]:
-    """Return a query that decides if a mixer leaves some sequences of a set wrong.
+    """Return a query that decides if a mixer leaves some sequences of a flip-flop set wrong.
+
+    The query gives FALSE if all sequences are right, TRUE if the upper end of the 95% interval is below 1, else
+    NOT_SHOWN. Without an interval it gives TRUE only if the share prints as in the paper. Numbers: share and, with an
+    interval, high (its upper end), as fractions.
 
     Args:
         mixer: Level of the mixer axis.
@@ -145,7 +171,14 @@ def check_fails(mixer: str, set_name: str, printed: str) -> Callable[[ClaimFacts
 
 
 def check_extrapolates(facts: ClaimFacts) -> ClaimResult:
-    """Decide if perplexity does not rise with length for threshold and forgetting attention, and doubles for RoPE."""
+    """Decide if perplexity does not rise with length for threshold and forgetting attention, and doubles for RoPE.
+
+    Compared are the longest and the shortest length. TRUE if all three conditions hold, FALSE if none, else "true of K
+    of 3". Numbers: ratio of perplexities by mixer.
+
+    Raises:
+        MissingData: Only one length, or a perplexity is missing.
+    """
     lengths = facts.lengths(("extrapolation", "perplexity"))
     if len(lengths) < 2:
         raise MissingData(f"perplexity at {format_length(lengths[0])} alone")
@@ -169,7 +202,14 @@ def _perplexity(facts: ClaimFacts, length: int) -> Column:
 
 
 def check_averages(facts: ClaimFacts) -> ClaimResult:
-    """Decide if each printed average equals, to the printed digit, the mean of its four tasks."""
+    """Decide if each printed average equals, to the printed digit, the mean of its four tasks.
+
+    Configurations that lack a task or the average are skipped. TRUE or "true of K of N". Numbers: computed mean by slug
+    of the configuration's first run, as fractions.
+
+    Raises:
+        MissingData: No configuration has all five numbers.
+    """
     total, num_right, deviations, numbers = 0, 0, [], {}
     for runs in facts.cells():
         average = facts.mean_or_none(runs, ("downstream", "average"))
@@ -190,7 +230,14 @@ def check_averages(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_outperforms(facts: ClaimFacts) -> ClaimResult:
-    """Count the tasks on which Wall attention is ahead of rotary and of forgetting attention."""
+    """Count the tasks on which Wall attention is ahead of rotary and of forgetting attention.
+
+    TRUE if in all eight comparisons, FALSE if in none, else "true of K of N". Numbers: difference by "TASK, RIVAL", as
+    fractions.
+
+    Raises:
+        MissingData: A number is missing.
+    """
     num_ahead, total, numbers, not_ahead = 0, 0, {}, []
     for name in DOWNSTREAM_TASKS:
         column = column_of("downstream", facts.data.metric("downstream", name))
@@ -212,7 +259,13 @@ def check_outperforms(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_rescale_factors(facts: ClaimFacts) -> ClaimResult:
-    """Decide if the printed rescale factors equal 2^(0.02 C)."""
+    """Decide if the printed rescale factors equal 2^(0.02 C) to the printed digit.
+
+    TRUE, DIFFERS if none does, else "true of K of N". Numbers: computed factor by "C = SIZE".
+
+    Raises:
+        MissingData: The sweep is not the published one that prints the factors.
+    """
     if facts.data.sweep != paper.WALL:
         raise MissingData(f"the factors are what {paper.WALL} prints")
     num_right, parts, numbers = 0, [], {}
