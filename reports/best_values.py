@@ -29,7 +29,8 @@ class WinnersCurse:
     """Expected overestimate of the best number (winner's curse): selection from `runs` near-replicates.
 
     It is `sds` standard deviations, or `amount` in the metric's own unit, or the part `weight` of the range of all
-    compared numbers. `share` is True for a metric in percent.
+    compared numbers. `stratum` is (mixer, memory). `share` is True for a metric in percent, whose `amount` is a
+    fraction.
     """
 
     runs: int
@@ -42,10 +43,11 @@ class WinnersCurse:
 
 @dataclass(frozen=True, kw_only=True)
 class RankedGroup:
-    """Numbers that were compared, by their indices in the grid.
+    """Numbers that were compared, by their (row, column) in the grid of entries.
 
-    `best` are the best ones as printed, `chances` the probability of being best, empty without a noise estimate.
-    `kinds` are the kinds of replicates behind the noise estimates, `luck` is the winner's curse of the best numbers.
+    `best` are the best ones as printed, ties included. `chances` is the probability of being best of each shown number,
+    empty without a noise estimate. `kinds` are the kinds of replicates behind the noise estimates, `luck` is the
+    winner's curse of the best numbers.
     """
 
     heading: str
@@ -56,6 +58,7 @@ class RankedGroup:
     seeds: int = 1
     """Largest number of seeds behind one of the numbers."""
     luck: WinnersCurse | None = None
+    """Winner's curse; None if the noise comes from seeds, or is unknown."""
 
 
 def ranked(
@@ -68,13 +71,15 @@ def ranked(
 ) -> tuple[Grid, list[RankedGroup]]:
     """Return the entries with `best` and `p_best` set, and the groups that were compared.
 
-    Groups are columns, or within a row the entries of one probe, metric and length.
+    Groups are columns, or within a row the entries of one probe, metric and length. The direction of a group is that of
+    its first entry; without one nothing is best. Best is decided by printed numbers, `p_best` by simulation.
 
     Args:
         data: The sweep.
-        grid: Entries, [row, column].
+        grid: Entries, [row, column]; not changed.
         rank: "column", "row", or "none", which changes nothing.
-        unlisted: Entries of rows outside the table that may be better; used with "column" only.
+        unlisted: Entries of rows outside the table, in the same columns, which take part in the probability but not in
+            `best`; used with "column" only.
         has_chances: Compute `p_best`.
 
     Returns:
@@ -113,10 +118,13 @@ def _ranked_group(
 ) -> RankedGroup:
     """Return the compared group of the shown entries.
 
+    `best` is over the shown entries alone. `chances` are also over those outside the table; empty for fewer than two
+    numbers, without a direction, or without any noise estimate.
+
     Args:
         noise: Noise estimates of the sweep; None to skip probabilities.
-        shown_entries: Entries of the group by index in the grid.
-        unlisted_entries: Entries outside the table that take part.
+        shown_entries: Entries of the group by index in the grid, at least one.
+        unlisted_entries: Entries outside the table that take part in the probability.
     """
     from .stats.noise.best_probability import simulate_p_best
 
@@ -154,7 +162,11 @@ class _NoiseByEntry:
         self._columns: dict[tuple[str, str, int | None], tuple[Column, float]] = {}
 
     def noise_of(self, entry: TableEntry) -> tuple[Stratum, NoiseEstimate] | None:
-        """Return (stratum, noise estimate) of an entry, in its unit; None for another sweep or without estimate."""
+        """Return (stratum, noise estimate) of an entry, in its unit.
+
+        The stratum is that of the entry's first cell; a printed mean has a stratum of its own, (cell id,). None for an
+        entry of another sweep, without cells, or without a noise estimate.
+        """
         from .stats.noise.best_probability import noise_with_pooled_fallback, stratum_of
         from .stats.noise.run_noise import printed_noise
 
@@ -190,13 +202,16 @@ class _NoiseByEntry:
     ) -> WinnersCurse | None:
         """Return the expected overestimate of the best numbers by selection among near-replicates of their stratum.
 
+        The largest noise estimate of the best entries decides; the number of runs is that of an average group of
+        near-replicates.
+
         Args:
-            best: The best entries.
+            best: The best entries; ties are possible.
             entries: All compared entries.
             values: Unrounded value of each.
 
         Returns:
-            None if the noise comes from seeds, or if all values are equal.
+            None if the noise comes from seeds or is unknown, or if all values are equal.
         """
         from .stats.noise.best_probability import expected_maximum
 
@@ -247,7 +262,11 @@ def _leading_number(text: str) -> Decimal | None:
 
 
 def _best_of(entries: Sequence[TableEntry]) -> list[bool]:
-    """Return a mask of the best entries as printed, ties included; all False if all are equal or there is only one."""
+    """Return a mask of the best entries by their printed numbers, ties included.
+
+    All False without a direction, or if fewer than two different numbers are printed. The first entry gives the
+    direction.
+    """
     numbers = [_leading_number(entry.text) if entry.value is not None else None for entry in entries]
     printed_numbers = [number for number in numbers if number is not None]
     direction = entries[0].direction if entries else 0
@@ -262,11 +281,14 @@ def ranking_notes(
 ) -> list[str]:
     """Return notes on the best numbers: the owner of each, the probability of being best, and the winner's curse.
 
+    At most three: best numbers with their probabilities, the winner's curse (columns only, the MAX_NAMED heaviest), and
+    the columns without a noise estimate. Empty without groups.
+
     Args:
-        contests: Compared groups.
-        rank: Direction of the comparison.
+        contests: Compared groups, each with a best number.
+        rank: Direction of the comparison, "column" or "row".
         names: Name of each entry, by index in the grid.
-        rows: Labels of each row.
+        rows: Label of each row.
     """
     with_chances = [contest for contest in contests if contest.kinds]
     without_chances = dict.fromkeys(contest.heading for contest in contests if not contest.kinds)
@@ -303,7 +325,11 @@ def _bias_weight(contest: RankedGroup) -> float:
 
 
 def _winners_curse_note(with_bias: Sequence[RankedGroup]) -> str:
-    """Return a sentence on the columns in which selection explains most of the range between worst and best number."""
+    """Return a sentence on the overestimate by selection in the given columns, in points for shares.
+
+    Args:
+        with_bias: Groups with a winner's curse, in the order of the sentence.
+    """
     from .stats.noise.run_noise import STRATUM_AXES
 
     by_reason: dict[str, list[str]] = {}
@@ -324,7 +350,7 @@ def _owner_text(contest: RankedGroup, names: Mapping[GridIndex, str]) -> str:
 
 
 def _chance_text(contest: RankedGroup) -> str:
-    """Return the probability of the best number as text; for tied ones, that of the most probable."""
+    """Return the probability of the best number as text; for tied ones "at most P each", P of the most probable one."""
     highest = format_probability(max(contest.chances.get(position, 0.0) for position in contest.best))
     return f"at most {highest} each" if len(contest.best) > 1 else highest
 

@@ -29,6 +29,12 @@ class CellFilterError(ReportError):
 def filtered_cells(sweep: str, filters: Sequence[str]) -> Iterator[None]:
     """Restrict, within this context, every read of that sweep to the cells that pass the filters; empty for all cells.
 
+    Replaces the filters of an outer context, also those of another sweep. Filters are parsed only when cells are read.
+
+    Args:
+        sweep: Name of the sweep.
+        filters: Filters as `--only` receives them, each `axis=level,level`; a cell must pass all of them.
+
     Raises:
         CellFilterError: The filters are not a list of texts.
     """
@@ -42,16 +48,16 @@ def filtered_cells(sweep: str, filters: Sequence[str]) -> Iterator[None]:
 
 
 def active_filters(sweep: str) -> CellFilters:
-    """Return the filters in force for that sweep; empty for none."""
+    """Return the filters in force for that sweep; empty for none, or if those in force are of another sweep."""
     active = _active_filters.get()
     return active[1] if active is not None and active[0] == sweep else ()
 
 
 def filter_cells(cells: Sequence[CellState], filters: CellFilters) -> list[CellState]:
-    """Return the cells that pass every filter.
+    """Return the cells that pass every filter, in their order; without filters all cells.
 
     Raises:
-        CellFilterError: A filter is invalid, or no cell passes.
+        CellFilterError: A filter is invalid, or no cell passes (also without any cell).
     """
     rules = [_parse_filter(cells, filter_text) for filter_text in filters]
     matching = [cell for cell in cells if all(_level_of_cell(cell, axis) in levels for axis, levels in rules)]
@@ -61,13 +67,20 @@ def filter_cells(cells: Sequence[CellState], filters: CellFilters) -> list[CellS
 
 
 def describe_filters(filters: CellFilters) -> str:
-    """Return the filters as text: "recipe intended", "attn_type polar, nope and memory on"."""
+    """Return the filters as text: "recipe intended", "attn_type polar, nope and memory on"; empty without filters."""
     parts = (filter_text.partition("=") for filter_text in filters)
     return " and ".join(f"{axis.strip()} {levels.replace(',', ', ')}" for axis, _, levels in parts)
 
 
 def _parse_filter(cells: Sequence[CellState], filter_text: str) -> tuple[str, frozenset[str]]:
-    """Return (axis, allowed levels) of a filter.
+    """Return (axis, allowed levels as the cells spell them) of a filter `axis=level,level`.
+
+    The axis is one of AXES, an extra axis or "seed". Levels are compared by value: true equals on, 1.6e7 equals
+    16_000_000. A text that is a level with a comma counts as one level.
+
+    Args:
+        cells: Cells whose axes and levels are permitted.
+        filter_text: The filter.
 
     Raises:
         CellFilterError: The sweep has no such axis or level, or the filter is malformed.
@@ -93,7 +106,10 @@ def _parse_filter(cells: Sequence[CellState], filter_text: str) -> tuple[str, fr
 
 
 def _comparable_level(text: str) -> str | float:
-    """Return a comparable form of a level: true equals on, 1.6e7 equals 16_000_000, as in `launch --only`."""
+    """Return a comparable form of a level: a float for a number, with "_" ignored, else the normalised text.
+
+    So true equals on, and 1.6e7 equals 16_000_000, as in `launch --only`.
+    """
     try:
         return float(text.replace("_", ""))
     except ValueError:

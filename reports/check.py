@@ -28,7 +28,7 @@ def _figure_formats() -> tuple[str, ...]:
 
 
 def _format(path: Path) -> str:
-    """Return the format of a file by its suffix.
+    """Return the format of a file by its suffix (case ignored), such as md, csv or svg.
 
     Raises:
         ReportError: Files with that suffix cannot be checked.
@@ -43,15 +43,15 @@ def _format(path: Path) -> str:
 
 
 def trace_in(text: str, format: str, name: str) -> dict[str, Any]:
-    """Return the trace in the text of a rendered table; for a CSV, `text` is the content of its trace file.
+    """Return the trace in the text of a rendered table: a dict with at least table, sweep, revision and options.
 
     Args:
-        text: Content of the file.
+        text: Content of the file; for a CSV the content of its trace file.
         format: Format of the table, a key of RENDERERS.
-        name: Name of the file, for messages.
+        name: Name of the file, for messages alone.
 
     Raises:
-        ReportError: There is no readable trace.
+        ReportError: There is no readable trace, or the JSON table has no row.
     """
     trace: Any = None
     try:
@@ -68,8 +68,10 @@ def trace_in(text: str, format: str, name: str) -> dict[str, Any]:
 def _read(path: Path) -> tuple[str, str, dict[str, Any]]:
     """Return (text, format, trace) of a file; the text of a figure is empty.
 
+    Reads the trace of a CSV from the file beside it.
+
     Raises:
-        ReportError: The file cannot be read, or has no trace.
+        ReportError: The file cannot be read, has a suffix that cannot be checked, or has no trace.
     """
     format = _format(path)
     try:
@@ -87,7 +89,7 @@ def _read_trace_file(path: Path) -> dict[str, Any]:
     """Return the trace in the file beside a CSV.
 
     Raises:
-        ReportError: It is missing or cannot be read.
+        ReportError: It is missing, cannot be read or holds no trace.
     """
     trace_file = trace_path(path)
     try:
@@ -102,7 +104,12 @@ def _read_trace_file(path: Path) -> dict[str, Any]:
 
 
 def _figure_trace(content: bytes, format: str, name: str) -> dict[str, Any]:
-    """Return the trace embedded in a figure.
+    """Return the trace embedded in a figure, a dict with at least figure, sweep, revision, cells and data.
+
+    Args:
+        content: Content of the file.
+        format: svg, pdf or png.
+        name: Name of the file, for messages alone.
 
     Raises:
         ReportError: There is none, or it is incomplete.
@@ -121,10 +128,10 @@ def _figure_trace(content: bytes, format: str, name: str) -> dict[str, Any]:
 
 
 def sweep_of(path: str | Path) -> str:
-    """Return the name of the sweep of a written table or figure.
+    """Return the name of the sweep of a written table or figure, from its trace.
 
     Raises:
-        ReportError: The file was not written by `report`.
+        ReportError: The file cannot be read, or was not written by `report`.
     """
     return str(_read(Path(path))[2]["sweep"])
 
@@ -160,9 +167,10 @@ def checkable_files(folder: Path) -> list[Path]:
 def check_file(path: str | Path, store: Store, *, tables_by_request: dict[str, Any] | None = None) -> list[str]:
     """Return the differences between a written table or figure and the current content of the database; empty for none.
 
-    The file is made again from its trace. For a table, every changed number is named, and a changed title, note or
-    source of numbers. For a figure: changed numbers, cells with other attempts, and the first change of the picture. A
-    figure drawn by another version of matplotlib, with a different picture, counts as a difference.
+    The file is made again from its trace, of the revision named there. For a table, every changed number is named, and
+    a changed title, note or source of numbers. For a figure: changed numbers, cells with other attempts, and the first
+    change of the picture. A figure drawn by another version of matplotlib, with a different picture, counts as a
+    difference. A table or figure that can no longer be made is a difference, no error.
 
     Args:
         path: Table (Markdown, CSV, LaTeX, HTML, JSON) or figure (SVG, PDF, PNG).
@@ -173,7 +181,7 @@ def check_file(path: str | Path, store: Store, *, tables_by_request: dict[str, A
         Lines that begin with the file's name.
 
     Raises:
-        ReportError: The file was not written by `report`.
+        ReportError: The file was not written by `report`, or cannot be read.
     """
     path = Path(path)
     text, format, trace = _read(path)
@@ -195,7 +203,9 @@ def check_file(path: str | Path, store: Store, *, tables_by_request: dict[str, A
 
 
 def _table_problems(text: str, fresh: str, format: str, trace: dict[str, Any], table: Table) -> list[str]:
-    """Return the differences of a table: its rows, or else its trace, or else its lines of text, or else its source.
+    """Return the differences of a table: of its rows, or else of its trace, or else of its lines of text.
+
+    Only the first kind that has any is returned; without any, SOURCE_DIFFERS. Never empty.
 
     Args:
         text: Content of the file.
@@ -221,9 +231,11 @@ def _table_problems(text: str, fresh: str, format: str, trace: dict[str, Any], t
 def _row_problems(old: Grid, new: Grid, table: Table) -> list[str]:
     """Return a line for each entry that differs, with both texts, and for each row that only one side has.
 
+    Rows are compared by position, headings as row 0.
+
     Args:
         old: Texts of the file, headings first, [row][column].
-        new: Texts made now.
+        new: Texts made now, headings first.
         table: Table made now, for labels of rows and columns.
     """
     problems = []
@@ -247,12 +259,12 @@ def _column(table: Table, index: int) -> str:
 
 
 def _figure_problems(content: bytes, format: str, trace: dict[str, Any], store: Store) -> list[str]:
-    """Return the differences of a figure: its data and trace, or else its picture.
+    """Return the differences of a figure: of its data and trace, or else of its picture; empty for none.
 
     Args:
         content: Content of the file.
         format: svg, pdf or png.
-        trace: Trace of the file; its keys `drawn_with` and `look` are removed.
+        trace: Trace of the file; its keys `drawn_with` and `look` are removed from it.
         store: The database.
     """
     from .figures import make_figure
@@ -295,6 +307,9 @@ def _picture_problems(content: bytes, format: str, figure: Any, look: Any, drawn
         look: Appearance recorded in the file.
         drawn_with: Versions of matplotlib and FreeType recorded in the file; the line names them if they differ from
             the installed ones.
+
+    Raises:
+        ReportError: The figure cannot be drawn.
     """
     from .figures import redraw
     from .figures.files import rendered
@@ -322,7 +337,12 @@ def _drawn_with(versions: Any) -> str:
 
 
 def _line_problems(text: str, fresh: str) -> list[str]:
-    """Return a line for each line of text that differs between the file (`text`) and its current form (`fresh`)."""
+    """Return a line for each line of text that differs, by position, with at most 160 characters of either side.
+
+    Args:
+        text: Content of the file.
+        fresh: Its current form; a line that one side lacks is empty.
+    """
     pairs = zip_longest(text.splitlines(), fresh.splitlines(), fillvalue="")
     return [
         f"line {number} differs: {was[:160]!r} is now {now[:160]!r}"

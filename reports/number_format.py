@@ -14,6 +14,7 @@ PLUS_MINUS = " ± "
 """Text between a mean and its standard deviation."""
 
 CODE_LENGTH = 16
+"""Largest length of the text in place of a missing number."""
 
 
 BARE = "1"
@@ -21,13 +22,16 @@ BARE = "1"
 
 
 def squared(unit: str) -> str:
-    """Return the square of a unit."""
+    """Return the square of a unit: "nats" -> "nats²", "tokens/s" -> "(tokens/s)²"; no unit and "1" stay as they are."""
     return unit if unit in ("", BARE) else f"({unit})²" if "/" in unit else f"{unit}²"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of numbers: probe, metric and format. `length` is 0 for a number without a context length."""
+    """A column of numbers: probe, metric and format.
+
+    `heading` is the printed heading, `decimals` the printed decimals (of percent where `percent`).
+    """
 
     heading: str
     probe: str
@@ -36,10 +40,11 @@ class Column:
     percent: bool = False
     """True if values are stored as fractions and printed in percent."""
     length: int = 0
+    """Context length in tokens; 0 for a number without one, -1 for a length that is not known yet."""
     direction: int = 0
     """-1 where less is better, 1 where more is, 0 where neither is."""
     unit: str = ""
-    """Unit of the stored values."""
+    """Unit of the stored values; "" or "1" without one."""
 
     @property
     def key(self) -> MeasurementKey:
@@ -50,13 +55,13 @@ class Column:
 def column_of(
     probe: str, metric: str | metrics.Metric, heading: str = "", *, decimals: int | None = None, length: int = 0
 ) -> Column:
-    """Return the column of a metric.
+    """Return the column of a metric; a metric name that is not registered gives one with default format.
 
     Args:
         probe: Name of the probe.
         metric: Metric, or the name of one of the package's.
         heading: Heading; empty for the metric's own.
-        decimals: Printed decimals; None for those of results/metrics.csv.
+        decimals: Printed decimals; None for those of the metric (results/metrics.csv for the package's).
         length: Context length in tokens; 0 for none.
     """
     metric_info = metrics.metric(probe, metric) if isinstance(metric, str) else metric
@@ -86,13 +91,19 @@ def format_number(value: float, decimals: int, *, percent: bool = False) -> str:
 
 
 def format_signed(value: float, decimals: int, *, percent: bool = False) -> str:
-    """Return a number like `format_number`, with a plus sign if it is above zero as printed."""
+    """Return a number like `format_number`, with a plus sign if it is above zero as printed.
+
+    A printed zero has no sign.
+    """
     text = format_number(value, decimals, percent=percent)
     return text if text.startswith("-") or not text.strip("0.") else f"+{text}"
 
 
 def format_length(length: int) -> str:
-    """Return a context length as text: 128 -> 128, 2048 -> 2K, 65536 -> 64K, 1048576 -> 1M."""
+    """Return a context length in tokens as text: 128 -> 128, 2048 -> 2K, 65536 -> 64K, 1048576 -> 1M.
+
+    Units are powers of 1024, used only for exact multiples: 3000 -> 3000.
+    """
     for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
         if length and length % size == 0:
             return f"{length // size}{unit}"
@@ -100,7 +111,11 @@ def format_length(length: int) -> str:
 
 
 def reason_code(reason: str) -> str:
-    """Return the text in place of a missing number: the code before the colon of its reason, or a first word."""
+    """Return the text in place of a missing number: the code before the colon of its reason, at most 16 characters.
+
+    A longer code is shortened to its first word. Codes that begin with "n/a" or "no peak", and an empty one, give
+    "n/a".
+    """
     code = reason.split(":", 1)[0].strip()
     if code.startswith(("n/a", "no peak")):
         return "n/a"
@@ -108,7 +123,10 @@ def reason_code(reason: str) -> str:
 
 
 def format_count(number: float) -> str:
-    """Return a count with three significant digits: 1536 -> 1.54K, 378220864 -> 378M, 1e12 -> 1T."""
+    """Return a count with three significant digits: 1536 -> 1.54K, 378220864 -> 378M, 1e12 -> 1T.
+
+    Units are powers of 1000. A number below 1000 has up to six significant digits.
+    """
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if number >= size * 0.9995:
             return f"{float(f'{number / size:.3g}'):g}{unit}"

@@ -44,7 +44,7 @@ class WrittenFiles:
     files: list[Path] = field(default_factory=list)
     """Written files, in order."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Reason for each skipped table or figure, by its name."""
+    """Reason for each skipped table ("NAME") or figure ("figure NAME")."""
 
 
 def file_name(name: str) -> str:
@@ -71,7 +71,8 @@ def write_report_folder(
     """Write every table in every requested format and every figure as SVG, PDF and PNG, with index.md and index.html.
 
     The format "tex" adds appendix.tex, a document of them all; "html" adds the dashboard. Tables and figures that
-    cannot be made are listed in the index with the reason. Existing files are replaced.
+    cannot be made are listed in the index with the reason. Those about studies are left out silently for other sweeps,
+    and so is the comparison of the reference with itself. Existing files are replaced, others stay.
 
     Args:
         store: The database.
@@ -87,8 +88,11 @@ def write_report_folder(
         highlight: Cells to emphasise in figures.
         options: Options of figures (by, log, against); each figure gets those that it accepts.
 
+    Returns:
+        Written files in order, and the reason of each skipped table ("NAME") or figure ("figure NAME").
+
     Raises:
-        ReportError: Unknown format.
+        ReportError: Unknown format or figure, a length without a measurement, or an unknown cell to highlight.
         SweepUnknown: No such sweep.
         StoreError: The database cannot be read.
         WriteRefused: The folder or a file cannot be written.
@@ -210,6 +214,7 @@ def latex_figure(figure: FigureData) -> str:
 
 
 def _rows(table: Table) -> str:
+    """Return the number of rows of a table as text: "12 rows"."""
     return counted(len(table.rows), "row")
 
 

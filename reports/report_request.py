@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 def validate_request(request: ReportRequest) -> ReportRequest:
     """Return the request with the table under its current name.
 
+    Files, sweeps and names of figures are not checked yet.
+
     Raises:
         ReportError: Options are missing, unknown, or cannot be combined.
     """
@@ -59,7 +61,7 @@ def validate_request(request: ReportRequest) -> ReportRequest:
 
 
 def parse_lengths(texts: list[str] | None) -> ExtraLengths:
-    """Return the context lengths of `--length` in tokens; "all" for every measured one.
+    """Return the context lengths of `--length` in tokens; "all" if any value is "all"; an empty list for None.
 
     Raises:
         ReportError: A value is neither a number nor "all".
@@ -73,7 +75,10 @@ def parse_lengths(texts: list[str] | None) -> ExtraLengths:
 
 @cached_reads()
 def run_report(request: ReportRequest) -> bool:
-    """Write or check everything that the request names.
+    """Write, print or check everything that the request names.
+
+    With files to check nothing else is done. Otherwise the dashboard is written if named, and then one of: the folder
+    of everything, a figure, a table. Messages go to stderr. Every sweep is read once (`cached_reads`).
 
     Returns:
         False if a checked file differs from the database, else True.
@@ -100,7 +105,14 @@ def run_report(request: ReportRequest) -> bool:
 
 
 def _check(request: ReportRequest) -> bool:
-    """Check all named files, print the differences, and return True if there is none."""
+    """Check all named files, print the differences to stdout, and return True if there is none.
+
+    Folders stand for their tables and figures. A file that is as the database says has a line, too; with --json a list
+    of objects (file, problems) is printed.
+
+    Raises:
+        ReportError: A file is missing, or was not written by `report`.
+    """
     from .check import check_file, checkable_files, sweep_of
 
     for file in request.check or ():
@@ -122,7 +134,10 @@ def _check(request: ReportRequest) -> bool:
 
 
 def _write_dashboard(request: ReportRequest, store: Store, file: Path) -> None:
-    """Write the dashboard to a file and print its size to stderr."""
+    """Write the dashboard to a file (.html or .htm) and print its size to stderr; with --json also file and bytes.
+
+    The JSON goes to stdout, or to stderr if the dashboard itself goes to stdout.
+    """
     from .dashboard.page import write_dashboard
 
     resolve_format(file, None, {".html": "html", ".htm": "html"}, "html", option="")
@@ -133,7 +148,11 @@ def _write_dashboard(request: ReportRequest, store: Store, file: Path) -> None:
 
 
 def _write_all(request: ReportRequest, store: Store) -> None:
-    """Write all tables and figures into the folder `--out`, and print skipped ones and a summary to stderr."""
+    """Write all tables and figures into the folder `--out`, and print skipped ones and a summary to stderr.
+
+    Raises:
+        ReportError: `--out` is missing.
+    """
     from .report_folder import write_report_folder
 
     if request.out is None:
@@ -160,7 +179,14 @@ def _write_all(request: ReportRequest, store: Store) -> None:
 
 
 def _write_figure(request: ReportRequest, store: Store, name: str) -> None:
-    """Write one figure to `--out`, or to a file named after sweep and figure; with --json print its data."""
+    """Write one figure to `--out`, or to a file named after sweep and figure in the current folder.
+
+    With --json its data is written to `--out` or printed to stdout instead. The file's path, and the caption if the
+    figure has no title, are printed to stderr.
+
+    Raises:
+        ReportError: A table is requested too, the format is unknown, or the figure cannot be made as requested.
+    """
     from .figures.canvas.base import caption
     from .figures.files import FORMATS, rendered
 
@@ -214,7 +240,11 @@ def _write_figure(request: ReportRequest, store: Store, name: str) -> None:
 
 
 def _write_table(request: ReportRequest, store: Store) -> None:
-    """Print one table, or write it to `--out` together with its trace file."""
+    """Print one table, or write it to `--out` together with its trace file, if its format has one.
+
+    Without --out the terminal's colours and width are used. With --no-trace, an older trace file beside a CSV is
+    deleted. The path of a written file is printed to stderr.
+    """
     format = resolve_format(request.out, "json" if request.as_json else request.format_, SUFFIXES, "terminal")
     if request.out is None:
         color = format == "terminal" and is_styled(sys.stdout)
@@ -236,7 +266,11 @@ def _write_table(request: ReportRequest, store: Store) -> None:
 
 
 def _table(request: ReportRequest, store: Store) -> Table:
-    """Return the requested table: that of `--table`, or the comparison of `--compare` with its columns."""
+    """Return the requested table: that of `--table`, or with `--compare` the comparison with that sweep.
+
+    The comparison has the columns of `--table`, if given. Options that a table does not accept are ignored, except
+    lengths and cell filters.
+    """
     name = "compare" if request.compare else str(request.table)
     table_number = request.table if request.table != "compare" else None
     wanted = {

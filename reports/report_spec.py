@@ -38,14 +38,18 @@ class ReportSpec:
         """Import and return the function of a table, or the module of a figure.
 
         Args:
-            package: Package that `at` is relative to.
+            package: Absolute name of the package that `at` is relative to.
+
+        Raises:
+            ImportError: There is no such module.
+            AttributeError: The module has no such function.
         """
         module, _, function = self.at.partition(":")
         imported = importlib.import_module(f".{module}", package)
         return getattr(imported, function) if function else imported
 
     def select_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those of the options that it accepts and whose value is not empty."""
+        """Return those of the options, by name, that it accepts and whose value is not empty (false, 0, None, "")."""
         return {name: value for name, value in options.items() if name in self.takes and value}
 
 

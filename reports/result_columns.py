@@ -23,9 +23,10 @@ NO_LENGTHS = [(-1, "shortest"), (-1, "longest")]
 
 
 def shortest_and_longest(data: SweepData, lengths: Mapping[str, Sequence[int]], column: Column) -> list[Column]:
-    """Return the column at the shortest and at the longest context length.
+    """Return the column at the shortest and at the longest context length, in this order, as a list.
 
-    One column if there is only one length. Length -1 in both if no length is known yet.
+    One column if there is only one length. If no length is known yet, two columns of length -1, "@shortest" and
+    "@longest".
 
     Args:
         data: The sweep.
@@ -42,12 +43,14 @@ def shortest_and_longest(data: SweepData, lengths: Mapping[str, Sequence[int]], 
 
 
 def longest_only(data: SweepData, lengths: Mapping[str, Sequence[int]], column: Column) -> list[Column]:
-    """Return the column at the longest context length only, as a list."""
+    """Return the column at the longest context length only, as a list of one; arguments as `shortest_and_longest`."""
     return shortest_and_longest(data, lengths, column)[-1:]
 
 
 def all_lengths(data: SweepData, lengths: Mapping[str, Sequence[int]], column: Column) -> list[Column]:
     """Return the column at every context length and, with several lengths, its length-weighted average.
+
+    Shortest first, the average ("avg", length 0) last; empty if no length is known.
 
     Args:
         data: The sweep.
@@ -69,7 +72,8 @@ def complete_columns(
     """Return the columns of the complete results.
 
     Order: validation loss, clean loss, junk loss, loss of the same last tokens (if measured), needle accuracy, metrics
-    of further probes that have a heading, MFU.
+    of further probes that have a heading, MFU. They are there without any number, too, except those marked and the
+    further ones.
 
     Args:
         data: The sweep.
@@ -98,9 +102,9 @@ def complete_columns(
 
 
 def extra_metrics(data: SweepData) -> list[tuple[str, Metric]]:
-    """Return (probe, metric) of the measured metrics with a heading besides those of FIXED_PROBES.
+    """Return (probe, metric) of the measured and shown metrics with a heading besides those of FIXED_PROBES.
 
-    Those of the package come first, then those of plugins.
+    Those of the package come first, then those of plugins, each in the order of their registry or name.
     """
     registered = [(probe, metric) for (probe, name), metric in METRICS.items() if FIXED_PROBES.get(probe) != name]
     measured = [
@@ -117,7 +121,10 @@ def quality_columns(data: SweepData) -> list[Column]:
 
 
 def speed_column(data: SweepData, heading: str) -> Column:
-    """Return the column of tokens per second under this heading, or the MFU column if no cell has tokens per second."""
+    """Return the column of tokens per second under this heading, or the MFU column if no cell has tokens per second.
+
+    The MFU column keeps its own heading.
+    """
     column = column_of("throughput", "tokens_per_s", heading)
     if data.is_measured(column.probe, column.metric):
         return column
@@ -141,7 +148,12 @@ UNPRINTED = "-"
 
 
 def placeholder(standing: str, value: MeasuredValue | None) -> str:
-    """Return the text in place of a missing number: the recorded reason's code, or the standing of its cell."""
+    """Return the text in place of a missing number: the recorded reason's code, or the standing of its cell.
+
+    Args:
+        standing: Standing of the cell; "done" gives "needs-eval", since the number is missing.
+        value: Stored value with a reason; None if nothing is stored.
+    """
     if value is None:
         return "needs-eval" if standing == "done" else standing
     return reason_code(value.reason or "n/a")
@@ -149,6 +161,9 @@ def placeholder(standing: str, value: MeasuredValue | None) -> str:
 
 def placeholder_for_cell(data: SweepData, cell: CellState, column: Column, value: MeasuredValue | None) -> str:
     """Return the text in place of the number that a cell lacks in a column.
+
+    "-" for a published sweep without a stored reason. Else the code of the reason or the standing of the cell (`oom`
+    for a failure out of memory). UNMEASURED replaces "needs-eval" for a probe or length that the grid does not request.
 
     Args:
         data: The sweep.

@@ -59,8 +59,9 @@ def cell_level(cell: CellState, axis: str) -> str:
 class SweepData:
     """Revision of a sweep with the newest value of every (cell, probe, metric, length).
 
-    Accuracies have the interval of their trials (trial_intervals.py). `references` holds, by metric of REFERENCES, the
-    distinct values among the cells: one, unless corpora differ.
+    A snapshot: it is read once and does not change. `cells` are in the grid's order. Accuracies have the interval of
+    their trials (trial_intervals.py). `references` holds, by metric of REFERENCES, the distinct values among the cells,
+    sorted: one, unless corpora differ.
     """
 
     sweep: str
@@ -71,7 +72,7 @@ class SweepData:
     requested: Sequence[ProbeRequest] = ()
     """Every (probe, length) that the launch requested."""
     printed: Mapping[tuple[str, str, str, str, int], MeasuredValue] = field(default_factory=dict)
-    """Published numbers as a table prints them, by (cell, table, probe, metric, length)."""
+    """Published numbers as a table prints them, by (cell, table, probe, metric, length), such as table "2"."""
     sources: Mapping[int, CodeAndGpu] = field(default_factory=dict)
     """Code and GPU behind the numbers of an attempt, by attempt id, where recorded."""
 
@@ -98,7 +99,7 @@ class SweepData:
 
     @cached_property
     def partial_design(self) -> Design | None:
-        """The design, if the cells do not cover all of its combinations; else None."""
+        """The design, if the cells do not cover all of its combinations; None otherwise or without a design."""
         if self.design is None:
             return None
         indices = {self.design_index(self.design, cell) for cell in self.cells} - {None}
@@ -106,7 +107,10 @@ class SweepData:
 
     @staticmethod
     def design_index(design: Design, cell: CellState) -> int | None:
-        """Return the index of a cell's combination in a design; None for an extra cell of `include`."""
+        """Return the index of a cell's combination among the points of a design.
+
+        None for an extra cell of `include`.
+        """
         return design.space.index({axis: cell_level(cell, axis) for axis in design.space.axes})
 
     def setting(self, cell: CellState, path: str) -> Any:
@@ -122,11 +126,11 @@ class SweepData:
         return sum(self.standing(cell) == "done" for cell in self.cells)
 
     def standing(self, cell: CellState) -> CellStanding:
-        """Return the standing of a cell, as `status` shows it."""
+        """Return the standing of a cell, as `status` shows it, with respect to what this revision requested."""
         return standing(cell, self.requested)
 
     def status_word(self, cell: CellState) -> str:
-        """Return the standing of a cell as tables print it: `oom` for a cell that ran out of memory."""
+        """Return the standing of a cell as tables print it: `oom` for a failed cell that ran out of memory."""
         cell_standing = self.standing(cell)
         return (
             "oom"
@@ -188,7 +192,11 @@ class SweepData:
         }
 
     def requested_lengths(self) -> dict[str, list[int]]:
-        """Return the context lengths that are shown of each requested probe, shortest first, by probe."""
+        """Return the context lengths that are shown of each requested probe, shortest first, by probe (sorted).
+
+        They are the requested ones, measured or not, and extra lengths of the report at which the probe was measured.
+        Probes without lengths are left out.
+        """
         measured = {(probe, length) for (probe, _), lengths in self._measured.items() for length in lengths}
         return {
             probe: sorted({*lengths, *(length for length in self.also if (probe, length) in measured)})
@@ -209,7 +217,10 @@ class SweepData:
         )
 
     def levels(self, axis: str) -> list[str]:
-        """Return the distinct levels of an axis, in the order of the cells; cached."""
+        """Return the distinct levels of an axis, in the order of the cells; empty for an unknown axis.
+
+        Cells without the axis are skipped.
+        """
         if axis not in self._cache:
             named = (cell.levels if axis in AXES else cell.axes for cell in self.cells)
             self._cache[axis] = tuple(dict.fromkeys(levels[axis] for levels in named if axis in levels))
@@ -229,7 +240,10 @@ class SweepData:
         return tuple(extra_axes(self.cells))
 
     def configurations(self) -> dict[tuple[str, ...], list[CellState]]:
-        """Return the cells by configuration: levels of AXES, then of the extra axes. Only seeds differ in a group."""
+        """Return the cells by configuration: levels of AXES, then of the extra axes. Only seeds differ in a group.
+
+        Keys and cells are in the order of the cells. The dict is a copy; its lists are shared and not to be changed.
+        """
         return dict(self._configurations)
 
     @cached_property
@@ -258,11 +272,14 @@ class SweepData:
         return {key: _metric(*key, values) for key, values in values_by_metric.items()}
 
     def metric(self, probe: str, name: str) -> metrics.Metric:
-        """Return the description of a metric, from stored values, or else from the package's registry."""
+        """Return the description of a metric, from stored values, or else from the package's registry.
+
+        A stored description is that of the newest value; its chance level is None if values disagree on it.
+        """
         return self._described.get((probe, name)) or metrics.metric(probe, name)
 
     def unregistered_metrics(self) -> list[tuple[str, metrics.Metric]]:
-        """Return (probe, metric) of the shown metrics that the package does not register, sorted by name."""
+        """Return (probe, metric) of the shown metrics that the package does not register, sorted by probe and name."""
         described = {key: metric for key, metric in self._described.items() if self.is_shown(key[0])}
         unregistered = [(key[0], metric) for key, metric in described.items() if metrics.builtin_metric(*key) is None]
         return sorted(unregistered, key=lambda item: (item[0], item[1].name))
@@ -270,10 +287,14 @@ class SweepData:
     def value(self, cell: str, probe: str, metric: str, length: int, table: str | None = None) -> MeasuredValue | None:
         """Return the newest value of a cell; None if there is none or the probe is not shown.
 
+        A value may hold a reason instead of a number. The average over lengths is returned for probes that are not
+        shown, too.
+
         Args:
             cell: Cell id.
             probe: Name of the probe.
-            metric: Name of the metric; with WEIGHTED_SUFFIX the average over lengths is computed.
+            metric: Name of the metric; with WEIGHTED_SUFFIX the length-weighted average is computed and `length`
+                ignored.
             length: Context length in tokens; 0 for a number without one.
             table: Table of the paper whose printed number is preferred.
         """
@@ -285,7 +306,13 @@ class SweepData:
         return printed or self.values.get((cell, probe, metric, length))
 
     def measured_value(self, cell: CellState, column: Column, table: str | None = None) -> MeasuredValue | None:
-        """Return a cell's value in a column, which may hold a reason instead of a number; None without any."""
+        """Return a cell's value in a column, which may hold a reason instead of a number; None without any.
+
+        Args:
+            cell: The cell.
+            column: Column of the number; its format is not used.
+            table: Table of the paper whose printed number is preferred.
+        """
         return self.value(cell.cell_id, *column.key, table)
 
     def column_numbers(self, cells: Iterable[CellState], column: Column) -> list[float]:
@@ -294,7 +321,10 @@ class SweepData:
         return [value.value for value in measured_values if value is not None and value.value is not None]
 
     def printed_spread(self, cell: CellState, column: Column) -> tuple[int, float | None] | None:
-        """Return (number of runs, sample standard deviation or None) of a published mean over runs; else None."""
+        """Return (number of runs, sample standard deviation or None) of a published mean over runs.
+
+        None if the number is no published mean, as for every launched sweep.
+        """
         if not self.printed_runs:
             return None
         spread_value = self.values.get((cell.cell_id, column.probe, column.metric + metrics.SD_SUFFIX, column.length))
@@ -310,7 +340,13 @@ class SweepData:
     def _average(self, cell: str, probe: str, metric: str) -> MeasuredValue | None:
         """Return the length-weighted mean of a metric over the lengths of `averaged_lengths`, as a value with length 0.
 
-        If a length has a reason instead of a number, that reason is returned. None if a length was not measured.
+        The value has the attempt of the newest one and neither n nor interval. If a length has a reason instead of a
+        number, that reason is returned. None if a length was not measured, or without lengths.
+
+        Args:
+            cell: Cell id.
+            probe: Name of the probe.
+            metric: Name of the metric with WEIGHTED_SUFFIX.
         """
         base = metric.removesuffix(WEIGHTED_SUFFIX)
         by_length = [self.values.get((cell, probe, base, length)) for length in self.averaged_lengths(probe, base)]
@@ -324,7 +360,10 @@ class SweepData:
         return replace(newest, metric=metric, length=0, value=mean, n=None, low=None, high=None, description=None)
 
     def averaged_lengths(self, probe: str, metric: str) -> Sequence[int]:
-        """Return the context lengths that a metric's average covers, shortest first: requested ones, else all shown."""
+        """Return the context lengths that a metric's average covers, shortest first; cached.
+
+        They are those that the launch requested of the probe, else all shown ones at which the metric was measured.
+        """
         if (probe, metric) not in self._cache:
             requested = sorted(self.requested_lengths_by_probe.get(probe, ()))
             self._cache[probe, metric] = requested or [length for length in self.lengths(probe, metric) if length]
@@ -338,7 +377,10 @@ class SweepData:
 
 
 def _metric(probe: str, name: str, values: Sequence[MeasuredValue]) -> metrics.Metric:
-    """Return the description in the newest value; its chance level only if all values agree on it."""
+    """Return the description in the newest value (highest attempt id).
+
+    Its chance level is None unless all values agree on it.
+    """
     newest = max(values, key=lambda value: value.attempt_id)
     newest_metric = metrics.metric(probe, name, newest.description, newest.unit)
     levels = {metrics.metric(probe, name, value.description, value.unit).chance for value in values}
@@ -356,19 +398,21 @@ def load_sweep_data(
     """Read a sweep for a report.
 
     Within `cached_reads` each sweep is read from the database once; within `cell_filter` contexts only some cells are
-    returned.
+    returned, without declared contrasts, stopping rule and design.
 
     Args:
         store: The database.
         sweep: Name of the sweep; None for the one launched last.
         revision: Revision number; None for the newest.
-        orphans: Read the cells that the newest revision dropped instead of its own.
-        lengths: Context lengths to show besides the requested ones.
+        orphans: Read the cells that the newest revision dropped instead of its own; they have no stopping rule and
+            forecast.
+        lengths: Context lengths to show besides the requested ones; "all" for every measured one and every probe.
 
     Raises:
         SweepUnknown: No such sweep.
         StoreError: The database cannot be read.
-        ReportError: Nothing was measured at one of `lengths`, or a filter selects nothing.
+        ReportError: Nothing was measured at one of `lengths`, a filter is invalid or selects nothing, or cells of a
+            partial design are filtered.
     """
     cache = _reading.get()
     cache = {} if cache is None else cache
@@ -391,7 +435,10 @@ def load_sweep_data(
 
 
 def provenances_of_attempts(store: Store, attempts: Collection[int]) -> dict[int, Provenance]:
-    """Return the recorded provenance of each attempt, by attempt id; within `cached_reads` each is read once."""
+    """Return the recorded provenance of each attempt, by attempt id; attempts without one are left out.
+
+    Within `cached_reads` each is read from the database once.
+    """
     cached = _reading.get()
     cache: dict[int, Provenance | None] = {} if cached is None else cached.setdefault((store, "provenances"), {})
     missing = [attempt for attempt in attempts if attempt not in cache]
@@ -407,7 +454,8 @@ _reading: ContextVar[dict[Any, Any] | None] = ContextVar("reading", default=None
 def cached_reads() -> Iterator[None]:
     """Read every sweep once within this context, so that all tables and figures agree and take the time of one read.
 
-    Without effect inside another such context.
+    Changes of the database within the context are not seen. Without effect inside another such context. Usable as a
+    decorator.
     """
     if _reading.get() is not None:
         yield
@@ -422,7 +470,10 @@ def cached_reads() -> Iterator[None]:
 def _read_sweep_data(
     store: Store, sweep: str | None, revision: int | None, orphans: bool, lengths: ExtraLengths
 ) -> SweepData:
-    """Read the SweepData of a revision in one transaction, with all cells."""
+    """Read the SweepData of a revision in one transaction, with all cells, whatever filter is in force.
+
+    Arguments and errors are those of `load_sweep_data`.
+    """
     with store.snapshot() as snapshot:
         launched = snapshot.revision(sweep, revision)
         cells = snapshot.cell_states(launched.sweep, revision=launched.number, orphans=orphans)
@@ -467,10 +518,11 @@ def _read_sweep_data(
 def _filtered_data(data: SweepData, filters: cell_filter.CellFilters) -> SweepData:
     """Return the data of the cells that pass the filters.
 
-    Declared contrasts, stopping rule and design are removed, since their corrections need all cells.
+    Declared contrasts, stopping rule and design are removed, since their corrections need all cells. Extra lengths that
+    no such cell has are an error.
 
     Raises:
-        ReportError: The sweep is a partial design.
+        ReportError: The sweep is a partial design, a filter is invalid or selects nothing, or a length is not measured.
     """
     if data.partial_design is not None:
         raise ReportError("--only: the cells of a partial design are estimated together; leave it out")
@@ -487,13 +539,13 @@ def _filtered_data(data: SweepData, filters: cell_filter.CellFilters) -> SweepDa
 
 
 def _extra_lengths(sweep: str, lengths: ExtraLengths, measured: set[int], requested: set[int]) -> tuple[int, ...]:
-    """Return the lengths to show besides the requested ones, shortest first, with "all" expanded.
+    """Return the lengths to show besides the requested ones, shortest first, with "all" expanded to the measured ones.
 
     Args:
-        sweep: Name of the sweep, for the message.
-        lengths: Wanted lengths.
+        sweep: Name of the sweep, for the message alone.
+        lengths: Wanted lengths; requested ones among them are dropped.
         measured: Measured context lengths.
-        requested: Context lengths that the launch requested.
+        requested: Context lengths that the launch requested; permitted without a measurement.
 
     Raises:
         ReportError: Nothing was measured at one of `lengths`.
@@ -509,7 +561,7 @@ def _extra_lengths(sweep: str, lengths: ExtraLengths, measured: set[int], reques
 
 
 def _references(values: Iterable[MeasuredValue]) -> dict[str, tuple[float, ...]]:
-    """Return the distinct values of each metric of REFERENCES, sorted, by metric."""
+    """Return the distinct values of each metric of REFERENCES that was measured, sorted, by metric."""
     values_by_metric: dict[str, set[float]] = {metric: set() for metric in REFERENCES}
     for value in values:
         if value.probe == "corpus" and value.metric in values_by_metric and value.value is not None:

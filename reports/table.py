@@ -12,9 +12,11 @@ from typing import Any
 class TableEntry:
     """A number of a table, or the placeholder text in its place.
 
-    `value` is the unrounded number in `unit`: a mean over `seeds` cells with sample standard deviation `sd`. `low` and
-    `high` are the 95% interval of a single cell, `n` its number of answers. `origins` are the (cell id, attempt id)
-    pairs behind it, with attempt None where a cell has no value. `best` is True for the best of the compared numbers.
+    `text` is the printed text. `value` is the unrounded number in `unit` (shares as fractions), None for a placeholder:
+    a mean over `seeds` cells (0 without a number) with sample standard deviation `sd`. `low` and `high` are the 95%
+    interval of a single cell, `n` its number of answers. `length` is a context length in tokens, 0 for a number without
+    one. `reason` is the recorded reason of a missing number. `origins` are the (cell id, attempt id) pairs behind it,
+    with attempt None where a cell has no value. `best` is True for the best of the compared numbers.
     """
 
     text: str
@@ -37,16 +39,16 @@ class TableEntry:
     origins: tuple[tuple[str, int | None], ...] = ()
     best: bool = False
     p_best: float | None = None
-    """Probability that no compared number is better; None if unknown."""
+    """Simulated probability that no compared number is better; None if unknown."""
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Ids of the cells, without repetition."""
+        """Ids of the cells of `origins` in their order, without repetition."""
         return tuple(dict.fromkeys(cell for cell, _ in self.origins))
 
     @property
     def attempts(self) -> tuple[int, ...]:
-        """Ids of the attempts, without repetition."""
+        """Ids of the attempts of `origins` in their order, without repetition and without None."""
         return tuple(dict.fromkeys(attempt for _, attempt in self.origins if attempt is not None))
 
 
@@ -54,9 +56,10 @@ class TableEntry:
 class Table:
     """A table, independent of its output format.
 
-    `rows` is printed text below `columns`, of which the first `text_columns` are labels and the rest numbers; `entries`
-    holds the numbers. `raw_of` and `trace_of` compute `raw` and `trace` on demand, since each takes longer than the
-    table itself for sweeps of thousands of cells.
+    `number` is its number or name. `rows` is printed text below `columns`, of which the first `text_columns` are labels
+    and the rest numbers; `entries` holds the numbers, [row][number column]. `notes` are printed below. `raw_of` and
+    `trace_of` compute `raw` and `trace` on demand, since each takes longer than the table itself for sweeps of
+    thousands of cells.
     """
 
     number: str
@@ -75,16 +78,22 @@ class Table:
 
     @cached_property
     def raw(self) -> tuple[dict[str, Any], ...]:
-        """JSON objects, one per row, with database column names, unrounded values and printed texts."""
+        """JSON objects, one per row: sweep, revision, row (labels by heading), further fields, values and trace; cached.
+
+        Values are entries with unrounded numbers and printed texts.
+        """
         return self.raw_of()
 
     @cached_property
     def trace(self) -> Mapping[str, Any]:
-        """Provenance: name, sweep, revision and options, the attempts of every cell, and their commits and GPUs."""
+        """Provenance of the table: table, sweep, revision, options, cells and sources; cached.
+
+        `cells` holds the attempts of every cell, `sources` the commits and GPUs of these attempts.
+        """
         return self.trace_of()
 
     @property
     def best(self) -> frozenset[tuple[int, int]]:
-        """(row, column) of every best value, label columns counted."""
+        """(row, column) of every best value, both from 0, label columns counted."""
         num_labels = self.text_columns
         return frozenset((r, num_labels + c) for r, row in enumerate(self.entries) for c, e in enumerate(row) if e.best)

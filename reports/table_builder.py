@@ -44,18 +44,20 @@ class TableRow:
     origins: tuple[tuple[str, int | None], ...] = ()
     """(cell id, attempt id or None) pairs that the row is based on, besides those of its entries."""
     json_fields: Mapping[str, Any] = field(default_factory=dict)
-    """Extra fields of the row's JSON object."""
+    """Extra fields of the row's JSON object, by name."""
 
 
 def measured_entry(data: SweepData, cells: Sequence[CellState], column: Column, table: str | None = None) -> TableEntry:
     """Return the entry of a column for cells that differ in their seed only: one number, or a mean over seeds.
 
-    The mean has its sample standard deviation; for a printed mean it is the printed one. A mean over fewer cells than
-    given has "(n=K)". Without any number the text is the placeholder of the cells, such as a standing or a reason.
+    The value is unrounded, shares as fractions. A mean has its sample standard deviation, also in the text ("1.23 ±
+    0.04"); for a single cell with a printed mean both are the printed ones. A mean over fewer cells than given ends
+    with "(n=K)". Interval and number of answers are set for a single cell only. Without any number the text is the
+    distinct placeholders of the cells, joined by "/", such as a standing or a reason.
 
     Args:
         data: The sweep.
-        cells: Cells of one configuration; empty for a combination that the sweep does not list.
+        cells: Cells of one configuration; empty for a combination that the sweep does not list (NO_CELL_TEXT).
         column: Column of the number.
         table: Table of the paper whose printed number is preferred.
     """
@@ -105,14 +107,14 @@ def derived_entry(
     *,
     sd: float | None = None,
 ) -> TableEntry:
-    """Return an entry computed from other entries.
+    """Return an entry computed from other entries; its origins are those of all parts, without repetition.
 
     Args:
-        data: The sweep.
-        column: Column that gives unit and decimals.
-        value: The computed number; None if it cannot be computed.
-        parts: Entries it is computed from. The first one without a number gives the text and reason if `value` is None;
-            fewer seeds than cells are shown as "(n=K)".
+        data: The sweep; not used.
+        column: Column that gives unit, decimals and direction.
+        value: The computed number, shares as fractions; None if it cannot be computed.
+        parts: Entries it is computed from. The first one without a number gives the reason and, if `value` is None, the
+            text. Fewer seeds than cells are shown as "(n=K)".
         missing_text: Text if `value` is None and every part has a number.
         sd: Standard deviation of `value`, if known.
     """
@@ -132,7 +134,15 @@ def derived_entry(
 
 
 def number_entry(column: Column, heading: str, text: str, value: float | None, **extra_fields: Any) -> TableEntry:
-    """Return the entry of a number in the unit of a column, printed as `text`."""
+    """Return the entry of a number in the unit of a column, printed as `text`.
+
+    Args:
+        column: Column that gives probe, metric, length and unit.
+        heading: Heading of the entry, instead of the column's.
+        text: Printed text.
+        value: Unrounded number; None for a placeholder.
+        extra_fields: Further fields of TableEntry.
+    """
     fields: dict[str, Any] = {
         "probe": column.probe,
         "metric": column.metric,
@@ -143,7 +153,7 @@ def number_entry(column: Column, heading: str, text: str, value: float | None, *
 
 
 def p_value_entry(heading: str, p: float) -> TableEntry:
-    """Return the entry of a p value, at least "<0.0001"; EMPTY_TEXT for NaN."""
+    """Return the entry of a p value with four decimals, "<0.0001" for smaller ones; EMPTY_TEXT for NaN."""
     if math.isnan(p):
         return TableEntry(text=EMPTY_TEXT, heading=heading, unit=BARE)
     return TableEntry(
@@ -152,14 +162,26 @@ def p_value_entry(heading: str, p: float) -> TableEntry:
 
 
 def count_entry(heading: str, n: int | None, origins: tuple[tuple[str, int | None], ...] = ()) -> TableEntry:
-    """Return the entry of a count; EMPTY_TEXT for None."""
+    """Return the entry of a count, without a unit; EMPTY_TEXT for None.
+
+    Args:
+        heading: Heading of the entry.
+        n: The count.
+        origins: (cell id, attempt id or None) pairs behind it.
+    """
     if n is None:
         return TableEntry(text=EMPTY_TEXT, heading=heading)
     return TableEntry(text=str(n), heading=heading, value=float(n), origins=origins)
 
 
 def difference_entry(column: Column, heading: str, value: float | None) -> TableEntry:
-    """Return the entry of a difference in a column's unit, with its sign; EMPTY_TEXT for None or NaN."""
+    """Return the entry of a difference in a column's unit, with its sign; EMPTY_TEXT for None or NaN.
+
+    Args:
+        column: Column that gives unit and decimals.
+        heading: Heading of the entry.
+        value: The difference, shares as fractions.
+    """
     if value is None or math.isnan(value):
         return number_entry(column, heading, EMPTY_TEXT, None)
     return number_entry(
@@ -173,15 +195,18 @@ P_VALUE_FIELDS = {
     "p": "p", "p corr": "p_corrected", "p sign": "p_sign", "p het": "p_heterogeneity", "p equiv": "p_equivalence",
     "p McN": "p_mcnemar",
 }  # fmt: skip
-"""Fields of a tested difference by heading, printed as a p value; the tables above hold amounts and counts."""
+"""Fields of a tested difference by heading, printed as a p value; the mappings above hold amounts and counts."""
 
 
 def tested_entry(test: Any, heading: str) -> TableEntry:
     """Return the entry of a tested difference under a heading of AMOUNT_FIELDS, COUNT_FIELDS or P_VALUE_FIELDS.
 
     Args:
-        test: PairedTest with a `measure`.
+        test: PairedTest with a `measure` and the field of the heading.
         heading: Heading of the column.
+
+    Raises:
+        KeyError: Unknown heading.
     """
     if heading in AMOUNT_FIELDS:
         return difference_entry(test.measure, heading, getattr(test, AMOUNT_FIELDS[heading]))
@@ -191,7 +216,10 @@ def tested_entry(test: Any, heading: str) -> TableEntry:
 
 
 def _seed_count_text(parts: Sequence[TableEntry]) -> str:
-    """Return "(n=K)" with the numbers of seeds behind means of which any lacks a cell; empty if none does."""
+    """Return " (n=K)", or " (n=K to M)", with the numbers of seeds behind parts of which any has fewer than cells.
+
+    Empty if none has.
+    """
     if all(part.seeds >= len(part.cells) for part in parts):
         return ""
     fewest, most = min(part.seeds for part in parts), max(part.seeds for part in parts)
@@ -199,7 +227,11 @@ def _seed_count_text(parts: Sequence[TableEntry]) -> str:
 
 
 def _entry_json(entry: TableEntry) -> dict[str, Any]:
-    """Return an entry as a JSON object: its fields, the printed text, cell ids and attempt ids."""
+    """Return an entry as a JSON object: its fields except `text` and `origins`, and further keys in their place.
+
+    These are `printed` (the text), `cells` (ids), `attempts` (ids) and `attempt_id` (the only attempt, None for several
+    or none).
+    """
     # origins are given as cells and attempts below
     row = {name: value for name, value in vars(entry).items() if name not in ("text", "origins")}
     row["printed"] = entry.text
@@ -231,18 +263,20 @@ def build_table(
 ) -> Table:
     """Build a table from its rows, with ranking, notes, JSON rows and provenance trace.
 
-    Where an entry is a needle accuracy, or derived from one, a note gives the score of the best constant answer.
+    Where an entry is a needle accuracy, or derived from one, a note gives the score of the best constant answer, unless
+    a note has it already. Notes on best values follow. JSON rows and trace are computed on first use.
 
     Args:
         data: The sweep.
         number: Number or name of the table.
-        title: Title without number and sweep, which are added unless `names_sweep` is False.
+        title: Title without number and sweep, which are added unless `names_sweep` is False. Cell filters are always
+            added.
         headings: Column headings of the labels.
-        lines: Rows.
+        lines: Rows; each has as many labels as `headings` and as many entries as `numbers`.
         numbers: Column headings of the entries.
         notes: Notes below the table.
         rank: Direction of the comparison for bold best values: down a column, along a row, or none.
-        unlisted: Entries of rows that are not printed but take part in the ranking.
+        unlisted: Entries of rows that are not printed but take part in the probability of being best.
         options: Options of the table, for its trace.
         sources: Code and GPU by attempt id; None for those of the sweep.
         has_chances: Compute the probability of being best, and state it in the notes.
@@ -289,7 +323,7 @@ def _origins(line: TableRow, row: Sequence[TableEntry]) -> dict[tuple[str, int |
 def _trace(
     metadata: Mapping[str, Any], lines: Sequence[TableRow], grid: Grid, sources: Mapping[int, CodeAndGpu]
 ) -> Mapping[str, Any]:
-    """Return the trace of a table: its metadata, the attempts of every cell, and the sources of the attempts.
+    """Return the trace of a table: its metadata, `cells` (the attempts of every cell), and `sources` of the attempts.
 
     Args:
         metadata: Table, sweep, revision and options.
@@ -314,6 +348,9 @@ def _json_rows(
 ) -> tuple[dict[str, Any], ...]:
     """Return the rows of a table as JSON objects, each with the trace of its own attempts.
 
+    Keys: sweep, revision, row (labels by heading), the row's `json_fields`, values (one object per entry) and trace
+    (metadata and sources).
+
     Args:
         metadata: Table, sweep, revision and options.
         headings: Headings of the labels.
@@ -336,7 +373,8 @@ def _json_rows(
 def _entry_names(lines: Sequence[TableRow], grid: Sequence[Sequence[TableEntry]], rank: Rank) -> dict[GridIndex, str]:
     """Return the name of each entry in ranking notes, by (row, column).
 
-    Down a column it is the row's configuration or labels; along a row it is the column heading.
+    Along a row it is the entry's heading. Else it is the slug of the row's first cell without its seed, or the row's
+    labels if it has no cells.
     """
     names = {}
     for r, (line, row) in enumerate(zip(lines, grid, strict=True)):
@@ -348,7 +386,11 @@ def _entry_names(lines: Sequence[TableRow], grid: Sequence[Sequence[TableEntry]]
 
 
 def cell_json_fields(data: SweepData, cell: CellState) -> dict[str, Any]:
-    """Return the JSON fields of a row that is one cell, named as the database's columns."""
+    """Return the JSON fields of a row that is one cell, named as the database's columns.
+
+    Keys: cell (id), slug, seed, each of the fixed AXES (level as text), axes (all levels by axis), state, standing,
+    attempt_id (the training attempt, else the newest one, or None).
+    """
     state = {
         "axes": dict(cell.axes),
         "state": cell.state,
@@ -371,7 +413,10 @@ def sweep_note(data: SweepData) -> str:
 
 
 def reference_note(data: SweepData) -> list[str]:
-    """Return a note with the entropies of the corpus, as a list; empty if they are not measured."""
+    """Return a list with one note on the entropies of the corpus, in nats per token; empty if they are not measured.
+
+    Several values of one entropy, from different corpora, are joined by "/".
+    """
     entropies = [
         f"{name} {' / '.join(format_number(number, 3) for number in data.references[metric])}"
         for metric, name in REFERENCES.items()
@@ -381,7 +426,11 @@ def reference_note(data: SweepData) -> list[str]:
 
 
 def placeholder_notes(grid: Iterable[Sequence[TableEntry]]) -> list[str]:
-    """Return notes that explain the placeholders of a grid of entries, with counts for each reason."""
+    """Return notes that explain the placeholders of a grid of entries; empty if every entry has a number.
+
+    First one note per recorded reason, sorted, with its number of entries. Then notes on "no cell", on unmeasured
+    numbers and on standings of cells, where they occur.
+    """
     entries = [entry for row in grid for entry in row if entry.value is None]
     reasons = Counter(entry.reason for entry in entries if entry.reason)
     notes = []
@@ -398,7 +447,14 @@ def placeholder_notes(grid: Iterable[Sequence[TableEntry]]) -> list[str]:
 
 
 def seed_notes(grid: Iterable[Sequence[TableEntry]], n: int) -> list[str]:
-    """Return a note on the plus-minus sign and "(n=k)" if there are at least two seeds (`n`), as a list."""
+    """Return a list with one note on means over seeds and "(n=k)"; empty below two seeds.
+
+    The note speaks of standard deviations only if an entry has one.
+
+    Args:
+        grid: Entries, [row][column].
+        n: Largest number of seeds of a configuration.
+    """
     if n < 2:
         return []
     text = f"ean ± sample standard deviation over up to {counted(n, 'seed')}"

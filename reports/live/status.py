@@ -28,7 +28,7 @@ SCHEDULED_RATES = ("embedding_lr", "head_lr", "scalar_lr")
 class PauseState:
     """Pause state of a sweep with a pause request.
 
-    `since` is the time of the pause (None: not yet paused), `asked` the message on who requested it (None: not
+    `since` is the time of the pause in UTC (None: not yet paused), `asked` the message on who requested it (None: not
     recorded).
     """
 
@@ -36,7 +36,11 @@ class PauseState:
     asked: str | None
 
     def text(self, running: bool) -> str:
-        """Return the state as one line with the command that continues it; `running`: the sweep has an owner."""
+        """Return the state as one line with the command that continues the sweep.
+
+        Args:
+            running: The sweep has an owner, that is a process that runs it.
+        """
         state_text = f"paused since {_format_time(self.since)}" if self.since else "about to pause"
         requester_text = f", asked {self.asked}" if self.asked else ""
         advice = "atma-sweep resume lets it go on" if running else "nobody runs it; launch it again"
@@ -45,7 +49,10 @@ class PauseState:
 
 @dataclass(frozen=True)
 class SweepStatus:
-    """Status of one sweep: its summary, its cells, and the standing of each cell by its id."""
+    """Status of one sweep: its summary, its cells, and the standing of each cell by its id.
+
+    `pause` is None without a pause request, `search` None for a sweep that is no study.
+    """
 
     summary: records.SweepSummary
     cells: Sequence[records.CellState]
@@ -63,7 +70,12 @@ class SweepStatus:
         return Counter(self.standings.values())
 
     def as_json(self) -> dict[str, Any]:
-        """Return the status as a JSON object; the keys of cells are column names of the database."""
+        """Return the status as a dict for JSON; dates are still datetime objects.
+
+        Keys: sweep, revision, tags, note, counts (cells by standing), owner (None for none), paused (since and asked,
+        or None), cells, and for a study `study`. A cell has the fields of CellState with `measured` as a sorted list,
+        its `standing`, and `seconds_left` (None unless it trains at a known speed).
+        """
         cells = [
             {**_record_json(cell), "standing": self.standings[cell.cell_id], "seconds_left": remaining_seconds(cell)}
             for cell in self.cells
@@ -81,7 +93,11 @@ class SweepStatus:
         }
 
     def text(self) -> str:
-        """Return the status as text: counts, running cells with their progress, and cells that need attention."""
+        """Return the status as text: a heading with counts, then running cells and cells that need attention, a line each.
+
+        Lines on note, study, publication, owner and pause follow the heading where they apply. Cells that are done, new
+        or pruned have no line; a failed one adds the command that prints the log of the first.
+        """
         summary = self.summary
         counts_text = ", ".join(f"{count} {standing_name}" for standing_name, count in sorted(self.counts.items()))
         since = f"launched {_format_time(summary.launched_at)}" if self.source is None else f"printed in {self.source}"
@@ -119,7 +135,7 @@ class Status:
     """Lines that the text view prints if there is no sweep."""
 
     def as_json(self) -> list[dict[str, Any]]:
-        """Return a list of sweeps as JSON objects, in their order."""
+        """Return one JSON object per sweep, in their order; empty without a sweep."""
         return [sweep.as_json() for sweep in self.sweeps]
 
     def text(self) -> str:
@@ -129,6 +145,8 @@ class Status:
 
 def sweep_statuses(store: Store, sweep: str | None = None) -> Status:
     """Return the status of one sweep, or of every sweep (None), the last launched first.
+
+    Without `sweep` an empty database gives an empty status.
 
     Raises:
         SweepUnknown: No such sweep.
@@ -141,7 +159,7 @@ def sweep_statuses(store: Store, sweep: str | None = None) -> Status:
 
 
 def _sweep_status(store: Store, summary: records.SweepSummary) -> SweepStatus:
-    """Return the status of a sweep of this summary."""
+    """Return the status of the newest revision of a sweep, from several reads of the database."""
     launched = store.revision(summary.name)
     requested = records.requests_from_options(launched.options)
     cells = store.cell_states(summary.name)
@@ -154,12 +172,15 @@ def _sweep_status(store: Store, summary: records.SweepSummary) -> SweepStatus:
 
 
 def printed_source(launched: records.RevisionRecord) -> str | None:
-    """Return the publication of a sweep's numbers; None for a launched sweep."""
+    """Return source and version of the publication that prints a sweep's numbers; None for a launched sweep."""
     return launched.printed_in
 
 
 def _pause_state(store: Store, summary: records.SweepSummary) -> PauseState | None:
-    """Return the pause state of a sweep; None without a pause request."""
+    """Return the pause state of a sweep; None without a pause request.
+
+    A pause that is older than the newest request, or was followed by a resumption, does not count as paused.
+    """
     if not summary.request.get("pause"):
         return None
     request_event = store.newest_event(summary.name, ("pause asked",))
@@ -171,7 +192,10 @@ def _pause_state(store: Store, summary: records.SweepSummary) -> PauseState | No
 
 
 def remaining_seconds(cell: records.CellState) -> float | None:
-    """Return the remaining training time in seconds at the present speed; None if unknown or not training."""
+    """Return the remaining training time of a cell in seconds at its present speed, probes excluded.
+
+    None unless the cell is running in the phase "training" with a known step, total and speed.
+    """
     trains = cell.state == "running" and cell.phase == "training"
     if not trains or not cell.tokens_per_s or not cell.steps_total or cell.step is None:
         return None
@@ -179,7 +203,11 @@ def remaining_seconds(cell: records.CellState) -> float | None:
 
 
 def _progress(cell: records.CellState) -> str:
-    """Return the progress of a running cell as text: its phase or its step, loss, speed and time left."""
+    """Return the progress of a running cell as text: "step 5/10, loss 2.345, 1,000 tokens/s, 5 s left".
+
+    Speed and time are left out where unknown. Before the first loss and outside training it is the phase, or "starting"
+    without one.
+    """
     if cell.phase != "training" or cell.loss is None:
         return cell.phase or "starting"
     remaining_s = remaining_seconds(cell)
@@ -189,7 +217,10 @@ def _progress(cell: records.CellState) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration in seconds as text: 5 s, 12 min, 3.4 h, 2.1 d."""
+    """Return a duration in seconds as text: 5 s, 12 min, 3.4 h, 2.1 d.
+
+    Seconds are used below two minutes, minutes below an hour, hours below a day.
+    """
     for size, unit in ((86400, "d"), (3600, "h")):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
@@ -201,7 +232,7 @@ def _format_time(moment: datetime) -> str:
 
 
 def _record_json(record: Any) -> dict[str, Any]:
-    """Return a record as a dict by field name, with the set `measured` as a sorted list."""
+    """Return a dataclass record as a dict by field name, nested ones too, with the set `measured` as a sorted list."""
     values = asdict(record)
     if "measured" in values:
         values["measured"] = sorted(values["measured"])
@@ -212,7 +243,8 @@ def _record_json(record: Any) -> dict[str, Any]:
 class CellDetails:
     """Stored details of one cell: config, attempts, curve, samples and measurements.
 
-    `curve` and `samples` are of the last finished training attempt, or the last one if none finished.
+    `attempts` are all of them, oldest first. `curve` and `samples` are of the last finished training attempt, or the
+    last training attempt if none finished. `values` have the intervals of reports.
     """
 
     cell: records.CellRecord
@@ -225,7 +257,11 @@ class CellDetails:
     """Texts that the network generated during the training of `curve`."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the details as a JSON object; inner keys are column names of the database."""
+        """Return the details as a dict for JSON; dates are still datetime objects.
+
+        Keys: cell (an object), attempts, curve, samples and measurements (lists of objects); keys inside are column
+        names of the database. The curve is complete.
+        """
         return {
             "cell": asdict(self.cell),
             "attempts": [asdict(attempt) for attempt in self.attempts],
@@ -235,7 +271,11 @@ class CellDetails:
         }
 
     def text(self) -> str:
-        """Return the details as text: config by section, attempts, thinned curve, measurements and last samples."""
+        """Return the details as text: config by section, attempts, thinned curve, measurements and last samples.
+
+        Settings that are None or an empty mapping are left out of the config. A published cell has no attempts of its
+        own.
+        """
         cell = self.cell
         lines = [f"cell {cell.id}  {cell.slug}", *([f"note: {cell.note}"] if cell.note else []), "config:"]
         sections: tuple[str, ...] = ("model", "data", "train", "eval", "resources", "checkpoint")
@@ -269,7 +309,10 @@ class CellDetails:
         return [f"samples after step {steps[-1]}{rest_text}:", *lines]
 
     def _attempt_lines(self) -> list[str]:
-        """Return one line per attempt: number, state, step, start, host, id and cause."""
+        """Return a heading and one line per attempt; "attempts: none yet" alone without any.
+
+        A line has number, state, step (or kind if it does not train), start, host, id and, if any, cause.
+        """
         lines = ["attempts:" if self.attempts else "attempts: none yet"]
         for attempt in self.attempts:
             cause = f": {attempt.cause}" if attempt.cause else ""
@@ -281,7 +324,10 @@ class CellDetails:
         return lines
 
     def _curve_lines(self) -> list[str]:
-        """Return lines of the curve: a header, the learning rates, and about CURVE_LINES points with the last one."""
+        """Return lines of the curve: a header, the learning rates, and at most CURVE_LINES points with the last one.
+
+        Points are evenly thinned; a missing number is "-", a missing speed 0. "curve: none yet" alone without points.
+        """
         if not self.curve:
             return ["curve: none yet"]
         stride = max(1, -(-len(self.curve) // CURVE_LINES))
@@ -310,9 +356,12 @@ class CellDetails:
 def _measurement_line(value: records.MeasuredValue, constant: Mapping[int, float]) -> str:
     """Return a measurement as a line; a needle accuracy includes the score of the best constant answer.
 
+    The line reads "PROBE METRIC at LENGTH: VALUE [LOW, HIGH] UNIT, n=N, plugin SHA", in stored units, without what is
+    missing. A missing value is replaced by its reason.
+
     Args:
         value: The measurement.
-        constant: Score of the best constant answer by context length.
+        constant: Score of the best constant answer as a fraction, by context length.
     """
     length_text = f" at {value.length}" if value.length else ""
     if value.value is None:
@@ -353,7 +402,10 @@ def cell_details(store: Store, cell_name: str, sweep: str | None = None) -> Cell
 
 
 def _published_source(store: Store, attempts: Sequence[records.Attempt]) -> str | None:
-    """Return source and version of the publication of these attempts; None if they ran."""
+    """Return source and version of the publication of these attempts, as one text; None if they ran.
+
+    The last attempt decides; without attempts, or with an incomplete record of the publication, it is None.
+    """
     provenance = store.provenance(attempts[-1].id) if attempts else None
     published = provenance.extra.get("published") if provenance is not None else None
     is_complete = isinstance(published, dict) and {"source", "version"} <= set(published)

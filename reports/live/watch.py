@@ -39,11 +39,16 @@ PROBLEM_STANDINGS = ("failed", "diverged", "interrupted", "weights gone")
 def live_state(store: Store, sweep: str | None = None) -> dict[str, Any]:
     """Return the live state of a sweep, read in one transaction; `--json` prints it at each refresh.
 
-    Keys: sweep, revision, launched_at, now, owner, owner_host, owner_pid, owned, request, ended, cells, done, counts,
-    tokens_total, tokens_left, tokens_per_s, seconds_left, running, failures, events. Times are UTC by the database's
-    clock, durations are seconds. `seconds_left` is the time for running and waiting cells at the speed of running and
-    recently finished ones, start and probes included where known; None while nothing runs or has a speed. `tokens_left`
-    excludes failed cells, which are not retried automatically. `ended` is True if no process runs the sweep.
+    Times are UTC datetimes by the database's clock, durations are seconds. Keys:
+
+    - sweep, revision, launched_at, now
+    - owner, owner_host, owner_pid: the process that runs or ran it, None for none; owned: its lease is valid
+    - request: pause or cancel request, None for none; ended: not owned and no running cell has a live heartbeat
+    - cells: number of cells; done: number of done ones; counts: numbers above 0 by standing, in STANDING_ORDER
+    - tokens_total, tokens_left: training tokens; failed and diverged cells have none left
+    - tokens_per_s: sum over training cells, None without any; seconds_left: as `_speed_json` says
+    - running: objects of `_running_json`; failures: of `_failures_json`; events: of `_event_json`, the newest
+      MAX_EVENTS, newest last
 
     Args:
         store: The database.
@@ -79,7 +84,17 @@ def live_state(store: Store, sweep: str | None = None) -> dict[str, Any]:
 
 
 def _running_json(snapshot: StoreReader, cells: Sequence[CellState], now: datetime) -> list[dict[str, Any]]:
-    """Return one object per running cell, oldest attempt first; `stale` marks a dead heartbeat, `gpu` may be None."""
+    """Return one object per given (running) cell, oldest attempt first.
+
+    Keys: cell_id, slug, attempt_id, number (of the attempt), kind, host, gpu (name or device, None if not recorded),
+    phase, step, steps_total, loss, tokens_per_s, seconds_left (None if unknown), seconds_since_heartbeat (at least 0, 0
+    without a heartbeat), stale (True from DEAD_HEARTBEAT_S on).
+
+    Args:
+        snapshot: The open transaction.
+        cells: Running cells.
+        now: Time of the database, UTC.
+    """
     provenances = snapshot.provenances([cell.attempt_id for cell in cells if cell.attempt_id is not None])
     devices: dict[int | None, str] = {
         attempt: provenance.gpu_name or provenance.device for attempt, provenance in provenances.items()
@@ -103,7 +118,8 @@ def _running_json(snapshot: StoreReader, cells: Sequence[CellState], now: dateti
 def _remaining_tokens(cell: CellState) -> float:
     """Return the number of tokens that a cell still has to train.
 
-    Failed, diverged and trained cells have none. An interrupted cell continues at its last step if it has a checkpoint.
+    Failed, diverged and trained cells have none, unless they train at present. An interrupted cell continues at its
+    last step if it has a checkpoint; else, and for a cell without an attempt, it is all tokens of the cell.
     """
     is_training = cell.state == "running" and cell.kind == "train"
     if not is_training and (cell.trained_attempt_id is not None or cell.state in ("failed", "diverged")):
@@ -115,11 +131,12 @@ def _remaining_tokens(cell: CellState) -> float:
 
 
 def _speed_json(cells: Sequence[CellState]) -> dict[str, float | None]:
-    """Return tokens per second of all running cells and the estimated seconds left, each None if unknown.
+    """Return {"tokens_per_s", "seconds_left"}: tokens per second of all training cells, and the estimated seconds left.
 
-    The remaining work, in seconds of one worker, is divided by the number of cells that run now. A waiting cell runs at
-    the median rate of finished ones, start and probes included; a running cell needs at least its tokens at its own
-    speed.
+    Either is None if unknown; seconds_left also while no cell runs. The remaining work, in seconds of one worker, is
+    divided by the number of cells that run now. A waiting cell runs at the median rate of the last SPEED_SAMPLE cells
+    finished at their first attempt, start and probes included, or else at the mean rate of running ones. A running cell
+    needs at least its tokens at its own speed.
     """
     running = [cell for cell in cells if cell.state == "running"]
     rates = {cell.cell_id: cell.tokens_per_s for cell in running if cell.phase == "training" and cell.tokens_per_s}
@@ -143,7 +160,10 @@ def _speed_json(cells: Sequence[CellState]) -> dict[str, float | None]:
 
 
 def _overall_rate(cell: CellState) -> float | None:
-    """Return the tokens per second of a finished cell over its full time, probes included."""
+    """Return the tokens per second of a finished cell over its full time, probes included; None if unknown.
+
+    Without start or end it is the recorded training speed.
+    """
     if cell.started_at is None or cell.finished_at is None:
         return cell.tokens_per_s
     seconds = (cell.finished_at - cell.started_at).total_seconds()
@@ -153,7 +173,16 @@ def _overall_rate(cell: CellState) -> float | None:
 def _failures_json(
     snapshot: StoreReader, cells: Sequence[CellState], standings: Mapping[str, CellStanding]
 ) -> list[dict[str, Any]]:
-    """Return one object per failed, diverged or interrupted cell, newest first, with its failure class or None."""
+    """Return one object per failed, diverged or interrupted cell, or one without weights, last finished first.
+
+    Keys: cell_id, slug, number (of the attempt), standing, failure (failure class, None if not recorded), finished_at,
+    cause (one line, may be empty). Cells without an end come last.
+
+    Args:
+        snapshot: The open transaction.
+        cells: Cells of the sweep.
+        standings: Standing by cell id.
+    """
     problem_cells = [cell for cell in cells if standings[cell.cell_id] in PROBLEM_STANDINGS]
     classes = snapshot.failures([cell.attempt_id for cell in problem_cells if cell.attempt_id is not None])
     problem_cells.sort(key=lambda cell: (str(cell.finished_at or ""), cell.position), reverse=True)
@@ -168,7 +197,10 @@ def _failures_json(
 
 
 def _event_json(event: Event, cells: Sequence[CellState]) -> dict[str, Any]:
-    """Return an event as a JSON object with the slug of its cell."""
+    """Return an event as an object with the keys at, kind, cell_id, slug and message (one line).
+
+    The slug is None for an event without a cell, or of a cell that is not in `cells`.
+    """
     slug = next((cell.slug for cell in cells if cell.cell_id == event.cell_id), None)
     return {
         "at": event.at, "kind": event.kind, "cell_id": event.cell_id, "slug": slug, "message": _single_line(event.message),
@@ -183,7 +215,14 @@ def _single_line(message: str) -> str:
 
 
 def heading_lines(view: Mapping[str, Any]) -> list[str]:
-    """Return two lines: the sweep with its owner, and its progress."""
+    """Return two lines: the sweep with its owner, and its progress.
+
+    The second one has done cells of all, tokens left, tokens per second and time left, without those that are 0 or
+    unknown.
+
+    Args:
+        view: State as `live_state` returns it.
+    """
     if view["owned"]:
         owner_text = f"run by {view['owner']} on {view['owner_host']}, pid {view['owner_pid']}"
         request = view["request"] or {}
@@ -216,7 +255,13 @@ def format_tokens(tokens: float) -> str:
 
 
 def plain_view(view: Mapping[str, Any]) -> str:
-    """Return the complete view as plain lines, for a pipe or a file; control characters are removed."""
+    """Return the complete view as plain lines, for a pipe or a file; control characters are removed.
+
+    Lines: heading (2), counts by standing, running cells, at most MAX_FAILURES failures, events.
+
+    Args:
+        view: State as `live_state` returns it.
+    """
     view = sanitize_all(view)
     lines = [*heading_lines(view), _counts_text(view)]
     lines += ["  " + ", ".join(part for part in _running_columns(row) if part) for row in view["running"]]
@@ -232,7 +277,12 @@ def _counts_text(view: Mapping[str, Any]) -> str:
 
 
 def _running_columns(row: Mapping[str, Any]) -> list[str]:
-    """Return texts of a running cell: slug, host/GPU, phase, step, loss, speed, time left, age of the heartbeat."""
+    """Return eight texts of a running cell: slug, host/GPU, phase, step, loss, speed, time left, age of the heartbeat.
+
+    Unknown loss, speed and time are empty texts, and the host stands alone without a GPU. An attempt that does not
+    train has its kind in place of the step. The age ends with "(late)" from LATE_HEARTBEAT_S on, with "(dead?)" from
+    DEAD_HEARTBEAT_S on. The phase may be None.
+    """
     steps = f"step {row['step']}/{row['steps_total'] or '?'}" if row["kind"] == "train" else row["kind"]
     silent_s = row["seconds_since_heartbeat"]
     mark = " (dead?)" if row["stale"] else " (late)" if silent_s >= LATE_HEARTBEAT_S else ""
@@ -263,8 +313,10 @@ def _event_line(row: Mapping[str, Any]) -> str:
 def lines_per_section(height: int, running: int, failures: int, events: int) -> tuple[int, int, int]:
     """Return the number of lines for (running cells, failures, events) on a screen; running cells have priority.
 
-    The heading (2 lines), the counts (1) and the header of the table (1) are always shown. If a list is truncated, its
-    last line, which is included here, tells the number of hidden entries.
+    The heading (2 lines), the counts (1) and, with running cells, the header of their table (1) are not included. If a
+    list is truncated, its last line, which is included here, tells the number of hidden entries. With room for it, one
+    failure and one event stay beside any number of running cells. Failures are at most MAX_FAILURES, events at most
+    MAX_EVENTS.
 
     Args:
         height: Lines of the screen.
@@ -282,9 +334,16 @@ def lines_per_section(height: int, running: int, failures: int, events: int) -> 
 
 
 def screen_view(view: Mapping[str, Any], width: int, height: int, note: str = "") -> RenderableType:
-    """Return the view for a terminal of this size, at most `height` lines; long lines are truncated.
+    """Return the view as a rich renderable for a terminal of this size, at most `height` lines.
 
-    `note` is a warning that is shown below the counts.
+    Long lines are truncated with an ellipsis, and control characters are removed. Lists that do not fit are truncated
+    by `lines_per_section`.
+
+    Args:
+        view: State as `live_state` returns it.
+        width: Columns of the terminal.
+        height: Lines of the terminal.
+        note: Warning below the counts; empty for none.
     """
     view, note = sanitize_all(view), sanitize_line(note)
     running, failures, events = view["running"], view["failures"], view["events"]
@@ -316,7 +375,7 @@ def _cut_to_width(line: Text) -> Text:
 
 
 def _coloured_counts(view: Mapping[str, Any]) -> Text:
-    """Return the counts by standing as a coloured line."""
+    """Return the counts by standing as a coloured line; "no cells" without any."""
     line = Text()
     for standing_name, count in view["counts"].items():
         line.append(", " if line else "").append(f"{count} {standing_name}", style=COLOURS.get(standing_name, ""))
@@ -324,7 +383,10 @@ def _coloured_counts(view: Mapping[str, Any]) -> Text:
 
 
 def _lines_with_rest(rows: Sequence[Any], count: int, format_row: Callable[[Any], str]) -> list[str]:
-    """Return `count` lines, formatted by `format_row`; with more rows, the last line gives the number hidden."""
+    """Return `count` lines, formatted by `format_row`; with more rows, the last line gives the number hidden.
+
+    All rows are formatted if `count` is at least their number; 0 gives no line, not even for hidden rows.
+    """
     if count >= len(rows) or not count:
         return [format_row(row) for row in rows[:count]]
     return [*(format_row(row) for row in rows[: count - 1]), f"and {len(rows) - count + 1} more"]
@@ -333,9 +395,12 @@ def _lines_with_rest(rows: Sequence[Any], count: int, format_row: Callable[[Any]
 def _running_table(rows: Sequence[Mapping[str, Any]], count: int, width: int) -> Table:
     """Return the table of running cells with `count` rows; if there are more cells, the last row tells how many.
 
+    Columns: cell (slug), where (host/GPU), phase (or kind if it does not train), step, loss, tokens/s, left, heard (age
+    of the heartbeat, yellow if late, red if dead). Unknown numbers are "-".
+
     Args:
         rows: Objects of running cells, as `live_state` returns them.
-        count: Number of rows of the table.
+        count: Number of rows of the table, without its header; at least 1.
         width: Width of the terminal in columns.
     """
     table = Table(box=None, padding=(0, 1), pad_edge=False, show_edge=False, width=width)
@@ -376,14 +441,15 @@ def watch(
     as_json: bool = False,
     rounds: int | None = None,
 ) -> None:
-    """Show the live state of a sweep every `interval` seconds until Ctrl-C.
+    """Show the live state of a sweep every `interval` seconds until Ctrl-C, which returns normally.
 
-    A terminal shows one view that fits into it. Elsewhere each view is printed as plain text or, with `as_json`, as one
-    JSON object per line. If the database stops to answer, a note is shown and the last state is kept.
+    Blocks. A terminal shows one view that fits into it. Elsewhere each view is written to the console's file as plain
+    text or, with `as_json` (on a terminal, too), as one JSON object per line, and flushed. If the database does not
+    answer after the first view, a note is shown and the last state is repeated; the first read raises.
 
     Args:
         store: The database.
-        sweep: Name of the sweep; None for the one launched last.
+        sweep: Name of the sweep; None for the one launched last, which stays the same even if another is launched.
         console: Console to write to.
         interval: Seconds between two views.
         until_end: Return when no process runs the sweep.
@@ -424,7 +490,17 @@ def watch(
 
 
 def _output_text(view: Mapping[str, Any], note: str, *, as_json: bool, first: bool) -> str:
-    """Return a view as one line of JSON, or as plain text with an empty line before each view but the first."""
+    """Return a view as one line of JSON, or as plain text with an empty line before each view but the first.
+
+    Without a final line break. The note, if any, is the key `note` of the JSON or the last line of the text; dates
+    become text.
+
+    Args:
+        view: State as `live_state` returns it.
+        note: Warning; empty for none.
+        as_json: Return JSON.
+        first: The view is the first one.
+    """
     if as_json:
         return json.dumps({**view, "note": note} if note else view, default=str)
     return ("" if first else "\n") + plain_view(view) + (f"\n{sanitize_line(note)}" if note else "")

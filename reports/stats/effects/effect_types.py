@@ -120,5 +120,9 @@ class Interaction(EffectEstimate):
 
 
 def subset_text(levels: Mapping[str, str]) -> str:
-    """Return the text of a subset as `EffectEstimate.where` holds it, such as `attn_type=polar, memory=on`."""
+    """Return the text of a subset as `EffectEstimate.where` holds it, such as `attn_type=polar, memory=on`.
+
+    Args:
+        levels: Level by axis, in the order of the text; empty for the full sweep, whose text is empty.
+    """
     return ", ".join(f"{axis}={level}" for axis, level in levels.items())
