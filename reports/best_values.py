@@ -183,10 +183,12 @@ class _NoiseByEntry:
         return stratum, spread if scale == 1 else replace(spread, sd=scale * spread.sd, floor=scale * spread.floor)
 
     def candidate(self, entry: TableEntry, spread: tuple[Stratum, NoiseEstimate] | None) -> Candidate:
-        """Return the entry as a candidate for the simulation, in its own unit.
+        """Return the entry as a candidate for the simulation, with its unrounded value in the entry's unit.
+
+        At least one seed is assumed; a metric in percent is clipped to [0, 1] in the simulation.
 
         Args:
-            entry: The entry.
+            entry: The entry, with a number.
             spread: (stratum, noise estimate) of it; None gives a standard deviation of 0.
         """
         from .stats.noise.best_probability import Candidate
@@ -229,14 +231,18 @@ class _NoiseByEntry:
         return WinnersCurse(runs, sds, sds * sd, stratum, sds * sd / (max(values) - min(values)), share)
 
     def _value(self, entry: TableEntry) -> float:
-        """Return the unrounded value of an entry: the mean over its cells, or the entry's own value."""
+        """Return the unrounded value of an entry: the mean of the stored numbers of its cells, in the entry's unit.
+
+        Without a stored number it is the entry's own value, or 0.
+        """
         column, scale = self._behind(entry)
         values = [self._data.value(cell, *column.key) for cell in entry.cells]
         measured_numbers = [value.value for value in values if value is not None and value.value is not None]
         return scale * fmean(measured_numbers) if measured_numbers else entry.value or 0.0
 
     def _behind(self, entry: TableEntry) -> tuple[Column, float]:
-        """Return the stored column behind an entry and its factor, cached by column."""
+        """Return (stored column behind an entry, factor from its unit to the entry's); cached by probe, metric and
+        length."""
         key = entry.probe, entry.metric, entry.length
         if key not in self._columns:
             self._columns[key] = _stored_column(self._data, entry)
@@ -246,7 +252,8 @@ class _NoiseByEntry:
 def _stored_column(data: SweepData, entry: TableEntry) -> tuple[Column, float]:
     """Return (column of the stored number behind an entry, factor from it to the entry's unit).
 
-    Bits are scaled nats. An entry without a length, of a metric measured at lengths, is the average over lengths.
+    Bits are nats times 1 / ln 2; every other factor is 1. An entry without a length, of a metric measured at lengths,
+    is the length-weighted average. The column has no heading and format.
     """
     metric, scale = ("nats", 1 / math.log(2)) if entry.metric == "bits" else (entry.metric, 1.0)
     average = not entry.length and (entry.probe, metric) in data.over_lengths

@@ -137,10 +137,10 @@ def sweep_of(path: str | Path) -> str:
 
 
 def checkable_files(folder: Path) -> list[Path]:
-    """Return the tables and figures in a folder written by `report --all`, sorted by name.
+    """Return the tables and figures in a folder written by `report --all`, sorted by name; subfolders are not searched.
 
-    Files without a trace (index, document, dashboard, empty JSON) are left out. A CSV of which only the trace file
-    exists is included.
+    They are recognised by their suffix alone. Files without a trace (index, document, dashboard, empty JSON) are left
+    out. A CSV of which only the trace file exists is included.
 
     Raises:
         ReportError: The folder cannot be read, or has no such file.

@@ -81,7 +81,12 @@ def column_of(
 def format_number(value: float, decimals: int, *, percent: bool = False) -> str:
     """Return a number with fixed decimals, rounded half up from its shortest decimal form (0.125 -> 0.13).
 
-    `percent` multiplies by 100 first, exactly. A zero has no sign.
+    Halves are rounded away from zero. A zero has no sign.
+
+    Args:
+        value: A finite number.
+        decimals: Digits after the point, at least 0.
+        percent: Multiply by 100 first, exactly; no "%" is added.
     """
     with localcontext() as context:
         context.prec = 400  # enough for any float, so that nothing is rounded twice

@@ -146,16 +146,19 @@ def _write_figures(
     all_options: Mapping[str, Any],
     look: FigureOptions,
 ) -> dict[str, FigureData]:
-    """Write every figure in all formats and return them by name; failures are added to `written` with the reason.
+    """Write every figure in all formats as figure-NAME.FORMAT and return those that could be made, by name.
 
     Args:
         store: The database.
         sweep: Name of the sweep.
-        names: Names of figures.
+        names: Names or numbers of figures.
         out: Folder.
-        written: Receives the written files, and the reasons of skipped figures.
-        all_options: Options; each figure gets those that it accepts.
+        written: Receives the written files, and the reasons of skipped figures under "figure NAME".
+        all_options: Options, `lengths` among them; each figure gets those that it accepts.
         look: Appearance.
+
+    Raises:
+        ReportError: There is no such figure.
     """
     figures = {}
     for name in names:
@@ -178,7 +181,11 @@ def _write(path: Path, content: str | bytes, written: WrittenFiles) -> None:
 
 
 def _document(tables: dict[str, Table], pictures: dict[str, FigureData]) -> str:
-    """Return the LaTeX document that includes all tables and figures, long tables last."""
+    """Return the LaTeX document that includes all tables and figures, long tables last.
+
+    It has lists of both, and refers to the files of the folder by name. Long are tables of more than MAX_INLINE_ROWS
+    rows.
+    """
     # long tables come last
     short = [number for number, table in tables.items() if len(table.rows) <= MAX_INLINE_ROWS]
     parts = [rf"\input{{{file_name(number)}}}" for number in short]
@@ -199,7 +206,10 @@ def _document(tables: dict[str, Table], pictures: dict[str, FigureData]) -> str:
 
 
 def latex_figure(figure: FigureData) -> str:
-    """Return the LaTeX float of a figure: its PDF, the notes as caption, and the label fig:NAME."""
+    """Return the LaTeX float of a figure: its PDF (figure-NAME.pdf), title and notes as caption, and the label fig:NAME.
+
+    Title and notes are escaped; the title alone stands in the list of figures.
+    """
     # natural size, reduced to the page if necessary
     size = r"[max width=\linewidth,max totalheight=0.85\textheight]"
     title, notes = tex_escaped(f"{figure.title}."), tex_escaped(" ".join(figure.notes))

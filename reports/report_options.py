@@ -17,7 +17,11 @@ from .tables import SECOND_VERSION, TABLES
 
 
 def listing() -> list[tuple[str, str, str]]:
-    """Return (kind "table" or "figure", number or name, contents) of everything that `report` makes."""
+    """Return (kind "table" or "figure", number or name, contents) of everything that `report` makes.
+
+    Tables come first, then tables by their numbers in the second version, figures by number, and all figures by name;
+    so numbered figures occur twice.
+    """
     numbered = [(figure.number, figure.shows) for figure in FIGURES.values() if figure.number]
     return [
         *(("table", name, table.shows) for name, table in TABLES.items()),

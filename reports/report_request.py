@@ -204,7 +204,11 @@ def _write_figure(request: ReportRequest, store: Store, name: str) -> None:
     options = {"by": request.by, "log": request.log, "against": request.against, "compare": request.compare}
 
     def make() -> tuple[FigureData, FigureOptions]:
-        """Return the figure and its appearance, with highlighted cells."""
+        """Return the figure and its appearance, with highlighted cells.
+
+        Raises:
+            ReportError: The figure cannot be made, or shows no single cells to highlight.
+        """
         figure = make_figure(
             name, store, request.sweep, lengths=parse_lengths(request.length), options=options, only=request.only or ()
         )

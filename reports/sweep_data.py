@@ -145,7 +145,7 @@ class SweepData:
         return {name: frozenset(length for probe, length in self.requested if probe == name) for name in probes}
 
     def is_requested(self, probe: str, length: int) -> bool:
-        """Return True if the launch requested this length of the probe, or no length of it at all."""
+        """Return True if the launch requested this length (tokens) of the probe, or no length of it at all."""
         return length in self.requested_lengths_by_probe.get(probe, (length,))
 
     @property
@@ -161,7 +161,8 @@ class SweepData:
         """Return True if tables show numbers of a probe.
 
         Columns follow the grid's request, so a later evaluation does not change them: a probe is shown if it was
-        requested, is measured by training, or the report shows all probes.
+        requested, is measured by training, or the report shows all probes. If the launch requested no probe, all are
+        shown.
         """
         return self.everything or not self._probes or probe in self._probes or probe in metrics.TRAINING_SOURCES
 
@@ -184,7 +185,8 @@ class SweepData:
 
     @cached_property
     def shown_values(self) -> Mapping[tuple[str, str, str, int], MeasuredValue]:
-        """Values of the probes and lengths that are shown, by (cell, probe, metric, length)."""
+        """Values of the probes and lengths that are shown, by (cell, probe, metric, length); some hold a reason, no
+        number."""
         return {
             key: value
             for key, value in self.values.items()
@@ -207,7 +209,7 @@ class SweepData:
         """Return the shown context lengths at which any cell has a value, or a reason for none, shortest first.
 
         Lengths are in tokens, and 0 stands for a number without a length. Empty for a probe that is not shown, unless
-        `include_unrequested` is True.
+        `include_unrequested` is True; lengths that are not shown stay out in any case.
         """
         if not include_unrequested and not self.is_shown(probe):
             return []

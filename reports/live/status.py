@@ -298,7 +298,10 @@ class CellDetails:
         return "\n".join([*lines, *self._sample_lines()])
 
     def _sample_lines(self) -> list[str]:
-        """Return lines with the samples of the last sampled step, prompt and text; empty without samples."""
+        """Return a heading and one line per sample of the last sampled step, `"PROMPT" -> "TEXT"`; empty without samples.
+
+        Prompt and text are quoted as in JSON.
+        """
         if not self.samples:
             return []
         steps = sorted({sample.step for sample in self.samples})

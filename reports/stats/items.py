@@ -79,11 +79,12 @@ def answers_frame(
     metric: str = "digit_accuracy",
     lengths: Sequence[int] | None = None,
 ) -> pd.DataFrame:
-    """Return a frame of answers with one row for every cell, context length and trial.
+    """Return a frame of answers with one row for every cell, context length and trial that was answered.
 
-    Columns: cell (id), attempt (id), configuration (levels of every axis, without the seed), seed, length (tokens),
-    trial (its number, the same in every cell), value (share of its digits that are right), exact (True if all are).
-    Rows follow the grid. The items of other probes use the same columns.
+    Columns: cell (id), attempt (id), configuration (levels of every axis joined by ", ", without the seed), seed,
+    length (tokens), trial (its number, the same in every cell), value (share of its digits that are right, a fraction),
+    exact (True if all are). Rows follow the grid, then length, then trial. The items of other probes use the same
+    columns: value is the mean over the positions of an item.
 
     Args:
         store: The database.

@@ -57,11 +57,12 @@ def needle_columns(data: SweepData) -> list[Column]:
 def needle_model(data: SweepData, column: Column) -> NeedleModel:
     """Fit a quasi-binomial model: logit of the share of right digits ~ axes and, where possible, pairs of axes.
 
-    A cell counts with its trials, whose digits are right or wrong together. The dispersion (Pearson's chi-square over
-    the residual degrees of freedom) absorbs the dependence of cells and trials. Terms have an F test of type II: the
-    drop in deviance without the term and all that contain it, compared with the same model with the term, over the
-    dispersion. Levels have odds ratios to their reference with 95% intervals, from the model without pairs. Groups of
-    cells in which no digit, or every digit, is right have infinite odds: they are left out and named in the remarks.
+    A cell counts with its trials, whose digits are right or wrong together; cells without a count are dropped. The
+    dispersion (Pearson's chi-square over the residual degrees of freedom) absorbs the dependence of cells and trials.
+    Terms have an F test of type II: the drop in deviance without the term and all that contain it, compared with the
+    same model with the term, over the dispersion. Levels have odds ratios to their reference with 95% intervals, from
+    the model without pairs. Groups of cells in which no digit, or every digit, is right have infinite odds: they are
+    left out and named in the remarks. No p is corrected.
 
     Args:
         data: The sweep.

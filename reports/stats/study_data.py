@@ -115,7 +115,7 @@ class Study:
 
     @cached_property
     def objectives(self) -> tuple[Objective, ...]:
-        """Objectives in the grid's order."""
+        """Objectives in the grid's order; at a rung their display names end with "at validation N"."""
         declared = (_objective_from_name(index, *item) for index, item in enumerate(self.search.objectives.items()))
         return tuple(
             replace(objective, words=f"{objective.words} at validation {self.rung}") if self.rung else objective
@@ -222,7 +222,8 @@ class Study:
         return f"{total_text}: {', '.join(parts)}" if parts else f"no trial yet of {self.search.trials}"
 
     def search_text(self) -> str:
-        """Return a sentence, without its full stop, on sampler, pruner, seed, objectives and ranges."""
+        """Return a sentence, without its full stop, on sampler, pruner, seed, objectives and ranges of the newest
+        search."""
         ranges = "; ".join(f"{path} {range_text(self.search, path)}" for path in self.search.ranges)
         aims = " and ".join(f"{objective.name} ({objective.better})" for objective in self.objectives)
         pruner = f", pruner {METHOD_NAMES[self.search.pruner]}" if self.search.pruner else ""

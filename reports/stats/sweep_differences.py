@@ -190,7 +190,10 @@ class _TwoSidedFacts:
         self._differ: set[str] = set()
 
     def add(self, name: str, own: set[str], reference: set[str]) -> None:
-        """Add the values of both sides under a name; an empty set means not recorded."""
+        """Add the values of both sides of one pair under a name; an empty set means not recorded.
+
+        The name counts as different if both sides have values and these are unequal in this call.
+        """
         self.own[name] |= own
         self.reference[name] |= reference
         if own and reference and own != reference:

@@ -456,7 +456,11 @@ def check_axis_hurts(axis: str) -> Callable[[ClaimFacts], ClaimResult]:
     """
 
     def query(facts: ClaimFacts) -> ClaimResult:
-        """Test the paired differences at the longest length; at chance level the verdict is AT_CHANCE_VERDICT."""
+        """Test the paired differences at the longest length; at chance level the verdict is AT_CHANCE_VERDICT.
+
+        Raises:
+            MissingData: Fewer than two matched pairs, or no needle accuracy.
+        """
         length = facts.lengths(NEEDLE)[-1]
         levels = {"attn_type": MAIN_MIXER, "memory": facts.memory}
         verdict, numbers, text = _judge_difference(facts.differences(axis, NEEDLE, length, **levels), -1)

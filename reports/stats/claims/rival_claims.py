@@ -149,7 +149,11 @@ def check_fails(mixer: str, set_name: str, printed: str) -> Callable[[ClaimFacts
     """
 
     def query(facts: ClaimFacts) -> ClaimResult:
-        """Compare the upper end of the 95% interval (Student's t over seeds, or over sequences of one run) to 1."""
+        """Compare the upper end of the 95% interval (Student's t over seeds, or over sequences of one run) to 1.
+
+        Raises:
+            MissingData: The set was not measured with that mixer.
+        """
         seed_mean = _plain(facts, mixer, column_of("flipflop", f"exact_{set_name}"))
         text = f"{mixer}, {set_name}: {_share(seed_mean)}; {_runs(seed_mean.seeds)}"
         numbers = {"share": seed_mean.value}

@@ -555,11 +555,12 @@ def heterogeneity_test(strata: Sequence[np.ndarray]) -> tuple[float, float]:
     """Test that all strata have the same mean, without assuming equal variances.
 
     Args:
-        strata: Values of each stratum, [n] each.
+        strata: Values of each stratum (means of configurations), [n] each, without NaN.
 
     Returns:
-        (I2, p). I2 = max(0, (F - 1) / F). Both are NaN for fewer than two strata or a stratum with a single value.
-        Without any variance inside the strata: (1, 0) if their means differ, else (0, 1).
+        (I2, p). I2 = max(0, (F - 1) / F), the share of the variation between strata beyond chance. Both are NaN for
+        fewer than two strata or a stratum with a single value. Without any variance inside the strata: (1, 0) if their
+        means differ, else (0, 1).
 
     Source:
         Brown and Forsythe's F with Mehrotra's degrees of freedom.

@@ -192,7 +192,7 @@ class MetricMatrix:
 
     @cached_property
     def _codes(self) -> dict[str, tuple[list[str], np.ndarray]]:
-        """Levels of each axis in order of appearance, and the index of the level of each cell, by axis."""
+        """(level names in order of appearance, index of the level of each cell [cell]) by axis."""
         codes = {}
         for axis in self.axes:
             cell_levels = [cell_level(cell, axis) for cell in self.cells]
@@ -301,7 +301,7 @@ class MetricMatrix:
 
     @cached_property
     def worst(self) -> np.ndarray:
-        """Worst possible value of each measure, [measure]: 0 or 1 for shares, else the worst measured.
+        """Worst possible value of each measure, [measure]: 0 or 1 for shares, else the worst measured of all cells.
 
         NaN for a measure without a better side, for speeds (divergence does not make them worse), and without any
         number.

@@ -28,11 +28,11 @@ def constant_answer_score(data: SweepData, length: int) -> float | None:
     """Return the share of the needle's digits that the best constant digit gets right at a context length.
 
     Keys and digits are drawn once from a seed, so this is a property of the trials and is above 1 in 10. Where cells
-    have different trials, the largest of their scores is returned.
+    have different trials, the largest of their scores is returned. For the paper's sweeps its known score stands in.
 
     Args:
         data: The sweep.
-        length: Context length in tokens; 0 for the length-weighted mean over all lengths with a score.
+        length: Context length in tokens; 0 for the mean over all shown lengths with a score, weighted by length.
 
     Returns:
         A fraction in [0, 1]; None if it was not recorded.

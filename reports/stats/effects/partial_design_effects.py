@@ -236,6 +236,9 @@ class DesignRegression:
     def __init__(self, model: LinearModel, members: np.ndarray, values: np.ndarray, *, pooled: bool = False) -> None:
         """Fit the model.
 
+        Attributes are the observed `rows`, `values`, `coefficients` [column], `df` (observations minus rank), `robust`
+        (variances are HC3) and `covariance` of the coefficients (NaN without a residual degree of freedom).
+
         Args:
             model: Linear model with the rows of all combinations of the design's space.
             members: Indices of the observed combinations in that space, [n].

@@ -24,7 +24,7 @@ from .run_noise import STRATUM_AXES, NoiseEstimate, noise_by_stratum, pooled_noi
 
 RANDOM_SEED = 20_261
 MAX_DRAWS = 10_000
-MAX_SIMULATED_VALUES = 4_000_000  # largest number of simulated values, unless FEWEST draws need more
+MAX_SIMULATED_VALUES = 4_000_000  # largest number of simulated values, unless MIN_DRAWS draws need more
 MIN_DRAWS = 2_000
 DRAW_BLOCK = 500  # draws per block in memory
 

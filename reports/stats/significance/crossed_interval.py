@@ -166,7 +166,14 @@ def _log_chi_square(df: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _log_chi_square_below(df: int, end: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return (nodes, weights) over the part of ln X that lies below `end`; both empty for `end` = -inf."""
+    """Return (nodes, weights) of the trapezoid rule over the part of ln X that lies below `end`, X a chi-square.
+
+    Weights include the density. Both are empty for `end` = -inf.
+
+    Args:
+        df: Degrees of freedom of X.
+        end: Upper end of ln X (not of X).
+    """
     if end == -math.inf:  # equal seeds: nothing lies below, and Student's t remains
         return np.empty(0), np.empty(0)
     low, high, step = _bounds(df)

@@ -58,7 +58,10 @@ def independent_trials(value: MeasuredValue, values: Mapping[ValueKey, MeasuredV
 
 
 def _with_interval(value: MeasuredValue, values: Mapping[ValueKey, MeasuredValue]) -> MeasuredValue:
-    """Return the value with the interval of its trials; unchanged if it is no accuracy or has the right interval."""
+    """Return the value with the 95% interval of its trials (Wilson's) as `low` and `high`.
+
+    It is unchanged if it is no accuracy, has no count, or has an interval in which each answer is a trial.
+    """
     trials = independent_trials(value, values)
     if trials is None or value.value is None:
         return value
