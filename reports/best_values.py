@@ -241,8 +241,10 @@ class _NoiseByEntry:
         return scale * fmean(measured_numbers) if measured_numbers else entry.value or 0.0
 
     def _behind(self, entry: TableEntry) -> tuple[Column, float]:
-        """Return (stored column behind an entry, factor from its unit to the entry's); cached by probe, metric and
-        length."""
+        """Return (stored column behind an entry, factor from its unit to the entry's).
+
+        Cached by probe, metric and length.
+        """
         key = entry.probe, entry.metric, entry.length
         if key not in self._columns:
             self._columns[key] = _stored_column(self._data, entry)

@@ -206,9 +206,9 @@ def _document(tables: dict[str, Table], pictures: dict[str, FigureData]) -> str:
 
 
 def latex_figure(figure: FigureData) -> str:
-    """Return the LaTeX float of a figure: its PDF (figure-NAME.pdf), title and notes as caption, and the label fig:NAME.
+    """Return the LaTeX float of a figure: its PDF (figure-NAME.pdf), caption, and label (fig:NAME).
 
-    Title and notes are escaped; the title alone stands in the list of figures.
+    The caption is title and notes, escaped; the title alone stands in the list of figures.
     """
     # natural size, reduced to the page if necessary
     size = r"[max width=\linewidth,max totalheight=0.85\textheight]"

@@ -185,8 +185,10 @@ class SweepData:
 
     @cached_property
     def shown_values(self) -> Mapping[tuple[str, str, str, int], MeasuredValue]:
-        """Values of the probes and lengths that are shown, by (cell, probe, metric, length); some hold a reason, no
-        number."""
+        """Values of the probes and lengths that are shown, by (cell, probe, metric, length).
+
+        A value may hold a reason instead of a number.
+        """
         return {
             key: value
             for key, value in self.values.items()

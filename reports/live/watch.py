@@ -317,9 +317,9 @@ def lines_per_section(height: int, running: int, failures: int, events: int) -> 
     """Return the number of lines for (running cells, failures, events) on a screen; running cells have priority.
 
     The heading (2 lines), the counts (1) and, with running cells, the header of their table (1) are not included. If a
-    list is truncated, its last line, which is included here, tells the number of hidden entries. With room for it, one
-    failure and one event stay beside any number of running cells. Failures are at most MAX_FAILURES, events at most
-    MAX_EVENTS.
+    list is truncated, its last line, which is included here, tells the number of hidden entries. On a screen of eight
+    lines or more, one failure and one event stay beside any number of running cells. Failures are at most MAX_FAILURES,
+    events at most MAX_EVENTS.
 
     Args:
         height: Lines of the screen.

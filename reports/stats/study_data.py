@@ -222,8 +222,10 @@ class Study:
         return f"{total_text}: {', '.join(parts)}" if parts else f"no trial yet of {self.search.trials}"
 
     def search_text(self) -> str:
-        """Return a sentence, without its full stop, on sampler, pruner, seed, objectives and ranges of the newest
-        search."""
+        """Return a sentence, without its full stop, on the newest search.
+
+        It names sampler, pruner (if any), seed, objectives and ranges.
+        """
         ranges = "; ".join(f"{path} {range_text(self.search, path)}" for path in self.search.ranges)
         aims = " and ".join(f"{objective.name} ({objective.better})" for objective in self.objectives)
         pruner = f", pruner {METHOD_NAMES[self.search.pruner]}" if self.search.pruner else ""

@@ -221,8 +221,10 @@ def _split_half_lower_end(d: np.ndarray) -> float:
 
     @cache
     def above(theta: float) -> float:
-        """Return the normal quantile of the share of subsets with a mean of at most theta, minus the required one;
-        cached."""
+        """Return the normal quantile of the share of subsets with a mean of at most theta, minus the required one.
+
+        Cached by theta.
+        """
         ordered = np.sort(second_sums - theta * second_sizes)
         # the empty subset has no mean
         count = int(np.searchsorted(ordered, theta * first_sizes - first_sums, side="right").sum()) - 1
