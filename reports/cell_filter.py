@@ -27,9 +27,10 @@ class CellFilterError(ReportError):
 
 @contextmanager
 def filtered_cells(sweep: str, filters: Sequence[str]) -> Iterator[None]:
-    """Restrict, within this context, every read of that sweep to the cells that pass the filters; empty for all cells.
+    """Restrict, within this context, every read of that sweep to the cells that pass the filters.
 
-    Replaces the filters of an outer context, also those of another sweep. Filters are parsed only when cells are read.
+    Empty filters let all cells pass. Replaces the filters of an outer context, also those of another sweep. Filters are
+    parsed only when cells are read.
 
     Args:
         sweep: Name of the sweep.

@@ -137,10 +137,10 @@ def sweep_of(path: str | Path) -> str:
 
 
 def checkable_files(folder: Path) -> list[Path]:
-    """Return the tables and figures in a folder written by `report --all`, sorted by name; subfolders are not searched.
+    """Return the tables and figures in a folder written by `report --all`, sorted by name.
 
-    They are recognised by their suffix alone. Files without a trace (index, document, dashboard, empty JSON) are left
-    out. A CSV of which only the trace file exists is included.
+    Subfolders are not searched. Files are recognised by their suffix alone. Files without a trace (index, document,
+    dashboard, empty JSON) are left out. A CSV of which only the trace file exists is included.
 
     Raises:
         ReportError: The folder cannot be read, or has no such file.
@@ -165,7 +165,7 @@ def checkable_files(folder: Path) -> list[Path]:
 
 
 def check_file(path: str | Path, store: Store, *, tables_by_request: dict[str, Any] | None = None) -> list[str]:
-    """Return the differences between a written table or figure and the current content of the database; empty for none.
+    """Return the differences between a written table or figure and the current content of the database.
 
     The file is made again from its trace, of the revision named there. For a table, every changed number is named, and
     a changed title, note or source of numbers. For a figure: changed numbers, cells with other attempts, and the first
@@ -178,7 +178,7 @@ def check_file(path: str | Path, store: Store, *, tables_by_request: dict[str, A
         tables_by_request: Cache of tables by request, filled here, for further files and an unchanged database.
 
     Returns:
-        Lines that begin with the file's name.
+        Lines that begin with the file's name; empty for none.
 
     Raises:
         ReportError: The file was not written by `report`, or cannot be read.

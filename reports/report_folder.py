@@ -68,11 +68,12 @@ def write_report_folder(
     highlight: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> WrittenFiles:
-    """Write every table in every requested format and every figure as SVG, PDF and PNG, with index.md and index.html.
+    """Write every table in every requested format and every figure as SVG, PDF and PNG, with an index.
 
-    The format "tex" adds appendix.tex, a document of them all; "html" adds the dashboard. Tables and figures that
-    cannot be made are listed in the index with the reason. Those about studies are left out silently for other sweeps,
-    and so is the comparison of the reference with itself. Existing files are replaced, others stay.
+    The index is index.md and index.html. The format "tex" adds appendix.tex, a document of them all; "html" adds the
+    dashboard. Tables and figures that cannot be made are listed in the index with the reason. Those about studies are
+    left out silently for other sweeps, and so is the comparison of the reference with itself. Existing files are
+    replaced, others stay.
 
     Args:
         store: The database.

@@ -1,4 +1,7 @@
-"""Registry entry of a table or figure. It imports none of them, since the help of the command line lists them all."""
+"""Registry entry of a table or figure.
+
+It imports none of them, since the help of the command line lists them all.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Data of a report: one consistent snapshot of a sweep, read in one transaction. Imports neither pandas nor torch."""
+"""Data of a report: one consistent snapshot of a sweep, read in one transaction.
+
+Imports neither pandas nor torch.
+"""
 
 from __future__ import annotations
 
@@ -543,11 +546,11 @@ def _filtered_data(data: SweepData, filters: cell_filter.CellFilters) -> SweepDa
 
 
 def _extra_lengths(sweep: str, lengths: ExtraLengths, measured: set[int], requested: set[int]) -> tuple[int, ...]:
-    """Return the lengths to show besides the requested ones, shortest first, with "all" expanded to the measured ones.
+    """Return the lengths to show besides the requested ones, shortest first, with "all" expanded.
 
     Args:
         sweep: Name of the sweep, for the message alone.
-        lengths: Wanted lengths; requested ones among them are dropped.
+        lengths: Wanted lengths, or "all" for the measured ones; requested ones among them are dropped.
         measured: Measured context lengths.
         requested: Context lengths that the launch requested; permitted without a measurement.
 

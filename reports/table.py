@@ -78,9 +78,10 @@ class Table:
 
     @cached_property
     def raw(self) -> tuple[dict[str, Any], ...]:
-        """JSON objects, one per row: sweep, revision, row (labels by heading), further fields, values and trace; cached.
+        """JSON objects, one per row; cached.
 
-        Values are entries with unrounded numbers and printed texts.
+        Keys are sweep, revision, row (labels by heading), further fields, values and trace. Values are entries with
+        unrounded numbers and printed texts.
         """
         return self.raw_of()
 

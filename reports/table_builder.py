@@ -323,7 +323,7 @@ def _origins(line: TableRow, row: Sequence[TableEntry]) -> dict[tuple[str, int |
 def _trace(
     metadata: Mapping[str, Any], lines: Sequence[TableRow], grid: Grid, sources: Mapping[int, CodeAndGpu]
 ) -> Mapping[str, Any]:
-    """Return the trace of a table: its metadata, `cells` (the attempts of every cell), and `sources` of the attempts.
+    """Return the trace of a table: its metadata, `cells` (attempts of every cell) and `sources` of the attempts.
 
     Args:
         metadata: Table, sweep, revision and options.

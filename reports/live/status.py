@@ -93,7 +93,7 @@ class SweepStatus:
         }
 
     def text(self) -> str:
-        """Return the status as text: a heading with counts, then running cells and cells that need attention, a line each.
+        """Return the status as text: a heading with counts, then running cells and cells that need attention.
 
         Lines on note, study, publication, owner and pause follow the heading where they apply. Cells that are done, new
         or pruned have no line; a failed one adds the command that prints the log of the first.
@@ -298,9 +298,9 @@ class CellDetails:
         return "\n".join([*lines, *self._sample_lines()])
 
     def _sample_lines(self) -> list[str]:
-        """Return a heading and one line per sample of the last sampled step, `"PROMPT" -> "TEXT"`; empty without samples.
+        """Return a heading and one line per sample of the last sampled step; empty without samples.
 
-        Prompt and text are quoted as in JSON.
+        A line is `"PROMPT" -> "TEXT"`, quoted as in JSON.
         """
         if not self.samples:
             return []

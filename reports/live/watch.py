@@ -131,7 +131,7 @@ def _remaining_tokens(cell: CellState) -> float:
 
 
 def _speed_json(cells: Sequence[CellState]) -> dict[str, float | None]:
-    """Return {"tokens_per_s", "seconds_left"}: tokens per second of all training cells, and the estimated seconds left.
+    """Return {"tokens_per_s", "seconds_left"}: tokens per second of all training cells, and estimated seconds.
 
     Either is None if unknown; seconds_left also while no cell runs. The remaining work, in seconds of one worker, is
     divided by the number of cells that run now. A waiting cell runs at the median rate of the last SPEED_SAMPLE cells
@@ -280,7 +280,7 @@ def _counts_text(view: Mapping[str, Any]) -> str:
 
 
 def _running_columns(row: Mapping[str, Any]) -> list[str]:
-    """Return eight texts of a running cell: slug, host/GPU, phase, step, loss, speed, time left, age of the heartbeat.
+    """Return eight texts of a running cell: slug, host/GPU, phase, step, loss, speed, time left, heartbeat's age.
 
     Unknown loss, speed and time are empty texts, and the host stands alone without a GPU. An attempt that does not
     train has its kind in place of the step. The age ends with "(late)" from LATE_HEARTBEAT_S on, with "(dead?)" from

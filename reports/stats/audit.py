@@ -219,7 +219,7 @@ def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, str
 
 
 def _setting_lines(data: SweepData, configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a line for each setting that differs between cells and does not follow an axis, sorted by its dotted path.
+    """Return a line for each setting that differs between cells and does not follow an axis, sorted by path.
 
     Settings that begin with one of IGNORED_SETTINGS are left out. A cell that lacks a setting does not count as
     different. ALWAYS_NAMED is named even if an axis explains it.

@@ -261,7 +261,9 @@ def _deviance(cells: pd.DataFrame, subset: Terms, terms: Terms, fitted: Any) -> 
 
 
 def _level_rows(data: SweepData, cells: pd.DataFrame, main: Terms) -> list[dict[str, Any]]:
-    """Return one row per level but the reference, with its odds ratio to that, 95% interval and p (main effects only).
+    """Return one row per level but the reference, with its odds ratio to that, 95% interval and p.
+
+    The model has main effects only.
 
     Rows are dicts with the keys `term` ("axis: level / reference"), `df`, `p`, `odds_ratio`, `low` and `high`; odds
     ratios are not logarithms. Intervals and p (two-sided, not corrected) are Student's t with the model's own

@@ -174,10 +174,10 @@ class Study:
         return [(trial.cell, self.attempt(trial)) for trial in trials if trial.cell is not None]
 
     def levels(self, path: str) -> list[Any]:
-        """Return the levels of a setting: declared ones in the grid's order, then further ones that any trial had; cached.
+        """Return the levels of a setting: declared ones in the grid's order, then further ones of trials.
 
-        For a setting with a range the list holds just the distinct values of the trials. True and 1 are different
-        levels.
+        Cached. For a setting with a range the list holds just the distinct values of the trials. True and 1 are
+        different levels.
 
         Raises:
             KeyError: The search has no such setting.

@@ -54,7 +54,7 @@ class ClaimResult:
     """Verdict on a claim."""
 
     verdict: str
-    """One of the verdict texts of this module, AT_CHANCE_VERDICT, or a text such as "true of K of N"."""
+    """Verdict text: one of this module's, AT_CHANCE_VERDICT, or a text such as "true of K of N"."""
     explanation: str
     """Explanation with the numbers behind the verdict."""
     numbers: Mapping[str, float] = field(default_factory=dict)

@@ -35,15 +35,15 @@ class EffectRow:
 
 @dataclass(frozen=True, kw_only=True)
 class EffectEstimate(PairedTest):
-    """Estimate of an effect or interaction with its tests, in the measure's own unit (shares as fractions in [0, 1]).
+    """Estimate of an effect or interaction with its tests, in the measure's own unit.
 
-    `p_corrected` is p after the correction for its `family`, the tests that are corrected together; NaN without a test.
-    `confirmatory` is True for declared contrasts. `expected` is the number of differences that the grid lists.
-    `missing` counts, by the placeholder text of tables, the runs without a difference. `worst` is the mean with every
-    diverged run at the worst possible value (for a loss: the worst measured), NaN without a diverged run. `i2` is the
-    share of the variation between strata beyond chance and `p_heterogeneity` its test; both are NaN where a row
-    averages no strata. `where` is a subset (`attn_type=polar, memory=on`), empty for the full sweep. `origins` are the
-    (cell id, attempt id) pairs behind the estimate.
+    Shares are fractions in [0, 1]. `p_corrected` is p after the correction for its `family`, the tests that are
+    corrected together; NaN without a test. `confirmatory` is True for declared contrasts. `expected` is the number of
+    differences that the grid lists. `missing` counts, by the placeholder text of tables, the runs without a difference.
+    `worst` is the mean with every diverged run at the worst possible value (for a loss: the worst measured), NaN
+    without a diverged run. `i2` is the share of the variation between strata beyond chance and `p_heterogeneity` its
+    test; both are NaN where a row averages no strata. `where` is a subset (`attn_type=polar, memory=on`), empty for the
+    full sweep. `origins` are the (cell id, attempt id) pairs behind the estimate.
     """
 
     measure: Column

@@ -589,7 +589,9 @@ def heterogeneity_test(strata: Sequence[np.ndarray]) -> tuple[float, float]:
 
 
 def pareto(points: Sequence[tuple[float, float]], directions: tuple[int, int] = (1, 1)) -> list[bool]:
-    """Return a Pareto front mask: True for points that no other equals or beats in both coordinates and beats in one.
+    """Return a Pareto front mask: True for points that no other one dominates.
+
+    A point dominates another if it is at least as good in both coordinates and better in one.
 
     Args:
         points: (x, y) pairs. Equal points do not dominate each other.

@@ -1,4 +1,4 @@
-"""Matched pairs, and matched groups of four and eight cells, of a sweep, with the measures that are compared in them.
+"""Matched pairs and matched groups of four and eight cells of a sweep, with the compared measures.
 
 A *configuration* is the set of cells that differ in their seed only. Two cells are a pair if they agree on the seed and
 on every axis but one. The seeds of a configuration stay together, since they say nothing about another configuration.
@@ -277,7 +277,9 @@ class MetricMatrix:
         return self._placeholders[cell, measure]
 
     def origins(self, cells: np.ndarray, measure: int) -> tuple[tuple[str, int | None], ...]:
-        """Return the (cell id, attempt id) pairs of cell indices for one column, in the order of `cells`; cached by column.
+        """Return the (cell id, attempt id) pairs of cell indices for one column, in the order of `cells`.
+
+        Cached by column.
 
         Args:
             cells: Cell indices of at least 0, [n]; repetitions stay.

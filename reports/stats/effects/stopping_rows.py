@@ -1,4 +1,4 @@
-"""Results of the contrast under a sequential stopping rule: its row has the interval of the last interim analysis."""
+"""Row of the contrast under a sequential stopping rule, with the interval of the last interim analysis."""
 
 from __future__ import annotations
 

@@ -99,7 +99,9 @@ def simulate_p_front(pairs: Sequence[tuple[Candidate, Candidate]], directions: t
 
 
 def _unbeaten(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return a mask of the non-dominated points of each draw, [draw, point]; equal points do not dominate each other.
+    """Return a mask of the non-dominated points of each draw, [draw, point].
+
+    Equal points do not dominate each other.
 
     Args:
         x: First coordinate, more is better, [draw, point].
@@ -163,11 +165,11 @@ def configuration_means(data: SweepData, column: Column) -> dict[Configuration, 
 
 
 def candidates_by_configuration(data: SweepData, column: Column) -> dict[Configuration, Candidate]:
-    """Return the candidate of each configuration with the number, by configuration; empty without any noise estimate.
+    """Return the candidate of each configuration with the number, by configuration.
 
-    A printed mean takes the standard deviation printed beside it (0 if none) and its number of runs. Other numbers take
-    the standard deviation of their stratum, but at least the floor of an accuracy's trials, and the number of their
-    seeds.
+    Empty without any noise estimate. A printed mean takes the standard deviation printed beside it (0 if none) and its
+    number of runs. Other numbers take the standard deviation of their stratum, but at least the floor of an accuracy's
+    trials, and the number of their seeds.
     """
     spreads = noise_with_pooled_fallback(data, column)
     if not spreads:

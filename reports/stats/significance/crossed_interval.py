@@ -110,12 +110,12 @@ def crossed_interval(table: np.ndarray) -> IntervalAndP | None:
 
 
 def _generalized(v1: float, df1: int, v2: float, df2: int, offset: float, min_error: float) -> Callable[[float], float]:
-    """Return a function that maps a distance from the mean (at least 0) to Weerahandi's generalized two-sided p value.
+    """Return a function that maps a distance from the mean (at least 0) to Weerahandi's generalized p value.
 
-    The p value is twice the mean of Phi(-distance / s) over s^2 = v1 df1 / A + max(0, v2 df2 / B - offset), where A and
-    B are independent chi-squares of df1 and df2 degrees of freedom. Where B makes the second part zero, the mean over A
-    is Student's t. The rest is smooth in ln A and ln B, so the trapezoid rule converges there faster than any power of
-    its step.
+    The two-sided p value is twice the mean of Phi(-distance / s) over s^2 = v1 df1 / A + max(0, v2 df2 / B - offset),
+    where A and B are independent chi-squares of df1 and df2 degrees of freedom. Where B makes the second part zero, the
+    mean over A is Student's t. The rest is smooth in ln A and ln B, so the trapezoid rule converges there faster than
+    any power of its step.
 
     Args:
         v1: Estimated variance of the first part (configurations), as its share of the variance of the mean.
@@ -210,7 +210,7 @@ def _seed_effects_operator(has_run_bytes: bytes, seeds: int) -> np.ndarray | Non
 
 
 def _is_connected(table: np.ndarray) -> bool:
-    """Return True if configurations connect every seed to every other one, directly or through a chain of common ones.
+    """Return True if chains of common configurations connect every seed to every other one.
 
     Args:
         table: Boolean table [configuration, seed] of present runs.

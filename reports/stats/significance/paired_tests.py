@@ -200,10 +200,10 @@ def _sign_test_p(up: int, down: int) -> float:
 
 
 def _clean_table(sample: Differences, scale: float, *, drop_empty: bool = True) -> np.ndarray:
-    """Return a copy of a sample as [configuration, seed] with ties set to 0 and missing runs (not finite) set to NaN.
+    """Return a copy of a sample as [configuration, seed] with ties set to 0 and missing runs set to NaN.
 
-    Rows and columns without any run are removed, unless `drop_empty` is False. Ties are differences of at most
-    TIE_TOLERANCE times the larger of `scale` and the largest absolute difference.
+    Missing are numbers that are not finite. Rows and columns without any run are removed, unless `drop_empty` is False.
+    Ties are differences of at most TIE_TOLERANCE times the larger of `scale` and the largest absolute difference.
     """
     table = np.array(sample, dtype=float)
     table = table[:, None] if table.ndim == 1 else table
@@ -336,7 +336,7 @@ def max_t_of_families(families: Sequence[SignFlipFamily]) -> list[list[float]]:
 def _studentised(
     samples: Sequence[np.ndarray], keys: Sequence[Sequence[Hashable]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the scaled differences and the statistics of a family, sorted from the largest statistic to the smallest.
+    """Return the scaled differences and the statistics of a family, the largest statistic first.
 
     The statistic of a test is |sum d| / sqrt(sum d^2), 0 if all d are 0: neither centred nor divided by a standard
     deviation. The returned differences are already divided by sqrt(sum d^2), so the statistic under a flip is the
@@ -366,7 +366,7 @@ def _studentised(
 
 
 def _reached_shares(families: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
-    """Return, for families with equal numbers of configurations, the maxT p value of each test before monotonisation.
+    """Return the maxT p values of families with equal numbers of configurations, before monotonisation.
 
     Args:
         families: (scaled differences [configuration, test], observed statistics [test]) with the most extreme test

@@ -1,4 +1,4 @@
-"""Linear models of many measures over one design: type III sums of squares, permutation p values and Box's robust F."""
+"""Linear models of many measures over one design: type III squares, permutation p values, Box's robust F."""
 
 from __future__ import annotations
 
@@ -106,9 +106,10 @@ def fit_anova(columns: Mapping[tuple[str, ...], np.ndarray], y: np.ndarray) -> A
 
 
 def permutations_for(rows: int, columns: int, tests: int) -> int:
-    """Return the number of permutations for a design, so that all of them cost at most PERMUTATION_BUDGET operations.
+    """Return the number of permutations for a design.
 
-    The number is at least MIN_PERMUTATIONS, also beyond that budget, and at most MAX_PERMUTATIONS.
+    All of them take at most PERMUTATION_BUDGET floating-point operations. The number is at least MIN_PERMUTATIONS, also
+    beyond that budget, and at most MAX_PERMUTATIONS.
 
     Args:
         rows: Number of observations.

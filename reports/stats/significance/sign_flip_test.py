@@ -1,4 +1,4 @@
-"""Sign-flip permutation test, its inversion into a confidence interval, and random signs shared by a family of tests.
+"""Sign-flip permutation test, its inversion into a confidence interval, and shared random signs.
 
 If a level has no effect, each matched difference is as likely to be +d as -d, so the observed sum is one of 2^n equally
 likely ones. The interval holds the effects that this test does not reject at 5%; its ends are means of subsets of the
