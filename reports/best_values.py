@@ -1,4 +1,8 @@
-"""Best values of table columns or rows (bold), the probability that they are the best, and notes on both."""
+"""Best values of table columns or rows (bold), the probability that they are the best, and notes on both.
+
+A stratum is a set of cells that share mixer and memory; near-replicates are runs that differ in a negligible
+regularizer only.
+"""
 
 from __future__ import annotations
 

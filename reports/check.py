@@ -1,4 +1,8 @@
-"""Verification of written tables and figures: comparison of a file with the current content of the database."""
+"""Verification of written tables and figures: comparison of a file with the current content of the database.
+
+A trace is the record of a table's or figure's origin: its sweep, revision, options, cells and attempts. It is embedded
+in the file; that of a CSV is a file beside it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Construction of tables: entries (means over seeds), best values, notes, JSON rows and provenance trace."""
+"""Construction of tables: entries (means over seeds), best values, notes, JSON rows and provenance trace.
+
+A trace is the record of a table's origin: its sweep, revision and options, the attempts behind its numbers, and their
+code and GPU.
+"""
 
 from __future__ import annotations
 
