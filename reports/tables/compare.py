@@ -77,10 +77,12 @@ TIE_TOLERANCE = 1e-9  # relative to the largest number: statistics of exchanged 
 class NumberComparison:
     """A number of the sweep and of the reference, in its own unit (shares as fractions).
 
-    `levels` are those of the five AXES. `difference` is measured minus published. `limit` is the largest difference
-    that the known spread explains; None where there is no spread or where the number must not be judged. `p` belongs
-    to the difference and is known only where the reference prints a mean over runs. `flags` say where the paper prints
-    another number than its authors' logs give.
+    `levels` are those of the five AXES. `measured` may lack a value, where the sweep has requested the number but not
+    measured it. `difference` is measured minus published; None without a measured value. `spread` is the noise between
+    runs that gives the limit; None where it is unknown or where the number must not be judged. `limit` is the largest
+    absolute difference that the spread explains (95 %); None without a spread. `flags` are sentences that say where the
+    paper prints another number than its authors' logs give. `p` belongs to the difference; None unless the reference
+    prints a mean over runs with its standard deviation.
     """
 
     levels: tuple[str, ...]
@@ -118,15 +120,19 @@ class SweepComparison:
 
 
 def compare_sweeps(mine: ComparedSweep, theirs: ComparedSweep) -> SweepComparison:
-    """Return every number that both sweeps have of a common configuration (stats/sweep_differences.py).
+    """Compare two sweeps number by number, over the configurations that both have.
+
+    There is one comparison per matched configuration and column (`_common_columns`) for which the reference has a
+    number. A number that this sweep has only requested at that length, and any missing throughput, is an entry too,
+    without a measured value, difference or verdict. Comparisons are in the order of the matches, then of the columns.
 
     The reference number is the authors' log where there is one, else the printed number. The limit is t(0.975, df) sd
-    sqrt(1/k + 1/m) for the means of k and m seeds. The spread is that between runs of the same mixer and memory in the
-    reference, or in the sweep where the reference has none. The limit of an accuracy is at least what its trials
-    explain, and every limit is at least one printed digit. Where a mean is printed with the standard deviation of its
-    m runs, the limit is Welch's of both sides' spreads, or that of the printed one for a single seed. Where the
-    printed deviation is 0, the limit is what the trials of a seed explain. A number that a recipe difference affects
-    is not judged.
+    sqrt(1/k + 1/m) for the means of k and m seeds. The spread sd is that between runs of the same stratum (cells that
+    share mixer and memory) in the reference, or in this sweep where the reference has none. The limit of an accuracy is
+    at least what its trials explain, and every limit is at least one printed digit. Where a mean is printed with the
+    standard deviation of its m runs, the limit is Welch's of both sides' spreads, or that of the printed one for a
+    single seed. Where the printed deviation is 0, the limit is what the trials of a seed explain. A number that a
+    recipe difference affects has neither spread, limit nor verdict.
 
     Args:
         mine: The sweep.
@@ -187,9 +193,14 @@ def compare_sweeps(mine: ComparedSweep, theirs: ComparedSweep) -> SweepCompariso
 
 
 def _printed_spread(published: SweepData, pair: Match, column: Column) -> NoiseEstimate | None:
-    """Return the standard deviation that is printed with a mean over at least two runs, as a spread.
+    """Return the standard deviation that is printed with a mean over at least two runs, as a spread of kind PRINTED.
 
-    The result is None where none is printed.
+    Its degrees of freedom are the runs minus 1. None where no deviation is printed, or the mean is over fewer runs.
+
+    Args:
+        published: The reference sweep.
+        pair: Matched configuration; the first of its reference cells is looked up.
+        column: The number.
     """
     printed_spread = published.printed_spread(pair.reference_cells[0], column)
     if printed_spread is None or printed_spread[1] is None or printed_spread[0] < 2:
@@ -198,10 +209,14 @@ def _printed_spread(published: SweepData, pair: Match, column: Column) -> NoiseE
 
 
 def _common_columns(data: SweepData, published: SweepData) -> list[Column]:
-    """Return the numbers to compare.
+    """Return the columns to compare: one per number and length, with the length in its heading ("Ndl@2K").
 
-    They are COLUMNS and extra metrics of the reference, at every length that both sweeps have. A length that this
-    sweep only requests counts as well.
+    They are COLUMNS and then extra metrics of the reference, each at the lengths that the reference has and that this
+    sweep has or requests, ascending. Numbers without a length have length 0.
+
+    Args:
+        data: This sweep.
+        published: The reference sweep.
     """
     columns = []
     standard_keys = {(column.probe, column.metric) for column in COLUMNS}
@@ -227,7 +242,17 @@ def _common_columns(data: SweepData, published: SweepData) -> list[Column]:
 def _judged_comparison(
     pair: Match, column: Column, measured: TableEntry, published: TableEntry, spread: NoiseEstimate | None
 ) -> NumberComparison:
-    """Return the comparison of one number, with its limit where a spread is known."""
+    """Return the comparison of one number, with its difference where both are known and its limit where a spread is.
+
+    The limit is the 95 % quantile of |t| times the standard error of the difference, and at least one printed digit.
+
+    Args:
+        pair: Matched configuration; its first reference cell gives the levels.
+        column: The number.
+        measured: Entry of this sweep; may lack a value.
+        published: Entry of the reference.
+        spread: Noise between runs; None: the number is not judged.
+    """
     difference = (
         measured.value - published.value if measured.value is not None and published.value is not None else None
     )
@@ -252,7 +277,9 @@ def _judged_comparison(
 def _difference_error(measured: TableEntry, published: TableEntry, spread: NoiseEstimate) -> tuple[float, float]:
     """Return the standard error of the difference of two means, and its degrees of freedom.
 
-    For a printed spread and at least two seeds these are Welch's; the error is 0.0 where both spreads are 0.
+    For a printed spread and at least two seeds here both are Welch's, from the standard deviations of both sides; the
+    error is 0.0 where both are 0. Otherwise the error is sd sqrt(1/k + 1/m) of the spread's effective sd for k seeds
+    here and m there, with the spread's degrees of freedom.
     """
     measured_seeds, published_seeds = max(measured.seeds, 1), max(published.seeds, 1)
     if spread.kind != PRINTED or measured.sd is None or measured_seeds < 2:
@@ -266,10 +293,17 @@ def _difference_error(measured: TableEntry, published: TableEntry, spread: Noise
 
 
 def _with_run_test(comparison: NumberComparison, data: SweepData, pair: Match) -> NumberComparison:
-    """Return the comparison with the p value of its difference; unchanged where one is not known.
+    """Return the comparison with the two-sided p value of its difference against printed runs.
 
-    Where all printed runs are equal, the p is that of exchanging runs, and the limit is what the trials of a seed
-    explain.
+    It is returned unchanged where spread, difference or a value is missing. For a positive printed deviation p is that
+    of t, as in the limit. Where all printed runs are equal, p is that of `exchange_p_value`; the limit becomes the
+    distance from the measured value to its 95 % Wilson bound on the side of the published one, with the fewest trials
+    of any seed, and at least one printed digit. Without a known number of trials the limit stays.
+
+    Args:
+        comparison: A comparison whose spread is a printed one.
+        data: This sweep.
+        pair: Matched configuration, whose own cells are the seeds.
     """
     spread, measured, published = comparison.spread, comparison.measured, comparison.published
     if spread is None or comparison.difference is None or measured.value is None or published.value is None:
@@ -302,13 +336,13 @@ def _has_equal_runs(comparison: NumberComparison) -> bool:
 def exchange_p_value(seeds: Sequence[float], value: float, runs: int) -> float:
     """Return the p value of an exchange test between seeds and printed runs that all have the same number.
 
-    It is the share of all assignments of the numbers to two groups of these sizes whose means lie at least as far
-    apart.
+    It is the share of all assignments of the numbers to groups of these two sizes, the observed one included, whose
+    means lie at least as far apart (two-sided; nearly equal distances count as equal).
 
     Args:
-        seeds: Numbers of the seeds.
-        value: Number of every run.
-        runs: Count of runs.
+        seeds: Numbers of the seeds; at least one.
+        value: Number of every printed run.
+        runs: Count of printed runs; at least one.
     """
     numbers = [*seeds, *[value] * runs]
     total, size = math.fsum(numbers), len(seeds)
@@ -324,7 +358,12 @@ def exchange_p_value(seeds: Sequence[float], value: float, runs: int) -> float:
 def compare_table(
     store: Store, data: SweepData, *, reference: str = paper.SWEEPS[1], table: str | None = None
 ) -> Table:
-    """Return the table `compare`: measured, published and difference, one row per number, with verdict and flags.
+    """Return the table `compare`: one row per compared number, in the order of `compare_sweeps`.
+
+    Label columns: the five axes, extra axes that tell matched configurations apart, Measure, Verdict (within, beyond or
+    "-") and Beware (flags). Number columns: Measured, Published, Difference, Limit, and p if any row has one. A number
+    that is requested but not measured has a row with a placeholder. A line above the table says what is not judged and
+    why.
 
     Args:
         store: The database.
@@ -380,9 +419,14 @@ def compare_table(
 
 
 def not_judged_lines(unlike: Sequence[RecipeDifference], comparisons: Sequence[NumberComparison]) -> tuple[str, ...]:
-    """Return the line that says which numbers are not judged and why, as a tuple; empty where all are judged.
+    """Return the line on numbers that are not judged, as a tuple of one text; empty if all are judged.
 
-    A difference that affects all probes gives one line for the whole sweep; otherwise the line names the measures.
+    Differences that affect all probes give one line for the whole sweep, which lists the first MAX_LISTED and counts
+    the others. Otherwise the line names the measures of each affected probe with their differences.
+
+    Args:
+        unlike: Differences of the recipes.
+        comparisons: The comparisons that the table shows, which give the measures.
     """
     sweep_level_texts = [recipe_difference.text for recipe_difference in unlike if recipe_difference.probes is None]
     if sweep_level_texts:
@@ -406,7 +450,12 @@ def not_judged_lines(unlike: Sequence[RecipeDifference], comparisons: Sequence[N
 def _comparisons_in_table(
     comparisons: Sequence[NumberComparison], published: SweepData, table: str
 ) -> list[NumberComparison]:
-    """Return the comparisons of the numbers that a table of the paper prints.
+    """Return the comparisons whose reference number is printed in a table of the paper, in their order.
+
+    Args:
+        comparisons: All comparisons.
+        published: The reference sweep.
+        table: Number of the table.
 
     Raises:
         ReportError: The published sweep has no printed numbers of that table.
@@ -424,7 +473,9 @@ def _comparisons_in_table(
 
 
 def _count_note(name: str, comparisons: Sequence[NumberComparison]) -> str:
-    """Return the note that counts the verdicts of one measure, with the number of BEYOND expected by chance.
+    """Return the note that counts the verdicts of one measure, with the number of BEYOND expected by chance (5 %).
+
+    A measure without a verdict gives "<name>: not judged."
 
     Args:
         name: Heading of the measure.
@@ -439,7 +490,17 @@ def _count_note(name: str, comparisons: Sequence[NumberComparison]) -> str:
 
 
 def _comparison_row(comparison: NumberComparison, axes: Sequence[str], tested: bool) -> TableRow:
-    """Return the table row of a comparison, with a p entry if any row of the table has one (`tested`)."""
+    """Return the table row of a comparison.
+
+    Labels: the five levels, the levels of `axes`, measure, verdict, and the flags ("-" without any). Entries: Measured,
+    Published, Difference, Limit ("-" if None), and p if `tested`. JSON fields: the levels by axis, measure, verdict and
+    flags. The published entry names cells without attempts, which may be of another database.
+
+    Args:
+        comparison: The comparison.
+        axes: Extra axes, in the order of `comparison.further`.
+        tested: Whether the table has the column p; a comparison without p has an empty entry there.
+    """
     column = comparison.column
     base = difference_entry(column, "Difference", comparison.difference)
     limit = (
@@ -478,9 +539,10 @@ CLAIMS_NOTE = (
 
 
 def claims_table(store: Store, data: SweepData) -> Table:
-    """Return the table `claims`: the papers' claims, each with a verdict and the numbers that decide it.
+    """Return the table `claims`: one row per claim of the papers, with its verdict and the numbers that decide it.
 
-    A claim that the sweep has no cells for has a row that says so.
+    Columns: Sentence, Verdict, Numbers (an explanation in words). JSON fields: claim (name), verdict, numbers. A claim
+    that the sweep has no cells for has a row that says so, without origins.
     """
     lines = []
     counts: Counter[str] = Counter()

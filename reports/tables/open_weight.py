@@ -41,15 +41,24 @@ from .paper_rows import (
 
 
 def _clean_lengths(data: SweepData) -> list[int]:
+    """Return the context lengths in tokens at which clean loss was measured or requested, ascending."""
     return sorted({*data.requested_lengths().get("clean", ()), *data.lengths(*CLEAN)})
 
 
 def _end_lengths(data: SweepData) -> list[int]:
+    """Return the shortest and the longest length of clean loss; one if they are equal, [] without any."""
     lengths = _clean_lengths(data)
     return list(dict.fromkeys((lengths[0], lengths[-1]))) if lengths else []
 
 
 def _bits_column(probe: str, length: int, name: str) -> Column:
+    """Return the column of a probe at a length: digit accuracy of the needle, or loss in bits per token.
+
+    Args:
+        probe: "clean", "junk" or "needle".
+        length: Context length in tokens; 0 for the weighted mean, -1 for a length that is not known.
+        name: Second word of the heading, such as "WAvg" or "2K".
+    """
     if probe == "needle":
         return column_of(probe, "digit_accuracy", f"Ndl {name}", length=length)
     return column_of(probe, "bits", f"{probe.capitalize()} {name}", length=length)
@@ -60,12 +69,15 @@ def _own_entry(
 ) -> TableEntry:
     """Return the mean of a number over cells that were measured here, losses in bits per token.
 
+    The value is None if any of its lengths has no number; the text is then the placeholder of the first such length.
+
     Args:
         data: The sweep of the cells.
         cells: Seeds of one configuration.
-        column: The number; its length 0 means the mean weighted by length over `lengths`.
+        column: The number; its length 0 means the mean over `lengths`, each weighted by its tokens.
         lengths: Context lengths in tokens.
-        loss: Metric of the stored losses, "nats" or "bits".
+        loss: Metric of the stored losses: "nats" (converted to bits) or "bits" (taken as they are). Not used for the
+            needle.
     """
     metric = "digit_accuracy" if column.probe == "needle" else loss
     entry_lengths = [column.length] if column.length else lengths
@@ -80,11 +92,12 @@ def _own_entry(
 
 
 def open_weight_table(store: Store, data: SweepData) -> Table:
-    """Return the table `open-weight`.
+    """Return the table `open-weight`: losses in bits per token and needle accuracy, next to printed models.
 
-    Losses in bits per token and needle accuracy, next to open-weight models as printed. `WAvg` weights every length by
-    its tokens. Rows of the sweep are the plain recipe. Published models are shown only if the sweep has the same
-    shortest and longest context length.
+    Rows in this order: published models, models from elsewhere that were measured here, and the plain-recipe cells of
+    this sweep (none for a published sweep). Columns: Model, Params, and for each of Clean, Junk and Ndl `WAvg` (the
+    mean over lengths, weighted by their tokens) and the shortest and the longest length. Published models are shown
+    only if the sweep has the same shortest and longest context length; otherwise a note says so.
 
     Raises:
         ReportError: The sweep is a published one without such a table.
@@ -123,7 +136,10 @@ def open_weight_table(store: Store, data: SweepData) -> Table:
 
 
 def _published_rows(store: Store, columns: Sequence[Column]) -> list[TableRow]:
-    """Return the rows of the published open-weight models; their origins name cells without attempts."""
+    """Return the rows of the published open-weight models that have a needle accuracy; others are left out.
+
+    Labels: model and number of parameters, as printed. Origins name cells without attempts. JSON fields: model.
+    """
     home = paper.with_published(store, paper.OPEN_WEIGHT)
     data = load_sweep_data(home, paper.OPEN_WEIGHT)
     lines = []
@@ -146,9 +162,15 @@ def _published_rows(store: Store, columns: Sequence[Column]) -> list[TableRow]:
 
 
 def _external_rows(models: Sequence[ExternalModel], data: SweepData, columns: Sequence[Column]) -> list[TableRow]:
-    """Return the rows of models that were measured here.
+    """Return one row per model that was measured here, in the given order, with labels for name and parameters.
 
-    With paired texts the loss is over the same tokens as that of our own rows, otherwise over tokens of GPT-2.
+    With paired texts the loss is over the same tokens as that of our own rows, so stored nats become bits. With the
+    model's own tokens the stored bits, per token of GPT-2, are shown.
+
+    Args:
+        models: External models.
+        data: This sweep, which gives the lengths of the weighted mean.
+        columns: Number columns.
     """
     lengths = _clean_lengths(data)
     lines = []
@@ -164,7 +186,12 @@ def _external_rows(models: Sequence[ExternalModel], data: SweepData, columns: Se
 
 
 def _own_rows(data: SweepData, columns: Sequence[Column]) -> list[TableRow]:
-    """Return the rows of the sweep's plain-recipe cells, by memory level, the main mixer first."""
+    """Return the rows of the sweep's plain-recipe cells, one per configuration.
+
+    They are ordered by memory level, without memory last, and within it by mixer, MAIN_MIXER first. Labels: a name such
+    as "polar + memory", with levels of extra axes in brackets, and the mean number of parameters ("-" if unknown). JSON
+    fields: model (the name).
+    """
     lengths = _clean_lengths(data)
     memory_levels = memories(data)
     lines = []
@@ -212,7 +239,7 @@ class ExternalModel:
 
     @property
     def params(self) -> str:
-        """Number of parameters as text; "-" where unknown."""
+        """Number of parameters as text, abbreviated (1.3B); "-" where unknown."""
         count = self.data.value(self.cell.cell_id, "throughput", "parameters", 0)
         return format_count(count.value) if count is not None and count.value is not None else "-"
 
@@ -224,13 +251,20 @@ class ExternalModel:
 
     @property
     def budget(self) -> Mapping[str, str]:
-        """Printed facts of its training by name; empty for a model that the paper does not list."""
+        """Texts that the paper prints of its training, by name: model, train_tokens, train_flops, ...
+
+        Empty for a model that the paper does not list. The name without its owner ("owner/name") is looked up.
+        """
         name = str(self.model.get("name")).rpartition("/")[2]
         return next((row for row in paper.rows("budgets") if row["model"] == name), {})
 
     @property
     def json_fields(self) -> dict[str, Any]:
-        """JSON fields of its row."""
+        """JSON fields of its row, without measured numbers.
+
+        Keys: `model` (the label), `external` (True), the stored `name`, `revision`, `dtype`, `pairing` and `context`
+        (None where not stored), and the printed training facts of `budget` as texts, if the paper lists the model.
+        """
         stored = {name: self.model.get(name) for name in ("name", "revision", "dtype", "pairing", "context")}
         return {
             "model": self.label,
@@ -241,9 +275,10 @@ class ExternalModel:
 
 
 def external_models(store: Store, data: SweepData) -> list[ExternalModel]:
-    """Return the external models that were measured on the text that the sweep's cells read.
+    """Return the external models, of any sweep, that were measured on a text that cells of this sweep read.
 
-    They come from all sweeps of the database. A published sweep has none.
+    A text is known by `data.fingerprint` of a config; without any fingerprint the list is empty, as for a published
+    sweep.
     """
     texts = set(map(_text_fingerprint, data.configs.values())) - {None}
     if not texts or paper.is_published(data.sweep):
@@ -256,7 +291,11 @@ def external_models(store: Store, data: SweepData) -> list[ExternalModel]:
 
 
 def _all_external_models(store: Store) -> Iterator[ExternalModel]:
-    """Yield the external models of every sweep of the database that lists some."""
+    """Yield the external models of every sweep of the database that lists some, in the order of `store.sweeps`.
+
+    Only sweeps whose newest revision has the option CONFIG_SECTION are read, built-in published ones never. Cells
+    without that section in their config or without a training attempt are skipped.
+    """
     for summary in store.sweeps():
         if summary.read_only and paper.is_published(summary.name):
             continue
@@ -277,9 +316,11 @@ def _text_fingerprint(config: Mapping[str, Any]) -> str | None:
 def external_model_notes(models: Sequence[ExternalModel], lengths: Sequence[int]) -> list[str]:
     """Return the notes on external models: their origin, native pairing, and lengths beyond their trained context.
 
+    Each note is there only where it applies; without models the list is empty.
+
     Args:
         models: The external models of a table.
-        lengths: The shortest and the longest context length shown, in tokens.
+        lengths: The shortest and the longest context length shown, in tokens; may be empty.
     """
     if not models:
         return []
@@ -304,6 +345,8 @@ ZETTA = 1e21
 def training_budgets_table(store: Store, data: SweepData) -> Table:
     """Return the table `budgets`: training budgets of the open-weight models as printed, and of the sweep.
 
+    Columns: Model, Params, Train tokens, Native context, Train FLOPs, all as texts. Rows: published models that the
+    paper lists, models from elsewhere measured here, and one row for the sweep itself (none for a published sweep).
     Training FLOPs are 6 x parameters x tokens; a ZF is 1e21 floating-point operations.
 
     Raises:
@@ -334,7 +377,10 @@ def training_budgets_table(store: Store, data: SweepData) -> Table:
 
 
 def _external_budget_row(model: ExternalModel) -> TableRow:
-    """Return the row of an external model: counted parameters, context of its config, the rest as printed."""
+    """Return the row of an external model, with "-" for what is unknown.
+
+    Parameters are counted, the context is that of its config, and training tokens and FLOPs are as printed.
+    """
     context = format_length(model.context) if model.context else "-"
     printed = [model.budget.get(name, "-") for name in ("train_tokens", "train_flops")]
     return TableRow(
@@ -345,7 +391,10 @@ def _external_budget_row(model: ExternalModel) -> TableRow:
 
 
 def _range_text(texts: Iterable[str], unit: str = "") -> str:
-    """Return a single text, or the first and the last of several, followed by the unit; "-" for none."""
+    """Return the only text, or "first–last" of several distinct ones in the given order, followed by the unit.
+
+    Without any text the result is "-", without a unit.
+    """
     distinct = list(dict.fromkeys(texts))
     return (f"{distinct[0]}–{distinct[-1]}" if len(distinct) > 1 else distinct[0] if distinct else "-") + (
         unit if distinct else ""
@@ -353,7 +402,11 @@ def _range_text(texts: Iterable[str], unit: str = "") -> str:
 
 
 def _own_budget_row(store: Store, data: SweepData) -> TableRow:
-    """Return the row of the sweep's own cells: ranges of their parameters, tokens, context and FLOPs in ZF."""
+    """Return the row of the sweep's own cells: ranges of parameters, tokens, context and FLOPs in ZF.
+
+    Ranges are lowest–highest. Parameters and FLOPs come from the cells whose parameters were measured. The context is
+    the training length of the first cell alone. An unknown field is "-". JSON fields: model.
+    """
     sizes = {key[0]: value.value for key, value in data.values.items() if key[1:3] == ("throughput", "parameters")}
     sizes_and_tokens = [
         (size, cell.tokens_total) for cell in data.cells if (size := sizes.get(cell.cell_id)) is not None

@@ -27,13 +27,19 @@ FLAT = 1e-6  # squared singular value below which points lie on a line
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Return the value of the first objective over pairs of settings, one row per finished trial and pair.
+    """Return the value of the first objective over pairs of settings, one row per pair and finished trial.
 
-    Columns: number, cell, attempt, x and y (the settings), x_name, y_name, x_place and y_place (position along their
-    axes, 0 to 1), value (shares in %), best (whether no trial is better).
+    A trial is one proposed configuration of a study; it is finished if it has a finite value of every objective. Where
+    a pruner left too few finished trials, all are compared at their last common validation (`at_common_rung`). The
+    first MAX_SETTINGS settings that differ between finished trials are paired, in the grid's order. The earlier setting
+    of a pair is y, the later one x. A trial that lacks a setting of a pair has no row there.
+
+    Columns: number, cell, attempt, x and y (dotted paths of the settings), x_name, y_name (short names), x_place and
+    y_place (position along their axes, 0 to 1), value (shares in %), best (True for trials that none beats with final
+    values).
 
     Raises:
-        ReportError: There are too few finished trials, or fewer than two settings vary.
+        ReportError: The sweep is no study, fewer than MIN_TRIALS trials are finished, or fewer than two settings vary.
     """
     study = require_done_trials(at_common_rung(study_of(store, data)), MIN_TRIALS, "the figure contours")
     moving = study.varying_settings()
@@ -60,12 +66,17 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _rows(study: Study, x: str, y: str) -> list[dict[str, Any]]:
-    """Return the rows of one pair of settings; trials without a value or one of the settings are left out.
+    """Return the rows of one pair of settings, one per finished trial in the order of their numbers.
+
+    Trials without one of the two settings (or without a finite number of a setting with a range) are left out.
 
     Args:
         study: The study.
-        x: Path of the setting on the x axis.
-        y: Path of the setting on the y axis.
+        x: Dotted path of the setting on the x axis.
+        y: Dotted path of the setting on the y axis.
+
+    Returns:
+        Dicts with the columns that `collect` documents.
     """
     scales, rows = {path: settings.scale_of(study, path) for path in (x, y)}, []
     for trial in study.done:
@@ -82,7 +93,11 @@ def _rows(study: Study, x: str, y: str) -> list[dict[str, Any]]:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per pair of settings, brighter for better values."""
+    """Draw a panel per pair of settings: a marker per trial, with colours for values interpolated between them.
+
+    Brighter is better, whichever direction the objective has. The best trials are ringed, and all panels share one
+    colour bar. `look` is not used.
+    """
     frame, scales = figure_data.frame, figure_data.draw_options["scales"]
     pairs = list(dict.fromkeys(zip(frame["x"], frame["y"], strict=True)))
     figure = drawing.page((drawing.PANEL_HEIGHT + 0.1) * drawing.rows_of(len(pairs)), drawing.width_of(len(pairs) + 1))
@@ -100,15 +115,18 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: Any, chart: Any) -> None:
-    """Draw the trials of a pair of settings, the best ones ringed.
+    """Draw the trials of a pair of settings, the best ones ringed, and set limits, ticks and axis labels.
+
+    The area between trials is coloured only if both settings have numeric ranges. On an axis of levels each marker is
+    shifted aside by an amount that depends on the trial's number.
 
     Args:
         axes: The panel.
-        panel_rows: Rows of the pair.
-        x: Scale of the first setting.
-        y: Scale of the second setting.
-        norm: Normalization of the values.
-        chart: Colour map.
+        panel_rows: Rows of the pair, as `collect` gives them.
+        x: Scale of the setting on the x axis.
+        y: Scale of the setting on the y axis.
+        norm: Matplotlib normalization of the values.
+        chart: Matplotlib colour map.
     """
     if not x.levels and not y.levels:
         _draw_interpolation(axes, panel_rows, norm, chart)
@@ -143,7 +161,11 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, x: Scale, y: Scale, norm: 
 
 
 def _draw_interpolation(axes: Axes, panel_rows: pd.DataFrame, norm: Any, chart: Any) -> None:
-    """Draw colours between the trials by linear interpolation; nothing if the trials lie on a line."""
+    """Draw filled contours between the trials by linear interpolation on a Delaunay triangulation.
+
+    Trials at the same position are averaged. Nothing is drawn for fewer than three positions, for positions on a line,
+    or for values that are all equal.
+    """
     from matplotlib.tri import Triangulation
 
     # trials at the same position are averaged

@@ -19,14 +19,15 @@ MAX_NAMED = 12
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Return the values of pairs of objectives, one row per finished trial and pair.
+    """Return the values of pairs of objectives, one row per pair and finished trial, by trial number within a pair.
 
-    Columns: number, cell, attempt, x and y (names of the objectives), x_label, y_label, x_sign, y_sign (1 where more
-    is better, else -1), x_value, y_value (shares in %), front (whether no trial is at least as good in every objective
-    and better in one).
+    A trial is finished if it has a finite final value of every objective. The earlier objective of a pair is x.
+    Columns: number, cell, attempt, x and y (names of the objectives), x_label, y_label, x_sign, y_sign (1 where more is
+    better, else -1), x_value, y_value (shares in %), front (True if no trial is at least as good in every objective of
+    the study and better in one).
 
     Raises:
-        ReportError: The study has one objective, or no finished trial.
+        ReportError: The sweep is no study, the study has one objective, or no trial is finished.
     """
     study = study_of(store, data)
     if len(study.objectives) < 2:
@@ -44,7 +45,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _rows(study: Study, first: int, second: int) -> list[dict[str, Any]]:
-    """Return the rows of one pair of objectives.
+    """Return the rows of one pair of objectives: one dict per finished trial, with the columns of `collect`.
 
     Args:
         study: The study.
@@ -64,9 +65,10 @@ def _rows(study: Study, first: int, second: int) -> list[dict[str, Any]]:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per pair of objectives and a marker per trial.
+    """Draw a panel per pair of objectives and a marker per trial, with the Pareto front in blue and ringed.
 
-    The front is ringed, numbered, and stepped for one pair.
+    Trials of the front have their numbers, at most MAX_NAMED of them. With a single pair the front is also drawn as
+    steps. `look` is not used.
     """
     frame = figure_data.frame
     pairs = list(dict.fromkeys(zip(frame["x"], frame["y"], strict=True)))
@@ -79,7 +81,16 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, *, stepped: bool) -> None:
-    """Draw the trials of a pair of objectives, with the front as steps if `stepped`."""
+    """Draw the trials of a pair of objectives, and set limits, ticks and axis labels.
+
+    Limits cut outliers off but keep the whole front. Labels of the front's trials are written after the layout: every
+    trial of a front of up to MAX_NAMED, every second, third, ... of a longer one.
+
+    Args:
+        axes: The panel.
+        panel_rows: Rows of the pair, as `collect` gives them.
+        stepped: Draw the front as steps, too, and leave the x label on one line.
+    """
     for side in ("x", "y"):
         sign = int(panel_rows[f"{side}_sign"].iloc[0])
         objective = objective_with_direction("maximize" if sign > 0 else "minimize")

@@ -28,14 +28,15 @@ LINE: dict[str, Any] = {"color": "#000000", "drawstyle": "steps-post"}
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Return the values of all trials, one row per trial and objective.
+    """Return the values of all trials, one row per objective and trial, by trial number within an objective.
 
-    Columns: number, cell, attempt, standing, objective, label, direction, value (of a pruned trial the last value of
-    its curve, for the first objective; NaN where there is none; shares in %), so_far (the best of the trials finished
-    up to this one; NaN before the first).
+    Trials that are proposed but not finished are left out. Columns: number, cell, attempt, standing (done, pruned,
+    diverged or failed), objective, label, direction, value (shares in %), so_far. `value` of a pruned trial is the last
+    one of its curve, for the first objective alone; other trials without a final value have NaN. `so_far` is the best
+    value of the finished trials up to this one; NaN before the first.
 
     Raises:
-        ReportError: No trial is finished.
+        ReportError: The sweep is no study, or no trial is finished.
     """
     study = require_done_trials(study_of(store, data), 1, "the figure history")
     rows = [row for objective in study.objectives for row in _rows(study, objective)]
@@ -47,7 +48,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _rows(study: Study, objective: Objective) -> list[dict[str, Any]]:
-    """Return the rows of one objective, without trials that are only proposed."""
+    """Return the rows of one objective as `collect` documents them, without trials that are only proposed."""
     rows, so_far = [], math.nan
     finished = {trial.number for trial in study.done}
     for trial in study.trials:
@@ -67,7 +68,14 @@ def _rows(study: Study, objective: Objective) -> list[dict[str, Any]]:
 
 
 def _trial_value(trial: Trial, objective: Objective, finished: bool) -> float:
-    """Return the value of a trial for an objective; NaN where there is none."""
+    """Return the value of a trial for an objective in the displayed unit; NaN where there is none.
+
+    Args:
+        trial: The trial.
+        objective: The objective.
+        finished: The trial has a finite value of every objective. Otherwise only a pruned trial has a value: the last
+            one of its curve, for the objective with index 0.
+    """
     if finished and trial.values is not None:
         return objective.display_value(trial.values[objective.index])
     if trial.standing == "pruned" and trial.curve and objective.index == 0:
@@ -76,7 +84,10 @@ def _trial_value(trial: Trial, objective: Objective, finished: bool) -> float:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per objective: a marker per trial, and the best so far as steps."""
+    """Draw a panel per objective: a marker per trial over its number, and the best value so far as steps.
+
+    `look` is not used.
+    """
     frame = figure_data.frame
     names = list(dict.fromkeys(frame["objective"]))
     figure = drawing.page(2.4, 5.2 if len(names) == 1 else drawing.PAGE_WIDTH)
@@ -87,7 +98,18 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
-    """Draw the trials of an objective and return the legend handles by label."""
+    """Draw the trials of an objective over their numbers, and set limits, ticks and axis labels.
+
+    Limits cut outliers off: these are arrows at the edge. Diverged and failed trials without a value stand at the worse
+    edge; pruned ones without a value are not drawn.
+
+    Args:
+        axes: The panel.
+        panel_rows: Rows of one objective, as `collect` gives them.
+
+    Returns:
+        Legend handles by label: one per standing that is drawn, and "best so far".
+    """
     from matplotlib.ticker import MaxNLocator
 
     with_value = panel_rows[panel_rows["value"].notna()]
@@ -128,11 +150,13 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _mark_out_of_range(axes: Axes, part: pd.DataFrame, colour: str) -> None:
-    """Draw arrows at the edges for trials outside the axes, with the values of a few.
+    """Draw an arrow at the upper or lower edge for each trial outside the axes.
+
+    The values are written next to the arrows of an edge that has at most MAX_LISTED.
 
     Args:
         axes: The panel, with its limits.
-        part: Rows of the trials outside.
+        part: Rows of the trials outside, all of one standing; may be empty.
         colour: Colour of the arrows.
     """
     low, high = axes.get_ylim()

@@ -20,9 +20,10 @@ CHANCE = "what chance stays below, 19 times of 20"
 def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> FigureData:
     """Return the importance of the settings that vary, one row per objective and setting.
 
-    The most important setting of an objective comes first. Columns: objective, words, setting, name (short), share (in
-    %; those of an objective sum to 100), chance (in %: the 95th percentile under random permutation of the values),
-    sure (whether the share is above it).
+    The most important setting of an objective comes first. Columns: objective, words (display name of the objective),
+    setting (dotted path), name (short), share (in %; those of an objective sum to 100), chance (in %: the 95th
+    percentile of the share under random permutation of the values), sure (True if the share is above it). Where a
+    pruner left too few finished trials, all are compared at their last common validation (`at_common_rung`).
 
     Args:
         store: The database.
@@ -30,7 +31,8 @@ def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> F
         evaluator: "fanova" or "ped-anova", as a written figure records it; None: the one that this machine has.
 
     Raises:
-        ReportError: There are too few finished trials or settings that vary, or the evaluator is not available.
+        ReportError: The sweep is no study, there are too few finished trials or fewer than two settings that vary, or
+            the evaluator is unknown or its library is not installed.
     """
     study = require_done_trials(at_common_rung(study_of(store, data)), MIN_TRIALS, "the figure importance")
     moving = study.varying_settings()
@@ -76,7 +78,10 @@ def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> F
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per objective: a bar per setting, with the level of chance in each."""
+    """Draw a panel per objective: a horizontal bar per setting, with the level of chance marked in each.
+
+    `look` is not used.
+    """
     frame = figure_data.frame
     names = list(dict.fromkeys(frame["objective"]))
     rows = int(frame.groupby("objective").size().max())
@@ -90,7 +95,10 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame) -> None:
-    """Draw the bars of an objective and their chance levels; an arrow stands for one beyond the axis."""
+    """Draw the bars of an objective, top to bottom in the order of the rows, on an axis from 0 to 100 %.
+
+    Bars that are not above chance are pale. A chance level beyond 100 % is an arrow at the edge.
+    """
     heights = range(len(panel_rows))
     colours = ["#0072B2" if sure else "#a9cbe2" for sure in panel_rows["sure"]]
     axes.barh(heights, panel_rows["share"], height=0.62, color=colours, zorder=2)

@@ -36,12 +36,14 @@ EACH = 0.62
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the settings and values of finished trials, one row per trial and axis.
 
-    Axes are the settings first and the objectives last. Columns: number, cell, attempt, axis (path of the setting, or
-    objective), name (label), text (value of the trial there), share (position on the axis, 0 to 1; NaN where an
-    earlier trial lacks the setting), value (of the first objective, shares in %), best (whether no trial is better).
+    Axes are all searched settings first and the objectives last, in the grid's order. Columns: number, cell, attempt,
+    axis (dotted path of the setting, or name of the objective), name (label), text (setting or value of the trial
+    there; empty where an earlier trial lacks the setting), share (position on the axis, 0 to 1; NaN where it lacks the
+    setting), value (of the first objective, shares in %), best (True for trials that none beats with final values).
+    Where a pruner left too few finished trials, all are compared at their last common validation (`at_common_rung`).
 
     Raises:
-        ReportError: There are too few finished trials.
+        ReportError: The sweep is no study, or fewer than MIN_TRIALS trials are finished.
     """
     study = require_done_trials(at_common_rung(study_of(store, data)), MIN_TRIALS, "the figure parallel")
     scales = {path: scale_of(study, path) for path in study.search.ranges}
@@ -62,7 +64,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _value_scale(study: Study, objective: Objective) -> Scale:
-    """Return the axis of an objective, over the range of its values without outliers."""
+    """Return the linear axis of an objective in displayed units, over the range of its values without outliers."""
     values = [
         objective.display_value(trial.values[objective.index]) for trial in study.done if trial.values is not None
     ]
@@ -72,12 +74,14 @@ def _value_scale(study: Study, objective: Objective) -> Scale:
 
 
 def _rows(study: Study, trial: Trial, scales: dict[str, Scale]) -> list[dict[str, Any]]:
-    """Return the rows of one trial.
+    """Return the rows of one trial: one dict per axis with the columns of `collect`, settings first.
+
+    On the axis of an objective a value outside its range has the share 0 or 1, while the text has the number itself.
 
     Args:
         study: The study.
         trial: A finished trial.
-        scales: Scale by axis.
+        scales: Scale by axis: dotted path of a setting, or name of an objective.
     """
     assert trial.values is not None
     trial_fields = trial_row(study, trial)
@@ -100,9 +104,9 @@ def _rows(study: Study, trial: Trial, scales: dict[str, Scale]) -> list[dict[str
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw parallel axes: the better a trial, the brighter and the further in front.
+    """Draw parallel axes with a line per trial: the better a trial, the brighter and the further in front.
 
-    Trials that none beats are thick.
+    The colour is that of the first objective. Trials that none beats are thick, with a dark edge. `look` is not used.
     """
     from matplotlib.collections import LineCollection
 
@@ -145,7 +149,13 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _draw_frame(axes: Axes, names: list[str], scales: list[Scale]) -> None:
-    """Draw the upright axes with their names above and tick labels at their left."""
+    """Draw the upright axes with their names above and about four tick labels at the left of each.
+
+    Args:
+        axes: The only axes of the figure; axis number i stands at x = i, from y = 0 to 1.
+        names: Label of each axis.
+        scales: Scale of each axis, in the same order.
+    """
     axes.set_xlim(-0.35, len(names) - 0.65)
     axes.set_ylim(-0.06, 1.06)
     drawing.bare(axes)
@@ -166,7 +176,10 @@ def _draw_frame(axes: Axes, names: list[str], scales: list[Scale]) -> None:
 
 
 def folded(name: str, most: int) -> str:
-    """Return the name in lines of about `most` characters, broken at the ends of its words."""
+    """Return the name in lines of about `most` characters, joined by newlines.
+
+    Lines break after an underscore, a dot or a space. A part without one is not broken, but shortened to `most` + 4.
+    """
     lines = [""]
     for part in re.findall(r"[^_. ]*[_. ]?", name):
         if lines[-1] and len(lines[-1]) + len(part.rstrip()) > most:

@@ -23,7 +23,13 @@ MAX_INTEGER_TICKS = 6
 
 
 def scale_of(study: Study, path: str) -> Scale:
-    """Return the axis of a setting: its search range, extended to values of earlier trials."""
+    """Return the axis of a setting.
+
+    A setting with a range has a numeric axis over the search range, extended to the values that trials of an earlier
+    search had. It is logarithmic if the range is. Every number that the range permits has a tick if there are at most
+    MAX_INTEGER_TICKS; otherwise the ticks are round numbers. Any other setting has an axis of levels, in the order of
+    `Study.levels`, as texts.
+    """
     from ....results.studies.search import Interval
 
     search_range = study.search.ranges[path]
@@ -40,14 +46,21 @@ def scale_of(study: Study, path: str) -> Scale:
 
 
 def axis_position(study: Study, path: str, params: Mapping[str, Any]) -> float:
-    """Return the position of a trial on the axis of a setting: its number, or the index of its level.
+    """Return the position of a trial on the axis of a setting, in units of `scale_of` (not as a share of the axis).
 
-    NaN if it has none.
+    It is the number itself for a setting with a range. For a setting of levels, even numeric ones, it is the index of
+    the level in `study.levels(path)`, which has levels of earlier trials too.
 
     Args:
         study: The study.
-        path: The setting.
-        params: Settings of the trial.
+        path: Dotted path of the setting, a key of `study.search.ranges`.
+        params: Settings of the trial by path.
+
+    Returns:
+        The position; NaN if the trial lacks the setting, or a setting with a range has no finite number.
+
+    Raises:
+        StopIteration: The level is not in `study.levels(path)`, so the trial is not one of the study.
     """
     from ....results.studies.search import Interval
 
@@ -64,14 +77,21 @@ def _number(value: Any) -> float | None:
 
 
 def value_range(values: Sequence[float], objective: Objective) -> tuple[float, float]:
-    """Return a range of the values that a few outliers do not flatten; the better half is always inside."""
+    """Return a (low, high) range of the values that a few outliers do not flatten, with a margin.
+
+    The better half of the values is always inside (`robust_range`).
+
+    Args:
+        values: Displayed values of the trials; at least one.
+        objective: Objective of which only the sign is read.
+    """
     ranked = sorted(values, key=lambda value: -objective.sign * value)
     low, high = robust_range(values, ranked[: max(1, (len(ranked) + 1) // 2)])
     return low, high
 
 
 def colours(objective_sign: int) -> Any:
-    """Return the colour map in which brighter is better.
+    """Return the matplotlib colour map in which brighter is better: COLOUR_MAP, reversed where less is better.
 
     Args:
         objective_sign: 1 if more is better, else -1.
@@ -82,7 +102,15 @@ def colours(objective_sign: int) -> Any:
 
 
 def colour_bar(figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any, label: str) -> None:
-    """Draw a colour bar of values at the right of these axes."""
+    """Draw a colour bar with about four ticks at the right of these axes, long enough for its label.
+
+    Args:
+        figure: The figure.
+        axes: Panels that give up space for the bar.
+        norm: Matplotlib normalization of the values.
+        colour_map: Matplotlib colour map.
+        label: Label of the bar; wrapped by `wrap_vertical_label`.
+    """
     from matplotlib.cm import ScalarMappable
     from matplotlib.ticker import MaxNLocator
 
@@ -104,7 +132,11 @@ def colour_bar(figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any,
 
 
 def wrap_vertical_label(label: str) -> str:
-    """Return the label of an upright axis, broken into two lines, or three if it is long."""
+    """Return the label of an upright axis with line breaks; unchanged if it has no " (".
+
+    The text in the last brackets becomes a line of its own. A rest of more than MAX_LABEL_CHARS characters is broken at
+    its last comma too, which is dropped.
+    """
     text, bracket, better = label.rpartition(" (")
     if len(text) > MAX_LABEL_CHARS:
         text = "\n".join(part for part in (text.rpartition(", ")[0], text.rpartition(", ")[2]) if part)
@@ -112,7 +144,10 @@ def wrap_vertical_label(label: str) -> str:
 
 
 def marker_scale(count: int) -> float:
-    """Return the factor, 0.35 to 1, by which markers and lines of `count` trials shrink."""
+    """Return the factor for the size of markers and lines: 1 up to FULL_SIZE_TRIALS trials, then falling to 0.35.
+
+    It falls with the square root of `count`.
+    """
     return max(0.35, min(1.0, (FULL_SIZE_TRIALS / max(1, count)) ** 0.5))
 
 
@@ -122,14 +157,14 @@ def ring_label(study: Study) -> str:
 
 
 def level_offset(scale: Scale, number: int, spread: float) -> float:
-    """Return the offset of a trial's marker from its level; 0 on an axis of numbers.
+    """Return the offset of a trial's marker from its level, from -spread/2 to spread/2; 0 on an axis of numbers.
 
     It depends on the trial's number alone, so that it is the same in every drawing.
 
     Args:
         scale: Scale of the axis.
         number: Number of the trial.
-        spread: Width over which the markers of a level are spread.
+        spread: Width over which the markers of a level are spread, in the unit of the caller's axis.
     """
     return spread * ((number * 0.6180339887498949 + 0.5) % 1 - 0.5) if scale.levels else 0.0
 
@@ -145,6 +180,9 @@ def objective_with_direction(direction: str) -> Objective:
 
 
 def padded_range(low: float, high: float, part: float = 0.08) -> tuple[float, float]:
-    """Return the range extended at both ends by the share `part` of its length."""
+    """Return (low, high) extended at both ends by the share `part` of its length.
+
+    A range of length 0 is extended by 5 % of its absolute value, or by 1 at zero.
+    """
     more = part * (high - low) or 0.05 * abs(high) or 1.0
     return low - more, high + more

@@ -24,14 +24,16 @@ SPREAD = 0.5  # share of a level's space over which its trials are spread
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Return the values of finished trials, one row per trial, setting and objective.
+    """Return the values of finished trials over each setting, one row per objective, setting and trial.
 
-    Columns: number, cell, attempt, objective, label, direction, value (shares in %), setting, name (of the setting,
-    short), level (as text), place (position on the axis: the number, or the index of the level), best (whether no
-    trial is better).
+    Columns: number, cell, attempt, objective, label, direction, value (shares in %), setting (dotted path), name (of
+    the setting, short), level (as text), place (position on the axis: the number of a setting with a range, else the
+    index of the level), best (True for trials that none beats with final values). A trial that lacks a setting has no
+    row for it. Where a pruner left too few finished trials, all are compared at their last common validation
+    (`at_common_rung`).
 
     Raises:
-        ReportError: There are too few finished trials.
+        ReportError: The sweep is no study, or fewer than MIN_TRIALS trials are finished.
     """
     study = require_done_trials(at_common_rung(study_of(store, data)), MIN_TRIALS, "the figure slices")
     rows = [
@@ -49,7 +51,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _rows(study: Study, objective: Objective, path: str) -> list[dict[str, Any]]:
-    """Return the rows of one objective and setting; trials without the setting are left out."""
+    """Return the rows of one objective and setting as `collect` documents them, by trial number.
+
+    Trials without the setting are left out.
+    """
     rows = []
     for trial in study.done:
         position = settings.axis_position(study, path, trial.params)
@@ -63,9 +68,10 @@ def _rows(study: Study, objective: Objective, path: str) -> list[dict[str, Any]]
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per setting and objective: the later a trial, the darker its marker.
+    """Draw a panel per setting and objective with a marker per trial: the later the trial, the darker.
 
-    Trials that none beats are ringed.
+    Trials that none beats are ringed. Panels of an objective share their y axis, and all share a colour bar of trial
+    numbers. `look` gives the scale of the figure's height.
     """
     frame = figure_data.frame
     objectives, paths = (list(dict.fromkeys(frame[name])) for name in ("objective", "setting"))
@@ -96,7 +102,10 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _panel_columns(panels: int, narrow: bool) -> int:
-    """Return the number of panels per row that leaves the fewest empty positions."""
+    """Return the number of panels per row for one objective: all side by side up to MAX_COLUMNS, two if `narrow`.
+
+    More panels stand in rows of MAX_COLUMNS or one less, whichever leaves fewer empty positions.
+    """
     if narrow:
         return min(2, panels)
     return (
@@ -107,7 +116,13 @@ def _panel_columns(panels: int, narrow: bool) -> int:
 
 
 def _y_limits(objective_rows: pd.DataFrame) -> tuple[float, float]:
-    """Return the range of values that all panels of an objective share."""
+    """Return the (low, high) limits that all panels of an objective share.
+
+    They cut outliers off, keep the better half of the trials, and have a margin of 8 %.
+
+    Args:
+        objective_rows: Rows of one objective, as `collect` gives them; each trial counts once.
+    """
     objective = settings.objective_with_direction(str(objective_rows["direction"].iloc[0]))
     return settings.padded_range(
         *settings.value_range(list(objective_rows.drop_duplicates("number")["value"]), objective)
@@ -115,14 +130,16 @@ def _y_limits(objective_rows: pd.DataFrame) -> tuple[float, float]:
 
 
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, scale: Scale, norm: Any, limits: tuple[float, float]) -> None:
-    """Draw the trials of an objective over a setting; values outside the limits are arrows at the edge.
+    """Draw the trials of an objective over a setting, and set limits, ticks and the x label.
+
+    Values outside the limits are drawn at the edge, with an arrow. The best trials are ringed.
 
     Args:
         axes: The panel.
-        panel_rows: Rows of the panel.
+        panel_rows: Rows of the panel, as `collect` gives them.
         scale: Scale of the setting.
-        norm: Normalization of the trials' numbers.
-        limits: Range of values.
+        norm: Matplotlib normalization of the trials' numbers, which gives the colours.
+        limits: (low, high) of the y axis.
     """
     positions = panel_rows["place"] + [
         settings.level_offset(scale, int(number), SPREAD) for number in panel_rows["number"]
