@@ -110,9 +110,9 @@ SECOND_VERSION = dict(
 
 
 def table_name(word: str) -> str:
-    """Return the key in TABLES for a name or a number of the paper's second version.
+    """Return the key in TABLES for a name in any case, or for a number of the paper's second version such as "v2:6".
 
-    An unknown word is returned unchanged.
+    An unknown word is returned unchanged; no error is raised.
     """
     lower = word.lower()
     return SECOND_VERSION.get(lower, lower if lower in TABLES else word)
@@ -122,15 +122,18 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
     """Return a table of a sweep, with the cautions of the homogeneity audit above it where it compares numbers.
 
     Args:
-        number: Number or name of the table.
+        number: Number or name of the table, as a key of TABLES or SECOND_VERSION.
         store: The database.
         sweep: Name of the sweep; None: the one launched last.
-        options: Options of the table's function. In addition `revision`, `lengths` (context lengths to show beyond
-            those of the launch) and `only` (filters such as "recipe=intended"; cells must pass all of them).
+        options: Options of the table's function; None or False is the default of each. In addition `revision` (None:
+            the newest), `lengths` (context lengths in tokens to show beyond those of the launch; for table 6 also
+            lengths by probe instead of them) and `only` (filters such as "recipe=intended"; cells must pass all of
+            them).
 
     Raises:
-        ReportError: The name is unknown, `lengths` are given for a table without context lengths, or `only` for one
-            that needs all cells of the sweep.
+        ReportError: The name is unknown, `lengths` are given for a table without context lengths, `only` for one that
+            needs all cells of the sweep, or the table's function raises it.
+        SweepUnknown, StoreError: The sweep cannot be read.
     """
     # imported late: the help of the command line needs TABLES alone, not the modules that read the database
     from ...results.console.text import choices_hint

@@ -27,8 +27,9 @@ NOTE = (
 def anova_table(store: Store, data: SweepData) -> Table:
     """Return the table `anova`: type-III analysis of variance of every number of the complete results.
 
-    One row per number and term, with F, permutation p, effect sizes. Notes name the numbers whose residuals violate
-    the assumptions of an F test.
+    One row per number and term, with HEADINGS as number columns: df, sum of squares, F, p, permutation p, robust p and
+    two effect sizes. The unit are runs, not configurations. Notes name the numbers whose residuals violate the
+    assumptions of an F test. `store` is not used.
     """
     models = anova_results(data, main_measures(data))
     lines = []
@@ -58,8 +59,8 @@ def statistic_entry(name: str, heading: str, value: float, unit: str = BARE) -> 
     Args:
         name: Key of HEADINGS or NEEDLE_HEADINGS; names that start with "p", except partial_eta_sq, are p values.
         heading: Heading of the column.
-        value: The statistic; NaN or infinity prints as "-".
-        unit: Unit of the value.
+        value: The statistic; NaN or infinity prints as "-" and gives the value None (a p value must not be infinite).
+        unit: Unit of the value; not used for a p value.
     """
     if name.startswith("p") and name != "partial_eta_sq":
         return p_value_entry(heading, value)
@@ -70,7 +71,7 @@ def statistic_entry(name: str, heading: str, value: float, unit: str = BARE) -> 
 
 
 def remark_notes(remarks: Iterable[tuple[str, Iterable[str]]]) -> list[str]:
-    """Return one note per remark, which lists all headings that the remark applies to.
+    """Return one note per distinct remark, in order of first occurrence: "heading, heading: remark.".
 
     Args:
         remarks: (heading, remarks) pairs.
@@ -94,9 +95,10 @@ NEEDLE_NOTE = (
 
 
 def needle_model_table(store: Store, data: SweepData) -> Table:
-    """Return the table `needle-model`.
+    """Return the table `needle-model`: effects on the odds of a correct digit, one row per context length and term.
 
-    It shows the effect of every axis on the odds of a correct digit, at every context length.
+    Terms come with df, deviance, F and p; levels with their odds ratio and its 95 % interval (NEEDLE_HEADINGS). Notes
+    give the dispersion of each length. `store` is not used.
     """
     models = [needle_model(data, column) for column in needle_columns(data)]
     lines = []

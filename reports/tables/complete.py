@@ -41,21 +41,20 @@ def table6(
 ) -> Table:
     """Return Table 6, the complete results: one row per configuration, in the grid's order.
 
-    Thirteen columns; every extra axis that varies adds one after Win. A configuration of several seeds has their mean,
-    standard deviation and number. A missing number prints as the status of its cell (needs-eval for a trained one), an
-    impossible one as the code of its reason; no entry is blank.
+    Columns: the five axes, the number of seeds if any configuration has several, every extra axis that varies, and
+    those of `complete_columns`. A configuration of several seeds has their mean, standard deviation and number. A
+    missing number prints as the status of its cell (needs-eval for a trained one), an impossible one as the code of its
+    reason; no entry is blank.
 
     Args:
-        store: The database.
+        store: The database; not used.
         data: The sweep.
-        orphans: Whether the title says that the cells are those that the newest revision dropped.
-        lengths: Context lengths by probe (clean, junk, needle), instead of those of the data.
-        seeds: Whether each seed is a row of its own.
+        orphans: Whether the title says that the cells are those that the newest revision dropped; it does not select
+            them.
+        lengths: Context lengths in tokens by probe (clean, junk, needle), instead of those of the data.
+        seeds: Whether each seed is a row of its own, in the order of the cells' positions, with its seed as a label.
         has_chances: Whether to compute the probability of each bold number being the best, which takes most of the
             time.
-
-    Raises:
-        SweepUnknown, StoreError: The database cannot give the sweep.
     """
     columns = complete_columns(data, lengths)
     groups = list(data.configurations().items())
@@ -111,7 +110,10 @@ def _unit_suffix(metric: Metric) -> str:
 
 
 def _extra_metric_notes(data: SweepData, columns: Sequence[Column]) -> list[str]:
-    """Return one note per extra metric that is shown: its heading, unit and definition."""
+    """Return one note per extra metric (of a plugin) among `columns`: heading, unit and definition.
+
+    The heading has no length.
+    """
     further = {(probe, metric.name): metric for probe, metric in extra_metrics(data)}
     shown = dict.fromkeys(
         (column.probe, column.metric) for column in columns if (column.probe, column.metric) in further

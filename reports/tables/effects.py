@@ -60,8 +60,10 @@ MIXED = " ~"
 def effects_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Table:
     """Return the table `effects`: the effects of levels by matched pairs, declared contrasts first.
 
+    A pair are two configurations that differ in one axis alone. A partial design is estimated by least squares instead.
+
     Args:
-        store: The database.
+        store: The database; not used.
         data: The sweep.
         all_rows: Whether to show every effect on every number at every length, instead of `default_effects` at the
             longest length.
@@ -71,7 +73,10 @@ def effects_table(store: Store, data: SweepData, *, all_rows: bool = False) -> T
 
 
 def build_effects_table(data: SweepData, every: Sequence[Effect], first: Sequence[Effect] | None = None) -> Table:
-    """Return the table `effects` of effects that are already computed, one row each.
+    """Return the table `effects` of effects that are already computed, one row each, in the given order.
+
+    Label columns: Measure, Axis (with " (declared)" for contrasts of the grid), Levels ("level - reference") and Within
+    (the stratum). Number columns: the count of pairs (or cells), then those of `_number_headings`.
 
     Args:
         data: The sweep.
@@ -118,8 +123,15 @@ def build_effects_table(data: SweepData, every: Sequence[Effect], first: Sequenc
 def interactions_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Table:
     """Return the table `interactions`: two-way and three-way interactions by differences of differences.
 
-    They are taken over matched groups of four or eight cells. Without `all_rows` the table shows those that
-    `default_interactions` selects, at the longest length.
+    They are taken over matched groups of four or eight configurations that agree on all other axes. Label columns:
+    Measure, First, Second and Third (axis with its levels; empty third for a two-way one) and Within. Number columns:
+    the count of groups, then those of `_number_headings`.
+
+    Args:
+        store: The database; not used.
+        data: The sweep.
+        all_rows: Whether to show every interaction of every number at every length, instead of those that
+            `default_interactions` selects at the longest length.
     """
     every = interactions(data, None if all_rows else first_measures(data))
     shown = every if all_rows else default_interactions(every)
@@ -177,9 +189,11 @@ def interactions_table(store: Store, data: SweepData, *, all_rows: bool = False)
 
 
 def contrasts_table(store: Store, data: SweepData) -> Table:
-    """Return the table `contrasts`.
+    """Return the table `contrasts`: the contrasts that the grid declares, each with its verdict.
 
-    It lists the contrasts that the grid declares, corrected as one family, each with its verdict.
+    They are corrected as one family. Label columns: Measure, Axis, Levels, Within. Number columns: Pairs (or Cells),
+    Mean, Low, High, p, p corr, Margin (the difference that would not matter; empty if not declared), p equiv and
+    Verdict (a text). Without declared contrasts the table has no rows and a note that says so.
     """
     declared = contrasts(data)
     lines = []
@@ -224,7 +238,7 @@ def contrasts_table(store: Store, data: SweepData) -> Table:
 
 
 def _verdict(effect: Effect) -> str:
-    """Return the verdict of a contrast, with its margin if it is EQUIVALENT within one."""
+    """Return the verdict of a contrast as text, followed by "within <margin> <unit>" if it is EQUIVALENT_VERDICT."""
     if effect.margin is None or effect.verdict != EQUIVALENT_VERDICT:
         return effect.verdict
     unit = "points" if effect.measure.percent else effect.measure.unit.partition("/")[0]
@@ -237,7 +251,8 @@ def _verdict(effect: Effect) -> str:
 def _stratum_text(difference: EffectEstimate) -> str:
     """Return the stratum of a row, such as "polar, memory on", or "all" for the whole sweep.
 
-    It ends in MIXED if the row averages strata that differ.
+    A level of attn_type stands alone, any other after its axis. The text ends in MIXED (" ~") if the row averages
+    strata that differ.
     """
     parts = [part.split("=", 1) for part in difference.where.split(", ")] if difference.where else []
     text = ", ".join(level if axis == "attn_type" else f"{axis} {level}" for axis, level in parts) or "all"
@@ -253,11 +268,15 @@ def _level_differences(interaction: Interaction) -> list[str]:
 
 
 def _effect_labels(effect: Effect, declared: str = "") -> tuple[str, ...]:
+    """Return the labels of an effect: measure, axis (followed by `declared`), "level - reference", and the stratum."""
     return effect.measure.heading, effect.axis + declared, f"{effect.level} - {effect.reference}", _stratum_text(effect)
 
 
 def _difference_row(difference: EffectEstimate, labels: tuple[str, ...], entries: tuple[TableEntry, ...]) -> TableRow:
-    """Return the table row of a tested difference, with its family, method and missing pairs as JSON fields."""
+    """Return the table row of a tested difference, without origins of its own: its count entry carries them.
+
+    JSON fields: family, confirmatory, method, expected, missing (number of missing pairs by reason) and where.
+    """
     json_fields = {
         name: getattr(difference, name) for name in ("family", "confirmatory", "method", "expected", "missing", "where")
     }
@@ -273,6 +292,11 @@ def _count_heading(data: SweepData, counted: str) -> str:
 
 
 def _number_headings(data: SweepData, differences: Sequence[EffectEstimate], all_rows: bool) -> tuple[str, ...]:
+    """Return the headings of the number columns after the count.
+
+    A partial design has FIRST_FITTED. A full one has FIRST, FURTHER if `all_rows`, and WORST if any row has a worst
+    case.
+    """
     if data.partial_design is not None:
         return FIRST_FITTED
     return (*FIRST, *(FURTHER if all_rows else ()), *([WORST] if _any_worst(differences) else []))
@@ -283,7 +307,7 @@ def _any_worst(differences: Sequence[EffectEstimate]) -> bool:
 
 
 def _pair_count_entry(data: SweepData, difference: Effect | Interaction) -> TableEntry:
-    """Return the entry of the number of pairs (or fours), "n of expected" where some are missing.
+    """Return the entry of the number of pairs (or fours): "n", or "n of expected" where some are missing.
 
     It carries the cells and attempts that the whole row comes from.
     """
@@ -296,7 +320,10 @@ def _pair_count_entry(data: SweepData, difference: Effect | Interaction) -> Tabl
 def _number_entries(
     data: SweepData, difference: Effect | Interaction, headings: Sequence[str]
 ) -> tuple[TableEntry, ...]:
-    """Return the entries of a row: the count, then one per heading."""
+    """Return the entries of a row: the count of pairs (or fours), then one per heading in the order of `headings`.
+
+    I2 is a share from 0 to 1 with two decimals; empty where it is NaN.
+    """
     i2 = TableEntry(text=EMPTY_TEXT, heading="I2", unit=BARE)
     if not math.isnan(difference.i2):
         i2 = replace(i2, text=format_number(round(difference.i2, ROUND_DECIMALS), 2), value=difference.i2)
@@ -310,9 +337,11 @@ def _number_entries(
 
 
 def _test_notes(differences: Sequence[EffectEstimate], signs: bool) -> list[str]:
-    """Return the note on the tests, their families and, with `signs`, the sign test.
+    """Return the note on the test methods and the number of families, as a list; empty without differences.
 
-    The list is empty if nothing was tested.
+    Args:
+        differences: All differences that were tested, shown or not.
+        signs: Whether the table has sign tests, which the note then names.
     """
     if not differences:
         return []
@@ -326,7 +355,10 @@ def _test_notes(differences: Sequence[EffectEstimate], signs: bool) -> list[str]
 
 
 def _declared_note(data: SweepData, differences: Sequence[EffectEstimate]) -> list[str]:
-    """Return the note that says which rows are declared contrasts and which are exploratory; none without rows."""
+    """Return the note on declared contrasts and exploratory rows, as a list; empty without rows.
+
+    With filtered cells every row is exploratory.
+    """
     if data.only and differences:
         return [
             "Every row is exploratory: contrasts that a grid declares are about all of its cells (table contrasts)."
@@ -341,7 +373,9 @@ def _declared_note(data: SweepData, differences: Sequence[EffectEstimate]) -> li
 
 
 def _averaging_notes(data: SweepData, strata: bool = True) -> list[str]:
-    """Return the notes on averages over strata, or on what a partial design estimates and confounds.
+    """Return the notes on averages over strata (full design), or on what a partial design estimates and confounds.
+
+    For a partial design: the estimated terms, then one sentence per set of terms that its cells cannot tell apart.
 
     Args:
         data: The sweep.
@@ -365,10 +399,7 @@ def _further_rows_text(n: int) -> str:
 
 
 def _own_unit_notes(data: SweepData) -> list[str]:
-    """Return the note on the units of extra metrics, which are neither losses nor shares.
-
-    The list is empty without such numbers.
-    """
+    """Return the note on the units of extra metrics that are not shares, as a list; empty without such numbers."""
     further = {(probe, metric.name) for probe, metric in extra_metrics(data)}
     own = [column for column in measures(data) if (column.probe, column.metric) in further and not column.percent]
     return [f"In their own units: {', '.join(f'{column.heading} {column.unit}' for column in own)}."] if own else []
@@ -384,9 +415,9 @@ def _two_seeds_note(differences: Sequence[EffectEstimate]) -> list[str]:
 
 
 def _missing_notes(differences: Sequence[EffectEstimate]) -> list[str]:
-    """Return the notes on missing pairs and their reasons, and on the worst case of diverged runs.
+    """Return up to two notes: one on missing pairs with counts by reason, one on the worst case of diverged runs.
 
-    The list is empty if nothing is missing.
+    Each is left out where no row needs it.
     """
     counted: Counter[str] = Counter()
     for difference in differences:
@@ -408,12 +439,16 @@ def _missing_notes(differences: Sequence[EffectEstimate]) -> list[str]:
 
 
 def _is_quality_column(data: SweepData, column: Column) -> bool:
-    """Return whether the notes give the detectable difference of this number: only of the two qualities."""
+    """Return True for the columns of `quality_columns`, whose detectable difference the notes give."""
     return column.key in {quality.key for quality in quality_columns(data)}
 
 
 def _detection_notes(data: SweepData, columns: Sequence[Column], effects: Sequence[Effect]) -> list[str]:
-    """Return the notes on single runs and on the smallest detectable difference of each stratum.
+    """Return the notes on single runs, and on the smallest difference that each stratum detects with 80 % power.
+
+    A stratum is the cells that share mixer and memory. The difference is given for one pair and for the largest number
+    of pairs of any effect (of any effect within a mixer, if there are several mixers). Without a spread between runs a
+    note says that it is not known.
 
     Args:
         data: The sweep.
@@ -462,16 +497,21 @@ NEAR_MISS_P = 0.5
 
 
 def default_columns(data: SweepData) -> list[Column]:
-    """Return every number at its longest context length, and the numbers of declared contrasts."""
+    """Return the numbers of declared contrasts and every number at its longest context length, without repetition."""
     declared = [contrast_column(data, contrast) for contrast in data.contrasts]
     return list({column.key: column for column in [*declared, *first_measures(data)]}.values())
 
 
 def default_effects(data: SweepData, effects: Sequence[Effect]) -> list[Effect]:
-    """Return the effects that are shown without --all-rows.
+    """Return the effects that are shown without --all-rows, in the given order.
 
-    These are the declared contrasts, all significant effects, and every level against its reference over the whole
-    sweep, with its strata where they differ.
+    These are the declared contrasts; of the numbers at their longest length all significant effects; and every level
+    against the axis's reference level over the whole sweep. Where the strata of such a row differ (heterogeneity), its
+    rows within a single level of another axis are shown too.
+
+    Args:
+        data: The sweep.
+        effects: All effects that were tested.
     """
     first = {column.key for column in first_measures(data)}
     apart = {
@@ -496,9 +536,9 @@ def default_effects(data: SweepData, effects: Sequence[Effect]) -> list[Effect]:
 def default_interactions(interactions: Sequence[Interaction]) -> list[Interaction]:
     """Return the interactions that are shown without --all-rows.
 
-    They are ordered by number, and then by the smallest corrected p of their family. A family with significant
-    interactions gives all rows of the same levels. Any other family gives its nearest row if its corrected p is below
-    NEAR_MISS_P.
+    They are ordered by number, and then by the smallest corrected p of their family (the tests that are corrected
+    together). A family with significant interactions gives all rows of the levels of these, within every stratum. Any
+    other family gives its row with the smallest corrected p if this is below NEAR_MISS_P, else none.
     """
     families: dict[str, list[Interaction]] = {}
     for interaction in interactions:
@@ -520,6 +560,7 @@ def default_interactions(interactions: Sequence[Interaction]) -> list[Interactio
 
 
 def _level_key(difference: EffectEstimate) -> tuple[object, ...]:
+    """Return (axis, level, reference) of an effect, or (axes, levels, references) of an interaction."""
     if isinstance(difference, Effect):
         return difference.axis, difference.level, difference.reference
     assert isinstance(difference, Interaction)
@@ -527,4 +568,5 @@ def _level_key(difference: EffectEstimate) -> tuple[object, ...]:
 
 
 def _sortable_p(difference: EffectEstimate) -> float:
+    """Return the corrected p of a row; 2.0 for NaN, so that it comes last."""
     return difference.p_corrected if difference.p_corrected == difference.p_corrected else 2.0

@@ -36,9 +36,11 @@ NUMBERS = ("Items", "Pairs", "Mean", "Low", "High", "p", "p corr", "Gained", "Lo
 
 
 def items_table(store: Store, data: SweepData) -> Table:
-    """Return the table `items`.
+    """Return the table `items`: the effect of every level on every number with stored items, at every length.
 
-    It shows the effect of every level on every number with stored items, at every context length.
+    An item is a document, row, trial or sequence that all networks answer. One row per effect of `item_effects`, with
+    Measure, Axis, Levels and Within as labels and NUMBERS as number columns. JSON fields: family, method, seeds, where.
+    Without stored items it has no rows and a note that says so.
     """
     item_effect_list = item_effects(store, data)
     lines = [

@@ -19,16 +19,25 @@ MAIN_MIXER = "polar"
 
 
 def plain_levels(data: SweepData, **levels: str) -> dict[str, str]:
-    """Return the levels of the plain recipe by axis, updated by the given `levels`."""
+    """Return the levels of the plain recipe by axis: reg_mode, distractor, memory and window, updated by `levels`.
+
+    The regularizer is "baseline" (also for a sweep without levels of reg_mode), else the sweep's first one; the other
+    axes are "off". attn_type is a key only if given.
+    """
     modes = data.levels("reg_mode")
     mode = "baseline" if "baseline" in modes or not modes else modes[0]
     return {"reg_mode": mode, "distractor": "off", "memory": "off", "window": "off"} | levels
 
 
 def cells_at_levels(data: SweepData, levels: dict[str, str]) -> dict[tuple[str, ...], list[CellState]]:
-    """Return the cells at these levels, grouped by their levels of the extra axes.
+    """Return the cells at these levels, grouped by their levels of the extra axes (`data.extra_axes`).
 
-    Cells of a group differ only in their seed.
+    Cells of a group differ only in their seed, if `levels` fixes all five AXES. Without extra axes the only key is ().
+    Without any such cell the result is empty.
+
+    Args:
+        data: The sweep.
+        levels: Level by axis of AXES; axes that are not named may have any level.
     """
     cells_by_group: dict[tuple[str, ...], list[CellState]] = {}
     for key, cells in data.configurations().items():
@@ -53,6 +62,7 @@ def main_mixer_last(names: Iterable[str]) -> list[str]:
 
 
 def configuration_label(mixer: str, memory: str, is_single_memory: bool) -> str:
+    """Return the label of a row: "polar", "polar + memory", or "polar + kda" where the sweep has several memories."""
     if memory == "off":
         return mixer
     return f"{mixer} + memory" if is_single_memory else f"{mixer} + {memory}"
@@ -63,7 +73,10 @@ def configuration_label(mixer: str, memory: str, is_single_memory: bool) -> str:
 
 @dataclass(frozen=True)
 class PrintedDiscrepancy:
-    """A printed number that differs from the logged one, in the unit of the metric (shares as fractions)."""
+    """A printed number that differs from the logged one, in the unit of the metric (shares as fractions).
+
+    `table` is the number of the printed table, `cell` the cell's id, `length` a context length in tokens or 0.
+    """
 
     table: str
     cell: str
@@ -91,10 +104,12 @@ def _half_digit(metric: str, table: str) -> float:
 
 
 def printed_discrepancies(data: SweepData, table: str | None = None) -> list[PrintedDiscrepancy]:
-    """Return the published numbers that differ from the authors' log by more than rounding explains, sorted.
+    """Return the published numbers that differ from the authors' log by more than rounding explains.
+
+    They are sorted by table, slug, probe, metric and length. Numbers without a log are left out.
 
     Args:
-        data: A sweep of published numbers.
+        data: A sweep of published numbers; any other gives [].
         table: Number of the printed table; None: all tables.
     """
     slugs = {cell.cell_id: cell.slug for cell in data.cells}
@@ -120,6 +135,13 @@ def printed_discrepancies(data: SweepData, table: str | None = None) -> list[Pri
 
 
 def published_facts(store: Store, cell: str) -> dict[str, str]:
-    """Return the texts that are printed of a published model in addition to its numbers, by name."""
+    """Return the texts that are printed of a published model in addition to its numbers, by name.
+
+    Names are such as model, params, train_tokens, native_ctx, train_flops; the result is empty for a cell without any.
+
+    Args:
+        store: The database.
+        cell: Id of the cell.
+    """
     facts = store.cell(cell).config.get("published", {})
     return {name: str(text) for name, text in facts.items()}

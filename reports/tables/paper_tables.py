@@ -52,9 +52,11 @@ class LengthSeries:
 
 
 def length_table(data: SweepData, number: str, title: str, series: Sequence[LengthSeries]) -> Table:
-    """Return a table with one row per length and, where extra axes vary, per combination of their levels.
+    """Return a table over context lengths: one row per combination of levels of the extra axes and length.
 
-    Where the table was printed, only the printed columns and lengths are shown.
+    Lengths ascend within a combination. Where the table was printed (a sweep of published numbers), only the printed
+    columns and lengths are shown. Otherwise lengths are all that were measured or requested for any column. Entries are
+    means over seeds.
 
     Args:
         data: The sweep.
@@ -123,9 +125,9 @@ def length_table(data: SweepData, number: str, title: str, series: Sequence[Leng
 
 
 def table1(store: Store, data: SweepData) -> Table:
-    """Return Table 1, attention alone.
+    """Return Table 1, attention alone: clean loss, then needle accuracy, of every mixer without memory.
 
-    It shows clean loss and needle accuracy of every mixer without memory, over context lengths.
+    Cells of the plain recipe alone are shown (`plain_levels`). `store` is not used.
     """
     series = [
         LengthSeries(f"{mixer} {what[0]}", plain_levels(data, attn_type=mixer), what)
@@ -136,9 +138,10 @@ def table1(store: Store, data: SweepData) -> Table:
 
 
 def table2(store: Store, data: SweepData) -> Table:
-    """Return Table 2, effect of memory.
+    """Return Table 2, effect of memory, over context lengths.
 
-    It shows needle accuracy with memory and of our mixer alone, and clean loss with memory.
+    Columns: needle accuracy of MAIN_MIXER without memory (if the sweep has it) and of every mixer with each memory,
+    then clean loss of every mixer with each memory. Cells of the plain recipe alone are shown. `store` is not used.
     """
     names, memory_levels = main_mixer_last(mixers(data)), memories(data)
     is_single_memory = len(memory_levels) == 1
@@ -162,7 +165,10 @@ def _main_mixer(data: SweepData) -> str:
 
 
 def table3(store: Store, data: SweepData) -> Table:
-    """Return Table 3, window and distractor: needle accuracy with memory, and with each of the two added to it."""
+    """Return Table 3, window and distractor: needle accuracy with memory, and with each of the two added to it.
+
+    It shows MAIN_MIXER (else the sweep's first mixer) and the first memory level. `store` is not used.
+    """
     mixer, memory = _main_mixer(data), memories(data)[0]
     base = {"attn_type": mixer, "memory": memory}
     series = [
@@ -185,9 +191,15 @@ TRAIN_SECONDS = column_of("throughput", "train_seconds", "Train s")
 
 
 def _step_seconds(data: SweepData, cells: Sequence[CellState], number: str) -> TableEntry:
-    """Return the seconds per optimizer step.
+    """Return the entry of the seconds per optimizer step: the mean over seeds, with their standard deviation.
 
-    As published, else the training seconds divided by the steps, mean over seeds.
+    It is the stored number of STEP where there is one (a published one), else the training seconds divided by the steps
+    of the first cell. Without either it has no value.
+
+    Args:
+        data: The sweep.
+        cells: Seeds of one configuration; may be empty.
+        number: Table of the paper whose printed number is preferred.
     """
     published = measured_entry(data, cells, STEP, number)
     steps = cells[0].steps_total if cells else None
@@ -202,9 +214,12 @@ def _step_seconds(data: SweepData, cells: Sequence[CellState], number: str) -> T
 
 
 def table4(store: Store, data: SweepData) -> Table:
-    """Return Table 4, training throughput.
+    """Return Table 4, training throughput: for each mixer rows alone, with each memory, and with distractor.
 
-    It shows seconds per step, MFU by the paper's formula, and its drop against the mixer alone.
+    Columns: seconds per step, MFU by the paper's formula, its relative drop against the mixer alone, and, where
+    measured, tokens/s and MFU of the operations that are really done. MAIN_MIXER comes first. Where the table was
+    printed, only printed configurations are shown; otherwise combinations that the sweep lacks have placeholders.
+    `store` is not used.
     """
     memory_levels, number = memories(data), "4"
     printed = {key[0] for key in data.printed if key[1] == number}
@@ -247,11 +262,13 @@ def table4(store: Store, data: SweepData) -> Table:
 
 
 def _drop_entry(data: SweepData, alone: TableEntry | None, share: TableEntry) -> TableEntry:
-    """Return the relative drop of MFU against the mixer alone; an empty entry for the mixer itself.
+    """Return the entry of 1 - share / alone, the relative drop of MFU as a fraction; empty for the mixer itself.
+
+    It has no value where either MFU is missing or that of the mixer alone is 0.
 
     Args:
         data: The sweep.
-        alone: MFU of the mixer alone; None where it has no cells.
+        alone: MFU of the mixer alone; None where it has no cells. The same object as `share` for its own row.
         share: MFU of the row.
     """
     if alone is share:
@@ -266,7 +283,11 @@ def _drop_entry(data: SweepData, alone: TableEntry | None, share: TableEntry) ->
 
 
 def table5(store: Store, data: SweepData) -> Table:
-    """Return Table 5, regularizer modes: the objective of each, and the number of cells that train with it."""
+    """Return Table 5, regularizer modes: one row per level of reg_mode, with its objective and numbers of cells.
+
+    Columns: Mode, Objective (as the paper prints it, else "not in the paper"), Cells (all that train with it) and Done.
+    `store` is not used.
+    """
     objectives = {row["mode"]: row["objective"] for row in paper.rows("regularizers")}
     lines = []
     for mode in data.levels("reg_mode"):

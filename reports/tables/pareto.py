@@ -22,8 +22,9 @@ MAX_LISTED = 3  # such configurations per note
 def pareto_table(store: Store, data: SweepData) -> Table:
     """Return the table `pareto`: the configurations on a Pareto front of speed and a quality, fastest first.
 
-    The qualities are validation loss, and needle accuracy at the longest length. Speed is tokens/s, or MFU where the
-    sweep has no tokens/s.
+    There are two fronts, one per quality: validation loss, and needle accuracy at the longest length. The label column
+    Front names those that a configuration is on. Speed is tokens/s, or MFU where the sweep has no tokens/s. P(front) is
+    the probability of being on a front, given the spread between runs; empty where unknown. `store` is not used.
     """
     speed, (loss, needle) = speed_column(data, "Tokens/s"), quality_columns(data)
     groups = list(data.configurations().items())
@@ -55,7 +56,9 @@ def pareto_table(store: Store, data: SweepData) -> Table:
 
 
 def _fronts(grid: Sequence[Sequence[TableEntry]], qualities: Sequence[Column]) -> dict[int, list[str]]:
-    """Return the headings of the qualities by index of each row that is on a front.
+    """Return, by index of each row that is on a front, the headings of the qualities whose fronts it is on.
+
+    Rows without the speed or the quality are not on that front. Rows on no front are no keys.
 
     Args:
         grid: Entries by row; the first is the speed, the qualities follow.
@@ -83,11 +86,14 @@ def _front_notes(
 ) -> list[str]:
     """Return the notes on P(front), and on configurations off a front that are likely to be on it.
 
+    The latter names at most MAX_LISTED configurations per quality with P(front) of MIN_LISTED_PROBABILITY or more.
+
     Args:
         data: The sweep.
         qualities: The qualities.
         chances: For each quality, the probability of being on its front by configuration; empty where unknown.
-        fronts: Headings of the qualities by index of each configuration on a front.
+        fronts: Headings of the qualities by index of each configuration on a front, in the order of
+            `data.configurations`.
     """
     unknown = [quality.heading for quality, probabilities in zip(qualities, chances, strict=True) if not probabilities]
     notes = []

@@ -25,9 +25,11 @@ NOTES = (
 
 
 def power_table(store: Store, data: SweepData) -> Table:
-    """Return the table `power`.
+    """Return the table `power`: one row per number and stratum (cells that share mixer and memory) with a spread.
 
-    It shows the pairs needed to detect a difference, and the smallest one that the sweep's own pairs detect.
+    It shows the standard deviation between runs, the smallest difference that one pair and the sweep's own pairs detect
+    with 80 % power, and the pairs needed for each difference of HEADINGS. Without seeds or near-replicates (runs that
+    differ only in what should not matter) it has no rows and a note. `store` is not used.
     """
     analyses = power_analyses(data)
     lines = [
@@ -53,9 +55,10 @@ def power_table(store: Store, data: SweepData) -> Table:
 
 
 def _analysis_entries(analysis: PowerAnalysis) -> tuple[TableEntry, ...]:
-    """Return the entries of a row.
+    """Return the entries of a row: sd, floor, df, pairs, differences that 1 and n pairs detect, one per HEADINGS.
 
-    They are sd, floor, df, pairs, the detectable differences, and the pairs needed for each of HEADINGS.
+    A floor of 0 is empty. The pairs needed print as ">MAX_PAIRS", without a value, beyond MAX_PAIRS; they are empty
+    where the spread is 0 or the number has no planned differences.
     """
     amounts = {
         "sd": analysis.spread.sd,

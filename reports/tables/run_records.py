@@ -46,10 +46,11 @@ class TimeSpent:
 
 
 def predicted_hours_table(store: Store, data: SweepData) -> Table:
-    """Return the table `budget`: predicted against actual hours.
+    """Return the table `budget`: predicted against actual hours, a row per group of cells of one prediction.
 
-    A row is a group of cells with the same prediction; the last one is all cells. Both hours are of the cells that are
-    done, so that they can be compared; lost hours are of all cells.
+    Without a prediction a group is the seeds of a configuration. With several groups a last row is all cells; a
+    published sweep has no rows. Both hours are of the cells that are done, so that they can be compared; lost hours are
+    of all cells. Hours are multiplied by the GPUs (or cores) of an attempt. All columns are texts (HEADINGS).
     """
     attempts: dict[str, list[Attempt]] = {cell.cell_id: [] for cell in data.cells}
     for attempt in store.attempts_of(attempts):
@@ -90,18 +91,23 @@ def predicted_hours_table(store: Store, data: SweepData) -> Table:
 
 
 def _group_name(cells: Sequence[CellState]) -> str:
+    """Return the slug, without seed, of the first cell, followed by "and n more" if the cells have several."""
     stems = dict.fromkeys(cell.slug.removesuffix(f"-s{cell.seed}") for cell in cells)
     first = next(iter(stems))
     return first if len(stems) == 1 else f"{first} and {len(stems) - 1} more"
 
 
 def _hours_row(data: SweepData, cells: Sequence[CellState], took: Mapping[str, TimeSpent], name: str) -> TableRow:
-    """Return the row of a group of cells.
+    """Return the row of a group of cells, with texts in the order of HEADINGS and EMPTY_TEXT for what is unknown.
+
+    The prediction is known only if every done cell has one. JSON fields: done, cells, predicted_hours, took_hours (0
+    without done cells), predicted_measured, predicted_calibrated, predicted_flops (each [low, likely, high] or None),
+    start_hours, training_hours, probing_hours, rest_hours, lost_hours, ratio (took / predicted, or None) and sources.
 
     Args:
         data: The sweep.
         cells: Cells with the same prediction, or all cells.
-        took: Hours by cell.
+        took: Hours by cell id.
         name: Text of the first column.
     """
     done = [cell for cell in cells if data.standing(cell) == "done"]
@@ -147,11 +153,12 @@ def _hours_row(data: SweepData, cells: Sequence[CellState], took: Mapping[str, T
 
 
 def _hours_text(hours: float | None) -> str:
+    """Return hours as text: three digits, no decimals with separators from 1000 on; EMPTY_TEXT for None."""
     return EMPTY_TEXT if hours is None else f"{hours:,.0f}" if hours >= 1000 else f"{hours:.3g}"
 
 
 def _predictions(data: SweepData, cell: CellState) -> dict[str, tuple[float, float, float]]:
-    """Return the predicted (low, likely, high) hours of a cell by source, the best source first.
+    """Return the predicted (low, likely, high) hours of a cell by source, in the order of SOURCES, the best first.
 
     The result is empty without a forecast.
     """
@@ -160,7 +167,10 @@ def _predictions(data: SweepData, cell: CellState) -> dict[str, tuple[float, flo
 
 
 def _likely_hours(data: SweepData, cells: Sequence[CellState]) -> float | None:
-    """Return the sum of the likely hours by the best source of each cell; None unless every cell has one."""
+    """Return the sum of the likely hours by the best source of each cell.
+
+    None for no cells, or unless every cell has a prediction.
+    """
     predictions = [next(iter(_predictions(data, cell).values()), None) for cell in cells]
     return (
         sum(prediction[1] for prediction in predictions if prediction is not None)
@@ -170,9 +180,14 @@ def _likely_hours(data: SweepData, cells: Sequence[CellState]) -> float | None:
 
 
 def _predicted_hours(data: SweepData, cells: Sequence[CellState], source: str) -> tuple[float, float, float] | None:
-    """Return the (low, likely, high) hours that one source predicts for all these cells.
+    """Return the summed (low, likely, high) hours that one source predicts for all these cells.
 
-    The result is None unless it predicts each of them.
+    None for no cells, or unless the source predicts each of them.
+
+    Args:
+        data: The sweep.
+        cells: The cells.
+        source: One of SOURCES.
     """
     predictions = [by_source[source] for cell in cells if source in (by_source := _predictions(data, cell))]
     if not predictions or len(predictions) < len(cells):
@@ -189,7 +204,13 @@ def _summed_time(times: Sequence[TimeSpent]) -> TimeSpent:
 
 
 def _time_by_cell(store: Store, data: SweepData, attempts: Mapping[str, Sequence[Attempt]]) -> dict[str, TimeSpent]:
-    """Return the hours by cell, of all its attempts."""
+    """Return the hours of all attempts of each cell by purpose, by cell id, with zeros for a cell without attempts.
+
+    Args:
+        store: The database.
+        data: The sweep, whose values carry the seconds of probing and training.
+        attempts: Attempts by cell id, oldest first.
+    """
     ended = [attempt.id for cell_attempts in attempts.values() for attempt in cell_attempts if attempt.state == "done"]
     starts = store.startup_seconds(ended)
     probing: dict[str, dict[int, dict[tuple[str, int], float]]] = {}
@@ -215,13 +236,16 @@ def _cell_time(
     trained: Mapping[int, float],
     share: float,
 ) -> TimeSpent:
-    """Return the hours of a cell's attempts by purpose; a running attempt is not counted.
+    """Return the hours of a cell's attempts by purpose, multiplied by `share`; a running attempt is not counted.
+
+    An attempt that is not done is lost, except training that a later attempt continued. `training` may come out lower
+    than stored where the clocks disagree, so that the fields add up to the elapsed time.
 
     Args:
         attempts: The cell's attempts, oldest first.
-        starts: Seconds from process start to the built network, by attempt.
-        probes: Seconds of probing by attempt.
-        trained: Seconds of training by attempt, counted on from the checkpoint that it continued.
+        starts: Seconds from process start to the built network, by attempt id; 0 where missing.
+        probes: Seconds of probing by attempt id; 0 where missing.
+        trained: Seconds of training by attempt id, counted on from the checkpoint that it continued; 0 where missing.
         share: GPUs (or cores) of the cell.
     """
     start = training = probing = rest = lost = carried = 0.0
@@ -247,7 +271,7 @@ def _cell_time(
 
 
 def gpu_share(config: Mapping[str, Any]) -> float:
-    """Return the number of GPUs of an attempt, or of cores if it has no GPU, from a cell's config."""
+    """Return the number of GPUs, or of CPUs without a GPU, in a cell's config; 1 where neither is set."""
     resources = config.get("resources", {})
     return float(resources.get("gpus") or resources.get("cpus") or 1)
 
@@ -256,9 +280,10 @@ def gpu_share(config: Mapping[str, Any]) -> float:
 
 
 def failures_table(store: Store, data: SweepData) -> Table:
-    """Return the table `failures`.
+    """Return the table `failures`: every attempt that failed, diverged or was interrupted, with its cause, as texts.
 
-    Every attempt that failed, diverged or was interrupted, oldest first, with its cause.
+    Rows are in the order of `store.attempts_of`. Columns: cell, attempt, state, class of failure, present standing of
+    the cell, start, host, step, exit code and cause.
     """
     cells = {cell.cell_id: cell for cell in data.cells}
     lines = []
@@ -273,12 +298,14 @@ def failures_table(store: Store, data: SweepData) -> Table:
 
 
 def _failure_row(attempt: Attempt, slug: str, now: str) -> TableRow:
-    """Return the row of an attempt that did not finish.
+    """Return the row of an attempt that did not finish, with "-" for what is unknown.
+
+    JSON fields: cell, attempt_id, state, failure, cause, traceback, exit_code.
 
     Args:
         attempt: The attempt.
         slug: Slug of its cell.
-        now: Present status of the cell.
+        now: Present standing of the cell.
     """
     step = f"{attempt.step}/{attempt.steps_total}" if attempt.steps_total else str(attempt.step)
     labels = (
@@ -319,9 +346,11 @@ PACKAGES = ("torch", "triton", "fla-core", "numpy")
 
 
 def provenance_table(store: Store, data: SweepData) -> Table:
-    """Return the table `provenance`.
+    """Return the table `provenance`: one row per combination of code, machine and software behind the shown numbers.
 
-    It has one row per combination of code, machine and software, with its cells and attempts.
+    Columns: those of `_origin_labels`, and the numbers of cells and of (cell, attempt) pairs. Attempts without a
+    recorded provenance are left out. Rows are in the order of their first attempt. Notes list the homogeneity audit's
+    differences.
     """
     pairs = {(key[0], value.attempt_id) for key, value in data.shown_values.items()}
     provenance_by_attempt = provenances_of_attempts(store, {attempt for _, attempt in pairs})
@@ -343,9 +372,10 @@ def provenance_table(store: Store, data: SweepData) -> Table:
 
 
 def _origin_labels(recorded: Provenance) -> tuple[str, ...]:
-    """Return the texts of a provenance row.
+    """Return the nine texts of a provenance row, "-" where unknown.
 
-    They are commit, GPU, driver, precision, Python, software, kernels, tokenizer and corpus.
+    They are commit (12 characters, "with changes" for a modified checkout), GPU or device, driver, precision, Python,
+    versions of PACKAGES, kernels, tokenizer, and corpus with its fingerprint.
     """
     commit = (recorded.git_commit or "-")[:SHORT_ID_LENGTH] + (" with changes" if recorded.git_dirty else "")
     software = ", ".join(f"{name} {recorded.packages[name]}" for name in PACKAGES if name in recorded.packages) or "-"

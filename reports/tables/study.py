@@ -24,9 +24,11 @@ SELECTED = "The best of many trials is partly luck: what its settings reach with
 
 
 def study_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Table:
-    """Return the table `study`: the best trials with number, cell, settings, standing, cost and objectives.
+    """Return the table `study`: the best trials, one row each, with settings, standing, cost and objectives.
 
-    The Pareto front comes first, then the others by the first objective. With `all_rows` every trial is listed.
+    A trial is one proposed configuration of a study. The Pareto front comes first, then other finished trials by the
+    first objective. Without `all_rows` the first BEST trials that are done are listed; with it every trial, whatever
+    its standing. Costs are hours of GPUs if any cell asks for one, else of cores.
 
     Raises:
         ReportError: The sweep is not a study.
@@ -52,9 +54,10 @@ def study_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Tab
 
 
 def _ranked_trials(study: Study) -> list[Trial]:
-    """Return the trials ranked.
+    """Return all trials ranked: by standing in the order of ENDS, then those of `study.best` first.
 
-    The Pareto front comes first, then other finished trials by the first objective, then the rest by standing.
+    Within these, trials that are done come by the first objective, the better first; ties and other standings by
+    number.
     """
     sign = study.objectives[0].sign
 
@@ -75,13 +78,16 @@ def _first_trial_by_cell(trials: Sequence[Trial]) -> Mapping[str, int]:
 
 
 def _trial_row(study: Study, trial: Trial, costs: Mapping[str, CellCost], first: Mapping[str, int]) -> TableRow:
-    """Return the row of a trial; its cost is zero if an earlier trial proposed the same cell.
+    """Return the row of a trial; its cost is zero if an earlier trial proposed the same cell, or without a cell.
+
+    Labels: number, cell id, one text per searched setting (empty where the trial lacks it), standing, seconds, hours.
+    JSON fields: number, cell, params, standing, reason, best, seconds, hours, and curve ([validation, value] pairs).
 
     Args:
         study: The study.
         trial: The trial.
-        costs: Cost by cell.
-        first: Number of the trial that first proposed a cell, by cell.
+        costs: Cost by cell id.
+        first: Number of the trial that first proposed a cell, by cell id.
     """
     owner = first.get(trial.cell or "", trial.number)
     cost = costs.get(trial.cell or "", CellCost(seconds=0.0, hours=0.0)) if owner == trial.number else None
@@ -108,7 +114,11 @@ def _trial_row(study: Study, trial: Trial, costs: Mapping[str, CellCost], first:
 
 
 def _objective_entry(study: Study, trial: Trial, objective: Objective) -> TableEntry:
-    """Return the entry of a trial's value of an objective; empty unless the trial is done."""
+    """Return the entry of a trial's value of an objective; empty unless the trial is done.
+
+    It is bold for trials of `study.best`. The value is in the stored unit (shares as fractions); the text has shares in
+    %.
+    """
     metric = metrics.builtin_metric(objective.probe, objective.metric)
     base = TableEntry(
         text=EMPTY_TEXT, heading=objective.words, probe=objective.probe, metric=objective.metric, length=objective.length,
@@ -122,13 +132,15 @@ def _objective_entry(study: Study, trial: Trial, objective: Objective) -> TableE
 
 
 def _study_notes(study: Study, shown: int, all_rows: bool, costs: Mapping[str, CellCost], unit: str) -> list[str]:
-    """Return the notes on bold values, units, costs and unlisted trials.
+    """Return the notes on bold values, units, costs and unlisted trials, and a caution if several trials are done.
+
+    If no trial is done, a single note says so.
 
     Args:
         study: The study.
         shown: Number of listed trials.
         all_rows: Whether --all-rows was given.
-        costs: Cost by cell.
+        costs: Cost by cell id, which is summed.
         unit: "GPU h" or "core h".
     """
     seconds, hours = (sum(getattr(cost, name) for cost in costs.values()) for name in ("seconds", "hours"))

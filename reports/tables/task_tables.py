@@ -50,9 +50,11 @@ SETS = (
 
 
 def flipflop_table(store: Store, data: SweepData) -> Table:
-    """Return the table `flipflop`.
+    """Return the table `flipflop`: sequences without an error in the three test sets, one row per configuration.
 
-    Sequences without an error in the three test sets, with intervals of seeds and of sequences.
+    Per test set: the share of exact sequences, its interval over seeds, its interval over sequences, and the share of
+    wrong reads. Columns other than the shares are left out where no row has a value. `store` gives names of published
+    models.
     """
     rows = configurations_with_probe(data, FLIPFLOP)
     shares = {name: column_of(FLIPFLOP, f"exact_{name}", heading) for name, heading in HEADINGS.items()}
@@ -80,9 +82,11 @@ def flipflop_table(store: Store, data: SweepData) -> Table:
 
 
 def extrapolation_table(store: Store, data: SweepData) -> Table:
-    """Return the table `extrapolation`.
+    """Return the table `extrapolation`: perplexity over context lengths, one row per configuration.
 
-    It shows the perplexity over context lengths, and the ratio of the longest to the shortest.
+    Per length, measured or requested: the mean and its interval over seeds; then, with at least two lengths, the ratio
+    of the longest to the shortest with its interval. Columns other than the means are left out where no row has a
+    value.
     """
     rows = configurations_with_probe(data, EXTRAPOLATION)
     lengths = sorted({*data.lengths(EXTRAPOLATION, PERPLEXITY), *data.requested_lengths().get(EXTRAPOLATION, ())})
@@ -108,7 +112,11 @@ def extrapolation_table(store: Store, data: SweepData) -> Table:
 
 
 def downstream_table(store: Store, data: SweepData) -> Table:
-    """Return the table `downstream`: four questionnaires and their average."""
+    """Return the table `downstream`: one row per configuration with four questionnaires and their average, in %.
+
+    The average is the stored (printed) one where there is one, else the mean of the four if all are known. A note names
+    printed averages that differ from that mean.
+    """
     rows = configurations_with_probe(data, DOWNSTREAM)
     columns = [column_of(DOWNSTREAM, data.metric(DOWNSTREAM, name), decimals=1) for name in DOWNSTREAM_TASKS]
     average = column_of(DOWNSTREAM, data.metric(DOWNSTREAM, AVERAGE), "Avg", decimals=1)
@@ -132,9 +140,10 @@ def downstream_table(store: Store, data: SweepData) -> Table:
 
 
 def _coin_notes(data: SweepData, rows: TaskRows) -> list[str]:
-    """Return the note on the share of sequences that fair coins get right.
+    """Return the note on the share of sequences that fair coins get exactly right, per test set, as a list.
 
-    It comes from stored values, or for the threshold paper from the task's definition; otherwise there is none.
+    It comes from stored values, or for the threshold paper (paper.TRA) from the task's definition; otherwise it is
+    empty.
     """
     texts = []
     for name, heading in HEADINGS.items():
@@ -174,14 +183,20 @@ def _share_text(share: float) -> str:
 
 
 def _training_length_note(data: SweepData, rows: TaskRows) -> list[str]:
-    """Return the note on the tokens of a training row; none where the configs do not say."""
+    """Return the note on the tokens of a training row, as a list; empty where no config says it."""
     row_lengths = {data.setting(cell, "train.seq_len") for cells in rows.groups for cell in cells}
     lengths = sorted(int(length) for length in row_lengths if length)
     return [f"Trained on rows of {' or '.join(f'{length:,}' for length in lengths)} tokens."] if lengths else []
 
 
 def printed_fact_notes(sweep: str) -> list[str]:
-    """Return the facts that another paper prints in addition to the numbers of its sweep: one note per source."""
+    """Return the facts that another paper prints in addition to the numbers of its sweep: one note per source.
+
+    A source is the printed table or section; facts within a note keep their stored order.
+
+    Args:
+        sweep: Name of a sweep; all but paper.WALL and paper.ATLAS give [].
+    """
     facts: list[tuple[str, str]] = []
     if sweep == paper.WALL:
         facts += [(row["where"], f"{row['setting']}: {row['printed']}") for row in paper.rows("wall-settings")]
@@ -200,9 +215,16 @@ def printed_fact_notes(sweep: str) -> list[str]:
 
 
 def _ratio_entries(data: SweepData, cells: Sequence[CellState], first: Column, last: Column) -> list[TableEntry]:
-    """Return the ratio of the last to the first column.
+    """Return two entries: the ratio of the last column to the first, as a mean over seeds, and its t interval.
 
-    Its mean over seeds with standard deviation, and its t interval.
+    The ratio is taken seed by seed, over seeds that have both numbers; less is better. Its standard deviation is the
+    sample one, None with one seed. Without such a seed the value is None.
+
+    Args:
+        data: The sweep.
+        cells: Seeds of one configuration.
+        first: Column of the shortest length.
+        last: Column of the longest length.
     """
     column = replace(first, heading=RATIO, unit=BARE, length=0, metric="")
     pairs = [(data.column_numbers([cell], last), data.column_numbers([cell], first)) for cell in cells]
@@ -223,7 +245,11 @@ MQAR_MEANT = "Answers: questions answered rightly, in %; Rows: rows without a wr
 
 
 def associative_recall_table(store: Store, data: SweepData) -> Table:
-    """Return the table `mqar`: correct answers, rows without an error, and the loss of the answers."""
+    """Return the table `mqar`, a row per configuration: correct answers, rows without an error, loss per answer.
+
+    Each of the two shares has its intervals over seeds and over sequences. Columns other than the shares are left out
+    where no row has a value.
+    """
     rows = configurations_with_probe(data, MQAR)
     shares = [column_of(MQAR, name, heading) for name, heading in SHARES.items()]
     loss = column_of("val", "val_loss", "Loss")
@@ -238,7 +264,10 @@ def associative_recall_table(store: Store, data: SweepData) -> Table:
 
 
 def _guess_notes(data: SweepData, rows: TaskRows) -> list[str]:
-    """Return the note on the score expected from guessing among the values; none where it is unknown."""
+    """Return the note on the score expected from guessing among the values, as a list; empty where it is unknown.
+
+    Several chance levels of the cells are joined by "or".
+    """
     chance_levels = set()
     for cell in (cell for cells in rows.groups for cell in cells):
         value = data.values.get((cell.cell_id, MQAR, "accuracy", 0))
@@ -269,7 +298,12 @@ MEANT = {
 
 @dataclass(frozen=True)
 class TaskRows:
-    """Configurations of a task table, and the axes that distinguish them."""
+    """Configurations of a task table, and the axes that distinguish them.
+
+    `groups` has the seeds of each configuration as one group. `axes` are attn_type and all others whose level differs
+    between groups; `headings` are their column headings and `labels` the levels of a group. `seeds` is the size of the
+    largest group, 0 without any.
+    """
 
     data: SweepData
     groups: Sequence[Sequence[CellState]]
@@ -300,7 +334,7 @@ class TaskRows:
 
 
 def configurations_with_probe(data: SweepData, probe: str) -> TaskRows:
-    """Return the configurations that have a number of the probe; all of them if the sweep requests the probe."""
+    """Return the configurations with a stored number of the probe in any seed; all if the sweep requests it."""
     have = {cell for cell, of, *_ in data.values if of == probe}
     is_requested = any(name == probe for name, _ in data.requested)
     groups = data.configurations().values()
@@ -312,12 +346,14 @@ def task_table(
 ) -> Table:
     """Return the table of a task, with notes on its headings, on the spread between seeds and on missing numbers.
 
+    Best values are ranked down a column.
+
     Args:
-        store: The database.
+        store: The database, which has the names of published models.
         rows: The configurations.
         name: Name of the table and of the probe.
         title: Title of the table.
-        lines: One row per configuration.
+        lines: One row per configuration, all with the same columns; may be empty.
         notes: Further notes, dropped if there are no rows.
     """
     data, grid = rows.data, [line.entries for line in lines]
@@ -345,10 +381,12 @@ def task_table(
 
 
 def drop_empty_columns(lines: Sequence[TableRow], required_headings: Sequence[str]) -> list[TableRow]:
-    """Return the rows without the columns that have no value in any row.
+    """Return the rows without the columns that have no value in any row; [] without rows.
+
+    An entry has no value if neither `value` nor `low` is set, so that a column of placeholder texts alone is dropped.
 
     Args:
-        lines: The rows.
+        lines: The rows, all with the same columns.
         required_headings: Headings of columns that stay even if they are empty.
     """
     if not lines:
@@ -363,7 +401,7 @@ def drop_empty_columns(lines: Sequence[TableRow], required_headings: Sequence[st
 
 
 def _paper_name_notes(store: Store, rows: TaskRows) -> list[str]:
-    """Return the note on configurations that the paper calls by another name; none where all names agree."""
+    """Return the note on configurations with another name in the paper, as a list; empty where names agree."""
     texts = []
     for cells in rows.groups:
         name, labels = published_facts(store, cells[0].cell_id).get("name", ""), rows.labels(cells)
@@ -380,15 +418,26 @@ def configuration_text(labels: Sequence[str]) -> str:
 def with_intervals(
     data: SweepData, cells: Sequence[CellState], column: Column
 ) -> tuple[TableEntry, TableEntry, TableEntry]:
-    """Return the mean share of sequences, its interval over seeds and its interval over sequences."""
+    """Return three entries: the mean share of sequences, its interval over seeds, and that over sequences.
+
+    Args:
+        data: The sweep.
+        cells: Seeds of one configuration.
+        column: The share.
+    """
     mean = measured_entry(data, cells, column)
     return mean, seed_interval_entry(mean, column), sequence_interval_entry(data, cells, mean)
 
 
 def seed_interval_entry(mean: TableEntry, column: Column) -> TableEntry:
-    """Return the 95% Student's t interval of the mean over seeds, clipped to 0 and 1 for a share.
+    """Return the 95 % Student's t interval of the mean over seeds, clipped to 0 and 1 for a share.
 
-    The entry is empty with one seed.
+    Its bounds are `low` and `high` of the entry, which has no `value`. The entry is empty with fewer than two seeds, or
+    without a standard deviation.
+
+    Args:
+        mean: Entry of the mean, with standard deviation and number of seeds.
+        column: Its column, which gives decimals and percent.
     """
     base = TableEntry(text=EMPTY_TEXT, heading=f"{mean.heading} {SEEDS}", unit=mean.unit, origins=mean.origins)
     if mean.value is None or mean.sd is None or mean.seeds < 2:
@@ -399,7 +448,16 @@ def seed_interval_entry(mean: TableEntry, column: Column) -> TableEntry:
 
 
 def sequence_interval_entry(data: SweepData, cells: Sequence[CellState], mean: TableEntry) -> TableEntry:
-    """Return Wilson's interval of the mean share; n is the smallest number of sequences of any seed."""
+    """Return the 95 % Wilson interval of the mean share; n is the smallest number of sequences of any seed.
+
+    Its bounds are `low` and `high` of the entry, which has no `value`. The entry is empty without a mean or where no
+    seed's number of sequences is known.
+
+    Args:
+        data: The sweep.
+        cells: Seeds of one configuration.
+        mean: Entry of the mean share, which names probe and metric.
+    """
     column = Column("", mean.probe, mean.metric, 2, True)
     base = TableEntry(text=EMPTY_TEXT, heading=f"{mean.heading} {SEQUENCES}", unit=mean.unit, origins=mean.origins)
     measurements = (data.measured_value(cell, column) for cell in cells)
