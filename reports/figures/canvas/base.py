@@ -41,7 +41,7 @@ class FigureData:
 
     `frame` is tidy, with the columns that `collect` of the figure documents. `trace` names the figure, sweep and
     revision, the attempts of every cell, the commit and GPU of every attempt, and the SHA-256 of the frame.
-    `draw_options` has what the drawing needs in addition to the frame.
+    `draw_options` has what the drawing needs in addition to the frame; it is in neither the trace nor the JSON.
     """
 
     name: str
@@ -52,7 +52,10 @@ class FigureData:
     draw_options: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Return title, notes, trace, and the frame as a list of rows, with None for missing values."""
+        """Return a JSON object with the keys figure (name), title, notes, trace and rows.
+
+        `rows` are dicts of the frame's rows, with None for missing values.
+        """
         rows = self.frame.astype(object).where(self.frame.notna(), None).to_dict("records")
         return {"figure": self.name, "title": self.title, "notes": list(self.notes), "trace": self.trace, "rows": rows}
 
@@ -63,9 +66,9 @@ def caption(figure_data: FigureData) -> str:
 
 
 def frame_sha256(frame: pd.DataFrame) -> str:
-    """Return the SHA-256 of the frame as CSV.
+    """Return the SHA-256, in hexadecimal, of the frame as CSV with its header and without its index.
 
-    Floats have ten digits, since machines may differ in the last bits of a mean.
+    Floats have ten significant digits, since machines may differ in the last bits of a mean.
     """
     return hashlib.sha256(frame.to_csv(index=False, float_format="%.10g").encode()).hexdigest()
 
@@ -82,17 +85,17 @@ def collected(
     options: Mapping[str, Any] | None = None,
     **draw_options: Any,
 ) -> FigureData:
-    """Return the figure of a frame, with its trace.
+    """Return the figure of a frame, with its trace; the title gets the sweep, its revision and cell filters.
 
     Args:
-        store: The database.
+        store: The database, which has the commit and GPU of each attempt.
         data: The sweep.
-        name: Name of the figure.
+        name: Name of the figure, a key of FIGURES.
         title: Title without the sweep.
         frame: The tidy frame.
-        origins: (cell, attempt) pairs that the numbers come from.
+        origins: (cell id, attempt id or None) pairs that the numbers come from.
         notes: Notes below the figure.
-        options: Options of `make_figure` that the trace records.
+        options: Options of `make_figure` that the trace records; empty ones are left out of the trace.
         draw_options: What the drawing needs in addition to the frame.
     """
     cells = attempts_by_cell(origins)
@@ -111,14 +114,18 @@ def collected(
 def axes_of_lines(data: SweepData) -> tuple[str, ...]:
     """Return the axes, at most two besides attn_type, that distinguish the lines of a panel.
 
-    Others are averaged over.
+    Only axes that vary count: first LINE_AXES, then extra axes, then LAST_AXES. Others are averaged over.
     """
     ranked = [*LINE_AXES, *data.extra_axes(), *LAST_AXES]
     return tuple(axis for axis in ranked if len(data.levels(axis)) > 1)[:2]
 
 
 def line_groups(data: SweepData) -> dict[str, dict[str, str]]:
-    """Return the panel (attn_type), `first` and `second` (levels) and `line` (text) of each cell, by cell."""
+    """Return a dict with the keys of GROUP for each cell of the sweep, by cell id.
+
+    `panel` is the level of attn_type, `first` and `second` are the levels of `axes_of_lines` (empty where there are
+    fewer axes), and `line` is their text, "all cells" without any.
+    """
     axes = axes_of_lines(data)
     groups = {}
     for cell in data.cells:
@@ -131,7 +138,9 @@ def line_groups(data: SweepData) -> dict[str, dict[str, str]]:
 
 
 def cell_labels(data: SweepData, without: Iterable[str] = ()) -> dict[str, str]:
-    """Return the levels of each cell as text, by cell; axes that do not vary and levels that are off are left out.
+    """Return the levels of each cell as text, by cell id, with its seed if seeds vary; may be empty.
+
+    Axes that do not vary and levels that are off ("off" or "-") are left out.
 
     Args:
         data: The sweep.
@@ -148,14 +157,14 @@ def cell_labels(data: SweepData, without: Iterable[str] = ()) -> dict[str, str]:
 
 
 def training_lengths(store: Store, data: SweepData) -> dict[str, int]:
-    """Return the tokens of a training row by cell, for the cells whose config says it."""
+    """Return the tokens of a training row by cell id; cells whose config does not say it are left out."""
     configs = store.configs({cell.cell_id for cell in data.cells})
     lengths = {cell: (config.get("train") or {}).get("seq_len") for cell, config in configs.items()}
     return {cell: int(length) for cell, length in lengths.items() if length}
 
 
 def frame_origins(frame: pd.DataFrame) -> list[tuple[str, int | None]]:
-    """Return the distinct (cell, attempt) pairs of a frame."""
+    """Return the distinct (cell id, attempt id) pairs of a frame with the columns cell and attempt, in its order."""
     return [(str(c), int(a)) for c, a in frame[["cell", "attempt"]].drop_duplicates().itertuples(index=False)]
 
 

@@ -100,7 +100,8 @@ _option_stack: list[FigureOptions] = [FigureOptions()]
 def settings(options: FigureOptions | None = None) -> Iterator[None]:
     """Apply the matplotlib settings of figure options inside the context, and restore them afterwards.
 
-    A lock admits one thread at a time.
+    They start from matplotlib's defaults, so the user's own matplotlibrc has no effect. A re-entrant lock admits one
+    thread at a time. Figures must be built, drawn and saved inside, since the helpers of this module read the settings.
 
     Args:
         options: Figure options; None: the defaults.
@@ -123,12 +124,18 @@ def settings(options: FigureOptions | None = None) -> Iterator[None]:
 
 
 def current_options() -> FigureOptions:
-    """Return the figure options of the surrounding `settings`; the defaults outside of any."""
+    """Return the figure options of the innermost `settings` of any thread; the defaults outside of any."""
     return _option_stack[-1]
 
 
 def _rc_parameters(options: FigureOptions) -> dict[str, Any]:
-    """Return the matplotlib settings (rcParams) of figure options."""
+    """Return the matplotlib settings (rcParams) of figure options by name.
+
+    Later ones win: those of all figures, sizes of the style, its further settings, and those of the user's style file.
+
+    Raises:
+        ReportError: The font is not installed.
+    """
     preset = options.preset
     sizes = {
         "font.family": [options.font_family()],
@@ -150,7 +157,8 @@ def size(name: str) -> float:
     """Return a font size in points; call it inside `settings`.
 
     Args:
-        name: A setting such as legend.fontsize; `note` is the size of notes, `small` that of numbers next to points.
+        name: A matplotlib setting of a size such as legend.fontsize; `note` is the size of notes, `small` that of
+            numbers next to points (at least 5).
     """
     import matplotlib
     from matplotlib.font_manager import FontProperties
@@ -171,7 +179,7 @@ def line_width(points: float) -> float:
 def level_label(level: str, axis: str = "attn_type") -> str:
     """Return the label of a level in figures, such as "PoLAR" or "with memory".
 
-    An unknown level is shown as it is, after its axis if it would be unclear alone.
+    An unknown level of attn_type or reg_mode is shown as it is, one of another axis as "<axis label> <level>".
     """
     label = LEVEL_LABELS.get((axis, level))
     if label is not None:
@@ -195,11 +203,11 @@ def diverging() -> Any:
 
 
 def page(height: float, width: float = PAGE_WIDTH) -> Figure:
-    """Return an empty figure with constrained layout.
+    """Return an empty figure with constrained layout and an Agg canvas; call it inside `settings`.
 
     Args:
         height: Height in inches in the style `paper`; other styles scale it with their font size.
-        width: Preferred width in inches; the figure options may set another one.
+        width: Preferred width in inches, at most PAGE_WIDTH; a fixed width of the figure options or style wins.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -212,11 +220,13 @@ def page(height: float, width: float = PAGE_WIDTH) -> Figure:
 
 
 def marker_style(first: int, second: int = 0) -> dict[str, Any]:
-    """Return the style of a line by index.
+    """Return the style of a line by index: keys color, linestyle, marker, markerfacecolor, markeredgecolor.
+
+    Indices beyond the lists start over, with other dashes.
 
     Args:
         first: Index that chooses colour and marker.
-        second: Index that chooses dashes, and whether markers are filled.
+        second: Index that chooses dashes; markers are filled for even ones and hollow for odd ones.
     """
     colour = COLOURS[first % len(COLOURS)]
     return {
@@ -233,9 +243,10 @@ COLOUR_PAIRS = (("#0072B2", "#56B4E9"), ("#D55E00", "#E69F00"), ("#000000", "#8c
 
 
 def line_style(first: int, second: int, seconds: int, firsts: int = 1) -> dict[str, Any]:
-    """Return the style of a line that two axes distinguish.
+    """Return the style of a line that two axes distinguish, with the keys of `marker_style`.
 
-    Colour, marker and dashes are unique while there are enough.
+    Colour, marker and dashes are unique while there are enough. With at most two levels of the second axis and as many
+    firsts as COLOUR_PAIRS, lines of the same first level have related colours. Markers are hollow for odd `second`.
 
     Args:
         first: Index of the level of the first axis.
@@ -262,7 +273,7 @@ def panels(figure: Figure, titles: Sequence[str], *, columns: int = 3, **sharing
     additional rows.
 
     Args:
-        figure: The figure.
+        figure: The figure, high enough for rows of `columns` panels; its size may be changed.
         titles: Titles of the panels, wrapped to their width.
         columns: Maximum number of panels per row.
         sharing: `sharex`, `sharey` and further arguments of `Figure.subplots`.
@@ -287,12 +298,14 @@ def panels(figure: Figure, titles: Sequence[str], *, columns: int = 3, **sharing
 
 
 def panel_column(figure: Figure, count: int, *, narrow: int = 1, wide: int = 2, **sharing: Any) -> list[Axes]:
-    """Return the axes of `count` panels with their letters; the figure grows by one height per row.
+    """Return the axes of `count` panels, row by row, with letters if there are several.
+
+    The figure becomes as many times as high as there are rows. Unused positions stay empty.
 
     Args:
         figure: The figure, as high as one row.
         count: Number of panels.
-        narrow: Panels per row on a narrow page.
+        narrow: Panels per row on a page narrower than NARROW_WIDTH.
         wide: Panels per row on a wide page.
         sharing: `sharex`, `sharey` and further arguments of `Figure.subplots`.
     """
@@ -310,9 +323,9 @@ def panel_column(figure: Figure, count: int, *, narrow: int = 1, wide: int = 2, 
 
 
 def add_panel_letter(axes: Axes, index: int) -> None:
-    """Write the letter of the panel with this index above its left corner: (a), or a bold a.
+    """Write the letter of the panel with this index above its left corner, in the style's format: (a), or a bold a.
 
-    Some styles have no letters.
+    Styles without letters and panels beyond the 26th get none.
     """
     form = current_options().preset.panel_letter_format
     if form and index < len(LETTERS):
@@ -396,10 +409,12 @@ def linear(low: float, high: float, **more: Any) -> Any:
 def heat(axes: Axes, table: Any, norm: Any, *, colours: Any = COLOUR_MAP, bad: str = MISSING, **more: Any) -> Any:
     """Draw a table as a heat map, row 0 on top, and return the image; the axes keep neither grid nor ticks.
 
+    The column index is x and the row index is y, unless `extent` says otherwise.
+
     Args:
         axes: The axes.
         table: Array [rows, columns]; NaN has the colour `bad`.
-        norm: Normalization of its numbers.
+        norm: Matplotlib normalization of its numbers.
         colours: Colour map or its name.
         bad: Colour of missing numbers.
         more: Further arguments of `Axes.imshow`.
@@ -432,7 +447,9 @@ def colour_bar(figure: Figure, group: Sequence[Axes], mappable: Any, label: str,
 
 
 def columns_of(figure: Figure, count: int, most: int = 3) -> int:
-    """Return the number of panels per row, so that each has at least MIN_PANEL_WIDTH.
+    """Return the number of panels per row, at least 1, so that each has at least MIN_PANEL_WIDTH.
+
+    That width is scaled by the font size.
 
     Args:
         figure: The figure.
@@ -449,19 +466,21 @@ def rows_of(count: int, columns: int = 3) -> int:
 
 
 def thin_evenly(values: Sequence[int], most: int = MAX_TICKS) -> list[int]:
-    """Return at most `most` of the values, sorted and evenly spaced, the last among them."""
+    """Return at most `most` of the values, ascending, in equal steps of rank that end at the largest; [] for none."""
     step = math.ceil(len(values) / most)
     return sorted(values)[::-1][::step][::-1] if values else []
 
 
 def length_axis(axes: Axes, lengths: Sequence[int], trained: int | None = None, *, room: float = 0.25) -> None:
-    """Make the x axis one of context lengths, logarithmic to base 2, with as many labels as fit.
+    """Make the x axis one of context lengths, logarithmic to base 2, with as many labels as fit (at most MAX_TICKS).
+
+    It sets the limits. Lengths without a label have a minor tick. Without lengths limits and ticks are not set.
 
     Args:
         axes: The axes.
-        lengths: Context lengths in tokens.
+        lengths: Context lengths in tokens, in any order, repetitions allowed.
         trained: Training length in tokens; labels then show multiples of it too. None: lengths alone.
-        room: Free space at both ends, in octaves.
+        room: Free space at both ends, in octaves; 1 octave for a single length.
     """
     every = sorted(set(lengths))
 
@@ -517,15 +536,15 @@ def _multiple_label(ratio: float) -> str:
 def finished(
     figure: Figure, title: str, notes: Sequence[str], handles: Mapping[str, Any], *, columns: int = 4
 ) -> Figure:
-    """Return the figure with its legend below, and with title and notes if the options show them.
+    """Return the same figure with its legend below, and with title and notes if the options show them.
 
-    The figure grows.
+    The figure grows by their height. Call it last, since it sets the rectangle of the layout.
 
     Args:
         figure: The figure.
         title: Title above the figure.
-        notes: Notes below the figure.
-        handles: Legend handles by label.
+        notes: Notes below the figure, joined to one paragraph.
+        handles: Legend handles by label; empty: no legend.
         columns: Maximum number of columns of the legend.
     """
     width, height = figure.get_size_inches()
@@ -595,7 +614,16 @@ def width_of(count: int, each: float = 2.6, columns: int = 3) -> float:
 
 
 def outer_labels(figure: Figure, horizontal: str, vertical: str) -> None:
-    """Write one label below all axes and one at their left."""
+    """Write one label below all axes and one at their left.
+
+    The former stands below the middle column, or at the left end of the first one if there is an even number of
+    columns.
+
+    Args:
+        figure: The figure, with its panels.
+        horizontal: Label below.
+        vertical: Label at the left.
+    """
     vertical_label(figure, vertical)
     bottom: dict[Any, Axes] = {}
     for axes in figure.axes:
@@ -619,12 +647,18 @@ _layout_callbacks: weakref.WeakKeyDictionary[Figure, list[Callable[[], None]]] =
 
 
 def after_layout(figure: Figure, act: Callable[[], None]) -> None:
-    """Have a function called once the layout is final, for labels that search free space among what is drawn."""
+    """Register a function for `finalize_layout`, for labels that search free space among what is drawn.
+
+    Functions of a figure run once, in the order of registration.
+    """
     _layout_callbacks.setdefault(figure, []).append(act)
 
 
 def finalize_layout(figure: Figure) -> None:
-    """Fix the layout of a figure, run the functions of `after_layout`, and centre the common y label on the axes."""
+    """Fix the layout of a figure, run the functions of `after_layout`, and centre the common y label on the axes.
+
+    The layout engine is switched off and positions are rounded. A second call runs no function again.
+    """
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     _round_positions(figure)
@@ -637,7 +671,7 @@ def finalize_layout(figure: Figure) -> None:
 
 
 def _round_positions(figure: Figure) -> None:
-    """Round the positions of all axes of a figure and its subfigures.
+    """Round the positions of all axes of a figure and its subfigures to POSITION_DECIMALS, in place.
 
     The layout's solver may change their last digits from run to run, and ids in the file are derived from them.
     """
@@ -657,7 +691,10 @@ def shortened(text: str, most: int) -> str:
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """Return the unit in which to print a duration (days, hours, minutes or seconds), and its length in seconds."""
+    """Return (unit, its length in seconds) in which to print a duration: days, hours, minutes or seconds.
+
+    It is the largest unit of which the duration has at least two.
+    """
     for unit, size in (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 2 * size:
             return unit, size

@@ -106,20 +106,20 @@ class FigureOptions:
         return self.preset.text / STYLE_PRESETS["paper"].text
 
     def inches(self, preferred: float, page: float) -> float:
-        """Return the width of a figure in inches: the fixed width, else the preferred one, at most a page.
+        """Return the width of a figure in inches: the fixed one of options or style, else the preferred one.
 
         Args:
-            preferred: Preferred width in inches.
-            page: Width of the page in inches.
+            preferred: Preferred width in inches, limited to `page`.
+            page: Width of the page in inches; no limit for a fixed width.
         """
         fixed = self.width_mm or self.preset.width_mm
         return fixed / MM if fixed else min(preferred, page)
 
     def font_family(self) -> str:
-        """Return the name of the font to draw with.
+        """Return the name of the font to draw with: the given one, else the first of the style that is installed.
 
         Raises:
-            ReportError: The font is not installed.
+            ReportError: The given font is not installed.
         """
         if self.font is None:
             return first_font(self.preset.fonts)
@@ -128,14 +128,22 @@ class FigureOptions:
         return self.font
 
     def as_json(self) -> dict[str, Any]:
-        """Return the options as a trace stores them; `options_from_trace` reads them back."""
+        """Return the options as a trace stores them; `options_from_trace` reads them back.
+
+        Keys: style, title, font (the name of the font that is used here), and, where set, width_mm, highlight and own.
+
+        Raises:
+            ReportError: The font is not installed.
+        """
         fields = {"style": self.style, "title": self.title, "font": self.font_family()}
         more = {"width_mm": self.width_mm, "highlight": list(self.highlight), "own": dict(self.own)}
         return fields | {name: value for name, value in more.items() if value}
 
 
 def options_from_trace(trace_options: Any) -> FigureOptions:
-    """Return the figure options that a trace stores; the defaults for None.
+    """Return the figure options that a trace stores (`FigureOptions.as_json`); the defaults for None.
+
+    Fields that are missing have their defaults. Whether the font is installed is not checked.
 
     Raises:
         ReportError: The stored options are not valid.
@@ -175,12 +183,13 @@ def options_from_cli(style: str | None = None, width: str | None = None, title: 
     """Return the figure options of command-line arguments.
 
     Args:
-        style: Name of a preset, or path of a style file; None: "paper".
+        style: Name of a preset, or path of a matplotlib style file (.mplstyle), which is read and extends "paper";
+            None: "paper".
         width: Width such as "89mm"; None: that of the preset.
         title: Whether title and notes are in the picture; None: as the preset says.
 
     Raises:
-        ReportError: An argument is not valid.
+        ReportError: An argument is not valid, or the file cannot be read.
     """
     name, own = style or "paper", {}
     if Path(name).suffix in STYLE_FILE_SUFFIXES:
@@ -194,10 +203,10 @@ def options_from_cli(style: str | None = None, width: str | None = None, title: 
 
 
 def millimetres(text: str) -> float:
-    """Return a width such as 89mm, 8.9 cm, 3.5in or 252pt in millimetres.
+    """Return a width such as 89mm, 8.9 cm, 3.5in or 252pt in millimetres, rounded to four decimals.
 
     Raises:
-        ReportError: The text is not a width, or out of range.
+        ReportError: The text is not a width, or outside NARROWEST to WIDEST.
     """
     match = LENGTH.fullmatch(text.strip().lower())
     if match is None:
@@ -211,7 +220,9 @@ def millimetres(text: str) -> float:
 
 
 def read_style_file(file: Path) -> dict[str, Any]:
-    """Return the settings of a matplotlib style file, one `name: value` per line, by name.
+    """Return the settings of a matplotlib style file, one `name: value` per line, as checked plain data by name.
+
+    Empty lines and comments (# to the end of a line without quotation marks) are skipped; a later line wins.
 
     Raises:
         ReportError: The file cannot be read, or a line (which the message names) is not valid.
@@ -236,7 +247,11 @@ def read_style_file(file: Path) -> dict[str, Any]:
 
 
 def checked_setting(name: str, value: Any) -> Any:
-    """Return the value of a matplotlib setting as plain data, converted by matplotlib.
+    """Return the value of a matplotlib setting as plain data (JSON types), converted by matplotlib.
+
+    Args:
+        name: Name of the setting; only ALLOWED_GROUPS without FORBIDDEN_SETTINGS are permitted.
+        value: Its value, as text or plain data.
 
     Raises:
         ValueError: A style file may not change the setting, or the value is not valid.
@@ -266,22 +281,25 @@ def checked_setting(name: str, value: Any) -> Any:
 
 
 def with_highlight(options: FigureOptions, data: SweepData, selectors: Sequence[str]) -> FigureOptions:
-    """Return the options with highlighted cells.
+    """Return the options with highlighted cells in place of the present ones.
 
     Args:
         options: The options.
         data: The sweep.
-        selectors: Each a slug, the beginning of a cell's id, or levels such as "polar,memory=on".
+        selectors: Each a slug, a cell's id or at least its first four characters, or levels such as "polar,memory=on".
+            Cells that match any of them are highlighted.
 
     Raises:
-        ReportError: No cell matches a selector.
+        ReportError: A selector matches no cell.
     """
     cells = [cell for word in selectors for cell in _cells_of_selector(data, word)]
     return replace(options, highlight=tuple(dict.fromkeys(cells)))
 
 
 def _cells_of_selector(data: SweepData, selector: str) -> list[str]:
-    """Return the ids of the cells that a selector matches: by slug or id, by the beginning of an id, or by levels.
+    """Return the ids of all cells that a selector matches, in the grid's order.
+
+    Tried in this order until any cell matches: slug or id, the beginning of an id (at least four characters), levels.
 
     Raises:
         ReportError: No cell matches.
@@ -300,7 +318,10 @@ def _cells_of_selector(data: SweepData, selector: str) -> list[str]:
 
 
 def _cells_at_levels(data: SweepData, selector: str) -> list[str]:
-    """Return the ids of the cells at all of these levels: `axis=level`, or a level whose axis is unambiguous."""
+    """Return the ids of the cells at all of these comma-separated levels; [] if there are none or the text is empty.
+
+    A part is `axis=level` (seed is an axis too), or a level of any axis other than "on" and "off".
+    """
     parts = [part.strip() for part in selector.split(",") if part.strip()]
 
     def stands(cell: Any, part: str) -> bool:

@@ -17,9 +17,9 @@ AIR = 1.12
 
 
 def separate(positions: Sequence[float], min_distance: float) -> list[float]:
-    """Return the positions moved as little as possible so that neighbours are `min_distance` apart.
+    """Return the positions moved as little as possible so that neighbours are at least `min_distance` apart.
 
-    "As little" means least squares. The order stays.
+    "As little" means least squares. The result is in the order of the input, and their order along the axis stays.
     """
     from scipy.optimize import isotonic_regression
 
@@ -34,8 +34,10 @@ def separate(positions: Sequence[float], min_distance: float) -> list[float]:
 def separate_within(positions: Sequence[float], min_distance: float, lowest: float, highest: float) -> list[float]:
     """Return separated positions moved between two bounds, while keeping them apart if they fit.
 
+    If they do not fit, the lowest ones leave the lower bound.
+
     Args:
-        positions: Positions that are at least `min_distance` apart.
+        positions: Positions, in any order, that are at least `min_distance` apart.
         min_distance: Least distance of neighbours.
         lowest: Lower bound.
         highest: Upper bound.
@@ -47,6 +49,8 @@ def separate_within(positions: Sequence[float], min_distance: float, lowest: flo
 
 def label_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]]) -> None:
     """Write labels at the right of the axes, without overlaps. The axes must have their scales and limits.
+
+    It runs the layout of the figure once.
 
     Args:
         axes: The axes.
@@ -76,14 +80,14 @@ OFFSETS = (0.0, 4.0, -4.0, 9.0, -9.0, 15.0, -15.0, 22.0, -22.0, 30.0, -30.0, 40.
 
 
 def label_points(axes: Axes, labels: Sequence[tuple[float, float, str]], points: Sequence[tuple[float, float]]) -> None:
-    """Write each label next to its point, where it overlaps no other text and hides the fewest points.
+    """Write each label next to its point, where it overlaps no other text and hides the fewest points, if possible.
 
     It stays inside the axes if possible. A distant label gets a thin line to its point. The layout must be final.
 
     Args:
         axes: The axes.
-        labels: (x, y, text) of each label.
-        points: (x, y) of all points that labels should not hide.
+        labels: (x, y, text) of each label, in data.
+        points: (x, y) in data of all points that labels should not hide.
     """
     from matplotlib.text import Text
 

@@ -16,12 +16,18 @@ from .base import GROUP, Axes, axes_of_lines, line_groups
 
 
 def configuration_of(data: SweepData) -> dict[str, str]:
-    """Return the configuration of each cell as text: the levels of every axis, which seeds share."""
+    """Return the configuration of each cell as text, by cell id: the levels of every axis, which seeds share."""
     return {cell.cell_id: ", ".join(key) for key, cells in data.configurations().items() for cell in cells}
 
 
 def in_grid_order(frame: pd.DataFrame, data: SweepData, *then: str) -> pd.DataFrame:
-    """Return the rows sorted by their cell's position in the grid, then by the columns `then`; the sort is stable."""
+    """Return the rows sorted by their cell's position in the grid, then by the columns `then`; the sort is stable.
+
+    Args:
+        frame: Rows with the column cell (ids of cells of the sweep).
+        data: The sweep.
+        then: Further columns to sort by.
+    """
     cell_index = {cell.cell_id: index for index, cell in enumerate(data.cells)}
     ranked = frame.assign(_place=frame["cell"].map(cell_index)).sort_values(
         ["_place", *then], kind="stable", ignore_index=True
@@ -30,24 +36,26 @@ def in_grid_order(frame: pd.DataFrame, data: SweepData, *then: str) -> pd.DataFr
 
 
 def t_half_width(n: pd.Series, sd: pd.Series) -> pd.Series:
-    """Return half the width of the 95% Student's t interval of means over n values with this standard deviation.
+    """Return half the width of the 95 % Student's t interval of means over n values.
 
-    It is NaN where the standard deviation is.
+    `sd` is their sample standard deviation. It has n - 1 degrees of freedom, and is NaN where `sd` is, as for a single
+    value.
     """
     # one value has no spread: a single degree of freedom only keeps its quantile from being undefined
     return stdtrit((n - 1).clip(lower=1), 0.975) * sd / n**0.5
 
 
 def length_frame(data: SweepData, trained: dict[str, int], probe: str, metric: str) -> pd.DataFrame:
-    """Return a number over context lengths, one row per cell and length that has it.
+    """Return a number over context lengths, one row per cell and length that has it, in the grid's order of cells.
 
     Columns: cell, attempt, configuration (the levels of every axis, which seeds share), panel, first, second, line,
     probe, metric, length (tokens), trained (tokens of a training row, the shortest length where the config does not
-    say), ratio of the two, value, n (answers or tokens), low, high (of an accuracy: the 95% interval of its trials).
+    say), ratio of the two, value (shares as fractions), n (answers or tokens), low, high (of an accuracy: the 95 %
+    interval of its trials; else NaN). Without any number the frame is empty, with these columns.
 
     Args:
         data: The sweep.
-        trained: Tokens of a training row by cell.
+        trained: Tokens of a training row by cell id.
         probe: Probe of the number.
         metric: Metric of the number.
     """
@@ -80,16 +88,20 @@ LINE = [*GROUP, "probe", "metric"]
 
 
 def line_means(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean of each line of a `length_frame`, one row per line and length.
+    """Return the mean of each line of a `length_frame`, one row per line, number and length.
 
-    Columns: those of GROUP, probe, metric, length, value (mean over configurations, seeds averaged first), cells,
-    configurations, of (cells that the line has at any length), low and high (95% interval), and interval (a key of
-    BARS, or empty).
+    Columns: those of GROUP, probe, metric, length, value (mean over configurations, seeds averaged first), cells (with
+    the number at this length), configurations, of (cells that the line has at any length), low and high (95 %
+    interval), and interval (a key of BARS, or empty).
 
     The unit is the configuration: the interval is Student's t over configurations, which describes how far the mean
     would change with other configurations like these. Neither digits nor seeds count as independent. A line of one
     configuration has the interval over its seeds, a line of one cell that of the cell's trials. NaN where there is
     none. The interval of a share is clipped to 0 and 1.
+
+    Args:
+        frame: Rows with LINE, length, cell, configuration, value, low and high; empty gives an empty frame with these
+            columns.
     """
     keys = [*LINE, "length"]
     columns = [*keys, "value", "cells", "configurations", "of", "low", "high", "interval"]
@@ -120,7 +132,7 @@ def line_means(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def bar_note(means: pd.DataFrame, mark: str = "Bars", trials: str = BARS["trials"]) -> str:
-    """Return the sentence of a note on the error bars or bands of lines; empty if there are none.
+    """Return the sentence on the error bars or bands of lines, with a space at its end; "" without any.
 
     Args:
         means: Rows of `line_means`.
@@ -132,7 +144,7 @@ def bar_note(means: pd.DataFrame, mark: str = "Bars", trials: str = BARS["trials
 
 
 def fewer_cells_note(means: pd.DataFrame) -> list[str]:
-    """Return the note on means over fewer cells than their line has elsewhere; none if all have as many."""
+    """Return the note on means over fewer cells than their line has elsewhere, as a list; empty if all have as many."""
     fewer = means[means["cells"] < means["of"]]
     if fewer.empty:
         return []
@@ -141,11 +153,13 @@ def fewer_cells_note(means: pd.DataFrame) -> list[str]:
 
 
 def averaging_note(data: SweepData, axes: Sequence[str] | None = None) -> str:
-    """Return the note on the axes that the thick lines average over; empty if there are none.
+    """Return the sentence on the axes that thick lines average over, with a space at its end; "" without any.
+
+    Axes that do not vary are left out; seeds count as one if they vary.
 
     Args:
         data: The sweep.
-        axes: Axes that distinguish lines; None: those of `line_groups`.
+        axes: Axes that distinguish lines; None: attn_type and `axes_of_lines`.
     """
     line_axes = ("attn_type", *axes_of_lines(data)) if axes is None else axes
     every = ("attn_type",) if axes is not None else ()
@@ -157,6 +171,7 @@ def averaging_note(data: SweepData, axes: Sequence[str] | None = None) -> str:
 
 
 def single_value(values: Sequence[int]) -> int | None:
+    """Return the value that all of these have; None if they differ or there are none."""
     distinct = set(values)
     return distinct.pop() if len(distinct) == 1 else None
 

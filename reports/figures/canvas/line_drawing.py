@@ -23,14 +23,15 @@ TOTAL_MARK_SPREAD = 0.66  # octaves that the markers of all lines together span 
 
 
 def line_styles(frame: pd.DataFrame, axes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the style of each line, by line.
+    """Return the style of each line, by its text in the column `line`, ordered by levels with "off" first.
 
-    A style has matplotlib's keys, its legend label (`label`) and the shift of its markers in octaves (`aside`). No two
-    lines share colour, marker and dashes, and none hides the markers of another.
+    A style has matplotlib's keys (see `line_style`), its legend label (`label`) and the horizontal shift of its markers
+    in octaves (`aside`). No two lines share colour, marker and dashes while there are enough, and none hides the
+    markers of another.
 
     Args:
         frame: Rows with the columns line, first and second.
-        axes: The axes of first and second.
+        axes: The axes of first and second; with fewer than two the label leaves the other level out.
     """
     lines = frame.drop_duplicates("line")
     # sorted, so that "off" has the same style in every figure
@@ -73,9 +74,10 @@ def draw_lines_with_means(
     highlighted: Mapping[str, str] | None = None,
     banded: bool = False,
 ) -> dict[str, Any]:
-    """Draw cells thin and the means of their lines thick, with intervals, and return legend handles by label.
+    """Draw cells thin and the means of their lines thick, with intervals.
 
-    The caller sets the limits of the axes and marks what leaves them.
+    The caller sets the limits of the axes and marks what leaves them. A line of a single cell has no thin line; a line
+    without rows in `means` is not drawn. Bars and means are shifted aside by the style, bands are not.
 
     Args:
         axes: The axes.
@@ -83,8 +85,11 @@ def draw_lines_with_means(
         means: Rows of `line_means`.
         styles: Style by line, from `line_styles`.
         scale: Factor from values to units of the y axis.
-        highlighted: Label by highlighted cell; these get lines of their own with labels at their ends.
+        highlighted: Label by id of a highlighted cell; these get lines of their own with labels at their ends.
         banded: Whether intervals are bands, for lines of many points, rather than bars.
+
+    Returns:
+        Legend handles by label, of the mean lines alone.
     """
     highlighted = highlighted or {}
     handles: dict[str, Any] = {}
@@ -166,12 +171,17 @@ def _draw_highlighted(
 
 
 def legend(handles: Mapping[str, Any], styles: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the legend handles of the drawn lines, in the order of `line_styles`."""
+    """Return the legend handles of the drawn lines by label, in the order of `styles`.
+
+    Args:
+        handles: Handles by label, of all panels.
+        styles: Style by line, from `line_styles`.
+    """
     return {style["label"]: handles[style["label"]] for style in styles.values() if style["label"] in handles}
 
 
 def named_cells(figure_data: FigureData, look: FigureOptions) -> dict[str, str]:
-    """Return the labels of the highlighted cells, by cell."""
+    """Return the labels of the highlighted cells of `look` by cell id; "this cell" for one without a label."""
     return {cell: figure_data.draw_options["names"].get(cell, "") or "this cell" for cell in look.highlight}
 
 
@@ -181,7 +191,7 @@ def label_line_ends(axes: Axes, labels: Sequence[tuple[float, float, str]]) -> N
 
 
 def _write_line_ends(axes: Axes, labels: Iterable[tuple[float, float, str]]) -> None:
-    """Write each (x, y, text) near the end of its line, right-aligned, where it hides the least."""
+    """Write each (x, y, text) near the end of its line, right-aligned, where it hides the least; lowest y first."""
     renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
     for x, y, text in sorted(labels, key=lambda label: label[1]):
         note = drawing.note(axes, text, (x, y), (2, 2.5), ha="right", va="bottom", **OVER_LINES)
@@ -251,9 +261,10 @@ def _write_baseline_label(group: Sequence[Axes], level: float, text: str) -> Non
 
 
 def _covering_cost(axes: Axes, note: Any, renderer: Any, above: float = 0) -> float:
-    """Return the cost of what a note covers.
+    """Return the cost of what a note covers, in display space.
 
-    Points of lines (more for means), other texts, and the edge of the axes.
+    It is 1 per point of a line under the note (5 for means and highlighted cells), 1000 per other text that it
+    overlaps, and 10000 if it leaves the axes at the top or bottom. Lines of up to two points do not count.
 
     Args:
         axes: The axes.
@@ -274,14 +285,15 @@ def _covering_cost(axes: Axes, note: Any, renderer: Any, above: float = 0) -> fl
 
 
 def robust_range(values: Sequence[float], means: Sequence[float]) -> tuple[float, float]:
-    """Return a range for an axis that a few outliers do not flatten.
+    """Return a (low, high) range for an axis that a few outliers do not flatten, with a margin of 4 % at both ends.
 
-    It reaches from 1.5 times the interquartile range below the quartiles to as much above, with what lies just
-    outside. It is no wider than the values and at least as wide as the means, plus a margin.
+    Without the margin it reaches from the lowest to the highest value within 1.5 times the interquartile range of the
+    quartiles (or just outside), and covers the means. Where values lie above it, it has more space at the top for the
+    label of `mark_out_of_range`.
 
     Args:
-        values: Values of all points; not finite ones are ignored.
-        means: Values that must be inside.
+        values: Values of all points; at least one finite one. Not finite ones are ignored.
+        means: Values that must be inside; at least one finite one. Not finite ones are ignored.
     """
     finite = np.sort(np.asarray(values, dtype=float)[np.isfinite(np.asarray(values, dtype=float))])
     finite_means = np.asarray(means, dtype=float)[np.isfinite(np.asarray(means, dtype=float))]
@@ -297,7 +309,9 @@ def robust_range(values: Sequence[float], means: Sequence[float]) -> tuple[float
 
 
 def mark_out_of_range(axes: Axes, cells: pd.DataFrame, decimals: int) -> None:
-    """Draw an arrow at the upper edge for cells whose line leaves the axes there, with their largest values.
+    """Write an arrow at the upper right for cells whose line leaves the axes at the top, with their largest values.
+
+    More than MAX_LISTED distinct values are written as "lowest to highest". Without such a cell nothing is drawn.
 
     Args:
         axes: The axes, with their limits.

@@ -43,7 +43,11 @@ class Scale:
     """Positions of the ticks; empty: round numbers."""
 
     def share(self, value: float) -> float:
-        """Return the position of a value along the axis, from 0 to 1."""
+        """Return the position of a value along the axis, from 0 at `low` to 1 at `high`.
+
+        Values outside give positions outside. For levels the value is the index of a level; an axis of one level or
+        value gives 0.5. On a logarithmic axis the value must be positive.
+        """
         if self.levels:
             return value / (len(self.levels) - 1) if len(self.levels) > 1 else 0.5
         if self.low == self.high:
@@ -53,9 +57,9 @@ class Scale:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, most: int = MAX_TICKS) -> dict[float, str]:
-        """Return the tick labels by position.
+        """Return the tick labels by position, in units of the axis (an index for levels).
 
-        They are those of the levels, those at `at`, or those of about `most` round numbers.
+        They are those of all levels (shortened), those at `at`, or those of about `most` round numbers.
         """
         if self.levels:
             return {float(index): drawing.shortened(level, LONGEST) for index, level in enumerate(self.levels)}
@@ -68,6 +72,8 @@ class Scale:
 
     def apply_to_axis(self, axes: Axes, which: str, most: int = MAX_TICKS) -> None:
         """Set the scale, limits and ticks of an axis; overlapping x labels are hidden after the layout.
+
+        Numbers have a margin of ROOM at both ends, levels one of half a step.
 
         Args:
             axes: The axes.
@@ -91,7 +97,10 @@ class Scale:
 
 
 def scale_for_values(numbers: Sequence[float]) -> Scale:
-    """Return the scale of these numbers: logarithmic if they are positive and span a factor of WIDE."""
+    """Return the scale from the lowest to the highest of these numbers (at least one).
+
+    It is logarithmic if they are positive and span a factor of WIDE, and has integer ticks only if all are integers.
+    """
     low, high = min(numbers), max(numbers)
     return Scale(
         low,
@@ -102,7 +111,10 @@ def scale_for_values(numbers: Sequence[float]) -> Scale:
 
 
 def tick_label(tick: float) -> str:
-    """Return the label of a number on an axis, such as 0.003, 16384 or 20K."""
+    """Return the label of a number on an axis, such as 0.003, 16384 or 20K, with a typographic minus sign.
+
+    Numbers from LARGE on are abbreviated if three digits give them exactly.
+    """
     size = abs(tick)
     short = size >= LARGE and float(f"{size:.3g}") == size
     text = format_count(size) if short else f"{size:.0f}" if size >= 1 and size.is_integer() else f"{size:g}"
@@ -110,7 +122,7 @@ def tick_label(tick: float) -> str:
 
 
 def short_numbers(axis: Any) -> None:
-    """Abbreviate the tick labels of an axis if it has large numbers, wherever its ticks are."""
+    """Abbreviate the tick labels of an axis (`tick_label`) if its present view reaches LARGE."""
     from matplotlib.ticker import FuncFormatter
 
     if max(map(abs, axis.get_view_interval())) >= LARGE:
@@ -120,12 +132,14 @@ def short_numbers(axis: Any) -> None:
 def round_numbers(
     low: float, high: float, *, log: bool = False, integers_only: bool = False, most: int = MAX_TICKS
 ) -> list[float]:
-    """Return round numbers from `low` to `high`: three to `most` if there are as many, else both ends.
+    """Return ascending round numbers from `low` to `high`: three to `most` if there are as many, else both ends.
+
+    On a logarithmic axis they are equidistant in the logarithm if three such exist, and may then exceed `most`.
 
     Args:
         low: Lower end.
         high: Upper end.
-        log: Whether the axis is logarithmic.
+        log: Whether the axis is logarithmic; without effect unless `low` is positive.
         integers_only: Whether only integers are allowed.
         most: Maximum number of ticks.
     """
@@ -161,7 +175,9 @@ def _logarithmic_ticks(low: float, high: float, integers_only: bool, most: int) 
 
 
 def _even_ticks(low: float, high: float, integers_only: bool, most: int) -> list[float]:
-    """Return equidistant round numbers, the widest step that gives at least three; [] if none does.
+    """Return equidistant round numbers, of the widest step that gives at least three; [] if none does.
+
+    Equal ends give [low]. With `integers_only` and a step below 1 all integers in the range are returned, however many.
 
     Args:
         low: Lower end.
@@ -190,7 +206,7 @@ def _is_in_range(tick: float, low: float, high: float) -> bool:
 
 
 def hide_overlapping_labels(axes: Axes) -> None:
-    """Hide every second label of the x axis until none overlap."""
+    """Hide every second label of the x axis until none overlap, the first one never; the layout must be final."""
     low, high = sorted(axes.get_xlim())
     labels = [
         label

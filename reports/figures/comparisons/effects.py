@@ -25,12 +25,13 @@ STRATUM_MARKERS = ("^", "v", "D", "s", "P", "X", "<", ">")
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the effect of every level of every axis on the main numbers, by matched pairs of configurations.
 
-    One row per effect: axis, level, reference, pairs, and the fields of `forest.effect_fields`. `where` is empty over
-    the whole sweep; rows within a stratum follow. Confirmatory rows are the contrasts that the grid declares. Axes of
-    more than three levels have only the rows against their reference.
+    Matched pairs agree in all other axes. One row per effect that has pairs: axis, level, reference, pairs, and the
+    fields of `effect_fields`. `where` is empty over the whole sweep; rows within a stratum follow. Confirmatory rows
+    are the contrasts that the grid declares. Axes of more than MAX_COMPARED_LEVELS levels have only the rows against
+    their reference, and declared contrasts.
 
     Raises:
-        ReportError: There are no two cells to compare.
+        ReportError: There are no numbers or no two cells to compare.
     """
     columns = forest.default_columns(data)
     if not columns:
@@ -75,7 +76,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per number and a row per level, declared contrasts on top, with gaps between axes."""
+    """Draw a panel per number and a row per level, declared contrasts on top, with gaps between axes.
+
+    Rows show the whole sweep. Where the strata of an average differ, these are small marks below it, and the average is
+    pale. `look` is not used.
+    """
     frame = figure_data.frame
     main_rows = frame[(frame["where"] == "") | frame["confirmatory"]]
     titles = list(dict.fromkeys(frame["measure"]))
@@ -108,16 +113,19 @@ Key = tuple[bool, str, str, str, str]
 
 
 def _key(row: Any) -> Key:
-    """Return the key of the picture's row that a row of the frame belongs to.
+    """Return (declared, axis, level, reference, stratum) of a row of the frame, which names its row in the picture.
 
-    It has: declared, axis, level, reference, and the stratum of a declared contrast.
+    The stratum is that of a declared contrast, as in `where`; empty for all others.
     """
     declared = bool(row["confirmatory"])
     return declared, row["axis"], row["level"], row["reference"], row["where"] if declared else ""
 
 
 def _row_heights(main_rows: pd.DataFrame) -> dict[Key, float]:
-    """Return the heights of the rows by key: declared ones first, a gap between axes."""
+    """Return the y position of each row of the picture by key, growing downwards: declared ones first.
+
+    Rows are 1.0 apart, and 1.45 between axes.
+    """
     heights: dict[Key, float] = {}
     y, last = 0.0, None
     ordered = sorted(dict.fromkeys(_key(row) for _, row in main_rows.iterrows()), key=lambda key: not key[0])
@@ -129,9 +137,9 @@ def _row_heights(main_rows: pd.DataFrame) -> dict[Key, float]:
 
 
 def _stratum_markers(parts: pd.DataFrame, main_rows: pd.DataFrame) -> dict[str, str]:
-    """Return a marker by `where` for the strata of averages that are mixed.
+    """Return a marker by `where` for the strata of averages that are mixed (whose strata differ).
 
-    Strata beyond the list of markers get none.
+    Only strata of a single axis count. Those beyond STRATUM_MARKERS have no marker.
 
     Args:
         parts: Rows of strata.
@@ -145,7 +153,13 @@ def _stratum_markers(parts: pd.DataFrame, main_rows: pd.DataFrame) -> dict[str, 
 
 
 def _label_rows(axes: Any, heights: dict[Key, float], bottom: float) -> None:
-    """Write the names of the rows at the left of the first panel."""
+    """Write the names of the rows at the left, with * for declared contrasts, and set the y limits.
+
+    Args:
+        axes: The first panel.
+        heights: Height of each row by key.
+        bottom: Lower y limit.
+    """
     texts = []
     for declared, axis, level, reference, where in heights:
         text = forest.difference_label(axis, level, reference)
@@ -158,7 +172,7 @@ def _label_rows(axes: Any, heights: dict[Key, float], bottom: float) -> None:
 
 
 def _stratum_handles(markers: dict[str, str]) -> dict[str, Any]:
-    """Return the legend handles of the strata by label."""
+    """Return the legend handles of the strata by label: one grey hollow marker per entry of `markers`."""
     style: dict[str, Any] = {
         "linestyle": "none",
         "color": drawing.GREY,

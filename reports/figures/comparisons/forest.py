@@ -33,8 +33,9 @@ BETTER, WORSE, NOT_SIGNIFICANT = "better", "worse", "not sure"
 def default_columns(data: SweepData) -> list[Column]:
     """Return the numbers that figures of differences show by default.
 
-    These are validation loss, and clean loss, needle and extra probes at the longest length and at additionally
-    requested ones. A sweep without these gives the first of its numbers.
+    These are validation loss, then clean loss, needle accuracy and metrics of extra probes. Each of the latter is shown
+    at the longest length of the launch, followed by the additionally requested ones. A sweep without any of these gives
+    its first MOST_MEASURES numbers; without numbers the list is empty.
     """
     all_columns = measures(data)
     chosen = [column for column in all_columns if column.metric == "val_loss"]
@@ -61,8 +62,10 @@ def effect_fields(effect: EffectEstimate) -> dict[str, Any]:
     """Return the fields of a difference as columns of a frame.
 
     Returns:
-        measure (heading), words (label), unit, better (1, -1 or 0), where, mean, low and high (95%, NaN where
-        unknown), p (corrected), sure, i2, mixed, confirmatory; shares in percentage points.
+        measure (heading), words (label), unit ("points" for a share), better (1: more is better, -1: less, 0: neither),
+        where (stratum, empty for the whole sweep), mean, low and high (95 % interval, NaN where unknown), p
+        (corrected), sure (True if significant), i2, mixed (True if it averages strata that differ), confirmatory. Means
+        and bounds of shares are percentage points.
     """
     scale, unit = (100, "points") if effect.measure.percent else (1, effect.measure.unit)
     fields: dict[str, Any] = {"measure": effect.measure.heading, "words": measure_label(effect.measure), "unit": unit}
@@ -83,11 +86,11 @@ def effect_fields(effect: EffectEstimate) -> dict[str, Any]:
 
 
 def missing_interval_note(rows: Sequence[Mapping[str, Any]], unit_name: str) -> list[str]:
-    """Return the note on differences without an interval; none if all have one.
+    """Return the note on differences without an interval, as a list; empty if all have one.
 
     Args:
         rows: Rows of `effect_fields`.
-        unit_name: "pairs" or "fours", of which there are too few.
+        unit_name: "pairs" or "fours", of which there are too few; for the message alone.
     """
     none = any(math.isnan(row["low"]) for row in rows)
     return [f"Without a bar: too few {unit_name} for an interval."] if none else []
@@ -96,7 +99,8 @@ def missing_interval_note(rows: Sequence[Mapping[str, Any]], unit_name: str) -> 
 def difference_label(axis: str, level: str, reference: str) -> str:
     """Return the label of a difference of levels, such as "NoPE − PoLAR".
 
-    For a switch it is the axis alone, such as "memory".
+    For on against off it is the axis alone, such as "memory"; for a regularizer against "baseline" "<level>
+    regularizer"; for other axes the axis with both levels.
     """
     if (level, reference) == ("on", "off"):
         return drawing.axis_label(axis)
@@ -108,7 +112,9 @@ def difference_label(axis: str, level: str, reference: str) -> str:
 
 
 def effect_colour(row: Any) -> str:
-    """Return the colour of a difference: GOOD or BAD if it is significant, else grey.
+    """Return the colour of a difference: GOOD or BAD if it is significant, by whether it is an improvement.
+
+    It is grey if it is not significant, is zero, or belongs to a number with no better side.
 
     Args:
         row: A row of `effect_fields`.
@@ -120,7 +126,10 @@ def effect_colour(row: Any) -> str:
 
 
 def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float]) -> None:
-    """Draw an interval and a marker for every row at its height; a row that averages strata that differ is pale.
+    """Draw a marker and an interval for every row at its height, in the colour of `effect_colour`.
+
+    A marker is filled if the row is significant. A row that averages strata that differ is pale; one without an
+    interval has the marker alone.
 
     Args:
         axes: The panel.
@@ -136,13 +145,13 @@ def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float]) -> None:
 
 
 def draw_strata(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], markers: Mapping[str, Any]) -> None:
-    """Draw a small marker for every row of a stratum.
+    """Draw a small marker without an interval for every row of a stratum, filled if it is significant.
 
     Args:
         axes: The panel.
-        rows: Rows of `effect_fields`.
+        rows: Rows of `effect_fields`; may be empty.
         heights: Height of each row in data.
-        markers: Marker by `where` of the row.
+        markers: Marker by `where`; every row's must be a key.
     """
     for (_, row), y in zip(rows.iterrows(), heights, strict=True):
         colour = effect_colour(row)
@@ -156,7 +165,7 @@ def set_panel_title(axes: Axes, title: str, *, wrapped: bool = False) -> None:
     Args:
         axes: The panel.
         title: The title.
-        wrapped: Whether it is broken into two lines.
+        wrapped: Break it at its commas, or at its first space if it has none.
     """
     if wrapped:
         title = title.replace(", ", "\n") if ", " in title else title.replace(" ", "\n", 1)
@@ -164,12 +173,15 @@ def set_panel_title(axes: Axes, title: str, *, wrapped: bool = False) -> None:
 
 
 def format_effect_axis(axes: Axes, rows: pd.DataFrame, side: str = BETTER) -> None:
-    """Draw the zero line, the label of the better side, at least three ticks, and the unit below.
+    """Set limits and ticks of the x axis, and draw the zero line, the better side's label and the unit.
+
+    The axis covers zero and all intervals, with at least three ticks. It runs backwards where less is better, so that
+    better is always right. Labels that would overlap are removed after the layout.
 
     Args:
         axes: The panel.
-        rows: Rows of one number.
-        side: Label of the better side.
+        rows: Rows of `effect_fields` of one number; at least one.
+        side: Label of the better side, which is left out for a number without one.
     """
     ends = rows[["mean", "low", "high"]].to_numpy(dtype=float)
     low, high = min(0.0, float(np.nanmin(ends))), max(0.0, float(np.nanmax(ends)))
@@ -190,7 +202,7 @@ def format_effect_axis(axes: Axes, rows: pd.DataFrame, side: str = BETTER) -> No
 
 
 def hide_every_second_label(axes: Axes) -> None:
-    """Remove every second number below an axis if they would overlap, never zero."""
+    """Remove every second number below an axis if they would overlap, never zero, which must be among the ticks."""
     ticks, labels = list(axes.get_xticks()), axes.get_xticklabels()
     ends = sorted((box.x0, box.x1) for box in (label.get_window_extent() for label in labels))
     if any(after[0] - before[1] < 0.3 * drawing.size("xtick.labelsize") for before, after in pairwise(ends)):
@@ -199,7 +211,14 @@ def hide_every_second_label(axes: Axes) -> None:
 
 
 def three_ticks(low: float, high: float) -> list[float]:
-    """Return three or four round numbers that cover this range approximately, zero among them if it is inside."""
+    """Return at least three equidistant round numbers in this range, which may exceed it by SLACK of its length.
+
+    The step is the widest of 1, 2 or 5 times a power of ten that gives three. Zero is among them if it is inside.
+
+    Args:
+        low: Lower end.
+        high: Upper end, above `low`.
+    """
     span = high - low
     low, high = low - SLACK * span, high + SLACK * span
     exponent = math.floor(math.log10(span))
@@ -213,11 +232,14 @@ def three_ticks(low: float, high: float) -> list[float]:
 
 
 def legend_handles(rows: pd.DataFrame, sides: tuple[str, str] = (BETTER, WORSE)) -> dict[str, Any]:
-    """Return the legend handles by label, of the colours and markers that occur.
+    """Return at most three legend handles by label: the better and the worse side, and NOT_SIGNIFICANT.
+
+    A side is there if a significant difference has its colour. NOT_SIGNIFICANT ("not sure", grey and hollow) is there
+    if any row is not significant.
 
     Args:
         rows: Rows of `effect_fields`.
-        sides: Labels of the better and of the worse side.
+        sides: Labels of the better and of the worse side; that of NOT_SIGNIFICANT stays.
     """
     colours = {effect_colour(row) for _, row in rows.iterrows()}
     pairs = zip(sides, (drawing.GOOD, drawing.BAD), strict=True)

@@ -29,13 +29,14 @@ SIDES = ("better together", "worse together")
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Return every interaction of two axes over the whole sweep, the largest of a measure first.
+    """Return every interaction of two axes over the whole sweep, the largest absolute mean of a measure first.
 
-    It is the amount by which a level's effect differs between a level of a second axis and that axis's reference.
-    Measures are validation loss, and needle accuracy at the longest length.
+    It is the amount by which a level's effect differs between a level of a second axis and that axis's reference, over
+    matched fours of configurations. Measures are validation loss, and needle accuracy at the longest length, in this
+    order.
 
-    One row per interaction: axes, levels, references (two each, joined by " x "), fours, the fields of
-    `forest.effect_fields`, and words_row (label).
+    One row per interaction: axes, levels, references (two each, joined by " x "), fours (number of them), the fields of
+    `effect_fields`, and words_row (label).
 
     Raises:
         ReportError: Fewer than two axes vary, or there are no four matched cells.
@@ -86,7 +87,7 @@ def _interaction_label(pairs: list[tuple[str, str, str]]) -> str:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per measure and a row per interaction, the largest on top, at most MAX_ROWS."""
+    """Draw a panel per measure and a row per interaction, the largest on top, at most MAX_ROWS; `look` is not used."""
     frame = figure_data.frame
     parts = {str(name): rows.head(MAX_ROWS) for name, rows in frame.groupby("measure", sort=False)}
     tall = max(len(rows) for rows in parts.values())

@@ -34,9 +34,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
     It is shown at the longest context length with trials, and at additionally requested lengths.
 
-    One row per cell, length and trial, as `stats.items.answers_frame` has them, with attn_type, memory, stratum (label),
-    name (of the cell within its stratum), row and column: position in the map. The mixer and memory with the most
-    right is on top, the best cell first in it, and the trial that most cells get right at the left.
+    One row per cell, length and trial, as `answers_frame` (stats/items.py) has them, with attn_type, memory, stratum
+    (label of mixer and memory), name (of the cell within its stratum), row and column: position in the map from 0. The
+    stratum with the highest mean is on top, the best cell first in it, and the trial that most cells get right at the
+    left; these means are over all shown lengths.
 
     Raises:
         ReportError: No trials are stored.
@@ -62,7 +63,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _shown_lengths(store: Store, data: SweepData) -> list[int]:
-    """Return the longest requested length with stored trials, and additionally requested lengths.
+    """Return the longest requested length with stored trials, and measured additional lengths, ascending.
 
     Raises:
         ReportError: There are none.
@@ -80,7 +81,15 @@ def _shown_lengths(store: Store, data: SweepData) -> list[int]:
 
 
 def _with_map_positions(data: SweepData, answer_rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the answers with their stratum, name, and row and column in the map, sorted by these."""
+    """Return the answers with attn_type, memory, stratum, name, row and column, sorted by length, row and column.
+
+    Rows and columns are the same at every length. Strata are ranked by their mean over answers, cells within them by
+    theirs, and trials by theirs, all highest first.
+
+    Args:
+        data: The sweep.
+        answer_rows: Rows of `answers_frame`: one per cell, length and trial, with the share of right digits as `value`.
+    """
     levels = {cell.cell_id: tuple(cell.levels[axis] for axis in STRATUM_AXES) for cell in data.cells}
     names = cell_labels(data, without=STRATUM_AXES)
     strata = [levels[cell] for cell in answer_rows["cell"]]
@@ -103,9 +112,10 @@ def _with_map_positions(data: SweepData, answer_rows: pd.DataFrame) -> pd.DataFr
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a map per length: a row per cell and a column per trial.
+    """Draw a map per length: a row per cell and a column per trial, the darker the more of its digits are correct.
 
-    A square is the darker the more of its digits are correct. Strata are separated by gaps.
+    Strata are separated by gaps, and means are written at the right. With more than MAX_NAMED_CELLS cells names and
+    means are those of strata. `look` is not used.
     """
     frame = figure_data.frame
     cells = frame.drop_duplicates("cell").sort_values("row")
@@ -131,14 +141,18 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _heights(cells: pd.DataFrame) -> list[float]:
-    """Return the heights of the rows, with a gap between strata."""
+    """Return the height of each row from 0 downwards: one apart, and GAP more between strata.
+
+    Args:
+        cells: One row per cell with the column stratum, in the order of the map.
+    """
     strata = list(cells["stratum"])
     new = [0, *(before != after for before, after in itertools.pairwise(strata))]
     return (np.arange(len(strata)) + GAP * np.cumsum(new)).tolist()
 
 
 def _draw_map(axes: Axes, panel_rows: pd.DataFrame, cells: pd.DataFrame, heights: list[float]) -> bool:
-    """Draw the rows of every stratum as one image; return whether any answer is missing.
+    """Draw the rows of every stratum as one image, with limits and the x axis; return whether any answer is missing.
 
     Args:
         axes: The panel.
@@ -170,7 +184,15 @@ def _draw_map(axes: Axes, panel_rows: pd.DataFrame, cells: pd.DataFrame, heights
 def _write_means(
     axes: Axes, panel_rows: pd.DataFrame, cells: pd.DataFrame, heights: list[float], *, named: bool
 ) -> None:
-    """Write means at the right of the rows: of every cell if `named`, else of each stratum."""
+    """Write means in % at the right of the rows: of every cell if `named`, else of each stratum over its answers.
+
+    Args:
+        axes: The panel.
+        panel_rows: Rows of one length.
+        cells: One row per cell, in the order of the map.
+        heights: Height of each cell's row.
+        named: Means of cells rather than of strata.
+    """
     height = dict(zip(cells["cell"], heights, strict=True))
     groups = panel_rows.assign(y=panel_rows["cell"].map(height)).groupby("cell" if named else "stratum", sort=False)
     for _, row in groups.agg(y=("y", "mean"), value=("value", "mean")).iterrows():
@@ -179,7 +201,7 @@ def _write_means(
 
 
 def _label_rows(axes: Axes, cells: pd.DataFrame, heights: list[float], *, named: bool) -> None:
-    """Write names at the left of the rows: of every cell if `named`, else of each stratum."""
+    """Write names at the left of the rows: stratum and name of every cell if `named`, else of each stratum."""
     if named:
         labels = [", ".join(filter(None, names)) for names in zip(cells["stratum"], cells["name"], strict=True)]
         axes.set_yticks(heights, labels)

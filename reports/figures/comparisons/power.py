@@ -25,11 +25,13 @@ MAX_POINTS = 100.0  # percentage points: no share differs by more
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Return the detectable difference (80% power) by number of pairs, per stratum of known spread.
+    """Return the detectable difference (80 % power) by number of pairs, per number and stratum with a spread.
 
-    One row per number, stratum and count of pairs: measure (heading), words, unit, attn_type, memory, stratum (label),
-    place (index of the stratum), kind (of the replicates), sd (of a run), df, pairs, detectable, design (the most
-    pairs that the grid has there). Shares in percentage points.
+    A stratum is the cells that share mixer and memory; those of zero spread are left out. One row per number, stratum
+    and count of pairs: measure (heading), words, unit, attn_type, memory, stratum (label), place (index of the
+    stratum), kind (of the replicates), sd (of a run, at least the floor of an accuracy's trials), df, pairs,
+    detectable, design (the most pairs that the grid has there). Shares are percentage points. Counts are PAIRS, and
+    that of the design if it lies between MIN_PAIRS and MAX_PAIRS.
 
     Raises:
         ReportError: The spread between runs is unknown or zero.
@@ -72,7 +74,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _rows(data: Any, plan: PowerAnalysis) -> list[dict[str, Any]]:
-    """Return the rows of one analysis: a row per number of pairs."""
+    """Return the rows of one analysis, without `place`: one per number of pairs, ascending."""
     scale, unit = (100, "points") if plan.measure.percent else (1, plan.measure.unit)
     fields: dict[str, Any] = {"measure": plan.measure.heading, "words": measure_label(plan.measure), "unit": unit}
     fields |= {"attn_type": plan.stratum[0], "memory": plan.stratum[1], "stratum": stratum_label(data, plan.stratum)}
@@ -85,7 +87,10 @@ def _rows(data: Any, plan: PowerAnalysis) -> list[dict[str, Any]]:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per number and a line per stratum, labelled at its end, with rings at the pairs of the design."""
+    """Draw a panel per number and a line per stratum, labelled at its end, with rings at the pairs of the design.
+
+    Both axes are logarithmic. `look` is not used.
+    """
     frame = figure_data.frame
     titles = list(dict.fromkeys(frame["measure"]))
     figure = drawing.page(2.5, drawing.PAGE_WIDTH if len(titles) > 1 else 4.6)
@@ -107,7 +112,13 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _named_line_ends(panel_rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the ends of the lines that are labelled: all, or those of most and of least noise."""
+    """Return the rows at MAX_PAIRS whose lines are labelled.
+
+    These are all up to MAX_NAMED_LINES; of more, half as many of least noise and half as many of most.
+
+    Args:
+        panel_rows: Rows of one number.
+    """
     ends = panel_rows[panel_rows["pairs"] == MAX_PAIRS]
     if len(ends) <= MAX_NAMED_LINES:
         return ends
@@ -118,10 +129,12 @@ def _named_line_ends(panel_rows: pd.DataFrame) -> pd.DataFrame:
 def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, styles: dict[Stratum, dict[str, Any]], named: set[str]) -> None:
     """Draw the lines of a number, labelled ones in colour over the others, which are thin and grey.
 
+    It sets title, scales, limits, ticks and axis labels too. Labelled lines have a ring at the pairs of the design.
+
     Args:
         axes: The panel.
         panel_rows: Rows of the number.
-        styles: Style by stratum.
+        styles: Style by stratum, (mixer, memory).
         named: Labels of the strata that are labelled.
     """
     unit = str(panel_rows["unit"].iloc[0])
@@ -154,7 +167,7 @@ def _draw_panel(axes: Axes, panel_rows: pd.DataFrame, styles: dict[Stratum, dict
 
 
 def _write_design_point(axes: Axes, panel_rows: pd.DataFrame, unit: str) -> None:
-    """Write next to the highest ring how small a difference the pairs of the design detect."""
+    """Write next to the highest ring how small a difference the pairs of the design detect; nothing without a ring."""
     rings = panel_rows[panel_rows["pairs"] == panel_rows["design"]].sort_values("detectable")
     if rings.empty:
         return

@@ -30,11 +30,15 @@ KINDS = {
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Return the replicate runs of every stratum: seeds of one configuration, or else near-replicates.
+    """Return the replicate runs of every stratum (cells that share mixer and memory).
+
+    Replicates are the seeds of one configuration, or, where a sweep has one seed each, near-replicates: configurations
+    that differ in their regularizer alone.
 
     One row per run and number: measure (heading), words, unit, attn_type, memory, stratum (label), place (index of the
-    stratum), group (of replicates), kind, cell, attempt, seed, name, value, difference (from the mean of the group),
-    sd (between runs of the stratum), floor (from the trials of an accuracy alone), df. Shares in percentage points.
+    stratum), group (of replicates), kind, cell, attempt, seed, name, value, difference (from the mean of the group), sd
+    (between runs, pooled over the groups of the stratum), floor (standard deviation that the trials of an accuracy
+    alone make; 0 for other numbers), df. Shares are percentage points.
 
     Raises:
         ReportError: No configuration has two runs.
@@ -74,7 +78,7 @@ def _rows(
     runs: list[Replicate],
     names: dict[str, str],
 ) -> list[dict[str, Any]]:
-    """Return the rows of one number in a stratum.
+    """Return the rows of one number in a stratum, one per run, as `collect` documents them, without `place`.
 
     Args:
         data: The sweep.
@@ -82,7 +86,7 @@ def _rows(
         stratum: Levels of mixer and memory.
         spread: Spread between its replicates.
         runs: The replicates.
-        names: Label by cell.
+        names: Label by cell id.
     """
     scale, unit = (100, "points") if column.percent else (1, column.unit)
     fields: dict[str, Any] = {"measure": column.heading, "words": measure_label(column), "unit": unit}
@@ -102,7 +106,10 @@ def _rows(
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per number: a band per stratum with its standard deviation, in it a line per group of runs."""
+    """Draw a panel per number: a band per stratum with its standard deviation, in it a line per group of runs.
+
+    x is the difference of a run from the mean of its group of replicates. `look` is not used.
+    """
     frame = figure_data.frame
     titles = list(dict.fromkeys(frame["measure"]))
     order = strata_of(frame)
@@ -121,12 +128,15 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 def _draw_panel(
     axes: Axes, panel_rows: pd.DataFrame, order: list[Stratum], styles: dict[Stratum, dict[str, Any]]
 ) -> None:
-    """Draw the strata of a number, with symmetric limits.
+    """Draw the strata of a number over the difference from the mean of replicates, with symmetric x limits.
+
+    Each stratum has a shaded band of ± its standard deviation (at least the floor of an accuracy's trials) and a line
+    with markers per group of replicates. It sets title, limits, x ticks and x label; strata without rows stay empty.
 
     Args:
         axes: The panel.
         panel_rows: Rows of the number.
-        order: The strata from top to bottom.
+        order: The strata, (mixer, memory), from top to bottom; the index is the height in data.
         styles: Style by stratum.
     """
     largest = (
@@ -147,9 +157,10 @@ def _draw_panel(
 
 
 def _draw_stratum(axes: Axes, part: pd.DataFrame, position: int, stratum_style: dict[str, Any]) -> None:
-    """Draw the runs of a stratum around its height, over a band of its standard deviation.
+    """Draw the runs of a stratum around its height, over a band of ± its standard deviation.
 
-    The standard deviation is written at the right.
+    A line joins the runs of a group of replicates; x is the difference of a run from the mean of its group. The
+    standard deviation, at least the floor of an accuracy's trials, is written at the right.
 
     Args:
         axes: The panel.

@@ -17,9 +17,9 @@ Stratum = tuple[str, ...]
 
 
 def noise_columns(data: SweepData) -> list[Column]:
-    """Return the numbers whose noise is shown: validation loss and needle among `default_columns`.
+    """Return the numbers whose noise is shown: validation loss and needle accuracy among `default_columns`.
 
-    Without these it is the first of them with a known spread, else the first.
+    Without these it is the first of them with a known spread, else the first; [] without any number.
     """
     shown = default_columns(data)
     chosen = [column for column in shown if column.metric == "val_loss" or column.probe == "needle"]
@@ -27,13 +27,18 @@ def noise_columns(data: SweepData) -> list[Column]:
 
 
 def ordered_strata(data: SweepData, strata: Iterable[Stratum]) -> list[Stratum]:
-    """Return the strata by mixer as in the grid, those without memory first."""
+    """Return the strata by mixer as in the grid, those without memory first within a mixer."""
     mixers = data.levels(STRATUM_AXES[0])
     return sorted(strata, key=lambda stratum: (mixers.index(stratum[0]), drawing.off_first(stratum[1])))
 
 
 def stratum_label(data: SweepData, stratum: Stratum) -> str:
-    """Return the label of a stratum, by the axes that vary, such as "PoLAR, with memory"."""
+    """Return the label of a stratum, by the axes that vary, such as "PoLAR, with memory"; "all cells" if none does.
+
+    Args:
+        data: The sweep.
+        stratum: Levels of STRATUM_AXES (mixer, memory).
+    """
     labels = [
         drawing.level_label(level, axis)
         for axis, level in zip(STRATUM_AXES, stratum, strict=True)
@@ -43,13 +48,16 @@ def stratum_label(data: SweepData, stratum: Stratum) -> str:
 
 
 def strata_of(frame: pd.DataFrame) -> list[Stratum]:
-    """Return the strata of a frame, in the order of its column `place`."""
+    """Return the strata (mixer, memory) of a frame, in the order of its column `place`."""
     first = frame.sort_values("place", kind="stable").drop_duplicates("place")
     return list(zip(first["attn_type"], first["memory"], strict=True))
 
 
 def stratum_styles(strata: Sequence[Stratum]) -> dict[Stratum, dict[str, Any]]:
-    """Return the style of each stratum; colour, marker and dashes differ between mixers and with memory."""
+    """Return the style of each stratum, with the keys of `drawing.line_style`, by (mixer, memory).
+
+    Colour, marker and dashes differ between mixers and with memory, as far as there are enough (`line_style`).
+    """
     mixers = list(dict.fromkeys(stratum[0] for stratum in strata))
     seconds = sorted({stratum[1] for stratum in strata}, key=drawing.off_first)
     return {

@@ -33,8 +33,8 @@ MIN_NEGATIVE_WEIGHT = 0.01
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the weights of every stored attention map.
 
-    One row per weight: cell, attempt, layer, head, query, key, weight; and keys, the number of keys that share the
-    attention of that query.
+    One row per weight: cell, attempt, layer, head, query, key (both positions from 0), weight, and keys, the number of
+    keys that share the attention of that query.
 
     Raises:
         ReportError: No cell has maps.
@@ -60,7 +60,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
-    """Return the weights of all stored maps, one row per weight."""
+    """Return the weights of all stored maps, one row per weight; empty if none is stored.
+
+    Columns: cell, attempt, layer, head, query, keys, key, weight. Items without a list of weights are left out.
+    """
     maps = [row for row in item_detail_rows(store, data, (PROBE, METRIC, 0)) if isinstance(row.get("weights"), list)]
     sizes = [len(row["weights"]) for row in maps]
     each = pd.DataFrame(maps, columns=["cell", "attempt", "layer", "head", "position", "value"])
@@ -71,7 +74,11 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw one map per cell, or all maps of a single or highlighted cell."""
+    """Draw one map per cell, or up to MAX_MAPS maps of a single cell or of each highlighted one.
+
+    The map of a cell is that whose queries share their attention among the fewest keys. Colours are signed, with equal
+    ends, if any weight is below -MIN_NEGATIVE_WEIGHT; otherwise they follow the square root of the weight.
+    """
     from matplotlib.colors import PowerNorm
 
     cells = cells_to_draw(figure_data, look)

@@ -63,7 +63,10 @@ def needs_log_axis(frame: pd.DataFrame) -> bool:
 
 
 def y_limits(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
-    """Return the vertical range; outliers among the cells do not flatten the rest."""
+    """Return the (low, high) limits of perplexity; outliers among the cells do not flatten the rest.
+
+    On a logarithmic axis (`needs_log_axis`) the range is computed of logarithms; the limits are perplexities again.
+    """
     values, mean_values = list(frame["value"]), list(means["value"])
     if not needs_log_axis(frame):
         return robust_range(values, mean_values)
@@ -72,7 +75,11 @@ def y_limits(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw all lines in one panel, or a panel per mixer, with the training length marked."""
+    """Draw all lines in one panel, or a panel per mixer, with the training length marked in the last.
+
+    Cells are thin lines, means thick ones; highlighted cells of `look` are labelled. Values above the limits are
+    arrows.
+    """
     frame, trained = figure_data.frame, figure_data.draw_options["trained"]
     means = line_means(frame)
     low, high = y_limits(frame, means)

@@ -16,20 +16,20 @@ MAX_CELLS = 12
 
 
 def title_parts(data: SweepData, cells: Iterable[str]) -> dict[str, list[str]]:
-    """Return the labels of each cell by cell: its mixer, then its other levels that vary."""
+    """Return, by cell id, the list of a cell's labels: mixer, other levels that vary, and seed if seeds vary."""
     names = cell_labels(data, without=("attn_type",))
     mixers = {cell.cell_id: drawing.level_label(cell.levels["attn_type"]) for cell in data.cells}
     return {cell: [mixers[cell], *filter(None, names[cell].split(", "))] for cell in cells}
 
 
 def map_title(figure_data: FigureData, look: FigureOptions, cell: str, *, memory: bool = False) -> str:
-    """Return the title of a cell's map; its seed is left out unless the cell is highlighted.
+    """Return the title of a cell's map: mixer and other levels; the seed is left out unless the cell is highlighted.
 
     Args:
-        figure_data: The figure.
+        figure_data: The figure, whose draw option `titles` has the `title_parts`.
         look: Figure options.
         cell: Id of the cell.
-        memory: Whether the map shows the cell's memory rather than its mixer.
+        memory: Whether the map shows the cell's memory ("memory beside <mixer>") rather than its mixer.
     """
     mixer, *levels = figure_data.draw_options["titles"][cell]
     shown_levels = [word for word in levels if cell in look.highlight or not word.startswith("seed ")]
@@ -41,7 +41,7 @@ def map_title(figure_data: FigureData, look: FigureOptions, cell: str, *, memory
 
 
 def first_cell_of_each(data: SweepData, measured: Iterable[str]) -> list[str]:
-    """Return the first measured cell of each configuration, in the grid's order."""
+    """Return the id of the first measured cell of each configuration, in the grid's order; others have none."""
     measured_cells = set(measured)
     of_each = (
         [cell.cell_id for cell in cells if cell.cell_id in measured_cells] for cells in data.configurations().values()
@@ -50,7 +50,7 @@ def first_cell_of_each(data: SweepData, measured: Iterable[str]) -> list[str]:
 
 
 def selection_notes(data: SweepData, measured: Iterable[str]) -> list[str]:
-    """Return the notes on which of the measured cells are drawn."""
+    """Return up to two notes on which of the measured cells are drawn; [] if all are."""
     cells = dict.fromkeys(measured)
     first = first_cell_of_each(data, cells)
     notes = []
@@ -62,14 +62,19 @@ def selection_notes(data: SweepData, measured: Iterable[str]) -> list[str]:
 
 
 def cells_to_draw(figure_data: FigureData, look: FigureOptions) -> list[str]:
-    """Return the ids of the cells to draw: the highlighted ones, else the first of each configuration."""
+    """Return the ids of the cells to draw: the highlighted ones, else the first of each configuration.
+
+    Highlighted cells without rows in the frame do not count. Of the others there are at most MAX_CELLS.
+    """
     cells = list(dict.fromkeys(figure_data.frame["cell"]))
     highlighted = [cell for cell in cells if cell in look.highlight]
     return highlighted or list(figure_data.draw_options["first"])[:MAX_CELLS]
 
 
 def map_grid(titles: Sequence[str], each: float, more: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure with one pair of axes per title.
+    """Return a figure and the list of its axes, one pair per title.
+
+    A row has three, or two on a narrow page and for four titles.
 
     Args:
         titles: Titles of the maps.
@@ -83,7 +88,14 @@ def map_grid(titles: Sequence[str], each: float, more: float) -> tuple[Figure, l
 
 
 def draw_heat_map(axes: Axes, table: np.ndarray, norm: Any, **more: Any) -> Any:
-    """Draw a table as `drawing.heat` does, with small labels and without ticks, and return the image."""
+    """Draw a table as `drawing.heat` does, with small labels and without ticks, and return the image.
+
+    Args:
+        axes: The axes.
+        table: Array [rows, columns]; NaN for missing numbers.
+        norm: Matplotlib normalization of the numbers.
+        more: Further arguments of `drawing.heat`.
+    """
     image = drawing.heat(axes, table, norm, **more)
     axes.tick_params(labelsize=drawing.size("small"))
     axes.set(xticks=[], yticks=[])
@@ -97,7 +109,7 @@ def add_colour_bar(
 
     Args:
         figure: The figure.
-        image: Image of a map.
+        image: Image of any map; all must share its normalization.
         label: Label of the bar.
         ticks: Tick labels by value.
         mark: Value to mark; None: none.
@@ -113,7 +125,14 @@ def add_colour_bar(
 
 
 def write_values(axes: Axes, table: np.ndarray, texts: Sequence[Sequence[str]], norm: Any) -> None:
-    """Write a text into each square of a map that has a number, light on dark and dark on light."""
+    """Write a text into each square of a map that has a number, white on dark squares and black on bright ones.
+
+    Args:
+        axes: Axes with the map.
+        table: Numbers [rows, columns]; squares with NaN stay empty.
+        texts: Text of each square, [rows][columns].
+        norm: Normalization of the numbers; below 0.55 a square counts as dark.
+    """
     for row, column in np.ndindex(*table.shape):
         if np.isfinite(table[row, column]):
             dark = float(norm(table[row, column])) < 0.55

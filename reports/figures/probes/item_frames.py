@@ -13,15 +13,28 @@ from ..canvas.length_frames import in_grid_order
 
 
 def cell_by_attempt_of(data: SweepData, measure: MeasurementKey) -> dict[int, str]:
-    """Return the cell by attempt, for the attempts that gave a cell's number of this measure."""
+    """Return the cell id by attempt id, for the attempts that gave a cell's number of this measure.
+
+    Cells without the number have none.
+
+    Args:
+        data: The sweep.
+        measure: (probe, metric, length).
+    """
     values = (data.values.get((cell.cell_id, *measure)) for cell in data.cells)
     return {value.attempt_id: value.cell_id for value in values if value is not None and value.value is not None}
 
 
 def item_values_frame(store: Store, data: SweepData, measure: MeasurementKey) -> pd.DataFrame:
-    """Return the item values of a measure, one row per item and position: cell, attempt, item, position and value.
+    """Return the stored item values of a measure, one row per cell, item and position.
 
-    Cells are in the grid's order.
+    Columns: cell, attempt, item, position and value. Cells are in the grid's order. Without any number the frame is
+    empty, with these columns.
+
+    Args:
+        store: The database.
+        data: The sweep.
+        measure: (probe, metric, length).
     """
     cell_by_attempt = cell_by_attempt_of(data, measure)
     columns = ["attempt", "item", "position", "value"]
@@ -34,9 +47,15 @@ def item_values_frame(store: Store, data: SweepData, measure: MeasurementKey) ->
 
 
 def item_detail_rows(store: Store, data: SweepData, measure: MeasurementKey) -> list[dict[str, Any]]:
-    """Return a dictionary per item and position that has a detail, with cells in the grid's order.
+    """Return a dictionary per cell, item and position that has a stored detail, with cells in the grid's order.
 
-    Its keys are cell, attempt, item, position, value and the detail's fields.
+    Its keys are the detail's fields and cell, attempt, item, position and value, which win over fields of these names.
+    Without any number of the measure the list is empty.
+
+    Args:
+        store: The database.
+        data: The sweep.
+        measure: (probe, metric, length).
     """
     cell_by_attempt = cell_by_attempt_of(data, measure)
     if not cell_by_attempt:
@@ -59,7 +78,10 @@ def item_detail_rows(store: Store, data: SweepData, measure: MeasurementKey) -> 
 
 
 def longest_lengths(data: SweepData, probe: str, metric: str) -> dict[str, int]:
-    """Return the longest shown context length at which a cell has a number, by cell."""
+    """Return the longest shown context length, in tokens, at which a cell has a number, by cell id.
+
+    Cells without a number are no keys.
+    """
     lengths = {}
     for length in data.lengths(probe, metric, include_unrequested=True):
         for cell in cell_by_attempt_of(data, (probe, metric, length)).values():

@@ -24,11 +24,12 @@ SHOWN = ["cell", "attempt", "configuration", *GROUP, *NUMBERS]
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Return the shares of keys that are answered with their own value, by number of pairs.
+    """Return the shares of keys that are answered with their own value, by number of stored pairs.
 
-    One row per cell, metric and number of pairs: cell, attempt, configuration, panel, first, second, line, probe,
-    metric, pairs, chance (chance level), value, n (heads of all layers, or rows), low and high (95% t interval over
-    these).
+    One row per cell, metric and number of pairs: cell, attempt, configuration, panel (title of the metric), first,
+    second (levels of the two axes that distinguish lines), line, probe, metric, pairs, chance (chance level), value, n
+    (heads of all layers, or rows), low and high (95 % t interval over these, clipped to 0 and 1; NaN for one). Shares
+    are fractions.
 
     Raises:
         ReportError: No cell has been measured.
@@ -54,7 +55,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
-    """Return one row per cell, metric and number of pairs, averaged over the items."""
+    """Return one row per cell, metric and number of pairs, averaged over the items; empty if nothing is stored.
+
+    Columns: COLUMNS, where sd is the sample standard deviation over items (NaN for one) and n their number. A metric
+    whose items lack the details `pairs` and `chance` is left out.
+    """
     parts = []
     for metric in PANELS:
         items = pd.DataFrame(item_detail_rows(store, data, (PROBE, metric, 0)))
@@ -69,7 +74,13 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
 
 
 def _with_line_groups(data: SweepData, frame: pd.DataFrame, axes: tuple[str, ...]) -> pd.DataFrame:
-    """Return the rows with panel, line and levels of their cells, and the interval of each."""
+    """Return the rows with the columns SHOWN: those of their line, and the 95 % t interval of each.
+
+    Args:
+        data: The sweep.
+        frame: Rows of `_frame`.
+        axes: At most two axes that distinguish lines; missing ones give empty levels.
+    """
     levels = {cell.cell_id: [*(cell_level(cell, axis) for axis in axes), "", ""][:2] for cell in data.cells}
     half = t_half_width(frame["n"], frame["sd"])
     first, second = ([levels[cell][index] for cell in frame["cell"]] for index in (0, 1))
@@ -87,7 +98,10 @@ def _with_pairs_as_length(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw the memory alone and in context side by side: a line per memory, with the chance level."""
+    """Draw the memory alone and in context side by side: a line per memory over pairs, and the chance level.
+
+    Shares are in %. Highlighted cells of `look` are labelled.
+    """
     frame = _with_pairs_as_length(figure_data.frame)
 
     def dress(axes: Axes, panel_rows: pd.DataFrame, last: bool) -> None:

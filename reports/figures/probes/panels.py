@@ -19,9 +19,17 @@ FormatPanel = Callable[["Axes", pd.DataFrame, bool], None]
 
 
 def assign_panels(data: SweepData, frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Return the rows with the columns panel, first, second and line, and the axes of first and second.
+    """Return the rows with the columns panel, first, second and line, and the axes of `first` and `second`.
 
-    Few lines share one panel with an empty name; otherwise each mixer has a panel.
+    At most MAX_LINES_IN_SINGLE_PANEL lines that fewer than two axes distinguish share one panel with an empty name; the
+    mixer is then `first` and the first of the axes. Otherwise each mixer has a panel.
+
+    Args:
+        data: The sweep.
+        frame: Rows with the column cell.
+
+    Returns:
+        (rows, axes), of which there may be fewer than two.
     """
     groups, axes = line_groups(data), axes_of_lines(data)
     drawn = {cell: groups[cell] for cell in dict.fromkeys(frame["cell"])}
@@ -44,7 +52,12 @@ def assign_panels(data: SweepData, frame: pd.DataFrame) -> tuple[pd.DataFrame, t
 
 
 def out_of_range_note(frame: pd.DataFrame, high: float) -> list[str]:
-    """Return the note on cells whose line exceeds `high`, the upper end of the axes; none if no line does."""
+    """Return the note on cells whose line exceeds `high`, as a list; empty if no line does.
+
+    Args:
+        frame: Rows with the columns cell and value.
+        high: Upper end of the axes, in the unit of `value`.
+    """
     count = int((frame.groupby("cell")["value"].max() > high).sum())
     return [f"Lines that leave the axes ({count}): an arrow says what they reach."] if count else []
 
@@ -55,12 +68,14 @@ def draw_panels(
 ) -> Figure:  # fmt: skip
     """Draw a panel per value of `panel`: cells thin, means of lines thick, highlighted cells labelled.
 
+    Panels share both axes. The returned figure is finished with title, notes and legend.
+
     Args:
-        figure_data: The figure.
+        figure_data: The figure, whose draw options have `axes` and `names` (label by cell).
         look: Figure options.
         frame: Rows with the columns of `assign_panels` and `length_frame`.
         means: Rows of `line_means`.
-        format_panel: Sets scales and marks of a panel.
+        format_panel: Sets scales and marks of a panel, after its lines are drawn.
         labels: Labels below and at the left.
         scale: Factor from values to units of the y axis.
         banded: Whether intervals are bands rather than bars.

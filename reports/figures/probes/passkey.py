@@ -21,9 +21,10 @@ MAX_WRITTEN_LENGTHS = 5
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the share of recalled digits by depth and context length.
 
-    One row per cell, length and depth: cell, attempt, configuration, length, depth (share of the text before the
-    value), trials, answers, value (share of digits), exact (share of trials with every digit right), constant
-    (constant-digit baseline).
+    One row per cell, length and depth: cell, attempt, configuration, length (tokens), depth (share of the text before
+    the value, 0 to 1), trials, answers (digits), value (share of digits: the mean of the trials' shares), exact (share
+    of trials with every digit right), constant (score of the best constant digit, NaN where unknown). Shares are
+    fractions.
 
     Raises:
         ReportError: No cell has been measured.
@@ -63,7 +64,10 @@ def _count_range_text(counts: pd.Series) -> str:
 
 
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
-    """Return one row per cell, length and depth, averaged over the trials; empty if no cell has any."""
+    """Return one row per cell, length and depth as `collect` documents them.
+
+    Without any it is empty and has no columns. Rows are in the grid's order of cells, then by length and depth.
+    """
     parts = []
     for length in data.lengths(PROBE, METRIC, include_unrequested=True):
         items = pd.DataFrame(item_detail_rows(store, data, (PROBE, METRIC, length)))
@@ -86,7 +90,11 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a map per configuration, or per highlighted cell: depths downwards, lengths to the right."""
+    """Draw a map per configuration (mean of its seeds), or per highlighted cell: depths over lengths.
+
+    Depths grow downwards, lengths to the right. At most MAX_CELLS maps are drawn. Percentages are written into the
+    squares of small maps.
+    """
     frame = figure_data.frame
     highlighted_rows = frame[frame["cell"].isin(look.highlight)]
     shown, by = (highlighted_rows, "cell") if len(highlighted_rows) else (frame, "configuration")
@@ -110,7 +118,14 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _label_axes(axes: Axes, lengths: list[int], depths: list[float], trained: int | None) -> None:
-    """Label rows and columns, and draw a line after the training length."""
+    """Label some of the columns and rows of a map, and draw a line after the last column within the training length.
+
+    Args:
+        axes: Axes with the map.
+        lengths: Length of each column in tokens, ascending.
+        depths: Depth of each row as a fraction, ascending.
+        trained: Training length in tokens; None, or one that does not separate columns: no line.
+    """
     shown = drawing.thin_evenly(range(len(lengths)), 4)
     axes.set_xticks(shown, [format_length(lengths[index]) for index in shown])
     rows = drawing.thin_evenly(range(len(depths)), 6)

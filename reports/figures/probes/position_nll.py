@@ -42,11 +42,10 @@ BAND = "95% t intervals over the documents of a line of one cell, which are the 
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the loss (nats per token) by position in the document.
 
-    Each cell is shown at its longest measured context length.
-
-    One row per cell and position: cell, attempt, configuration, panel, first, second, line, probe, metric, length
-    (middle of the position, in tokens from the start), start, stop, trained, value, n (documents), low and high (95% t
-    interval over them).
+    Each cell is shown at its longest measured context length. One row per cell and point: cell, attempt, configuration,
+    panel, first, second, line, probe, metric, length (middle of the point, in tokens from the start), start, stop (its
+    tokens), trained (training length; 0 where unknown), value, n (documents), low and high (95 % t interval over them).
+    Beyond POINTS_PER_OCTAVE points an octave, neighbouring positions are averaged into one point.
 
     Raises:
         ReportError: No cell has losses by position.
@@ -69,7 +68,15 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _frame(store: Store, data: SweepData, trained: dict[str, int]) -> pd.DataFrame:
-    """Return the rows of `collect` without panel and line; empty if no cell has any."""
+    """Return the rows of `collect` without panel, first, second and line; empty if no cell has any.
+
+    Cells whose bin size (tokens per stored position) is not stored are left out.
+
+    Args:
+        store: The database.
+        data: The sweep.
+        trained: Training length in tokens by cell id.
+    """
     ends = longest_lengths(data, PROBE, METRIC)
     parts = []
     for length in sorted(set(ends.values())):
@@ -92,9 +99,14 @@ def _frame(store: Store, data: SweepData, trained: dict[str, int]) -> pd.DataFra
 
 
 def _over_documents(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per cell and point.
+    """Return one row per cell and point: the mean over its tokens in each document, then over documents.
 
-    The mean over its tokens in each document, then over documents, with its interval.
+    Columns: cell, attempt, start, stop, value, n (documents), low and high (95 % t interval over documents, NaN for
+    one).
+
+    Args:
+        frame: Rows of items (documents) with cell, attempt, item, point, start, stop and value; may hold several
+            positions per point, which are weighted by their tokens.
     """
     tokens = frame["stop"] - frame["start"]
     weighted = frame.assign(tokens=tokens, sum=tokens * frame["value"])
@@ -111,7 +123,7 @@ def _over_documents(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def complete_line_means(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the means over all cells of their line: a line ends where the first of its cells does."""
+    """Return the `line_means` over all cells of their line: a line ends where the first of its cells does."""
     means = line_means(frame)
     return means[means["cells"] == means["of"]]
 
@@ -122,7 +134,10 @@ def y_limits(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw all lines in one panel, or a panel per mixer, with the training length marked."""
+    """Draw all lines in one panel, or a panel per mixer, with the training length marked in the last.
+
+    Intervals are bands. Highlighted cells of `look` are labelled, and values above the limits are arrows.
+    """
     frame, trained = figure_data.frame, figure_data.draw_options["trained"] or None
     means = complete_line_means(frame)
 
@@ -145,9 +160,9 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _ticks(frame: pd.DataFrame) -> list[int]:
-    """Return the positions of ticks in tokens.
+    """Return the positions of ticks in tokens, descending.
 
-    They are repeated halves of the longest document, down to the first position.
+    They are the longest document's end and its repeated halves, down to the first position.
     """
     end, first = int(frame["stop"].max()), float(frame["length"].min())
     return [end // 2**power for power in range(int(math.log2(end / max(1.0, first))) + 1)]

@@ -35,8 +35,8 @@ SHORTEST, LONGEST = 0.1, 2.0**20
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the retention of every gate: the share of previous state that a token keeps, as a mean over tokens.
 
-    One row per gate: cell, attempt, part (mixer or memory), layer, head, channel, retention, half_life (tokens until
-    half is left; NaN if nothing decays).
+    One row per gate: cell, attempt, part (mixer or memory), layer, head, channel (0 for one gate per head), retention
+    (a fraction), half_life (tokens until half is left; NaN if nothing decays).
 
     Raises:
         ReportError: No cell has measured gates.
@@ -58,7 +58,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
-    """Return one row per gate, of mixers and memories."""
+    """Return one row per gate as `collect` documents them, in the grid's order of cells; empty if none is stored.
+
+    half_life is log(0.5) / log(retention): 0 for a retention of 0, NaN for 1 or more.
+    """
     parts = []
     for part, metric in PARTS.items():
         values = item_values_frame(store, data, (PROBE, metric, 0))
@@ -79,7 +82,11 @@ def _channels(data: SweepData, cell: str) -> int:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a map for the mixer and one for the memory of each cell."""
+    """Draw a map for the mixer and one for the memory of each cell, as far as they have gates.
+
+    Colours are half-lives in tokens on a logarithmic scale, clipped to SHORTEST and LONGEST; gates that never decay
+    count as LONGEST. Highlighted cells of `look` are drawn instead of the first of each configuration.
+    """
     from matplotlib.colors import LogNorm
 
     cells = set(cells_to_draw(figure_data, look))
@@ -106,6 +113,7 @@ def _draw_map(axes: Axes, rows: pd.DataFrame, norm: Any) -> Any:
     """Draw the half-lives of a cell's gates and return the image.
 
     Rows are layers and columns heads. For gates per channel a row is a head, its channels sorted by half-life.
+    Half-lives are clipped to SHORTEST and LONGEST; NaN counts as LONGEST.
 
     Args:
         axes: The axes.
