@@ -23,12 +23,13 @@ NO_REGULARIZER = "baseline"  # the level without a regularizer
 def sweep_caveats(data: SweepData, audit: Sequence[str], *, running: bool = False) -> list[str]:
     """Return the caveats that need no statistics, one sentence each.
 
-    They concern differences between the cells other than their axes, single runs, missing cells, the loss and printed
-    numbers.
+    They come in this order, each only where it applies: the audit's lines, numbers of a running sweep, single runs,
+    cells without numbers by status, regularizers that a summed loss makes negligible, and printed numbers that
+    contradict logs.
 
     Args:
         data: The sweep.
-        audit: Lines of the homogeneity audit.
+        audit: Lines of the homogeneity audit (differences between the cells other than their axes).
         running: Whether the sweep runs, so that numbers are preliminary.
     """
     lines = [f"{line[:1].upper()}{line[1:]}." for line in audit]
@@ -53,7 +54,10 @@ def sweep_caveats(data: SweepData, audit: Sequence[str], *, running: bool = Fals
 
 
 def _negligible_regularizers(data: SweepData) -> list[str]:
-    """Return the labels of the regularizers whose weight is negligible against a loss that is summed over tokens."""
+    """Return the labels of the regularizers whose weight is negligible against a loss that is summed over tokens.
+
+    They are distinct, in the grid's order; the level without a regularizer is left out.
+    """
     names_by_level = {}
     for cell in data.cells:
         if cell.levels[NEAR_REPLICATE_AXIS] != NO_REGULARIZER and is_regularizer_negligible(data, cell):
@@ -79,7 +83,10 @@ def _summed_loss_suffix(data: SweepData) -> str:
 
 
 def _seed_caveats(data: SweepData) -> Iterator[str]:
-    """Yield the caveat on single runs or on unequal numbers of seeds; none if all configurations have as many."""
+    """Yield at most one caveat: on means over printed runs, on single runs, or on unequal numbers of seeds.
+
+    Nothing is yielded if no configuration has a single run.
+    """
     if data.printed_runs:
         yield f"Numbers are means over up to {counted(data.printed_runs, 'run')}, whose own numbers are not printed."
         return
@@ -95,6 +102,9 @@ def result_caveats(
     data: SweepData, columns: Sequence[Column], best: Mapping[str, Any], forest: Mapping[str, Any]
 ) -> list[str]:
     """Return the caveats that follow from the results, one sentence each.
+
+    They are on cells at the constant-digit baseline, uncertain first ranks, averages over strata that differ, diverged
+    runs and missing contrasts, in this order, each only where it applies.
 
     Args:
         data: The sweep.
@@ -113,7 +123,11 @@ def result_caveats(
 
 
 def _chance_level(data: SweepData, column: Column) -> Iterator[str]:
-    """Yield the caveat that counts the cells whose needle accuracy is not above the constant-digit baseline."""
+    """Yield the caveat that counts the cells whose needle accuracy is not above the constant-digit baseline.
+
+    The baseline is the score of the best constant answer on the stored trials. Nothing is yielded if it is unknown or
+    no cell is at or below it.
+    """
     level = constant_answer_score(data, column.length)
     accuracies = data.column_numbers(data.cells, column)
     below = sum(value <= level + ROUNDING_TOLERANCE for value in accuracies) if level is not None else 0
@@ -127,9 +141,12 @@ def _chance_level(data: SweepData, column: Column) -> Iterator[str]:
 
 
 def _uncertain_winners(best: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the caveat on first-ranked configurations that may not be the best.
+    """Yield one caveat on first-ranked configurations with a probability of being the best below SURE_PROBABILITY.
 
-    They have a probability of being the best below SURE_PROBABILITY.
+    It names the measures and probabilities. Unknown probabilities are left out; nothing is yielded without any other.
+
+    Args:
+        best: JSON of `best_configurations`.
     """
     firsts = [(measure["heading"], measure["rows"][0]["chance"]) for measure in best["measures"] if measure["rows"]]
     uncertain_texts = [
@@ -142,7 +159,11 @@ def _uncertain_winners(best: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _heterogeneous(forest: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a caveat per measure on effects averaged over strata in which they differ significantly."""
+    """Yield a caveat per measure on effects over the whole sweep whose strata differ significantly.
+
+    Args:
+        forest: JSON of `forest_json`.
+    """
     texts_by_heading: dict[str, list[str]] = {}
     for row in forest["rows"]:
         if row["mixed"] and not row["where"]:
@@ -155,7 +176,13 @@ def _heterogeneous(forest: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _missing_diverged(forest: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the caveat on effects that lack diverged runs, with their value in the worst case."""
+    """Yield at most one caveat on effects over the whole sweep that lack diverged runs, with their worst case.
+
+    It lists MAX_LISTED effects and counts the others.
+
+    Args:
+        forest: JSON of `forest_json`.
+    """
     worst_case_texts = [
         f"{forest['measures'][row['measure']]['heading']}, {row['level']} against {row['reference']}: {row['mean_text']}, at worst {row['worst']}"
         for row in forest["rows"]

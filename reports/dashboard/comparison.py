@@ -26,12 +26,16 @@ from .main_results import forest_json, json_fields, main_columns, needle_panels
 def comparison_block(store: Store, data: SweepData, reference: str) -> dict[str, Any]:
     """Return the JSON block that compares the page's sweep with the sweep `reference`.
 
+    Args:
+        store: Database of the page's sweep.
+        data: The page's sweep.
+        reference: Name of the other sweep, of the database or built in.
+
     Returns:
         reference, source (where the reference is printed, or None) and why. Where the sweeps have nothing in common,
-        why says so and there are no other keys; otherwise it is None. measures: what both measured, with counts of
-        verdicts. rows: numbers, with the index of their measure, levels (words), indices of their cells, printed texts
-        (measured, published, difference, limit), numbers in printed units, verdict and flags (beware). effects and
-        needle: of both sweeps, the page's first. refused and notes: sentences. words: headings of the levels.
+        `why` says so and there are no other keys; otherwise it is None. measures: what both measured, with counts of
+        verdicts. rows: numbers, as `_number_row` gives them. effects and needle: of both sweeps, the page's first.
+        refused and notes: sentences. words: headings of the levels.
 
     Raises:
         SweepUnknown, StoreError: The reference cannot be read.
@@ -68,7 +72,10 @@ def comparison_block(store: Store, data: SweepData, reference: str) -> dict[str,
 
 
 def comparison_summary(comparison: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a comparison block that the first page shows: reference, lines (sentences) and why."""
+    """Return the part of a comparison block that the first page shows: reference, lines and why.
+
+    `lines` are sentences: why there is no comparison, else what is not judged and then one per kind of number.
+    """
     lines = (
         [comparison["why"]] if comparison["why"] else [*comparison["refused"], *_measure_lines(comparison["measures"])]
     )
@@ -76,7 +83,11 @@ def comparison_summary(comparison: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _measure_lines(measures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a sentence per kind of number, over all its lengths: how many differ beyond the limit."""
+    """Yield a sentence per kind of number, over all its lengths: how many differ beyond the limit.
+
+    Args:
+        measures: JSON of the measures, with heading and the counts of `_verdict_counts`.
+    """
     for name in dict.fromkeys(measure["heading"].partition("@")[0] for measure in measures):
         lengths_of_measure = [measure for measure in measures if measure["heading"].partition("@")[0] == name]
         within, beyond, unknown = (
@@ -94,9 +105,10 @@ def _measure_lines(measures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _verdict_counts(numbers: Sequence[NumberComparison]) -> dict[str, Any]:
-    """Return the counts of a measure: within, beyond, unknown (not judged), matched, and chance.
+    """Return the counts of a measure: within, beyond, unknown (matched but not judged), matched, and chance.
 
-    `chance` is the text of the number of `beyond` verdicts expected by chance.
+    Numbers that one side has not measured count nowhere. `chance` is the text of the number of `beyond` verdicts
+    expected by chance: 5 % of the judged ones.
     """
     count = Counter(number.verdict for number in numbers)
     alone = sum(number.difference is None for number in numbers)
@@ -113,7 +125,12 @@ def _number_row(number: NumberComparison, measure: int, cell_index: Mapping[str,
     Args:
         number: The comparison.
         measure: Index of its measure.
-        cell_index: Index of each cell in the sweep.
+        cell_index: Index in the sweep by cell id.
+
+    Returns:
+        measure, words (levels of the axes), cells (indices), texts (measured, published, difference, limit), numbers
+        (measured and published in printed units, None where missing), verdict ("within", "beyond" or "not judged") and
+        beware (flags).
     """
     column, scale = number.column, 100 if number.column.percent else 1
     limit = "-" if number.limit is None else format_number(number.limit, column.decimals, percent=column.percent)
@@ -129,7 +146,11 @@ def _number_row(number: NumberComparison, measure: int, cell_index: Mapping[str,
 
 
 def _effect_pairs(data: SweepData, reference_data: SweepData) -> dict[str, Any]:
-    """Return the effects that both sweeps have, as {"measures": ..., "rows": [{"here": row, "there": row}]}."""
+    """Return the effects that both sweeps have, as {"measures": ..., "rows": [{"here": row, "there": row}]}.
+
+    Rows are those of `forest_json`, in the order of the page's sweep. Effects agree if measure, axis, levels and
+    stratum do.
+    """
     reference_keys = {column.key for column in main_columns(reference_data)}
     columns = [column for column in main_columns(data) if column.key in reference_keys]
     rows_of_sweep, reference_rows = (forest_json(sweep_data, columns)["rows"] for sweep_data in (data, reference_data))
@@ -145,7 +166,7 @@ def _effect_pairs(data: SweepData, reference_data: SweepData) -> dict[str, Any]:
 def _needle_panels(
     store: Store, data: SweepData, reference_store: Store, reference_data: SweepData
 ) -> list[dict[str, Any]]:
-    """Return the needle panels of both sweeps, the page's first."""
+    """Return two dicts, for the page's sweep and the reference: "sweep" (name) and the keys of `needle_panels`."""
     panels_by_sweep = (
         (data.sweep, needle_panels(store, data)),
         (reference_data.sweep, needle_panels(reference_store, reference_data)),

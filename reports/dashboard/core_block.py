@@ -36,7 +36,13 @@ def core_block(
         store: The database.
         data: The sweep.
         attempts: All attempts of its cells.
-        curves: Training curves by cell.
+        curves: Training curves by cell id.
+
+    Returns:
+        Facts of the launch (sweep, revision, version, launched, printed, commit, dirty, grid), done (number of cells),
+        asked (`setup_facts`), progress (`progress_json`), care (caveats), audit and notes (sentences), columns, charts,
+        tables ("mean", and "each" with a row per seed if configurations have several), keys, cells, attempts (by id),
+        origins and failures.
     """
     launched = store.revision(data.sweep, data.revision)
     printed = printed_source(launched)
@@ -70,7 +76,7 @@ def _moment_text(moment: datetime | None) -> str | None:
 
 
 def _column_facts(data: SweepData) -> list[dict[str, Any]]:
-    """Return heading, probe, metric, length, percent and better (direction) of the columns of Table 6."""
+    """Return a dict per column of Table 6: heading, probe, metric, length, percent and better (1, -1 or 0)."""
     return [
         {name: getattr(column, name) for name in ("heading", "probe", "metric", "length", "percent")}
         | {"better": column.direction}
@@ -88,7 +94,11 @@ CHARTS = {
 
 
 def _chart_facts(data: SweepData) -> list[dict[str, Any]]:
-    """Return title, probe, metric, unit and percent of every chart, one chart per probe; the needle has a hint."""
+    """Return a dict per chart of a number over lengths: title, probe, metric, unit and percent.
+
+    That of the needle has the key hint, too. They are CHARTS (with or without numbers), same_tail if measured, and the
+    first metric over lengths of each extra probe.
+    """
     titles = dict(CHARTS)
     if data.lengths(*SAME_TAIL):
         titles[SAME_TAIL] = "The same last tokens at every length"
@@ -107,7 +117,15 @@ def _chart_facts(data: SweepData) -> list[dict[str, Any]]:
 
 
 def _key_facts(data: SweepData, key: tuple[str, str, int], unit: str) -> dict[str, Any]:
-    """Return probe, metric, length, unit and definition of a number."""
+    """Return probe, metric, length, unit and definition (text, with the chance level) of a number.
+
+    The chance level of needle accuracy is the constant-digit baseline of its trials where that is known.
+
+    Args:
+        data: The sweep.
+        key: (probe, metric, length).
+        unit: Unit of the stored values.
+    """
     probe, metric, length = key
     description = data.metric(probe, metric)
     if (probe, metric) == DIGIT_ACCURACY:
@@ -118,7 +136,10 @@ def _key_facts(data: SweepData, key: tuple[str, str, int], unit: str) -> dict[st
 
 
 def _table_rows(data: SweepData, table: Table) -> dict[str, Any]:
-    """Return the headings of the text columns and, per row, its texts, the indices of its cells and its numbers."""
+    """Return the JSON of a table: words (headings of the text columns) and rows.
+
+    A row has words (its texts), cells (indices in the sweep) and numbers (`_number_facts` of each entry).
+    """
     cell_index = {cell.cell_id: index for index, cell in enumerate(data.cells)}
     n_text_columns = table.text_columns
     return {
@@ -131,7 +152,7 @@ def _table_rows(data: SweepData, table: Table) -> dict[str, Any]:
 
 
 def _number_facts(entry: TableEntry) -> list[Any]:
-    """Return [printed text, value, sd, seeds, best, attempt of every cell] of a number."""
+    """Return [printed text, value or None, sd or None, seeds, best, attempt id (or None) of every cell] of a number."""
     return [entry.text, entry.value, entry.sd, entry.seeds, entry.best, [attempt for _, attempt in entry.origins]]
 
 
@@ -141,13 +162,17 @@ MAX_SAMPLE_STEPS = 12  # steps per cell whose text samples a page carries: evenl
 def _cell_facts(
     store: Store, data: SweepData, keys: Sequence[tuple[str, str, int]], curves: Mapping[str, CellCurves]
 ) -> list[dict[str, Any]]:
-    """Return the JSON of every cell: identity, state, levels, values by metric, curve and text samples.
+    """Return the JSON of every cell, in the grid's order.
+
+    Keys: id, slug, seed, state (status), cause, axes (level by axis), values, curve (`curve_facts` or None) and, where
+    there are any, samples ([step, prompt, text]). A value is [index of its key, value, n, low, high, attempt id,
+    reason].
 
     Args:
         store: The database.
         data: The sweep.
         keys: (probe, metric, length) of every number; values refer to them by index.
-        curves: Training curves by cell.
+        curves: Training curves by cell id.
     """
     key_index = {key: index for index, key in enumerate(keys)}
     values: dict[str, list[list[Any]]] = {}
@@ -168,7 +193,10 @@ def _cell_facts(
 
 
 def _thinned_samples(samples: Sequence[Sample]) -> list[Sample]:
-    """Return the text samples of at most MAX_SAMPLE_STEPS evenly spaced steps, the last step among them."""
+    """Return the text samples of at most MAX_SAMPLE_STEPS evenly spaced steps, the last step among them.
+
+    The order stays.
+    """
     steps = sorted({sample.step for sample in samples})
     stride = max(1, -(-len(steps) // MAX_SAMPLE_STEPS))
     selected_steps = set(steps[(len(steps) - 1) % stride :: stride])
@@ -176,7 +204,10 @@ def _thinned_samples(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _attempt_facts(attempt: Attempt, recorded: Provenance | None, group: int | None) -> dict[str, Any]:
-    """Return the JSON of an attempt; its run facts are None for printed numbers, which never ran here.
+    """Return the JSON of an attempt.
+
+    Keys: printed (True for a published number), number, kind, state, host, started and finished (texts; None for
+    printed numbers, which never ran here), commit, dirty, gpu, deviation and origin (`group`).
 
     Args:
         attempt: The attempt.

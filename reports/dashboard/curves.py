@@ -38,7 +38,8 @@ class LossSeries:
     def to_bytes(self) -> bytes:
         """Return the series as little-endian bytes: differences of `tokens`, then `wall_s`, then `loss`.
 
-        The bytes of each array are grouped by significance, which compresses better.
+        These are float64, float32 and float32. The first difference is the first value. The bytes of each array are
+        grouped by significance, which compresses better.
         """
         columns = (np.diff(self.tokens, prepend=0.0).astype("<f8"), self.wall_s, self.loss)
         return b"".join(_bytes_by_significance(column) for column in columns)
@@ -48,8 +49,8 @@ class LossSeries:
 class CellCurves:
     """Training curve of an attempt, thinned.
 
-    `points` counts the rows in the database, `all` the points of the training and of the validation series before
-    thinning.
+    `points` counts the rows in the database. `all` has the numbers of points of the training and of the validation
+    series before thinning.
     """
 
     attempt: int
@@ -66,8 +67,13 @@ class CellCurves:
 def load_curves(store: Store, data: SweepData, attempts: Sequence[Attempt]) -> dict[str, CellCurves]:
     """Return the thinned training curve of every cell that has one, by cell id.
 
-    It is that of the trained attempt, else of the newest training attempt. Each curve is thinned as soon as it is
-    read, so that all of them together take no more memory than the page.
+    It is that of the trained attempt, else of the newest training attempt. All curves together have about CURVE_POINTS
+    points, each at least MIN_POINTS. Each is thinned as soon as it is read, to save memory.
+
+    Args:
+        store: The database.
+        data: The sweep.
+        attempts: Attempts of its cells, oldest first.
     """
     newest = {attempt.cell_id: attempt.id for attempt in attempts if attempt.kind == "train"}
     cell_by_attempt = {cell.trained_attempt_id or newest.get(cell.cell_id): cell.cell_id for cell in data.cells}
@@ -79,7 +85,10 @@ def load_curves(store: Store, data: SweepData, attempts: Sequence[Attempt]) -> d
 
 
 def _thinned_curves(attempt: int, rows: np.ndarray, max_points: int) -> CellCurves:
-    """Return the curves of an attempt, thinned to at most `max_points` per series.
+    """Return the curves of an attempt, each series thinned to at most `max_points`.
+
+    A row with a finite validation loss is a point of the validation series. One with a finite training loss, or with
+    neither (a step whose loss was not finite, kept as NaN), is a point of the training series.
 
     Args:
         attempt: Id of the attempt.
@@ -113,11 +122,16 @@ def curve_facts(curve: CellCurves) -> dict[str, Any]:
 
 
 def losses_block(data: SweepData, curves: Mapping[str, CellCurves]) -> dict[str, Any]:
-    """Return the JSON of the thinned validation losses of all cells.
+    """Return the JSON of the validation losses of all cells, thinned to OVERVIEW_POINTS per cell.
+
+    Args:
+        data: The sweep.
+        curves: Training curves by cell id.
 
     Returns:
-        grids: lists of tokens at which losses were measured. lines: [index of the cell, index of its grid, losses in
-        nats per token with five digits, None where not finite]; cells without validation losses have no line.
+        grids: distinct lists of training tokens at which losses were measured. lines: [index of the cell, index of its
+        grid, losses in nats per token with five digits, None where not finite]; cells without validation losses have no
+        line.
     """
     grids: dict[tuple[float, ...], int] = {}
     lines = []

@@ -15,13 +15,13 @@ from .main_results import json_fields
 
 
 def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, Any]:
-    """Return the JSON of the table of effects.
+    """Return the JSON of the table of effects, one row per effect in the given order.
 
     Returns:
         measures: the numbers. rows: `measure` (index), `axis`, `words` and printed `numbers`, `spot` (mean, low and
-        high in printed units), `sure`, `mixed`, `family`, `missing`, and `pairs` (index). pairs: lists of cell
-        indices, the levels first, then their references; rows share them. words and numbers: headings. notes:
-        sentences.
+        high in printed units, None where unknown), `sure`, `mixed`, `family`, `missing` (text), and `pairs` (index).
+        pairs: lists of cell indices, the levels first, then their references; rows share them. words and numbers:
+        headings. notes: sentences.
     """
     table = build_effects_table(data, effect_list)
     cell_index = {cell.cell_id: index for index, cell in enumerate(data.cells)}

@@ -35,7 +35,13 @@ MAX_RANKED = 5  # configurations per measure that the first page lists
 def answer_block(store: Store, data: SweepData, computed_effects: Sequence[Effect] | None = None) -> dict[str, Any]:
     """Return the JSON of the main results: best, declared, forest, needle and care (caveats).
 
-    `found`: effects that are worked out already, those of the main measures among them; None: they are worked out here.
+    See `best_configurations`, `declared_rows`, `forest_json`, `needle_panels` and `result_caveats` for each.
+
+    Args:
+        store: The database.
+        data: The sweep.
+        computed_effects: Effects that are computed already, those of the main measures among them; None: compute them
+            here.
     """
     columns = main_columns(data)
     forest = forest_json(data, columns, computed_effects)
@@ -45,9 +51,10 @@ def answer_block(store: Store, data: SweepData, computed_effects: Sequence[Effec
 
 
 def main_columns(data: SweepData) -> list[Column]:
-    """Return the main measures of which any cell has a value.
+    """Return the main measures of which any cell has a value, in this order.
 
-    They are needle accuracy and clean loss at the longest length, validation loss, and extra probes with a direction.
+    They are needle accuracy at the longest length, validation loss, clean loss at the longest length, and extra probes
+    with a better side, at their longest length.
     """
     # complete_columns sorts by length, so that the last column of a probe is at the longest
     columns = [
@@ -70,9 +77,9 @@ def json_fields(column: Column) -> dict[str, Any]:
 
 
 def best_configurations(data: SweepData, columns: Sequence[Column]) -> dict[str, Any]:
-    """Return {"measures": rankings of the best configurations, "why": reason where there are none}.
+    """Return {"measures": rankings of the best configurations, "why": reason where there are none, else None}.
 
-    Each has a 95% interval from the spread between replicate runs.
+    A ranking has the keys of `json_fields` and of `_measure_ranking`.
     """
     groups = data.configurations()
     measures = [json_fields(column) | _measure_ranking(data, groups, column) for column in columns]
@@ -83,12 +90,17 @@ def best_configurations(data: SweepData, columns: Sequence[Column]) -> dict[str,
 def _measure_ranking(
     data: SweepData, groups: Mapping[tuple[str, ...], Sequence[CellState]], column: Column
 ) -> dict[str, Any]:
-    """Return the ranking of a measure: rows (at most MAX_RANKED), of (number of configurations) and how (a note).
+    """Return the ranking of a measure: rows (best first), of (number of configurations) and how (a note).
+
+    There are at most MAX_RANKED rows. A row has cells (ids), words (labels of its levels), text (printed mean), value,
+    low and high (95 % interval from the spread between replicate runs, in the stored unit; None where unknown),
+    interval (its text) and chance (probability of being the best, or None). If all of several configurations have the
+    same number, rows is empty.
 
     Args:
         data: The sweep.
         groups: Cells by configuration.
-        column: The measure.
+        column: The measure, with a direction.
     """
     means = configuration_means(data, column)
     candidates = candidates_by_configuration(data, column) or {}
@@ -118,10 +130,10 @@ def _measure_ranking(
 
 
 def value_interval(rival: Candidate) -> tuple[float | None, float | None]:
-    """Return the 95% interval of a configuration's mean.
+    """Return the 95 % interval (low, high) of a configuration's mean, clipped to 0 and 1 for a share.
 
-    Value ± t sd / sqrt(seeds), clipped to 0 and 1 for a share. Both ends are None where the spread of its stratum is
-    unknown or zero.
+    It is value ± t sd / sqrt(seeds), with the normal quantile for infinitely many degrees of freedom. Both ends are
+    None where the spread of its stratum is unknown or zero.
     """
     if not math.isfinite(rival.sd) or not rival.sd:
         return None, None
@@ -132,7 +144,10 @@ def value_interval(rival: Candidate) -> tuple[float | None, float | None]:
 
 
 def _level_names(data: SweepData, cell: CellState) -> list[str]:
-    """Return the labels of the cell's levels on every axis that varies; levels that are off or plain are left out."""
+    """Return the labels of the cell's levels on every axis that varies, without levels that are off or "baseline".
+
+    Without any label it is ["plain"], or ["the only configuration"] if no axis varies.
+    """
     levels = [(axis, cell_level(cell, axis)) for axis in varying_axes(data)]
     names = [level_label(level, axis) for axis, level in levels if level not in PLAIN]
     return names or ["plain" if levels else "the only configuration"]
@@ -153,15 +168,19 @@ def _range_text(column: Column, low: float | None, high: float | None) -> str:
 def forest_json(
     data: SweepData, columns: Sequence[Column], computed_effects: Sequence[Effect] | None = None
 ) -> dict[str, Any]:
-    """Return the effects on the main measures, over the whole sweep and within every mixer, as JSON.
+    """Return the effects on the main measures, over the whole sweep and within strata, as JSON.
+
+    Shown are differences of mixers, of a level from its axis's reference, and declared contrasts.
 
     Args:
         data: The sweep.
-        columns: The main measures.
+        columns: The main measures; effects on others are left out.
         computed_effects: Effects that are computed already; None: compute them.
 
     Returns:
-        measures, rows, and why (the reason where there are no rows).
+        measures (`json_fields` of each column), rows, and why (the reason where there are no rows, else None). A row
+        has measure (index), axis, level and reference (labels), where (stratum, empty for the whole sweep), pairs, and
+        the keys of `effect_numbers`.
     """
     all_effects = effects(data, columns) if computed_effects is None else computed_effects
     keys = {column.key: index for index, column in enumerate(columns)}
@@ -193,10 +212,11 @@ def forest_json(
 
 
 def declared_rows(data: SweepData) -> list[list[str]]:
-    """Return the texts of the declared contrasts.
+    """Return the texts of the contrasts that the grid declares; [] without any.
 
     Returns:
-        One list per contrast: measure, levels, difference, interval, corrected p, pairs and verdict.
+        One list per contrast: measure, levels (with the stratum), difference with unit, interval "low to high",
+        corrected p ("-" where unknown), pairs as "n of expected", and verdict.
     """
     rows = []
     for contrast in contrasts(data):
@@ -225,8 +245,9 @@ def effect_numbers(effect: Effect) -> dict[str, Any]:
     """Return the JSON of an effect's numbers.
 
     Returns:
-        mean, low, high in printed units (None where unknown) and their texts (mean_text, ...); sure, mixed, i2,
-        declared; worst (text of the mean in the worst case of diverged runs, or None).
+        mean, low, high in printed units (percentage points for shares; None where unknown) and their texts (mean_text,
+        ...); sure (True if significant), mixed (True if it averages strata that differ), i2 (share or None), declared;
+        worst (text of the mean in the worst case of diverged runs, or None).
     """
     scale = 100 if effect.measure.percent else 1
     numbers = {"mean": effect.mean, "low": effect.low, "high": effect.high}
@@ -253,7 +274,11 @@ def effect_numbers(effect: Effect) -> dict[str, Any]:
 def needle_panels(store: Store, data: SweepData) -> dict[str, Any]:
     """Return the needle accuracy over lengths as JSON: a panel per mixer, a line per group of cells.
 
-    Points are means with intervals, in %. `why` is the reason where there is nothing to show.
+    Returns:
+        panels: title and lines, each with name and points ([length, mean, low, high, cells], shares in %). trained:
+        training length in tokens, None if it is not the same for all. ceiling: [length, constant-digit baseline in %]
+        pairs. note and yardstick: sentences. why: None. Without any accuracy there are only panels ([]) and why (the
+        reason).
     """
     frame = length_frame(data, training_lengths(store, data), *NEEDLE)
     if frame.empty:

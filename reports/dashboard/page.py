@@ -46,9 +46,11 @@ def write_dashboard(
 ) -> int:
     """Write the page to a file, atomically, and return its size in bytes.
 
+    Nothing is written if the page cannot be built.
+
     Args:
         store: The database.
-        path: File to write.
+        path: File to write; an existing one is replaced.
         sweep: Name of the sweep; None: the one launched last.
         lengths: Context lengths to show in addition to those of the launch.
         compare: Name of a reference sweep to compare with; None: no comparison.
@@ -85,10 +87,17 @@ def dashboard(
 def build_blocks(
     store: Store, sweep: str | None = None, *, lengths: ExtraLengths = None, compare: str | None = None
 ) -> tuple[str, dict[str, bytes]]:
-    """Return the title of a page and the content of its blocks by id: JSON, and packed curves.
+    """Return the title of a page and the content of its blocks by id: JSON in UTF-8, and packed curves.
 
-    `core` has cells, numbers and attempts, `answer` the main results. An open page takes newer ones of both by
-    `refresh({core, answer})` of templates/dashboard.js.
+    Ids: `core` has cells, numbers and attempts, `answer` the main results; `effects`, `losses`, `beside` (the
+    comparison, with `compare` alone), and `curve-<cell id>` for every cell with a curve. An open page takes newer
+    `core` and `answer` by `refresh({core, answer})` of templates/dashboard.js.
+
+    Args:
+        store: The database.
+        sweep: Name of the sweep; None: the one launched last.
+        lengths: Context lengths to show in addition to those of the launch.
+        compare: Name of a reference sweep, of the database or built in; None: no comparison.
 
     Raises:
         SweepUnknown, ReportError: The sweep cannot be shown or compared.
@@ -119,11 +128,13 @@ def build_blocks(
 def build_page(
     title: str, blocks: Iterable[tuple[str, bytes]], *, more_script: str = "", connect_sources: str = ""
 ) -> str:
-    """Return the HTML of a page with these blocks.
+    """Return the HTML of a page with these blocks, compressed.
+
+    Its content security policy allows the page's own scripts and styles alone.
 
     Args:
-        title: Title of the page.
-        blocks: (id, content) of every block.
+        title: Title of the page; escaped here.
+        blocks: (id, content) of every block. Ids are not escaped.
         more_script: JavaScript appended to the page's own script.
         connect_sources: Sources that the content security policy lets the page fetch from; empty: none.
     """
@@ -154,7 +165,7 @@ def _template(name: str) -> str:
 
 
 def plotly_source() -> str:
-    """Return the JavaScript of Plotly."""
+    """Return the JavaScript of Plotly, from the installed package."""
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())
@@ -179,5 +190,5 @@ def as_json(value: Any) -> bytes:
 
 
 def decode_block(text: str) -> bytes:
-    """Return the content of a block of the page, as its script reads it."""
+    """Return the content of a block from its text in the page (base64 of zlib), as the page's script reads it."""
     return zlib.decompress(base64.b64decode(text))

@@ -25,7 +25,8 @@ def setup_facts(store: Store, data: SweepData, launched: RevisionRecord) -> dict
     """Return the axes with their levels, and facts of model, training, evaluation and machine, as JSON.
 
     Returns:
-        axes: name, words (label) and levels (labels) of every axis that varies. facts: [name, text] pairs.
+        axes: name, words (label) and levels (labels) of every axis that varies. facts: [name, text] pairs, without
+        those whose text is empty.
     """
     axes = [
         {"name": axis, "words": axis_label(axis), "levels": [level_label(level, axis) for level in data.levels(axis)]}
@@ -51,7 +52,10 @@ def setup_facts(store: Store, data: SweepData, launched: RevisionRecord) -> dict
 
 
 def _cells_text(data: SweepData, axes: Sequence[Mapping[str, Any]], seeds: int) -> str:
-    """Return the number of cells, with the product of the axes' levels where it explains the number.
+    """Return the number of cells: "2 × 3 = 6, every combination", "5, of 6 combinations", or the number alone.
+
+    The product is that of the levels of the axes that vary, and of the seeds. The number stands alone for a single
+    factor or a product that does not exceed it.
 
     Args:
         data: The sweep.
@@ -75,13 +79,22 @@ def _model_text(data: SweepData) -> str:
 
 
 def _shared_setting(configs: Sequence[Mapping[str, Any]], section: str, name: str) -> Any:
-    """Return the setting that all cells have in common; None where they differ."""
+    """Return the setting that all cells have in common; None where they differ or do not have it.
+
+    Args:
+        configs: Configs of the cells.
+        section: Section of a config, such as "train".
+        name: Name of the setting in it.
+    """
     settings = {str(config.get(section, {}).get(name)): config.get(section, {}).get(name) for config in configs}
     return next(iter(settings.values())) if len(settings) == 1 else None
 
 
 def _training_text(data: SweepData, configs: Sequence[Mapping[str, Any]]) -> str:
-    """Return the training tokens, corpus, tokenizer and row length that all cells share."""
+    """Return the text on training tokens (range over the cells), and on corpus, tokenizer and row length.
+
+    The latter three are left out where the cells do not share them.
+    """
     tokens = sorted({cell.tokens_total for cell in data.cells})
     phrases = (
         [f"{' to '.join(dict.fromkeys(format_count(t) for t in (tokens[0], tokens[-1])))} tokens each"]
@@ -97,7 +110,10 @@ def _training_text(data: SweepData, configs: Sequence[Mapping[str, Any]]) -> str
 
 
 def _recipe_text(configs: Sequence[Mapping[str, Any]]) -> str:
-    """Return the training settings that all cells share, as RECIPE_PHRASES words them."""
+    """Return the training settings that all cells share, as RECIPE_PHRASES words them, joined by commas.
+
+    Of the two learning rates the one that the optimizer does not use is left out.
+    """
     shared = {name: _shared_setting(configs, "train", name) for name in RECIPE_PHRASES}
     unused_rate = "muon_lr" if shared["optimizer"] == "adamw" else "matrix_lr"
     named = [name for name in RECIPE_PHRASES if shared[name] not in (None, {}) and name != unused_rate]
@@ -105,7 +121,7 @@ def _recipe_text(configs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _counted_texts(texts: Iterable[str]) -> str:
-    """Return the only text, or the different texts with their counts, the most frequent first."""
+    """Return the only distinct text, or "text (count)" of each, the most frequent first; "" for none."""
     counts = Counter(texts)
     if len(counts) == 1:
         return next(iter(counts))
@@ -116,8 +132,9 @@ def progress_json(store: Store, data: SweepData) -> dict[str, Any]:
     """Return the progress of the sweep as JSON.
 
     Returns:
-        counts: [status, number of cells] in the order of work. running: slug, doing and left of each running cell.
-        left: remaining time as text, or None. runs: whether a launch owns the sweep now.
+        counts: [status, number of cells], done, running and new first, others by name; only those that occur. running:
+        a dict per running cell with slug, doing (text) and left (remaining time as text, or None). left: remaining time
+        of the sweep as text, or None. runs: whether a launch owns the sweep now.
     """
     state = live_state(store, data.sweep)
     counts = Counter(data.status_word(cell) for cell in data.cells)
@@ -134,6 +151,10 @@ def _remaining_time(row: Mapping[str, Any]) -> str | None:
 
 
 def _activity_text(row: Mapping[str, Any]) -> str:
+    """Return what a running cell does: "step 5 of 10, loss 3.210" for training, else its phase.
+
+    A cell without a phase gives "starting"; the loss is left out where it is unknown.
+    """
     if row["kind"] != "train" or row["phase"] != "training":
         return str(row["phase"] or "starting")
     loss = f", loss {row['loss']:.3f}" if row["loss"] is not None else ""

@@ -51,7 +51,7 @@ FIGURES: dict[str, ReportSpec] = {
 
 
 def figure_name(name: str) -> str:
-    """Return the key in FIGURES for a name or number of a figure.
+    """Return the key in FIGURES for a name, in any case, or number (as in the paper) of a figure.
 
     Raises:
         ReportError: There is no such figure.
@@ -86,10 +86,12 @@ def make_figure(
         revision: Revision of the sweep; None: the newest.
         lengths: Context lengths to show in addition to those of the launch.
         options: Options that only some figures take (by, log, against, compare, evaluator), as their `collect` says.
+            None and other false values count as not given.
         only: Filters such as "recipe=intended"; cells must pass all of them.
 
     Raises:
-        ReportError: The name is unknown, the figure does not take an option or lengths, or the data cannot give it.
+        ReportError: The name is unknown, the figure does not take an option, lengths or filters, a filter is not valid,
+            or the data cannot give the figure.
         SweepUnknown, StoreError: The sweep cannot be read.
     """
     from ...results.paper import is_published

@@ -25,10 +25,12 @@ GUIDES = {"∝ m": 1.0, "∝ √m": 0.5}
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Return the data of the count map of Polar attention, mag = tanh(beta ln(1 + m)), for m keys of equal weight.
+    """Return the count map of Polar attention, mag = tanh(beta ln(1 + m)), for m keys of equal weight.
 
-    One row per curve and m from 0 to 1000: source (`init`, or the slug of a cell with a learned slope), cell, attempt,
-    beta, lowest and highest (beta over heads), m, mag. Learned slopes are those that the probe `count_map` stored.
+    One row per curve and m, for about 70 whole numbers m from 0 to MAX_COUNT: source (`init`, or the slug of a cell
+    with a learned slope), cell, attempt, beta (mean over heads), lowest and highest (beta over heads), m, mag (0 to 1).
+    The curve `init` comes first and has no cell. Learned slopes are those that the probe `count_map` stored; polar
+    cells without one have no curve.
 
     Raises:
         ReportError: The sweep has no polar cell.
@@ -75,7 +77,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _cell_labels(data: SweepData, cells: set[str]) -> dict[str, str]:
-    """Return the levels in which these cells differ, as text by cell; the slug for a single cell."""
+    """Return the levels in which these cells differ as text by cell id, with the seed if seeds differ.
+
+    A cell that differs in nothing, such as a single one, has its slug.
+    """
     shown = [cell for cell in data.cells if cell.cell_id in cells]
     axes = [axis for axis in (*AXES, *data.extra_axes()) if len({cell_level(cell, axis) for cell in shown}) > 1]
     seeds = len({cell.seed for cell in shown}) > 1
@@ -87,7 +92,11 @@ def _cell_labels(data: SweepData, cells: set[str]) -> dict[str, str]:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw mag over ln(1 + m): one curve per slope, labelled at its end, with guides for sums of m keys."""
+    """Draw mag over ln(1 + m): one curve per slope, with guides for sums of m keys.
+
+    A shaded band covers the slopes of all learned heads. More learned curves than colours are alike, with one legend
+    entry. `look` is not used.
+    """
     frame = figure_data.frame
     figure = drawing.page(2.5, 4.6)
     (axes,) = drawing.panels(figure, [""])
@@ -138,7 +147,14 @@ def _curve_label(curve: pd.DataFrame, names: Mapping[str, str]) -> str:
 
 
 def _draw_guide(axes: Axes, label: str, power: float, first: float) -> None:
-    """Draw a grey line of that power of m through the first key's magnitude, labelled where it leaves the axes."""
+    """Draw a grey line of first * m**power from m = 1 to where it leaves the axes at mag = 1, labelled there.
+
+    Args:
+        axes: The axes, with ln(1 + m) as x.
+        label: Label of the line.
+        power: Power of m.
+        first: Magnitude of the first key, mag at m = 1.
+    """
     m = np.geomspace(1, MAX_COUNT, 200)
     heights = first * m**power
     inside = heights <= 1

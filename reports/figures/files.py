@@ -34,7 +34,13 @@ PDF_ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 
 
 def trace_text(figure_data: FigureData, look: FigureOptions) -> str:
-    """Return the trace, the figure options and the versions of the drawing libraries, as one line of ASCII."""
+    """Return the trace, the figure options and the versions of the drawing libraries, as one line of ASCII.
+
+    It is TRACE, a space and JSON, whose keys are those of the figure's trace, look and drawn_with.
+
+    Raises:
+        ReportError: The font of the options is not installed.
+    """
     trace = {**figure_data.trace, "look": look.as_json(), "drawn_with": drawing_versions()}
     return f"{TRACE} {json.dumps(trace, separators=(',', ':'), ensure_ascii=True, allow_nan=False)}"
 
@@ -59,7 +65,9 @@ def rendered(
 def renderings(
     figure_data: FigureData, formats: Sequence[str] = FORMATS, *, look: FigureOptions | None = None, trace: bool = True
 ) -> dict[str, bytes]:
-    """Return the picture as file contents by format; it is drawn once.
+    """Return the picture as file contents by format; it is drawn once, and nothing is written.
+
+    The same data give the same bytes on machines with the same drawing libraries. A lock admits one thread at a time.
 
     Args:
         figure_data: The figure.
@@ -96,6 +104,10 @@ def drawn(figure_data: FigureData, look: FigureOptions | None = None) -> Any:
     """Return the matplotlib Figure with its final layout.
 
     Call it, and use the result, inside `drawing.settings(look)`.
+
+    Args:
+        figure_data: The figure; control characters and dollar signs in its texts are made safe here.
+        look: Figure options; None: those of the surrounding `settings`.
     """
     figure = (
         FIGURES[figure_data.name]
@@ -108,7 +120,12 @@ def drawn(figure_data: FigureData, look: FigureOptions | None = None) -> Any:
 
 
 def _with_families(svg: bytes, look: FigureOptions) -> bytes:
-    """Return the SVG with all fonts of the style named, for a reader's machine that lacks the font of the drawing."""
+    """Return the SVG with all fonts of the style named, for a reader's machine that lacks the font of the drawing.
+
+    Args:
+        svg: Content of the SVG, drawn with the font of `look`.
+        look: Figure options.
+    """
     fonts = dict.fromkeys((look.font_family(), *look.preset.fonts))
     families = ", ".join((*(f"'{font}'" for font in fonts), look.preset.fallback_fonts))
     return svg.replace(f"font-family: '{look.font_family()}'".encode(), f"font-family: {families}".encode())
@@ -120,7 +137,10 @@ def _drawable_text(text: str) -> str:
 
 
 def _with_drawable_text(figure_data: FigureData) -> FigureData:
-    """Return the figure with control characters removed and dollar signs escaped in all its texts."""
+    """Return a copy of the figure with control characters removed and dollar signs escaped.
+
+    This covers title, notes, draw options and the columns of the frame that are not numeric; the trace stays.
+    """
     frame = figure_data.frame.copy(deep=False)
     for name in frame.columns:
         if not pd.api.types.is_numeric_dtype(frame[name]):
@@ -132,7 +152,11 @@ def _with_drawable_text(figure_data: FigureData) -> FigureData:
 
 
 def read_trace(content: bytes, format: str) -> dict[str, Any]:
-    """Return the trace that a rendering carries, as a dictionary.
+    """Return the trace that a rendering carries, as a dictionary with the keys of `trace_text`.
+
+    Args:
+        content: Content of the file.
+        format: One of FORMATS.
 
     Raises:
         ReportError: The format is unknown, or the file carries no readable trace of ours.
@@ -159,7 +183,11 @@ def _svg_text(content: bytes) -> str | None:
 
 
 def _pdf_text(content: bytes) -> str | None:
-    """Return the subject of a PDF; None if it has none."""
+    """Return the subject of a PDF, unescaped; None if it has none.
+
+    Raises:
+        ValueError: It is not ASCII.
+    """
     start = content.find(b"/Subject (")
     if start < 0:
         return None
@@ -168,7 +196,11 @@ def _pdf_text(content: bytes) -> str | None:
 
 
 def _png_text(content: bytes) -> str | None:
-    """Return the description of a PNG, decompressed; None if it has none."""
+    """Return the text of the first chunk named Description of a PNG, decompressed; None if it has none.
+
+    Raises:
+        zlib.error: The compressed text is damaged.
+    """
     offset = 8
     while offset + 8 <= len(content):
         size, kind = int.from_bytes(content[offset : offset + 4], "big"), content[offset + 4 : offset + 8]

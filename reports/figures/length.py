@@ -48,7 +48,8 @@ PROBE_LABELS = {"same_tail": "same last tokens"}
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the losses (nats per token) over context lengths.
 
-    The frame is that of `length_frame` for each of PROBES.
+    The frame is that of `length_frame` for each of PROBES, one below the other; `same_tail` is there only if the sweep
+    shows that probe.
 
     Raises:
         ReportError: No cell has such losses.
@@ -82,18 +83,21 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def y_limits(part: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
-    """Return the vertical range of the panels of one probe; outliers among its cells do not flatten the rest.
+    """Return the (low, high) limits of the panels of one probe; outliers among its cells do not flatten the rest.
 
     Args:
         part: Rows of one probe.
-        means: Means of all lines.
+        means: Means of all lines, of which those of the probe count.
     """
     probe_means = means[means["probe"] == part["probe"].iloc[0]]
     return robust_range(list(part["value"]), list(probe_means["value"]))
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a row of panels per probe: a panel per mixer, a line per group of cells."""
+    """Draw a row of panels per probe: a panel per mixer, a line per group of cells.
+
+    On a narrow page each mixer has a row and each probe a column. Highlighted cells of `look` are labelled.
+    """
     frame, trained = figure_data.frame, figure_data.draw_options["trained"]
     names, probes = list(dict.fromkeys(frame["panel"])), list(dict.fromkeys(frame["probe"]))
     figure = drawing.page(drawing.PANEL_HEIGHT * len(probes) + 0.35, drawing.width_of(len(names)))

@@ -39,8 +39,8 @@ TIMES = (("hours of training", 3600.0), ("minutes of training", 60.0), ("seconds
 class _CurveSet:
     """Curves of a sweep as one frame.
 
-    `longest` is the largest number of points of a curve before thinning, `widest` the largest smoothing span in
-    points, and `most` the maximum of points per curve that is drawn.
+    `longest` is the largest number of points of a curve before thinning, `widest` the largest smoothing span in points,
+    and `most` the maximum of points per curve that is drawn. Without any curve `frame` is empty, without columns.
     """
 
     frame: pd.DataFrame
@@ -61,10 +61,10 @@ def collect(
     """Return the validation and training loss (nats per token) of every cell's newest training.
 
     One row per point of a curve: cell, attempt, configuration, first, second (levels of the axes that distinguish
-    lines), diverged (state of the cell; means leave it out), step, tokens, wall_s, train_loss, smoothed (exponential
-    mean whose span is a 40th of the points), val_loss (NaN between validations). If a sweep has more than MOST_POINTS
-    points, every k-th point of a curve and its validations are kept, smoothed over all points, so that neither time
-    nor memory grows with its length.
+    lines), diverged (state of the cell; means leave it out), step, tokens, wall_s, train_loss, val_loss (NaN between
+    validations), smoothed (exponential mean of train_loss whose span is a 40th of its points). If a sweep has more than
+    MOST_POINTS points, every k-th point of a curve and of its validations is kept, smoothed over all points, so that
+    neither time nor memory grows with its length.
 
     Args:
         store: The database.
@@ -72,11 +72,13 @@ def collect(
         by: Axis that distinguishes lines; None: the first two that vary of the mixer and further axes.
         log: Whether both axes are logarithmic.
         against: "time" draws over wall_s, the seconds of training of all attempts of a cell together; None: over
-            tokens. A cell without a curve whose last loss and seconds are known is then one point.
-        compare: Name of a sweep whose curves are added; their `first` is its name, `second` their configuration.
+            tokens. A cell without a curve whose last loss and seconds are known is then one point, and points without a
+            time are left out.
+        compare: Name of a sweep whose curves are added, of the database or built in; their `first` is its name,
+            `second` their configuration.
 
     Raises:
-        ReportError: No curve is stored, an axis is unknown, or no time is recorded.
+        ReportError: No curve is stored, an axis is unknown or does not vary, or no time is recorded.
         SweepUnknown: There is no sweep `compare`.
     """
     x = CURVE_X_COLUMNS[against or "tokens"]
@@ -107,11 +109,14 @@ def collect(
 def _curves(store: Store, data: SweepData, axes: Sequence[str], *, ends: bool) -> _CurveSet:
     """Return the curves of the newest training of every cell, thinned and smoothed.
 
+    It is the attempt that trained the cell, else its present one if that trains.
+
     Args:
         store: The database.
         data: The sweep.
         axes: Axes whose levels become the columns first and second.
-        ends: Whether a training without a recorded curve is one point at its end.
+        ends: Whether a training without a recorded curve is one point at its end (step and tokens 0), if its last loss
+            and its seconds are known.
     """
     newest: dict[int, CellState] = {}
     for cell in data.cells:
@@ -144,6 +149,11 @@ def _curves(store: Store, data: SweepData, axes: Sequence[str], *, ends: bool) -
 def _points_with_x(frame: pd.DataFrame, x: str, sweep: str) -> pd.DataFrame:
     """Return the points whose value on the x axis is known.
 
+    Args:
+        frame: Rows of `collect`.
+        x: Column of the x axis.
+        sweep: Name of the sweep, for the message alone.
+
     Raises:
         ReportError: There is none.
     """
@@ -154,7 +164,9 @@ def _points_with_x(frame: pd.DataFrame, x: str, sweep: str) -> pd.DataFrame:
 
 
 def _reference_curves(sweep: str, store: Store, x: str) -> tuple[pd.DataFrame, list[str]]:
-    """Return the curves of another sweep, and the note on cells that are left out.
+    """Return the curves of another sweep, and the note on cells that are left out, as a list (empty if none is).
+
+    `first` is the sweep's name in all rows, `second` the levels that vary ("all cells" without any).
 
     Args:
         sweep: Name of the other sweep, of the database or built in.
@@ -202,9 +214,13 @@ def _line_axes(data: SweepData, by: str | None) -> tuple[str, ...]:
 
 
 def _drawn_points(points: np.ndarray, max_points: int) -> np.ndarray:
-    """Return the sorted indices of the points to draw, about `max_points`.
+    """Return the sorted indices of the points to draw: all, or about `max_points` of more.
 
-    Training points and validations are thinned separately.
+    Training points and validations are thinned separately, each to at most half of `max_points`.
+
+    Args:
+        points: Array [points, columns of CURVE].
+        max_points: Maximum number of points.
     """
     if len(points) <= max_points:
         return np.arange(len(points))
@@ -215,9 +231,13 @@ def _drawn_points(points: np.ndarray, max_points: int) -> np.ndarray:
 
 
 def thinned_indices(points: int, max_points: int) -> np.ndarray:
-    """Return at most `max_points` indices of `points` points.
+    """Return at most `max_points` ascending indices of `points` points.
 
-    They are the first one, and every k-th counted back from the last.
+    They are the first one, and every k-th counted back from the last; all if there are no more.
+
+    Args:
+        points: Number of points.
+        max_points: Maximum number of indices, at least 2.
     """
     if points <= max_points:
         return np.arange(points)
@@ -226,9 +246,10 @@ def thinned_indices(points: int, max_points: int) -> np.ndarray:
 
 
 def exponential_mean(values: Sequence[float] | np.ndarray, width: int) -> np.ndarray:
-    """Return the exponential moving average of span `width`: weights fall by 1 - 2 / (width + 1) per point.
+    """Return the exponential moving average of span `width`, as an array of the same length.
 
-    It uses previous values only. It is NaN where the value is NaN; a width of 1 changes nothing.
+    It uses previous values and the present one, with weights that sum to 1 and fall by the factor 1 - 2 / (width + 1)
+    per value that is not NaN. It is NaN where the value is NaN; a width of 1 changes nothing.
     """
     series = pd.Series(values, dtype=float)
     return series.ewm(span=width, ignore_na=True).mean().where(series.notna()).to_numpy()
@@ -237,13 +258,15 @@ def exponential_mean(values: Sequence[float] | np.ndarray, width: int) -> np.nda
 def _frame(
     data: SweepData, newest: Mapping[int, CellState], parts: Mapping[int, np.ndarray], axes: Sequence[str]
 ) -> pd.DataFrame:
-    """Return the points of all attempts as one frame, with the cell, configuration and levels of each.
+    """Return the points of all attempts as one frame; empty, without columns, if there are none.
+
+    Columns: those of `collect`, in its order.
 
     Args:
         data: The sweep.
-        newest: Cell by attempt.
-        parts: Array [points, columns] by attempt; the columns are CURVE, then the smoothed training loss.
-        axes: Axes whose levels become the columns first and second.
+        newest: Cell by attempt id.
+        parts: Array [points, columns] by attempt id; the columns are CURVE, then the smoothed training loss.
+        axes: Axes whose levels become the columns first and second; empty texts where there are fewer than two.
     """
     if not parts:
         return pd.DataFrame()
@@ -292,14 +315,16 @@ def _notes(frame: pd.DataFrame, curves: _CurveSet, log: bool) -> list[str]:
 
 
 def mean_curves(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataFrame:
-    """Return the mean curve of each group, as a frame with one row per group and point of the x axis.
+    """Return the mean curve of each group (first, second): a frame with one row per group and point of x.
 
-    Columns: first, second, x, value (mean over configurations, seeds averaged first), sd (between configurations, or
-    seeds where there is a single configuration), cells. Curves that were not measured at the same points are
-    interpolated; each counts up to its end. Over time a mean ends with its first cell.
+    Columns: first, second, x (under its own name), value (mean over configurations, seeds averaged first), sd (sample
+    standard deviation between configurations, or seeds where there is a single configuration; NaN for one cell), cells
+    (with a value there). Curves that were not measured at the same points are interpolated linearly, on at most GRID
+    points. Over tokens each counts from its first to its last point; over time only points that all cells cover have a
+    mean.
 
     Args:
-        frame: Rows of `collect`.
+        frame: Rows of `collect`, without diverged cells.
         column: Column to average.
         x: Column of the x axis.
     """
@@ -327,7 +352,11 @@ def mean_curves(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataF
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw the complete training and its last half: a line per group, in the legend in order of the final loss."""
+    """Draw the complete training and its last half: a line per group, in the legend in order of the final loss.
+
+    Lines are mean validation losses with bands of one standard deviation, the training loss is dotted. Without any
+    validation loss lines are smoothed training losses. Highlighted cells of `look` are black and labelled.
+    """
     frame, x = figure_data.frame, figure_data.draw_options["x"]
     column = "val_loss" if frame["val_loss"].notna().any() else "smoothed"
     sound = frame[~frame["diverged"]]
@@ -368,6 +397,10 @@ def _y_top(frame: pd.DataFrame, column: str) -> float | None:
     """Return the upper end of the y axis where diverged cells would flatten it; None where no cell diverged.
 
     It is a tenth above the other losses, or above the first losses if all cells diverged.
+
+    Args:
+        frame: Rows of `collect`.
+        column: Column of the losses.
     """
     measured = frame[frame[column].notna()]
     if not measured["diverged"].any():
@@ -382,11 +415,13 @@ GroupStyles = Mapping[tuple[str, str], tuple[str, dict[str, Any]]]
 
 
 def group_styles(frame: pd.DataFrame, axes: Sequence[str], reference_sweep: str | None = None) -> GroupStyles:
-    """Return the label and line style of each group: colour by the first axis, dashes by the second.
+    """Return (label, line style) of each group (first, second): colour by the first axis, dashes by the second.
+
+    Markers follow the colour.
 
     Args:
         frame: Rows of `collect`.
-        axes: The axes of first and second.
+        axes: The axes of first and second; fewer give a label of fewer levels, "all cells" without any.
         reference_sweep: Name of an added sweep, whose groups are labelled by their values; None: none was added.
     """
     groups = list(frame[["first", "second"]].drop_duplicates().itertuples(index=False, name=None))
@@ -408,7 +443,12 @@ def _final_means(means: pd.DataFrame) -> dict[tuple[str, str], float]:
 
 
 def _legend_handles(means: pd.DataFrame, styles: GroupStyles) -> dict[str, Any]:
-    """Return the legend handles by label: the groups with their final mean loss, lowest first, then diverged ones."""
+    """Return the legend handles by label: "label: final mean loss", lowest first, then groups of diverged cells.
+
+    Args:
+        means: Rows of `mean_curves`.
+        styles: Label and style by group; those without a mean count as diverged.
+    """
     ends, handles = _final_means(means), {}
     for key in sorted(ends, key=ends.__getitem__):
         handles[f"{styles[key][0]}: {format_number(ends[key], 3)}"] = drawing.key(**styles[key][1])

@@ -39,6 +39,9 @@ HEADROOM = 132  # percent, top of the y axis, which leaves space for labels abov
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the needle accuracy (digits, fraction) over context lengths; the frame is that of `length_frame`.
 
+    Notes name the best cell at the longest length, if it is unique, and the constant-digit baseline (the score of the
+    best constant answer on the trials).
+
     Raises:
         ReportError: No cell has needle accuracies.
     """
@@ -66,14 +69,23 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def _best(frame: pd.DataFrame) -> str | None:
-    """Return the id of the cell with the highest accuracy at the longest length; None if several share it."""
+    """Return the id of the cell with the highest accuracy at the longest length.
+
+    None if several share it, or if a single cell is measured there.
+    """
     ends = frame[frame["length"] == frame["length"].max()]
     top = ends[ends["value"] == ends["value"].max()]
     return str(top["cell"].iloc[0]) if len(top) == 1 and len(ends) > 1 else None
 
 
 def _best_note(frame: pd.DataFrame, best: str | None, data: SweepData) -> list[str]:
-    """Return the note that names the best cell and the number of runs that it is the best of; none without one."""
+    """Return the note on the best cell and the number of runs it is the best of, as a list; empty without one.
+
+    Args:
+        frame: Rows of the figure.
+        best: Id of the best cell; None without one.
+        data: The sweep.
+    """
     if best is None:
         return []
     ends = frame[frame["length"] == frame["length"].max()]
@@ -85,7 +97,11 @@ def _best_note(frame: pd.DataFrame, best: str | None, data: SweepData) -> list[s
 
 
 def _ceiling_note(ceilings: Mapping[int, float]) -> str:
-    """Return the note on the constant-digit baseline, by length; that it is not recorded if there is none."""
+    """Return the note on the constant-digit baseline, in % with its range over lengths; or that it is not recorded.
+
+    Args:
+        ceilings: Baseline as a fraction, by length.
+    """
     if not ceilings:
         return "What the best constant answer scores is not recorded."
     percentages = sorted({format_number(value, 1, percent=True) for value in ceilings.values()}, key=float)
@@ -94,9 +110,10 @@ def _ceiling_note(ceilings: Mapping[int, float]) -> str:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per mixer with a line per group of cells.
+    """Draw a panel per mixer with a line per group of cells, in %, and the constant-digit baseline.
 
-    The best cell or the highlighted ones have their own lines.
+    The highlighted cells, or else the best one, have their own labelled lines. Where the baseline differs between
+    lengths, the highest is drawn.
     """
     frame, trained, ceilings = (
         figure_data.frame,
@@ -126,7 +143,11 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _highlighted_labels(figure_data: FigureData, look: FigureOptions) -> dict[str, str]:
-    """Return the labels of the cells that get a line of their own: the highlighted ones, else the best."""
+    """Return the labels of the cells that get a line of their own, by cell id: the highlighted ones, else the best.
+
+    A label has the cell's name or "best cell" and its accuracy, in %, at its own longest length. Cells without any are
+    left out.
+    """
     drawn_cells = look.highlight or ((figure_data.draw_options["best"],) if figure_data.draw_options["best"] else ())
     ends = figure_data.frame.sort_values("length").drop_duplicates("cell", keep="last").set_index("cell")["value"]
     labels = {}

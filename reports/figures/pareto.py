@@ -35,12 +35,13 @@ MOST_NAMED = 8  # points of a front that are labelled, the most probable ones
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Return quality against speed, one row per configuration and quality that has both.
+    """Return quality against speed, one row per quality and configuration that has both.
 
-    Columns: quality (heading), metric, speed_name, speed, value, speed_sd and sd (standard deviations from the spread
-    between runs of the stratum; NaN where unknown), front (whether no other configuration is as good in both and
-    better in one), p_front (probability of that), slug (of its first cell), the five AXES, `name`, `rest` (its levels
-    except mixer and memory).
+    Qualities are validation loss and needle accuracy at the longest length. Columns: quality (heading), metric,
+    speed_name, speed, value (means over seeds), speed_sd and sd (standard deviations of these means, from the spread
+    between runs of the stratum: cells that share mixer and memory; NaN where unknown), front (True if no other
+    configuration is as good in both and better in one), p_front (probability of that, NaN where unknown), slug (of its
+    first cell), the five AXES, `name`, `rest` (its levels except mixer and memory).
 
     Speed is tokens/s, or MFU (in %) where the sweep has no tokens/s. Values are nats per token, or %.
 
@@ -83,8 +84,8 @@ def _points(
     """Return the data of one quality.
 
     Returns:
-        The rows of `collect` except `front`; the (cell, attempt) pairs behind them; and by (quality, name) the text
-        "n=k" of means over fewer seeds than the configuration has.
+        The rows of `collect` except `front`; the (cell id, attempt id) pairs behind them; and by (quality, name) the
+        text "n=k" of means over fewer seeds than the configuration has.
     """
     extra = data.extra_axes()
     varying_axes = [axis for axis in AXES if axis != "attn_type" and len(data.levels(axis)) > 1]
@@ -118,7 +119,12 @@ def _points(
 
 
 def _notes(frame: pd.DataFrame, fewer: bool) -> list[str]:
-    """Return the notes on points, probabilities, bars and means over fewer seeds."""
+    """Return the notes on points, probabilities, bars and means over fewer seeds.
+
+    Args:
+        frame: Rows of `collect`.
+        fewer: Whether any mean is over fewer seeds than its configuration has.
+    """
     notes = ["One point a configuration. Ringed: on the front, where no other is as good in both and better in one."]
     if frame["p_front"].notna().any():
         notes.append("The number beside it: how probable that is by the spread between runs.")
@@ -142,9 +148,10 @@ def _level_text(axis: str, level: str) -> str:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per quality: colour and marker by mixer, filled with memory.
+    """Draw a panel per quality: a point per configuration, colour and marker by mixer, filled with memory.
 
-    The front is stepped, ringed and labelled.
+    The front is stepped and ringed; up to MOST_NAMED of its points are labelled, the most probable ones. Highlighted
+    cells of `look` have a diamond around their configuration and a label. The constant-digit baseline is a dotted line.
     """
     frame = figure_data.frame
     names = list(dict.fromkeys(frame["quality"]))
@@ -191,7 +198,15 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _point_label(row: Mapping[Any, Any], several: bool, fewer: str | None) -> str:
-    """Return the label of a point: levels that its style does not show, its P(front), and its number of seeds."""
+    """Return the label of a point: levels that its style does not show, its P(front), and its number of seeds.
+
+    Each may be missing, so the label may be empty.
+
+    Args:
+        row: Row of `collect`.
+        several: Whether the levels except mixer and memory vary and belong into the label.
+        fewer: Text "n=k"; None if all seeds have the numbers.
+    """
     chance = "" if math.isnan(row["p_front"]) or not row["front"] else format_probability(row["p_front"])
     rest = str(row["rest"]) if several else ""
     return " ".join(filter(None, (rest, chance, fewer)))
@@ -203,7 +218,11 @@ def _joined_label(labels: Sequence[str]) -> str:
 
 
 def _point_styles(frame: pd.DataFrame) -> dict[tuple[str, str], tuple[str, dict[str, Any]]]:
-    """Return the label and marker style of each (mixer, memory)."""
+    """Return (label, marker style) of each (mixer, memory) that occurs.
+
+    Markers are hollow for the first memory level ("off" if there is one) and filled for others; all are filled if there
+    is one level.
+    """
     types = list(dict.fromkeys(frame["attn_type"]))
     memories = sorted(dict.fromkeys(frame["memory"]), key=drawing.off_first)
     styles = {}
@@ -220,7 +239,13 @@ def _point_styles(frame: pd.DataFrame) -> dict[tuple[str, str], tuple[str, dict[
 def _draw_points(
     axes: Axes, panel_rows: pd.DataFrame, styles: Mapping[tuple[str, str], tuple[str, dict[str, Any]]]
 ) -> None:
-    """Draw every point with its error bars, opaque on the front and faint off it."""
+    """Draw every point, with error bars of one standard deviation that are opaque on the front and faint off it.
+
+    Args:
+        axes: The panel.
+        panel_rows: Rows of its quality.
+        styles: Label and marker style by (mixer, memory).
+    """
     for key, (_, style) in styles.items():
         mine = panel_rows[(panel_rows["attn_type"] == key[0]) & (panel_rows["memory"] == key[1])]
         axes.plot(mine["speed"], mine["value"], **style, zorder=2.5)
@@ -237,9 +262,9 @@ def _draw_points(
 
 
 def _bar_lengths(part: pd.DataFrame) -> dict[str, Any]:
-    """Return the lengths of the error bars below and above each point, by "xerr" and "yerr" where known.
+    """Return [lengths below, lengths above] of the error bars of each point, by "xerr" and "yerr".
 
-    Bars of a share end at 0 and 100.
+    A direction without any positive standard deviation is left out. Bars of needle accuracy end at 0 and 100.
 
     Args:
         part: Rows of one quality.
@@ -303,7 +328,13 @@ def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str, width: float) 
 
 
 def _label_after_layout(axes: Axes, label_list: Sequence[tuple[float, float, str]], panel_rows: pd.DataFrame) -> None:
-    """Have the points labelled once the layout is done; points of the front weigh more in the placement."""
+    """Register the labelling of points for the end of the layout; labels avoid points of the front more than others.
+
+    Args:
+        axes: The panel.
+        label_list: (x, y, text) of each label, in data.
+        panel_rows: Rows of the panel, whose points labels should not hide.
+    """
     # labels avoid points of the front more than others
     every = [panel_rows, *([panel_rows[panel_rows["front"]]] * 3)]
     points = [point for part in every for point in zip(part["speed"], part["value"], strict=True)]

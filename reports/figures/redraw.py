@@ -39,6 +39,9 @@ def drawing_versions() -> dict[str, str]:
 def first_difference(written: bytes, drawn: bytes, format: str) -> str | None:
     """Return the first visible difference between two renderings as a sentence; None if a reader sees the same.
 
+    A file that cannot be read gives a sentence, too. Coordinates may differ by MAX_COORDINATE_DIFFERENCE points, pixels
+    by MAX_COLOUR_DIFFERENCE.
+
     Args:
         written: Content of the file.
         drawn: Content of a fresh drawing.
@@ -67,9 +70,9 @@ def first_difference(written: bytes, drawn: bytes, format: str) -> str | None:
 
 
 def _first_mismatch(old: str, new: str) -> tuple[str, str] | None:
-    """Return the first parts in which two texts differ; None if they are alike.
+    """Return the first (old, new) excerpts in which two texts differ; None if they are alike.
 
-    Decimal numbers may differ by MAX_COORDINATE_DIFFERENCE.
+    Decimal numbers may differ by MAX_COORDINATE_DIFFERENCE; integers and all other text must be equal.
     """
     if old == new:
         return None
@@ -84,7 +87,13 @@ def _first_mismatch(old: str, new: str) -> tuple[str, str] | None:
 
 
 def _svg_parts(content: bytes) -> Iterator[Part]:
-    """Yield the parts of an SVG: the head of the file, then every element with its attributes and text."""
+    """Yield the (location, content) parts of an SVG: the head of the file, then those of every element.
+
+    Ids are replaced by their order of occurrence.
+
+    Raises:
+        ParseError: It is not XML.
+    """
     # a style sheet or an entity outside the elements can change how they are displayed
     yield "the head of the file", repr(PROCESSING.findall(content))
     root = ElementTree.fromstring(content)
@@ -96,7 +105,10 @@ def _svg_parts(content: bytes) -> Iterator[Part]:
 
 
 def _element_parts(element: ElementTree.Element, names: dict[str, str], group: str) -> Iterator[Part]:
-    """Yield the parts of an element and its children, except metadata.
+    """Yield the (location, content) parts of an element and, recursively, its children; none for metadata.
+
+    The parts of an element are, in this order, its tag, each attribute (by name), its text, and for each child the
+    child's parts and the text after it.
 
     Args:
         element: The element.
@@ -120,7 +132,13 @@ def _element_parts(element: ElementTree.Element, names: dict[str, str], group: s
 
 
 def _pdf_parts(content: bytes) -> Iterator[Part]:
-    """Yield head and content of every object of a PDF, without the description of the file and stream lengths."""
+    """Yield two (location, content) parts, head and unpacked stream, of every object of a PDF, in its order.
+
+    The description of the file and stream lengths are left out.
+
+    Raises:
+        zlib.error: A stream is damaged.
+    """
     for number, body in PDF_OBJECT.findall(content):
         # skipped: the description of the file, and stream lengths, which depend on the compression
         if b"/Producer" in body or body.strip().isdigit():
@@ -136,7 +154,11 @@ def _pdf_parts(content: bytes) -> Iterator[Part]:
 
 
 def _png_difference(written: bytes, drawn: bytes) -> str | None:
-    """Return the first difference between two PNGs as a sentence; None if no pixel differs visibly."""
+    """Return the first difference between two PNGs as a sentence; None if no pixel differs visibly.
+
+    It names a file that cannot be read, another size, or the number of differing pixels and the first of them. A pixel
+    differs if a channel does by more than MAX_COLOUR_DIFFERENCE of 255.
+    """
     import numpy as np
     from matplotlib.image import imread
 

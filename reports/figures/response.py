@@ -27,7 +27,10 @@ MIN_LEVELS = 2
 
 
 def axes_with_numeric_levels(data: SweepData) -> dict[str, dict[str, float]]:
-    """Return the number of each level by axis, for the extra axes of which every level is a finite number."""
+    """Return, by axis, the number of each level, for the extra axes of which every level is a finite number.
+
+    Axes with fewer than MIN_LEVELS different numbers are left out.
+    """
     numbers_by_axis = {}
     for axis in data.extra_axes():
         levels = {level: level_as_number(level) for level in data.levels(axis)}
@@ -38,7 +41,7 @@ def axes_with_numeric_levels(data: SweepData) -> dict[str, dict[str, float]]:
 
 
 def level_as_number(level: str) -> float | None:
-    """Return a level as a number; None if it is not a finite number."""
+    """Return a level as a number, underscores ignored; None if it is not a finite number."""
     try:
         value = float(level.replace("_", ""))
     except ValueError:
@@ -47,17 +50,17 @@ def level_as_number(level: str) -> float | None:
 
 
 def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureData:
-    """Return the numbers over a numeric axis, one row per cell and number.
+    """Return the numbers over a numeric axis, one row per number and cell.
 
-    Columns: cell, attempt, configuration (levels of every axis, which seeds share), panel (heading of the number),
-    words, unit, better (1, -1 or 0), percent, first and second (levels of the line) and line, probe, metric, axis,
-    length (the level of that axis, a number), value (shares as fractions), low, high (of an accuracy: 95% interval of
-    its trials).
+    Numbers are those of `default_columns`. Columns: cell, attempt, configuration (levels of every axis, which seeds
+    share), panel (heading of the number), words, unit, better (1, -1 or 0), percent, first and second (levels of the
+    axes of LINES that vary) and line, probe, metric, axis, length (the level of the numeric axis, as a number), value
+    (shares as fractions), low, high (of an accuracy: 95 % interval of its trials).
 
     Args:
         store: The database.
         data: The sweep.
-        by: The axis; None: the numeric axis with the most levels.
+        by: The axis; None: the numeric axis with the most different levels.
 
     Raises:
         ReportError: The sweep is a study, the axis is not numeric, or no cell has a number.
@@ -104,7 +107,7 @@ def _chosen_axis(data: SweepData, numeric: dict[str, dict[str, float]], by: str 
 
 
 def _means(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the line means, whose `of` is the largest number of cells that the line has at any level."""
+    """Return the `line_means`, whose `of` is the largest number of cells that the line has at any level."""
     means = line_means(frame)
     return means.assign(of=means.groupby(["panel", "line"])["cells"].transform("max"))
 
@@ -112,14 +115,14 @@ def _means(frame: pd.DataFrame) -> pd.DataFrame:
 def _rows(
     data: SweepData, column: Column, axis: str, levels: dict[str, float], lines: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return the rows of one number.
+    """Return the rows of one number as `collect` documents them; cells without it are left out.
 
     Args:
         data: The sweep.
         column: The number.
         axis: The numeric axis.
         levels: Number by level of that axis.
-        lines: Axes that distinguish lines.
+        lines: At most two axes that distinguish lines.
     """
     unit = "%" if column.percent else column.unit
     column_fields: dict[str, Any] = {"panel": column.heading, "words": measure_label(column), "unit": unit}
@@ -145,7 +148,7 @@ def _rows(
 
 
 def _averaging_note(data: SweepData, axis: str, lines: Sequence[str]) -> str:
-    """Return the note on the axes that lines average over; empty if there are none.
+    """Return the sentence on the axes that lines average over, with a space at its end; "" if there are none.
 
     Args:
         data: The sweep.
@@ -164,7 +167,10 @@ def _averaging_note(data: SweepData, axis: str, lines: Sequence[str]) -> str:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per number: a line per mixer (and memory) with its band, and single cells faint behind it."""
+    """Draw a panel per number: a line per mixer (and memory) with its band, and single cells faint behind it.
+
+    Highlighted cells of `look` get lines of their own, labelled at their ends.
+    """
     frame = figure_data.frame
     titles = list(dict.fromkeys(frame["panel"]))
     measure_labels = frame.drop_duplicates("panel").set_index("panel")["words"]
@@ -187,14 +193,20 @@ def _draw_panel(
     styles: dict[str, dict[str, Any]],
     highlighted: dict[str, str],
 ) -> dict[str, Any]:
-    """Draw a panel and return its legend handles by label.
+    """Draw a panel, and set its scale, limits, ticks and axis labels.
+
+    Cells that share line and level are dots. Highlighted cells have lines labelled at their ends, without a legend
+    handle.
 
     Args:
         axes: The panel.
         panel_rows: Rows of its number.
         mean: Means of its lines.
         styles: Style by line.
-        highlighted: Label by highlighted cell.
+        highlighted: Label by id of a highlighted cell.
+
+    Returns:
+        Legend handles by label, of the mean lines alone.
     """
     percent = bool(panel_rows["percent"].iloc[0])
     scale = 100.0 if percent else 1.0

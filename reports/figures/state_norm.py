@@ -34,11 +34,11 @@ LEAST_RANGE = 4.0  # least ratio of the ends of the y axis, which gives three ti
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the norm of the memory's state over context lengths.
 
-    The frame is that of `length_frame` for each of NORMS. For a published sweep, whose weights are not available, the
-    norms before training are computed by `state_norms`.
+    The frame is that of `length_frame` for each of NORMS, one below the other. For a published sweep, whose weights are
+    not available, it has the norms before training (`_initial_norms`).
 
     Raises:
-        ReportError: No cell has such norms.
+        ReportError: No cell has such norms, and the sweep is not a published one with memory.
     """
     trained = training_lengths(store, data)
     parts = [length_frame(data, trained, "state_norm", metric) for metric in NORMS]
@@ -67,7 +67,10 @@ GUIDE_NOTE = (
 
 
 def _measured_figure(store: Store, data: SweepData, frame: pd.DataFrame) -> FigureData:
-    """Return the figure of measured norms, with a panel per mixer, and per memory if there are several."""
+    """Return the figure of measured norms, with a panel per mixer, and per memory if there are several.
+
+    In the latter case the column panel of `frame` is changed in place.
+    """
     note_text = (
         "Mean Frobenius norm over documents, layers, heads and cells. Hebbian: the memory's keys, values and gates, written "
         "without erasing. γ = 1: nothing decays. "
@@ -87,7 +90,10 @@ def _measured_figure(store: Store, data: SweepData, frame: pd.DataFrame) -> Figu
 
 
 def _initial_norms(trained: int) -> pd.DataFrame:
-    """Return the norms before training in the columns of `length_frame`, without cells.
+    """Return the norms before training by the formulas of the memory, one row per metric and length, without cells.
+
+    Columns: cell and attempt (None), panel (START), probe, metric, length (powers of two from SHORTEST to LONGEST),
+    trained, ratio and value.
 
     Args:
         trained: Tokens of a training row.
@@ -107,7 +113,8 @@ def _initial_norms(trained: int) -> pd.DataFrame:
 def norm_means(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the mean norms: one row per panel, metric and length.
 
-    Columns: value (mean over cells), cells, and of (cells with any length).
+    Columns: panel, metric, length, value (mean over cells), cells (their number, also if they have no id), and of
+    (distinct cells with any length).
     """
     cell_counts = frame.groupby(["panel", "metric"])["cell"].nunique().reset_index(name="of")
     grouped = frame.groupby(["panel", "metric", "length"], sort=False)
@@ -116,9 +123,9 @@ def norm_means(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a panel per mixer in log scale, with guides.
+    """Draw a panel per mixer on logarithmic scales, with guides of the growth as N and as √N.
 
-    Lines are delta and Hebbian writes, with trained retention and without decay.
+    Lines are delta and Hebbian writes, with trained retention and without decay. `look` is not used.
     """
     frame, trained = figure_data.frame, figure_data.draw_options["trained"]
     means = norm_means(frame)
@@ -147,7 +154,14 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _draw_lines(axes: Axes, panel_rows: pd.DataFrame, means: pd.DataFrame, handles: dict[str, Any]) -> None:
-    """Draw the mean of every metric over thin lines of single cells, and add the handles to `handles` by metric."""
+    """Draw the mean of every metric over thin lines of single cells.
+
+    Args:
+        axes: The panel.
+        panel_rows: Rows of the panel.
+        means: Rows of `norm_means` of the panel.
+        handles: Legend handles by metric, to which those of this panel are added.
+    """
     for index, metric in enumerate(NORMS):
         part = panel_rows[panel_rows["metric"] == metric]
         style = drawing.marker_style(index % 2, index // 2)
@@ -162,7 +176,10 @@ def _draw_lines(axes: Axes, panel_rows: pd.DataFrame, means: pd.DataFrame, handl
 
 
 def _set_y_axis(axes: Axes, values: pd.Series) -> None:
-    """Make the y axis logarithmic in steps of two, with at least three ticks; without positive values do nothing."""
+    """Make the y axis logarithmic to base 2, over all values with a margin and at least a factor of LEAST_RANGE.
+
+    Without positive values nothing is done.
+    """
     above = values[values > 0]
     if above.empty:
         # a logarithmic axis cannot show zeros
@@ -175,7 +192,15 @@ def _set_y_axis(axes: Axes, values: pd.Series) -> None:
 
 
 def _draw_guides(axes: Axes, means: pd.DataFrame) -> None:
-    """Draw grey lines that grow as N and as its root, labelled, from the first mean without decay and erasing."""
+    """Draw grey labelled lines that grow as N and as its root, from the first mean without decay and erasing.
+
+    Where that is missing they start at the first of all means. With a single length or a start at 0 nothing is drawn.
+    The y limits stay.
+
+    Args:
+        axes: The panel, with its scales and limits.
+        means: Rows of `norm_means` of the panel.
+    """
     hebbian_without_decay = means[means["metric"] == NORMS[-1]]
     lengths = np.sort(means["length"].unique().astype(float))
     start = (hebbian_without_decay if len(hebbian_without_decay) else means).sort_values("length").iloc[0]

@@ -30,9 +30,10 @@ MAX_KEY_ENTRIES = 40
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the attempts of the sweep over time, one row per attempt, oldest first.
 
-    Columns: cell, slug, name (the parts of the slug that vary), number (of the cell, by its first start), attempt,
-    kind, host, gpu (its name, or the device), lane (0, 1, ... where several run at once on a machine), start and end
-    (seconds since the first start), state, failure, step.
+    Columns: cell, slug, name (the parts of the slug that vary), number (of the cell, from 1, by its first start),
+    attempt, kind, host, gpu (its name, or the device; empty where unknown), lane (0, 1, ... where several run at once
+    on a machine), start and end (seconds since the first start; a running attempt ends at its last heartbeat), state,
+    failure, step. Attempts of printed numbers are left out.
 
     Raises:
         ReportError: No attempt of the sweep ran here.
@@ -75,9 +76,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
 
 def distinct_name_parts(slugs: Sequence[str]) -> dict[str, str]:
-    """Return the parts of each slug that not all slugs share, by slug.
+    """Return the parts of each slug that not all slugs share, joined by hyphens, by slug.
 
-    For example polar-baseline-d0-m1 and nope-baseline-d0-m1 give polar and nope.
+    For example polar-baseline-d0-m1 and nope-baseline-d0-m1 give polar and nope. A single slug, or slugs of different
+    numbers of parts, are returned whole.
     """
     parts = [slug.split("-") for slug in slugs]
     if len({len(part) for part in parts}) != 1 or len(parts) == 1:
@@ -87,7 +89,10 @@ def distinct_name_parts(slugs: Sequence[str]) -> dict[str, str]:
 
 
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
-    """Draw a lane per simultaneous attempt on a machine and a bar per attempt, with its cell's name or number."""
+    """Draw a lane per simultaneous attempt on a machine and a bar per attempt, with its cell's name or number.
+
+    Colours are states. A key below the axes explains numbers and bad ends. `look` is not used.
+    """
     frame = figure_data.frame
     unit, seconds_per_unit = drawing.time_unit(float(frame["end"].max()))
     machines = frame.groupby(["host", "gpu"], sort=False)["lane"].max() + 1
@@ -121,7 +126,15 @@ def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
 
 
 def _write_key(figure: Figure, axes: Axes, entries: Sequence[str]) -> None:
-    """Write the key of numbered cells below the axis labels; the figure grows by its height."""
+    """Write the key of numbered cells below the axis labels; the figure grows by its height.
+
+    Without entries nothing changes.
+
+    Args:
+        figure: The figure, which is laid out here.
+        axes: Its only axes.
+        entries: Texts of the key, written one after the other in lines.
+    """
     if not entries:
         return
     width, height = figure.get_size_inches()
@@ -140,7 +153,12 @@ def _write_key(figure: Figure, axes: Axes, entries: Sequence[str]) -> None:
 
 
 def _draw_bars(axes: Axes, bars: pd.DataFrame) -> None:
-    """Draw the bars of each state, and a cross above the end of every bad one, where it hides no name."""
+    """Draw the bars of each state, and a cross above the end of every failed or diverged one.
+
+    Args:
+        axes: The axes.
+        bars: Rows of attempts with y (lane), left and width in units of the axis.
+    """
     for state, part in bars.groupby("state", sort=False):
         axes.barh(part["y"], part["width"], left=part["left"], height=0.8, **_bar_style(str(state)))
     bad = bars[bars["state"].isin(BAD_STATES)]
@@ -156,10 +174,10 @@ def _draw_bars(axes: Axes, bars: pd.DataFrame) -> None:
 
 
 def _write_names(figure: Figure, axes: Axes, bars: pd.DataFrame) -> set[int]:
-    """Write a cell's name into its bar if it fits, else its number, upright if need be.
+    """Write a cell's name into its bar if it fits, else its number, upright if need be, else nothing.
 
     Returns:
-        The numbers that the key must explain.
+        The numbers of all cells with a bar that does not show the name, which the key must explain.
     """
     points = drawing.size("small")
     figure.draw_without_rendering()
@@ -192,7 +210,9 @@ def _write_names(figure: Figure, axes: Axes, bars: pd.DataFrame) -> set[int]:
 
 
 def _key_entries(bars: pd.DataFrame, numbered: set[int]) -> list[str]:
-    """Return the entries of the key: numbered cells by name, and cells with a bad end, with the failure.
+    """Return the entries of the key, "number name (failures)", by number.
+
+    Listed are numbered cells, and cells with a failed or diverged attempt.
 
     Args:
         bars: Rows of attempts.
@@ -210,7 +230,10 @@ def _key_entries(bars: pd.DataFrame, numbered: set[int]) -> list[str]:
 
 
 def _state_handles(bars: pd.DataFrame) -> dict[str, Any]:
-    """Return the legend handles of the states by label, which counts the attempts."""
+    """Return the legend handles of the states that occur, by "state (number of attempts)", and one for the cross.
+
+    The latter is there if any attempt failed or diverged.
+    """
     counts = bars["state"].value_counts()
     handles = {
         f"{state} ({counts[state]})": drawing.patch(**_bar_style(state)) for state in STATE_COLOURS if state in counts
@@ -221,7 +244,7 @@ def _state_handles(bars: pd.DataFrame) -> dict[str, Any]:
 
 
 def _bar_style(state: str) -> dict[str, Any]:
-    """Return the fill of the bar of an attempt in this state."""
+    """Return matplotlib's fill of the bar of an attempt in this state: facecolor, edgecolor, linewidth and hatch."""
     hatch = drawing.HATCHES[list(STATE_COLOURS).index(state)] if state != "diverged" else ""
     return {
         "facecolor": STATE_COLOURS[state],

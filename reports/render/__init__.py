@@ -44,9 +44,9 @@ def render(
     Args:
         table: The table.
         format: A key of RENDERERS.
-        trace: Whether the text carries the table's trace.
-        color: Whether the terminal shows the best values in bold.
-        width: Maximum characters per line in a terminal; None for no limit.
+        trace: Whether the text carries the table's trace (in a terminal a sentence that summarizes it).
+        color: Whether the terminal shows the best values in bold; no effect on other formats.
+        width: Maximum characters per line in a terminal; None for no limit; no effect on other formats.
 
     Raises:
         ReportError: The format is unknown.
@@ -64,9 +64,15 @@ def trace_path(path: Path) -> Path:
 
 
 def rendered_files(table: Table, path: Path, format: str, *, trace: bool = True) -> dict[Path, str]:
-    """Return the text of each file that belongs to a table, by path: the rendering, and for a CSV its trace file.
+    """Return the text of each file that belongs to a table, by path; nothing is written here.
 
-    A CSV that goes to a pipe or device has no trace file. Nothing is written here.
+    It is the rendering at `path`, and for a CSV with `trace` also its trace file, unless `path` is a pipe or device.
+
+    Args:
+        table: The table.
+        path: Path of the rendering; its suffix has no effect.
+        format: A key of RENDERERS.
+        trace: Whether the files carry the table's trace.
 
     Raises:
         ReportError: The format is unknown.

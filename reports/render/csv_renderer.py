@@ -12,7 +12,11 @@ from ..table import Table
 
 
 def text(table: Table, *, trace: bool = True) -> str:
-    """Return the headings and the printed rows as CSV; `trace` has no effect, since CSV has no comments."""
+    """Return the headings and the printed rows as CSV, without title and notes.
+
+    Fields that a spreadsheet would read as a formula are made safe (`csv_field`). `trace` has no effect, since CSV has
+    no comments.
+    """
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(map(csv_field, row) for row in (table.columns, *table.rows))
     return out.getvalue()

@@ -28,10 +28,10 @@ tbody tr:hover>*{background:#f1f3f8}
 
 
 def text(table: Table, *, trace: bool = True) -> str:
-    """Return the table as a complete HTML page.
+    """Return the table as a complete HTML page with its title, lines above, notes and a style sheet.
 
-    Every number carries its cells, attempts, probe, metric and unrounded value in data- attributes. With `trace` the
-    table element carries the whole trace and its table, sweep and revision.
+    Every number carries its cells, attempts, probe, metric, length, unrounded value, sd, n and reason, where known, in
+    data- attributes. With `trace` the table element carries the whole trace and its table, sweep and revision.
     """
 
     def tagged_cells(tag: str, scope: str, texts: Iterable[str], kind: str = "") -> str:
@@ -64,7 +64,9 @@ def text(table: Table, *, trace: bool = True) -> str:
 
 
 def _number(table: Table, r: int, c: int) -> str:
-    """Return the HTML cell of one number, bold if it is the best.
+    """Return the HTML cell of one number with its data- attributes, bold if it is the best.
+
+    A number without a value has the class w.
 
     Args:
         table: The table.
@@ -90,7 +92,7 @@ class _TableParser(html.parser.HTMLParser):
         self._inside = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Start a row or a cell, and keep the trace of a table."""
+        """Start a row or a cell, and store the trace of the first table that carries one."""
         if tag == "table" and self.trace is None:
             self.trace = dict(attrs).get("data-atma-sweep-trace")
         elif tag == "tr":

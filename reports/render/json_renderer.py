@@ -10,13 +10,19 @@ from ..table import Table
 
 
 def text(table: Table, *, trace: bool = True) -> str:
-    """Return the rows as JSON; without `trace` the key "trace" of every row is left out."""
+    """Return the rows (`table.raw`) as JSON, without title and notes.
+
+    The key "trace" of every row is left out unless `trace`.
+
+    Raises:
+        ValueError: A number is not finite.
+    """
     rows = [raw if trace else {name: value for name, value in raw.items() if name != "trace"} for raw in table.raw]
     return json_safe(json.dumps(rows, indent=2, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 def rows(written: str) -> list[list[str]]:
-    """Return the printed texts of every row of the JSON, without headings."""
+    """Return the printed texts of every row of the JSON, without headings: labels first, then numbers."""
     return [_printed(row) for row in json.loads(written)]
 
 

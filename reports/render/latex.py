@@ -40,7 +40,8 @@ def text(table: Table, *, trace: bool = True) -> str:
     """Return the table as LaTeX: a `table`, or a `longtable` that runs over pages.
 
     A paged table and one of more than MAX_ROWS_PER_PAGE rows is a `longtable`. The first lines are comments that list
-    the required preamble. With `trace` the last line is a comment with the trace.
+    the required preamble. The label is "tab:" and the table's number. With `trace` the last line is a comment with the
+    trace.
     """
     headings = _headings(table)
     head = [r"\toprule", " & ".join(map(_stacked, headings)) + r" \\", r"\midrule"]
@@ -80,7 +81,7 @@ def tex_breakable(text: str) -> str:
 
 
 def _headings(table: Table) -> list[list[str]]:
-    """Return the lines of each column's heading, wrapped to about the width of the column's entries."""
+    """Return the lines of each column's heading, wrapped to about the width of the column's entries; not escaped."""
     headings = []
     for index, heading in enumerate(table.columns):
         below = max((len(row[index]) for row in table.rows), default=0)
@@ -115,9 +116,10 @@ def _sized(table: Table, headings: list[list[str]]) -> str:
 
 
 def _columns(table: Table) -> list[str]:
-    """Return the LaTeX column types.
+    """Return the LaTeX column type of each column.
 
-    Text has `l` or a paragraph, numbers have `S` (siunitx), and a column without numbers has `r`.
+    Text has `l`, or a paragraph of WIDEST_COLUMN from MIN_SENTENCE_CHARS characters on. Numbers have `S` (siunitx), and
+    a column without numbers has `r`.
     """
     kinds = []
     for index in range(len(table.columns)):
@@ -136,7 +138,13 @@ def _columns(table: Table) -> list[str]:
 
 
 def _number_format(texts: Iterable[str]) -> str | None:
-    """Return the siunitx `table-format` that holds every number of a column; None where it has no number."""
+    """Return the siunitx `table-format` that holds every number of a column; None where it has no number.
+
+    Texts that are no plain number, with or without a spread, are ignored.
+
+    Args:
+        texts: Printed texts of the column.
+    """
     sign, integer_digits, decimals, spread = "", 0, 0, 0
     for text in texts:
         spread_match = SPREAD.fullmatch(text)
@@ -153,7 +161,7 @@ def _number_format(texts: Iterable[str]) -> str | None:
 
 
 def _rows(table: Table) -> list[str]:
-    """Return the table's rows as lines of LaTeX, the best values in bold."""
+    r"""Return the table's rows as lines of LaTeX, labels first, each ending in \\, the best values in bold."""
     best = table.best
 
     def line(r: int, row: tuple[str, ...]) -> str:
@@ -168,7 +176,12 @@ def _rows(table: Table) -> list[str]:
 def _number(text: str, best: bool) -> str:
     """Return the entry of an S column.
 
-    A number is returned as it is, any other text in braces, so that siunitx does not parse it.
+    A plain number is returned as it is, with its spread after "+-". Any other text, and a number with a spread of zero,
+    is in braces, so that siunitx does not parse it; a long one is a paragraph.
+
+    Args:
+        text: Printed text.
+        best: Whether it is bold.
     """
     spread = SPREAD.fullmatch(text)
     # siunitx omits a spread of zero, which is information too, so such a number is written as text

@@ -13,9 +13,9 @@ BARS = re.compile(r"(?<!\\)\|")
 
 
 def text(table: Table, *, trace: bool = True) -> str:
-    """Return the table as Markdown, with aligned columns and the best values in bold.
+    """Return the table as Markdown: title, lines above, aligned columns, notes; the best values are bold.
 
-    With `trace` a comment at the end.
+    With `trace` the last line is a comment with the trace.
     """
     best = table.best
     grid = [[markdown_escaped(text) for text in table.columns]]

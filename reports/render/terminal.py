@@ -9,11 +9,11 @@ from .trace import sources_text
 
 
 def text(table: Table, *, trace: bool = True, color: bool = False, width: int | None = None) -> str:
-    """Return the title, the rows and the notes as lines for a terminal.
+    """Return the title, lines above, the rows and the notes as lines for a terminal, without control characters.
 
     Args:
         table: The table.
-        trace: Whether the last note summarizes the trace.
+        trace: Whether a last sentence summarizes the trace.
         color: Whether escape codes make the best values bold.
         width: Maximum characters per line; None for no limit.
     """

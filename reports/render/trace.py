@@ -21,7 +21,7 @@ LINE = re.compile(rf"^(?:%|<!--) {TRACE} (?P<json>.*?)(?: -->)?$", re.MULTILINE)
 
 
 def attempts_by_cell(origins: Iterable[tuple[str, int | None]]) -> dict[str, list[int]]:
-    """Return the sorted ids of the attempts by cell.
+    """Return the ascending ids of the attempts by cell id, cells in the order of their first pair.
 
     Args:
         origins: (cell, attempt) pairs of the numbers; an attempt of None adds the cell without an attempt.
@@ -35,8 +35,12 @@ def attempts_by_cell(origins: Iterable[tuple[str, int | None]]) -> dict[str, lis
 def attempts_by_source(attempts: Iterable[int], sources: Mapping[int, CodeAndGpu]) -> list[dict[str, Any]]:
     """Return the attempts grouped by the commit and the GPU that they ran on.
 
+    Args:
+        attempts: Ids; repetitions are allowed.
+        sources: Commit and GPU by attempt id; attempts without an entry form a group of unknown ones.
+
     Returns:
-        Dictionaries with the keys commit, dirty, gpu and attempts (sorted ids), in the order of their first attempt.
+        Dictionaries with the keys commit, dirty, gpu and attempts (sorted ids), in the order of their lowest attempt.
     """
     groups: dict[CodeAndGpu, list[int]] = {}
     for attempt in sorted(set(attempts)):
@@ -48,18 +52,22 @@ def attempts_by_source(attempts: Iterable[int], sources: Mapping[int, CodeAndGpu
 
 
 def shown_beyond(data: SweepData) -> dict[str, Any]:
-    """Return the extra context lengths of a report as a trace records them.
+    """Return the extra context lengths of a report as a trace records them: {"lengths": ...}, or {} without any.
 
-    {"lengths": ...}, or {} where there are none. The value is "all" or the list of lengths that were requested in
-    addition to those of the launch.
+    The value is "all" or the list of lengths, in tokens, that were requested in addition to those of the launch.
     """
     return {"lengths": "all" if data.everything else list(data.also)} if data.extra_lengths_option else {}
 
 
 def differences(trace: Mapping[str, Any], fresh: Mapping[str, Any]) -> list[str]:
-    """Return one line for every cell whose attempts differ between the trace of a file and a fresh trace.
+    """Return one line for every cell of a file's trace whose attempts differ from those of a fresh trace.
 
-    Cells that only the fresh trace has are not reported. A trace without cells gives no lines.
+    A cell that the fresh trace lacks differs. Cells that only the fresh trace has are not reported. A trace without
+    cells gives no lines.
+
+    Args:
+        trace: Trace of the file.
+        fresh: Trace of the table or figure as built now.
     """
     if "cells" not in trace:
         return []
@@ -94,7 +102,10 @@ def parse_trace_comment(written: str) -> Any:
 
 
 def sources_text(table: Table) -> str:
-    """Return the sentence that summarizes the trace: the number of attempts, their commits and GPUs."""
+    """Return the sentence that summarizes the trace: number, lowest and highest id, commits and GPUs of attempts.
+
+    Without attempts it says that there are none.
+    """
     sources = table.trace.get("sources", ())
     attempts = [attempt for source in sources for attempt in source["attempts"]]
     if not attempts:

@@ -53,7 +53,11 @@ class AccessGuard:
         await (refused or self._app)(scope, receive, answer)
 
     def _refusal(self, scope: Scope) -> PlainTextResponse | None:
-        """Return the response that refuses a request (400, 405, 403 or 404); None if it is allowed."""
+        """Return the response that refuses a request; None if it is allowed.
+
+        Checked in this order: Host must be 127.0.0.1 or localhost with the server's port (400), the method GET (405),
+        the origin allowed (403), and the first part of the path the token (404, compared in constant time).
+        """
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or hosts[0].lower() not in self._hosts:
@@ -68,7 +72,12 @@ class AccessGuard:
         return None
 
     def _is_allowed_origin(self, headers: Headers) -> bool:
-        """Return whether the page itself, a user who opened the address, or no browser at all sent a request."""
+        """Return whether the page itself, a user who opened the address, or a client without a browser asks.
+
+        Every Origin and Referer that is present must be this server's. Every Sec-Fetch-Site must be same-origin or
+        none, unless the request is a top-level navigation (Sec-Fetch-Mode navigate, Sec-Fetch-Dest document), which is
+        allowed from any site. Without these headers a request is allowed. Host is checked elsewhere.
+        """
         origins = {f"http://{host}" for host in self._hosts}
         if any(origin not in origins for origin in headers.getlist("origin")):
             return False
@@ -79,6 +88,7 @@ class AccessGuard:
 
 
 def _origin(url: str) -> str:
+    """Return scheme, host and port of a URL, "http://host:port"; the text itself if it has fewer than four parts."""
     return "/".join(url.split("/")[:3])
 
 

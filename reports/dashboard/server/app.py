@@ -44,17 +44,19 @@ def app_of(cache: PageCache, *, port: int, token: str) -> AccessGuard:
 
 
 def pages_of(cache: PageCache, token: str) -> Starlette:
-    """Return the ASGI application of a page.
+    """Return the ASGI application of a page, without the access guard.
 
-    It answers GET /TOKEN/, /TOKEN/state, /TOKEN/data and /TOKEN/VERSION/BLOCK, and nothing else.
+    It answers GET /TOKEN/ (HTML of the newest version), /TOKEN/state (JSON of `PageCache.poll`), /TOKEN/data (JSON with
+    version, core and answer) and /TOKEN/VERSION/BLOCK (bytes of a block; 404 if version or block is gone). Any other
+    path is 404.
     """
     page_lock = threading.Lock()
 
     @lru_cache(maxsize=1)
     def page(version: int) -> bytes:
-        """Return the HTML of a version of the page, or of the newest if that version is gone.
+        """Return the HTML, as bytes, of a version of the page, or of the newest if that version is gone.
 
-        The last one is cached.
+        The last result is cached. Curves are not in the page.
         """
         # the page contains the blocks that it reads at start; curves are fetched one by one
         build = cache.find_version(version) or cache.build
@@ -107,7 +109,10 @@ class PreparedApp:
         self._future: Future[ASGIApp] = Future()
 
     def start(self, on_failure: Callable[[], None]) -> None:
-        """Prepare the application in a thread; `on_failure` is called there after an exception."""
+        """Prepare the application in a daemon thread and return at once.
+
+        After an exception, which `raise_failure` raises later, `on_failure` is called in that thread.
+        """
         threading.Thread(target=self._run, args=(on_failure,), name="page", daemon=True).start()
 
     def _run(self, on_failure: Callable[[], None]) -> None:
@@ -119,12 +124,12 @@ class PreparedApp:
             on_failure()
 
     def raise_failure(self) -> None:
-        """Raise the exception of the preparation; do nothing if it succeeded or still runs."""
+        """Raise the exception of the preparation, if it has failed; do nothing if it succeeded or still runs."""
         if self._future.done():
             self._future.result()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request once the application is prepared; with 503 if the preparation failed."""
+        """Answer a request by the application once it is prepared; with 503 if the preparation failed."""
         while not self._future.done():
             await asyncio.sleep(POLL_S)
         if self._future.exception() is not None:

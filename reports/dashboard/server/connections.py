@@ -49,7 +49,10 @@ class RefusedConnection(asyncio.Protocol):
     """A connection beyond MAX_CONNECTIONS: it gets the answer 503 and is closed."""
 
     def __init__(self, transport: asyncio.Transport, state: LimitedState) -> None:
-        """Send the answer; the connection ends when its client closes it, or after LINGER_S at the latest."""
+        """Send the answer 503; the connection ends when its client closes it, or after LINGER_S at the latest.
+
+        With MAX_LINGERING refused connections open it is closed at once. The count in `state` is increased.
+        """
         self._state = state
         body = REFUSAL % (MAX_CONNECTIONS, CLIENT_TIMEOUT_S)
         transport.write(REFUSAL_HEAD % (len(body), CLIENT_TIMEOUT_S) + body)
@@ -77,7 +80,7 @@ class LimitedProtocol(H11Protocol):
     _resumed = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Serve the connection, or refuse it if MAX_CONNECTIONS are open."""
+        """Serve the connection, or hand it to RefusedConnection (503) if MAX_CONNECTIONS are open."""
         if len(self.connections) < MAX_CONNECTIONS:
             super().connection_made(transport)
         else:
@@ -86,6 +89,9 @@ class LimitedProtocol(H11Protocol):
 
     def abort_if_overdue(self, now: float) -> None:
         """Abort the connection if its client has made no progress for CLIENT_TIMEOUT_S.
+
+        Progress is a complete request or a part of a response that is read; time in which the server works does not
+        count. Call it regularly, since it remembers when it saw the last progress.
 
         Args:
             now: Time of the event loop's clock, in seconds.
@@ -138,14 +144,17 @@ class FirstOfEachKind(logging.Filter):
         self._seen: set[Hashable] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a record is to be printed; failures of requests cancelled at shutdown are not."""
+        """Return whether a record is to be printed: the first failure of its kind, other than a cancellation.
+
+        Records without an exception are dropped.
+        """
         error = record.exc_info[1] if record.exc_info else None
         return error is not None and not isinstance(error, asyncio.CancelledError) and self.is_first(error)
 
     def is_first(self, error: BaseException) -> bool:
         """Return whether this is the first failure of its kind, and record it.
 
-        The kind is the exception type, its errno, and the line that raised it.
+        The kind is the exception type, its errno, and the innermost line of its traceback.
         """
         last = list(traceback.walk_tb(error.__traceback__))[-1:]
         kind = (type(error), getattr(error, "errno", None), *((frame.f_code, line) for frame, line in last))
@@ -154,9 +163,13 @@ class FirstOfEachKind(logging.Filter):
         return is_new
 
     def handle(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Report a failure outside a request, as asyncio's exception handler.
+        """Report a failure outside a request; this is an exception handler for asyncio.
 
         An OSError is one line on stderr, once per kind; other failures go to asyncio's default handler.
+
+        Args:
+            loop: The event loop.
+            context: Asyncio's context of the failure, with the key `exception`.
         """
         error = context.get("exception")
         if not isinstance(error, OSError):
@@ -186,7 +199,11 @@ class Server(uvicorn.Server):
         return nullcontext()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until `should_exit` is set, with the failure filter on the loggers meanwhile."""
+        """Serve on these listening sockets until `should_exit` is set.
+
+        Meanwhile the failure filter is on the loggers of uvicorn and asyncio; the loop's exception handler stays
+        replaced.
+        """
         asyncio.get_running_loop().set_exception_handler(self._failures.handle)
         loggers = [logging.getLogger(name) for name in ("uvicorn.error", "asyncio")]
         for logger in loggers:
@@ -216,7 +233,10 @@ class Server(uvicorn.Server):
 
 
 def config_of(app: Callable[..., Any]) -> uvicorn.Config:
-    """Return the uvicorn configuration of a server that does not wait for open pages when it stops."""
+    """Return the uvicorn configuration for `Server`: plain HTTP/1.1, no web sockets, no logs of access.
+
+    It ends a second after a stop, even if pages are open.
+    """
     return uvicorn.Config(
         app,
         http=LimitedProtocol,

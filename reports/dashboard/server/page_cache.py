@@ -29,7 +29,7 @@ Blocks = tuple[str, Mapping[str, bytes]]
 
 @dataclass(frozen=True)
 class PageVersion:
-    """Blocks of a page at one time; `version` counts from 1, `at` is the time in UTC."""
+    """Blocks of a page at one time, by id; `version` counts from 1, `at` is the time of the build in UTC."""
 
     version: int
     title: str
@@ -44,12 +44,12 @@ class PageCache:
     """
 
     def __init__(self, store: Store, sweep: str, make: Callable[[Store, str], Blocks] = build_blocks) -> None:
-        """Build the first version, which reads the database.
+        """Build the first version, which reads the database and takes seconds.
 
         Args:
             store: The database.
             sweep: Name of the sweep.
-            make: Function that returns the title and the blocks.
+            make: Function of database and name that returns the title and the blocks by id.
 
         Raises:
             SweepUnknown, StoreError, ReportError: The page cannot be built.
@@ -78,13 +78,15 @@ class PageCache:
         return next((build for build in self.builds if build.version == version), None)
 
     def poll(self) -> dict[str, object]:
-        """Return the newest version, and start a rebuild if the database has changed.
+        """Return the newest version that is built, and start a rebuild in a thread if the database has changed.
 
-        The database is checked at most once per CHECK_INTERVAL_S.
+        The database is checked at most once per CHECK_INTERVAL_S, not during a rebuild, and not until
+        REBUILD_PAUSE_FACTOR times the duration of the last rebuild has passed after it. Errors of the database are not
+        raised.
 
         Returns:
-            version (its number), at (its time in ISO format) and trouble (the first line of an error of the database,
-            or None).
+            version (its number), at (its time in ISO format) and trouble (the first line of the last error of the
+            database, None once a check or rebuild has succeeded).
         """
         with self._lock:
             now = time.monotonic()
@@ -99,7 +101,10 @@ class PageCache:
         return {"version": build.version, "at": build.at.isoformat(timespec="seconds"), "trouble": self._trouble}
 
     def _start_if_new(self) -> None:
-        """Start a rebuild in a thread if the sweep's mark in the database has changed; store an error as trouble."""
+        """Start a rebuild in a daemon thread if the sweep's change token in the database has changed.
+
+        An error of the database is stored as trouble; an unchanged token clears it. The lock must be held.
+        """
         try:
             mark = self._store.change_token(self._sweep)
         except (UserError, DBAPIError) as error:
@@ -112,7 +117,11 @@ class PageCache:
         self._rebuild_thread.start()
 
     def _rebuild(self, mark: str) -> None:
-        """Build a new version; runs in its own thread, and stores an error as trouble."""
+        """Build a new version; runs in its own thread, stores an error as trouble, and sets the pause that follows.
+
+        Args:
+            mark: Change token that the new version stands for.
+        """
         began = time.monotonic()
         try:
             self._build(mark)
@@ -132,15 +141,23 @@ class PageCache:
 
 
 def _first_line(error: Exception) -> str:
+    """Return the first line of an error without control characters; its type's name if it has no text.
+
+    For an error of SQLAlchemy it is that of the driver. The advice to launch again is removed.
+    """
     text = str(error.orig) if isinstance(error, DBAPIError) else str(error)
     first = text.splitlines()[0] if text else type(error).__name__
     return sanitize_line(first.removesuffix(" and launch again"))  # advice for a launch, not for a reader
 
 
 def join_json_blocks(build: PageVersion, names: tuple[str, ...] = ("core", "answer")) -> bytes:
-    """Return JSON blocks as one object with the version.
+    """Return, as JSON bytes, an object with the keys version and `names`, whose values are the blocks.
 
     They are joined as bytes, since parsing them again takes long.
+
+    Args:
+        build: The version of the page.
+        names: Ids of JSON blocks that it has.
     """
     head = json.dumps({"version": build.version})[:-1].encode()
     return head + b"".join(b',"%s":%s' % (name.encode(), build.blocks[name]) for name in names) + b"}"

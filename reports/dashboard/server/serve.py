@@ -92,6 +92,8 @@ def serve(
 def _prepare(store: Store, sweep: str, compare: str | None, token: str) -> ASGIApp:
     """Import the page builder, build the first version of the page and return its ASGI application.
 
+    It takes seconds, and has no access guard.
+
     Raises:
         SweepUnknown, StoreError, ReportError: The page cannot be built.
     """
@@ -104,11 +106,11 @@ def _prepare(store: Store, sweep: str, compare: str | None, token: str) -> ASGIA
 
 @contextmanager
 def stop_on_signals(server: uvicorn.Server) -> Iterator[None]:
-    """Make Ctrl-C, SIGTERM and SIGHUP end the server.
+    """Make Ctrl-C, SIGTERM and SIGHUP end the server while the context lasts; a second signal forces the exit.
 
-    Previous handlers are restored and called afterwards for the latter two. A second signal forces the exit. Previous
-    handlers must not run while the server runs, because asyncio swallows what is raised inside a callback. Outside the
-    main thread this does nothing.
+    Previous handlers are restored at the end. If SIGTERM or SIGHUP was the first signal, it is raised again for them;
+    Ctrl-C is not. An ignored SIGTERM or SIGHUP stays ignored. Previous handlers must not run while the server runs,
+    because asyncio swallows what is raised inside a callback. Outside the main thread this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -140,7 +142,10 @@ def _is_handled(number: int) -> bool:
 def listening_socket(port: int) -> Iterator[socket.socket]:
     """Yield a loopback socket that already listens, so that a browser can connect before the server runs.
 
-    Close it at the end.
+    It is closed at the end.
+
+    Args:
+        port: Port to bind; 0: any free one.
 
     Raises:
         PortUnavailable: The port cannot be bound.
@@ -164,10 +169,11 @@ def listening_socket(port: int) -> Iterator[socket.socket]:
 
 @contextmanager
 def opened_in_browser(address: str | None) -> Iterator[str | None]:
-    """Open the address in the browser if there is one; yield a note for the user if there is none, else None.
+    """Open the address in the browser, and yield None, or a note for the user where there is no browser to open.
 
-    The browser gets a temporary file that redirects to the address and that only its user can read. Arguments of a
-    program are visible to all users of the machine, and the address contains the token.
+    An address of None opens nothing. The browser gets a temporary file that redirects to the address, which only its
+    user can read and which is deleted when the context ends. Arguments of a program are visible to all users of the
+    machine, and the address contains the token.
     """
     if address is None:
         yield None
