@@ -51,7 +51,7 @@ def effects_block(data: SweepData, effect_list: Sequence[Effect]) -> dict[str, A
 
 
 def _length_means(data: SweepData, column: Column) -> dict[str, Any]:
-    """Return {"values": one number or None per cell} of a mean over lengths, which no attempt recorded.
+    """Return {"values": one number or None per cell} for a mean over lengths, which no attempt recorded.
 
     The result is {} for any other number.
     """

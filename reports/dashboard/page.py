@@ -44,13 +44,14 @@ EMPTY_STYLE = ""  # text of the style element that the plotting library fills ru
 def write_dashboard(
     store: Store, path: Path, sweep: str | None = None, *, lengths: ExtraLengths = None, compare: str | None = None
 ) -> int:
-    """Write the page to a file, atomically, and return its size in bytes.
+    """Write the page to a file and return its size in bytes.
 
-    Nothing is written if the page cannot be built.
+    The file appears when it is complete; an existing one is replaced and keeps its permissions. Pipes, devices and `-`
+    are written to directly. Nothing is written if the page cannot be built.
 
     Args:
         store: The database.
-        path: File to write; an existing one is replaced.
+        path: File to write.
         sweep: Name of the sweep; None: the one launched last.
         lengths: Context lengths to show in addition to those of the launch.
         compare: Name of a reference sweep to compare with; None: no comparison.

@@ -194,7 +194,11 @@ def _reference_curves(sweep: str, store: Store, x: str) -> tuple[pd.DataFrame, l
 
 
 def _line_axes(data: SweepData, by: str | None) -> tuple[str, ...]:
-    """Return the axes that distinguish lines: `by`, or at most two that vary.
+    """Return the axes that distinguish lines: (`by`,), or at most two that vary, the mixer first; () if none varies.
+
+    Args:
+        data: The sweep.
+        by: Axis of --by; None: not given.
 
     Raises:
         ReportError: `by` is not an axis that varies.
@@ -437,7 +441,7 @@ def group_styles(frame: pd.DataFrame, axes: Sequence[str], reference_sweep: str 
 
 
 def _final_means(means: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """Return the last mean of each group."""
+    """Return the last mean of each group by (first, second); groups without a mean are left out."""
     last = means.drop_duplicates(["first", "second"], keep="last")
     return {(str(row["first"]), str(row["second"])): float(row["value"]) for row in last.to_dict("records")}
 
@@ -458,7 +462,7 @@ def _legend_handles(means: pd.DataFrame, styles: GroupStyles) -> dict[str, Any]:
 
 
 def _draw_means(axes: Axes, means: pd.DataFrame, x: str, styles: GroupStyles, scale: float) -> None:
-    """Draw the mean curve of each group with a band of one standard deviation, the lowest on top.
+    """Draw the mean curve of each group with a band of ± one standard deviation, the lowest final mean on top.
 
     Args:
         axes: The panel.

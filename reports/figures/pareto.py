@@ -282,7 +282,17 @@ def _bar_lengths(part: pd.DataFrame) -> dict[str, Any]:
 def _draw_rings(
     axes: Axes, panel_rows: pd.DataFrame, marker: str, size: float, colour: str, width: float, above: float
 ) -> None:
-    """Draw a ring of this marker, size and width (points in the style `paper`) around every point."""
+    """Draw a hollow marker around every point.
+
+    Args:
+        axes: The panel.
+        panel_rows: Rows of the points, with speed and value.
+        marker: Marker of matplotlib.
+        size: Its size in points in the style `paper`.
+        colour: Colour of its edge.
+        width: Width of its edge in points in the style `paper`.
+        above: Its zorder.
+    """
     style: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": colour, "zorder": above}
     drawing.points(
         axes, panel_rows["speed"], panel_rows["value"], marker, markersize=size, markeredgewidth=width, **style
@@ -291,6 +301,9 @@ def _draw_rings(
 
 def _set_axes(axes: Axes, panel_rows: pd.DataFrame, quality: str, width: float) -> None:
     """Set ranges and labels of both axes, with space for a label on the right.
+
+    The y axis of needle accuracy begins at 0 %. That of a loss leaves out a few outliers at the top, which get an
+    arrow, but never a point of the front.
 
     Args:
         axes: The panel.

@@ -91,7 +91,12 @@ def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureDa
 
 
 def _chosen_axis(data: SweepData, numeric: dict[str, dict[str, float]], by: str | None) -> str:
-    """Return the axis to draw over: `by`, or the numeric axis with the most levels.
+    """Return the axis to draw over: `by`, or the numeric axis with the most different levels, the first of several.
+
+    Args:
+        data: The sweep.
+        numeric: Number by level, by numeric axis.
+        by: Axis of --by; None: not given.
 
     Raises:
         ReportError: There is no numeric axis, or `by` is not one.

@@ -69,8 +69,8 @@ def text(table: Table, *, trace: bool = True) -> str:
 def tex_breakable(text: str) -> str:
     """Return the text escaped for LaTeX, with break points in long words.
 
-    A word of more than MAX_WORD_CHARS may break every BREAK_EVERY characters. Level names of a plugin can be longer
-    than a column and contain nothing else to break at.
+    A word (between spaces) of more than MAX_WORD_CHARS may break every BREAK_EVERY characters. Level names of a plugin
+    can be longer than a column and contain nothing else to break at.
     """
 
     def pieces(word: str) -> str:
@@ -98,9 +98,14 @@ def _stacked(lines: list[str]) -> str:
 
 
 def _sized(table: Table, headings: list[list[str]]) -> str:
-    """Return LaTeX that switches to a smaller font where a longtable would be wider than the line.
+    """Return LaTeX that switches to a smaller font (SIZES) where a longtable would be wider than the line.
 
-    No box can shrink a longtable. Its width is estimated from the number of characters of its columns.
+    No box can shrink a longtable. Its width is estimated from the number of characters of its columns; LaTeX decides
+    when it knows the width of the line.
+
+    Args:
+        table: The table.
+        headings: Lines of each column's heading.
     """
     width = 0.0
     for index, lines in enumerate(headings):

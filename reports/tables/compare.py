@@ -128,11 +128,12 @@ def compare_sweeps(mine: ComparedSweep, theirs: ComparedSweep) -> SweepCompariso
 
     The reference number is the authors' log where there is one, else the printed number. The limit is t(0.975, df) sd
     sqrt(1/k + 1/m) for the means of k and m seeds. The spread sd is that between runs of the same stratum (cells that
-    share mixer and memory) in the reference, or in this sweep where the reference has none. The limit of an accuracy is
-    at least what its trials explain, and every limit is at least one printed digit. Where a mean is printed with the
-    standard deviation of its m runs, the limit is Welch's of both sides' spreads, or that of the printed one for a
-    single seed. Where the printed deviation is 0, the limit is what the trials of a seed explain. A number that a
-    recipe difference affects has neither spread, limit nor verdict.
+    share mixer and memory) in the reference, pooled over its strata where a stratum has no replicates. Where the
+    reference has no spread of the number, it is that of this sweep. The limit of an accuracy is at least what its
+    trials explain, and every limit is at least one printed digit. Where a mean is printed with the standard deviation
+    of its m runs, the limit is Welch's of both sides' spreads, or that of the printed one for a single seed. Where the
+    printed deviation is 0, the limit is what the trials of a seed explain. A number that a recipe difference affects
+    has neither spread, limit nor verdict.
 
     Args:
         mine: The sweep.

@@ -406,7 +406,7 @@ def _own_unit_notes(data: SweepData) -> list[str]:
 
 
 def _two_seeds_note(differences: Sequence[EffectEstimate]) -> list[str]:
-    """Return the note that two seeds give wide intervals; none unless a row was tested so."""
+    """Return the note that two seeds give wide intervals, as a list; empty unless a row was tested over two seeds."""
     if not any(difference.method == "crossed" and difference.seeds == 2 for difference in differences):
         return []
     return [

@@ -70,7 +70,10 @@ def items_table(store: Store, data: SweepData) -> Table:
 
 
 def _notes(data: SweepData, effects_shown: list[ItemEffect]) -> list[str]:
-    """Return the notes on methods and tests; without effects the note that nothing is stored."""
+    """Return the notes on methods and tests; without effects the note that nothing is stored.
+
+    The first note is that of the sweep. Needle accuracies add notes on McNemar's test and the needle.
+    """
     if not effects_shown:
         return [sweep_note(data), NOTHING_STORED]
     methods = "; ".join(

@@ -44,7 +44,10 @@ UNITS = "clean: nats per token."
 
 @dataclass(frozen=True)
 class LengthSeries:
-    """A column of a table over lengths: the levels of its cells by axis, and the (probe, metric) that it shows."""
+    """A column of a table over lengths.
+
+    `levels` has the levels of its cells by axis, `metric_key` the (probe, metric) that it shows.
+    """
 
     heading: str
     levels: dict[str, str]

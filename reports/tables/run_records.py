@@ -280,10 +280,10 @@ def gpu_share(config: Mapping[str, Any]) -> float:
 
 
 def failures_table(store: Store, data: SweepData) -> Table:
-    """Return the table `failures`: every attempt that failed, diverged or was interrupted, with its cause, as texts.
+    """Return the table `failures`: every attempt that failed, diverged or was interrupted, with its cause.
 
-    Rows are in the order of `store.attempts_of`. Columns: cell, attempt, state, class of failure, present standing of
-    the cell, start, host, step, exit code and cause.
+    Rows are attempts, oldest first; all columns are texts: cell, attempt number and kind, state, class of failure,
+    present standing of the cell, start (UTC), host, step, exit code and cause. JSON fields add the traceback.
     """
     cells = {cell.cell_id: cell for cell in data.cells}
     lines = []

@@ -69,7 +69,11 @@ def _ranked_trials(study: Study) -> list[Trial]:
 
 
 def _first_trial_by_cell(trials: Sequence[Trial]) -> Mapping[str, int]:
-    """Return the number of the trial that first proposed a cell, by cell; the cell was trained for that trial."""
+    """Return, by cell id, the number of the trial that first proposed a cell; the cell was trained for that trial.
+
+    Args:
+        trials: Trials in the order of their numbers; those without a cell are skipped.
+    """
     first_trials: dict[str, int] = {}
     for trial in trials:
         if trial.cell is not None:

@@ -27,14 +27,20 @@ SECURITY_HEADERS = {
 
 
 class AccessGuard:
-    """ASGI middleware that refuses requests without permission and adds SECURITY_HEADERS to every response."""
+    """ASGI middleware that refuses requests without permission and adds SECURITY_HEADERS to every response.
+
+    `port` is the port of the server, `token` the first part of every permitted path.
+    """
 
     def __init__(self, app: ASGIApp, *, port: int, token: str) -> None:
         self._app, self._token = app, token
         self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request: by the application, or with a refusal. A web socket is closed with code 1008."""
+        """Answer one request: by the application, or with a refusal (400, 403, 404 or 405).
+
+        A web socket is closed with code 1008.
+        """
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return

@@ -224,7 +224,7 @@ class Server(uvicorn.Server):
             listener.listen(BACKLOG)
 
     async def on_tick(self, counter: int) -> bool:
-        """Abort overdue connections; called ten times a second. Return whether to stop."""
+        """Abort overdue connections, and return whether to stop; uvicorn calls it ten times a second."""
         now = asyncio.get_running_loop().time()
         for connection in list(self.server_state.connections):
             if isinstance(connection, LimitedProtocol):

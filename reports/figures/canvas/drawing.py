@@ -334,26 +334,26 @@ def add_panel_letter(axes: Axes, index: int) -> None:
 
 
 def note(axes: Axes, text: str, at: Any, shift: Any = (0, 0), **more: Any) -> Any:
-    """Write small text at `at`, shifted by `shift` points, and return the annotation.
+    """Write small text at `at`, shifted by `shift` points, and return matplotlib's annotation.
 
     Args:
         axes: The axes.
-        text: The text.
-        at: Position in data, or in the coordinates `xycoords`.
+        text: The text; dollar signs start a formula.
+        at: Position (x, y) in data, or in the coordinates `xycoords`.
         shift: Offset (x, y) in points.
-        more: Further arguments of `Axes.annotate`.
+        more: Further arguments of `Axes.annotate`, which win over these.
     """
     style = {"xytext": shift, "textcoords": "offset points", "fontsize": size("small")}
     return axes.annotate(text, at, **(style | more))
 
 
 def points(axes: Axes, x: Any, y: Any, marker: str = "o", **more: Any) -> Any:
-    """Draw markers without a line and return them.
+    """Draw markers without a line and return matplotlib's line object.
 
     Args:
         axes: The axes.
-        x: Positions in data.
-        y: Positions in data.
+        x: Positions in data, or one position.
+        y: Positions in data, or one position.
         marker: Marker of matplotlib.
         more: Further arguments of `Axes.plot`; `markersize` and `markeredgewidth` are points in the style `paper`.
     """
@@ -400,7 +400,7 @@ def bare(axes: Axes) -> None:
 
 
 def linear(low: float, high: float, **more: Any) -> Any:
-    """Return the normalization that maps numbers between these two to 0 to 1."""
+    """Return matplotlib's normalization that maps numbers from `low` to `high` to 0 to 1."""
     from matplotlib.colors import Normalize
 
     return Normalize(low, high, **more)
@@ -503,7 +503,10 @@ def length_axis(axes: Axes, lengths: Sequence[int], trained: int | None = None, 
 
 
 def _labels_that_fit(axes: Axes, labels: Sequence[str]) -> int:
-    """Return about how many of these labels fit side by side below the axes."""
+    """Return about how many of these labels fit side by side below the axes, at least 1.
+
+    It is estimated from the longest line of any label, the width of the figure, and its number of panel columns.
+    """
     figure, spec = axes.figure, axes.get_subplotspec()
     columns = spec.get_gridspec().ncols if spec is not None else 1
     width = 72 * figure.get_size_inches()[0] / columns  # type: ignore[union-attr]
@@ -512,7 +515,14 @@ def _labels_that_fit(axes: Axes, labels: Sequence[str]) -> int:
 
 
 def log_ticks(axis: Any, most: int | None, subs: Sequence[float] = (1, 2, 5), base: float = 10) -> None:
-    """Give a logarithmic axis at most `most` ticks, at these multiples of powers of the base, as plain numbers."""
+    """Give a logarithmic axis at most `most` ticks, as plain numbers, and no minor ticks.
+
+    Args:
+        axis: Axis of matplotlib, such as `axes.xaxis`.
+        most: Maximum number of ticks; None: as matplotlib chooses.
+        subs: Multiples of powers of the base at which ticks may stand.
+        base: Base of the powers.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axis.set_major_locator(LogLocator(base=base, subs=subs, numticks=most))
@@ -521,7 +531,7 @@ def log_ticks(axis: Any, most: int | None, subs: Sequence[float] = (1, 2, 5), ba
 
 
 def put_ticks(axis: Any, ticks: Mapping[float, str]) -> None:
-    """Give an axis exactly these ticks, as labels by position."""
+    """Give an axis exactly these ticks, as labels by position in data, and no minor ticks."""
     from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
     axis.set_major_locator(FixedLocator(list(ticks)))

@@ -177,11 +177,11 @@ def single_value(values: Sequence[int]) -> int | None:
 
 
 def count_fewer(axes: Axes, means: pd.DataFrame, colour: str, scale: float = 1) -> None:
-    """Write n next to every mean that is over fewer cells than its line has elsewhere.
+    """Write "n=<cells>" next to every mean that is over fewer cells than its line has elsewhere.
 
     Args:
         axes: The axes.
-        means: Rows of `line_means` of one line.
+        means: Rows with length, value, cells and of (as in `line_means`) of one line.
         colour: Colour of the text.
         scale: Factor from values to units of the y axis.
     """

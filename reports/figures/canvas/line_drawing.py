@@ -123,12 +123,12 @@ def draw_lines_with_means(
 
 
 def _draw_cells(axes: Axes, cells: pd.DataFrame, style: Mapping[str, Any], scale: float, *, faint: bool) -> None:
-    """Draw the lines of single cells, thin, in one collection.
+    """Draw the lines of single cells, thin, in one collection; limits of the axes are not changed.
 
     Args:
         axes: The axes.
         cells: Rows of one line's cells.
-        style: Style of the line.
+        style: Style of the line, of which the colour counts.
         scale: Factor from values to units of the y axis.
         faint: Whether they are fainter, because highlighted cells are drawn too.
     """
@@ -146,14 +146,14 @@ def _draw_cells(axes: Axes, cells: pd.DataFrame, style: Mapping[str, Any], scale
 def _draw_highlighted(
     axes: Axes, cells: pd.DataFrame, styles: Mapping[str, dict[str, Any]], scale: float, highlighted: Mapping[str, str]
 ) -> None:
-    """Draw the lines of highlighted cells, with their labels at their ends.
+    """Draw the lines of highlighted cells with a dark edge; their labels are written at their ends once the layout is final.
 
     Args:
         axes: The axes.
         cells: Rows of the highlighted cells.
         styles: Style by line.
         scale: Factor from values to units of the y axis.
-        highlighted: Label by cell.
+        highlighted: Label by cell id.
     """
     labels = []
     for cell, points in cells.groupby("cell", sort=False):
@@ -205,7 +205,10 @@ def _write_line_ends(axes: Axes, labels: Iterable[tuple[float, float, str]]) -> 
 
 
 def mark_training_length(axes: Axes, trained: int | None, *, with_label: bool) -> None:
-    """Draw a vertical line at the training length, with a label at its top if `with_label`; None draws nothing."""
+    """Draw a vertical line at the training length in tokens, with a label at its top if `with_label`.
+
+    None draws nothing.
+    """
     if trained is None:
         return
     axes.axvline(trained, color=drawing.GREY, linewidth=drawing.line_width(0.8), linestyle=(0, (1, 1)), zorder=0.9)
@@ -217,11 +220,11 @@ def mark_training_length(axes: Axes, trained: int | None, *, with_label: bool) -
 def mark_baseline(group: Sequence[Axes], level: float, text: str) -> None:
     """Draw a dotted horizontal line in each of these axes, and one label where it hides the fewest points.
 
-    The label is left out where it would hide a mean or another label everywhere, so the notes must explain the line
-    too.
+    The label is written once the layout is final. It is left out where it would hide a mean or another label
+    everywhere, so the notes must explain the line too.
 
     Args:
-        group: The axes.
+        group: The axes, all of one figure; at least one.
         level: Height of the line in data.
         text: The label.
     """
@@ -231,9 +234,10 @@ def mark_baseline(group: Sequence[Axes], level: float, text: str) -> None:
 
 
 def _write_baseline_label(group: Sequence[Axes], level: float, text: str) -> None:
-    """Write the label of a baseline into the axes and at the position where it hides the least.
+    """Write the label of a baseline into the axes and at the position where it hides the least; the layout must be final.
 
-    It is removed again if it would hide a mean there.
+    Tried are both ends of the line, above and below it, in all axes. The label is removed again if it would hide a mean
+    or another label, or leave the axes.
 
     Args:
         group: The axes that show the baseline.

@@ -151,7 +151,10 @@ def round_numbers(
 
 
 def _logarithmic_ticks(low: float, high: float, integers_only: bool, most: int) -> list[float]:
-    """Return round numbers in equal logarithmic steps, the widest step that gives at least three; [] if none does.
+    """Return ascending round numbers in about equal logarithmic steps; [] if no step gives at least three.
+
+    Steps are tried from the widest on, and the first that gives at least three is taken. A step that gives more than
+    `most` is taken only if the step before gave none.
 
     Args:
         low: Lower end, positive.

@@ -126,10 +126,10 @@ def _mean_shared_keys(rows: pd.DataFrame) -> float:
 
 
 def _weight_table(rows: pd.DataFrame) -> np.ndarray:
-    """Return the weights of a map as a float array [queries, keys], NaN where a query sees no key.
+    """Return the weights of a map as a square float array [queries, keys], NaN where a query sees no key.
 
     Args:
-        rows: Rows of one map.
+        rows: Rows of one map, with query and key positions from 0.
     """
     size = int(max(rows["query"].max(), rows["key"].max())) + 1
     table = np.full((size, size), np.nan)

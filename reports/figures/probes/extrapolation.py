@@ -36,7 +36,9 @@ LOG_AXIS_RATIO = 3.0
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Return the perplexity over context lengths; the frame is that of `length_frame`.
+    """Return the perplexity over context lengths, in windows side by side.
+
+    The frame is that of `length_frame`, with panel, first, second and line by `assign_panels`.
 
     Raises:
         ReportError: No cell has perplexities.

@@ -35,8 +35,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     of a pair is y, the later one x. A trial that lacks a setting of a pair has no row there.
 
     Columns: number, cell, attempt, x and y (dotted paths of the settings), x_name, y_name (short names), x_place and
-    y_place (position along their axes, 0 to 1), value (shares in %), best (True for trials that none beats with final
-    values).
+    y_place (position along their axes, 0 to 1), value (shares in %), best (True for the best trial by final values, or
+    for all of the Pareto front).
 
     Raises:
         ReportError: The sweep is no study, fewer than MIN_TRIALS trials are finished, or fewer than two settings vary.

@@ -39,8 +39,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
     Axes are all searched settings first and the objectives last, in the grid's order. Columns: number, cell, attempt,
     axis (dotted path of the setting, or name of the objective), name (label), text (setting or value of the trial
     there; empty where an earlier trial lacks the setting), share (position on the axis, 0 to 1; NaN where it lacks the
-    setting), value (of the first objective, shares in %), best (True for trials that none beats with final values).
-    Where a pruner left too few finished trials, all are compared at their last common validation (`at_common_rung`).
+    setting), value (of the first objective, shares in %), best (True for the best trial by final values, or for all of
+    the Pareto front). Where a pruner left too few finished trials, all are compared at their last common validation
+    (`at_common_rung`).
 
     Raises:
         ReportError: The sweep is no study, or fewer than MIN_TRIALS trials are finished.

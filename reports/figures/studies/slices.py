@@ -28,9 +28,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
     Columns: number, cell, attempt, objective, label, direction, value (shares in %), setting (dotted path), name (of
     the setting, short), level (as text), place (position on the axis: the number of a setting with a range, else the
-    index of the level), best (True for trials that none beats with final values). A trial that lacks a setting has no
-    row for it. Where a pruner left too few finished trials, all are compared at their last common validation
-    (`at_common_rung`).
+    index of the level), best (True for the best trial by final values, or for all of the Pareto front). A trial that
+    lacks a setting has no row for it. Where a pruner left too few finished trials, all are compared at their last
+    common validation (`at_common_rung`).
 
     Raises:
         ReportError: The sweep is no study, or fewer than MIN_TRIALS trials are finished.
