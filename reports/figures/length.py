@@ -96,7 +96,8 @@ def y_limits(part: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
 def draw(figure_data: FigureData, look: FigureOptions) -> Figure:
     """Draw a row of panels per probe: a panel per mixer, a line per group of cells.
 
-    On a narrow page each mixer has a row and each probe a column. Highlighted cells of `look` are labelled.
+    On a narrow page, or with more than three mixers, each mixer has a row and each probe a column. Highlighted cells of
+    `look` are labelled.
     """
     frame, trained = figure_data.frame, figure_data.draw_options["trained"]
     names, probes = list(dict.fromkeys(frame["panel"])), list(dict.fromkeys(frame["probe"]))

@@ -41,7 +41,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     speed_name, speed, value (means over seeds), speed_sd and sd (standard deviations of these means, from the spread
     between runs of the stratum: cells that share mixer and memory; NaN where unknown), front (True if no other
     configuration is as good in both and better in one), p_front (probability of that, NaN where unknown), slug (of its
-    first cell), the five AXES, `name`, `rest` (its levels except mixer and memory).
+    first cell), the five AXES, `name` (mixer and levels that are not off), `rest` (these levels except mixer and
+    memory; "baseline" for none of them, if several axes besides the mixer vary).
 
     Speed is tokens/s, or MFU (in %) where the sweep has no tokens/s. Values are nats per token, or %.
 

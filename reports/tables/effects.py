@@ -521,7 +521,7 @@ def default_effects(data: SweepData, effects: Sequence[Effect]) -> list[Effect]:
     }
 
     def is_shown(effect: Effect) -> bool:
-        """Return whether an effect is declared, significant, or one of the main rows."""
+        """Return whether an effect is one of those that `default_effects` lists."""
         if effect.confirmatory or (effect.is_significant and effect.measure.key in first):
             return True
         if effect.measure.key not in first or effect.reference != reference_level(data.levels(effect.axis)):

@@ -28,8 +28,8 @@ def power_table(store: Store, data: SweepData) -> Table:
     """Return the table `power`: one row per number and stratum (cells that share mixer and memory) with a spread.
 
     It shows the standard deviation between runs, the smallest difference that one pair and the sweep's own pairs detect
-    with 80 % power, and the pairs needed for each difference of HEADINGS. Without seeds or near-replicates (runs that
-    differ only in what should not matter) it has no rows and a note. `store` is not used.
+    with 80 % power, and the pairs needed for each difference of HEADINGS. Without seeds or near-replicates (runs of one
+    seed that differ in a regularizer of negligible weight alone) it has no rows and a note. `store` is not used.
     """
     analyses = power_analyses(data)
     lines = [

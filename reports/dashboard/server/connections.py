@@ -119,7 +119,7 @@ class LimitedProtocol(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer 400, or abort if the response to an earlier part of the request has begun.
+        """Answer 400 with the text `msg`, or abort if the response to an earlier part of the request has begun.
 
         HTTP allows no second response.
         """

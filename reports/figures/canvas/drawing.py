@@ -474,7 +474,8 @@ def thin_evenly(values: Sequence[int], most: int = MAX_TICKS) -> list[int]:
 def length_axis(axes: Axes, lengths: Sequence[int], trained: int | None = None, *, room: float = 0.25) -> None:
     """Make the x axis one of context lengths, logarithmic to base 2, with as many labels as fit (at most MAX_TICKS).
 
-    It sets the limits. Lengths without a label have a minor tick. Without lengths limits and ticks are not set.
+    It sets the limits and ticks. Lengths without a label have a minor tick. Without lengths there are no ticks, and the
+    limits stay.
 
     Args:
         axes: The axes.
@@ -593,7 +594,7 @@ def finished(
 
 
 def _characters_per_line(width: float, points: float, each: float) -> int:
-    """Return how many characters fit in a line of the figure.
+    """Return how many characters fit in a line of the figure, at least 20.
 
     Args:
         width: Width of the figure in inches.

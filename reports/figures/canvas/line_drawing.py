@@ -123,7 +123,7 @@ def draw_lines_with_means(
 
 
 def _draw_cells(axes: Axes, cells: pd.DataFrame, style: Mapping[str, Any], scale: float, *, faint: bool) -> None:
-    """Draw the lines of single cells, thin, in one collection; limits of the axes are not changed.
+    """Draw the lines of single cells, thin, in one collection.
 
     Args:
         axes: The axes.
@@ -146,7 +146,7 @@ def _draw_cells(axes: Axes, cells: pd.DataFrame, style: Mapping[str, Any], scale
 def _draw_highlighted(
     axes: Axes, cells: pd.DataFrame, styles: Mapping[str, dict[str, Any]], scale: float, highlighted: Mapping[str, str]
 ) -> None:
-    """Draw the lines of highlighted cells with a dark edge; their labels are written at their ends once the layout is final.
+    """Draw the lines of highlighted cells with a dark edge, and label their ends once the layout is final.
 
     Args:
         axes: The axes.
@@ -234,10 +234,10 @@ def mark_baseline(group: Sequence[Axes], level: float, text: str) -> None:
 
 
 def _write_baseline_label(group: Sequence[Axes], level: float, text: str) -> None:
-    """Write the label of a baseline into the axes and at the position where it hides the least; the layout must be final.
+    """Write the label of a baseline into the axes and at the position where it hides the least.
 
-    Tried are both ends of the line, above and below it, in all axes. The label is removed again if it would hide a mean
-    or another label, or leave the axes.
+    The layout must be final. Tried are both ends of the line, above and below it, in all axes. The label is removed
+    again if it would hide a mean or another label, or leave the axes.
 
     Args:
         group: The axes that show the baseline.

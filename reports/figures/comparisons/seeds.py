@@ -32,8 +32,8 @@ KINDS = {
 def collect(store: Store, data: SweepData) -> FigureData:
     """Return the replicate runs of every stratum (cells that share mixer and memory).
 
-    Replicates are the seeds of one configuration, or, where a sweep has one seed each, near-replicates: configurations
-    that differ in their regularizer alone.
+    Replicates are the seeds of one configuration. In a stratum without two seeds of any configuration they are
+    near-replicates: runs of one seed that differ in a regularizer of negligible weight alone.
 
     One row per run and number: measure (heading), words, unit, attn_type, memory, stratum (label), place (index of the
     stratum), group (of replicates), kind, cell, attempt, seed, name, value, difference (from the mean of the group), sd
