@@ -85,6 +85,8 @@ def comparison_summary(comparison: Mapping[str, Any]) -> dict[str, Any]:
 def _measure_lines(measures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a sentence per kind of number, over all its lengths: how many differ beyond the limit.
 
+    A kind is a heading without its length. The sentence of a kind without judged numbers says so.
+
     Args:
         measures: JSON of the measures, with heading and the counts of `_verdict_counts`.
     """

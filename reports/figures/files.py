@@ -183,7 +183,7 @@ def _svg_text(content: bytes) -> str | None:
 
 
 def _pdf_text(content: bytes) -> str | None:
-    """Return the subject of a PDF, unescaped; None if it has none.
+    """Return the subject of a PDF as matplotlib writes it, unescaped; None if there is none.
 
     Raises:
         ValueError: It is not ASCII.

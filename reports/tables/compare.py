@@ -107,8 +107,9 @@ class NumberComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepComparison:
-    """Numbers that two sweeps have in common, and the differences of their recipes.
+    """Numbers of the configurations that two sweeps have in common, and the differences of their recipes.
 
+    `numbers` has those that the reference has and this sweep has measured or requested (see `compare_sweeps`).
     `unrecorded` are sentences on settings that one of the sweeps did not record.
     """
 

@@ -218,7 +218,7 @@ EXTERNAL_SUFFIX = " (external)"
 
 @dataclass(frozen=True)
 class ExternalModel:
-    """An open-weight model that was evaluated here but not trained here."""
+    """An open-weight model that was evaluated here but not trained here: one cell of a sweep that lists such models."""
 
     data: SweepData
     """Data of the sweep that lists the model."""

@@ -130,7 +130,8 @@ def length_table(data: SweepData, number: str, title: str, series: Sequence[Leng
 def table1(store: Store, data: SweepData) -> Table:
     """Return Table 1, attention alone: clean loss, then needle accuracy, of every mixer without memory.
 
-    Cells of the plain recipe alone are shown (`plain_levels`). `store` is not used.
+    It has one row per context length (`length_table`). Cells of the plain recipe alone are shown (`plain_levels`).
+    `store` is not used.
     """
     series = [
         LengthSeries(f"{mixer} {what[0]}", plain_levels(data, attn_type=mixer), what)
@@ -141,10 +142,11 @@ def table1(store: Store, data: SweepData) -> Table:
 
 
 def table2(store: Store, data: SweepData) -> Table:
-    """Return Table 2, effect of memory, over context lengths.
+    """Return Table 2, effect of memory, with one row per context length (`length_table`).
 
     Columns: needle accuracy of MAIN_MIXER without memory (if the sweep has it) and of every mixer with each memory,
-    then clean loss of every mixer with each memory. Cells of the plain recipe alone are shown. `store` is not used.
+    then clean loss of every mixer with each memory. Cells of the plain recipe alone are shown (`plain_levels`). `store`
+    is not used.
     """
     names, memory_levels = main_mixer_last(mixers(data)), memories(data)
     is_single_memory = len(memory_levels) == 1
@@ -170,7 +172,8 @@ def _main_mixer(data: SweepData) -> str:
 def table3(store: Store, data: SweepData) -> Table:
     """Return Table 3, window and distractor: needle accuracy with memory, and with each of the two added to it.
 
-    It shows MAIN_MIXER (else the sweep's first mixer) and the first memory level. `store` is not used.
+    It has one row per context length (`length_table`). It shows MAIN_MIXER (else the sweep's first mixer) and the first
+    memory level. `store` is not used.
     """
     mixer, memory = _main_mixer(data), memories(data)[0]
     base = {"attn_type": mixer, "memory": memory}

@@ -38,9 +38,9 @@ class PageVersion:
 
 
 class PageCache:
-    """Newest version of a sweep's page, safe to use from several threads.
+    """Newest version of a sweep's page, and the one before it; safe to use from several threads.
 
-    `poll` never waits for a rebuild, which runs in a thread of its own.
+    `poll` never waits for a rebuild, which runs in a thread of its own. Nothing is rebuilt unless `poll` is called.
     """
 
     def __init__(self, store: Store, sweep: str, make: Callable[[Store, str], Blocks] = build_blocks) -> None:

@@ -33,9 +33,10 @@ MAX_HINTS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class StylePreset:
-    """Style of a venue.
+    """Style of a venue: fonts, font sizes in points, line widths, figure width, panel letters and further settings.
 
-    Fonts (the first one that the machine has), font sizes in points, line widths, and figure width.
+    `fonts` are names in order of preference; the first that the machine has is used, else the last. `text`, `title`,
+    `ticks` and `note` are font sizes in points, `marker` is the size of markers in points.
     """
 
     fonts: tuple[str, ...]
@@ -83,7 +84,9 @@ slides.
 class FigureOptions:
     """Options of a drawn figure. `draw(figure_data, look)` receives them; helpers read them by `current_options`.
 
-    `highlight` has the ids of highlighted cells. `title` says whether title and notes are in the picture.
+    `style` is a key of STYLE_PRESETS. `width_mm` is the width in millimetres; None: that of the style, else what the
+    figure prefers. `highlight` has the ids of highlighted cells. `title` says whether title and notes are in the
+    picture.
     """
 
     style: str = "paper"

@@ -31,7 +31,11 @@ MULTIPLES = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 
 @dataclass(frozen=True)
 class Scale:
-    """Axis of numbers from `low` to `high`, or of `levels`, whose positions are 0, 1, 2, ..."""
+    """Axis of numbers from `low` to `high`, or of `levels`, whose positions are 0, 1, 2, ...
+
+    `log` makes the axis of numbers logarithmic, for which `low` must be positive. With `levels` the other fields have
+    no effect.
+    """
 
     low: float = 0.0
     high: float = 1.0
