@@ -501,7 +501,7 @@ def _comparison_row(comparison: NumberComparison, axes: Sequence[str], tested: b
     Args:
         comparison: The comparison.
         axes: Extra axes, in the order of `comparison.further`.
-        tested: Whether the table has the column p; a comparison without p has an empty entry there.
+        tested: Whether the table has the column p; a comparison without p has "-" there.
     """
     column = comparison.column
     base = difference_entry(column, "Difference", comparison.difference)
@@ -544,7 +544,7 @@ def claims_table(store: Store, data: SweepData) -> Table:
     """Return the table `claims`: one row per claim of the papers, with its verdict and the numbers that decide it.
 
     Columns: Sentence, Verdict, Numbers (an explanation in words). JSON fields: claim (name), verdict, numbers. A claim
-    that the sweep has no cells for has a row that says so, without origins.
+    that the sweep has no cells for has a row that says so, without origins. `store` is not used.
     """
     lines = []
     counts: Counter[str] = Counter()

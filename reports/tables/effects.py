@@ -124,7 +124,7 @@ def interactions_table(store: Store, data: SweepData, *, all_rows: bool = False)
     """Return the table `interactions`: two-way and three-way interactions by differences of differences.
 
     They are taken over matched groups of four or eight configurations that agree on all other axes. Label columns:
-    Measure, First, Second and Third (axis with its levels; empty third for a two-way one) and Within. Number columns:
+    Measure, First, Second and Third (axis with its levels; "-" as third of a two-way one) and Within. Number columns:
     the count of groups, then those of `_number_headings`.
 
     Args:
@@ -192,8 +192,8 @@ def contrasts_table(store: Store, data: SweepData) -> Table:
     """Return the table `contrasts`: the contrasts that the grid declares, each with its verdict.
 
     They are corrected as one family. Label columns: Measure, Axis, Levels, Within. Number columns: Pairs (or Cells),
-    Mean, Low, High, p, p corr, Margin (the difference that would not matter; empty if not declared), p equiv and
-    Verdict (a text). Without declared contrasts the table has no rows and a note that says so.
+    Mean, Low, High, p, p corr, Margin (the difference that would not matter; "-" if not declared), p equiv and Verdict
+    (a text). Without declared contrasts the table has no rows and a note that says so. `store` is not used.
     """
     declared = contrasts(data)
     lines = []
@@ -322,7 +322,7 @@ def _number_entries(
 ) -> tuple[TableEntry, ...]:
     """Return the entries of a row: the count of pairs (or fours), then one per heading in the order of `headings`.
 
-    I2 is a share from 0 to 1 with two decimals; empty where it is NaN.
+    I2 is a share from 0 to 1 with two decimals; "-" where it is NaN.
     """
     i2 = TableEntry(text=EMPTY_TEXT, heading="I2", unit=BARE)
     if not math.isnan(difference.i2):

@@ -268,7 +268,7 @@ def table4(store: Store, data: SweepData) -> Table:
 
 
 def _drop_entry(data: SweepData, alone: TableEntry | None, share: TableEntry) -> TableEntry:
-    """Return the entry of 1 - share / alone, the relative drop of MFU as a fraction; empty for the mixer itself.
+    """Return the entry of 1 - share / alone, the relative drop of MFU as a fraction; "-" for the mixer itself.
 
     It has no value where either MFU is missing or that of the mixer alone is 0.
 

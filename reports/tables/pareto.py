@@ -24,7 +24,7 @@ def pareto_table(store: Store, data: SweepData) -> Table:
 
     There are two fronts, one per quality: validation loss, and needle accuracy at the longest length. The label column
     Front names those that a configuration is on. Speed is tokens/s, or MFU where the sweep has no tokens/s. P(front) is
-    the probability of being on a front, given the spread between runs; empty where unknown. `store` is not used.
+    the probability of being on a front, given the spread between runs; "-" where unknown. `store` is not used.
     """
     speed, (loss, needle) = speed_column(data, "Tokens/s"), quality_columns(data)
     groups = list(data.configurations().items())

@@ -57,8 +57,8 @@ def power_table(store: Store, data: SweepData) -> Table:
 def _analysis_entries(analysis: PowerAnalysis) -> tuple[TableEntry, ...]:
     """Return the entries of a row: sd, floor, df, pairs, differences that 1 and n pairs detect, one per HEADINGS.
 
-    A floor of 0 is empty. The pairs needed print as ">MAX_PAIRS", without a value, beyond MAX_PAIRS; they are empty
-    where the spread is 0 or the number has no planned differences.
+    A floor of 0 prints as "-". The pairs needed print as ">MAX_PAIRS", without a value, beyond MAX_PAIRS. They print as
+    "-" where the spread is 0 or the number has no planned differences.
     """
     amounts = {
         "sd": analysis.spread.sd,

@@ -84,7 +84,7 @@ def _first_trial_by_cell(trials: Sequence[Trial]) -> Mapping[str, int]:
 def _trial_row(study: Study, trial: Trial, costs: Mapping[str, CellCost], first: Mapping[str, int]) -> TableRow:
     """Return the row of a trial; its cost is zero if an earlier trial proposed the same cell, or without a cell.
 
-    Labels: number, cell id, one text per searched setting (empty where the trial lacks it), standing, seconds, hours.
+    Labels: number, cell id, one text per searched setting ("-" where the trial lacks it), standing, seconds, hours.
     JSON fields: number, cell, params, standing, reason, best, seconds, hours, and curve ([validation, value] pairs).
 
     Args:
@@ -118,7 +118,7 @@ def _trial_row(study: Study, trial: Trial, costs: Mapping[str, CellCost], first:
 
 
 def _objective_entry(study: Study, trial: Trial, objective: Objective) -> TableEntry:
-    """Return the entry of a trial's value of an objective; empty unless the trial is done.
+    """Return the entry of a trial's value of an objective; "-" unless the trial is done.
 
     It is bold for trials of `study.best`. The value is in the stored unit (shares as fractions); the text has shares in
     %.

@@ -411,7 +411,7 @@ def _paper_name_notes(store: Store, rows: TaskRows) -> list[str]:
 
 
 def configuration_text(labels: Sequence[str]) -> str:
-    """Return the levels of a configuration as text, without "none" and empty ones."""
+    """Return the levels of a configuration as text, without "none" and "-"."""
     return " ".join(word for word in labels if word not in ("none", EMPTY_TEXT))
 
 
@@ -432,8 +432,8 @@ def with_intervals(
 def seed_interval_entry(mean: TableEntry, column: Column) -> TableEntry:
     """Return the 95 % Student's t interval of the mean over seeds, clipped to 0 and 1 for a share.
 
-    Its bounds are `low` and `high` of the entry, which has no `value`. The entry is empty with fewer than two seeds, or
-    without a standard deviation.
+    Its bounds are `low` and `high` of the entry, which has no `value`. With fewer than two seeds, or without a standard
+    deviation, there are no bounds and the text is "-".
 
     Args:
         mean: Entry of the mean, with standard deviation and number of seeds.
@@ -450,8 +450,8 @@ def seed_interval_entry(mean: TableEntry, column: Column) -> TableEntry:
 def sequence_interval_entry(data: SweepData, cells: Sequence[CellState], mean: TableEntry) -> TableEntry:
     """Return the 95 % Wilson interval of the mean share; n is the smallest number of sequences of any seed.
 
-    Its bounds are `low` and `high` of the entry, which has no `value`. The entry is empty without a mean or where no
-    seed's number of sequences is known.
+    Its bounds are `low` and `high` of the entry, which has no `value`. Without a mean, or where no seed's number of
+    sequences is known, there are no bounds and the text is "-".
 
     Args:
         data: The sweep.

@@ -146,7 +146,7 @@ def wrap_vertical_label(label: str) -> str:
 def marker_scale(count: int) -> float:
     """Return the factor for the size of markers and lines: 1 up to FULL_SIZE_TRIALS trials, then falling to 0.35.
 
-    It falls with the square root of `count`.
+    In between it is the square root of FULL_SIZE_TRIALS / `count`.
     """
     return max(0.35, min(1.0, (FULL_SIZE_TRIALS / max(1, count)) ** 0.5))
 
