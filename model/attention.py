@@ -33,28 +33,37 @@ class LayerState:
     pools: Pools
     """Paged cache of what the mixer stores per token."""
     conv_tails: list[Tensor] | None
-    """Last inputs of Canon's convolutions, one row per slot; None without Canon."""
+    """Last inputs of Canon's convolutions, a list of one tensor [slots + 1, taps - 1, C]; None without Canon.
+
+    Channels C are those of q, k and v, concatenated.
+    """
     memory: Any
     """State of the recurrent memory, in the memory's own format; None without a memory."""
 
     @property
     def as_tuple(self) -> LayerTensors:
-        """Return (pools by name, Canon's tails, memory state), the form that `Attention.step` takes.
+        """State as a plain tuple (pools by name, Canon's tails, memory state), the form that `Attention.step` takes.
 
-        The compiler keeps class instances, and with them their tensors, until the next garbage collection; tuples avoid
-        that.
+        Tensors are shared, not copied. The compiler keeps class instances, and with them their tensors, until the next
+        garbage collection; tuples avoid that.
         """
         return self.pools.tensors, self.conv_tails, self.memory
 
 
 class Attention(nn.Module):
-    """Global layer: out = W_o(y sigmoid(gate)) + the mixer's extra term + the memory's output, with y = mixer(q, k, v).
+    """Global layer: out = W_o(y sigmoid(gate)) + the mixer's extra term + the memory's output; y = mixer(q, k, v).
 
-    Without `output_gate`, W_o is applied to y alone. Without `qk_norm`, q and k are the plain projections.
+    q, k, v and gate are projections of the layer's input. q and k are RMS-normed per head without weight (`qk_norm`),
+    then q, k and v convolved by Canon, if both the network and the mixer's settings say `canon`. Without `output_gate`,
+    W_o is applied to y alone. Without `qk_norm`, q and k are not normed.
     """
 
     def __init__(self, model: ModelConfig, layer: int = 0) -> None:
-        """Build the layer of block `layer` (0-based) with the mixer, Canon and memory that `model` names."""
+        """Build the layer of block `layer` (0-based) with the mixer, Canon and memory that `model` names.
+
+        Values of projections and filters are undefined until `Backbone.init_weights`; the mixer's own parameters get
+        theirs here. Raises ModelConfigError for invalid settings of mixer or memory.
+        """
         super().__init__()
         mixer = MIXERS.load(model.attn_type)(model, mixer_settings(model))
         mixer.layer = layer
@@ -83,12 +92,16 @@ class Attention(nn.Module):
 
         Args:
             x_BTD: the normed residual stream, [B, T, D].
-            window: number of most recent keys that a query sees, its own included; None: all earlier keys.
+            window: number of most recent keys that a query sees, its own included; None: all earlier keys. The memory
+                has no window.
             distractors_BRD: random inputs [B, R, D] that are projected to keys and values without gradient; None: no
-                loss.
+                loss. They change the loss only, not the output.
 
         Returns:
             (output [B, T, D] to be added to the residual stream, scalar distractor loss or None).
+
+        Raises:
+            NotImplementedError: distractors for a mixer without `distractor_loss`.
         """
         q_BTHX, k_BTJX, v_BTJX, *gate = self._project_and_norm(x_BTD)
         mixed = self.mixer(q_BTHX, k_BTJX, v_BTJX, window=window, **self._mixer_inputs(x_BTD))
@@ -107,8 +120,10 @@ class Attention(nn.Module):
     def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
         """Return the output [B, T, D] of `forward`, computed about `chunk` tokens at a time; without distractors.
 
+        Meant for use without gradients. Differs from `forward` by rounding only.
+
         Args:
-            x_BTD: the normed residual stream.
+            x_BTD: the normed residual stream of whole sequences.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
             chunk: tokens to process at a time, over all rows.
         """
@@ -126,8 +141,8 @@ class Attention(nn.Module):
             chunk: tokens to process at a time, over all rows.
 
         Returns:
-            (output [B, T, D], q [B, T, H, X], k [B, T, J, X], v [B, T, J, X]); q, k, v as the mixer and the memory read
-            them.
+            (output [B, T, D], q [B, T, H, X], k [B, T, J, X], v [B, T, J, X]). q, k, v are those that the mixer and the
+            memory read: after norm and Canon, before any rotation.
         """
         halo = 0 if self.canon is None else self.canon.halo
         q_BTHX, k_BTJX, v_BTJX, *gate = map_chunks(self._project_and_norm, (x_BTD,), chunk, halo)
@@ -141,7 +156,10 @@ class Attention(nn.Module):
         return [self.w_q, self.w_k, self.w_v, self.proj]
 
     def no_step_reason(self) -> str | None:
-        """Return the part that cannot decode token by token, such as "mixer PaTH"; None if there is none."""
+        """Return the part that cannot decode token by token; None if there is none.
+
+        The text is "mixer CLASS" (such as "mixer PaTH") or, if the mixer can, "memory CLASS".
+        """
         if not has_step(self.mixer):
             return f"mixer {type(self.mixer).__name__}"
         return None if self.memory is None or has_step(self.memory) else f"memory {type(self.memory).__name__}"
@@ -149,7 +167,8 @@ class Attention(nn.Module):
     def is_capturable(self) -> bool:
         """Return True if `step` never copies from the device to the host, so that a CUDA graph can capture it.
 
-        Parts defined outside this package count as not capturable.
+        It does not if mixer and memory say so (`is_capturable`). Parts defined outside this package count as not
+        capturable.
         """
         # a plugin's `step` may copy values to the host
         ours = __name__.rpartition(".")[0]
@@ -157,12 +176,17 @@ class Attention(nn.Module):
         return all(type(part).__module__.startswith(f"{ours}.") and part.is_capturable for part in parts)
 
     def open(self, capacity: CacheCapacity) -> LayerState:
-        """Allocate empty decoding states for every sequence slot of a cache of that capacity."""
+        """Allocate empty decoding states for every sequence slot of a cache of that capacity.
+
+        The mixer's page pools are allocated later, by the first `begin`.
+        """
         tails = None if self.canon is None else self.canon.open(capacity)
         return LayerState(Pools(capacity), tails, None if self.memory is None else self.memory.open(capacity))
 
     def begin(self, x_1TD: Tensor, states: LayerState, step: DecodeStep, *, chunk: int) -> Tensor:
         """Prefill: compute the output of one new sequence and store in `states` what `step` needs to continue it.
+
+        Copies page numbers and slot to the host.
 
         Args:
             x_1TD: the normed residual stream of the sequence from its first token on, [1, T, D].
@@ -188,9 +212,11 @@ class Attention(nn.Module):
     def step(self, x_BD: Tensor, states: LayerTensors, step: DecodeStep) -> Tensor:
         """Compute the output [B, D] for one new token of each of B sequences; updates their states in place.
 
+        Fails for a mixer or memory without `step` (`no_step_reason`).
+
         Args:
             x_BD: the normed residual stream of the new tokens.
-            states: the layer's states as `LayerState.as_tuple` returns them.
+            states: the layer's states as `LayerState.as_tuple` returns them, with pools allocated by a `begin` before.
             step: slots, page tables and lengths of the sequences, the new token included.
         """
         y_BE, *terms = self._mix_step(self._fused_projections(x_BD), x_BD, states, step)
@@ -205,7 +231,8 @@ class Attention(nn.Module):
         """Return residual + the output of `step` at norm(x), [B, D], with norm and sum fused into the matrix products.
 
         Meant for batches so small that a product costs as much as reading its matrix. Needs `join` to have been called
-        and matrices in x's type (`Backbone.join`). Updates the states in place.
+        and matrices in x's type (`Backbone.join`). The norm runs separately if the mixer or a memory reads the normed
+        input. Updates the states in place.
 
         Args:
             x_BD: residual stream of the new tokens, before the norm.
@@ -230,15 +257,15 @@ class Attention(nn.Module):
         """Run Canon, mixer, output gate and memory for one new token per sequence, from its concatenated projections.
 
         Args:
-            x_BE: outputs of the q (with gate), k and v projections, concatenated.
+            x_BE: outputs of the q, k and v projections, concatenated. With an output gate, each query head is followed
+                by its gate's logits.
             x_BD: normed input of the block; read only by mixers with `reads_input` and by the memory.
-            states: as for `step`; updated in place.
+            states: as for `step`; updated in place: the new token's entries, Canon's tails, memory.
             step: as for `step`.
 
         Returns:
             List of the gated mixer output [B, H X], which the output projection reads, then 0 to 2 terms [B, D] to be
-            added
-            after that projection (the mixer's extra term, the memory's output).
+            added after that projection: the mixer's extra term, the memory's output.
         """
         pools, tails, memory = states
         cache = KVView(pools, step)
@@ -272,13 +299,18 @@ class Attention(nn.Module):
         return [y_BHX.flatten(1), *terms]
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        """Return op name -> description of the implementation that `forward` uses on that device and dtype."""
+        """Return op name -> description of the implementation that `forward` uses on that device and dtype.
+
+        Keys: "canon" with a Canon convolution, those of the mixer, and "memory" with a memory.
+        """
         paths = {} if self.canon is None else {"canon": str(choose_backend(device, dtype, self.canon.taps))}
         paths |= self.mixer.kernel_paths(device, dtype)
         return paths if self.memory is None else paths | self.memory.kernel_paths(device, dtype)
 
     def _project_and_norm(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
-        """Return q, k, v after Canon or norm, as the mixer reads them, and the output gate's logits if there is a gate.
+        """Return q, k, v as the mixer reads them, and the output gate's logits if there is a gate.
+
+        q and k are RMS-normed (`qk_norm`), then q, k, v convolved (with Canon); no rotation.
 
         Returns:
             (q [B, T, H, X], k [B, T, J, X], v [B, T, J, X]), with a gate followed by its logits [B, T, H, X].
@@ -307,8 +339,8 @@ class Attention(nn.Module):
     def join(self) -> None:
         """Concatenate the q, k and v weights into one matrix: a decoding step then needs one product instead of three.
 
-        Values stay the same; the projections' weights become views of the new matrix, without gradients. Does the same
-        for Canon's filters and calls `join` of the memory.
+        Values stay the same; the projections' parameters are replaced by views of the new matrix, without gradients.
+        Does the same for Canon's filters and calls `join` of the memory.
         """
         self.fused_weights = fuse_weights([self.w_q, self.w_k, self.w_v])
         if self.canon is not None:
@@ -337,7 +369,8 @@ class Attention(nn.Module):
     def _distractors(self, x_BRD: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values [B, R, J, X] of random inputs: without Canon, and detached from the projections.
 
-        Keys are RMS-normed if real keys are and the mixer wants it (`norm_distractor_keys`).
+        Keys are RMS-normed if real keys are (`qk_norm`) and the mixer wants it (`norm_distractor_keys`); values never
+        are.
         """
         k, v = self._keys(x_BRD).detach(), self._values(x_BRD).detach()
         return (rms_norm(k) if self.normed and self.mixer.norm_distractor_keys else k), v

@@ -44,7 +44,7 @@ from .rng import derive_seed, rng_stream
 
 
 class StepFunctions(NamedTuple):
-    """The three functions of one decoding step, which are compiled one by one. `EAGER` holds the plain ones."""
+    """The three functions of one decoding step, compiled one by one; `EAGER` holds the uncompiled ones."""
 
     first: Callable[..., tuple[Tensor, Tensor | None, DecodeStep]]
     """(model, tokens_B, page_tables, slots_B, window) -> (stream [B, D], second summand [B, D] or None, DecodeStep)."""
@@ -56,16 +56,19 @@ class StepFunctions(NamedTuple):
 
 @dataclass(frozen=True)
 class AuxiliaryTerms:
-    """Auxiliary loss terms of a training forward pass, and the keys of its random draws."""
+    """Auxiliary loss terms to compute in a training forward pass, and the keys of its random draws.
+
+    The keys (seed, step, micro) also select random positions and dropout masks, which need no auxiliary loss.
+    """
 
     regularizer: str
-    """A name from the registry, or "baseline" for none."""
+    """Name of a regularizer of the residual stream (model/regularizers.py), or "baseline" for none."""
     sketch: int
-    """Directions of the regularizer's sketch."""
+    """Number K of random directions that the regularizer projects the stream on; unused for "baseline"."""
     distractor: bool
-    """True to compute the distractor loss."""
+    """True to compute the distractor loss: how far random keys change what queries read (`Mixer.distractor_loss`)."""
     distractor_count: int | None
-    """Random keys per sequence; None means as many as the sequence has tokens."""
+    """Random keys R per sequence; None means as many as the sequence has tokens. Unused without `distractor`."""
     seed: int
     """Seed of the cell."""
     step: int
@@ -81,9 +84,9 @@ class Features:
     hidden_BTD: Tensor
     """The residual stream after the final norm, in the activations' type."""
     regularizer: Tensor | None = None
-    """Scalar, mean over blocks."""
+    """Scalar, mean over all blocks, not yet weighted."""
     distractor: Tensor | None = None
-    """Scalar, mean over global layers."""
+    """Scalar, mean over global layers, not yet weighted."""
 
 
 @dataclass
@@ -91,23 +94,27 @@ class RandomDraws:
     """Random tensors of one training forward pass, drawn by `Backbone.draw`; unused ones are None or empty."""
 
     regularizer: Callable[..., Tensor] | None = None
-    """Regularizer function (model/regularizers.py); None for none."""
+    """Regularizer function (streams, sketches) -> values [L] (model/regularizers.py); None for none."""
     sketches_LKD: Tensor | None = None
-    """Directions of the regularizer's sketch, N(0, 1), per layer."""
+    """Directions of the regularizer's sketch, N(0, 1), float32, [layers, K, D]."""
     distractors: dict[int, Tensor] = field(default_factory=dict)
-    """Distractor inputs [B, R, D] by layer."""
+    """Distractor inputs [B, R, D], N(0, 1) in the activations' type, by 0-based index of a global layer."""
     dropout_masks: dict[int, DropoutMasks] = field(default_factory=dict)
-    """Masks of a block's two branches by layer."""
+    """Masks of a block's two branches (mixing, MLP) by 0-based block; empty without dropout."""
     positions_BT: Tensor | None = None
-    """Positions of the tokens, int64 [B or 1, T]."""
+    """Positions of the tokens, int64 [B or 1, T]; None for a network without a position scheme."""
 
     def tensors(self) -> list[Tensor]:
-        """Return all drawn tensors as a list whose order depends only on the network and its auxiliary terms."""
+        """Return all drawn tensors, not copies, in an order that depends only on the network and its auxiliary terms.
+
+        Absent draws are left out. Order: sketches, positions, distractors by layer, then per block the mask of the
+        mixing branch and that of the MLP.
+        """
         optional = [tensor for tensor in (self.sketches_LKD, self.positions_BT) if tensor is not None]
         return [*optional, *self.distractors.values(), *(mask for pair in self.dropout_masks.values() for mask in pair)]
 
     def copy(self) -> RandomDraws:
-        """Return a deep copy with contiguous tensors."""
+        """Return a copy whose tensors are clones; sketches and positions become contiguous. The function is shared."""
 
         def clone_or_none(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.clone(memory_format=torch.contiguous_format)
@@ -126,16 +133,23 @@ class RandomDraws:
 class Backbone(nn.Module):
     """The network: embedding, blocks, final norm and head.
 
-    Activations have type `dtype`, and so has the embedding unless the config says otherwise; other weights are float32.
-    With float64 everything is float64. With float16 the embedding stays float32, because squares of its gradients would
-    leave the range of float16.
+    Activations have type `dtype`. So have the embedding and the position scheme's tables, unless the head is tied to
+    the embedding (tables then still have it), or `embedding_dtype: float32` is set. All other weights are float32 and
+    are cast at each use. With float64 everything is float64. With float16 embedding and tables stay float32, because
+    squares of their gradients would leave the range of float16.
     """
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype = torch.float32) -> None:
-        """Build the network with uninitialised weights; `init_weights` fills them.
+        """Build the network on the CPU with undefined weights; `init_weights` fills them (`build` does both).
+
+        A mixer's or memory's own parameters get their values here, from torch's global random generator.
+
+        Args:
+            config: the network; settings of mixers, memories and position schemes that are not chosen are dropped.
+            dtype: type of the activations.
 
         Raises:
-            ModelConfigError: the config cannot be built.
+            ModelConfigError: a part's name or setting is unknown or invalid, or the part rejects the network.
         """
         super().__init__()
         self.config = config = check_model_config(config)
@@ -177,18 +191,19 @@ class Backbone(nn.Module):
 
     @property
     def precision(self) -> str:
-        """Data type of the activations in words, such as "bfloat16" or "bfloat16, fp8 projections"."""
+        """Data type of the activations in words: "bfloat16", or "bfloat16, fp8 projections" after `use_fp8`."""
         name = str(self.dtype).removeprefix("torch.")
         return name if self._fp8 is None else f"{name}, fp8 projections"
 
     def use_fp8(self) -> BackendChoice:
         """Switch the projections of mixing branches and MLPs to 8-bit products, for training and evaluation.
 
-        Head, memory and the mixer's own parameters keep the activations' type. Call it once the network is on its
-        device.
+        Switched are q, k, v and output projections, those of gated convolutions, and both of each MLP. Head, memory and
+        the mixer's own parameters keep the activations' type. Call it once the network is on its device. On a device
+        without 8-bit products they are emulated by torch; nothing is raised.
 
         Returns:
-            The chosen implementation of these products.
+            (backend, reason): the implementation of these products, "scaled_mm" or "torch", and why it was chosen.
         """
         self._fp8 = fp8_linear.choose_backend(self.device)
         for block in self.blocks:
@@ -205,8 +220,10 @@ class Backbone(nn.Module):
     def init_weights(self, seed: int) -> None:
         """Initialise every parameter of the known layers in place, each from a random stream of (seed, parameter name).
 
-        Two networks therefore share every parameter whose name and shape they share. A mixer's own parameters keep the
-        values that its constructor gave them.
+        Known are `Linear`, `CausalConv`, `RMSNorm`, `TiedHead` and embeddings, also where mixers, memories and position
+        schemes contain them. Two networks therefore share the values of every such parameter whose name, shape and
+        `init` they share. Other parameters, such as a mixer's scalars and gates, keep the values that their constructor
+        gave them.
         """
         for path, module in self.named_modules():
             for name, parameter in module.named_parameters(path, recurse=False):
@@ -222,7 +239,7 @@ class Backbone(nn.Module):
     def _evaluation_positions(self, length: int) -> Tensor | None:
         """Return the positions int64 [1, length] of an evaluation; None if the network has no position scheme.
 
-        Random schemes use one fixed draw per length, the same on every machine.
+        Random schemes use one fixed draw per length, the same for every row, seed and machine.
         """
         if self.positions is None:
             return None
@@ -236,15 +253,17 @@ class Backbone(nn.Module):
 
         Args:
             tokens_BT: int64 [B, T].
-            full_context: ignore the config's attention window, if it has one.
+            full_context: ignore the config's attention window, if it has one. By default the window applies in
+                evaluation too.
             auxiliary: auxiliary losses to compute, with the keys of their random draws, or the draws themselves
-                (`draw`); None: a forward pass without losses and dropout.
-            chunk: process about this many tokens at a time to save memory; for evaluation without gradients. Results
-                differ by rounding only. None: all at once.
+                (`draw`). Dropout and random positions of training come with either. None: a forward pass without losses
+                and dropout, even in training mode, with the fixed positions of evaluations.
+            chunk: process about this many tokens (over all rows) at a time to save memory; for evaluation without
+                gradients, never compiled. Results differ by rounding only. None: all at once.
 
         Raises:
             ValueError: tokens of another shape or beyond the position scheme's length, chunk below 1 or combined with
-                `auxiliary`, or a distractor loss that the network does not have.
+                `auxiliary`, a distractor loss that the network does not have, or a regularizer on fewer than 2 tokens.
             ModelConfigError: unknown regularizer.
         """
         if tokens_BT.ndim != 2:
@@ -275,16 +294,19 @@ class Backbone(nn.Module):
         )
 
     def compile_blocks(self, backend: str = "inductor", *, regional: bool = False) -> None:
-        """Enable torch.compile for `features` without `chunk`: one graph per input shape, and one for its backward.
+        """Enable torch.compile for `features` without `chunk`; nothing is compiled yet.
 
-        Compilation happens at the first call per shape. Random numbers are drawn outside, and nothing in the graph
-        depends on the step's number, data or learning rate, so it is compiled once. The first call raises CompileError
-        if the network does not become a single graph, for example because a mixer reads values of its tensors.
+        Compilation happens at the first call per input shape, and for the backward at its first use. Random numbers are
+        drawn outside, and nothing in the graph depends on the step's number, data or learning rate, so a shape is
+        compiled once. The first call raises CompileError if the network does not become a single graph, for example
+        because a mixer reads values of its tensors. Evaluation in chunks and decoding stay eager. Call it after
+        `use_fp8`, on the final device: it chooses kernels, which runs their self-tests.
 
         Args:
             backend: backend of torch.compile.
             regional: compile one graph per kind of block, shared by all blocks of the kind, and one for what follows
-                the blocks: faster to compile, less fused.
+                the blocks: faster to compile, less fused. Raises torch's recompile limit for the whole process. False:
+                one graph from the embedding to the final norm.
         """
         self.kernel_paths()  # chooses kernels now, because their self-tests must not run inside a graph
         mixed = self._fp8 is None
@@ -309,7 +331,7 @@ class Backbone(nn.Module):
             tokens_BT: int64 tokens.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
             regularizer: regularizer function; None: no regularizer loss.
-            sketches_LKD: directions of its sketch.
+            sketches_LKD: directions of its sketch; None only without a regularizer.
             distractors: distractor inputs [B, R, D] by layer; empty: no distractor loss.
             dropout_masks: masks of a block's two branches by layer; empty: no dropout.
             positions_BT: positions of the tokens; None without a position scheme.
@@ -344,7 +366,10 @@ class Backbone(nn.Module):
     def draw(self, auxiliary: AuxiliaryTerms, rows: int, length: int) -> RandomDraws:
         """Draw the random tensors that `features` needs for `rows` sequences of `length` tokens.
 
-        Each draw is a function of (seed, step, micro-batch, purpose) alone. They are placed on the network's device.
+        They lie on the network's device. Each draw depends on (seed, step, micro-batch, purpose, shape, kind of device)
+        alone, for distractors and dropout also on the layer. Sketches are drawn with a regularizer, and distractor
+        inputs with `auxiliary.distractor`, for each global layer. Positions are drawn if the network has a position
+        scheme, and dropout masks if its dropout is above 0.
 
         Args:
             auxiliary: auxiliary losses to draw for, and the keys of the draws.
@@ -381,7 +406,11 @@ class Backbone(nn.Module):
         return draws
 
     def _draw_dropout_masks(self, auxiliary: AuxiliaryTerms, layer: int, rows: int, length: int) -> DropoutMasks:
-        """Return the dropout masks of one block, bool [rows, length, D] for its mixing branch and for its MLP."""
+        """Return the dropout masks of one block, bool [rows, length, D], (mixing branch, MLP); True keeps a value.
+
+        True has probability 1 - dropout. Each mask comes from its own random stream of (seed, step, micro-batch, layer,
+        branch).
+        """
 
         def draw_mask(branch: str) -> Tensor:
             key = f"{auxiliary.step}.{auxiliary.micro}.{layer}.{branch}"
@@ -409,27 +438,40 @@ class Backbone(nn.Module):
         return hidden_BTD
 
     def no_step_reason(self) -> str | None:
-        """Return the part that cannot decode token by token, such as "mixer PaTH"; None if there is none."""
+        """Return the first part that prevents token-by-token decoding, such as "mixer PaTH"; None if there is none.
+
+        "positions NAME" for a position scheme that moves tokens as their sequence grows, else "mixer CLASS" or "memory
+        CLASS" of the first global layer that has no `step`.
+        """
         if self.positions is not None and not self.positions.steady:
             return f"positions {self.config.positions}"
         reasons = (block.mix.no_step_reason() for block in self.blocks)
         return next((reason for reason in reasons if reason is not None), None)
 
     def is_capturable(self) -> bool:
-        """Return True if a CUDA graph can capture a decoding step: it never copies from device to host."""
+        """Return True if a CUDA graph can capture a decoding step: no block copies from device to host.
+
+        Mixers and memories of plugins count as not capturable.
+        """
         return all(block.mix.is_capturable() for block in self.blocks)
 
     def open(self, capacity: CacheCapacity) -> list[Any]:
-        """Allocate empty decoding states, one entry per block, for `begin` and `step`."""
+        """Allocate empty decoding states for `begin` and `step`: a list with one entry per block, in order.
+
+        An entry is a `LayerState` for a global layer, and for a gated convolution its last inputs, zeros [slots + 1,
+        taps - 1, D].
+        """
         return [block.mix.open(capacity) for block in self.blocks]
 
     def begin(self, tokens_T: Tensor, states: list[Any], step: DecodeStep, *, chunk: int) -> Tensor:
         """Prefill: return the logits [V] after the last token of one new sequence; store in `states` what `step` needs.
 
+        Logits are soft-capped, float32 (float64 in a float64 network).
+
         Args:
-            tokens_T: int64 [T], the whole sequence so far.
+            tokens_T: int64 [T], the whole sequence so far, one token or more, on the network's device.
             states: from `open`; those of the sequence's slot are overwritten.
-            step: slot, page table and window of this one sequence.
+            step: slot, page table, length and window of this one sequence; its pages must be reserved.
             chunk: tokens processed at a time.
         """
         x_1TD = self._embed(tokens_T[None], self._evaluation_positions(len(tokens_T)))
@@ -441,14 +483,18 @@ class Backbone(nn.Module):
         self, tokens_B: Tensor, states: list[Any], page_tables: PageTables, slots_B: Tensor, window: int | None,
         functions: StepFunctions | None = None,
     ) -> Tensor:  # fmt: skip
-        """Decode one token of each of B sequences; return the logits [B, V] after it.
+        """Decode one token of each of B sequences; return the soft-capped logits [B, V] after it.
+
+        Rows with the padding slot give meaningless logits and change no sequence. Never waits for the device if
+        `is_capturable`.
 
         Args:
-            tokens_B: int64 [B], the next token of each sequence.
-            states: from `open`; updated in place.
-            page_tables: page tables and lengths; the lengths are incremented in place.
+            tokens_B: int64 [B], the token to append to each sequence.
+            states: from `open`, filled by `begin`; updated in place.
+            page_tables: page tables and lengths of all slots; the lengths of these slots are incremented in place.
+                Pages for the new tokens must be reserved.
             slots_B: int64 [B], slot of each sequence.
-            window: number of most recent keys that a query sees; None: all.
+            window: number of most recent keys that a query sees, its own included; None: all.
             functions: compiled functions to use for the step; None: the eager ones.
         """
         functions = functions or EAGER
@@ -462,27 +508,34 @@ class Backbone(nn.Module):
     def token_losses(self, hidden_BTD: Tensor, targets_BT: Tensor, *, chunk: int = CHUNK) -> Tensor:
         """Return the cross-entropy of each token in nats, float32 [B, T] (float64 in a float64 network).
 
+        Differentiable; the backward computes the logits again.
+
         Args:
             hidden_BTD: hidden states from `features`.
-            targets_BT: int64, the token that should follow each position.
-            chunk: tokens whose logits exist at a time.
+            targets_BT: int64, the token that should follow each position; a negative target gives 0.
+            chunk: tokens whose logits exist at a time; limits memory.
 
         Raises:
-            ValueError: chunk below 1.
+            ValueError: chunk below 1, or shapes that disagree.
         """
         h_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
         losses_N = linear_cross_entropy(h_ND, *self._head, targets_N, cap=self._cap, chunk=chunk)
         return losses_N.view(targets_BT.shape)
 
     def total_loss(self, hidden_BTD: Tensor, targets_BT: Tensor, *, chunk: int = CHUNK) -> Tensor:
-        """Return the sum over all tokens of the cross-entropy in nats, a scalar, for training.
+        """Return the sum over all tokens of the cross-entropy in nats, a float32 scalar, for training.
 
-        The gradient is computed together with the loss, so logits are neither stored nor computed twice.
+        The gradient is computed together with the loss, so logits are neither stored nor computed twice. float64 in a
+        float64 network.
 
         Args:
             hidden_BTD: hidden states from `features`.
-            targets_BT: int64, the token that should follow each position.
-            chunk: tokens whose logits exist at a time.
+            targets_BT: int64, the token that should follow each position; a token with a negative target does not
+                count.
+            chunk: tokens whose logits exist at a time; limits memory.
+
+        Raises:
+            ValueError: chunk below 1, or shapes that disagree.
         """
         h_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
         return linear_cross_entropy_sum(h_ND, *self._head, targets_N, cap=self._cap, chunk=chunk)
@@ -490,7 +543,7 @@ class Backbone(nn.Module):
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """Return logits [..., V], soft-capped to |logit| < logit_cap if there is a cap.
 
-        They are float32, or float64 in a float64 network.
+        The product runs in the type of the hidden states; logits are float32, or float64 in a float64 network.
 
         Args:
             hidden_BTD: hidden states [..., D] after the final norm.
@@ -504,7 +557,9 @@ class Backbone(nn.Module):
     def join(self) -> None:
         """Concatenate matrices that read the same input, for fewer products per decoding step; enables the fused steps.
 
-        Every matrix must already be in the type that it is used in. Does nothing if a projection uses 8-bit products.
+        Affects global layers: q, k and v projections, Canon's filters and a memory's projections. Their parameters
+        become views without gradients, so the network can decode and evaluate but not train. Every matrix must already
+        be in the type that it is used in (`cast_for_decoding`). Does nothing if a projection uses 8-bit products.
         """
         for block in self.blocks:
             if any(linear.fp8 is not None for linear in (*block.mix.projections(), block.mlp.fc, block.mlp.proj)):
@@ -515,11 +570,17 @@ class Backbone(nn.Module):
         self._has_fused_weights = True
 
     def uses_fused_rows(self, rows: int) -> bool:
-        """Return True if a decoding step of so many sequences uses products with fused norms, gates and sums."""
+        """Return True if a decoding step of so many rows uses products with fused norms, gates and sums.
+
+        Needs `join` to have taken effect and the Triton kernel, which takes one row and runs on a GPU.
+        """
         return self._has_fused_weights and choose_backend(self.device, self.dtype, rows).backend == "triton"
 
     def fused_logits(self, x_BD: Tensor) -> Tensor:
-        """Return soft-capped logits [B, V] of the stream [B, D], with the final norm fused into the product."""
+        """Return soft-capped logits [B, V] of the stream [B, D] before the final norm, which is fused into the product.
+
+        Where the head's matrix has another type than the stream, norm and product run separately, as in `logits`.
+        """
         weight_VD, bias_V = self._head
         if weight_VD.dtype != x_BD.dtype:
             return self.logits(self.norm(x_BD))
@@ -533,14 +594,19 @@ class Backbone(nn.Module):
         return weight_VD, self.head.bias
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Return the logits [B, T, V] of int64 tokens [B, T], with the attention window used in training."""
+        """Return the logits [B, T, V] of int64 tokens [B, T], soft-capped, with the config's attention window.
+
+        Without dropout and auxiliary losses, as `features` with `auxiliary` None. All logits exist at once.
+        """
         return self.logits(self.features(tokens_BT).hidden_BTD)
 
     def parameter_groups(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
         """Return optimizer group -> list of (name, parameter); every parameter is in exactly one group.
 
-        Keys: "muon" (matrices inside blocks, conv filters [C, 1, W] included), "embedding" (its matrix unless the head
-        shares it, and those of positions), "head" (its matrix), "scalar" (parameters of fewer than two axes).
+        The four keys are always there, with lists in the network's order, possibly empty. "scalar": every parameter of
+        fewer than two axes (biases, norm weights, scalars). Of the others, "muon": those inside blocks, conv filters
+        [C, 1, W] included; "embedding": the embedding unless the head shares it, and tables of positions; "head": the
+        head's matrix.
         Source: docs/mechanisms.md, "Backbone".
 
         Raises:
@@ -555,7 +621,12 @@ class Backbone(nn.Module):
         return groups
 
     def kernel_paths(self) -> dict[str, str]:
-        """Return op name -> description of the implementation that the network uses on its device, for provenance."""
+        """Return op name -> description of the implementation that the network uses on its device, for provenance.
+
+        Always has "blocks" ("eager", or the compiler), "sketch" and "cross_entropy". Each kind of block adds its ops
+        ("gated_conv", "canon", the mixer's, "memory"), and 8-bit products add "projections" and "casts". Most texts
+        read "backend (reason)". Chooses kernels where none was chosen yet, which may run their self-tests.
+        """
         paths = {"blocks": "eager" if self._compiler is None else f"{self._compiler} torch {version('torch')}"}
         for block in self.blocks:
             paths |= block.mix.kernel_paths(self.device, self.dtype)
@@ -581,11 +652,16 @@ def build(
 ) -> Backbone:
     """Return an initialised network on `device`; the same (config, seed) gives the same weights on every device.
 
+    Values are drawn on the CPU; torch's global CPU generator is left as it was. The network is in training mode.
+
     Args:
         config: the network.
         seed: seed of all initial values.
         device: device to move the network to.
-        dtype: type of the activations.
+        dtype: type of the activations; see `Backbone` for that of the weights.
+
+    Raises:
+        ModelConfigError: the config cannot be built.
     """
     with torch.random.fork_rng(devices=[]):
         # A mixer's constructor may draw random numbers; fork_rng restores the global generator.
@@ -596,7 +672,10 @@ def build(
 
 
 def count_parameters(config: ModelConfig) -> int:
-    """Return the number of parameters, vocabulary matrices included, without allocating them."""
+    """Return the number of parameters, vocabulary matrices included, without allocating them.
+
+    A tied head's matrix counts once. Raises ModelConfigError if the network cannot be built.
+    """
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in Backbone(config).parameters())
 
@@ -610,14 +689,18 @@ def _standard_normal(like: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def _init_parameter(module: nn.Module, parameter: nn.Parameter, draw: torch.Generator, config: ModelConfig) -> None:
-    """Fill one parameter in place with its initial values; leave it unchanged if its module is of no known layer class.
+    """Fill one parameter in place with its initial values; leave it unchanged if its module's class is unknown.
 
-    Values are drawn on the CPU in float32. Source: docs/mechanisms.md, "Backbone".
+    `Linear` (weight and bias): uniform within 1/sqrt(inputs), or 0 where it ends a branch (`zero`) unless `init:
+    llama`. Conv filters: uniform within 1/sqrt(taps). RMS norm: 1. Tied head's bias: 0. Position tables: normal with
+    their own standard deviation. Embedding: N(0, 1); 0.02 N(0, 1) if tied; uniform within 0.01 for an untied `init:
+    llama`. Values are drawn on the CPU in float32.
+    Source: docs/mechanisms.md, "Backbone".
 
     Args:
-        module: layer that owns the parameter.
+        module: layer that owns the parameter; its class selects the distribution.
         parameter: tensor to fill.
-        draw: random stream of this parameter.
+        draw: random stream of this parameter, on the CPU.
         config: network; `init` and `tie_head` select the distribution.
     """
     value = torch.empty(parameter.shape)
@@ -647,12 +730,14 @@ def _init_parameter(module: nn.Module, parameter: nn.Parameter, draw: torch.Gene
 def _optimizer_group(name: str, parameter: nn.Parameter, config: ModelConfig) -> str:
     """Return the optimizer group of a parameter: "muon", "embedding", "head" or "scalar".
 
-    An embedding that is also the head's matrix belongs to "head", whose learning rate is the smaller one.
+    Fewer than two axes: "scalar", wherever it is. Otherwise the first part of the name decides: "blocks" is "muon",
+    "positions" is "embedding". An embedding that is also the head's matrix belongs to "head", whose learning rate is
+    the smaller one.
 
     Args:
-        name: name of the parameter in the network.
-        parameter: the parameter.
-        config: network.
+        name: dotted name of the parameter in the network.
+        parameter: the parameter; only its number of axes matters.
+        config: network; only `tie_head` matters.
 
     Raises:
         RuntimeError: the parameter belongs to none.
@@ -680,13 +765,14 @@ def _step_first(
     Args:
         model: network.
         tokens_B: int64, the next token of each sequence.
-        page_tables: page tables and lengths; the lengths are incremented in place.
+        page_tables: page tables and lengths; the lengths of these slots are incremented in place, except of padding
+            rows.
         slots_B: int64, slot of each sequence.
-        window: number of most recent keys that a query sees; None: all.
+        window: number of most recent keys that a query sees, its own included; None: all.
 
     Returns:
         (stream [B, D], its second summand, description of the step). The second summand is None if the step uses fused
-        products, else zeros [B, D].
+        products (`Backbone.uses_fused_rows`), else zeros [B, D].
     """
     step = page_tables.advance(slots_B, window)
     positions_B1 = None if model.positions is None else step.positions[:, None]
@@ -716,14 +802,15 @@ def _finish_forward(
 
     Args:
         norm: the final norm.
-        x_BTD: stream after the last block.
+        x_BTD: stream after the last block, before the norm.
         regularizer: regularizer function; None for none.
         streams: stream after each block, [N, D]; empty without a regularizer.
         sketches_LKD: directions of the regularizer's sketch.
-        losses: distractor loss of each global layer.
+        losses: distractor loss of each global layer; empty without that loss.
 
     Returns:
-        (hidden states [B, T, D], regularizer loss or None, distractor loss or None).
+        (hidden states [B, T, D], regularizer loss averaged over blocks or None, distractor loss averaged over global
+        layers or None).
     """
     value = None if regularizer is None else regularizer(streams, sketches_LKD).mean()
     return norm(x_BTD), value, _mean_or_none(losses)

@@ -55,7 +55,7 @@ class PositionConfig(Config):
 
 
 class Part(nn.Module):
-    """Part of the network that a registry knows by name.
+    """Part of the network that a registry knows by name: a mixer, memory or position scheme.
 
     Its class methods are called before it is built, to plan; none of them may touch a tensor.
     """
@@ -70,23 +70,36 @@ class Part(nn.Module):
 
     @classmethod
     def check(cls, model: ModelConfig, config: Any) -> None:
-        """Raise ValueError if the part cannot work in that network. The default accepts every network."""
+        """Raise ValueError if the part cannot work in that network; its text is shown to the user.
+
+        The default accepts every network.
+
+        Args:
+            model: network.
+            config: validated settings of the part.
+        """
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        """Return op name -> description of the implementation that `forward` uses on that device and dtype."""
+        """Return op name -> description of the implementation that `forward` uses on that device and dtype.
+
+        For provenance; the default, an empty dict, reports nothing.
+        """
         return {}
 
 
 def _no_forward(self: Mixer, *qkv: Tensor, window: int | None, **inputs: Tensor) -> MixerOutput:
+    """Raise NotImplementedError: the default `Mixer.forward`."""
     raise NotImplementedError(f"{type(self).__name__} defines no forward")
 
 
 def _evaluate_at_once(self: Mixer, *qkv: Tensor, window: int | None, chunk: int, **inputs: Tensor) -> MixerOutput:
+    """Return `forward` of whole sequences, ignoring `chunk`: the default `Mixer.evaluate`."""
     mixed: MixerOutput = self.forward(*qkv, window=window, **inputs)
     return mixed
 
 
 def _keys_and_values(self: Mixer, k_BTJX: Tensor, v_BTJX: Tensor, **inputs: Any) -> dict[str, Tensor]:
+    """Return keys and values as "k" and "v", unchanged: the default `Mixer.keep`."""
     return {"k": k_BTJX, "v": v_BTJX}
 
 
@@ -97,8 +110,10 @@ def _no_gates(self: Mixer | Memory, **inputs: Tensor) -> Tensor | None:
 class Mixer(Part):
     """Core of a global layer: mixes information across tokens, given q, k and v.
 
-    q and k come RMS-normed, and with `canon` q, k and v come convolved. Give own parameters their initial values in
-    `__init__`: torch's global random functions are seeded there from the cell's seed.
+    q and k come RMS-normed per head (with `qk_norm`), and with `canon` q, k and v come convolved; none is rotated. Give
+    own parameters their initial values in `__init__`: torch's global random functions are seeded there from the cell's
+    seed. Parameters inside `Linear`, `CausalConv`, `RMSNorm` or embeddings are initialised later by
+    `Backbone.init_weights`, which overwrites them.
     """
 
     Config: ClassVar[type[Config]] = MixerConfig
@@ -111,20 +126,20 @@ class Mixer(Part):
     """
 
     layer: int = 0
-    """Index of the mixer's block, counted from 0; set after `__init__`."""
+    """Index of the mixer's block among all blocks, counted from 0; set after `__init__`."""
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: Any, keys: float) -> float | None:
-        """Return FLOPs per token of `forward`, two per multiply-add, when a query sees `keys` keys on average.
+        """Return FLOPs per token of `forward` in one layer, two per multiply-add, at `keys` keys per query.
 
         Counts matrix products only, without elementwise work and without the q, k, v and output projections around
-        every mixer. None, the default, means unknown, and the network's MFU is then unknown too. Subclasses do not
-        inherit it: a class that does not define the method itself counts as unknown.
+        every mixer. None, the default, means unknown, and the network's MFU (model FLOPs utilisation) is then unknown
+        too. Subclasses do not inherit it: a class that does not define the method itself counts as unknown.
 
         Args:
             model: network.
             config: settings of the mixer.
-            keys: keys that a query sees on average.
+            keys: keys that a query sees on average, causal mask and window considered.
         """
         return None
 
@@ -142,8 +157,9 @@ class Mixer(Part):
     evaluate: Callable[..., MixerOutput] = _evaluate_at_once
     """evaluate(q_BTHX, k_BTJX, v_BTJX, *, window, chunk) -> MixerOutput; also takes `x_BTD` if `reads_input`.
 
-    Computes `forward` without gradients, `chunk` tokens at a time. The default is `forward` itself. Define it for a
-    mixer whose `forward` needs much more memory than its inputs, such as T x T scores.
+    Computes `forward` for whole sequences without gradients, with memory for about `chunk` tokens at a time. The
+    default is `forward` itself. Define it for a mixer whose `forward` needs much more memory than its inputs, such as T
+    x T scores.
     """
 
     log_gates: Callable[..., Tensor | None] = _no_gates
@@ -154,9 +170,10 @@ class Mixer(Part):
     """
 
     step: Callable[..., MixerOutput] | None = None
-    """step(q_BHX, cache) -> output of `forward` at the last token of each sequence: [B, H, X], or a tuple with [B, D].
+    """step(q_BHX, cache) -> output of `forward` at each sequence's last token: [B, H, X], or a tuple with [B, D].
 
-    Also takes `x_BD` if `reads_input`. `cache` is a `KVView` with what `keep` returned for every token. None: the whole
+    Also takes `x_BD` if `reads_input`. `q_BHX` are the new tokens' queries, normed and convolved like those of
+    `forward`. `cache` is a `KVView` with what `keep` returned for every token, the new one included. None: the whole
     sequence is recomputed for each new token. A subclass that overrides `forward` does not inherit it.
     """
     is_capturable: ClassVar[bool] = True
@@ -167,8 +184,9 @@ class Mixer(Part):
     keep: Callable[..., dict[str, Tensor]] = _keys_and_values
     """keep(k_BTJX, v_BTJX, *, places_BT, before) -> name -> tensor [B, T, ...] to cache per token for `step`.
 
-    Also takes `x_BTD` if `reads_input`. `positions_BT` are positions, int64, counted from 0. `before` is a
-    `PreviousToken` for the token before the first one, None at a sequence's start. The default caches keys and values.
+    Also takes `x_BTD` if `reads_input`. `places_BT` are positions, int64, counted from 0. `before` is a `PreviousToken`
+    for the token before the first one, None at a sequence's start. Called for whole sequences (prefill) and with T = 1
+    for each decoding step. Tensors are stored in their own type. The default caches keys and values as "k" and "v".
     """
 
     def distractor_loss(
@@ -177,25 +195,32 @@ class Mixer(Part):
     ) -> Tensor:  # fmt: skip
         """Return a scalar loss that measures how much attention random keys draw away from the real ones.
 
+        Not weighted yet. Defined only if `has_distractor`. q, k and v are those that `forward` takes.
+
         Args:
             q_BTHX: queries.
             k_BTJX: real keys.
             v_BTJX: real values.
-            k_r_BRJX: R random keys, detached.
+            k_r_BRJX: R random keys, detached, visible to every query.
             v_r_BRJX: R random values, detached.
             y_BTHX: first result of `forward` for the same q, k and v.
             window: number of most recent real keys that a query sees; None: all earlier ones.
+
+        Raises:
+            NotImplementedError: the mixer has no such loss (the default).
         """
         raise NotImplementedError(f"{type(self).__name__} defines no distractor loss")
 
 
 class QueryBlockMixer(Mixer):
-    """Mixer whose `forward` also takes `block`, the number of queries to score at a time."""
+    """Mixer whose `forward` also takes `block`, the number of queries to score at a time; `evaluate` chooses it."""
 
     def evaluate(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int, **inputs: Tensor
     ) -> MixerOutput:
         """Return the output of `forward`, with as many queries scored at a time as memory for `chunk` tokens allows.
+
+        One call of `forward` over whole sequences; only its scores are limited.
 
         Args:
             q_BTHX: queries.
@@ -211,12 +236,18 @@ class QueryBlockMixer(Mixer):
 
 
 def attention_flops(model: ModelConfig, keys: float) -> float:
-    """Return FLOPs per token of scoring `keys` keys and averaging their values, in every head."""
+    """Return forward FLOPs per token of scoring `keys` keys and averaging their values, over all heads of one layer.
+
+    Two FLOPs per multiply-add: 4 H X keys.
+    """
     return 4.0 * model.n_heads * model.head_dim * keys
 
 
 class Memory(Part):
-    """Recurrent branch that reads the mixer's q, k and v causally; its output is added after the output projection."""
+    """Recurrent branch that reads the mixer's q, k and v causally; its output is added after the output projection.
+
+    Its state starts empty with each sequence and knows no window.
+    """
 
     Config: ClassVar[type[Config]] = MemoryConfig
 
@@ -224,22 +255,28 @@ class Memory(Part):
     def unfit(cls, config: Any, tokens: int) -> str | None:
         """Return a text that says why these settings are useless for sequences of `tokens` tokens, and what to set.
 
-        None, the default, means that they are fine.
+        None, the default, means that they are fine. The text is shown to the user.
         """
         return None
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: Any) -> float | None:
-        """Return FLOPs per token of `forward`, own projections included; None, the default: unknown. Not inherited."""
+        """Return FLOPs per token of `forward` in one layer, own projections included, two per multiply-add.
+
+        None, the default, means unknown. Subclasses do not inherit it: a class that does not define the method itself
+        counts as unknown.
+        """
         return None
 
     def forward(self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> Tensor:
-        """Return the term [B, T, D] to add to the attention layer's output.
+        """Return the term [B, T, D] to add to the attention layer's output, for whole sequences from an empty state.
+
+        q, k and v are normed and convolved like the mixer's, without rotation.
 
         Args:
             x_BTD: the block's normed input.
             q_BTHX: the mixer's queries, before any rotation.
-            k_BTJX: the mixer's keys, before any rotation.
+            k_BTJX: the mixer's keys, before any rotation; J may be smaller than H.
             v_BTJX: the mixer's values.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no forward")
@@ -255,7 +292,10 @@ class Memory(Part):
         return self.forward(x_BTD, q_BTHX, k_BTJX, v_BTJX)
 
     is_capturable: ClassVar[bool] = True
-    """True if `step` never copies from the device to the host, so that a CUDA graph can capture it."""
+    """True if `step` never copies from the device to the host, so that a CUDA graph can capture it.
+
+    It is read for this package's own memories only.
+    """
     step: Callable[..., Tensor] | None = None
     """step(x_BD, q_BHX, k_BJX, v_BJX, states, slots_B) -> output [B, D] of `forward` at each sequence's next token.
 
@@ -263,7 +303,10 @@ class Memory(Part):
     """
 
     def open(self, capacity: CacheCapacity) -> Any:
-        """Allocate empty states for `step`, for every slot of a cache of that capacity."""
+        """Allocate empty states for `step`, for every slot of a cache of that capacity, in the memory's own format.
+
+        The default raises NotImplementedError.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no step")
 
     def join(self) -> None:
@@ -277,12 +320,14 @@ class Memory(Part):
     ) -> Tensor:
         """Prefill: return the output of `evaluate` for one new sequence; store its final state in `states`.
 
+        The default raises NotImplementedError.
+
         Args:
             x_1TD: the block's normed input, from the first token on.
             q_1THX: the mixer's queries.
             k_1TJX: the mixer's keys.
             v_1TJX: the mixer's values.
-            states: from `open`.
+            states: from `open`; what they hold for the slot is replaced.
             slot: slot of the sequence.
             chunk: tokens processed at a time.
         """
@@ -290,7 +335,10 @@ class Memory(Part):
 
 
 class EmbeddingTable(nn.Embedding):
-    """Learned vectors for `rows` positions, initialised from a normal distribution with standard deviation `std`."""
+    """Learned vectors for `rows` positions, [rows, width].
+
+    Undefined until `Backbone.init_weights` draws them from a normal distribution with standard deviation `std`.
+    """
 
     def __init__(self, rows: int, width: int, std: float) -> None:
         super().__init__(rows, width, _weight=torch.empty(rows, width))
@@ -300,7 +348,7 @@ class EmbeddingTable(nn.Embedding):
 class Position(Part):
     """Position scheme: a vector per position, added to the embedding before the first block.
 
-    Its matrices are learned like the embedding, in the embedding's type.
+    Its matrices are learned like the embedding, in the embedding's type; put them in `EmbeddingTable`.
     """
 
     Config: ClassVar[type[Config]] = PositionConfig
@@ -314,7 +362,7 @@ class Position(Part):
         """Return the positions that `forward` takes, int64 [rows or 1, length], on the generator's device.
 
         All randomness belongs here, drawn from `generator`: a new draw per micro-batch in training, one fixed draw per
-        length in evaluation. The default is 0, 1, 2, ...
+        length in evaluation (there with `rows` 1). The default is 0, 1, 2, ... with one row, without a draw.
 
         Args:
             rows: sequences of the batch.
@@ -325,7 +373,10 @@ class Position(Part):
 
     @property
     def steady(self) -> bool:
-        """True if a token keeps its position when its sequence grows, as decoding token by token requires."""
+        """True if a token keeps its position when its sequence grows, as decoding token by token requires.
+
+        By default: if the class does not override `places`.
+        """
         return type(self).places is Position.places
 
     def forward(self, positions_BT: Tensor) -> Tensor:

@@ -28,11 +28,16 @@ DropoutMasks = tuple[Tensor, Tensor]
 class GatedConv(nn.Module):
     """Gated short convolution of LFM2: [b | c | u] = in_proj(x); out = out_proj(c conv(b u)).
 
-    Implements the same methods as `Attention`, so that a block can hold either.
+    The convolution is depthwise and causal, with `conv_taps` taps and zeros before the first token. Implements the same
+    methods as `Attention`, so that a block can hold either.
     """
 
     def __init__(self, model: ModelConfig) -> None:
-        """Create the projections and the convolution for the network `model`."""
+        """Create the projections (D to 3 D, D to D) and the convolution for the network `model`.
+
+        Only marks the projections that start at zero: out_proj, and in_proj with `init: zero-ends-and-conv-in`. Values
+        come from `Backbone.init_weights`.
+        """
         super().__init__()
         width, bias = model.d_model, model.bias
         self.in_proj = Linear(width, 3 * width, bias=bias, zero=model.init == "zero-ends-and-conv-in")
@@ -46,7 +51,10 @@ class GatedConv(nn.Module):
         return self._convolve(x_BTD)[0], None
 
     def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
-        """Return the output [B, T, D] of `forward`, computed about `chunk` tokens at a time; `window` is ignored."""
+        """Return the output [B, T, D] of `forward`, computed about `chunk` tokens at a time; `window` is ignored.
+
+        `chunk` counts the tokens of all rows. Raises ValueError if it is below 1.
+        """
         # a slice of several rows is not contiguous, and in 16 bits its products round differently from a copy's
         return map_chunks(lambda x: self._convolve(x.contiguous()), (x_BTD,), chunk, self.conv.halo)[0]
 
@@ -71,8 +79,9 @@ class GatedConv(nn.Module):
 
         Args:
             x_1TD: the normed residual stream of the sequence from its first token on.
-            states: from `open`; the row of the sequence's slot is overwritten.
-            step: slot and window of this one sequence.
+            states: from `open`; the row of the sequence's slot gets the last taps - 1 products b u, oldest first, with
+                zeros before the sequence's start.
+            step: slot of this one sequence; nothing else of it is used.
             chunk: tokens processed at a time.
         """
         b, _, u = self.in_proj(x_1TD[0, -self.conv.halo :] if self.conv.halo else x_1TD[0, :0]).chunk(3, -1)
@@ -80,7 +89,13 @@ class GatedConv(nn.Module):
         return self.evaluate(x_1TD, window=step.window, chunk=chunk)
 
     def step(self, x_BD: Tensor, states: Tensor, step: DecodeStep) -> Tensor:
-        """Return the output [B, D] for one new token of each sequence; updates their rows of `states` in place."""
+        """Return the output [B, D] for one new token of each sequence; updates their rows of `states` in place.
+
+        Args:
+            x_BD: the normed residual stream of the new tokens.
+            states: from `open`, filled by `begin`.
+            step: slots of the sequences; nothing else of it is used.
+        """
         y_BC = gated_conv_step(self.in_proj(x_BD), states, step.slots_B, self.conv.filters(x_BD.dtype))
         out_BD: Tensor = self.out_proj(y_BC)
         return out_BD
@@ -88,14 +103,14 @@ class GatedConv(nn.Module):
     def fused_step(self, x_BD: Tensor, norm: RMSNorm, residual_BD: Tensor, states: Tensor, step: DecodeStep) -> Tensor:
         """Return residual + the output of `step` at norm(x), [B, D], with norm and sum fused into the matrix products.
 
-        For batches of very few sequences. Updates their rows of `states` in place.
+        For batches of very few sequences; weights must have x's type. Updates their rows of `states` in place.
 
         Args:
             x_BD: residual stream of the new tokens, before the norm.
             norm: the block's first norm.
             residual_BD: tensor that the output is added to.
             states: last inputs of the convolution, one row per slot.
-            step: slots of the sequences.
+            step: slots of the sequences; nothing else of it is used.
         """
         y_BC = row_conv_step(
             x_BD, self.in_proj.weight, self.in_proj.bias, norm.weight, norm.eps, states, step.slots_B,
@@ -135,9 +150,11 @@ class Block(nn.Module):
 
         Args:
             x_BTD: residual stream before the block, [B, T, D].
-            window: number of most recent keys that a query sees, its own included; None: all earlier keys.
-            distractors_BRD: random inputs for the distractor loss; None: no loss.
-            dropout_masks: bool [B, T, D] for the mixing branch and for the MLP; (None, None): no dropout.
+            window: number of most recent keys that a query sees, its own included; None: all earlier keys. Gated
+                convolutions ignore it.
+            distractors_BRD: random inputs for the distractor loss; None: no loss. Gated convolutions ignore them.
+            dropout_masks: bool [B, T, D] for the mixing branch and for the MLP, True where a value is kept; kept values
+                are divided by 1 - dropout. (None, None): no dropout.
 
         Returns:
             (stream [B, T, D], scalar distractor loss or None).
@@ -159,7 +176,11 @@ class Block(nn.Module):
         return normed_BTD if self.normed else x_BTD
 
     def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
-        """Return the stream [B, T, D] after this block as `forward` does, computed about `chunk` tokens at a time."""
+        """Return the stream [B, T, D] after this block as `forward` does, computed about `chunk` tokens at a time.
+
+        Without dropout and distractor loss. `x_BTD` is the stream before the block; `window` the number of most recent
+        keys that a query sees (None: all); `chunk` counts the tokens of all rows.
+        """
         return self._evaluate_with(x_BTD, lambda normed: self.mix.evaluate(normed, window=window, chunk=chunk), chunk)
 
     def _evaluate_with(self, x_BTD: Tensor, mix: Callable[[Tensor], Tensor], chunk: int) -> Tensor:
@@ -167,8 +188,9 @@ class Block(nn.Module):
 
         Args:
             x_BTD: residual stream before the block.
-            mix: function from the normed stream [B, T, D] to the mixing branch's output [B, T, D].
-            chunk: tokens processed at a time by norms and MLP.
+            mix: function from the normed stream [B, T, D] of whole sequences to the mixing branch's output [B, T, D];
+                called once, so it must split its own work.
+            chunk: tokens (over all rows) processed at a time by norms and MLP.
         """
         (normed_BTD,) = map_chunks(lambda x: (self.norm1(x),), (x_BTD,), chunk)
         x_BTD = self._residual(x_BTD, normed_BTD) + mix(normed_BTD)
@@ -181,8 +203,9 @@ class Block(nn.Module):
         """Prefill: return the stream [1, T, D] of one new sequence after this block; store its states for `step`.
 
         Args:
-            x_1TD: residual stream of the sequence from its first token on.
-            states: the block's states for all slots; those of the sequence's slot are overwritten.
+            x_1TD: residual stream of the sequence from its first token on, before the block.
+            states: the block's states for all slots, as `mix.open` returned them; those of the sequence's slot are
+                overwritten.
             step: slot, page table and window of this one sequence.
             chunk: tokens processed at a time.
         """
@@ -193,9 +216,9 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Advance the residual stream of one new token per sequence through this block; updates `states` in place.
 
-        The stream is passed on as two summands, so that the next block fuses their sum into its norm. When the first
-        block gets no second summand, every product fuses its norm and its sum (`Backbone.uses_fused_rows`) and none is
-        returned.
+        The stream is the sum of two tensors, passed on as two so that the compiler fuses their sum into the next
+        block's norm. If the first block gets no second summand (`Backbone.uses_fused_rows`), every product fuses its
+        norm and its sum, and no block returns one.
 
         Args:
             x_BD: first summand of the stream.
@@ -204,7 +227,8 @@ class Block(nn.Module):
             step: slots, page tables and lengths of the sequences, the new token included.
 
         Returns:
-            (first summand [B, D], second summand [B, D] or None).
+            (first summand [B, D], second summand [B, D], or None if `branch_BD` is None). The second is the MLP's
+            output.
         """
         if branch_BD is None:
             x_BD = self.mix.fused_step(x_BD, self.norm1, self._fused_residual(x_BD, self.norm1), states, step)

@@ -15,7 +15,8 @@ class CompileError(RuntimeError):
     def __init__(self, refused: Exception) -> None:
         """Build the message from the compiler's exception.
 
-        `why` is the exception's first line, followed by its debug context if it has one.
+        `why` is the exception's first line, followed by ": " and its first debug context if it has one; the exception's
+        class name if its text is empty.
         """
         lines = [line.strip() for line in str(refused).splitlines() if line.strip()]
         # the first line may be only a heading
@@ -35,14 +36,15 @@ def compile_full_graph(
 ) -> Callable[..., Any]:
     """Return `part` compiled as a single graph; compilation happens at its first call for each input shape.
 
-    The returned function raises CompileError where `part` does not become one graph. With deterministic algorithms
-    enabled, the compiler is set to choose its tiles deterministically, for the whole process.
+    The returned function raises CompileError where `part` does not become one graph, or is compiled for too many
+    shapes; errors of `part` itself pass through. With deterministic algorithms enabled, the compiler is set to choose
+    its tiles deterministically, for the whole process.
 
     Args:
         part: function or module to compile.
         backend: backend of torch.compile.
-        allow_mixed_reductions: False forbids kernels that sum over rows and columns at once. torch 2.11 gets these
-            wrong among 8-bit casts: it queues such a kernel before its inputs are ready.
+        allow_mixed_reductions: False forbids kernels that sum over rows and columns at once; it concerns "inductor"
+            alone. torch 2.11 gets these wrong among 8-bit casts: it queues such a kernel before its inputs are ready.
     """
     if torch.are_deterministic_algorithms_enabled():
         # otherwise the compiler picks the tiles of its reductions by measured time

@@ -1,5 +1,8 @@
 """Decoding cache: pages of keys and values, page allocator, and states of sequences that are being decoded.
 
+A slot is the number of a sequence that is being decoded, and its row in every table. Pages of a fixed number of tokens
+are shared by all sequences; page DUMMY (0) belongs to none and takes writes that nobody reads.
+
 Letters of shapes: B sequences of a step, T tokens, N pages of a pool, P pages of one sequence, S = P * page_size keys,
 R = slots + 1 rows of a table, of which the last is a padding row.
 """
@@ -45,7 +48,10 @@ class CacheCapacity:
         return self.slots + 1
 
     def table(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return zeros [slots + 1, *shape] on the cache's device, one row per slot; `dtype` None is the cache's."""
+        """Return zeros [slots + 1, *shape] on the cache's device, one row per slot; `dtype` None is the cache's.
+
+        The last row belongs to padding rows of a batch.
+        """
         return torch.zeros(self.rows, *shape, dtype=dtype or self.dtype, device=self.device)
 
     def pool(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -55,7 +61,10 @@ class CacheCapacity:
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """Sequences that get a token in this step, as device tensors: a captured CUDA graph serves any sequences."""
+    """Sequences that get a token in this step, as device tensors: a captured CUDA graph serves any sequences.
+
+    For a prefill: one sequence whose length is that of the prompt.
+    """
 
     slots_B: Tensor
     """int64: slot (row in every table) of each sequence."""
@@ -68,14 +77,15 @@ class DecodeStep:
 
     @property
     def positions(self) -> Tensor:
-        """Position of the new token, int64 [B], counted from 0."""
+        """Position of the last token (the new one), int64 [B], counted from 0; 0 in a padding row."""
         return (self.texts.lengths_B.long() - 1).clamp(min=0)
 
 
 class Pools:
     """Paged cache of one global layer: name -> pool [pages, page_size, ...] of what its mixer stores per token.
 
-    A pool is allocated when the first tokens are stored, because only these have shapes.
+    A pool is allocated, in its first tokens' type and shape, when these are stored. `[name]` raises KeyError before
+    that.
     """
 
     def __init__(self, capacity: CacheCapacity) -> None:
@@ -91,11 +101,12 @@ class Pools:
         return self._pools
 
     def fill(self, pages_P: Tensor, rows: Mapping[str, Tensor]) -> None:
-        """Store a whole sequence in its pages.
+        """Store a whole sequence in its pages; allocates pools of names that are new. Copies page numbers to the host.
 
         Args:
-            pages_P: int32, the sequence's pages in order, at least as many as needed; DUMMY pages are skipped.
-            rows: name -> [T, ...], an entry per token.
+            pages_P: int32, the sequence's pages in order, at least as many as needed; tokens of DUMMY pages are
+                skipped.
+            rows: name -> [T, ...], an entry per token; cast to the pool's type.
         """
         page = self._capacity.page_size
         for name, rows_T in rows.items():
@@ -106,7 +117,12 @@ class Pools:
                     pool[number, : len(chunk)] = chunk.to(pool.dtype)
 
     def copy(self, sources_P: Tensor, targets_P: Tensor) -> None:
-        """Copy the contents of some pages to other pages, in every pool."""
+        """Copy the contents of some pages to other pages, in every pool that has been allocated.
+
+        Args:
+            sources_P: numbers of the pages to read.
+            targets_P: numbers of the pages to overwrite, as many and in the same order.
+        """
         for pool in self._pools.values():
             pool[targets_P.long()] = pool[sources_P.long()]
 
@@ -116,6 +132,7 @@ class Pools:
         return sum(pool[0, 0].numel() * pool.element_size() for pool in self._pools.values())
 
     def _pool(self, name: str, like: Tensor) -> Tensor:
+        """Return the pool of that name; allocate zeros with entry shape and type of `like` [T, ...] if it is new."""
         if name not in self._pools:
             self._pools[name] = self._capacity.pool(*like.shape[1:], dtype=like.dtype)
         return self._pools[name]
@@ -123,14 +140,23 @@ class Pools:
 
 @dataclass(frozen=True)
 class KVView:
-    """Cached entries that a mixer's decoding step reads: those of all tokens of each sequence, the new one included."""
+    """Cached entries that a mixer's decoding step reads: those of all tokens of each sequence, the new one included.
+
+    `[name]` is the pool of all sequences; `gather` arranges entries by sequence.
+    """
 
     pools: Mapping[str, Tensor]
     """Name -> pool [N, page_size, ...]."""
     step: DecodeStep
 
     def write(self, rows: Mapping[str, Tensor]) -> None:
-        """Store the new tokens' entries in the pools, in place; `slot_tensor` maps names to [B, ...]."""
+        """Store the new tokens' entries in the pools, in place.
+
+        Pools must have been allocated by a prefill. Rows of the padding slot write to the DUMMY page.
+
+        Args:
+            rows: name -> [B, ...], one entry per sequence.
+        """
         remaining = dict(rows)
         if (
             "k" in remaining
@@ -154,7 +180,10 @@ class KVView:
         return self.pools[name]
 
     def gather(self, name: str) -> Tensor:
-        """Return a copy [B, S, ...] of each sequence's entries in order; those beyond its end are arbitrary."""
+        """Return a copy [B, S, ...] of each sequence's entries in order; those beyond its end are arbitrary.
+
+        S is the most tokens that a sequence may have. Entries of freed pages, outside the window, are arbitrary too.
+        """
         return self.texts.gather(self.pools[name])
 
     @property
@@ -164,7 +193,7 @@ class KVView:
 
     @property
     def places(self) -> Tensor:
-        """Position of the new token of each sequence, int64 [B], counted from 0."""
+        """Position of the new token of each sequence, int64 [B], counted from 0; 0 in a padding row."""
         return self.step.positions
 
     @property
@@ -174,7 +203,7 @@ class KVView:
 
     @property
     def seen(self) -> Tensor:
-        """Mask of the keys that the new token sees, bool [B, S]."""
+        """Mask of the keys that the new token sees, its own included, bool [B, S]; all False in a padding row."""
         return self.texts.visible_keys(self.window)
 
 
@@ -194,7 +223,12 @@ class PageTables:
     def advance(self, slots_B: Tensor, window: int | None) -> DecodeStep:
         """Increment the length of each of these sequences by one token, in place; return the description of its step.
 
-        Padding rows keep length 0. Never copies to or from the host.
+        Rows of length 0 (padding and free slots) stay 0. Never copies to or from the host. Pages are not reserved here:
+        `PageAllocator.extend` must have done it.
+
+        Args:
+            slots_B: int64, slots of the sequences; only the padding slot may occur twice.
+            window: number of most recent keys that the new token sees; None: all.
         """
         lengths_B = self.lengths_R[slots_B]
         lengths_B = lengths_B + (lengths_B > 0)
@@ -202,7 +236,15 @@ class PageTables:
         return self.step(slots_B, lengths_B, window)
 
     def step(self, slots_B: Tensor, lengths_B: Tensor, window: int | None) -> DecodeStep:
-        """Return the description of a step for these slots with these lengths, without changing anything."""
+        """Return the description of a step for these slots with these lengths, without changing anything.
+
+        Page tables are copied, so later changes do not reach the result.
+
+        Args:
+            slots_B: int64, slots of the sequences.
+            lengths_B: tokens of each sequence, the new one included.
+            window: number of most recent keys that the new token sees; None: all.
+        """
         return DecodeStep(slots_B, Texts(self.tables_RP[slots_B], lengths_B, self.page_size), window, self.padding_slot)
 
 
@@ -210,11 +252,11 @@ class PageAllocator:
     """Host-side page allocator: assigns cache pages to sequences and mirrors page tables and lengths to the device."""
 
     def __init__(self, capacity: CacheCapacity, pages_per_text: int) -> None:
-        """Create an allocator with every slot and page free.
+        """Create an allocator with every slot and page free, and its page tables on the cache's device.
 
         Args:
-            capacity: slots, pages and page size of the cache.
-            pages_per_text: most pages that one sequence may have.
+            capacity: slots, pages and page size of the cache; one page is DUMMY, so `pages - 1` can be assigned.
+            pages_per_text: most pages that one sequence may span, pages freed by a window included.
         """
         self.capacity, self._pages_per_text = capacity, pages_per_text
         self._free_pages = list(range(capacity.pages - 1, DUMMY, -1))
@@ -234,13 +276,16 @@ class PageAllocator:
     def allocate(self, tokens: int, window: int | None = None) -> int:
         """Reserve a slot and pages for a new sequence of `tokens` tokens, one or more; return the slot.
 
+        The length is set on host and device. Pages are not cleared.
+
         Args:
             tokens: length of the sequence.
-            window: number of keys that a query sees; only pages that the next token may see are reserved. None: all
+            window: number of keys that a query sees; only the pages of the last `window` tokens are reserved. None: all
                 pages.
 
         Raises:
-            CacheFull: no slot or too few pages are free; nothing has changed.
+            CacheFull: no slot or too few pages are free, or the sequence is longer than one may be; nothing has
+                changed.
         """
         if not self._free_slots:
             raise CacheFull(f"all {self.capacity.slots} texts are under way; close one first")
@@ -257,7 +302,8 @@ class PageAllocator:
     def extend(self, slots: Sequence[int], tokens: int = 1, window: int | None = None) -> None:
         """Reserve pages for `tokens` more tokens of each sequence, and free pages that no later token will see.
 
-        Slots without a sequence get none. The device increments its own lengths, in `PageTables.advance`.
+        Increments the host's lengths. The device increments its own, in `PageTables.advance`, by one token per step.
+        Slots without a sequence are ignored.
 
         Args:
             slots: slots of the sequences.
@@ -282,11 +328,12 @@ class PageAllocator:
         """Change which pages sequences have: reserve new ones and free those that a window has passed.
 
         A sequence's table row has a column per page; afterwards it has pages in columns `first` (inclusive) to `end`
-        (exclusive). Updates the host's table and the device's.
+        (exclusive), DUMMY in those before. Pages freed by one sequence may be reserved for another in the same call.
+        Updates the host's table and the device's, without waiting for the device; lengths stay.
 
         Args:
             rows: slots of the sequences, each once.
-            length: lengths of the sequences in tokens, for the error message.
+            length: lengths of the sequences in tokens, for the error message alone.
             first: first column of each slot that has a page.
             end: column after the last one that has a page.
 
@@ -315,12 +362,17 @@ class PageAllocator:
         self.page_tables.tables_RP.index_put_((row, column), number.int())
 
     def truncate(self, slots: Sequence[int], tokens: int) -> None:
-        """Drop the tokens after the first `tokens` of these sequences; their pages stay reserved.
+        """Shorten these sequences to their first `tokens` tokens, on host and device; their pages stay reserved.
 
-        Only pages are rolled back, not the states of memories and convolutions.
+        Only pages are rolled back, not the states of memories and convolutions, which still hold the dropped tokens.
+
+        Args:
+            slots: slots of the sequences.
+            tokens: new length of each of them.
 
         Raises:
-            ValueError: a sequence is shorter than that, or its first pages were freed (sliding window).
+            ValueError: a sequence is shorter than that, or its first pages were freed (sliding window); nothing has
+                changed.
         """
         rows = np.asarray(slots, np.int64)
         if (self._length[rows] < tokens).any() or self._first[rows].any():
@@ -329,7 +381,10 @@ class PageAllocator:
         self.page_tables.lengths_R[torch.from_numpy(rows).to(self.capacity.device)] = tokens
 
     def free(self, slot: int) -> None:
-        """Release the slot and the pages of a sequence."""
+        """Release the slot and the pages of a sequence; its lengths become 0 on host and device.
+
+        Call it once per `allocate`: a slot that is free already would be handed out twice.
+        """
         self._free_pages.extend(self._table[slot, self._first[slot] : self._end[slot]][::-1].tolist())
         self._table[slot], self._first[slot], self._end[slot], self._length[slot] = DUMMY, 0, 0, 0
         self._is_open[slot] = False
@@ -338,11 +393,11 @@ class PageAllocator:
         self._free_slots.append(slot)
 
     def pages(self, slot: int) -> Tensor:
-        """Return the slot's row of the page table on the device, int32 [P]."""
+        """Return the slot's row of the page table on the device, int32 [P]: a view, DUMMY where it has no page."""
         return self.page_tables.tables_RP[slot]
 
     def length(self, slot: int) -> int:
-        """Return the number of tokens of the slot's sequence."""
+        """Return the number of tokens of the slot's sequence on the host, without waiting; 0 for a free slot."""
         return int(self._length[slot])
 
     @property
@@ -352,13 +407,18 @@ class PageAllocator:
 
     @property
     def num_used_pages(self) -> int:
-        """Number of pages that sequences have."""
+        """Number of pages that sequences have, DUMMY not included."""
         return self.capacity.pages - 1 - len(self._free_pages)
 
     def slot_tensor(self, slots: Sequence[int], count: int) -> Tensor:
         """Return the slots as a device tensor int64 [count], filled up with the padding slot.
 
-        The tensor is cached per `count` and is overwritten in place by a call with other slots.
+        The tensor is cached per `count` and is overwritten in place by a call with other slots, so that CUDA graphs can
+        read it from the same memory.
+
+        Args:
+            slots: slots of the sequences, at most `count`.
+            count: rows of the batch.
         """
         requested = list(slots)
         if count not in self._rows:
@@ -371,13 +431,27 @@ class PageAllocator:
         return rows_B
 
     def prefill_step(self, slots: Sequence[int], window: int | None) -> DecodeStep:
-        """Return the `DecodeStep` for the prefill of sequences: slots, pages and lengths, not advanced."""
+        """Return the `DecodeStep` for the prefill of sequences: slots, pages and lengths, not advanced.
+
+        Args:
+            slots: slots that `allocate` returned.
+            window: number of most recent keys that a query sees; None: all.
+        """
         slots_B = torch.tensor(list(slots), device=self.capacity.device)
         return self.page_tables.step(slots_B, self.page_tables.lengths_R[slots_B], window)
 
 
 def _cells(rows: Array, start: Array, stop: Array) -> tuple[Array, Array]:
-    """Return (rows, columns) of all table entries from column `start` (inclusive) to `stop` (exclusive)."""
+    """Return (rows, columns) of all table entries from column `start` (inclusive) to `stop` (exclusive).
+
+    Two arrays of equal length, ordered by row as given, then by column. A row whose `stop` is not above `start` has
+    none.
+
+    Args:
+        rows: rows of the table.
+        start: first column of each of these rows.
+        stop: column after the last one of each of these rows.
+    """
     count = np.maximum(stop - start, 0)
     owner = np.repeat(np.arange(len(rows)), count)
     within = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
@@ -386,12 +460,12 @@ def _cells(rows: Array, start: Array, stop: Array) -> tuple[Array, Array]:
 
 @dataclass
 class ChunkedStates:
-    """States of a memory that is decoded sequence by sequence, by slot."""
+    """States of a memory that is decoded sequence by sequence, by slot; slots without a sequence may be missing."""
 
     states: dict[int, Any] = field(default_factory=dict)
     """State after the last complete chunk."""
     since_chunk: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
-    """Inputs (x, q, k, v) of the tokens after that chunk, [1, T, ...] each."""
+    """Inputs (x, q, k, v) of the tokens after that chunk, [1, T, ...] each; T may be 0."""
 
 
 def has_step(part: Any) -> bool:

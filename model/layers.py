@@ -24,7 +24,10 @@ from .kv_cache import CacheCapacity
 
 
 class Linear(nn.Module):
-    """y = x Wᵀ + b with W and b cast to x's type at each use. `zero` marks a projection that starts at zero."""
+    """y = x Wᵀ + b with W and b cast to x's type at each use. `zero` marks a projection that starts at zero.
+
+    Values are undefined until `Backbone.init_weights`, which also reads the mark.
+    """
 
     bias: nn.Parameter | None
     fp8: str | None = None
@@ -39,7 +42,16 @@ class Linear(nn.Module):
     def forward_fused(
         self, x_BD: Tensor, *, norm: RMSNorm | None = None, gate: str = "none", residual_BE: Tensor | None = None
     ) -> Tensor:
-        """Return residual + gate(norm(x) Wᵀ + b) in one fused operation; see `fused_rows` for arguments and shapes."""
+        """Return residual + gate(norm(x) Wᵀ + b) in one fused operation, [B, outputs], or half as wide with a gate.
+
+        Weights must have x's type; 8-bit products are not used.
+
+        Args:
+            x_BD: input rows, few.
+            norm: RMS norm to apply to x first; None: no norm.
+            gate: "none", or the gate of an MLP, "relu2" or "swiglu", which halves the width of the result.
+            residual_BE: tensor to add, of the result's shape; None: nothing is added.
+        """
         return fused_rows(x_BD, self.weight, self.bias, norm=norm, gate=gate, residual_BE=residual_BE)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,10 +64,14 @@ class Linear(nn.Module):
 def fuse_weights(parts: Sequence[Linear | CausalConv]) -> tuple[Tensor, Tensor | None]:
     """Concatenate the weights of layers along their output axis; the layers' parameters become views of the result.
 
-    Nothing is stored twice; the views need no gradient.
+    Nothing is stored twice. The layers' parameters are replaced by new ones without gradients; values and type stay.
+
+    Args:
+        parts: layers with the same input size and type, in the order of the result.
 
     Returns:
-        (weight [sum of outputs, ...], bias [sum of outputs], or None if a part has no bias).
+        (weight [sum of outputs, ...], bias [sum of outputs]). Bias is None, and biases stay as they are, if a part has
+        none (a `CausalConv` never has).
     """
     weight = torch.cat([part.weight.detach() for part in parts])
     rows = [len(part.weight) for part in parts]
@@ -76,6 +92,8 @@ def fused_rows(
 ) -> Tensor:  # fmt: skip
     """Return residual + gate(norm(x) Wᵀ + b) in one fused operation, for few rows.
 
+    With more than one row, or without the Triton kernel, torch computes the same in several operations.
+
     Args:
         x_BD: input rows; weight, bias and residual have the same type.
         w_ED: weight.
@@ -92,7 +110,7 @@ def fused_rows(
 
 
 class TiedHead(nn.Module):
-    """Bias of a head whose matrix is the embedding's; `bias` is None without one."""
+    """Bias [vocabulary] of a head whose matrix is the embedding's, zeros at first; `bias` is None without one."""
 
     bias: nn.Parameter | None
 
@@ -107,7 +125,10 @@ def apply_dropout(x_BTD: Tensor, mask_BTD: Tensor | None, rate: float) -> Tensor
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm with a weight that starts at one."""
+    """Root-mean-square norm over the last axis: x / sqrt(mean(x^2) + eps), times a weight that starts at one.
+
+    Computed in float32 (float64 for float64); the result has x's type.
+    """
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -119,7 +140,10 @@ class RMSNorm(nn.Module):
 
 
 class CausalConv(nn.Module):
-    """Filters of a depthwise causal convolution, [C, 1, W]: to the optimizer, one 1 x W matrix per channel."""
+    """Filters of a depthwise causal convolution, [C, 1, W]: to the optimizer, one 1 x W matrix per channel.
+
+    Holds the filters alone; kernels apply them. The last tap multiplies the current token.
+    """
 
     def __init__(self, channels: int, taps: int) -> None:
         super().__init__()
@@ -148,28 +172,38 @@ class MLP(nn.Module):
     """Gated MLP: [a | g] = fc(x); out = proj(gate(a, g)); gate is g relu(a)^2 ("relu2") or g silu(a) ("swiglu")."""
 
     def __init__(self, width: int, ratio: int, gate: str, *, bias: bool = True) -> None:
-        """Build an MLP from `width` to `ratio * width` hidden channels and back; `gate` is a key of `GATES`."""
+        """Build an MLP from `width` to `ratio * width` hidden channels and back; `gate` is a key of `GATES`.
+
+        `fc` gives twice the hidden channels: a first, then g. `proj` is marked to start at zero.
+        """
         super().__init__()
         self.fc = Linear(width, 2 * ratio * width, bias=bias)
         self.gate, self.kind = GATES[gate], gate
         self.proj = Linear(ratio * width, width, bias=bias, zero=True)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Return the MLP's output [B, T, D]; gate and first product are one operation in 8 bits with "relu2"."""
+        """Return the MLP's output [B, T, D] in x's type, without the residual.
+
+        With 8-bit products and "relu2", gate and first product are one operation.
+        """
         fc = self.fc
         if fc.fp8 is not None and self.kind == "relu2":
             return self.proj(fp8_gated_linear(x_BTD, fc.weight, fc.bias, backend=fc.fp8))
         return self.proj(self.gate(fc(x_BTD)))
 
     def forward_fused(self, x_BD: Tensor, norm: RMSNorm, residual_BD: Tensor) -> Tensor:
-        """Return residual + the output of `forward` at norm(x), [B, D], fused into two products."""
+        """Return residual + the output of `forward` at norm(x), [B, D], fused into two products.
+
+        For few rows; weights must have x's type.
+        """
         return self.proj.forward_fused(self.fc.forward_fused(x_BD, norm=norm, gate=self.kind), residual_BE=residual_BD)
 
 
 class Canon(nn.Module):
-    """Canon convolution: n_t + conv(n)_t, depthwise over the flattened heads, with separate filters for q, k and v.
+    """Canon convolution: n_t + conv(n)_t, depthwise over the flattened heads, separate filters for q, k and v.
 
-    n is v as it is, and q and k RMS-normed (unless `norm` is False).
+    n is v as it is, and q and k RMS-normed per head without weight (unless `norm` is False). The convolution is causal,
+    with zeros before the first token.
     """
 
     def __init__(self, q_channels: int, kv_channels: int, taps: int, *, norm: bool = True) -> None:
@@ -204,10 +238,14 @@ class Canon(nn.Module):
     def begin(self, tails: list[Tensor], slots_B: Tensor, *qkv_1THX: Tensor) -> None:
         """Store the last W - 1 inputs of one new sequence in its slot's row of `tails`, in place.
 
+        Inputs are q and k after the norm and v, concatenated by channel, oldest token first; zeros stand before the
+        sequence's start.
+
         Args:
             tails: from `open`.
             slots_B: int64 [1], the slot.
-            qkv_1THX: projected q, k and v of the sequence's last W - 1 tokens, or of all if it has fewer.
+            qkv_1THX: projected q, k and v (before norms) of the sequence's last W - 1 tokens, or of all if it has
+                fewer.
         """
         x_TC = torch.cat([part[0].flatten(1) for part in self._normed(*qkv_1THX)], -1)
         tails[0].index_copy_(0, slots_B, last_inputs(x_TC, self.taps)[None])
@@ -217,13 +255,13 @@ class Canon(nn.Module):
         self.fused_filters_CW = fuse_weights([self.q, self.k, self.v])[0].squeeze(1)
 
     def step(self, tails: list[Tensor], slots_B: Tensor, x_BE: Tensor, heads: tuple[int, int, int]) -> Tensor:
-        """Return q, k and v of one new token per sequence after the convolution, concatenated: [B, C].
+        """Return q, k and v of one new token per sequence after norm and convolution, concatenated: [B, (H + 2 J) X].
 
         Args:
-            tails: from `open`; updated in place.
+            tails: from `open`; the rows of these slots are updated in place.
             slots_B: slots of the sequences.
-            x_BE: outputs of the q (with gate), k and v projections, concatenated.
-            heads: (query heads, KV heads, channels from one query head to the next in x).
+            x_BE: outputs of the q (with gate), k and v projections, concatenated; the gate's channels are skipped.
+            heads: (query heads H, KV heads J, channels from one query head to the next in x).
         """
         w_CW = self.fused_filters_CW
         if w_CW is None:
@@ -234,7 +272,7 @@ class Canon(nn.Module):
         return (rms_norm(q), rms_norm(k), v) if self.norm else (q, k, v)
 
     def forward(self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v of whole sequences after norm and convolution, in the shapes of the arguments."""
+        """Return (q, k, v) of whole sequences after norm and convolution, in the shapes and type of the arguments."""
         dtype = q_BTHX.dtype
         return (
             canon(q_BTHX, self.q.filters(dtype), norm=self.norm),
@@ -246,14 +284,17 @@ class Canon(nn.Module):
 def chunk_bounds(rows: int, length: int, chunk: int, multiple: int = 1) -> Iterator[tuple[int, int]]:
     """Yield (first token, token after the last) of consecutive chunks of sequences of `length` tokens.
 
+    A chunk has chunk // rows tokens per row, at least 1, rounded up to `multiple`; the last may be shorter. Nothing is
+    yielded for length 0.
+
     Args:
-        rows: sequences in the batch; `rows` times a chunk's length is about `chunk` tokens.
+        rows: sequences in the batch.
         length: tokens of each sequence.
-        chunk: tokens to process at a time, over all rows; a chunk has at least one token per row.
+        chunk: tokens to process at a time, over all rows.
         multiple: every chunk but the last has a length divisible by this.
 
     Raises:
-        ValueError: chunk below 1.
+        ValueError: chunk below 1 (at the first item, since this is a generator).
     """
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}")
@@ -267,15 +308,18 @@ def map_chunks(
 ) -> tuple[Tensor, ...]:
     """Apply `function` to sequences about `chunk` tokens at a time and concatenate its results along the tokens.
 
+    Results are copied into new tensors in place, so it is for use without gradients.
+
     Args:
         function: maps tensors [B, t, ...] to a tuple of tensors [B, t, ...]; its result at a token may depend on that
-            token and the `halo` tokens before it.
-        inputs: tensors [B, T, ...].
-        chunk: tokens to process at a time, over all rows of the batch.
-        halo: earlier tokens that each call gets in addition.
+            token and the `halo` tokens before it. Near a sequence's start it gets fewer.
+        inputs: tensors [B, T, ...], one or more.
+        chunk: tokens to process at a time, over all rows of the batch; each call has at least one new token per row.
+        halo: earlier tokens that each call gets in addition; its results at these are dropped.
 
     Returns:
-        The function's results [B, T, ...]. If one chunk holds everything, the function's own tensors.
+        The function's results [B, T, ...]. If one chunk holds everything, the function's own tensors. An empty tuple if
+        T is 0.
 
     Raises:
         ValueError: chunk below 1.

@@ -22,7 +22,10 @@ _plugin: ContextVar[str | None] = ContextVar("plugin", default=None)
 
 @contextmanager
 def registering_for(module: str) -> Iterator[None]:
-    """Attribute every registration in the `with` block to that plugin module, even of classes it only imports."""
+    """Attribute every registration in the `with` block to that plugin module, even of classes it only imports.
+
+    Applies to the current context (thread or task) only; blocks may be nested.
+    """
     token = _plugin.set(module)
     try:
         yield
@@ -33,8 +36,8 @@ def registering_for(module: str) -> Iterator[None]:
 class Registry(Mapping[str, "str | Part"], Generic[Part]):
     """Mapping from name to part of one kind: "module:attribute" for the package's own, the object itself for plugins'.
 
-    Nothing is imported before `load` is called. A part of the network imports torch, so only code that plans, launches
-    or runs cells may load one.
+    Names iterate in order of registration, the package's own first. Nothing is imported before `load` is called. A part
+    of the network imports torch, so only code that plans, launches or runs cells may load one.
     """
 
     def __init__(self, kind: str, package: str, entries: Mapping[str, str], *, reserved: Iterable[str] = ()) -> None:
@@ -44,7 +47,7 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
             kind: noun for messages, such as "mixer".
             package: package that targets are relative to.
             entries: name -> "module:attribute".
-            reserved: names with another meaning, which a plugin cannot register.
+            reserved: names with another meaning in the config (such as "none"), which a plugin cannot register.
         """
         self.kind, self._package, self._reserved = kind, package, frozenset(reserved)
         self._targets: dict[str, str | Part] = dict(entries)
@@ -60,7 +63,7 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
         return len(self._targets)
 
     def load(self, name: str) -> Part:
-        """Import and return the part of that name; raise KeyError if there is none."""
+        """Import and return the part of that name: a class, for regularizers a function. KeyError if there is none."""
         target = self._targets[name]
         if not isinstance(target, str):
             return target
@@ -69,9 +72,10 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
         return part
 
     def register(self, name: str) -> Callable[[Registered], Registered]:
-        """Return a decorator that registers a class or function under that name.
+        """Return a decorator that registers a class or function under that name, and returns it unchanged.
 
-        A module may register its own name again.
+        A module may register its own name again, which replaces the part. Names of the package's own parts cannot be
+        replaced.
 
         Raises:
             ValueError: the name is reserved, or (when decorating) belongs to another module's part.
@@ -90,12 +94,13 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
         return register
 
     def owner(self, name: str) -> str | None:
-        """Return the module that registered the part, for a plugin file its module name; None: part of this package."""
+        """Return the name of the module that registered the part; None for the package's own parts and unknown names.
+        """
         return self._owners.get(name)
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Undo at its end every registration made inside the `with` block; for tests of plugins."""
+        """Undo at its end every registration and replacement made inside the `with` block; for tests of plugins."""
         before = dict(self._targets), dict(self._owners)
         try:
             yield
@@ -106,7 +111,8 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
 def call_if_defined(part: type, method: str, *arguments: Any) -> Any:
     """Return the result of a class method that the part itself defines; None if it only inherits the method.
 
-    An inherited method would answer for the class above, which may have fewer parameters and do less work.
+    An inherited method would answer for the class above, which may have fewer parameters and do less work. None is also
+    returned if no class defines it.
 
     Args:
         part: class of the part.

@@ -15,7 +15,7 @@ NO_REGULARIZER = "baseline"
 
 
 class PartKind(NamedTuple):
-    """Kind of part that the model section names, and whose settings it holds."""
+    """Kind of part that the model section of a config names, and whose settings it holds."""
 
     parts: registry.Registry[Any]
     """Registry of the parts."""
@@ -36,10 +36,12 @@ KINDS = (MIXER, MEMORY, POSITION)
 def check_model_config(config: ModelConfig) -> ModelConfig:
     """Return the config with settings of the chosen mixer, memory and position scheme only, complete with defaults.
 
-    Idempotent.
+    Settings of other registered parts are dropped without being validated. Idempotent. Imports the chosen parts, and
+    with them torch.
 
     Raises:
-        ModelConfigError: unknown name of a part, unknown or invalid setting of it, or a network that the part rejects.
+        ModelConfigError: unknown name of a part (also of one that is only in the settings), unknown or invalid setting
+            of a chosen part, or a network that the part rejects.
     """
     chosen = [(kind, getattr(config, kind.name)) for kind in KINDS]
     for kind, name in chosen:
@@ -81,14 +83,19 @@ def position_settings(config: ModelConfig) -> Any:
 
 
 def longest_text(config: ModelConfig) -> int | None:
-    """Return the most tokens that the position scheme of a resolved config supports; None: no limit."""
+    """Return the most tokens that the position scheme of a config supports; None: no limit, or no such scheme.
+
+    Raises ModelConfigError if the scheme's settings are invalid.
+    """
     if config.positions == NO_POSITIONS:
         return None
     return registry.POSITIONS.load(config.positions).longest(config, position_settings(config))
 
 
 def _settings(kind: PartKind, config: ModelConfig) -> Config:
-    """Return the validated settings of the part that the config names; they are also checked against the network.
+    """Return the validated settings of the part that the config names, complete with defaults.
+
+    They are also checked against the network (`Part.check`). A name that is not registered raises KeyError.
 
     Raises:
         ModelConfigError: a setting is unknown or invalid, or the part rejects the network.
@@ -106,7 +113,10 @@ def _settings(kind: PartKind, config: ModelConfig) -> Config:
 
 
 def _explain(path: str, schema: type[Config], error: ValidationError) -> ModelConfigError:
-    """Return a ModelConfigError for the first error of a failed validation, with the allowed names or choices.
+    """Return (not raise) a ModelConfigError for the first error of a failed validation.
+
+    Its path is that of the setting. `allowed` is all names of settings for an unknown one, the choices for a value
+    outside a list of choices, and None otherwise.
 
     Args:
         path: dotted path of the part's settings in the config.

@@ -31,14 +31,18 @@ class Decoder(Protocol):
         """Start a new sequence from int64 tokens [T], one or more.
 
         Returns:
-            (slot, logits [V] after the last token).
+            (slot, logits [V] after the last token), logits soft-capped, float32 (float64 in a float64 network).
 
         Raises:
-            CacheFull: no slot or memory is free.
+            CacheFull: no slot or memory is free, or the sequence is too long.
         """
 
     def step(self, slots: Sequence[int], tokens_B: Tensor) -> Tensor:
-        """Append one token to each of these sequences, int64 [B], and return the logits [B, V] after it.
+        """Append one token to each of these sequences and return the logits [B, V] after it, in their order.
+
+        Args:
+            slots: slots of the sequences, each once.
+            tokens_B: int64 [B], the token of each.
 
         Raises:
             CacheFull: a sequence gets too long or no page is free; nothing has changed.
@@ -55,18 +59,20 @@ class PagedDecoder:
         self, model: Backbone, *, texts: int = 1, tokens: int, page: int = PAGE, pages: int | None = None,
         full_context: bool = False, chunk: int = CHUNK, graphs: bool | None = None, compiled: bool = False,
     ) -> None:  # fmt: skip
-        """Allocate the cache and states.
+        """Allocate the page tables and states; pools of pages follow at the first `begin`.
 
         Args:
-            model: network; its weights are copied if they must be cast (`cast_for_decoding`).
+            model: network; its weights are copied if they must be cast (`cast_for_decoding`), and then later changes of
+                it have no effect here.
             texts: sequences that may be decoded at a time.
-            tokens: most tokens of one sequence.
+            tokens: most tokens of one sequence, prompt included.
             page: tokens per page.
-            pages: pages of the cache; None: enough for all sequences at full length.
+            pages: pages of the cache that sequences share; None: enough for all sequences at full length.
             full_context: ignore the network's attention window. Otherwise pages outside the window are freed.
             chunk: tokens of a prompt that are processed at a time.
             graphs: replay steps as CUDA graphs of 1, 2, 4, 8, ... sequences; None: on a GPU if every part can be
-                captured.
+                captured. True on the CPU only pads batches to these sizes; True on a GPU with a part that cannot be
+                captured fails at the first step.
             compiled: fuse the steps with torch.compile, once per such number of sequences. Where it fails,
                 `not_compiled` holds the reason and steps run without it.
 
@@ -101,8 +107,11 @@ class PagedDecoder:
     def begin(self, tokens_T: Tensor) -> tuple[int, Tensor]:
         """Prefill a new sequence from int64 tokens [T], one or more; return (slot, logits [V] after the last token).
 
+        Tokens may be on any device. Logits are soft-capped, on the network's device, float32 (float64 in a float64
+        network).
+
         Raises:
-            CacheFull: no slot or too few pages are free.
+            CacheFull: no slot or too few pages are free, or the sequence is too long; nothing has changed.
         """
         slot = self.allocator.allocate(len(tokens_T), self.window)
         step = self.allocator.prefill_step([slot], self.window)
@@ -110,7 +119,13 @@ class PagedDecoder:
 
     @torch.inference_mode()
     def fork(self, slot: int) -> int:
-        """Copy a sequence with its whole cache to a new slot; return that slot. Raises CacheFull."""
+        """Copy a sequence with its whole cache and states to a new slot; return that slot.
+
+        Both sequences go on independently.
+
+        Raises:
+            CacheFull: no slot or too few pages are free.
+        """
         copy_slot = self.allocator.allocate(self.allocator.length(slot), self.window)
         pages = self.allocator.pages(slot), self.allocator.pages(copy_slot)
         for state in self.states:
@@ -118,7 +133,11 @@ class PagedDecoder:
         return copy_slot
 
     def cache_bytes(self, slot: int) -> int:
-        """Return the bytes of cache and states that the slot's sequence needs."""
+        """Return the bytes of cache and states that the slot's sequence needs.
+
+        Tokens outside the window do not count, nor does the unused rest of a page. Convolution tails and memory states
+        count in full.
+        """
         tokens = self.allocator.length(slot)
         seen = tokens if self.window is None else min(tokens, self.window)
         return sum(_state_bytes(state, slot, seen) for state in self.states)
@@ -135,8 +154,11 @@ class PagedDecoder:
     ) -> Tensor:
         """Append one token, int64 [B], to each of these sequences; return the logits [B, V] after it.
 
-        Does not wait for the device.
+        Does not wait for the device (except where a memory decodes sequence by sequence). The first call for each
+        padded batch size, 1, 2, 4, 8, ..., compiles and captures, which takes long.
 
+        - `slots`: slots of the sequences, each once.
+        - `tokens_B`: the token of each, on any device.
         - `graphs`: False runs this step without a CUDA graph.
         - `compiled`: False runs this step without compiled functions.
         - `copy_logits`: False may return a buffer that the next call overwrites, instead of a copy.
@@ -166,7 +188,8 @@ class PagedDecoder:
     def _prepare_step(self, count: int, compiled: bool) -> PreparedStep:
         """Compile and capture a step of `count` rows, as far as requested and possible.
 
-        Trial runs use padding rows only, so no sequence changes. A failed compilation sets `not_compiled`.
+        Trial runs use padding rows only, so no sequence changes. A failed compilation sets `not_compiled` and leaves
+        the eager functions; a failed capture raises torch's error. `compiled` False skips the compilation.
         """
         tokens_B = torch.zeros(count, dtype=torch.int64, device=self.model.device)
         rows_B = self.allocator.slot_tensor([], count)
@@ -189,8 +212,9 @@ class PagedDecoder:
     def step_bytes(self, texts: int, tokens: int) -> int:
         """Return the bytes that a step of `texts` sequences of `tokens` tokens must move at least.
 
-        Weights and cached entries are read once; recurrent states and convolution tails are read and written. Memories
-        that decode sequence by sequence are left out.
+        Weights (of an untied embedding nothing, since a token reads one row) and cached entries within the window are
+        read once; recurrent states and convolution tails are read and written. Memories that decode sequence by
+        sequence are left out. Before the first `begin` cached entries count as 0, because pools have no shape yet.
         """
         weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
         table = self.model.embedding.weight
@@ -206,7 +230,9 @@ class PagedDecoder:
 def cast_for_decoding(model: Backbone) -> Backbone:
     """Return a copy of the network with weights cast to the activations' type and with fused projections, for decoding.
 
-    Returns the network itself if its weights have that type already.
+    Returns the network itself, unfused, if its weights have that type already. Cast are `Linear`, conv filters and the
+    tied head's bias, and a tied embedding unless there is a position scheme. Norm weights and a mixer's own scalars
+    stay float32. With 8-bit products nothing is fused. The copy cannot be trained.
     """
     kinds = (Linear, CausalConv, TiedHead)
     if model.dtype == model.blocks[0].get_parameter("mlp.fc.weight").dtype:
@@ -224,8 +250,11 @@ def cast_for_decoding(model: Backbone) -> Backbone:
 def block_bytes(state: Any, tokens: int, window: int | None) -> int:
     """Return the bytes that a step moves for one sequence in one block.
 
+    Entries of visible tokens are read; a state that is a tensor (convolution tails, memory) is read and written, so it
+    counts twice. Memory states of another form count as 0.
+
     Args:
-        state: states of the block, for all slots.
+        state: states of the block, for all slots, as `Backbone.open` returns them, or one part of them.
         tokens: length of the sequence.
         window: number of most recent keys that a query sees; None: all.
     """
@@ -238,6 +267,8 @@ def block_bytes(state: Any, tokens: int, window: int | None) -> int:
 
 def _copy_state(state: Any, slot: int, target: int, pages_P: Tensor, targets_P: Tensor) -> None:
     """Copy one sequence's cached entries and states of a block from a slot to another slot.
+
+    States of any other type are silently left alone.
 
     Args:
         state: states of the block, or one part of them; changed in place.
@@ -262,7 +293,7 @@ def _state_bytes(state: Any, slot: int, tokens: int) -> int:
     Args:
         state: states of the block, or one part of them.
         slot: slot of the sequence.
-        tokens: number of its tokens whose entries are still needed.
+        tokens: number of its tokens whose entries are still needed; scales the paged entries alone.
     """
     if isinstance(state, LayerState):
         parts = (*(state.conv_tails or ()), *(() if state.memory is None else (state.memory,)))
@@ -285,7 +316,10 @@ class PreparedStep(NamedTuple):
 
 
 def capture_graph(step: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """Capture a step as a CUDA graph after two warm-up runs.
+    """Capture a step as a CUDA graph after two warm-up runs on a side stream.
+
+    The step is run three times in Python, so its side effects there happen three times. It must read its inputs from
+    memory that stays in place, and raises torch's error if it waits for the device.
 
     Returns:
         (graph, the step's result: a tensor that each replay overwrites).
@@ -303,9 +337,10 @@ def capture_graph(step: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Ten
 
 
 def compile_step_functions() -> StepFunctions:
-    """Return the step functions wrapped for compilation for one number of sequences.
+    """Return new step functions wrapped for compilation for one number of sequences.
 
-    There is one graph per kind of block, one for what precedes the blocks and one for what follows them.
+    They compile at their first call: one graph per kind of block, one for what precedes the blocks and one for what
+    follows them.
     """
     return StepFunctions(*(compile_full_graph(clone_function(part)) for part in EAGER))
 
@@ -313,14 +348,15 @@ def compile_step_functions() -> StepFunctions:
 def clone_function(part: Callable[..., Any]) -> Callable[..., Any]:
     """Return a copy of a function with a code object of its own.
 
-    The compiler stores its results with the code object, so they are freed with the copy.
+    The compiler stores its results with the code object, so they are freed with the copy. Globals and defaults are
+    shared; closures and keyword-only defaults are not copied.
     """
     assert isinstance(part, types.FunctionType)
     return types.FunctionType(part.__code__.replace(), part.__globals__, part.__name__, part.__defaults__)
 
 
 def padded_batch(texts: int) -> int:
-    """Return the next power of two, the number of rows of a captured graph."""
+    """Return the next power of two at or above `texts` (1 or more), the number of rows of a captured graph."""
     return 1 << (texts - 1).bit_length()
 
 
@@ -336,9 +372,9 @@ class RecomputeDecoder:
         """Create a decoder without sequences; nothing is allocated.
 
         Args:
-            model: network.
+            model: network, used as it is.
             texts: sequences that may be decoded at a time.
-            tokens: most tokens of one sequence.
+            tokens: most tokens of one sequence, prompt included.
             full_context: ignore the network's attention window.
             chunk: tokens that are processed at a time.
         """
@@ -347,7 +383,11 @@ class RecomputeDecoder:
         self._texts: dict[int, Tensor] = {}
 
     def begin(self, tokens_T: Tensor) -> tuple[int, Tensor]:
-        """Start a sequence from int64 tokens [T]; return (slot, logits [V] after the last). Raises CacheFull."""
+        """Start a sequence from int64 tokens [T], one or more; return (slot, logits [V] after the last).
+
+        Raises:
+            CacheFull: no slot is free, or the sequence is too long; nothing has changed.
+        """
         if not self._free:
             raise CacheFull(f"all {len(self._texts)} texts are under way; close one first")
         slot = self._free.pop()
@@ -360,6 +400,8 @@ class RecomputeDecoder:
 
     def step(self, slots: Sequence[int], tokens_B: Tensor) -> Tensor:
         """Append one token to each of these sequences, int64 [B], and return the logits [B, V] after it.
+
+        Sequences are computed one after the other. Tokens must be on the device of those passed to `begin`.
 
         Raises:
             CacheFull: a sequence gets too long; nothing has changed.
@@ -376,7 +418,11 @@ class RecomputeDecoder:
 
     @torch.inference_mode()
     def _append_and_score(self, slot: int, tokens: Tensor) -> Tensor:
-        """Append tokens to a sequence and recompute it; return the logits [V] after the last. Raises CacheFull."""
+        """Append tokens to a sequence and recompute it; return the logits [V] after the last.
+
+        Raises:
+            CacheFull: the sequence gets too long; nothing has changed.
+        """
         text_T = torch.cat([self._texts[slot], tokens])
         self._check(len(text_T))
         self._texts[slot] = text_T
@@ -396,7 +442,7 @@ def make_decoder(model: Backbone, *, texts: int = 1, tokens: int, full_context: 
     Args:
         model: network.
         texts: sequences that may be decoded at a time.
-        tokens: most tokens of one sequence.
+        tokens: most tokens of one sequence, prompt included.
         full_context: ignore the network's attention window.
     """
     kind = PagedDecoder if model.no_step_reason() is None else RecomputeDecoder

@@ -22,23 +22,25 @@ def generate_tokens(
 ) -> Iterator[int]:  # fmt: skip
     """Yield up to `tokens` sampled tokens that continue a prompt; ends after yielding `stop`.
 
-    The token at a position is a function of logits, seed and position alone. The sequence's slot in the decoder is
-    freed at the end. The model must be in evaluation mode.
+    The prompt itself is not yielded. The token at a position is a function of logits, seed and position alone. A
+    generator: nothing happens, and nothing is raised, before the first token is requested. The sequence's slot in the
+    decoder is freed when the generator ends or is closed. The model must be in evaluation mode.
 
     Args:
-        model: network.
+        model: network; unused if `decoder` is given.
         prompt_T: int64 [T], one token or more.
         tokens: most tokens to generate; below 1: none.
         temperature: 0 takes the most probable token.
         top_p: sample from the fewest tokens that together have this probability.
         seed: seed of the sampling.
         vocabulary: token ids from this one on are never sampled; None: all may be.
-        stop: token id that ends the text; None: none does.
-        full_context: ignore the network's attention window.
+        stop: token id that ends the text; it is yielded too. None: none does.
+        full_context: ignore the network's attention window; without effect if `decoder` is given.
         decoder: decoder with a free slot to use; None: a new one.
 
     Raises:
         ValueError: temperature or top_p out of range.
+        CacheFull: the decoder has no free slot, or not enough room for prompt and tokens.
     """
     check_sampling(temperature, top_p)
     if tokens < 1:
@@ -57,7 +59,7 @@ def generate_tokens(
 
 
 def check_sampling(temperature: float, top_p: float) -> None:
-    """Raise ValueError unless temperature is finite and >= 0 and 0 < top_p <= 1."""
+    """Raise ValueError unless temperature is finite and >= 0 and 0 < top_p <= 1; NaN is refused too."""
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature must be 0 or more, got {temperature:g}")
     if not 0 < top_p <= 1:
@@ -65,15 +67,16 @@ def check_sampling(temperature: float, top_p: float) -> None:
 
 
 def sample_token(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
-    """Sample a token id from softmax(logits / temperature), restricted to the most probable tokens that reach `top_p`.
+    """Sample a token id from softmax(logits / temperature), restricted to the most probable tokens reaching `top_p`.
 
-    Computed in float64 on the CPU.
+    These are the fewest tokens whose probabilities add up to at least `top_p`, renormalised; equal probabilities rank
+    by token id. Computed in float64 on the CPU, after waiting for the logits.
 
     Args:
-        logits_V: logits of the next token.
-        temperature: 0 returns the most probable token without a random draw.
-        top_p: probability that the fewest, most probable tokens must reach together.
-        generator: random stream on the CPU.
+        logits_V: logits of the next token, on any device.
+        temperature: above 0; 0 returns the most probable token (the first of equals) without a random draw.
+        top_p: above 0, at most 1.
+        generator: random stream on the CPU; one number is drawn.
     """
     logits_V = logits_V.double().cpu()
     if temperature == 0:
