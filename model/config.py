@@ -27,12 +27,17 @@ _NUMBER = re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?([eE][-+]?\d+)?")
 
 
 def parse_flag(value: Any) -> Any:
-    """Return the boolean that a text such as on, yes, off or no stands for; any other value unchanged."""
+    """Return the boolean that a text stands for; any other value or text unchanged.
+
+    Texts, in any case: on, yes, true are True; off, no, false are False.
+    """
     return _BOOLEAN_TEXTS.get(value.lower(), value) if isinstance(value, str) else value
 
 
 def _parse_int(value: Any) -> Any:
     """Return a whole number written as 1e9, "1e9" or "1_000_000_000" as an int, other values unchanged.
+
+    Whole floats become ints; fractions such as 1.5 and other texts pass unchanged, so that pydantic refuses them.
 
     Raises:
         ValueError: the value is a boolean.
@@ -58,10 +63,12 @@ def _parse_float(value: Any) -> Any:
 
 
 def _parse_positive_or_none(value: Any) -> Any:
-    """Return a positive float, or "none" for None and the text "none".
+    """Return a positive float, or "none" for None and the text "none" (in any case).
+
+    A text that holds a number is parsed.
 
     Raises:
-        ValueError: the value is neither, or above MAX_FLOAT.
+        ValueError: the value is neither, not above 0, above MAX_FLOAT, or not finite.
     """
     if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
         return "none"
@@ -74,7 +81,7 @@ def _parse_positive_or_none(value: Any) -> Any:
 
 
 def quoted(value: Any) -> str:
-    """Return a value as a message quotes it: its repr, or its size in bits for an int too long to read."""
+    """Return a value as a message quotes it: its repr, or its size in bits for an int of more than MAX_SHOWN_BITS."""
     if isinstance(value, int) and value.bit_length() > MAX_SHOWN_BITS:
         return f"a whole number of {value.bit_length()} bits"
     return repr(value)
@@ -123,8 +130,8 @@ def knob(default: Any, doc: str, *, identity: Any = ..., **limits: Any) -> Any:
     declare the value that every older cell implicitly had, and must never change it, even when `default` changes.
 
     Args:
-        default: default value.
-        doc: description.
+        default: default value of the field.
+        doc: description, shown to users.
         identity: identity default; omitted: the field always enters the id.
         **limits: pydantic's `ge`, `gt`, `le` and `lt`; a number needs a lower and an upper one.
     """
@@ -231,7 +238,7 @@ class ModelConfig(Config):
 
     @property
     def n_global_layers(self) -> int:
-        """Number of global attention layers."""
+        """Number of global attention layers (blocks i with i mod attn_every = attn_offset); 0 is possible."""
         return len(range(self.attn_offset, self.n_layers, self.attn_every))
 
     def is_global(self, layer: int) -> bool:
@@ -240,7 +247,10 @@ class ModelConfig(Config):
 
 
 class ModelConfigError(ValueError):
-    """Model setting that cannot be built; `path` is its dotted config path, `allowed` the values it may have."""
+    """Model setting that cannot be built.
+
+    `path` is its dotted config path, `message` the problem, `allowed` the values it may have, or None.
+    """
 
     def __init__(self, path: str, message: str, allowed: list[str] | None = None) -> None:
         self.path, self.message, self.allowed = path, message, allowed

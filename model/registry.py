@@ -34,7 +34,7 @@ def registering_for(module: str) -> Iterator[None]:
 
 
 class Registry(Mapping[str, "str | Part"], Generic[Part]):
-    """Mapping from name to part of one kind: "module:attribute" for the package's own, the object itself for plugins'.
+    """Mapping from name to part of one kind: "module:attribute" for the package's own, the object for plugins'.
 
     Names iterate in order of registration, the package's own first. Nothing is imported before `load` is called. A part
     of the network imports torch, so only code that plans, launches or runs cells may load one.
@@ -94,8 +94,7 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
         return register
 
     def owner(self, name: str) -> str | None:
-        """Return the name of the module that registered the part; None for the package's own parts and unknown names.
-        """
+        """Return the name of the module that registered the part; None for the package's own and unknown names."""
         return self._owners.get(name)
 
     @contextmanager

@@ -28,11 +28,15 @@ TINY = 1e-6
 def weak(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
     """Return ||cov(x Sᵀ) - I||_F per layer, [L], with S [K, D] ~ N(0, 1)/sqrt(D).
 
-    For x ~ N(0, I) it tends to sqrt(K^2/D).
+    The covariance is centred over the N tokens and divided by N - 1. For x ~ N(0, I) the value tends to sqrt(K^2/D),
+    not to 0.
 
     Args:
         streams: residual stream after every layer, L tensors [N, D].
-        normal_LKD: directions of the sketch, drawn from N(0, 1).
+        normal_LKD: directions of the sketch, drawn from N(0, 1); divided by sqrt(D) here.
+
+    Raises:
+        ValueError: a stream has another number of axes or fewer than 2 rows.
     """
     return _off_identity(_sketched(streams, normal_LKD)[0])
 
@@ -43,6 +47,9 @@ def discrete(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
     Args:
         streams: residual stream after every layer, L tensors [N, D].
         normal_LKD: directions of the sketch, drawn from N(0, 1).
+
+    Raises:
+        ValueError: a stream has another number of axes or fewer than 2 rows.
     """
     z_LNK, square_LN = _sketched(streams, normal_LKD, squares=True)
     is_nonzero_LN = square_LN > 0
@@ -57,11 +64,15 @@ def strong(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
     """Return N times the squared distance of the characteristic functions of x A and of N(0, 1) per layer, [L].
 
     The columns of A are unit vectors along the directions. The squared distance is weighted by exp(-t^2 / 2),
-    integrated over t in [-5, 5] by the trapezoid rule, and averaged over the K directions.
+    integrated over t in [-5, 5] by the trapezoid rule at 17 points, and averaged over the K directions. x is neither
+    centred nor scaled. The value grows with the number N of tokens.
 
     Args:
         streams: residual stream after every layer, L tensors [N, D].
         normal_LKD: directions of the sketch, drawn from N(0, 1).
+
+    Raises:
+        ValueError: a stream has another number of axes or fewer than 2 rows.
     """
     a_LKD = normal_LKD.to(statistics_dtype(streams[0].dtype))
     a_LKD = a_LKD / (torch.linalg.vector_norm(a_LKD, dim=2, keepdim=True) + TINY)
@@ -84,12 +95,16 @@ def strong(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
 def zipfian(streams: Sequence[Tensor], normal_LKD: Tensor) -> Tensor:
     """Return two distances of the sketched stream z from Zipf's law, added up, per layer: [L].
 
-    First, the Frobenius norm of the off-diagonal second moments of z / ||z||. Second, the Euclidean distance between
-    the sorted lengths ||z||, divided by their sum, and 1/rank, divided by its sum.
+    z = x Sᵀ with S ~ N(0, 1)/sqrt(D), centred over the N tokens. First, the Frobenius norm of the off-diagonal of the
+    sum over tokens of z zᵀ / ||z||^2, divided by N - 1. Second, the Euclidean distance between the sorted lengths
+    ||z||, divided by their sum, and 1/rank, divided by its sum (longest vector: rank 1).
 
     Args:
         streams: residual stream after every layer, L tensors [N, D].
         normal_LKD: directions of the sketch, drawn from N(0, 1).
+
+    Raises:
+        ValueError: a stream has another number of axes or fewer than 2 rows.
     """
     z_LNK = _centred(_sketched(streams, normal_LKD)[0])
     length_LN = torch.linalg.vector_norm(z_LNK, dim=2).clamp(min=TINY)
@@ -123,7 +138,7 @@ def _projected(streams: Sequence[Tensor], s_LKD: Tensor, *, squares: bool = Fals
 
 
 def _sketched(streams: Sequence[Tensor], normal_LKD: Tensor, *, squares: bool = False) -> tuple[Tensor, Tensor]:
-    """Return `_projected` with directions divided by sqrt(D)."""
+    """Return `_projected` with directions divided by sqrt(D): (x sᵀ [L, N, K], ||x||^2 [L, N] or [L, 0])."""
     dtype = statistics_dtype(streams[0].dtype)
     return _projected(streams, normal_LKD.to(dtype) / math.sqrt(normal_LKD.shape[2]), squares=squares)
 
@@ -133,7 +148,7 @@ def _centred(z_LNK: Tensor) -> Tensor:
 
 
 def _off_identity(z_LNK: Tensor) -> Tensor:
-    """Return ||cov(z) - I||_F per layer, [L]."""
+    """Return ||cov(z) - I||_F per layer, [L]; the covariance over N is centred and divided by N - 1."""
     covariance_LKK = gram(_centred(z_LNK)) / (z_LNK.shape[1] - 1)
     identity_KK = torch.eye(z_LNK.shape[2], dtype=z_LNK.dtype, device=z_LNK.device)
     return torch.linalg.matrix_norm(covariance_LKK - identity_KK)

@@ -8,7 +8,10 @@ import torch
 
 
 def derive_seed(seed: int, purpose: str, key: str | int) -> int:
-    """Return the first 63 bits of SHA-256 over (seed, purpose, key), equal on every machine."""
+    """Return the first 63 bits of SHA-256 over (seed, purpose, key) as an int >= 0, equal on every machine.
+
+    The three are joined as text, so key 1 and key "1" give the same seed.
+    """
     digest = hashlib.sha256(f"{int(seed)}\x00{purpose}\x00{key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 

@@ -228,7 +228,7 @@ class PagedDecoder:
 
 
 def cast_for_decoding(model: Backbone) -> Backbone:
-    """Return a copy of the network with weights cast to the activations' type and with fused projections, for decoding.
+    """Return a copy of the network with weights in the activations' type and fused projections, for decoding.
 
     Returns the network itself, unfused, if its weights have that type already. Cast are `Linear`, conv filters and the
     tied head's bias, and a tied embedding unless there is a position scheme. Norm weights and a mixer's own scalars

@@ -56,16 +56,21 @@ class DeltaRates(NamedTuple):
 
 
 class DeltaMemory(Recurrent):
-    """Memory that writes by the delta rule; its state is one matrix per head, [B, H, X_v, X_k]."""
+    """Memory that writes by the delta rule; its state is one matrix per head, [B, H, X_v, X_k], zero at the start.
+
+    Per token, with k and q scaled to unit length: M <- gamma M, then M <- M + beta (v - M k) kᵀ, then the readout r = M
+    q. Subclasses define gamma and beta.
+    """
 
     fused_weights: tuple[Tensor, Tensor | None] | None = None
+    """Concatenated weight and bias (or None) of rate projections and readout gate for `step`; None before `join`."""
 
     def rate_projections(self) -> list[Linear]:
         """Return the projections of the block's input whose outputs `rates_from_logits` takes, in order."""
         raise NotImplementedError(f"{type(self).__name__} reads no rates")
 
     def rates_from_logits(self, *logits_TC: Tensor) -> DeltaRates:
-        """Convert the outputs of `rate_projections`, [..., C] each, to update rates."""
+        """Convert the outputs of `rate_projections`, [..., C] each, to update rates of the same leading axes."""
         raise NotImplementedError(f"{type(self).__name__} reads no rates")
 
     def read_rates(self, x_BTD: Tensor) -> DeltaRates:
@@ -73,7 +78,11 @@ class DeltaMemory(Recurrent):
         return self.rates_from_logits(*(linear(x_BTD) for linear in self.rate_projections()))
 
     def join(self) -> None:
-        """Concatenate the weights of rate projections and readout gate for `step`, if all or none have a bias."""
+        """Concatenate the weights of rate projections and readout gate for `step`.
+
+        The parameters become views of the result, without gradients. Does nothing if some have a bias and others do
+        not.
+        """
         projections = [*self.rate_projections(), self.gate]
         # matrices with and without a bias cannot be concatenated
         if len({linear.bias is None for linear in projections}) == 1:
@@ -90,8 +99,8 @@ class DeltaMemory(Recurrent):
 
         Args:
             x_1TD: the block's normed input, from the first token on.
-            q_1THX: the mixer's queries.
-            k_1TJX: the mixer's keys.
+            q_1THX: the mixer's queries, not rotated.
+            k_1TJX: the mixer's keys, not rotated.
             v_1TJX: the mixer's values.
             states: from `open`, for all slots.
             slot: slot of the sequence.
@@ -106,13 +115,15 @@ class DeltaMemory(Recurrent):
     ) -> Tensor:
         """Return the output [B, D] for one new token of each sequence; updates rows `slots_B` of `states` in place.
 
+        The new token is written before it is read, as in `forward`. Never waits for the device.
+
         Args:
             x_BD: the block's normed input.
-            q_BHX: the mixer's queries.
-            k_BJX: the mixer's keys.
+            q_BHX: the mixer's queries, not rotated.
+            k_BJX: the mixer's keys, not rotated.
             v_BJX: the mixer's values.
             states: from `open`, for all slots.
-            slots_B: slot of each sequence.
+            slots_B: int64, slot of each sequence.
         """
         projections = [*self.rate_projections(), self.gate]
         if self.fused_weights is None:
@@ -130,17 +141,22 @@ class DeltaMemory(Recurrent):
         return torch.linalg.matrix_norm(state)
 
     def answer(self, state: Tensor, q_BTHX: Tensor) -> Tensor:
-        """Return the states' readouts for L2-normalised queries, [B, T, H, X], without writing."""
+        """Return the states' readouts for queries, [B, T, H, X] in the state's type, without writing.
+
+        Queries are L2-normalised here; every query reads the same state. The readouts are not yet normed and gated.
+        """
         q = functional.normalize(q_BTHX.to(state.dtype), dim=-1, eps=NORM_FLOOR)
         return torch.einsum("bhvk,bthk->bthv", state, q)
 
 
 def delta_flops(model: ModelConfig, rate_weights: int) -> float:
-    """Return FLOPs per token of a delta memory: rates, gate and output projection, and the recurrence.
+    """Return forward FLOPs per token and layer of a delta memory: rates, gate and output projection, recurrence.
+
+    The recurrence counts 7 H X^2, of which 6 are its products M k, u kᵀ and M q.
 
     Args:
         model: network.
-        rate_weights: number of weights of the rate projections.
+        rate_weights: number of weights of the rate projections, without biases.
     """
     inner = model.n_heads * model.head_dim
     return 2 * (rate_weights + 2 * model.d_model * inner) + 7.0 * inner * model.head_dim
@@ -156,15 +172,17 @@ class _HeadGatedDelta(DeltaMemory):
     ) -> tuple[Tensor, Tensor]:
         """Write a sequence into the state by the gated delta rule and read it back with the queries.
 
+        A token is written before its own readout.
+
         Args:
             rates: from `read_rates`.
-            q_BTHX: queries.
-            k_BTJX: keys.
+            q_BTHX: queries; scaled to unit length here.
+            k_BTJX: keys; scaled to unit length here.
             v_BTJX: values.
-            state: state before the first token; None at a sequence's start.
+            state: state before the first token, [B, H, X_v, X_k]; None at a sequence's start.
 
         Returns:
-            (readout [B, T, H, X], the state after the last token).
+            (readout [B, T, H, X] in q's type, the state after the last token, float32, or float64 for float64).
         """
         backend, chunk, _ = self._backend(q_BTHX.device, q_BTHX.dtype)
         args = q_BTHX, k_BTJX, v_BTJX, rates.log_keep, rates.step_BTH
@@ -173,7 +191,10 @@ class _HeadGatedDelta(DeltaMemory):
         return result
 
     def together(self, device: torch.device, dtype: torch.dtype) -> int:
-        """Return the number of tokens solved together; chunks of a multiple of it give the same result."""
+        """Return the number of tokens solved together; chunks of a multiple of it give the same result.
+
+        It is the config's `chunk` with the torch backend and 64 with the others.
+        """
         return self._backend(device, dtype)[1]
 
     def _backend(self, device: torch.device, dtype: torch.dtype) -> tuple[str, int, str]:
@@ -244,7 +265,10 @@ class KDA(DeltaMemory):
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: KDAConfig) -> float:
-        """Return FLOPs per token, the bottleneck projections included."""
+        """Return FLOPs per token and layer: gate, output projection, recurrence, and the projections of the rates.
+
+        The rates' are the bottleneck D to X, from it to H X gates, and beta.
+        """
         d, heads, size = model.d_model, model.n_heads, model.head_dim
         return delta_flops(model, d * size + size * heads * size + d * heads)
 
@@ -262,12 +286,13 @@ class KDA(DeltaMemory):
         return [self.w_down, self.w_beta]
 
     def rates_from_logits(self, *logits_TC: Tensor) -> DeltaRates:
-        """Return ln gamma [B, T, H, X], projected from the bottleneck, and beta [B, T, H].
+        """Return ln gamma [..., H, X], projected from the bottleneck, and beta [..., H].
 
-        Both are float32 (float64 for float64).
+        ln gamma = logsigmoid(w_gamma(bottleneck) + GAMMA_OFFSET), beta = sigmoid(logit). Both are float32 (float64 for
+        float64).
 
         Args:
-            *logits_TC: outputs of the bottleneck and of the projection of beta.
+            *logits_TC: outputs of the bottleneck [..., X] and of the projection of beta [..., H].
         """
         down, beta = logits_TC
         dtype = statistics_dtype(down.dtype)
@@ -279,15 +304,17 @@ class KDA(DeltaMemory):
     ) -> tuple[Tensor, Tensor]:
         """Write a sequence into the state by the delta rule with channelwise decay and read it back with the queries.
 
+        A token is written before its own readout.
+
         Args:
             rates: from `read_rates`.
-            q_BTHX: queries.
-            k_BTJX: keys.
+            q_BTHX: queries; scaled to unit length here.
+            k_BTJX: keys; scaled to unit length here.
             v_BTJX: values.
-            state: state before the first token; None at a sequence's start.
+            state: state before the first token, [B, H, X_v, X_k]; None at a sequence's start.
 
         Returns:
-            (readout [B, T, H, X], the state after the last token).
+            (readout [B, T, H, X] in q's type, the state after the last token, float32, or float64 for float64).
         """
         args = q_BTHX, k_BTJX, v_BTJX, rates.log_keep, rates.step_BTH
         return channelwise.channelwise_delta(*args, chunk=self.config.chunk, initial_state=state)

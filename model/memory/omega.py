@@ -73,7 +73,12 @@ class AtlasConfig(OmegaConfig):
 
 
 class Omega(Recurrent):
-    """Omega memory: each token takes a gradient step on the last `window` pairs; rates are projected from x."""
+    """Omega memory: each token takes a gradient step on the last `window` key-value pairs.
+
+    The memory f maps features of keys to values. g_t is the gradient of the sum over the window of gamma_i ||f(k_i) -
+    v_i||^2 / 2, taken at the memory before the token's chunk. Then M_t = alpha_t M_{t-1} - eta_t g_t, and the readout
+    is M_t(q_t). The rates alpha (keep), eta (step) and gamma (weight) are projected from x, one per head.
+    """
 
     Config: ClassVar[type[Config]] = OmegaConfig
     RATES: ClassVar[tuple[str, ...]] = ("keep", "step", "weight")
@@ -85,7 +90,7 @@ class Omega(Recurrent):
 
     @classmethod
     def columns(cls, model: ModelConfig, config: OmegaConfig) -> int:
-        """Return the number of columns of a key's feature."""
+        """Return the number of columns F of a key's feature, from settings and head size."""
         return features.columns(config.features, model.head_dim, config.sketch)
 
     @classmethod
@@ -98,7 +103,7 @@ class Omega(Recurrent):
 
     @classmethod
     def check(cls, model: ModelConfig, config: OmegaConfig) -> None:
-        """Raise ValueError for an odd `degree` or for features of more than MOST_COLUMNS columns."""
+        """Raise ValueError for an odd `degree` or for features of more than MAX_COLUMNS columns."""
         if config.degree % 2:
             raise ValueError(f"degree ({config.degree}) must be even")
         columns = cls.columns(model, config)
@@ -118,7 +123,10 @@ class Omega(Recurrent):
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: OmegaConfig) -> float:
-        """Return FLOPs per token: rates, gate, output projection, and the memory's gradients and readouts."""
+        """Return FLOPs per token and layer: rates, gate, output projection, and the memory's gradients and readouts.
+
+        The computation of the features is not counted.
+        """
         d, inner = model.d_model, model.n_heads * model.head_dim
         surround = 2.0 * (len(cls.RATES) * d * model.n_heads + 2 * d * inner)
         # keys that the tokens of a chunk use: those of the chunk and of the window before it
@@ -130,7 +138,11 @@ class Omega(Recurrent):
         return surround + model.n_heads * head_flops
 
     def __init__(self, model: ModelConfig, config: OmegaConfig) -> None:
-        """Create projections, initial weights of `memory: mlp2`, and random directions of `features: sketch`."""
+        """Create projections, initial weights of `memory: mlp2`, and random directions of `features: sketch`.
+
+        Initial weights are learned, N(0, 1/inputs), shared by all heads. With `memory: matrix` the memory starts at 0
+        and has no such parameter. Both draws come from torch's global generator.
+        """
         super().__init__(model, config)
         self.width = self.columns(model, config)
         if config.memory == "mlp2":
@@ -158,9 +170,11 @@ class Omega(Recurrent):
         return self.read_rates(x_BTD).log_keep_BTH
 
     def read_rates(self, x_BTD: Tensor) -> Rates:
-        """Return the rates of each token, computed from the block's input [B, T, D] in float32 (float64 for float64).
+        """Return the rates of each token, [B, T, H] each, computed from the block's input [B, T, D].
 
-        The pair weights are divided by `window`, so that a window's loss is the mean over its pairs.
+        They are the fields of `Rates`: ln alpha = logsigmoid(logit + keep_offset), eta = sigmoid(logit + step_offset),
+        gamma = sigmoid(logit) / window, and the log of the momentum's decay (None without momentum). Float32 (float64
+        for float64). The division by `window` makes a full window's loss a weighted mean over its pairs.
         """
         dtype = statistics_dtype(x_BTD.dtype)
         logit = {name: rate(x_BTD).to(dtype) for name, rate in self.rates.items()}
@@ -182,12 +196,15 @@ class Omega(Recurrent):
     ) -> tuple[Tensor, State]:
         """Update the memory by gradient steps on a sequence's key-value pairs and read it with the queries.
 
+        A token's step is taken before its own readout, except with `orthogonal: chunk`, where a chunk reads the memory
+        before it. Pairs of the last `window` - 1 tokens before the sequence come from the state.
+
         Args:
             rates: from `read_rates`.
             q_BTHX: queries.
             k_BTJX: keys.
             v_BTJX: values.
-            state: state before the first token; None: the initial memory.
+            state: state before the first token, which must start a chunk; None: the initial memory.
 
         Returns:
             (readout [B, T, H, X], the state after the last token).
@@ -205,18 +222,23 @@ class Omega(Recurrent):
         )  # fmt: skip
 
     def norm(self, state: State) -> Tensor:
-        """Return the Frobenius norm over all matrices of a state, [B, H]."""
+        """Return the Frobenius norm over all matrices of a state together, [B, H]."""
         squares = [layer.square().sum((-2, -1)) for layer in state.layers]
         return torch.stack(squares).sum(0).sqrt()
 
     def answer(self, state: State, q_BTHX: Tensor) -> Tensor:
-        """Return the memory's readouts for queries, [B, T, H, X] in the state's type, without writing."""
+        """Return the memory's readouts for queries, [B, T, H, X] in the state's type, without writing.
+
+        Queries are mapped to features here; every query reads the same state. The readouts are not yet normed and
+        gated.
+        """
         return answer(state, self._features(q_BTHX))
 
     def _features(self, x_BTHX: Tensor) -> Tensor:
-        """Map keys or queries [B, T, H, X] to features [B, T, H, F].
+        """Map keys or queries [B, T, H, X] to features [B, T, H, F] in float32 (float64 for float64).
 
-        They are L2-normalised, expanded as the setting `features` says, and (setting `normalise`) normalised again.
+        They are L2-normalised, expanded as the setting `features` says, and (setting `normalise`, unless "identity")
+        normalised again.
         """
         x = unit(x_BTHX)
         if self.config.features == "poly2":
@@ -238,7 +260,11 @@ class Omega(Recurrent):
 
 
 class Atlas(Omega):
-    """Atlas memory: omega with momentum, orthogonalised by Newton-Schulz before each step."""
+    """Atlas memory: omega with momentum, orthogonalised by Newton-Schulz before each step.
+
+    S_t = theta_t S_{t-1} + g_t and M_t = alpha_t M_{t-1} - eta_t N(S_t), where N orthogonalises per token, once per
+    chunk, or not at all (setting `orthogonal`).
+    """
 
     Config: ClassVar[type[Config]] = AtlasConfig
     RATES: ClassVar[tuple[str, ...]] = (*Omega.RATES, "momentum")
@@ -248,7 +274,8 @@ class Atlas(Omega):
     def unfit(cls, config: Any, tokens: int) -> str | None:
         """Return a text if nothing would ever be read, or if `window` exceeds the sequence; None otherwise.
 
-        With `orthogonal: chunk` a chunk's writes are read only after it, so `chunk` must be below `tokens`.
+        With `orthogonal: chunk` a chunk's writes are read only after it, so `chunk` must be below `tokens`, the tokens
+        of a sequence.
         """
         if config.orthogonal == "chunk" and config.chunk >= tokens:
             return (
@@ -259,7 +286,10 @@ class Atlas(Omega):
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: Any) -> float:
-        """Return FLOPs per token: those of omega plus five Newton-Schulz iterations per token or per chunk."""
+        """Return FLOPs per token and layer: those of omega plus five Newton-Schulz iterations.
+
+        They count once per token or per chunk (`orthogonal`), or not at all.
+        """
         flops = super().forward_flops(model, config)
         if config.orthogonal == "none":
             return flops
@@ -275,4 +305,5 @@ class Atlas(Omega):
         return self.config.orthogonal
 
     def _momentum(self, logit: dict[str, Tensor]) -> Tensor | None:
+        """Return ln theta, the log of the fraction of the momentum that each token keeps, [B, T, H]."""
         return functional.logsigmoid(logit["momentum"] + self.config.momentum_offset)

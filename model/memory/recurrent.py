@@ -19,10 +19,16 @@ from ..layers import Linear, chunk_bounds
 
 
 class Recurrent(Memory):
-    """Memory with a state that is carried from token to token: out = proj(rmsnorm(readout) sigmoid(gate(x)))."""
+    """Memory with a state that is carried from token to token: out = proj(rmsnorm(readout) sigmoid(gate(x))).
+
+    The RMS norm is per head and without weight. A subclass defines `add_rates`, `read_rates` and `write`.
+    """
 
     def __init__(self, model: ModelConfig, config: Any) -> None:
-        """Create the rate projections (`add_rates`), the readout gate and the output projection."""
+        """Create the rate projections (`add_rates`), the readout gate (D to H X) and the output projection (H X to D).
+
+        Values come from `Backbone.init_weights`; the output projection is marked to start at zero.
+        """
         super().__init__(model, config)
         self.heads, self.head_dim = model.n_heads, model.head_dim
         self.add_rates(model)
@@ -43,12 +49,12 @@ class Recurrent(Memory):
         raise NotImplementedError(f"{type(self).__name__} reads no rates")
 
     def write(self, rates: Any, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Update the state with a sequence and read it with the queries.
+        """Update the state with a sequence and read it with the queries, token by token.
 
         Args:
             rates: from `read_rates`.
             q_BTHX: queries.
-            k_BTJX: keys.
+            k_BTJX: keys; J divides H.
             v_BTJX: values.
             state: state before the first token; None at a sequence's start.
 
@@ -66,7 +72,10 @@ class Recurrent(Memory):
         raise NotImplementedError(f"{type(self).__name__} defines no answer")
 
     def together(self, device: torch.device, dtype: torch.dtype) -> int:
-        """Return a number of tokens: sequences split at multiples of it give the same result."""
+        """Return a number of tokens: sequences split at multiples of it give the same result up to rounding.
+
+        The default is 1.
+        """
         return 1
 
     def forward(self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> Tensor:
@@ -74,7 +83,10 @@ class Recurrent(Memory):
         return self._gate_and_project(x_BTD, self.write(self.read_rates(x_BTD), q_BTHX, k_BTJX, v_BTJX, None)[0])
 
     def evaluate(self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, chunk: int) -> Tensor:
-        """Return the output of `forward`, computed `chunk` tokens at a time with the state carried along."""
+        """Return the output of `forward`, computed about `chunk` tokens at a time with the state carried along.
+
+        `chunk` counts the tokens of all rows and is rounded up to a multiple of `together`. For use without gradients.
+        """
         return self._run_chunks(x_BTD, q_BTHX, k_BTJX, v_BTJX, state=None, chunk=chunk)[0]
 
     def _run_chunks(
@@ -88,10 +100,10 @@ class Recurrent(Memory):
             k_BTJX: the mixer's keys.
             v_BTJX: the mixer's values.
             state: state before the first token; None at a sequence's start.
-            chunk: tokens to process at a time, over all rows.
+            chunk: tokens to process at a time, over all rows; chunks end at multiples of `together`.
 
         Returns:
-            (output [B, T, D], the state after the last token).
+            (output [B, T, D], the state after the last token). With T = 0 the given state.
         """
         b, t, _ = x_BTD.shape
         out_BTD = torch.empty_like(x_BTD)
@@ -106,7 +118,7 @@ class Recurrent(Memory):
         return 1
 
     def open(self, capacity: CacheCapacity) -> Any:
-        """Return empty per-slot states for step-by-step decoding; nothing is allocated yet."""
+        """Return empty per-slot states for step-by-step decoding; nothing is allocated, and `capacity` is ignored."""
         return ChunkedStates()
 
     def begin(
@@ -114,16 +126,17 @@ class Recurrent(Memory):
     ) -> Tensor:
         """Prefill: return the output [1, T, D] for one new sequence; store its state in `states`.
 
-        The inputs of the last incomplete chunk are stored too, because `step` recomputes them.
+        Stored are the state after the last complete chunk of `chunk_tokens` tokens and the inputs of the tokens after
+        it, because `step` recomputes them.
 
         Args:
             x_1TD: the block's normed input, from the first token on.
             q_1THX: the mixer's queries.
             k_1TJX: the mixer's keys.
             v_1TJX: the mixer's values.
-            states: from `open`.
+            states: from `open`; what they hold for the slot is replaced.
             slot: slot of the sequence.
-            chunk: tokens processed at a time.
+            chunk: tokens processed at a time; memory only.
         """
         inputs = x_1TD, q_1THX, k_1TJX, v_1TJX
         cut = x_1TD.shape[1] // self.chunk_tokens() * self.chunk_tokens()
@@ -137,8 +150,8 @@ class Recurrent(Memory):
     def step(self, x_BD: Tensor, q_BHX: Tensor, k_BJX: Tensor, v_BJX: Tensor, states: Any, slots_B: Tensor) -> Tensor:
         """Return the output [B, D] for one new token per sequence; sequences are processed one by one.
 
-        Tokens since the last complete chunk are recomputed. Padding rows stay 0. Updates `states` in place. Copies the
-        slots to the host.
+        Tokens since the last complete chunk are recomputed. Rows of slots without a sequence (padding) give 0. Updates
+        `states` in place. Waits for the device, because it copies the slots to the host.
 
         Args:
             x_BD: the block's normed input.
@@ -167,6 +180,8 @@ class Recurrent(Memory):
 
     def gated(self, r_THX: Tensor, gate_TC: Tensor) -> Tensor:
         """Return the term to add to the stream, [..., D]: proj(rmsnorm(readout) sigmoid(gate logits)).
+
+        The norm is per head, over X, without weight.
 
         Args:
             r_THX: readouts [..., H, X].

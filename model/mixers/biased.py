@@ -54,7 +54,7 @@ class CoPEConfig(ALiBiConfig):
 class ALiBi(QueryBlockMixer):
     """ALiBi: softmax attention with a fixed slope per head times the distance subtracted from the scores.
 
-    Computed as forgetting attention with constant gates.
+    Computed as forgetting attention with constant gates. It has no parameters; slopes are those of `alibi_slopes`.
     """
 
     Config: ClassVar[type[Config]] = ALiBiConfig
@@ -72,14 +72,14 @@ class ALiBi(QueryBlockMixer):
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
-        """Return causal softmax attention with ALiBi's slope times distance subtracted, [B, T, H, X].
+        """Return softmax of scale q k - slope (i - j) over visible keys, times v: [B, T, H, X].
 
         Args:
             q_BTHX: queries.
             k_BTJX: keys.
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
-            block: queries scored at a time; None: the default.
+            block: queries scored at a time; None: the default. Memory and rounding only.
         """
         slope_H = torch.tensor(self.slopes, dtype=torch.float64, device=q_BTHX.device)
         gate_1TH = -slope_H.expand(1, q_BTHX.shape[1], -1)
@@ -88,11 +88,11 @@ class ALiBi(QueryBlockMixer):
         )
 
     def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
-        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X].
+        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X] in q's type.
 
         Args:
             q_BHX: queries of the new tokens.
-            cache: cached entries of all tokens, the new ones included.
+            cache: cached "k" and "v" of all tokens, the new ones included; its window applies.
         """
         scores_BHS = row_scores(q_BHX, cache.gather("k"), self.config.scale)
         fade_BHS = -_slope_tensor(len(self.slopes), q_BHX.device) * cache.texts.distance[:, None]
@@ -117,9 +117,10 @@ def alibi_slopes(heads: int) -> list[float]:
 
 @functools.cache
 def _slope_tensor(heads: int, device: torch.device) -> Tensor:
-    """Return the slopes as a float64 tensor [H, 1] on the device.
+    """Return the slopes of `heads` heads as a float64 tensor [H, 1] on the device.
 
-    It is cached, because a CUDA graph of a step cannot copy from the host.
+    It is cached for the life of the process, because a CUDA graph of a step cannot copy from the host; do not change
+    it.
     """
     return torch.tensor(alibi_slopes(heads), dtype=torch.float64, device=device)[:, None]
 
@@ -127,7 +128,8 @@ def _slope_tensor(heads: int, device: torch.device) -> Tensor:
 class Rel(QueryBlockMixer):
     """Relative bias: softmax attention with a learned number per head and distance added to the scores.
 
-    Distances beyond `reach` share the last number.
+    Distances beyond `reach` share the last number. With `buckets`, ranges of distances share a number. The numbers are
+    one flat parameter [H * entries], head after head, which starts at 0.
     """
 
     Config: ClassVar[type[Config]] = RelConfig
@@ -135,12 +137,13 @@ class Rel(QueryBlockMixer):
 
     @classmethod
     def check(cls, model: ModelConfig, config: RelConfig) -> None:
+        """Raise ValueError if there are more `buckets` than `reach`."""
         if config.buckets is not None and config.reach < config.buckets:
             raise ValueError(f"buckets ({config.buckets}) must be at most reach ({config.reach})")
 
     @classmethod
     def entries_per_head(cls, config: RelConfig) -> int:
-        """Return the number of learned numbers per head."""
+        """Return the number of learned numbers per head: `reach` + 1, or `buckets` if set."""
         return config.reach + 1 if config.buckets is None else config.buckets
 
     @classmethod
@@ -155,14 +158,14 @@ class Rel(QueryBlockMixer):
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
-        """Return causal softmax attention with the learned bias per head and distance, [B, T, H, X].
+        """Return softmax of scale q k + bias[h, min(i - j, reach)] over visible keys, times v: [B, T, H, X].
 
         Args:
             q_BTHX: queries.
             k_BTJX: keys.
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
-            block: queries scored at a time; None: the default.
+            block: queries scored at a time; None: the default. Memory and rounding only.
         """
         bias_HR = self.table.view(q_BTHX.shape[2], -1)[:, self.bucket_of_distance()]
         return relative_attention(
@@ -170,11 +173,11 @@ class Rel(QueryBlockMixer):
         )
 
     def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
-        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X].
+        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X] in q's type.
 
         Args:
             q_BHX: queries of the new tokens.
-            cache: cached entries of all tokens, the new ones included.
+            cache: cached "k" and "v" of all tokens, the new ones included; its window applies.
         """
         scores_BHS = row_scores(q_BHX, cache.gather("k"), self.config.scale)
         bias_HR = self.table.view(q_BHX.shape[1], -1)[:, self._buckets].to(scores_BHS.dtype)
@@ -182,7 +185,10 @@ class Rel(QueryBlockMixer):
         return row_attention(scores_BHS + bias_HBS.transpose(0, 1), cache.gather("v"), cache.seen).to(q_BHX.dtype)
 
     def bucket_of_distance(self) -> Tensor:
-        """Return for each distance 0 ... reach the index of its number in a head's table, int64 [reach + 1]."""
+        """Return for each distance 0 ... reach the index of its number in a head's table, int64 [reach + 1].
+
+        Without `buckets` that is the distance itself. The tensor is on the table's device.
+        """
         device = self.table.device
         distance = torch.arange(self.config.reach + 1, device=device)
         if self.config.buckets is None:
@@ -200,13 +206,15 @@ class Rel(QueryBlockMixer):
 
 
 def first_distances(reach: int, buckets: int) -> list[int]:
-    """Return the smallest distance of each bucket, ascending.
+    """Return the smallest distance of each bucket, ascending; the first is 0.
 
-    The first half of the buckets holds one distance each; the others grow geometrically up to `reach`.
+    The first half of the buckets (rounded down) holds one distance each: 0, 1, 2, ... Bucket s + m of the others, with
+    s the size of the first half and n of the second, starts at the first whole number at or above s (reach / s)^(m /
+    n). The last bucket ends at `reach` and serves all greater distances.
 
     Args:
-        reach: distance from which on all share the last bucket.
-        buckets: number of buckets.
+        reach: distance from which on all share the last bucket; at least `buckets`.
+        buckets: number of buckets, 2 or more.
     """
     num_single = buckets // 2
     num_growing = buckets - num_single
@@ -224,7 +232,9 @@ def first_distances(reach: int, buckets: int) -> list[int]:
 class CoPE(QueryBlockMixer):
     """Contextual positions: softmax attention whose scores get the product of the query with a position vector.
 
-    A key's position is the sum of the gates between it and the query, interpolated between learned vectors.
+    A key's position is the sum of the gates of the visible keys from it to the query, both included; a gate is the
+    sigmoid of the key's scaled score with that query. Positions are cut off at `positions` - 1, and the product is
+    interpolated between the two nearest learned vectors, which are shared by all heads and start at 0.
     """
 
     Config: ClassVar[type[Config]] = CoPEConfig
@@ -250,7 +260,7 @@ class CoPE(QueryBlockMixer):
             k_BTJX: keys.
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
-            block: queries scored at a time; None: the default.
+            block: queries scored at a time; None: the default. Memory and rounding only.
         """
         vectors = self.vectors.to(statistics_dtype(q_BTHX.dtype))
         return contextual_attention(
@@ -258,11 +268,11 @@ class CoPE(QueryBlockMixer):
         )
 
     def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
-        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X].
+        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X] in q's type.
 
         Args:
             q_BHX: queries of the new tokens.
-            cache: cached entries of all tokens, the new ones included.
+            cache: cached "k" and "v" of all tokens, the new ones included; its window applies.
         """
         scores_BHS, seen_BS = row_scores(q_BHX, cache.gather("k"), self.config.scale), cache.seen
         q_B1HX, scores_BH1S = q_BHX[:, None].to(scores_BHS.dtype), scores_BHS[:, :, None]

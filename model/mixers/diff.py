@@ -34,8 +34,9 @@ class DiffConfig(ScaledConfig):
 class Diff(QueryBlockMixer):
     """Differential attention over pairs of heads.
 
-    A pair's output is the first head's attention minus lambda times the second head's, both over the concatenated
-    values of the two heads, then normed and scaled by 1 - lambda_init.
+    Heads 2 p and 2 p + 1 form a pair, among queries as among keys and values. A pair's output is the first head's
+    attention minus lambda times the second head's, both over the concatenated values of the two heads, then RMS-normed
+    with a weight and scaled by 1 - lambda_init. lambda is one learned number per layer.
     """
 
     Config: ClassVar[type[Config]] = DiffConfig
@@ -53,6 +54,7 @@ class Diff(QueryBlockMixer):
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: DiffConfig, keys: float) -> float:
+        """Return FLOPs per token: H attention maps of `keys` keys, each applied to the values of two heads."""
         # H attention maps, each applied to the values of two heads
         return 6.0 * model.n_heads * model.head_dim * keys
 
@@ -64,7 +66,7 @@ class Diff(QueryBlockMixer):
 
     @property
     def lambda_init(self) -> float:
-        """Constant part of lambda, 0.8 - 0.6 exp(-0.3 layer)."""
+        """Constant part of lambda, 0.8 - 0.6 exp(-0.3 layer); `layer` is the 0-based index among all blocks."""
         return 0.8 - 0.6 * math.exp(-0.3 * self.layer)
 
     def lambda_value(self) -> Tensor:
@@ -76,14 +78,16 @@ class Diff(QueryBlockMixer):
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
-        """Return the normed difference of the two attention maps of each pair of heads, [B, T, H, X].
+        """Return the normed difference of the two attention maps of each pair of heads, [B, T, H, X] in q's type.
+
+        The 2 X channels of a pair stand in its two heads. q and k are rotated here (`rotary`).
 
         Args:
-            q_BTHX: queries.
-            k_BTJX: keys.
+            q_BTHX: queries, not rotated.
+            k_BTJX: keys, not rotated.
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
-            block: queries scored at a time; None: the default.
+            block: queries scored at a time; None: the default. Memory and rounding only.
         """
         q, k = self._rotated(q_BTHX), self._rotated(k_BTJX)
 
@@ -113,8 +117,8 @@ class Diff(QueryBlockMixer):
         """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X].
 
         Args:
-            q_BHX: queries of the new tokens.
-            cache: cached entries of all tokens, the new ones included.
+            q_BHX: queries of the new tokens, not rotated.
+            cache: cached "k" (rotated) and "v" of all tokens, the new ones included; its window applies.
         """
         q = self._rotated(q_BHX[:, None], cache.places[:, None])[:, 0]
 

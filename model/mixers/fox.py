@@ -30,7 +30,8 @@ class FoXConfig(ScaledConfig):
 class FoX(QueryBlockMixer):
     """Forgetting attention: softmax attention with data-dependent decay.
 
-    Each token has a forget gate per head; a score is reduced by the logs of the gates between key and query.
+    Each token has a forget gate per query head. A score gets the sum of the natural logs (<= 0) of the gates of the
+    tokens after the key, up to the query's own.
     """
 
     Config: ClassVar[type[Config]] = FoXConfig
@@ -39,6 +40,7 @@ class FoX(QueryBlockMixer):
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: FoXConfig, keys: float) -> float:
+        """Return FLOPs per token: those of attention plus the projection of the gates."""
         return attention_flops(model, keys) + 2.0 * model.d_model * model.n_heads
 
     def __init__(self, model: ModelConfig, config: FoXConfig) -> None:
@@ -58,7 +60,7 @@ class FoX(QueryBlockMixer):
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
             x_BTD: the block's normed input, from which the gates are projected.
-            block: queries scored at a time; None: the default.
+            block: queries scored at a time; None: the default. Memory and rounding only.
         """
         return forgetting_attention(
             q_BTHX, k_BTJX, v_BTJX, self.gate(x_BTD), scale=self.config.scale, window=window, query_block=block
@@ -71,12 +73,12 @@ class FoX(QueryBlockMixer):
         return {"k": k_BTJX, "v": v_BTJX, "fall": cumulative_log_gate(self.gate(x_BTD), before)}
 
     def step(self, q_BHX: Tensor, cache: KVView, x_BD: Tensor) -> Tensor:
-        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X].
+        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X] in q's type.
 
         Args:
             q_BHX: queries of the new tokens.
-            cache: cached entries of all tokens, the new ones included.
-            x_BD: the block's normed input at the new tokens.
+            cache: entries of all tokens as `keep` returned them, the new ones included; its window applies.
+            x_BD: ignored, because the new tokens' gates are in the cache already.
         """
         scores_BHS = row_scores(q_BHX, cache.gather("k"), self.config.scale)
         return decayed_attention(scores_BHS, cache).to(q_BHX.dtype)

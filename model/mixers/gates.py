@@ -20,16 +20,16 @@ class Gate(nn.Module):
     """Projection to log gates: logsigmoid(W x + b), in float32 (float64 for float64).
 
     W starts normal with standard deviation `std`, b at `offset`. b exists even in networks without biases, because it
-    sets the gate's initial value. With groups, x is [B, T, groups * inputs], and each group is projected to its equal
-    share of the outputs.
+    sets the gate's initial value. With groups, x is [B, T, groups * inputs], and each group of channels is projected to
+    its own, equal share of the outputs. `Backbone.init_weights` leaves both as they are.
     """
 
     def __init__(self, inputs: int, outputs: int, *, std: float, offset: float, groups: int = 1) -> None:
-        """Create W and b.
+        """Create W [outputs, inputs], drawn from torch's global generator, and b [outputs].
 
         Args:
             inputs: channels per group.
-            outputs: gates of all groups.
+            outputs: gates of all groups together; a multiple of `groups`.
             std: standard deviation of W's initial values.
             offset: initial value of b.
             groups: independent groups of channels.
@@ -41,7 +41,7 @@ class Gate(nn.Module):
         self.groups = groups
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Return log gates [B, T, outputs] <= 0 of inputs [B, T, groups * inputs]."""
+        """Return natural log gates [B, T, outputs] <= 0 of inputs [B, T, groups * inputs], group after group."""
         dtype, weight = statistics_dtype(x_BTD.dtype), self.weight.to(x_BTD.dtype)
         if self.groups == 1:
             logit = functional.linear(x_BTD, weight)
@@ -52,11 +52,12 @@ class Gate(nn.Module):
 
 
 def cumulative_log_gate(log_gate_BTP: Tensor, before: PreviousToken | None) -> Tensor:
-    """Return the cumulative sum of log gates up to each token, float64 [B, T, P, ...].
+    """Return the cumulative sum of log gates up to each token, its own included, float64 [B, T, P, ...].
 
     Args:
-        log_gate_BTP: log gates [B, T, P, ...].
-        before: cached entries of the token before the first one, whose "fall" the sums continue; None: start from 0.
+        log_gate_BTP: log gates [B, T, P, ...] of T consecutive tokens.
+        before: cached entries of the token before the first one, whose "fall" (its cumulative sum) the sums continue;
+            None: start from 0.
     """
     fall = running_sum(log_gate_BTP)
     return fall if before is None else fall + before("fall")[:, None]
@@ -65,9 +66,12 @@ def cumulative_log_gate(log_gate_BTP: Tensor, before: PreviousToken | None) -> T
 def decayed_attention(scores_BHS: Tensor, cache: KVView) -> Tensor:
     """Return the attention output [B, H, X] of the new tokens, whose scores decay by the log gates since each key.
 
+    The gates of the tokens after a key, up to the new one, add to its score; the key's own does not. Softmax runs over
+    the keys that the cache's window shows; a padding row gives 0. The result has the values' type.
+
     Args:
-        scores_BHS: scores of the new tokens with all cached keys.
-        cache: cached entries; "fall" is the cumulative log gate and "v" the values.
+        scores_BHS: scaled scores of the new tokens with all cached keys.
+        cache: cached entries; "fall" is the cumulative log gate [.., H] and "v" the values.
     """
     fall_BSH = cache.gather("fall")
     current_B1H = fall_BSH.gather(1, cache.places.view(-1, 1, 1).expand(-1, 1, fall_BSH.shape[2]))

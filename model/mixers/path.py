@@ -41,7 +41,11 @@ class PaTHConfig(ScaledConfig):
 
 
 class PaTH(QueryBlockMixer):
-    """PaTH attention: keys are multiplied by Householder-like transitions I - beta w wᵀ of later tokens."""
+    """PaTH attention: keys are multiplied by Householder-like transitions I - beta w wᵀ of later tokens.
+
+    The score of query i and key j is scale q_iᵀ A_i ... A_{j+1} k_j with A_t = I - beta_t w_t w_tᵀ, one per token and
+    KV head. It has no `step`: each new token of a text recomputes the whole sequence.
+    """
 
     Config: ClassVar[type[Config]] = PaTHConfig
     reads_input: ClassVar[bool] = True
@@ -61,7 +65,10 @@ class PaTH(QueryBlockMixer):
         return attention_flops(model, keys) + projections + inside + turned
 
     def __init__(self, model: ModelConfig, config: PaTHConfig) -> None:
-        """Create the projections of w (through `rank` channels, unless None), its convolution, and the gate beta."""
+        """Create the projections of w (through `rank` channels, unless None), its convolution, and the gate beta.
+
+        Only beta's values are set here; the others come from `Backbone.init_weights`.
+        """
         super().__init__(model, config)
         inner = model.n_kv_heads * model.head_dim
         width = model.d_model if config.rank is None else config.rank
@@ -83,7 +90,7 @@ class PaTH(QueryBlockMixer):
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
             x_BTD: the block's normed input, from which w and beta are projected.
-            block: queries scored at a time; None: the default.
+            block: queries scored at a time; None: the default. Memory and rounding only.
         """
         w_BTJX, beta_BTJ = self.maps(x_BTD)
         return path_attention(
@@ -92,6 +99,9 @@ class PaTH(QueryBlockMixer):
 
     def maps(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the transitions' directions and strengths for the block's normed input.
+
+        w is silu of a causal convolution over the projected input, normalised per KV head; a zero vector stays zero.
+        beta is twice a sigmoid.
 
         Returns:
             (w [B, T, J, X] of unit length, beta [B, T, J] in (0, 2)), in float32 (float64 for float64).

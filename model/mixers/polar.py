@@ -45,8 +45,11 @@ class PolarConfig(MixerConfig):
 class Polar(QueryBlockMixer):
     """Polar attention: the direction and the magnitude of what a query reads are separate outputs.
 
-    A learned null key takes the attention that no real key deserves. Output: the unit vector of the weighted values,
-    and a projection of a magnitude that grows with the effective number of attended keys.
+    A learned null key takes the attention that no real key deserves. With n the number of visible keys, real scores are
+    t q k / sqrt(X) and the null key's t (null_base + sp(null_slope) sqrt(ln(n + 1))), where t = 1 + sp(len_gain) ln n
+    and sp is softplus. The softmax over both weights the values (v_null for the null key). Output: the unit vector of
+    that sum, and a projection of the magnitude tanh(sp(mag_beta) ln(1 + m)). Here m = (1 - null weight) / (sum of
+    squared real weights, scaled to sum 1), an effective number of attended keys.
     """
 
     Config: ClassVar[type[Config]] = PolarConfig
@@ -74,12 +77,15 @@ class Polar(QueryBlockMixer):
     ) -> tuple[Tensor, Tensor]:
         """Return (unit directions [B, T, H, X], projected magnitudes [B, T, D], added after the output projection).
 
+        A direction has length 1, or is 0 where the weighted sum is 0. Both have q's type.
+
         Args:
             q_BTHX: queries.
             k_BTJX: keys.
             v_BTJX: values.
-            window: number of most recent keys that a query sees, its own included; None: all earlier keys.
-            block: queries scored at a time.
+            window: number of most recent keys that a query sees, its own included; None: all earlier keys. It also
+                bounds n.
+            block: queries scored at a time; memory and rounding only.
         """
         scalars = (self.null_base, self.null_slope, self.len_gain, self.mag_beta, self.v_null)
         c_BTHX, mag_BTH = polar_attention(
@@ -93,7 +99,7 @@ class Polar(QueryBlockMixer):
 
         Args:
             q_BHX: queries of the new tokens.
-            cache: cached entries of all tokens, the new ones included.
+            cache: cached "k" and "v" of all tokens, the new ones included; its window applies.
 
         Returns:
             (unit directions [B, H, X], projected magnitudes [B, D]).
@@ -110,13 +116,17 @@ class Polar(QueryBlockMixer):
     ) -> Tensor:  # fmt: skip
         """Return the mean total attention weight of the distractor keys against the null key (scalar).
 
-        Uses the queries, the distractor keys and the number of all earlier keys, even with a window; other arguments
-        are ignored.
+        Only the R distractors and the null key compete; real keys take no part. The mean runs over batch, heads and
+        tokens. Uses the queries, the distractor keys and the number of all earlier keys, even with a window; other
+        arguments are ignored.
         """
         return polar_distractor_loss(q_BTHX, k_r_BRJX, self.len_gain, self.null_base, self.null_slope)
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        """Return {"polar": ..., "polar_window": ...}: implementation without and with the window."""
+        """Return {"polar": ..., "polar_window": ...}: implementation without and with the window.
+
+        Texts read "backend (reason)".
+        """
         size = self.v_null.shape[1]
         return {
             "polar": str(choose_backend(device, dtype, size)),

@@ -38,7 +38,7 @@ class RoPEConfig(SoftmaxConfig):
 
 
 class NoPE(QueryBlockMixer):
-    """Causal softmax attention without positions other than Canon's."""
+    """Causal softmax attention without positions other than Canon's; scores are scale q k, by default q k / sqrt(X)."""
 
     Config: ClassVar[type[Config]] = SoftmaxConfig
     has_distractor: ClassVar[bool] = True
@@ -54,6 +54,7 @@ class NoPE(QueryBlockMixer):
 
     @property
     def norm_distractor_keys(self) -> bool:
+        """Setting `distractor_norm`: True if distractor keys are RMS-normed like real ones."""
         return self.config.distractor_norm
 
     def apply_positions(self, x_BTHX: Tensor, positions_BT: Tensor | None = None) -> Tensor:
@@ -66,7 +67,11 @@ class NoPE(QueryBlockMixer):
         return x_BTHX
 
     def prepare_queries(self, q_BTHX: Tensor, window: int | None) -> Tensor:
-        """Return the queries of whole sequences as they are multiplied with the keys: with positions applied."""
+        """Return the queries of whole sequences as they are multiplied with the keys: with positions applied.
+
+        `window` is the number of most recent keys that a query sees (None: all); it is ignored here, and used by
+        subclasses.
+        """
         return self.apply_positions(q_BTHX)
 
     def forward(
@@ -75,11 +80,11 @@ class NoPE(QueryBlockMixer):
         """Return causal softmax attention of q and k with positions applied (NoPE: none), [B, T, H, X].
 
         Args:
-            q_BTHX: queries.
-            k_BTJX: keys.
+            q_BTHX: queries, without positions.
+            k_BTJX: keys, without positions.
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
-            block: queries scored at a time; None: the default.
+            block: queries scored at a time; None: the default. Memory and rounding only.
         """
         q, k = self.prepare_queries(q_BTHX, window), self.apply_positions(k_BTJX)
         return softmax_attention(q, k, v_BTJX, scale=self.config.scale, window=window, query_block=block)
@@ -94,8 +99,8 @@ class NoPE(QueryBlockMixer):
         """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X].
 
         Args:
-            q_BHX: queries of the new tokens.
-            cache: cached entries of all tokens, the new ones included.
+            q_BHX: queries of the new tokens, without positions.
+            cache: entries of all tokens as `keep` returned them, the new ones included; its window applies.
         """
         q = self.apply_positions(q_BHX[:, None], cache.places[:, None])[:, 0]
         return paged_softmax(q, cache["k"], cache["v"], cache.texts, scale=self.config.scale, window=cache.window)
@@ -106,7 +111,9 @@ class NoPE(QueryBlockMixer):
     ) -> Tensor:  # fmt: skip
         """Return the mean squared difference between the outputs with and without the distractors (scalar).
 
-        The window is ignored with `distractor_window: false`.
+        The mean runs over batch, tokens, heads and channels, before output gate and projection. Every query sees all R
+        distractors in addition to its real keys. Nothing is detached here. The window is ignored with
+        `distractor_window: false`.
 
         Args:
             q_BTHX: queries, without positions.
@@ -114,7 +121,7 @@ class NoPE(QueryBlockMixer):
             v_BTJX: real values.
             k_r_BRJX: R random keys, detached; they get no positions.
             v_r_BRJX: R random values, detached.
-            y_BTHX: output without distractors.
+            y_BTHX: output of `forward`, without distractors.
             window: number of most recent real keys that a query sees; None: all earlier ones.
         """
         # Distractors have no position in the sequence, so their keys are not rotated.
@@ -128,7 +135,7 @@ class NoPE(QueryBlockMixer):
 
 
 class RoPE(NoPE):
-    """Softmax attention with rotary positions."""
+    """Softmax attention with rotary positions on queries and keys ("full" or "half-truncated", `RoPEConfig`)."""
 
     Config: ClassVar[type[Config]] = RoPEConfig
     config: RoPEConfig
@@ -155,7 +162,10 @@ class SSMaxConfig(SoftmaxConfig):
 
 
 class SSMax(NoPE):
-    """Scalable softmax: scores times s ln n, with n the number of keys that the query sees and s learned per head."""
+    """Scalable softmax: scores times s ln n; n is the number of keys that the query sees, s is learned per head.
+
+    n counts the query's own key, so a sequence's first query has scores of 0. The factor stands in addition to `scale`.
+    """
 
     Config: ClassVar[type[Config]] = SSMaxConfig
     config: SSMaxConfig
@@ -169,7 +179,10 @@ class SSMax(NoPE):
         self.sharpness = nn.Parameter(torch.full((model.n_heads,), config.sharpness))
 
     def prepare_queries(self, q_BTHX: Tensor, window: int | None) -> Tensor:
-        """Return queries multiplied by s ln n, n being limited by the window."""
+        """Return queries [B, T, H, X] of whole sequences multiplied by s ln n.
+
+        n is the number of keys up to the query, at most `window` unless that is None.
+        """
         t = q_BTHX.shape[1]
         return self._scale_by_keys(q_BTHX, torch.arange(1, t + 1, device=q_BTHX.device).clamp(max=window or t))
 
@@ -178,7 +191,7 @@ class SSMax(NoPE):
 
         Args:
             q_BHX: queries of the new tokens.
-            cache: cached entries of all tokens, the new ones included.
+            cache: cached "k" and "v" of all tokens, the new ones included; its window also bounds n.
         """
         q = self._scale_by_keys(q_BHX, cache.texts.visible_counts(cache.window).clamp(min=1))
         return paged_softmax(q, cache["k"], cache["v"], cache.texts, scale=self.config.scale, window=cache.window)

@@ -44,7 +44,8 @@ class TRAConfig(ScaledConfig):
 class TRA(QueryBlockMixer):
     """Threshold relative attention: only keys with a positive score survive.
 
-    A surviving key's score decays by the query's log gate times the number of survivors between key and query.
+    A surviving key's score, scale q k, gets the query's log gate times the number of survivors between key and query,
+    both included, so that the nearest survivor counts 1. Survival and count have no gradient.
     """
 
     Config: ClassVar[type[Config]] = TRAConfig
@@ -69,7 +70,7 @@ class TRA(QueryBlockMixer):
     def __init__(self, model: ModelConfig, config: TRAConfig) -> None:
         """Create the gate's projection, uniform in +-1/sqrt(D) like torch's Linear.
 
-        Its bias is initialised likewise unless `gate_bias` is set.
+        Its bias is initialised likewise, or to `gate_bias` if that is set.
         """
         super().__init__(model, config)
         gates = self.num_gates(model, config)
@@ -88,13 +89,15 @@ class TRA(QueryBlockMixer):
     ) -> Tensor:  # fmt: skip
         """Return softmax attention over surviving keys, decayed by the number of survivors, [B, T, H, X].
 
+        A query without a survivor reads 0, or with `empty: uniform` the mean of the values that it sees.
+
         Args:
             q_BTHX: queries.
             k_BTJX: keys.
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
             x_BTD: the block's normed input, from which the gates are projected.
-            block: queries scored at a time; None: the default.
+            block: queries scored at a time; None: the default. Memory and rounding only.
         """
         decay_BTH = self.gate(x_BTD).expand(*q_BTHX.shape[:3])
         return threshold_attention(
@@ -103,11 +106,11 @@ class TRA(QueryBlockMixer):
         )  # fmt: skip
 
     def step(self, q_BHX: Tensor, cache: KVView, x_BD: Tensor) -> Tensor:
-        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X].
+        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X] in q's type.
 
         Args:
             q_BHX: queries of the new tokens.
-            cache: cached entries of all tokens, the new ones included.
+            cache: cached "k" and "v" of all tokens, the new ones included; its window applies.
             x_BD: the block's normed input at the new tokens.
         """
         v, seen_BS = cache.gather("v"), cache.seen
@@ -122,7 +125,10 @@ class TRA(QueryBlockMixer):
         return row_attention(logits_BHS, v, seen_BS).to(q_BHX.dtype)
 
     def log_gates(self, x_BTD: Tensor, k_BTJX: Tensor) -> Tensor:
-        """Return the natural log of each query's gate, [B, T, P]: the decay per survivor between key and query."""
+        """Return the natural log of each query's gate, [B, T, P]: the decay per survivor between key and query.
+
+        P is the number of heads, or 1 with `tie_gate: shared`. Keys are ignored.
+        """
         log_gate_BTP: Tensor = self.gate(x_BTD)
         return log_gate_BTP
 

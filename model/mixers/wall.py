@@ -55,7 +55,8 @@ class WallConfig(ScaledConfig):
 class Wall(QueryBlockMixer):
     """Wall attention: softmax attention with a forget gate per channel of the heads.
 
-    Each channel's contribution to a score decays by the product of its gates between key and query.
+    Each channel's contribution to a score decays by the product of its gates of the tokens after the key, up to the
+    query's own. Values have no gates.
     """
 
     Config: ClassVar[type[Config]] = WallConfig
@@ -71,13 +72,16 @@ class Wall(QueryBlockMixer):
 
     @classmethod
     def gate_shape(cls, model: ModelConfig, config: WallConfig) -> tuple[int, int]:
-        """Return (number of heads with gates of their own, gated channels per head)."""
+        """Return (number of heads P with gates of their own, gated channels per head).
+
+        P is the number of query heads, or with `tie: kv` of KV heads.
+        """
         heads = model.n_heads if config.tie == "head" else model.n_kv_heads
         return heads, model.head_dim if config.subdim is None else config.subdim
 
     @classmethod
     def gate_inputs(cls, model: ModelConfig, config: WallConfig) -> int:
-        """Return the number of channels that a gate is projected from."""
+        """Return the number of channels that a gate is projected from: D, or the head size with `gate_source: keys`."""
         return model.d_model if config.gate_source == "input" else model.head_dim
 
     @classmethod
@@ -104,12 +108,12 @@ class Wall(QueryBlockMixer):
         """Return causal softmax attention whose scores decay per channel by gates, [B, T, H, X].
 
         Args:
-            q_BTHX: queries.
-            k_BTJX: keys.
+            q_BTHX: queries, not rotated; rotated here if `rotary` says so.
+            k_BTJX: keys, not rotated; likewise. Gates from keys read them unrotated.
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
             x_BTD: the block's normed input, from which gates are projected with `gate_source: input`.
-            block: queries scored at a time; None: the default.
+            block: queries scored at a time; None: the default. Memory and rounding only.
         """
         log_gate_BTPX = self.log_gates(x_BTD, k_BTJX)
         return wall_attention(
@@ -128,12 +132,12 @@ class Wall(QueryBlockMixer):
         return {"k": self._rotated(k_BTJX, places_BT), "v": v_BTJX, "fall": fall_BTPX}
 
     def step(self, q_BHX: Tensor, cache: KVView, x_BD: Tensor) -> Tensor:
-        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X].
+        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X] in q's type.
 
         Args:
-            q_BHX: queries of the new tokens.
-            cache: cached entries of all tokens, the new ones included.
-            x_BD: the block's normed input at the new tokens.
+            q_BHX: queries of the new tokens, not rotated.
+            cache: entries of all tokens as `keep` returned them, the new ones included; its window applies.
+            x_BD: ignored, because the new tokens' gates are in the cache already.
         """
         q = self._rotated(q_BHX[:, None], cache.places[:, None])[:, 0]
         dtype, fall_BSPX, seen_BS = statistics_dtype(q.dtype), cache.gather("fall"), cache.seen
@@ -150,7 +154,12 @@ class Wall(QueryBlockMixer):
     def log_gates(self, x_BTD: Tensor, k_BTJX: Tensor) -> Tensor:
         """Return the natural log of each channel's gate, [B, T, P, X] <= 0 in float32 (float64 for float64).
 
-        Channels without a gate have 0. With `g_max` values are soft-clamped to above -g_max.
+        The first `subdim` channels of a head have gates; the others have 0. With `g_max` values are soft-clamped to
+        above -g_max.
+
+        Args:
+            x_BTD: the block's normed input; read with `gate_source: input`.
+            k_BTJX: keys, not rotated; read with `gate_source: keys`, otherwise only for their shape and type.
         """
         b, t, _, size = k_BTJX.shape
         if not self.gated_channels:

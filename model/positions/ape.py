@@ -26,9 +26,9 @@ class TableConfig(PositionConfig):
 
 
 class APE(Position):
-    """Learned absolute positions: a table with one row per position.
+    """Learned absolute positions: a table with one row per position, added to the embedding.
 
-    Rows beyond the trained length keep their initial values.
+    Rows beyond the trained length keep their initial values. A sequence longer than the table is refused (`longest`).
     """
 
     Config: ClassVar[type[Config]] = TableConfig
@@ -51,11 +51,20 @@ class APE(Position):
 class Label(APE):
     """APE with random positions: T rows of the table, drawn without replacement for each sequence and sorted.
 
-    Every row is trained, so a sequence as long as the table has the distances that the network was trained with.
+    Every row is trained, so a sequence as long as the table has the distances that the network was trained with. Cannot
+    decode token by token, because a token's position changes as its sequence grows.
     """
 
     def places(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
-        """Draw `length` distinct positions below the table's size per row, sorted ascending: int64 [rows, length]."""
+        """Draw `length` distinct positions below the table's size per row, sorted ascending: int64 [rows, length].
+
+        All subsets are equally likely. Fails if `length` exceeds the table.
+
+        Args:
+            rows: sequences of the batch, drawn independently.
+            length: tokens per sequence.
+            generator: random stream of the draw; the result is on its device.
+        """
         # float64, so that ties are practically impossible
         shape = (rows, self.table.num_embeddings)
         keys = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
