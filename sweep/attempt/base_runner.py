@@ -27,10 +27,13 @@ HEARTBEAT_S = 5.0
 
 
 class AttemptRunner:
-    """Runner of one attempt. `weights` is the address of the stored weights, as in the database; None before."""
+    """Runner of one attempt. `weights` is the address of the stored weights, as in the database; None before.
+
+    A subclass defines `run`, which calls `run_probes`.
+    """
 
     def __init__(self, job: Job, runs: Path, recorder: AttemptWriter, stop: StopFlag) -> None:
-        """Load the job's plugins and config.
+        """Load the job's plugins, which runs their code in this process, and validate its config.
 
         Args:
             job: what to train, load and measure.
@@ -47,7 +50,7 @@ class AttemptRunner:
         self._last_heartbeat = time.monotonic()
 
     def run(self, began: float) -> None:
-        """Run the job; `began` is the monotonic time at which the process started it.
+        """Run the job; `began` is the monotonic time at which the process started it. Subclasses define it.
 
         Raises:
             Stopped: a stop was requested.
@@ -56,10 +59,23 @@ class AttemptRunner:
         raise NotImplementedError
 
     def clean(self) -> None:
-        """Delete checkpoints that are not needed any more; called after the attempt's end is in the database."""
+        """Delete checkpoints that are not needed any more; called after the attempt's end is in the database.
+
+        Does nothing here.
+        """
 
     def run_probes(self, subject: Subject) -> None:
-        """Run every probe and length that the job lacks and record the results; raises Stopped on request."""
+        """Run every probe and length that the job lacks, sorted by name and length, and record the results.
+
+        Results are recorded after each length, so a stop loses at most one. Logs a line per probe.
+
+        Args:
+            subject: model to measure, in evaluation mode.
+
+        Raises:
+            Stopped: a stop was requested.
+            LeaseLost: another process owns the attempt.
+        """
         self.recorder.progress(self.config.train.steps, self.config.train.steps, phase="probing")
         for name, group in groupby(sorted(self.job.missing), key=lambda item: item[0]):
             began, lengths = time.perf_counter(), [length for _, length in group]
@@ -73,8 +89,10 @@ class AttemptRunner:
     def _run_probe(self, subject: Subject, name: str, length: int) -> None:
         """Run a probe at one length and record its results with its duration and peak memory, where these are known.
 
-        Peak memory is what torch allocated on CUDA, weights included, and on the CPU the resident memory of the
-        process. If memory runs out, a missing value with that reason is recorded instead.
+        Peak memory in bytes is what torch allocated on CUDA, weights included, and on the CPU the resident memory of
+        the process; None where it cannot be reset. For a probe with lengths it is recorded as a measurement of its own
+        too. If memory runs out, a missing value with that reason ("oom: ...") is recorded instead; other errors pass
+        through.
 
         Args:
             subject: model to measure.
@@ -116,9 +134,9 @@ class AttemptRunner:
         )
 
     def check_stop(self) -> None:
-        """Raise Stopped if a stop was requested; otherwise send a heartbeat if one is due.
+        """Raise Stopped if a stop was requested; otherwise send a heartbeat if one is due (every HEARTBEAT_S).
 
-        Measurements call it between their parts.
+        Measurements call it between their parts. The heartbeat raises LeaseLost if another process owns the attempt.
         """
         if self.stop.set:
             raise Stopped

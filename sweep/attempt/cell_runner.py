@@ -42,10 +42,16 @@ from .process import StopFlag, is_logged, log_line
 
 
 class CellRunner(AttemptRunner):
-    """Runner of an attempt that trains or evaluates one of our networks; implements the training loop's hooks."""
+    """Runner of an attempt that trains or evaluates one of our networks; implements the training loop's hooks.
+
+    The job's kind "train" trains, probes and stores weights; any other kind loads stored weights and probes them.
+    """
 
     def __init__(self, job: Job, runs: Path, recorder: AttemptWriter, stop: StopFlag) -> None:
-        """Resolve the locations of checkpoints and weights; arguments as for `AttemptRunner`."""
+        """Load plugins and config, and resolve the locations of checkpoints and weights; nothing is read there yet.
+
+        Arguments as for `AttemptRunner`: the job, the folder of the runs, the writer of results, the stop flag.
+        """
         super().__init__(job, runs, recorder, stop)
         self.checkpoint_address = storage.attempt_address(self.config.checkpoint.path, job.folder)
         """Address of checkpoints and weights, as the database stores it."""
@@ -61,15 +67,17 @@ class CellRunner(AttemptRunner):
         self._samples_failed = False
 
     def run(self, began: float) -> None:
-        """Train or load the network, run the probes and store the weights; `began` is the start in monotonic seconds.
+        """Train or load the network, run the missing probes and store the weights of a training.
 
-        Sets process-wide options of torch (threads, determinism, kernels, compile cache). Records provenance,
-        throughput, corpus entropies and every result.
+        Sets process-wide options of torch (threads, determinism, kernels, compile cache). May wait for another attempt
+        that compiles the same network. Records provenance, throughput, corpus entropies and every result. `began` is
+        the job's start in monotonic seconds.
 
         Raises:
             Stopped: a stop was requested; a training's state has been saved.
             Diverged: the training diverged.
             LeaseLost: another process owns the attempt.
+            SweepError: device, corpus, weights or their storage cannot be used.
         """
         config = self.config
         torch.set_num_threads(config.resources.cpus)
@@ -125,7 +133,12 @@ class CellRunner(AttemptRunner):
         self.recorder.neighbours()
 
     def _log_header(self, subject: CellSubject, kernels: Mapping[str, str]) -> None:
-        """Log the first line: cell, attempt, device, precision, parameter count and implementations of ops."""
+        """Log the first line: cell, attempt, device, precision, parameter count and implementations of ops.
+
+        Args:
+            subject: network and device.
+            kernels: op -> implementation; ops of the same implementation are listed together.
+        """
         cuda = subject.device.type == "cuda"
         where = torch.cuda.get_device_name(subject.device) if cuda else f"CPU ({torch.get_num_threads()} threads)"
         parts_by_implementation: dict[str, list[str]] = {}
@@ -140,7 +153,15 @@ class CellRunner(AttemptRunner):
     # --- training -------------------------------------------------------------------------------------------------
 
     def _train(self, subject: CellSubject) -> None:
-        """Train the network from the newest checkpoint or from its first step, and save its final state."""
+        """Train the network from the newest checkpoint or from its first step, and save its final state.
+
+        Reports to this runner's hooks; the final state is a checkpoint. A checkpoint of the last step means that
+        nothing is trained.
+
+        Raises:
+            Stopped: a stop was requested; the state has been saved.
+            Diverged: the training diverged.
+        """
         config, model = self.config, subject.model
         self._subject = subject
         trainer = Trainer(
@@ -182,18 +203,28 @@ class CellRunner(AttemptRunner):
         return marked_capacity(self._loss_share, train.micro_batch * train.seq_len)
 
     def _on_capture_refused(self, why: str) -> None:
-        """Log and record that steps cannot be captured as CUDA graphs, with the reason."""
+        """Log and record in the provenance that steps cannot be captured as CUDA graphs, with the reason."""
         log_line(f"steps cannot be captured as CUDA graphs and are queued as they come, to the same numbers: {why}")
         self._add_provenance(steps=f"as they come: {why}")
         self.recorder.neighbours()
 
     def _add_provenance(self, **extra: object) -> None:
-        """Record the provenance again with further facts."""
+        """Record the provenance again with further facts, which are added to its `extra` or replace some of it."""
         self._provenance = dataclasses.replace(self._provenance, extra={**self._provenance.extra, **extra})
         self.recorder.provenance(self._provenance)
 
     def _validate(self, subject: CellSubject, step: int) -> float:
-        """Return the validation loss with the trained window, nats per token; if it is finite, write samples too."""
+        """Return the validation loss with the trained window, nats per token; if it is finite, write samples too.
+
+        The model is in evaluation mode meanwhile.
+
+        Args:
+            subject: network, corpus and tokenizer.
+            step: optimizer steps done; samples are recorded for it.
+
+        Raises:
+            Stopped: a stop was requested.
+        """
         with evaluating(subject.model):
             loss = stream_loss(subject, full_context=False)[0]
             if math.isfinite(loss):
@@ -201,9 +232,10 @@ class CellRunner(AttemptRunner):
             return loss
 
     def _write_samples(self, subject: CellSubject, step: int) -> None:
-        """Generate and record the texts that the config asks for at this step.
+        """Generate and record the texts that the config asks for (`eval.samples`) at this step.
 
-        If a sample cannot be generated, this is logged and recorded once and no more are tried; training goes on.
+        Does nothing without prompts. If a sample cannot be generated, this is logged and recorded as an event once and
+        no more are tried; training goes on.
         """
         settings = self.config.eval.samples
         if not settings.prompts or self._samples_failed:
@@ -220,7 +252,11 @@ class CellRunner(AttemptRunner):
             self.recorder.examples(samples)
 
     def _prepare_checkpoint_location(self) -> None:
-        """Check that checkpoints can be written and that no foreign ones lie in this attempt's location."""
+        """Check or clean this attempt's checkpoint location before training.
+
+        A location that the config names (`checkpoint.path`) must be writable and hold no other training, otherwise a
+        SweepError is raised. In the runs folder, checkpoints that lie there already are deleted.
+        """
         if self.config.checkpoint.path is not None:
             checkpoint.check_unclaimed(self.storage_address)
         else:
@@ -228,7 +264,11 @@ class CellRunner(AttemptRunner):
             checkpoint.remove_checkpoints(self.storage_address)
 
     def _resume(self, trainer: Trainer) -> None:
-        """Restore the newest usable checkpoint of the cell's earlier attempts, if any, and inherit their curve."""
+        """Restore the newest usable checkpoint of the cell's earlier attempts, if any, and inherit their curve.
+
+        Attempts are tried from the newest on; damaged checkpoints are skipped. The curve up to the checkpoint's step is
+        copied to this attempt, and an event "resumed" recorded.
+        """
         for (attempt, _), location in zip(self.job.resume, self._previous_locations, strict=True):
             state = checkpoint.load_newest(location, log_line)
             if state is None:
@@ -240,14 +280,20 @@ class CellRunner(AttemptRunner):
             return
 
     def progress(self, step: int, loss: float, tokens_per_s: float) -> None:
-        """Record step, loss and speed in the database; the first call releases the compile lock."""
+        """Record step, loss and speed in the database; the first call releases the compile lock.
+
+        It also marks the network as compiled for other processes. `loss` is nats per token of the last step's batch.
+        """
         if self.compile_lock is not None:
             self.compile_lock.mark_compiled()
             self.compile_lock = None
         self.recorder.progress(step, self.config.train.steps, loss, tokens_per_s, "training")
 
     def point(self, point: ValidationPoint) -> None:
-        """Log a validation point (not every one in long trainings) and record it with both MFU figures."""
+        """Log a validation point (not every one in long trainings) and record it with both MFU figures.
+
+        They are `mfu_paper` (the paper's formula) and `mfu` (actual FLOPs), fractions, or None where unknown.
+        """
         steps = self.config.train.steps
         if is_logged(point.step, self.config.eval.validate_every, steps):
             log_line(
@@ -267,7 +313,7 @@ class CellRunner(AttemptRunner):
         return self.stop.set
 
     def should_save(self, step: int) -> bool:
-        """Return True if a checkpoint is due, by time or by steps."""
+        """Return True if a checkpoint is due: `every_minutes` since the last save, or at multiples of `every_steps`."""
         every = self.config.checkpoint.every_steps
         return time.monotonic() - self._last_save >= 60 * self.config.checkpoint.every_minutes or (
             every is not None and step % every == 0
@@ -276,11 +322,13 @@ class CellRunner(AttemptRunner):
     def save(self, step: int, tokens: int, wall_s: float, pending: UnvalidatedPoint | None = None) -> None:
         """Write a checkpoint, record its address, and delete superseded ones of earlier attempts.
 
+        Waits first until everything recorded so far is durable in the database.
+
         Args:
             step: optimizer steps done.
             tokens: tokens trained on.
             wall_s: training seconds, validation and checkpoints excluded.
-            pending: point at this step whose validation has not been done yet.
+            pending: point at this step whose validation has not been done yet; None if there is none.
         """
         self.recorder.settle()
         state = self._optimizers.state_dict()
@@ -293,7 +341,11 @@ class CellRunner(AttemptRunner):
         self._last_save = time.monotonic()
 
     def _prune_checkpoints(self) -> None:
-        """Delete checkpoints of earlier attempts, so that two remain over all attempts of the cell."""
+        """Delete checkpoints of earlier attempts, so that at most KEEP_NEWEST remain over all attempts of the cell.
+
+        While this attempt has fewer, the checkpoint that it resumed from stays; later none of the earlier attempts'
+        does.
+        """
         has_enough = len(checkpoint.list_checkpoints(self.storage_address)) >= checkpoint.KEEP_NEWEST
         for location in self._previous_locations:
             checkpoint.remove_checkpoints(
@@ -313,7 +365,10 @@ class CellRunner(AttemptRunner):
         return flops.peak_flops(torch.cuda.get_device_name(device))
 
     def _mfu(self, tokens_per_s: float) -> tuple[float | None, float | None]:
-        """Return (MFU by the paper's formula, MFU by actual FLOPs), fractions of the peak; None where unknown."""
+        """Return (MFU by the paper's formula, MFU by actual FLOPs), fractions of the device's bf16 peak.
+
+        Each is None where peak or FLOPs are unknown. `tokens_per_s` is the training speed.
+        """
         model, seq_len = self._model.config, self.config.train.seq_len
         peak = self._peak_flops()
         paper = flops.paper_flops(model, parameter_count(self._model), seq_len)
@@ -322,13 +377,15 @@ class CellRunner(AttemptRunner):
 
     @functools.cached_property
     def _loss_share(self) -> float:
-        """Fraction of the training targets that the loss covers."""
+        """Fraction of the training targets that the loss covers; 1 unless `loss_on: marked`."""
         return self._subject.corpus.marked_share if self.config.train.loss_on == "marked" else 1.0
 
     def _record_throughput(self, subject: CellSubject) -> None:
         """Record speed, training time, MFU and parameters, from the last validation interval without its validation.
 
-        This is the paper's definition of speed. Does nothing if the curve is empty.
+        This is the paper's definition of speed. Measurements of probe "throughput": tokens_per_s, train_seconds (over
+        all attempts), mfu_paper, mfu, parameters and, with fp16, skipped_steps. Unknown MFU figures are recorded
+        without a value, with the reason. Does nothing if the curve is empty.
         """
         last = self.recorder.last_point()
         if last is None or last.tokens_per_s is None:
@@ -355,7 +412,11 @@ class CellRunner(AttemptRunner):
         )
 
     def _record_corpus_entropies(self, corpus: Corpus) -> None:
-        """Record the corpus's unigram and bigram entropies in nats per token, as reference values."""
+        """Record the corpus's unigram and bigram entropies in nats per token, as reference values (probe "corpus").
+
+        n is the number of training tokens. A bigram entropy that was not computed is recorded without a value, with the
+        reason.
+        """
         n = corpus.train_tokens
         bigram = corpus.bigram_entropy
         why = None if bigram is not None else "n/a: the vocabulary is too large to count pairs"
@@ -368,7 +429,10 @@ class CellRunner(AttemptRunner):
         )
 
     def _save_weights(self) -> None:
-        """Write the weights and record their SHA-256, unless the config says `checkpoint.keep: nothing`."""
+        """Write the weights and record their SHA-256, unless the config says `checkpoint.keep: nothing`.
+
+        Sets `weights` to their address.
+        """
         if self.config.checkpoint.keep != "nothing":
             written = checkpoint.save_weights(storage.join(self.storage_address, checkpoint.WEIGHTS), self._model)
             self._add_provenance(**{WEIGHTS_SHA256: written})
@@ -377,7 +441,8 @@ class CellRunner(AttemptRunner):
     def clean(self) -> None:
         """Delete the checkpoints of every attempt of this cell, unless the config says `checkpoint.keep: everything`.
 
-        Call it once the database knows that they are not needed. A storage error is only recorded as an event.
+        Weights stay. Only after a training; call it once the database knows that they are not needed. A storage error
+        is only recorded as an event.
         """
         if self.job.kind == "train" and self.config.checkpoint.keep != "everything":
             try:
@@ -389,5 +454,5 @@ class CellRunner(AttemptRunner):
 
 
 def parameter_count(model: Backbone) -> int:
-    """Return the number of parameters."""
+    """Return the number of parameters of a built network, vocabulary matrices included; a tied head's matrix once."""
     return sum(parameter.numel() for parameter in model.parameters())

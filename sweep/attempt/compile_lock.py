@@ -28,11 +28,14 @@ _GRAPH_SETTINGS = {
 
 
 def graph_key(config: CellConfig, *extra: str) -> str:
-    """Return a hash that is equal for cells whose networks compile to the same code.
+    """Return a hash, 32 hex digits, that is equal for cells whose networks compile to the same code.
+
+    It covers all model settings but `init`, and those of training that the compiled code depends on; so seed, learning
+    rates and data play no part.
 
     Args:
         config: cell.
-        *extra: other facts that the code depends on, such as hashes of sources and versions.
+        *extra: other facts that the code depends on, such as hashes of sources and versions; their order matters.
     """
     model = config.model.model_dump(mode="json", exclude={"init"})
     train = config.train.model_dump(mode="json", include=_GRAPH_SETTINGS)
@@ -43,7 +46,8 @@ class CompileLock:
     """File lock of the process that compiles one kind of network, shared through the folder of the compile cache.
 
     It is held from `acquire` until `mark_compiled` or `release`, or until the process ends in any way. Without a folder
-    in which files can be locked, every process acquires it at once.
+    in which files can be locked, every process acquires it at once. The file `folder/key` stays; it is not empty once
+    the network has been compiled.
     """
 
     def __init__(self, folder: Path, key: str) -> None:
@@ -53,8 +57,11 @@ class CompileLock:
     def acquire(self, meanwhile: Callable[[], None]) -> float:
         """Wait until no other process compiles this graph, at most LOCK_TIMEOUT_S; return the seconds waited.
 
-        Does not wait, and does not lock, if the graph has been compiled before. `meanwhile` is called ten times a
-        second while waiting; what it raises releases the lock and is passed on.
+        Does not wait, and does not lock, if the graph has been compiled before, or as soon as another process marks it
+        as compiled. Returns normally after the timeout too, without the lock. Creates the folder and the file.
+
+        Args:
+            meanwhile: called about ten times a second while waiting; what it raises releases the lock and is passed on.
         """
         began = time.monotonic()
         with contextlib.suppress(OSError):
@@ -70,7 +77,11 @@ class CompileLock:
         return time.monotonic() - began
 
     def _try_acquire(self) -> bool:
-        """Return True unless another process holds the lock; takes it unless the graph is compiled already."""
+        """Return True if there is nothing to wait for, False if another process holds the lock. Does not block.
+
+        Takes the lock unless the graph is compiled already. Where files cannot be locked, gives up locking and returns
+        True.
+        """
         if self._file is None:
             return True
         try:
@@ -84,7 +95,10 @@ class CompileLock:
         return True
 
     def mark_compiled(self) -> None:
-        """Note for all processes that the graph is compiled, and release the lock; call it after the first step."""
+        """Note for all processes that the graph is compiled, and release the lock; call it after the first step.
+
+        Does nothing if the file is not open. An error of writing the note is ignored.
+        """
         if self._file is not None:
             with contextlib.suppress(OSError):
                 os.pwrite(self._file, b"compiled\n", 0)

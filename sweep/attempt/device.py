@@ -29,6 +29,11 @@ CUBLAS_WORKSPACE = ":4096:8"
 def choose_device(gpus: float) -> torch.device:
     """Return the CPU for 0 GPUs, else the current CUDA device; a fraction limits torch to that part of its memory.
 
+    Starts CUDA in this process.
+
+    Args:
+        gpus: GPUs of the attempt; more than 1 is treated as 1.
+
     Raises:
         MachineError: CUDA was requested and cannot be used; it names the cause.
     """
@@ -48,7 +53,8 @@ def choose_device(gpus: float) -> torch.device:
 def build_network(config: CellConfig, device: torch.device, *, training: bool = False) -> Backbone:
     """Return the cell's initialised network on `device`, in the types of `train.activations` and `train.precision`.
 
-    The CPU computes in float32 for every precision. On a GPU without 8-bit products, fp8 is emulated in float32.
+    Weights follow from the cell's seed; the network is in training mode. The CPU computes in float32 for every
+    precision. On a GPU without 8-bit products, fp8 is emulated in float32.
 
     Args:
         config: cell.
@@ -57,6 +63,7 @@ def build_network(config: CellConfig, device: torch.device, *, training: bool = 
 
     Raises:
         SweepError: fp8 training on such a GPU.
+        ModelConfigError: the network cannot be built.
     """
     train, cuda = config.train, device.type == "cuda"
     dtype: torch.dtype = getattr(torch, train.activations_on(cuda=cuda))
@@ -85,7 +92,8 @@ def use_shared_compile_cache(device: torch.device, *extra_hashes: str) -> None:
 
     Code lies in the user's cache folder, by versions and GPU; folders set in the environment take precedence. A cached
     graph is reused only with the same sources of this package and the same `extra_hashes`. The compiler needs them,
-    because it identifies our operations by name alone.
+    because it identifies our operations by name alone. Sets environment variables and options of torch's compiler for
+    the whole process.
 
     Args:
         device: CUDA device.
@@ -112,7 +120,11 @@ def use_shared_compile_cache(device: torch.device, *extra_hashes: str) -> None:
 
 
 def compile_lock_for(config: CellConfig) -> CompileLock:
-    """Return the lock that lets one process at a time compile this cell's network; see `use_shared_compile_cache`."""
+    """Return the lock, not acquired, that lets one process at a time compile this cell's network.
+
+    It lies in the compile cache, so call `use_shared_compile_cache` first. Cells share it if their networks compile to
+    the same code on this GPU and with these versions (`graph_key`).
+    """
     compiler: Any = importlib.import_module("torch.compiler.config")
     folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "turns"
     return CompileLock(
@@ -122,9 +134,10 @@ def compile_lock_for(config: CellConfig) -> CompileLock:
 
 
 def use_shared_self_tests(device: torch.device) -> None:
-    """Record which kernels passed their self-tests, per driver, next to the compile cache; later processes skip these.
+    """Remember in a file which kernels passed their self-tests, so that later processes skip these.
 
-    Does nothing without an NVIDIA driver.
+    One file per driver, next to the compile cache, is read and added to. Does nothing without an NVIDIA driver.
+    `device` is a CUDA device.
     """
     driver = driver_version()
     if driver is not None:
@@ -132,6 +145,9 @@ def use_shared_self_tests(device: torch.device) -> None:
 
 
 def _cache_folder(device: torch.device) -> Path:
-    """Return the cache folder of this combination of torch, Triton and GPU."""
+    """Return the cache folder of this combination of torch, Triton and GPU, below XDG_CACHE_HOME or ~/.cache.
+
+    It is not created.
+    """
     name = f"torch-{torch.__version__}-{version('triton')}-{torch.cuda.get_device_name(device)}".replace(" ", "-")
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atma-sweep" / "compiled" / name

@@ -50,7 +50,7 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.
 
 @dataclass(frozen=True)
 class ExitVerdict:
-    """Verdict on a process that ended without closing its attempt."""
+    """Verdict on a process that ended without recording the end of its attempt."""
 
     state: AttemptState
     cause: str
@@ -60,7 +60,11 @@ class ExitVerdict:
 
 
 def classify_exception(error: BaseException) -> Failure:
-    """Return the failure class of an exception that ended an attempt; "code" unless it is the machine's fault."""
+    """Return the failure class of an exception that ended an attempt; "code" unless it is the machine's fault.
+
+    "infrastructure" for disk errors (by errno) and a database that cannot be used, "host_oom" for MemoryError.
+    Otherwise the text decides, as in `classify_message`.
+    """
     message = f"{type(error).__module__}.{type(error).__name__}: {error}"
     if (isinstance(error, OSError) and error.errno in _DISK) or isinstance(
         error, StoreUnreachable | StoreBusy | StoreReplaced
@@ -70,7 +74,10 @@ def classify_exception(error: BaseException) -> Failure:
 
 
 def classify_message(message: str) -> Failure:
-    """Return the failure class of an error message."""
+    """Return the failure class of an error message: "cuda_oom", "host_oom", "infrastructure" or "code".
+
+    Known phrases decide, in this order; "code" if there is none.
+    """
     if _CUDA_OOM.search(message):
         return "cuda_oom"
     if _HOST_OOM.search(message):
@@ -83,14 +90,22 @@ def classify_exit(
 ) -> ExitVerdict:
     """Classify the end of a process whose attempt is still recorded as running.
 
-    A stop on request, or any end after one: interrupted without a failure. A kill because of a hang, by the system for
-    lack of memory, or by another signal: interrupted. Anything else: failed, with the last line of the log as the
-    cause.
+    The first that applies:
+
+    - exit code EXIT_STOPPED or SIGTERM: interrupted, no failure class;
+    - NODE_LOST: interrupted, "node_lost";
+    - `stop_requested`: interrupted, no failure class, whatever the exit code;
+    - `hung`: interrupted, "hang";
+    - SIGKILL with `oom_killed`, or OOM_KILLED: interrupted, "host_oom";
+    - a crash (SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT): interrupted, "infrastructure";
+    - another signal: interrupted, "preempted";
+    - any other exit code, 0 included: failed; "infrastructure" for EXIT_MACHINE, else by the last line of the log.
 
     - `exit_code`: negative for a signal; may be NODE_LOST or OOM_KILLED.
+    - `log`: log file of the attempt; its last line enters the cause, and it may be missing.
     - `oom_killed`: the system has killed a process for lack of memory meanwhile.
     - `hung`: the supervisor killed the process because it made no progress.
-    - `config`: the process was asked to stop before it ended.
+    - `stop_requested`: the process was asked to stop before it ended.
     """
     if exit_code == EXIT_STOPPED or exit_code == -signal.SIGTERM:
         return ExitVerdict("interrupted", "stopped before training began", None)
@@ -121,21 +136,28 @@ def classify_exit(
 
 
 def record_start_failure(log: Path, error: BaseException) -> int:
-    """Append to the log, if possible, that the process could not be started; return the exit code for it."""
+    """Append to the log, if possible, that the process could not be started; return the exit code for it.
+
+    EXIT_MACHINE for an OSError, else 1. An error of writing the log is ignored.
+    """
     with contextlib.suppress(OSError), log.open("a") as file:
         file.write(f"could not be started: {error}\n")
     return EXIT_MACHINE if isinstance(error, OSError) else 1
 
 
 def cause_pattern(cause: str) -> str:
-    """Return a cause with numbers, hashes and paths, which differ between cells, replaced by "#"."""
+    """Return a cause with numbers, hashes and paths, which differ between cells, replaced by "#" each.
+
+    A path is any word with a slash, a hash at least 6 hex digits. Equal results mean the same kind of failure.
+    """
     return re.sub(r"[\w.-]*/[\w./-]+|\b[0-9a-f]{6,}\b|\d+", "#", cause)
 
 
 def oom_kills(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the number of processes killed by the system for lack of memory; 0 if it is not reported.
 
-    The largest count of this process's control group, the root group and the whole machine.
+    The largest count of this process's control group, the root group and the whole machine, each since it exists. Only
+    its growth between two calls says something.
     """
     own_cgroup = Path("/proc/self/cgroup")
     folders = [cgroup_root]
@@ -152,7 +174,10 @@ def oom_kills(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def last_line(log: Path) -> str:
-    """Return the last non-empty line of a log, or a sentence that there is none."""
+    """Return the last non-empty line of a log, stripped, or a sentence that there is none.
+
+    "no log was written" if the file cannot be read, "the log is empty" if every line is blank.
+    """
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:
@@ -161,6 +186,7 @@ def last_line(log: Path) -> str:
 
 
 PACKAGE = Path(__file__).resolve().parents[2]
+"""Folder of this package; its own frames are not the user's."""
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 _QUOTED = re.compile(r'File "([^"\n]+)", line (\d+)')
 _FROZEN = re.compile(r"^[0-9a-f]{12}_(?=.)")
@@ -187,7 +213,10 @@ def user_frame(error: BaseException) -> str | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the exception and those that it was raised from, each once."""
+    """Yield the exception and those that it was raised from or during, newest first, each once.
+
+    Follows `__cause__`, else `__context__` unless it was suppressed by `from None`.
+    """
     seen = set[int]()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -197,7 +226,11 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _innermost(frames: list[tuple[str, int]]) -> str | None:
-    """Return "file.py:12" of the last frame whose file is the user's; None if there is none."""
+    """Return "file.py:12" (name without folder) of the last frame whose file is the user's; None if there is none.
+
+    Args:
+        frames: (file, line) pairs, outermost first. A hash before the name of a plugin's copy is cut off.
+    """
     for file, line in reversed(frames):
         if _is_users(file):
             return f"{_FROZEN.sub('', Path(file).name)}:{line}"
@@ -205,7 +238,10 @@ def _innermost(frames: list[tuple[str, int]]) -> str | None:
 
 
 def _is_users(file: str) -> bool:
-    """Return True if a source file is the user's: it exists outside this package, Python and installed packages."""
+    """Return True if a source file is the user's: it exists outside this package, Python and installed packages.
+
+    A plugin's copy (in a folder "plugins", name with a hash) is always the user's. A relative path never is.
+    """
     path = Path(file)
     if _FROZEN.match(path.name) and path.parent.name == "plugins":
         return True  # a plugin's copy, even if the runs folder lies inside this package

@@ -28,15 +28,18 @@ def generate_text(
 ) -> Iterator[str]:  # fmt: skip
     """Return an iterator over the pieces of text that continue `prompt`; errors are raised at once, not later.
 
+    The prompt follows an end-of-text token and is not repeated. The text ends after `tokens` tokens or at an
+    end-of-text token, whose text is yielded too if it has any.
+
     Args:
         model: network in evaluation mode.
         tokenizer: its tokenizer.
         prompt: text that the continuation follows.
-        tokens: most tokens to generate.
+        tokens: most tokens to generate; 0 gives nothing.
         temperature: 0 takes the most probable token.
         top_p: sample from the fewest tokens that together have this probability.
         seed: seed of the sampling.
-        full_context: ignore the network's attention window.
+        full_context: ignore the network's attention window; without effect if `decoder` is given.
         decoder: decoder with a free slot to use; None: a new one.
 
     Raises:
@@ -56,13 +59,26 @@ def generate_text(
 
 
 def decoder_for(model: Backbone, tokenizer: Tokenizer, prompts: Iterable[str], *, tokens: int) -> Decoder:
-    """Return a decoder for `generate_text` on each of these prompts, one at a time. Raises SamplingError."""
+    """Return a decoder for `generate_text` on each of these prompts, one at a time.
+
+    It has room for the longest prompt and `tokens` new tokens, and keeps the network's attention window.
+
+    Raises:
+        SamplingError: a prompt cannot be tokenized, or its text would be too long for the network.
+        ValueError: no prompts.
+    """
     longest = max(len(_prompt_tokens(model, tokenizer, prompt, tokens)) for prompt in prompts)
     return make_decoder(model, tokens=longest + tokens)
 
 
 def _prompt_tokens(model: Backbone, tokenizer: Tokenizer, prompt: str, tokens: int) -> torch.Tensor:
-    """Return the prompt's tokens, int64 [T], after an end-of-text token.
+    """Return the prompt's tokens after an end-of-text token, int64 [T] on the CPU.
+
+    Args:
+        model: network, whose position scheme bounds the length.
+        tokenizer: its tokenizer.
+        prompt: text; empty gives the end-of-text token alone.
+        tokens: tokens that are to follow; they count in the length.
 
     Raises:
         SamplingError: the prompt cannot be tokenized, `tokens` is negative, or the text would be too long for the
@@ -85,7 +101,10 @@ def _prompt_tokens(model: Backbone, tokenizer: Tokenizer, prompt: str, tokens: i
 
 
 def _decode_pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
-    """Yield the tokens' text; a character whose bytes are spread over several tokens comes in one piece."""
+    """Yield the tokens' text, about a piece per token; no piece is empty.
+
+    A character whose bytes are spread over several tokens comes in one piece. Bytes that are no UTF-8 become U+FFFD.
+    """
     letters = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for token in tokens:
         piece = letters.decode(tokenizer.token_bytes(token))
@@ -97,10 +116,10 @@ def _decode_pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]
 
 
 def write_samples(subject: CellSubject, settings: SamplesConfig, *, seed: int, step: int) -> Iterator[Sample]:
-    """Yield a generated text per prompt of the settings; the model must be in evaluation mode.
+    """Yield a generated text per prompt of the settings, in their order; the model must be in evaluation mode.
 
-    Training is not affected: no random stream and no weight changes. Draws depend on seed and position alone, so a
-    difference between the samples of two steps is due to the network.
+    Nothing is yielded without prompts. Training is not affected: no random stream and no weight changes. Draws depend
+    on seed and position alone, so a difference between the samples of two steps is due to the network.
 
     Args:
         subject: network, tokenizer and `pause`, which is called after every piece and may raise.

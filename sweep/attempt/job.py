@@ -14,7 +14,10 @@ JOB_FILE = "job.json"
 class Job:
     """Job of an attempt; a frozen copy is stored in its folder as job.json.
 
-    Addresses are full ones or relative to the runs folder (see checkpoints/storage.py).
+    Addresses are full ones or relative to the runs folder (see checkpoints/storage.py). `attempt` is the attempt's id,
+    `fence` the fencing token of its lease, `cell` the cell's id and `slug` its readable name. `kind` is "train",
+    "evaluate" (stored weights) or "external" (an open-weight model). `folder` is the attempt's folder, `config` the
+    cell's config as JSON. `commit` and `dirty` describe the git checkout; None if unknown.
     """
 
     attempt: int
@@ -29,7 +32,7 @@ class Job:
     resume: list[tuple[int, str]]
     """Earlier attempts whose checkpoints may be resumed, newest first: (attempt id, address of their location)."""
     weights: str | None = None
-    """Address of the stored weights, for kind `evaluate`."""
+    """Address of the stored weights to load, for kind `evaluate`; None otherwise."""
     weights_sha256: str | None = None
     """Recorded SHA-256 of the weights, hex; None if none was recorded."""
     commit: str | None = None
@@ -38,9 +41,12 @@ class Job:
     """Last point of the curve of each earlier attempt that finished its training, by attempt id."""
 
     def write(self, runs: Path) -> Path:
-        """Write job.json atomically into the attempt's folder and return the folder. Raises OSError.
+        """Write job.json atomically into the attempt's folder, which is created, and return that folder.
 
-        `runs` is the folder that addresses are relative to.
+        An existing file is replaced. `runs` is the folder that addresses are relative to.
+
+        Raises:
+            OSError: it cannot be written.
         """
         folder = runs / self.folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +62,12 @@ class Job:
 
     @classmethod
     def read(cls, folder: Path) -> Job:
-        """Return the job of an attempt's folder, read from its job.json."""
+        """Return the job of an attempt's folder, read from its job.json.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError, KeyError, TypeError: it holds no job of this version.
+        """
         data = json.loads((folder / JOB_FILE).read_text())
         data["missing"] = [(name, length) for name, length in data["missing"]]
         data["resume"] = [(attempt, path) for attempt, path in data["resume"]]

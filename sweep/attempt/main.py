@@ -33,7 +33,21 @@ from .process import StopFlag, ignore_output_errors, log_line
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the attempt whose job.json lies in the given folder; return an exit code.
 
-    Its results go to the database that ATMA_DB names, or with --journal into a file of that folder.
+    Its results go to the database that ATMA_DB names, or with --journal into a file of that folder. Installs signal
+    handlers and a guard for this process, replaces stdout and stderr, and makes it end with the process `--parent`.
+    Blocks until the attempt ends; with --spare first until a folder arrives.
+
+    Args:
+        argv: arguments without the program's name; None: those of the process.
+
+    Returns:
+        0: done, diverged, or a spare process without work. EXIT_STOPPED: stopped on request. EXIT_LOST: lease lost,
+        nothing more was written. EXIT_MACHINE: fault of the machine. Otherwise the code of the failure
+        (`SweepError.exit_code` or 1).
+
+    Raises:
+        SystemExit: invalid arguments.
+        Exception: an unexpected error, after the attempt has recorded it if it had begun.
     """
     parser = argparse.ArgumentParser(description="Run one attempt, as the supervisor starts it.")
     parser.add_argument("--runs", type=Path, required=True, help="folder that artifact paths are relative to")
@@ -78,7 +92,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _writer(job: Job, journal: Path | None) -> AttemptWriter:
-    """Return the writer of the attempt's results: to the database, or to the journal file if one is given."""
+    """Return the writer of the attempt's results: to the database, or to the journal file if one is given.
+
+    The database is the one that ATMA_DB names, and is opened here.
+    """
     if journal is None:
         return DatabaseRecorder(open_store(), job.attempt, job.fence)
     return JournalRecorder(journal, {int(attempt): CurvePoint(**point) for attempt, point in job.ends.items()})
@@ -87,9 +104,19 @@ def _writer(job: Job, journal: Path | None) -> AttemptWriter:
 def _attempt(job: Job, runs: Path, writer: AttemptWriter, stop: StopFlag) -> int:
     """Run the job, record how it ended, delete superseded checkpoints, and return the exit code.
 
+    Ends as done or diverged give 0; a stop, and any error after a stop request, gives EXIT_STOPPED. An expected error
+    (`SweepError`) or SystemExit is recorded as failed and gives its code. Checkpoints are deleted only after done and
+    diverged.
+
+    Args:
+        job: job of the attempt.
+        runs: folder that addresses are relative to.
+        writer: writer of the attempt's results.
+        stop: stop flag of this process.
+
     Raises:
-        LeaseLost: another process owns the attempt.
-        Exception: an unexpected error, after it has been recorded.
+        LeaseLost: another process owns the attempt; no end was recorded.
+        Exception: an unexpected error, after it has been recorded as failed.
     """
     began = time.monotonic()
     finish = partial(_finish, writer, began)
@@ -123,14 +150,24 @@ def _attempt(job: Job, runs: Path, writer: AttemptWriter, stop: StopFlag) -> int
 
 
 def _finish(writer: AttemptWriter, began: float, state: AttemptState, **values: Any) -> None:
-    """Record the attempt's end with the given fields, then log it."""
+    """Record the attempt's end with the given fields, then log it with the seconds since its start.
+
+    Args:
+        writer: writer of the attempt's results.
+        began: start of the attempt in monotonic seconds.
+        state: state that the attempt ends in.
+        **values: further fields of `AttemptWriter.finish`; `cause` is logged too.
+    """
     writer.finish(state, **values)
     cause = values.get("cause")
     log_line(f"{state} after {time.monotonic() - began:.1f} s" + (f": {cause}" if cause else ""))
 
 
 def _with_location(error: BaseException) -> str:
-    """Return the exception in one line of up to 500 characters, with the line of the user's code that it came from."""
+    """Return the exception in one line, followed by the line of the user's code that it came from, if any.
+
+    "Class: message" with white space collapsed, cut to 500 characters, then " (file.py:12)".
+    """
     location = user_frame(error)
     message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
     return message if location is None else f"{message} ({location})"
@@ -139,10 +176,16 @@ def _with_location(error: BaseException) -> str:
 def _failed(finish: Callable[..., None], error: BaseException, stop: StopFlag) -> int:
     """Record how the attempt failed and return its exit code; an error after a stop request counts as interrupted.
 
+    The traceback is recorded for unexpected errors (those that are no SweepError), and printed to stderr where the
+    caller will not raise the error.
+
     Args:
-        finish: function that records the end.
-        error: exception that ended the attempt.
+        finish: function that records the end: state, then fields by keyword.
+        error: exception that ended the attempt; call it while it is being handled.
         stop: stop flag; unexpected errors wait a second for it, as a batch system may signal children first.
+
+    Returns:
+        EXIT_STOPPED for interrupted; otherwise the error's `exit_code`, EXIT_MACHINE for a fault of the machine, or 1.
     """
     is_expected = isinstance(error, SweepError)
     message = str(error) if is_expected else _with_location(error)

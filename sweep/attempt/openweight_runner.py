@@ -25,12 +25,15 @@ class OpenWeightRunner(AttemptRunner):
     """Runner of an attempt on an open-weight model; trains nothing and writes no weights."""
 
     def run(self, began: float) -> None:
-        """Load the model and run the probes; `began` is the job's start (monotonic seconds).
+        """Load the model and run the probes that the job lacks; `began` is the job's start (monotonic seconds).
+
+        Sets torch's number of threads. Records provenance, the number of parameters and every result, and logs the
+        model. The checkpoint's files are not checked here.
 
         Raises:
             Stopped: a stop was requested.
             LeaseLost: another process owns the attempt.
-            MachineError: the checkpoint no longer exists.
+            MachineError: the package transformers or the checkpoint's folder is missing, or the GPU cannot be used.
         """
         config = self.config
         assert isinstance(config, OpenWeightConfig)

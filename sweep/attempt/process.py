@@ -21,12 +21,15 @@ MAX_VALIDATION_LINES = 1000
 
 
 def log_line(line: str) -> None:
-    """Print a line that starts with the time in UTC."""
+    """Print a line to stdout that starts with date and time in UTC, to the second, and flush."""
     print(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {line}", flush=True)
 
 
 def ignore_output_errors() -> None:
-    """Replace this process's stdout and stderr, so that printing never raises an OSError (full disk)."""
+    """Replace this process's stdout and stderr, so that printing never raises an OSError (full disk).
+
+    What cannot be written is lost. Output is UTF-8, unbuffered; characters that cannot be encoded are escaped.
+    """
     for name, number in (("stdout", 1), ("stderr", 2)):
         raw: Any = UnfailingFile(number, "w", closefd=False)  # a truncated log must not cost results
         setattr(sys, name, io.TextIOWrapper(raw, "utf-8", errors="backslashreplace", write_through=True))
@@ -34,6 +37,8 @@ def ignore_output_errors() -> None:
 
 def is_logged(step: int, every: int, steps: int) -> bool:
     """Return True if the validation after `step` of `steps` steps gets a log line; the last one always does.
+
+    Every validation does, unless there are more than MAX_VALIDATION_LINES; then every second, third, ...
 
     Args:
         step: optimizer steps done.
@@ -49,9 +54,10 @@ SIGNAL_WAIT_S = 1.0
 
 
 class StopFlag:
-    """Flag set by the first SIGTERM; a second one ends the process at once.
+    """Flag set by the first SIGTERM; a second one, more than ECHO_S (2) seconds later, ends the process at once.
 
-    SIGINT and SIGHUP are handled by the supervisor, so this process and its children, such as compilers, ignore them.
+    The process then exits with EXIT_STOPPED, without cleaning up. SIGINT and SIGHUP are handled by the supervisor, so
+    this process and its children, such as compilers, ignore them.
     """
 
     def __init__(self) -> None:
@@ -66,7 +72,7 @@ class StopFlag:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
     def wait_until_set(self) -> bool:
-        """Return True if SIGTERM has arrived or arrives within a second.
+        """Return True if SIGTERM has arrived or arrives within a second; blocks for at most that long.
 
         A batch system may signal a compiler child before this process.
         """

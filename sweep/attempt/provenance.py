@@ -16,7 +16,7 @@ PACKAGES = "atma-sweep torch triton fla-core flash-linear-attention numpy ray sq
 
 
 def package_versions() -> dict[str, str]:
-    """Return package -> installed version, for packages that can change a result; those not installed are left out."""
+    """Return package -> installed version, of the PACKAGES that can change a result; missing ones are left out."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -27,7 +27,7 @@ def package_versions() -> dict[str, str]:
 
 
 def driver_version() -> str | None:
-    """Return the NVIDIA driver's version; None without a driver."""
+    """Return the NVIDIA driver's version, such as "550.54.15"; None without a driver (Linux only)."""
     path = Path("/proc/driver/nvidia/version")
     if not path.is_file():
         return None
@@ -39,11 +39,13 @@ def collect_provenance(
     job: Job, *, device: torch.device, precision: str, kernels: dict[str, str], tokenizer: str, corpus: str,
     extra: dict[str, object],
 ) -> Provenance:  # fmt: skip
-    """Return the provenance record of a running attempt.
+    """Return the provenance record of a running attempt: its config and seed, code, packages, machine and GPU.
+
+    Nothing is written. Git commit comes from the job; the other facts are read from this process.
 
     Args:
         job: the attempt's job.
-        device: device it runs on.
+        device: device it runs on; GPU fields are None on the CPU.
         precision: number types in words.
         kernels: op -> implementation.
         tokenizer: name of the tokenizer.

@@ -17,11 +17,16 @@ IMPORTS = ("torch._inductor.compile_fx", "torch._dynamo", "triton", "atma_sweep.
 def wait_for_folder(runs: Path) -> str | None:
     """Import what takes long, then wait for an attempt's folder on standard input and become that attempt.
 
-    Changes the working directory to the folder and redirects stdout and stderr to its log.txt. If an import failed, the
-    process replaces itself by a fresh one for the folder.
+    Blocks until a line or the end of standard input comes. Then it changes the working directory (and its entry in
+    sys.path) to the folder, redirects stdout and stderr to its log.txt and standard input to nothing. Environment
+    variables that the imports have set are removed. If an import failed, the process replaces itself by a fresh one for
+    the folder and does not return.
+
+    Args:
+        runs: folder that the attempt's folder is relative to.
 
     Returns:
-        The folder, relative to `runs`; None if standard input closed without one.
+        The folder, relative to `runs`; None if standard input closed without one, or the line is empty.
 
     Raises:
         OSError: the folder cannot be entered or its log cannot be opened.

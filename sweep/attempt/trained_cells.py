@@ -78,11 +78,11 @@ class LoadedModel:
 
             print("".join(trained.generate("def main(", tokens=64)))
 
-        The prompt follows an end-of-text token, like a document in training. The same arguments give the same text on
-        the same machine.
+        It yields pieces of text, without the prompt. Wrong arguments raise at the call, not later. The prompt follows
+        an end-of-text token, like a document in training. The same arguments give the same text on the same machine.
 
         Args:
-            prompt: text to continue.
+            prompt: text to continue; empty: a new document.
             tokens: most tokens to generate.
             temperature: 0 takes the most probable token.
             top_p: sample from the fewest tokens that together have this probability.
@@ -110,6 +110,8 @@ class LoadedModel:
 def find_trained_cell(store: Store, cell_name: str, runs: Path, sweep: str | None = None) -> TrainedCell:
     """Return the trained cell of that name, with the weights of its newest finished training.
 
+    Loads the cell's plugins, which runs their code. The weights are not read, only their existence is checked.
+
     Args:
         store: database.
         cell_name: id, slug or prefix of the cell, as `Store.find_cell` takes it.
@@ -118,7 +120,7 @@ def find_trained_cell(store: Store, cell_name: str, runs: Path, sweep: str | Non
 
     Raises:
         CellUnknown, CellAmbiguous, SweepUnknown: there is no such cell, or more than one.
-        NotTrained: it has no finished training.
+        NotTrained: it has no finished training, or diverged.
         WeightsGone: its weights were not stored or have been deleted.
         CellUnreadable, PluginChanged: its config cannot be restored.
         StorageError: the location of the weights cannot be reached.
@@ -150,8 +152,16 @@ def find_trained_cell(store: Store, cell_name: str, runs: Path, sweep: str | Non
 def restore_cell(record: CellRecord, runs: Path) -> Cell:
     """Return the cell that a database row describes, with its plugins loaded from the copies under `runs`.
 
+    Loading a plugin runs its code. The config is checked before, as far as it can be without plugins. Settings that are
+    newer than the cell stand at their identity defaults.
+
+    Args:
+        record: the cell's row.
+        runs: folder of the runs; copies lie in its subfolder "plugins".
+
     Raises:
-        CellUnreadable: this version computes another cell from the stored config, or cannot read it.
+        CellUnreadable: this version computes another cell from the stored config, or cannot read it, or a plugin's copy
+            is missing or fails to load.
         PluginChanged: a plugin's copy has changed.
     """
     try:
@@ -166,11 +176,15 @@ def restore_cell(record: CellRecord, runs: Path) -> Cell:
 
 
 def _is_registered(part: Pluggable, section: Mapping[str, Any], plugins: tuple[Plugin, ...]) -> bool:
-    """Return True if the part can be used before any plugin is loaded.
+    """Return True if the part that the section names can be used before any plugin is loaded.
+
+    That is, no part is named, or the registered one comes from the same source as the cell's. False: one of the cell's
+    plugins must provide it.
 
     Args:
         part: kind of part.
-        section: section of the stored config that names the part.
+        section: section of the stored config that names the part and the SHA-256 of its source (None for this
+            package's).
         plugins: plugins of the cell.
 
     Raises:
@@ -189,7 +203,15 @@ def _is_registered(part: Pluggable, section: Mapping[str, Any], plugins: tuple[P
 
 
 def _validated_config(record: CellRecord, plugins: tuple[Plugin, ...]) -> CellConfig:
-    """Return the stored config, validated; raise CellUnreadable if it is invalid or gives another cell id."""
+    """Return the stored config, validated and complete, with these plugins.
+
+    Args:
+        record: the cell's row; missing fields get their identity defaults.
+        plugins: plugins to put into the config.
+
+    Raises:
+        CellUnreadable: the config is invalid, or this version computes another cell id from it.
+    """
     try:
         config = CellConfig.model_validate({**_fill_sections(record.config), "plugins": plugins})
         config = config.model_copy(update={"model": check_model_config(config.model)})
@@ -212,7 +234,17 @@ def _unreadable(record: CellRecord, error: Exception) -> CellUnreadable:
 
 
 def _load_stored_plugin(record: CellRecord, stored: Plugin, runs: Path) -> Plugin:
-    """Load a plugin from its copy under `runs`; raise CellUnreadable if the copy is missing or fails to load."""
+    """Load a plugin from its copy under `runs`, which runs its code; return it with the copy's path.
+
+    Args:
+        record: the cell's row, for messages alone.
+        stored: the plugin as the config names it; its file name and SHA-256 are used.
+        runs: folder of the runs.
+
+    Raises:
+        CellUnreadable: the copy is missing or fails to load.
+        PluginChanged: the copy has another SHA-256.
+    """
     copy = runs / "plugins" / Path(stored.path).name
     if not copy.is_file():
         raise CellUnreadable(
@@ -231,7 +263,11 @@ def _load_stored_plugin(record: CellRecord, stored: Plugin, runs: Path) -> Plugi
 
 
 def _fill_sections(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stored config with missing fields at their identity defaults, as older cells had them."""
+    """Return the stored config with missing fields at their identity defaults, as older cells had them.
+
+    Filled are the sections model, data and train, and the settings of mixers, memories and position schemes. Imports
+    the parts. `stored` is not changed. Raises KeyError for an unknown part or a missing section.
+    """
     full = dict(stored)
     for section, cls in (("model", ModelConfig), ("data", DataConfig), ("train", TrainConfig)):
         full[section] = fill_identity_defaults(cls, stored[section])
@@ -244,7 +280,10 @@ def _fill_sections(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fill_identity_defaults(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with the config class's missing fields at their identity default, where they have one."""
+    """Return the values with the config class's missing fields at their identity default, where they have one.
+
+    A new dict; nothing is validated, and unknown keys stay. Fields without an identity default stay missing.
+    """
     full = dict(values)
     for name, field in cls.model_fields.items():
         extra = field.json_schema_extra
@@ -257,7 +296,9 @@ def load(
     cell_name: str, *, db: str | Path | None = None, runs: str | Path | None = None, sweep: str | None = None,
     device: str = "cpu",
 ) -> LoadedModel:  # fmt: skip
-    """Load a trained cell as `atma_sweep.load` does.
+    """Load a trained cell as `atma_sweep.load` does: network in evaluation mode, tokenizer and config.
+
+    The database is only read and is closed again. Runs the code of the cell's plugins.
 
     Args:
         cell_name: id, slug or prefix of the cell.
@@ -268,7 +309,8 @@ def load(
 
     Raises:
         TypeError: an argument has another type.
-        SweepError: the cell cannot be found or loaded, or the device cannot be used.
+        StoreError: the database cannot be read, or there is no such cell, or more than one.
+        SweepError: the cell has no weights or cannot be loaded, or the device cannot be used.
     """
     check_argument("load", "cell", cell_name, TEXT)
     check_argument("load", "db", db, PATH, optional=True)
@@ -304,6 +346,9 @@ def _device(name: str) -> torch.device:
 
 def _build_model(trained: TrainedCell, runs: Path, device: torch.device) -> LoadedModel:
     """Build the network, load its weights and its tokenizer, and switch it to evaluation mode.
+
+    The weights are checked against their SHA-256 if one is recorded. Raises SweepError if corpus or weights cannot be
+    read.
 
     Args:
         trained: cell and address of its weights.

@@ -20,7 +20,7 @@ class Peak(NamedTuple):
     """Peak dense bf16 tensor FLOP/s of a GPU with fp32 accumulation."""
 
     names: tuple[str, ...]
-    """Full device names as the CUDA driver reports them, without "NVIDIA "."""
+    """Full device names as the CUDA driver reports them, without "NVIDIA "; all share the peak."""
     flops: float
     """FLOP/s."""
     source: str
@@ -53,19 +53,22 @@ PEAK_BF16: tuple[Peak, ...] = (
 
 
 def peak_flops(gpu_name: str | None) -> float | None:
-    """Return the peak dense bf16 FLOP/s of a GPU by its driver's name; None if it is not in the table."""
+    """Return the peak dense bf16 FLOP/s of a GPU by its driver's name; None if it is not in the table.
+
+    The name must match in full, with or without a leading "NVIDIA ". None gives None.
+    """
     short = (gpu_name or "").removeprefix("NVIDIA ")
     return next((peak.flops for peak in PEAK_BF16 if short in peak.names), None)
 
 
 def paper_flops(config: ModelConfig, parameters: int, seq_len: int) -> float:
-    """Return training FLOPs per token by the paper's formula, 6 N + 12 layers d T.
+    """Return training FLOPs (forward and backward) per token by the paper's formula, 6 N + 12 layers d T.
 
-    N counts all parameters and every layer counts as non-causal attention, so it overstates.
+    N counts all parameters (vocabulary matrices too), and every layer counts as non-causal attention, so it overstates.
     Source: docs/mechanisms.md, "Training".
 
     Args:
-        config: network.
+        config: network; number of layers and width are read.
         parameters: N.
         seq_len: T, tokens per row.
     """
@@ -76,29 +79,30 @@ class ForwardFlops(NamedTuple):
     """Forward FLOPs per token of a network, as far as they are known."""
 
     total: float
-    """Sum over the parts that report their FLOPs."""
+    """Sum over the parts that report their FLOPs; unknown parts count as 0."""
     unknown_parts: tuple[str, ...]
     """Parts that do not report theirs, such as "mixer 'mine'"."""
 
 
 def forward_flops(config: ModelConfig, seq_len: int, *, counted: float = 1.0) -> float | None:
-    """Return the forward FLOPs per token that are really computed, two per multiply-add.
+    """Return the forward FLOPs per token that are really computed, two per multiply-add; None if unknown.
 
-    Counts matrix products only: causal or windowed attention on the global layers, no look-up of embeddings and
-    positions, no elementwise work. None if the mixer or the memory does not report its FLOPs (`unknown_reason` names it).
+    Counts matrix products and convolution taps: causal or windowed attention on the global layers, projections, MLPs,
+    memory and head. Not counted: look-ups of embeddings and positions, elementwise work, Canon, auxiliary losses. None
+    if the mixer or the memory of a network with global layers does not report its FLOPs (`unknown_reason` names it).
     Source: docs/mechanisms.md, "Training".
 
     Args:
         config: network.
-        seq_len: tokens per row.
-        counted: fraction of the targets that the loss covers; the head is computed for these alone.
+        seq_len: tokens per row, 1 or more; the average number of keys per query follows from it.
+        counted: fraction of the targets, 0 to 1, that the loss covers; the head is computed for these alone.
     """
     parts = _forward_flops_by_part(config, seq_len, counted)
     return None if parts.unknown_parts else parts.total
 
 
 def unknown_reason(config: ModelConfig) -> str | None:
-    """Return a sentence that names the parts whose FLOPs are unknown; None if all are known."""
+    """Return a clause that names the parts (mixer, memory) whose FLOPs are unknown; None if all are known."""
     unknown_parts = _forward_flops_by_part(config, 1).unknown_parts
     if not unknown_parts:
         return None
@@ -107,16 +111,21 @@ def unknown_reason(config: ModelConfig) -> str | None:
 
 
 def estimated_flops(config: ModelConfig, seq_len: int) -> float:
-    """Return estimated training FLOPs per token, to sort cells by; parts of unknown FLOPs count as 0."""
+    """Return estimated training FLOPs per token, three times the forward's, to sort cells by.
+
+    Parts of unknown FLOPs count as 0, so it never is None.
+    """
     return 3.0 * _forward_flops_by_part(config, seq_len).total
 
 
 def _forward_flops_by_part(config: ModelConfig, seq_len: int, counted: float = 1.0) -> ForwardFlops:
     """Return the forward FLOPs per token: their known sum, and the names of parts that do not report theirs.
 
+    No name is reported for a network without global layers.
+
     Args:
         config: network.
-        seq_len: tokens per row, from which the average number of visible keys follows (window included).
+        seq_len: tokens per row, from which the average number of visible keys follows (causal, window included).
         counted: fraction of the targets that the loss covers; scales the head's FLOPs.
     """
     d, heads, kv, dh = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
@@ -139,8 +148,10 @@ def _forward_flops_by_part(config: ModelConfig, seq_len: int, counted: float = 1
 def _part_flops(config: ModelConfig, keys: float) -> dict[str, float | None]:
     """Return part ("mixer 'polar'", "memory 'omega'") -> forward FLOPs per token and layer; None where unknown.
 
+    The mixer comes first; without a memory it is the only key. Imports the parts.
+
     Args:
-        config: network.
+        config: network; settings that are missing have their defaults.
         keys: keys that a query sees on average.
     """
     name = config.attn_type
@@ -157,7 +168,7 @@ def _part_flops(config: ModelConfig, keys: float) -> dict[str, float | None]:
 
 
 def training_flops(config: ModelConfig, seq_len: int, *, counted: float = 1.0) -> float | None:
-    """Return training FLOPs per token, three times those of the forward pass; None if these are unknown.
+    """Return training FLOPs per token, three times those of `forward_flops`; None if these are unknown.
 
     Args:
         config: network.
@@ -169,5 +180,11 @@ def training_flops(config: ModelConfig, seq_len: int, *, counted: float = 1.0) -
 
 
 def mfu(flops_per_token: float | None, tokens_per_second: float, peak: float | None) -> float | None:
-    """Return the model FLOPs utilisation, a fraction of the peak; None without a known peak or known FLOPs."""
+    """Return the model FLOPs utilisation, a fraction of the peak; None without a known peak or known FLOPs.
+
+    Args:
+        flops_per_token: training FLOPs per token.
+        tokens_per_second: speed of the training.
+        peak: peak FLOP/s of the device.
+    """
     return None if peak is None or flops_per_token is None else flops_per_token * tokens_per_second / peak

@@ -21,7 +21,11 @@ from .optimizers import Optimizers
 
 
 class Diverged(Exception):
-    """Loss or gradient became NaN or infinite: a result of the cell, not a fault of the machine."""
+    """Loss or gradient became NaN or infinite: a result of the cell, not a fault of the machine.
+
+    `step` is the number of optimizer steps done, the bad one included; `what` is "loss", "gradient norm" or "validation
+    loss".
+    """
 
     def __init__(self, step: int, what: str) -> None:
         self.step, self.what = step, what
@@ -29,7 +33,7 @@ class Diverged(Exception):
 
 
 class Stopped(Exception):
-    """Training was stopped on request, after its state had been saved."""
+    """Training or measuring was stopped on request; a training's state has been saved before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,52 +46,58 @@ class ValidationPoint:
     wall_s: float
     """Training seconds, validation and checkpoints excluded."""
     train_loss: float
-    """Cross-entropy of the step's own batch, nats per token, or per marked token with `loss_on: marked`."""
+    """Cross-entropy of the last step's own batch, nats per token, or per marked token with `loss_on: marked`."""
     val_loss: float
     """Validation cross-entropy, nats per token."""
     tokens_per_s: float
-    """Training tokens per second since the previous point."""
+    """Training tokens per second since the previous point or checkpoint, or since the attempt's start."""
     grad_norm: float
-    """Global gradient norm before clipping."""
+    """Global gradient norm of the last step before clipping; 0 if loss scaling skipped it."""
     lr: float
-    """Learning-rate factor of the step, 0 to 1."""
+    """Learning-rate factor of the last step, 0 to 1."""
     peak_memory: int | None
-    """Peak bytes allocated on the GPU; None on the CPU."""
+    """Peak bytes allocated on the GPU by torch since the process started; None on the CPU."""
 
 
 UnvalidatedPoint = tuple[float, float, float]
-"""Train loss, gradient norm and tokens per second of a point whose validation has not been done yet."""
+"""(train loss, gradient norm, tokens per second) of a point whose validation has not been done yet."""
 
 
 class TrainingHooks(Protocol):
     """Callbacks of the training loop: progress, validation points, checkpoints and stop requests."""
 
     def progress(self, step: int, loss: float, tokens_per_s: float) -> None:
-        """Report progress; called after the first step and then about once a second."""
+        """Report progress; called after the attempt's first step, then about once a second and before every validation.
+
+        Args:
+            step: optimizer steps done.
+            loss: cross-entropy of the last step's batch, nats per token.
+            tokens_per_s: training tokens per second since the last point or checkpoint.
+        """
 
     def point(self, point: ValidationPoint) -> None:
         """Record a validation point; called after every validation."""
 
     def should_stop(self) -> bool:
-        """Return True to save and stop now; called before every micro-batch."""
+        """Return True to stop now, after a checkpoint of the last complete step; called before every micro-batch."""
 
     def should_save(self, step: int) -> bool:
-        """Return True if a checkpoint is due after `step` steps."""
+        """Return True if a checkpoint is due after `step` steps; called after every step but the last."""
 
     def save(self, step: int, tokens: int, wall_s: float, pending: UnvalidatedPoint | None = None) -> None:
-        """Write a checkpoint.
+        """Write a checkpoint of the weights and optimizers as they are now.
 
         Args:
             step: optimizer steps done.
             tokens: tokens trained on.
-            wall_s: training seconds, validation and checkpoints excluded.
-            pending: point at this step whose validation has not been done yet.
+            wall_s: training seconds over all attempts, validation and checkpoints excluded.
+            pending: point at this step whose validation has not been done yet; None if there is none.
         """
 
 
 @dataclass
 class _Clock:
-    """Training seconds, and tokens since the last validation point and the last progress report."""
+    """Training seconds, and tokens since the last validation point, checkpoint or start."""
 
     wall_s: float
     started: float = field(default_factory=time.perf_counter)
@@ -149,7 +159,10 @@ class Trainer:
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Load weights, optimizers, step and training time of a checkpoint, and drop captured CUDA graphs."""
+        """Load weights, optimizers, step and training time of a checkpoint, and drop captured CUDA graphs.
+
+        A point of the checkpoint that was not validated yet is validated by `run` first.
+        """
         self.model.load_state_dict(checkpoint.model)
         self.optimizers.load_state_dict(checkpoint.optimizers)
         self.step, self.wall_s = checkpoint.step, checkpoint.wall_s
@@ -159,12 +172,15 @@ class Trainer:
     def run(self) -> None:
         """Train from the current step to the last one, with validations and checkpoints as the hooks ask for them.
 
-        A stop discards the step in progress; the checkpoint holds the state after the last complete one. A validation
-        that raises Stopped is repeated by the attempt that resumes from the checkpoint.
+        Validates every `validate_every` steps and after the last one. Nothing is saved at the end. If all steps are
+        done already, only a pending validation runs. A stop discards the step in progress; the checkpoint holds the
+        state after the last complete one. A validation that raises Stopped is repeated by the attempt that resumes from
+        the checkpoint. Losses are read from the device once a second, so a divergence may be noticed some steps late,
+        but never after a checkpoint.
 
         Raises:
-            Diverged: a loss or gradient norm is not finite.
-            Stopped: the hooks asked to stop.
+            Diverged: a loss or gradient norm, or a validation loss, is not finite.
+            Stopped: the hooks asked to stop; a checkpoint was written if there was a step since the last one.
         """
         steps = self.config.steps
         clock, first = _Clock(self.wall_s), self.step + 1
@@ -192,7 +208,11 @@ class Trainer:
         self.wall_s = clock.wall_s
 
     def _save(self, clock: _Clock) -> None:
-        """Check pending metrics, then write a checkpoint through the hooks, the clock stopped. Raises Diverged."""
+        """Check pending metrics, then write a checkpoint through the hooks, the clock stopped.
+
+        Raises:
+            Diverged: a loss or gradient norm since the last check is not finite; nothing was written.
+        """
         if self._pending_metrics:
             self._drain_metrics()
         clock.stop()
@@ -203,12 +223,14 @@ class Trainer:
     def _validate(self, clock: _Clock, pending: UnvalidatedPoint) -> None:
         """Validate the model and report the point to the hooks, with the clock stopped.
 
+        The model is in training mode afterwards.
+
         Args:
             clock: training clock; restarted afterwards.
-            pending: train loss, gradient norm and tokens per second of the point.
+            pending: (train loss, gradient norm, tokens per second) of the point.
 
         Raises:
-            Diverged: the validation loss is not finite.
+            Diverged: the validation loss is not finite; no point was reported.
             Stopped: the validation was stopped; a checkpoint with the pending point has been written.
         """
         clock.stop()
@@ -238,7 +260,12 @@ class Trainer:
         clock.start()
 
     def _drain_metrics(self) -> tuple[float, float]:
-        """Read the pending metrics from the device (waits for it); return loss and gradient norm of the last step.
+        """Read the pending metrics from the device (waits for it) and forget them.
+
+        There must be at least one.
+
+        Returns:
+            (loss, gradient norm) of the last step.
 
         Raises:
             Diverged: a value is not finite; it names the first such step.
@@ -253,7 +280,7 @@ class Trainer:
         return values[0][-1], values[1][-1]
 
     def lr_factor(self, step: int) -> float:
-        """Return the factor on every learning rate at `step`, counted from 0."""
+        """Return the factor on every learning rate at `step`, counted from 0, by the config's schedule."""
         config = self.config
         return schedule.lr_factor(
             step, config.steps, constant=config.constant, decay=config.schedule, warmup=config.warmup_steps
@@ -262,9 +289,11 @@ class Trainer:
     def train_step(self, step: int) -> tuple[Tensor, Tensor] | None:
         """Run optimizer step `step` (0-based); return the batch's mean cross-entropy and the gradient norm.
 
-        Both are scalars on the device. Returns None if the hooks asked to stop; then nothing has changed, because
+        Both are scalars on the device, the norm before clipping. Returns None if the hooks asked to stop before one of
+        the micro-batches; weights and optimizers are then unchanged, and the step can be repeated exactly, because
         random draws depend on the step alone. On CUDA the call only queues work and does not wait for it, except in the
-        step that captures graphs.
+        step that captures graphs. Starts to load the next step's batch in the background. `Trainer.step` is not
+        changed.
         """
         step_batch = self._prefetcher.get(step)
         inputs, targets = step_batch.inputs, step_batch.targets
@@ -286,9 +315,11 @@ class Trainer:
     ) -> Batch:
         """Return a micro-batch together with the random tensors drawn for it.
 
+        They depend on the seed, `step`, `micro` and the shape alone.
+
         Args:
-            inputs_BT: input tokens.
-            targets_BT: target tokens.
+            inputs_BT: input tokens, int64, on the device.
+            targets_BT: target tokens, the inputs shifted by one.
             step: optimizer step, counted from 0.
             micro: micro-batch within the step, counted from 0.
             marked: the targets that count in the loss; None: all.
@@ -309,10 +340,12 @@ class Trainer:
     def objective(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return (objective to differentiate, mean cross-entropy) of one micro-batch, scalars.
 
-        The objective is (1 - alpha) CE + alpha regularizer + lambda distractor. With `loss_reduction: mean`, CE is per
-        token and everything is averaged over micro-batches. With "sum", CE is summed over tokens and micro-batches, and
-        auxiliary terms are added once per micro-batch. With marked targets, the mean is over those of the whole step,
-        however they are spread over micro-batches.
+        The objective is (1 - alpha) CE + alpha regularizer + lambda distractor, without loss scaling; a term that is
+        off is left out, and without a regularizer alpha is 0. With `loss_reduction: mean`, CE is per token and
+        everything is divided by the number of micro-batches. With "sum", CE is summed over tokens and micro-batches,
+        and auxiliary terms are added once per micro-batch. With marked targets, CE covers these alone, and its mean is
+        over those of the whole step, however they are spread over micro-batches. The second result is CE in nats per
+        (marked) token, never divided by the number of micro-batches.
         Source: docs/mechanisms.md, "Regularizers" and "Training".
         """
         config = self.config

@@ -21,9 +21,9 @@ MIN_SCALE = 2.0**-24
 class LossScale:
     """Loss scale shared by all optimizers, which apply or skip a step together; the rules of torch's GradScaler.
 
-    The loss is multiplied by the scale and gradients are divided by it. A gradient that is not finite skips the step
-    and halves the scale; after 2,000 applied steps in a row the scale doubles. Only `update_scale` and reading the
-    state wait for the device.
+    Per step: `scaled` on each objective, `unscale`, then `update_scale`. The loss is multiplied by the scale and
+    gradients are divided by it. A gradient that is not finite skips the step and halves the scale; after 2,000 applied
+    steps in a row the scale doubles. Only `update_scale` and reading the state wait for the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -48,7 +48,7 @@ class LossScale:
     def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
         """Divide the gradients by the scale in place and note if any is not finite.
 
-        All gradients must have the same type.
+        Parameters without a gradient are skipped. All gradients must have the same type.
         """
         self._overflow.zero_()
         grads = [p.grad for p in parameters if p.grad is not None]
@@ -56,11 +56,18 @@ class LossScale:
         torch._amp_foreach_non_finite_check_and_unscale_(grads, self._overflow, self._scale.reciprocal())
 
     def reported_norm(self, norm: Tensor) -> Tensor:
-        """Return the gradient norm to report: 0 for a skipped step, unchanged once the scale cannot shrink further."""
+        """Return the gradient norm to report: 0 for a step that will be skipped, otherwise `norm` unchanged.
+
+        Once the scale has reached MIN_SCALE, an overflow is reported as it is, so that training counts as diverged.
+        Call it after `unscale` and before `update_scale`.
+        """
         return torch.where((self._overflow > 0) & (self._scale > MIN_SCALE), 0.0, norm).squeeze()
 
     def update_scale(self) -> bool:
-        """Update the loss scale; return True if this step is to be applied. Waits for the device."""
+        """Update the loss scale; return True if this step is to be applied. Waits for the device.
+
+        Call it once per step, after `unscale`. A False counts in `skipped`.
+        """
         torch._amp_update_scale_(self._scale, self._growth_tracker, self._overflow, GROWTH, BACKOFF, GROWTH_INTERVAL)
         is_finite = not self._overflow.item()
         self.skipped += not is_finite

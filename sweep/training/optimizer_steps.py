@@ -28,20 +28,23 @@ Capture = Callable[[Mapping[str, StepPart]], Mapping[str, StepPart]]
 
 
 class Batch(NamedTuple):
-    """Inputs of one micro-batch."""
+    """Inputs of one micro-batch: int64 tokens and targets [B, T], and the random tensors drawn for it."""
 
     inputs_BT: Tensor
     targets_BT: Tensor
     drawn: RandomDraws
     marked: MarkedTargets | None = None
-    """Targets that count in the loss; None: all."""
+    """Targets that count in the loss (`loss_on: marked`); None: all."""
 
     def tensors(self) -> list[Tensor]:
-        """Return all tensors that differ between micro-batches, in a fixed order."""
+        """Return all tensors that differ between micro-batches, not copies, in a fixed order.
+
+        Inputs, targets, random draws (`RandomDraws.tensors`), then those of `marked` if there are any.
+        """
         return [self.inputs_BT, self.targets_BT, *self.drawn.tensors(), *(self.marked or ())]
 
     def copy(self) -> Batch:
-        """Return a deep copy."""
+        """Return a copy whose tensors are clones."""
         marked = None if self.marked is None else MarkedTargets(*(tensor.clone() for tensor in self.marked))
         return Batch(self.inputs_BT.clone(), self.targets_BT.clone(), self.drawn.copy(), marked)
 
@@ -51,9 +54,14 @@ Objective = Callable[[Batch], tuple[Tensor, Tensor]]
 
 
 def capture_graphs(parts: Mapping[str, StepPart]) -> Mapping[str, StepPart]:
-    """Capture each part as a CUDA graph; return the graphs' replay functions by name. Nothing is computed.
+    """Capture each part as a CUDA graph; return the graphs' replay functions by name, in the given order.
 
-    The graphs share their working memory, so they must be replayed in this order, starting from the first.
+    Parts are called once each while being captured, but their GPU work is only recorded: no result is computed. The
+    graphs share their working memory, so they must be replayed in this order, starting from the first; a middle one may
+    be repeated. After a failure nothing is captured, and the previous stream is current again.
+
+    Args:
+        parts: name -> function that queues GPU work on tensors that stay in place.
 
     Raises:
         RuntimeError: a part does something that a graph cannot hold, such as a copy to the host.
@@ -85,23 +93,24 @@ def without_capture(parts: Mapping[str, StepPart]) -> Mapping[str, StepPart]:
 class OptimizerSteps:
     """Runs optimizer steps, eagerly or (with `capture`) by replaying captured parts.
 
-    With `capture` the first step runs eagerly over static memory; then the parts are captured, and replayed in every
-    later step. If a part cannot be captured (it waits for the device, or batch shapes change), `refused` is called once
-    with the reason, and steps go on eagerly over the same gradients with the same results.
+    A step is `config.accumulation` calls of `run_micro_batch` and then one of `finish_step`. With `capture` the first
+    step runs eagerly over static memory; then the parts are captured, and replayed in every later step. If a part
+    cannot be captured (it waits for the device, or batch shapes change), `refused` is called once with the reason.
+    Steps then go on eagerly over the same gradients with the same results.
     """
 
     def __init__(
         self, objective: Objective, optimizers: Optimizers, config: TrainConfig, capture: Capture | None = None,
         on_capture_refused: Callable[[str], None] = lambda why: None,
     ) -> None:  # fmt: skip
-        """Prepare to run steps.
+        """Prepare to run steps; nothing is computed.
 
         Args:
-            objective: loss of a micro-batch.
+            objective: function from a micro-batch to (objective to differentiate, mean cross-entropy).
             optimizers: optimizers of the model.
-            config: training settings.
+            config: training settings; `accumulation` (micro-batches per step) and `clip` are read.
             capture: function that captures parts, such as `capture_graphs`; None: eager steps.
-            on_capture_refused: called once with the reason if capturing fails.
+            on_capture_refused: called once with the reason in words if capturing fails.
         """
         self.objective, self._optimizers, self._config = objective, optimizers, config
         self.capture, self.refused = capture, on_capture_refused
@@ -117,9 +126,10 @@ class OptimizerSteps:
         self._micro = 0
 
     def run_micro_batch(self, batch: Batch) -> None:
-        """Run forward and backward of the next micro-batch of the current step.
+        """Run forward and backward of the next micro-batch of the current step; gradients add up over a step.
 
-        The first call after a complete step captures the parts, if capturing is enabled.
+        The batch is copied first if capturing is enabled. The first call after a complete step captures the parts. If
+        capturing fails, this micro-batch runs eagerly.
         """
         self._load_batch(batch)
         if self._num_complete_steps and not self.replays and not self._is_eager:
@@ -130,8 +140,14 @@ class OptimizerSteps:
     def finish_step(self, factor: float) -> tuple[Tensor, Tensor]:
         """Clip gradients and update all parameters with learning rates times `factor`, then clear the gradients.
 
+        With loss scaling an overflow skips the update, and the norm is then 0. Call it after the step's micro-batches.
+
+        Args:
+            factor: factor on every group's learning rate, from 0 to 1.
+
         Returns:
-            (mean cross-entropy of the step, gradient norm before clipping), scalars on the device.
+            (mean cross-entropy over the step's micro-batches, global gradient norm before clipping), new scalars on the
+            device.
         """
         self._optimizers.set_factor(factor)
         self._run_part("finish")
@@ -143,12 +159,15 @@ class OptimizerSteps:
         return self._total.clone(), self._norm.clone()
 
     def discard_step(self) -> None:
-        """Discard the micro-batches of an unfinished step and their gradients."""
+        """Discard the micro-batches of an unfinished step and their gradients; weights and captured parts stay."""
         self._micro = 0
         self._optimizers.zero_grad()
 
     def reset(self) -> None:
-        """Drop captured graphs and gradients after weights and optimizer state were replaced (checkpoint restore)."""
+        """Drop captured graphs and gradients after weights and optimizer state were replaced (checkpoint restore).
+
+        The next step runs eagerly again, and the one after it captures anew, unless capturing has failed before.
+        """
         self.discard_step()
         self.replays, self._gradients, self._num_complete_steps = {}, [], 0
 
@@ -191,7 +210,8 @@ class OptimizerSteps:
     def _load_batch(self, batch: Batch) -> None:
         """Make a batch the current one; with capturing, copy it into the static memory that the parts read.
 
-        A batch of other shapes ends capturing.
+        The first batch is copied into new tensors, which are that memory. A batch of other shapes or types ends
+        capturing for good (`refused` is called).
         """
         if self._total is None:
             self._total = torch.zeros((), device=batch.inputs_BT.device)
@@ -210,7 +230,11 @@ class OptimizerSteps:
         torch._foreach_copy_(targets, sources)
 
     def _capture_parts(self) -> None:
-        """Capture the parts; on failure fall back to eager steps. Clears the gradients of this step."""
+        """Capture the parts; on failure fall back to eager steps for good. Clears all gradients.
+
+        Only called before a step's first micro-batch has run, so no gradient is lost. Only a RuntimeError counts as
+        failure; others pass through.
+        """
         parameters = self._optimizers.parameters
         gradients: list[Tensor | None] = []
 
@@ -229,7 +253,10 @@ class OptimizerSteps:
         self._optimizers.zero_grad()
 
     def _fall_back(self, reason: str) -> None:
-        """Switch to eager steps for good, keep the gradients of the current step, and report the reason."""
+        """Switch to eager steps for good, keep the gradients of the current step, and report the reason.
+
+        Calls `refused` with it.
+        """
         for parameter, gradient in zip(self._optimizers.parameters, self._gradients, strict=False):
             if parameter.grad is None:
                 parameter.grad = gradient  # keeps what this step's micro-batches have accumulated
@@ -238,7 +265,10 @@ class OptimizerSteps:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first line of the error that came first: ending a failed capture raises a second one."""
+    """Return the first non-empty line of the error that came first, or its class name if it has no text.
+
+    Follows the chain of contexts: ending a failed capture raises a second error.
+    """
     while error.__context__ is not None:
         error = error.__context__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -248,9 +278,12 @@ def _reason(error: BaseException) -> str:
 def should_capture(config: TrainConfig, parameters: int, device: torch.device) -> tuple[bool, str]:
     """Return (True if steps are to be captured as CUDA graphs, the reason in words).
 
+    Never without CUDA, with `graphs: off` or with fp16 precision (even with `graphs: on`). With `graphs: on` otherwise
+    always. With auto, if 6 FLOPs per parameter and token of a micro-batch add up to at most MAX_CAPTURE_FLOPS.
+
     Args:
-        config: training settings; `train.graphs` decides unless it is auto.
-        parameters: number of parameters of the network.
+        config: training settings; `graphs`, `precision`, `micro_batch` and `seq_len` are read.
+        parameters: number of parameters of the network, vocabulary matrices included.
         device: device of the training.
     """
     if device.type != "cuda":

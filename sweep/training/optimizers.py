@@ -23,12 +23,13 @@ COEFFICIENTS = (2.0, -1.5, 0.5)
 def orthogonalise(matrices_NRC: Tensor, iterations: int = 12, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Return the approximate nearest semi-orthogonal matrix of each of N matrices, by Newton-Schulz iteration.
 
-    X <- X / (|X|_F + 1e-7), then `iterations` times A = X X^T, X <- 2 X - 1.5 A X + 0.5 A^2 X. A zero matrix stays
-    zero. A matrix of one row or column has one singular value, so the iteration is done on that number.
+    All singular values go to 1, approximately. X <- X / (|X|_F + 1e-7), then `iterations` times A = X X^T, X <- 2 X -
+    1.5 A X + 0.5 A^2 X. A zero matrix stays zero. A matrix of one row or column has one singular value, so the
+    iteration is done on that number.
     Source: docs/mechanisms.md, "Training".
 
     Args:
-        matrices_NRC: matrices [N, R, C] of any float type.
+        matrices_NRC: matrices [N, R, C] of any float type; not changed.
         iterations: number of iterations.
         dtype: type of the iteration and of the result.
 
@@ -56,7 +57,10 @@ def orthogonalise(matrices_NRC: Tensor, iterations: int = 12, dtype: torch.dtype
 
 
 def norm_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the type in which a matrix is divided by its norm: updates of 1e-8 would be zero in float16."""
+    """Return the type in which a matrix is divided by its norm: float32 for float16, otherwise `dtype` itself.
+
+    Updates of 1e-8 would be zero in float16.
+    """
     return torch.float32 if dtype == torch.float16 else dtype
 
 
@@ -84,10 +88,10 @@ def without_compile_guard(kind: type[OptimizerT]) -> type[OptimizerT]:
 class Muon(torch.optim.Optimizer):
     """Muon optimizer: momentum orthogonalised by Newton-Schulz, for parameters of two or more dimensions.
 
-    m <- mu m + (1 - mu) g; u = (1 - mu) g + mu m; u <- orthogonalise(u) sqrt(max(1, rows / cols)); p <- p (1 - lr wd) -
-    lr u. A parameter [C, 1, k] is treated as C matrices of one row. Parameters of one shape are updated together. A
-    group's lr may be a 0-dimensional tensor on the device. `dtype` is the type of the iteration: bfloat16 on CUDA,
-    float32 on the CPU, where bfloat16 is emulated.
+    m <- mu m + (1 - mu) g; u = (1 - mu) g + mu m (Nesterov); u <- orthogonalise(u) sqrt(max(1, rows / cols)); p <- p (1
+    - lr wd) - lr u. The last two axes are a matrix: a parameter [C, 1, k] is treated as C matrices of one row.
+    Parameters of one shape are updated together. A group's lr may be a 0-dimensional tensor on the device. `dtype` is
+    the type of the iteration; the project uses 16 bits on CUDA, and float32 on the CPU, where bfloat16 is emulated.
     Source: docs/mechanisms.md, "Training".
     """
 
@@ -124,7 +128,11 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient, in place; raises ValueError for a closure."""
+        """Update every parameter that has a gradient, in place; parameters without one are left alone.
+
+        Raises:
+            ValueError: a closure is passed.
+        """
         if closure is not None:
             raise ValueError("Muon takes no closure")
         for group in self.param_groups:
@@ -136,7 +144,10 @@ class Muon(torch.optim.Optimizer):
                 self._update(params, group)
 
     def _update(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
-        """Update parameters of one shape, which all have gradients, with the settings of their group, in place."""
+        """Update parameters of one shape, which all have gradients, with the settings of their group, in place.
+
+        Creates missing momentum buffers (zeros) in `state`. The shape may have more than two axes.
+        """
         mu, weights = group["momentum"], list[Tensor](params)
         grads = [p.grad for p in params if p.grad is not None]
         for p in params:
@@ -172,7 +183,10 @@ def _iteration_dtype(config: TrainConfig) -> torch.dtype:
 
 
 class Optimizers:
-    """Optimizers of one model, driven by a single learning-rate factor: Muon and AdamW, or AdamW alone."""
+    """Optimizers of one model, driven by a single learning-rate factor: Muon and AdamW, or AdamW alone.
+
+    A step: backward on `scaled` objectives, then `set_factor`, `clip`, `update` and `zero_grad`.
+    """
 
     def __init__(
         self,
@@ -186,7 +200,8 @@ class Optimizers:
 
         Args:
             groups: `Backbone.parameter_groups()`: muon, embedding, head, scalar.
-            config: training settings; with `optimizer: adamw` AdamW updates the matrices too.
+            config: training settings; with `optimizer: adamw` AdamW updates the matrices (group muon) too, at
+                `matrix_lr`. With `precision: fp16` losses are scaled.
             device: device of the parameters.
             rates_on_device: store learning rates in device memory, where a captured `update` reads those of each step;
                 None: on CUDA.
@@ -239,8 +254,11 @@ class Optimizers:
     def clip(self, max_norm: float) -> Tensor:
         """Scale all gradients in place so that their global norm is at most `max_norm`; undoes the loss scale first.
 
+        The norm is the Euclidean one over all parameters together.
+
         Returns:
-            The norm before clipping, a scalar on the device; 0 if loss scaling skips the step.
+            The norm before clipping, a scalar on the device; 0 if loss scaling skips the step. It may be NaN or
+            infinite.
         """
         if self.scaling is not None:
             self.scaling.unscale(self.parameters)
@@ -248,13 +266,16 @@ class Optimizers:
         return norm if self.scaling is None else self.scaling.reported_norm(norm)
 
     def step(self, factor: float) -> None:
-        """Update parameters with learning rates times `factor`, unless loss scaling skips it; clear gradients."""
+        """Update parameters with learning rates times `factor`, unless loss scaling skips it; clear gradients.
+
+        Does not clip: call `clip` before, without which loss scaling would not work.
+        """
         self.set_factor(factor)
         self.update()
         self.zero_grad()
 
     def set_factor(self, factor: float) -> None:
-        """Set the factor on every learning rate for the following updates."""
+        """Set the factor (0 to 1) on every group's base learning rate for the following updates."""
         self._factor = factor
         if self._device_rates is None:
             self._assign_rates()
@@ -264,7 +285,8 @@ class Optimizers:
     def update(self) -> None:
         """Update every parameter with the current factor, unless loss scaling skips the step.
 
-        With rates on the device the work is the same at every step; only loss scaling waits for the device.
+        With loss scaling, `clip` must have been called before. With rates on the device the work is the same at every
+        step; only loss scaling waits for the device.
         """
         if self.scaling is not None and not self.scaling.update_scale():
             return
@@ -282,7 +304,7 @@ class Optimizers:
         """Return the state as tensors and numbers only, loadable with `weights_only`.
 
         Keys: "muon" (if it exists), "adam" and, with loss scaling, "scaling". It does not depend on where learning
-        rates are stored.
+        rates are stored. Tensors are those of the optimizers, not copies.
         """
         state = {name: optimizer.state_dict() for name, optimizer in self.by_name.items()}
         groups = (group for name in self.by_name for group in state[name]["param_groups"])
@@ -293,7 +315,11 @@ class Optimizers:
         return state if self.scaling is None else state | {"scaling": self.scaling.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that `state_dict` returned, on this or another device."""
+        """Restore the state that `state_dict` returned, on this or another device.
+
+        Learning rates keep this object's base values and factor; those in the state are ignored. The same optimizers
+        and groups are required.
+        """
         if self.scaling is not None:
             self.scaling.load_state_dict(state["scaling"])
         for name, optimizer in self.by_name.items():
@@ -323,7 +349,10 @@ class Optimizers:
 
 
 class _DeviceRates:
-    """Learning-rate factor and every group's rate in device memory, in double and in single precision."""
+    """Learning-rate factor and every group's rate in device memory, in double and in single precision.
+
+    Rates follow a new factor only after `refresh`.
+    """
 
     def __init__(self, base: list[float], device: torch.device) -> None:
         """Allocate the factor (1) and the rates; `base` holds each group's learning rate at factor 1."""

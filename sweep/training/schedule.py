@@ -9,14 +9,16 @@ def lr_factor(step: int, steps: int, *, constant: float = 0.3, decay: str = "cos
     """Return the factor on every learning rate at `step` (0-based) of `steps`, from 0 to 1.
 
     During warm-up it rises linearly: 1/warmup, 2/warmup, ... 1. Then it stays 1 for the fraction `constant` of the
-    other steps, and falls to 0 over the rest.
+    other steps, and falls towards 0 over the rest; 0 would be reached at step `steps`, one after the last. With
+    `constant` 1 or more it never falls.
     Source: docs/mechanisms.md, "Training".
 
     Args:
-        step: optimizer step.
-        steps: steps of the whole training.
+        step: optimizer step, counted from 0, below `steps`.
+        steps: steps of the whole training, warm-up included; more than `warmup`.
         constant: fraction of the steps after warm-up with factor 1.
-        decay: shape of the fall for x from 0 to 1: "linear" 1 - x, "cosine" half a period, "wsd" 1 - sqrt(x).
+        decay: shape of the fall for x from 0 to 1: "linear" 1 - x, "wsd" 1 - sqrt(x), any other name ("cosine") half a
+            cosine period.
         warmup: steps of warm-up.
     """
     if step < warmup:
