@@ -357,7 +357,13 @@ class Backbone(nn.Module):
         return self._forward_end(self.norm, x_BTD, regularizer, streams, sketches_LKD, losses)
 
     def _embed(self, tokens_BT: Tensor, positions_BT: Tensor | None) -> Tensor:
-        """Return the embedded tokens plus their position vectors, [B, T, D] in the activations' type."""
+        """Return the embedded tokens plus their position vectors, [B, T, D] in the activations' type.
+
+        Args:
+            tokens_BT: int64 tokens.
+            positions_BT: positions of the tokens, int64 [B or 1, T]; ignored, and may be None, without a position
+                scheme.
+        """
         x_BTD: Tensor = self.embedding(tokens_BT)
         if self.positions is not None:
             x_BTD = x_BTD + self.positions(positions_BT).to(x_BTD.dtype)

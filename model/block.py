@@ -47,7 +47,10 @@ class GatedConv(nn.Module):
     def forward(
         self, x_BTD: Tensor, *, window: int | None = None, distractors_BRD: Tensor | None = None
     ) -> tuple[Tensor, None]:
-        """Return (output [B, T, D] of the normed stream `x_BTD`, None); `window` and `distractors_BRD` are ignored."""
+        """Return (output [B, T, D] of the normed stream `x_BTD`, None); the other arguments are ignored.
+
+        out = out_proj(c conv(b u)) with [b | c | u] = in_proj(x); the convolution is depthwise and causal.
+        """
         return self._convolve(x_BTD)[0], None
 
     def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
@@ -147,6 +150,9 @@ class Block(nn.Module):
         dropout_masks: DropoutMasks | tuple[None, None] = (None, None),
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Compute the residual stream after this block, and the distractor loss of its attention layer.
+
+        x <- x + mix(norm1(x)), then x <- x + mlp(norm2(x)); with `residual: normed` each branch is added to its normed
+        input instead of x.
 
         Args:
             x_BTD: residual stream before the block, [B, T, D].

@@ -37,7 +37,7 @@ def compile_full_graph(
     """Return `part` compiled as a single graph; compilation happens at its first call for each input shape.
 
     The returned function raises CompileError where `part` does not become one graph, or is compiled for too many
-    shapes; errors of `part` itself pass through. With deterministic algorithms enabled, the compiler is set to choose
+    shapes; other errors of a call pass through. With deterministic algorithms enabled, the compiler is set to choose
     its tiles deterministically, for the whole process.
 
     Args:
@@ -59,7 +59,7 @@ def compile_full_graph(
     graph = torch.compile(part, fullgraph=True, dynamic=False, backend=backend, options=options)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        """Call the compiled graph; turn the compiler's refusals into CompileError."""
+        """Call the compiled graph, compiling it for new shapes; turn the compiler's refusals into CompileError."""
         try:
             return graph(*args, **kwargs)
         except refusals as refused:

@@ -54,7 +54,13 @@ def _parse_int(value: Any) -> Any:
 
 
 def _parse_float(value: Any) -> Any:
-    """Return a text such as "1e-3" as a float, other values unchanged; ValueError for an infinite number or NaN."""
+    """Return a text such as "1e-3" or "1_000" as a float, other values unchanged.
+
+    Texts that are no such number, and ints, pass unchanged, for pydantic to judge.
+
+    Raises:
+        ValueError: an infinite number or NaN, also from a text that is too large.
+    """
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         value = float(value.replace("_", ""))
     if isinstance(value, float) and not math.isfinite(value):

@@ -169,7 +169,7 @@ class KVView:
             self.texts.write(self.pools[name], part)
 
     def before(self, name: str) -> Tensor:
-        """Return the entry `name` of the token before the new one, [B, ...]; zeros where there is none."""
+        """Return the entry `name` of the token before the new one, [B, ...]; zeros for a sequence's first token."""
         earlier = Texts(self.texts.tables_BP, self.texts.lengths_B - 1, self.texts.page)
         rows = self.pools[name].flatten(0, 1)[earlier.write_rows]
         none_B = self.texts.lengths_B <= 1
@@ -469,10 +469,10 @@ class ChunkedStates:
 
 
 def has_step(part: Any) -> bool:
-    """Return True if a mixer or memory defines `step` for the `forward` that it uses.
+    """Return True if a mixer or memory defines `step` for the `forward` that it uses, so that it can decode.
 
     A class that overrides `forward` without overriding `step` has none: the inherited `step` may compute another
-    function.
+    function. `step = None` means that there is none.
     """
     for cls in type(part).__mro__:
         if "step" in vars(cls):

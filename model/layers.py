@@ -182,9 +182,10 @@ class MLP(nn.Module):
         self.proj = Linear(ratio * width, width, bias=bias, zero=True)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Return the MLP's output [B, T, D] in x's type, without the residual.
+        """Return the MLP's output [B, T, D] in x's type, without the residual: proj(gate(a, g)) with [a | g] = fc(x).
 
-        With 8-bit products and "relu2", gate and first product are one operation.
+        gate is g relu(a)^2 ("relu2") or g silu(a) ("swiglu"). With 8-bit products and "relu2", gate and first product
+        are one operation.
         """
         fc = self.fc
         if fc.fp8 is not None and self.kind == "relu2":
@@ -207,9 +208,13 @@ class Canon(nn.Module):
     """
 
     def __init__(self, q_channels: int, kv_channels: int, taps: int, *, norm: bool = True) -> None:
-        """Create filters with `taps` taps for q (H X channels), k and v (J X channels each).
+        """Create filters with `taps` taps, separate for q, k and v; values come from `Backbone.init_weights`.
 
-        With `norm` False, q and k are not normed either.
+        Args:
+            q_channels: channels of all query heads, H X.
+            kv_channels: channels of all KV heads, J X, for k and for v.
+            taps: taps W of each filter, the current token included.
+            norm: RMS-norm q and k per head before the convolution; False: neither is normed.
         """
         super().__init__()
         self.norm = norm
@@ -229,7 +234,7 @@ class Canon(nn.Module):
         return self.q.taps
 
     def open(self, capacity: CacheCapacity) -> list[Tensor]:
-        """Allocate the last inputs of the convolutions for every slot: a list of one tensor [slots + 1, taps - 1, C].
+        """Allocate the last inputs of the convolutions for every slot: [one zero tensor [slots + 1, taps - 1, C]].
 
         Channels are those of q, k and v, concatenated.
         """
@@ -272,7 +277,11 @@ class Canon(nn.Module):
         return (rms_norm(q), rms_norm(k), v) if self.norm else (q, k, v)
 
     def forward(self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (q, k, v) of whole sequences after norm and convolution, in the shapes and type of the arguments."""
+        """Return (q, k, v) of whole sequences after norm and convolution, in the shapes and type of the arguments.
+
+        Each is n_t + conv(n)_t with n the RMS-normed q or k (if `norm`), and v as it is. Convolutions are depthwise and
+        causal.
+        """
         dtype = q_BTHX.dtype
         return (
             canon(q_BTHX, self.q.filters(dtype), norm=self.norm),

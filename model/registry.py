@@ -84,7 +84,11 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
             raise ValueError(f"no {self.kind} can be named {name!r}, which means something else; choose another name")
 
         def register(part: Any) -> Any:
-            """Register `part`, for the plugin that is being loaded or else for its defining module, and return it."""
+            """Register `part`, for the plugin that is being loaded or else for its defining module, and return it.
+
+            Raises:
+                ValueError: the name belongs to another module's part.
+            """
             owner = _plugin.get() or str(getattr(part, "__module__", ""))
             if name in self._targets and self._owners.get(name) != owner:
                 raise ValueError(f"a {self.kind} named {name!r} exists already; choose another name")

@@ -122,14 +122,14 @@ def _projected(streams: Sequence[Tensor], s_LKD: Tensor, *, squares: bool = Fals
 
     Args:
         streams: residual stream after every layer, L tensors [N, D].
-        s_LKD: directions.
+        s_LKD: directions, used as they are.
         squares: compute ||x||^2 too.
 
     Returns:
-        ([L, N, K], [L, N]); the latter is empty, [L, 0], without `squares`.
+        (projections [L, N, K], squares [L, N]); the latter is empty, [L, 0], without `squares`.
 
     Raises:
-        ValueError: a stream is no [N, D] with at least 2 rows.
+        ValueError: a stream has another number of axes or fewer than 2 rows.
     """
     for x_ND in streams:
         if x_ND.ndim != 2 or x_ND.shape[0] < 2:

@@ -60,7 +60,11 @@ def check_model_config(config: ModelConfig) -> ModelConfig:
 
 
 def check_regularizer(name: str) -> str:
-    """Return the name if it is "baseline" (none) or a registered regularizer; otherwise raise ModelConfigError."""
+    """Return the name unchanged if it is "baseline" (none) or a registered regularizer.
+
+    Raises:
+        ModelConfigError: any other name; it lists the allowed ones.
+    """
     if name != NO_REGULARIZER and name not in registry.REGULARIZERS:
         allowed = [NO_REGULARIZER, *sorted(registry.REGULARIZERS)]
         raise ModelConfigError("train.regularizer", f"no regularizer named {name!r}", allowed)

@@ -115,12 +115,13 @@ class DeltaMemory(Recurrent):
     ) -> Tensor:
         """Return the output [B, D] for one new token of each sequence; updates rows `slots_B` of `states` in place.
 
-        The new token is written before it is read, as in `forward`. Never waits for the device.
+        Per sequence M <- gamma M, then M <- M + beta (v - M k) kᵀ, then the readout M q, normed, gated and projected as
+        in `forward`. Never waits for the device.
 
         Args:
             x_BD: the block's normed input.
-            q_BHX: the mixer's queries, not rotated.
-            k_BJX: the mixer's keys, not rotated.
+            q_BHX: the mixer's queries, not rotated; scaled to unit length here.
+            k_BJX: the mixer's keys, not rotated; scaled to unit length here.
             v_BJX: the mixer's values.
             states: from `open`, for all slots.
             slots_B: int64, slot of each sequence.
@@ -172,14 +173,15 @@ class _HeadGatedDelta(DeltaMemory):
     ) -> tuple[Tensor, Tensor]:
         """Write a sequence into the state by the gated delta rule and read it back with the queries.
 
-        A token is written before its own readout.
+        Per token M <- gamma M, then M <- M + beta (v - M k) kᵀ, then the readout M q; k and q are scaled to unit length
+        here.
 
         Args:
             rates: from `read_rates`.
-            q_BTHX: queries; scaled to unit length here.
-            k_BTJX: keys; scaled to unit length here.
+            q_BTHX: queries.
+            k_BTJX: keys.
             v_BTJX: values.
-            state: state before the first token, [B, H, X_v, X_k]; None at a sequence's start.
+            state: state before the first token, [B, H, X_v, X_k]; None (zeros) at a sequence's start.
 
         Returns:
             (readout [B, T, H, X] in q's type, the state after the last token, float32, or float64 for float64).
@@ -304,14 +306,15 @@ class KDA(DeltaMemory):
     ) -> tuple[Tensor, Tensor]:
         """Write a sequence into the state by the delta rule with channelwise decay and read it back with the queries.
 
-        A token is written before its own readout.
+        Per token M <- M diag(gamma), then M <- M + beta (v - M k) kᵀ, then the readout M q; k and q are scaled to unit
+        length here.
 
         Args:
             rates: from `read_rates`.
-            q_BTHX: queries; scaled to unit length here.
-            k_BTJX: keys; scaled to unit length here.
+            q_BTHX: queries.
+            k_BTJX: keys.
             v_BTJX: values.
-            state: state before the first token, [B, H, X_v, X_k]; None at a sequence's start.
+            state: state before the first token, [B, H, X_v, X_k]; None (zeros) at a sequence's start.
 
         Returns:
             (readout [B, T, H, X] in q's type, the state after the last token, float32, or float64 for float64).

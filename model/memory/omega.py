@@ -95,7 +95,10 @@ class Omega(Recurrent):
 
     @classmethod
     def layers(cls, model: ModelConfig, config: OmegaConfig) -> list[tuple[int, int]]:
-        """Return (outputs, inputs) of each matrix of the memory, per head: one for `matrix`, two for `mlp2`."""
+        """Return (outputs, inputs) of each matrix of the memory of one head, first to last.
+
+        `memory: matrix` has one, [(X, F)]; `mlp2` has two, [(hidden X, F), (X, hidden X)].
+        """
         columns, size = cls.columns(model, config), model.head_dim
         if config.memory == "matrix":
             return [(size, columns)]
@@ -196,13 +199,16 @@ class Omega(Recurrent):
     ) -> tuple[Tensor, State]:
         """Update the memory by gradient steps on a sequence's key-value pairs and read it with the queries.
 
-        A token's step is taken before its own readout, except with `orthogonal: chunk`, where a chunk reads the memory
-        before it. Pairs of the last `window` - 1 tokens before the sequence come from the state.
+        At each token, g is the gradient of the sum over the last `window` pairs of gamma ||M(k) - v||^2 / 2, taken at
+        the memory before the token's chunk. Then S <- theta S + g (S = g without momentum) and M <- alpha M - eta S,
+        where Atlas orthogonalises S by Newton-Schulz. The token's readout M(q) follows its step, except with
+        `orthogonal: chunk`, where a chunk reads the memory before it. Pairs of the last `window` - 1 tokens before the
+        sequence come from the state.
 
         Args:
             rates: from `read_rates`.
-            q_BTHX: queries.
-            k_BTJX: keys.
+            q_BTHX: queries; mapped to features here.
+            k_BTJX: keys; mapped to features here.
             v_BTJX: values.
             state: state before the first token, which must start a chunk; None: the initial memory.
 
@@ -250,7 +256,7 @@ class Omega(Recurrent):
         return unit(x) if self.config.normalise else x
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        """Return {"memory": backend, chunk and reason} for tensors of that device and dtype."""
+        """Return {"memory": "backend chunk N (reason)"} for tensors of that device and dtype."""
         is_plain_matrix = self.config.features == "identity" and self.config.memory == "matrix"
         choice = choose_backend(
             device, dtype, self.head_dim if is_plain_matrix else 0, self.config.window, self.config.chunk, self.orthogonal,

@@ -79,7 +79,16 @@ class Recurrent(Memory):
         return 1
 
     def forward(self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> Tensor:
-        """Return the memory's output [B, T, D] for sequences that start from an empty state."""
+        """Return the memory's output [B, T, D] for sequences that start from an empty state.
+
+        proj(rmsnorm(readout) sigmoid(gate(x))), where `write` gives the readouts.
+
+        Args:
+            x_BTD: the block's normed input, from which rates and gate are projected.
+            q_BTHX: the mixer's queries, not rotated.
+            k_BTJX: the mixer's keys, not rotated.
+            v_BTJX: the mixer's values.
+        """
         return self._gate_and_project(x_BTD, self.write(self.read_rates(x_BTD), q_BTHX, k_BTJX, v_BTJX, None)[0])
 
     def evaluate(self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, chunk: int) -> Tensor:

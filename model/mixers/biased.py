@@ -104,10 +104,10 @@ class ALiBi(QueryBlockMixer):
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """Return the slope of each of `heads` heads.
+    """Return the slope of each of `heads` heads, positive; a score gets minus the slope times the distance.
 
     For a power of two H they are 2^(-8 h / H), h = 1 ... H. Otherwise they are those of the next lower power of two,
-    followed by every other slope of twice that power.
+    followed by every other slope (the 1st, 3rd, ...) of twice that power, as many as are missing.
     Source: Press, Smith and Lewis, "Train short, test long" (2022).
     """
     power = 1 << (heads.bit_length() - 1)
@@ -253,7 +253,10 @@ class CoPE(QueryBlockMixer):
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
-        """Return causal softmax attention with contextual position scores added, [B, T, H, X].
+        """Return softmax of scale q k + q e(p) over visible keys, times v: [B, T, H, X].
+
+        The position p of a key is the sum of sigmoid(scale q k) over the visible keys from it to the query, both
+        included, at most `positions` - 1. e(p) is interpolated between the learned vectors next to p.
 
         Args:
             q_BTHX: queries.

@@ -44,7 +44,7 @@ class Diff(QueryBlockMixer):
 
     @classmethod
     def check(cls, model: ModelConfig, config: DiffConfig) -> None:
-        """Raise ValueError if a number of heads is odd or the rotary setting does not fit the head size."""
+        """Raise ValueError if a number of heads (query or KV) is odd or the rotary setting does not fit the head size."""
         for name in ("n_heads", "n_kv_heads"):
             if getattr(model, name) % 2:
                 raise ValueError(
@@ -80,7 +80,8 @@ class Diff(QueryBlockMixer):
     ) -> Tensor:
         """Return the normed difference of the two attention maps of each pair of heads, [B, T, H, X] in q's type.
 
-        The 2 X channels of a pair stand in its two heads. q and k are rotated here (`rotary`).
+        (1 - lambda_init) rmsnorm(A_1 V - lambda A_2 V) for heads 2 p and 2 p + 1, where V is the values of both,
+        concatenated. The 2 X channels of a pair stand in its two heads. q and k are rotated here (`rotary`).
 
         Args:
             q_BTHX: queries, not rotated.
@@ -136,7 +137,10 @@ class Diff(QueryBlockMixer):
         return self._difference(read(0), read(1)).to(q_BHX.dtype)
 
     def _difference(self, first: Tensor, second: Tensor) -> Tensor:
-        """Combine the two attention maps' outputs [..., H / 2, 2 X] to [..., H, X] in float32 (float64 for float64)."""
+        """Combine the two attention maps' outputs [..., H / 2, 2 X] to [..., H, X] in float32 (float64 for float64).
+
+        (1 - lambda_init) rmsnorm(first - lambda second), with the norm's weight over the 2 X channels of a pair.
+        """
         dtype = statistics_dtype(first.dtype)
         y = self.norm(first.to(dtype) - self.lambda_value() * second.to(dtype)) * (1 - self.lambda_init)
         return y.unflatten(-1, (2, -1)).flatten(-3, -2)

@@ -54,12 +54,15 @@ class FoX(QueryBlockMixer):
     ) -> Tensor:  # fmt: skip
         """Return causal softmax attention whose scores decay by forget gates, [B, T, H, X].
 
+        The logit of query i and key j is scale q_i k_j plus the sum of the log gates of tokens j + 1 ... i. Gates are
+        projected from `x_BTD`, one per token and query head.
+
         Args:
             q_BTHX: queries.
             k_BTJX: keys.
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys.
-            x_BTD: the block's normed input, from which the gates are projected.
+            x_BTD: the block's normed input.
             block: queries scored at a time; None: the default. Memory and rounding only.
         """
         return forgetting_attention(
@@ -69,7 +72,17 @@ class FoX(QueryBlockMixer):
     def keep(
         self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: PreviousToken | None, x_BTD: Tensor
     ) -> dict[str, Tensor]:
-        """Return "k", "v" [B, T, J, X] and "fall", the cumulative log gate [B, T, H] float64, to be cached."""
+        """Return the entries to cache: "k" and "v", [B, T, J, X], and "fall" [B, T, H].
+
+        "fall" is the cumulative log gate, float64.
+
+        Args:
+            k_BTJX: keys.
+            v_BTJX: values.
+            places_BT: ignored.
+            before: cached entries of the token before the first one, whose "fall" is continued; None: start from 0.
+            x_BTD: the block's normed input, from which the gates are projected.
+        """
         return {"k": k_BTJX, "v": v_BTJX, "fall": cumulative_log_gate(self.gate(x_BTD), before)}
 
     def step(self, q_BHX: Tensor, cache: KVView, x_BD: Tensor) -> Tensor:

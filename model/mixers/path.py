@@ -53,7 +53,10 @@ class PaTH(QueryBlockMixer):
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: PaTHConfig, keys: float) -> float:
-        """Return FLOPs per token: attention, projections of w and beta, and transitions in chunks of CHUNK tokens."""
+        """Return FLOPs per token: attention, projections of w and beta, and transitions in chunks of CHUNK tokens.
+
+        The chunk is that of this estimate; kernels may take another. See `Mixer.forward_flops` for the arguments.
+        """
         heads, inner, size = model.n_kv_heads, model.n_kv_heads * model.head_dim, model.head_dim
         width = model.d_model if config.rank is None else config.rank
         projections = 2.0 * width * inner + (0.0 if config.rank is None else 2.0 * model.d_model * width)
@@ -82,7 +85,9 @@ class PaTH(QueryBlockMixer):
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, x_BTD: Tensor,
         block: int | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return causal softmax attention with keys moved by the transitions of later tokens, [B, T, H, X].
+        """Return softmax of scale q_iᵀ A_i ... A_{j+1} k_j over visible keys j, times v: [B, T, H, X].
+
+        A_t = I - beta_t w_t w_tᵀ is the transition of token t, one per KV head.
 
         Args:
             q_BTHX: queries.

@@ -60,7 +60,11 @@ class Polar(QueryBlockMixer):
         return attention_flops(model, keys)
 
     def __init__(self, model: ModelConfig, config: PolarConfig) -> None:
-        """Create the parameters of null key, temperature and magnitude, one of each per head."""
+        """Create the parameters of null key, temperature and magnitude, one of each per head.
+
+        The scalars start at the config's raw values, the null key's value `v_null` [H, X] at 0. The projection of the
+        magnitudes, H to D, is marked to start at 0.
+        """
         super().__init__(model, config)
         heads = model.n_heads
         self.window = model.window_size

@@ -77,7 +77,9 @@ class NoPE(QueryBlockMixer):
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
-        """Return causal softmax attention of q and k with positions applied (NoPE: none), [B, T, H, X].
+        """Return softmax of scale q k over visible keys, times v, with positions applied to q and k: [B, T, H, X].
+
+        NoPE applies none; subclasses rotate or scale them.
 
         Args:
             q_BTHX: queries, without positions.
@@ -197,11 +199,13 @@ class SSMax(NoPE):
         return paged_softmax(q, cache["k"], cache["v"], cache.texts, scale=self.config.scale, window=cache.window)
 
     def _scale_by_keys(self, q_THX: Tensor, num_keys_T: Tensor) -> Tensor:
-        """Return queries [..., T, H, X] times s ln n, computed in float32 (float64 for float64), in the queries' type.
+        """Return queries [..., T, H, X] times s ln n in the queries' type, s being each head's learned factor.
+
+        Computed in float32 (float64 for float64).
 
         Args:
             q_THX: queries.
-            num_keys_T: number of keys that each query sees, at least 1.
+            num_keys_T: number of keys n that each query sees, at least 1.
         """
         dtype = statistics_dtype(q_THX.dtype)
         factor_TH = num_keys_T.to(dtype).log()[:, None] * self.sharpness.to(dtype)

@@ -87,9 +87,10 @@ class TRA(QueryBlockMixer):
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, x_BTD: Tensor,
         block: int | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return softmax attention over surviving keys, decayed by the number of survivors, [B, T, H, X].
+        """Return softmax of s + n log gate over the keys with s = scale q k > 0, times v: [B, T, H, X].
 
-        A query without a survivor reads 0, or with `empty: uniform` the mean of the values that it sees.
+        n counts such keys from this one to the query, both included, and the gate is the query's. A query without such
+        a key reads 0, or with `empty: uniform` the mean of the values that it sees.
 
         Args:
             q_BTHX: queries.

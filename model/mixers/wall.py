@@ -90,7 +90,7 @@ class Wall(QueryBlockMixer):
         return attention_flops(model, keys) + 2.0 * cls.gate_inputs(model, config) * heads * size
 
     def __init__(self, model: ModelConfig, config: WallConfig) -> None:
-        """Create the gate's projection, unless no channel is gated (`subdim: 0`)."""
+        """Create the gate's projection; with `subdim: 0` no channel is gated, and there is none."""
         super().__init__(model, config)
         self.gate_heads, self.gated_channels = self.gate_shape(model, config)
         self.kv_heads, self.size, self.window = model.n_kv_heads, model.head_dim, model.window_size
@@ -105,7 +105,10 @@ class Wall(QueryBlockMixer):
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, x_BTD: Tensor,
         block: int | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return causal softmax attention whose scores decay per channel by gates, [B, T, H, X].
+        """Return softmax attention whose scores decay per channel by gates, [B, T, H, X].
+
+        The score of query i and key j is scale times the sum over channels of q_i k_j and the product of the channel's
+        gates of tokens j + 1 ... i.
 
         Args:
             q_BTHX: queries, not rotated; rotated here if `rotary` says so.
@@ -127,6 +130,13 @@ class Wall(QueryBlockMixer):
         """Return the entries to cache: "k" (rotated) and "v", [B, T, J, X], and "fall".
 
         "fall" is the cumulative log gate [B, T, P, X], float64.
+
+        Args:
+            k_BTJX: keys, not rotated.
+            v_BTJX: values.
+            places_BT: positions of the tokens, for the rotation.
+            before: cached entries of the token before the first one, whose "fall" is continued; None: start from 0.
+            x_BTD: the block's normed input, from which gates are projected with `gate_source: input`.
         """
         fall_BTPX = cumulative_log_gate(self.log_gates(x_BTD, k_BTJX), before)
         return {"k": self._rotated(k_BTJX, places_BT), "v": v_BTJX, "fall": fall_BTPX}

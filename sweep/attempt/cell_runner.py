@@ -193,9 +193,9 @@ class CellRunner(AttemptRunner):
         self.save(trainer.step, trainer.step * config.train.batch_tokens, trainer.wall_s)
 
     def _marked_capacity(self, subject: CellSubject) -> int | None:
-        """Return the number that a micro-batch's marked targets are padded to; None: no padding.
+        """Return the number that a micro-batch's marked targets are padded to, from their share in the corpus.
 
-        Only CUDA graphs need fixed shapes, so it is None on the CPU and with `loss_on: all`.
+        None, no padding, on the CPU and with `loss_on: all`, because only CUDA graphs need fixed shapes.
         """
         train = self.config.train
         if train.loss_on == "all" or subject.device.type != "cuda":

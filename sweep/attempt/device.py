@@ -78,8 +78,9 @@ def build_network(config: CellConfig, device: torch.device, *, training: bool = 
 def enable_determinism() -> None:
     """Restrict torch to deterministic operations for the rest of this process; call it before CUDA is used.
 
-    On the CPU all of ours are deterministic anyway. torch then also fills uninitialised memory with NaN, which costs a
-    little.
+    Operations that have no deterministic form then raise. On the CPU all of ours are deterministic anyway. torch then
+    also fills uninitialised memory with NaN, which costs a little. Sets the environment variable
+    CUBLAS_WORKSPACE_CONFIG.
     """
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = CUBLAS_WORKSPACE
     torch.use_deterministic_algorithms(True)

@@ -196,8 +196,8 @@ _FROZEN = re.compile(r"^[0-9a-f]{12}_(?=.)")
 def user_frame(error: BaseException) -> str | None:
     """Return "file.py:12" of the innermost frame outside this package, Python's library and installed packages.
 
-    Frames of the exception come first, then those of the exceptions it was raised from, then frames quoted in their
-    messages, as torch's compiler quotes them for traced code. A plugin runs from a copy; the result names the original
+    Frames of the exception come first, then those of the exceptions it was raised from. Frames quoted in their messages
+    come last, as torch's compiler quotes them for traced code. A plugin runs from a copy; the result names the original
     file, whose lines are the same. None if there is no such frame.
     """
     chain = list(_chain(error))

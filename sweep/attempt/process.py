@@ -61,7 +61,10 @@ class StopFlag:
     """
 
     def __init__(self) -> None:
-        """Install the signal handlers for the whole process; call it in the main thread."""
+        """Install the handlers of SIGTERM, SIGINT and SIGHUP for the whole process, and unblock these signals.
+
+        Call it in the main thread.
+        """
         self.set = False
         """True once a stop was requested."""
         self._since = 0.0
@@ -82,7 +85,10 @@ class StopFlag:
         return self.set
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGTERM: set the flag, or exit at once at a second signal that is no echo of the first."""
+        """Handle SIGTERM: set the flag, or exit at once at a second signal.
+
+        A signal within ECHO_S seconds of the first counts as its echo and is ignored. The exit skips all cleaning up.
+        """
         if not self.set:
             self.set, self._since = True, time.monotonic()
         elif time.monotonic() - self._since > processes.ECHO_S:

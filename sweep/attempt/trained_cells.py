@@ -328,7 +328,12 @@ def load(
 
 
 def _device(name: str) -> torch.device:
-    """Return the torch device "cpu" or "cuda"; SweepError for another name, MachineError without a usable GPU."""
+    """Return the torch device of that name, "cpu" or "cuda" (the current CUDA device, which is started).
+
+    Raises:
+        SweepError: another name.
+        MachineError: "cuda" without a usable GPU; it names the cause.
+    """
     import torch
 
     from .device import choose_device

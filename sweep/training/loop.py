@@ -151,7 +151,7 @@ class Trainer:
     step_runner: OptimizerSteps = field(init=False)
 
     def __post_init__(self) -> None:
-        """Start the prefetcher and choose between eager and captured steps (`graphs`; capture needs CUDA)."""
+        """Create the prefetcher of batches and the runner of steps; steps are captured if `graphs` is set."""
         self._prefetcher = StepPrefetcher(self.batches, self.device, self.config.micro_batch, self.marked_capacity)
         capture = (capture_graphs if self.device.type == "cuda" else without_capture) if self.graphs else None
         self.step_runner = OptimizerSteps(

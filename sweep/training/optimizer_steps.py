@@ -178,7 +178,7 @@ class OptimizerSteps:
         return {"first": self._first_micro_batch, **further, "finish": self._finish}
 
     def _first_micro_batch(self) -> None:
-        """Drop the gradients, reset the cross-entropy, then run forward and backward of the current batch."""
+        """Drop the gradients, zero the step's cross-entropy, then run forward and backward of the current batch."""
         assert self._total is not None
         for parameter in self._optimizers.parameters:
             parameter.grad = None
@@ -186,7 +186,10 @@ class OptimizerSteps:
         self._accumulate()
 
     def _accumulate(self) -> None:
-        """Run forward and backward of the current batch; add to the gradients and to the step's mean cross-entropy."""
+        """Run forward and backward of the current batch; add to the gradients and to the step's cross-entropy.
+
+        Each micro-batch adds its mean cross-entropy divided by `config.accumulation`.
+        """
         assert self._batch is not None
         assert self._total is not None
         objective, cross_entropy = self.objective(self._batch)

@@ -77,7 +77,8 @@ _IMPLEMENTATION_FLAGS = ("fused", "foreach", "capturable")
 def without_compile_guard(kind: type[OptimizerT]) -> type[OptimizerT]:
     """Remove torch's guard, which imports the compiler, from the methods of an optimizer class; class decorator.
 
-    No optimizer step is compiled here, and the import would take a second of every attempt on the CPU.
+    Changes the class in place, its add_param_group, zero_grad, state_dict and load_state_dict, and returns it. No
+    optimizer step is compiled here, and the import would take a second of every attempt on the CPU.
     """
     for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
         setattr(kind, name, inspect.unwrap(getattr(kind, name)))
@@ -105,15 +106,15 @@ class Muon(torch.optim.Optimizer):
         iterations: int = 12,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        """Create the optimizer.
+        """Create the optimizer; momentum buffers follow at a parameter's first update.
 
         Args:
             params: parameters of two or more dimensions, or parameter groups.
             lr: learning rate.
-            momentum: mu of the momentum.
+            momentum: mu of the momentum, the weight of the old buffer.
             weight_decay: decoupled weight decay, multiplied by the learning rate.
             iterations: Newton-Schulz iterations.
-            dtype: type of the iteration.
+            dtype: type of the iteration; parameters keep theirs.
 
         Raises:
             ValueError: a parameter has fewer than two dimensions.
@@ -333,7 +334,10 @@ class Optimizers:
         self._assign_rates()
 
     def _assign_rates(self) -> None:
-        """Set every group's learning rate: base times factor as a number, or the tensor that holds it on the device."""
+        """Set every group's learning rate: base times factor as a number, or a tensor that holds it on the device.
+
+        Device tensors get new values only in `update`. Muon's is float64, AdamW's float32 and with `capturable` set.
+        """
         if self._device_rates is None:
             for group, base in zip(self._groups(), self._base, strict=True):
                 group["lr"] = base * self._factor
