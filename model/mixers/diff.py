@@ -44,7 +44,7 @@ class Diff(QueryBlockMixer):
 
     @classmethod
     def check(cls, model: ModelConfig, config: DiffConfig) -> None:
-        """Raise ValueError if a number of heads (query or KV) is odd or the rotary setting does not fit the head size."""
+        """Raise ValueError if a number of heads (query or KV) is odd or `rotary` does not fit the head size."""
         for name in ("n_heads", "n_kv_heads"):
             if getattr(model, name) % 2:
                 raise ValueError(
