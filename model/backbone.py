@@ -1,4 +1,4 @@
-"""The whole network: embedding, blocks, final norm and head; its training losses, decoding steps and initialisation.
+"""The whole network: embedding, blocks, final norm and head; training losses, decoding and initialisation.
 
 Source: docs/mechanisms.md, "Backbone".
 Letters of shapes: B batch, T length, D model width, V vocabulary, R distractors, L layers, K sketch directions, N = B *
@@ -514,7 +514,7 @@ class Backbone(nn.Module):
     def token_losses(self, hidden_BTD: Tensor, targets_BT: Tensor, *, chunk: int = CHUNK) -> Tensor:
         """Return the cross-entropy of each token in nats, float32 [B, T] (float64 in a float64 network).
 
-        Differentiable; the backward computes the logits again.
+        Differentiable; with more than `chunk` tokens the backward computes the logits again.
 
         Args:
             hidden_BTD: hidden states from `features`.

@@ -1,4 +1,7 @@
-"""Largest allowed values of settings: the largest published value times a wide margin; their products fit a float64."""
+"""Largest allowed values of settings: the largest published value times a wide margin.
+
+Their products fit a float64.
+"""
 
 from __future__ import annotations
 

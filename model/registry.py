@@ -1,6 +1,6 @@
-"""Registries of mixers, memories, position schemes and regularizers by name. Imports torch only when a part is loaded.
+"""Registries of mixers, memories, position schemes and regularizers by name.
 
-A new part is one file and one line here.
+Torch is imported only when a part is loaded. A new part is one file and one line here.
 """
 
 from __future__ import annotations

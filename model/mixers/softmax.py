@@ -1,4 +1,4 @@
-"""Softmax attention without positions (NoPE), with rotary positions (RoPE), and scaled by the number of keys (SSMax).
+"""Softmax attention without positions (NoPE), with rotary positions (RoPE), and scaled by ln n (SSMax).
 
 Source: docs/mechanisms.md, "Softmax attention" and "Scalable softmax".
 Letters of shapes: B batch, T length, H query heads, J KV heads, X head size, R distractors.

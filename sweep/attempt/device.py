@@ -135,10 +135,10 @@ def compile_lock_for(config: CellConfig) -> CompileLock:
 
 
 def use_shared_self_tests(device: torch.device) -> None:
-    """Remember in a file which kernels passed their self-tests, so that later processes skip these.
+    """Remember in a folder which kernels passed their self-tests, so that later processes skip these.
 
-    One file per driver, next to the compile cache, is read and added to. Does nothing without an NVIDIA driver.
-    `device` is a CUDA device.
+    One folder per driver, next to the compile cache; it is used for the rest of this process. Does nothing without an
+    NVIDIA driver. `device` is a CUDA device.
     """
     driver = driver_version()
     if driver is not None:

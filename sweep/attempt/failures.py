@@ -1,4 +1,4 @@
-"""Classification of failed attempts by exception, exit code and log, and the line of the user's code that failed.
+"""Classification of failed attempts by exception, exit code and log, and the user's line that failed.
 
 What a launch does next is defined in results/failure_classes.py.
 """

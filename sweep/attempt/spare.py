@@ -1,6 +1,7 @@
-"""Spare process of the warm pool: it has done the slow imports and waits on standard input for an attempt to become.
+"""Spare process of the warm pool: it has done the slow imports and waits for an attempt to become.
 
-It has run nothing, uses no GPU memory, and becomes at most one attempt. executors/warm_pool.py manages such processes.
+The attempt's folder comes as a line on standard input. A spare process has run nothing, uses no GPU memory, and becomes
+at most one attempt. executors/warm_pool.py manages such processes.
 """
 
 from __future__ import annotations

@@ -292,8 +292,11 @@ class Trainer:
         Both are scalars on the device, the norm before clipping. Returns None if the hooks asked to stop before one of
         the micro-batches; weights and optimizers are then unchanged, and the step can be repeated exactly, because
         random draws depend on the step alone. On CUDA the call only queues work and does not wait for it, except in the
-        step that captures graphs. Starts to load the next step's batch in the background. `Trainer.step` is not
+        step that captures graphs and with loss scaling. Also reads the next step's batch. `Trainer.step` is not
         changed.
+
+        Raises:
+            DataError: with `loss_on: marked`, no target of this or the next step is marked.
         """
         step_batch = self._prefetcher.get(step)
         inputs, targets = step_batch.inputs, step_batch.targets
@@ -319,7 +322,7 @@ class Trainer:
 
         Args:
             inputs_BT: input tokens, int64, on the device.
-            targets_BT: target tokens, the inputs shifted by one.
+            targets_BT: target token of each position, int64.
             step: optimizer step, counted from 0.
             micro: micro-batch within the step, counted from 0.
             marked: the targets that count in the loss; None: all.
@@ -343,9 +346,11 @@ class Trainer:
         The objective is (1 - alpha) CE + alpha regularizer + lambda distractor, without loss scaling; a term that is
         off is left out, and without a regularizer alpha is 0. With `loss_reduction: mean`, CE is per token and
         everything is divided by the number of micro-batches. With "sum", CE is summed over tokens and micro-batches,
-        and auxiliary terms are added once per micro-batch. With marked targets, CE covers these alone, and its mean is
-        over those of the whole step, however they are spread over micro-batches. The second result is CE in nats per
-        (marked) token, never divided by the number of micro-batches.
+        and auxiliary terms are added once per micro-batch. The second result is CE in nats per token, never divided by
+        the number of micro-batches.
+
+        With marked targets, CE covers these alone. Its mean is then the micro-batch's sum, divided by the step's marked
+        targets per micro-batch, so that its average over micro-batches is the mean of the whole step.
         Source: docs/mechanisms.md, "Regularizers" and "Training".
         """
         config = self.config
