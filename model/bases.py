@@ -253,18 +253,18 @@ class Memory(Part):
 
     @classmethod
     def unfit(cls, config: Any, tokens: int) -> str | None:
-        """Return a text that says why these settings are useless for sequences of `tokens` tokens, and what to set.
+        """Return a text that says why a memory's settings are useless for sequences of `tokens` tokens.
 
-        None, the default, means that they are fine. The text is shown to the user.
+        It also says what to set, and is shown to the user. None, the default, means that they are fine.
         """
         return None
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: Any) -> float | None:
-        """Return FLOPs per token of `forward` in one layer, own projections included, two per multiply-add.
+        """Return a memory's FLOPs per token of `forward` in one layer, two per multiply-add.
 
-        None, the default, means unknown. Subclasses do not inherit it: a class that does not define the method itself
-        counts as unknown.
+        Own projections are included, as only matrix products are. None, the default, means unknown. Subclasses do not
+        inherit it: a class that does not define the method itself counts as unknown.
         """
         return None
 
@@ -303,9 +303,9 @@ class Memory(Part):
     """
 
     def open(self, capacity: CacheCapacity) -> Any:
-        """Allocate empty states for `step`, for every slot of a cache of that capacity, in the memory's own format.
+        """Allocate empty states for a memory's `step`, for every slot of a cache of that capacity.
 
-        The default raises NotImplementedError.
+        The format is the memory's own. The default raises NotImplementedError.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step")
 
@@ -355,7 +355,10 @@ class Position(Part):
 
     @classmethod
     def longest(cls, model: ModelConfig, config: Any) -> int | None:
-        """Return the number of tokens of the longest sequence that the scheme supports; None, the default: no limit."""
+        """Return the number of tokens of the longest sequence that the position scheme supports.
+
+        None, the default: no limit.
+        """
         return None
 
     def places(self, rows: int, length: int, generator: torch.Generator) -> Tensor:

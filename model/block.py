@@ -35,8 +35,8 @@ class GatedConv(nn.Module):
     def __init__(self, model: ModelConfig) -> None:
         """Create the projections (D to 3 D, D to D) and the convolution for the network `model`.
 
-        Only marks the projections that start at zero: out_proj, and in_proj with `init: zero-ends-and-conv-in`. Values
-        come from `Backbone.init_weights`.
+        Values come from `Backbone.init_weights`. Only marks the projections that start at zero: out_proj, and in_proj
+        with `init: zero-ends-and-conv-in`.
         """
         super().__init__()
         width, bias = model.d_model, model.bias
@@ -78,7 +78,7 @@ class GatedConv(nn.Module):
         return capacity.table(self.conv.halo, self.out_proj.weight.shape[1])
 
     def begin(self, x_1TD: Tensor, states: Tensor, step: DecodeStep, *, chunk: int) -> Tensor:
-        """Prefill: return the output [1, T, D] of one new sequence; store the convolution's last inputs in `states`.
+        """Prefill of a gated convolution: return the output [1, T, D] of one new sequence; store its last inputs.
 
         Args:
             x_1TD: the normed residual stream of the sequence from its first token on.
@@ -92,7 +92,10 @@ class GatedConv(nn.Module):
         return self.evaluate(x_1TD, window=step.window, chunk=chunk)
 
     def step(self, x_BD: Tensor, states: Tensor, step: DecodeStep) -> Tensor:
-        """Return the output [B, D] for one new token of each sequence; updates their rows of `states` in place.
+        """Return a gated convolution's output [B, D] for one new token of each sequence.
+
+        out_proj(c conv(b u)) with [b | c | u] = in_proj(x), where the earlier inputs b u of conv come from `states`.
+        Updates the sequences' rows of `states` in place.
 
         Args:
             x_BD: the normed residual stream of the new tokens.
@@ -104,9 +107,10 @@ class GatedConv(nn.Module):
         return out_BD
 
     def fused_step(self, x_BD: Tensor, norm: RMSNorm, residual_BD: Tensor, states: Tensor, step: DecodeStep) -> Tensor:
-        """Return residual + the output of `step` at norm(x), [B, D], with norm and sum fused into the matrix products.
+        """Return residual + a gated convolution's output at norm(x), [B, D], for one new token per sequence.
 
-        For batches of very few sequences; weights must have x's type. Updates their rows of `states` in place.
+        The same as `step`, with norm and sum fused into the matrix products. For batches of very few sequences; weights
+        must have x's type. Updates their rows of `states` in place.
 
         Args:
             x_BD: residual stream of the new tokens, before the norm.

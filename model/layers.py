@@ -241,7 +241,7 @@ class Canon(nn.Module):
         return [capacity.table(self.halo, sum(conv.weight.shape[0] for conv in (self.q, self.k, self.v)))]
 
     def begin(self, tails: list[Tensor], slots_B: Tensor, *qkv_1THX: Tensor) -> None:
-        """Store the last W - 1 inputs of one new sequence in its slot's row of `tails`, in place.
+        """Store Canon's last W - 1 inputs of one new sequence in its slot's row of `tails`, in place.
 
         Inputs are q and k after the norm and v, concatenated by channel, oldest token first; zeros stand before the
         sequence's start.
@@ -260,7 +260,9 @@ class Canon(nn.Module):
         self.fused_filters_CW = fuse_weights([self.q, self.k, self.v])[0].squeeze(1)
 
     def step(self, tails: list[Tensor], slots_B: Tensor, x_BE: Tensor, heads: tuple[int, int, int]) -> Tensor:
-        """Return q, k and v of one new token per sequence after norm and convolution, concatenated: [B, (H + 2 J) X].
+        """Return Canon's output for one new token per sequence: q, k and v concatenated, [B, (H + 2 J) X].
+
+        q and k are RMS-normed first (if `norm`); then each is n_t + conv(n)_t, with the earlier inputs from `tails`.
 
         Args:
             tails: from `open`; the rows of these slots are updated in place.
@@ -277,7 +279,7 @@ class Canon(nn.Module):
         return (rms_norm(q), rms_norm(k), v) if self.norm else (q, k, v)
 
     def forward(self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (q, k, v) of whole sequences after norm and convolution, in the shapes and type of the arguments.
+        """Return Canon's (q, k, v) of whole sequences, in the shapes and type of the arguments.
 
         Each is n_t + conv(n)_t with n the RMS-normed q or k (if `norm`), and v as it is. Convolutions are depthwise and
         causal.

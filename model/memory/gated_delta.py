@@ -95,14 +95,14 @@ class DeltaMemory(Recurrent):
     def begin(
         self, x_1TD: Tensor, q_1THX: Tensor, k_1TJX: Tensor, v_1TJX: Tensor, states: Tensor, slot: int, *, chunk: int
     ) -> Tensor:
-        """Prefill: return the output [1, T, D] for a new sequence; store its final state in row `slot` of `states`.
+        """Prefill of a delta memory: return the output [1, T, D] for a new sequence; store its final state.
 
         Args:
             x_1TD: the block's normed input, from the first token on.
             q_1THX: the mixer's queries, not rotated.
             k_1TJX: the mixer's keys, not rotated.
             v_1TJX: the mixer's values.
-            states: from `open`, for all slots.
+            states: from `open`, for all slots; row `slot` is overwritten.
             slot: slot of the sequence.
             chunk: tokens processed at a time.
         """
@@ -229,7 +229,13 @@ class GatedDelta(_HeadGatedDelta):
         return [self.w_gamma, self.w_beta]
 
     def rates_from_logits(self, *logits_TC: Tensor) -> DeltaRates:
-        """Return log sigmoid(gamma logit + GAMMA_OFFSET) and sigmoid(beta logit), in float32 (float64 for float64)."""
+        """Return the gated delta memory's rates: ln gamma = logsigmoid(logit + GAMMA_OFFSET), beta = sigmoid(logit).
+
+        A `DeltaRates` in float32 (float64 for float64).
+
+        Args:
+            *logits_TC: the logits of gamma and of beta, [..., H] each.
+        """
         gamma, beta = (logit.to(statistics_dtype(logit.dtype)) for logit in logits_TC)
         return DeltaRates(functional.logsigmoid(gamma + GAMMA_OFFSET), torch.sigmoid(beta))
 
@@ -254,7 +260,10 @@ class DeltaNet(_HeadGatedDelta):
         return [self.w_beta]
 
     def rates_from_logits(self, *logits_TC: Tensor) -> DeltaRates:
-        """Return log gamma = 0 and beta = sigmoid(logit), in float32 (float64 for float64)."""
+        """Return the delta net's rates: ln gamma = 0 (nothing decays) and beta = sigmoid(logit).
+
+        A `DeltaRates` in float32 (float64 for float64). There is one logit, [..., H].
+        """
         (beta,) = (torch.sigmoid(logit.to(statistics_dtype(logit.dtype))) for logit in logits_TC)
         return DeltaRates(torch.zeros_like(beta), beta)
 
@@ -267,7 +276,7 @@ class KDA(DeltaMemory):
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: KDAConfig) -> float:
-        """Return FLOPs per token and layer: gate, output projection, recurrence, and the projections of the rates.
+        """Return KDA's FLOPs per token and layer: gate, output projection, recurrence, and projections of the rates.
 
         The rates' are the bottleneck D to X, from it to H X gates, and beta.
         """
@@ -275,7 +284,7 @@ class KDA(DeltaMemory):
         return delta_flops(model, d * size + size * heads * size + d * heads)
 
     def add_rates(self, model: ModelConfig) -> None:
-        """Create the bottleneck and the projections of gamma and beta."""
+        """Create KDA's bottleneck (D to X, no bias) and the projections of gamma (X to H X) and beta (D to H)."""
         self.w_down = Linear(model.d_model, model.head_dim, bias=False)
         self.w_gamma = Linear(model.head_dim, model.n_heads * model.head_dim, bias=model.bias)
         self.w_beta = Linear(model.d_model, model.n_heads, bias=model.bias)
@@ -288,10 +297,10 @@ class KDA(DeltaMemory):
         return [self.w_down, self.w_beta]
 
     def rates_from_logits(self, *logits_TC: Tensor) -> DeltaRates:
-        """Return ln gamma [..., H, X], projected from the bottleneck, and beta [..., H].
+        """Return KDA's rates: ln gamma [..., H, X], projected from the bottleneck, and beta [..., H].
 
-        ln gamma = logsigmoid(w_gamma(bottleneck) + GAMMA_OFFSET), beta = sigmoid(logit). Both are float32 (float64 for
-        float64).
+        ln gamma = logsigmoid(w_gamma(bottleneck) + GAMMA_OFFSET), beta = sigmoid(logit). A `DeltaRates` in float32
+        (float64 for float64).
 
         Args:
             *logits_TC: outputs of the bottleneck [..., X] and of the projection of beta [..., H].
@@ -323,7 +332,10 @@ class KDA(DeltaMemory):
         return channelwise.channelwise_delta(*args, chunk=self.config.chunk, initial_state=state)
 
     def together(self, device: torch.device, dtype: torch.dtype) -> int:
-        """Return the number of tokens that the kernel solves together: 64 with FLA, else the config's `chunk`."""
+        """Return the number of tokens that KDA's kernel solves together: 64 with FLA, else the config's `chunk`.
+
+        FLA (flash-linear-attention) is used where it can run on that device and dtype.
+        """
         fla = channelwise.choose_backend(device, dtype, self.head_dim).backend == "fla"
         return 64 if fla else self.config.chunk
 

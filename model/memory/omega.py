@@ -119,16 +119,20 @@ class Omega(Recurrent):
 
     @classmethod
     def unfit(cls, config: OmegaConfig, tokens: int) -> str | None:
-        """Return a text if `window` exceeds the `tokens` tokens of a sequence (never full); None otherwise."""
+        """Return a text if `window` exceeds the `tokens` tokens of a sequence; None otherwise.
+
+        Such a window would never be full. The text says what to set.
+        """
         if config.window > tokens:
             return f"window ({config.window}) is more than the {tokens} tokens of a row, so none is ever full; set it to {tokens} at most"
         return None
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: OmegaConfig) -> float:
-        """Return FLOPs per token and layer: rates, gate, output projection, and the memory's gradients and readouts.
+        """Return an omega memory's FLOPs per token and layer: projections, gradients and readouts.
 
-        The computation of the features is not counted.
+        Projections are those of the rates, the readout gate and the output. The computation of the features is not
+        counted.
         """
         d, inner = model.d_model, model.n_heads * model.head_dim
         surround = 2.0 * (len(cls.RATES) * d * model.n_heads + 2 * d * inner)
@@ -141,10 +145,11 @@ class Omega(Recurrent):
         return surround + model.n_heads * head_flops
 
     def __init__(self, model: ModelConfig, config: OmegaConfig) -> None:
-        """Create projections, initial weights of `memory: mlp2`, and random directions of `features: sketch`.
+        """Create the omega memory's projections, initial weights (`memory: mlp2`) and random directions (`sketch`).
 
         Initial weights are learned, N(0, 1/inputs), shared by all heads. With `memory: matrix` the memory starts at 0
-        and has no such parameter. Both draws come from torch's global generator.
+        and has no such parameter. The directions, for `features: sketch` only, are a buffer that is not trained. Both
+        draws come from torch's global generator.
         """
         super().__init__(model, config)
         self.width = self.columns(model, config)
@@ -173,7 +178,7 @@ class Omega(Recurrent):
         return self.read_rates(x_BTD).log_keep_BTH
 
     def read_rates(self, x_BTD: Tensor) -> Rates:
-        """Return the rates of each token, [B, T, H] each, computed from the block's input [B, T, D].
+        """Return the omega memory's rates of each token, [B, T, H] each, computed from the block's input [B, T, D].
 
         They are the fields of `Rates`: ln alpha = logsigmoid(logit + keep_offset), eta = sigmoid(logit + step_offset),
         gamma = sigmoid(logit) / window, and the log of the momentum's decay (None without momentum). Float32 (float64
@@ -292,7 +297,7 @@ class Atlas(Omega):
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: Any) -> float:
-        """Return FLOPs per token and layer: those of omega plus five Newton-Schulz iterations.
+        """Return an atlas memory's FLOPs per token and layer: those of omega plus five Newton-Schulz iterations.
 
         They count once per token or per chunk (`orthogonal`), or not at all.
         """

@@ -133,7 +133,7 @@ class Recurrent(Memory):
     def begin(
         self, x_1TD: Tensor, q_1THX: Tensor, k_1TJX: Tensor, v_1TJX: Tensor, states: Any, slot: int, *, chunk: int
     ) -> Tensor:
-        """Prefill: return the output [1, T, D] for one new sequence; store its state in `states`.
+        """Prefill of a recurrent memory: return the output [1, T, D] for one new sequence; store its state in `states`.
 
         Stored are the state after the last complete chunk of `chunk_tokens` tokens and the inputs of the tokens after
         it, because `step` recomputes them.
@@ -143,7 +143,7 @@ class Recurrent(Memory):
             q_1THX: the mixer's queries.
             k_1TJX: the mixer's keys.
             v_1TJX: the mixer's values.
-            states: from `open`; what they hold for the slot is replaced.
+            states: `ChunkedStates` from `open`; what they hold for the slot is replaced.
             slot: slot of the sequence.
             chunk: tokens processed at a time; memory only.
         """
@@ -157,17 +157,18 @@ class Recurrent(Memory):
         return torch.cat([out_1TD, self._run_chunks(*tail, state=state, chunk=chunk)[0]], 1)
 
     def step(self, x_BD: Tensor, q_BHX: Tensor, k_BJX: Tensor, v_BJX: Tensor, states: Any, slots_B: Tensor) -> Tensor:
-        """Return the output [B, D] for one new token per sequence; sequences are processed one by one.
+        """Return the memory's output [B, D] for one new token per sequence; sequences are processed one by one.
 
-        Tokens since the last complete chunk are recomputed. Rows of slots without a sequence (padding) give 0. Updates
-        `states` in place. Waits for the device, because it copies the slots to the host.
+        Tokens since the last complete chunk of `chunk_tokens` are recomputed; when a chunk is complete, its state is
+        stored and its inputs are dropped. Rows of slots without a sequence (padding) give 0. Updates `states` in place.
+        Waits for the device, because it copies the slots to the host.
 
         Args:
             x_BD: the block's normed input.
             q_BHX: the mixer's queries.
             k_BJX: the mixer's keys.
             v_BJX: the mixer's values.
-            states: from `open`, for all slots.
+            states: `ChunkedStates` from `open`, for all slots.
             slots_B: slot of each sequence.
         """
         out_BD = torch.zeros_like(x_BD)

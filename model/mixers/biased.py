@@ -89,7 +89,10 @@ class ALiBi(QueryBlockMixer):
         )
 
     def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
-        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X] in q's type.
+        """Return ALiBi attention at one new token per sequence, from the cache: [B, H, X] in q's type.
+
+        Softmax of scale q k - slope (distance) over the visible keys, times v. A padding row gives 0. Reads whole
+        sequences from the cache, without a kernel.
 
         Args:
             q_BHX: queries of the new tokens.
@@ -174,7 +177,9 @@ class Rel(QueryBlockMixer):
         )
 
     def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
-        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X] in q's type.
+        """Return attention with learned relative bias at one new token per sequence: [B, H, X] in q's type.
+
+        Softmax of scale q k + bias[h, min(distance, reach)] over the visible keys, times v. A padding row gives 0.
 
         Args:
             q_BHX: queries of the new tokens.
@@ -243,7 +248,10 @@ class CoPE(QueryBlockMixer):
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: CoPEConfig, keys: float) -> float:
-        """Return FLOPs per token: those of attention plus the products of queries and position vectors."""
+        """Return FLOPs per token of contextual positions: attention plus products of queries with position vectors.
+
+        The projections around the mixer are not counted. See `Mixer.forward_flops` for the arguments.
+        """
         return attention_flops(model, keys) + 2.0 * model.n_heads * model.head_dim * config.positions
 
     def __init__(self, model: ModelConfig, config: CoPEConfig) -> None:
@@ -272,7 +280,10 @@ class CoPE(QueryBlockMixer):
         )
 
     def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
-        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X] in q's type.
+        """Return attention with contextual positions at one new token per sequence: [B, H, X] in q's type.
+
+        Softmax of scale q k + q e(p) over the visible keys, times v, with p the sum of sigmoid(scale q k) over the
+        visible keys from a key to the new token, at most `positions` - 1. A padding row gives 0.
 
         Args:
             q_BHX: queries of the new tokens.

@@ -115,7 +115,9 @@ class Diff(QueryBlockMixer):
         return {"k": self._rotated(k_BTJX, places_BT), "v": v_BTJX}
 
     def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
-        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X].
+        """Return differential attention at one new token per sequence, from the cache: [B, H, X] in q's type.
+
+        As in `forward`: per pair of heads (1 - lambda_init) rmsnorm(A_1 V - lambda A_2 V).
 
         Args:
             q_BHX: queries of the new tokens, not rotated.

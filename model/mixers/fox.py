@@ -86,7 +86,9 @@ class FoX(QueryBlockMixer):
         return {"k": k_BTJX, "v": v_BTJX, "fall": cumulative_log_gate(self.gate(x_BTD), before)}
 
     def step(self, q_BHX: Tensor, cache: KVView, x_BD: Tensor) -> Tensor:
-        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X] in q's type.
+        """Return forgetting attention at one new token per sequence, from the cache: [B, H, X] in q's type.
+
+        Softmax of scale q k + (sum of the log gates of the tokens after the key, the new one included), times v.
 
         Args:
             q_BHX: queries of the new tokens.

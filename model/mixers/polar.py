@@ -79,16 +79,19 @@ class Polar(QueryBlockMixer):
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int = QUERY_BLOCK
     ) -> tuple[Tensor, Tensor]:
-        """Return (unit directions [B, T, H, X], projected magnitudes [B, T, D], added after the output projection).
+        """Return polar attention: (unit directions [B, T, H, X], projected magnitudes [B, T, D]).
 
-        A direction has length 1, or is 0 where the weighted sum is 0. Both have q's type.
+        Softmax runs over the visible keys, with a temperature that grows with ln n, and a null key. The direction is
+        the weighted sum of the values divided by its length (0 if the sum is 0). The magnitude is
+        tanh(softplus(mag_beta) ln(1 + m)), with m an effective number of attended keys; its projection is added after
+        the output projection. Both have q's type.
 
         Args:
             q_BTHX: queries.
             k_BTJX: keys.
             v_BTJX: values.
             window: number of most recent keys that a query sees, its own included; None: all earlier keys. It also
-                bounds n.
+                bounds n, the number of visible keys.
             block: queries scored at a time; memory and rounding only.
         """
         scalars = (self.null_base, self.null_slope, self.len_gain, self.mag_beta, self.v_null)
@@ -99,14 +102,15 @@ class Polar(QueryBlockMixer):
         return c_BTHX, self.mu_proj(mag_BTH.to(q_BTHX.dtype))
 
     def step(self, q_BHX: Tensor, cache: KVView) -> tuple[Tensor, Tensor]:
-        """Return the two outputs of `forward` at one new token per sequence, from the cache.
+        """Return polar attention at one new token per sequence, from the cache.
 
         Args:
             q_BHX: queries of the new tokens.
-            cache: cached "k" and "v" of all tokens, the new ones included; its window applies.
+            cache: cached "k" and "v" of all tokens, the new ones included; its window applies, and bounds the number of
+                keys n.
 
         Returns:
-            (unit directions [B, H, X], projected magnitudes [B, D]).
+            (unit directions [B, H, X], projected magnitudes [B, D]), the two outputs of `forward`.
         """
         scalars = (self.null_base, self.null_slope, self.len_gain, self.mag_beta, self.v_null)
         c_BHX, mag_BH = paged_polar(

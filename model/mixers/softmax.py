@@ -58,7 +58,7 @@ class NoPE(QueryBlockMixer):
         return self.config.distractor_norm
 
     def apply_positions(self, x_BTHX: Tensor, positions_BT: Tensor | None = None) -> Tensor:
-        """Return queries or keys [B, T, H, X] with their positions applied; here unchanged.
+        """Return queries or keys [B, T, H, X] with positions applied: unchanged in NoPE, rotated in RoPE.
 
         Args:
             x_BTHX: queries or keys.
@@ -98,7 +98,10 @@ class NoPE(QueryBlockMixer):
         return {"k": self.apply_positions(k_BTJX, places_BT), "v": v_BTJX}
 
     def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
-        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X].
+        """Return softmax attention at one new token per sequence, from the cache: [B, H, X].
+
+        NoPE and RoPE: softmax of scale q k over the visible keys, times v. The new queries get their positions here
+        (none in NoPE); cached keys have theirs.
 
         Args:
             q_BHX: queries of the new tokens, without positions.
@@ -189,7 +192,10 @@ class SSMax(NoPE):
         return self._scale_by_keys(q_BTHX, torch.arange(1, t + 1, device=q_BTHX.device).clamp(max=window or t))
 
     def step(self, q_BHX: Tensor, cache: KVView) -> Tensor:
-        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X].
+        """Return scalable softmax attention at one new token per sequence, from the cache: [B, H, X].
+
+        Softmax of s ln n scale q k over the visible keys, times v; n is the number of visible keys, s the head's
+        learned factor.
 
         Args:
             q_BHX: queries of the new tokens.

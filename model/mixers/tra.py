@@ -107,12 +107,16 @@ class TRA(QueryBlockMixer):
         )  # fmt: skip
 
     def step(self, q_BHX: Tensor, cache: KVView, x_BD: Tensor) -> Tensor:
-        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X] in q's type.
+        """Return threshold relative attention at one new token per sequence, from the cache: [B, H, X] in q's type.
+
+        As in `forward`: visible keys with a positive score survive, and one is decayed by the new token's gate to the
+        power of the survivors from it on. Without a survivor the result is 0, or with `empty: uniform` the mean of the
+        visible values.
 
         Args:
             q_BHX: queries of the new tokens.
             cache: cached "k" and "v" of all tokens, the new ones included; its window applies.
-            x_BD: the block's normed input at the new tokens.
+            x_BD: the block's normed input at the new tokens, from which their gates are projected.
         """
         v, seen_BS = cache.gather("v"), cache.seen
         scores_BHS = row_scores(q_BHX, cache.gather("k"), self.config.scale)

@@ -142,7 +142,10 @@ class Wall(QueryBlockMixer):
         return {"k": self._rotated(k_BTJX, places_BT), "v": v_BTJX, "fall": fall_BTPX}
 
     def step(self, q_BHX: Tensor, cache: KVView, x_BD: Tensor) -> Tensor:
-        """Return the output of `forward` at one new token per sequence, from the cache: [B, H, X] in q's type.
+        """Return wall attention at one new token per sequence, from the cache: [B, H, X] in q's type.
+
+        Each channel of a cached key is multiplied by the product of its gates of the tokens after it, the new one
+        included. Then follows softmax of scale q k over the visible keys, times v.
 
         Args:
             q_BHX: queries of the new tokens, not rotated.

@@ -58,7 +58,7 @@ class Label(APE):
     def places(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         """Draw `length` distinct positions below the table's size per row, sorted ascending: int64 [rows, length].
 
-        All subsets are equally likely. Fails if `length` exceeds the table.
+        All subsets are equally likely. torch raises RuntimeError if `length` exceeds the table.
 
         Args:
             rows: sequences of the batch, drawn independently.
