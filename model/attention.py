@@ -90,6 +90,9 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the branch's output for whole sequences, and the distractor loss if distractors are passed.
 
+        out = W_o(y sigmoid(gate)) + the mixer's extra term + the memory's output, with y = mixer(q, k, v). q, k, v and
+        gate are projected from the input; q and k are normed, then q, k, v convolved by Canon, as the config says.
+
         Args:
             x_BTD: the normed residual stream, [B, T, D].
             window: number of most recent keys that a query sees, its own included; None: all earlier keys. The memory

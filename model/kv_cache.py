@@ -329,7 +329,7 @@ class PageAllocator:
 
         A sequence's table row has a column per page; afterwards it has pages in columns `first` (inclusive) to `end`
         (exclusive), DUMMY in those before. Pages freed by one sequence may be reserved for another in the same call.
-        Updates the host's table and the device's, without waiting for the device; lengths stay.
+        Updates the host's table and the device's; lengths stay.
 
         Args:
             rows: slots of the sequences, each once.

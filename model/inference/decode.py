@@ -413,6 +413,7 @@ class RecomputeDecoder:
         )
 
     def close(self, slot: int) -> None:
+        """Drop a sequence and free its slot."""
         del self._texts[slot]
         self._free.append(slot)
 

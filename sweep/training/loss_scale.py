@@ -66,7 +66,8 @@ class LossScale:
     def update_scale(self) -> bool:
         """Update the loss scale; return True if this step is to be applied. Waits for the device.
 
-        Call it once per step, after `unscale`. A False counts in `skipped`.
+        An overflow that `unscale` has noted halves the scale; after 2,000 applied steps in a row it doubles. Call it
+        once per step, after `unscale`. A False counts in `skipped`.
         """
         torch._amp_update_scale_(self._scale, self._growth_tracker, self._overflow, GROWTH, BACKOFF, GROWTH_INTERVAL)
         is_finite = not self._overflow.item()
@@ -74,7 +75,10 @@ class LossScale:
         return is_finite
 
     def state_dict(self) -> dict[str, float | int]:
-        """Return the state as plain numbers: "scale", "row" (applied steps in a row) and "skipped"."""
+        """Return the state as plain numbers; waits for the device.
+
+        Keys: "scale", "row" (steps applied since the last skipped step or the last growth) and "skipped".
+        """
         return {"scale": self.scale, "row": int(self._growth_tracker), "skipped": self.skipped}
 
     def load_state_dict(self, state: dict[str, float | int]) -> None:
