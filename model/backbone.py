@@ -114,7 +114,11 @@ class RandomDraws:
         return [*optional, *self.distractors.values(), *(mask for pair in self.dropout_masks.values() for mask in pair)]
 
     def copy(self) -> RandomDraws:
-        """Return a copy whose tensors are clones; sketches and positions become contiguous. The function is shared."""
+        """Return a copy whose tensors are clones, so that drawing anew into the original leaves it unchanged.
+
+        Sketches and positions become contiguous, also where the original is a broadcast view. The regularizer function
+        is shared.
+        """
 
         def clone_or_none(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.clone(memory_format=torch.contiguous_format)

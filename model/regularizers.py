@@ -155,7 +155,10 @@ def _off_identity(z_LNK: Tensor) -> Tensor:
 
 
 def _sorted(length_LN: Tensor) -> Tensor:
-    """Return each row of positive numbers in ascending order, [L, N]; gradients pass through the permutation."""
+    """Return each row of numbers in ascending order, [L, N]; gradients pass through the permutation.
+
+    Float32 numbers must be positive: they are sorted by their bits.
+    """
     if length_LN.dtype != torch.float32:
         return length_LN.sort(dim=1).values
     # one sort of all rows: positive floats sort like their bits, and the row's index fills the upper bits

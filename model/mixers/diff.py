@@ -95,7 +95,7 @@ class Diff(QueryBlockMixer):
         def read(which: int) -> Tensor:
             """Return each pair's attention by its first (0) or second (1) head, [B, T, H / 2, 2 X].
 
-            Both read the values of both heads, concatenated.
+            The first X channels read the values of the pair's first head, the others those of its second.
             """
             halves = [
                 softmax_attention(
@@ -126,7 +126,10 @@ class Diff(QueryBlockMixer):
         q = self._rotated(q_BHX[:, None], cache.places[:, None])[:, 0]
 
         def read(which: int) -> Tensor:
-            """Return each pair's attention by its first (0) or second (1) head, [B, H / 2, 2 X]."""
+            """Return each pair's attention by its first (0) or second (1) head, [B, H / 2, 2 X].
+
+            The first X channels read the values of the pair's first head, the others those of its second.
+            """
             halves = [
                 paged_softmax(
                     q[:, which::2], cache["k"][:, :, which::2], cache["v"][:, :, side::2], cache.texts,

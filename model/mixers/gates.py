@@ -41,7 +41,11 @@ class Gate(nn.Module):
         self.groups = groups
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Return natural log gates [B, T, outputs] <= 0 of inputs [B, T, groups * inputs], group after group."""
+        """Return natural log gates logsigmoid(W x + b) <= 0, [B, T, outputs], of inputs [B, T, groups * inputs].
+
+        The product has x's type, the rest is float32 (float64 for float64). With groups, outputs stand group after
+        group, and each depends on its group's channels alone.
+        """
         dtype, weight = statistics_dtype(x_BTD.dtype), self.weight.to(x_BTD.dtype)
         if self.groups == 1:
             logit = functional.linear(x_BTD, weight)

@@ -69,9 +69,11 @@ class CellRunner(AttemptRunner):
     def run(self, began: float) -> None:
         """Train or load the network, run the missing probes and store the weights of a training.
 
-        Sets process-wide options of torch (threads, determinism, kernels, compile cache). May wait for another attempt
-        that compiles the same network. Records provenance, throughput, corpus entropies and every result. `began` is
-        the job's start in monotonic seconds.
+        Kind "train": from the newest checkpoint of earlier attempts, if there is one; then throughput and corpus
+        entropies are recorded, and weights stored after the probes. Other kinds load the job's weights. Sets
+        process-wide options of torch (threads, determinism, kernels, compile cache). May wait for another attempt that
+        compiles the same network. Provenance is recorded before anything else, results as they come. `began` is the
+        job's start in monotonic seconds.
 
         Raises:
             Stopped: a stop was requested; a training's state has been saved.

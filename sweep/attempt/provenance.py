@@ -16,7 +16,10 @@ PACKAGES = "atma-sweep torch triton fla-core flash-linear-attention numpy ray sq
 
 
 def package_versions() -> dict[str, str]:
-    """Return package -> installed version, of the PACKAGES that can change a result; missing ones are left out."""
+    """Return package -> installed version, of the packages that can change a result; missing ones are left out.
+
+    They are PACKAGES, in this order: this one, torch, triton, fla, numpy, ray, sqlalchemy, pydantic, safetensors.
+    """
     versions = {}
     for name in PACKAGES:
         try:

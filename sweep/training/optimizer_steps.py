@@ -203,7 +203,10 @@ class OptimizerSteps:
     # --- around it ------------------------------------------------------------------------------------------------
 
     def _run_part(self, name: str) -> None:
-        """Run the part "first", "further" or "finish": its replay if it is captured, else the part itself."""
+        """Run a part of the step: its replay if it is captured, else the part itself, eagerly.
+
+        Parts: "first" (first micro-batch), "further" (each later one) and "finish" (clipping and update).
+        """
         replay = self.replays.get(name)
         if replay is not None:
             replay()

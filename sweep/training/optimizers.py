@@ -129,7 +129,9 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient, in place; parameters without one are left alone.
+        """Update every parameter that has a gradient, in place, by the rule of `Muon`; others are left alone.
+
+        Momentum buffers are updated too. Weight decay applies only to parameters with a gradient.
 
         Raises:
             ValueError: a closure is passed.
@@ -147,7 +149,8 @@ class Muon(torch.optim.Optimizer):
     def _update(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
         """Update parameters of one shape, which all have gradients, with the settings of their group, in place.
 
-        Creates missing momentum buffers (zeros) in `state`. The shape may have more than two axes.
+        m <- mu m + (1 - mu) g; u = orthogonalise((1 - mu) g + mu m); p <- p (1 - lr wd) - lr sqrt(max(1, rows / cols))
+        u. Creates missing momentum buffers (zeros) in `state`. The last two axes are the matrix; there may be more.
         """
         mu, weights = group["momentum"], list[Tensor](params)
         grads = [p.grad for p in params if p.grad is not None]
