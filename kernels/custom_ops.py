@@ -30,8 +30,11 @@ def torch_op(
 ) -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator that registers a function as the torch custom op atma::NAME and returns the op.
 
+    The op has no gradient until `differentiate` or `register_autograd` gives it one. Its results must not be its inputs
+    or views of them.
+
     Args:
-        name: Name of the op without its namespace.
+        name: Name of the op without its namespace; a name can be registered once per process.
         fake: Function of the same arguments that allocates results of the right shapes and dtypes and computes nothing,
             for torch.compile.
         mutates_args: Names of the function's parameters whose tensors it writes in place.
@@ -77,10 +80,11 @@ def differentiate(
     """Register a gradient for an op.
 
     Args:
-        forward: Custom op whose first inputs may be tensors with gradients.
-        backward: Function of the gradients of the results, then the saved tensors, then the options. It returns the
-            gradients of the first inputs; those of inputs that need none are ignored, and may be None.
-        saved: Chooses the tensors and options that reach `backward`.
+        forward: Custom op, changed in place, whose first inputs may be tensors with gradients.
+        backward: Function of the gradients of the leading `results` results, then the saved tensors, then the options.
+            It returns the gradients of the first inputs in order. Those of inputs that need none are ignored and may be
+            anything; inputs beyond its results get None.
+        saved: Function (inputs, results) -> (tensors saved for `backward`, options passed to it as they are).
         results: Number of leading results of `forward` that have a gradient; the later ones are marked as not
             differentiable.
         zeros_like: None: autograd passes zeros for a result that is no part of the loss. An index into the saved

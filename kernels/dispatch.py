@@ -39,9 +39,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compile_time_constant(function: Function) -> Function:
-    """Mark a function's result as a constant for torch.compile, and return the function.
+    """Mark a function so that torch.compile runs it while tracing and takes its result as a constant.
 
-    Does what torch.compiler.assume_constant_result does without importing the compiler, which takes a second that an
+    Returns the same function object with a private attribute set; outside of torch.compile it behaves as before. The
+    effect is that of torch.compiler.assume_constant_result without importing the compiler, which takes a second that an
     attempt on a CPU does not need.
     """
     # private: torch is pinned below 3 for it (pyproject.toml)
@@ -59,7 +60,11 @@ class _DispatchState:
 def use_torch_backend(torch_only: bool = True) -> None:
     """Set for the rest of this process whether every op uses torch's own operations (`train.kernels: torch`).
 
-    False restores the default: the fastest backend that is available.
+    The setting is read at every choice of a backend; a graph that torch.compile traced before keeps its choice.
+
+    Args:
+        torch_only: True rules out our own kernels in every later choice; False restores the default, the fastest
+            backend that is available.
     """
     _DispatchState.torch_only = torch_only
 
@@ -84,7 +89,11 @@ def cache_self_tests(folder: Path | None) -> None:
 
 @functools.cache
 def sources(folder: Path) -> str:
-    """Return a SHA-256 hex digest of the paths and contents of all Python files below a folder; cached per folder."""
+    """Return a SHA-256 hex digest of the relative paths and contents of all .py files in and below a folder.
+
+    Cached per folder for the life of the process, so later changes of the files are not seen. A folder that does not
+    exist counts as one without files.
+    """
     digest = hashlib.sha256()
     # not rglob, which fails when another process deletes compiled modules meanwhile
     for path in sorted(Path(top, name) for top, _, names in os.walk(folder) for name in names if name.endswith(".py")):
@@ -93,10 +102,11 @@ def sources(folder: Path) -> str:
 
 
 def _self_test_versions() -> tuple[object, ...]:
-    """Return the facts that a cached self-test depends on.
+    """Return the facts that a cached self-test depends on, as a tuple.
 
-    These are the digest of this package's sources, the cuDNN version, the deterministic mode of torch and the installed
-    versions of flash-linear-attention.
+    In order: digest of this package's sources (`sources`), version of cuDNN (None without it), True in torch's
+    deterministic mode, then the versions of fla-core and flash-linear-attention, each left out where it is not
+    installed.
     """
     # deterministic mode fills unwritten memory, so a self-test passed in one mode says nothing about the other
     versions: list[object] = [torch.backends.cudnn.version(), torch.are_deterministic_algorithms_enabled()]
@@ -107,7 +117,13 @@ def _self_test_versions() -> tuple[object, ...]:
 
 
 def _pass_marker(*case: object) -> Path | None:
-    """Return the path of the cache entry of a self-test, or None without a cache folder."""
+    """Return the path of the cache entry of a self-test, whether or not it exists, or None without a cache folder.
+
+    The file name is 32 hex digits of a hash of `_self_test_versions` and of the repr of `case`. Nothing is created.
+
+    Args:
+        *case: Facts that name the self-test and its arguments; each must have a repr that is the same in every process.
+    """
     if _DispatchState.self_test_folder is None:
         return None
     return (
@@ -117,6 +133,9 @@ def _pass_marker(*case: object) -> Path | None:
 
 def why_no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
     """Return the reason why our Triton kernels cannot run on such tensors, or None when they can.
+
+    Checks, in order: the setting of `use_torch_backend`, the device, the dtype, an installed Triton, the compute
+    capability. It runs no kernel and does not look at sizes.
 
     Args:
         device: Device of the tensors; only CUDA with compute capability 8.0 or higher has kernels.
@@ -162,9 +181,9 @@ Rounding makes no larger one, so a larger error in one draw of three is a fault.
 
 
 def _deciding(errors: Sequence[float]) -> float:
-    """Return the relative error that decides about a kernel.
+    """Return the relative error that decides about a kernel, from the errors of its random draws.
 
-    It is the median of the draws, or the first error that is NaN or above `OUTLIER`.
+    It is the first error that is NaN or above `OUTLIER` (0.125), if there is one, else the median.
     """
     refused = [error for error in errors if not error <= OUTLIER]
     return refused[0] if refused else statistics.median(errors)
@@ -173,14 +192,17 @@ def _deciding(errors: Sequence[float]) -> float:
 def attention_choice(
     op: str, device: torch.device, dtype: torch.dtype, head_dim: int, error: Callable[..., float]
 ) -> BackendChoice:
-    """Return "triton" where it can run and passes its self-test, else "torch" with the reason.
+    """Return the choice of "triton" where it can run and passes its self-test, else of "torch" with the reason.
+
+    The first call for a case compiles and runs the kernels, which takes seconds; results are cached
+    (`self_test_failure`).
 
     Args:
-        op: Name of the op, for the reason.
+        op: Name of the op; it appears in the reason and is part of the key of the cache.
         device: Device of the tensors.
         dtype: Dtype of the activations.
-        head_dim: Head size; the kernels take 16, 32, 64, 128 and 256.
-        error: Self-test `error(device, dtype, head_dim, backend, seed=)`, which returns the relative error.
+        head_dim: Head size; the kernels take 16, 32, 64, 128 and 256, any other size gives "torch".
+        error: Self-test, called as `error(device, dtype, head_dim, "triton", seed=seed)`; returns a relative error.
     """
     why = why_no_triton(device, dtype)
     if why is None and (head_dim not in (16, 32, 64, 128, 256)):
@@ -189,13 +211,15 @@ def attention_choice(
 
 
 def why_not_gluon(device: torch.device, dtype: torch.dtype, head_dim: int, window: int | None) -> str | None:
-    """Return the reason why the Gluon attention kernels for Hopper cannot run on such tensors, or None when they can.
+    """Return the reason why the Gluon attention kernels cannot run on such tensors, or None when they can.
+
+    They need Hopper (compute capability 9.0). Runs no self-test.
 
     Args:
         device: Device of the tensors.
         dtype: Dtype of the activations.
         head_dim: Head size.
-        window: Attention window in keys; None for full attention.
+        window: Attention window in keys, the query's own included; None for full attention.
     """
     host = importlib.import_module(".attention.gluon.host", __package__)
     return host.why_not(device, dtype, head_dim, window)
@@ -204,18 +228,18 @@ def why_not_gluon(device: torch.device, dtype: torch.dtype, head_dim: int, windo
 def gluon_choice(
     op: str, device: torch.device, dtype: torch.dtype, head_dim: int, window: int | None, error: Callable[..., float]
 ) -> BackendChoice:
-    """Return "gluon" where it can run and passes its self-test, else the choice of `attention_choice`.
+    """Return the choice of "gluon" where it can run and passes its self-test, else that of `attention_choice`.
 
-    Both backends have to pass: "gluon" is tried only where "triton" was chosen. The reason of "triton" says why not
-    Gluon.
+    Both backends have to pass: "gluon" is tried only where "triton" was chosen. Where Gluon is refused, the reason of
+    the returned "triton" also says why. The reason of "gluon" is the version of Triton.
 
     Args:
-        op: Name of the op, for the reason.
+        op: Name of the op; it appears in the reason and is part of the key of the cache.
         device: Device of the tensors.
         dtype: Dtype of the activations.
         head_dim: Head size.
-        window: Attention window in keys; None for full attention.
-        error: Self-test `error(device, dtype, head_dim, backend, seed=)`, which returns the relative error.
+        window: Attention window in keys; None for full attention. The self-tests do not depend on it.
+        error: Self-test, called as `error(device, dtype, head_dim, backend, seed=seed)`; returns a relative error.
     """
     ours = attention_choice(op, device, dtype, head_dim, error)
     if ours.backend != "triton":
@@ -235,7 +259,11 @@ def triton_or_torch(why: str | None) -> BackendChoice:
 
 
 def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return the reason why no kernel of flash-linear-attention can run on such tensors, or None when one can."""
+    """Return the reason why no kernel of flash-linear-attention (fla) can run on such tensors, or None when one can.
+
+    It needs CUDA, 16-bit activations, installed fla and Triton, and torch outside of its deterministic mode. The
+    setting of `use_torch_backend` is not considered, and nothing is run.
+    """
     if device.type != "cuda":
         return f"fla needs CUDA, the device is {device.type}"
     if dtype not in SIXTEEN_BITS:
@@ -251,12 +279,14 @@ def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
 def self_test_failure(op: str, error: Callable[..., float], *case: Hashable) -> str | None:
     """Run the self-test of an op and return a text that says why it failed, or None when it passed.
 
-    It passes when the relative error, the median over `DRAWS` seeds, is at most `SELF_TEST`. Exceptions of the
-    compiler, the launch and the GPU count as a failure. All draws have one shape, so kernels are compiled once. Cached
-    per process, failures too; passes are also cached across processes (`cache_self_tests`).
+    It runs with the seeds 0, 1 and 2. It passes when the median error is at most `SELF_TEST` (0.031) and no error is
+    NaN or above `OUTLIER` (0.125). RuntimeError, ValueError, AssertionError and Triton's own errors count as a failure,
+    whose text ends with the last line of the message; other exceptions pass through. All draws have one shape, so
+    kernels are compiled once. Results are cached per process, failures too. Passes are also cached as files across
+    processes (`cache_self_tests`): such a pass is returned without a run. An OSError of that cache is ignored.
 
     Args:
-        op: Name of the op, for the text.
+        op: Name of the op, for the text and the key of the cache.
         error: Self-test that returns a relative error, called as `error(*case, seed=seed)`.
         *case: Hashable arguments of `error`, such as device, dtype and head size.
     """
@@ -282,17 +312,20 @@ def self_test_failure(op: str, error: Callable[..., float], *case: Hashable) -> 
 def result_and_gradients(
     attention: Callable[..., Tensor], backend: str, dtype: torch.dtype, narrow: Sequence[Tensor], wide: Sequence[Tensor] = ()
 ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
-    """Run an attention by `backend` in `dtype` and by "torch" in float32, and return both results with their gradients.
+    """Run an attention by `backend` in `dtype` and by "torch" in float32; return both with their gradients.
 
     Args:
-        attention: Function of the tensors of `narrow` and `wide` that takes `backend=`.
+        attention: Function called as `attention(*narrow, *wide, backend=)` that returns one tensor of the shape of
+            narrow[0].
         backend: Backend under test.
-        dtype: Dtype under test, in which the tensors of `narrow` are passed to it.
-        narrow: Activations in `dtype`, queries first; the loss is the sum of the result times these queries.
-        wide: Further inputs, which keep their own dtype in both runs.
+        dtype: Dtype under test, in which the tensors of `narrow` are passed to it; the run by "torch" gets them in
+            float32.
+        narrow: Activations, rounded to `dtype` already, queries first; the loss is the sum of the result times the
+            queries.
+        wide: Further float inputs, which keep their own dtype in both runs.
 
     Returns:
-        (tested, expected): two lists of the result and the gradients of all inputs in order, for `max_relative_error`.
+        (tested, expected): two lists of the result, then the gradients of `narrow` and `wide` in order.
     """
     results = []
     for name, kind in ((backend, dtype), ("torch", torch.float32)):
@@ -306,16 +339,16 @@ def result_and_gradients(
 def self_test(
     attention: Callable[..., Tensor], tokens: int, more: Callable[[int, torch.Generator], list[Tensor]], **options: Any
 ) -> Callable[..., float]:
-    """Return the self-test of an attention: a function (device, dtype, head_dim, backend, *, seed) -> relative error.
+    """Return the self-test of an attention, a function (device, dtype, head_dim, backend, *, seed) -> error.
 
-    It draws one row of q with two heads, k and v with one head. The error is the largest of the result and of its
-    gradients, against "torch" in float32.
+    The test draws one row of q with two heads, and k and v with one head, standard normal. The error is the largest of
+    `max_relative_error` over the result and the gradients of all inputs, against "torch" in float32.
 
     Args:
         attention: Function (q, k, v, *more, backend=, **options) of q, k and v [1, T, heads, X].
         tokens: Tokens T of the row.
-        more: Function (head_dim, generator) that draws the further float32 inputs of the attention.
-        **options: Keyword arguments of every call of `attention`.
+        more: Function (head_dim, generator) that draws the further float32 inputs on the CPU, such as gates and biases.
+        **options: Keyword arguments of every call of `attention`, such as `window`.
     """
 
     def error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
@@ -333,7 +366,15 @@ def self_test(
 def max_relative_error(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
     """Return the largest relative error ||actual - expected|| / ||expected|| among pairs of tensors.
 
-    It is NaN when the error of any pair is NaN.
+    Norms are Euclidean over all elements of a tensor. The result is NaN when the error of any pair is NaN, as for two
+    tensors of zeros.
+
+    Args:
+        actual: Tensors under test, of any dtype; converted to float32.
+        expected: As many float32 tensors of the same shapes.
+
+    Raises:
+        ValueError: The numbers of tensors differ.
     """
     pairs = [(a.detach().float(), b.detach()) for a, b in zip(actual, expected, strict=True)]
     # Python's max may skip NaN
@@ -351,7 +392,13 @@ def _launch_errors() -> tuple[type[Exception], ...]:
 
 @functools.cache
 def version(package: str) -> str:
-    """Return the version of an installed package, or its `__version__` attribute where it has no package metadata."""
+    """Return the version of an installed package, or its `__version__` attribute where it has no package metadata.
+
+    Cached per process. Without metadata the package is imported.
+
+    Raises:
+        ImportError: The package is not installed.
+    """
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

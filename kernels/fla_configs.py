@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 
 
 class KernelConfig(NamedTuple):
-    """Wanted launch configuration of one fla kernel: warps, pipeline stages, and (name, size) of its tiles."""
+    """Wanted launch configuration of one fla kernel: warps, pipeline stages, and (name, size) of its tiles.
+
+    fla may list no such configuration; `pin_configs` then takes the nearest that it lists.
+    """
 
     warps: int
     stages: int = 3  # Triton's default for configurations that do not set it
@@ -27,9 +30,10 @@ KernelConfigs = dict[str, KernelConfig]
 
 
 def shared_configs(head_dim: int) -> KernelConfigs:
-    """Return the configurations of the kernels that carry the state across chunks, which both delta rules launch.
+    """Return the configurations of the two kernels that carry the state across chunks in both delta rules.
 
-    A program handles BV rows of the state.
+    Keys are "module below fla:name of the kernel", for the forward and the backward. A program handles BV rows of the
+    state: 64 for heads of up to 128, else 32.
     """
     # on Hopper, at d = 128 and B16 H8, these are one and two waves of programs; at 256, tiles of 64 need over 227 KB
     # backward and over 99 KB forward
@@ -41,7 +45,10 @@ def shared_configs(head_dim: int) -> KernelConfigs:
 
 
 def channelwise_configs(head_dim: int) -> KernelConfigs:
-    """Return the configurations of the kernels that `channelwise_delta.op.fla_forward` and `fla_backward` launch."""
+    """Return the configurations of all kernels that the channelwise delta rule launches, by "module below fla:name".
+
+    These are the kernels of `channelwise_delta.op.fla_forward` and `fla_backward`, those of `shared_configs` included.
+    """
     return shared_configs(head_dim) | {
         "ops.utils.cumsum:chunk_local_cumsum_vector_kernel": KernelConfig(4, 3, (("BS", 32),)),
         # one warp sums each row without shared memory
@@ -60,7 +67,10 @@ def channelwise_configs(head_dim: int) -> KernelConfigs:
 
 
 def gated_delta_configs(head_dim: int) -> KernelConfigs:
-    """Return the configurations of the kernels that `gated_delta.torch_op.fla_forward` and `fla_backward` launch."""
+    """Return the configurations of all kernels that the gated delta rule launches, by "module below fla:name".
+
+    These are the kernels of `gated_delta.torch_op.fla_forward` and `fla_backward`, those of `shared_configs` included.
+    """
     return shared_configs(head_dim) | {
         "modules.norm.l2norm:l2norm_fwd_kernel": KernelConfig(4, 3, (("BT", 32),)),
         "modules.norm.l2norm:l2norm_bwd_kernel": KernelConfig(4, 3, (("BT", 32),)),
@@ -102,9 +112,10 @@ def pin_configs(configs_for: Callable[[int], KernelConfigs], head_dim: int) -> N
 
 @functools.cache
 def _pinned_configs(configs_for: Callable[[int], KernelConfigs], head_dim: int) -> list[tuple[Any, list[Any]]]:
-    """Return pairs (autotuner, list of its one pinned configuration); cached.
+    """Return pairs (autotuner, list of its one pinned configuration), one per kernel of `configs_for`; cached.
 
-    The pinned configuration is the one of fla's own list that is nearest to the wanted one.
+    The pinned configuration is the one of fla's own list that is nearest to the wanted one (`_distance`). Imports fla's
+    modules; nothing is changed.
     """
     # fla lists only configurations that suit the GPU and compile correctly there, so the pinned one comes from its list
     return [
@@ -117,7 +128,10 @@ def _pinned_configs(configs_for: Callable[[int], KernelConfigs], head_dim: int) 
 
 @functools.cache
 def _autotuner_configs(kernel: str) -> tuple[Any, list[Any]]:
-    """Return (autotuner, configurations that fla lists) of a kernel "module below fla:name"; cached."""
+    """Return (autotuner, configurations that fla lists) of a kernel "module below fla:name"; cached.
+
+    The list is the one of the first call, before anything is pinned. Imports the module.
+    """
     module, name = kernel.split(":")
     tuner = getattr(importlib.import_module(f"fla.{module}"), name)
     while not hasattr(tuner, "configs"):  # unwrap triton.heuristics

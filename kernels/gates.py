@@ -58,7 +58,14 @@ def squared_relu_gate_forward(ag: Tensor) -> Tensor:
 
 
 def squared_relu_gate_backward(ag: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of [a | g], [..., 2F] in its dtype, from that of the result, dy [..., F]."""
+    """Return the gradient of [a | g], a new tensor [..., 2F] in ag's dtype.
+
+    With dy the gradient of the result: d_a = 2 relu(a) g dy and d_g = relu(a)^2 dy.
+
+    Args:
+        ag: Input of `squared_relu_gate`; its last axis is even, which is not checked.
+        dy: Gradient of the result [..., F], of ag's dtype.
+    """
     a, gate = ag.chunk(2, -1)
     out = torch.empty_like(ag)
     d_a, d_gate = out.chunk(2, -1)

@@ -42,7 +42,11 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None) 
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """Return `rms_norm` of x [..., D], computed row by row."""
+    """Return `rms_norm` of x [..., D], computed row by row; slow, for tests.
+
+    `weight` is not checked. `eps` None is the machine epsilon of the statistics' dtype, as in `rms_norm`. x needs a
+    row.
+    """
     dtype = statistics_dtype(x.dtype)
     if eps is None:
         eps = torch.finfo(dtype).eps

@@ -17,7 +17,10 @@ Kind = Literal["full", "half-truncated"]
 
 
 def check_rotary(kind: Kind | Literal["none"], head_dim: int) -> None:
-    """Raise ValueError when heads of size `head_dim` cannot be rotated by this kind of rotary embedding."""
+    """Raise ValueError when heads of size `head_dim` cannot be rotated by this kind of rotary embedding.
+
+    "full" needs an even size, "half-truncated" a multiple of 4 of at least 8; "none" takes any size.
+    """
     if kind == "full" and head_dim % 2:
         raise ValueError(f"full rotary needs an even head_dim, got {head_dim}")
     if kind == "half-truncated" and (head_dim % 4 or head_dim < 8):
@@ -25,10 +28,10 @@ def check_rotary(kind: Kind | Literal["none"], head_dim: int) -> None:
 
 
 def frequencies(kind: Kind, head_dim: int, base: float, device: torch.device | str = "cpu") -> Tensor:
-    """Return the angle of each pair per position, in radians, float64 [X/2].
+    """Return the angle of each of the F = X/2 pairs per position, in radians, float64 [F], falling from 1.
 
-    "full": base^(-2m/X) for pair m. "half-truncated": (1/base)^(m/(X/4-1)) for the first X/4 pairs, zeros for the
-    others.
+    "full": base^(-2m/X) for pair m. "half-truncated": (1/base)^(m/(X/4-1)) for the first X/4 pairs, then X/4 zeros,
+    which rotate nothing. Pair m consists of the channels m and m + X/2.
 
     Raises:
         ValueError: The head size does not suit the kind.
@@ -52,8 +55,11 @@ def rotary_tables(
         length: Number of positions T.
         head_dim: Head size X.
         base: Base of the frequencies.
-        dtype: Dtype of positions, angles and tables.
+        dtype: Dtype of positions, angles and tables; frequencies are computed in float64 and rounded to it.
         device: Device of the tables.
+
+    Raises:
+        ValueError: The head size does not suit the kind.
     """
     # the op imports the compiler at its first call, which costs a second that an eager run does not need
     tables = _tables if torch.compiler.is_compiling() else _cos_and_sin
@@ -83,11 +89,16 @@ _tables = torch_op("rotary_tables", _empty_tables)(_cos_and_sin)
 def rotate(x_BTHX: Tensor, kind: Kind | Literal["none"], base: float, positions_BT: Tensor | None = None) -> Tensor:
     """Return x rotated to its tokens' positions, in x's shape and dtype; "none" returns x itself.
 
+    Angles and rotation are float32 (float64 for float64). Positions beyond the trained length are not scaled.
+
     Args:
         x_BTHX: Queries or keys.
         kind: Rotary embedding, or "none".
         base: Base of the frequencies.
         positions_BT: int64 positions of the tokens; None: 0, 1, 2, ... in every row.
+
+    Raises:
+        ValueError: The head size does not suit the kind.
     """
     if kind == "none":
         return x_BTHX
@@ -122,9 +133,9 @@ def apply_rotary(x_BTHX: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
 
 
 def apply_rotary_reference(x_BTHX: Tensor, kind: Kind, base: float, offset: int = 0) -> Tensor:
-    """Return x rotated as complex numbers by exp(-i angle), with float64 angles.
+    """Return x [B, T, H, X] rotated as complex numbers by exp(-i angle), with float64 angles, in x's dtype.
 
-    The tokens are at the positions offset, offset + 1, ...
+    The tokens of every row are at the positions offset, offset + 1, ...
     """
     t, d = x_BTHX.shape[1], x_BTHX.shape[3]
     position = torch.arange(offset, offset + t, dtype=torch.float64, device=x_BTHX.device)

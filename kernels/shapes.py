@@ -40,7 +40,8 @@ def check_qkv(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> tuple[int, int,
     """Return (B, T, H, J, X) of q [B, T, H, X], k and v [B, T, J, X]: J KV heads for H query heads.
 
     Raises:
-        ValueError: The shapes or dtypes do not belong together, or J does not divide H.
+        ValueError: A tensor has no four axes or another float dtype than q, B, T or X differ, k and v differ in shape,
+            or J does not divide H.
     """
     for name, x in (("q", q_BTHX), ("k", k_BTJX), ("v", v_BTJX)):
         if x.ndim != 4:
@@ -63,36 +64,43 @@ def check_groups(heads: int, kv_heads: int) -> None:
 
 
 def check_window(window: int | None) -> None:
-    """Raise ValueError for a window below 1, which would hide the query's own key; None is full attention."""
+    """Raise ValueError for a window below 1, which would hide the query's own key; None is full attention.
+
+    Args:
+        window: Number of keys that a query sees, its own included.
+    """
     if window is not None and window < 1:
         raise ValueError(f"window must be at least 1 (the query's own key), got {window}")
 
 
 def cut(window: int | None, length: int) -> int:
-    """Return the window in keys that a kernel needs for texts of `length` tokens, 0 for none.
+    """Return the window in keys that a kernel needs for texts of `length` tokens, 0 for full attention.
 
-    A window that reaches the first key hides nothing, and counts as none.
+    A window of at least `length` keys hides nothing, and gives 0 as None does.
     """
     return 0 if window is None or window >= length else window
 
 
 def query_block(chunk: int, rows: int, length: int) -> int:
-    """Return the number of queries that an evaluation scores at a time.
+    """Return the number of queries per row that an evaluation scores at a time, at least 1 and at most 1024.
 
-    The scores of a block, rows x block x length per head, stay within 2048 per token of the chunk. With 8 heads,
-    float32 and chunks of 8192 tokens these are 512 MiB, and a block holds 256 queries of 65,536 keys. A single query is
-    never divided.
+    A block holds at most chunk / rows queries, and its rows x block x length scores per head stay within 2048 per token
+    of the chunk. With 8 heads, float32 and chunks of 8192 tokens these are 512 MiB, and a block holds 256 queries of
+    65,536 keys. A single query is never divided.
 
     Args:
-        chunk: Tokens that the evaluation processes at a time.
+        chunk: Tokens that the evaluation processes at a time, over all rows.
         rows: Rows B of the batch.
-        length: Tokens T of a row.
+        length: Tokens T of a row, which a query may see.
     """
     return max(1, min(QUERY_BLOCK, chunk // rows, chunk * SCORES_PER_TOKEN // (rows * length)))
 
 
 def expand_kv(x_BTJX: Tensor, heads: int) -> Tensor:
-    """Repeat KV heads for the query heads: [B, T, J, X] -> [B, T, heads, X]; head h gets KV head h // (heads / J)."""
+    """Repeat KV heads for the query heads: [B, T, J, X] -> [B, T, heads, X]; head h gets KV head h // (heads / J).
+
+    Returns x itself when J equals `heads`, else a copy. J must divide `heads`, which is not checked.
+    """
     b, t, j, d = x_BTJX.shape
     return x_BTJX if j == heads else x_BTJX.unsqueeze(3).expand(b, t, j, heads // j, d).reshape(b, t, heads, d)
 
@@ -100,7 +108,14 @@ def expand_kv(x_BTJX: Tensor, heads: int) -> Tensor:
 def visible_mask(start: int, stop: int, first: int, window: int | None, device: torch.device) -> Tensor:
     """Return a bool mask [stop - start, stop - first]: True where query start + r may see key first + s.
 
-    Causal: a query sees its own key and at most `window` keys in all; None for every earlier key.
+    Causal: a query sees its own key and earlier ones, at most `window` keys in all.
+
+    Args:
+        start: Position of the first query.
+        stop: Position after the last query, and after the last key.
+        first: Position of the first key.
+        window: Number of keys that a query sees, its own included; None for every earlier key.
+        device: Device of the mask.
     """
     query = torch.arange(start, stop, device=device).unsqueeze(1)
     key = torch.arange(first, stop, device=device)

@@ -38,22 +38,24 @@ def gated_delta(
     """Return the readout of the gated delta rule, [B, T, H, X] in q's dtype.
 
     With `return_state` return (readout, last state). Per token: M <- gamma M; u = beta (v - M k); M <- M + u kᵀ; r = M
-    q. k and q are scaled to unit length here. Solve and state are float32 (float64 for float64).
+    q: a token's readout includes its own write. k and q are divided here by their length, at least 1e-12. Head h uses
+    KV head h // (H / J). Solve and state are float32 (float64 for float64). T is at least 1 and needs no alignment.
+    Differentiable in all tensors; "triton" gives 0 as the gradient of a beta of 0.
 
     Args:
         q_BTHX: Queries.
-        k_BTJX: Keys, of q's dtype.
+        k_BTJX: Keys, of q's dtype; J divides H.
         v_BTJX: Values, of q's dtype.
-        log_gamma_BTH: Natural logarithm of the decay, <= 0.
-        beta_BTH: Write strength in (0, 1).
+        log_gamma_BTH: Natural logarithm of the decay, <= 0, which is not checked.
+        beta_BTH: Write strength in (0, 1), which is not checked.
         chunk: Tokens that "torch" solves together; the other backends always take 64.
-        initial_state: [B, H, X_v, X_k]; None for zeros.
-        return_state: Whether the last state, float32 [B, H, X_v, X_k], is returned as well.
+        initial_state: [B, H, X_v, X_k], left unchanged; None for zeros.
+        return_state: True to return the last state as well, float32 (float64 for float64) [B, H, X_v, X_k].
         backend: "triton" (our kernels; CUDA, 16 bits), "fla" (the same) or "torch" (any device); None:
             `choose_backend`.
 
     Raises:
-        ValueError: Shapes, dtypes or the backend do not fit.
+        ValueError: Shapes, dtypes or the backend do not fit, or `chunk` is below 1.
     """
     b, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     for name, gate in (("log_gamma", log_gamma_BTH), ("beta", beta_BTH)):
@@ -79,10 +81,11 @@ def gated_delta(
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
-    """Return the backend of `gated_delta`: our "triton" kernels, else "fla", else "torch".
+    """Return the backend of `gated_delta`: our "triton" kernels, else "fla", else "torch", with the reason.
 
-    Ours must pass a self-test, forward and backward, on a small input. "fla" is accepted by its version: only its
-    backward is known to be wrong, on some versions.
+    Ours must pass a self-test, forward and backward, on a small input; the first call for a case runs it. "fla" is
+    accepted by its version: only its backward is known to be wrong, on some versions. A process set to torch only
+    (`use_torch_backend`) and a device other than CUDA get "torch".
     """
     device = torch.device(device)
     ours = attention_choice("gated delta", device, dtype, head_dim, _error)
@@ -97,7 +100,10 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
 
 
 def available(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> list[str]:
-    """Return the names of all backends that give right results for such tensors, the chosen one first."""
+    """Return the names of all backends that give right results for such tensors, the chosen one first.
+
+    "triton" is listed only where it is chosen; "fla" also in a process set to torch only; "torch" always.
+    """
     backends = [choose_backend(device, dtype, head_dim).backend]
     if why_no_fla(torch.device(device), dtype) is None:
         backends.append("fla")
@@ -119,7 +125,11 @@ def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """Return the largest relative error of `gated_delta` by `backend`, readout and gradients, against "torch"."""
+    """Return the largest relative error of `gated_delta` by `backend` against "torch" in float32.
+
+    Compares the readout and the gradients. Inputs as in `delta_rule_error`; the last state and its gradient are not
+    compared.
+    """
     return delta_rule_error(
         functools.partial(gated_delta, return_state=True), (1, 131, 2), device, dtype, head_dim, backend, seed
     )
@@ -131,11 +141,14 @@ def delta_rule_error(
 ) -> float:  # fmt: skip
     """Return the largest relative error of a delta rule's readout and gradients, against its "torch" in float32.
 
+    Draws one row of 131 tokens with 2 query heads and 1 KV head. The loss is the sum of the readout times fixed normal
+    numbers; the gradients are those of q, k, v and of the logits of both gates. Errors as in `max_relative_error`.
+
     Args:
         rule: Function (q, k, v, log_gamma, beta, backend=) -> (readout, state).
-        gamma: Shape of log_gamma for one row of 131 tokens and 2 heads.
+        gamma: Shape of log_gamma: (1, 131, 2), or (1, 131, 2, head_dim) for a decay per channel.
         device: Device under test.
-        dtype: Dtype under test.
+        dtype: Dtype under test, of q, k and v; gates are float32.
         head_dim: Head size.
         backend: Backend under test.
         seed: Seed of the random inputs.
@@ -157,9 +170,11 @@ def delta_rule_error(
 def fla_is_right(capability: tuple[int, int], triton: str) -> bool:
     """Return False where fla's backward is miscompiled: Hopper with Triton from 3.4.0 up to, not including, 3.7.1.
 
+    True for every other compute capability or version.
+
     Args:
         capability: Compute capability (major, minor).
-        triton: Version of Triton, such as "3.5.1".
+        triton: Version of Triton, such as "3.5.1"; a local suffix after "+" is ignored.
     """
     version = tuple(int(part) for part in triton.split("+")[0].split(".")[:3] if part.isdigit())
     return not (capability[0] == 9 and (3, 4, 0) <= version < (3, 7, 1))
@@ -169,9 +184,18 @@ def gated_delta_reference(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor, *,
     initial_state: Tensor | None = None, normalize: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return (readout [B, T, H, X], last state [B, H, X_v, X_k]) of `gated_delta`, computed token by token.
+    """Return (readout [B, T, H, X], last state [B, H, X_v, X_k]) of `gated_delta`, computed token by token; slow.
 
-    `normalize` False leaves keys and queries at their own length (diagnostics).
+    The readout has q's dtype, the state float32 (float64 for float64). Shapes of gates and state are not checked.
+
+    Args:
+        q_BTHX: Queries.
+        k_BTJX: Keys.
+        v_BTJX: Values.
+        log_gamma_BTH: Natural logarithm of the decay.
+        beta_BTH: Write strength.
+        initial_state: [B, H, X_v, X_k]; None for zeros.
+        normalize: False leaves keys and queries at their own length (diagnostics).
     """
     b, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     dtype = statistics_dtype(q_BTHX.dtype)
@@ -189,9 +213,10 @@ def gated_delta_reference(
 
 
 def running_sum(x: Tensor, dim: int = -1) -> Tensor:
-    """Return the cumulative sums over an axis, as a matrix product in deterministic runs on CUDA.
+    """Return the cumulative sums of x over an axis, each including its own element, in x's shape and dtype.
 
-    The order in which torch's own cumsum adds there may change, so torch raises in deterministic mode.
+    In deterministic runs on CUDA they are a matrix product: the order in which torch's own cumsum adds there may
+    change, so torch raises in deterministic mode.
     """
     exactly = x.device.type == "cuda" and torch.are_deterministic_algorithms_enabled()
     return sum_by_ones(x.movedim(dim, -1)).movedim(-1, dim) if exactly else x.cumsum(dim)
@@ -203,7 +228,10 @@ def sum_by_ones(x: Tensor) -> Tensor:
 
 
 def in_chunks(x_BTHX: Tensor, chunk: int) -> Tensor:
-    """Return x [B, T, H, X] as [B, H, N, C, X], padded by zeros at the end, which neither decay nor write."""
+    """Return x [B, T, H, X] as [B, H, N, C, X] with N = ceil(T / C), contiguous; C is `chunk`.
+
+    The last chunk is padded by zeros, which as log decay, key and beta neither decay nor write.
+    """
     missing = -x_BTHX.shape[1] % chunk
     padded = functional.pad(x_BTHX, (0, 0, 0, 0, 0, missing)) if missing else x_BTHX
     return padded.unflatten(1, (-1, chunk)).permute(0, 3, 1, 2, 4).contiguous()
@@ -257,7 +285,10 @@ def _fla(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor,
     initial_state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return (readout, last state [B, H, X_v, X_k]) by flash-linear-attention's kernels.
+    """Return (readout in q's dtype, last state float32 [B, H, X_v, X_k]) by flash-linear-attention's kernels.
+
+    Arguments as in `gated_delta`. KV heads are repeated for all heads first. fla's autotuners are restricted
+    (`pin_configs`).
 
     Raises:
         ValueError: The tensors are not 16-bit CUDA tensors.

@@ -35,7 +35,19 @@ def _empty_gradients(g_r: Tensor, g_last: Tensor | None, *rest: Any) -> tuple[Te
 def forward(
     q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, initial_state: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return (readout, last state float32, then the five tensors that `backward` reads) by our Triton kernels."""
+    """Return (readout, last state, then the five tensors that `backward` reads) by our Triton kernels.
+
+    The readout [B, T, H, X] has q's dtype, the last state [B, H, X_v, X_k] is float32. The five are stats, inverse, p,
+    s and u of `backward`. Inputs are made contiguous.
+
+    Args:
+        q: Queries [B, T, H, X] on a GPU.
+        k: Keys [B, T, J, X], of q's dtype.
+        v: Values [B, T, J, X], of q's dtype.
+        log_gamma: Natural log decays, float32 [B, T, H].
+        beta: Write strengths, float32 [B, T, H].
+        initial_state: float32 [B, H, X_v, X_k], or None for zeros.
+    """
     first = None if initial_state is None else initial_state.contiguous()
     r, last, saved = load_kernels(__package__).forward(*(x.contiguous() for x in (q, k, v, log_gamma, beta)), first)
     return r, last, *saved
@@ -48,20 +60,23 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v, log_gamma, beta and the initial state, the last empty if there was none.
 
+    Those of q, k and v have q's dtype, the others are float32. q to initial_state are the inputs of `forward`, and
+    stats to u its last five results. C = 64 tokens of a chunk, N chunks; float16 inputs save float32.
+
     Args:
         g_r: Gradient of the readout.
         g_last: Gradient of the last state, or None for zeros.
-        q: Inputs of `forward`, up to `initial_state`.
-        k: See `forward`.
-        v: See `forward`.
-        log_gamma: See `forward`.
-        beta: See `forward`.
-        initial_state: See `forward`.
-        stats: Saved by `forward`, like the following four.
-        inverse: Inverse matrices T of the chunks.
-        p: Query-key matrices P of the chunks.
-        s: States at the start of the chunks.
-        u: Writes of the chunks.
+        q: Queries [B, T, H, X].
+        k: Keys [B, T, J, X].
+        v: Values [B, T, J, X].
+        log_gamma: Natural log decays [B, T, H].
+        beta: Write strengths [B, T, H].
+        initial_state: [B, H, X_v, X_k] or None.
+        stats: Row statistics, float32 [7, B, H, N C].
+        inverse: Inverse matrices T of the chunks [B, H, N, C, C].
+        p: Query-key matrices P of the chunks [B, H, N, C, C].
+        s: States at the start of the chunks [B, H, N, X_v, X_k].
+        u: Writes of the chunks [B, H, N, X_v, C].
     """
     args = [None if x is None else x.contiguous() for x in (g_r, g_last, q, k, v, log_gamma, beta, initial_state)]
     *grads, d_first = load_kernels(__package__).backward(*args, stats, inverse, p, s, u)
@@ -98,7 +113,20 @@ def _empty_fla_gradients(
 def fla_forward(
     q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, initial_state: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return (readout, last state, then the six tensors that `fla_backward` reads) by fla's kernels."""
+    """Return (readout, last state, then the six tensors that `fla_backward` reads) by fla's kernels.
+
+    The readout [B, T, H, X] has q's dtype. States are float32 [B, H, X_k, X_v], transposed against `forward`. The six
+    are unit queries and their scales, unit keys and theirs, running log decays within chunks, and inverse matrices.
+    Restricts fla's autotuners (`pin_configs`).
+
+    Args:
+        q: Queries [B, T, H, X], 16-bit on a GPU; scaled to unit length here, as k is.
+        k: Keys [B, T, H, X], one per query head.
+        v: Values [B, T, H, X].
+        log_gamma: Natural log decays, float32 [B, T, H].
+        beta: Write strengths, float32 [B, T, H].
+        initial_state: float32 [B, H, X_k, X_v], or None for zeros.
+    """
     from fla.modules.norm.l2norm import l2norm_fwd
     from fla.ops.gated_delta_rule.chunk import chunk_gated_delta_rule_fwd
 
@@ -119,7 +147,21 @@ def fla_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v, log_gamma, beta and the initial state, the last empty if there was none.
 
-    The gradients of the gates and of the state are float32; `g_last` None means zeros.
+    The gradients of q, k and v are those of the tensors before scaling to unit length, in their dtype; those of gates
+    and state are float32. The last six arguments are the last six results of `fla_forward`.
+
+    Args:
+        g_r: Gradient of the readout.
+        g_last: Gradient of the last state [B, H, X_k, X_v], or None for zeros.
+        v: Values [B, T, H, X].
+        beta: Write strengths [B, T, H].
+        initial_state: [B, H, X_k, X_v] or None.
+        q: Queries of unit length.
+        q_scale: Inverse lengths of the queries [B, T, H].
+        k: Keys of unit length.
+        k_scale: Inverse lengths of the keys [B, T, H].
+        decay: Running sums of the log decays within chunks [B, T, H].
+        inverse: Inverse matrices of the chunks, a row of 64 per token and head.
     """
     from fla.modules.norm.l2norm import l2norm_bwd
     from fla.ops.gated_delta_rule.chunk import chunk_gated_delta_rule_bwd

@@ -94,9 +94,10 @@ def _product(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def _inverse16(n, PRECISION: tl.constexpr):
-    """Return (I + n)^-1, [16, 16], of a strictly lower triangular n.
+    """Return (I + n)^-1, [16, 16] float32, of a strictly lower triangular n [16, 16].
 
-    Inverses of diagonal squares of 2, 4, 8 and 16 rows follow from those of their halves.
+    Inverses of diagonal squares of 2, 4, 8 and 16 rows follow from those of their halves. Numbers on and above the
+    diagonal of n are not read as such and must be 0.
     """
     i = tl.arange(0, 16)
     apart = i[:, None] ^ i[None, :]
@@ -109,11 +110,21 @@ def _inverse16(n, PRECISION: tl.constexpr):
 
 @triton.jit
 def _load_rows16(k_ptr, gate_ptr, beta_ptr, row, stride_k, stride_gate, T, X: tl.constexpr):
-    """Load 16 rows of a chunk.
+    """Load 16 rows of a chunk, from row `row` on; rows from T on read as zeros.
+
+    Args:
+        k_ptr: Keys of one row of the batch and one KV head.
+        gate_ptr: float32 log decays of one row of the batch and one head.
+        beta_ptr: float32 write strengths of the same.
+        row: First token.
+        stride_k: Elements from one token's key to the next.
+        stride_gate: Elements from one token's gate to the next.
+        T: Tokens.
+        X: constexpr, head size.
 
     Returns:
-        (raw keys [16, X], their inverse lengths, running sum of the log decays, its total, write strengths); rows from
-        T on are zeros.
+        (raw keys [16, X], their inverse lengths [16], running sum of the log decays from `row` on [16], its total,
+        write strengths [16]); all but the keys are float32.
     """
     i = row + tl.arange(0, 16)
     inside = i < T
@@ -696,21 +707,24 @@ def backward(
     g_r_BTHX: Tensor, g_last_state_BHXX: Tensor | None, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor,
     log_gamma_BTH: Tensor, beta_BTH: Tensor, initial_state_BHXX: Tensor | None, *saved: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """Return the gradients of (q, k, v, log_gamma, beta, initial state or None), the gates' and the state's in float32.
+    """Return the gradients of (q, k, v, log_gamma, beta, initial state or None).
+
+    Those of q, k and v have q's dtype, those of the gates and the state are float32.
 
     Works in dS [B, H, N, X_v, X_k], dy [B, H, N, X_v, C], ratio dP and E [B, H, N, C, C] and the heads' shares of dk
-    [B, T, H, X], all in q's dtype. Multiply-adds per token and head: 6 X² + 9 C X. At beta 0 the gradient of beta is
-    given as 0.
+    [B, T, H, X], all in q's dtype (float32 for float16). Multiply-adds per token and head: 6 X² + 9 C X. At beta 0 the
+    gradient of beta is given as 0. All tensors are contiguous; those from q to the initial state are inputs of
+    `forward`.
 
     Args:
-        g_r_BTHX: Gradient of the readout, contiguous, of q's dtype.
+        g_r_BTHX: Gradient of the readout, of q's dtype.
         g_last_state_BHXX: Gradient of the last state, float32, or None for zeros.
-        q_BTHX: Inputs of `forward`, up to the initial state.
-        k_BTJX: See `forward`.
-        v_BTJX: See `forward`.
-        log_gamma_BTH: See `forward`.
-        beta_BTH: See `forward`.
-        initial_state_BHXX: See `forward`.
+        q_BTHX: Queries.
+        k_BTJX: Keys.
+        v_BTJX: Values, read by `forward` alone; only their shape and dtype count, which are those of k.
+        log_gamma_BTH: float32 natural log decays; only their shape counts.
+        beta_BTH: float32 write strengths; only their shape counts.
+        initial_state_BHXX: float32 state, or None, which gives None as its gradient.
         *saved: Third result of `forward`.
     """
     stats, inverse, p, s, u = saved
