@@ -27,7 +27,11 @@ MAX_TRACED_CHUNKS = 1
 
 
 class ChunkCoefficients:
-    """Coefficients of a chunk's recurrence, computed from the rates [..., C] and the pairs' weights [..., S] only."""
+    """Coefficients of a chunk's recurrence, computed from the rates [..., C] and the pairs' weights [..., S] only.
+
+    The leading axes are any, such as [B, H] or [N, G]. Pair s of the S = window - 1 + C that the chunk sees is its
+    token s - (window - 1), so the first window - 1 lie before the chunk.
+    """
 
     def __init__(
         self, log_keep: Tensor, step: Tensor, log_momentum: Tensor | None, weight: Tensor, window: int
@@ -54,23 +58,32 @@ class ChunkCoefficients:
         self.step = step.mean(-1)
 
     def momentum_shares(self) -> Tensor:
-        """Return the share of each pair's gradient in each token's momentum, [..., C, S]."""
+        """Return the share of each pair's gradient in each token's momentum, [..., C, S].
+
+        It sums the pair's weight over the tokens up to this one whose window holds it, each with the momentum's decay
+        since. Without such a decay only the token's own window counts.
+        """
         share = torch.where(self._inside, self._weight[..., None, :], 0.0)
         return share if self._slow is None else _decay_ratios(self._slow) @ share
 
     def last_momentum_shares(self) -> Tensor:
-        """Return the share of each pair's gradient in the last token's momentum, [..., S]."""
+        """Return the share of each pair's gradient in the last token's momentum, [..., S]; as in `momentum_shares`."""
         if self._slow is None:
             return self._inside[-1] * self._weight
         total = running_sum(self._slow)
         return ((total[..., -1:] - total).exp() @ self._inside.to(total.dtype)) * self._weight
 
     def step_weights(self) -> Tensor:
-        """Return the step of token t's memory along token s's momentum, [..., C, C], decay included."""
+        """Return the size of token t's step along token s's momentum, [..., t, s], as it remains in t's memory.
+
+        That is eta_s times the memory's decay after s up to t; 0 for s > t. It is subtracted from the memory.
+        """
         return _decay_ratios(self._keep) * self._step[..., None, :]
 
     def memory_weights(self) -> tuple[Tensor, Tensor]:
         """Return the memory's total steps: along each pair's gradient, and along the momentum before the chunk.
+
+        Both are subtracted from the decayed memory of before the chunk to give each token's memory.
 
         Returns:
             (pair_weights [..., C, S], momentum_weight [..., C]).
@@ -80,7 +93,10 @@ class ChunkCoefficients:
 
 
 def _decay_ratios(logs: Tensor) -> Tensor:
-    """Return the product of the factors after s up to t, [..., C, C], from their logarithms [..., C]; 0 for s > t."""
+    """Return the product of the factors after s up to t, [..., t, s], from their logarithms [..., C].
+
+    It is 1 for s = t and 0 for s > t.
+    """
     total = running_sum(logs)
     c = total.shape[-1]
     later = torch.ones(c, c, dtype=torch.bool, device=total.device).triu(1)
@@ -92,10 +108,13 @@ Pairs = list[tuple[Tensor, Tensor]]
 
 
 def gradients(layers: tuple[Tensor, ...], keys: Tensor, values: Tensor) -> Pairs:
-    """Return the gradient of each layer for each pair as two factors of an outer product.
+    """Return, per layer, the gradient of ½‖f(k) − v‖² for each pair as two factors of an outer product.
+
+    Element i is (output factor [..., S, out], input factor [..., S, in]) of layer i: the gradient of pair s is the
+    first factor of s times the second, transposed. Weights of the pairs are not included.
 
     Args:
-        layers: One matrix [..., out, in], or the two of a network.
+        layers: One matrix [..., out, in], or the two (inner, outer) of a network outer sigmoid(inner k).
         keys: Features of the keys [..., S, F].
         values: Values [..., S, X].
     """
@@ -119,18 +138,18 @@ def readout(
     x: Tensor, layer: Tensor, momentum: Tensor | None, factors: tuple[Tensor, Tensor], memory_decay: Tensor, pair_weights: Tensor,
     momentum_weight: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Return every token's own memory applied to its x, without forming the memories.
+    """Return every token's own memory applied to its x, [..., C, out], without forming the memories.
 
-    memory_decay M x - momentum_weight S x - Σ pair_weights (input_factor·x) output_factor.
+    memory_decay M x - momentum_weight S x - Σ pair_weights (input_factor·x) output_factor, the sum over the pairs.
 
     Args:
         x: Input of the layer [..., C, in].
         layer: M before the chunk [..., out, in].
-        momentum: S before the chunk, or None for 0.
-        factors: Factors of the pairs' gradients, [..., S, out] and [..., S, in].
-        memory_decay: [..., C].
-        pair_weights: [..., C, S].
-        momentum_weight: [..., C].
+        momentum: S before the chunk, like `layer`, or None for 0.
+        factors: (output_factor [..., S, out], input_factor [..., S, in]) of the pairs' gradients.
+        memory_decay: [..., C], decay from before the chunk to each token.
+        pair_weights: [..., C, S] of `ChunkCoefficients.memory_weights`.
+        momentum_weight: [..., C] of the same.
     """
     output_factor, input_factor = factors
     y = memory_decay[..., None] * (x @ layer.mT) - (pair_weights * (x @ input_factor.mT)) @ output_factor
@@ -142,8 +161,15 @@ def _run_plain_chunk(
 ) -> ChunkResult:
     """Run one chunk without orthogonalisation, by masked products instead of a memory per token.
 
+    Args:
+        q: Features of the queries [B, H, C, F].
+        layers: Matrices before the chunk [B, H, out, in].
+        momenta: Their momenta.
+        pairs: Factors of the pairs' gradients for each layer, taken at `layers`.
+        coefficients: Coefficients of this chunk.
+
     Returns:
-        (readout [B, H, C, X], layers and momenta after the chunk).
+        (readout [B, H, C, X], layers and momenta after the chunk, two tuples of new tensors).
     """
     pair_weights_BHCS, momentum_weight_BHC = coefficients.memory_weights()
     x, new_layers, new_momenta = q, [], []
@@ -171,8 +197,10 @@ def _run_chunk_orthogonal_per_token(
 ) -> ChunkResult:
     """Run one chunk whose momentum is orthogonalised at every token, with one matrix per token.
 
+    Arguments as in `_run_plain_chunk`. Memory: C matrices per layer, row and head.
+
     Returns:
-        (readout [B, H, C, X], layers and momenta after the chunk).
+        (readout [B, H, C, X], layers and momenta after the chunk; momenta are those before orthogonalisation).
     """
     x, new_layers, new_momenta = q, [], []
     for index, (layer, momentum, (output_factor, input_factor)) in enumerate(zip(layers, momenta, pairs, strict=True)):
@@ -193,8 +221,11 @@ def _run_chunk_orthogonal_at_end(
 ) -> ChunkResult:
     """Run one chunk with a single orthogonal step at its end, which no token of the chunk reads.
 
+    All tokens read the memory before the chunk, without its decay. The step is the mean of the chunk's etas. Arguments
+    as in `_run_plain_chunk`.
+
     Returns:
-        (readout [B, H, C, X], layers and momenta after the chunk).
+        (readout [B, H, C, X], layers and momenta after the chunk; momenta are those before orthogonalisation).
     """
     x, new_layers, new_momenta = q, [], []
     for index, (layer, momentum, (output_factor, input_factor)) in enumerate(zip(layers, momenta, pairs, strict=True)):
@@ -232,16 +263,18 @@ def run_chunks(
 ) -> ChunkResult:  # fmt: skip
     """Run the memory over T tokens, chunk by chunk.
 
+    Under torch.compile, more than one chunk becomes a single op (`run_chunks_op`).
+
     Args:
-        q: Features of the queries [B, H, T, F].
+        q: Features of the queries [B, H, T, F]; T is at least 1.
         keys: Features of the keys [B, H, window - 1 + T, F], those of the window before first.
         values: Values [B, H, window - 1 + T, X].
-        chunk_rates: Coefficients of the tokens.
-        layers: Matrices before the first token [B, H, out, in].
+        chunk_rates: (ln alpha, eta, ln theta or None) of the tokens, and the weights of the pairs.
+        layers: Matrices before the first token [B, H, out, in], one or two.
         momenta: Their momenta.
         window: Number of pairs in the loss of a token.
         chunk: Tokens of a chunk; the last one may be shorter.
-        orthogonal: Orthogonalisation mode.
+        orthogonal: Orthogonalisation mode, as in `omega`.
 
     Returns:
         (readout [B, H, T, X], layers and momenta after the last token).
@@ -286,13 +319,25 @@ def run_chunks_op(
     layer: Tensor, momentum: Tensor, layer2: Tensor | None, momentum2: Tensor | None,
     window: int, chunk: int, orthogonal: str,
 ) -> FinalState:  # fmt: skip
-    """Run `run_chunks` as one torch op, with optional tensors in place of tuples."""
+    """Run `run_chunks` as one torch op, with optional tensors in place of tuples.
+
+    keep is ln alpha, step eta, log_momentum ln theta or None. layer2 and momentum2 are the second matrix of a network
+    and its momentum, or None. Other arguments and the results as in `run_chunks`; results are copies, and those of a
+    missing second layer are empty.
+    """
     inputs = (q, keys, values, keep, step, log_momentum, weights, layer, momentum, layer2, momentum2)
     return _run_eagerly(inputs, window, chunk, orthogonal)
 
 
 def _run_eagerly(inputs: Any, window: int, chunk: int, orthogonal: Any) -> FinalState:
-    """Run `run_chunks` on the flat inputs of the op, and return copies of its results as a `FinalState`."""
+    """Run `run_chunks` on the flat inputs of the op, and return copies of its results as a `FinalState`.
+
+    Args:
+        inputs: The eleven tensors that `run_chunks_op` takes, in its order; None where there is none.
+        window: Number of pairs in the loss of a token.
+        chunk: Tokens of a chunk.
+        orthogonal: Orthogonalisation mode.
+    """
     q, keys, values, keep, step, log_momentum, weights, *squares = inputs
     layers, momenta = (tuple(x for x in squares[i::2] if x is not None) for i in (0, 1))
     chunk_rates = keep, step, log_momentum, weights
@@ -315,9 +360,10 @@ def backward(
     layer: Tensor, momentum: Tensor, layer2: Tensor | None, momentum2: Tensor | None,
     window: int, chunk: int, orthogonal: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of the tensors that `run_chunks_op` takes, in its order; empty for inputs that are None.
+    """Return the gradients of the eleven tensors of `run_chunks_op`, in its order; empty for inputs that are None.
 
-    Runs the forward again under torch.func.vjp.
+    Runs the forward again under torch.func.vjp. The first five arguments are the gradients of the op's five results
+    (g_layer and g_momentum of the first matrix and its momentum after the last token), the others are its inputs.
     """
     inputs = [q, keys, values, keep, step, log_momentum, weights, layer, momentum, layer2, momentum2]
     present = [i for i, x in enumerate(inputs) if x is not None]

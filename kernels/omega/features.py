@@ -14,8 +14,8 @@ from torch import Tensor
 def poly2(x: Tensor) -> Tensor:
     """Return all monomials of degree 0 to 2, [..., X] -> [..., 1 + X + X (X + 1)/2].
 
-    They are weighted so that the product of two features is 1 + s + s²/2, the first terms of exp(s), where s is the
-    product of the two arguments.
+    The order is 1, the x_i, then the x_i x_j for i <= j. They are weighted so that the product of two features is 1 + s
+    + s²/2, the first terms of exp(s), where s is the product of the two arguments.
     """
     size = x.shape[-1]
     i, j = torch.triu_indices(size, size, device=x.device)
@@ -25,14 +25,26 @@ def poly2(x: Tensor) -> Tensor:
 
 
 def sketch_draws(heads: int, size: int, columns: int, degree: int, draw: torch.Generator) -> Tensor:
-    """Return the Gaussian directions of a sketch, [degree / 2, H, X, r], in the order that `sketch` takes them."""
+    """Return the Gaussian directions of a sketch, [degree / 2, H, X, r], in the order that `sketch` takes them.
+
+    Args:
+        heads: Heads H.
+        size: Head size X.
+        columns: Columns r of a half sketch.
+        degree: Degree of the sketched power of q·k, even.
+        draw: Generator, which is advanced; the directions are standard normal float32 on its device.
+    """
     return torch.randn(degree // 2, heads, size, columns, generator=draw)
 
 
 def half_sketch(x_BTHX: Tensor, draws_KHXR: Tensor) -> Tensor:
     """Return features m [B, T, H, r] whose product m(q)·m(k) has the mean s^K over the draws, K = degree / 2.
 
-    A column is the product of K projections, over sqrt(r); s is q·k.
+    A column is the product of K projections, over sqrt(r); s is q·k. In x's dtype.
+
+    Args:
+        x_BTHX: Queries or keys.
+        draws_KHXR: Directions of `sketch_draws`, the same for queries and keys.
     """
     projected = torch.einsum("bthx,khxr->kbthr", x_BTHX, draws_KHXR.to(x_BTHX.dtype))
     return projected.prod(0) * draws_KHXR.shape[-1] ** -0.5

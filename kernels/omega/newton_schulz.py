@@ -15,7 +15,11 @@ EPS = 1e-7
 
 
 def newton_schulz(x: Tensor) -> Tensor:
-    """Return x [..., R, C] with singular values near 1, same shape; a zero matrix stays zero."""
+    """Return x [..., R, C] with singular values near 1, same shape and dtype; a zero matrix stays zero.
+
+    Each matrix is divided by its Frobenius norm + 1e-7, then takes five steps of `FACTORS`, all in x's dtype.
+    Differentiable. The result is not exactly orthogonal: singular values below a hundredth of the norm stay smaller.
+    """
     start, length = _wide_and_norm(x)
     m = start / (length + EPS)
     for _ in range(STEPS):
@@ -61,7 +65,12 @@ class NewtonSchulzTape:
         """[N, G, R, C]."""
 
     def gradient(self, index: int, g: Tensor) -> Tensor:
-        """Return the gradient of input matrix `index`, [G, R, C], from the gradient g of its result."""
+        """Return the gradient of input matrix `index`, [G, R, C], from the gradient g of its result.
+
+        Args:
+            index: Index of the matrix on the first axis of the tape's input.
+            g: Gradient of `result[index]`, [G, R, C].
+        """
         a, b, c = FACTORS
         gradient_of_result, g = g, _restore_orientation(g, self._start)
         for m, gram, factor in ((m[index], gram[index], factor[index]) for m, gram, factor in reversed(self._steps)):

@@ -59,15 +59,18 @@ class Rates(NamedTuple):
 def first_state(
     layers: Sequence[Tensor], batch: int, heads: int, feature_columns: int, head_dim: int, window: int
 ) -> State:
-    """Return the state before the first token: the initial matrices, no momentum, no earlier pairs.
+    """Return the state before the first token: the initial matrices, momenta of 0, earlier pairs of 0 with weight 0.
+
+    Its matrices are expanded views of `layers`, so they must not be written in place. Everything has the dtype and
+    device of the first layer.
 
     Args:
-        layers: Initial matrices [out, in], the same for every row and head.
+        layers: Initial matrices [out, in], one or the two of a network, the same for every row and head.
         batch: Rows B.
         heads: Heads H.
         feature_columns: Columns F of a key's feature.
         head_dim: Head size X.
-        window: Number of pairs in the loss of a token.
+        window: Number of pairs in the loss of a token, its own included; the state holds window - 1 earlier ones.
     """
     start = tuple(layer.expand(batch, heads, *layer.shape) for layer in layers)
     layer = start[0]
@@ -91,23 +94,26 @@ def omega(
 
         S_t = theta_t S_{t−1} + g_t        M_t = alpha_t M_{t−1} − eta_t N(S_t)        r_t = M_t(q_t)
 
-    State and sums are float32 (float64 for float64). A sequence may be given in pieces that end where chunks end.
+    Chunks count from the first token of this call, and the last one may be shorter. So a sequence may be given in
+    pieces that end where chunks end. State and sums are float32 (float64 for float64); the given state is left
+    unchanged. Differentiable. Only whole chunks of a memory of one matrix reach the kernels; all else runs in torch.
 
     Args:
-        q_BTHF: Features of the queries.
+        q_BTHF: Features of the queries; T is at least 1.
         k_BTHF: Features of the keys.
         v_BTHX: Values.
         rates: Coefficients of each token.
-        state: State before the first token.
-        window: Number of pairs in the loss of a token.
+        state: State before the first token, of this window.
+        window: Number of pairs in the loss of a token, its own included.
         chunk: Tokens whose gradients are taken at the same memory.
-        orthogonal: "none": N is the identity. "token": N orthogonalises S_t. "chunk": N is applied once per chunk, at
-            its end, with the mean of its etas; readouts in a chunk are then those of the memory before it.
-        backend: "triton" (whole chunks of a memory [X, X], features no longer than about 1) or "torch"; None:
+        orthogonal: "none": N is the identity. "token": N orthogonalises S_t (`newton_schulz`). "chunk": N is applied
+            once per chunk, at its end, with the mean of its etas; readouts in a chunk are then those of the memory
+            before it, without the decay.
+        backend: "triton" (whole chunks of a memory [X, X], features no longer than about 1), else torch; None:
             `choose_backend`.
 
     Raises:
-        ValueError: Shapes do not fit.
+        ValueError: q, k, v and the state do not fit each other, or `chunk` or `window` is below 1.
     """
     _check(q_BTHF, k_BTHF, v_BTHX, state, window, chunk)
     t, f = k_BTHF.shape[1], k_BTHF.shape[3]
@@ -121,7 +127,14 @@ def omega(
         return x.to(dtype).transpose(1, 2)
 
     def window_first(earlier_BHSX: Tensor, x: Tensor) -> Tensor:
-        """Return x with the values of the window before it in front, [B, H, S, X]."""
+        """Return the window's earlier tokens, then x, heads first: [B, H, window - 1 + T, ...].
+
+        In the statistics' dtype.
+
+        Args:
+            earlier_BHSX: Features or values of the window - 1 tokens before, from the state.
+            x: Those of the T tokens of this call, [B, T, H, ...].
+        """
         return torch.cat([earlier_BHSX.to(dtype).transpose(1, 2), x.to(dtype)], 1).transpose(1, 2)
 
     q, keys = heads_first(q_BTHF), window_first(state.keys_BHSF, k_BTHF)
@@ -161,7 +174,10 @@ def omega(
 
 
 def _check(q_BTHF: Tensor, k_BTHF: Tensor, v_BTHX: Tensor, state: State, window: int, chunk: int) -> None:
-    """Raise ValueError when queries, pairs and state do not belong together."""
+    """Raise ValueError when queries, keys, values and state do not belong together, or a size is below 1.
+
+    The rates and the number of values' channels are not checked.
+    """
     b, t, h, f = k_BTHF.shape
     if q_BTHF.shape != k_BTHF.shape or v_BTHX.shape[:3] != (b, t, h):
         raise ValueError(f"k has shape {tuple(k_BTHF.shape)}, but q {tuple(q_BTHF.shape)} and v {tuple(v_BTHX.shape)}")
@@ -183,14 +199,17 @@ def choose_backend(
 ) -> BackendChoice:
     """Return the backend of `omega`, "triton" or "torch", with the reason.
 
+    The kernels must pass a self-test of exactly this case, which the first call runs. They take one square matrix of
+    16, 32, 64 or 128 rows, no orthogonal steps per token, chunks of at most 64, and at most 128 pairs seen by a chunk.
+
     Args:
         device: Device of the tensors.
         dtype: Dtype of the activations.
         size: Rows and columns of a memory that is one square matrix; 0 for any other memory.
         window: Number of pairs in the loss of a token.
         chunk: Tokens of a chunk.
-        orthogonal: Orthogonalisation mode.
-        has_momentum: Whether the momentum has a decay of its own.
+        orthogonal: Orthogonalisation mode, as in `omega`.
+        has_momentum: True when the momentum has a decay of its own.
     """
     device = torch.device(device)
     why = why_no_triton(device, dtype)
@@ -209,7 +228,21 @@ def _error(
     device: torch.device, dtype: torch.dtype, size: int, window: int, chunk: int, orthogonal: OrthogonalMode, has_momentum: bool, *,
     seed: int,
 ) -> float:  # fmt: skip
-    """Return the largest relative error of the kernels' readout and gradients, against "torch" in float32."""
+    """Return the largest relative error of the kernels' readout and gradients, against "torch" in float32.
+
+    The gradients are those of queries, keys, values and the logits of all rates. One row of two heads, 4 chunks and 3
+    tokens but at least 131; keys and queries have unit length, and the memory starts at zeros.
+
+    Args:
+        device: Device under test.
+        dtype: Dtype of the activations under test.
+        size: Rows and columns of the memory.
+        window: Number of pairs in the loss of a token.
+        chunk: Tokens of a chunk.
+        orthogonal: Orthogonalisation mode.
+        has_momentum: True for a momentum with a decay.
+        seed: Seed of the random inputs.
+    """
     draw = torch.Generator().manual_seed(seed)
     t = max(131, 4 * chunk + 3)
     tensors = [
@@ -237,16 +270,20 @@ def _error(
 
 
 def _chunks(x: Tensor, size: int, chunk: int) -> Tensor:
-    """Return x [B, H, T, ...] as chunks [N, G, size, ...] that start `chunk` tokens apart; size may exceed chunk."""
+    """Return x [B, H, T, ...] as contiguous chunks [N, G, size, ...] that start `chunk` tokens apart, G = B H.
+
+    A `size` above `chunk` makes them overlap. Tokens at the end that fill no further chunk are dropped.
+    """
     chunks = x.unfold(2, size, chunk)
     return (chunks.mT if x.ndim == 4 else chunks).movedim(2, 0).flatten(1, 2).contiguous()
 
 
 def _chunk_coefficients(chunk_rates: ChunkRates, window: int, chunk: int) -> ChunkCoefficients:
-    """Return the coefficients of whole chunks, each [N, G, ...].
+    """Return the coefficients of whole chunks, with leading axes [N, G] in place of [B, H].
 
     Args:
-        chunk_rates: keep, step and momentum of the tokens, and the weights of the pairs that they see.
+        chunk_rates: (ln alpha, eta, ln theta or None) of the tokens, [B, H, N chunk], and the weights of the pairs that
+            they see, [B, H, window - 1 + N chunk].
         window: Number of pairs in the loss of a token.
         chunk: Tokens of a chunk.
     """
@@ -264,8 +301,20 @@ def _scan_chunks(
 
     A scan gives the memories before all chunks; everything else is batched products.
 
+    Args:
+        q: Features of the queries [B, H, T, F]; `chunk` divides T.
+        keys: Features of the keys [B, H, window - 1 + T, F], those of the window before first.
+        values: Values [B, H, window - 1 + T, X].
+        chunk_rates: Coefficients of the tokens.
+        layer: Memory before the first token [B, H, X, F].
+        momentum: Its momentum.
+        window: Number of pairs in the loss of a token.
+        chunk: Tokens of a chunk.
+        orthogonal: "none" or "chunk".
+
     Returns:
-        (readout [B, H, T, X], (last memory [B, H, X, F],), (last momentum,)).
+        (readout [B, H, T, X], (last memory [B, H, X, F],), (last momentum,)). Without a momentum's decay and orthogonal
+        steps, the momentum is returned as it was given.
     """
     b, h = q.shape[:2]
     seen = chunk + window - 1
@@ -302,8 +351,11 @@ def _run_kernels(
 ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
     """Run whole chunks of a memory that is one matrix by our kernels; values are in the activations' dtype.
 
+    Arguments as in `_scan_chunks`, with F = X and everything but the values in float32.
+
     Returns:
-        (readout [B, H, T, X], (last memory [B, H, X, X],), (last momentum,)).
+        (readout [B, H, T, X], (last memory [B, H, X, X],), (last momentum,)). Without a momentum's decay and orthogonal
+        steps, the momentum is returned as it was given.
     """
     b, h = q.shape[:2]
     coefficients = _chunk_coefficients(chunk_rates, window, chunk)
@@ -331,5 +383,8 @@ def answer(state: State, q_BTHF: Tensor) -> Tensor:
 
 
 def unit(x: Tensor) -> Tensor:
-    """Return keys or queries scaled to length 1 in the statistics' dtype; a zero vector stays zero."""
+    """Return keys or queries over their length in the last axis, in float32 (float64 for float64).
+
+    A zero vector stays zero.
+    """
     return functional.normalize(x.to(statistics_dtype(x.dtype)), dim=-1, eps=1e-12)

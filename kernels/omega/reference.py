@@ -20,20 +20,23 @@ def omega_reference(
     q_TF: Tensor, k_TF: Tensor, v_TX: Tensor, keep_T: Tensor, step_T: Tensor, weight_T: Tensor,
     momentum_T: Tensor | None, layers: list[Tensor], *, window: int, chunk: int, orthogonal: str = "none",
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """Return (readout [T, X], matrices after the last token) of one head of one row.
+    """Return (readout [T, X], matrices after the last token) of one head of one row, computed token by token.
+
+    The momentum starts at zero and there are no pairs before the first token. Gradients are taken at the memory before
+    the token's chunk.
 
     Args:
-        q_TF: Features of the queries.
+        q_TF: Features of the queries; T is at least 1.
         k_TF: Features of the keys.
         v_TX: Values.
         keep_T: Decay alpha of the memory, not its logarithm.
         step_T: Step size eta.
         weight_T: Weight gamma of each pair.
         momentum_T: Decay theta of the momentum, not its logarithm; None for 0.
-        layers: Initial matrices [out, in].
-        window: Number of pairs in the loss of a token.
+        layers: Initial matrices [out, in], one or the two of a network; left unchanged.
+        window: Number of pairs in the loss of a token, its own included.
         chunk: Tokens whose gradients are taken at the same memory.
-        orthogonal: "none", "token" or "chunk".
+        orthogonal: "none", "token" or "chunk", as in `omega`.
     """
     memory = [layer.clone() for layer in layers]
     momentum = [torch.zeros_like(layer) for layer in layers]

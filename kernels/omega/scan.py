@@ -86,20 +86,23 @@ def scan_backward(
     g_memories: Tensor, g_momenta: Tensor, keys_NGSF: Tensor, values_NGSX: Tensor, pair_weights_NGS: Tensor | None,
     share_NGS: Tensor | None, keep_NG: Tensor, step_NG: Tensor, momentum_decay_NG: Tensor, memories: Tensor, momenta: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of the inputs of `scan` in its order; empty for inputs that are None, zero for ignored ones.
+    """Return the gradients of the nine inputs of `scan` in its order.
+
+    They are empty for inputs that are None, and zero for ignored ones. Orthogonal steps run Newton-Schulz again, for 8
+    chunks at a time. The arguments from keys to the momentum's decay are inputs of `scan`.
 
     Args:
         g_memories: Gradient of the memories [N + 1, G, X, F].
-        g_momenta: Gradient of the momenta, empty without momentum.
-        keys_NGSF: Inputs of `scan`, up to `momentum_decay_NG`.
-        values_NGSX: See `scan`.
-        pair_weights_NGS: See `scan`.
-        share_NGS: See `scan`.
-        keep_NG: See `scan`.
-        step_NG: See `scan`.
-        momentum_decay_NG: See `scan`.
-        memories: Results of `scan`.
-        momenta: See `memories`.
+        g_momenta: Gradient of the momenta [N + 1, G, X, F], empty without momentum.
+        keys_NGSF: Features of the keys.
+        values_NGSX: Values.
+        pair_weights_NGS: Weights of the pairs in the memory, or None for orthogonal steps.
+        share_NGS: Weights of the pairs in the momentum, or None without momentum.
+        keep_NG: Decay of the memory.
+        step_NG: Step along the momentum.
+        momentum_decay_NG: Decay of the momentum.
+        memories: First result of `scan`.
+        momenta: Second result of `scan`.
     """
     g_memories, g_momenta = g_memories.contiguous(), g_momenta.contiguous()
     before, n = memories[:-1], len(keys_NGSF)

@@ -48,12 +48,12 @@ class Sizes(NamedTuple):
 
 
 def sizes(q_BTHX: Tensor, k_BSHX: Tensor, memory_decay: Tensor) -> Sizes:
-    """Return the sizes of a launch.
+    """Return the sizes of a launch; S, the pairs that a chunk sees, is its tokens and those before the first query.
 
     Args:
         q_BTHX: Queries.
-        k_BSHX: Keys, those of the window before included.
-        memory_decay: A coefficient [N, G, C].
+        k_BSHX: Keys, those of the window before included: window - 1 more tokens than q.
+        memory_decay: A coefficient [N, G, C], which gives the numbers of chunks and of their tokens.
     """
     b, t, h, x = q_BTHX.shape
     n, _, c = memory_decay.shape

@@ -52,9 +52,24 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, memory_decay: Tensor, pair_weights: Tensor | None, momentum_weight: Tensor | None, share: Tensor | None,
     momentum_decay: Tensor | None, step: Tensor | None, memory: Tensor, momentum: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return (readout, last memory, last momentum, then the five tensors that `backward` reads).
+    """Return (readout, last memory, last momentum, then the five tensors that `backward` reads) by our kernels.
 
-    q and k are float32, so that their gradients are; they are rounded here to the kernels' operands.
+    The readout is [B, T, H, X] in v's dtype. Last memory and momentum are float32 [G, X, X], G = B H, the momentum
+    empty without `share`. The five are q and k as the kernels' operands, memories, momenta and P. Only the first three
+    results have gradients.
+
+    Args:
+        q: Queries, float32 [B, T, H, X], so that their gradients are; rounded here to the kernels' operands.
+        k: Keys, float32 [B, L, H, X], those of the window before first.
+        v: Values [B, L, H, X] in the activations' dtype.
+        memory_decay: float32 [N, G, C].
+        pair_weights: float32 [N, G, C, S]; None: steps are orthogonal, at the end of each chunk.
+        momentum_weight: float32 [N, G, C], or None.
+        share: float32 [N, G, S]; None: no momentum.
+        momentum_decay: float32 [N, G], or None.
+        step: float32 [N, G], for orthogonal steps, or None.
+        memory: First memory, float32 [G, X, X].
+        momentum: First momentum, float32 [G, X, X].
     """
     kind = operands(v.dtype, pair_weights is None)
     few_q, few_k = (x.to(kind, copy=True).contiguous() for x in (q, k))
@@ -72,11 +87,11 @@ def backward(
     pair_weights: Tensor | None, momentum_weight: Tensor | None, share: Tensor | None, momentum_decay: Tensor | None, step: Tensor | None,
     memories: Tensor, momenta: Tensor, p: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of the inputs of `forward` in its order; empty for inputs that are None.
+    """Return the gradients of the eleven inputs of `forward` in its order; empty for inputs that are None.
 
     g_y, g_last and g_last_momentum are the gradients of readout, last memory and last momentum, the last two None for
     zeros. q and k are the kernels' operands that `forward` returned; memories, momenta and p are its last three
-    results.
+    results; the others are its inputs. The gradient of v has v's dtype, the others are float32.
     """
     inputs = (
         g_y,
@@ -108,7 +123,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _gradients(
     ctx: Any, g_y: Tensor | None, g_last: Tensor | None, g_last_momentum: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the inputs of `forward`, None for inputs that are None."""
+    """Return the gradients of the inputs of `forward`, None for inputs that are None.
+
+    A gradient g_y of None counts as zeros. The gradient of the first momentum is None without a momentum.
+    """
     q, v, saved_inputs = ctx.saved_tensors[0], ctx.saved_tensors[2], ctx.saved_tensors[2:9]
     has_momentum = saved_inputs[4] is not None
     g_y = v.new_zeros(q.shape) if g_y is None else g_y

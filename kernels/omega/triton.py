@@ -44,7 +44,11 @@ _TINY = tl.constexpr(1e-30)
 def _operand(x, kind: tl.constexpr):
     """Return (x in the tensor cores' dtype, scale that the product must be multiplied by).
 
-    float16 operands are divided by the largest absolute number of the tile; other dtypes have scale 1.
+    float16 operands are divided by the largest absolute number of the tile, at least 1e-30; other dtypes have scale 1.
+
+    Args:
+        x: Tile of two axes, of any float dtype.
+        kind: constexpr, dtype of the operand: float16, bfloat16 or float32.
     """
     if kind == tl.float16:
         top = tl.maximum(tl.max(tl.max(tl.abs(x.to(tl.float32)), 1), 0), _TINY)
@@ -60,9 +64,15 @@ def _sum(x):
 
 @triton.jit
 def _load_rows(x_ptr, first, i, inside, H: tl.constexpr, X: tl.constexpr):
-    """Load rows [., X] of the tokens first + i of one head, 0 where not inside.
+    """Load rows [len(i), X] of the tokens first + i of one head, 0 where not inside.
 
-    x_ptr points at the batch row and head.
+    Args:
+        x_ptr: Tensor [., tokens, H, X], already moved to the batch row and head.
+        first: First token of the chunk.
+        i: Tokens counted from `first`.
+        inside: Mask of the rows that exist, like i.
+        H: constexpr, heads.
+        X: constexpr, head size.
     """
     at = (first + i).to(tl.int64)[:, None] * (H * X) + tl.arange(0, X)[None, :]
     return tl.load(x_ptr + at, mask=inside[:, None], other=0.0)
@@ -525,21 +535,23 @@ def forward(
     """Return the readout, the last memory and momentum, and the tensors that `backward` reads.
 
     Args:
-        q: Queries [B, T, H, X], operands, contiguous like all inputs.
+        q: Queries [B, T, H, X], operands, contiguous like all inputs; a chunk's C tokens divide T.
         k: Keys [B, L, H, X], operands, those of the window before first.
         v: Values [B, L, H, X].
         memory_decay: float32 [N, G, C].
         pair_weights: float32 [N, G, C, S]; None: steps are orthogonal.
         momentum_weight: float32 [N, G, C], or None.
-        share: float32 [N, G, S]; None: no momentum.
+        share: float32 [N, G, S]; None: no momentum. Orthogonal steps need it.
         momentum_decay: float32 [N, G], or None.
         step: float32 [N, G], for orthogonal steps, or None.
         memory: First memory, float32 [G, X, X].
         momentum: First momentum, float32 [G, X, X].
 
     Returns:
-        (readout [B, T, H, X] in v's dtype, last memory and momentum [G, X, X], then memories and momenta, N G X²
-        numbers each in the operands' dtype or float32 where orthogonal, and P in the operands' dtype).
+        (readout [B, T, H, X] in v's dtype, last memory and last momentum float32 [G, X, X], memories, momenta, P).
+        Memories and momenta are those before each chunk, [N, G, X, X] in the operands' dtype. With orthogonal steps
+        they are float32 [N + 1, G, X, X], the last ones included, and P is empty; else P is [N, G, token tile, padded
+        S] in the operands' dtype. Without a momentum both momenta are empty.
     """
     size = sizes(q, k, memory_decay)
     n, g, x, length = size.n, size.heads, size.x, k.shape[1]
@@ -595,24 +607,25 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of the inputs of `forward` in its order, empty for inputs that are None.
 
-    The gradient of v is in its dtype, the others are float32.
+    The gradient of v is in its dtype, the others are float32. Arguments from q to step are the inputs of `forward`,
+    contiguous like all; memories, momenta and p are its last three results.
 
     Args:
         g_y: Gradient of the readout [B, T, H, X].
         g_last: Gradient of the last memory, float32 [G, X, X], or None for zeros.
-        g_last_momentum: Gradient of the last momentum, or None for zeros.
-        q: Inputs of `forward`, up to `step`.
-        k: See `forward`.
-        v: See `forward`.
-        memory_decay: See `forward`.
-        pair_weights: See `forward`.
-        momentum_weight: See `forward`.
-        share: See `forward`.
-        momentum_decay: See `forward`.
-        step: See `forward`.
-        memories: Saved by `forward`, like the following two.
-        momenta: See `forward`.
-        p: See `forward`.
+        g_last_momentum: Gradient of the last momentum, float32 [G, X, X], or None for zeros.
+        q: Queries.
+        k: Keys.
+        v: Values.
+        memory_decay: Decays of the memory.
+        pair_weights: Weights of the pairs, or None for orthogonal steps.
+        momentum_weight: Weights of the momentum, or None.
+        share: Weights of the pairs in the momentum, or None.
+        momentum_decay: Decays of the momentum, or None.
+        step: Steps of orthogonal updates, or None.
+        memories: Memories of the chunks.
+        momenta: Momenta of the chunks.
+        p: P of the chunks.
     """
     size = sizes(q, k, memory_decay)
     n, g, x, length = size.n, size.heads, size.x, k.shape[1]
