@@ -45,14 +45,15 @@ def linear_cross_entropy(
     """Return each token's cross-entropy of softmax(softcap(h wᵀ + b)) in nats, float32 [N] (float64 for float64).
 
     The product runs in h's dtype, cap and log-sum-exp in float32. More than `chunk` tokens are done in chunks, whose
-    logits the backward computes again instead of saving them.
+    logits the backward computes again instead of saving them. Differentiable in h, w and b. With gradients enabled the
+    losses come from torch; without, `choose_backend` decides.
 
     Args:
         h_ND: Hidden states.
         w_VD: Weight of the output head, of any float dtype.
         b_V: Bias of the output head, or None.
-        targets_N: int64; a negative target gives a loss of 0 and no gradient.
-        cap: Soft cap of the logits; infinity for none.
+        targets_N: int64 below V, which is not checked; a negative target gives a loss of 0 and no gradient.
+        cap: Soft cap of the logits, above 0; infinity for none.
         chunk: Tokens whose logits exist at a time.
 
     Raises:
@@ -81,16 +82,17 @@ def linear_cross_entropy_sum(
 ) -> Tensor:  # fmt: skip
     """Return the sum of `linear_cross_entropy` over the tokens, in nats, scalar float32 (float64 for float64).
 
-    The gradient is computed in the forward: the logits of `chunk` tokens are overwritten by their gradient, which is
-    multiplied into those of h, w and b at once. So no logit outlives its chunk and none is computed twice. 6 N D V
-    FLOPs in all. Products run in h's dtype, the gradient of w is summed in float32.
+    The gradient is computed in the forward, where gradients are enabled and needed: the logits of `chunk` tokens are
+    overwritten by their gradient, which is multiplied into those of h, w and b at once. So no logit outlives its chunk
+    and none is computed twice. The backward only multiplies the saved gradients of h, w and b by that of the sum. 6 N D
+    V FLOPs in all. Products run in h's dtype, the gradient of w is summed in float32.
 
     Args:
         h_ND: Hidden states.
         w_VD: Weight of the output head, of any float dtype.
         b_V: Bias of the output head, or None.
-        targets_N: int64; a token with a negative target does not count.
-        cap: Soft cap of the logits; infinity for none.
+        targets_N: int64 below V, which is not checked; a token with a negative target adds 0.
+        cap: Soft cap of the logits, above 0; infinity for none.
         chunk: Tokens whose logits exist at a time.
         backend: "triton" or "torch", for the losses of rows of logits; None: `choose_backend`.
 
@@ -123,7 +125,10 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, capped: bool 
 
 
 def _error(device: torch.device, dtype: torch.dtype, capped: bool, *, seed: int) -> float:
-    """Return the largest relative error of "triton", losses and gradient of the logits, against "torch" in float32."""
+    """Return the largest relative error of "triton", losses and gradient of the logits, against "torch" in float32.
+
+    The case is five rows of 4099 logits, capped at 15 when `capped`; one row's target is ignored.
+    """
     draw = torch.Generator().manual_seed(seed)
     z_NV = (5 * torch.randn(5, 4099, generator=draw)).to(device, dtype)
     targets_N = torch.randint(4099, (5,), generator=draw).to(device)
@@ -146,14 +151,16 @@ def _sum(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (sum of the losses, its gradients by h, w and b), a chunk of tokens at a time.
 
+    The sum is a scalar of the statistics' dtype; each gradient has its input's dtype. Without a bias the last is empty.
+
     Args:
         h_ND: Hidden states.
         w_VD: Weight of the output head.
         b_V: Bias, or None.
-        targets_N: int64 targets.
+        targets_N: int64 targets; negative ones do not count.
         cap: Soft cap; infinity for none.
         chunk: Tokens of a chunk.
-        gradient: Whether gradients are computed; False gives three empty tensors.
+        gradient: False skips the gradients and returns three empty tensors for them.
         backend: Backend of the losses, "triton" or "torch".
     """
     dtype, wide = h_ND.dtype, statistics_dtype(h_ND.dtype)
@@ -244,14 +251,14 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _losses_overwriting_logits(z_NV: Tensor, targets_N: Tensor, cap: float, gradient: bool, backend: str) -> Tensor:
-    """Return the losses [N] in the statistics' dtype; with `gradient`, overwrite the logits by their gradient.
+    """Return the losses [N] in nats in the statistics' dtype; with `gradient` also overwrite the logits by it.
 
     Args:
-        z_NV: Contiguous raw logits, before the cap.
-        targets_N: int64 targets.
+        z_NV: Contiguous raw logits, before the cap; the gradient is that of the summed losses by these, in their dtype.
+        targets_N: int64 targets; a negative one gives loss 0 and a gradient of 0.
         cap: Soft cap; infinity for none.
-        gradient: Whether `z_NV` is overwritten.
-        backend: "triton" or "torch".
+        gradient: True to overwrite `z_NV` by the gradient.
+        backend: "triton"; any other name is torch.
     """
     if backend == "triton":
         return load_kernels(__package__).rows(z_NV, targets_N, cap, gradient)
@@ -272,7 +279,14 @@ def _torch_losses(z_NV: Tensor, targets_N: Tensor, cap: float) -> tuple[Tensor, 
 
 
 def _capped_gradient(z_NV: Tensor, targets_N: Tensor, lse_N: Tensor, cap: float) -> Tensor:
-    """Return the gradient of the losses by the raw logits, [N, V] in the statistics' dtype."""
+    """Return the gradient of the summed losses by the raw logits, a new tensor [N, V] in the statistics' dtype.
+
+    Args:
+        z_NV: Raw logits, before the cap; left unchanged.
+        targets_N: int64 targets; the row of a negative one is 0.
+        lse_N: Log-sum-exp of the capped logits in nats, infinite for ignored targets, as `_torch_losses` returns it.
+        cap: Soft cap; infinity for none.
+    """
     wide_NV = z_NV.to(lse_N.dtype)
     own_N1, less_N1 = targets_N.clamp(min=0).unsqueeze(1), (targets_N >= 0).to(lse_N.dtype).neg_().unsqueeze(1)
     if cap == math.inf:
@@ -288,7 +302,7 @@ def _capped_gradient(z_NV: Tensor, targets_N: Tensor, lse_N: Tensor, cap: float)
 def linear_cross_entropy_reference(
     h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor, *, cap: float
 ) -> Tensor:
-    """Return `linear_cross_entropy` computed from one matrix of all logits."""
+    """Return `linear_cross_entropy` computed from one matrix [N, V] of all logits; differentiable by autograd."""
     _check(h_ND, w_VD, b_V, targets_N)
     z_NV = h_ND @ w_VD.to(h_ND.dtype).t()
     if b_V is not None:
