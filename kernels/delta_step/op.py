@@ -21,8 +21,9 @@ def delta_step(
 ) -> Tensor:  # fmt: skip
     """Update each text's state by one token in place, and return the readout, [B, H, X] in q's dtype.
 
-    M <- gamma M; u = beta (v - M k); M <- M + u kᵀ; r = M q. k and q are scaled to unit length here. Arithmetic runs in
-    the states' dtype.
+    M <- gamma M; u = beta (v - M k); M <- M + u kᵀ; r = M q, so the readout includes the token's own write. k and q are
+    divided here by their length, at least 1e-12. Arithmetic runs in the states' dtype. Query head h uses KV head h //
+    (H / J). No gradients.
 
     Args:
         q_BHX: Queries of the new tokens.
@@ -31,12 +32,12 @@ def delta_step(
         log_gamma: Natural log decay <= 0: [B, H] as in `gated_delta`, or [B, H, X] per key channel as in
             `channelwise_delta`.
         beta_BH: Write strength in (0, 1).
-        states_RHXX: States [R, H, X_v, X_k], changed in place.
-        slots_B: int64, row of `states_RHXX` of each text.
-        backend: "triton" or "torch"; None: `choose_backend`.
+        states_RHXX: States [R, H, X_v, X_k], changed in place; "triton" needs contiguous float32.
+        slots_B: int64, row of `states_RHXX` of each text; all different.
+        backend: "triton"; any other name is torch; None: `choose_backend`.
 
     Raises:
-        ValueError: Shapes disagree.
+        ValueError: Shapes of q, states and gates disagree.
     """
     b, h, x = q_BHX.shape
     if states_RHXX.shape[1:] != (h, x, x) or log_gamma.shape not in ((b, h), (b, h, x)) or beta_BH.shape != (b, h):
@@ -64,7 +65,10 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
 
 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """Return the largest relative error of a few steps of both rules against "torch" in float32."""
+    """Return the largest relative error of three steps of both rules against "torch" in float32.
+
+    Compares the readout of every step and the states after the last. Both rules start from states of zeros.
+    """
     draw = torch.Generator().manual_seed(seed)
     slots = torch.tensor([2, 0], device=device)
     results: list[list[Tensor]] = []

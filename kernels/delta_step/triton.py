@@ -71,14 +71,14 @@ def _step(
 
 
 def step(q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, states: Tensor, slots: Tensor) -> Tensor:
-    """Update the states by one token in place, and return the readout, [B, H, X] in q's dtype.
+    """Update the states by one token in place, and return the readout, [B, H, X] in q's dtype; see `op.delta_step`.
 
     Args:
-        q: [B, H, X].
-        k: [B, J, X].
-        v: [B, J, X].
+        q: Queries [B, H, X] on a GPU; X is a power of two.
+        k: Keys [B, J, X].
+        v: Values [B, J, X].
         log_gamma: Natural log decay, [B, H] or [B, H, X].
-        beta: [B, H].
+        beta: Write strengths [B, H].
         states: Contiguous float32 [R, H, X_v, X_k], changed in place.
         slots: int64 [B], row of `states` of each text.
     """
