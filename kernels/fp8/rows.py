@@ -36,7 +36,8 @@ MIN_ROW_WIDTH = 2048
 def quantise(x_MK: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return (q, s) with x = q s up to rounding: 8-bit numbers and one scale per row.
 
-    A row with a number that is not finite becomes NaN.
+    The scale takes a row's largest number to 2^e .. 2^(e + 1), with e of `MAX_EXPONENTS`. For a row with a number that
+    is not finite, q s is NaN throughout; a row of zeros stays zero.
 
     Args:
         x_MK: Rows of any float dtype.
@@ -53,10 +54,10 @@ def quantise(x_MK: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def quantise_gradient(g_MN: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `quantise` of a gradient to e5m2, (q [M, N], s [M, 1]).
+    """Return `quantise` of a gradient to e5m2: (q [M, N] contiguous, s float32 [M, 1]).
 
-    Our kernel does the cast for wide rows where it is available: gradients come out of kernels into which no compiler
-    can fuse it.
+    Our kernel does the cast for rows of 2048 to 16,384 numbers where it is available, with the same result: gradients
+    come out of kernels into which no compiler can fuse it.
     """
     if MIN_ROW_WIDTH <= g_MN.shape[1] <= MAX_ROW_WIDTH and choose_backend(g_MN.device, g_MN.dtype).backend == "triton":
         return cast_rows(g_MN)
@@ -66,12 +67,15 @@ def quantise_gradient(g_MN: Tensor) -> tuple[Tensor, Tensor]:
 def gate_backward(ag_MN: Tensor, dy_MF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradient of the input of `squared_relu_gate`, also quantised to e5m2, and its sums over rows.
 
+    Our kernel does it for rows of up to 16,384 numbers where it is available.
+
     Args:
         ag_MN: Input [a | g] of the gate.
-        dy_MF: Gradient of the gate's result.
+        dy_MF: Gradient of the gate's result, F = N / 2.
 
     Returns:
-        (d [M, N] in ag's dtype, q [M, N] in e5m2 and s float32 [M, 1] with d = q s, sum of d over rows, float32 [N]).
+        (d [M, N] in ag's dtype, q [M, N] in e5m2 and s float32 [M, 1] with d = q s up to rounding, sum of d over the M
+        rows, float32 [N]).
     """
     if ag_MN.shape[1] <= MAX_ROW_WIDTH and choose_backend(ag_MN.device, ag_MN.dtype).backend == "triton":
         return gate_rows(ag_MN, dy_MF)

@@ -129,14 +129,14 @@ def gate_backward(
     """Return the gradient of the gate's input, also in 8 bits, and its sums over rows.
 
     Args:
-        ag_MN: Contiguous input [a | g] of the gate.
-        dy_MF: Contiguous gradient of the gate's result.
+        ag_MN: Contiguous input [a | g] of the gate, on a GPU.
+        dy_MF: Contiguous gradient of the gate's result, F = N / 2.
         kind: 8-bit dtype.
         min_largest: Lower bound of a row's largest absolute number.
         unit: 2^-e for the exponent e that a row's largest number is scaled to.
 
     Returns:
-        (d [M, N] in ag's dtype, q [M, N] of dtype `kind`, s float32 [M, 1], sums of d over rows, float32 [N]).
+        (d [M, N] in ag's dtype, q [M, N] of dtype `kind`, s float32 [M, 1], sums of d over the M rows, float32 [N]).
     """
     rows, width = ag_MN.shape
     d_MN, q_MN = torch.empty_like(ag_MN), torch.empty_like(ag_MN, dtype=kind)
