@@ -32,11 +32,13 @@ def sketch(
 ) -> tuple[Tensor, Tensor]:
     """Return the projections of each layer's rows, and with `squares` their squared lengths.
 
+    Differentiable in xs.
+
     Args:
-        xs: L tensors [N, D] of one float dtype.
-        s_LKD: Directions [L, K, D]; they take no gradient.
-        squares: Whether squared lengths are computed.
-        backend: "triton" or "torch"; None: `choose_backend`.
+        xs: L >= 1 tensors [N, D] of one float dtype.
+        s_LKD: Directions [L, K, D]; "triton" gives them no gradient.
+        squares: True to compute the squared lengths.
+        backend: "triton"; any other name is torch; None: `choose_backend`.
 
     Returns:
         (x sᵀ [L, N, K], ||x||² [L, N], or [L, 0] without `squares`), float32 (float64 for float64).
@@ -76,9 +78,9 @@ GRAM_ROWS = 512
 
 
 def gram(z: Tensor) -> Tensor:
-    """Return the Gram matrices zᵀ z of z [..., N, K], [..., K, K].
+    """Return the Gram matrices zᵀ z of z [..., N, K], [..., K, K] in z's dtype.
 
-    Differentiable; the backward is one product where autograd's would be two.
+    Neither centred nor divided by N. Differentiable; the backward is one product where autograd's would be two.
     """
     return _Gram.apply(z)
 
@@ -114,7 +116,10 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype) -> BackendCho
 
 
 def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
-    """Return the largest relative error of "triton", results and gradient, against "torch" in float32."""
+    """Return the largest relative error of "triton", results and gradient, against "torch" in float32.
+
+    Compares projections, squared lengths and the gradients of the rows of two layers.
+    """
     draw = torch.Generator().manual_seed(seed)
     shapes = ((2, 300, 96), (2, 64, 96), (2, 300, 64), (2, 300))
     x, s, g, h = (torch.randn(shape, generator=draw).to(device) for shape in shapes)
@@ -137,10 +142,12 @@ def _empty_results(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Ten
 def sketch_forward(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Tensor, Tensor]:
     """Return (x sᵀ [L, N, K], ||x||² [L, N], or [L, 0] without `squares`) in float32 by the Triton kernels.
 
+    Differentiable in xs only.
+
     Args:
         xs: L tensors [N, D] of one 16-bit dtype, or float32.
         s_PLKD: Directions as `split_precision` returns them.
-        squares: Whether squared lengths are computed.
+        squares: True to compute the squared lengths.
     """
     z_LNK, square_LN = load_kernels(__package__).forward([x.contiguous() for x in xs], s_PLKD.contiguous(), squares)
     return z_LNK, square_LN
