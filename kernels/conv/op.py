@@ -25,12 +25,14 @@ MAX_TAPS = 4
 
 
 def gated_causal_conv(x_BTE: Tensor, w_CW: Tensor, *, backend: str | None = None) -> Tensor:
-    """Return c conv(b u) of x = [b | c | u], [B, T, C] of x's dtype.
+    """Return c conv(b u) of x = [b | c | u], [B, T, C] of x's dtype; conv as in `causal_conv`, without residual.
+
+    Differentiable in x and w.
 
     Args:
-        x_BTE: [B, T, 3 C].
+        x_BTE: [B, T, 3 C], the three parts side by side in that order.
         w_CW: Filters, of x's dtype; w[:, -1] multiplies the current token.
-        backend: "triton" or "torch"; None: `choose_backend`.
+        backend: "triton" (at most 4 taps); any other name is torch; None: `choose_backend`.
 
     Raises:
         ValueError: Channels or dtypes disagree, or "triton" is given more than 4 taps.
@@ -44,15 +46,15 @@ def gated_causal_conv(x_BTE: Tensor, w_CW: Tensor, *, backend: str | None = None
 
 
 def canon(x_BTHX: Tensor, w_CW: Tensor, *, norm: bool, backend: str | None = None) -> Tensor:
-    """Return n + conv(n) over the C = H X flattened heads, [B, T, H, X] of x's dtype.
+    """Return n + conv(n) over the C = H X flattened heads, [B, T, H, X] of x's dtype; conv as in `causal_conv`.
 
-    n is `rms_norm(x)` over X with `norm`, else x itself.
+    n is `rms_norm(x)` over X without a weight with `norm`, else x itself. Differentiable in x and w.
 
     Args:
         x_BTHX: Queries, keys or values.
-        w_CW: Filters, of x's dtype; w[:, -1] multiplies the current token.
-        norm: Whether x is normed first.
-        backend: "triton" or "torch"; None: `choose_backend`.
+        w_CW: Filters [H X, W], of x's dtype; w[:, -1] multiplies the current token.
+        norm: True to norm x first.
+        backend: "triton" (at most 4 taps); any other name is torch; None: `choose_backend`.
 
     Raises:
         ValueError: Channels or dtypes disagree, or "triton" is given more than 4 taps.
@@ -89,7 +91,16 @@ def causal_conv(x_BTC: Tensor, w_CW: Tensor, residual: bool = False) -> Tensor:
 
 
 def causal_conv_reference(x_BTC: Tensor, w_CW: Tensor, residual: bool = False) -> Tensor:
-    """Return `causal_conv` of x, computed by torch's grouped convolution."""
+    """Return `causal_conv` of x, computed by torch's grouped convolution.
+
+    Args:
+        x_BTC: Inputs.
+        w_CW: Filters, of x's dtype; w[:, -1] multiplies the current token.
+        residual: True to add the input.
+
+    Raises:
+        ValueError: Channels or dtypes disagree.
+    """
     _check(x_BTC, w_CW)
     padded_BCT = functional.pad(x_BTC.transpose(1, 2), (w_CW.shape[1] - 1, 0))
     y_BTC = functional.conv1d(padded_BCT, w_CW.unsqueeze(1), groups=x_BTC.shape[2]).transpose(1, 2)
@@ -137,7 +148,10 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, taps: int) ->
 
 
 def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
-    """Return the largest relative error of "triton", results and gradients of both ops, against "torch" in float32."""
+    """Return the largest relative error of "triton", results and gradients of both ops, against "torch" in float32.
+
+    The gated convolution has 3 taps and 16 channels, Canon 4 taps, 48 channels and the norm.
+    """
     draw = torch.Generator().manual_seed(seed)
     shapes = [(2, 37, 48), (16, 3), (2, 37, 2, 24), (48, 4)]
     tensors = [torch.randn(shape, generator=draw).to(device, dtype) for shape in shapes]
