@@ -29,13 +29,16 @@ def conv_step(
 ) -> Tensor:  # fmt: skip
     """Return `causal_conv` at the next token of each text, [B, C] of x's dtype, and append x to the tails in place.
 
+    The oldest input of a tail is dropped. No gradients.
+
     Args:
         x_BC: Inputs of the new tokens.
-        tails_RWC: Last W - 1 inputs of each text, oldest first, zeros before its start; changed in place.
-        slots_B: int64, row of the table of each text.
-        w_CW: Filters, of x's dtype.
-        residual: Whether the input is added.
-        backend: "triton" or "torch"; None: `choose_backend`.
+        tails_RWC: [R, W - 1, C] of x's dtype, last W - 1 inputs of each text, oldest first, zeros before its start;
+            changed in place.
+        slots_B: int64, row of the table of each text; all different.
+        w_CW: Filters, of x's dtype; w[:, -1] multiplies the new token.
+        residual: True to add the input.
+        backend: "triton"; any other name is torch; None: `choose_backend`.
 
     Raises:
         ValueError: Shapes disagree.
@@ -61,15 +64,17 @@ def gated_conv_step(
 ) -> Tensor:
     """Return `gated_causal_conv` at the next token of each text, c conv(b u), [B, C] of x's dtype.
 
+    Appends b u to the tails in place. No gradients.
+
     Args:
         x_BE: Inputs [b | c | u] of the new tokens, E = 3 C.
-        tails_RWC: Last W - 1 products b u of each text, oldest first; changed in place.
-        slots_B: int64, row of the table of each text.
-        w_CW: Filters, of x's dtype.
-        backend: "triton" or "torch"; None: `choose_backend`.
+        tails_RWC: [R, W - 1, C] of x's dtype, last W - 1 products b u of each text, oldest first; changed in place.
+        slots_B: int64, row of the table of each text; all different.
+        w_CW: Filters, of x's dtype; w[:, -1] multiplies the new token.
+        backend: "triton", which checks no shapes; any other name is torch; None: `choose_backend`.
 
     Raises:
-        ValueError: Shapes disagree.
+        ValueError: Shapes disagree, in torch.
     """
     if (backend or choose_backend(x_BE.device, x_BE.dtype).backend) == "triton":
         return gated_step(x_BE, tails_RWC, slots_B, w_CW)
@@ -83,15 +88,18 @@ def canon_step(
 ) -> Tensor:  # fmt: skip
     """Return `canon` at the next token of q, k and v side by side, [B, C] of x's dtype with C = (H + 2 J) X.
 
+    The result holds the H query heads, J heads of keys and J of values without gaps. With `norm` queries and keys are
+    normed over X first, values never. No gradients.
+
     Args:
         x_BE: Inputs of the new tokens: H query heads of X channels, `head_stride` channels apart, then J heads of keys
             and J of values. Channels between query heads and behind the values are not read.
-        tails_RWC: Last W - 1 inputs of each text, oldest first, normed with `norm`; changed in place.
-        slots_B: int64, row of the table of each text.
-        w_CW: Filters, of x's dtype.
+        tails_RWC: [R, W - 1, C], last W - 1 inputs of each text, oldest first, normed with `norm`; changed in place.
+        slots_B: int64, row of the table of each text; all different.
+        w_CW: Filters, of x's dtype; X is their number of channels over H + 2 J.
         heads: (H, J, head_stride).
-        norm: Whether queries and keys are divided by their root mean square.
-        backend: "triton" or "torch"; None: `choose_backend`.
+        norm: True to divide queries and keys by their root mean square.
+        backend: "triton"; any other name is torch; None: `choose_backend`.
 
     Raises:
         ValueError: Shapes disagree.
@@ -112,10 +120,10 @@ def canon_step(
 
 
 def last_inputs(x_TC: Tensor, taps: int) -> Tensor:
-    """Return the last W - 1 inputs of a text, [W - 1, C], oldest first, with zeros before its start.
+    """Return the last W - 1 inputs of a text, a new tensor [W - 1, C], oldest first, with zeros before its start.
 
     Args:
-        x_TC: Inputs of one text.
+        x_TC: Inputs of one text; T may be 0.
         taps: Taps W of the filter.
     """
     tail_length = taps - 1
@@ -133,7 +141,10 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype) -> BackendCho
 
 
 def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
-    """Return the largest relative error of a few outputs, and of the tails after them, against "torch" in float32."""
+    """Return the largest relative error of a few outputs, and of the tails after them, against "torch" in float32.
+
+    Three tokens of two texts for each of the three steps, from tails of zeros.
+    """
     draw = torch.Generator().manual_seed(seed)
     x, w = (torch.randn(shape, generator=draw).to(device, dtype) for shape in ((3, 2, 900), (300, 4)))
     slots = torch.tensor([2, 0], device=device)
@@ -176,5 +187,16 @@ def heads_step(
     head_stride: int,
     norm: bool,
 ) -> Tensor:
-    """Return `canon_step` by the Triton kernel; `tails_RWC` is changed in place."""
+    """Return `canon_step` by the Triton kernel, [B, C]; `tails_RWC` is changed in place.
+
+    Args:
+        x_BE: Inputs of the new tokens: query heads, then keys and values.
+        tails_RWC: Last W - 1 inputs of each text.
+        slots_B: int64, row of the table of each text.
+        w_CW: Filters.
+        heads: Query heads H.
+        kv_heads: KV heads J.
+        head_stride: Channels from one query head of x to the next.
+        norm: True to divide queries and keys by their root mean square.
+    """
     return load_kernels(__package__).heads(x_BE, tails_RWC, slots_B, w_CW, heads, kv_heads, head_stride, norm=norm)
