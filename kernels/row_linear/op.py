@@ -38,20 +38,21 @@ def row_linear(
 ) -> Tensor:  # fmt: skip
     """Return under + gate(rms_norm(x) wᵀ + bias), [B, E] of x's dtype, or [B, E / 2] with a gate.
 
-    Norm, bias, gate and `under` apply only where they are given.
+    Norm, bias, gate and `under` apply only where they are given. The Triton kernel has no gradient.
 
     Args:
         x_BD: Rows.
         w_ED: Weight, of x's dtype.
         bias_E: Bias, or None.
         norm_D: Weight of the RMS norm, or None for no norm.
-        eps: Epsilon of the norm.
-        gate: "none", "relu2" (`squared_relu_gate`) or "swiglu" (`swish_gate`), of outputs [a | g].
-        under_BE: Residual that is added to the result, of x's dtype, or None.
-        backend: "triton" (one row only) or "torch"; None: `choose_backend`.
+        eps: Epsilon of the norm, added to the mean square.
+        gate: "none", "relu2" (`squared_relu_gate`) or "swiglu" (`swish_gate`), of outputs [a | g]; other names are not
+            caught.
+        under_BE: Residual that is added to the result, of the result's shape and x's dtype, or None.
+        backend: "triton" (one row only); any other name is torch; None: `choose_backend`.
 
     Raises:
-        ValueError: Shapes or dtypes disagree, or "triton" is given several rows.
+        ValueError: Shapes or dtypes of x and w disagree, or "triton" is given several rows.
     """
     if x_BD.ndim != 2 or w_ED.ndim != 2 or x_BD.shape[1] != w_ED.shape[1] or x_BD.dtype != w_ED.dtype:
         raise ValueError(
@@ -71,21 +72,21 @@ def row_conv_step(
 ) -> Tensor:  # fmt: skip
     """Return `gated_conv_step` of rms_norm(x) wᵀ + bias, [B, C] of x's dtype; the tails are changed in place.
 
-    These are the first operations of a block with a convolution.
+    These are the first operations of a block with a convolution. No gradients.
 
     Args:
         x_BD: Rows.
-        w_ED: Weight, E = 3 C, of x's dtype.
+        w_ED: Weight, E = 3 C, of x's dtype; its outputs are [b | c | u].
         bias_E: Bias, or None.
         norm_D: Weight of the RMS norm.
         eps: Epsilon of the norm.
-        tails_RWC: Last W - 1 inputs of the convolution of each text, oldest first; changed in place.
-        slots_B: int64, row of `tails_RWC` of each text.
+        tails_RWC: Last W - 1 inputs b u of the convolution of each text, oldest first; changed in place.
+        slots_B: int64, row of `tails_RWC` of each text; all different.
         filters_CW: Filters of the convolution.
-        backend: "triton" (one row only) or "torch"; None: `choose_backend`.
+        backend: "triton" (one row only, shapes not checked); any other name is torch; None: `choose_backend`.
 
     Raises:
-        ValueError: Shapes or dtypes disagree, or "triton" is given several rows.
+        ValueError: Shapes or dtypes disagree (in torch), or "triton" is given several rows.
     """
     if _uses_kernel(x_BD, backend):
         return fused_conv(x_BD, w_ED, bias_E, norm_D, eps, tails_RWC, slots_B, filters_CW)
@@ -117,7 +118,10 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, rows: int) ->
 
 
 def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
-    """Return the largest relative error of "triton", outputs and tails, against "torch" in float32."""
+    """Return the largest relative error of "triton", outputs and tails, against "torch" in float32.
+
+    One row of 600 inputs: two convolution steps, both gates, and a product with a residual.
+    """
     draw = torch.Generator().manual_seed(seed)
     shapes = (1, 600), (150, 600), (150,), (600,), (1, 150), (50, 3)
     x, w, bias, norm, under, filters = (torch.randn(shape, generator=draw).to(device, dtype) for shape in shapes)
@@ -144,7 +148,17 @@ def fused(
     x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, norm_D: Tensor | None, eps: float, gate: int,
     under_BE: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Return `row_linear` of one row by the Triton kernel; `gate` is the number in `GATES`."""
+    """Return `row_linear` of one row by the Triton kernel, [1, E] or [1, E / 2] with a gate; no gradient.
+
+    Args:
+        x_BD: The row [1, D].
+        w_ED: Weight.
+        bias_E: Bias, or None.
+        norm_D: Weight of the RMS norm, or None for no norm.
+        eps: Epsilon of the norm.
+        gate: Number of the gate in `GATES`.
+        under_BE: Residual, or None.
+    """
     return load_kernels(__package__).product(x_BD, w_ED, bias_E, norm_D, eps, gate, under_BE)
 
 

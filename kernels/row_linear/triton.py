@@ -289,6 +289,13 @@ def product(
 
 
 def _constexprs(n: int, k: int, device: torch.device) -> dict[str, Any]:
+    """Return the constexprs and launch options that both kernels share, by name.
+
+    Args:
+        n: Outputs, or channels of the convolution.
+        k: Inputs.
+        device: Device of the launch.
+    """
     bk, early = min(MAX_INPUTS, max(16, triton.next_power_of_2(k))), _starts_early(device)
     return {
         "BN": BN, "BK": bk, "EVEN": n % BN == 0 and k % bk == 0, "EARLY": early, "num_warps": 4, "launch_pdl": early
