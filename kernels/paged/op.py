@@ -28,14 +28,16 @@ def paged_softmax(
 ) -> Tensor:  # fmt: skip
     """Return `softmax_attention` at the last token of each text, [B, H, X] of q's dtype; an empty text gives 0.
 
+    Query head h uses KV head h // (H / J). Softmax and sums are float32 (float64 for float64 in torch). No gradients.
+
     Args:
         q_BHX: Queries of the new tokens.
-        k_pool: Keys [N, page, J, X]; those of the new tokens are already written.
+        k_pool: Keys [N, page, J, X]; those of the new tokens are already written (`write_pages`).
         v_pool: Values, like `k_pool`.
-        texts: Page tables and lengths of the texts.
+        texts: Page tables and lengths of the texts, the new tokens counted.
         scale: Factor of q·k; None is 1/sqrt(X).
-        window: Attention window in keys, or None.
-        backend: "triton" or "torch"; None: `choose_backend`.
+        window: Number of keys that a query sees, its own included; None for all.
+        backend: "triton"; any other name is torch, which copies every text's pages; None: `choose_backend`.
 
     Raises:
         ValueError: Shapes disagree.
@@ -55,21 +57,21 @@ def paged_polar(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return `polar_attention` at the last token of each text: direction and magnitude.
 
-    An empty text has the direction v_null, scaled to unit length, and magnitude 0.
+    An empty text has the direction v_null, scaled to unit length (0 for a v_null of 0), and magnitude 0. No gradients.
 
     Args:
         q_BHX: Queries of the new tokens.
-        k_pool: Keys [N, page, J, X]; those of the new tokens are already written.
+        k_pool: Keys [N, page, J, X]; those of the new tokens are already written (`write_pages`).
         v_pool: Values, like `k_pool`.
-        null_base_H: Raw parameter of the null key's score, like the following three.
-        null_slope_H: Raw; softplus is applied here.
-        len_gain_H: Raw; softplus is applied here.
-        mag_beta_H: Raw; softplus is applied here.
+        null_base_H: Raw offset of the null key's score, used as it is.
+        null_slope_H: Raw growth of the null key's score; softplus is applied here, as to the following two.
+        len_gain_H: Raw gain of the temperature with the number of keys.
+        mag_beta_H: Raw gain of the magnitude.
         v_null_HX: Value of the null key.
-        texts: Page tables and lengths of the texts.
-        window: Attention window in keys, or None.
-        n_eff_floor: Lower bound of the sum of squared weights, in units of the largest weight.
-        backend: "triton" or "torch"; None: `choose_backend`.
+        texts: Page tables and lengths of the texts, the new tokens counted.
+        window: Number of keys that a query sees, its own included; None for all.
+        n_eff_floor: Lower bound of the sum of squared weights, in units of the largest weight, null included.
+        backend: "triton"; any other name is torch, which copies every text's pages; None: `choose_backend`.
 
     Returns:
         (direction [B, H, X] in q's dtype, magnitude [B, H] in float32, float64 for float64).
@@ -108,7 +110,19 @@ def paged_polar(
 def write_pages(
     k_BJX: Tensor, v_BJX: Tensor, k_pool: Tensor, v_pool: Tensor, texts: Texts, *, backend: str | None = None
 ) -> None:
-    """Write keys and values [B, J, X] of the new tokens into their pages of the pools [N, page, J, X], in place."""
+    """Write keys and values [B, J, X] of the new tokens into their pages of the pools, in place.
+
+    A text's new token is its last, at position length - 1. "triton" skips padding rows of length 0; torch writes them
+    to the first row of their table's first page, which must be `DUMMY`.
+
+    Args:
+        k_BJX: Keys.
+        v_BJX: Values.
+        k_pool: Keys [N, page, J, X], changed in place.
+        v_pool: Values, like `k_pool`, changed in place.
+        texts: Page tables and lengths of the texts, the new tokens counted.
+        backend: "triton"; any other name is torch; None: `choose_backend`.
+    """
     if (backend or choose_backend(k_BJX.device, k_BJX.dtype, k_BJX.shape[2], texts.page).backend) == "triton":
         put(k_BJX, v_BJX, k_pool, v_pool, texts.tables_BP, texts.lengths_B)
         return
@@ -118,7 +132,9 @@ def write_pages(
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, page: int = PAGE) -> BackendChoice:
-    """Return the backend of paged attention, "triton" or "torch".
+    """Return the backend of paged attention, "triton" or "torch", with the reason.
+
+    The kernels must pass a self-test with pages of 64 tokens, which the first call runs.
 
     Args:
         device: Device of the tensors.
@@ -134,7 +150,10 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
 
 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """Return the largest relative error of both ops, against "torch" in float32."""
+    """Return the largest relative error of both ops after a write of the new tokens, against "torch" in float32.
+
+    Two texts of 241 and 70 tokens; softmax attention has a window of 130, polar attention none.
+    """
     draw = torch.Generator().manual_seed(seed)
     q, k, v, v_null = (
         torch.randn(shape, generator=draw).to(device, dtype)
@@ -173,18 +192,21 @@ def attend(
     q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, tables_BP: Tensor, lengths_B: Tensor, null: list[Tensor],
     scale: float, window: int, floor: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return (y [B, H, X] in q's dtype, magnitude float32 [B, H], empty without `null`) by the Triton kernels.
+    """Return (y [B, H, X] in q's dtype, magnitude float32 [B, H], or [B, 0] without `null`) by the Triton kernels.
+
+    No gradients.
 
     Args:
         q_BHX: Queries of the new tokens.
         k_pool: Keys [N, page, J, X].
         v_pool: Values, like `k_pool`.
         tables_BP: int32 page tables.
-        lengths_B: int32 lengths of the texts in tokens.
-        null: Empty for softmax attention; for polar attention base, slope, gain, beta [H] and v_null [H, X].
-        scale: Factor of q·k.
+        lengths_B: int32 lengths of the texts in tokens, the new one included.
+        null: Empty for softmax attention; for polar attention float32 raw base, slope, gain, beta [H] and v_null [H,
+            X].
+        scale: Factor of q·k in natural units; polar attention multiplies it by its temperature.
         window: Attention window in keys, 0 for none.
-        floor: Lower bound of the sum of squared weights, in units of the largest weight.
+        floor: Lower bound of the sum of squared weights, in units of the largest weight; for polar attention.
     """
     return load_kernels(__package__).attend(
         q_BHX, k_pool, v_pool, tables_BP, lengths_B, null, scale=scale, window=window, floor=floor

@@ -26,7 +26,8 @@ Padding rows of a batch write there, and tables hold it where a text has no page
 class Texts:
     """Page tables and lengths of the texts of a decode batch.
 
-    The tensors lie on the pool's device; no accessor waits for the device.
+    Token t of text b lies in row t % page of pool page tables_BP[b, t // page]. The tensors lie on the pool's device;
+    no accessor waits for the device.
     """
 
     tables_BP: Tensor
@@ -38,13 +39,19 @@ class Texts:
 
     @property
     def write_rows(self) -> Tensor:
-        """int64 [B]: index of the new token's row in the flat pool [N page, ...]."""
+        """int64 [B]: index of the new token's row in the flat pool [N page, ...].
+
+        For length 0 it is that of the first row of the table's first page.
+        """
         at_B = (self.lengths_B.long() - 1).clamp(min=0)
         pages_B = self.tables_BP.long().gather(1, (at_B // self.page)[:, None])[:, 0]
         return pages_B * self.page + at_B % self.page
 
     def write(self, pool: Tensor, rows: Tensor) -> None:
-        """Write `rows` [B, ...], of the new tokens, into the pool [N, page, ...] in place."""
+        """Write `rows` [B, ...], of the new tokens, into the pool [N, page, ...] in place, in the pool's dtype.
+
+        A padding row of length 0 is written to the first row of its table's first page.
+        """
         pool.flatten(0, 1).index_copy_(0, self.write_rows, rows.to(pool.dtype))
 
     def gather(self, pool: Tensor) -> Tensor:
@@ -52,7 +59,11 @@ class Texts:
         return pool[self.tables_BP.long()].flatten(1, 2)
 
     def visible_keys(self, window: int | None) -> Tensor:
-        """Return bool [B, S]: True for the keys that the new token sees."""
+        """Return bool [B, S]: True for the keys that the new token sees, its own included.
+
+        Args:
+            window: Number of keys that it sees at most; None for all of the text.
+        """
         tokens = self.tables_BP.shape[1] * self.page
         at_S = torch.arange(tokens, device=self.lengths_B.device)
         seen_BS = at_S < self.lengths_B[:, None]
@@ -70,7 +81,7 @@ class Texts:
 
 
 def check_step(q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, texts: Texts) -> tuple[int, int, int, int]:
-    """Return (B, H, J, X) of a decoding step.
+    """Return (B, H, J, X) of a decoding step, after a check of all shapes; contents are not read.
 
     Args:
         q_BHX: Queries of the new tokens.
@@ -79,7 +90,7 @@ def check_step(q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, texts: Texts) -> t
         texts: Page tables and lengths of the texts.
 
     Raises:
-        ValueError: Query, pools and tables do not belong together.
+        ValueError: Query, pools and tables do not belong together, or J does not divide H.
     """
     if q_BHX.ndim != 3 or k_pool.ndim != 4:
         raise ValueError(

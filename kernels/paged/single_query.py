@@ -12,7 +12,15 @@ from ..norms import statistics_dtype
 
 
 def row_scores(q_BHX: Tensor, k_BSJX: Tensor, scale: float | None = None) -> Tensor:
-    """Return scale q·k, [B, H, S] in the statistics' dtype; `scale` None is 1/sqrt(X)."""
+    """Return scale q·k, [B, H, S], float32 (float64 for float64); head h uses KV head h // (H / J).
+
+    Hidden keys are not masked.
+
+    Args:
+        q_BHX: Queries.
+        k_BSJX: Keys of each text.
+        scale: Factor of q·k; None is 1/sqrt(X).
+    """
     dtype = statistics_dtype(q_BHX.dtype)
     scale = q_BHX.shape[-1] ** -0.5 if scale is None else scale
     q_BJGX = q_BHX.to(dtype).unflatten(1, (k_BSJX.shape[2], -1))

@@ -253,15 +253,16 @@ def attend(
     """Return (y [B, H, X] of q's dtype, magnitude float32 [B, H], [B, 0] without `null`).
 
     Args:
-        q: Queries [B, H, X] of the new tokens.
-        k_pool: Keys [pages, page, J, X].
+        q: Queries [B, H, X] of the new tokens, on a GPU.
+        k_pool: Keys [pages, page, J, X]; a page is a power of two.
         v_pool: Values, like `k_pool`.
         tables: int32 page tables [B, P].
-        lengths: int32 [B], tokens of each text.
-        null: Empty for softmax attention; for polar attention float32 base, slope, gain, beta [H] and v_null [H, X].
+        lengths: int32 [B], tokens of each text, the new one included.
+        null: Empty for softmax attention; for polar attention float32 raw base, slope, gain, beta [H] and v_null [H,
+            X].
         scale: Factor of q·k in natural units.
         window: Attention window in keys, 0 for none.
-        floor: Lower bound of the sum of squared weights, for polar attention.
+        floor: Lower bound of the sum of squared weights, in units of the largest weight; for polar attention.
         splits: Number of ranges of keys, a power of two; None: as many as fill the GPU.
     """
     (b, h, x), j, page = q.shape, k_pool.shape[2], k_pool.shape[1]
@@ -329,6 +330,14 @@ def put(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, tables: Tensor, le
     """Write the new tokens' keys and values [B, J, X] into their pages of the pools in place.
 
     Padding rows, of length 0, are skipped.
+
+    Args:
+        k: Keys.
+        v: Values.
+        k_pool: Contiguous pool of keys [pages, page, J, X], changed in place.
+        v_pool: Contiguous pool of values, changed in place.
+        tables: int32 page tables [B, P].
+        lengths: int32 [B], tokens of each text, the new one included.
     """
     k, v = (part if part[0].is_contiguous() else part.contiguous() for part in (k, v))
     tables, channels = tables.contiguous(), k[0].numel()
