@@ -26,17 +26,19 @@ def channelwise_delta(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the readout of the delta rule with a decay per key channel, and the last state.
 
-    Per token: M <- M diag(gamma); u = beta (v - M k); M <- M + u kᵀ; r = M q. k and q are scaled to unit length here.
+    Per token: M <- M diag(gamma); u = beta (v - M k); M <- M + u kᵀ; r = M q: a token's readout includes its own write.
+    k and q are divided here by their length, at least 1e-12. Head h uses KV head h // (H / J). T is at least 1.
+    Differentiable in all tensors.
 
     Args:
         q_BTHX: Queries.
-        k_BTJX: Keys, of q's dtype.
+        k_BTJX: Keys, of q's dtype; J divides H.
         v_BTJX: Values, of q's dtype.
-        log_gamma_BTHX: Natural logarithm of the decay, <= 0.
-        beta_BTH: Write strength in (0, 1).
+        log_gamma_BTHX: Natural logarithm of the decay of each key channel, <= 0, which is not checked.
+        beta_BTH: Write strength in (0, 1), which is not checked.
         chunk: Tokens that "torch" solves together; "fla" always takes 64.
-        initial_state: [B, H, X_v, X_k]; None for zeros.
-        backend: "fla" (CUDA, 16 bits) or "torch"; None: `choose_backend`.
+        initial_state: [B, H, X_v, X_k], left unchanged; None for zeros.
+        backend: "fla" (CUDA, 16 bits); any other name is torch; None: `choose_backend`.
 
     Returns:
         (readout r [B, T, H, X] in q's dtype, last state [B, H, X_v, X_k] in float32, float64 for float64).
@@ -80,7 +82,10 @@ def _why_no_fla(device: torch.device, dtype: torch.dtype, head_dim: int) -> str 
 
 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """Return the largest relative error of `channelwise_delta` by `backend`, results and gradients, against "torch"."""
+    """Return the largest relative error of `channelwise_delta` by `backend` against "torch" in float32.
+
+    Inputs, gradients and error as in `gated_delta.op.delta_rule_error`.
+    """
     return delta_rule_error(channelwise_delta, (1, 131, 2, head_dim), device, dtype, head_dim, backend, seed)
 
 
@@ -108,7 +113,7 @@ def channelwise_delta_reference(
 def _chunked(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta_BTH: Tensor, chunk: int, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return (readout [B, T, H, X], last state) in plain torch, a chunk of tokens at a time.
+    """Return (readout [B, T, H, X], last state) in plain torch, a chunk of tokens at a time, in the inputs' dtype.
 
     It solves the same triangular system as `gated_delta`. The decay stands inside each product of two keys as a
     difference of logarithms, so that no exponent exceeds 0.
@@ -117,9 +122,9 @@ def _chunked(
         q: Unit-length queries [B, T, H, X].
         k: Unit-length keys [B, T, H, X], expanded to every head.
         v: Values [B, T, H, X], expanded to every head.
-        decay: Log decays [B, T, H, X] per token.
+        decay: Natural log decays [B, T, H, X] of each token, not summed.
         beta_BTH: Write strengths.
-        chunk: Tokens of a chunk.
+        chunk: Tokens of a chunk; the last one may be shorter.
         state: Initial state [B, H, X_v, X_k].
     """
     b, t, h, d = q.shape
@@ -168,6 +173,8 @@ def fla_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Run flash-linear-attention's forward kernels on the current GPU.
 
+    Restricts fla's autotuners (`pin_configs`).
+
     Args:
         q: Unit-length queries [B, T, H, X] in 16 bits.
         k: Unit-length keys like q, expanded to every head.
@@ -177,8 +184,9 @@ def fla_forward(
         state: Initial state, float32 [B, H, X_v, X_k].
 
     Returns:
-        (readout, last state, then three tensors that `fla_backward` reads: running log decays, query-key products and
-        key-key products within chunks).
+        (readout in q's dtype, last state, then three tensors that `fla_backward` reads: running log decays [B, T, H,
+        X], query-key products and key-key products within chunks, [B, T, H, 64] each). Only the first two have
+        gradients.
     """
     from fla.ops.kda.chunk_fwd import chunk_kda_fwd
 
@@ -201,7 +209,9 @@ def fla_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v, log_gamma, beta and the initial state.
 
-    The last three are float32. `g_last` None means that the last state is no part of the loss.
+    The first three are in the inputs' dtype, the last three float32. g_r and g_last are the gradients of readout and
+    last state, `g_last` None for zeros; q, k, v, beta and state are the inputs of `fla_forward`, and decay, of_queries
+    and of_keys its last three results.
     """
     from fla.ops.kda.chunk_bwd import chunk_kda_bwd
 
