@@ -37,8 +37,9 @@ def softmax_attention(
 ) -> Tensor:  # fmt: skip
     """Return softmax(scale q kᵀ) v over the visible keys, [B, T, H, X] of q's dtype.
 
-    "torch" reads, with a window shorter than T, only the keys that a block of queries can see. A given `query_block`
-    also bounds full attention where torch has no kernel for it without T x T scores.
+    Causal: a query sees its own key and earlier ones. Differentiable. "torch" reads, with a window shorter than T, only
+    the keys that a block of queries can see. A given `query_block` also bounds full attention where torch has no kernel
+    for it without T x T scores.
 
     Args:
         q_BTHX: Queries; head h uses KV head h // (H / J).
@@ -46,11 +47,12 @@ def softmax_attention(
         v_BTJX: Values, of q's dtype.
         scale: Factor of q·k; None is 1/sqrt(X).
         window: Number of keys that a query sees, its own included; None for all earlier keys.
-        query_block: Queries that "torch" scores at a time; None: 1024.
-        backend: "cudnn" (full attention only), "triton" or "torch"; None: `choose_backend`.
+        query_block: Queries that "torch" scores at a time with a window; None: 1024.
+        backend: "cudnn" (full attention; torch with a window), "triton" or "torch", as any other name; None:
+            `choose_backend`.
 
     Raises:
-        ValueError: Shapes or dtypes disagree.
+        ValueError: Shapes or dtypes disagree, or the window is below 1.
     """
     _, t, h, j, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
@@ -88,7 +90,10 @@ def softmax_attention(
 
 @compile_time_constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, *, windowed: bool) -> BackendChoice:
-    """Return the backend of `softmax_attention`: "cudnn", "triton" or "torch".
+    """Return the backend of `softmax_attention`: "cudnn", "triton" or "torch", with the reason.
+
+    With a window it is that of `attention_choice`. Full attention on a GPU takes cuDNN on Hopper and later, "triton"
+    there in deterministic runs, and "torch" before Hopper. The first call for a case runs self-tests.
 
     Args:
         device: Device of the tensors.
@@ -120,7 +125,10 @@ def _full_choice(device: torch.device, dtype: torch.dtype, head_dim: int, ours: 
 
 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """Return the largest relative error of the result and of its gradients, against "torch" in float32."""
+    """Return the largest relative error of the result and of its gradients, against "torch" in float32.
+
+    The case is one row of 131 tokens, with a window of 70 except for "cudnn".
+    """
     draw = torch.Generator().manual_seed(seed)
     tensors = [torch.randn(1, 131, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
     attention = functools.partial(softmax_attention, window=None if backend == "cudnn" else 70)
@@ -154,11 +162,12 @@ def softmax_distractor_loss(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_clean_BTHX: Tensor, *,
     scale: float | None = None, window: int | None = None, query_block: int = 1024, backend: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the mean squared difference between `y_clean` and the output when every query also sees all R distractors.
+    """Return the mean squared difference between `y_clean` and the output when queries also see all R distractors.
 
-    Scalar float32 (float64 for float64); R = 0 gives 0. Nothing is detached here. The kernels attend to real keys and
-    distractors apart: with their log-sums l_c and l_r and a = sigmoid(l_r - l_c), the output with distractors is
-    y_clean + a (o_r - y_clean), so no [B, H, T, R] tensor exists.
+    The mean runs over all B T H X numbers: scalar float32 (float64 for float64); R = 0 gives 0. Every query sees every
+    distractor, whatever the window. Nothing is detached here. The kernels attend to real keys and distractors apart:
+    with their log-sums l_c and l_r and a = sigmoid(l_r - l_c), the output with distractors is y_clean + a (o_r -
+    y_clean), so no [B, H, T, R] tensor exists.
 
     Args:
         q_BTHX: Queries.
@@ -166,14 +175,14 @@ def softmax_distractor_loss(
         v_BTJX: Values.
         k_r_BRJX: Distractor keys.
         v_r_BRJX: Distractor values.
-        y_clean_BTHX: Output of `softmax_attention` without distractors.
+        y_clean_BTHX: Output of `softmax_attention` without distractors, for the same scale and window.
         scale: Factor of q·k; None is 1/sqrt(X).
         window: Attention window of the real keys, or None.
         query_block: Queries that "torch" scores at a time.
-        backend: "triton" or "torch"; None: `choose_backend`.
+        backend: "triton"; any other name is torch; None: that of `softmax_attention` with a window.
 
     Raises:
-        ValueError: Shapes or dtypes disagree.
+        ValueError: Shapes or dtypes disagree, or the window is below 1.
     """
     b, t, h, j, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
@@ -210,7 +219,15 @@ def softmax_distractor_loss(
 def softmax_attention_reference(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, scale: float | None = None, window: int | None = None
 ) -> Tensor:
-    """Return `softmax_attention` computed one query at a time."""
+    """Return `softmax_attention` computed one query at a time, in the inputs' dtype; differentiable by autograd.
+
+    Args:
+        q_BTHX: Queries.
+        k_BTJX: Keys.
+        v_BTJX: Values.
+        scale: Factor of q·k; None is 1/sqrt(X).
+        window: Number of keys that a query sees, its own included; None for all earlier keys.
+    """
     _, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     k_BTHX, v_BTHX = expand_kv(k_BTJX, h), expand_kv(v_BTJX, h)
     scale = d**-0.5 if scale is None else scale
@@ -231,10 +248,12 @@ def softmax_attention_reference(
 def softmax_forward(q: Tensor, k: Tensor, v: Tensor, window: int, offset: int) -> tuple[Tensor, Tensor]:
     """Return (o [B, T, H, X], lse [B, H, T] float32 in units of log 2) by the Triton kernels; both have gradients.
 
+    Query i stands at position offset + i among the keys and sees those up to it.
+
     Args:
-        q: Queries scaled so that weights are 2^(q·k - lse).
-        k: Keys.
-        v: Values.
+        q: Queries [B, T, H, X], scaled so that weights are 2^(q·k - lse) (`in_log2`).
+        k: Keys [B, TK, J, X].
+        v: Values, of k's shape.
         window: Attention window in keys, 0 for none.
         offset: Position of the first query among the keys; the number of keys or more shows every key to every query.
     """
@@ -246,7 +265,10 @@ def softmax_forward(q: Tensor, k: Tensor, v: Tensor, window: int, offset: int) -
 def softmax_backward(
     g_o: Tensor, g_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, window: int, offset: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v from those of o and lse, by the Triton kernels."""
+    """Return the gradients of the scaled q, k and v from those of o and lse, by the Triton kernels.
+
+    o and lse are the results of `softmax_forward`, the other arguments its inputs.
+    """
     args = (x.contiguous() for x in (g_o, g_lse, q, k, v, o, lse))
     return load_kernels(__package__).softmax_backward(*args, window=window or None, offset=offset)
 
@@ -256,10 +278,17 @@ differentiate(softmax_forward, softmax_backward, keep_inputs(3), results=2)
 
 @torch_op("log_sum", lambda q, *_: (rows_like(q), q.new_empty(q.shape)))
 def log_sum(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (lse [B, H, T] of every query over every key, in units of log 2, and the weighted mean key [B, T, H, X]).
+    """Return (lse [B, H, T] of every query over every key, weighted mean key [B, T, H, X]).
 
-    The mean, sum_j 2^(q·k_j - lse) k_j, is the gradient of lse by q, so the backward needs no product at all. k gets no
-    gradient; a k that requires one raises ValueError.
+    lse is float32 in units of log 2; there is no causal mask. The mean, sum_j 2^(q·k_j - lse) k_j in q's dtype, is the
+    gradient of lse by q, so the backward needs no product at all. Only lse has a gradient, and only by q.
+
+    Args:
+        q: Queries [B, T, H, X], scaled so that weights are 2^(q·k - lse).
+        k: Keys [B, R, J, X].
+
+    Raises:
+        ValueError: k requires a gradient.
     """
     k = k.contiguous()
     o, lse = load_kernels(__package__).softmax_forward(q.contiguous(), k, k, window=None, offset=k.shape[1])

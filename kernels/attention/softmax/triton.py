@@ -39,10 +39,18 @@ _HIDDEN = tl.constexpr(HIDDEN)
 
 @triton.jit
 def _decay_between(hi_ptr, lo_ptr, row, n, from_hi, from_lo, T):
-    """Return F at an anchor less F at the positions n, float32, where F = hi + lo.
+    """Return F at an anchor less F at the positions n, float32 of n's shape, where F = hi + lo.
 
-    The two parts are subtracted apart, so that nothing is lost where F is large. `row` is the offset of the head's F,
-    from_hi and from_lo are F at the anchor, T is the number of tokens.
+    The two parts are subtracted apart, so that nothing is lost where F is large. Positions from T on read as F = 0.
+
+    Args:
+        hi_ptr: High part of F, float32 [B, H, T] in units of log 2.
+        lo_ptr: Low part of F.
+        row: Offset of the head's F.
+        n: Positions, a number or a vector.
+        from_hi: High part of F at the anchor.
+        from_lo: Low part of F at the anchor.
+        T: Number of tokens.
     """
     hi = tl.load(hi_ptr + row + n, mask=n < T, other=0.0)
     lo = tl.load(lo_ptr + row + n, mask=n < T, other=0.0)
@@ -57,8 +65,13 @@ def _forward_keys(
 ):  # fmt: skip
     """Add the keys start <= n < stop, BN at a time, to the running softmax of a tile of queries.
 
+    q holds the queries of the positions p_M, b and j are batch row and KV head. k_desc and v_desc describe keys and
+    values [B, TK, J X]. hi_ptr, lo_ptr, `row`, from_hi and from_lo as in `_decay_between`, anchored at the tile's first
+    query; read only with FORGETS. With MASKED the causal mask and the window apply, else all keys count as visible.
+
     Returns:
-        (acc [M, X], row_max [M], row_sum [M], square [M], sum of squared weights, with POLAR).
+        (acc [M, X], row_max [M], row_sum [M], square [M]) with these keys included: sum of weights times values,
+        largest score, sum of weights, and, with POLAR, sum of squared weights, all relative to 2^row_max.
     """
     for n in tl.range(start, stop, BN):
         k = k_desc.load([b, n, j * X]).reshape(BN, X)
@@ -196,6 +209,9 @@ def _dq_keys(
     POLAR: tl.constexpr, FORGETS: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """Add the keys start <= n < stop, BN at a time, to dq of a tile of queries.
+
+    q and g hold the queries and the gradient of the weighted sum [M, X] at the positions p_M; lse, add and twice are
+    [M] as in `weights_backward`. Other arguments as in `_forward_keys`. dq still lacks the factor ln 2 FACTOR.
 
     Returns:
         (dq [M, X], over [M], sum of da over the keys, with FORGETS).
@@ -381,16 +397,16 @@ def _dkv(
 
 
 def tiles_for(kernel: str, keys: int, d: int, dtype: torch.dtype, forgets: bool = False) -> Tiles:
-    """Return the launch configuration of a kernel, "forward", "dq" or "dkv"; measured on an H200.
+    """Return the launch configuration of a kernel, measured on an H200.
 
     It depends on the sizes and not on measured time, so that every process rounds alike.
 
     Args:
-        kernel: Name of the kernel.
-        keys: Number of keys TK.
+        kernel: Name of the kernel: "forward", "dq" or "dkv".
+        keys: Number of keys TK; from 8192 on tiles are larger.
         d: Head size.
         dtype: Dtype of the queries.
-        forgets: Whether scores decay by gates.
+        forgets: True for forgetting attention, whose scores decay by gates.
     """
     if launcher.needs_small_tiles(d, dtype):
         return launcher.SMALL_TILES
@@ -435,14 +451,15 @@ def launch_forward(
     """Launch `_forward`, which overwrites `out` and the outputs among `extra_tensors`.
 
     Args:
-        q: Contiguous queries [B, T, H, X].
+        q: Contiguous queries [B, T, H, X], scaled to units of log 2 unless `log_decay` is given.
         k: Contiguous keys [B, TK, J, X].
-        v: Contiguous values.
-        out: Output like q.
-        extra_tensors: The eight tensors of `_forward` from null to inverse.
+        v: Contiguous values [B, TK, J, X].
+        out: Contiguous output, of q's shape.
+        extra_tensors: The eight tensors of `_forward` from null to inverse: null, v_null, beta, floor, mag, lse, n_eff,
+            inverse. Without `polar` only lse is used, and any tensor may stand for the others.
         window: Attention window in keys, or None.
         offset: Position of the first query among the keys.
-        polar: Whether this is polar attention.
+        polar: True for polar attention.
         log_decay: Parts of F, for forgetting attention.
         factor: Factor of q·k with `log_decay`.
     """
@@ -460,7 +477,19 @@ def softmax_backward(
     g_o: Tensor, g_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *,
     window: int | None, offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of (q', k, v), q' the scaled queries, from those of o and of lse (in units of log 2)."""
+    """Return the gradients of (q', k, v), q' the scaled queries, from those of o and of lse (in units of log 2).
+
+    Args:
+        g_o: Gradient of o [B, T, H, X], contiguous like all inputs.
+        g_lse: Gradient of lse, float32 [B, H, T].
+        q: Scaled queries of `softmax_forward`.
+        k: Keys.
+        v: Values.
+        o: First result of `softmax_forward`.
+        lse: Second result.
+        window: Attention window in keys, or None.
+        offset: Position of the first query among the keys.
+    """
     add = g_lse * LOG2E - launcher.row_products(g_o, o)
     return weights_backward(q, k, v, g_o, lse, add, None, window=window, offset=offset)[:3]
 
@@ -471,14 +500,15 @@ def weights_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of (q', k, v, F) where da = P (g.v + add + twice P) and dv = sum P g.
 
-    The last, of F in natural units [B, H, T], is uninitialised without `log_decay`. A row's own F adds the same to all
-    of its scores, so only keys have a gradient of it.
+    The first three are in the inputs' dtypes. The last, of F in natural units, is float32 [B, H, T], or one
+    uninitialised number without `log_decay`. A row's own F adds the same to all of its scores, so only keys have a
+    gradient of it.
 
     Args:
-        q: Queries [B, T, H, X] in units of log 2, contiguous like all inputs.
-        k: Keys.
-        v: Values.
-        g: Gradient of the weighted sum of values, like q.
+        q: Queries [B, T, H, X] in units of log 2 (with `log_decay` unscaled), contiguous like all inputs.
+        k: Keys [B, TK, J, X].
+        v: Values [B, TK, J, X].
+        g: Gradient of the weighted sum of values, of q's shape.
         lse: float32 [B, H, T] of the forward.
         add: float32 [B, H, T], added to g.v.
         twice: float32 [B, H, T], factor of P; None for 0.
