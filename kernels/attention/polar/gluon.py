@@ -36,13 +36,13 @@ def polar_forward(
     """Return (c [B, T, H, X], mag [B, T, H], lse, n_eff, inverse [B, H, T]), as `.triton.polar_forward` does.
 
     Args:
-        q: Contiguous queries [B, T, H, X] in 16 bits, scaled to units of log 2.
+        q: Contiguous queries [B, T, H, X] in 16 bits, scaled to units of log 2; X is 64 or 128.
         k: Contiguous keys [B, T, J, X].
         v: Contiguous values [B, T, J, X].
         null_TH: Null scores, float32 in units of log 2.
         beta_H: float32, after softplus.
         v_null_HX: Value of the null key, float32.
-        window: Attention window in keys, or None.
+        window: Attention window in keys, or None; a window below 128 gives wrong results and is not refused.
         floor: Lower bound of the sum of squared weights, in units of the largest weight.
     """
     bsz, t, h, _ = q.shape

@@ -35,6 +35,8 @@ def polar_attention(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the direction c [B, T, H, X] in q's dtype and the magnitude [B, T, H] in float32 (float64 for float64).
 
+    c = s / |s| for the weighted sum s of the values, null included; its length is 1 unless |s| is below 1e-6. The
+    magnitude, from 0 to 1, grows with the effective number of keys (docs/mechanisms.md). Causal and differentiable.
     "torch" works through `query_block` queries at a time with the keys they can see, forward and backward, so no T x T
     matrix exists beyond that; the kernels hold none at all.
 
@@ -42,8 +44,8 @@ def polar_attention(
         q_BTHX: Queries.
         k_BTJX: Keys, of q's dtype; query head h uses KV head h // (H / J).
         v_BTJX: Values, of q's dtype.
-        null_base_H: Raw parameter of the null key's score, of any float dtype.
-        null_slope_H: Raw; softplus is applied here, as to the following two.
+        null_base_H: Offset of the null key's score, used as it is, of any float dtype.
+        null_slope_H: Raw growth of the null key's score; softplus is applied here, as to the following two.
         len_gain_H: Raw gain of the temperature with the number of keys.
         mag_beta_H: Raw gain of the magnitude.
         v_null_HX: Value of the null key.
@@ -51,10 +53,10 @@ def polar_attention(
         n_eff_floor: Lower bound of the sum of squared weights, in units of the largest weight, null included.
         exact_floor: False differentiates as if the floor never bound, as the published runs did.
         query_block: Queries that "torch" scores at a time.
-        backend: "gluon", "triton" or "torch"; None: `choose_backend`.
+        backend: "gluon" (no window below 128, which is not checked), "triton" or "torch"; None: `choose_backend`.
 
     Raises:
-        ValueError: Shapes or dtypes disagree.
+        ValueError: Shapes or dtypes disagree, or the window (or in "torch" `query_block`) is below 1.
     """
     _, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
@@ -82,22 +84,24 @@ def polar_distractor_loss(
     q_BTHX: Tensor, k_r_BRJX: Tensor, len_gain_H: Tensor, null_base_H: Tensor, null_slope_H: Tensor, *,
     query_block: int = 512, backend: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the mean weight of R distractor keys when only they and the null key compete.
+    """Return the mean weight of R distractor keys when only they and the null key compete, in [0, 1].
 
-    Scalar float32 (float64 for float64); the mean runs over B, H and T. In "torch" inputs longer than `query_block` are
-    done in blocks that the backward computes again; no [B, H, T, R] tensor exists in either backend.
+    The weight is that of all R together; the mean runs over B, H and T: scalar float32 (float64 for float64). Every
+    query sees every distractor; temperature and null are those of a query that sees all earlier keys, whatever the
+    window. In "torch" inputs longer than `query_block` are done in blocks that the backward computes again; no [B, H,
+    T, R] tensor exists in either backend.
 
     Args:
         q_BTHX: Queries.
         k_r_BRJX: Distractor keys; the kernels have no gradient for them, so they must not require one.
-        len_gain_H: Raw parameter, like the following two.
-        null_base_H: See `polar_attention`.
-        null_slope_H: See `polar_attention`.
+        len_gain_H: Raw gain of the temperature with the number of keys; softplus is applied here.
+        null_base_H: Offset of the null key's score, used as it is.
+        null_slope_H: Raw growth of the null key's score; softplus is applied here.
         query_block: Queries that "torch" scores at a time.
-        backend: "gluon", "triton" or "torch"; None: `choose_backend`.
+        backend: "gluon" or "triton", which do the same here, or "torch"; None: `choose_backend`.
 
     Raises:
-        ValueError: Shapes disagree.
+        ValueError: Shapes disagree, or with the kernels the distractor keys require a gradient.
     """
     b, t, h, d = q_BTHX.shape
     j = k_r_BRJX.shape[2]
@@ -128,7 +132,8 @@ def choose_backend(
 ) -> BackendChoice:
     """Return the backend of `polar_attention`: "gluon" on Hopper, "triton" from Ampere on, "torch" elsewhere.
 
-    The kernels must pass a self-test, forward and backward, on a small input.
+    The kernels must pass a self-test, forward and backward, on a small input, which the first call for a case runs.
+    "gluon" also needs heads of 64 or 128 and no window below 128 (`gluon_choice`).
     """
     return gluon_choice("polar attention", torch.device(device), dtype, head_dim, window, _error)
 
@@ -140,7 +145,10 @@ def available(device: torch.device | str, dtype: torch.dtype, head_dim: int, win
 
 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """Return the largest relative error of the results and of three gradients, against "torch" in float32."""
+    """Return the largest relative error of the results and of three gradients, against "torch" in float32.
+
+    The gradients are those of q, k and v, for one row of 397 tokens with a window of 150.
+    """
     # odd, longer than two tiles, and a window that ends inside one
     t, h, j, window = 397, 2, 1, 150
     draw = torch.Generator().manual_seed(seed)
@@ -163,7 +171,13 @@ def _in_log2(q_BTHX: Tensor, temp_TH: Tensor) -> Tensor:
 
 
 def _distractor_weight(q_BTHX: Tensor, k_r_BJXR: Tensor, score_null_TH: Tensor) -> Tensor:
-    """Return the summed weight of the distractors over rows, heads and queries, from scaled queries."""
+    """Return the summed weight of the distractors over rows, heads and queries, a scalar.
+
+    Args:
+        q_BTHX: Queries times temperature / sqrt(X), a block of them.
+        k_r_BJXR: Distractor keys.
+        score_null_TH: Null scores of the block, temperature included, in natural units.
+    """
     b, t, h, d = q_BTHX.shape
     j = k_r_BJXR.shape[1]
     score_BJMR = q_BTHX.view(b, t, j, h // j, d).permute(0, 2, 3, 1, 4).reshape(b, j, -1, d) @ k_r_BJXR
@@ -176,7 +190,8 @@ def schedules(
 ) -> tuple[Tensor, Tensor]:
     """Return (temperature, null score), each [T, H] in `dtype`, at the positions 0 .. T - 1.
 
-    Both depend on the number of visible keys; the null score is not yet multiplied by the temperature.
+    Both depend on the number of visible keys, min(i + 1, window) at position i; the null score is not yet multiplied by
+    the temperature. The parameters are raw, as in `null_schedule`.
     """
     n_T1 = torch.arange(1, t + 1, dtype=dtype, device=null_base_H.device).unsqueeze(1)
     if window is not None:
@@ -187,7 +202,13 @@ def schedules(
 def null_schedule(n_T1: Tensor, null_base_H: Tensor, null_slope_H: Tensor, len_gain_H: Tensor) -> tuple[Tensor, Tensor]:
     """Return (temperature, null score), each [T, H] in n's dtype, of queries that see n keys, n [T, 1].
 
-    temperature = 1 + softplus(gain) ln n; null score = base + softplus(slope) sqrt(ln(1 + n)).
+    temperature = 1 + softplus(gain) ln n; null score = base + softplus(slope) sqrt(ln(1 + n)), without the temperature.
+
+    Args:
+        n_T1: Numbers of visible keys, at least 1, of a float dtype.
+        null_base_H: Offset of the null score.
+        null_slope_H: Raw slope of the null score.
+        len_gain_H: Raw gain of the temperature.
     """
     dtype = n_T1.dtype
     temp_TH = 1 + functional.softplus(len_gain_H.to(dtype)) * n_T1.log()
@@ -205,7 +226,21 @@ class _PolarFunction(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
         window: int | None, floor: float, exact_floor: bool, query_block: int,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Return (c [B, T, H, X], mag [B, T, H]) from real keys, with the null key folded in last."""
+        """Return (c [B, T, H, X], mag [B, T, H]) from real keys, with the null key folded in last.
+
+        Args:
+            ctx: Context of autograd.
+            q: Queries times temperature / sqrt(X) [B, T, H, X], in the statistics' dtype like all tensors.
+            k: Keys [B, T, J, X].
+            v: Values [B, T, J, X].
+            null_TH: Null scores, temperature included, in natural units.
+            beta_H: Gain of the magnitude, after softplus.
+            v_null_HX: Value of the null key.
+            window: Attention window in keys, or None.
+            floor: Lower bound of the sum of squared weights, in units of the largest weight.
+            exact_floor: False makes the backward ignore the floor.
+            query_block: Queries scored at a time.
+        """
         b, t, h, d = q.shape
         j = k.shape[2]
         q_BJGTX = q.reshape(b, t, j, h // j, d).permute(0, 2, 3, 1, 4).contiguous()
@@ -327,15 +362,18 @@ def polar_forward(
     q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
     window: int, floor: float, exact_floor: bool, backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return (c [B, T, H, X], mag [B, T, H], lse, n_eff, inverse [B, H, T]) by the kernels; c and mag have gradients.
+    """Return (c [B, T, H, X], mag [B, T, H], lse, n_eff, inverse [B, H, T]) by the kernels.
+
+    c and mag have gradients. c is in q's dtype, the others are float32, lse in units of log 2. Negative n_eff marks a
+    row that the floor binds, negative inverse (1/|s|) a row with |s| below 1e-6.
 
     Args:
         q: Queries scaled so that weights are 2^(q·k - lse).
         k: Keys [B, T, J, X].
         v: Values [B, T, J, X].
-        null_TH: Null scores in units of log 2.
-        beta_H: After softplus.
-        v_null_HX: Value of the null key.
+        null_TH: Null scores in units of log 2, float32.
+        beta_H: Gain of the magnitude after softplus, float32.
+        v_null_HX: Value of the null key, float32.
         window: Attention window in keys, 0 for none.
         floor: Lower bound of the sum of squared weights, in units of the largest weight.
         exact_floor: Concerns the gradient only; False differentiates as if the floor never bound.
@@ -350,7 +388,11 @@ def polar_backward(
     gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
     c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, window: int, backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of q, k, v, null_TH, beta_H and v_null_HX by the kernels."""
+    """Return the gradients of the scaled q, k, v, null_TH, beta_H and v_null_HX by the kernels.
+
+    gc and g_mag are the gradients of c and mag; q to v_null_HX are the inputs of `polar_forward`, and c to inverse its
+    results without mag. A positive n_eff leaves the floor out of the gradient.
+    """
     args = (gc, g_mag, q, k, v, null_TH, beta_H, v_null_HX, c, lse, n_eff, inverse)
     return load_kernels(__package__, backend).polar_backward(*(x.contiguous() for x in args), window=window or None)
 

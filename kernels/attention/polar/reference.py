@@ -52,10 +52,22 @@ def polar_streaming_reference(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, null_base_H: Tensor, null_slope_H: Tensor, len_gain_H: Tensor,
     mag_beta_H: Tensor, v_null_HX: Tensor, *, window: int | None = None, key_block: int = 4,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return (c, mag) by the online recurrence over blocks of `key_block` keys, with the null folded in last.
+    """Return (c [B, T, H, X], mag [B, T, H]) by the online recurrence over blocks of keys.
 
-    The running maximum, sum, sum of squares and weighted values are rescaled at each new maximum. Other arguments as in
-    `polar_attention`.
+    The null is folded in last. The running maximum, sum, sum of squares and weighted values are rescaled at each new
+    maximum. There is no floor of the sum of squared weights.
+
+    Args:
+        q_BTHX: Queries, in the dtype of all arithmetic.
+        k_BTJX: Keys.
+        v_BTJX: Values.
+        null_base_H: Offset of the null score.
+        null_slope_H: Raw slope of the null score.
+        len_gain_H: Raw gain of the temperature.
+        mag_beta_H: Raw gain of the magnitude.
+        v_null_HX: Value of the null key.
+        window: Attention window in keys, or None.
+        key_block: Keys of a step of the recurrence.
     """
     b, t, h, d = q_BTHX.shape
     k_BTHX, v_BTHX = expand_kv(k_BTJX, h), expand_kv(v_BTJX, h)
@@ -90,25 +102,25 @@ def polar_backward_reference(
     null_slope_H: Tensor, len_gain_H: Tensor, mag_beta_H: Tensor, v_null_HX: Tensor, *, window: int | None = None,
     n_eff_floor: float = 0.0,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return the gradients of the eight inputs, in `polar_attention`'s order, by hand-derived formulas.
+    """Return the gradients of the eight tensors of `polar_attention`, in its order, by hand-derived formulas.
 
     Where `n_eff_floor` binds, they use dm/dQ2 = -m/Q2 under the clamp and take the largest weight as constant. This is
     not the gradient of the forward, but the one that the published runs trained with (docs/mechanisms.md, "Polar
-    attention").
+    attention"). The tensors from q to v_null are the inputs of `polar_attention`; |s| must not be 0.
 
     Args:
         g_c_BTHX: Gradient of the direction.
         g_mag_BTH: Gradient of the magnitude.
-        q_BTHX: Inputs of `polar_attention`, up to `window`.
-        k_BTJX: See `polar_attention`.
-        v_BTJX: See `polar_attention`.
-        null_base_H: See `polar_attention`.
-        null_slope_H: See `polar_attention`.
-        len_gain_H: See `polar_attention`.
-        mag_beta_H: See `polar_attention`.
-        v_null_HX: See `polar_attention`.
-        window: See `polar_attention`.
-        n_eff_floor: Lower bound of the sum of squared weights.
+        q_BTHX: Queries.
+        k_BTJX: Keys.
+        v_BTJX: Values.
+        null_base_H: Offset of the null score.
+        null_slope_H: Raw slope of the null score.
+        len_gain_H: Raw gain of the temperature.
+        mag_beta_H: Raw gain of the magnitude.
+        v_null_HX: Value of the null key.
+        window: Attention window in keys, or None.
+        n_eff_floor: Lower bound of the sum of squared weights, in units of the largest weight, null included.
     """
     _, t, h, d = q_BTHX.shape
     j = k_BTJX.shape[2]

@@ -105,21 +105,24 @@ def polar_backward(
     gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
     c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, *, window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of (q', k, v, null_TH, beta_H, v_null_HX) from those of c and mag.
+    """Return the gradients of (q', k, v, null_TH, beta_H, v_null_HX) as given, from those of c and mag.
+
+    Those of q', k and v are in their dtypes, the others float32. Arguments from q to v_null_HX are the inputs of
+    `polar_forward`, those from c to inverse its results.
 
     Args:
         gc: Gradient of c [B, T, H, X], contiguous like all inputs.
         g_mag: Gradient of mag [B, T, H].
-        q: Scaled queries of `polar_forward`.
-        k: See `polar_forward`.
-        v: See `polar_forward`.
-        null_TH: See `polar_forward`.
-        beta_H: See `polar_forward`.
-        v_null_HX: See `polar_forward`.
-        c: Result of `polar_forward`, like the following three.
-        lse: See `polar_forward`.
-        n_eff: See `polar_forward`.
-        inverse: See `polar_forward`.
+        q: Scaled queries.
+        k: Keys.
+        v: Values.
+        null_TH: Null scores in units of log 2.
+        beta_H: Gain of the magnitude.
+        v_null_HX: Value of the null key.
+        c: Directions.
+        lse: Log-sum-exp of the real keys.
+        n_eff: Participation ratios; a negative one marks a row that the floor binds.
+        inverse: 1/|s|; a negative one marks a row with |s| below 1e-6.
         window: Attention window in keys, or None.
     """
     g, add, twice, d_null, d_beta, d_v_null = polar_rows(gc, g_mag, null_TH, beta_H, v_null_HX, c, lse, n_eff, inverse)
@@ -133,7 +136,7 @@ def polar_rows(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the inputs of `weights_backward`, g, add and twice, and the gradients of null_TH, beta_H and v_null_HX.
 
-    g is like gc; add and twice are float32 [B, H, T]. Arguments as in `polar_backward`.
+    g is like gc; add and twice are float32 [B, H, T]; the gradients are float32. Arguments as in `polar_backward`.
     """
     b, t, h, d = gc.shape
     g, (add, twice, d_null) = torch.empty_like(gc), (torch.empty_like(lse) for _ in range(3))
