@@ -62,7 +62,8 @@ def _load(
 ):  # fmt: skip
     """Load queries, keys and values of this program's tiles into shared memory by TMA; runs in one warp.
 
-    Key blocks of 64 go from the diagonal down, STAGES in flight.
+    Key blocks of 64 go from the diagonal down, STAGES in flight: the loader waits for a stage's `empty` barrier and its
+    copies signal the `full` one. Descriptors as in `_wall_forward`; tiles is the number of tiles of all programs.
     """
     X: gl.constexpr = q_desc.block_type.shape[2]
     steps = 0
@@ -103,11 +104,13 @@ def _keys(
     acc, p, top, total, rate, q, rates, k_smem, v_smem, k_full, k_empty, v_full, v_empty, rate_smem, anchor, steps, count, block, low,
     PART: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, X: gl.constexpr, S_MMA: gl.constexpr, O_MMA: gl.constexpr,
 ):  # fmt: skip
-    """Add `count` blocks of keys, from `block` down, to the running softmax of a warpgroup's 64 queries.
+    """Add `count` blocks of 64 keys, from `block` down, to the running softmax of a warpgroup's 64 queries.
 
-    The product with v lags one block behind the scores. `rate` [X] is that of `block`, which also lies in rate_smem, in
-    this part's buffer `steps % 2`. `rates` points at the block sums of the gates in units of log 2, X per block,
-    starting with block 0.
+    The product with v lags one block behind the scores: acc lacks the last block's. `rate` [X] is that of `block`,
+    which also lies in rate_smem, in this part's buffer `steps % 2`. `rates` points at the block sums of the gates in
+    units of log 2, X per block, starting with block 0. `low` is the largest key position that the window hides from the
+    first query, read with MASKED. `full` and `empty` are the stages' barriers, `steps` the stages consumed so far;
+    `anchor` is never read.
 
     Returns:
         (acc, p of the last block, row maximum, row sum, rate of the next block, steps).

@@ -33,22 +33,24 @@ def wall_attention(
 ) -> Tensor:  # fmt: skip
     """Return softmax attention with one decay per channel, [B, T, H, X] of q's dtype.
 
-    The score of query i and key j is scale sum_x q_ix k_jx exp(sum of log_gate_x over j < u <= i). The sums of gates
-    are float64.
+    The score of query i and key j is scale sum_x q_ix k_jx exp(sum of log_gate_x over j < u <= i): a key's own gate
+    does not act on it, the query's does. The sums of gates are float64 in "torch"; the kernels sum blocks in float32
+    and across blocks in float64. Causal and differentiable.
 
     Args:
         q_BTHX: Queries.
-        k_BTJX: Keys, of q's dtype.
+        k_BTJX: Keys, of q's dtype; query head h uses KV head h // (H / J).
         v_BTJX: Values, of q's dtype.
         log_gate_BTPX: Natural log gates <= 0 of any float dtype, with P = H or P = J heads.
         scale: Factor of the products; None is 1/sqrt(X).
-        window: Attention window in keys, or None.
-        query_block: Queries that "torch" scores at a time.
-        steepest: No log gate lies below -steepest; None: no limit is known. The kernels need at most 1.19.
+        window: Number of keys that a query sees, its own included; None for all earlier keys.
+        query_block: Queries that "torch" scores at a time; None: 1024.
+        steepest: Promise that no log gate lies below -steepest, which is not checked; None: no limit is known. It only
+            serves the choice of the backend: the kernels need at most 1.19.
         backend: "gluon" (its own forward, the backward of "triton"), "triton" or "torch"; None: `choose_backend`.
 
     Raises:
-        ValueError: Shapes or dtypes disagree.
+        ValueError: Shapes or dtypes disagree, the window is below 1, or below 128 with "gluon".
     """
     b, t, h, j, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
@@ -73,7 +75,8 @@ def choose_backend(
 ) -> BackendChoice:  # fmt: skip
     """Return the backend of `wall_attention`: "gluon" on Hopper, "triton" from Ampere on, "torch" elsewhere.
 
-    It is "torch" as well for float16 and for gates without a known limit or steeper than 1.19.
+    It is "torch" as well for float16 and for gates without a known limit or steeper than 1.19. The kernels must pass a
+    self-test, which the first call for a case runs.
 
     Args:
         device: Device of the tensors.
@@ -110,11 +113,11 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
 
 
 def _logits(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, span: QueryBlock) -> Tensor:
-    """Return the scores of a block, [B, H, M, S]; hidden pairs get arbitrary finite numbers.
+    """Return the scores of a block, [B, H, M, S] in natural units; hidden pairs get arbitrary finite numbers.
 
     Args:
         q_BTHX: All queries, scaled, in the statistics' dtype.
-        k_BTJX: All keys.
+        k_BTJX: All keys, in the same dtype.
         p_BTPX: Running sums of the natural log gates, float64.
         span: Block of queries and its keys.
     """
@@ -129,9 +132,10 @@ def _logits(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, span: QueryBlock) ->
 
 
 def _scores_before_block(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, start: int, stop: int, first: int) -> Tensor:
-    """Return the scores [B, H, stop - start, start - first] of queries start <= i < stop and keys first <= j < start.
+    """Return the scores of the queries start <= i < stop and the keys first <= j < start before them.
 
-    The decay is split at `start`, so that both exponents are at most 0.
+    They are [B, H, stop - start, start - first] in natural units. The decay is split at `start`, so that both exponents
+    are at most 0. Arguments as in `_logits`.
     """
     anchor = p_BTPX[:, start : start + 1]
     dtype, heads = q_BTHX.dtype, q_BTHX.shape[2]
@@ -144,7 +148,15 @@ def _scores_before_block(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, start: 
 
 
 def _scores_in_block(q_BMHX: Tensor, k_BMJX: Tensor, p_BMPX: Tensor) -> Tensor:
-    """Return the scores [B, H, M, M] of a few queries with their own keys, channel by channel."""
+    """Return the scores [B, H, M, M] of a few queries with their own keys, channel by channel.
+
+    Holds [B, M, M, P, X] numbers. Pairs with the key after the query are scored without decay.
+
+    Args:
+        q_BMHX: Queries of the block, scaled.
+        k_BMJX: Keys of the block.
+        p_BMPX: Running sums of the natural log gates, float64.
+    """
     seen = torch.ones(q_BMHX.shape[1], q_BMHX.shape[1], dtype=torch.bool, device=q_BMHX.device).tril()
     fall = (p_BMPX[:, :, None] - p_BMPX[:, None]).to(q_BMHX.dtype)
     # the decay of hidden pairs may overflow, and infinity times 0 is NaN
@@ -177,7 +189,7 @@ def wall_forward(
         q: Queries [B, T, H, X].
         k: Keys [B, T, J, X].
         v: Values [B, T, J, X].
-        f: Natural log gates [B, T, P, X].
+        f: Natural log gates, float32 [B, T, P, X], none below -1.19.
         factor: Factor of the products that gives units of log 2.
         window: Attention window in keys, 0 for none.
         backend: Backend of the forward, "triton" or "gluon".
@@ -192,7 +204,20 @@ def wall_backward(
     g_o: Tensor, q_: Tensor, k_: Tensor, v: Tensor, f: Tensor, o: Tensor, lse: Tensor, edges: Tensor, factor: float,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of q, k, v and f, in their dtypes, by the Triton kernels."""
+    """Return the gradients of q, k, v and f, in their dtypes, by the Triton kernels.
+
+    Args:
+        g_o: Gradient of the output.
+        q_: q' of `wall_forward`, with the gates applied.
+        k_: k' of `wall_forward`, one per gate head.
+        v: Values [B, T, J, X].
+        f: Natural log gates, float32 [B, T, P, X].
+        o: Output of `wall_forward`.
+        lse: Log-sum-exp of `wall_forward`.
+        edges: E of `wall_forward`.
+        factor: Factor of the products that gives units of log 2.
+        window: Attention window in keys, 0 for none.
+    """
     return load_kernels(__package__).backward(
         g_o.contiguous(), q_, k_, v.contiguous(), f.contiguous(), o, lse, edges, factor=factor, window=window or None
     )

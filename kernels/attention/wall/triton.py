@@ -220,8 +220,13 @@ def _forward_keys(
 ):  # fmt: skip
     """Add the keys start <= n < stop, a block at a time, to the running softmax of a tile of queries.
 
+    q holds q' of the positions p_M; b, y and j are batch row, gate head and KV head. k_desc and v_desc describe k' [B,
+    T, Y X] and v [B, T, J X]. hi and lo [X] are the parts of E before the queries' block, `row` the offset of the gate
+    head's edges in hi_ptr and lo_ptr. With MASKED the causal mask and the window apply, else all keys count as visible.
+
     Returns:
-        (acc [M, X], row_max [M], row_sum [M]) with these keys included.
+        (acc [M, X], row_max [M], row_sum [M]) with these keys included: sum of weights times values, largest score in
+        units of log 2, sum of weights, relative to 2^row_max.
     """
     # loaded one step ahead, because the compiler would otherwise serialise the loads and the products
     rate = _decay_between(hi_ptr, lo_ptr, row, hi, lo, start // BN + 1, N, X)
@@ -454,8 +459,8 @@ def _dkv(
 def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
     """Return the launch configuration of a kernel, "forward", "dq" or "dkv", for a head size and dtype.
 
-    A tile of keys is one block of gates. So is a tile of queries, except for float32 or large heads in "dkv", where it
-    is half of one.
+    A tile of keys is one block of gates, 64. So is a tile of queries, except for float32 or heads above 128 in "dkv",
+    where it is half of one.
     """
     if launcher.needs_small_tiles(d, dtype):
         rows, stages = {"forward": (BLOCK, 1), "dq": (BLOCK, 1), "dkv": (BLOCK // 2, 1)}[kernel]
@@ -467,13 +472,14 @@ def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
 def apply_gates(q: Tensor, k: Tensor, f: Tensor, factor: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (q' [B, T, H, X], k' [B, T, Y, X], block sums of the gates [B, Y, N, X], E [2, B, Y, N + 1, X]).
 
-    Sums are float32 in units of log 2.
+    q' and k' are in the inputs' dtypes, the others float32 in units of log 2; N is the number of blocks of 64 tokens. E
+    holds the high and the low part of the sums of all blocks before each block and before the end.
 
     Args:
         q: Contiguous queries [B, T, H, X].
         k: Contiguous keys [B, T, J, X].
         f: Contiguous natural log gates, float32 [B, T, Y, X].
-        factor: Factor of the products that gives units of log 2.
+        factor: Factor of the products that gives units of log 2; q' includes it.
     """
     (b, t, h, d), j, y = q.shape, k.shape[2], f.shape[2]
     n = triton.cdiv(t, BLOCK)
@@ -549,6 +555,14 @@ def backward(
 
 
 def _constexprs(q: Tensor, kv_heads: int, gate_heads: int, window: int | None) -> dict[str, Any]:
+    """Return the constexprs of the three attention kernels by name.
+
+    Args:
+        q: Queries [B, T, H, X].
+        kv_heads: KV heads J.
+        gate_heads: Gate heads Y.
+        window: Attention window in keys, or None.
+    """
     return {
         "H": q.shape[2], "J": kv_heads, "Y": gate_heads, "X": q.shape[3], "WINDOWED": window is not None,
         "PRECISION": launcher.precision(q.dtype),
