@@ -35,24 +35,24 @@ def path_attention(
     q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, w_BTJX: Tensor, beta_BTJ: Tensor, *, scale: float | None = None,
     window: int | None = None, query_block: int | None = None, chunk: int = CHUNK, backend: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return softmax of scale q_iᵀ A_i ... A_{j+1} k_j, times v: [B, T, H, X] of q's dtype.
+    """Return softmax of scale q_iᵀ A_i ... A_{j+1} k_j over the visible keys, times v: [B, T, H, X] of q's dtype.
 
-    A_t = I - beta_t w_t w_tᵀ is the map of token t.
+    A_t = I - beta_t w_t w_tᵀ is the map of token t; a key's own map is not applied to it. Causal and differentiable.
 
     Args:
-        q_BTHX: Queries.
+        q_BTHX: Queries; head h uses KV head h // (H / J).
         k_BTJX: Keys, of q's dtype.
         v_BTJX: Values, of q's dtype.
-        w_BTJX: Directions of unit length, of any float dtype.
+        w_BTJX: Directions of unit length, which is not checked, of any float dtype.
         beta_BTJ: Strengths in (0, 2), of any float dtype.
         scale: Factor of the products; None is 1/sqrt(X).
-        window: Attention window in keys, or None.
-        query_block: Queries that "torch" scores at a time.
+        window: Number of keys that a query sees, its own included; None for all earlier keys.
+        query_block: Queries that "torch" scores at a time; None: 1024.
         chunk: Tokens whose maps "torch" combines.
-        backend: "fla" (CUDA, 16 bits, no window) or "torch"; None: `choose_backend`.
+        backend: "fla" (CUDA, 16 bits, no window shorter than T); any other name is torch; None: `choose_backend`.
 
     Raises:
-        ValueError: Shapes or dtypes disagree, or "fla" is given a window.
+        ValueError: Shapes or dtypes disagree, the window is below 1, or "fla" is given a window shorter than T.
     """
     b, t, h, j, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
@@ -77,10 +77,21 @@ def path_attention(
 
 
 class _HouseholderMaps:
-    """Products of the maps of each chunk, A_last ... A_first = I - Wᵀ U, and of those after each key of the chunk."""
+    """Products of the maps of each chunk, A_last ... A_first = I - Wᵀ U, and of those after each key of the chunk.
+
+    The last chunk is padded by tokens without a map.
+    """
 
     def __init__(self, k_BTJX: Tensor, w_BTJX: Tensor, beta_BTJ: Tensor, chunk: int, dtype: torch.dtype) -> None:
-        """Compute the products of maps of all chunks by one triangular solve, in `dtype`."""
+        """Compute the products of maps of all chunks by one triangular solve, in `dtype`.
+
+        Args:
+            k_BTJX: Keys.
+            w_BTJX: Directions of unit length.
+            beta_BTJ: Strengths.
+            chunk: Tokens of a chunk, at least 1.
+            dtype: float32 or float64.
+        """
         self.chunk = chunk
         self.w, self.k, beta = (self._chunks(x.to(dtype)) for x in (w_BTJX, k_BTJX, beta_BTJ.unsqueeze(-1)))
         scaled = beta * self.w
@@ -97,10 +108,14 @@ class _HouseholderMaps:
         return functional.pad(x_BTJX, (0, 0, 0, 0, 0, missing)).transpose(1, 2).unflatten(2, (-1, self.chunk))
 
     def scores(self, q_BMHX: Tensor, span: QueryBlock) -> Tensor:
-        """Return the products of queries and keys through the maps, [B, H, M, S], unscaled.
+        """Return the products of queries and keys through the maps, [B, H, M, S], unscaled, in the maps' dtype.
 
         Runs from the last chunk back to the first; q is transformed by each chunk that it passes. Keys after the query
         get arbitrary finite numbers.
+
+        Args:
+            q_BMHX: Queries of the block.
+            span: The block of M queries and its S keys.
         """
         kv_heads, queries = self.w.shape[1], span.stop - span.start
         q = q_BMHX.to(self.w.dtype).transpose(1, 2).unflatten(1, (kv_heads, -1)).flatten(2, 3)
@@ -147,7 +162,18 @@ _error = self_test(path_attention, 131, _drawn_maps)
 
 @torch_op("path_fla_forward", lambda q, *_: q.new_empty(q.shape))
 def fla_forward(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, scale: float) -> Tensor:
-    """Return the output [B, T, H, X] of flash-linear-attention's kernels, which compile at their first call."""
+    """Return the output of flash-linear-attention's kernels, [B, T, H, X] in q's dtype.
+
+    They compile at their first call. Differentiable in the five tensors.
+
+    Args:
+        q: Queries [B, T, H, X] in 16 bits.
+        k: Keys [B, T, J, X].
+        v: Values [B, T, J, X].
+        w: Directions, float32 [B, T, J, X].
+        beta: Strengths, float32 [B, T, J].
+        scale: Factor of the products, in natural units.
+    """
     with torch.no_grad():
         return _fla([q, k, v, w, beta], scale)
 
@@ -156,9 +182,9 @@ def fla_forward(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, scale:
 def fla_backward(
     g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v, w and beta.
+    """Return the gradients of q, k, v, w and beta, in their dtypes, from g_o, that of the output.
 
-    The forward runs again, so that only fla's public function is called.
+    The forward runs again, so that only fla's public function is called. Other arguments as in `fla_forward`.
     """
     args = [x.detach().requires_grad_() for x in (q, k, v, w, beta)]
     with torch.enable_grad():
