@@ -21,20 +21,21 @@ def forgetting_attention(
 ) -> Tensor:  # fmt: skip
     """Return softmax of scale q·k_j + sum of log_gate over j < u <= i, times v: [B, T, H, X] of q's dtype.
 
-    The sums of gates are float64, so that their differences are exact where they are large.
+    A key's own gate does not act on it, the query's does. The sums of gates are float64, so that their differences are
+    exact where they are large. Causal and differentiable.
 
     Args:
-        q_BTHX: Queries.
+        q_BTHX: Queries; head h uses KV head h // (H / J).
         k_BTJX: Keys, of q's dtype.
         v_BTJX: Values, of q's dtype.
         log_gate_BTH: Natural log gates <= 0 of any float dtype; also [1, T, H], shared by all rows.
         scale: Factor of q·k; None is 1/sqrt(X).
-        window: Attention window in keys, or None.
-        query_block: Queries that "torch" scores at a time.
+        window: Number of keys that a query sees, its own included; None for all earlier keys.
+        query_block: Queries that "torch" scores at a time; None: 1024.
         backend: "gluon" (its own forward, the backward of "triton"), "triton" or "torch"; None: `choose_backend`.
 
     Raises:
-        ValueError: Shapes or dtypes disagree.
+        ValueError: Shapes or dtypes disagree, the window is below 1, or below 128 with "gluon".
     """
     b, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     check_window(window)
@@ -101,7 +102,11 @@ def forgetting_backward(
     g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, o: Tensor, lse: Tensor, high: Tensor, low: Tensor,
     factor: float, window: int, backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of q, k, v and log_gate, in their dtypes, by the Triton kernels."""
+    """Return the gradients of q, k, v and log_gate, in their dtypes, by the Triton kernels.
+
+    g_o is the gradient of the output; o, lse, high and low are the results of `forgetting_forward`, the other arguments
+    its inputs. `backend` is ignored.
+    """
     args = (x.contiguous() for x in (g_o, q, k, v, o))
     *grads, d_gate = load_kernels(__package__).backward(*args, lse, (high, low), factor=factor, window=window or None)
     return *grads, d_gate.to(log_gate.dtype)

@@ -90,9 +90,14 @@ def sums(log_gate_BTH: Tensor) -> HighLow:
 
 
 def sums_in_tiles(log_gate_BTH: Tensor, tile: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (high part, low part, fade) of the running sums in units of log 2.
+    """Return (high part, low part, fade) of the running sums F in units of log 2.
 
-    fade is F of the first token of a token's tile less F of its own, float32 [B, H, T up to a multiple of 4].
+    The parts are float32 [B, H, T]. fade is F of the first token of a token's tile less F of its own, float32 [B, H, T
+    up to a multiple of 4].
+
+    Args:
+        log_gate_BTH: Contiguous natural log gates.
+        tile: Tokens of a tile, a divisor of 1024.
     """
     b, t, h = log_gate_BTH.shape
     device = log_gate_BTH.device
@@ -107,7 +112,15 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (o [B, T, H, X], lse [B, H, T], high and low part of F [B, H, T]) of scores factor q·k + F_i - F_j.
 
-    lse is for `backward` alone, float32 in units of log 2; other arguments as in `op.forgetting_forward`.
+    o is in q's dtype, the others are float32. lse is in units of log 2, relative to F, and serves `backward` alone.
+
+    Args:
+        q: Queries [B, T, H, X], not scaled, contiguous like all inputs.
+        k: Keys [B, T, J, X].
+        v: Values [B, T, J, X].
+        log_gate_BTH: Natural log gates, float32 or float64.
+        factor: Factor of q·k that gives units of log 2, not 0.
+        window: Attention window in keys, or None.
     """
     log_decay = sums(log_gate_BTH)
     return *softmax_forward(q, k, v, window=window, log_decay=log_decay, factor=factor), *log_decay
