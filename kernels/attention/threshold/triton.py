@@ -72,8 +72,13 @@ def _forward_keys(
 ):  # fmt: skip
     """Add the tiles of keys stop - 1, ..., start, nearest first, to the running softmax of a tile of queries.
 
+    q holds the queries of the positions p_M, decay [M] their decays in units of log 2; b and j are batch row and KV
+    head. k_desc and v_desc describe keys and values [B, T, J X]; `upper` is the matrix of `_upper`. start and stop
+    count tiles.
+
     Returns:
-        (acc [M, X], row_max [M], row_sum [M], count [M]) with these tiles included.
+        (acc [M, X], row_max [M], row_sum [M], count [M]) with these tiles included: the sums of `online_softmax_step`,
+        and the number of survivors so far.
     """
     for step in tl.range(0, stop - start):
         n = (stop - 1 - step) * BN
@@ -140,7 +145,9 @@ def _dq_keys(
 ):  # fmt: skip
     """Add the tiles of keys stop - 1, ..., start, nearest first, to dq and d_decay of a tile of queries.
 
-    With STORES_COUNTS it also stores the row's count of survivors at each of these tiles.
+    q and g hold the queries and the output's gradient [M, X] at the positions p_M; decay, lse and delta (g·o) are [M].
+    With STORES_COUNTS it also stores the row's count of survivors before each of these tiles, at counts_ptr + tile
+    stride + at. Other arguments as in `_forward_keys`. dq lacks the factor ln 2 FACTOR, d_decay ln 2.
 
     Returns:
         (dq [M, X], d_decay [M], count [M]).
@@ -314,7 +321,7 @@ def _dkv(
 
 
 def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
-    """Return the launch configuration of a kernel, "forward", "dq" or "dkv".
+    """Return the launch configuration of a kernel, "forward", "dq" or "dkv", for a head size and dtype.
 
     It depends on the sizes only, so that every process rounds alike. All kernels have the same number of keys per tile.
     """
@@ -344,7 +351,7 @@ def backward(
     g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, decay_BHT: Tensor, o: Tensor, lse: Tensor, *,
     factor: float, window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of (q, k, v, decay) from that of o.
+    """Return the gradients of (q, k, v, decay) as given, from that of o, in their dtypes.
 
     Args:
         g_o: Gradient of the output, contiguous like all inputs.
